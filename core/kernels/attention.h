@@ -1,0 +1,86 @@
+#pragma once
+
+// Fused attention: softmax(scale * Q K^T + mask) V without the [S, S] matrix.
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/kernels/kernel_context.h"
+#include "core/kernels/random.h"
+
+namespace shardbook::kernels {
+
+/// Where element (b, h, s, d) lies: b * batch + h * head + s * row + d.
+struct HeadStrides {
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t row = 0;
+};
+
+/// The shape of an attention, and how its operands lie in memory.
+///
+/// For q, k and v packed as qkv [B, S, 3H] with H = heads * head_dim:
+/// strides {S * 3H, head_dim, 3H}, pointers qkv, qkv + H, qkv + 2H.
+///
+/// `causal` lets query i see key j when q_position + i >= k_position + j; the
+/// positions differ when queries and keys are pieces of a longer sequence
+/// (ring attention). A query that sees no key gets output 0, logsumexp -inf.
+///
+/// `kv_heads` < heads shares each key and value head among consecutive query
+/// heads (grouped queries); 0 means heads. It divides heads.
+///
+/// Dropout acts on the probabilities. Element (b, h, i, j) of the mask is drawn
+/// at b, h, i, j of the global tensor [B', heads', S', S'] that `dropout_view`
+/// describes (its shape must be [batch, heads, q_rows, k_rows]).
+struct AttentionArgs {
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t q_rows = 0;
+  std::int64_t k_rows = 0;
+  std::int64_t head_dim = 0;
+  bool causal = true;
+  std::int64_t q_position = 0;
+  std::int64_t k_position = 0;
+  double scale = 1.0;
+  HeadStrides q;
+  HeadStrides k;
+  HeadStrides v;
+  HeadStrides out;
+  double dropout = 0.0;
+  RandomKey dropout_key;
+  GlobalView dropout_view;
+};
+
+/// out = softmax(scale * Q K^T) V per batch row and head.
+///
+///   logsumexp  [batch, heads, q_rows] contiguous, f64 for f64, otherwise f32:
+///              all that the backward keeps
+///
+/// Blocks that the causal mask hides entirely are skipped. Scratch: a tile of
+/// scores per thread. FlashAttention-2 (Dao 2023), algorithm 1.
+void attention(KernelContext& context, DType dtype, const AttentionArgs& args,
+               const void* q, const void* k, const void* v, void* out,
+               void* logsumexp);
+
+/// How the gradients lie in memory.
+struct AttentionGradStrides {
+  HeadStrides dq;
+  HeadStrides dk;
+  HeadStrides dv;
+  HeadStrides dout;
+};
+
+/// Gradients of `attention`; recomputes the probabilities from logsumexp.
+///
+/// `accumulate` adds to dq, dk and dv. When the keys are a piece of a longer
+/// sequence, `out`, `dout` and `logsumexp` are those of the complete attention.
+/// Order of additions: query rows for dk and dv, keys for dq, both increasing.
+void attention_backward(KernelContext& context, DType dtype,
+                        const AttentionArgs& args,
+                        const AttentionGradStrides& strides, const void* q,
+                        const void* k, const void* v, const void* out,
+                        const void* dout, const void* logsumexp, void* dq,
+                        void* dk, void* dv, bool accumulate = false);
+
+}  // namespace shardbook::kernels

@@ -1,0 +1,50 @@
+#pragma once
+
+// Matrix products.
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/kernels/kernel_context.h"
+
+namespace shardbook::kernels {
+
+/// The shape of a batched product C[i] = op(A[i]) op(B[i]).
+///
+///   op(A) [m, k]   A is stored [m, k], or [k, m] with trans_a
+///   op(B) [k, n]   B is stored [k, n], or [n, k] with trans_b
+///   C     [m, n]
+///
+/// Leading dimensions are the distance between stored rows; 0 means dense.
+/// Batch strides are the distance between matrices; 0 for an input means that
+/// all products share it. C needs a stride of its own when batch > 1.
+struct MatmulArgs {
+  std::int64_t batch = 1;
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  bool trans_a = false;
+  bool trans_b = false;
+  std::int64_t lda = 0;
+  std::int64_t ldb = 0;
+  std::int64_t ldc = 0;
+  std::int64_t stride_a = 0;
+  std::int64_t stride_b = 0;
+  std::int64_t stride_c = 0;
+  bool accumulate = false;
+};
+
+/// C = op(A) op(B), plus C when `accumulate`, plus bias[n] when given.
+///
+/// A, B, C and bias share `dtype` (f64, f32, bf16, f16); C overlaps no input.
+/// With k = 0 the product is zero. 16-bit products add in f32.
+/// Cost: 2 * batch * m * n * k flops. With `context.deterministic`, and always
+/// in f64, an element is a fused multiply-add chain in increasing k: the bits
+/// do not depend on m, n, batch, position or threads, so that a product of some
+/// rows or columns equals those rows or columns of the product.
+/// Throws Error for another dtype, negative sizes, or a leading dimension that
+/// is too small.
+void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
+            const void* a, const void* b, void* c, const void* bias = nullptr);
+
+}  // namespace shardbook::kernels
