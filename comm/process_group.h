@@ -1,0 +1,191 @@
+#pragma once
+
+// Process groups: the ranks a collective runs over.
+//
+//   run_ranks(4, [](ProcessGroup& world) {       // comm/launch.h
+//     Tensor x = Tensor::full({3}, world.rank());
+//     world.all_reduce(x).wait();                // 0 + 1 + 2 + 3 everywhere
+//   });
+//
+// Every call returns a Work; `wait()` orders what follows after it. Calls of one
+// group run in the order of their issue, as on one stream; different groups
+// are independent. All members of a group issue the same collectives in the
+// same order; a difference in operation, dtype, count, root or order is an
+// Error that names both ranks and both calls. Buffers are contiguous and must
+// stay untouched until the Work is done. Groups of size one do nothing, cost
+// nothing and record nothing.
+//
+// Failure is an answer: a rank that throws, dies or leaves makes every call of
+// the others throw an Error "rank 2 failed: ..."; nothing waits for ever.
+//
+// Sums add in the order of group ranks 0..P-1 on the threads backend, and
+// everywhere when the group is asked to be deterministic.
+//
+// A group belongs to one rank and is used by one thread at a time. Tensors on
+// meta devices are recorded and not moved.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/ledger.h"
+#include "comm/work.h"
+#include "core/tensor.h"
+
+namespace shardbook {
+
+enum class ReduceOp { kSum, kMax, kMin };
+
+/// What describes one call, also in error messages.
+struct CommCall {
+  CommOp op = CommOp::kBarrier;
+  DType dtype = DType::kF32;
+  std::int64_t numel = 0;  ///< as in CommRecord
+  int root_or_peer = -1;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  int tag = 0;
+  std::string label;
+};
+
+/// Sees each call as it is issued and as it completes (traces, clocks).
+class CommObserver {
+ public:
+  virtual ~CommObserver() = default;
+  virtual void on_issue(const CommRecord& record) {}
+  /// Called by the thread that waits, when wait() returns.
+  virtual void on_complete(const CommRecord& record) {}
+};
+
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  /// The name in ledgers and messages: "world", "dp", "tp".
+  const std::string& name() const { return name_; }
+  /// World rank of each member, by group rank.
+  const std::vector<int>& ranks() const { return ranks_; }
+  int world_rank(int group_rank) const {
+    return ranks_[static_cast<std::size_t>(group_rank)];
+  }
+
+  // --- Collectives. All members call them in the same order. ----------------
+
+  /// tensor = op over the ranks' tensors, everywhere, in place.
+  Work all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::kSum,
+                  const std::string& label = "");
+  /// output [n/P] = piece `rank` of the sum of the ranks' inputs [n]. output may
+  /// be exactly that piece of the input (in place).
+  Work reduce_scatter(const Tensor& output, const Tensor& input,
+                      ReduceOp op = ReduceOp::kSum,
+                      const std::string& label = "");
+  /// output [n] = the ranks' inputs [n/P] end to end. input may be exactly this
+  /// rank's piece of the output (in place).
+  Work all_gather(const Tensor& output, const Tensor& input,
+                  const std::string& label = "");
+  /// tensor = the root's tensor.
+  Work broadcast(const Tensor& tensor, int root, const std::string& label = "");
+  /// The root's tensor = op over the ranks' tensors; others keep theirs.
+  Work reduce(const Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum,
+              const std::string& label = "");
+  /// output [n/P] = piece `rank` of the root's input [n] (undefined elsewhere).
+  Work scatter(const Tensor& output, const Tensor& input, int root,
+               const std::string& label = "");
+  /// The root's output [n] (undefined elsewhere) = the ranks' inputs [n/P].
+  Work gather(const Tensor& output, const Tensor& input, int root,
+              const std::string& label = "");
+  /// Piece j of input [n] goes to rank j; output [n] collects by source rank.
+  Work all_to_all(const Tensor& output, const Tensor& input,
+                  const std::string& label = "");
+  /// The same with counts in elements: send_counts[j] to rank j, recv_counts[j]
+  /// from rank j, pieces end to end.
+  Work all_to_all_v(const Tensor& output, const Tensor& input,
+                    const std::vector<std::int64_t>& send_counts,
+                    const std::vector<std::int64_t>& recv_counts,
+                    const std::string& label = "");
+  /// Returns when all members have called it. Not in the byte count.
+  void barrier(const std::string& label = "");
+
+  // --- Point to point. Matched per (source, destination, tag), in order. -----
+
+  /// Complete when the receiver has the data or the backend has a copy.
+  Work send(const Tensor& tensor, int to, int tag = 0,
+            const std::string& label = "");
+  Work recv(const Tensor& tensor, int from, int tag = 0,
+            const std::string& label = "");
+
+  // --- Small values (control, not accounted) ---------------------------------
+
+  /// Every rank's text, by rank. Collective; not in the ledger.
+  virtual std::vector<std::string> exchange(const std::string& text) = 0;
+
+  // --- Subgroups. All members of this group call them, in the same order. ----
+
+  /// A group per color, ranked by (key, rank). Color -1: no group (null).
+  std::shared_ptr<ProcessGroup> split(int color, int key,
+                                      const std::string& name);
+  /// The group of these ranks of this group; null on ranks not among them.
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
+                                         const std::string& name);
+
+  // --- The ledger ------------------------------------------------------------
+
+  /// Every call of this rank on this group and its subgroups, in issue order.
+  const std::vector<CommRecord>& records() const { return *records_; }
+  void clear_records() { records_->clear(); }
+  /// `observer` (or null) sees the calls on this group and, from then on, on
+  /// subgroups made from it.
+  void set_observer(CommObserver* observer) { observer_ = observer; }
+
+  /// How long a call may wait for its peers before it throws and names who is
+  /// missing.
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  /// Tells every peer that this rank failed; their calls throw.
+  virtual void abort(const std::string& reason) = 0;
+
+ protected:
+  ProcessGroup(int rank, std::vector<int> ranks, std::string name);
+
+  // What a backend does. Sizes and arguments have been checked, the call is in
+  // the ledger, size() > 1, buffers are not on meta devices.
+  virtual Work do_all_reduce(const Tensor& tensor, const CommCall& call) = 0;
+  virtual Work do_reduce_scatter(const Tensor& output, const Tensor& input,
+                                 const CommCall& call) = 0;
+  virtual Work do_all_gather(const Tensor& output, const Tensor& input,
+                             const CommCall& call) = 0;
+  virtual Work do_broadcast(const Tensor& tensor, const CommCall& call) = 0;
+  virtual Work do_reduce(const Tensor& tensor, const CommCall& call) = 0;
+  virtual Work do_scatter(const Tensor& output, const Tensor& input,
+                          const CommCall& call) = 0;
+  virtual Work do_gather(const Tensor& output, const Tensor& input,
+                         const CommCall& call) = 0;
+  virtual Work do_all_to_all_v(const Tensor& output, const Tensor& input,
+                               const std::vector<std::int64_t>& send_counts,
+                               const std::vector<std::int64_t>& recv_counts,
+                               const CommCall& call) = 0;
+  virtual Work do_send(const Tensor& tensor, const CommCall& call) = 0;
+  virtual Work do_recv(const Tensor& tensor, const CommCall& call) = 0;
+  virtual Work do_barrier(const CommCall& call) = 0;
+  /// Group ranks of the members, ascending position = new rank.
+  virtual std::shared_ptr<ProcessGroup> do_subgroup(
+      const std::vector<int>& members, const std::string& name) = 0;
+
+ private:
+  Work issue(const CommCall& call, std::int64_t numel_to_peers,
+             const std::function<Work()>& start);
+  std::string where() const;
+
+  int rank_;
+  std::vector<int> ranks_;
+  std::string name_;
+  std::shared_ptr<std::vector<CommRecord>> records_;
+  CommObserver* observer_ = nullptr;
+};
+
+/// "all_reduce f32[1000] (sum) 'bucket 0'"
+std::string call_text(const CommCall& call);
+
+}  // namespace shardbook

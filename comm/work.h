@@ -1,0 +1,37 @@
+#pragma once
+
+// A communication call in flight.
+
+#include <memory>
+
+namespace shardbook {
+
+/// Handle to one call. A default-made Work is already complete. Destroying the
+/// handle does not cancel the call, and buffers must stay alive and untouched
+/// until it is complete.
+class Work {
+ public:
+  /// How a backend waits; `wait` throws what went wrong.
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual void wait() = 0;
+    virtual bool done() = 0;
+  };
+
+  Work() = default;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  /// Returns when the caller may use the buffers. Throws Error when a peer
+  /// failed, calls did not match, or the group's timeout passed.
+  void wait() {
+    if (state_ != nullptr) state_->wait();
+    state_.reset();
+  }
+  bool done() const { return state_ == nullptr || state_->done(); }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace shardbook

@@ -1,0 +1,133 @@
+#include "core/context.h"
+
+#include <algorithm>
+
+#include "core/kernels/kernel_context.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace shardbook {
+namespace {
+
+// The only thread-local of the book, with the owner of the context that a
+// thread gets when it installs none.
+thread_local RankContext* current_context = nullptr;
+
+struct DefaultContext {
+  RankContext context;
+  ~DefaultContext() {
+    if (current_context == &context) current_context = nullptr;
+  }
+};
+
+int runtime_threads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+void set_runtime_threads(int threads) {
+#ifdef _OPENMP
+  omp_set_num_threads(threads);
+#else
+  (void)threads;
+#endif
+}
+
+}  // namespace
+
+const char* phase_name(Phase phase) {
+  switch (phase) {
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    default:
+      return "optimizer";
+  }
+}
+
+RankContext::RankContext(Device device, int rank, int num_threads)
+    : device(std::move(device)), rank(rank), num_threads(num_threads) {}
+
+RankContext::~RankContext() = default;
+
+RankContext* RankContext::installed() { return current_context; }
+
+RankContext& RankContext::current() {
+  if (current_context == nullptr) {
+    thread_local DefaultContext fallback;
+    current_context = &fallback.context;
+  }
+  return *current_context;
+}
+
+RankContext::Scope::Scope(RankContext& context)
+    : previous_(current_context), previous_threads_(runtime_threads()) {
+  current_context = &context;
+  if (context.num_threads > 0) set_runtime_threads(context.num_threads);
+}
+
+RankContext::Scope::~Scope() {
+  current_context = previous_;
+  set_runtime_threads(previous_threads_);
+}
+
+RankContext& RankContext::worker(const Device& worker_device) {
+  auto found = std::find_if(
+      workers_.begin(), workers_.end(),
+      [&](const auto& entry) { return entry.first == worker_device; });
+  if (found == workers_.end()) {
+    workers_.emplace_back(worker_device,
+                          std::make_unique<RankContext>(worker_device));
+    found = std::prev(workers_.end());
+  }
+  RankContext& context = *found->second;
+  context.rank = rank;
+  context.num_threads = num_threads;
+  context.grad_enabled = grad_enabled;
+  context.deterministic = deterministic;
+  context.memory_kind = memory_kind;
+  context.phase = phase;
+  context.random = random;
+  context.is_recomputing = is_recomputing;
+  context.graph_task = graph_task;
+  context.observers_ = observers_;
+  return context;
+}
+
+void RankContext::add_observer(Observer* observer) {
+  observers_.push_back(observer);
+}
+
+void RankContext::remove_observer(Observer* observer) {
+  observers_.erase(
+      std::remove(observers_.begin(), observers_.end(), observer),
+      observers_.end());
+}
+
+void RankContext::notify_op_begin(const OpEvent& event) {
+  for (Observer* observer : observers_) observer->on_op_begin(event);
+}
+
+void RankContext::notify_op_end(const OpEvent& event) {
+  for (Observer* observer : observers_) observer->on_op_end(event);
+}
+
+void RankContext::notify_allocation(const AllocationEvent& event) {
+  for (Observer* observer : observers_) observer->on_allocation(event);
+}
+
+KernelContext& RankContext::kernels() {
+  if (kernels_ == nullptr) kernels_ = std::make_unique<KernelContext>();
+  kernels_->deterministic = deterministic;
+  return *kernels_;
+}
+
+int num_threads() { return runtime_threads(); }
+
+}  // namespace shardbook

@@ -1,0 +1,190 @@
+#pragma once
+
+// What a rank carries with it.
+//
+// `RankContext` holds ALL state of one rank: its device, whether gradients are
+// recorded, random streams, kernels' caches, observers. It is the only
+// thread-local of the book: a thread (or fiber) installs a context, and
+// everything it calls finds it through `RankContext::current()`.
+//
+//   RankContext context(Device::cpu(3), /*rank=*/3);
+//   RankContext::Scope scope(context);
+//   Tensor x = Tensor::zeros({2, 2});          // on cpu:3
+//
+// A thread that installs none gets a context of its own on a device "cpu:0".
+// A context is used by one thread at a time.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+
+namespace shardbook {
+
+class KernelContext;
+namespace autograd {
+class GraphTask;
+}
+
+/// Which part of a training step is running.
+enum class Phase { kForward, kBackward, kOptimizer };
+const char* phase_name(Phase phase);
+
+/// One operation of core: what an ideal device would have to do.
+struct OpEvent {
+  const char* name;   ///< "matmul", "gelu", ...
+  double flops;       ///< floating-point operations
+  double bytes;       ///< read plus written, each operand once
+  Phase phase;
+  Device device;
+};
+
+/// `bytes` more (or, negative, fewer) of `kind` in use on `device`.
+struct AllocationEvent {
+  Device device;
+  MemoryKind kind;
+  std::int64_t bytes;
+};
+
+/// Sees every operation and every allocation of the ranks that it watches.
+/// One that watches several contexts must be safe to call from their threads.
+/// Callbacks must not throw.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void on_op_begin(const OpEvent& event) {}
+  virtual void on_op_end(const OpEvent& event) {}
+  virtual void on_allocation(const AllocationEvent& event) {}
+};
+
+/// Where this rank's rows lie in the global batch: local row i is global row
+/// first + i * stride. Dropout masks are drawn at global positions.
+struct BatchSlice {
+  std::int64_t first = 0;
+  std::int64_t stride = 1;
+};
+
+/// Position in the random streams. Saved and restored as a whole, which is
+/// what recomputation needs.
+struct RandomState {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  /// Counts the random operations of one forward pass: "the layer".
+  std::uint64_t next_op = 0;
+  BatchSlice batch;
+};
+
+class RankContext {
+ public:
+  /// `num_threads`: cores for one operation; 0 leaves the runtime's setting.
+  explicit RankContext(Device device = Device::cpu(0), int rank = 0,
+                       int num_threads = 0);
+  ~RankContext();
+  RankContext(const RankContext&) = delete;
+  RankContext& operator=(const RankContext&) = delete;
+
+  /// The context of the calling thread.
+  static RankContext& current();
+  /// The same, or null where the thread has none yet.
+  static RankContext* installed();
+
+  /// Installs a context on this thread for the lifetime of the scope.
+  class Scope {
+   public:
+    explicit Scope(RankContext& context);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    RankContext* previous_;
+    int previous_threads_;
+  };
+
+  /// A context for another thread that works for this rank on `device` (a
+  /// replica of DataParallel, a device's share of a backward). Made once per
+  /// device and kept; settings are copied from this context at each call.
+  RankContext& worker(const Device& device);
+
+  void add_observer(Observer* observer);
+  void remove_observer(Observer* observer);
+  void notify_op_begin(const OpEvent& event);
+  void notify_op_end(const OpEvent& event);
+  void notify_allocation(const AllocationEvent& event);
+  bool observed() const { return !observers_.empty(); }
+
+  /// Caches and scratch memory of the kernels.
+  KernelContext& kernels();
+
+  Device device;
+  int rank = 0;
+  int num_threads = 0;
+  bool grad_enabled = true;
+  /// Fixed summation order, whatever the shape; for proofs, not for speed.
+  bool deterministic = false;
+  MemoryKind memory_kind = MemoryKind::kActivation;
+  Phase phase = Phase::kForward;
+  RandomState random;
+  /// True while recomputation runs a forward a second time.
+  bool is_recomputing = false;
+  /// The backward that runs on this thread, if one does.
+  autograd::GraphTask* graph_task = nullptr;
+
+ private:
+  std::vector<Observer*> observers_;
+  std::unique_ptr<KernelContext> kernels_;
+  std::vector<std::pair<Device, std::unique_ptr<RankContext>>> workers_;
+};
+
+/// Cores one operation may use on this thread.
+int num_threads();
+
+/// Sets one member of the current context for a scope.
+template <typename T>
+class ContextValue {
+ public:
+  ContextValue(T RankContext::*member, T value)
+      : context_(RankContext::current()),
+        member_(member),
+        previous_(context_.*member) {
+    context_.*member = std::move(value);
+  }
+  ~ContextValue() { context_.*member_ = previous_; }
+  ContextValue(const ContextValue&) = delete;
+  ContextValue& operator=(const ContextValue&) = delete;
+
+ private:
+  RankContext& context_;
+  T RankContext::*member_;
+  T previous_;
+};
+
+/// Allocations inside the scope are booked as `kind`.
+class MemoryScope : public ContextValue<MemoryKind> {
+ public:
+  explicit MemoryScope(MemoryKind kind)
+      : ContextValue(&RankContext::memory_kind, kind) {}
+};
+
+/// Nothing inside the scope is recorded for backward.
+class NoGrad : public ContextValue<bool> {
+ public:
+  NoGrad() : ContextValue(&RankContext::grad_enabled, false) {}
+};
+
+/// Everything inside the scope sums in a fixed order.
+class Deterministic : public ContextValue<bool> {
+ public:
+  explicit Deterministic(bool on = true)
+      : ContextValue(&RankContext::deterministic, on) {}
+};
+
+class PhaseScope : public ContextValue<Phase> {
+ public:
+  explicit PhaseScope(Phase phase) : ContextValue(&RankContext::phase, phase) {}
+};
+
+}  // namespace shardbook

@@ -1,0 +1,128 @@
+#pragma once
+
+// Devices and their memory.
+//
+// A `Device` is a handle to one emulated GPU: `cpu:i` has real memory, `meta:i`
+// has shapes only. Each device owns a caching allocator that counts every byte
+// by kind, and may have a capacity, beyond which it runs out of memory as a
+// real one would:
+//
+//   Device gpu = Device::cpu(0, /*capacity_bytes=*/1 << 30);
+//   Tensor x = Tensor::zeros({4, 8}, {DType::kF32, gpu});
+//   gpu.memory().current(MemoryKind::kActivation);   // 128
+//
+// Handles may be copied and used from any thread. A device lives as long as
+// the last handle or tensor on it.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace shardbook {
+
+/// What a piece of memory is for.
+enum class MemoryKind {
+  kParameter,
+  kGradient,
+  kOptimizerState,
+  kActivation,
+  kCommunication,
+  kInput,
+  kWorkspace
+};
+constexpr int kNumMemoryKinds = 7;
+/// "parameter", "gradient", "optimizer_state", "activation", ...
+const char* memory_kind_name(MemoryKind kind);
+
+/// Bytes in use on one device, exactly as requested (without rounding).
+struct MemoryStats {
+  std::array<std::int64_t, kNumMemoryKinds> current_by_kind{};
+  /// The largest value each kind ever had, each for itself.
+  std::array<std::int64_t, kNumMemoryKinds> peak_by_kind{};
+  /// What each kind held at the moment of `peak_total`.
+  std::array<std::int64_t, kNumMemoryKinds> at_peak_by_kind{};
+  std::int64_t current_total = 0;
+  std::int64_t peak_total = 0;
+  /// Taken from the system and kept for the next request.
+  std::int64_t cached = 0;
+  std::int64_t num_allocations = 0;
+
+  std::int64_t current(MemoryKind kind) const {
+    return current_by_kind[static_cast<std::size_t>(kind)];
+  }
+  std::int64_t peak(MemoryKind kind) const {
+    return peak_by_kind[static_cast<std::size_t>(kind)];
+  }
+};
+
+enum class DeviceType { kCpu, kMeta };
+
+class Device {
+ public:
+  /// No device; stands for "the device of the current RankContext".
+  Device() = default;
+
+  /// A new emulated device with its own memory. `capacity_bytes` 0: no limit.
+  static Device cpu(int index = 0, std::int64_t capacity_bytes = 0);
+  /// A new device whose tensors have shapes and no storage. Bytes are counted.
+  static Device meta(int index = 0, std::int64_t capacity_bytes = 0);
+
+  bool defined() const { return state_ != nullptr; }
+  DeviceType type() const;
+  bool is_meta() const { return type() == DeviceType::kMeta; }
+  int index() const;
+  /// "cpu:0", "meta:3".
+  std::string name() const;
+  std::int64_t capacity_bytes() const;
+
+  MemoryStats memory() const;
+  /// Peaks start again from what is in use now.
+  void reset_peak_memory();
+  /// Gives cached blocks back to the system.
+  void release_cached_memory();
+  /// The ledger as text: asked, in use by kind, capacity.
+  std::string memory_report() const;
+
+  /// Two handles to the same device, not merely two devices of one name.
+  bool operator==(const Device& other) const { return state_ == other.state_; }
+  bool operator!=(const Device& other) const { return state_ != other.state_; }
+
+  class State;
+  State* state() const { return state_.get(); }
+
+ private:
+  explicit Device(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+/// One allocation on a device; returns its bytes when destroyed. Memory is
+/// aligned to 64 bytes and not initialised; null on meta devices and for 0
+/// bytes.
+class Storage {
+ public:
+  /// Throws Error with the ledger when the device's capacity is exceeded.
+  Storage(const Device& device, std::int64_t bytes, MemoryKind kind);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  void* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+  MemoryKind kind() const { return kind_; }
+  const Device& device() const { return device_; }
+  /// Books the bytes under another kind; the memory stays where it is.
+  void set_kind(MemoryKind kind);
+  /// Frees the bytes (0) or takes them again; contents are lost. Views keep
+  /// their shape and must not be read while the storage is empty.
+  void resize(std::int64_t bytes);
+
+ private:
+  Device device_;
+  std::int64_t bytes_ = 0;
+  MemoryKind kind_;
+  void* data_ = nullptr;
+};
+
+}  // namespace shardbook
