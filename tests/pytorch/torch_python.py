@@ -1,0 +1,55 @@
+"""Finds a Python that can import torch, and continues in it.
+
+Order: SHARDBOOK_PYTHON, the running interpreter, python3, /usr/bin/python3.
+Imports nothing but the standard library.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+_MARK = "SHARDBOOK_PYTHON_CHOSEN"
+
+
+def _imports_torch(python):
+    try:
+        probe = subprocess.run(
+            [python, "-c", "import torch"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return probe.returncode == 0
+
+
+def candidates():
+    """The interpreters to try, in order, each once."""
+    asked = os.environ.get("SHARDBOOK_PYTHON")
+    names = [asked, sys.executable, "python3", "/usr/bin/python3"]
+    found = [shutil.which(name) for name in names if name]
+    return list(dict.fromkeys(path for path in found if path))
+
+
+def ensure_torch():
+    """Returns when torch can be imported, maybe in another interpreter.
+
+    Returns a sentence instead when no candidate has torch.
+    """
+    if os.environ.pop(_MARK, None):
+        return None
+    tried = candidates()
+    for python in tried:
+        if _imports_torch(python):
+            if os.path.abspath(python) != os.path.abspath(sys.executable):
+                os.environ[_MARK] = python
+                sys.stdout.flush()
+                os.execv(python, [python, *sys.argv])
+            return None
+    return (
+        "no Python with torch; tried " + ", ".join(tried) + "; install "
+        "python3-torch, or name another interpreter in SHARDBOOK_PYTHON"
+    )
