@@ -17,6 +17,13 @@ struct LaunchOptions {
   /// Capacity of each rank's device; 0: no limit.
   std::int64_t device_memory_bytes = 0;
   bool deterministic = false;
+  /// gloo: where the ranks meet: "tcp:HOST:PORT" (served by rank 0),
+  /// "file:FOLDER" (shared by all hosts) or "redis:HOST:PORT[/JOB]". Empty: as
+  /// the environment says (comm/processes.h), otherwise arranged by run_ranks.
+  std::string rendezvous;
+  /// gloo: network interface of this host, such as "eth0". Empty: the one that
+  /// reaches the rendezvous, which is loopback on a single host.
+  std::string network_interface;
 };
 
 /// Runs `body` once per rank, each with a RankContext on its own device "cpu:r"
@@ -25,6 +32,11 @@ struct LaunchOptions {
 ///
 /// "threads": ranks are threads of this process. The first cause is thrown
 /// again when a rank threw; the others stop with "rank r failed: ...".
+///
+/// "gloo": ranks are processes. Where this process is a rank already (started
+/// by launch_processes, torchrun, mpirun or srun) `body` runs once, as that
+/// rank. Elsewhere the ranks are forked and end with `body`: what it writes to
+/// captured variables is lost; comm/processes.h has ways to bring it home.
 void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
                const LaunchOptions& options = {});
 

@@ -1,0 +1,67 @@
+#pragma once
+
+// Ranks that are processes.
+//
+//   int main() {
+//     // "--backend gloo --world-size 4": in the process that the user started
+//     // this runs four copies of the program and returns their exit status; in
+//     // a copy, or under torchrun, mpirun or srun, it returns nothing.
+//     if (std::optional<int> status = launch_processes(4, options)) {
+//       return *status;
+//     }
+//     run_ranks(4, body, options);   // runs body once: as this process's rank
+//     if (is_first_process()) print_results();
+//   }
+//
+// The process that the user started becomes a supervisor: it passes on SIGINT
+// and SIGTERM, notices when a rank ends, gives the others five seconds, kills
+// what is left and waits for all of them. Copies die with their supervisor.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/launch.h"
+
+namespace shardbook {
+
+/// What the environment says about a process that is a rank already.
+struct RankEnvironment {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  std::string launcher;    ///< "shardbook", "torchrun", "mpirun", "srun"
+  std::string rendezvous;  ///< as LaunchOptions::rendezvous
+  /// The launcher serves the rendezvous, otherwise rank 0 does.
+  bool is_served_by_launcher = false;
+};
+
+/// Reads SHARDBOOK_RANK, SHARDBOOK_WORLD_SIZE, SHARDBOOK_RENDEZVOUS, then the
+/// variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+/// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*) and srun (SLURM_*). Empty
+/// where the process is no rank. SHARDBOOK_RENDEZVOUS and MASTER_ADDR with
+/// MASTER_PORT say where to meet under every launcher. Throws Error on values
+/// that make no sense.
+std::optional<RankEnvironment> rank_environment();
+
+/// True in rank 0 and in a process that is no rank: the one that prints.
+bool is_first_process();
+
+/// Starts `world_size` copies of this program with the same arguments and
+/// returns their exit status (the first that is not 0; 128 + n for signal n),
+/// or returns nothing in a process that is a rank already. Call it before
+/// anything that prints. Throws Error where the environment has another number
+/// of ranks.
+std::optional<int> launch_processes(int world_size,
+                                    const LaunchOptions& options = {});
+
+/// Forks `world_size` ranks that run `body` over Gloo and end, and returns what
+/// it returned, by rank; throws the first cause when a rank threw, ended or was
+/// killed. What else a body writes stays in its process. The calling process
+/// must have no other threads: a fork copies only the one that calls it.
+std::vector<std::string> run_processes(
+    int world_size, const std::function<std::string(ProcessGroup&)>& body,
+    const LaunchOptions& options = {});
+
+}  // namespace shardbook
