@@ -67,9 +67,6 @@ Tensors reachable_leaves(const Tensors& outputs);
 Tensors recompute(const std::function<Tensors(const Tensors&)>& function,
                   const Tensors& inputs);
 
-/// Numbers the operations of a thread; nodes run from high to low.
-class Node;
-
 /// Compares gradients with central differences in f64; returns the largest
 /// relative error over all inputs that require grad.
 double check_gradients(const std::function<Tensor(const Tensors&)>& function,

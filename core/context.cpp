@@ -1,7 +1,9 @@
 #include "core/context.h"
 
 #include <algorithm>
+#include <unordered_map>
 
+#include "core/check.h"
 #include "core/kernels/kernel_context.h"
 
 #ifdef _OPENMP
@@ -39,6 +41,28 @@ void set_runtime_threads(int threads) {
 }
 
 }  // namespace
+
+// Scratch of the kernels lies on the rank's device and is counted there.
+class DeviceScratch : public ScratchProvider {
+ public:
+  explicit DeviceScratch(const RankContext& context) : context_(context) {}
+  void* acquire(std::size_t bytes) override {
+    auto storage = std::make_unique<Storage>(context_.device,
+                                             static_cast<std::int64_t>(bytes),
+                                             MemoryKind::kWorkspace);
+    void* data = storage->data();
+    // Kernels also serve tensors that lie elsewhere than this rank's shapes.
+    SB_CHECK(data != nullptr, "scratch: ", context_.device.name(),
+             " has no memory for kernels");
+    lent_.emplace(data, std::move(storage));
+    return data;
+  }
+  void release(void* pointer) override { lent_.erase(pointer); }
+
+ private:
+  const RankContext& context_;
+  std::unordered_map<void*, std::unique_ptr<Storage>> lent_;
+};
 
 const char* phase_name(Phase phase) {
   switch (phase) {
@@ -123,7 +147,10 @@ void RankContext::notify_allocation(const AllocationEvent& event) {
 }
 
 KernelContext& RankContext::kernels() {
-  if (kernels_ == nullptr) kernels_ = std::make_unique<KernelContext>();
+  if (kernels_ == nullptr) {
+    scratch_ = std::make_unique<DeviceScratch>(*this);
+    kernels_ = std::make_unique<KernelContext>(scratch_.get());
+  }
   kernels_->deterministic = deterministic;
   return *kernels_;
 }

@@ -24,6 +24,7 @@
 
 namespace shardbook {
 
+class DeviceScratch;
 class KernelContext;
 namespace autograd {
 class GraphTask;
@@ -135,6 +136,7 @@ class RankContext {
 
  private:
   std::vector<Observer*> observers_;
+  std::unique_ptr<DeviceScratch> scratch_;
   std::unique_ptr<KernelContext> kernels_;
   std::vector<std::pair<Device, std::unique_ptr<RankContext>>> workers_;
 };

@@ -149,7 +149,8 @@ class Tensor {
   /// Runs after a leaf's gradient was accumulated; returns a key for removal.
   int add_accumulate_hook(AccumulateHook hook) const;
   void remove_accumulate_hook(int key) const;
-  /// Runs when this tensor's gradient is complete, before it flows on.
+  /// Runs when this result's gradient is complete, before it flows on. Not for
+  /// leaves.
   void add_grad_hook(GradHook hook) const;
   /// Gradients of all leaves below this scalar; see autograd::backward.
   void backward() const;

@@ -1,0 +1,121 @@
+#include "core/internal/atomic_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "core/check.h"
+
+namespace shardbook::internal {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Not built from the target's name, which may already be as long as allowed.
+/// O_EXCL settles ties between processes of several hosts on one file system.
+std::string next_temporary(const std::string& folder) {
+  static std::atomic<unsigned> counter{0};
+  return (fs::path(folder) / (".shardbook-" + std::to_string(::getpid()) + "-" +
+                              std::to_string(counter++) + ".tmp"))
+      .string();
+}
+
+/// Follows a link, so that the file is replaced and not the link.
+std::string resolve_target(const std::string& path) {
+  SB_CHECK(!path.empty(), "cannot write to an empty path");
+  SB_CHECK(path.find('\0') == std::string::npos,
+           "cannot write to a path that contains a zero byte");
+  std::error_code error;
+  if (fs::is_symlink(fs::symlink_status(path, error))) {
+    const fs::path target = fs::canonical(path, error);
+    SB_CHECK(!error, path, ": cannot follow the link: ", error.message());
+    return target.string();
+  }
+  return path;
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(const std::string& path)
+    : label_(path), target_(resolve_target(path)) {
+  struct stat info;
+  if (::stat(target_.c_str(), &info) == 0) {
+    SB_CHECK(!S_ISDIR(info.st_mode), label_,
+             ": cannot write: it is a folder; give the name of a file");
+    SB_CHECK(S_ISREG(info.st_mode), label_,
+             ": cannot write: it exists and is not an ordinary file");
+  }
+  const fs::path parent = fs::path(target_).parent_path();
+  folder_ = parent.empty() ? "." : parent.string();
+
+  constexpr int kMaxAttempts = 1000;
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    temporary_ = next_temporary(folder_);
+    descriptor_ = ::open(temporary_.c_str(),
+                         O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor_ >= 0) return;
+    if (errno != EEXIST && errno != EINTR) break;
+  }
+  const int cause = errno;
+  temporary_.clear();
+  fail("create a file in this folder", cause);
+}
+
+AtomicFile::~AtomicFile() { discard(); }
+
+void AtomicFile::write(const void* data, std::size_t bytes) {
+  SB_CHECK(descriptor_ >= 0, label_,
+           ": cannot write: the file is complete or an earlier write failed");
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(descriptor_, next, bytes);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("write", errno);
+    if (written == 0) fail("write", ENOSPC);
+    next += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+}
+
+void AtomicFile::commit() {
+  SB_CHECK(descriptor_ >= 0, label_,
+           ": cannot commit: the file is complete or an earlier write failed");
+  // Data first, then the name: a crash between the two leaves the old file.
+  if (::fsync(descriptor_) != 0) fail("sync", errno);
+  const int descriptor = descriptor_;
+  descriptor_ = -1;
+  if (::close(descriptor) != 0) fail("close", errno);
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) {
+    fail("rename the temporary file", errno);
+  }
+  temporary_.clear();
+  const int folder =
+      ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  // A folder that may be written but not read cannot be synced from here.
+  if (folder < 0) return;
+  const int cause = ::fsync(folder) == 0 ? 0 : errno;
+  ::close(folder);
+  // Some file systems have nothing to sync in a folder and say so.
+  if (cause != 0 && cause != EINVAL && cause != ENOTSUP) {
+    fail("sync the folder", cause);
+  }
+}
+
+void AtomicFile::fail(const char* step, int cause) {
+  discard();
+  SB_FAIL(label_, ": cannot ", step, ": ", std::generic_category().message(cause));
+}
+
+void AtomicFile::discard() noexcept {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  descriptor_ = -1;
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  temporary_.clear();
+}
+
+}  // namespace shardbook::internal

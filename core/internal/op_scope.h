@@ -1,0 +1,78 @@
+#pragma once
+
+// What every operation in core/ops_*.cpp does around its kernel.
+
+#include <initializer_list>
+
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/internal/tensor_impl.h"
+#include "core/kernels/kernel_context.h"
+#include "core/tensor.h"
+
+namespace shardbook::internal {
+
+/// Tells the observers that an operation runs, from construction to the end of
+/// the scope. `kernels()` is where its kernel runs; `runs()` is false on meta.
+class OpScope {
+ public:
+  OpScope(const char* name, double flops, double bytes, const Tensor& on)
+      : context_(RankContext::current()), runs_(!on.is_meta()) {
+    if (context_.observed()) {
+      event_ = {name, flops, bytes, context_.phase, on.device()};
+      context_.notify_op_begin(event_);
+    }
+  }
+  ~OpScope() {
+    if (event_.device.defined()) context_.notify_op_end(event_);
+  }
+  OpScope(const OpScope&) = delete;
+  OpScope& operator=(const OpScope&) = delete;
+
+  bool runs() const { return runs_; }
+  KernelContext& kernels() { return context_.kernels(); }
+
+ private:
+  RankContext& context_;
+  OpEvent event_{};
+  bool runs_;
+};
+
+/// Bytes of the operands together, each once.
+inline double bytes_of(std::initializer_list<const Tensor*> tensors) {
+  double bytes = 0;
+  for (const Tensor* tensor : tensors) {
+    if (tensor->defined()) bytes += static_cast<double>(tensor->bytes());
+  }
+  return bytes;
+}
+
+/// Books what a backward computes for `input`: as a gradient when it is about
+/// to become the leaf's own, otherwise as an activation.
+class GradientOf : public MemoryScope {
+ public:
+  explicit GradientOf(const Tensor& input)
+      : MemoryScope(becomes_grad(input) ? MemoryKind::kGradient
+                                        : MemoryKind::kActivation) {}
+
+ private:
+  static bool becomes_grad(const Tensor& input) {
+    return input.is_leaf() && !input.grad().defined() &&
+           !input.impl()->grad_meta().grad_buffer.defined();
+  }
+};
+
+inline void check_same_kind(const char* op, const Tensor& a, const Tensor& b) {
+  SB_CHECK(a.dtype() == b.dtype(), op, ": dtypes ", dtype_name(a.dtype()),
+           " and ", dtype_name(b.dtype()), " differ; convert one of them");
+  SB_CHECK(a.device() == b.device(), op, ": devices ", a.device().name(),
+           " and ", b.device().name(), " differ; copy one of them");
+}
+
+/// Statistics are kept in f64 for f64, otherwise in f32.
+inline DType stat_dtype(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+}  // namespace shardbook::internal

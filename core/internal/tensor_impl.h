@@ -1,0 +1,55 @@
+#pragma once
+
+// What a Tensor handle points to. Read by core/*.cpp only.
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace shardbook {
+
+namespace autograd {
+
+/// What a tensor knows about its gradient; made when first needed.
+struct Meta {
+  bool requires_grad = false;
+  Tensor grad;
+  Tensor grad_buffer;
+  /// The node that made this tensor, and which of its outputs this is.
+  std::shared_ptr<Node> grad_fn;
+  std::size_t output_index = 0;
+  /// Leaves: the node that accumulates, alive while a graph needs it.
+  std::weak_ptr<Node> accumulator;
+  std::vector<std::pair<int, AccumulateHook>> accumulate_hooks;
+  int next_hook_key = 0;
+};
+
+}  // namespace autograd
+
+struct Tensor::Impl {
+  std::shared_ptr<Storage> storage;
+  std::int64_t offset = 0;  // in elements
+  Shape shape;
+  std::int64_t numel = 0;
+  DType dtype = DType::kF32;
+  std::unique_ptr<autograd::Meta> meta;
+
+  autograd::Meta& grad_meta() {
+    if (meta == nullptr) meta = std::make_unique<autograd::Meta>();
+    return *meta;
+  }
+};
+
+namespace internal {
+
+/// A view of `base`'s storage, `offset` elements after its first.
+Tensor make_view(const Tensor& base, std::int64_t offset, const Shape& shape);
+
+/// True when no other handle or view can see this tensor's array.
+bool is_sole_owner(const Tensor& tensor);
+
+}  // namespace internal
+
+}  // namespace shardbook

@@ -1,0 +1,160 @@
+#pragma once
+
+// Operations: each computes a result and records its own backward.
+//
+// Operands are on one device and of one floating dtype unless said otherwise.
+// Every operation also runs on meta devices, where it computes shapes, and
+// tells the observers its flops and bytes. `[.., n]` stands for any leading
+// dims. Shapes that do not fit throw Error.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace shardbook {
+
+// --- Element-wise, with NumPy's broadcasting ---------------------------------
+
+Tensor add(const Tensor& a, const Tensor& b);
+Tensor sub(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, const Tensor& b);
+Tensor div(const Tensor& a, const Tensor& b);
+/// factor * x.
+Tensor scale(const Tensor& x, double factor);
+Tensor add_scalar(const Tensor& x, double value);
+Tensor neg(const Tensor& x);
+Tensor abs(const Tensor& x);
+Tensor relu(const Tensor& x);
+/// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GPT-2's GELU.
+Tensor gelu(const Tensor& x);
+Tensor tanh(const Tensor& x);
+Tensor sigmoid(const Tensor& x);
+Tensor square(const Tensor& x);
+Tensor sqrt(const Tensor& x);
+Tensor exp(const Tensor& x);
+Tensor log(const Tensor& x);
+
+/// Converts; the gradient comes back in x's dtype.
+Tensor to_dtype(const Tensor& x, DType dtype);
+/// Copies to another device; the gradient is copied back.
+Tensor to_device(const Tensor& x, const Device& device);
+
+// --- Reductions ----------------------------------------------------------------
+
+/// All elements -> [].
+Tensor sum(const Tensor& x);
+Tensor mean(const Tensor& x);
+/// Over one dim, which disappears.
+Tensor sum(const Tensor& x, std::int64_t dim);
+Tensor mean(const Tensor& x, std::int64_t dim);
+/// Position of the largest along the last dim -> i64 [..]; no gradient.
+Tensor argmax(const Tensor& x);
+
+// --- Layout --------------------------------------------------------------------
+
+/// A view; one size may be -1.
+Tensor reshape(const Tensor& x, const Shape& shape);
+/// Rows begin..end-1 of dim 0: a view. Along other dims: a copy.
+Tensor slice(const Tensor& x, std::int64_t dim, std::int64_t begin,
+             std::int64_t end);
+/// End to end along `dim`; other dims agree.
+Tensor concat(const Tensors& parts, std::int64_t dim);
+/// Exchanges two dims (a copy).
+Tensor transpose(const Tensor& x, std::int64_t dim0, std::int64_t dim1);
+Tensor permute(const Tensor& x, const std::vector<std::int64_t>& order);
+
+// --- Products ------------------------------------------------------------------
+
+/// a [m, k] or [b, m, k], b [k, n] or [b, k, n]; the flags read an operand as
+/// transposed in its last two dims. 2 b m n k flops.
+Tensor matmul(const Tensor& a, const Tensor& b, bool trans_a = false,
+              bool trans_b = false);
+/// x [.., k], weight [k, n], bias [n] or undefined -> [.., n].
+Tensor linear(const Tensor& x, const Tensor& weight,
+              const Tensor& bias = Tensor());
+
+// --- Layers --------------------------------------------------------------------
+
+/// Rows of table [v, h] by indices (i64 or i32) [..] -> [.., h].
+Tensor embedding(const Tensor& table, const Tensor& indices);
+/// Normalises the last dim n; gamma and beta [n].
+Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                  double eps = 1e-5);
+Tensor softmax(const Tensor& x);
+Tensor log_softmax(const Tensor& x);
+
+struct AttentionOptions {
+  std::int64_t heads = 1;
+  bool causal = true;
+  double dropout = 0.0;
+  /// Softmax of scale * q k; 0 means 1 / sqrt(head size).
+  double scale = 0.0;
+};
+/// qkv [b, s, 3h], [q | k | v], each by heads -> [b, s, h]. Keeps no [s, s]
+/// matrix: the backward computes the probabilities again. Dropout draws at the
+/// global position of the batch row (RandomState::batch).
+Tensor attention(const Tensor& qkv, const AttentionOptions& options);
+/// The same with q [b, sq, h], k and v [b, sk, h].
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options);
+
+/// Zeroes elements with probability p and scales the others by 1 / (1 - p). The
+/// mask depends on seed, step, number of the operation and GLOBAL position:
+/// dim 0 is the batch (RandomState::batch). p = 0 is the identity.
+Tensor dropout(const Tensor& x, double p);
+
+// --- Losses: scalars [] -----------------------------------------------------------
+
+enum class Reduction { kMean, kSum };
+/// logits [.., v], targets i64 [..]; targets of -100 count for nothing.
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
+                     Reduction reduction = Reduction::kMean);
+/// Mean of (x - target)^2.
+Tensor mse_loss(const Tensor& x, const Tensor& target);
+
+// --- Batch normalisation, in the pieces that a synchronised one needs --------------
+
+/// Turns the ranks' sums into global sums, in place: [n] f64. Identity on one
+/// device.
+using SumOverRanks = std::function<void(const Tensor& sums)>;
+
+struct BatchNormResult {
+  Tensor y;         ///< like x
+  Tensor mean;      ///< f64 [c], over all ranks
+  Tensor variance;  ///< f64 [c], biased
+  double count = 0; ///< values per channel, over all ranks
+};
+/// x [n, c, ..], gamma and beta [c]; statistics over n and the inner dims, and
+/// over ranks where `sum_over_ranks` is given: two calls forward (of c + 1 and
+/// c values), one backward (of 2c).
+BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
+                                 const Tensor& beta, double eps,
+                                 const SumOverRanks& sum_over_ranks = nullptr);
+/// With given statistics [c].
+Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma,
+                       const Tensor& beta, const Tensor& mean,
+                       const Tensor& variance, double eps);
+
+// --- Filling; not recorded -----------------------------------------------------------
+
+/// Which elements of a global tensor `x` holds; empty: all of it. Draws depend
+/// on (seed, stream, global element) alone. See kernels/random.h.
+struct ShardView {
+  Shape global_shape;
+  std::vector<std::int64_t> offset;
+  std::vector<std::int64_t> step;
+};
+/// A stream number from a name, such as a parameter's.
+std::uint64_t stream_of(const std::string& name);
+void fill_normal(const Tensor& x, std::uint64_t seed, std::uint64_t stream,
+                 double mean, double stddev, const ShardView& view = {});
+void fill_uniform(const Tensor& x, std::uint64_t seed, std::uint64_t stream,
+                  double low, double high, const ShardView& view = {});
+
+/// Sum of squares in f64; 0 on meta.
+double sum_of_squares(const Tensor& x);
+
+}  // namespace shardbook

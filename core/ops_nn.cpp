@@ -1,0 +1,505 @@
+// Layers and losses.
+
+#include <cmath>
+
+#include "core/internal/op_scope.h"
+#include "core/kernels/attention.h"
+#include "core/kernels/embedding.h"
+#include "core/kernels/norm.h"
+#include "core/kernels/random.h"
+#include "core/kernels/reduce.h"
+#include "core/kernels/softmax.h"
+#include "core/ops.h"
+
+namespace shardbook {
+
+using autograd::needs_grad;
+using autograd::record;
+using internal::bytes_of;
+using internal::GradientOf;
+using internal::OpScope;
+
+namespace {
+
+double count(const Tensor& x) { return static_cast<double>(x.numel()); }
+
+struct Rows {
+  std::int64_t rows, cols;
+};
+
+Rows rows_of(const char* op, const Tensor& x) {
+  SB_CHECK(x.ndim() >= 1, op, ": a scalar has no last dim");
+  const std::int64_t cols = x.size(-1);
+  return {cols == 0 ? 0 : x.numel() / cols, cols};
+}
+
+/// The stream of the next random operation of this step.
+kernels::RandomKey next_random_key() {
+  RandomState& random = RankContext::current().random;
+  // The top bit keeps operations apart from the streams of names.
+  const std::uint64_t stream = (std::uint64_t{1} << 63) |
+                               (random.step << 16) | random.next_op++;
+  return {random.seed, stream};
+}
+
+/// Dim 0 is the batch: local rows lie in the global batch as the context says.
+kernels::GlobalView batch_view(const Shape& shape) {
+  const BatchSlice& batch = RankContext::current().random.batch;
+  kernels::GlobalView view = kernels::whole_view(shape);
+  if (shape.empty() || shape[0] == 0) return view;
+  view.offset.assign(shape.size(), 0);
+  view.step.assign(shape.size(), 1);
+  view.offset[0] = batch.first;
+  view.step[0] = batch.stride;
+  view.global_shape[0] = batch.first + batch.stride * (shape[0] - 1) + 1;
+  return view;
+}
+
+}  // namespace
+
+Tensor embedding(const Tensor& table, const Tensor& indices) {
+  SB_CHECK(table.ndim() == 2, "embedding: the table has shape ",
+           shape_text(table.shape()), "; give [rows, columns]");
+  SB_CHECK(!is_floating(indices.dtype()), "embedding: indices are ",
+           dtype_name(indices.dtype()), "; give i64 or i32");
+  Shape shape = indices.shape();
+  shape.push_back(table.size(1));
+  const kernels::TableShape table_shape{table.size(0), table.size(1)};
+  Tensor y = Tensor::empty(shape, table.options());
+  {
+    OpScope scope("embedding", 0, bytes_of({&indices, &y, &y}), y);
+    if (scope.runs()) {
+      kernels::gather_rows(scope.kernels(), table.dtype(), table_shape,
+                           table.raw(), indices.dtype(), indices.raw(),
+                           indices.numel(), y.raw());
+    }
+  }
+  record("embedding", {table}, {y},
+         [table, indices, table_shape](const Tensors& grads) {
+           const Tensor& dy = grads[0];
+           GradientOf kind(table);
+           Tensor dtable = Tensor::zeros(table.shape(), table.options());
+           OpScope scope("embedding", count(dy),
+                         bytes_of({&indices, &dy, &dtable}), dy);
+           if (scope.runs()) {
+             kernels::scatter_add_rows(scope.kernels(), dy.dtype(),
+                                       table_shape, dtable.raw(),
+                                       indices.dtype(), indices.raw(),
+                                       indices.numel(), dy.raw());
+           }
+           return Tensors{dtable};
+         });
+  return y;
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                  double eps) {
+  const Rows n = rows_of("layer_norm", x);
+  SB_CHECK(gamma.shape() == Shape{n.cols} && beta.shape() == Shape{n.cols},
+           "layer_norm: gamma ", shape_text(gamma.shape()), " and beta ",
+           shape_text(beta.shape()), " for input ", shape_text(x.shape()));
+  const DType stat = internal::stat_dtype(x.dtype());
+  Tensor y = x.empty_like();
+  Tensor mean = Tensor::empty({n.rows}, {stat, x.device()});
+  Tensor rstd = Tensor::empty({n.rows}, {stat, x.device()});
+  {
+    OpScope scope("layer_norm", 8 * count(x), bytes_of({&x, &y}), x);
+    if (scope.runs()) {
+      kernels::layer_norm(scope.kernels(), x.dtype(), n.rows, n.cols, eps,
+                          x.raw(), gamma.raw(), beta.raw(), y.raw(),
+                          mean.raw(), rstd.raw());
+    }
+  }
+  record("layer_norm", {x, gamma, beta}, {y},
+         [x, gamma, beta, mean, rstd, n](const Tensors& grads) {
+           const Tensor& dy = grads[0];
+           Tensor dx, dgamma, dbeta;
+           if (x.requires_grad()) dx = dy.empty_like();
+           if (gamma.requires_grad() || beta.requires_grad()) {
+             GradientOf kind(gamma);
+             dgamma = gamma.empty_like();
+             dbeta = beta.empty_like();
+           }
+           OpScope scope("layer_norm", 16 * count(dy),
+                         bytes_of({&x, &dy, &dx}), dy);
+           if (scope.runs()) {
+             kernels::layer_norm_backward(
+                 scope.kernels(), dy.dtype(), n.rows, n.cols, x.raw(),
+                 gamma.raw(), mean.raw(), rstd.raw(), dy.raw(),
+                 dx.defined() ? dx.raw() : nullptr,
+                 dgamma.defined() ? dgamma.raw() : nullptr,
+                 dbeta.defined() ? dbeta.raw() : nullptr);
+           }
+           return Tensors{dx, gamma.requires_grad() ? dgamma : Tensor(),
+                          beta.requires_grad() ? dbeta : Tensor()};
+         });
+  return y;
+}
+
+namespace {
+
+using RowKernel = void (*)(KernelContext&, DType, std::int64_t, std::int64_t,
+                           const void*, void*);
+using RowBackward = void (*)(KernelContext&, DType, std::int64_t, std::int64_t,
+                             const void*, const void*, void*);
+
+Tensor row_op(const char* name, const Tensor& x, RowKernel forward,
+              RowBackward backward) {
+  const Rows n = rows_of(name, x);
+  Tensor y = x.empty_like();
+  {
+    OpScope scope(name, 5 * count(x), bytes_of({&x, &y}), x);
+    if (scope.runs()) {
+      forward(scope.kernels(), x.dtype(), n.rows, n.cols, x.raw(), y.raw());
+    }
+  }
+  if (!needs_grad({x})) return y;
+  record(name, {x}, {y},
+         [name, n, backward, saved = y.detach()](const Tensors& grads) {
+           const Tensor& dy = grads[0];
+           Tensor dx = dy.empty_like();
+           OpScope scope(name, 4 * count(dy), bytes_of({&saved, &dy, &dx}),
+                         dy);
+           if (scope.runs()) {
+             backward(scope.kernels(), dy.dtype(), n.rows, n.cols, saved.raw(),
+                      dy.raw(), dx.raw());
+           }
+           return Tensors{dx};
+         });
+  return y;
+}
+
+}  // namespace
+
+Tensor softmax(const Tensor& x) {
+  return row_op("softmax", x, kernels::softmax, kernels::softmax_backward);
+}
+
+Tensor log_softmax(const Tensor& x) {
+  return row_op("log_softmax", x, kernels::log_softmax,
+                kernels::log_softmax_backward);
+}
+
+// --- Attention -------------------------------------------------------------------
+
+namespace {
+
+struct AttentionShape {
+  std::int64_t batch, q_rows, k_rows, width;
+};
+
+/// Heads of `head_dim` columns inside rows that are `row` elements apart.
+kernels::HeadStrides heads_in(std::int64_t rows, std::int64_t row,
+                              std::int64_t head_dim) {
+  return {rows * row, head_dim, row};
+}
+
+kernels::AttentionArgs attention_args(const AttentionShape& shape,
+                                      const AttentionOptions& options) {
+  SB_CHECK(options.heads > 0 && shape.width % options.heads == 0,
+           "attention: ", options.heads, " heads do not divide a width of ",
+           shape.width);
+  kernels::AttentionArgs args;
+  args.batch = shape.batch;
+  args.heads = options.heads;
+  args.q_rows = shape.q_rows;
+  args.k_rows = shape.k_rows;
+  args.head_dim = shape.width / options.heads;
+  args.causal = options.causal;
+  args.scale = options.scale != 0
+                   ? options.scale
+                   : 1.0 / std::sqrt(static_cast<double>(args.head_dim));
+  args.out = heads_in(shape.q_rows, shape.width, args.head_dim);
+  args.dropout = options.dropout;
+  if (options.dropout > 0) args.dropout_key = next_random_key();
+  args.dropout_view = batch_view(
+      {shape.batch, options.heads, shape.q_rows, shape.k_rows});
+  return args;
+}
+
+/// Multiply-adds of one product of queries with the keys they may see.
+double attention_flops(const kernels::AttentionArgs& args) {
+  const auto q = static_cast<double>(args.q_rows);
+  const auto k = static_cast<double>(args.k_rows);
+  const double pairs = args.causal ? q * (k + 1) / 2 : q * k;
+  return 2 * pairs *
+         static_cast<double>(args.batch * args.heads * args.head_dim);
+}
+
+}  // namespace
+
+Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
+  SB_CHECK(qkv.ndim() == 3 && qkv.size(2) % 3 == 0, "attention: qkv has shape ",
+           shape_text(qkv.shape()), "; give [batch, sequence, 3 * width]");
+  const std::int64_t b = qkv.size(0), s = qkv.size(1), h = qkv.size(2) / 3;
+  kernels::AttentionArgs args = attention_args({b, s, s, h}, options);
+  args.q = args.k = args.v = heads_in(s, 3 * h, args.head_dim);
+  Tensor out = Tensor::empty({b, s, h}, qkv.options());
+  Tensor lse = Tensor::empty({b, args.heads, s},
+                             {internal::stat_dtype(qkv.dtype()), qkv.device()});
+  auto part = [h](const Tensor& x, std::int64_t i) {
+    return static_cast<std::byte*>(x.raw()) +
+           i * h * static_cast<std::int64_t>(dtype_bytes(x.dtype()));
+  };
+  {
+    OpScope scope("attention", 2 * attention_flops(args),
+                  bytes_of({&qkv, &out}), qkv);
+    if (scope.runs()) {
+      kernels::attention(scope.kernels(), qkv.dtype(), args, part(qkv, 0),
+                         part(qkv, 1), part(qkv, 2), out.raw(), lse.raw());
+    }
+  }
+  record("attention", {qkv}, {out},
+         [qkv, saved = out.detach(), lse, args, part](const Tensors& grads) {
+           const Tensor& dout = grads[0];
+           Tensor dqkv = qkv.empty_like();
+           OpScope scope("attention", 5 * attention_flops(args),
+                         bytes_of({&qkv, &saved, &dout, &dqkv}), dout);
+           if (scope.runs()) {
+             kernels::attention_backward(
+                 scope.kernels(), qkv.dtype(), args,
+                 {args.q, args.k, args.v, args.out}, part(qkv, 0),
+                 part(qkv, 1), part(qkv, 2), saved.raw(), dout.raw(),
+                 lse.raw(), part(dqkv, 0), part(dqkv, 1), part(dqkv, 2));
+           }
+           return Tensors{dqkv};
+         });
+  return out;
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options) {
+  SB_CHECK(q.ndim() == 3 && k.ndim() == 3 && k.shape() == v.shape() &&
+               q.size(0) == k.size(0) && q.size(2) == k.size(2),
+           "attention: shapes q ", shape_text(q.shape()), ", k ",
+           shape_text(k.shape()), ", v ", shape_text(v.shape()),
+           "; give [batch, rows, width] with one batch and width");
+  const std::int64_t h = q.size(2);
+  kernels::AttentionArgs args =
+      attention_args({q.size(0), q.size(1), k.size(1), h}, options);
+  args.q = heads_in(q.size(1), h, args.head_dim);
+  args.k = args.v = heads_in(k.size(1), h, args.head_dim);
+  Tensor out = q.empty_like();
+  Tensor lse = Tensor::empty({q.size(0), args.heads, q.size(1)},
+                             {internal::stat_dtype(q.dtype()), q.device()});
+  {
+    OpScope scope("attention", 2 * attention_flops(args),
+                  bytes_of({&q, &k, &v, &out}), q);
+    if (scope.runs()) {
+      kernels::attention(scope.kernels(), q.dtype(), args, q.raw(), k.raw(),
+                         v.raw(), out.raw(), lse.raw());
+    }
+  }
+  record("attention", {q, k, v}, {out},
+         [q, k, v, saved = out.detach(), lse, args](const Tensors& grads) {
+           const Tensor& dout = grads[0];
+           Tensor dq = q.empty_like(), dk = k.empty_like(), dv = v.empty_like();
+           OpScope scope("attention", 5 * attention_flops(args),
+                         bytes_of({&q, &k, &v, &saved, &dout, &dq, &dk, &dv}),
+                         dout);
+           if (scope.runs()) {
+             kernels::attention_backward(
+                 scope.kernels(), q.dtype(), args,
+                 {args.q, args.k, args.v, args.out}, q.raw(), k.raw(), v.raw(),
+                 saved.raw(), dout.raw(), lse.raw(), dq.raw(), dk.raw(),
+                 dv.raw());
+           }
+           return Tensors{dq, dk, dv};
+         });
+  return out;
+}
+
+// --- Dropout ---------------------------------------------------------------------
+
+Tensor dropout(const Tensor& x, double p) {
+  SB_CHECK(p >= 0 && p < 1, "dropout: probability ", p,
+           " is not in the range 0 to below 1");
+  if (p == 0) return x;
+  const kernels::RandomKey key = next_random_key();
+  const kernels::GlobalView view = batch_view(x.shape());
+  auto apply = [key, view, p](const Tensor& from) {
+    Tensor to = from.empty_like();
+    OpScope scope("dropout", 2 * count(from), bytes_of({&from, &to}), from);
+    if (scope.runs()) {
+      kernels::dropout(scope.kernels(), from.dtype(), view, key, p, from.raw(),
+                       to.raw());
+    }
+    return to;
+  };
+  Tensor y = apply(x);
+  // The mask is drawn again from the same key: nothing is kept.
+  record("dropout", {x}, {y}, [apply](const Tensors& grads) {
+    return Tensors{apply(grads[0])};
+  });
+  return y;
+}
+
+// --- Losses ------------------------------------------------------------------------
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
+                     Reduction reduction) {
+  const Rows n = rows_of("cross_entropy", logits);
+  SB_CHECK(targets.dtype() == DType::kI64 && targets.numel() == n.rows,
+           "cross_entropy: targets ", dtype_name(targets.dtype()),
+           shape_text(targets.shape()), " for logits ",
+           shape_text(logits.shape()), "; give one i64 per row");
+  const DType stat = internal::stat_dtype(logits.dtype());
+  Tensor loss = Tensor::empty({}, {stat, logits.device()});
+  Tensor lse = Tensor::empty({n.rows}, {stat, logits.device()});
+  double counted = static_cast<double>(n.rows);
+  {
+    Tensor losses = lse.empty_like();
+    OpScope scope("cross_entropy", 5 * count(logits), bytes_of({&logits}),
+                  logits);
+    if (scope.runs()) {
+      kernels::cross_entropy(scope.kernels(), logits.dtype(), n.rows, n.cols,
+                             logits.raw(), targets.data<std::int64_t>(),
+                             losses.raw(), lse.raw());
+      const std::int64_t* target = targets.data<std::int64_t>();
+      for (std::int64_t i = 0; i < n.rows; ++i) {
+        if (target[i] == kernels::kIgnoreIndex) counted -= 1;
+      }
+      const double total = kernels::sum_all(scope.kernels(), stat, n.rows,
+                                            losses.raw());
+      loss.fill(reduction == Reduction::kMean ? total / counted : total);
+    }
+  }
+  const double divisor = reduction == Reduction::kMean ? counted : 1.0;
+  record("cross_entropy", {logits}, {loss},
+         [logits, targets, lse, n, divisor](const Tensors& grads) {
+           Tensor dlogits = logits.empty_like();
+           OpScope scope("cross_entropy", 3 * count(logits),
+                         bytes_of({&logits, &dlogits}), logits);
+           if (scope.runs()) {
+             kernels::cross_entropy_backward(
+                 scope.kernels(), logits.dtype(), n.rows, n.cols, logits.raw(),
+                 targets.data<std::int64_t>(), lse.raw(),
+                 grads[0].item() / divisor, dlogits.raw());
+           }
+           return Tensors{dlogits};
+         });
+  return loss;
+}
+
+Tensor mse_loss(const Tensor& x, const Tensor& target) {
+  SB_CHECK(x.shape() == target.shape(), "mse_loss: shapes ",
+           shape_text(x.shape()), " and ", shape_text(target.shape()),
+           " differ");
+  return mean(square(sub(x, target)));
+}
+
+// --- Batch normalisation -------------------------------------------------------------
+
+namespace {
+
+kernels::ChannelShape channels_of(const Tensor& x) {
+  SB_CHECK(x.ndim() >= 2, "batch_norm: shape ", shape_text(x.shape()),
+           "; give [batch, channels, ..]");
+  kernels::ChannelShape shape;
+  shape.batch = x.size(0);
+  shape.channels = x.size(1);
+  for (std::int64_t d = 2; d < x.ndim(); ++d) shape.inner *= x.size(d);
+  return shape;
+}
+
+Tensor rstd_of(const Tensor& variance, double eps) {
+  Tensor rstd = variance.empty_like();
+  if (variance.is_meta()) return rstd;
+  const auto* v = variance.data<double>();
+  auto* r = rstd.data<double>();
+  for (std::int64_t i = 0; i < variance.numel(); ++i) {
+    r[i] = 1.0 / std::sqrt(v[i] + eps);
+  }
+  return rstd;
+}
+
+}  // namespace
+
+BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
+                                 const Tensor& beta, double eps,
+                                 const SumOverRanks& sum_over_ranks) {
+  const kernels::ChannelShape shape = channels_of(x);
+  const std::int64_t c = shape.channels;
+  const TensorOptions stat{DType::kF64, x.device()};
+  BatchNormResult result;
+  result.y = x.empty_like();
+  result.variance = Tensor::zeros({c}, stat);
+  result.count = static_cast<double>(shape.batch * shape.inner);
+  // One message carries the sums and, behind them, the count.
+  Tensor sums = Tensor::zeros({c + 1}, stat);
+  result.mean = sums.rows_view(0, c).clone();
+  OpScope scope("batch_norm", 8 * count(x), bytes_of({&x, &x, &result.y}), x);
+  if (scope.runs()) {
+    kernels::channel_sums(scope.kernels(), x.dtype(), shape, x.raw(),
+                          sums.data<double>());
+    sums.data<double>()[c] = result.count;
+  }
+  if (sum_over_ranks) sum_over_ranks(sums);
+  if (scope.runs()) {
+    result.count = sums.data<double>()[c];
+    for (std::int64_t i = 0; i < c; ++i) {
+      result.mean.data<double>()[i] = sums.data<double>()[i] / result.count;
+    }
+    kernels::channel_centered_squares(scope.kernels(), x.dtype(), shape,
+                                      x.raw(), result.mean.data<double>(),
+                                      result.variance.data<double>());
+  }
+  if (sum_over_ranks) sum_over_ranks(result.variance);
+  if (scope.runs()) {
+    for (std::int64_t i = 0; i < c; ++i) {
+      result.variance.data<double>()[i] /= result.count;
+    }
+  }
+  const Tensor rstd = rstd_of(result.variance, eps);
+  if (scope.runs()) {
+    kernels::channel_normalize(scope.kernels(), x.dtype(), shape, x.raw(),
+                               result.mean.data<double>(),
+                               rstd.data<double>(), gamma.raw(), beta.raw(),
+                               result.y.raw());
+  }
+  record("batch_norm", {x, gamma, beta}, {result.y},
+         [x, gamma, beta, shape, mean = result.mean, rstd, c,
+          total = result.count, sum_over_ranks](const Tensors& grads) {
+           const Tensor& dy = grads[0];
+           Tensor dx = x.empty_like();
+           Tensor sums = Tensor::zeros({2, c}, {DType::kF64, x.device()});
+           Tensor dgamma = gamma.empty_like(), dbeta = beta.empty_like();
+           OpScope scope("batch_norm", 12 * count(x),
+                         bytes_of({&x, &x, &dy, &dy, &dx}), x);
+           if (scope.runs()) {
+             kernels::channel_backward_sums(
+                 scope.kernels(), x.dtype(), shape, x.raw(), dy.raw(),
+                 mean.data<double>(), rstd.data<double>(),
+                 sums.data<double>(), sums.data<double>() + c);
+           }
+           // gamma and beta see this rank's rows only: their gradients are
+           // reduced with all the others.
+           dbeta.copy_from(sums.flat_view(0, {c}));
+           dgamma.copy_from(sums.flat_view(c, {c}));
+           if (sum_over_ranks) sum_over_ranks(sums);
+           if (scope.runs()) {
+             kernels::channel_backward(
+                 scope.kernels(), x.dtype(), shape, x.raw(), dy.raw(),
+                 mean.data<double>(), rstd.data<double>(), gamma.raw(),
+                 sums.data<double>(), sums.data<double>() + c, total,
+                 dx.raw());
+           }
+           return Tensors{dx, dgamma, dbeta};
+         });
+  return result;
+}
+
+Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma,
+                       const Tensor& beta, const Tensor& mean,
+                       const Tensor& variance, double eps) {
+  Shape per_channel(static_cast<std::size_t>(x.ndim()), 1);
+  per_channel[1] = x.size(1);
+  const Tensor rstd = to_dtype(rstd_of(to_dtype(variance, DType::kF64), eps),
+                               x.dtype());
+  const Tensor factor = mul(gamma, rstd);
+  const Tensor shift = sub(beta, mul(to_dtype(mean, x.dtype()), factor));
+  return add(mul(x, reshape(factor, per_channel)),
+             reshape(shift, per_channel));
+}
+
+}  // namespace shardbook

@@ -1,0 +1,370 @@
+#include "core/tensor.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/internal/tensor_impl.h"
+#include "core/kernels/elementwise.h"
+#include "core/kernels/reduce.h"
+
+namespace shardbook {
+namespace {
+
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+
+KernelContext& kernels_of_thread() { return RankContext::current().kernels(); }
+
+Tensor make_tensor(std::shared_ptr<Storage> storage, std::int64_t offset,
+                   const Shape& shape, DType dtype) {
+  auto impl = std::make_shared<Tensor::Impl>();
+  impl->storage = std::move(storage);
+  impl->offset = offset;
+  impl->shape = shape;
+  impl->numel = shape_numel(shape);
+  impl->dtype = dtype;
+  return Tensor(std::move(impl));
+}
+
+void check_defined(const Tensor& tensor, const char* what) {
+  SB_CHECK(tensor.defined(), what, ": the tensor is undefined");
+}
+
+}  // namespace
+
+std::int64_t shape_numel(const Shape& shape) {
+  std::int64_t numel = 1;
+  for (std::int64_t size : shape) {
+    SB_CHECK(size >= 0, "shape ", shape_text(shape), " has a negative size");
+    SB_CHECK(!__builtin_mul_overflow(numel, size, &numel), "shape ",
+             shape_text(shape), " has more elements than can be counted");
+  }
+  return numel;
+}
+
+std::string shape_text(const Shape& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += (i ? ", " : "") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+// --- Making tensors ----------------------------------------------------------
+
+Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
+  RankContext& context = RankContext::current();
+  const Device& device =
+      options.device.defined() ? options.device : context.device;
+  const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
+  auto storage = std::make_shared<Storage>(
+      device, shape_numel(shape) * element, context.memory_kind);
+  return make_tensor(std::move(storage), 0, shape, options.dtype);
+}
+
+Tensor Tensor::zeros(const Shape& shape, const TensorOptions& options) {
+  Tensor tensor = empty(shape, options);
+  if (!tensor.is_meta() && tensor.numel() > 0) {
+    std::memset(tensor.raw(), 0, static_cast<std::size_t>(tensor.bytes()));
+  }
+  return tensor;
+}
+
+Tensor Tensor::full(const Shape& shape, double value,
+                    const TensorOptions& options) {
+  Tensor tensor = empty(shape, options);
+  tensor.fill(value);
+  return tensor;
+}
+
+Tensor Tensor::arange(std::int64_t n, const TensorOptions& options) {
+  std::vector<double> values(static_cast<std::size_t>(n));
+  std::iota(values.begin(), values.end(), 0.0);
+  Tensor result = empty({n}, options);
+  result.copy_from(from_values<double>(values, {n}, Device::cpu()));
+  return result;
+}
+
+template <typename T>
+Tensor Tensor::from_values(const std::vector<T>& values, const Shape& shape,
+                           const Device& device) {
+  SB_CHECK(static_cast<std::int64_t>(values.size()) == shape_numel(shape),
+           "from_values: ", values.size(), " values do not fill shape ",
+           shape_text(shape));
+  Tensor tensor = empty(shape, {DTypeOf<T>::value, device});
+  if (!tensor.is_meta() && !values.empty()) {
+    std::memcpy(tensor.raw(), values.data(), values.size() * sizeof(T));
+  }
+  return tensor;
+}
+template Tensor Tensor::from_values(const std::vector<double>&, const Shape&,
+                                    const Device&);
+template Tensor Tensor::from_values(const std::vector<float>&, const Shape&,
+                                    const Device&);
+template Tensor Tensor::from_values(const std::vector<std::int64_t>&,
+                                    const Shape&, const Device&);
+template Tensor Tensor::from_values(const std::vector<std::int32_t>&,
+                                    const Shape&, const Device&);
+
+// --- What it is --------------------------------------------------------------
+
+const Shape& Tensor::shape() const {
+  check_defined(*this, "shape");
+  return impl_->shape;
+}
+
+std::int64_t Tensor::size(std::int64_t dim) const {
+  const std::int64_t n = ndim();
+  SB_CHECK(dim >= -n && dim < n, "size: dim ", dim, " of a tensor of shape ",
+           shape_text(shape()), "; dims are ", -n, " to ", n - 1);
+  return shape()[static_cast<std::size_t>(dim < 0 ? dim + n : dim)];
+}
+
+std::int64_t Tensor::numel() const {
+  check_defined(*this, "numel");
+  return impl_->numel;
+}
+
+DType Tensor::dtype() const {
+  check_defined(*this, "dtype");
+  return impl_->dtype;
+}
+
+const Device& Tensor::device() const {
+  check_defined(*this, "device");
+  return impl_->storage->device();
+}
+
+std::int64_t Tensor::bytes() const {
+  return numel() * static_cast<std::int64_t>(dtype_bytes(dtype()));
+}
+
+bool Tensor::shares_storage(const Tensor& other) const {
+  return defined() && other.defined() && impl_->storage == other.impl_->storage;
+}
+
+// --- Reading and writing -----------------------------------------------------
+
+void* Tensor::raw() const {
+  check_defined(*this, "raw");
+  auto* base = static_cast<std::byte*>(impl_->storage->data());
+  if (base == nullptr) return nullptr;
+  return base + impl_->offset * static_cast<std::int64_t>(dtype_bytes(dtype()));
+}
+
+template <typename T>
+T* Tensor::data() const {
+  SB_CHECK(dtype() == DTypeOf<T>::value, "data: the tensor is ",
+           dtype_name(dtype()), ", asked for as ",
+           dtype_name(DTypeOf<T>::value));
+  return static_cast<T*>(raw());
+}
+template double* Tensor::data() const;
+template float* Tensor::data() const;
+template std::int64_t* Tensor::data() const;
+template std::int32_t* Tensor::data() const;
+
+template <typename T>
+std::vector<T> Tensor::to_vector() const {
+  SB_CHECK(!is_meta(), "to_vector: a tensor on ", device().name(),
+           " has a shape and no values");
+  std::vector<T> values(static_cast<std::size_t>(numel()));
+  kernels::cast(kernels_of_thread(), dtype(), raw(), DTypeOf<T>::value,
+                values.data(), numel());
+  return values;
+}
+template std::vector<double> Tensor::to_vector() const;
+template std::vector<float> Tensor::to_vector() const;
+template std::vector<std::int64_t> Tensor::to_vector() const;
+template std::vector<std::int32_t> Tensor::to_vector() const;
+
+double Tensor::item() const {
+  SB_CHECK(numel() == 1, "item: a tensor of shape ", shape_text(shape()),
+           " is not a single value");
+  return to_vector<double>()[0];
+}
+
+void Tensor::copy_from(const Tensor& source) const {
+  SB_CHECK(shape() == source.shape(), "copy_from: shape ",
+           shape_text(source.shape()), " does not fit into ",
+           shape_text(shape()));
+  if (is_meta() || source.is_meta() || numel() == 0) return;
+  kernels::cast(kernels_of_thread(), source.dtype(), source.raw(), dtype(),
+                raw(), numel());
+}
+
+void Tensor::fill(double value) const {
+  if (is_meta() || numel() == 0) return;
+  kernels::fill(kernels_of_thread(), dtype(), numel(), raw(), value);
+}
+
+Tensor Tensor::clone() const {
+  Tensor copy = empty_like();
+  copy.copy_from(*this);
+  return copy;
+}
+
+Tensor Tensor::rows_view(std::int64_t begin, std::int64_t end) const {
+  SB_CHECK(ndim() >= 1 && 0 <= begin && begin <= end && end <= size(0),
+           "rows_view: rows ", begin, " to ", end, " of shape ",
+           shape_text(shape()));
+  Shape rows = shape();
+  rows[0] = end - begin;
+  const std::int64_t row = size(0) == 0 ? 0 : numel() / size(0);
+  return internal::make_view(*this, begin * row, rows);
+}
+
+Tensor Tensor::flat_view(std::int64_t offset, const Shape& shape) const {
+  SB_CHECK(offset >= 0 && offset + shape_numel(shape) <= numel(),
+           "flat_view: ", shape_numel(shape), " elements at ", offset,
+           " of a tensor of ", numel());
+  return internal::make_view(*this, offset, shape);
+}
+
+void Tensor::set_data(const Tensor& source) {
+  SB_CHECK(source.numel() == numel() && source.dtype() == dtype(),
+           "set_data: ", dtype_name(source.dtype()), shape_text(source.shape()),
+           " cannot stand for ", dtype_name(dtype()), shape_text(shape()));
+  impl_->storage = source.impl_->storage;
+  impl_->offset = source.impl_->offset;
+}
+
+MemoryKind Tensor::memory_kind() const { return impl_->storage->kind(); }
+
+const Tensor& Tensor::set_memory_kind(MemoryKind kind) const {
+  impl_->storage->set_kind(kind);
+  return *this;
+}
+
+void Tensor::release_storage() const { impl_->storage->resize(0); }
+
+void Tensor::restore_storage() const {
+  SB_CHECK(impl_->offset == 0,
+           "restore_storage: call it on the tensor that covers the storage");
+  impl_->storage->resize(bytes());
+}
+
+// --- Gradients ---------------------------------------------------------------
+
+bool Tensor::requires_grad() const {
+  return defined() && impl_->meta != nullptr &&
+         (impl_->meta->requires_grad || impl_->meta->grad_fn != nullptr);
+}
+
+const Tensor& Tensor::set_requires_grad(bool on) const {
+  SB_CHECK(is_leaf(), "set_requires_grad: only leaves can be told; this tensor "
+                      "is the result of an operation");
+  SB_CHECK(!on || is_floating(dtype()), "set_requires_grad: ",
+           dtype_name(dtype()), " has no gradient");
+  impl_->grad_meta().requires_grad = on;
+  return *this;
+}
+
+bool Tensor::is_leaf() const {
+  check_defined(*this, "is_leaf");
+  return impl_->meta == nullptr || impl_->meta->grad_fn == nullptr;
+}
+
+Tensor Tensor::grad() const {
+  check_defined(*this, "grad");
+  return impl_->meta == nullptr ? Tensor() : impl_->meta->grad;
+}
+
+void Tensor::set_grad(const Tensor& grad) const {
+  SB_CHECK(!grad.defined() || grad.shape() == shape(), "set_grad: shape ",
+           shape_text(grad.shape()), " for a tensor of shape ",
+           shape_text(shape()));
+  impl_->grad_meta().grad = grad;
+}
+
+void Tensor::set_grad_buffer(const Tensor& buffer) const {
+  SB_CHECK(!buffer.defined() || buffer.shape() == shape(),
+           "set_grad_buffer: shape ", shape_text(buffer.shape()),
+           " for a tensor of shape ", shape_text(shape()));
+  impl_->grad_meta().grad_buffer = buffer;
+}
+
+void Tensor::clear_grad() const {
+  if (impl_->meta != nullptr) impl_->meta->grad = Tensor();
+}
+
+Tensor Tensor::detach() const {
+  check_defined(*this, "detach");
+  return internal::make_view(*this, 0, shape());
+}
+
+int Tensor::add_accumulate_hook(AccumulateHook hook) const {
+  SB_CHECK(is_leaf(), "add_accumulate_hook: only leaves accumulate");
+  autograd::Meta& meta = impl_->grad_meta();
+  meta.accumulate_hooks.emplace_back(meta.next_hook_key, std::move(hook));
+  return meta.next_hook_key++;
+}
+
+void Tensor::remove_accumulate_hook(int key) const {
+  auto& hooks = impl_->grad_meta().accumulate_hooks;
+  for (auto it = hooks.begin(); it != hooks.end(); ++it) {
+    if (it->first == key) {
+      hooks.erase(it);
+      return;
+    }
+  }
+}
+
+void Tensor::backward() const { autograd::backward({*this}); }
+
+// --- Helpers -----------------------------------------------------------------
+
+namespace internal {
+
+Tensor make_view(const Tensor& base, std::int64_t offset, const Shape& shape) {
+  return make_tensor(base.impl()->storage, base.impl()->offset + offset, shape,
+                     base.dtype());
+}
+
+bool is_sole_owner(const Tensor& tensor) {
+  return tensor.impl_ptr().use_count() == 1 &&
+         tensor.impl()->storage.use_count() == 1;
+}
+
+}  // namespace internal
+
+double max_abs_difference(const Tensor& a, const Tensor& b) {
+  SB_CHECK(a.shape() == b.shape(), "max_abs_difference: shapes ",
+           shape_text(a.shape()), " and ", shape_text(b.shape()));
+  if (a.dtype() == b.dtype()) {
+    return kernels::max_abs_difference(kernels_of_thread(), a.dtype(),
+                                       a.numel(), a.raw(), b.raw());
+  }
+  const std::vector<double> x = a.to_vector<double>();
+  const std::vector<double> y = b.to_vector<double>();
+  return kernels::max_abs_difference(kernels_of_thread(), DType::kF64,
+                                     a.numel(), x.data(), y.data());
+}
+
+bool bitwise_equal(const Tensor& a, const Tensor& b) {
+  if (a.dtype() != b.dtype() || a.shape() != b.shape()) return false;
+  return a.numel() == 0 ||
+         std::memcmp(a.raw(), b.raw(), static_cast<std::size_t>(a.bytes())) ==
+             0;
+}
+
+}  // namespace shardbook
