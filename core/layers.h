@@ -1,0 +1,124 @@
+#pragma once
+
+// The modules that models are made of. `name` is the path under which a
+// module will stand in its model; weights are drawn from the streams of these
+// names, so that any rank can draw any part of any weight.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/module.h"
+#include "core/ops.h"
+
+namespace shardbook {
+
+/// y = x W + b, W [in, out]. Begins as PyTorch's: uniform(-1/sqrt(in), ..).
+class Linear : public ModuleOf<Linear> {
+ public:
+  Linear() = default;
+  Linear(const std::string& name, std::int64_t in, std::int64_t out,
+         const InitOptions& init, bool with_bias = true);
+  Tensor forward(const Tensor& x) override { return linear(x, weight, bias); }
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "Linear"; }
+
+  Tensor weight;  ///< [in, out]
+  Tensor bias;    ///< [out], or undefined
+};
+
+class LayerNorm : public ModuleOf<LayerNorm> {
+ public:
+  LayerNorm() = default;
+  LayerNorm(std::int64_t width, const InitOptions& init, double eps = 1e-5);
+  Tensor forward(const Tensor& x) override {
+    return layer_norm(x, weight, bias, eps);
+  }
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "LayerNorm"; }
+
+  Tensor weight;  ///< [width]
+  Tensor bias;    ///< [width]
+  double eps = 1e-5;
+};
+
+/// Rows of a table by index. Begins normal(0, stddev).
+class Embedding : public ModuleOf<Embedding> {
+ public:
+  Embedding() = default;
+  Embedding(const std::string& name, std::int64_t rows, std::int64_t width,
+            const InitOptions& init, double stddev = 0.02);
+  Tensor forward(const Tensor& indices) override {
+    return embedding(weight, indices);
+  }
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "Embedding"; }
+
+  Tensor weight;  ///< [rows, width]
+};
+
+class Dropout : public ModuleOf<Dropout> {
+ public:
+  explicit Dropout(double p = 0) : p(p) {}
+  Tensor forward(const Tensor& x) override {
+    return is_training() ? dropout(x, p) : x;
+  }
+  void members(MemberVisitor&) override {}
+  std::string type_name() const override { return "Dropout"; }
+
+  double p;
+};
+
+class Relu : public ModuleOf<Relu> {
+ public:
+  Tensor forward(const Tensor& x) override { return relu(x); }
+  void members(MemberVisitor&) override {}
+  std::string type_name() const override { return "Relu"; }
+};
+
+/// Batch normalisation over [n, c, ..]. Running statistics are updated with the
+/// unbiased variance. `sum_over_ranks` makes it a synchronised one.
+class BatchNorm : public ModuleOf<BatchNorm> {
+ public:
+  BatchNorm() = default;
+  BatchNorm(std::int64_t channels, const InitOptions& init, double eps = 1e-5,
+            double momentum = 0.1);
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "BatchNorm"; }
+
+  Tensor weight;        ///< [c]
+  Tensor bias;          ///< [c]
+  Tensor running_mean;  ///< [c], buffer
+  Tensor running_var;   ///< [c], buffer
+  double eps = 1e-5;
+  double momentum = 0.1;
+  SumOverRanks sum_over_ranks;
+};
+
+/// Modules one after another, named "0", "1", ...
+class Sequential : public Module {
+ public:
+  Sequential() = default;
+  Sequential(const Sequential& other);
+  Sequential& operator=(const Sequential& other);
+  template <typename M>
+  Sequential& add(M module) {
+    modules_.push_back(std::make_unique<M>(std::move(module)));
+    return *this;
+  }
+  std::size_t size() const { return modules_.size(); }
+  Module& operator[](std::size_t i) { return *modules_[i]; }
+
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::unique_ptr<Module> clone() const override {
+    return std::make_unique<Sequential>(*this);
+  }
+  std::string type_name() const override { return "Sequential"; }
+
+ private:
+  std::vector<std::unique_ptr<Module>> modules_;
+};
+
+}  // namespace shardbook
