@@ -108,7 +108,8 @@ void AtomicFile::commit() {
 
 void AtomicFile::fail(const char* step, int cause) {
   discard();
-  SB_FAIL(label_, ": cannot ", step, ": ", std::generic_category().message(cause));
+  SB_FAIL(label_, ": cannot ", step, ": ",
+          std::generic_category().message(cause));
 }
 
 void AtomicFile::discard() noexcept {

@@ -20,16 +20,16 @@ struct TypeInfo {
 // Types that we do not compute with still have a size, which is checked.
 constexpr DType kNone = DType::kF32;
 constexpr std::array<TypeInfo, 20> kTypes = {{
-    {"F64", 64, true, DType::kF64},    {"F32", 32, true, DType::kF32},
-    {"BF16", 16, true, DType::kBF16},  {"F16", 16, true, DType::kF16},
-    {"I64", 64, true, DType::kI64},    {"I32", 32, true, DType::kI32},
-    {"BOOL", 8, false, kNone},         {"U8", 8, false, kNone},
-    {"I8", 8, false, kNone},           {"I16", 16, false, kNone},
-    {"U16", 16, false, kNone},         {"U32", 32, false, kNone},
-    {"U64", 64, false, kNone},         {"C64", 64, false, kNone},
-    {"F8_E5M2", 8, false, kNone},      {"F8_E4M3", 8, false, kNone},
-    {"F8_E8M0", 8, false, kNone},      {"F6_E2M3", 6, false, kNone},
-    {"F6_E3M2", 6, false, kNone},      {"F4", 4, false, kNone},
+    {"F64", 64, true, DType::kF64},   {"F32", 32, true, DType::kF32},
+    {"BF16", 16, true, DType::kBF16}, {"F16", 16, true, DType::kF16},
+    {"I64", 64, true, DType::kI64},   {"I32", 32, true, DType::kI32},
+    {"BOOL", 8, false, kNone},        {"U8", 8, false, kNone},
+    {"I8", 8, false, kNone},          {"I16", 16, false, kNone},
+    {"U16", 16, false, kNone},        {"U32", 32, false, kNone},
+    {"U64", 64, false, kNone},        {"C64", 64, false, kNone},
+    {"F8_E5M2", 8, false, kNone},     {"F8_E4M3", 8, false, kNone},
+    {"F8_E8M0", 8, false, kNone},     {"F6_E2M3", 6, false, kNone},
+    {"F6_E3M2", 6, false, kNone},     {"F4", 4, false, kNone},
 }};
 
 constexpr std::size_t kMaxQuotedChars = 100;
@@ -74,7 +74,7 @@ std::int64_t safetensors_bytes(const std::vector<std::int64_t>& shape,
   return volume % 8 == 0 ? volume / 8 : -1;
 }
 
-std::string quoted(const std::string& text) {
+std::string quote(const std::string& text) {
   std::string result = "'";
   for (const char c : text) {
     if (result.size() > kMaxQuotedChars) return result + "...'";
@@ -92,7 +92,7 @@ std::string quoted(const std::string& text) {
 
 std::string json_cause(const std::string& what) {
   const std::size_t colon = what.find(": ");
-  return quoted(colon == std::string::npos ? what : what.substr(colon + 2));
+  return quote(colon == std::string::npos ? what : what.substr(colon + 2));
 }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {

@@ -35,7 +35,7 @@ std::int64_t safetensors_bytes(const std::vector<std::int64_t>& shape,
 
 /// A name from a file, for a message: quoted, control characters and foreign
 /// bytes escaped, cut after about 100 characters.
-std::string quoted(const std::string& text);
+std::string quote(const std::string& text);
 
 /// "[2, 3]", cut after 8 dimensions.
 std::string shape_text(const std::vector<std::int64_t>& shape);

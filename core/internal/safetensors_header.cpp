@@ -57,11 +57,11 @@ class HeaderReader : public Json::json_sax_t {
     if (place_ == Place::kMetadata) {
       const bool inserted =
           header_->metadata.emplace(key_, std::move(value)).second;
-      SB_CHECK(inserted, label_, ": metadata ", quoted(key_), " appears twice");
+      SB_CHECK(inserted, label_, ": metadata ", quote(key_), " appears twice");
     } else if (place_ == Place::kTensor && key_ == "dtype") {
       entry_.type_name = std::move(value);
     } else {
-      unexpected("the string " + quoted(value));
+      unexpected("the string " + quote(value));
     }
     return true;
   }
@@ -90,14 +90,14 @@ class HeaderReader : public Json::json_sax_t {
   bool key(std::string& value) override {
     key_ = std::move(value);
     if (place_ == Place::kTop) {
-      SB_CHECK(names_.insert(key_).second, label_, ": ", quoted(key_),
+      SB_CHECK(names_.insert(key_).second, label_, ": ", quote(key_),
                " appears twice in the header");
     } else if (place_ == Place::kTensor) {
       bool* seen = key_ == "dtype"          ? &seen_dtype_
                    : key_ == "shape"        ? &seen_shape_
                    : key_ == "data_offsets" ? &seen_offsets_
                                             : nullptr;
-      SB_CHECK(seen != nullptr, tensor(), "key ", quoted(key_),
+      SB_CHECK(seen != nullptr, tensor(), "key ", quote(key_),
                " is unknown; allowed are dtype, shape and data_offsets");
       SB_CHECK(!*seen, tensor(), key_, " appears twice");
       *seen = true;
@@ -138,10 +138,18 @@ class HeaderReader : public Json::json_sax_t {
 
  private:
   // Where the parser stands; what is allowed follows from it.
-  enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets, kDone };
+  enum class Place {
+    kStart,
+    kTop,
+    kMetadata,
+    kTensor,
+    kShape,
+    kOffsets,
+    kDone
+  };
 
   std::string tensor() const {
-    return label_ + ": tensor " + quoted(entry_.name) + ": ";
+    return label_ + ": tensor " + quote(entry_.name) + ": ";
   }
 
   [[noreturn]] void unexpected(const std::string& what) const {
@@ -151,10 +159,10 @@ class HeaderReader : public Json::json_sax_t {
           SB_FAIL(label_, ": __metadata__ is ", what,
                   "; it must be an object of strings");
         }
-        SB_FAIL(label_, ": tensor ", quoted(key_), " is ", what,
+        SB_FAIL(label_, ": tensor ", quote(key_), " is ", what,
                 "; it must be an object with dtype, shape and data_offsets");
       case Place::kMetadata:
-        SB_FAIL(label_, ": metadata ", quoted(key_), " is ", what,
+        SB_FAIL(label_, ": metadata ", quote(key_), " is ", what,
                 "; it must be a string");
       case Place::kTensor:
         SB_FAIL(tensor(), key_, " is ", what, "; it must be ",
@@ -209,15 +217,15 @@ void check_coverage(const std::vector<SafetensorsEntry>& entries,
                     std::int64_t data_bytes, const std::string& label) {
   std::int64_t covered = 0;
   for (const SafetensorsEntry& entry : entries) {
-    SB_CHECK(entry.end <= data_bytes, label, ": tensor ", quoted(entry.name),
+    SB_CHECK(entry.end <= data_bytes, label, ": tensor ", quote(entry.name),
              ": data_offsets [", entry.begin, ", ", entry.end,
              "] reach past the end of the data (", data_bytes,
              " bytes); the file is cut short or its header is wrong");
-    SB_CHECK(entry.begin >= covered, label, ": tensor ", quoted(entry.name),
+    SB_CHECK(entry.begin >= covered, label, ": tensor ", quote(entry.name),
              ": data_offsets [", entry.begin, ", ", entry.end,
              "] overlap the tensor before, which ends at ", covered);
     SB_CHECK(entry.begin == covered, label, ": bytes ", covered, " to ",
-             entry.begin, " of the data, before tensor ", quoted(entry.name),
+             entry.begin, " of the data, before tensor ", quote(entry.name),
              ", belong to no tensor; the format allows no holes");
     covered = entry.end;
   }

@@ -1,0 +1,358 @@
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "core/check.h"
+#include "core/internal/atomic_file.h"
+#include "core/internal/mapped_file.h"
+#include "core/internal/safetensors_format.h"
+#include "core/safetensors.h"
+
+namespace shardbook {
+
+using internal::quote;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kFileEnding = ".safetensors";
+constexpr const char* kIndexEnding = ".safetensors.index.json";
+constexpr std::size_t kMaxIndexBytes = internal::kSafetensorsMaxHeaderBytes;
+constexpr std::size_t kMaxIndexDepth = 64;
+constexpr std::uint64_t kMaxInt = std::numeric_limits<std::int64_t>::max();
+
+/// Files of a manifest lie beside it: a name that leads elsewhere is refused.
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+/// Listens to the JSON parser: keeps weight_map and metadata.total_size, and
+/// passes over whatever else a manifest says.
+class IndexReader : public Json::json_sax_t {
+ public:
+  IndexReader(const std::string& label, SafetensorsIndex* index)
+      : label_(label), index_(index) {}
+
+  bool null() override { return value("null"); }
+  bool boolean(bool) override { return value("a boolean"); }
+  bool binary(Json::binary_t&) override { return value("binary data"); }
+  bool number_integer(std::int64_t) override { return value("a number"); }
+  bool number_float(double, const std::string&) override {
+    return value("a number");
+  }
+  bool number_unsigned(std::uint64_t number) override {
+    const bool is_total_size = path_.size() == 2 && path_[0] == "metadata" &&
+                               path_[1] == "total_size" && arrays_ == 0;
+    if (is_total_size && number <= kMaxInt) {
+      index_->total_size = static_cast<std::int64_t>(number);
+    }
+    return value("a number");
+  }
+
+  bool string(std::string& text) override {
+    if (!in_weight_map()) return value("a string");
+    SB_CHECK(is_plain_file_name(text), label_, ": tensor ", quote(path_[1]),
+             " is in file ", quote(text),
+             "; it must be the name of a file beside the manifest");
+    index_->weight_map[path_[1]] = std::move(text);
+    return true;
+  }
+
+  bool start_object(std::size_t) override {
+    if (path_.size() == 1 && path_[0] == "weight_map") {
+      has_weight_map_ = true;
+    } else if (!path_.empty()) {
+      value("an object");
+    }
+    SB_CHECK(path_.size() + arrays_ < kMaxIndexDepth, label_,
+             ": the manifest nests deeper than ", kMaxIndexDepth);
+    path_.emplace_back();
+    return true;
+  }
+
+  bool key(std::string& name) override {
+    // Twice the same key matters where one of the two would be lost.
+    if (path_.size() == 1) {
+      SB_CHECK(top_keys_.insert(name).second, label_, ": key ", quote(name),
+               " appears twice");
+    } else if (path_.size() == 2 && path_[0] == "weight_map") {
+      SB_CHECK(index_->weight_map.count(name) == 0, label_, ": tensor ",
+               quote(name), " appears twice in weight_map");
+    }
+    path_.back() = std::move(name);
+    return true;
+  }
+
+  bool end_object() override {
+    path_.pop_back();
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    value("an array");
+    SB_CHECK(path_.size() + ++arrays_ < kMaxIndexDepth, label_,
+             ": the manifest nests deeper than ", kMaxIndexDepth);
+    return true;
+  }
+  bool end_array() override {
+    --arrays_;
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&,
+                   const Json::exception& error) override {
+    SB_FAIL(label_, ": the manifest is not valid JSON in UTF-8, at byte ",
+            position, ": ", internal::json_cause(error.what()));
+  }
+
+  void finish() const {
+    SB_CHECK(has_weight_map_, label_, ": weight_map is missing");
+  }
+
+ private:
+  bool in_weight_map() const {
+    return path_.size() == 2 && path_[0] == "weight_map";
+  }
+
+  /// Checks that a value of no interest stands where that is allowed.
+  bool value(const char* what) const {
+    SB_CHECK(!path_.empty(), label_, ": the manifest is ", what,
+             "; it must be an object");
+    SB_CHECK(path_.size() != 1 || path_[0] != "weight_map", label_,
+             ": weight_map is ", what, "; it must be an object of strings");
+    SB_CHECK(!in_weight_map(), label_, ": tensor ",
+             path_.size() > 1 ? quote(path_[1]) : "", " in weight_map is ",
+             what, "; it must be a string");
+    return true;
+  }
+
+  const std::string& label_;
+  SafetensorsIndex* index_;
+  std::vector<std::string> path_;  // the key at each open object
+  std::size_t arrays_ = 0;
+  bool has_weight_map_ = false;
+  std::set<std::string> top_keys_;
+};
+
+/// The file that `path` stands for; see CheckpointReader::open.
+std::string resolve_checkpoint(const std::string& path) {
+  std::error_code ignored;
+  const auto first_file = [&](const std::string& stem) -> std::string {
+    for (const char* ending : {kFileEnding, kIndexEnding}) {
+      if (fs::is_regular_file(stem + ending, ignored)) return stem + ending;
+    }
+    return "";
+  };
+  if (fs::is_directory(path, ignored)) {
+    const std::string file = first_file((fs::path(path) / "model").string());
+    SB_CHECK(!file.empty(), path, ": this folder holds neither model",
+             kFileEnding, " nor model", kIndexEnding);
+    return file;
+  }
+  if (fs::exists(path, ignored)) return path;
+  const std::string file = first_file(path);
+  SB_CHECK(!file.empty(), path, ": there is no such checkpoint, nor one named ",
+           path, kFileEnding, " or ", path, kIndexEnding);
+  return file;
+}
+
+bool ends_with(const std::string& text, const std::string& ending) {
+  return text.size() >= ending.size() &&
+         text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
+}
+
+}  // namespace
+
+std::string safetensors_shard_name(const std::string& stem, int shard,
+                                   int num_shards) {
+  SB_CHECK(num_shards >= 1 && num_shards <= 99999 && shard >= 0 &&
+               shard < num_shards,
+           "shard ", shard, " of ", num_shards,
+           ": allowed are shards 0 to n-1 of n, and n from 1 to 99999");
+  char numbers[32];
+  std::snprintf(numbers, sizeof numbers, "-%05d-of-%05d", shard + 1,
+                num_shards);
+  return stem + numbers + kFileEnding;
+}
+
+SafetensorsIndex parse_safetensors_index(const void* text, std::size_t size,
+                                         const std::string& label) {
+  SB_CHECK(size <= kMaxIndexBytes, label, ": the manifest has ", size,
+           " bytes; allowed are up to ", kMaxIndexBytes);
+  const char* begin = static_cast<const char*>(text);
+  // The JSON parser would take a zero byte for the end of the text.
+  SB_CHECK(size == 0 || std::memchr(begin, 0, size) == nullptr, label,
+           ": the manifest is not valid JSON: it contains a zero byte");
+  SafetensorsIndex index;
+  IndexReader reader(label, &index);
+  Json::sax_parse(begin, begin + size, &reader);
+  reader.finish();
+  return index;
+}
+
+void write_safetensors_index(const std::string& path,
+                             const SafetensorsIndex& index) {
+  Json document;
+  if (index.total_size >= 0) {
+    document["metadata"]["total_size"] = index.total_size;
+  }
+  document["weight_map"] = Json::object();
+  for (const auto& [name, file] : index.weight_map) {
+    SB_CHECK(is_plain_file_name(file), path, ": tensor ", quote(name),
+             " is in file ", quote(file),
+             "; it must be the name of a file beside the manifest");
+    document["weight_map"][name] = file;
+  }
+  std::string text;
+  try {
+    text = document.dump(2) + '\n';
+  } catch (const Json::exception&) {
+    SB_FAIL(path, ": a name in the manifest is not valid UTF-8");
+  }
+  internal::AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void write_sharded_safetensors(const std::string& folder,
+                               const std::vector<SafetensorsItem>& items,
+                               std::int64_t max_shard_bytes,
+                               const SafetensorsMetadata& metadata) {
+  SB_CHECK(max_shard_bytes > 0, folder, ": shards of at most ", max_shard_bytes,
+           " bytes are asked for; allowed are 1 and more");
+  // Fill one file after the other, in the order of the items.
+  std::vector<std::vector<SafetensorsItem>> shards(1);
+  SafetensorsIndex index;
+  index.total_size = 0;
+  std::int64_t filled = 0;
+  std::set<std::string> names;
+  for (const SafetensorsItem& item : items) {
+    SB_CHECK(names.insert(item.name).second, folder, ": tensor ",
+             quote(item.name), " is given twice");
+    const std::int64_t bytes = internal::safetensors_bytes(
+        item.shape, static_cast<int>(dtype_bytes(item.dtype)) * 8);
+    SB_CHECK(
+        bytes >= 0 &&
+            !__builtin_add_overflow(index.total_size, bytes, &index.total_size),
+        folder, ": tensor ", quote(item.name), ": shape ",
+        internal::shape_text(item.shape), " has a negative or too large size");
+    if (filled > 0 && bytes > max_shard_bytes - filled) {
+      shards.emplace_back();
+      filled = 0;
+    }
+    shards.back().push_back(item);
+    filled += bytes;
+  }
+  const int num_shards = static_cast<int>(shards.size());
+  for (int shard = 0; shard < num_shards; ++shard) {
+    const std::string name = safetensors_shard_name("model", shard, num_shards);
+    write_safetensors((fs::path(folder) / name).string(), shards[shard],
+                      metadata);
+    for (const SafetensorsItem& item : shards[shard]) {
+      index.weight_map[item.name] = name;
+    }
+  }
+  // The manifest comes last: it promises what is already there.
+  const fs::path manifest =
+      fs::path(folder) / (std::string("model") + kIndexEnding);
+  write_safetensors_index(manifest.string(), index);
+}
+
+struct CheckpointReader::Impl {
+  explicit Impl(const std::string& checkpoint);
+  void add_indexed();
+
+  std::string path;
+  std::vector<SafetensorsFile> files;
+  std::vector<std::string> names;
+  std::unordered_map<std::string, std::size_t> file_of;
+  SafetensorsMetadata metadata;
+};
+
+CheckpointReader::Impl::Impl(const std::string& checkpoint)
+    : path(resolve_checkpoint(checkpoint)) {
+  if (ends_with(path, ".json")) {
+    add_indexed();
+  } else {
+    files.push_back(SafetensorsFile::open(path));
+    for (const SafetensorsEntry& entry : files[0].entries()) {
+      names.push_back(entry.name);
+      file_of.emplace(entry.name, 0);
+    }
+  }
+  for (const SafetensorsFile& file : files) {
+    metadata.insert(file.metadata().begin(), file.metadata().end());
+  }
+}
+
+void CheckpointReader::Impl::add_indexed() {
+  const internal::MappedFile text(path);
+  const SafetensorsIndex index =
+      parse_safetensors_index(text.bytes(), text.size(), path);
+  const fs::path folder = fs::path(path).parent_path();
+  std::map<std::string, std::size_t> opened;
+  for (const auto& [name, file] : index.weight_map) {
+    const auto [place, is_new] = opened.emplace(file, files.size());
+    if (is_new) {
+      files.push_back(SafetensorsFile::open((folder / file).string()));
+    }
+    const std::size_t number = place->second;
+    SB_CHECK(files[number].contains(name), path,
+             ": weight_map promises tensor ", quote(name), " in ", quote(file),
+             ", which does not hold it");
+    file_of.emplace(name, number);
+  }
+  // A file may hold more than the manifest names; that is not ours to read.
+  for (const auto& [file, number] : opened) {
+    for (const SafetensorsEntry& entry : files[number].entries()) {
+      const auto found = file_of.find(entry.name);
+      if (found != file_of.end() && found->second == number) {
+        names.push_back(entry.name);
+      }
+    }
+  }
+}
+
+CheckpointReader::CheckpointReader(std::shared_ptr<const Impl> impl)
+    : impl_(std::move(impl)) {}
+
+CheckpointReader CheckpointReader::open(const std::string& path) {
+  return CheckpointReader(std::make_shared<const Impl>(path));
+}
+
+const std::vector<std::string>& CheckpointReader::names() const {
+  return impl_->names;
+}
+
+bool CheckpointReader::contains(const std::string& name) const {
+  return impl_->file_of.count(name) > 0;
+}
+
+const SafetensorsEntry& CheckpointReader::find(const std::string& name) const {
+  const auto found = impl_->file_of.find(name);
+  SB_CHECK(found != impl_->file_of.end(), impl_->path, ": there is no tensor ",
+           quote(name), " among the ", impl_->names.size(),
+           " tensors of this checkpoint");
+  return impl_->files[found->second].find(name);
+}
+
+const void* CheckpointReader::data(const std::string& name) const {
+  const SafetensorsEntry& entry = find(name);
+  return impl_->files[impl_->file_of.at(name)].data(entry);
+}
+
+const SafetensorsMetadata& CheckpointReader::metadata() const {
+  return impl_->metadata;
+}
+
+}  // namespace shardbook
