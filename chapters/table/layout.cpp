@@ -1,0 +1,148 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "chapters/table/table.h"
+
+namespace shardbook::table {
+namespace {
+
+using Row = std::vector<std::string>;
+
+// What a terminal can show.
+struct Marks {
+  const char* passed;
+  const char* failed;
+  const char* to;     // between the first and the last loss
+  const char* times;  // between the backend and its ranks
+};
+constexpr Marks kUtf8Marks = {"\u2713", "\u2717", " \u2192 ", " \u00d7"};
+constexpr Marks kAsciiMarks = {"yes", "no", " -> ", " x"};
+
+constexpr const char* kLegend =
+    "numbers: largest relative difference to one device. bytes sent: by the "
+    "busiest rank.\n"
+    "peak memory: of the fullest rank. step: wall time. A mark compares with "
+    "what was predicted.\n";
+
+// Columns on the screen: continuation bytes of UTF-8 take none.
+std::size_t width(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(),
+                    [](unsigned char c) { return (c & 0xC0) != 0x80; }));
+}
+
+std::string world_name(const ProgramRun& run, const Marks& marks) {
+  if (run.world_size == 1) return "1 rank";
+  return fmt::format("{}{}{}", run.backend, marks.times, run.world_size);
+}
+
+std::string claim_cell(const Claim& claim, const Marks& marks) {
+  const std::string value = claim.value.empty() ? "-" : claim.value;
+  if (claim.verdict == Verdict::kNotMeasured) return value;
+  const bool passed = claim.verdict == Verdict::kPassed;
+  return fmt::format("{} {}", passed ? marks.passed : marks.failed, value);
+}
+
+Row row_of(const ProgramRun& run, const Marks& marks) {
+  return {
+      run.chapter,
+      world_name(run, marks),
+      run.loss.empty() ? "-" : run.loss.front() + marks.to + run.loss.back(),
+      claim_cell(run.numbers, marks),
+      claim_cell(run.bytes, marks),
+      claim_cell(run.memory, marks),
+      claim_cell(run.time, marks)};
+}
+
+std::string align(const std::vector<Row>& rows) {
+  std::vector<std::size_t> widths(rows.front().size(), 0);
+  for (const Row& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], width(row[i]));
+    }
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      line += row[i] + std::string(widths[i] - width(row[i]) + 2, ' ');
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+// Calls visit(name, claim) for the four claims of a run.
+template <typename Visit>
+void for_each_claim(const ProgramRun& run, Visit visit) {
+  visit("numbers", run.numbers);
+  visit("bytes", run.bytes);
+  visit("memory", run.memory);
+  visit("time", run.time);
+}
+
+}  // namespace
+
+int count_failures(const std::vector<ProgramRun>& runs) {
+  int failures = 0;
+  for (const ProgramRun& run : runs) {
+    for_each_claim(run, [&](const char*, const Claim& claim) {
+      if (claim.verdict == Verdict::kFailed) ++failures;
+    });
+  }
+  return failures;
+}
+
+std::string format_table(const std::vector<ProgramRun>& runs, Charset charset) {
+  const Marks& marks = charset == Charset::kUtf8 ? kUtf8Marks : kAsciiMarks;
+  std::vector<Row> rows = {{"chapter", "world", "loss", "numbers", "bytes sent",
+                            "peak memory", "step"}};
+  std::string failures;
+  int claims = 0;
+  for (const ProgramRun& run : runs) {
+    rows.push_back(row_of(run, marks));
+    for_each_claim(run, [&](const char* name, const Claim& claim) {
+      if (claim.verdict != Verdict::kNotMeasured) ++claims;
+      if (claim.verdict != Verdict::kFailed) return;
+      failures += fmt::format(
+          "{} {}, {}: {}\n", marks.failed, run.chapter, world_name(run, marks),
+          claim.failure.empty() ? fmt::format("the claim on {} failed", name)
+                                : fmt::format("{}: {}", name, claim.failure));
+    });
+  }
+  const int failed = count_failures(runs);
+  const std::string verdict =
+      claims == 0   ? "No claim was measured."
+      : failed == 0 ? fmt::format("All {} claims hold.", claims)
+                    : fmt::format("{} of {} claims failed:", failed, claims);
+  return align(rows) + "\n" + kLegend + verdict + "\n" + failures;
+}
+
+std::string format_bytes(std::int64_t bytes) {
+  static constexpr std::array<const char*, 6> kUnits = {"B",   "KiB", "MiB",
+                                                        "GiB", "TiB", "PiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  // 1000 KiB reads better as 1.0 MiB, and never needs a fourth digit.
+  while (value >= 999.5 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  const int decimals = unit == 0 || value >= 99.95 ? 0 : 1;
+  return fmt::format("{:.{}f} {}", value, decimals, kUnits[unit]);
+}
+
+std::string format_seconds(double seconds) {
+  const auto three_digits = [](double value, const char* unit) {
+    const int decimals = value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+    return fmt::format("{:.{}f} {}", value, decimals, unit);
+  };
+  if (seconds < 0.9995e-3) return three_digits(seconds * 1e6, "us");
+  if (seconds < 0.9995) return three_digits(seconds * 1e3, "ms");
+  return three_digits(seconds, "s");
+}
+
+}  // namespace shardbook::table

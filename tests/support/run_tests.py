@@ -1,0 +1,266 @@
+"""Runs the tests that Meson knows and counts GoogleTest's cases one by one.
+
+  run_tests.py targets BUILD [FILTER...]       prints what has to be built
+  run_tests.py run BUILD [OPTIONS] [FILTER...] runs; the last line is the count
+
+A FILTER is a room (the name of a Meson test), a pattern, or room:pattern. A
+pattern is GoogleTest's; without a * it may stand anywhere in Suite.Case.
+
+Exit status: 0 all passed, 1 a test failed or none ran, 2 nothing matches.
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+
+Case = collections.namedtuple("Case", "state detail")
+
+
+def read_json(build, name):
+    return json.loads((build / "meson-info" / name).read_text("utf-8"))
+
+
+def select(rooms, filters):
+    """Pairs (room names, pattern or None), one for each filter."""
+    if not filters:
+        return [(rooms, None)]
+    chosen = []
+    for text in filters:
+        room, _, pattern = text.partition(":")
+        if text in rooms:
+            chosen.append(([text], None))
+        elif room in rooms and pattern:
+            chosen.append(([room], pattern))
+        else:
+            chosen.append((rooms, text))
+    return chosen
+
+
+def targets(build, filters):
+    """Prints what Ninja has to build for the chosen rooms."""
+    tests = read_json(build, "intro-tests.json")
+    files = {t["id"]: t["filename"] for t in read_json(build,
+                                                       "intro-targets.json")}
+    wanted = set()
+    for rooms, _ in select([t["name"] for t in tests], filters):
+        for test in tests:
+            if test["name"] in rooms:
+                for target in test["depends"]:
+                    wanted.update(files.get(target, []))
+    for path in sorted(wanted):
+        print(pathlib.Path(path).relative_to(build))
+
+
+def is_googletest(command):
+    """Tells by the names that GoogleTest leaves in a program."""
+    try:
+        program = pathlib.Path(command[0]).read_bytes()
+    except OSError:
+        return False
+    return program.startswith(b"\x7fELF") and b"N7testing4Test" in program
+
+
+def gtest_filter(pattern):
+    return pattern if "*" in pattern or "?" in pattern else f"*{pattern}*"
+
+
+def has_match(command, pattern, prefix):
+    listing = subprocess.run(
+        prefix + command + ["--gtest_list_tests", f"--gtest_filter={pattern}"],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+    return any(line.startswith("  ") for line in listing.stdout.splitlines())
+
+
+# Gives each program a folder for its report. A program started by a test
+# inherits the folder too; it ends before its parent, so the last file counts.
+WRAPPER = """
+folder=$(mktemp -d "$0/XXXXXX")
+printf '%s\\0' "$@" >"$folder/command"
+GTEST_OUTPUT="xml:$folder/" exec "$@"
+"""
+
+
+def run_meson(build, rooms, pattern, reports, args):
+    """Runs `rooms`; returns Meson's record of each."""
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    log = build / "meson-logs" / "testlog.json"
+    log.unlink(missing_ok=True)
+    wrapper = args.prefix + ["bash", "-c", WRAPPER, str(reports)]
+    command = ["meson", "test", "-C", str(build), "--no-rebuild",
+               "--num-processes", str(args.jobs),
+               "--timeout-multiplier", str(args.timeout_multiplier),
+               "--wrapper", shlex.join(wrapper)]
+    if pattern:
+        command = ["env", f"GTEST_FILTER={pattern}"] + command
+    meson = subprocess.Popen(command + rooms, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True)
+    output = []
+    for line in meson.stdout:
+        output.append(line)
+        if re.match(r" *\d+/\d+ ", line):
+            print(line, end="", flush=True)
+    meson.wait()
+    if not log.exists():
+        sys.exit("".join(output) + "shardbook: meson test did not run")
+    return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+
+
+def find_report(reports, command):
+    """The last report written below the folder of `command`, if any."""
+    for folder in sorted(reports.iterdir()):
+        record = folder / "command"
+        if not record.exists():
+            continue
+        if record.read_text("utf-8").split("\0")[:-1] != command:
+            continue
+        files = sorted(folder.glob("*.xml"), key=lambda f: f.stat().st_mtime_ns)
+        record.unlink()
+        try:
+            return xml.parse(files[-1]).getroot() if files else None
+        except xml.ParseError:
+            return None
+    return None
+
+
+def cases_of_report(report):
+    cases = {}
+    for case in report.iter("testcase"):
+        if case.get("status") == "notrun":
+            continue
+        name = f'{case.get("classname")}.{case.get("name")}'
+        failures = [f.get("message", "") for f in case.findall("failure")]
+        skipped = case.find("skipped")
+        if failures:
+            cases[name] = Case("failed", "\n".join(failures))
+        elif skipped is not None or case.get("result") == "skipped":
+            text = "" if skipped is None else skipped.get("message", "")
+            cases[name] = Case("skipped", " ".join(text.splitlines()[1:]))
+        else:
+            cases[name] = Case("passed", "")
+    return cases
+
+
+MARK = re.compile(r"^\[ *(RUN|OK|FAILED|SKIPPED) *\] ([\w/]+\.[\w/]+)", re.M)
+
+
+def cases_of_output(text):
+    """What a program that ended too early had printed."""
+    cases = {}
+    for mark, name in MARK.findall(text):
+        cases[name] = Case({"RUN": "failed", "FAILED": "failed", "OK": "passed",
+                            "SKIPPED": "skipped"}[mark],
+                           "the program ended in this test")
+    return cases
+
+
+def tail(text, lines=25):
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def ending(record):
+    if record["result"] == "TIMEOUT":
+        return "ran out of time"
+    code = record["returncode"]
+    return f"was ended by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def judge(test, record, report, filtered):
+    """The cases of one program: its own, or one for the whole program."""
+    said = record.get("stdout", "") + record.get("stderr", "")
+    good = record["result"] == "OK"
+    if not is_googletest(test["cmd"]):
+        state = {"OK": "passed", "SKIP": "skipped"}.get(record["result"],
+                                                        "failed")
+        lines = 1 if state == "skipped" else 25
+        return {"": Case(state, tail(said, lines))}
+    cases = cases_of_output(said) if report is None else cases_of_report(report)
+    if not cases and good and not filtered:
+        cases[""] = Case("failed", "ran no test")
+    if not good and not any(c.state == "failed" for c in cases.values()):
+        detail = tail(record.get("stderr", "") or said)
+        cases[""] = Case("failed", f"{ending(record)}\n{detail}")
+    return cases
+
+
+def run(build, args):
+    tests = read_json(build, "intro-tests.json")
+    if not tests:
+        sys.exit("shardbook: no test ran; this build knows none")
+    results = {}
+    for rooms, pattern in select([t["name"] for t in tests], args.filter):
+        chosen = [t for t in tests if t["name"] in rooms]
+        if pattern:
+            pattern = gtest_filter(pattern)
+            chosen = [t for t in chosen if is_googletest(t["cmd"]) and
+                      has_match(t["cmd"], pattern, args.prefix)]
+            if not chosen:
+                print(f"shardbook: no test matches {pattern}; the rooms are "
+                      + ", ".join(t["name"] for t in tests), file=sys.stderr)
+                return 2
+        reports = build / "test-reports"
+        records = run_meson(build, [t["name"] for t in chosen], pattern,
+                            reports, args)
+        for test in chosen:
+            for record in records:
+                size = len(test["cmd"])
+                if record["command"][-size:] == test["cmd"]:
+                    report = find_report(reports, test["cmd"])
+                    cases = judge(test, record, report, bool(pattern))
+                    for name, case in cases.items():
+                        results[test["name"], name] = case
+                    records.remove(record)
+                    break
+            else:
+                results[test["name"], ""] = Case("failed", "did not run")
+    return report_results(results)
+
+
+def report_results(results):
+    def having(state):
+        return [(" ".join(filter(None, key)), case.detail)
+                for key, case in results.items() if case.state == state]
+
+    reasons = collections.defaultdict(list)
+    for name, detail in having("skipped"):
+        reasons[detail or "no reason given"].append(name)
+    for reason, names in reasons.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(f"SKIPPED {names[0]}{more}: {reason}")
+    for name, detail in having("failed"):
+        lines = detail.splitlines()
+        if len(lines) > 30:
+            lines = lines[:30] + ["..."]
+        print("\n    ".join([f"FAILED {name}"] + lines))
+    count = collections.Counter(case.state for case in results.values())
+    if not count["passed"] + count["failed"]:
+        print("shardbook: no test ran", file=sys.stderr)
+    skipped = f', {count["skipped"]} skipped' if count["skipped"] else ""
+    print(f'{count["passed"]} passed, {count["failed"]} failed{skipped}')
+    return 1 if count["failed"] or not count["passed"] else 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("action", choices=["targets", "run"])
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("filter", nargs="*")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--timeout-multiplier", type=float, default=1)
+    parser.add_argument("--prefix", type=shlex.split, default=[])
+    args = parser.parse_intermixed_args()
+    build = args.build.resolve()
+    if args.action == "targets":
+        return targets(build, args.filter)
+    return run(build, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

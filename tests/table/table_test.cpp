@@ -1,0 +1,197 @@
+#include "chapters/table/table.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "core/check.h"
+
+namespace shardbook::table {
+namespace {
+
+// One run as a chapter prints it; every value that a test changes is here.
+struct Sample {
+  std::string chapter = R"("02_ddp")";
+  std::string world_size = "2";
+  std::string loss = R"({"first": 5.5478, "last": 2.9061})";
+  std::string max_rel = "3.14e-07";
+  std::string bytes = R"([{"predicted": 3355440, "counted": 3355440},
+                          {"predicted": 3355440, "counted": 3355440}])";
+  std::string memory = R"([
+      {"parameter": {"predicted": 1048576, "counted": 1048576},
+       "gradient": {"predicted": 524288, "counted": 524288}}])";
+  std::string claims = R"({"numbers": "passed", "bytes": "passed",
+                           "memory": "passed", "time": "not measured"})";
+  std::string wall = R"({"step_s": 0.0412})";
+
+  std::string json() const {
+    return R"({"chapter": )" + chapter + R"(, "options": {"world_size": )" +
+           world_size + R"(, "backend": "threads"}, "loss": )" + loss +
+           R"(, "parity": {"max_abs": 1e-8, "tolerance": 1e-5, "max_rel": )" +
+           max_rel + R"(}, "bytes": )" + bytes + R"(, "peak_memory": )" +
+           memory + R"(, "claims": )" + claims + R"(, "wall": )" + wall + "}";
+  }
+};
+
+std::string error_of(const std::string& text) {
+  try {
+    read_run(text, "run.json");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Table, ARowShowsEveryMeasuredValue) {
+  const ProgramRun run = read_run(Sample{}.json(), "run.json");
+  const std::string text = format_table({run}, Charset::kUtf8);
+  EXPECT_NE(text.find("02_ddp   threads ×2  5.55 → 2.91  ✓ 3.1e-07  "
+                      "✓ 3.2 MiB   ✓ 1.5 MiB    41.2 ms\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("All 3 claims hold.\n"), std::string::npos) << text;
+  EXPECT_EQ(count_failures({run}), 0);
+}
+
+TEST(Table, AsciiTerminalsGetWords) {
+  const ProgramRun run = read_run(Sample{}.json(), "run.json");
+  const std::string text = format_table({run}, Charset::kAscii);
+  EXPECT_NE(text.find("threads x2  5.55 -> 2.91  yes 3.1e-07"),
+            std::string::npos)
+      << text;
+  for (const char c : text) EXPECT_GE(c, 0) << text;
+}
+
+TEST(Table, NoDifferenceIsCalledExact) {
+  const ProgramRun run = read_run(Sample{.max_rel = "0"}.json(), "run.json");
+  EXPECT_EQ(run.numbers.value, "exact");
+}
+
+TEST(Table, FailedBytesNameRankAndBothCounts) {
+  const ProgramRun run =
+      read_run(Sample{.bytes = R"([{"predicted": 64, "counted": 64},
+                          {"predicted": 64, "counted": 96}])",
+                      .claims = R"({"numbers": "passed", "bytes": "failed"})"}
+                   .json(),
+               "run.json");
+  EXPECT_EQ(count_failures({run}), 1);
+  const std::string text = format_table({run}, Charset::kUtf8);
+  EXPECT_NE(text.find("✗ 96 B"), std::string::npos) << text;
+  EXPECT_NE(text.find("1 of 2 claims failed:\n✗ 02_ddp, threads ×2: bytes: "
+                      "rank 1: 96 B counted, 64 B predicted\n"),
+            std::string::npos)
+      << text;
+}
+
+TEST(Table, FailedMemoryNamesTheKind) {
+  const ProgramRun run = read_run(
+      Sample{.memory = R"([{"gradient": {"predicted": 8, "counted": 9}}])",
+             .claims = R"({"memory": "failed"})"}
+          .json(),
+      "run.json");
+  EXPECT_EQ(run.memory.failure, "rank 0 gradient: 9 B counted, 8 B predicted");
+}
+
+TEST(Table, FailedNumbersNameTheTolerance) {
+  const ProgramRun run = read_run(
+      Sample{.max_rel = "null", .claims = R"({"numbers": "failed"})"}.json(),
+      "run.json");
+  EXPECT_EQ(run.numbers.failure,
+            "the largest relative difference to one device is not a number, "
+            "allowed is 1.0e-05");
+}
+
+TEST(Table, AStatedTotalReplacesTheSumOfKinds) {
+  const ProgramRun run =
+      read_run(Sample{.memory = R"([{"gradient": {"predicted": 8, "counted": 8},
+                            "activation": {"counted": 8},
+                            "total": {"counted": 12}}])"}
+                   .json(),
+               "run.json");
+  EXPECT_EQ(run.memory.value, "12 B");
+}
+
+TEST(Table, TheBusiestRankStandsForAll) {
+  const ProgramRun run =
+      read_run(Sample{.bytes = R"([{"predicted": 7, "counted": 7},
+                          {"predicted": 9, "counted": 9},
+                          {"predicted": 8, "counted": 8}])"}
+                   .json(),
+               "run.json");
+  EXPECT_EQ(run.bytes.value, "9 B");
+}
+
+TEST(Table, WhatIsNotMeasuredMayBeMissing) {
+  const ProgramRun run = read_run(
+      R"({"chapter": "00_single_device", "claims": {},
+          "options": {"world_size": 1, "backend": "threads"}})",
+      "run.json");
+  const std::string text = format_table({run}, Charset::kUtf8);
+  EXPECT_NE(text.find("00_single_device  1 rank  -     -        -"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("No claim was measured."), std::string::npos) << text;
+}
+
+TEST(Table, NeverWiderThanAHundredColumns) {
+  ProgramRun run =
+      read_run(Sample{.chapter = R"("09_tensor_parallel_2p5d")",
+                      .loss = R"({"first": 10.55, "last": 10.91})",
+                      .bytes = R"([{"predicted": 1, "counted": 1023000}])"}
+                   .json(),
+               "run.json");
+  for (const Charset charset : {Charset::kUtf8, Charset::kAscii}) {
+    std::istringstream lines(format_table({run}, charset));
+    for (std::string line; std::getline(lines, line);) {
+      int columns = 0;
+      for (const char c : line) columns += (c & 0xC0) != 0x80;
+      EXPECT_LE(columns, 100) << line;
+    }
+  }
+}
+
+TEST(TableInput, MistakesAreSentences) {
+  EXPECT_EQ(error_of("{\"chapter\": "),
+            "run.json: no JSON: the first mistake is at byte 13");
+  EXPECT_EQ(error_of("[1, 2]"), "run.json: a run has to be a JSON object");
+  EXPECT_EQ(error_of("{}"), "run.json: chapter is missing");
+  EXPECT_EQ(error_of(Sample{.chapter = "7"}.json()),
+            "run.json: chapter is 7; it has to be a string");
+  EXPECT_EQ(error_of(Sample{.world_size = "-2"}.json()),
+            "run.json: options.world_size is -2; it has to be a whole number "
+            "from 0 up");
+  EXPECT_EQ(error_of(Sample{.world_size = "0"}.json()),
+            "run.json: options.world_size is 0; it has to be from 1 to "
+            "10000000");
+  EXPECT_EQ(error_of(Sample{.claims = "null"}.json()),
+            "run.json: claims is missing");
+  EXPECT_EQ(error_of(Sample{.loss = R"({"first": "high"})"}.json()),
+            "run.json: loss.first is \"high\"; it has to be a number");
+  EXPECT_EQ(error_of(Sample{.bytes = R"([{"counted": 3}])"}.json()),
+            "run.json: bytes[0] has no predicted number of bytes");
+  EXPECT_EQ(error_of(Sample{.bytes = "{}"}.json()),
+            "run.json: bytes is {}; it has to be a list with one element per "
+            "rank");
+  EXPECT_EQ(error_of(Sample{.memory = "[[3]]"}.json()),
+            "run.json: peak_memory[0].0 has no counted number of bytes");
+}
+
+TEST(TableUnits, BytesNeverNeedFourDigits) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(999), "999 B");
+  EXPECT_EQ(format_bytes(1000), "1.0 KiB");
+  EXPECT_EQ(format_bytes(12'897'485), "12.3 MiB");
+  EXPECT_EQ(format_bytes(1'048'575), "1.0 MiB");
+  EXPECT_EQ(format_bytes(std::int64_t{119} << 30), "119 GiB");
+}
+
+TEST(TableUnits, SecondsKeepThreeDigits) {
+  EXPECT_EQ(format_seconds(0.00085), "850 us");
+  EXPECT_EQ(format_seconds(0.0412), "41.2 ms");
+  EXPECT_EQ(format_seconds(0.99949), "999 ms");
+  EXPECT_EQ(format_seconds(0.9996), "1.00 s");
+  EXPECT_EQ(format_seconds(130), "130 s");
+}
+
+}  // namespace
+}  // namespace shardbook::table
