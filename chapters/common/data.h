@@ -1,0 +1,64 @@
+#pragma once
+
+// What the models read: a stream of tokens, cut into samples.
+//
+//   Dataset data = Dataset::open("book", /*seq=*/64, /*vocab=*/256, seed);
+//   Batch batch = data.batch({.first = rank, .stride = W}, per_rank);
+//
+// Sample i is tokens [i*S, i*S+S), its targets the tokens one further. Step k
+// takes samples k*B .. k*B+B-1; numbers beyond the last sample wrap around.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/context.h"
+#include "core/tensor.h"
+
+namespace shardbook {
+
+struct Batch {
+  Tensor inputs;   ///< i64 [n, S]
+  Tensor targets;  ///< i64 [n, S]
+  /// Where the rows lie in the global batch of this step.
+  BatchSlice slice;
+};
+
+class Dataset {
+ public:
+  /// `source`: "book" (the chapters' pages as bytes), "random", a FILE of bytes
+  /// or a FILE.u16 of little-endian token ids. Throws Error for a file that
+  /// cannot be read, is shorter than one sample, or has a token >= vocab.
+  static Dataset open(const std::string& source, std::int64_t seq,
+                      std::int64_t vocab, std::uint64_t seed);
+
+  std::int64_t num_tokens() const {
+    return static_cast<std::int64_t>(tokens_->size());
+  }
+  std::int64_t num_samples() const {
+    return (num_tokens() - 1) / seq_;
+  }
+  std::int64_t seq() const { return seq_; }
+
+  /// Rows first, first + stride, ... (`count` of them) of step `step`'s global
+  /// batch of `global_batch` samples, on the current device.
+  Batch batch(std::int64_t step, std::int64_t global_batch, BatchSlice slice,
+              std::int64_t count) const;
+  /// All rows of a step.
+  Batch batch(std::int64_t step, std::int64_t global_batch) const {
+    return batch(step, global_batch, BatchSlice{0, 1}, global_batch);
+  }
+
+ private:
+  std::shared_ptr<const std::vector<std::int32_t>> tokens_;
+  std::int64_t seq_ = 1;
+};
+
+/// The text of all chapter pages, in the order of the book.
+std::string book_text();
+
+/// Says what is wrong with the bytes as UTF-8 text and where; "" if nothing.
+std::string utf8_problem(const std::string& text);
+
+}  // namespace shardbook

@@ -1,0 +1,125 @@
+#pragma once
+
+// The models of the book.
+//
+// All of them take token ids i64 [n, S] and return logits [n, S, V]; the loss
+// is the mean cross-entropy over all tokens of the global batch.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/layers.h"
+
+namespace shardbook {
+
+/// A model's sizes: Hugging Face's GPT-2 keys.
+struct ModelConfig {
+  std::string type = "gpt2";  ///< "gpt2", or "mlp": tokens seen one by one
+  std::int64_t vocab_size = 256;
+  std::int64_t n_positions = 256;
+  std::int64_t n_embd = 64;
+  std::int64_t n_layer = 4;
+  std::int64_t n_head = 4;
+  double layer_norm_epsilon = 1e-5;
+  double dropout = 0;
+
+  /// "gpt-nano", "gpt-micro", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl",
+  /// "mlp", or a FILE.json with GPT-2's config keys. Throws Error that names
+  /// the file, the key and what is allowed.
+  static ModelConfig read(const std::string& name_or_file);
+  /// From the text of a config.json; `label` names it in messages.
+  static ModelConfig from_json(const std::string& text,
+                               const std::string& label);
+  /// As config.json, for the metadata of a saved model.
+  std::string to_json() const;
+};
+
+/// GPT-2's attention block: c_attn [h, 3h], heads, c_proj [h, h].
+class GptAttention : public ModuleOf<GptAttention> {
+ public:
+  GptAttention(const std::string& name, const ModelConfig& config,
+               const InitOptions& init);
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "GptAttention"; }
+
+  Linear c_attn, c_proj;
+  Dropout resid_dropout;
+  std::int64_t heads;
+  double attention_dropout;
+};
+
+/// c_fc [h, 4h], GELU, c_proj [4h, h].
+class GptMlp : public ModuleOf<GptMlp> {
+ public:
+  GptMlp(const std::string& name, const ModelConfig& config,
+         const InitOptions& init);
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "GptMlp"; }
+
+  Linear c_fc, c_proj;
+  Dropout resid_dropout;
+};
+
+/// x + attn(ln_1(x)), then x + mlp(ln_2(x)). With `recompute`, only the block's
+/// input is kept for backward.
+class GptBlock : public ModuleOf<GptBlock> {
+ public:
+  GptBlock(const std::string& name, const ModelConfig& config,
+           const InitOptions& init);
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "GptBlock"; }
+
+  LayerNorm ln_1, ln_2;
+  GptAttention attn;
+  GptMlp mlp;
+  bool recompute = false;
+
+ private:
+  Tensor compute(const Tensor& x);
+};
+
+/// GPT-2 as published: pre-norm, learned positions, output tied to wte.
+/// Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+class Gpt : public ModuleOf<Gpt> {
+ public:
+  Gpt(const ModelConfig& config, const InitOptions& init);
+  Tensor forward(const Tensor& tokens) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "Gpt"; }
+
+  ModelConfig config;
+  Embedding wte, wpe;
+  Dropout embd_dropout;
+  std::vector<GptBlock> h;
+  LayerNorm ln_f;
+};
+
+/// Predicts each token from the one before it: an embedding and three linear
+/// layers with ReLU.
+class MlpModel : public ModuleOf<MlpModel> {
+ public:
+  MlpModel(const ModelConfig& config, const InitOptions& init);
+  Tensor forward(const Tensor& tokens) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "MlpModel"; }
+
+  Embedding wte;
+  Linear fc1, fc2, fc3;
+};
+
+std::unique_ptr<Module> make_model(const ModelConfig& config,
+                                   const InitOptions& init);
+/// Turns recomputation on or off in every block of a GPT.
+void set_recompute(Module& model, bool on);
+
+/// Mean (or sum) of the cross-entropy of logits [n, S, V] against [n, S].
+Tensor language_loss(const Tensor& logits, const Tensor& targets,
+                     Reduction reduction = Reduction::kMean);
+
+}  // namespace shardbook

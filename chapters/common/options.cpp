@@ -1,0 +1,318 @@
+#include "chapters/common/options.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <limits>
+
+namespace shardbook {
+namespace {
+
+std::atomic<bool> stop_requested{false};
+
+void on_signal(int) {
+  // A second signal ends a program that does not come to its next step.
+  if (stop_requested.exchange(true)) _exit(130);
+}
+
+}  // namespace
+
+struct CommandLine::Impl {
+  CLI::App app;
+  std::vector<std::pair<std::string, std::string>> given;
+  std::vector<std::function<void()>> after_parse;
+
+  /// Adds an option that takes one value and is checked by `parse_value`,
+  /// which returns what is wrong, or nothing.
+  void add(const std::string& flag, const std::string& help,
+           const std::string& default_text,
+           std::function<std::string(const std::string&)> parse_value) {
+    app.add_option_function<std::string>(
+           flag,
+           [this, flag, parse_value](const std::string& text) {
+             const std::string wrong = parse_value(text);
+             if (!wrong.empty()) {
+               SB_FAIL(flag, " ", text.empty() ? "''" : text, ": ", wrong);
+             }
+             given.emplace_back(flag, text);
+           },
+           help)
+        ->default_str(default_text)
+        ->take_last();
+  }
+};
+
+CommandLine::CommandLine(const std::string& program, const std::string& summary)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->app.name(program);
+  impl_->app.description(summary);
+  impl_->app.allow_windows_style_options(false);
+}
+
+CommandLine::~CommandLine() = default;
+
+namespace {
+
+template <typename T>
+std::string parse_number(const std::string& text, T* value, T min, T max,
+                         const char* what) {
+  T number{};
+  std::size_t used = 0;
+  try {
+    if constexpr (std::is_floating_point_v<T>) {
+      number = std::stod(text, &used);
+    } else {
+      const long long wide = std::stoll(text, &used);
+      number = static_cast<T>(wide);
+      if (static_cast<long long>(number) != wide) used = 0;
+    }
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (used == 0 || used != text.size()) {
+    return fmt::format("not {}; give a value from {} to {}", what, min, max);
+  }
+  if constexpr (std::is_floating_point_v<T>) {
+    if (std::isnan(number)) return "not a number";
+  }
+  if (number < min || number > max) {
+    return fmt::format("out of range; give a value from {} to {}", min, max);
+  }
+  *value = number;
+  return "";
+}
+
+}  // namespace
+
+void CommandLine::add(const std::string& flag, std::string* value,
+                      const std::string& help,
+                      const std::vector<std::string>& allowed) {
+  std::string list;
+  for (const std::string& name : allowed) {
+    list += (list.empty() ? "" : ", ") + name;
+  }
+  impl_->add(flag, list.empty() ? help : help + " (" + list + ")", *value,
+             [value, allowed, list](const std::string& text) -> std::string {
+               if (!allowed.empty() && std::find(allowed.begin(), allowed.end(),
+                                                 text) == allowed.end()) {
+                 return "give one of " + list;
+               }
+               *value = text;
+               return "";
+             });
+}
+
+void CommandLine::add(const std::string& flag, std::int64_t* value,
+                      const std::string& help, std::int64_t min,
+                      std::int64_t max) {
+  impl_->add(flag, help, std::to_string(*value), [=](const std::string& text) {
+    return parse_number(text, value, min, max, "an integer");
+  });
+}
+
+void CommandLine::add(const std::string& flag, int* value,
+                      const std::string& help, int min, int max) {
+  impl_->add(flag, help, std::to_string(*value), [=](const std::string& text) {
+    return parse_number(text, value, min, max, "an integer");
+  });
+}
+
+void CommandLine::add(const std::string& flag, double* value,
+                      const std::string& help, double min, double max) {
+  impl_->add(flag, help, fmt::format("{}", *value),
+             [=](const std::string& text) {
+               return parse_number(text, value, min, max, "a number");
+             });
+}
+
+void CommandLine::add(const std::string& flag, std::uint64_t* value,
+                      const std::string& help) {
+  impl_->add(flag, help, std::to_string(*value), [=](const std::string& text) {
+    std::int64_t number = 0;
+    const std::string wrong =
+        parse_number(text, &number, std::int64_t{0},
+                     std::numeric_limits<std::int64_t>::max(), "an integer");
+    *value = static_cast<std::uint64_t>(number);
+    return wrong;
+  });
+}
+
+void CommandLine::add(const std::string& flag, DType* value,
+                      const std::string& help,
+                      const std::vector<std::string>& allowed) {
+  auto name = std::make_shared<std::string>(dtype_name(*value));
+  add(flag, name.get(), help, allowed);
+  impl_->after_parse.push_back(
+      [name, value] { *value = dtype_from_name(*name); });
+}
+
+void CommandLine::add(const std::string& flag, bool* value,
+                      const std::string& help) {
+  const std::string both = flag + ",!--no-" + flag.substr(2);
+  impl_->app.add_flag_function(
+      both,
+      [this, flag, value](std::int64_t count) {
+        *value = count > 0;
+        impl_->given.emplace_back(flag, *value ? "true" : "false");
+      },
+      help);
+}
+
+void CommandLine::add_bytes(const std::string& flag, std::int64_t* value,
+                            const std::string& help) {
+  impl_->add(
+      flag, help, std::to_string(*value),
+      [value](const std::string& text) -> std::string {
+        const char* allowed =
+            "give bytes, such as 1000000, 64MiB, 2GiB or 1.5GB";
+        std::size_t used = 0;
+        double number = -1;
+        try {
+          number = std::stod(text, &used);
+        } catch (const std::exception&) {
+          return allowed;
+        }
+        const std::string unit = text.substr(used);
+        const std::pair<const char*, double> kUnits[] = {
+            {"", 1},         {"B", 1},           {"KB", 1e3},
+            {"MB", 1e6},     {"GB", 1e9},        {"TB", 1e12},
+            {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0},
+            {"TiB", 1099511627776.0}};
+        for (const auto& [name, factor] : kUnits) {
+          const double bytes = number * factor;
+          if (unit == name && bytes >= 0 && bytes < 1e18) {
+            *value = static_cast<std::int64_t>(bytes);
+            return "";
+          }
+        }
+        return allowed;
+      });
+}
+
+void CommandLine::parse(int argc, char** argv) {
+  try {
+    impl_->app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    std::exit(impl_->app.exit(help));
+  } catch (const CLI::ParseError& error) {
+    std::string text = error.what();
+    for (char& c : text) {
+      if (c == '\n') c = ' ';
+    }
+    if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+      std::string extras;
+      for (const std::string& extra : impl_->app.remaining()) {
+        extras += (extras.empty() ? "" : " ") + extra;
+      }
+      text = "unknown option " + extras;
+    }
+    SB_FAIL(text, "; see ", impl_->app.get_name(), " --help");
+  }
+  for (const auto& finish : impl_->after_parse) finish();
+}
+
+const std::vector<std::pair<std::string, std::string>>& CommandLine::given()
+    const {
+  return impl_->given;
+}
+
+void add_shared_options(CommandLine& line, Options& o,
+                        const std::vector<std::string>& backends) {
+  line.add("--world-size", &o.world_size, "number of ranks", 1, 4096);
+  line.add("--backend", &o.backend, "what the ranks are", backends);
+  line.add("--device", &o.device, "where tensors live", {"cpu"});
+  line.add("--model", &o.model,
+           "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
+           "or a GPT-2 config FILE.json");
+  line.add("--data", &o.data,
+           "book, random, FILE (bytes) or FILE.u16 (GPT-2 token ids)");
+  line.add("--dtype", &o.dtype, "element type of the model",
+           {"f32", "f64", "bf16", "f16"});
+  line.add("--steps", &o.steps, "optimizer steps");
+  line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
+  line.add("--seq", &o.seq, "tokens per sample", 1);
+  line.add("--seed", &o.seed, "seed of weights and dropout");
+  line.add("--optimizer", &o.optimizer, "how weights are updated",
+           {"sgd", "adam", "adamw"});
+  OptimizerOptions& opt = o.optimizer_options;
+  line.add("--lr", &opt.lr, "learning rate");
+  line.add("--weight-decay", &opt.weight_decay, "as PyTorch's optimizers");
+  line.add("--momentum", &opt.momentum, "of sgd", 0, 1);
+  line.add("--nesterov", &opt.nesterov, "Nesterov momentum of sgd");
+  line.add("--beta1", &opt.beta1, "of adam and adamw", 0, 1);
+  line.add("--beta2", &opt.beta2, "of adam and adamw", 0, 1);
+  line.add("--eps", &opt.eps, "of adam and adamw");
+  line.add("--lr-schedule", &o.lr_schedule, "learning rate over the steps",
+           {"constant", "linear", "cosine"});
+  line.add("--warmup", &o.warmup, "steps over which the rate rises");
+  line.add("--clip", &o.clip, "largest gradient norm; 0 for none");
+  line.add("--dropout", &o.dropout, "probability", 0, 0.999);
+  line.add("--load", &o.load, "begin with these weights (safetensors)");
+  line.add("--save", &o.save, "write the weights here (safetensors)");
+  line.add("--log", &o.log, "one JSON object per step (JSON lines)");
+  line.add("--trace", &o.trace, "events for Perfetto (Chrome trace JSON)");
+  line.add("--logits", &o.logits,
+           "write the first batch and its logits after training "
+           "(safetensors)");
+  line.add("--format", &o.format, "of the report", {"text", "json"});
+  line.add("--check", &o.check, "compare with one device");
+  line.add("--deterministic", &o.deterministic,
+           "sum in one fixed order, whatever the shape");
+  line.add_bytes("--device-memory", &o.device_memory_bytes,
+                 "capacity of each emulated device; 0 for no limit");
+  line.add("--timeout", &o.timeout_s,
+           "seconds a call waits for its peers before it names who is missing",
+           0.001);
+  line.add("--rendezvous", &o.rendezvous,
+           "gloo on several hosts: file:FOLDER, tcp:HOST:PORT or "
+           "redis:HOST:PORT");
+  line.add("--interface", &o.network_interface,
+           "gloo on several hosts: network interface, such as eth0");
+}
+
+void check_options(const Options& o) {
+  const OptimizerOptions& opt = o.optimizer_options;
+  SB_CHECK(!opt.nesterov || (o.optimizer == "sgd" && opt.momentum > 0),
+           "--nesterov: needs --optimizer sgd and a --momentum above 0");
+  SB_CHECK(opt.momentum == 0 || o.optimizer == "sgd", "--momentum ",
+           opt.momentum, ": only --optimizer sgd has a momentum");
+  SB_CHECK(opt.beta1 < 1 && opt.beta2 < 1,
+           "--beta1, --beta2: give values below 1");
+}
+
+LaunchOptions launch_options(const Options& o) {
+  LaunchOptions launch;
+  launch.backend = o.backend;
+  launch.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(o.timeout_s * 1e3));
+  launch.device_memory_bytes = o.device_memory_bytes;
+  launch.deterministic = o.deterministic;
+  launch.rendezvous = o.rendezvous;
+  launch.network_interface = o.network_interface;
+  return launch;
+}
+
+bool interrupted() { return stop_requested; }
+
+int chapter_main(const std::function<int()>& body) {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  try {
+    return body();
+  } catch (const Interrupted& stop) {
+    std::fprintf(stderr, "%s\n", stop.what());
+    return 130;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return kExitBadInput;
+  }
+}
+
+}  // namespace shardbook

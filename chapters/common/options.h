@@ -1,0 +1,127 @@
+#pragma once
+
+// The command line that every chapter shares.
+//
+//   int main(int argc, char** argv) {
+//     return chapter_main([&] {
+//       Options options;
+//       CommandLine line("ch02_ddp", "DistributedDataParallel");
+//       add_shared_options(line, options);
+//       line.add("--bucket-mb", &bucket_mb, "size limit of a bucket", 0.001);
+//       line.parse(argc, argv);
+//       ...
+//       return report(...);
+//     });
+//   }
+//
+// Bad input is one clear sentence on stderr and exit status 2.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/launch.h"
+#include "core/check.h"
+#include "core/dtype.h"
+#include "core/optim.h"
+
+namespace shardbook {
+
+/// What all chapters understand; names and meaning as printed by --help.
+struct Options {
+  std::string chapter;  ///< "02_ddp"
+  int world_size = 1;
+  std::string backend = "threads";
+  std::string device = "cpu";
+  std::string model = "gpt-nano";
+  DType dtype = DType::kF32;
+  std::string data = "book";
+  std::int64_t steps = 60;
+  std::int64_t batch = 24;  ///< samples per step, over all ranks
+  std::int64_t seq = 64;
+  std::uint64_t seed = 0;
+  std::string optimizer = "adamw";
+  OptimizerOptions optimizer_options;
+  std::string lr_schedule = "constant";
+  std::int64_t warmup = 0;
+  double clip = 0;  ///< largest gradient norm; 0: no clipping
+  double dropout = 0;
+  std::string load;
+  std::string save;
+  std::string log;
+  std::string trace;
+  std::string logits;
+  std::string format = "text";
+  bool check = true;
+  bool deterministic = false;
+  std::int64_t device_memory_bytes = 0;
+  double timeout_s = 300;
+  std::string rendezvous;
+  std::string network_interface;
+};
+
+/// Options by name, each with a check of its own. Wraps CLI11.
+class CommandLine {
+ public:
+  CommandLine(const std::string& program, const std::string& summary);
+  ~CommandLine();
+
+  void add(const std::string& flag, std::string* value, const std::string& help,
+           const std::vector<std::string>& allowed = {});
+  void add(const std::string& flag, std::int64_t* value,
+           const std::string& help, std::int64_t min = 0,
+           std::int64_t max = std::int64_t{1} << 40);
+  void add(const std::string& flag, int* value, const std::string& help,
+           int min = 0, int max = 1 << 20);
+  void add(const std::string& flag, double* value, const std::string& help,
+           double min = 0, double max = 1e30);
+  void add(const std::string& flag, std::uint64_t* value,
+           const std::string& help);
+  /// By name: "f32".
+  void add(const std::string& flag, DType* value, const std::string& help,
+           const std::vector<std::string>& allowed);
+  /// "--check": also understands "--no-check".
+  void add(const std::string& flag, bool* value, const std::string& help);
+  /// "512MiB", "2GB", "100000": bytes.
+  void add_bytes(const std::string& flag, std::int64_t* value,
+                 const std::string& help);
+
+  /// Throws Error for anything it does not understand; --help prints and
+  /// exits with status 0.
+  void parse(int argc, char** argv);
+  /// Option and value of everything that was given, for the report.
+  const std::vector<std::pair<std::string, std::string>>& given() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Adds the shared options. `backends` are those that the chapter knows.
+void add_shared_options(CommandLine& line, Options& options,
+                        const std::vector<std::string>& backends = {
+                            "threads", "gloo"});
+/// Checks what single options cannot say (seq against the model, files, ...).
+void check_options(const Options& options);
+/// What run_ranks needs of them.
+LaunchOptions launch_options(const Options& options);
+
+/// Exit status of a program whose input was bad / whose claim failed.
+constexpr int kExitBadInput = 2;
+constexpr int kExitClaimFailed = 1;
+
+/// Thrown by `train` after SIGINT or SIGTERM.
+class Interrupted : public Error {
+ public:
+  using Error::Error;
+};
+/// True once SIGINT or SIGTERM has come, from chapter_main on.
+bool interrupted();
+
+/// Runs `body` and turns what it throws into a sentence and an exit status:
+/// Error 2, Interrupted 130.
+int chapter_main(const std::function<int()>& body);
+
+}  // namespace shardbook

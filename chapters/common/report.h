@@ -1,0 +1,85 @@
+#pragma once
+
+// The claims at the end of a run, each predicted by a formula, counted by the
+// program, and compared.
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/common/models.h"
+#include "chapters/common/options.h"
+#include "chapters/common/training.h"
+#include "comm/process_group.h"
+#include "core/device.h"
+
+namespace shardbook {
+
+/// A quantity that a formula predicts and the program counts.
+struct Claim {
+  double predicted = 0;
+  double counted = 0;
+};
+
+/// One rank's bill.
+struct RankReport {
+  Claim bytes;  ///< on the wire, sent by this rank
+  std::array<Claim, kNumMemoryKinds> peak{};  ///< bytes, by MemoryKind
+};
+
+/// Predicted peaks by kind; negative: not predicted.
+struct MemoryBill {
+  MemoryBill() { bytes.fill(-1); }
+  double& operator[](MemoryKind kind) {
+    return bytes[static_cast<std::size_t>(kind)];
+  }
+  std::array<double, kNumMemoryKinds> bytes;
+};
+
+/// Equality with one device.
+struct Parity {
+  bool checked = false;
+  double max_abs = 0;
+  double max_rel = 0;  ///< of a parameter: max |a - b| / max |b|; of a loss
+  double tolerance = 0;
+  bool passed = false;
+};
+
+struct Report {
+  std::string chapter;
+  std::vector<double> losses;
+  Parity parity;
+  std::vector<RankReport> ranks;
+  double wall_step_s = 0;
+};
+
+/// Compares losses and parameters, by name, with the single-device run.
+/// Tolerance: spec 0.5, relative: f64 1e-10 per step done, f32 1e-5 for one
+/// step and 1e-3 beyond, 16-bit types 5e-2.
+Parity compare_with_one_device(const Options& options,
+                               const std::vector<double>& losses,
+                               const std::vector<NamedTensor>& parameters,
+                               const ReferenceRun& reference);
+double parity_tolerance(DType dtype, std::int64_t steps);
+
+/// What this rank counted, beside what was predicted.
+RankReport rank_report(double predicted_bytes, double counted_bytes,
+                       const MemoryBill& predicted, const MemoryStats& counted);
+/// Every rank's report, on every rank.
+std::vector<RankReport> gather_reports(ProcessGroup& world,
+                                       const RankReport& mine);
+
+/// Peak bytes of parameters, gradients, optimizer state, activations and input
+/// of one device that trains `config` on `rows` samples at a time. Others are
+/// not predicted. See memory.cpp for the derivation.
+MemoryBill single_device_bill(const Options& options,
+                              const ModelConfig& config, std::int64_t rows,
+                              bool recompute = false);
+
+/// Prints the report as --format says; returns the exit status: 0, or
+/// kExitClaimFailed when a claim does not hold.
+int print_report(const Options& options, const CommandLine& line,
+                 const Report& report);
+
+}  // namespace shardbook

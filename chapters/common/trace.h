@@ -1,0 +1,56 @@
+#pragma once
+
+// What a rank did and when: operations and messages in the order of their
+// beginning, in wall time.
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "core/context.h"
+
+namespace shardbook {
+
+struct TraceEvent {
+  std::string name;
+  std::string category;  ///< "forward", "backward", "optimizer", "comm"
+  double begin_s = 0;    ///< since the trace was made
+  double end_s = -1;
+  double flops = 0;
+  double bytes = 0;
+};
+
+/// Watches one rank; give it to RankContext::add_observer and
+/// ProcessGroup::set_observer. Safe to call from the rank's worker threads.
+class Trace : public Observer, public CommObserver {
+ public:
+  explicit Trace(int rank);
+
+  void on_op_begin(const OpEvent& event) override;
+  void on_op_end(const OpEvent& event) override;
+  void on_issue(const CommRecord& record) override;
+  void on_complete(const CommRecord& record) override;
+
+  int rank() const { return rank_; }
+  std::vector<TraceEvent> events() const;
+  /// As JSON events of process `rank`: one line each, joined by commas.
+  std::string to_json() const;
+
+ private:
+  void begin(TraceEvent event);
+  void end(const std::string& name, const std::string& category);
+  double now_s() const;
+
+  int rank_;
+  double start_s_;
+  mutable std::mutex mutex_;
+  std::vector<TraceEvent> events_;
+};
+
+/// Writes the ranks' events as a Chrome trace, which Perfetto opens.
+void write_chrome_trace(const std::string& path,
+                        const std::vector<std::string>& json_by_rank);
+
+}  // namespace shardbook

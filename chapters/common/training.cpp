@@ -1,0 +1,176 @@
+#include "chapters/common/training.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "chapters/common/checkpoint.h"
+#include "core/context.h"
+#include "core/ops.h"
+
+namespace shardbook {
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// A line that overwrites itself, on terminals only.
+void show_progress(std::int64_t done, std::int64_t total, double loss) {
+  if (!isatty(STDERR_FILENO)) return;
+  fmt::print(stderr, "\r  step {}/{}  loss {:.4f}{}", done, total, loss,
+             done == total ? "\r\033[K" : "");
+  std::fflush(stderr);
+}
+
+}  // namespace
+
+TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
+                  const std::function<StepResult(std::int64_t)>& step) {
+  const LrSchedule schedule =
+      make_schedule(options.lr_schedule, options.warmup, options.steps);
+  std::ofstream log;
+  if (is_main && !options.log.empty()) {
+    log.open(options.log);
+    SB_CHECK(log, "--log ", options.log, ": cannot be written");
+  }
+  TrainingLog result;
+  std::vector<double> seconds;
+  RandomState& random = RankContext::current().random;
+  random.seed = options.seed;
+  for (std::int64_t k = 0; k < options.steps; ++k) {
+    if (interrupted()) {
+      throw Interrupted("interrupted after " + std::to_string(k) + " of " +
+                        std::to_string(options.steps) + " steps" +
+                        (options.save.empty()
+                             ? ""
+                             : "; " + options.save + " is as it was before"));
+    }
+    const double lr =
+        options.optimizer_options.lr * schedule(k);
+    optimizer.set_lr(lr);
+    random.step = static_cast<std::uint64_t>(k);
+    random.next_op = 0;
+    const double begin = now_s();
+    const StepResult done = step(k);
+    seconds.push_back(now_s() - begin);
+    result.losses.push_back(done.loss);
+    if (!is_main) continue;
+    show_progress(k + 1, options.steps, done.loss);
+    if (!log.is_open()) continue;
+    const nlohmann::ordered_json line = {
+        {"step", k},
+        {"loss", done.loss},
+        {"grad_norm", done.grad_norm},
+        {"lr", lr},
+        {"tokens_per_s",
+         static_cast<double>(options.batch * options.seq) / seconds.back()},
+        {"virtual_s", nullptr},
+        {"wall_s", seconds.back()}};
+    log << line.dump() << std::endl;
+    SB_CHECK(log, "--log ", options.log, ": could not be written to its end");
+  }
+  if (seconds.size() > 1) seconds.erase(seconds.begin());
+  if (!seconds.empty()) {
+    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2,
+                     seconds.end());
+    result.step_s = seconds[seconds.size() / 2];
+  }
+  return result;
+}
+
+ModelConfig model_config(const Options& options) {
+  ModelConfig config = ModelConfig::read(options.model);
+  config.dropout = options.dropout;
+  SB_CHECK(options.seq <= config.n_positions, "--seq ", options.seq, ": ",
+           options.model, " has ", config.n_positions, " positions");
+  return config;
+}
+
+LoadedModel build_model(const Options& options) {
+  LoadedModel loaded;
+  loaded.config = model_config(options);
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  loaded.model = make_model(loaded.config, init);
+  if (!options.load.empty()) load_model(options.load, *loaded.model);
+  return loaded;
+}
+
+StepResult single_device_step(const Options& options, Module& model,
+                              Optimizer& optimizer, const Dataset& data,
+                              std::int64_t step,
+                              std::int64_t num_micro_batches) {
+  const std::int64_t n = num_micro_batches;
+  RandomState& random = RankContext::current().random;
+  StepResult result;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t rows = (options.batch - i + n - 1) / n;
+    const Batch batch =
+        data.batch(step, options.batch, BatchSlice{i, n}, rows);
+    random.batch = batch.slice;
+    random.next_op = 0;
+    // The share of this piece in the mean over the whole batch.
+    const double share =
+        static_cast<double>(rows) / static_cast<double>(options.batch);
+    Tensor loss = language_loss(model(batch.inputs), batch.targets);
+    result.loss += loss.item() * share;
+    if (n > 1) loss = scale(loss, share);
+    loss.backward();
+  }
+  random.batch = BatchSlice{};
+  const Tensors& parameters = optimizer.parameters();
+  result.grad_norm = options.clip > 0
+                         ? clip_grad_norm(parameters, options.clip)
+                         : grad_norm(parameters);
+  optimizer.step();
+  for (const Tensor& parameter : parameters) parameter.clear_grad();
+  return result;
+}
+
+ReferenceRun train_one_device(const Options& options,
+                              std::int64_t num_micro_batches) {
+  Options quiet = options;
+  quiet.log.clear();
+  const LoadedModel loaded = build_model(quiet);
+  const Dataset data = Dataset::open(options.data, options.seq,
+                                     loaded.config.vocab_size, options.seed);
+  const auto optimizer =
+      make_optimizer(options.optimizer, loaded.model->parameters(),
+                     options.optimizer_options);
+  ReferenceRun run;
+  run.losses = train(quiet, *optimizer, /*is_main=*/false,
+                     [&](std::int64_t step) {
+                       return single_device_step(quiet, *loaded.model,
+                                                 *optimizer, data, step,
+                                                 num_micro_batches);
+                     })
+                   .losses;
+  run.parameters = loaded.model->named_parameters();
+  return run;
+}
+
+void save_results(const Options& options, const LoadedModel& loaded,
+                  const Dataset& data) {
+  if (!options.save.empty()) {
+    save_model(options.save, *loaded.model, loaded.config);
+  }
+  if (options.logits.empty()) return;
+  NoGrad no_grad;
+  loaded.model->train(false);
+  const Batch batch = data.batch(0, options.batch);
+  const Tensor logits = (*loaded.model)(batch.inputs);
+  loaded.model->train(true);
+  save_tensors(options.logits,
+               {{"input_ids", batch.inputs}, {"logits", logits}});
+}
+
+}  // namespace shardbook

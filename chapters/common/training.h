@@ -1,0 +1,66 @@
+#pragma once
+
+// The loop around a chapter's training step, the same for every chapter.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chapters/common/data.h"
+#include "chapters/common/models.h"
+#include "chapters/common/options.h"
+#include "core/optim.h"
+
+namespace shardbook {
+
+/// What one optimizer step reports: the mean loss over the global batch, and
+/// the norm of the global gradient before clipping.
+struct StepResult {
+  double loss = 0;
+  double grad_norm = 0;
+};
+
+struct TrainingLog {
+  std::vector<double> losses;
+  /// Median over the steps, without the first.
+  double step_s = 0;
+};
+
+/// Runs options.steps steps: sets the learning rate and the random state of
+/// each, calls `step(k)`, and (on the main rank) writes --log and shows
+/// progress on a terminal. Throws Interrupted after SIGINT.
+TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
+                  const std::function<StepResult(std::int64_t)>& step);
+
+/// Model, config and weights as the options say: built from the seed on the
+/// current device, then loaded from --load.
+struct LoadedModel {
+  ModelConfig config;
+  std::unique_ptr<Module> model;
+};
+ModelConfig model_config(const Options& options);
+LoadedModel build_model(const Options& options);
+
+/// One device, the whole batch, `num_micro_batches` pieces (piece i takes rows
+/// i, i + n, ... of the batch): the run that every chapter is compared with.
+/// Gradients of the pieces are scaled by 1/n and summed in their order.
+struct ReferenceRun {
+  std::vector<double> losses;
+  std::vector<NamedTensor> parameters;
+};
+ReferenceRun train_one_device(const Options& options,
+                              std::int64_t num_micro_batches = 1);
+
+/// The single-device step that train_one_device repeats: forward and backward
+/// of all pieces, then norm, clipping and update.
+StepResult single_device_step(const Options& options, Module& model,
+                              Optimizer& optimizer, const Dataset& data,
+                              std::int64_t step,
+                              std::int64_t num_micro_batches);
+
+/// Writes what --save and --logits ask for.
+void save_results(const Options& options, const LoadedModel& model,
+                  const Dataset& data);
+
+}  // namespace shardbook
