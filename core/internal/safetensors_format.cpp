@@ -19,7 +19,7 @@ struct TypeInfo {
 
 // Types that we do not compute with still have a size, which is checked.
 constexpr DType kNone = DType::kF32;
-constexpr std::array<TypeInfo, 20> kTypes = {{
+constexpr std::array<TypeInfo, 22> kTypes = {{
     {"F64", 64, true, DType::kF64},   {"F32", 32, true, DType::kF32},
     {"BF16", 16, true, DType::kBF16}, {"F16", 16, true, DType::kF16},
     {"I64", 64, true, DType::kI64},   {"I32", 32, true, DType::kI32},
@@ -28,6 +28,7 @@ constexpr std::array<TypeInfo, 20> kTypes = {{
     {"U16", 16, false, kNone},        {"U32", 32, false, kNone},
     {"U64", 64, false, kNone},        {"C64", 64, false, kNone},
     {"F8_E5M2", 8, false, kNone},     {"F8_E4M3", 8, false, kNone},
+    {"F8_E5M2FNUZ", 8, false, kNone}, {"F8_E4M3FNUZ", 8, false, kNone},
     {"F8_E8M0", 8, false, kNone},     {"F6_E2M3", 6, false, kNone},
     {"F6_E3M2", 6, false, kNone},     {"F4", 4, false, kNone},
 }};
