@@ -91,8 +91,8 @@ def run_meson(build, rooms, pattern, reports, args):
     """Runs `rooms`; returns Meson's record of each."""
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
-    log = build / "meson-logs" / "testlog.json"
-    log.unlink(missing_ok=True)
+    for log in (build / "meson-logs").glob("testlog*.json"):
+        log.unlink()
     wrapper = args.prefix + ["bash", "-c", WRAPPER, str(reports)]
     command = ["meson", "test", "-C", str(build), "--no-rebuild",
                "--num-processes", str(args.jobs),
@@ -108,8 +108,10 @@ def run_meson(build, rooms, pattern, reports, args):
         if re.match(r" *\d+/\d+ ", line):
             print(line, end="", flush=True)
     meson.wait()
-    if not log.exists():
+    logs = list((build / "meson-logs").glob("testlog*.json"))
+    if not logs:
         sys.exit("".join(output) + "shardbook: meson test did not run")
+    log = logs[0]
     return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
 
 
@@ -151,13 +153,14 @@ def cases_of_report(report):
 MARK = re.compile(r"^\[ *(RUN|OK|FAILED|SKIPPED) *\] ([\w/]+\.[\w/]+)", re.M)
 
 
-def cases_of_output(text):
+def cases_of_output(text, end):
     """What a program that ended too early had printed."""
     cases = {}
     for mark, name in MARK.findall(text):
-        cases[name] = Case({"RUN": "failed", "FAILED": "failed", "OK": "passed",
-                            "SKIPPED": "skipped"}[mark],
-                           "the program ended in this test")
+        cases[name] = {"OK": Case("passed", ""),
+                       "SKIPPED": Case("skipped", ""),
+                       "FAILED": Case("failed", "its output is in the log"),
+                       "RUN": Case("failed", f"in it the program {end}")}[mark]
     return cases
 
 
@@ -169,7 +172,8 @@ def ending(record):
     if record["result"] == "TIMEOUT":
         return "ran out of time"
     code = record["returncode"]
-    return f"was ended by signal {-code}" if code < 0 else f"exit status {code}"
+    return (f"was ended by signal {-code}" if code < 0 else
+            f"ended with status {code}")
 
 
 def judge(test, record, report, filtered):
@@ -179,14 +183,18 @@ def judge(test, record, report, filtered):
     if not is_googletest(test["cmd"]):
         state = {"OK": "passed", "SKIP": "skipped"}.get(record["result"],
                                                         "failed")
-        lines = 1 if state == "skipped" else 25
-        return {"": Case(state, tail(said, lines))}
-    cases = cases_of_output(said) if report is None else cases_of_report(report)
+        if state == "skipped":
+            return {"": Case(state, tail(said, 1).removeprefix("SKIPPED: "))}
+        return {"": Case(state, tail(said))}
+    cases = {} if report is None else cases_of_report(report)
+    printed = {} if good else cases_of_output(said, ending(record))
+    if not printed.keys() <= cases.keys():
+        cases = printed  # no report, or that of a program the test started
     if not cases and good and not filtered:
         cases[""] = Case("failed", "ran no test")
     if not good and not any(c.state == "failed" for c in cases.values()):
         detail = tail(record.get("stderr", "") or said)
-        cases[""] = Case("failed", f"{ending(record)}\n{detail}")
+        cases[""] = Case("failed", f"the program {ending(record)}\n{detail}")
     return cases
 
 
@@ -220,10 +228,10 @@ def run(build, args):
                     break
             else:
                 results[test["name"], ""] = Case("failed", "did not run")
-    return report_results(results)
+    return report_results(results, build / "meson-logs")
 
 
-def report_results(results):
+def report_results(results, logs):
     def having(state):
         return [(" ".join(filter(None, key)), case.detail)
                 for key, case in results.items() if case.state == state]
@@ -239,6 +247,8 @@ def report_results(results):
         if len(lines) > 30:
             lines = lines[:30] + ["..."]
         print("\n    ".join([f"FAILED {name}"] + lines))
+    if having("failed"):
+        print(f"All output of the last tests is in {logs}")
     count = collections.Counter(case.state for case in results.values())
     if not count["passed"] + count["failed"]:
         print("shardbook: no test ran", file=sys.stderr)
