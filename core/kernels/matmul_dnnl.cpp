@@ -1,0 +1,109 @@
+#include "core/kernels/matmul_dnnl.h"
+
+#include <unordered_map>
+
+#include "core/check.h"
+#include "core/kernels/parallel.h"
+#include "core/kernels/plans.h"
+
+namespace shardbook::kernels {
+
+namespace {
+
+using dnnl::memory;
+using Plan = KernelContext::Plans::Plan;
+
+memory::desc describe(memory::data_type type, std::int64_t batch,
+                      std::int64_t rows, std::int64_t cols, std::int64_t stride,
+                      std::int64_t row_stride, std::int64_t col_stride) {
+  if (batch == 1) return {{rows, cols}, type, {row_stride, col_stride}};
+  // A batch that shares one matrix has a batch dim of 1, which repeats.
+  if (stride == 0) batch = 1, stride = rows * cols;
+  return {{batch, rows, cols}, type, {stride, row_stride, col_stride}};
+}
+
+Plan make_plan(const dnnl::engine& engine, memory::data_type type,
+               const MatmulArgs& args, bool with_bias) {
+  Plan plan;
+  plan.a = describe(type, args.batch, args.m, args.k, args.stride_a,
+                    args.trans_a ? 1 : args.lda, args.trans_a ? args.lda : 1);
+  plan.b = describe(type, args.batch, args.k, args.n, args.stride_b,
+                    args.trans_b ? 1 : args.ldb, args.trans_b ? args.ldb : 1);
+  plan.c =
+      describe(type, args.batch, args.m, args.n, args.stride_c, args.ldc, 1);
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (args.accumulate) {
+    dnnl::post_ops add;
+    add.append_sum(1.0f);
+    attributes.set_post_ops(add);
+  }
+  if (with_bias) {
+    plan.bias = args.batch == 1
+                    ? memory::desc({1, args.n}, type, {args.n, 1})
+                    : memory::desc({1, 1, args.n}, type, {args.n, args.n, 1});
+  }
+  const auto operation =
+      with_bias ? dnnl::matmul::desc(plan.a, plan.b, plan.bias, plan.c)
+                : dnnl::matmul::desc(plan.a, plan.b, plan.c);
+  const dnnl::matmul::primitive_desc chosen(operation, attributes, engine);
+  plan.scratch = chosen.scratchpad_desc();
+  plan.primitive = dnnl::matmul(chosen);
+  return plan;
+}
+
+}  // namespace
+
+bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
+                 const void* a, const void* b, void* c, const void* bias) {
+  KernelContext::Plans& plans = context.plans();
+  const KernelContext::Plans::Key key = {
+      static_cast<std::int64_t>(dtype),
+      args.batch,
+      args.m,
+      args.n,
+      args.k,
+      args.lda,
+      args.ldb,
+      args.ldc,
+      args.stride_a,
+      args.stride_b,
+      args.stride_c,
+      (args.trans_a ? 1 : 0) | (args.trans_b ? 2 : 0) |
+          (args.accumulate ? 4 : 0) | (bias != nullptr ? 8 : 0),
+      max_threads(),
+      0};
+  auto found = plans.matmuls.find(key);
+  if (found == plans.matmuls.end()) {
+    Plan plan;
+    try {
+      plan = make_plan(plans.engine,
+                       dtype == DType::kF32 ? memory::data_type::f32
+                                            : memory::data_type::bf16,
+                       args, bias != nullptr);
+    } catch (const dnnl::error& error) {
+      // Remember that there is none.
+      SB_CHECK(error.status == dnnl_unimplemented,
+               "matmul: oneDNN: ", error.what());
+    }
+    found = plans.matmuls.emplace(key, std::move(plan)).first;
+  }
+  const Plan& plan = found->second;
+  if (!plan.primitive) return false;
+
+  Scratch scratch(context, plan.scratch.get_size());
+  const auto wrap = [&](const memory::desc& desc, const void* data) {
+    return memory(desc, plans.engine, const_cast<void*>(data));
+  };
+  std::unordered_map<int, memory> arguments = {
+      {DNNL_ARG_SRC, wrap(plan.a, a)},
+      {DNNL_ARG_WEIGHTS, wrap(plan.b, b)},
+      {DNNL_ARG_DST, wrap(plan.c, c)},
+      {DNNL_ARG_SCRATCHPAD, wrap(plan.scratch, scratch.data())}};
+  if (bias != nullptr) arguments[DNNL_ARG_BIAS] = wrap(plan.bias, bias);
+  plan.primitive.execute(plans.stream, arguments);
+  plans.stream.wait();
+  return true;
+}
+
+}  // namespace shardbook::kernels

@@ -1,0 +1,28 @@
+#pragma once
+
+// What a KernelContext keeps of oneDNN. Read by core/kernels/*.cpp only.
+
+#include <array>
+#include <cstdint>
+#include <dnnl.hpp>
+#include <map>
+
+#include "core/kernels/kernel_context.h"
+
+namespace shardbook {
+
+struct KernelContext::Plans {
+  /// A primitive and the scratch it asks for.
+  struct Plan {
+    dnnl::primitive primitive;
+    dnnl::memory::desc a, b, c, bias, scratch;
+  };
+  /// Everything that shapes a primitive, threads included.
+  using Key = std::array<std::int64_t, 14>;
+
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+  std::map<Key, Plan> matmuls;
+};
+
+}  // namespace shardbook

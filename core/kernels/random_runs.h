@@ -1,0 +1,18 @@
+#pragma once
+
+// Random bits in runs. Read by core/kernels/*.cpp only.
+
+#include <cstdint>
+
+#include "core/kernels/random.h"
+
+namespace shardbook::kernels {
+
+/// words[i] = random_bits(key, first + i * step) for i < n.
+void random_run(RandomKey key, std::uint64_t first, std::uint64_t step,
+                std::int64_t n, std::uint32_t* words);
+
+/// An element is kept when its bits reach this: P(keep) = 1 - p.
+std::uint32_t keep_threshold(double p);
+
+}  // namespace shardbook::kernels
