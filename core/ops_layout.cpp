@@ -78,8 +78,9 @@ Tensor slice(const Tensor& x, std::int64_t dim, std::int64_t begin,
     copy_block(x, dim, begin, y, /*into_whole=*/false);
   }
   record("slice", {x}, {y},
-         [dim, begin, shape = x.shape()](const Tensors& grads) {
-           Tensor dx = Tensor::zeros(shape, grads[0].options());
+         [dim, begin, x = internal::InputInfo(x)](const Tensors& grads) {
+           internal::GradientOf kind(x.leaf);
+           Tensor dx = Tensor::zeros(x.shape, grads[0].options());
            copy_block(dx, dim, begin, grads[0], /*into_whole=*/true);
            return Tensors{dx};
          });

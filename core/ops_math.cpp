@@ -12,6 +12,7 @@ namespace shardbook {
 using autograd::needs_grad;
 using autograd::record;
 using internal::bytes_of;
+using internal::InputInfo;
 using internal::OpScope;
 using kernels::BinaryOp;
 using kernels::UnaryOp;
@@ -34,10 +35,10 @@ Tensor binary_forward(const char* name, BinaryOp op, const Tensor& a,
 }
 
 /// Sums a gradient over the dims that broadcasting repeated.
-Tensor sum_to(const Tensor& grad, const Tensor& input) {
-  if (grad.shape() == input.shape()) return grad;
-  internal::GradientOf kind(input);
-  Tensor result = Tensor::empty(input.shape(), grad.options());
+Tensor sum_to(const Tensor& grad, const InputInfo& input) {
+  if (grad.shape() == input.shape) return grad;
+  internal::GradientOf kind(input.leaf);
+  Tensor result = Tensor::empty(input.shape, grad.options());
   OpScope scope("sum_to_shape", count(grad), bytes_of({&grad, &result}), grad);
   if (scope.runs()) {
     kernels::sum_to_shape(scope.kernels(), grad.dtype(), grad.shape(),
@@ -80,20 +81,24 @@ Tensor unary(const char* name, UnaryOp op, const Tensor& x,
 
 Tensor add(const Tensor& a, const Tensor& b) {
   Tensor y = binary_forward("add", BinaryOp::kAdd, a, b);
-  record("add", {a, b}, {y}, [a, b](const Tensors& grads) {
-    return Tensors{a.requires_grad() ? sum_to(grads[0], a) : Tensor(),
-                   b.requires_grad() ? sum_to(grads[0], b) : Tensor()};
-  });
+  if (!needs_grad({a, b})) return y;
+  record("add", {a, b}, {y},
+         [a = InputInfo(a), b = InputInfo(b)](const Tensors& grads) {
+           return Tensors{a.needs_grad ? sum_to(grads[0], a) : Tensor(),
+                          b.needs_grad ? sum_to(grads[0], b) : Tensor()};
+         });
   return y;
 }
 
 Tensor sub(const Tensor& a, const Tensor& b) {
   Tensor y = binary_forward("sub", BinaryOp::kSub, a, b);
-  record("sub", {a, b}, {y}, [a, b](const Tensors& grads) {
-    return Tensors{
-        a.requires_grad() ? sum_to(grads[0], a) : Tensor(),
-        b.requires_grad() ? sum_to(scale(grads[0], -1), b) : Tensor()};
-  });
+  if (!needs_grad({a, b})) return y;
+  record("sub", {a, b}, {y},
+         [a = InputInfo(a), b = InputInfo(b)](const Tensors& grads) {
+           return Tensors{
+               a.needs_grad ? sum_to(grads[0], a) : Tensor(),
+               b.needs_grad ? sum_to(scale(grads[0], -1), b) : Tensor()};
+         });
   return y;
 }
 
@@ -101,8 +106,8 @@ Tensor mul(const Tensor& a, const Tensor& b) {
   Tensor y = binary_forward("mul", BinaryOp::kMul, a, b);
   record("mul", {a, b}, {y}, [a, b](const Tensors& grads) {
     return Tensors{
-        a.requires_grad() ? sum_to(mul(grads[0], b), a) : Tensor(),
-        b.requires_grad() ? sum_to(mul(grads[0], a), b) : Tensor()};
+        a.requires_grad() ? sum_to(mul(grads[0], b), InputInfo(a)) : Tensor(),
+        b.requires_grad() ? sum_to(mul(grads[0], a), InputInfo(b)) : Tensor()};
   });
   return y;
 }
@@ -112,9 +117,9 @@ Tensor div(const Tensor& a, const Tensor& b) {
   record("div", {a, b}, {y}, [a, b](const Tensors& grads) {
     Tensors result(2);
     const Tensor da = div(grads[0], b);
-    if (a.requires_grad()) result[0] = sum_to(da, a);
+    if (a.requires_grad()) result[0] = sum_to(da, InputInfo(a));
     if (b.requires_grad()) {
-      result[1] = sum_to(scale(div(mul(da, a), b), -1), b);
+      result[1] = sum_to(scale(div(mul(da, a), b), -1), InputInfo(b));
     }
     return result;
   });

@@ -58,7 +58,7 @@ class GradientOf : public MemoryScope {
 
  private:
   static bool becomes_grad(const Tensor& input) {
-    return input.is_leaf() && !input.grad().defined() &&
+    return input.defined() && input.is_leaf() && !input.grad().defined() &&
            !input.impl()->grad_meta().grad_buffer.defined();
   }
 };
@@ -69,6 +69,18 @@ inline void check_same_kind(const char* op, const Tensor& a, const Tensor& b) {
   SB_CHECK(a.device() == b.device(), op, ": devices ", a.device().name(),
            " and ", b.device().name(), " differ; copy one of them");
 }
+
+/// What a backward needs to know of an input whose values it does not need;
+/// keeps no activation alive.
+struct InputInfo {
+  explicit InputInfo(const Tensor& input)
+      : needs_grad(input.requires_grad()),
+        shape(input.shape()),
+        leaf(input.is_leaf() && needs_grad ? input : Tensor()) {}
+  bool needs_grad;
+  Shape shape;
+  Tensor leaf;
+};
 
 /// Statistics are kept in f64 for f64, otherwise in f32.
 inline DType stat_dtype(DType dtype) {
