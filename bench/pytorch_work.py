@@ -34,7 +34,7 @@ sys.path.insert(
 import gpt
 
 MODELS = {
-    "gpt-micro": gpt.config(n_embd=256, n_layer=4, n_head=8, n_positions=128),
+    "gpt-micro": gpt.config(n_embd=256, n_layer=4, n_head=8, n_positions=256),
 }
 
 

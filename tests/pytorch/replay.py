@@ -17,8 +17,8 @@ import gpt
 import safetensors_file
 
 MODELS = {
-    "gpt-nano": gpt.config(n_embd=64, n_layer=2, n_head=4, n_positions=128),
-    "gpt-micro": gpt.config(n_embd=256, n_layer=4, n_head=8, n_positions=128),
+    "gpt-nano": gpt.config(n_embd=64, n_layer=4, n_head=4, n_positions=256),
+    "gpt-micro": gpt.config(n_embd=256, n_layer=4, n_head=8, n_positions=256),
 }
 
 
