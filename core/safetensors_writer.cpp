@@ -89,7 +89,8 @@ std::string header_bytes(const std::string& path,
     text += json_string(path, entry.name) + ":{\"dtype\":\"" + entry.type_name +
             "\",\"shape\":[";
     for (std::size_t dim = 0; dim < entry.shape.size(); ++dim) {
-      text += (dim > 0 ? "," : "") + std::to_string(entry.shape[dim]);
+      if (dim > 0) text += ',';
+      text += std::to_string(entry.shape[dim]);
     }
     text += "],\"data_offsets\":[" + std::to_string(entry.begin) + ',' +
             std::to_string(entry.end) + "]}";

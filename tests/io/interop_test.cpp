@@ -28,7 +28,7 @@ std::string python_with(const std::string& package) {
   const char* chosen = std::getenv("SHARDBOOK_PYTHON");
   for (const char* python : {chosen, "python3", "/usr/bin/python3"}) {
     if (python == nullptr) continue;
-    const std::string command = "'" + std::string(python) + "' -c 'import " +
+    const std::string command = std::string("'") + python + "' -c 'import " +
                                 package + "' >/dev/null 2>&1";
     if (std::system(command.c_str()) == 0) return python;
   }

@@ -37,11 +37,12 @@ std::string tensor(const std::string& dtype, const std::string& shape,
 }
 std::string one(const std::string& dtype, const std::string& shape,
                 const std::string& offsets, std::size_t data_bytes) {
-  return file_with("{" + tensor(dtype, shape, offsets) + "}", data_bytes);
+  return file_with(std::string("{") + tensor(dtype, shape, offsets) + "}",
+                   data_bytes);
 }
 std::string two(const std::string& first, const std::string& second,
                 std::size_t data_bytes) {
-  return file_with("{" + tensor("\"F32\"", "[1]", first) + "," +
+  return file_with(std::string("{") + tensor("\"F32\"", "[1]", first) + "," +
                        tensor("\"F32\"", "[1]", second, "b") + "}",
                    data_bytes);
 }
@@ -69,7 +70,8 @@ std::vector<Malformed> malformed_files() {
       {"JsonCutShort", file_with("{\"a\":"), "not valid JSON"},
       {"JsonAndMore", file_with("{}x"), "not valid JSON"},
       {"TwoDocuments", file_with("{}{}"), "not valid JSON"},
-      {"TrailingComma", file_with("{" + good + ",}", 4), "not valid JSON"},
+      {"TrailingComma", file_with(std::string("{") + good + ",}", 4),
+       "not valid JSON"},
       {"ZeroByte", file_with(std::string("{}\0x", 4)), "byte 2 is zero"},
       {"PaddedWithZeros", file_with(std::string("{}\0\0", 4)), "is zero"},
       {"ByteOrderMark", file_with("\xef\xbb\xbf{}"), "does not start with '{'"},
@@ -81,10 +83,11 @@ std::vector<Malformed> malformed_files() {
        "'a' is an array"},
       {"DeepShape", one("\"F32\"", deep, "[0,4]", 4), "holds an array"},
       // The names.
-      {"SameNameTwice", file_with("{" + good + "," + good + "}", 4),
+      {"SameNameTwice",
+       file_with(std::string("{") + good + "," + good + "}", 4),
        "'a' appears twice"},
       {"SameNameEscaped",
-       file_with("{" + good + "," +
+       file_with(std::string("{") + good + "," +
                      tensor("\"F32\"", "[1]", "[4,8]", "\\u0061") + "}",
                  8),
        "'a' appears twice"},
@@ -216,13 +219,14 @@ TEST(SafetensorsReader, EntriesComeInTheOrderOfTheirBytes) {
 }
 
 TEST(SafetensorsReader, EmptyTensorsMayStandAnywhereBetweenOthers) {
-  const std::string header = "{" + tensor("\"F32\"", "[1]", "[0,4]") + "," +
+  const std::string header = std::string("{") +
+                             tensor("\"F32\"", "[1]", "[0,4]") + "," +
                              tensor("\"F32\"", "[0]", "[0,0]", "front") + "," +
                              tensor("\"F32\"", "[2,0]", "[4,4]", "back") + "}";
   const std::string bytes = file_with(header, 4);
   EXPECT_EQ(read(bytes).entries().size(), 3u);
   const std::string inside =
-      file_with("{" + tensor("\"F32\"", "[1]", "[0,4]") + "," +
+      file_with(std::string("{") + tensor("\"F32\"", "[1]", "[0,4]") + "," +
                     tensor("\"F32\"", "[0]", "[2,2]", "inside") + "}",
                 4);
   EXPECT_THAT(error_of([&] { read(inside); }), HasSubstr("overlap"));
@@ -240,7 +244,7 @@ TEST(SafetensorsReader, TrailingSpacesOfTheHeaderAreAllowed) {
 TEST(SafetensorsReader, UnsupportedTypesAreListedButNotHandedOut) {
   for (const char* type : {"BOOL", "U8", "F8_E4M3", "FROM_THE_FUTURE"}) {
     const std::string bytes =
-        one("\"" + std::string(type) + "\"", "[4]", "[0,4]", 4);
+        one(std::string("\"") + type + "\"", "[4]", "[0,4]", 4);
     const SafetensorsFile file = read(bytes);
     ASSERT_EQ(file.entries().size(), 1u);
     const SafetensorsEntry& entry = file.entries()[0];
