@@ -1,0 +1,250 @@
+// The pages tell the truth: what they quote is in the sources, what they link
+// to exists, and the lists of the build name everything that is there.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "tests/docs/pages.h"
+
+namespace shardbook::docs {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kRoot = SHARDBOOK_ROOT;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Folders of chapters: "00_single_device" and so on.
+std::vector<fs::path> chapter_folders() {
+  static const std::regex kName("[0-9][0-9]_.*");
+  std::vector<fs::path> folders;
+  for (const auto& entry : fs::directory_iterator(kRoot / "chapters")) {
+    if (entry.is_directory() &&
+        std::regex_match(entry.path().filename().string(), kName)) {
+      folders.push_back(entry.path());
+    }
+  }
+  std::sort(folders.begin(), folders.end());
+  return folders;
+}
+
+std::vector<fs::path> chapter_pages() {
+  std::vector<fs::path> pages;
+  for (const fs::path& folder : chapter_folders()) {
+    if (fs::exists(folder / "README.md")) pages.push_back(folder / "README.md");
+  }
+  return pages;
+}
+
+std::vector<fs::path> all_pages() {
+  std::vector<fs::path> pages = chapter_pages();
+  for (const char* name : {"README.md", "README.zh-CN.md"}) {
+    if (fs::exists(kRoot / name)) pages.push_back(kRoot / name);
+  }
+  return pages;
+}
+
+// "chapters/02_ddp/README.md:31", as compilers write places.
+std::string place(const fs::path& page, int line) {
+  return fs::relative(page, kRoot).string() + ":" + std::to_string(line);
+}
+
+// A quoted file lies beside its page, or is named from the root.
+fs::path find_quoted(const fs::path& page, const std::string& file) {
+  const fs::path beside = page.parent_path() / file;
+  return fs::exists(beside) ? beside : kRoot / file;
+}
+
+// ---- The reader of pages, on pages made up here.
+
+Excerpt excerpt_of(const std::string& step, const std::string& code) {
+  return {1, "pipe.cpp", step, split_lines(code)};
+}
+
+const char kSource[] = R"(
+void run() {
+  // 1. Fill the pipeline: one micro-batch
+  // after the other.
+  for (int i = 0; i < p; ++i) {
+    push(i);
+  }
+
+  int rest = m - p;
+  // Drain the pipeline.
+  while (rest-- > 0) pop();
+}
+
+void other() { stop(); }
+)";
+
+TEST(PageExcerpt, NamesFileStepAndCode) {
+  const auto found = find_excerpts(
+      "# Title\n```sh\nls a.cpp#b\n```\n```cpp pipe.cpp#Drain it\nx();\n```\n"
+      "```cpp\nunquoted();\n```\n");
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].line, 5);
+  EXPECT_EQ(found[0].file, "pipe.cpp");
+  EXPECT_EQ(found[0].step, "Drain it");
+  EXPECT_EQ(found[0].code, Lines{"x();"});
+}
+
+TEST(PageExcerpt, EqualsItsStepWhateverTheIndentation) {
+  for (const char* code :
+       {"while (rest-- > 0) pop();\n", "      while (rest-- > 0) pop();\n\n",
+        "// Drain the pipeline.\nwhile (rest-- > 0) pop();"}) {
+    EXPECT_EQ(compare_excerpt(excerpt_of("Drain the pipeline", code), kSource),
+              "");
+  }
+}
+
+TEST(PageExcerpt, MayStopAtABlankLineOrAComment) {
+  const std::string loop = "for (int i = 0; i < p; ++i) {\n  push(i);\n}\n";
+  for (const char* more : {"", "\nint rest = m - p;\n"}) {
+    EXPECT_EQ(
+        compare_excerpt(excerpt_of("Fill the pipeline", loop + more), kSource),
+        "");
+  }
+}
+
+TEST(PageExcerpt, StaleCodeIsNamed) {
+  EXPECT_EQ(
+      compare_excerpt(excerpt_of("Drain the pipeline", "while (rest--) pop();"),
+                      kSource),
+      "the page says \"while (rest--) pop();\", the source says "
+      "\"while (rest-- > 0) pop();\"");
+  EXPECT_EQ(compare_excerpt(excerpt_of("Fill the pipeline",
+                                       "for (int i = 0; i < p; ++i) {"),
+                            kSource),
+            "the excerpt stops before \"  push(i);\"");
+  EXPECT_EQ(compare_excerpt(excerpt_of("Drain the pipeline",
+                                       "while (rest-- > 0) pop();\nend();"),
+                            kSource),
+            "the step has no line \"end();\"");
+  EXPECT_EQ(compare_excerpt(excerpt_of("Drain the pipeline", "\n"), kSource),
+            "the excerpt is empty");
+}
+
+TEST(PageExcerpt, AStepNeedsExactlyOneComment) {
+  EXPECT_EQ(
+      compare_excerpt(excerpt_of("Drain the pipe", "x"), kSource),
+      "0 comments have the title \"Drain the pipe\"; there has to be one");
+  EXPECT_EQ(
+      compare_excerpt(excerpt_of("Go", "x"), "// Go.\nx\n\n// 2. Go\nx\n"),
+      "2 comments have the title \"Go\"; there has to be one");
+}
+
+TEST(PageLinks, AreFoundInProseOnly) {
+  const auto found = find_local_links(
+      "[a](x.md#top) ![b](<y.svg>) `[c](code.md)` [d](https://e.org)\n"
+      "```\n[f](fence.md)\n```\n[g]: ../z.md\n<img src=\"i.png\"/> [h](#here)\n"
+      "<a href=\"mailto:a@b.c\">\n");
+  std::vector<std::string> targets;
+  for (const Link& link : found) targets.push_back(link.target);
+  EXPECT_EQ(targets, (std::vector<std::string>{"x.md#top", "y.svg", "../z.md",
+                                               "#here", "i.png"}));
+}
+
+TEST(PageLinks, HeadingsHaveAnchors) {
+  EXPECT_EQ(find_anchors(
+                "# The bill\n```\n# no heading\n```\n## ZeRO-1, `-2` & 3 ##\n"),
+            (std::vector<std::string>{"the-bill", "zero-1--2--3"}));
+}
+
+// ---- The book as it is.
+
+TEST(Pages, EveryExcerptEqualsItsSource) {
+  const auto pages = chapter_pages();
+  if (pages.empty()) GTEST_SKIP() << "no chapter has a page yet";
+  int checked = 0;
+  for (const fs::path& page : pages) {
+    const auto excerpts = find_excerpts(read_file(page));
+    EXPECT_FALSE(excerpts.empty())
+        << place(page, 1) << ": the walk through the code quotes nothing";
+    for (const Excerpt& excerpt : excerpts) {
+      const fs::path source = find_quoted(page, excerpt.file);
+      ASSERT_TRUE(fs::exists(source))
+          << place(page, excerpt.line) << ": there is no " << excerpt.file;
+      EXPECT_EQ(compare_excerpt(excerpt, read_file(source)), "")
+          << place(page, excerpt.line) << ": " << excerpt.file << "#"
+          << excerpt.step;
+      ++checked;
+    }
+  }
+  RecordProperty("excerpts", checked);
+  EXPECT_GT(checked, 0) << "the pages quote no source";
+}
+
+TEST(Pages, EveryLocalLinkLeadsSomewhere) {
+  const auto pages = all_pages();
+  if (pages.empty()) GTEST_SKIP() << "there is no page yet";
+  int checked = 0;
+  for (const fs::path& page : pages) {
+    for (const Link& link : find_local_links(read_file(page))) {
+      const std::size_t hash =
+          std::min(link.target.find('#'), link.target.size());
+      const fs::path target =
+          hash == 0 ? page : page.parent_path() / link.target.substr(0, hash);
+      EXPECT_TRUE(fs::exists(target))
+          << place(page, link.line) << ": " << link.target << " is not there";
+      ++checked;
+      if (hash == link.target.size() || target.extension() != ".md") continue;
+      const auto anchors = find_anchors(read_file(target));
+      EXPECT_TRUE(std::count(anchors.begin(), anchors.end(),
+                             link.target.substr(hash + 1)))
+          << place(page, link.line) << ": no heading has the anchor "
+          << link.target.substr(hash);
+    }
+  }
+  RecordProperty("links", checked);
+  EXPECT_GT(checked, 0) << "the pages link to nothing";
+}
+
+TEST(Chapters, EveryProgramHasARowInTheDefaultRun) {
+  std::set<std::string> rows;
+  for (const auto& line : split_lines(read_file(kRoot / "chapters/rows.txt"))) {
+    if (!line.empty() && line[0] != '#') {
+      rows.insert(line.substr(0, line.find(' ')));
+    }
+  }
+  EXPECT_FALSE(rows.empty());
+  for (const fs::path& folder : chapter_folders()) {
+    if (!fs::exists(folder / "main.cpp")) continue;
+    EXPECT_TRUE(rows.count(folder.filename().string()))
+        << "chapters/rows.txt does not run " << folder.filename();
+  }
+}
+
+// Meson lists the headers when it configures; a header that came later would
+// go unchecked.
+TEST(PublicHeaders, AllAreCompiledAlone) {
+  std::set<std::string> listed;
+  std::istringstream words(SHARDBOOK_PUBLIC_HEADERS);
+  for (std::string word; words >> word;) listed.insert(word);
+  EXPECT_GT(listed.size(), 0u);
+  for (const char* room : {"core", "comm", "chapters"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
+      const std::string path = fs::relative(entry.path(), kRoot).string();
+      const auto slashes = std::count(path.begin(), path.end(), '/');
+      if (entry.path().extension() != ".h" ||
+          slashes != (path.rfind("chapters/", 0) == 0 ? 2 : 1)) {
+        continue;
+      }
+      EXPECT_TRUE(listed.count(path))
+          << path << " is new: meson setup --reconfigure";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::docs

@@ -1,0 +1,46 @@
+#pragma once
+
+// What a page quotes and links to, and what the quoted sources say.
+
+#include <string>
+#include <vector>
+
+namespace shardbook::docs {
+
+using Lines = std::vector<std::string>;
+
+/// A fence "```cpp gpipe.cpp#Drain the pipeline" and the code inside it.
+struct Excerpt {
+  int line = 0;  // of the fence, from 1
+  std::string file, step;
+  Lines code;
+};
+
+/// A link "[text](target)", an image, or a reference "[text]: target".
+struct Link {
+  int line = 0;
+  std::string target;
+};
+
+Lines split_lines(const std::string& text);
+
+/// The fences of a Markdown page that name a file and a step.
+std::vector<Excerpt> find_excerpts(const std::string& page);
+
+/// The links of a Markdown page, outside of code, that name no other site.
+std::vector<Link> find_local_links(const std::string& page);
+
+/// The anchors that GitHub gives to the headings of a page.
+std::vector<std::string> find_anchors(const std::string& page);
+
+/// Compares an excerpt with the source that it names; returns an empty string
+/// when they agree, otherwise what differs.
+///
+/// A step is the code below the comment "// <step>" or "// 5. <step>" (which
+/// may go on after a full stop, comma, colon or bracket), to the end of the
+/// block around it. An excerpt begins there, or with the comment itself, and
+/// may stop at a blank line or before the next comment of the same depth.
+/// Indentation does not count.
+std::string compare_excerpt(const Excerpt& excerpt, const std::string& source);
+
+}  // namespace shardbook::docs
