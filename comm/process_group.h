@@ -7,13 +7,13 @@
 //     world.all_reduce(x).wait();                // 0 + 1 + 2 + 3 everywhere
 //   });
 //
-// Every call returns a Work; `wait()` orders what follows after it. Calls of one
-// group run in the order of their issue, as on one stream; different groups
-// are independent. All members of a group issue the same collectives in the
-// same order; a difference in operation, dtype, count, root or order is an
-// Error that names both ranks and both calls. Buffers are contiguous and must
-// stay untouched until the Work is done. Groups of size one do nothing, cost
-// nothing and record nothing.
+// Every call returns a Work; `wait()` orders what follows after it. Collectives
+// of one group run in the order of their issue, as on one stream; different
+// groups are independent, and so are messages (send, recv). All members of a
+// group issue the same collectives in the same order; a difference in
+// operation, dtype, count, root or order is an Error that names both ranks and
+// both calls. Buffers are contiguous and must stay untouched until the Work is
+// done. Groups of size one do nothing, cost nothing and record nothing.
 //
 // Failure is an answer: a rank that throws, dies or leaves makes every call of
 // the others throw an Error "rank 2 failed: ..."; nothing waits for ever.
@@ -169,7 +169,7 @@ class ProcessGroup {
   virtual Work do_send(const Tensor& tensor, const CommCall& call) = 0;
   virtual Work do_recv(const Tensor& tensor, const CommCall& call) = 0;
   virtual Work do_barrier(const CommCall& call) = 0;
-  /// Group ranks of the members, ascending position = new rank.
+  /// Called on the members only: their ranks in this group, by new rank.
   virtual std::shared_ptr<ProcessGroup> do_subgroup(
       const std::vector<int>& members, const std::string& name) = 0;
 

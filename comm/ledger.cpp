@@ -1,0 +1,83 @@
+#include "comm/ledger.h"
+
+#include <sstream>
+
+namespace shardbook {
+
+const char* comm_op_name(CommOp op) {
+  switch (op) {
+    case CommOp::kAllReduce:
+      return "all_reduce";
+    case CommOp::kReduceScatter:
+      return "reduce_scatter";
+    case CommOp::kAllGather:
+      return "all_gather";
+    case CommOp::kBroadcast:
+      return "broadcast";
+    case CommOp::kReduce:
+      return "reduce";
+    case CommOp::kScatter:
+      return "scatter";
+    case CommOp::kGather:
+      return "gather";
+    case CommOp::kAllToAll:
+      return "all_to_all";
+    case CommOp::kAllToAllV:
+      return "all_to_all_v";
+    case CommOp::kSend:
+      return "send";
+    case CommOp::kRecv:
+      return "recv";
+    default:
+      return "barrier";
+  }
+}
+
+double wire_elements(const CommRecord& record) {
+  const double n = static_cast<double>(record.numel);
+  // (P-1) n / P and not n * ((P-1) / P): exact whenever the result is whole.
+  const double share = (record.group_size - 1) * n / record.group_size;
+  switch (record.op) {
+    case CommOp::kAllReduce:
+      return 2 * share;
+    case CommOp::kReduceScatter:
+    case CommOp::kAllGather:
+    case CommOp::kBroadcast:
+    case CommOp::kReduce:
+    case CommOp::kAllToAll:
+      return share;
+    case CommOp::kScatter:
+    case CommOp::kGather:
+      return record.group_rank == record.root_or_peer ? share : 0;
+    case CommOp::kAllToAllV:
+      return static_cast<double>(record.numel_to_peers);
+    case CommOp::kSend:
+      return n;
+    default:
+      return 0;
+  }
+}
+
+double wire_bytes(const CommRecord& record) {
+  return wire_elements(record) * static_cast<double>(dtype_bytes(record.dtype));
+}
+
+double wire_bytes(const std::vector<CommRecord>& records) {
+  double sum = 0;
+  for (const CommRecord& record : records) sum += wire_bytes(record);
+  return sum;
+}
+
+std::string record_text(const CommRecord& record) {
+  std::ostringstream text;
+  text << comm_op_name(record.op);
+  if (record.op != CommOp::kBarrier) {
+    text << " " << dtype_name(record.dtype) << "[" << record.numel << "]";
+  }
+  text << " over " << record.group << " (rank " << record.group_rank << " of "
+       << record.group_size << ")";
+  if (!record.label.empty()) text << " '" << record.label << "'";
+  return text.str();
+}
+
+}  // namespace shardbook

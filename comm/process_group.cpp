@@ -1,0 +1,506 @@
+#include "comm/process_group.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <sstream>
+
+#include "core/check.h"
+
+namespace shardbook {
+namespace {
+
+const char* reduce_op_name(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kMax:
+      return "max";
+    default:
+      return "min";
+  }
+}
+
+// Tells the observer when the caller has waited.
+class ObservedState : public Work::State {
+ public:
+  ObservedState(Work inner, CommObserver* observer, CommRecord record)
+      : inner_(std::move(inner)),
+        observer_(observer),
+        record_(std::move(record)) {}
+  void wait() override {
+    inner_.wait();
+    observer_->on_complete(record_);
+  }
+  bool done() override { return inner_.done(); }
+
+ private:
+  Work inner_;
+  CommObserver* observer_;
+  CommRecord record_;
+};
+
+// Buffers of one call may coincide as its comment allows and not overlap
+// otherwise.
+bool overlap(const Tensor& a, const Tensor& b) {
+  const auto* a_begin = static_cast<const char*>(a.raw());
+  const auto* b_begin = static_cast<const char*>(b.raw());
+  if (a_begin == nullptr || b_begin == nullptr) return false;
+  return a_begin < b_begin + b.bytes() && b_begin < a_begin + a.bytes();
+}
+
+std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+std::string list_text(const std::vector<int>& values) {
+  std::ostringstream text;
+  text << "[";
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    text << (i == 0 ? "" : ", ") << values[i];
+  }
+  text << "]";
+  return text.str();
+}
+
+}  // namespace
+
+std::string call_text(const CommCall& call) {
+  std::ostringstream text;
+  text << comm_op_name(call.op);
+  if (call.op == CommOp::kBarrier) {
+    if (!call.label.empty()) text << " '" << call.label << "'";
+    return text.str();
+  }
+  text << " " << dtype_name(call.dtype) << "[" << call.numel << "]";
+  switch (call.op) {
+    case CommOp::kAllReduce:
+    case CommOp::kReduceScatter:
+      if (call.reduce_op != ReduceOp::kSum) {
+        text << " (" << reduce_op_name(call.reduce_op) << ")";
+      }
+      break;
+    case CommOp::kReduce:
+      text << " (";
+      if (call.reduce_op != ReduceOp::kSum) {
+        text << reduce_op_name(call.reduce_op) << ", ";
+      }
+      text << "root " << call.root_or_peer << ")";
+      break;
+    case CommOp::kBroadcast:
+    case CommOp::kScatter:
+    case CommOp::kGather:
+      text << " (root " << call.root_or_peer << ")";
+      break;
+    case CommOp::kSend:
+    case CommOp::kRecv:
+      text << (call.op == CommOp::kSend ? " to" : " from") << " rank "
+           << call.root_or_peer;
+      if (call.tag != 0) text << " (tag " << call.tag << ")";
+      break;
+    default:
+      break;
+  }
+  if (!call.label.empty()) text << " '" << call.label << "'";
+  return text.str();
+}
+
+ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name)
+    : rank_(rank),
+      ranks_(std::move(ranks)),
+      name_(std::move(name)),
+      records_(std::make_shared<std::vector<CommRecord>>()) {
+  SB_CHECK(rank >= 0 && rank < size(), "process group '", name_, "': rank ",
+           rank, " is not below the size ", size());
+}
+
+std::string ProcessGroup::where() const {
+  std::ostringstream text;
+  text << "over '" << name_ << "' (rank " << rank_ << " of " << size() << ")";
+  return text.str();
+}
+
+// --- Checks ------------------------------------------------------------------
+
+namespace {
+
+// Checks of one call; every message begins with its name and place.
+class Arguments {
+ public:
+  Arguments(CommOp op, std::string where, int size)
+      : name_(comm_op_name(op)), where_(std::move(where)), size_(size) {}
+
+  void defined(const Tensor& tensor, const char* what) const {
+    SB_CHECK(tensor.defined(), name_, " ", where_, ": the ", what,
+             " is an undefined tensor");
+  }
+
+  void pair(const Tensor& output, const Tensor& input) const {
+    defined(output, "output");
+    defined(input, "input");
+    SB_CHECK(output.dtype() == input.dtype(), name_, " ", where_,
+             ": the output is ", dtype_name(output.dtype()), ", the input is ",
+             dtype_name(input.dtype()), "; both must have one dtype");
+    SB_CHECK(output.is_meta() == input.is_meta(), name_, " ", where_,
+             ": the output is on ", output.device().name(), ", the input on ",
+             input.device().name(), "; both are on meta devices or neither is");
+  }
+
+  void root(int value) const {
+    SB_CHECK(value >= 0 && value < size_, name_, " ", where_, ": root ", value,
+             " is not a rank of the group; give 0 to ", size_ - 1);
+  }
+
+  void peer(int value, int rank, const char* what) const {
+    SB_CHECK(value >= 0 && value < size_, name_, " ", where_, ": ", what, " ",
+             value, " is not a rank of the group; give 0 to ", size_ - 1);
+    SB_CHECK(value != rank, name_, " ", where_,
+             ": a rank does not exchange messages with itself; copy instead");
+  }
+
+  // `whole` holds one piece of the size of `piece` per rank.
+  void pieces(const Tensor& whole, const char* whole_name, const Tensor& piece,
+              const char* piece_name) const {
+    SB_CHECK(whole.numel() == piece.numel() * size_, name_, " ", where_,
+             ": the ", whole_name, " has ", whole.numel(), " elements and the ",
+             piece_name, " ", piece.numel(), "; the ", whole_name,
+             " must have ", size_, " times as many (", piece.numel() * size_,
+             ")");
+  }
+
+  // `piece` is apart from `whole`, or exactly its piece `index`.
+  void in_place(const Tensor& whole, const Tensor& piece, int index) const {
+    if (!overlap(whole, piece)) return;
+    const auto* begin = static_cast<const char*>(whole.raw());
+    SB_CHECK(piece.raw() == begin + index * piece.bytes(), name_, " ", where_,
+             ": the buffers overlap; in place, the small one is exactly piece ",
+             index, " of the large one");
+  }
+
+  void apart(const Tensor& output, const Tensor& input) const {
+    SB_CHECK(!overlap(output, input), name_, " ", where_,
+             ": output and input overlap; this operation is never in place");
+  }
+
+  void counts(const std::vector<std::int64_t>& counts, const Tensor& tensor,
+              const char* what) const {
+    SB_CHECK(static_cast<int>(counts.size()) == size_, name_, " ", where_, ": ",
+             counts.size(), " ", what, " counts; give one per rank (", size_,
+             ")");
+    for (std::int64_t count : counts) {
+      SB_CHECK(count >= 0, name_, " ", where_, ": a ", what, " count is ",
+               count, "; counts are not negative");
+    }
+    SB_CHECK(sum_of(counts) == tensor.numel(), name_, " ", where_, ": the ",
+             what, " counts add up to ", sum_of(counts), " and the buffer has ",
+             tensor.numel(), " elements");
+  }
+
+ private:
+  const char* name_;
+  std::string where_;
+  int size_;
+};
+
+CommCall make_call(CommOp op, const Tensor& tensor, std::int64_t numel,
+                   const std::string& label) {
+  CommCall call;
+  call.op = op;
+  call.dtype = tensor.dtype();
+  call.numel = numel;
+  call.label = label;
+  return call;
+}
+
+// What a group of one does for calls with two buffers.
+void copy_flat(const Tensor& output, const Tensor& input) {
+  if (output.is_meta() || output.numel() == 0 || output.raw() == input.raw()) {
+    return;
+  }
+  const Shape flat{output.numel()};
+  output.flat_view(0, flat).copy_from(input.flat_view(0, flat));
+}
+
+}  // namespace
+
+// --- Collectives -------------------------------------------------------------
+
+Work ProcessGroup::issue(const CommCall& call, std::int64_t numel_to_peers,
+                         const std::function<Work()>& start) {
+  CommRecord record;
+  record.op = call.op;
+  record.group = name_;
+  record.group_size = size();
+  record.group_rank = rank_;
+  record.dtype = call.dtype;
+  record.numel = call.numel;
+  record.numel_to_peers = numel_to_peers;
+  record.root_or_peer = call.root_or_peer;
+  record.phase = RankContext::current().phase;
+  record.label = call.label;
+  records_->push_back(record);
+  if (observer_ == nullptr) return start();
+  observer_->on_issue(record);
+  return Work(
+      std::make_shared<ObservedState>(start(), observer_, std::move(record)));
+}
+
+Work ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op,
+                              const std::string& label) {
+  const Arguments arguments(CommOp::kAllReduce, where(), size());
+  arguments.defined(tensor, "tensor");
+  if (size() == 1) return Work();
+  CommCall call = make_call(CommOp::kAllReduce, tensor, tensor.numel(), label);
+  call.reduce_op = op;
+  return issue(call, 0, [&] {
+    return tensor.is_meta() ? Work() : do_all_reduce(tensor, call);
+  });
+}
+
+Work ProcessGroup::reduce_scatter(const Tensor& output, const Tensor& input,
+                                  ReduceOp op, const std::string& label) {
+  const Arguments arguments(CommOp::kReduceScatter, where(), size());
+  arguments.pair(output, input);
+  arguments.pieces(input, "input", output, "output");
+  arguments.in_place(input, output, rank_);
+  if (size() == 1) {
+    copy_flat(output, input);
+    return Work();
+  }
+  CommCall call =
+      make_call(CommOp::kReduceScatter, input, input.numel(), label);
+  call.reduce_op = op;
+  return issue(call, 0, [&] {
+    return output.is_meta() ? Work() : do_reduce_scatter(output, input, call);
+  });
+}
+
+Work ProcessGroup::all_gather(const Tensor& output, const Tensor& input,
+                              const std::string& label) {
+  const Arguments arguments(CommOp::kAllGather, where(), size());
+  arguments.pair(output, input);
+  arguments.pieces(output, "output", input, "input");
+  arguments.in_place(output, input, rank_);
+  if (size() == 1) {
+    copy_flat(output, input);
+    return Work();
+  }
+  const CommCall call =
+      make_call(CommOp::kAllGather, output, output.numel(), label);
+  return issue(call, 0, [&] {
+    return output.is_meta() ? Work() : do_all_gather(output, input, call);
+  });
+}
+
+Work ProcessGroup::broadcast(const Tensor& tensor, int root,
+                             const std::string& label) {
+  const Arguments arguments(CommOp::kBroadcast, where(), size());
+  arguments.defined(tensor, "tensor");
+  arguments.root(root);
+  if (size() == 1) return Work();
+  CommCall call = make_call(CommOp::kBroadcast, tensor, tensor.numel(), label);
+  call.root_or_peer = root;
+  return issue(call, 0, [&] {
+    return tensor.is_meta() ? Work() : do_broadcast(tensor, call);
+  });
+}
+
+Work ProcessGroup::reduce(const Tensor& tensor, int root, ReduceOp op,
+                          const std::string& label) {
+  const Arguments arguments(CommOp::kReduce, where(), size());
+  arguments.defined(tensor, "tensor");
+  arguments.root(root);
+  if (size() == 1) return Work();
+  CommCall call = make_call(CommOp::kReduce, tensor, tensor.numel(), label);
+  call.root_or_peer = root;
+  call.reduce_op = op;
+  return issue(call, 0, [&] {
+    return tensor.is_meta() ? Work() : do_reduce(tensor, call);
+  });
+}
+
+Work ProcessGroup::scatter(const Tensor& output, const Tensor& input, int root,
+                           const std::string& label) {
+  const Arguments arguments(CommOp::kScatter, where(), size());
+  arguments.root(root);
+  arguments.defined(output, "output");
+  if (rank_ == root) {
+    arguments.pair(output, input);
+    arguments.pieces(input, "input", output, "output");
+    arguments.in_place(input, output, rank_);
+  }
+  if (size() == 1) {
+    copy_flat(output, input);
+    return Work();
+  }
+  CommCall call =
+      make_call(CommOp::kScatter, output, output.numel() * size(), label);
+  call.root_or_peer = root;
+  return issue(call, 0, [&] {
+    return output.is_meta() ? Work() : do_scatter(output, input, call);
+  });
+}
+
+Work ProcessGroup::gather(const Tensor& output, const Tensor& input, int root,
+                          const std::string& label) {
+  const Arguments arguments(CommOp::kGather, where(), size());
+  arguments.root(root);
+  arguments.defined(input, "input");
+  if (rank_ == root) {
+    arguments.pair(output, input);
+    arguments.pieces(output, "output", input, "input");
+    arguments.in_place(output, input, rank_);
+  }
+  if (size() == 1) {
+    copy_flat(output, input);
+    return Work();
+  }
+  CommCall call =
+      make_call(CommOp::kGather, input, input.numel() * size(), label);
+  call.root_or_peer = root;
+  return issue(call, 0, [&] {
+    return input.is_meta() ? Work() : do_gather(output, input, call);
+  });
+}
+
+Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input,
+                              const std::string& label) {
+  const Arguments arguments(CommOp::kAllToAll, where(), size());
+  arguments.pair(output, input);
+  SB_CHECK(output.numel() == input.numel(), "all_to_all ", where(),
+           ": the output has ", output.numel(), " elements and the input ",
+           input.numel(), "; both must have as many");
+  SB_CHECK(input.numel() % size() == 0, "all_to_all ", where(), ": ",
+           input.numel(), " elements do not divide over ", size(),
+           " ranks; pad, or use all_to_all_v");
+  arguments.apart(output, input);
+  if (size() == 1) {
+    copy_flat(output, input);
+    return Work();
+  }
+  const CommCall call =
+      make_call(CommOp::kAllToAll, input, input.numel(), label);
+  const std::vector<std::int64_t> counts(ranks_.size(), input.numel() / size());
+  return issue(call, input.numel() - counts[0], [&] {
+    return output.is_meta()
+               ? Work()
+               : do_all_to_all_v(output, input, counts, counts, call);
+  });
+}
+
+Work ProcessGroup::all_to_all_v(const Tensor& output, const Tensor& input,
+                                const std::vector<std::int64_t>& send_counts,
+                                const std::vector<std::int64_t>& recv_counts,
+                                const std::string& label) {
+  const Arguments arguments(CommOp::kAllToAllV, where(), size());
+  arguments.pair(output, input);
+  arguments.counts(send_counts, input, "send");
+  arguments.counts(recv_counts, output, "receive");
+  const auto self = static_cast<std::size_t>(rank_);
+  SB_CHECK(send_counts[self] == recv_counts[self], "all_to_all_v ", where(),
+           ": sends ", send_counts[self], " elements to itself and expects ",
+           recv_counts[self]);
+  arguments.apart(output, input);
+  if (size() == 1) {
+    copy_flat(output, input);
+    return Work();
+  }
+  const CommCall call =
+      make_call(CommOp::kAllToAllV, input, input.numel(), label);
+  return issue(call, input.numel() - send_counts[self], [&] {
+    return output.is_meta()
+               ? Work()
+               : do_all_to_all_v(output, input, send_counts, recv_counts, call);
+  });
+}
+
+void ProcessGroup::barrier(const std::string& label) {
+  if (size() == 1) return;
+  CommCall call;
+  call.label = label;
+  issue(call, 0, [&] { return do_barrier(call); }).wait();
+}
+
+Work ProcessGroup::send(const Tensor& tensor, int to, int tag,
+                        const std::string& label) {
+  const Arguments arguments(CommOp::kSend, where(), size());
+  arguments.defined(tensor, "tensor");
+  arguments.peer(to, rank_, "receiver");
+  CommCall call = make_call(CommOp::kSend, tensor, tensor.numel(), label);
+  call.root_or_peer = to;
+  call.tag = tag;
+  return issue(call, tensor.numel(), [&] {
+    return tensor.is_meta() ? Work() : do_send(tensor, call);
+  });
+}
+
+Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
+                        const std::string& label) {
+  const Arguments arguments(CommOp::kRecv, where(), size());
+  arguments.defined(tensor, "tensor");
+  arguments.peer(from, rank_, "sender");
+  CommCall call = make_call(CommOp::kRecv, tensor, tensor.numel(), label);
+  call.root_or_peer = from;
+  call.tag = tag;
+  return issue(call, 0, [&] {
+    return tensor.is_meta() ? Work() : do_recv(tensor, call);
+  });
+}
+
+// --- Subgroups ---------------------------------------------------------------
+
+std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key,
+                                                  const std::string& name) {
+  SB_CHECK(color >= -1, "split ", where(), " for '", name, "': color ", color,
+           "; give -1 for no group, or 0 and more");
+  std::ostringstream mine;
+  mine << color << " " << key << " " << name;
+  const std::vector<std::string> all = exchange(mine.str());
+
+  // Members of my color, by (key, rank).
+  std::vector<std::pair<int, int>> order;
+  for (int r = 0; r < size(); ++r) {
+    std::istringstream text(all[static_cast<std::size_t>(r)]);
+    int their_color = -1;
+    int their_key = 0;
+    text >> their_color >> their_key;
+    if (their_color == color) order.emplace_back(their_key, r);
+  }
+  if (color == -1) return nullptr;
+  std::sort(order.begin(), order.end());
+  std::vector<int> members;
+  for (const auto& entry : order) members.push_back(entry.second);
+  std::shared_ptr<ProcessGroup> group = do_subgroup(members, name);
+  group->records_ = records_;
+  group->observer_ = observer_;
+  return group;
+}
+
+std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
+    const std::vector<int>& members, const std::string& name) {
+  SB_CHECK(!members.empty(), "subgroup '", name, "' ", where(),
+           ": give at least one rank");
+  const std::set<int> distinct(members.begin(), members.end());
+  SB_CHECK(distinct.size() == members.size(), "subgroup '", name, "' ", where(),
+           ": a rank is named twice in ", list_text(members));
+  SB_CHECK(*distinct.begin() >= 0 && *distinct.rbegin() < size(), "subgroup '",
+           name, "' ", where(), ": ", list_text(members),
+           " names a rank outside of 0 to ", size() - 1);
+
+  // Everybody must mean the same group: a difference would hang much later.
+  const std::string mine = list_text(members) + " '" + name + "'";
+  const std::vector<std::string> all = exchange(mine);
+  for (int r = 0; r < size(); ++r) {
+    SB_CHECK(all[static_cast<std::size_t>(r)] == mine, "subgroup ", where(),
+             ": rank ", rank_, " makes ", mine, ", rank ", r, " makes ",
+             all[static_cast<std::size_t>(r)],
+             "; all ranks make the same groups in the same order");
+  }
+  if (distinct.count(rank_) == 0) return nullptr;
+  std::shared_ptr<ProcessGroup> group = do_subgroup(members, name);
+  group->records_ = records_;
+  group->observer_ = observer_;
+  return group;
+}
+
+}  // namespace shardbook

@@ -1,0 +1,111 @@
+#pragma once
+
+// One call of a group, as all its members share it.
+//
+// Members bring their buffers (slots). When the last has arrived, the call is
+// nothing but a set of pieces, each of which says which buffers are combined
+// and where the result goes:
+//
+//   all_reduce      1 piece    all inputs       -> all outputs
+//   reduce_scatter  P pieces   all inputs at r  -> output of r
+//   all_gather      P pieces   input of s       -> all outputs at s
+//   all_to_all      P*P        input of s at d  -> output of d at s
+//   send, recv      1 piece    the sender's     -> the receiver's
+//
+// Pieces are cut into tasks of the size of a cache. Tasks touch disjoint
+// memory, so that any thread may run any of them in any order: every byte is
+// read once and written once, and no result depends on who did what.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+
+namespace shardbook::internal {
+
+struct SharedGroup;
+
+/// What one member brings to a call.
+struct Slot {
+  bool arrived = false;
+  CommCall call;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::vector<std::int64_t> send_counts, recv_counts;  ///< all_to_all only
+  /// exchange only: a control call, which has no buffers.
+  bool is_exchange = false;
+  std::string text;
+};
+
+/// "all_reduce f32[10]", or "exchange".
+std::string slot_text(const Slot& slot);
+
+/// Its state is guarded by the world's mutex, except where it says otherwise.
+class Operation {
+ public:
+  /// `ranks`: the world rank of each slot. `queue`: the group whose calls run
+  /// one after the other; null for messages.
+  Operation(std::vector<int> ranks, std::string group_name,
+            SharedGroup* queue = nullptr);
+
+  /// Checks that slot `index` makes the call that the others make. Returns
+  /// what is wrong, naming both ranks and both calls; empty when they agree.
+  std::string mismatch(int index, const Slot& slot) const;
+  void arrive(int index, Slot slot);
+  bool complete() const { return arrived_ == static_cast<int>(slots.size()); }
+  /// World ranks of the members that have not arrived.
+  std::vector<int> missing() const;
+  /// What that rank called: "all_reduce f32[10] over 'world'".
+  std::string text_of(int world_rank) const;
+
+  /// All have arrived: finds out the tasks.
+  void plan();
+  std::int64_t num_tasks() const { return num_tasks_; }
+  /// Bytes that the tasks read and write.
+  std::int64_t traffic_bytes() const { return traffic_bytes_; }
+
+  /// Runs tasks until none is left to take; true when this call ran the last
+  /// one to end. Needs no lock.
+  bool run_tasks();
+  bool has_tasks_to_take() const {
+    return next_task_.load(std::memory_order_relaxed) < num_tasks_;
+  }
+
+  const std::vector<int> ranks;
+  const std::string group_name;
+  SharedGroup* const queue;
+  std::vector<Slot> slots;
+  /// A copy of a small message that was sent before its receiver came.
+  std::vector<char> eager;
+  /// Other threads may help with the tasks.
+  bool is_open = false;
+  int num_helpers = 0;
+  /// All tasks have run. Readable without the lock.
+  std::atomic<bool> done{false};
+
+ private:
+  // result of `inputs` goes to each of `outputs`
+  struct Piece {
+    std::vector<const void*> inputs;
+    std::vector<void*> outputs;
+    std::int64_t count = 0;
+    std::int64_t first_task = 0;
+  };
+  void add_piece(std::vector<const void*> inputs, std::vector<void*> outputs,
+                 std::int64_t count);
+  void plan_all_to_all();
+  void run_task(std::int64_t task) const;
+
+  int arrived_ = 0;
+  std::vector<Piece> pieces_;
+  std::int64_t task_count_ = 1;  // elements of one task
+  std::int64_t num_tasks_ = 0;
+  std::int64_t traffic_bytes_ = 0;
+  std::atomic<std::int64_t> next_task_{0};
+  std::atomic<std::int64_t> tasks_ended_{0};
+};
+
+}  // namespace shardbook::internal

@@ -1,0 +1,171 @@
+#include "comm/threads/thread_group.h"
+
+#include "core/check.h"
+
+namespace shardbook::internal {
+namespace {
+
+// A call in flight, as its rank sees it.
+class ThreadWork : public Work::State {
+ public:
+  ThreadWork(std::shared_ptr<ThreadWorld> world,
+             std::shared_ptr<Operation> operation, int world_rank,
+             std::chrono::milliseconds timeout, Tensors buffers)
+      : world_(std::move(world)),
+        operation_(std::move(operation)),
+        world_rank_(world_rank),
+        timeout_(timeout),
+        buffers_(std::move(buffers)) {}
+
+  ~ThreadWork() override {
+    // Dropped before its end: peers still read and write the buffers.
+    if (!operation_->done) world_->keep(operation_, std::move(buffers_));
+  }
+
+  void wait() override { world_->wait(*operation_, world_rank_, timeout_); }
+
+  // True also after a failure, so that who polls comes to wait and hears of it.
+  bool done() override {
+    return operation_->done.load(std::memory_order_acquire) || world_->failed();
+  }
+
+ private:
+  std::shared_ptr<ThreadWorld> world_;
+  std::shared_ptr<Operation> operation_;
+  int world_rank_;
+  std::chrono::milliseconds timeout_;
+  Tensors buffers_;
+};
+
+}  // namespace
+
+ThreadGroup::ThreadGroup(std::shared_ptr<ThreadWorld> world,
+                         SharedGroup& shared, int rank,
+                         std::chrono::milliseconds timeout)
+    : ProcessGroup(rank, shared.ranks, shared.name),
+      world_(std::move(world)),
+      shared_(shared),
+      timeout_(timeout) {}
+
+Work ThreadGroup::work(std::shared_ptr<Operation> operation, Tensors buffers) {
+  if (operation == nullptr || operation->done.load(std::memory_order_acquire)) {
+    return Work();
+  }
+  return Work(std::make_shared<ThreadWork>(world_, std::move(operation),
+                                           my_world_rank(), timeout_,
+                                           std::move(buffers)));
+}
+
+Work ThreadGroup::join(const CommCall& call, const Tensor& input,
+                       const Tensor& output, Slot slot) {
+  slot.call = call;
+  Tensors buffers;
+  if (input.defined()) {
+    slot.input = input.raw();
+    buffers.push_back(input);
+  }
+  if (output.defined()) {
+    slot.output = output.raw();
+    buffers.push_back(output);
+  }
+  return work(world_->arrive(shared_, rank(), next_call_++, std::move(slot)),
+              std::move(buffers));
+}
+
+Work ThreadGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
+  return join(call, tensor, tensor);
+}
+
+Work ThreadGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
+                                    const CommCall& call) {
+  return join(call, input, output);
+}
+
+Work ThreadGroup::do_all_gather(const Tensor& output, const Tensor& input,
+                                const CommCall& call) {
+  return join(call, input, output);
+}
+
+Work ThreadGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
+  return join(call, tensor, tensor);
+}
+
+Work ThreadGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
+  return join(call, tensor, tensor);
+}
+
+Work ThreadGroup::do_scatter(const Tensor& output, const Tensor& input,
+                             const CommCall& call) {
+  return join(call, rank() == call.root_or_peer ? input : Tensor(), output);
+}
+
+Work ThreadGroup::do_gather(const Tensor& output, const Tensor& input,
+                            const CommCall& call) {
+  return join(call, input, rank() == call.root_or_peer ? output : Tensor());
+}
+
+Work ThreadGroup::do_all_to_all_v(const Tensor& output, const Tensor& input,
+                                  const std::vector<std::int64_t>& send_counts,
+                                  const std::vector<std::int64_t>& recv_counts,
+                                  const CommCall& call) {
+  Slot slot;
+  slot.send_counts = send_counts;
+  slot.recv_counts = recv_counts;
+  return join(call, input, output, std::move(slot));
+}
+
+Work ThreadGroup::do_barrier(const CommCall& call) {
+  return join(call, Tensor(), Tensor());
+}
+
+Work ThreadGroup::message(const CommCall& call, const Tensor& input,
+                          const Tensor& output) {
+  Slot slot;
+  slot.call = call;
+  slot.input = input.defined() ? input.raw() : nullptr;
+  slot.output = output.defined() ? output.raw() : nullptr;
+  return work(world_->exchange_message(shared_, rank(), std::move(slot)),
+              {input.defined() ? input : output});
+}
+
+Work ThreadGroup::do_send(const Tensor& tensor, const CommCall& call) {
+  return message(call, tensor, Tensor());
+}
+
+Work ThreadGroup::do_recv(const Tensor& tensor, const CommCall& call) {
+  return message(call, Tensor(), tensor);
+}
+
+std::vector<std::string> ThreadGroup::exchange(const std::string& text) {
+  if (size() == 1) return {text};
+  Slot mine;
+  mine.is_exchange = true;
+  mine.text = text;
+  const std::shared_ptr<Operation> operation =
+      world_->arrive(shared_, rank(), next_call_++, std::move(mine));
+  world_->wait(*operation, my_world_rank(), timeout_);
+  std::vector<std::string> texts;
+  for (const Slot& slot : operation->slots) texts.push_back(slot.text);
+  return texts;
+}
+
+std::shared_ptr<ProcessGroup> ThreadGroup::do_subgroup(
+    const std::vector<int>& members, const std::string& name) {
+  SharedGroup& shared =
+      world_->find_group(shared_, members, num_made_[members]++, name);
+  int position = 0;
+  while (members[static_cast<std::size_t>(position)] != rank()) ++position;
+  return std::make_shared<ThreadGroup>(world_, shared, position, timeout_);
+}
+
+void ThreadGroup::set_timeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
+}
+
+void ThreadGroup::abort(const std::string& reason) {
+  const std::string text =
+      "rank " + std::to_string(my_world_rank()) + " failed: " + reason;
+  world_->fail(my_world_rank(), reason, std::make_exception_ptr(Error(text)));
+}
+
+}  // namespace shardbook::internal

@@ -1,0 +1,391 @@
+#include "comm/threads/thread_world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+
+#include "core/check.h"
+
+namespace shardbook::internal {
+namespace {
+
+// Below this many bytes read and written, waking a helper takes longer than
+// doing the work.
+constexpr std::int64_t kSmallBytes = 512 << 10;
+
+// A message up to this size leaves its buffer at once when nobody waits for it.
+constexpr std::int64_t kEagerBytes = 64 << 10;
+
+std::string call_over(const Slot& slot, const SharedGroup& group) {
+  return slot_text(slot) + " over '" + group.name + "'";
+}
+
+std::int64_t message_bytes(const Slot& slot) {
+  return slot.call.numel *
+         static_cast<std::int64_t>(dtype_bytes(slot.call.dtype));
+}
+
+}  // namespace
+
+ThreadWorld::ThreadWorld(int world_size, int num_cores)
+    : num_cores_(std::max(num_cores, 1)),
+      root_(std::make_unique<SharedGroup>()) {
+  for (int r = 0; r < world_size; ++r) {
+    ranks_.push_back(std::make_unique<Rank>());
+  }
+  root_->name = "world";
+  root_->ranks.resize(static_cast<std::size_t>(world_size));
+  std::iota(root_->ranks.begin(), root_->ranks.end(), 0);
+}
+
+ThreadWorld::~ThreadWorld() {
+  {
+    const Lock lock(mutex_);
+    stops_ = true;
+  }
+  wake_worker_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+SharedGroup& ThreadWorld::find_group(SharedGroup& parent,
+                                     const std::vector<int>& members,
+                                     std::size_t index,
+                                     const std::string& name) {
+  const Lock lock(mutex_);
+  auto& same = parent.made[members];
+  while (same.size() <= index) {
+    auto group = std::make_unique<SharedGroup>();
+    group->name = name;
+    for (int member : members) {
+      group->ranks.push_back(parent.ranks[static_cast<std::size_t>(member)]);
+    }
+    same.push_back(std::move(group));
+  }
+  return *same[index];
+}
+
+// --- Calls -------------------------------------------------------------------
+
+void ThreadWorld::begin_call(int world_rank, const Slot& slot,
+                             const SharedGroup& group) {
+  Rank& me = rank(world_rank);
+  if (me.thread != std::this_thread::get_id()) me.has_several_threads = true;
+  if (failed()) {
+    throw Error(failure_text(world_rank, call_over(slot, group)));
+  }
+}
+
+void ThreadWorld::match(Operation& operation, int index, int world_rank,
+                        Slot slot) {
+  const std::string wrong = operation.mismatch(index, slot);
+  if (!wrong.empty()) poison_and_throw(world_rank, wrong);
+  operation.arrive(index, std::move(slot));
+}
+
+std::shared_ptr<Operation> ThreadWorld::arrive(SharedGroup& group,
+                                               int group_rank,
+                                               std::uint64_t index, Slot slot) {
+  Lock lock(mutex_);
+  const int me = group.ranks[static_cast<std::size_t>(group_rank)];
+  begin_call(me, slot, group);
+  const auto position = static_cast<std::size_t>(index - group.first);
+  while (group.queue.size() <= position) {
+    group.queue.push_back(
+        std::make_shared<Operation>(group.ranks, group.name, &group));
+  }
+  std::shared_ptr<Operation> operation = group.queue[position];
+  match(*operation, group_rank, me, std::move(slot));
+  if (operation->complete() && position == 0) ready_.push_back(operation);
+  run_ready(lock);
+  return operation;
+}
+
+std::shared_ptr<Operation> ThreadWorld::exchange_message(SharedGroup& group,
+                                                         int group_rank,
+                                                         Slot slot) {
+  Lock lock(mutex_);
+  const int me = group.ranks[static_cast<std::size_t>(group_rank)];
+  begin_call(me, slot, group);
+  const bool is_send = slot.call.op == CommOp::kSend;
+  const int peer = slot.call.root_or_peer;
+  const int source = is_send ? group_rank : peer;
+  const int target = is_send ? peer : group_rank;
+  const int index = is_send ? 0 : 1;
+  auto& waiting = group.messages[{source, target, slot.call.tag}];
+
+  // The first message that waits for this side, or a new one.
+  const auto side = static_cast<std::size_t>(index);
+  if (!waiting.empty() && !waiting.front()->slots[side].arrived) {
+    std::shared_ptr<Operation> operation = waiting.front();
+    match(*operation, index, me, std::move(slot));
+    waiting.pop_front();
+    ready_.push_back(operation);
+    run_ready(lock);
+    return operation;
+  }
+  auto operation = std::make_shared<Operation>(
+      std::vector<int>{group.ranks[static_cast<std::size_t>(source)],
+                       group.ranks[static_cast<std::size_t>(target)]},
+      group.name);
+  const std::int64_t bytes = message_bytes(slot);
+  const bool is_eager = is_send && bytes <= kEagerBytes;
+  if (is_eager && bytes > 0) {
+    const char* data = static_cast<const char*>(slot.input);
+    operation->eager.assign(data, data + bytes);
+    slot.input = operation->eager.data();
+  }
+  operation->arrive(index, std::move(slot));
+  waiting.push_back(operation);
+  return is_eager ? nullptr : operation;
+}
+
+void ThreadWorld::wait(Operation& operation, int world_rank,
+                       std::chrono::milliseconds timeout) {
+  if (operation.done.load(std::memory_order_acquire)) return;
+  Lock lock(mutex_);
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  Rank& me = rank(world_rank);
+  if (me.thread != std::this_thread::get_id()) me.has_several_threads = true;
+  while (!operation.done) {
+    if (failed()) {
+      throw Error(failure_text(world_rank, operation.text_of(world_rank)));
+    }
+    if (operation.is_open && operation.has_tasks_to_take() &&
+        operation.num_helpers < num_cores_) {
+      help(operation, lock);
+      run_ready(lock);
+      continue;
+    }
+    ++me.num_blocked;
+    me.blocked_in = &operation;
+    std::cv_status status = std::cv_status::no_timeout;
+    if (operation.complete()) {
+      me.wake.wait(lock);
+    } else {
+      check_progress(world_rank, operation);
+      if (!failed()) status = me.wake.wait_until(lock, deadline);
+    }
+    --me.num_blocked;
+    me.blocked_in = nullptr;
+    if (status == std::cv_status::timeout && !operation.complete() &&
+        !failed()) {
+      std::ostringstream text;
+      text << "timeout after " << timeout.count() << " ms:";
+      for (int missing : operation.missing()) text << " rank " << missing;
+      text << " did not join " << operation.text_of(world_rank)
+           << ", in which rank " << world_rank << " waits";
+      poison_and_throw(world_rank, text.str());
+    }
+  }
+}
+
+void ThreadWorld::keep(std::shared_ptr<Operation> operation, Tensors buffers) {
+  std::vector<Kept> over;  // freed after the lock
+  const Lock lock(mutex_);
+  const auto done = [](const Kept& kept) {
+    return kept.operation->done.load();
+  };
+  const auto first = std::stable_partition(
+      kept_.begin(), kept_.end(), [&](const Kept& k) { return !done(k); });
+  std::move(first, kept_.end(), std::back_inserter(over));
+  kept_.erase(first, kept_.end());
+  kept_.push_back({std::move(operation), std::move(buffers)});
+}
+
+// --- Running operations ------------------------------------------------------
+
+void ThreadWorld::run_ready(Lock& lock) {
+  while (!ready_.empty()) {
+    std::shared_ptr<Operation> operation = std::move(ready_.front());
+    ready_.pop_front();
+    operation->plan();
+    if (operation->traffic_bytes() > kSmallBytes) {
+      open(std::move(operation));
+      continue;
+    }
+    if (operation->num_tasks() > 0) {
+      lock.unlock();
+      operation->run_tasks();
+      lock.lock();
+    }
+    finish(*operation);
+  }
+}
+
+void ThreadWorld::open(std::shared_ptr<Operation> operation) {
+  operation->is_open = true;
+  wake_members(*operation, num_cores_);
+  open_.push_back(std::move(operation));
+  // Members may be computing: the workers see to it that the call advances.
+  start_workers();
+  wake_worker_.notify_all();
+}
+
+void ThreadWorld::help(Operation& operation, Lock& lock) {
+  ++operation.num_helpers;
+  lock.unlock();
+  const bool ended = operation.run_tasks();
+  lock.lock();
+  --operation.num_helpers;
+  // All tasks are taken: nobody else needs to find this operation.
+  std::shared_ptr<Operation> alive;
+  const auto found = std::find_if(
+      open_.begin(), open_.end(),
+      [&](const auto& entry) { return entry.get() == &operation; });
+  if (found != open_.end()) {
+    alive = std::move(*found);
+    open_.erase(found);
+  }
+  if (ended) finish(operation);
+}
+
+void ThreadWorld::finish(Operation& operation) {
+  operation.done.store(true, std::memory_order_release);
+  wake_members(operation, static_cast<int>(operation.ranks.size()));
+  SharedGroup* group = operation.queue;
+  if (group == nullptr) return;
+  // The group's next call may start. (The Work of a member, or the caller,
+  // keeps the operation alive.)
+  group->queue.pop_front();
+  ++group->first;
+  if (!group->queue.empty() && group->queue.front()->complete()) {
+    ready_.push_back(group->queue.front());
+  }
+}
+
+void ThreadWorld::wake_members(const Operation& operation, int most) {
+  for (int member : operation.ranks) {
+    Rank& them = rank(member);
+    if (them.num_blocked == 0) continue;
+    if (most-- == 0) return;
+    them.wake.notify_all();
+  }
+}
+
+void ThreadWorld::start_workers() {
+  const std::size_t enough =
+      std::min(ranks_.size(), static_cast<std::size_t>(num_cores_));
+  while (workers_.size() < enough) workers_.emplace_back([this] { work(); });
+}
+
+void ThreadWorld::work() {
+  Lock lock(mutex_);
+  while (!stops_) {
+    const auto found =
+        std::find_if(open_.begin(), open_.end(), [&](const auto& operation) {
+          return operation->has_tasks_to_take() &&
+                 operation->num_helpers < num_cores_;
+        });
+    if (found == open_.end()) {
+      wake_worker_.wait(lock);
+      continue;
+    }
+    const std::shared_ptr<Operation> operation = *found;
+    help(*operation, lock);
+    run_ready(lock);
+  }
+}
+
+// --- Failure -----------------------------------------------------------------
+
+void ThreadWorld::rank_begins(int world_rank) {
+  const Lock lock(mutex_);
+  rank(world_rank).thread = std::this_thread::get_id();
+}
+
+void ThreadWorld::rank_ended(int world_rank) {
+  const Lock lock(mutex_);
+  rank(world_rank).ended = true;
+  for (std::size_t r = 0; r < ranks_.size() && !failed(); ++r) {
+    const Operation* operation = ranks_[r]->blocked_in;
+    if (operation != nullptr && !operation->complete()) {
+      check_progress(static_cast<int>(r), *operation);
+    }
+  }
+}
+
+void ThreadWorld::check_progress(int world_rank, const Operation& operation) {
+  const std::vector<int> missing = operation.missing();
+  for (int other : missing) {
+    if (!rank(other).ended) continue;
+    const std::string reason = "it ended without joining";
+    std::ostringstream text;
+    text << "rank " << other << " failed: " << reason << " (while rank "
+         << world_rank << " was in " << operation.text_of(world_rank) << ")";
+    poison(other, reason, std::make_exception_ptr(Error(text.str())));
+    return;
+  }
+  std::vector<bool> seen(ranks_.size(), false);
+  std::vector<int> path;
+  if (find_cycle(world_rank, world_rank, seen, path)) {
+    const std::string text = cycle_text(path);
+    poison(world_rank, text, std::make_exception_ptr(Error(text)));
+  }
+}
+
+// Follows the edges "waits for" from a blocked rank; `path` ends as the cycle.
+bool ThreadWorld::find_cycle(int from, int target, std::vector<bool>& seen,
+                             std::vector<int>& path) {
+  const Rank& blocked = rank(from);
+  seen[static_cast<std::size_t>(from)] = true;
+  if (blocked.blocked_in == nullptr || blocked.has_several_threads) {
+    return false;
+  }
+  path.push_back(from);
+  for (int next : blocked.blocked_in->missing()) {
+    if (next == target) return true;
+    if (seen[static_cast<std::size_t>(next)]) continue;
+    if (find_cycle(next, target, seen, path)) return true;
+  }
+  path.pop_back();
+  return false;
+}
+
+std::string ThreadWorld::cycle_text(const std::vector<int>& path) {
+  std::ostringstream text;
+  text << "deadlock: ";
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    text << (i == 0 ? "" : "; ") << "rank " << path[i] << " waits for rank "
+         << path[(i + 1) % path.size()] << " in "
+         << rank(path[i]).blocked_in->text_of(path[i]);
+  }
+  return text.str();
+}
+
+void ThreadWorld::fail(int world_rank, const std::string& reason,
+                       std::exception_ptr cause) {
+  const Lock lock(mutex_);
+  poison(world_rank, reason, std::move(cause));
+}
+
+void ThreadWorld::poison(int world_rank, const std::string& reason,
+                         std::exception_ptr cause) {
+  if (failed()) return;  // only the first cause counts
+  failed_rank_ = world_rank;
+  failure_reason_ = reason;
+  first_cause_ = std::move(cause);
+  failed_.store(true, std::memory_order_release);
+  for (const auto& each : ranks_) each->wake.notify_all();
+}
+
+void ThreadWorld::poison_and_throw(int world_rank, const std::string& reason) {
+  const Error error(reason);
+  poison(world_rank, reason, std::make_exception_ptr(error));
+  throw error;
+}
+
+std::string ThreadWorld::failure_text(int world_rank,
+                                      const std::string& call) const {
+  std::ostringstream text;
+  text << "rank " << failed_rank_ << " failed: " << failure_reason_
+       << " (while rank " << world_rank << " was in " << call << ")";
+  return text.str();
+}
+
+std::exception_ptr ThreadWorld::first_cause() const {
+  const Lock lock(mutex_);
+  return first_cause_;
+}
+
+}  // namespace shardbook::internal

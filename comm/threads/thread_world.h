@@ -1,0 +1,144 @@
+#pragma once
+
+// What the ranks of one run_ranks share: their calls in flight, who waits for
+// whom, and the first failure.
+//
+// Life of a call. A member *arrives*: it leaves its buffers in the Operation
+// and goes on. When all have arrived, and the calls before it on the same group
+// are done, the operation *starts*. A small one is run at once by the thread
+// that started it, which is cheaper than waking anybody. A large one is opened
+// to helpers: members that wait for it, and the workers of the world, so that
+// it advances while the ranks compute. Never do more threads help than there
+// are cores. Who has nothing to help with sleeps.
+//
+// Failure. Every blocked rank is known, with the operation that it waits for
+// and thereby the ranks that have not arrived there. A rank that blocks follows
+// these edges: a cycle is a deadlock, an edge to a rank that has ended will
+// never be taken back. Edges appear only when a rank blocks or ends, so that
+// nothing else needs to look. The first failure, of whatever kind, poisons the
+// world: every call of every rank throws from then on.
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "comm/threads/operation.h"
+
+namespace shardbook::internal {
+
+/// The calls of one process group, shared by its members.
+struct SharedGroup {
+  std::string name;
+  std::vector<int> ranks;  ///< world ranks
+  /// Calls that are not done; queue[i] is the group's call `first + i`.
+  std::deque<std::shared_ptr<Operation>> queue;
+  std::uint64_t first = 0;
+  /// Messages that wait for the other side, by (source, destination, tag).
+  std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Operation>>>
+      messages;
+  /// Groups made from this one: the k-th of the same members.
+  std::map<std::vector<int>, std::vector<std::unique_ptr<SharedGroup>>> made;
+};
+
+class ThreadWorld {
+ public:
+  /// `num_cores`: how many threads may help with one operation.
+  ThreadWorld(int world_size, int num_cores);
+  ~ThreadWorld();
+
+  SharedGroup& root_group() { return *root_; }
+  /// The `index`-th group of these members (group ranks of `parent`).
+  SharedGroup& find_group(SharedGroup& parent, const std::vector<int>& members,
+                          std::size_t index, const std::string& name);
+
+  /// Brings member `group_rank` to the group's call number `index`.
+  std::shared_ptr<Operation> arrive(SharedGroup& group, int group_rank,
+                                    std::uint64_t index, Slot slot);
+  /// Sends or receives. Null when the message has been copied already.
+  std::shared_ptr<Operation> exchange_message(SharedGroup& group,
+                                              int group_rank, Slot slot);
+  /// Returns when the operation is done; throws what went wrong.
+  void wait(Operation& operation, int world_rank,
+            std::chrono::milliseconds timeout);
+  /// Keeps the buffers of a call whose Work was dropped, as long as the call
+  /// may touch them.
+  void keep(std::shared_ptr<Operation> operation, Tensors buffers);
+
+  /// Called by run_ranks on the rank's own thread, before and after its body.
+  void rank_begins(int world_rank);
+  void rank_ended(int world_rank);
+  void fail(int world_rank, const std::string& reason,
+            std::exception_ptr cause);
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  /// The first failure; null when there was none.
+  std::exception_ptr first_cause() const;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  struct Rank {
+    std::condition_variable wake;
+    int num_blocked = 0;              // threads that wait
+    Operation* blocked_in = nullptr;  // what the last of them waits for
+    bool ended = false;
+    // Several threads call for this rank: one that blocks does not stop it.
+    bool has_several_threads = false;
+    std::thread::id thread;
+  };
+  struct Kept {
+    std::shared_ptr<Operation> operation;
+    Tensors buffers;
+  };
+  Rank& rank(int world_rank) {
+    return *ranks_[static_cast<std::size_t>(world_rank)];
+  }
+
+  // All of these expect the lock.
+  void begin_call(int world_rank, const Slot& slot, const SharedGroup& group);
+  void match(Operation& operation, int index, int world_rank, Slot slot);
+  void open(std::shared_ptr<Operation> operation);
+  void finish(Operation& operation);
+  void wake_members(const Operation& operation, int most);
+  void check_progress(int world_rank, const Operation& operation);
+  bool find_cycle(int from, int target, std::vector<bool>& seen,
+                  std::vector<int>& path);
+  std::string cycle_text(const std::vector<int>& path);
+  void poison(int world_rank, const std::string& reason,
+              std::exception_ptr cause);
+  [[noreturn]] void poison_and_throw(int world_rank, const std::string& reason);
+  std::string failure_text(int world_rank, const std::string& call) const;
+  void start_workers();
+
+  // These give the lock back for a while.
+  void run_ready(Lock& lock);
+  void help(Operation& operation, Lock& lock);
+  void work();
+
+  const int num_cores_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::unique_ptr<SharedGroup> root_;
+  /// Operations that may start, for the thread that made them ready.
+  std::deque<std::shared_ptr<Operation>> ready_;
+  /// Large operations that have started, for everybody.
+  std::deque<std::shared_ptr<Operation>> open_;
+  std::vector<Kept> kept_;
+
+  std::condition_variable wake_worker_;
+  std::vector<std::thread> workers_;
+  bool stops_ = false;
+
+  std::atomic<bool> failed_{false};
+  int failed_rank_ = -1;
+  std::string failure_reason_;
+  std::exception_ptr first_cause_;
+};
+
+}  // namespace shardbook::internal
