@@ -1,0 +1,363 @@
+#include "core/kernels/elementwise.h"
+
+#include <limits>
+#include <map>
+
+#include "core/check.h"
+#include "tests/kernels/support.h"
+
+namespace shardbook::kernels {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+class Elementwise : public KernelTest {};
+
+double apply(BinaryOp op, double a, double b) {
+  switch (op) {
+    case BinaryOp::kAdd:
+      return a + b;
+    case BinaryOp::kSub:
+      return a - b;
+    case BinaryOp::kMul:
+      return a * b;
+    default:
+      return a / b;
+  }
+}
+
+// NumPy's broadcasting by the definition: one output element at a time.
+std::vector<double> broadcast_reference(BinaryOp op, const Dims& a_shape,
+                                        const std::vector<double>& a,
+                                        const Dims& b_shape,
+                                        const std::vector<double>& b) {
+  const Dims shape = broadcast_shape(a_shape, b_shape);
+  std::int64_t n = 1;
+  for (const std::int64_t s : shape) n *= s;
+  std::vector<double> out(n);
+  const auto at = [&](const Dims& in, std::int64_t flat) {
+    std::int64_t offset = 0, stride = 1;
+    for (std::size_t i = 1; i <= shape.size(); ++i) {
+      const std::int64_t coordinate = flat % shape[shape.size() - i];
+      flat /= shape[shape.size() - i];
+      if (i > in.size()) continue;
+      const std::int64_t size = in[in.size() - i];
+      if (size != 1) offset += coordinate * stride;
+      stride *= size;
+    }
+    return offset;
+  };
+  for (std::int64_t i = 0; i < n; ++i) {
+    out[i] = apply(op, a[at(a_shape, i)], b[at(b_shape, i)]);
+  }
+  return out;
+}
+
+std::int64_t count(const Dims& shape) {
+  std::int64_t n = 1;
+  for (const std::int64_t s : shape) n *= s;
+  return n;
+}
+
+TEST_P(Elementwise, BinaryBroadcastsAsNumpyDoes) {
+  const std::pair<Dims, Dims> shapes[] = {{{37}, {37}},
+                                          {{5, 37}, {37}},
+                                          {{37}, {5, 37}},
+                                          {{5, 37}, {5, 1}},
+                                          {{5, 1}, {1, 37}},
+                                          {{}, {4, 20}},
+                                          {{4, 20}, {1}},
+                                          {{2, 3, 4, 5}, {3, 1, 5}},
+                                          {{2, 1, 4, 1}, {3, 1, 5}},
+                                          {{1}, {1}},
+                                          {{}, {}},
+                                          {{3, 0, 2}, {1, 2}},
+                                          {{2, 3, 1, 5, 6}, {2, 1, 4, 5, 1}}};
+  for (const auto& [a_shape, b_shape] : shapes) {
+    const Array a = array(noise(count(a_shape), 5));
+    std::vector<double> divisor = noise(count(b_shape), 6);
+    for (double& x : divisor) x += x < 0 ? -0.5 : 0.5;
+    const Array b = array(divisor);
+    for (const BinaryOp op :
+         {BinaryOp::kAdd, BinaryOp::kSub, BinaryOp::kMul, BinaryOp::kDiv}) {
+      const auto expected =
+          broadcast_reference(op, a_shape, a.values(), b_shape, b.values());
+      Array out = array(static_cast<std::int64_t>(expected.size()));
+      binary(context, op, dtype, a_shape, a.data(), b_shape, b.data(),
+             out.data());
+      expect_close(out.values(), expected, tolerance(dtype));
+    }
+  }
+}
+
+TEST_P(Elementwise, BinaryMayWriteItsOperand) {
+  const Array b = array(noise(40, 2));
+  Array a = array(noise(80, 1));
+  const auto before = a.values(), add = b.values();
+  binary(context, BinaryOp::kAdd, dtype, {2, 40}, a.data(), {40}, b.data(),
+         a.data());
+  auto expected = before;
+  for (int i = 0; i < 80; ++i) expected[i] += add[i % 40];
+  expect_close(a.values(), expected, tolerance(dtype));
+}
+
+TEST_P(Elementwise, ScaleShiftAndAxpy) {
+  for (const std::int64_t n : {0, 1, 15, 16, 100, 40000}) {
+    const Array x = array(noise(n, 1));
+    Array y = array(noise(n, 2)), z = array(n);
+    auto expected = y.values();
+    const auto in = x.values();
+    for (std::int64_t i = 0; i < n; ++i) expected[i] += 0.25 * in[i];
+    axpy(context, dtype, n, 0.25, x.data(), y.data());
+    expect_close(y.values(), expected, tolerance(dtype));
+
+    for (std::int64_t i = 0; i < n; ++i) expected[i] = -3.0 * in[i];
+    scale(context, dtype, n, -3.0, x.data(), z.data());
+    expect_close(z.values(), expected, tolerance(dtype));
+
+    for (std::int64_t i = 0; i < n; ++i) expected[i] = in[i] + 2.0;
+    add_scalar(context, dtype, n, 2.0, x.data(), z.data());
+    expect_close(z.values(), expected, tolerance(dtype));
+  }
+}
+
+TEST_P(Elementwise, FillWritesOneValue) {
+  Array x = array(noise(33));
+  fill(context, dtype, 33, x.data(), 1.5);
+  for (const double v : x.values()) EXPECT_EQ(v, 1.5);
+  fill(context, dtype, 33, x.data(), 0.0);
+  for (const double v : x.values()) EXPECT_EQ(v, 0.0);
+}
+
+double forward(UnaryOp op, double x) {
+  const double u = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
+  switch (op) {
+    case UnaryOp::kNeg:
+      return -x;
+    case UnaryOp::kAbs:
+      return std::fabs(x);
+    case UnaryOp::kRelu:
+      return x > 0 ? x : 0;
+    case UnaryOp::kGeluTanh:
+      return x / (1.0 + std::exp(-2.0 * u));
+    case UnaryOp::kTanh:
+      return std::tanh(x);
+    case UnaryOp::kSigmoid:
+      return 1.0 / (1.0 + std::exp(-x));
+    case UnaryOp::kSquare:
+      return x * x;
+    case UnaryOp::kSqrt:
+      return std::sqrt(x);
+    case UnaryOp::kExp:
+      return std::exp(x);
+    case UnaryOp::kLog:
+      return std::log(x);
+  }
+  return 0;
+}
+
+const std::vector<UnaryOp>& all_unary() {
+  static const std::vector<UnaryOp> ops = {
+      UnaryOp::kNeg,  UnaryOp::kAbs,     UnaryOp::kRelu,   UnaryOp::kGeluTanh,
+      UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSquare, UnaryOp::kSqrt,
+      UnaryOp::kExp,  UnaryOp::kLog};
+  return ops;
+}
+
+TEST_P(Elementwise, UnaryEqualsTheLibraryFunction) {
+  for (const UnaryOp op : all_unary()) {
+    SCOPED_TRACE(static_cast<int>(op));
+    std::vector<double> in = noise(1000, 9);
+    for (double& x : in) x *= 9.0;
+    if (op == UnaryOp::kSqrt || op == UnaryOp::kLog) {
+      for (double& x : in) x = std::fabs(x) + 0.01;
+    }
+    const Array x = array(in);
+    Array y = array(1000);
+    unary(context, op, dtype, 1000, x.data(), y.data());
+    std::vector<double> expected = x.values();
+    for (double& v : expected) v = forward(op, v);
+    expect_close(y.values(), expected, tolerance(dtype));
+    // In place
+    Array z = x;
+    unary(context, op, dtype, 1000, z.data(), z.data());
+    EXPECT_TRUE(z == y);
+  }
+}
+
+TEST_P(Elementwise, UnaryBackwardIsTheSlope) {
+  for (const UnaryOp op : all_unary()) {
+    SCOPED_TRACE(static_cast<int>(op));
+    std::vector<double> in = noise(500, 10);
+    for (double& x : in) x *= 4.0;
+    if (op == UnaryOp::kSqrt || op == UnaryOp::kLog) {
+      for (double& x : in) x = std::fabs(x) + 0.3;
+    }
+    const Array x = array(in), dy = array(noise(500, 11));
+    const auto points = x.values(), upstream = dy.values();
+    std::vector<double> outputs(500), expected(500);
+    for (int i = 0; i < 500; ++i) {
+      const double h = 1e-6;
+      outputs[i] = forward(op, points[i]);
+      expected[i] = upstream[i] *
+                    (forward(op, points[i] + h) - forward(op, points[i] - h)) /
+                    (2 * h);
+    }
+    const Array saved = backward_uses_output(op) ? array(outputs) : x;
+    Array dx = array(500);
+    unary_backward(context, op, dtype, 500, saved.data(), dy.data(), dx.data());
+    // The difference quotient is good to 1e-8 or so; rounding the saved output
+    // costs more in 16 bits.
+    const double slack = backward_uses_output(op) ? 8.0 : 2.0;
+    expect_close(dx.values(), expected,
+                 std::max(1e-7, slack * tolerance(dtype)));
+  }
+}
+
+SB_OVER_FLOATING_DTYPES(Elementwise);
+
+TEST(ElementwiseF32, FunctionsAreAccurateRelatively) {
+  KernelContext context;
+  const std::map<UnaryOp, double> bounds = {{UnaryOp::kExp, 2.5e-7},
+                                            {UnaryOp::kTanh, 3e-7},
+                                            {UnaryOp::kSigmoid, 3e-7},
+                                            {UnaryOp::kLog, 2.5e-7},
+                                            {UnaryOp::kGeluTanh, 2e-6}};
+  for (const auto& [op, bound] : bounds) {
+    SCOPED_TRACE(static_cast<int>(op));
+    std::vector<float> x, y;
+    for (double v = 1e-6; v < 8.0; v *= 1.003) {
+      x.push_back(static_cast<float>(v));
+      if (op != UnaryOp::kLog) {
+        // Far out the slope of gelu's exponent magnifies the rounding of x.
+        if (op != UnaryOp::kGeluTanh || v < 3.0) {
+          x.push_back(static_cast<float>(-v));
+        }
+      }
+    }
+    y.resize(x.size());
+    unary(context, op, DType::kF32, x.size(), x.data(), y.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double expected = forward(op, x[i]);
+      ASSERT_NEAR(y[i], expected, bound * std::fabs(expected)) << x[i];
+    }
+  }
+}
+
+TEST(ElementwiseF32, SpecialValuesPassThrough) {
+  KernelContext context;
+  const auto run = [&](UnaryOp op, double x) {
+    const float in = static_cast<float>(x);
+    float out = 0;
+    unary(context, op, DType::kF32, 1, &in, &out);
+    return out;
+  };
+  EXPECT_EQ(run(UnaryOp::kExp, -kInf), 0.0f);
+  EXPECT_EQ(run(UnaryOp::kExp, -200.0), 0.0f);
+  EXPECT_EQ(run(UnaryOp::kExp, 200.0), static_cast<float>(kInf));
+  EXPECT_EQ(run(UnaryOp::kExp, kInf), static_cast<float>(kInf));
+  const double near_end = 88.7f;
+  EXPECT_NEAR(run(UnaryOp::kExp, near_end) / std::exp(near_end), 1.0, 1e-6);
+  EXPECT_NEAR(run(UnaryOp::kExp, -87.0) / std::exp(-87.0), 1.0, 1e-6);
+  EXPECT_EQ(run(UnaryOp::kTanh, 100.0), 1.0f);
+  EXPECT_EQ(run(UnaryOp::kTanh, -kInf), -1.0f);
+  EXPECT_EQ(run(UnaryOp::kGeluTanh, 50.0), 50.0f);
+  EXPECT_EQ(run(UnaryOp::kGeluTanh, -50.0), 0.0f);
+  for (const UnaryOp op : all_unary()) {
+    EXPECT_TRUE(std::isnan(run(op, kNan))) << static_cast<int>(op);
+  }
+}
+
+TEST(Cast, ConvertsBetweenAllDtypes) {
+  KernelContext context;
+  const DType dtypes[] = {DType::kF64, DType::kF32, DType::kBF16,
+                          DType::kF16, DType::kI64, DType::kI32};
+  std::vector<double> values;
+  for (int i = -40; i <= 40; ++i) values.push_back(i);
+  for (const DType from : dtypes) {
+    for (const DType to : dtypes) {
+      const Array x(from, values);
+      Array y(to, 81);
+      cast(context, from, x.data(), to, y.data(), 81);
+      EXPECT_EQ(y.values(), values)
+          << dtype_name(from) << " to " << dtype_name(to);
+    }
+  }
+}
+
+// Round to nearest even, by comparing the two neighbours.
+TEST(Cast, RoundsToNearestEven) {
+  KernelContext context;
+  // 1 + 2^-8 lies halfway between two bf16 numbers; even is 1.
+  const std::vector<double> in = {1.0 + 0x1p-8, 1.0 + 3 * 0x1p-8,
+                                  1.0 + 0x1p-8 + 0x1p-30, -1.0 - 0x1p-8};
+  EXPECT_EQ(
+      Array(DType::kBF16, in).values(),
+      (std::vector<double>{1.0, 1.0 + 4 * 0x1p-8, 1.0 + 2 * 0x1p-8, -1.0}));
+  const std::vector<double> half = {1.0 + 0x1p-11,
+                                    1.0 + 3 * 0x1p-11,
+                                    1.0 + 0x1p-11 + 0x1p-40,
+                                    0x1p-24,
+                                    0x1p-25,
+                                    0x1p-25 * 1.001,
+                                    65519.0,
+                                    65520.0};
+  EXPECT_EQ(Array(DType::kF16, half).values(),
+            (std::vector<double>{1.0, 1.0 + 4 * 0x1p-11, 1.0 + 2 * 0x1p-11,
+                                 0x1p-24, 0.0, 0x1p-24, 65504.0, kInf}));
+}
+
+TEST(Cast, KeepsEvery16BitNumberThroughF32) {
+  KernelContext context;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    std::vector<std::uint16_t> bits(65536), back(65536);
+    for (int i = 0; i < 65536; ++i) bits[i] = static_cast<std::uint16_t>(i);
+    std::vector<float> wide(65536);
+    cast(context, dtype, bits.data(), DType::kF32, wide.data(), 65536);
+    cast(context, DType::kF32, wide.data(), dtype, back.data(), 65536);
+    for (int i = 0; i < 65536; ++i) {
+      if (std::isnan(wide[i])) {
+        float again;
+        cast(context, dtype, &back[i], DType::kF32, &again, 1);
+        ASSERT_TRUE(std::isnan(again)) << i;
+      } else {
+        ASSERT_EQ(back[i], bits[i]) << dtype_name(dtype);
+      }
+    }
+  }
+}
+
+TEST(Integers, AddMultiplyAndFill) {
+  KernelContext context;
+  std::vector<std::int64_t> a = {1, -2, 3}, b = {4, 5, -6}, out(3);
+  binary(context, BinaryOp::kMul, DType::kI64, 3, a.data(), b.data(),
+         out.data());
+  EXPECT_EQ(out, (std::vector<std::int64_t>{4, -10, -18}));
+  binary(context, BinaryOp::kDiv, DType::kI64, 3, b.data(), a.data(),
+         out.data());
+  EXPECT_EQ(out, (std::vector<std::int64_t>{4, -2, -2}));
+  fill(context, DType::kI64, 3, out.data(), 7);
+  EXPECT_EQ(out, (std::vector<std::int64_t>{7, 7, 7}));
+  axpy(context, DType::kI64, 3, 2.0, a.data(), out.data());
+  EXPECT_EQ(out, (std::vector<std::int64_t>{9, 3, 13}));
+  a[1] = 0;
+  EXPECT_THROW(binary(context, BinaryOp::kDiv, DType::kI64, 3, b.data(),
+                      a.data(), out.data()),
+               Error);
+}
+
+TEST(BroadcastShape, RefusesSizesThatDiffer) {
+  EXPECT_EQ(broadcast_shape({3, 1}, {4}), (Dims{3, 4}));
+  EXPECT_THROW(broadcast_shape({3}, {4}), Error);
+  EXPECT_THROW(broadcast_shape({2, 3}, {3, 2}), Error);
+}
+
+TEST(UnaryErrors, RefuseIntegers) {
+  KernelContext context;
+  std::int64_t x = 1;
+  EXPECT_THROW(unary(context, UnaryOp::kExp, DType::kI64, 1, &x, &x), Error);
+}
+
+}  // namespace
+}  // namespace shardbook::kernels

@@ -1,0 +1,141 @@
+#include "core/kernels/layout.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.h"
+#include "tests/kernels/support.h"
+
+namespace shardbook::kernels {
+namespace {
+
+class Layout : public testing::TestWithParam<DType> {
+ protected:
+  DType dtype = GetParam();
+  KernelContext context;
+
+  // 0, 1, 2, ... below 128, so that every dtype holds them.
+  Array counting(std::int64_t n) const {
+    std::vector<double> values(n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      values[i] = static_cast<double>(i * 37 % 127);
+    }
+    return Array(dtype, values);
+  }
+};
+
+TEST_P(Layout, PermutesInAllOrders) {
+  for (const Dims& shape : {Dims{2, 3, 4, 5}, Dims{1, 70, 33, 2},
+                            Dims{3, 17, 1, 64}, Dims{2, 0, 3, 1}}) {
+    std::int64_t n = 1;
+    for (const std::int64_t s : shape) n *= s;
+    const Array src = counting(n);
+    const auto in = src.values();
+    const Dims strides = contiguous_strides(shape);
+    Dims order = {0, 1, 2, 3};
+    do {
+      Array dst(dtype, n);
+      permute(context, dtype, shape, order, src.data(), dst.data());
+      const auto out = dst.values();
+      std::int64_t at = 0;
+      for (std::int64_t a = 0; a < shape[order[0]]; ++a) {
+        for (std::int64_t b = 0; b < shape[order[1]]; ++b) {
+          for (std::int64_t c = 0; c < shape[order[2]]; ++c) {
+            for (std::int64_t d = 0; d < shape[order[3]]; ++d, ++at) {
+              ASSERT_EQ(out[at],
+                        in[a * strides[order[0]] + b * strides[order[1]] +
+                           c * strides[order[2]] + d * strides[order[3]]]);
+            }
+          }
+        }
+      }
+    } while (std::next_permutation(order.begin(), order.end()));
+  }
+}
+
+TEST_P(Layout, TransposesAnySize) {
+  const std::int64_t shapes[][3] = {{1, 1, 1},    {1, 5, 3},   {2, 16, 16},
+                                    {3, 100, 37}, {1, 12, 65}, {1, 200, 130}};
+  for (const auto& [batch, rows, cols] : shapes) {
+    const Array src = counting(batch * rows * cols);
+    Array dst(dtype, src.size());
+    transpose(context, dtype, batch, rows, cols, src.data(), dst.data());
+    const auto in = src.values(), out = dst.values();
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < cols; ++c) {
+          ASSERT_EQ(out[(b * cols + c) * rows + r],
+                    in[(b * rows + r) * cols + c]);
+        }
+      }
+    }
+  }
+}
+
+// Splitting on a dim and joining again is the identity.
+TEST_P(Layout, SplitsAndJoinsBlocks) {
+  const Dims shape = {3, 8, 5};
+  const Array src = counting(120);
+  for (std::size_t dim = 0; dim < 3; ++dim) {
+    Array joined(dtype, 120);
+    const Dims strides = contiguous_strides(shape);
+    std::int64_t from = 0;
+    for (const std::int64_t size : {std::int64_t{2}, shape[dim] - 2}) {
+      Dims part = shape;
+      part[dim] = size;
+      Array block(dtype, 120 / shape[dim] * size);
+      const std::int64_t skip =
+          from * strides[dim] * static_cast<std::int64_t>(dtype_bytes(dtype));
+      copy_strided(context, dtype, part,
+                   static_cast<const char*>(src.data()) + skip, strides,
+                   block.data(), contiguous_strides(part));
+      copy_strided(context, dtype, part, block.data(), contiguous_strides(part),
+                   static_cast<char*>(joined.data()) + skip, strides);
+      from += size;
+    }
+    EXPECT_TRUE(joined == src);
+  }
+}
+
+TEST_P(Layout, RepeatsWhereTheSourceStandsStill) {
+  const Array src = counting(4);
+  Array dst(dtype, 12);
+  copy_strided(context, dtype, {3, 4}, src.data(), {0, 1}, dst.data(), {4, 1});
+  const auto in = src.values(), out = dst.values();
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(out[i], in[i % 4]);
+  copy_strided(context, dtype, {4, 3}, src.data(), {1, 0}, dst.data(), {3, 1});
+  const auto spread = dst.values();
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(spread[i], in[i / 3]);
+  copy_strided(context, dtype, {}, src.data(), {}, dst.data(), {});
+  EXPECT_EQ(dst.values()[0], in[0]);
+}
+
+TEST_P(Layout, DoesNotDependOnThreads) {
+  const Array src = counting(300 * 400);
+  Array one(dtype, src.size()), three(dtype, src.size());
+  with_threads(1, [&] {
+    permute(context, dtype, {3, 100, 400}, {2, 0, 1}, src.data(), one.data());
+  });
+  with_threads(3, [&] {
+    permute(context, dtype, {3, 100, 400}, {2, 0, 1}, src.data(), three.data());
+  });
+  EXPECT_TRUE(one == three);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Layout,
+                         testing::Values(DType::kF64, DType::kF32, DType::kBF16,
+                                         DType::kF16, DType::kI64, DType::kI32),
+                         dtype_test_name);
+
+TEST(LayoutErrors, OrdersThatAreNone) {
+  KernelContext context;
+  double x[4] = {}, y[4];
+  EXPECT_THROW(permute(context, DType::kF64, {2, 2}, {0, 0}, x, y), Error);
+  EXPECT_THROW(permute(context, DType::kF64, {2, 2}, {0, 2}, x, y), Error);
+  EXPECT_THROW(permute(context, DType::kF64, {2, 2}, {0}, x, y), Error);
+  EXPECT_THROW(copy_strided(context, DType::kF64, {2}, x, {1, 1}, y, {1}),
+               Error);
+}
+
+}  // namespace
+}  // namespace shardbook::kernels

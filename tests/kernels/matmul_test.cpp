@@ -1,0 +1,257 @@
+#include "core/kernels/matmul.h"
+
+#include "core/check.h"
+#include "tests/kernels/support.h"
+
+namespace shardbook::kernels {
+namespace {
+
+struct Problem {
+  MatmulArgs args;
+  std::vector<double> a, b, c, bias;
+};
+
+// Dense operands unless `gap` widens the rows.
+Problem problem(std::int64_t batch, std::int64_t m, std::int64_t n,
+                std::int64_t k, bool trans_a, bool trans_b,
+                std::int64_t gap = 0) {
+  Problem p;
+  MatmulArgs& args = p.args;
+  args.batch = batch, args.m = m, args.n = n, args.k = k;
+  args.trans_a = trans_a, args.trans_b = trans_b;
+  args.lda = (trans_a ? m : k) + gap;
+  args.ldb = (trans_b ? k : n) + gap;
+  args.ldc = n + gap;
+  args.stride_a = (trans_a ? k : m) * args.lda;
+  args.stride_b = (trans_b ? n : k) * args.ldb;
+  args.stride_c = m * args.ldc;
+  p.a = noise(batch * args.stride_a, 1);
+  p.b = noise(batch * args.stride_b, 2);
+  p.c = noise(batch * args.stride_c, 3);
+  p.bias = noise(n, 4);
+  return p;
+}
+
+// The definition, on values as the dtype holds them.
+std::vector<double> reference(const MatmulArgs& args,
+                              const std::vector<double>& a,
+                              const std::vector<double>& b,
+                              std::vector<double> c,
+                              const std::vector<double>* bias) {
+  for (std::int64_t i = 0; i < args.batch; ++i) {
+    for (std::int64_t r = 0; r < args.m; ++r) {
+      for (std::int64_t j = 0; j < args.n; ++j) {
+        double sum = 0.0;
+        for (std::int64_t p = 0; p < args.k; ++p) {
+          const std::int64_t at_a =
+              args.trans_a ? p * args.lda + r : r * args.lda + p;
+          const std::int64_t at_b =
+              args.trans_b ? j * args.ldb + p : p * args.ldb + j;
+          sum += a[i * args.stride_a + at_a] * b[i * args.stride_b + at_b];
+        }
+        double& out = c[i * args.stride_c + r * args.ldc + j];
+        out = (args.accumulate ? out : 0.0) + sum + (bias ? (*bias)[j] : 0.0);
+      }
+    }
+  }
+  return c;
+}
+
+double product_tolerance(DType dtype, std::int64_t k) {
+  return tolerance(dtype) * std::sqrt(static_cast<double>(k) + 1.0);
+}
+
+class Matmul : public KernelTest {
+ protected:
+  void check(const Problem& p, bool with_bias) {
+    const Array a = array(p.a), b = array(p.b), bias = array(p.bias);
+    Array c = array(p.c);
+    const std::vector<double> wide_bias = bias.values();
+    const auto expected = reference(p.args, a.values(), b.values(), c.values(),
+                                    with_bias ? &wide_bias : nullptr);
+    matmul(context, dtype, p.args, a.data(), b.data(), c.data(),
+           with_bias ? bias.data() : nullptr);
+    expect_close(c.values(), expected, product_tolerance(dtype, p.args.k));
+  }
+};
+
+TEST_P(Matmul, EqualsTheDefinitionForAllShapesAndLayouts) {
+  const std::int64_t shapes[][3] = {{1, 1, 1},    {1, 7, 5},    {3, 1, 9},
+                                    {5, 33, 17},  {12, 32, 16}, {13, 48, 4},
+                                    {64, 20, 31}, {37, 70, 300}};
+  for (const auto& s : shapes) {
+    for (int layout = 0; layout < 4; ++layout) {
+      for (const std::int64_t gap : {0, 3}) {
+        SCOPED_TRACE(testing::Message()
+                     << s[0] << "x" << s[1] << "x" << s[2] << " layout "
+                     << layout << " gap " << gap);
+        check(problem(1, s[0], s[1], s[2], layout & 1, layout & 2, gap), false);
+      }
+    }
+  }
+}
+
+TEST_P(Matmul, AddsToTheResultAndTheBias) {
+  for (const std::int64_t k : {8, 300, 700}) {
+    Problem p = problem(1, 19, 35, k, false, true, 1);
+    check(p, true);
+    p.args.accumulate = true;
+    check(p, false);
+    check(p, true);
+  }
+}
+
+TEST_P(Matmul, MultipliesBatchesAndSharedMatrices) {
+  Problem p = problem(5, 9, 18, 20, false, false);
+  check(p, true);
+  p.args.stride_b = 0;
+  check(p, false);
+  p = problem(5, 9, 18, 20, true, false);
+  p.args.stride_a = 0;
+  p.args.accumulate = true;
+  check(p, true);
+}
+
+TEST_P(Matmul, WithoutInnerSizeIsZeroOrBias) {
+  Problem p = problem(2, 3, 4, 0, false, false);
+  check(p, false);
+  check(p, true);
+  p.args.accumulate = true;
+  check(p, true);
+}
+
+TEST_P(Matmul, OfNothingDoesNothing) {
+  for (int dim = 0; dim < 3; ++dim) {
+    MatmulArgs args;
+    args.batch = dim == 0 ? 0 : 1;
+    args.m = dim == 1 ? 0 : 2;
+    args.n = dim == 2 ? 0 : 2;
+    args.k = 2;
+    args.stride_c = 4;
+    matmul(context, dtype, args, nullptr, nullptr, nullptr);
+  }
+}
+
+TEST_P(Matmul, DoesNotDependOnThreads) {
+  for (const std::int64_t batch : {1, 3}) {
+    const Problem p = problem(batch, 150, 190, 310, false, true);
+    const Array a = array(p.a), b = array(p.b);
+    Array one = array(p.c), three = array(p.c);
+    context.deterministic = true;
+    with_threads(1, [&] {
+      matmul(context, dtype, p.args, a.data(), b.data(), one.data());
+    });
+    with_threads(3, [&] {
+      matmul(context, dtype, p.args, a.data(), b.data(), three.data());
+    });
+    EXPECT_TRUE(one == three);
+  }
+}
+
+// A row of the product is a function of that row of A and of B only.
+TEST_P(Matmul, RowsAloneEqualRowsTogether) {
+  context.deterministic = true;
+  const std::int64_t m = 61, n = 45, k = 600;
+  const Problem p = problem(1, m, n, k, false, false);
+  const Array a = array(p.a), b = array(p.b);
+  Array whole = array(m * n), part = array(n);
+  matmul(context, dtype, p.args, a.data(), b.data(), whole.data());
+  const auto together = whole.values();
+  for (const std::int64_t row : {0, 11, 12, 60}) {
+    MatmulArgs args = p.args;
+    args.m = 1;
+    matmul(context, dtype, args,
+           static_cast<const char*>(a.data()) + row * k * dtype_bytes(dtype),
+           b.data(), part.data());
+    const auto alone = part.values();
+    for (std::int64_t j = 0; j < n; ++j) {
+      ASSERT_EQ(alone[j], together[row * n + j]) << row << ", " << j;
+    }
+  }
+}
+
+// And a column, even when its neighbours are missing.
+TEST_P(Matmul, ColumnsAloneEqualColumnsTogether) {
+  context.deterministic = true;
+  const std::int64_t m = 25, n = 70, k = 300;
+  const Problem p = problem(1, m, n, k, true, true);
+  const Array a = array(p.a), b = array(p.b);
+  Array whole = array(m * n), part = array(m * 3);
+  matmul(context, dtype, p.args, a.data(), b.data(), whole.data());
+  const auto together = whole.values();
+  MatmulArgs args = p.args;
+  args.n = 3, args.ldc = 3;
+  matmul(context, dtype, args, a.data(),
+         static_cast<const char*>(b.data()) + 31 * k * dtype_bytes(dtype),
+         part.data());
+  const auto alone = part.values();
+  for (std::int64_t r = 0; r < m; ++r) {
+    for (std::int64_t j = 0; j < 3; ++j) {
+      ASSERT_EQ(alone[r * 3 + j], together[r * n + 31 + j]);
+    }
+  }
+}
+
+TEST_P(Matmul, AccumulatingEqualsAddingTheProduct) {
+  context.deterministic = true;
+  if (dtype == DType::kBF16 || dtype == DType::kF16) {
+    GTEST_SKIP() << "16 bits round once, not twice";
+  }
+  Problem p = problem(1, 30, 40, 520, false, false);
+  const Array a = array(p.a), b = array(p.b);
+  Array sum = array(p.c), product = array(p.c);
+  const Array old = array(p.c);
+  matmul(context, dtype, p.args, a.data(), b.data(), product.data());
+  axpy(context, dtype, old.size(), 1.0, old.data(), product.data());
+  p.args.accumulate = true;
+  matmul(context, dtype, p.args, a.data(), b.data(), sum.data());
+  EXPECT_TRUE(sum == product);
+}
+
+SB_OVER_FLOATING_DTYPES(Matmul);
+
+TEST(MatmulErrors, NameTheArgument) {
+  KernelContext context;
+  MatmulArgs args;
+  args.m = args.n = args.k = 4;
+  args.lda = 3;
+  double x[16] = {};
+  EXPECT_THROW(matmul(context, DType::kF64, args, x, x, x), Error);
+  args.lda = 4;
+  EXPECT_THROW(matmul(context, DType::kI64, args, x, x, x), Error);
+  args.batch = 2;
+  EXPECT_THROW(matmul(context, DType::kF64, args, x, x, x), Error);
+  args.batch = -1;
+  EXPECT_THROW(matmul(context, DType::kF64, args, x, x, x), Error);
+}
+
+// A provider that counts: every loan comes back.
+struct CountingProvider : ScratchProvider {
+  void* acquire(std::size_t bytes) override {
+    ++loans;
+    peak = std::max(peak, bytes);
+    return ::operator new(bytes, std::align_val_t(64));
+  }
+  void release(void* pointer) override {
+    --loans;
+    ::operator delete(pointer, std::align_val_t(64));
+  }
+  int loans = 0;
+  std::size_t peak = 0;
+};
+
+TEST(KernelContextScratch, ComesFromTheProviderAndGoesBack) {
+  CountingProvider provider;
+  KernelContext context(&provider);
+  const Problem p = problem(1, 200, 100, 300, false, false);
+  for (const DType dtype : floating_dtypes()) {
+    const Array a(dtype, p.a), b(dtype, p.b);
+    Array c(dtype, p.c);
+    matmul(context, dtype, p.args, a.data(), b.data(), c.data());
+    EXPECT_EQ(provider.loans, 0);
+  }
+  EXPECT_GT(provider.peak, 0u);
+}
+
+}  // namespace
+}  // namespace shardbook::kernels

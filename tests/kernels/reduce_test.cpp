@@ -1,0 +1,178 @@
+#include "core/kernels/reduce.h"
+
+#include <limits>
+
+#include "core/check.h"
+#include "tests/kernels/support.h"
+
+namespace shardbook::kernels {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+class Reduce : public KernelTest {
+ protected:
+  double sum_tolerance(std::int64_t n) const {
+    return tolerance(dtype) * std::sqrt(static_cast<double>(n) + 1.0);
+  }
+};
+
+TEST_P(Reduce, SumRowsAddsOverRows) {
+  const std::int64_t shapes[][2] = {{1, 1}, {3, 5}, {200, 33}, {300, 300},
+                                    {0, 7}, {7, 0}, {129, 128}};
+  for (const auto& [rows, cols] : shapes) {
+    const Array x = array(noise(rows * cols, 3));
+    Array out = array(noise(cols, 4));
+    auto expected = out.values();
+    const auto in = x.values();
+    for (std::int64_t i = 0; i < rows * cols; ++i) expected[i % cols] += in[i];
+    sum_rows(context, dtype, rows, cols, x.data(), out.data(), true);
+    expect_close(out.values(), expected, sum_tolerance(rows));
+
+    std::fill(expected.begin(), expected.end(), 0.0);
+    for (std::int64_t i = 0; i < rows * cols; ++i) expected[i % cols] += in[i];
+    sum_rows(context, dtype, rows, cols, x.data(), out.data());
+    expect_close(out.values(), expected, sum_tolerance(rows));
+  }
+}
+
+TEST_P(Reduce, SumLastAddsOverColumns) {
+  const std::int64_t shapes[][2] = {{1, 1}, {3, 5}, {20, 333}, {4, 0}, {9, 64}};
+  for (const auto& [rows, cols] : shapes) {
+    const Array x = array(noise(rows * cols, 3));
+    Array out = array(noise(rows, 4));
+    auto expected = out.values();
+    const auto in = x.values();
+    for (std::int64_t i = 0; i < rows * cols; ++i) expected[i / cols] += in[i];
+    sum_last(context, dtype, rows, cols, x.data(), out.data(), true);
+    expect_close(out.values(), expected, sum_tolerance(cols));
+  }
+}
+
+TEST_P(Reduce, SumToShapeUndoesBroadcasting) {
+  const std::pair<Dims, Dims> shapes[] = {{{4, 5}, {5}},
+                                          {{4, 5}, {4, 1}},
+                                          {{4, 5}, {}},
+                                          {{4, 5}, {4, 5}},
+                                          {{2, 3, 4}, {3, 1}},
+                                          {{2, 3, 4}, {2, 1, 4}},
+                                          {{2, 3, 4, 5}, {3, 1, 5}},
+                                          {{2, 3, 4, 5}, {2, 1, 4, 1}},
+                                          {{1, 1}, {1}},
+                                          {{0, 3}, {3}},
+                                          {{3, 20, 70}, {1, 70}}};
+  for (const auto& [x_shape, out_shape] : shapes) {
+    std::int64_t n = 1, m = 1;
+    for (const std::int64_t s : x_shape) n *= s;
+    for (const std::int64_t s : out_shape) m *= s;
+    const Array x = array(noise(n, 8));
+    for (const bool accumulate : {false, true}) {
+      Array out = array(noise(m, 9));
+      std::vector<double> expected =
+          accumulate ? out.values() : std::vector<double>(m, 0.0);
+      const auto in = x.values();
+      for (std::int64_t i = 0; i < n; ++i) {
+        std::int64_t flat = i, offset = 0, stride = 1;
+        for (std::size_t d = 1; d <= x_shape.size(); ++d) {
+          const std::int64_t at = flat % x_shape[x_shape.size() - d];
+          flat /= x_shape[x_shape.size() - d];
+          if (d > out_shape.size()) continue;
+          const std::int64_t size = out_shape[out_shape.size() - d];
+          if (size != 1) offset += at * stride;
+          stride *= size;
+        }
+        expected[offset] += in[i];
+      }
+      sum_to_shape(context, dtype, x_shape, x.data(), out_shape, out.data(),
+                   accumulate);
+      expect_close(out.values(), expected, sum_tolerance(n));
+    }
+  }
+}
+
+TEST_P(Reduce, SumsOfEverythingAddInF64) {
+  const std::int64_t n = 100001;
+  const Array x = array(noise(n, 2));
+  double sum = 0.0, squares = 0.0;
+  for (const double v : x.values()) sum += v, squares += v * v;
+  EXPECT_NEAR(sum_all(context, dtype, n, x.data()), sum, 1e-9);
+  EXPECT_NEAR(sum_squares(context, dtype, n, x.data()), squares, 1e-8);
+}
+
+TEST_P(Reduce, DoesNotDependOnThreads) {
+  const std::int64_t rows = 700, cols = 130;
+  const Array x = array(noise(rows * cols, 2));
+  std::vector<double> sums;
+  std::vector<Array> arrays;
+  for (const int threads : {1, 2, 5}) {
+    with_threads(threads, [&] {
+      Array by_row = array(rows), by_col = array(cols);
+      sum_rows(context, dtype, rows, cols, x.data(), by_col.data());
+      sum_last(context, dtype, rows, cols, x.data(), by_row.data());
+      sums.push_back(sum_all(context, dtype, rows * cols, x.data()));
+      arrays.push_back(by_row);
+      arrays.push_back(by_col);
+    });
+  }
+  EXPECT_EQ(sums[0], sums[1]);
+  EXPECT_EQ(sums[0], sums[2]);
+  EXPECT_TRUE(arrays[0] == arrays[2] && arrays[0] == arrays[4]);
+  EXPECT_TRUE(arrays[1] == arrays[3] && arrays[1] == arrays[5]);
+}
+
+TEST_P(Reduce, MaximaAndTheirPlaces) {
+  const Array x = array({1, 5, 5, -2, -7, -3, -3, -8, 4, kNan, 6, kNan});
+  Array max = array(3);
+  std::int64_t place[3];
+  max_last(context, dtype, 3, 4, x.data(), max.data());
+  argmax_last(context, dtype, 3, 4, x.data(), place);
+  EXPECT_EQ(max.values()[0], 5.0);
+  EXPECT_EQ(max.values()[1], -3.0);
+  EXPECT_TRUE(std::isnan(max.values()[2]));
+  EXPECT_EQ(place[0], 1);
+  EXPECT_EQ(place[1], 1);
+  EXPECT_EQ(place[2], 1);
+  EXPECT_THROW(max_last(context, dtype, 3, 0, x.data(), max.data()), Error);
+}
+
+TEST_P(Reduce, CountsWhatIsNotFinite) {
+  std::vector<double> values(5000, 1.0);
+  values[0] = kNan;
+  values[1234] = kInf;
+  values[4999] = -kInf;
+  const Array x = array(values);
+  EXPECT_EQ(count_nonfinite(context, dtype, 5000, x.data()), 3);
+  EXPECT_EQ(count_nonfinite(context, dtype, 0, x.data()), 0);
+}
+
+TEST_P(Reduce, DifferencesAreMaximal) {
+  std::vector<double> a = noise(20000, 1), b;
+  a[17000] = kInf;
+  b = a;
+  b[12345] += 0.5;
+  const Array x = array(a), y = array(b);
+  const double expected = std::fabs(x.values()[12345] - y.values()[12345]);
+  EXPECT_EQ(max_abs_difference(context, dtype, 20000, x.data(), y.data()),
+            expected);
+  b[3] = kNan;
+  const Array z = array(b);
+  EXPECT_TRUE(std::isnan(
+      max_abs_difference(context, dtype, 20000, x.data(), z.data())));
+  EXPECT_EQ(max_abs(context, dtype, 20000, x.data()), kInf);
+  EXPECT_TRUE(std::isnan(max_abs(context, dtype, 20000, z.data())));
+  EXPECT_EQ(max_abs(context, dtype, 0, z.data()), 0.0);
+}
+
+SB_OVER_FLOATING_DTYPES(Reduce);
+
+TEST(ReduceErrors, ShapesThatDoNotReduce) {
+  KernelContext context;
+  double x[12] = {};
+  EXPECT_THROW(sum_to_shape(context, DType::kF64, {3, 4}, x, {3}, x), Error);
+  EXPECT_THROW(sum_to_shape(context, DType::kF64, {4}, x, {1, 4}, x), Error);
+  EXPECT_THROW(sum_rows(context, DType::kI32, 1, 1, x, x), Error);
+}
+
+}  // namespace
+}  // namespace shardbook::kernels

@@ -1,0 +1,134 @@
+#pragma once
+
+// Arrays of any dtype seen as doubles, and the dtypes that tests run over.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "core/kernels/elementwise.h"
+#include "core/kernels/kernel_context.h"
+
+namespace shardbook::kernels {
+
+/// An array of `dtype` in memory.
+class Array {
+ public:
+  Array() = default;
+  Array(DType dtype, std::int64_t n)
+      : dtype_(dtype), n_(n), bytes_(n * dtype_bytes(dtype)) {}
+  Array(DType dtype, const std::vector<double>& values)
+      : Array(dtype, static_cast<std::int64_t>(values.size())) {
+    KernelContext context;
+    cast(context, DType::kF64, values.data(), dtype, bytes_.data(), n_);
+  }
+
+  void* data() { return bytes_.data(); }
+  const void* data() const { return bytes_.data(); }
+  std::int64_t size() const { return n_; }
+  DType dtype() const { return dtype_; }
+
+  std::vector<double> values() const {
+    std::vector<double> out(n_);
+    KernelContext context;
+    cast(context, dtype_, bytes_.data(), DType::kF64, out.data(), n_);
+    return out;
+  }
+
+  bool operator==(const Array& other) const { return bytes_ == other.bytes_; }
+
+ private:
+  DType dtype_ = DType::kF64;
+  std::int64_t n_ = 0;
+  std::vector<char> bytes_;
+};
+
+/// Numbers without pattern in [-1, 1], exact in every floating dtype's f64 view
+/// only after rounding: use `rounded` for reference computations.
+inline std::vector<double> noise(std::int64_t n, std::uint64_t seed = 1) {
+  std::vector<double> out(n);
+  std::uint64_t state = seed * 0x9E3779B97F4A7C15ull + 1;
+  for (double& x : out) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    x = static_cast<double>(state >> 11) * 0x1p-52 - 1.0;
+  }
+  return out;
+}
+
+/// Relative error of one rounding (and a few operations) in a dtype.
+inline double tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return 1e-13;
+    case DType::kF32:
+      return 2e-6;
+    case DType::kBF16:
+      return 1.2e-2;
+    default:
+      return 1.5e-3;
+  }
+}
+
+/// |a - b| <= tolerance * (1 + |b|) everywhere.
+inline void expect_close(const std::vector<double>& a,
+                         const std::vector<double>& b, double tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ASSERT_NEAR(a[i], b[i], tolerance * (1.0 + std::fabs(b[i]))) << "at " << i;
+  }
+}
+
+inline const std::vector<DType>& floating_dtypes() {
+  static const std::vector<DType> dtypes = {DType::kF64, DType::kF32,
+                                            DType::kBF16, DType::kF16};
+  return dtypes;
+}
+
+inline DType stat_dtype(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+/// Runs body with a number of OpenMP threads.
+inline void with_threads(int threads, const std::function<void()>& body) {
+#ifdef _OPENMP
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(threads);
+  body();
+  omp_set_num_threads(before);
+#else
+  (void)threads;
+  body();
+#endif
+}
+
+/// Suites over dtypes: TEST_P bodies see `dtype` and `context`.
+class KernelTest : public testing::TestWithParam<DType> {
+ protected:
+  DType dtype = GetParam();
+  KernelContext context;
+
+  Array array(const std::vector<double>& values) const {
+    return Array(dtype, values);
+  }
+  Array array(std::int64_t n) const { return Array(dtype, n); }
+};
+
+inline std::string dtype_test_name(const testing::TestParamInfo<DType>& info) {
+  return dtype_name(info.param);
+}
+
+#define SB_OVER_FLOATING_DTYPES(suite) \
+  INSTANTIATE_TEST_SUITE_P(            \
+      Dtypes, suite, testing::ValuesIn(floating_dtypes()), dtype_test_name)
+
+}  // namespace shardbook::kernels
