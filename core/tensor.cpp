@@ -284,6 +284,17 @@ bool Tensor::is_leaf() const {
   return impl_->meta == nullptr || impl_->meta->grad_fn == nullptr;
 }
 
+const Tensor& Tensor::set_stands_for_parameter() const {
+  check_defined(*this, "set_stands_for_parameter");
+  impl_->grad_meta().stands_for_parameter = true;
+  return *this;
+}
+
+bool Tensor::stands_for_parameter() const {
+  return defined() && impl_->meta != nullptr &&
+         impl_->meta->stands_for_parameter;
+}
+
 Tensor Tensor::grad() const {
   check_defined(*this, "grad");
   return impl_->meta == nullptr ? Tensor() : impl_->meta->grad;

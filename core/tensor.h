@@ -136,6 +136,10 @@ class Tensor {
   /// For leaves only.
   const Tensor& set_requires_grad(bool on = true) const;
   bool is_leaf() const;
+  /// Says that this result of an operation stands in a parameter's place (a
+  /// replica's copy): what backward computes for it is booked as a gradient.
+  const Tensor& set_stands_for_parameter() const;
+  bool stands_for_parameter() const;
   /// Undefined until a backward has reached this tensor.
   Tensor grad() const;
   void set_grad(const Tensor& grad) const;

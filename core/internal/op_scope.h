@@ -49,26 +49,20 @@ inline double bytes_of(std::initializer_list<const Tensor*> tensors) {
 }
 
 /// Books what a backward computes for `input`: as a gradient when it is about
-/// to become the leaf's own, otherwise as an activation.
+/// to become the leaf's own, or when `input` stands for a parameter; otherwise
+/// as an activation.
 class GradientOf : public MemoryScope {
  public:
-  explicit GradientOf(const Tensor& input)
-      : MemoryScope(becomes_grad(input) ? MemoryKind::kGradient
-                                        : MemoryKind::kActivation) {}
+  explicit GradientOf(const Tensor& input) : MemoryScope(kind_for(input)) {}
 
  private:
-  static bool becomes_grad(const Tensor& input) {
-    return input.defined() && input.is_leaf() && !input.grad().defined() &&
-           !input.impl()->grad_meta().grad_buffer.defined();
+  static MemoryKind kind_for(const Tensor& input) {
+    if (!input.defined() || !input.is_leaf()) return MemoryKind::kActivation;
+    const autograd::Meta& meta = input.impl()->grad_meta();
+    const bool becomes_grad = !meta.grad.defined() && !meta.grad_buffer.defined();
+    return becomes_grad ? meta.grad_kind : MemoryKind::kActivation;
   }
 };
-
-inline void check_same_kind(const char* op, const Tensor& a, const Tensor& b) {
-  SB_CHECK(a.dtype() == b.dtype(), op, ": dtypes ", dtype_name(a.dtype()),
-           " and ", dtype_name(b.dtype()), " differ; convert one of them");
-  SB_CHECK(a.device() == b.device(), op, ": devices ", a.device().name(),
-           " and ", b.device().name(), " differ; copy one of them");
-}
 
 /// What a backward needs to know of an input whose values it does not need;
 /// keeps no activation alive.
@@ -76,7 +70,9 @@ struct InputInfo {
   explicit InputInfo(const Tensor& input)
       : needs_grad(input.requires_grad()),
         shape(input.shape()),
-        leaf(input.is_leaf() && needs_grad ? input : Tensor()) {}
+        leaf(needs_grad && (input.is_leaf() || input.stands_for_parameter())
+                 ? input
+                 : Tensor()) {}
   bool needs_grad;
   Shape shape;
   Tensor leaf;

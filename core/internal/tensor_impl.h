@@ -15,8 +15,13 @@ namespace autograd {
 /// What a tensor knows about its gradient; made when first needed.
 struct Meta {
   bool requires_grad = false;
+  /// A result in a parameter's place; see Tensor::set_stands_for_parameter.
+  bool stands_for_parameter = false;
   Tensor grad;
   Tensor grad_buffer;
+  /// What the gradient is booked as; inner leaves of recomputation hold
+  /// gradients of activations.
+  MemoryKind grad_kind = MemoryKind::kGradient;
   /// The node that made this tensor, and which of its outputs this is.
   std::shared_ptr<Node> grad_fn;
   std::size_t output_index = 0;
