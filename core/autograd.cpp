@@ -119,9 +119,9 @@ void accumulate(const Tensor& leaf, Tensor grad) {
     meta.grad_buffer.copy_from(grad);
     meta.grad = meta.grad_buffer;
   } else {
-    MemoryScope kind(MemoryKind::kGradient);
+    MemoryScope kind(meta.grad_kind);
     meta.grad = internal::is_sole_owner(grad) ? std::move(grad) : grad.clone();
-    meta.grad.set_memory_kind(MemoryKind::kGradient);
+    meta.grad.set_memory_kind(meta.grad_kind);
   }
   // A hook may add or remove hooks.
   const auto hooks = meta.accumulate_hooks;
@@ -470,7 +470,9 @@ Tensors recompute(const std::function<Tensors(const Tensors&)>& function,
     Tensors leaves;
     for (const Tensor& input : inputs) {
       leaves.push_back(input.detach());
-      if (input.requires_grad()) leaves.back().set_requires_grad();
+      if (!input.requires_grad()) continue;
+      leaves.back().set_requires_grad();
+      leaves.back().impl()->meta->grad_kind = MemoryKind::kActivation;
     }
     Tensors again;
     {

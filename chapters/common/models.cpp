@@ -236,8 +236,10 @@ Tensor Gpt::forward(const Tensor& tokens) {
   const std::int64_t s = tokens.size(-1);
   SB_CHECK(s <= config.n_positions, "gpt: ", s, " tokens, the model has ",
            config.n_positions, " positions");
-  Tensor x = add(wte(tokens), slice(wpe.weight, 0, 0, s));
-  x = embd_dropout(x);
+  // One after the other: backward walks in the reverse order.
+  const Tensor token_vectors = wte(tokens);
+  const Tensor positions = slice(wpe.weight, 0, 0, s);
+  Tensor x = embd_dropout(add(token_vectors, positions));
   for (GptBlock& block : h) x = block(x);
   x = ln_f(x);
   // The head is the token embedding once more: logits = x wte^T.

@@ -71,11 +71,12 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine);
 
 /// Peak bytes of parameters, gradients, optimizer state, activations and input
-/// of one device that trains `config` on `rows` samples at a time. Others are
-/// not predicted. See memory.cpp for the derivation.
+/// of one device that trains `config` on `rows` samples at a time; with
+/// `accumulates`, several such pieces make one step. Workspace is not
+/// predicted. See memory.cpp for the derivation.
 MemoryBill single_device_bill(const Options& options,
                               const ModelConfig& config, std::int64_t rows,
-                              bool recompute = false);
+                              bool recompute = false, bool accumulates = false);
 
 /// Prints the report as --format says; returns the exit status: 0, or
 /// kExitClaimFailed when a claim does not hold.

@@ -105,13 +105,15 @@ LoadedModel build_model(const Options& options) {
   return loaded;
 }
 
-StepResult single_device_step(const Options& options, Module& model,
-                              Optimizer& optimizer, const Dataset& data,
-                              std::int64_t step,
-                              std::int64_t num_micro_batches) {
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            std::int64_t num_micro_batches,
+                            double loss_scale) {
   const std::int64_t n = num_micro_batches;
+  SB_CHECK(n >= 1 && n <= options.batch, "--micro-batches ", n,
+           ": give 1 to ", options.batch, ", the samples of a batch");
   RandomState& random = RankContext::current().random;
-  StepResult result;
+  double mean_loss = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int64_t rows = (options.batch - i + n - 1) / n;
     const Batch batch =
@@ -122,18 +124,23 @@ StepResult single_device_step(const Options& options, Module& model,
     const double share =
         static_cast<double>(rows) / static_cast<double>(options.batch);
     Tensor loss = language_loss(model(batch.inputs), batch.targets);
-    result.loss += loss.item() * share;
-    if (n > 1) loss = scale(loss, share);
+    mean_loss += loss.item() * share;
+    const double factor = share * loss_scale;
+    if (factor != 1) loss = scale(loss, factor);
     loss.backward();
   }
   random.batch = BatchSlice{};
+  return mean_loss;
+}
+
+double update_parameters(const Options& options, Optimizer& optimizer) {
   const Tensors& parameters = optimizer.parameters();
-  result.grad_norm = options.clip > 0
-                         ? clip_grad_norm(parameters, options.clip)
-                         : grad_norm(parameters);
+  const double norm = options.clip > 0
+                          ? clip_grad_norm(parameters, options.clip)
+                          : grad_norm(parameters);
   optimizer.step();
   for (const Tensor& parameter : parameters) parameter.clear_grad();
-  return result;
+  return norm;
 }
 
 ReferenceRun train_one_device(const Options& options,
@@ -149,9 +156,12 @@ ReferenceRun train_one_device(const Options& options,
   ReferenceRun run;
   run.losses = train(quiet, *optimizer, /*is_main=*/false,
                      [&](std::int64_t step) {
-                       return single_device_step(quiet, *loaded.model,
-                                                 *optimizer, data, step,
-                                                 num_micro_batches);
+                       StepResult result;
+                       result.loss = accumulate_gradients(
+                           quiet, *loaded.model, data, step,
+                           num_micro_batches);
+                       result.grad_norm = update_parameters(quiet, *optimizer);
+                       return result;
                      })
                    .losses;
   run.parameters = loaded.model->named_parameters();

@@ -52,12 +52,16 @@ struct ReferenceRun {
 ReferenceRun train_one_device(const Options& options,
                               std::int64_t num_micro_batches = 1);
 
-/// The single-device step that train_one_device repeats: forward and backward
-/// of all pieces, then norm, clipping and update.
-StepResult single_device_step(const Options& options, Module& model,
-                              Optimizer& optimizer, const Dataset& data,
-                              std::int64_t step,
-                              std::int64_t num_micro_batches);
+/// Forward and backward of one global batch in `num_micro_batches` pieces, on
+/// this device: adds `loss_scale` times the gradient of the mean loss to the
+/// parameters, and returns the mean loss.
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            std::int64_t num_micro_batches,
+                            double loss_scale = 1);
+
+/// Norm, clipping (--clip), update; forgets the gradients. Returns the norm.
+double update_parameters(const Options& options, Optimizer& optimizer);
 
 /// Writes what --save and --logits ask for.
 void save_results(const Options& options, const LoadedModel& model,

@@ -57,12 +57,21 @@ class GradientOf : public MemoryScope {
 
  private:
   static MemoryKind kind_for(const Tensor& input) {
+    if (input.stands_for_parameter()) return MemoryKind::kGradient;
     if (!input.defined() || !input.is_leaf()) return MemoryKind::kActivation;
     const autograd::Meta& meta = input.impl()->grad_meta();
-    const bool becomes_grad = !meta.grad.defined() && !meta.grad_buffer.defined();
+    const bool becomes_grad =
+        !meta.grad.defined() && !meta.grad_buffer.defined();
     return becomes_grad ? meta.grad_kind : MemoryKind::kActivation;
   }
 };
+
+inline void check_same_kind(const char* op, const Tensor& a, const Tensor& b) {
+  SB_CHECK(a.dtype() == b.dtype(), op, ": dtypes ", dtype_name(a.dtype()),
+           " and ", dtype_name(b.dtype()), " differ; convert one of them");
+  SB_CHECK(a.device() == b.device(), op, ": devices ", a.device().name(),
+           " and ", b.device().name(), " differ; copy one of them");
+}
 
 /// What a backward needs to know of an input whose values it does not need;
 /// keeps no activation alive.

@@ -1,0 +1,102 @@
+#include "chapters/00_single_device/single_device.h"
+
+#include <cmath>
+#include <limits>
+
+#include "core/ops.h"
+
+namespace shardbook::single_device {
+
+// --- Loss scaling ----------------------------------------------------------------
+
+DynamicLossScaler::DynamicLossScaler(double scale, std::int64_t window,
+                                     int hysteresis, double min_scale)
+    : scale_(scale),
+      window_(window),
+      hysteresis_(hysteresis),
+      min_scale_(min_scale),
+      forgiveness_(hysteresis) {}
+
+void DynamicLossScaler::update(bool overflow) {
+  if (overflow) {
+    if (forgiveness_ == 1) {
+      SB_CHECK(scale_ > min_scale_, "loss scale: gradients overflow at the "
+               "smallest scale ", min_scale_, "; the model diverges");
+      scale_ = std::max(scale_ / 2, min_scale_);
+    } else {
+      forgiveness_ -= 1;
+    }
+    last_overflow_ = step_;
+  } else if ((step_ - last_overflow_) % window_ == 0) {
+    scale_ *= 2;
+    forgiveness_ = hysteresis_;
+  }
+  step_ += 1;
+}
+
+// --- Training --------------------------------------------------------------------
+
+SingleDevice::SingleDevice(const Options& options,
+                           const SingleDeviceOptions& how)
+    : options_(options),
+      how_(how),
+      loaded_(build_model(options)),
+      data_(Dataset::open(options.data, options.seq, loaded_.config.vocab_size,
+                          options.seed)),
+      optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
+                                options.optimizer_options)),
+      scaler_(options.dtype == DType::kF16 ? 65536 : 1) {
+  // Recompute activations
+  set_recompute(*loaded_.model, how.recompute);
+
+  // Keep f32 copies of 16-bit weights
+  if (how.master_weights) {
+    SB_CHECK(options.dtype == DType::kBF16 || options.dtype == DType::kF16,
+             "--master-weights: needs --dtype bf16 or f16; ",
+             dtype_name(options.dtype), " weights are their own masters");
+    optimizer_->keep_master_copies();
+  }
+}
+
+StepResult SingleDevice::step(std::int64_t step) {
+  StepResult result;
+  // Accumulate the gradients of all pieces
+  const double loss_scale = scaler_.scale();
+  result.loss =
+      accumulate_gradients(options_, *loaded_.model, data_, step,
+                           how_.num_micro_batches, loss_scale);
+
+  // Update, or skip a step that overflowed
+  if (options_.dtype != DType::kF16) {
+    result.grad_norm = update_parameters(options_, *optimizer_);
+    return result;
+  }
+  const Tensors& parameters = optimizer_->parameters();
+  result.grad_norm = grad_norm(parameters) / loss_scale;
+  const bool overflow = !std::isfinite(result.grad_norm);
+  if (!overflow) {
+    double factor = 1 / loss_scale;
+    if (options_.clip > 0) {
+      factor *= std::min(1.0, options_.clip / (result.grad_norm + 1e-6));
+    }
+    optimizer_->step(factor);
+  }
+  scaler_.update(overflow);
+  for (const Tensor& parameter : parameters) parameter.clear_grad();
+  return result;
+}
+
+MemoryBill SingleDevice::bill() const {
+  const std::int64_t n = how_.num_micro_batches;
+  MemoryBill bill =
+      single_device_bill(options_, loaded_.config, (options_.batch + n - 1) / n,
+                         how_.recompute, /*accumulates=*/n > 1);
+  if (how_.master_weights) {
+    const double parameters = bill[MemoryKind::kParameter] /
+                              static_cast<double>(dtype_bytes(options_.dtype));
+    bill[MemoryKind::kOptimizerState] += 4 * parameters;
+  }
+  return bill;
+}
+
+}  // namespace shardbook::single_device

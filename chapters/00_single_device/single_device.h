@@ -1,0 +1,75 @@
+#pragma once
+
+// One device: the yardstick. Three ways to make a model fit, none of which
+// changes what is computed: the batch in pieces, activations computed twice,
+// arithmetic in 16 bits.
+
+#include <cstdint>
+#include <memory>
+
+#include "chapters/common/report.h"
+#include "chapters/common/training.h"
+
+namespace shardbook::single_device {
+
+/// Keeps small f16 gradients from vanishing: the loss is multiplied by `scale`
+/// before backward, the gradients divided by it after. A step whose gradients
+/// overflow is skipped and the scale halved; after `window` good steps it is
+/// doubled. `hysteresis` n forgives n - 1 overflows before it halves (each is
+/// skipped all the same).
+/// DeepSpeed, runtime/fp16/loss_scaler.py, DynamicLossScaler.
+class DynamicLossScaler {
+ public:
+  explicit DynamicLossScaler(double scale = 65536, std::int64_t window = 1000,
+                             int hysteresis = 2, double min_scale = 1);
+
+  double scale() const { return scale_; }
+  /// Tells whether the step overflowed. Throws Error when the scale would fall
+  /// below min_scale.
+  void update(bool overflow);
+
+ private:
+  double scale_;
+  std::int64_t window_;
+  int hysteresis_;
+  double min_scale_;
+  int forgiveness_;
+  std::int64_t last_overflow_ = -1;
+  std::int64_t step_ = 0;
+};
+
+struct SingleDeviceOptions {
+  std::int64_t num_micro_batches = 1;
+  /// Keep only each block's input; compute its activations again in backward.
+  bool recompute = false;
+  /// 16-bit weights with f32 master copies (and, for f16, a scaled loss).
+  bool master_weights = false;
+};
+
+/// Trains one model on the current device.
+class SingleDevice {
+ public:
+  /// Builds model, data and optimizer as `options` say.
+  SingleDevice(const Options& options, const SingleDeviceOptions& how);
+
+  /// One optimizer step on global batch `step`. A step whose gradients overflow
+  /// in f16 changes nothing; its grad_norm is infinite.
+  StepResult step(std::int64_t step);
+
+  LoadedModel& model() { return loaded_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  const Dataset& data() const { return data_; }
+  const DynamicLossScaler& scaler() const { return scaler_; }
+  /// Predicted peaks, by kind.
+  MemoryBill bill() const;
+
+ private:
+  Options options_;
+  SingleDeviceOptions how_;
+  LoadedModel loaded_;
+  Dataset data_;
+  std::unique_ptr<Optimizer> optimizer_;
+  DynamicLossScaler scaler_;
+};
+
+}  // namespace shardbook::single_device

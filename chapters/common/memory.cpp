@@ -1,0 +1,124 @@
+// Peak memory of one device, derived by walking through a training step.
+
+#include <algorithm>
+
+#include "chapters/common/report.h"
+
+namespace shardbook {
+namespace {
+
+struct Sizes {
+  double tokens, h, heads, vocab, layers;
+  double element;  // bytes of an element
+  double stat;     // bytes of a statistic
+};
+
+// What the forward of one block keeps for its backward, in elements per token:
+//
+//   x                h   input of ln_1 (the residual stream)
+//   ln_1             h   input of c_attn
+//   q, k, v         3h   input of attention
+//   attention        h   its output, input of c_proj
+//   x + attention    h   input of ln_2
+//   ln_2             h   input of c_fc
+//   c_fc            4h   input of GELU
+//   GELU            4h   input of c_proj
+//                  16h   and statistics: 2 + 2 of the norms, one per head
+double block_bytes(const Sizes& s) {
+  return s.tokens * (16 * s.h * s.element + (4 + s.heads) * s.stat);
+}
+
+// Gradients inside the last block at its widest point, the GELU: dy, then d of
+// GELU's output and input, while c_proj's input has been dropped (or not yet,
+// and GELU's input gradient is not there yet): h + 4h + 4h - 4h.
+double block_gradients(const Sizes& s) {
+  return s.tokens * 5 * s.h * s.element;
+}
+
+double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
+  // Two scalars: the loss, and the gradient that backward starts from.
+  const double scalars = 2 * s.stat;
+  const double in_blocks =
+      recompute ? s.layers * s.tokens * s.h * s.element
+                : s.layers * block_bytes(s);
+  // Behind the blocks: input and output of ln_f, its statistics, the logits,
+  // and the logarithms of the softmax's sums.
+  const double tail = s.tokens * (2 * s.h * s.element + 2 * s.stat +
+                                  s.vocab * s.element + s.stat);
+  const double at_loss =
+      in_blocks + tail + s.tokens * s.vocab * s.element + scalars;
+  double at_last_block = in_blocks + block_gradients(s) + scalars;
+  if (recompute) {
+    // The last block's activations again, but for its input, which is kept.
+    at_last_block += block_bytes(s) - s.tokens * s.h * s.element;
+  }
+  if (accumulates) {
+    // Later micro-batches hold new gradients beside the accumulated ones: that
+    // of the head until the embedding's joins it, that of c_proj for a moment.
+    at_last_block += (s.vocab * s.h + 4 * s.h * s.h) * s.element;
+  }
+  return std::max(at_loss, at_last_block);
+}
+
+double mlp_activations(const Sizes& s) {
+  // Embedding h, fc1 4h, ReLU 4h, fc2 h, ReLU h, logits, their gradient.
+  const double scalars = 2 * s.stat;
+  const double at_loss =
+      s.tokens * (11 * s.h * s.element + 2 * s.vocab * s.element + s.stat);
+  // At the wide ReLU: embedding, its input, and the gradients of both sides.
+  const double at_relu = s.tokens * 13 * s.h * s.element;
+  return std::max(at_loss, at_relu) + scalars;
+}
+
+double parameters_of(const ModelConfig& c) {
+  const auto v = static_cast<double>(c.vocab_size);
+  const auto h = static_cast<double>(c.n_embd);
+  if (c.type == "mlp") {
+    return v * h + (h * 4 * h + 4 * h) + (4 * h * h + h) + (h * v + v);
+  }
+  // Per block: c_attn, attention's c_proj, c_fc, c_proj, two norms.
+  const double block = (3 * h * h + 3 * h) + (h * h + h) + (4 * h * h + 4 * h) +
+                       (4 * h * h + h) + 4 * h;
+  return v * h + static_cast<double>(c.n_positions) * h +
+         static_cast<double>(c.n_layer) * block + 2 * h;
+}
+
+}  // namespace
+
+MemoryBill single_device_bill(const Options& options,
+                              const ModelConfig& config, std::int64_t rows,
+                              bool recompute, bool accumulates) {
+  Sizes s;
+  s.tokens = static_cast<double>(rows * options.seq);
+  s.h = static_cast<double>(config.n_embd);
+  s.heads = static_cast<double>(config.n_head);
+  s.vocab = static_cast<double>(config.vocab_size);
+  s.layers = static_cast<double>(config.n_layer);
+  s.element = static_cast<double>(dtype_bytes(options.dtype));
+  s.stat = options.dtype == DType::kF64 ? 8 : 4;
+  const bool is_gpt = config.type == "gpt2";
+
+  const double parameters = parameters_of(config);
+  MemoryBill bill;
+  bill[MemoryKind::kParameter] = parameters * s.element;
+  bill[MemoryKind::kGradient] = 0;
+  bill[MemoryKind::kOptimizerState] = 0;
+  bill[MemoryKind::kActivation] = 0;
+  bill[MemoryKind::kInput] = 0;
+  bill[MemoryKind::kCommunication] = 0;
+  if (options.steps == 0) return bill;
+  // The tied table receives one gradient from the head and one from the
+  // embedding; both exist until they are added.
+  bill[MemoryKind::kGradient] =
+      (parameters + (is_gpt ? s.vocab * s.h : 0)) * s.element;
+  const double states = options.optimizer != "sgd"
+                            ? 2
+                            : (options.optimizer_options.momentum > 0 ? 1 : 0);
+  bill[MemoryKind::kOptimizerState] = states * parameters * s.stat;
+  bill[MemoryKind::kActivation] =
+      is_gpt ? gpt_activations(s, recompute, accumulates) : mlp_activations(s);
+  bill[MemoryKind::kInput] = s.tokens * 2 * 8;
+  return bill;
+}
+
+}  // namespace shardbook
