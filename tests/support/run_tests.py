@@ -80,8 +80,13 @@ def has_match(command, pattern, prefix):
 
 # Gives each program a folder for its report. A program started by a test
 # inherits the folder too; it ends before its parent, so the last file counts.
+# Meson's own --gtest_output (protocol: 'gtest') would hide the report.
 WRAPPER = """
 folder=$(mktemp -d "$0/XXXXXX")
+for word; do
+  shift
+  [[ $word == --gtest_output=* ]] || set -- "$@" "$word"
+done
 printf '%s\\0' "$@" >"$folder/command"
 GTEST_OUTPUT="xml:$folder/" exec "$@"
 """
