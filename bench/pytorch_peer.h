@@ -36,8 +36,8 @@ struct TimedWork {
 /// from rank to rank: zero the gradients, forward, loss, backward, AdamW.
 struct TrainingStep {
   TrainingStep(const PeerOptions& options, int rank);
-  /// One step; `wrapped` is `*model`, or what a strategy made of it.
-  void run(Module& wrapped);
+  /// One step; `forward` runs `*model`, or what a strategy made of it.
+  void run(const std::function<Tensor(const Tensor&)>& forward);
 
   std::unique_ptr<Module> model;
   std::unique_ptr<Optimizer> optimizer;  ///< made by the first step
