@@ -1,0 +1,126 @@
+#include "comm/algorithms/ring.h"
+
+#include <algorithm>
+
+#include "comm/algorithms/messages.h"
+#include "core/check.h"
+
+namespace shardbook::algorithms {
+namespace {
+
+// Neighbours and pieces, counted around the ring.
+struct Ring {
+  explicit Ring(const ProcessGroup& group)
+      : size(group.size()),
+        rank(group.rank()),
+        left(wrap(rank - 1)),
+        right(wrap(rank + 1)) {}
+  int wrap(int index) const { return (index + 2 * size) % size; }
+  Tensor piece(const Tensor& whole, int index) const {
+    const std::int64_t n = whole.numel();
+    return range(whole, piece_begin(n, size, wrap(index)),
+                 piece_begin(n, size, wrap(index) + 1));
+  }
+
+  int size, rank, left, right;
+};
+
+void check_pieces(const char* name, const Tensor& whole, const Tensor& piece,
+                  int size) {
+  SB_CHECK(whole.numel() == piece.numel() * size, name, ": ", whole.numel(),
+           " elements are not ", size, " pieces of ", piece.numel());
+}
+
+// Passes complete pieces on, beginning with this rank's own.
+void pass_pieces(ProcessGroup& group, const Ring& ring, const Tensor& whole) {
+  for (int step = 0; step < ring.size - 1; ++step) {
+    swap_messages(group, ring.piece(whole, ring.rank - step), ring.right,
+                  ring.piece(whole, ring.rank - step - 1), ring.left);
+  }
+}
+
+}  // namespace
+
+void ring_all_reduce(ProcessGroup& group, const Tensor& tensor, ReduceOp op) {
+  const Ring ring(group);
+  if (ring.size == 1) return;
+  const Tensor room =
+      room_like(tensor, piece_size(tensor.numel(), ring.size, 0));
+  // Add: the last piece that arrives is this rank's own, complete.
+  for (int step = 0; step < ring.size - 1; ++step) {
+    const Tensor mine = ring.piece(tensor, ring.rank - step - 2);
+    const Tensor incoming = range(room, 0, mine.numel());
+    swap_messages(group, ring.piece(tensor, ring.rank - step - 1), ring.right,
+                  incoming, ring.left);
+    combine(mine, incoming, op);
+  }
+  pass_pieces(group, ring, tensor);
+}
+
+void ring_reduce_scatter(ProcessGroup& group, const Tensor& output,
+                         const Tensor& input, ReduceOp op) {
+  const Ring ring(group);
+  check_pieces("ring_reduce_scatter", input, output, ring.size);
+  if (ring.size == 1) return output.copy_from(input);
+  // The sum travels: it arrives from the left, takes this rank's piece along
+  // and leaves to the right.
+  Tensor outgoing = ring.piece(input, ring.rank - 1);
+  for (int step = 0; step < ring.size - 1; ++step) {
+    const Tensor incoming = room_like(output, output.numel());
+    swap_messages(group, outgoing, ring.right, incoming, ring.left);
+    combine(incoming, ring.piece(input, ring.rank - step - 2), op);
+    outgoing = incoming;
+  }
+  range(output, 0, output.numel()).copy_from(outgoing);
+}
+
+void ring_all_gather(ProcessGroup& group, const Tensor& output,
+                     const Tensor& input) {
+  const Ring ring(group);
+  check_pieces("ring_all_gather", output, input, ring.size);
+  const Tensor own = ring.piece(output, ring.rank);
+  if (own.raw() != input.raw()) {
+    own.copy_from(range(input, 0, input.numel()));
+  }
+  pass_pieces(group, ring, output);
+}
+
+// --- Cost --------------------------------------------------------------------
+
+CostCard ring_reduce_scatter_cost(int num_ranks, std::int64_t n) {
+  CostCard card{"ring reduce-scatter", num_ranks - 1, 0, {}};
+  // The largest piece leads the chain of every step.
+  card.chain_elements =
+      static_cast<double>((num_ranks - 1) * piece_size(n, num_ranks, 0));
+  for (int r = 0; r < num_ranks; ++r) {
+    card.elements_sent.push_back(
+        static_cast<double>(n - piece_size(n, num_ranks, r)));
+  }
+  return card;
+}
+
+CostCard ring_all_gather_cost(int num_ranks, std::int64_t n) {
+  CostCard card{"ring all-gather", num_ranks - 1, 0, {}};
+  card.chain_elements =
+      static_cast<double>((num_ranks - 1) * piece_size(n, num_ranks, 0));
+  // All pieces but the right neighbour's own.
+  for (int r = 0; r < num_ranks; ++r) {
+    card.elements_sent.push_back(
+        static_cast<double>(n - piece_size(n, num_ranks, (r + 1) % num_ranks)));
+  }
+  return card;
+}
+
+CostCard ring_all_reduce_cost(int num_ranks, std::int64_t n) {
+  const CostCard add = ring_reduce_scatter_cost(num_ranks, n);
+  CostCard card = ring_all_gather_cost(num_ranks, n);
+  card.algorithm = "ring all-reduce";
+  card.steps += add.steps;
+  card.chain_elements += add.chain_elements;
+  std::transform(add.elements_sent.begin(), add.elements_sent.end(),
+                 card.elements_sent.begin(), card.elements_sent.begin(),
+                 std::plus<>());
+  return card;
+}
+
+}  // namespace shardbook::algorithms

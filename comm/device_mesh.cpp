@@ -1,0 +1,45 @@
+#include "comm/device_mesh.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace shardbook {
+
+DeviceMesh::DeviceMesh(ProcessGroup& world, Topology topology)
+    : world_(world), topology_(std::move(topology)) {
+  SB_CHECK(topology_.world_size() == world.size(), "device mesh ",
+           topology_.text(), " needs ", topology_.world_size(),
+           " ranks, and group '", world.name(), "' has ", world.size());
+  for (const std::string& axis : topology_.axes()) group(axis);
+}
+
+int DeviceMesh::coordinate(const std::string& axis) const {
+  return topology_.coordinate(world_.rank(), axis);
+}
+
+ProcessGroup& DeviceMesh::group(const std::string& axes) {
+  // One group however the axes are ordered: by the topology's order.
+  const std::vector<std::string> wanted = split_axes(axes);
+  SB_CHECK(!wanted.empty(), "device mesh ", topology_.text(),
+           ": name at least one axis");
+  const auto lists = topology_.groups(wanted);
+  std::string name;
+  for (const std::string& axis : topology_.axes()) {
+    if (std::count(wanted.begin(), wanted.end(), axis) == 0) continue;
+    name += (name.empty() ? "" : "-") + axis;
+  }
+  std::shared_ptr<ProcessGroup>& made = groups_[name];
+  if (made != nullptr) return *made;
+
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    const auto mine =
+        std::find(lists[i].begin(), lists[i].end(), world_.rank());
+    if (mine == lists[i].end()) continue;
+    made = world_.split(static_cast<int>(i),
+                        static_cast<int>(mine - lists[i].begin()), name);
+  }
+  return *made;
+}
+
+}  // namespace shardbook

@@ -1,0 +1,608 @@
+// What every process group does, on every backend of this program.
+//
+// Values are small integers, of which sums are exact in every dtype and order.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+#include "comm/process_group.h"
+#include "core/check.h"
+#include "tests/comm/worlds.h"
+
+namespace shardbook::test {
+namespace {
+
+const std::vector<DType> kDTypes = {DType::kF64, DType::kF32, DType::kBF16,
+                                    DType::kF16, DType::kI64, DType::kI32};
+const std::vector<ReduceOp> kOps = {ReduceOp::kSum, ReduceOp::kMax,
+                                    ReduceOp::kMin};
+// Elements per rank: nothing, one, primes; where a call is cut into tasks, or
+// sent in several segments, also one that leaves a broken piece at the end.
+std::vector<std::int64_t> sizes(DType dtype) {
+  if (dtype == DType::kF32) return {0, 1, 7, 64, 1009, 70001};
+  return {0, 1, 7, 1009};
+}
+
+double value(int rank, std::int64_t i) {
+  return static_cast<double>((i * 7 + rank * 13 + (i / 17) * rank) % 17 - 8);
+}
+
+using Formula = std::function<double(std::int64_t)>;
+
+Tensor make(DType dtype, std::int64_t n, const Formula& formula) {
+  std::vector<double> values(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) {
+    values[static_cast<std::size_t>(i)] = formula(i);
+  }
+  Tensor result = Tensor::empty({n}, {dtype, Device()});
+  result.copy_from(Tensor::from_values<double>(values, {n}));
+  return result;
+}
+
+Tensor mine(const ProcessGroup& group, DType dtype, std::int64_t n) {
+  return make(dtype, n, [&](std::int64_t i) { return value(group.rank(), i); });
+}
+
+// Empty, or the first element that is not as the formula says.
+std::string compare(const Tensor& tensor, const Formula& formula,
+                    const std::string& what) {
+  const std::vector<double> values = tensor.to_vector<double>();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double expected = formula(static_cast<std::int64_t>(i));
+    if (values[i] == expected) continue;
+    std::ostringstream text;
+    text << what << " " << dtype_name(tensor.dtype()) << "[" << values.size()
+         << "]: element " << i << " is " << values[i] << ", expected "
+         << expected;
+    return text.str();
+  }
+  return std::string();
+}
+
+double reduced(int num_ranks, std::int64_t i, ReduceOp op) {
+  double result = value(0, i);
+  for (int r = 1; r < num_ranks; ++r) {
+    const double next = value(r, i);
+    if (op == ReduceOp::kSum) result += next;
+    if (op == ReduceOp::kMax) result = std::max(result, next);
+    if (op == ReduceOp::kMin) result = std::min(result, next);
+  }
+  return result;
+}
+
+// Runs checks until one finds something wrong.
+class Findings {
+ public:
+  void add(const std::string& wrong) {
+    if (text_.empty()) text_ = wrong;
+  }
+  void require(bool condition, const std::string& text) {
+    if (!condition) add(text);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+std::string check_all_reduce(ProcessGroup& group) {
+  Findings findings;
+  for (DType dtype : kDTypes) {
+    for (ReduceOp op : kOps) {
+      for (std::int64_t n : sizes(dtype)) {
+        Tensor x = mine(group, dtype, n);
+        group.all_reduce(x, op).wait();
+        findings.add(compare(
+            x, [&](std::int64_t i) { return reduced(group.size(), i, op); },
+            "all_reduce"));
+      }
+    }
+  }
+  return findings.text();
+}
+
+std::string check_reduce_scatter(ProcessGroup& group) {
+  Findings findings;
+  for (DType dtype : kDTypes) {
+    for (ReduceOp op : kOps) {
+      for (std::int64_t n : sizes(dtype)) {
+        const Tensor input = mine(group, dtype, n * group.size());
+        const auto expected = [&](std::int64_t i) {
+          return reduced(group.size(), group.rank() * n + i, op);
+        };
+        const Tensor apart = Tensor::zeros({n}, {dtype, Device()});
+        group.reduce_scatter(apart, input, op).wait();
+        findings.add(compare(apart, expected, "reduce_scatter"));
+        // In place: the output is this rank's piece of the input.
+        const Tensor piece = input.flat_view(group.rank() * n, {n});
+        group.reduce_scatter(piece, input, op).wait();
+        findings.add(compare(piece, expected, "reduce_scatter in place"));
+      }
+    }
+  }
+  return findings.text();
+}
+
+std::string check_all_gather(ProcessGroup& group) {
+  Findings findings;
+  for (DType dtype : kDTypes) {
+    for (std::int64_t n : sizes(dtype)) {
+      const auto expected = [&](std::int64_t i) {
+        return value(static_cast<int>(i / n), i % n);
+      };
+      const Tensor input = mine(group, dtype, n);
+      const Tensor output =
+          Tensor::zeros({n * group.size()}, {dtype, Device()});
+      group.all_gather(output, input).wait();
+      findings.add(compare(output, expected, "all_gather"));
+      findings.add(compare(
+          input, [&](std::int64_t i) { return value(group.rank(), i); },
+          "all_gather's input"));
+      output.zero();
+      const Tensor piece = output.flat_view(group.rank() * n, {n});
+      piece.copy_from(input);
+      group.all_gather(output, piece).wait();
+      findings.add(compare(output, expected, "all_gather in place"));
+    }
+  }
+  return findings.text();
+}
+
+std::string check_broadcast_and_reduce(ProcessGroup& group) {
+  Findings findings;
+  for (DType dtype : kDTypes) {
+    for (std::int64_t n : sizes(dtype)) {
+      for (int root = 0; root < group.size(); ++root) {
+        Tensor x = mine(group, dtype, n);
+        group.broadcast(x, root).wait();
+        findings.add(compare(
+            x, [&](std::int64_t i) { return value(root, i); }, "broadcast"));
+        const ReduceOp op = kOps[static_cast<std::size_t>(root) % 3];
+        x = mine(group, dtype, n);
+        group.reduce(x, root, op).wait();
+        findings.add(compare(
+            x,
+            [&](std::int64_t i) {
+              return group.rank() == root ? reduced(group.size(), i, op)
+                                          : value(group.rank(), i);
+            },
+            "reduce"));
+      }
+    }
+  }
+  return findings.text();
+}
+
+std::string check_scatter_and_gather(ProcessGroup& group) {
+  Findings findings;
+  for (DType dtype : kDTypes) {
+    for (std::int64_t n : sizes(dtype)) {
+      for (int root = 0; root < group.size(); ++root) {
+        const bool is_root = group.rank() == root;
+        const std::int64_t whole = n * group.size();
+        const Tensor all = is_root ? mine(group, dtype, whole) : Tensor();
+        const Tensor piece = Tensor::zeros({n}, {dtype, Device()});
+        group.scatter(piece, all, root).wait();
+        findings.add(compare(
+            piece,
+            [&](std::int64_t i) { return value(root, group.rank() * n + i); },
+            "scatter"));
+        // And back, with something of this rank in it.
+        piece.copy_from(mine(group, dtype, n));
+        group.gather(all, piece, root).wait();
+        if (is_root) {
+          findings.add(compare(
+              all,
+              [&](std::int64_t i) {
+                return value(static_cast<int>(i / n), i % n);
+              },
+              "gather"));
+        }
+      }
+    }
+  }
+  return findings.text();
+}
+
+std::string check_all_to_all(ProcessGroup& group) {
+  Findings findings;
+  for (DType dtype : kDTypes) {
+    for (std::int64_t n : sizes(dtype)) {
+      const Tensor input = mine(group, dtype, n * group.size());
+      const Tensor output =
+          Tensor::zeros({n * group.size()}, {dtype, Device()});
+      group.all_to_all(output, input).wait();
+      findings.add(compare(
+          output,
+          [&](std::int64_t i) {
+            return value(static_cast<int>(i / n), group.rank() * n + i % n);
+          },
+          "all_to_all"));
+    }
+  }
+  return findings.text();
+}
+
+// Rank s sends (s + 2 d) mod 5 elements times `scale` to rank d.
+std::string check_all_to_all_v(ProcessGroup& group) {
+  Findings findings;
+  const int me = group.rank();
+  for (DType dtype : kDTypes) {
+    for (std::int64_t scale : {0, 1, 3, 2003}) {
+      const auto count = [&](int s, int d) { return (s + 2 * d) % 5 * scale; };
+      std::vector<std::int64_t> send;
+      std::vector<std::int64_t> recv;
+      for (int r = 0; r < group.size(); ++r) {
+        send.push_back(count(me, r));
+        recv.push_back(count(r, me));
+      }
+      const Tensor input =
+          mine(group, dtype, std::accumulate(send.begin(), send.end(), 0LL));
+      const Tensor output = Tensor::zeros(
+          {std::accumulate(recv.begin(), recv.end(), 0LL)}, {dtype, Device()});
+      group.all_to_all_v(output, input, send, recv).wait();
+      std::vector<double> expected;
+      for (int s = 0; s < group.size(); ++s) {
+        std::int64_t begin = 0;
+        for (int d = 0; d < me; ++d) begin += count(s, d);
+        for (std::int64_t i = 0; i < count(s, me); ++i) {
+          expected.push_back(value(s, begin + i));
+        }
+      }
+      findings.add(compare(
+          output,
+          [&](std::int64_t i) { return expected[static_cast<std::size_t>(i)]; },
+          "all_to_all_v"));
+    }
+  }
+  return findings.text();
+}
+
+std::string check_messages(ProcessGroup& group) {
+  if (group.size() == 1) return std::string();
+  Findings findings;
+  const int right = (group.rank() + 1) % group.size();
+  const int left = (group.rank() + group.size() - 1) % group.size();
+  for (DType dtype : kDTypes) {
+    for (std::int64_t n : sizes(dtype)) {
+      // Two messages of one tag keep their order; another tag may overtake.
+      const Tensor first = mine(group, dtype, n);
+      const Tensor second = make(dtype, n, [](std::int64_t) { return 3; });
+      const Tensor tagged = make(dtype, n, [](std::int64_t) { return 5; });
+      const Tensor a = first.zeros_like();
+      const Tensor b = first.zeros_like();
+      const Tensor c = first.zeros_like();
+      std::vector<Work> works;
+      works.push_back(group.send(first, right));
+      works.push_back(group.send(second, right));
+      works.push_back(group.send(tagged, right, 9));
+      works.push_back(group.recv(c, left, 9));
+      works.push_back(group.recv(a, left));
+      works.push_back(group.recv(b, left));
+      for (Work& work : works) work.wait();
+      findings.add(compare(
+          a, [&](std::int64_t i) { return value(left, i); }, "first message"));
+      findings.add(compare(
+          b, [](std::int64_t) { return 3; }, "second message"));
+      findings.add(compare(
+          c, [](std::int64_t) { return 5; }, "message of tag 9"));
+    }
+  }
+  return findings.text();
+}
+
+// A small message leaves its buffer at once: both may send before they receive.
+std::string check_small_messages(ProcessGroup& group) {
+  if (group.size() == 1) return std::string();
+  Findings findings;
+  const int right = (group.rank() + 1) % group.size();
+  const int left = (group.rank() + group.size() - 1) % group.size();
+  Tensor x = mine(group, DType::kF32, 100);
+  const Tensor y = x.zeros_like();
+  group.send(x, right).wait();
+  x.fill(77);
+  group.recv(y, left).wait();
+  findings.add(compare(
+      y, [&](std::int64_t i) { return value(left, i); }, "small message"));
+  return findings.text();
+}
+
+// Many calls in flight, waited for in another order than they were issued.
+std::string check_asynchronous_calls(ProcessGroup& group) {
+  Findings findings;
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Tensor> tensors;
+    std::vector<Work> works;
+    for (std::int64_t n : {100000, 5, 0, 30000, 1, 150001}) {
+      tensors.push_back(mine(group, DType::kF32, n));
+      works.push_back(group.all_reduce(tensors.back()));
+    }
+    // One more on the first buffer: it runs after the first, on its sums.
+    works.push_back(group.broadcast(tensors[0], group.size() - 1));
+    works.push_back(group.all_reduce(tensors[0], ReduceOp::kMax));
+    for (std::size_t i = works.size(); i-- > 0;) works[i].wait();
+    for (const Tensor& tensor : tensors) {
+      findings.add(compare(
+          tensor,
+          [&](std::int64_t i) {
+            return reduced(group.size(), i, ReduceOp::kSum);
+          },
+          "asynchronous all_reduce"));
+    }
+  }
+  return findings.text();
+}
+
+std::string check_polling(ProcessGroup& group) {
+  Findings findings;
+  Tensor x = mine(group, DType::kF32, 150000);
+  Work work = group.all_reduce(x);
+  // It advances although nobody waits for it.
+  while (!work.done()) {
+  }
+  findings.add(compare(
+      x,
+      [&](std::int64_t i) { return reduced(group.size(), i, ReduceOp::kSum); },
+      "polled all_reduce"));
+  work.wait();
+  work.wait();  // waiting twice is harmless
+  return findings.text();
+}
+
+std::string check_exchange(ProcessGroup& group) {
+  Findings findings;
+  for (int round = 0; round < 3; ++round) {
+    const std::string text(static_cast<std::size_t>(group.rank() * 100 + round),
+                           'x');
+    const std::vector<std::string> all = group.exchange(text);
+    findings.require(static_cast<int>(all.size()) == group.size(),
+                     "exchange returns one text per rank");
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      findings.require(
+          all[r].size() == r * 100 + static_cast<std::size_t>(round),
+          "exchange: a text has the wrong length");
+    }
+  }
+  findings.require(group.records().empty(), "exchange is not in the ledger");
+  return findings.text();
+}
+
+// Even and odd ranks, in reverse; then everybody but rank 0.
+std::string check_subgroups(ProcessGroup& group) {
+  Findings findings;
+  const int parity = group.rank() % 2;
+  const auto half = group.split(parity, -group.rank(), "half");
+  findings.require(half != nullptr, "split gives a group");
+  findings.require(half->name() == "half", "split names its group");
+  const int last = (group.size() - 1 - parity) / 2 * 2 + parity;
+  findings.require(half->rank() == (last - group.rank()) / 2,
+                   "split orders by key");
+  findings.require(half->world_rank(half->rank()) == group.rank(),
+                   "a subgroup knows its world ranks");
+  Tensor x = Tensor::full({1000}, group.rank());
+  half->all_reduce(x).wait();
+  double expected = 0;
+  for (int r = parity; r < group.size(); r += 2) expected += r;
+  findings.add(compare(
+      x, [&](std::int64_t) { return expected; }, "all_reduce of a half"));
+
+  const auto none =
+      group.split(group.rank() == 0 ? -1 : 0, group.rank(), "rest");
+  findings.require((none == nullptr) == (group.rank() == 0),
+                   "color -1 is no group");
+
+  std::vector<int> members;
+  for (int r = group.size() - 1; r > 0; --r) members.push_back(r);
+  if (members.empty()) return findings.text();
+  const auto rest = group.subgroup(members, "reversed");
+  findings.require((rest == nullptr) == (group.rank() == 0),
+                   "a rank outside gets no group");
+  if (rest != nullptr) {
+    findings.require(rest->rank() == group.size() - 1 - group.rank(),
+                     "a subgroup keeps the order of its members");
+    const Tensor all = Tensor::zeros({rest->size()});
+    rest->all_gather(all, Tensor::full({1}, group.rank())).wait();
+    findings.add(compare(
+        all,
+        [&](std::int64_t i) {
+          return static_cast<double>(members[static_cast<std::size_t>(i)]);
+        },
+        "all_gather of a subgroup"));
+    // The last member, counted in the group, sends to the first.
+    if (rest->size() > 1 && rest->rank() == rest->size() - 1) {
+      rest->send(Tensor::full({3}, 42), 0).wait();
+    } else if (rest->size() > 1 && rest->rank() == 0) {
+      const Tensor y = Tensor::zeros({3});
+      rest->recv(y, rest->size() - 1).wait();
+      findings.add(compare(
+          y, [](std::int64_t) { return 42; }, "message in a subgroup"));
+    }
+  }
+  return findings.text();
+}
+
+// Groups of the same members are independent: calls interleave freely.
+std::string check_several_groups(ProcessGroup& group) {
+  Findings findings;
+  std::vector<int> everybody(group.ranks().size());
+  std::iota(everybody.begin(), everybody.end(), 0);
+  const auto other = group.subgroup(everybody, "other");
+  const Tensor x = mine(group, DType::kF32, 150000);
+  const Tensor y = mine(group, DType::kF32, 3);
+  const Tensor z = mine(group, DType::kF32, 150000);
+  // Even ranks issue on `group` first, odd ones on `other`.
+  Work a;
+  Work b;
+  if (group.rank() % 2 == 0) {
+    a = group.all_reduce(x);
+    b = other->all_reduce(y);
+  } else {
+    b = other->all_reduce(y);
+    a = group.all_reduce(x);
+  }
+  Work c = other->all_reduce(z);
+  c.wait();
+  a.wait();
+  b.wait();
+  for (const Tensor& tensor : {x, y, z}) {
+    findings.add(compare(
+        tensor,
+        [&](std::int64_t i) {
+          return reduced(group.size(), i, ReduceOp::kSum);
+        },
+        "all_reduce on two groups"));
+  }
+  return findings.text();
+}
+
+std::string check_ledger(ProcessGroup& group) {
+  Findings findings;
+  const int p = group.size();
+  const Tensor one = Tensor::zeros({4});
+  const Tensor all = Tensor::zeros({4 * p});
+  const Tensor other = Tensor::zeros({4 * p});
+  group.all_reduce(all, ReduceOp::kSum, "sum").wait();
+  group.reduce_scatter(one, all).wait();
+  group.all_gather(all, one).wait();
+  group.broadcast(one, 0).wait();
+  group.reduce(one, p - 1).wait();
+  group.scatter(one, all, 0).wait();
+  group.gather(all, one, 0).wait();
+  group.all_to_all(other, all).wait();
+  group.barrier();
+  const std::vector<CommRecord>& records = group.records();
+  if (p == 1) {
+    findings.require(records.empty(), "a group of one records nothing");
+    return findings.text();
+  }
+  struct Expected {
+    CommOp op;
+    std::int64_t numel;
+    int root;
+    double wire;
+  };
+  const double rest = 4 * (p - 1);
+  const double at_root = group.rank() == 0 ? rest : 0;
+  const std::vector<Expected> expected = {
+      {CommOp::kAllReduce, 4 * p, -1, 2 * rest},
+      {CommOp::kReduceScatter, 4 * p, -1, rest},
+      {CommOp::kAllGather, 4 * p, -1, rest},
+      {CommOp::kBroadcast, 4, 0, rest / p},
+      {CommOp::kReduce, 4, p - 1, rest / p},
+      {CommOp::kScatter, 4 * p, 0, at_root},
+      {CommOp::kGather, 4 * p, 0, at_root},
+      {CommOp::kAllToAll, 4 * p, -1, rest},
+      {CommOp::kBarrier, 0, -1, 0}};
+  findings.require(records.size() == expected.size(),
+                   "the ledger has one record per call");
+  for (std::size_t i = 0; i < std::min(records.size(), expected.size()); ++i) {
+    const CommRecord& record = records[i];
+    findings.require(record.op == expected[i].op &&
+                         record.numel == expected[i].numel &&
+                         record.root_or_peer == expected[i].root &&
+                         record.group == "world" && record.group_size == p &&
+                         record.group_rank == group.rank() &&
+                         wire_elements(record) == expected[i].wire,
+                     "wrong record: " + record_text(record));
+  }
+  if (!records.empty()) {
+    findings.require(records[0].label == "sum", "a record carries its label");
+  }
+  // Subgroups write into the ledger of the group that they come from.
+  group.clear_records();
+  const auto twin = group.split(0, group.rank(), "twin");
+  twin->all_reduce(one).wait();
+  findings.require(records.size() == 1 && records[0].group == "twin",
+                   "a subgroup's call is in the parent's ledger");
+  return findings.text();
+}
+
+std::string check_meta(ProcessGroup& group) {
+  Findings findings;
+  const TensorOptions meta{DType::kBF16, Device::meta(group.rank())};
+  const Tensor x = Tensor::empty({8 * group.size()}, meta);
+  const Tensor piece = Tensor::empty({8}, meta);
+  group.all_reduce(x).wait();
+  group.reduce_scatter(piece, x).wait();
+  group.send(piece, (group.rank() + 1) % group.size()).wait();
+  findings.require(group.records().size() == 3, "meta calls are recorded");
+  findings.require(
+      wire_bytes(group.records()) == 2.0 * (3 * 8 * (group.size() - 1) + 8),
+      "meta calls have bytes");
+  return findings.text();
+}
+
+struct Case {
+  World world;
+  int world_size;
+};
+
+class Conformance : public ::testing::TestWithParam<Case> {
+ protected:
+  void expect(const RankBody& body) {
+    std::vector<std::string> results;
+    ASSERT_NO_THROW(results =
+                        GetParam().world.run(GetParam().world_size, body));
+    ASSERT_EQ(results.size(), static_cast<std::size_t>(GetParam().world_size));
+    for (std::size_t r = 0; r < results.size(); ++r) {
+      EXPECT_EQ(results[r], "") << "on rank " << r;
+    }
+  }
+};
+
+TEST_P(Conformance, AllReduceCombinesEveryElement) { expect(check_all_reduce); }
+TEST_P(Conformance, ReduceScatterLeavesEachRankItsPiece) {
+  expect(check_reduce_scatter);
+}
+TEST_P(Conformance, AllGatherLaysInputsEndToEnd) { expect(check_all_gather); }
+TEST_P(Conformance, BroadcastAndReduceWorkForEveryRoot) {
+  expect(check_broadcast_and_reduce);
+}
+TEST_P(Conformance, ScatterAndGatherWorkForEveryRoot) {
+  expect(check_scatter_and_gather);
+}
+TEST_P(Conformance, AllToAllTransposesPieces) { expect(check_all_to_all); }
+TEST_P(Conformance, AllToAllWithCountsMovesUnequalPieces) {
+  expect(check_all_to_all_v);
+}
+TEST_P(Conformance, MessagesKeepTheirOrderPerTag) { expect(check_messages); }
+TEST_P(Conformance, SmallMessagesLeaveTheirBufferAtOnce) {
+  expect(check_small_messages);
+}
+TEST_P(Conformance, CallsOfAGroupRunInOrder) {
+  expect(check_asynchronous_calls);
+}
+TEST_P(Conformance, CallsAdvanceWithoutBeingWaitedFor) {
+  expect(check_polling);
+}
+TEST_P(Conformance, ExchangeCollectsTexts) { expect(check_exchange); }
+TEST_P(Conformance, SubgroupsHaveTheirOwnRanks) { expect(check_subgroups); }
+TEST_P(Conformance, GroupsAreIndependent) { expect(check_several_groups); }
+TEST_P(Conformance, TheLedgerHasEveryCall) { expect(check_ledger); }
+TEST_P(Conformance, MetaTensorsAreRecordedAndNotMoved) {
+  if (GetParam().world_size == 1)
+    GTEST_SKIP() << "a group of one sends nothing";
+  expect(check_meta);
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> result;
+  for (const World& world : conformance_worlds()) {
+    for (int world_size : {1, 2, 3, 4, 8}) {
+      result.push_back({world, world_size});
+    }
+  }
+  return result;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Conformance, ::testing::ValuesIn(cases()),
+                         [](const ::testing::TestParamInfo<Case>& info) {
+                           return info.param.world.name +
+                                  std::to_string(info.param.world_size);
+                         });
+
+}  // namespace
+}  // namespace shardbook::test

@@ -1,0 +1,26 @@
+#pragma once
+
+// Ways to run ranks, for suites that hold on every backend.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+
+namespace shardbook::test {
+
+/// What a rank did: says what is wrong, or nothing. Ranks do not assert: one
+/// that stopped early would leave its peers waiting.
+using RankBody = std::function<std::string(ProcessGroup&)>;
+
+struct World {
+  std::string name;  ///< "Threads"
+  /// Runs the body on each rank; what they returned, by rank.
+  std::function<std::vector<std::string>(int world_size, const RankBody&)> run;
+};
+
+/// The worlds of this program (each test program defines its own).
+std::vector<World> conformance_worlds();
+
+}  // namespace shardbook::test
