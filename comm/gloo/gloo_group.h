@@ -3,12 +3,80 @@
 // The gloo backend: ranks are processes, Gloo's TCP transport carries the data.
 // Without libgloo no_gloo.cpp answers with an Error that says what to install.
 
+#include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "comm/launch.h"
 #include "comm/process_group.h"
+#include "comm/processes.h"
 
 namespace shardbook::internal {
+
+class CallQueue;
+class GlooWorld;
+struct CallInfo;
+struct Channel;
+
+/// One rank's end of a group. Collectives of a group run one after another, in
+/// the rank's thread when it waits for them at once, otherwise in a thread of
+/// the group's own. A send completes at once when the message has at most
+/// 64 KiB. Messages are independent of the group's collectives.
+class GlooGroup : public ProcessGroup {
+ public:
+  /// `id` is the same on all members and different for all groups of a world.
+  GlooGroup(std::shared_ptr<GlooWorld> world, std::string id, int rank,
+            std::vector<int> ranks, std::string name,
+            std::chrono::milliseconds timeout);
+  ~GlooGroup() override;
+
+  std::vector<std::string> exchange(const std::string& text) override;
+  void set_timeout(std::chrono::milliseconds timeout) override;
+  void abort(const std::string& reason) override;
+
+ protected:
+  Work do_all_reduce(const Tensor& tensor, const CommCall& call) override;
+  Work do_reduce_scatter(const Tensor& output, const Tensor& input,
+                         const CommCall& call) override;
+  Work do_all_gather(const Tensor& output, const Tensor& input,
+                     const CommCall& call) override;
+  Work do_broadcast(const Tensor& tensor, const CommCall& call) override;
+  Work do_reduce(const Tensor& tensor, const CommCall& call) override;
+  Work do_scatter(const Tensor& output, const Tensor& input,
+                  const CommCall& call) override;
+  Work do_gather(const Tensor& output, const Tensor& input,
+                 const CommCall& call) override;
+  Work do_all_to_all_v(const Tensor& output, const Tensor& input,
+                       const std::vector<std::int64_t>& send_counts,
+                       const std::vector<std::int64_t>& recv_counts,
+                       const CommCall& call) override;
+  Work do_send(const Tensor& tensor, const CommCall& call) override;
+  Work do_recv(const Tensor& tensor, const CommCall& call) override;
+  Work do_barrier(const CommCall& call) override;
+  std::shared_ptr<ProcessGroup> do_subgroup(const std::vector<int>& members,
+                                            const std::string& name) override;
+
+ private:
+  CallInfo info_of(const CommCall& call) const;
+  /// Tells the coordinator of a collective and makes its channel.
+  Channel open(const CommCall& call);
+  Work start(const CommCall& call,
+             std::function<void(const Channel&)> collective);
+  /// The slot of the next message between two ranks.
+  std::uint64_t open_message(const CommCall& call, int from, int to);
+
+  std::shared_ptr<GlooWorld> world_;
+  std::string id_;
+  std::string members_;  // world ranks, for the coordinator
+  std::chrono::milliseconds timeout_;
+  std::shared_ptr<CallQueue> queue_;
+  std::int64_t num_collectives_ = 0;
+  std::int64_t num_exchanges_ = 0;
+  std::map<std::string, std::int64_t> num_messages_;  // by ranks and tag
+};
 
 /// True when this build has Gloo.
 bool has_gloo();
@@ -19,5 +87,10 @@ bool has_gloo();
 void run_gloo_ranks(int world_size,
                     const std::function<void(ProcessGroup&)>& body,
                     const LaunchOptions& options);
+
+/// Joins the next world as this rank, runs `body` and leaves.
+void run_as_rank(const RankEnvironment& environment,
+                 const std::function<void(ProcessGroup&)>& body,
+                 const LaunchOptions& options);
 
 }  // namespace shardbook::internal

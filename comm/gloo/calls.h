@@ -1,0 +1,68 @@
+#pragma once
+
+// The calls of one group and one rank, one after another in the order of their
+// issue.
+//
+// A call that is waited for at once runs in the thread that waits, when nothing
+// is before it; otherwise a thread of the group's own runs it while the rank
+// computes.
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "comm/gloo/gloo_world.h"
+#include "comm/work.h"
+
+namespace shardbook::internal {
+
+class CallQueue {
+ public:
+  explicit CallQueue(GlooWorld& world) : world_(world) {}
+  /// Lets the running call end; what has not begun does not run.
+  ~CallQueue();
+  CallQueue(const CallQueue&) = delete;
+  CallQueue& operator=(const CallQueue&) = delete;
+
+  /// `run` throws what went wrong; the Work throws it again.
+  static Work enqueue(const std::shared_ptr<CallQueue>& queue,
+                      std::function<void()> run);
+  /// The Work of a message that is on its way. Messages do not wait for
+  /// collectives. `keep` lives until the message is done.
+  static Work add_message(const std::shared_ptr<CallQueue>& queue,
+                          CallInfo info, Message message,
+                          std::shared_ptr<void> keep);
+  /// Runs what is queued and waits for all messages.
+  void drain();
+  /// After a failure: cancels the messages.
+  void forget_messages();
+  bool idle();
+
+ private:
+  struct Call;
+  class CallState;
+  class MessageState;
+
+  std::shared_ptr<Call> add(std::function<void()> run);
+  void wait(const std::shared_ptr<Call>& call);
+  bool done(const std::shared_ptr<Call>& call);
+  void run_front(std::unique_lock<std::mutex>& lock);
+  void work();
+
+  GlooWorld& world_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Call>> calls_;
+  bool running_ = false;
+  bool stopping_ = false;
+  std::thread worker_;
+  // Not known to be done; used by the thread that issues.
+  std::list<std::shared_ptr<MessageState>> messages_;
+};
+
+}  // namespace shardbook::internal

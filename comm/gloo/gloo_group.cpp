@@ -1,0 +1,304 @@
+#include "comm/gloo/gloo_group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "comm/gloo/calls.h"
+#include "comm/gloo/collectives.h"
+#include "comm/gloo/coordinator.h"
+#include "comm/internal/cores.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook::internal {
+namespace {
+
+// Up to this size a send copies its message and is complete.
+constexpr std::size_t kEagerBytes = 64 << 10;
+
+std::uint64_t hash(const std::string& text) {
+  std::uint64_t value = 14695981039346656037u;  // FNV-1a
+  for (const char c : text) {
+    value = (value ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  }
+  // Spread the last bytes over all bits (the finisher of splitmix64).
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+// What must agree among the members of a call.
+std::string signature_of(const CommCall& call) {
+  CommCall same = call;
+  same.label.clear();
+  if (call.op == CommOp::kAllToAllV) same.numel = 0;  // may differ
+  return call_text(same);
+}
+
+std::size_t size_in_bytes(const Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.bytes());
+}
+
+}  // namespace
+
+GlooGroup::GlooGroup(std::shared_ptr<GlooWorld> world, std::string id,
+                     int rank, std::vector<int> ranks, std::string name,
+                     std::chrono::milliseconds timeout)
+    : ProcessGroup(rank, std::move(ranks), std::move(name)),
+      world_(std::move(world)),
+      id_(std::move(id)),
+      members_(join_ranks(this->ranks())),
+      timeout_(timeout),
+      queue_(std::make_shared<CallQueue>(*world_)) {
+  world_->add_queue(queue_);
+}
+
+GlooGroup::~GlooGroup() { world_->release_queue(queue_); }
+
+void GlooGroup::set_timeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
+}
+
+void GlooGroup::abort(const std::string& reason) { world_->fail(reason); }
+
+std::vector<std::string> GlooGroup::exchange(const std::string& text) {
+  const std::int64_t number = num_exchanges_++;
+  if (size() == 1) return {text};
+  return world_->line().exchange(
+      id_ + "/exchange/" + std::to_string(number), members_,
+      "exchange over '" + name() + "'", text, timeout_);
+}
+
+std::shared_ptr<ProcessGroup> GlooGroup::do_subgroup(
+    const std::vector<int>& members, const std::string& name) {
+  std::vector<int> ranks;
+  for (const int member : members) ranks.push_back(world_rank(member));
+  const auto mine = std::find(members.begin(), members.end(), rank());
+  // Groups made by one split differ in their members.
+  return std::make_shared<GlooGroup>(
+      world_,
+      id_ + "." + std::to_string(num_exchanges_) + ":" +
+          std::to_string(ranks.front()),
+      static_cast<int>(mine - members.begin()), ranks, name, timeout_);
+}
+
+// --- One call ----------------------------------------------------------------
+
+CallInfo GlooGroup::info_of(const CommCall& call) const {
+  return {call_text(call) + " over '" + name() + "'", timeout_};
+}
+
+Channel GlooGroup::open(const CommCall& call) {
+  Channel channel;
+  channel.world = world_.get();
+  channel.info = info_of(call);
+  channel.rank = rank();
+  channel.ranks = ranks();
+  world_->check(channel.info);
+  const std::string key = id_ + "/" + std::to_string(num_collectives_++);
+  const std::string signature = signature_of(call);
+  channel.slot = hash(key + signature);
+  world_->line().report_call(key, members_, signature, channel.info.text,
+                             timeout_);
+  return channel;
+}
+
+Work GlooGroup::start(const CommCall& call,
+                      std::function<void(const Channel&)> collective) {
+  return CallQueue::enqueue(
+      queue_, [channel = open(call), collective = std::move(collective)] {
+        collective(channel);
+      });
+}
+
+std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
+  const CallInfo info = info_of(call);
+  world_->check(info);
+  const std::string way = std::to_string(from) + ">" + std::to_string(to) +
+                          "/" + std::to_string(call.tag);
+  const std::string key =
+      id_ + "/" + way + "/" + std::to_string(num_messages_[way]++);
+  const std::string signature = std::string(dtype_name(call.dtype)) + "[" +
+                                std::to_string(call.numel) + "]";
+  world_->line().report_call(key, join_ranks({world_rank(from), world_rank(to)}),
+                             signature, info.text, timeout_);
+  return hash(key + signature);
+}
+
+// --- Collectives. The lambdas keep the tensors alive. -------------------------
+
+Work GlooGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
+  return start(call, [tensor, op = call.reduce_op](const Channel& channel) {
+    gloo_all_reduce(channel, tensor.dtype(), op, tensor.raw(), tensor.numel());
+  });
+}
+
+Work GlooGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
+                                  const CommCall& call) {
+  return start(
+      call, [output, input, op = call.reduce_op](const Channel& channel) {
+        gloo_reduce_scatter(channel, input.dtype(), op, output.raw(),
+                            input.raw(), output.numel());
+      });
+}
+
+Work GlooGroup::do_all_gather(const Tensor& output, const Tensor& input,
+                              const CommCall& call) {
+  return start(call, [output, input](const Channel& channel) {
+    gloo_all_gather(channel, output.raw(), input.raw(), size_in_bytes(input));
+  });
+}
+
+Work GlooGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
+  return start(call, [tensor, root = call.root_or_peer](const Channel& channel) {
+    gloo_broadcast(channel, tensor.raw(), size_in_bytes(tensor), root);
+  });
+}
+
+Work GlooGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
+  return start(call, [tensor, op = call.reduce_op,
+                      root = call.root_or_peer](const Channel& channel) {
+    gloo_reduce(channel, tensor.dtype(), op, tensor.raw(), tensor.numel(),
+                root);
+  });
+}
+
+Work GlooGroup::do_scatter(const Tensor& output, const Tensor& input,
+                           const CommCall& call) {
+  return start(call, [output, input,
+                      root = call.root_or_peer](const Channel& channel) {
+    const void* whole = channel.rank == root ? input.raw() : nullptr;
+    gloo_scatter(channel, output.raw(), whole, size_in_bytes(output), root);
+  });
+}
+
+Work GlooGroup::do_gather(const Tensor& output, const Tensor& input,
+                          const CommCall& call) {
+  return start(call, [output, input,
+                      root = call.root_or_peer](const Channel& channel) {
+    void* whole = channel.rank == root ? output.raw() : nullptr;
+    gloo_gather(channel, whole, input.raw(), size_in_bytes(input), root);
+  });
+}
+
+Work GlooGroup::do_all_to_all_v(const Tensor& output, const Tensor& input,
+                                const std::vector<std::int64_t>& send_counts,
+                                const std::vector<std::int64_t>& recv_counts,
+                                const CommCall& call) {
+  return start(call, [=](const Channel& channel) {
+    gloo_all_to_all(channel, output.raw(), input.raw(), send_counts,
+                    recv_counts, dtype_bytes(input.dtype()));
+  });
+}
+
+Work GlooGroup::do_barrier(const CommCall& call) {
+  return start(call, [](const Channel& channel) { gloo_barrier(channel); });
+}
+
+// --- Point to point ----------------------------------------------------------
+
+Work GlooGroup::do_send(const Tensor& tensor, const CommCall& call) {
+  const int to = call.root_or_peer;
+  const std::uint64_t slot = open_message(call, rank(), to);
+  const CallInfo info = info_of(call);
+  const std::size_t bytes = size_in_bytes(tensor);
+  const bool is_eager = bytes <= kEagerBytes;
+  std::shared_ptr<void> keep;
+  const void* data = tensor.raw();
+  if (is_eager) {
+    // Also empty messages have a byte to send: Gloo does not send nothing.
+    auto copy = std::make_shared<std::vector<char>>(bytes + 1);
+    if (bytes > 0) std::memcpy(copy->data(), data, bytes);
+    data = copy->data();
+    keep = std::move(copy);
+  } else {
+    keep = std::make_shared<Tensor>(tensor);
+  }
+  Work work = CallQueue::add_message(
+      queue_, info,
+      Message::send(*world_, info, world_rank(to), slot, data,
+                    std::max<std::size_t>(bytes, 1)),
+      std::move(keep));
+  return is_eager ? Work() : work;
+}
+
+Work GlooGroup::do_recv(const Tensor& tensor, const CommCall& call) {
+  const int from = call.root_or_peer;
+  const std::uint64_t slot = open_message(call, from, rank());
+  const CallInfo info = info_of(call);
+  const std::size_t bytes = size_in_bytes(tensor);
+  std::shared_ptr<void> keep = std::make_shared<Tensor>(tensor);
+  void* data = tensor.raw();
+  if (bytes == 0) {
+    auto byte = std::make_shared<char>();
+    data = byte.get();
+    keep = std::move(byte);
+  }
+  return CallQueue::add_message(
+      queue_, info,
+      Message::recv(*world_, info, world_rank(from), slot, data,
+                    std::max<std::size_t>(bytes, 1)),
+      std::move(keep));
+}
+
+// --- Ranks -------------------------------------------------------------------
+
+bool has_gloo() { return true; }
+
+void run_as_rank(const RankEnvironment& environment,
+                 const std::function<void(ProcessGroup&)>& body,
+                 const LaunchOptions& options) {
+  // All ranks of a job make the same worlds in the same order.
+  static std::atomic<std::uint64_t> next_generation{0};
+  const int rank = environment.rank;
+  const auto world =
+      std::make_shared<GlooWorld>(environment, next_generation++, options);
+  try {
+    RankContext context(
+        Device::cpu(rank, options.device_memory_bytes), rank,
+        std::max(1, available_cores() / environment.local_world_size));
+    context.deterministic = options.deterministic;
+    const RankContext::Scope scope(context);
+    std::vector<int> everybody;
+    for (int r = 0; r < environment.world_size; ++r) everybody.push_back(r);
+    GlooGroup group(world, "world", rank, everybody, "world", options.timeout);
+    body(group);
+    world->leave();
+  } catch (const std::exception& error) {
+    world->fail(error.what());
+    throw;
+  } catch (...) {
+    world->fail("an exception of unknown type");
+    throw;
+  }
+}
+
+void run_gloo_ranks(int world_size,
+                    const std::function<void(ProcessGroup&)>& body,
+                    const LaunchOptions& options) {
+  const auto environment = rank_environment();
+  if (!environment) {
+    run_processes(
+        world_size,
+        [&](ProcessGroup& world) {
+          body(world);
+          return std::string();
+        },
+        options);
+    return;
+  }
+  SB_CHECK(environment->world_size == world_size, "world size ", world_size,
+           ": ", environment->launcher, " has started ",
+           environment->world_size, " ranks; give --world-size ",
+           environment->world_size);
+  RankEnvironment mine = *environment;
+  if (!options.rendezvous.empty()) {
+    mine.rendezvous = options.rendezvous;
+    mine.is_served_by_launcher = false;
+  }
+  run_as_rank(mine, body, options);
+}
+
+}  // namespace shardbook::internal

@@ -1,0 +1,238 @@
+#include "comm/gloo/gloo_world.h"
+
+#include <csignal>
+
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/gloo/calls.h"
+#include "core/check.h"
+
+namespace shardbook::internal {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long a broken connection waits for the coordinator to say why.
+constexpr milliseconds kReasonPatience{2000};
+
+// Gloo finds its peers' addresses at the coordinator.
+class ControlStore : public ::gloo::rendezvous::Store {
+ public:
+  ControlStore(ControlLine& line, milliseconds timeout)
+      : line_(line), timeout_(timeout) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    line_.set(key, {data.begin(), data.end()});
+  }
+  std::vector<char> get(const std::string& key) override {
+    const std::string value = line_.get(key, timeout_);
+    return {value.begin(), value.end()};
+  }
+  // `get` waits already.
+  void wait(const std::vector<std::string>& keys) override {}
+
+ private:
+  ControlLine& line_;
+  milliseconds timeout_;
+};
+
+// The wait in progress, or the next one, returns false.
+void abort_wait(::gloo::transport::UnboundBuffer& buffer) {
+  buffer.abortWaitRecv();
+  buffer.abortWaitSend();
+}
+
+// Writing to a rank that has died must be an error, not the end of this one.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  sigaction(SIGPIPE, nullptr, &current);
+  if (current.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
+class GlooTransport {
+ public:
+  GlooTransport(int rank, int size, const std::string& host,
+                const std::string& network_interface, ControlLine& line,
+                milliseconds timeout) {
+    ::gloo::transport::tcp::attr attributes;
+    attributes.hostname = network_interface.empty() ? host : "";
+    attributes.iface = network_interface;
+    std::shared_ptr<::gloo::transport::Device> device =
+        ::gloo::transport::tcp::CreateDevice(attributes);
+    mesh_ = std::make_shared<::gloo::rendezvous::Context>(rank, size);
+    mesh_->setTimeout(timeout);
+    ControlStore store(line, timeout);
+    mesh_->connectFullMesh(store, device);
+  }
+
+  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer(void* data,
+                                                           std::size_t bytes) {
+    return mesh_->createUnboundBuffer(data, bytes);
+  }
+
+ private:
+  std::shared_ptr<::gloo::rendezvous::Context> mesh_;
+};
+
+GlooWorld::GlooWorld(const RankEnvironment& environment,
+                     std::uint64_t generation, const LaunchOptions& options)
+    : rank_(environment.rank),
+      size_(environment.world_size),
+      timeout_(options.timeout),
+      rendezvous_(make_rendezvous(environment, generation, options)) {
+  ignore_broken_pipes();
+  ControlLine::Options line;
+  line.locate = rendezvous_.locate;
+  line.coordinator_name = rendezvous_.coordinator_name;
+  line.rank = rank_;
+  line.world_size = size_;
+  line.generation = generation;
+  line.timeout = timeout_;
+  line_ = std::make_unique<ControlLine>(std::move(line));
+
+  // All are here before anybody connects; who is not is named.
+  std::vector<int> everybody;
+  for (int rank = 0; rank < size_; ++rank) everybody.push_back(rank);
+  const std::string joining = "joining the world of " + std::to_string(size_);
+  line_->exchange("join", join_ranks(everybody), joining, "", timeout_);
+  try {
+    transport_ = std::make_unique<GlooTransport>(
+        rank_, size_, line_->host(), options.network_interface, *line_,
+        timeout_);
+  } catch (const std::exception& error) {
+    throw_failure({joining, timeout_}, -1, error.what());
+  }
+  line_->set_failure_callback([this] { abort_waits(); });
+}
+
+GlooWorld::~GlooWorld() {
+  for (const auto& queue : queues_) queue->forget_messages();
+  queues_.clear();
+  // The reader's thread may not call back into a world that is going.
+  line_->set_failure_callback(nullptr);
+  line_.reset();
+}
+
+void GlooWorld::check(const CallInfo& info) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failed_) return;
+  }
+  SB_FAIL(line_->failure(), " (while rank ", rank_, " was in ", info.text, ")");
+}
+
+void GlooWorld::fail(const std::string& reason) {
+  if (line_->failure().empty()) line_->fail(reason);
+}
+
+void GlooWorld::leave() {
+  for (const auto& queue : queues_) queue->drain();
+  line_->leave(timeout_);
+  const std::string failure = line_->failure();
+  SB_CHECK(failure.empty(), failure, " (while rank ", rank_, " was at its end)");
+}
+
+void GlooWorld::add_queue(std::shared_ptr<CallQueue> queue) {
+  queues_.push_back(std::move(queue));
+}
+
+void GlooWorld::release_queue(const std::shared_ptr<CallQueue>& queue) {
+  if (!queue->idle()) return;
+  queues_.erase(std::remove(queues_.begin(), queues_.end(), queue),
+                queues_.end());
+}
+
+void GlooWorld::abort_waits() {
+  const std::lock_guard lock(mutex_);
+  failed_ = true;
+  for (::gloo::transport::UnboundBuffer* buffer : waiting_) {
+    abort_wait(*buffer);
+  }
+}
+
+void GlooWorld::throw_failure(const CallInfo& info, int peer,
+                              const std::string& cause) {
+  std::string failure = line_->wait_for_failure(kReasonPatience);
+  if (failure.empty()) {
+    const std::string lost =
+        peer < 0 ? cause
+                 : "lost the connection to rank " + std::to_string(peer) +
+                       " (" + cause + ")";
+    line_->fail(lost);
+    failure = line_->failure();
+    if (failure.empty()) failure = lost;
+  }
+  SB_FAIL(failure, " (while rank ", rank_, " was in ", info.text, ")");
+}
+
+Message::Message() = default;
+Message::Message(Message&&) noexcept = default;
+Message& Message::operator=(Message&&) noexcept = default;
+Message::~Message() = default;
+
+Message Message::send(GlooWorld& world, const CallInfo& info, int to,
+                      std::uint64_t slot, const void* data,
+                      std::size_t bytes) {
+  return start(world, info, to, slot, const_cast<void*>(data), bytes, true);
+}
+
+Message Message::recv(GlooWorld& world, const CallInfo& info, int from,
+                      std::uint64_t slot, void* data, std::size_t bytes) {
+  return start(world, info, from, slot, data, bytes, false);
+}
+
+Message Message::start(GlooWorld& world, const CallInfo& info, int peer,
+                       std::uint64_t slot, void* data, std::size_t bytes,
+                       bool is_send) {
+  world.check(info);
+  Message message;
+  message.world_ = &world;
+  message.peer_ = peer;
+  message.is_send_ = is_send;
+  message.buffer_ = world.transport_->buffer(data, bytes);
+  try {
+    if (is_send) {
+      message.buffer_->send(peer, slot, 0, bytes);
+    } else {
+      message.buffer_->recv(peer, slot, 0, bytes);
+    }
+  } catch (const std::exception& error) {
+    world.throw_failure(info, peer, error.what());
+  }
+  return message;
+}
+
+void Message::wait(const CallInfo& info) {
+  if (buffer_ == nullptr) return;
+  {
+    const std::lock_guard lock(world_->mutex_);
+    world_->waiting_.insert(buffer_.get());
+    if (world_->failed_) abort_wait(*buffer_);
+  }
+  bool arrived = false;
+  std::string cause;
+  try {
+    // The coordinator keeps the time; Gloo's clock is the last resort.
+    const milliseconds limit = info.timeout + milliseconds(10000);
+    arrived = is_send_ ? buffer_->waitSend(nullptr, limit)
+                       : buffer_->waitRecv(nullptr, limit);
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  {
+    const std::lock_guard lock(world_->mutex_);
+    world_->waiting_.erase(buffer_.get());
+  }
+  buffer_.reset();
+  if (!arrived) world_->throw_failure(info, peer_, cause);
+}
+
+}  // namespace shardbook::internal

@@ -1,0 +1,112 @@
+#pragma once
+
+// One rank's connections: Gloo's transport to every other rank, the line to
+// the coordinator, and the calls that wait.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/gloo/control_line.h"
+#include "comm/gloo/rendezvous.h"
+#include "comm/launch.h"
+#include "comm/processes.h"
+
+namespace gloo::transport {
+class UnboundBuffer;
+}
+
+namespace shardbook::internal {
+
+class CallQueue;
+class GlooTransport;  // Gloo's mesh of connections
+
+
+/// What failed calls say about themselves, and how long they may take.
+struct CallInfo {
+  std::string text;  ///< "all_reduce f32[10] over 'world'"
+  std::chrono::milliseconds timeout{0};
+};
+
+class GlooWorld {
+ public:
+  /// Meets the other ranks and connects to all of them.
+  GlooWorld(const RankEnvironment& environment, std::uint64_t generation,
+            const LaunchOptions& options);
+  ~GlooWorld();
+  GlooWorld(const GlooWorld&) = delete;
+  GlooWorld& operator=(const GlooWorld&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  ControlLine& line() { return *line_; }
+
+  /// Throws Error when something has failed anywhere in the world.
+  void check(const CallInfo& info) const;
+  /// Tells all ranks that this one failed; their calls throw.
+  void fail(const std::string& reason);
+  /// Waits for what is still on its way, and ends this rank's part. Throws
+  /// Error when the world has failed.
+  void leave();
+
+  /// Queues outlive their groups until they are empty.
+  void add_queue(std::shared_ptr<CallQueue> queue);
+  void release_queue(const std::shared_ptr<CallQueue>& queue);
+
+ private:
+  friend class Message;
+
+  void abort_waits();
+  [[noreturn]] void throw_failure(const CallInfo& info, int peer,
+                                  const std::string& cause);
+
+  int rank_;
+  int size_;
+  std::chrono::milliseconds timeout_;
+  Rendezvous rendezvous_;
+  std::unique_ptr<ControlLine> line_;
+  std::unique_ptr<GlooTransport> transport_;
+
+  std::vector<std::shared_ptr<CallQueue>> queues_;  // of the rank's thread
+
+  mutable std::mutex mutex_;
+  bool failed_ = false;
+  std::set<::gloo::transport::UnboundBuffer*> waiting_;
+};
+
+/// One message between two ranks: in flight from its construction until wait().
+/// The memory must stay where it is until then; destroying a message before
+/// its end cancels what has not been moved.
+class Message {
+ public:
+  Message();
+  /// `slot` names the message: it meets the one of the other rank with the
+  /// same slot. Ranks are world ranks.
+  static Message send(GlooWorld& world, const CallInfo& info, int to,
+                      std::uint64_t slot, const void* data, std::size_t bytes);
+  static Message recv(GlooWorld& world, const CallInfo& info, int from,
+                      std::uint64_t slot, void* data, std::size_t bytes);
+  Message(Message&&) noexcept;
+  Message& operator=(Message&&) noexcept;
+  ~Message();
+
+  /// Throws Error that names the failed rank.
+  void wait(const CallInfo& info);
+
+ private:
+  static Message start(GlooWorld& world, const CallInfo& info, int peer,
+                       std::uint64_t slot, void* data, std::size_t bytes,
+                       bool is_send);
+
+  GlooWorld* world_ = nullptr;
+  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
+  int peer_ = -1;
+  bool is_send_ = false;
+};
+
+}  // namespace shardbook::internal
