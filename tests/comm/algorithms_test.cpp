@@ -1,0 +1,245 @@
+// The algorithms against the backend's own collectives, and their cost cards
+// against the messages that they really send.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "comm/algorithms/halving_doubling.h"
+#include "comm/algorithms/ring.h"
+#include "comm/algorithms/tree.h"
+#include "comm/launch.h"
+
+namespace shardbook::algorithms {
+namespace {
+
+using Algorithm = std::function<void(ProcessGroup&, const Tensor&, ReduceOp)>;
+
+Tensor numbers(int rank, std::int64_t n, DType dtype) {
+  std::vector<double> values(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) {
+    values[static_cast<std::size_t>(i)] =
+        static_cast<double>((i * 7 + rank * 13) % 17 - 8);
+  }
+  const Tensor result = Tensor::empty({n}, {dtype, Device()});
+  result.copy_from(Tensor::from_values<double>(values, {n}));
+  return result;
+}
+
+struct Case {
+  std::string name;
+  Algorithm run;
+  std::function<CostCard(int, std::int64_t)> cost;
+};
+
+std::vector<Case> all_reduces() {
+  return {{"Ring", ring_all_reduce, ring_all_reduce_cost},
+          {"HalvingDoubling", halving_doubling_all_reduce,
+           halving_doubling_all_reduce_cost},
+          {"DoubleTree",
+           [](ProcessGroup& group, const Tensor& tensor, ReduceOp op) {
+             double_tree_all_reduce(group, tensor, op, 3);
+           },
+           [](int num_ranks, std::int64_t n) {
+             return double_tree_all_reduce_cost(num_ranks, n, 3);
+           }},
+          {"Trees",
+           [](ProcessGroup& group, const Tensor& tensor, ReduceOp op) {
+             const int root = group.size() / 2;
+             tree_reduce(group, tensor, root, op);
+             tree_broadcast(group, tensor, root);
+           },
+           [](int num_ranks, std::int64_t n) {
+             CostCard card = tree_reduce_cost(num_ranks, n, num_ranks / 2);
+             const CostCard down =
+                 tree_broadcast_cost(num_ranks, n, num_ranks / 2);
+             for (std::size_t r = 0; r < card.elements_sent.size(); ++r) {
+               card.elements_sent[r] += down.elements_sent[r];
+             }
+             return card;
+           }}};
+}
+
+class AllReduces : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AllReduces, EqualTheBackend) {
+  for (int num_ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    std::vector<int> wrong(static_cast<std::size_t>(num_ranks), 0);
+    run_ranks(num_ranks, [&](ProcessGroup& world) {
+      for (DType dtype :
+           {DType::kF64, DType::kF32, DType::kBF16, DType::kI64}) {
+        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+          for (std::int64_t n : {0, 1, 5, 24, 1009}) {
+            const Tensor mine = numbers(world.rank(), n, dtype);
+            const Tensor theirs = mine.clone();
+            GetParam().run(world, mine, op);
+            world.all_reduce(theirs, op).wait();
+            wrong[static_cast<std::size_t>(world.rank())] +=
+                bitwise_equal(mine, theirs) ? 0 : 1;
+          }
+        }
+      }
+      // Large enough that messages do not leave their buffers at once.
+      const Tensor mine = numbers(world.rank(), 300007, DType::kF32);
+      const Tensor theirs = mine.clone();
+      GetParam().run(world, mine, ReduceOp::kSum);
+      world.all_reduce(theirs).wait();
+      wrong[static_cast<std::size_t>(world.rank())] +=
+          bitwise_equal(mine, theirs) ? 0 : 1;
+    });
+    EXPECT_EQ(wrong, std::vector<int>(static_cast<std::size_t>(num_ranks), 0))
+        << num_ranks << " ranks";
+  }
+}
+
+TEST_P(AllReduces, GiveEveryRankTheSameBits) {
+  for (int num_ranks : {2, 3, 4, 7}) {
+    std::vector<std::vector<double>> results(
+        static_cast<std::size_t>(num_ranks));
+    run_ranks(num_ranks, [&](ProcessGroup& world) {
+      std::vector<float> values(1000);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        // Sums of these do depend on their order.
+        values[i] = 1.0f / static_cast<float>(1 + i + 37 * world.rank());
+      }
+      const Tensor x = Tensor::from_values<float>(values, {1000});
+      GetParam().run(world, x, ReduceOp::kSum);
+      results[static_cast<std::size_t>(world.rank())] = x.to_vector<double>();
+    });
+    for (const auto& result : results) EXPECT_EQ(result, results[0]);
+  }
+}
+
+TEST_P(AllReduces, SendWhatTheirCostCardSays) {
+  for (int num_ranks : {1, 2, 3, 4, 5, 7, 8}) {
+    const std::int64_t n = 24 * 35;
+    std::vector<double> sent(static_cast<std::size_t>(num_ranks), 0);
+    run_ranks(num_ranks, [&](ProcessGroup& world) {
+      GetParam().run(world, numbers(world.rank(), n, DType::kF32),
+                     ReduceOp::kSum);
+      for (const CommRecord& record : world.records()) {
+        sent[static_cast<std::size_t>(world.rank())] += wire_elements(record);
+      }
+    });
+    const CostCard card = GetParam().cost(num_ranks, n);
+    EXPECT_EQ(sent, card.elements_sent) << num_ranks << " ranks";
+    // No all-reduce moves less than 2 (P-1) n in total.
+    EXPECT_GE(card.total_elements_sent(),
+              2.0 * (num_ranks - 1) * static_cast<double>(n));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, AllReduces,
+                         ::testing::ValuesIn(all_reduces()),
+                         [](const ::testing::TestParamInfo<Case>& info) {
+                           return info.param.name;
+                         });
+
+TEST(Ring, ReduceScatterAndAllGatherEqualTheBackend) {
+  for (int num_ranks : {1, 2, 3, 4, 8}) {
+    std::vector<int> right(static_cast<std::size_t>(num_ranks), 0);
+    run_ranks(num_ranks, [&](ProcessGroup& world) {
+      bool same = true;
+      for (std::int64_t n : {0, 1, 1009, 40000}) {
+        const std::int64_t all = n * world.size();
+        const Tensor input = numbers(world.rank(), all, DType::kF32);
+        const Tensor before = input.clone();
+        const Tensor a = Tensor::zeros({n});
+        const Tensor b = Tensor::zeros({n});
+        ring_reduce_scatter(world, a, input);
+        world.reduce_scatter(b, input).wait();
+        same = same && bitwise_equal(a, b) && bitwise_equal(input, before);
+        const Tensor c = Tensor::zeros({all});
+        const Tensor d = Tensor::zeros({all});
+        ring_all_gather(world, c, a);
+        world.all_gather(d, a).wait();
+        same = same && bitwise_equal(c, d);
+      }
+      right[static_cast<std::size_t>(world.rank())] = same ? 1 : 0;
+    });
+    EXPECT_EQ(right, std::vector<int>(static_cast<std::size_t>(num_ranks), 1));
+  }
+}
+
+TEST(Ring, MeetsTheLedgersModelOfAnAllReduce) {
+  CommRecord record;
+  record.op = CommOp::kAllReduce;
+  record.group_size = 4;
+  record.numel = 1000;
+  EXPECT_EQ(ring_all_reduce_cost(4, 1000).max_elements_sent(),
+            wire_elements(record));
+  EXPECT_EQ(ring_all_reduce_cost(4, 1000).steps, 6);
+}
+
+TEST(HalvingDoubling, TakesLogarithmicallyManySteps) {
+  EXPECT_EQ(halving_doubling_all_reduce_cost(8, 800).steps, 6);
+  EXPECT_EQ(halving_doubling_all_reduce_cost(8, 800).max_elements_sent(), 1400);
+  // Seven ranks: three fold, four work, three are told.
+  const CostCard folded = halving_doubling_all_reduce_cost(7, 800);
+  EXPECT_EQ(folded.steps, 6);
+  EXPECT_EQ(folded.elements_sent[0], 800);
+  EXPECT_EQ(folded.elements_sent[1], 1200 + 800);
+  EXPECT_EQ(folded.elements_sent[6], 1200);
+}
+
+TEST(CostCards, TradeLatencyForBandwidth) {
+  const double latency_s = 1e-5;
+  const double bytes_per_s = 1e10;
+  const auto seconds = [&](const CostCard& card) {
+    return card.seconds(latency_s, bytes_per_s, 4);
+  };
+  // 1000 elements among 64 ranks: logarithmic algorithms win.
+  EXPECT_LT(seconds(halving_doubling_all_reduce_cost(64, 1024)),
+            seconds(ring_all_reduce_cost(64, 1024)));
+  EXPECT_LT(seconds(double_tree_all_reduce_cost(64, 1024)),
+            seconds(ring_all_reduce_cost(64, 1024)));
+  // 2 (P-1) (alpha + n/P * 4 / beta)
+  EXPECT_DOUBLE_EQ(seconds(ring_all_reduce_cost(4, 4000)),
+                   6 * (1e-5 + 1000 * 4 / 1e10));
+}
+
+TEST(Trees, EveryRankHangsBelowOneParent) {
+  for (int num_ranks = 1; num_ranks <= 33; ++num_ranks) {
+    for (const auto& tree : {first_tree(num_ranks), second_tree(num_ranks)}) {
+      int roots = 0;
+      for (std::size_t r = 0; r < tree.size(); ++r) {
+        const int parent = tree[r].parent;
+        if (parent < 0) {
+          ++roots;
+        } else {
+          const auto& children =
+              tree[static_cast<std::size_t>(parent)].children;
+          EXPECT_EQ(
+              std::count(children.begin(), children.end(), static_cast<int>(r)),
+              1);
+        }
+        EXPECT_LE(tree[r].children.size(), 2u);
+      }
+      EXPECT_EQ(roots, 1);
+      EXPECT_LE(tree_depth(tree), log2_ceil(num_ranks + 1) + 1);
+    }
+  }
+}
+
+TEST(Trees, LeavesOfOneAreTheInnerRanksOfTheOther) {
+  for (int num_ranks = 2; num_ranks <= 33; ++num_ranks) {
+    const auto first = first_tree(num_ranks);
+    const auto second = second_tree(num_ranks);
+    for (std::size_t r = num_ranks % 2; r < first.size(); ++r) {
+      EXPECT_TRUE(first[r].children.empty() || second[r].children.empty())
+          << "rank " << r << " of " << num_ranks;
+    }
+  }
+}
+
+TEST(Pieces, CoverTheVectorWithoutGaps) {
+  EXPECT_EQ(piece_begin(10, 4, 0), 0);
+  EXPECT_EQ(piece_begin(10, 4, 1), 3);
+  EXPECT_EQ(piece_begin(10, 4, 2), 6);
+  EXPECT_EQ(piece_begin(10, 4, 3), 8);
+  EXPECT_EQ(piece_begin(10, 4, 4), 10);
+  EXPECT_EQ(piece_size(2, 4, 3), 0);
+}
+
+}  // namespace
+}  // namespace shardbook::algorithms
