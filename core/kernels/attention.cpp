@@ -61,33 +61,21 @@ HeadRows<T> head_rows(T* data, const HeadStrides& strides, std::int64_t b,
 template <typename T>
 void pack_across(const HeadRows<const T>& x, std::int64_t rows,
                  std::int64_t dim, Compute<T>* out) {
-  constexpr std::int64_t kCols = kTileCols<Compute<T>>;
-  for (std::int64_t j = 0; j < rows; j += kCols) {
-    pack_panel<kCols>(x[j], x.row, 1, std::min(kCols, rows - j), dim,
-                      out + j * dim);
-  }
+  pack_panels<kTileCols<Compute<T>>>(x.data, x.row, 1, rows, dim, out);
 }
 
 // Columns are dims of x: out has panels [dim / kTileCols][rows][kTileCols].
 template <typename T>
 void pack_along(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
                 Compute<T>* out) {
-  constexpr std::int64_t kCols = kTileCols<Compute<T>>;
-  for (std::int64_t c = 0; c < dim; c += kCols) {
-    pack_panel<kCols>(x.data + c, 1, x.row, std::min(kCols, dim - c), rows,
-                      out + c * rows);
-  }
+  pack_panels<kTileCols<Compute<T>>>(x.data, 1, x.row, dim, rows, out);
 }
 
 // Rows of x as the left side of a product: [rows / kTileRows][dim][kTileRows].
 template <typename T>
 void pack_left(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
                Compute<T> scale, Compute<T>* out) {
-  for (std::int64_t i = 0; i < rows; i += kTileRows) {
-    pack_panel<kTileRows>(x[i], x.row, 1,
-                          std::min<std::int64_t>(kTileRows, rows - i), dim,
-                          out + i * dim);
-  }
+  pack_panels<kTileRows>(x.data, x.row, 1, rows, dim, out);
   if (scale != Compute<T>(1)) {
     const std::int64_t n = round_up(rows, kTileRows) * dim;
     map_range(n, out, out, [scale](const Vec<Compute<T>>& v) {
@@ -104,9 +92,10 @@ void multiply_scores(std::int64_t rows, std::int64_t dim, const S* left,
   constexpr std::int64_t kCols = kTileCols<S>;
   for (std::int64_t j = 0; j < count; j += kCols) {
     for (std::int64_t i = 0; i < rows; i += kTileRows) {
-      multiply_panel(std::min<std::int64_t>(kTileRows, rows - i), kCols, dim,
-                     left + i * dim, 1, kTileRows, panels + (from + j) * dim,
-                     kCols, TileEnds<S>(), scores + i * kScoreLd + j, kScoreLd);
+      multiply_panel<1>(std::min<std::int64_t>(kTileRows, rows - i), kCols, dim,
+                        left + i * dim, kTileRows, panels + (from + j) * dim,
+                        kCols, TileEnds<S>(), scores + i * kScoreLd + j,
+                        kScoreLd);
     }
   }
 }
@@ -124,10 +113,10 @@ void multiply_weights(std::int64_t rows, std::int64_t depth, const S* weights,
       S* const to = out + i * ld + c;
       TileEnds<S> ends;
       if (add) ends.partial = to, ends.partial_ld = ld;
-      multiply_panel<false>(std::min<std::int64_t>(kTileRows, rows - i), kCols,
-                            depth, weights + i * kScoreLd, kScoreLd, 1,
-                            panels + c * panel_rows + from * kCols, kCols, ends,
-                            to, ld);
+      multiply_panel<kScoreLd>(std::min<std::int64_t>(kTileRows, rows - i),
+                               kCols, depth, weights + i * kScoreLd, 1,
+                               panels + c * panel_rows + from * kCols, kCols,
+                               ends, to, ld);
     }
   }
 }
@@ -144,9 +133,9 @@ void multiply_transposed(std::int64_t rows, std::int64_t depth,
       S* const to = out + j * ld + c;
       TileEnds<S> ends;
       ends.partial = to, ends.partial_ld = ld;
-      multiply_panel(std::min<std::int64_t>(kTileRows, depth - j), kCols, rows,
-                     weights + j, 1, kScoreLd, panels + c * rows, kCols, ends,
-                     to, ld);
+      multiply_panel<1>(std::min<std::int64_t>(kTileRows, depth - j), kCols,
+                        rows, weights + j, kScoreLd, panels + c * rows, kCols,
+                        ends, to, ld);
     }
   }
 }

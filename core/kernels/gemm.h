@@ -47,14 +47,13 @@ struct TileEnds {
 };
 
 /// out[kRows, kVecs vectors] = init (or 0) + chain over k of a[i, k] * b[k, j].
-/// a: element (i, p) at i * a_row + p * a_step, with a_row = 1 when kAside (the
-/// rows lie side by side, as packed); b: row p at p * b_step.
-template <typename T, int kRows, int kVecs, bool kAside>
+/// a: element (i, p) at i * kRowStep + p * a_step; b: row p at p * b_step.
+template <typename T, int kRows, int kVecs, std::int64_t kRowStep>
 [[gnu::noinline]] void multiply_tile(std::int64_t k, const T* __restrict a,
-                                     std::int64_t a_row, std::int64_t a_step,
-                                     const T* __restrict b, std::int64_t b_step,
-                                     const T* init, std::int64_t init_ld,
-                                     T* out, std::int64_t ld) {
+                                     std::int64_t a_step, const T* __restrict b,
+                                     std::int64_t b_step, const T* init,
+                                     std::int64_t init_ld, T* out,
+                                     std::int64_t ld) {
   using V = Vec<T>;
   V sums[kRows][kVecs];
 #pragma GCC unroll 16
@@ -81,7 +80,7 @@ template <typename T, int kRows, int kVecs, bool kAside>
     b += b_step;
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const V left(a[kAside ? i : i * a_row]);
+      const V left(a[i * kRowStep]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
         sums[i][v] = xsimd::fma(left, row[v], sums[i][v]);
@@ -99,36 +98,36 @@ template <typename T, int kRows, int kVecs, bool kAside>
 }
 
 /// multiply_tile for a number of rows known at run time.
-template <typename T, int kVecs, bool kAside, int kRows = kTileRows>
+template <typename T, int kVecs, std::int64_t kRowStep, int kRows = kTileRows>
 inline void multiply_rows(std::int64_t rows, std::int64_t k, const T* a,
-                          std::int64_t a_row, std::int64_t a_step, const T* b,
-                          std::int64_t b_step, const T* init,
-                          std::int64_t init_ld, T* out, std::int64_t ld) {
+                          std::int64_t a_step, const T* b, std::int64_t b_step,
+                          const T* init, std::int64_t init_ld, T* out,
+                          std::int64_t ld) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      multiply_tile<T, kRows, kVecs, kAside>(k, a, a_row, a_step, b, b_step,
-                                             init, init_ld, out, ld);
+      multiply_tile<T, kRows, kVecs, kRowStep>(k, a, a_step, b, b_step, init,
+                                               init_ld, out, ld);
     } else {
-      multiply_rows<T, kVecs, kAside, kRows - 1>(
-          rows, k, a, a_row, a_step, b, b_step, init, init_ld, out, ld);
+      multiply_rows<T, kVecs, kRowStep, kRows - 1>(
+          rows, k, a, a_step, b, b_step, init, init_ld, out, ld);
     }
   }
 }
 
 /// A tile with its ends, and edges: `cols` <= kTileCols columns are written.
-template <bool kAside = true, typename T>
+template <std::int64_t kRowStep, typename T>
 inline void multiply_panel(std::int64_t rows, std::int64_t cols, std::int64_t k,
-                           const T* a, std::int64_t a_row, std::int64_t a_step,
-                           const T* b, std::int64_t b_step,
-                           const TileEnds<T>& ends, T* out, std::int64_t ld) {
+                           const T* a, std::int64_t a_step, const T* b,
+                           std::int64_t b_step, const TileEnds<T>& ends, T* out,
+                           std::int64_t ld) {
   const auto multiply = [&](const T* init, std::int64_t init_ld, T* to,
                             std::int64_t to_ld) {
     if (cols > kLanes<T>) {
-      multiply_rows<T, 2, kAside>(rows, k, a, a_row, a_step, b, b_step, init,
-                                  init_ld, to, to_ld);
+      multiply_rows<T, 2, kRowStep>(rows, k, a, a_step, b, b_step, init,
+                                    init_ld, to, to_ld);
     } else {
-      multiply_rows<T, 1, kAside>(rows, k, a, a_row, a_step, b, b_step, init,
-                                  init_ld, to, to_ld);
+      multiply_rows<T, 1, kRowStep>(rows, k, a, a_step, b, b_step, init,
+                                    init_ld, to, to_ld);
     }
   };
   if (cols % kLanes<T> == 0 && ends.addend == nullptr && ends.bias == nullptr) {
@@ -160,30 +159,56 @@ inline void multiply_panel(std::int64_t rows, std::int64_t cols, std::int64_t k,
   }
 }
 
-/// Packs `width` <= kWidth lines (rows of A or columns of B) of length k side
-/// by side, widened: out[p * kWidth + i] = x(i, p), zeros for missing lines.
+/// Packs `lines` rows of A (or columns of B) of length k into panels of kWidth
+/// side by side, widened: panel q holds out[p * kWidth + i] = x(q * kWidth + i,
+/// p), zeros for missing lines, and is k * kWidth long.
 /// Element (i, p) lies at i * line + p * step; one of the two strides is 1.
 template <std::int64_t kWidth, typename T>
-inline void pack_panel(const T* x, std::int64_t line, std::int64_t step,
-                       std::int64_t width, std::int64_t k, Compute<T>* out) {
-  if (line == 1 && width == kWidth) {
-    for (std::int64_t p = 0; p < k; ++p) {
-      for (std::int64_t i = 0; i < kWidth; ++i) {
-        out[p * kWidth + i] = widen(x[p * step + i]);
+inline void pack_panels(const T* x, std::int64_t line, std::int64_t step,
+                        std::int64_t lines, std::int64_t k, Compute<T>* out) {
+  using S = Compute<T>;
+  if (line == 1) {
+    // A few rows at a time over all panels: rows of a large matrix start in the
+    // same sets of L1, which hold no more of them until the next panel.
+    constexpr std::int64_t kStrip = 8;
+    for (std::int64_t p = 0; p < k; p += kStrip) {
+      const std::int64_t end = std::min(k, p + kStrip);
+      for (std::int64_t i = 0; i < lines; i += kWidth) {
+        const std::int64_t width = std::min(kWidth, lines - i);
+        S* const panel = out + i * k;
+        for (std::int64_t r = p; r < end; ++r) {
+          const T* const from = x + r * step + i;
+          S* const to = panel + r * kWidth;
+          if (width == kWidth) {
+            for (std::int64_t j = 0; j < kWidth; ++j) to[j] = widen(from[j]);
+          } else {
+            for (std::int64_t j = 0; j < kWidth; ++j) {
+              to[j] = j < width ? widen(from[j]) : S(0);
+            }
+          }
+        }
       }
     }
     return;
   }
-  if constexpr (std::is_same_v<T, Compute<T>>) {
-    if (step == 1 && width == kWidth) {
-      transpose_into(x, line, kWidth, k, out, kWidth);
-      return;
+  for (std::int64_t i = 0; i < lines; i += kWidth) {
+    const std::int64_t width = std::min(kWidth, lines - i);
+    const T* const from = x + i * line;
+    S* const panel = out + i * k;
+    if constexpr (std::is_same_v<T, S>) {
+      if (step == 1) {
+        transpose_into(from, line, width, k, panel, kWidth);
+        for (std::int64_t p = 0; width < kWidth && p < k; ++p) {
+          std::fill(panel + p * kWidth + width, panel + (p + 1) * kWidth, S(0));
+        }
+        continue;
+      }
     }
-  }
-  for (std::int64_t p = 0; p < k; ++p) {
-    for (std::int64_t i = 0; i < kWidth; ++i) {
-      out[p * kWidth + i] =
-          i < width ? widen(x[i * line + p * step]) : Compute<T>(0);
+    for (std::int64_t p = 0; p < k; ++p) {
+      for (std::int64_t j = 0; j < kWidth; ++j) {
+        panel[p * kWidth + j] =
+            j < width ? widen(from[j * line + p * step]) : S(0);
+      }
     }
   }
 }

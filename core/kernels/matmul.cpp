@@ -66,12 +66,10 @@ template <typename T>
 void pack_b(const Product<T>& x, std::int64_t p, std::int64_t depth,
             std::int64_t first_panel, std::int64_t last_panel, T* packed) {
   constexpr std::int64_t kCols = kTileCols<T>;
-  for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
-    const std::int64_t j = panel * kCols;
-    pack_panel<kCols>(x.b + p * x.b_row + j * x.b_col, x.b_col, x.b_row,
-                      std::min(kCols, x.n - j), depth,
-                      packed + panel * kCols * depth);
-  }
+  const std::int64_t from = first_panel * kCols;
+  const std::int64_t to = std::min(x.n, last_panel * kCols);
+  pack_panels<kCols>(x.b + p * x.b_row + from * x.b_col, x.b_col, x.b_row,
+                     to - from, depth, packed + from * depth);
 }
 
 // Rows [from, to) of the product's block of k that starts at p. `sums` holds
@@ -82,11 +80,8 @@ void multiply_block(const Product<T>& x, std::int64_t p, std::int64_t depth,
                     T* packed_a, T* sums, std::int64_t sums_ld) {
   constexpr std::int64_t kCols = kTileCols<T>;
   const bool first = p == 0, last = p + depth == x.k;
-  for (std::int64_t i = from; i < to; i += kTileRows) {
-    pack_panel<kTileRows>(x.a + i * x.a_row + p * x.a_col, x.a_row, x.a_col,
-                          std::min<std::int64_t>(kTileRows, to - i), depth,
-                          packed_a + (i - from) * depth);
-  }
+  pack_panels<kTileRows>(x.a + from * x.a_row + p * x.a_col, x.a_row, x.a_col,
+                         to - from, depth, packed_a);
   for (std::int64_t j = 0; j < x.n; j += kCols) {
     const std::int64_t cols = std::min(kCols, x.n - j);
     for (std::int64_t i = from; i < to; i += kTileRows) {
@@ -103,8 +98,8 @@ void multiply_block(const Product<T>& x, std::int64_t p, std::int64_t depth,
       T* out = last ? x.c + i * x.ldc + j : sums + i * sums_ld + j;
       const std::int64_t ld = last ? x.ldc : sums_ld;
       const std::int64_t rows = std::min<std::int64_t>(kTileRows, to - i);
-      multiply_panel(rows, cols, depth, packed_a + (i - from) * depth, 1,
-                     kTileRows, packed_b + j * depth, kCols, ends, out, ld);
+      multiply_panel<1>(rows, cols, depth, packed_a + (i - from) * depth,
+                        kTileRows, packed_b + j * depth, kCols, ends, out, ld);
     }
   }
 }

@@ -17,42 +17,81 @@ constexpr std::uint32_t kWeyl0 = 0x9E3779B9u;
 constexpr std::uint32_t kWeyl1 = 0xBB67AE85u;
 constexpr int kRounds = 10;
 
-// Blocks computed side by side, one per lane.
+// Blocks computed side by side.
 constexpr int kSideBySide = 16;
 constexpr std::int64_t kRun = 4 * kSideBySide;
 
+#ifdef __AVX512F__
+// The high and the low halves of 16 products.
+inline void multiply_wide(__m512i x, __m512i factor, __m512i* high,
+                          __m512i* low) {
+  const __m512i even = _mm512_mul_epu32(x, factor);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), factor);
+  *high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+  *low = _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+}
+
 // words[4 i .. 4 i + 3] = the block at counter `first` + i, for kSideBySide i.
 void philox_run(RandomKey key, std::uint64_t first, std::uint32_t* words) {
-  std::uint32_t c0[kSideBySide], c1[kSideBySide];
-  std::uint32_t c2[kSideBySide], c3[kSideBySide];
-  for (int i = 0; i < kSideBySide; ++i) {
-    const std::uint64_t block = first + i;
-    c0[i] = static_cast<std::uint32_t>(block);
-    c1[i] = static_cast<std::uint32_t>(block >> 32);
-    c2[i] = static_cast<std::uint32_t>(key.stream);
-    c3[i] = static_cast<std::uint32_t>(key.stream >> 32);
-  }
-  std::uint32_t k0 = static_cast<std::uint32_t>(key.seed);
-  std::uint32_t k1 = static_cast<std::uint32_t>(key.seed >> 32);
+  const __m512i lanes =
+      _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i start = _mm512_set1_epi32(static_cast<int>(first));
+  const __m512i factor0 = _mm512_set1_epi64(kMultiplier0);
+  const __m512i factor1 = _mm512_set1_epi64(kMultiplier1);
+  __m512i c0 = _mm512_add_epi32(start, lanes);
+  // Lanes that wrapped around carry into the upper half.
+  const __mmask16 carry = _mm512_cmplt_epu32_mask(c0, start);
+  __m512i c1 = _mm512_set1_epi32(static_cast<int>(first >> 32));
+  c1 = _mm512_mask_add_epi32(c1, carry, c1, _mm512_set1_epi32(1));
+  __m512i c2 = _mm512_set1_epi32(static_cast<int>(key.stream));
+  __m512i c3 = _mm512_set1_epi32(static_cast<int>(key.stream >> 32));
+  __m512i k0 = _mm512_set1_epi32(static_cast<int>(key.seed));
+  __m512i k1 = _mm512_set1_epi32(static_cast<int>(key.seed >> 32));
   for (int round = 0; round < kRounds; ++round) {
-    for (int i = 0; i < kSideBySide; ++i) {
-      const std::uint64_t p0 = std::uint64_t{kMultiplier0} * c0[i];
-      const std::uint64_t p1 = std::uint64_t{kMultiplier1} * c2[i];
-      c0[i] = static_cast<std::uint32_t>(p1 >> 32) ^ c1[i] ^ k0;
-      c1[i] = static_cast<std::uint32_t>(p1);
-      c2[i] = static_cast<std::uint32_t>(p0 >> 32) ^ c3[i] ^ k1;
-      c3[i] = static_cast<std::uint32_t>(p0);
-    }
-    k0 += kWeyl0;
-    k1 += kWeyl1;
+    __m512i high0, low0, high1, low1;
+    multiply_wide(c0, factor0, &high0, &low0);
+    multiply_wide(c2, factor1, &high1, &low1);
+    c0 = _mm512_ternarylogic_epi32(high1, c1, k0, 0x96);  // xor of three
+    c1 = low1;
+    c2 = _mm512_ternarylogic_epi32(high0, c3, k1, 0x96);
+    c3 = low0;
+    k0 = _mm512_add_epi32(k0, _mm512_set1_epi32(static_cast<int>(kWeyl0)));
+    k1 = _mm512_add_epi32(k1, _mm512_set1_epi32(static_cast<int>(kWeyl1)));
   }
+  // From word by word to block by block: 4 x 4 transposes within lanes, then
+  // the lanes in order.
+  const __m512i a = _mm512_unpacklo_epi32(c0, c1);
+  const __m512i b = _mm512_unpackhi_epi32(c0, c1);
+  const __m512i c = _mm512_unpacklo_epi32(c2, c3);
+  const __m512i d = _mm512_unpackhi_epi32(c2, c3);
+  const __m512i t0 = _mm512_unpacklo_epi64(a, c);  // Blocks 0, 4, 8, 12
+  const __m512i t1 = _mm512_unpackhi_epi64(a, c);  // Blocks 1, 5, 9, 13
+  const __m512i t2 = _mm512_unpacklo_epi64(b, d);
+  const __m512i t3 = _mm512_unpackhi_epi64(b, d);
+  const __m512i low01 = _mm512_shuffle_i32x4(t0, t1, 0x44);
+  const __m512i low23 = _mm512_shuffle_i32x4(t2, t3, 0x44);
+  const __m512i high01 = _mm512_shuffle_i32x4(t0, t1, 0xee);
+  const __m512i high23 = _mm512_shuffle_i32x4(t2, t3, 0xee);
+  _mm512_storeu_si512(words, _mm512_shuffle_i32x4(low01, low23, 0x88));
+  _mm512_storeu_si512(words + 16, _mm512_shuffle_i32x4(low01, low23, 0xdd));
+  _mm512_storeu_si512(words + 32, _mm512_shuffle_i32x4(high01, high23, 0x88));
+  _mm512_storeu_si512(words + 48, _mm512_shuffle_i32x4(high01, high23, 0xdd));
+}
+#else
+// The same, a block at a time.
+void philox_run(RandomKey key, std::uint64_t first, std::uint32_t* words) {
   for (int i = 0; i < kSideBySide; ++i) {
-    words[4 * i] = c0[i];
-    words[4 * i + 1] = c1[i];
-    words[4 * i + 2] = c2[i];
-    words[4 * i + 3] = c3[i];
+    const std::uint64_t block = first + static_cast<std::uint64_t>(i);
+    const auto bits = philox4x32({static_cast<std::uint32_t>(block),
+                                  static_cast<std::uint32_t>(block >> 32),
+                                  static_cast<std::uint32_t>(key.stream),
+                                  static_cast<std::uint32_t>(key.stream >> 32)},
+                                 {static_cast<std::uint32_t>(key.seed),
+                                  static_cast<std::uint32_t>(key.seed >> 32)});
+    std::copy(bits.begin(), bits.end(), words + 4 * i);
   }
 }
+#endif
 
 // A view whose inner dims are joined into runs of evenly spaced elements.
 struct Runs {

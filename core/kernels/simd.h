@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <xsimd/xsimd.hpp>
 
@@ -234,12 +235,23 @@ template <typename V>
 inline typename V::value_type max_lanes(const V& v) {
   alignas(64) typename V::value_type lanes[V::size];
   v.store_aligned(lanes);
-  auto best = lanes[0];
-  for (std::size_t i = 1; i < V::size; ++i) {
-    best = lanes[i] > best || lanes[i] != lanes[i] ? lanes[i] : best;
+  for (std::size_t width = V::size / 2; width > 0; width /= 2) {
+    for (std::size_t i = 0; i < width; ++i) {
+      const auto other = lanes[i + width];
+      // NaN in either stays
+      lanes[i] = lanes[i] > other || lanes[i] != lanes[i] ? lanes[i] : other;
+    }
   }
-  return best;
+  return lanes[0];
 }
+#ifdef __AVX512F__
+inline float sum_lanes(const Vec<float>& v) { return _mm512_reduce_add_ps(v); }
+inline float max_lanes(const Vec<float>& v) {
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  if (nan != 0) return std::numeric_limits<float>::quiet_NaN();
+  return _mm512_reduce_max_ps(v);
+}
+#endif
 
 /// p * 2^n for an integral n; overflows and underflows as it should.
 inline Vec<float> times_power_of_two(const Vec<float>& p, const Vec<float>& n) {

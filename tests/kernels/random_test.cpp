@@ -27,6 +27,21 @@ TEST(Philox, StreamsAndSeedsDiffer) {
   EXPECT_NE(random_bits({1, 1}, 5), random_bits({1, 1}, 6));
 }
 
+// Runs of many blocks equal single draws, also where 32 bits of counter end.
+TEST(Philox, RunsEqualSingleDraws) {
+  KernelContext context;
+  const std::int64_t large = std::int64_t{1} << 40;
+  for (const std::int64_t start :
+       {std::int64_t{0}, std::int64_t{3}, (std::int64_t{1} << 34) - 30}) {
+    std::vector<double> x(200);
+    fill_uniform(context, DType::kF64, {{200}, {large}, {start}, {}}, kKey, 0.0,
+                 1.0, x.data());
+    for (std::int64_t i = 0; i < 200; ++i) {
+      ASSERT_EQ(x[i], (random_bits(kKey, start + i) >> 8) * 0x1p-24) << i;
+    }
+  }
+}
+
 class Random : public KernelTest {};
 
 // Draws of every kind for one view.
