@@ -1,0 +1,50 @@
+#pragma once
+
+// Which gradients travel together.
+//
+// One all-reduce per parameter would pay the latency of a message for every
+// bias; one all-reduce for everything could not start before backward ends.
+// Buckets are the middle: a small first one, so that something is on its way
+// early, then large ones. The assignment is a pure function: print it, draw
+// it, test it without ranks.
+
+#include <cstdint>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace shardbook::ddp {
+
+/// What the assignment needs to know of a parameter.
+struct BucketItem {
+  std::int64_t bytes = 0;
+  DType dtype = DType::kF32;
+  Device device{};
+};
+
+struct BucketLimits {
+  std::int64_t first_bytes = std::int64_t{1} << 20;
+  std::int64_t other_bytes = std::int64_t{25} << 20;
+};
+
+/// Indices of the parameters of one bucket.
+using Bucket = std::vector<int>;
+
+/// Walks the parameters in `order` and, for each (dtype, device), appends to
+/// the open bucket and THEN closes it when its size has reached the limit: a
+/// bucket may exceed its limit by one parameter. The first bucket that a
+/// (dtype, device) closes uses `first_bytes`, all others `other_bytes`. Buckets
+/// come in the order of their last members' places in `order`. No bucket mixes
+/// dtypes or devices. Throws Error when `order` is no permutation.
+/// Li et al. 2020, "PyTorch Distributed", section 3.2.3.
+std::vector<Bucket> assign_buckets(const std::vector<BucketItem>& items,
+                                   const std::vector<int>& order,
+                                   const BucketLimits& limits = {});
+
+/// The buckets of the first iteration, in launch order: assigned in the order
+/// of definition, sorted by smallest index, and the LIST reversed, because
+/// backward begins with the parameters that were defined last.
+std::vector<Bucket> initial_buckets(const std::vector<BucketItem>& items,
+                                    const BucketLimits& limits = {});
+
+}  // namespace shardbook::ddp

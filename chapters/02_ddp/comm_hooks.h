@@ -1,0 +1,46 @@
+#pragma once
+
+// What happens to a full bucket.
+//
+// The reducer hands a full bucket to a communication hook and goes on with
+// backward; at the end of backward it calls what the hook returned, in launch
+// order. A hook takes over the division by the number of ranks as well:
+//
+//   ddp.register_comm_hook(ddp::bf16_compress_hook());
+//
+// Hooks run at the same places on all ranks, and issue the same calls.
+
+#include <functional>
+
+#include "comm/process_group.h"
+
+namespace shardbook::ddp {
+
+/// A bucket whose gradients are all there.
+struct GradBucket {
+  int index = 0;  ///< in launch order
+  bool is_last = false;
+  /// [n]: this rank's gradients end to end, not divided. The hook's result
+  /// goes here.
+  Tensor gradients;
+  /// What the sum is to be divided by.
+  double divisor = 1;
+};
+
+/// Waits for what was started and leaves the mean in `bucket.gradients`.
+using FinishBucket = std::function<void()>;
+using CommHook =
+    std::function<FinishBucket(const GradBucket& bucket, ProcessGroup& group)>;
+
+/// The reducer's own way, as a hook: divides, then all-reduces.
+CommHook all_reduce_hook();
+
+/// Divides, rounds to bf16, all-reduces half of the bytes (a quarter of f64's),
+/// and converts back. Memory: one bf16 copy of each bucket in flight.
+CommHook bf16_compress_hook();
+
+/// target = factor * source, in one pass; the same array or another one. One
+/// operation to the observers.
+void scale_into(const Tensor& source, double factor, const Tensor& target);
+
+}  // namespace shardbook::ddp

@@ -1,0 +1,118 @@
+#pragma once
+
+// DistributedDataParallel: a whole model on every rank, different samples, and
+// one average of the gradients that hides behind backward.
+//
+//   run_ranks(4, [](ProcessGroup& world) {
+//     Mlp model(...);                              // the same on every rank
+//     ddp::DistributedDataParallel ddp(model, world);
+//     auto optimizer = make_optimizer("adamw", model.parameters(), {});
+//     Tensor loss = language_loss(ddp(batch.inputs), batch.targets);
+//     loss.backward();                             // gradients are averaged
+//     optimizer->step();                           // the same on every rank
+//   });
+//
+// Replicas stay equal because they begin equal and apply equal updates:
+// weights travel once, gradients every step, optimizer state never.
+//
+// The loss is the mean over this rank's samples; DDP divides by the number of
+// ranks. The result is the mean over the global batch only where all ranks
+// have equally many samples.
+//
+// All ranks construct, call and destroy it in the same order. Model and group
+// must outlive it. For a forward on one rank alone, call `module()`.
+//
+// Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
+// Parallel Training".
+
+#include <functional>
+#include <memory>
+
+#include "chapters/02_ddp/reducer.h"
+#include "comm/process_group.h"
+#include "core/module.h"
+
+namespace shardbook::ddp {
+
+class DistributedDataParallel;
+
+/// While it lives, backward accumulates and sends nothing. Must cover the
+/// FORWARD: the forward decides whether its backward reduces.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(DistributedDataParallel& ddp);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  DistributedDataParallel& ddp_;
+  bool previous_;
+};
+
+struct JoinOptions {
+  /// Divide by the world size to the end (a rank without samples counts as one
+  /// with zero gradients), or by the number of ranks that still have samples.
+  bool divide_by_initial_world_size = true;
+  /// All ranks throw as soon as one has no more samples, for models that
+  /// communicate in their forward as well (SyncBatchNorm).
+  bool throw_on_early_termination = false;
+};
+
+class DistributedDataParallel {
+ public:
+  /// Checks that all ranks have the same parameters, then copies rank 0's
+  /// parameters and buffers to all (coalesced to 250 MiB). Parameters frozen
+  /// before construction are left alone; those frozen later are missed.
+  /// Throws Error on every rank, naming both ranks and the parameter, when
+  /// models differ.
+  DistributedDataParallel(Module& module, ProcessGroup& group,
+                          const DdpOptions& options = {});
+
+  Tensor operator()(const Tensor& x);
+  Tensors operator()(const Tensors& inputs);
+
+  /// auto scope = ddp.no_sync(): gradients accumulate on this rank only. The
+  /// first backward whose forward is outside reduces what has accumulated.
+  /// Nothing divides by the number of accumulated steps: scale the loss.
+  NoSync no_sync() { return NoSync(*this); }
+
+  /// Runs `body`, a loop over this rank's batches of ANY number; then answers
+  /// the calls of the ranks that have more, until all are done. In the end the
+  /// ranks hold the weights of the last one; optimizer state is not copied.
+  /// Collective. Adds one all-reduce of W + 1 i32 per forward.
+  void join(const std::function<void()>& body, const JoinOptions& options = {});
+
+  /// Replaces the all-reduce of full buckets and takes over the division. All
+  /// ranks register the same hook, once, before the first forward.
+  void register_comm_hook(CommHook hook);
+
+  Module& module() { return module_; }
+  ProcessGroup& group() { return group_; }
+  const DdpOptions& options() const { return options_; }
+  const Reducer& reducer() const { return *reducer_; }
+
+ private:
+  friend class NoSync;
+  void before_forward();
+  void after_forward(const Tensors& outputs);
+  bool will_reduce() const;
+  void check_same_model();
+  void broadcast_buffers(int root);
+  std::vector<std::int32_t> tell_who_is_active(bool is_active);
+  void shadow_one_forward(const std::vector<std::int32_t>& status);
+
+  Module& module_;
+  ProcessGroup& group_;
+  const DdpOptions options_;
+  std::unique_ptr<Reducer> reducer_;
+  bool is_syncing_ = true;
+  bool last_forward_synced_ = true;
+  bool has_run_ = false;
+  /// Inside join: the ranks that have samples, as of the last forward.
+  bool is_joining_ = false;
+  JoinOptions join_options_;
+  std::vector<std::int32_t> status_;
+};
+
+}  // namespace shardbook::ddp

@@ -1,0 +1,143 @@
+#pragma once
+
+// The reducer: gradients leave while backward still runs.
+//
+//   backward:   grad of layer 3 | layer 2 | layer 1 | wait
+//   network:                    | bucket 0 ........ | bucket 1 ....
+//
+// Each parameter has a hook that runs when its gradient is there. The hook
+// copies the gradient, divided by the number of ranks, into its place in a
+// bucket. A full bucket starts its all-reduce at once and backward goes on; the
+// end of backward waits for all of them.
+//
+// All ranks must issue the same calls in the same order, while gradients may
+// arrive in different orders. So bucket j leaves only when buckets 0..j-1 have
+// left: the order of buckets decides, not who is ready first.
+//
+// Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
+// Parallel Training", sections 3.2 and 4.2.
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "chapters/02_ddp/buckets.h"
+#include "chapters/02_ddp/comm_hooks.h"
+#include "comm/process_group.h"
+#include "core/module.h"
+
+namespace shardbook::ddp {
+
+struct DdpOptions {
+  double bucket_cap_mb = 25;
+  double first_bucket_mb = 1;
+  /// Looks after each forward for parameters that the outputs do not depend
+  /// on, and counts them as ready. Costs a walk over the graph and an
+  /// all-reduce of one i32 per parameter and step.
+  bool find_unused_parameters = false;
+  /// Gradients lie in the buckets: saves a second array of all gradients.
+  bool gradient_as_bucket_view = false;
+  /// The user promises that every iteration uses the same parameters equally
+  /// often. The first iteration counts the uses and reduces at its end.
+  bool static_graph = false;
+  /// Rank 0's buffers (BatchNorm's running statistics) on every rank before a
+  /// forward that follows a synchronised one.
+  bool broadcast_buffers = true;
+};
+
+class Reducer {
+ public:
+  /// `parameters`: distinct, all of them require gradients. Registers one hook
+  /// on each; the destructor removes them.
+  Reducer(std::vector<NamedTensor> parameters, ProcessGroup& group,
+          const DdpOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Throws Error that names the parameters without a gradient when the last
+  /// backward left buckets behind.
+  void check_finished() const;
+  /// Once, after the first reduction: orders the buckets as the gradients
+  /// arrived on rank 0. A broadcast of one i32 per parameter.
+  void rebuild_buckets();
+  /// The next backward reduces; the sum over the ranks is divided by
+  /// `divisor`. `outputs` are what it may begin from.
+  void expect_reduction(const Tensors& outputs, double divisor);
+  /// The next backward only accumulates.
+  void expect_nothing() { is_expecting_ = false; }
+  /// Takes part in the others' reduction with zeros, and ignores its result.
+  void reduce_zeros(double divisor);
+
+  /// Parameters' indices by bucket, in launch order.
+  const std::vector<Bucket>& buckets() const { return assignment_; }
+  bool has_rebuilt() const { return has_rebuilt_; }
+  void set_comm_hook(CommHook hook) { comm_hook_ = std::move(hook); }
+
+ private:
+  struct Slot {
+    std::string name;
+    Tensor parameter;
+    int hook_key = 0;
+    std::size_t bucket = 0;
+    Tensor view;  ///< this parameter's place in its bucket
+    bool is_ready = false;
+    /// When the gradient came, in the iteration whose order is recorded.
+    int arrival = 0;
+    /// static_graph: uses in the first iteration, and yet to come in this one.
+    int uses = 0;
+    int missing_uses = 0;
+  };
+  struct BucketState {
+    Tensor buffer;
+    int num_missing = 0;
+    FinishBucket finish;
+  };
+
+  void make_buckets(const std::vector<Bucket>& assignment);
+  std::vector<int> arrival_order() const;
+  void on_gradient(Slot& slot);
+  void begin_reduction();
+  void mark_ready(Slot& slot, bool is_used);
+  void copy_into_bucket(Slot& slot, bool is_used);
+  void launch(std::size_t bucket);
+  void start_usage_reduction();
+  void finish_reduction();
+  void take_result(Slot& slot);
+  bool is_in_bucket(const Slot& slot, const Tensor& grad) const;
+  bool finds_unused() const {
+    return options_.find_unused_parameters && !options_.static_graph;
+  }
+  bool is_counting_uses() const {
+    return options_.static_graph && num_reductions_ == 0;
+  }
+
+  ProcessGroup& group_;
+  const DdpOptions options_;
+  CommHook comm_hook_;
+  std::vector<Slot> slots_;
+  std::vector<Bucket> assignment_;
+  std::vector<BucketState> buckets_;
+  /// Hooks run on one thread per device of the graph.
+  std::mutex mutex_;
+
+  bool is_expecting_ = false;
+  bool is_reducing_ = false;
+  bool has_rebuilt_ = false;
+  double divisor_ = 1;
+  std::size_t next_bucket_ = 0;
+  std::int64_t num_reductions_ = 0;
+  int num_arrived_ = 0;
+  /// Parameters that the expected backward will not reach.
+  std::vector<int> unused_;
+  /// Per parameter: used by this rank since the last reduction; then, once
+  /// reduced, by how many ranks.
+  std::vector<std::int32_t> is_used_;
+  std::vector<std::int32_t> num_users_;
+  Tensor usage_;
+  Work usage_work_;
+};
+
+}  // namespace shardbook::ddp

@@ -1,0 +1,53 @@
+#pragma once
+
+// A language model under DDP: what main.cpp and the benchmarks repeat.
+
+#include <memory>
+#include <string>
+
+#include "chapters/02_ddp/ddp.h"
+#include "chapters/common/report.h"
+#include "chapters/common/training.h"
+
+namespace shardbook::ddp {
+
+struct TrainerOptions {
+  DdpOptions ddp;
+  /// Micro-batches per step; all but the last run under no_sync.
+  std::int64_t accumulate = 1;
+  std::string comm_hook = "none";  ///< "none" or "bf16"
+};
+
+/// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
+/// its micro-batch i of g the samples r + d i, r + d (i + g), ... of those.
+class Trainer {
+ public:
+  /// Throws Error when the global batch does not divide by d g. Collective.
+  Trainer(const Options& options, const TrainerOptions& how,
+          ProcessGroup& world);
+
+  /// One optimizer step. The loss is the mean over the global batch, on every
+  /// rank: an all-reduce of one f64.
+  StepResult step(std::int64_t step);
+
+  const LoadedModel& model() const { return loaded_; }
+  const Dataset& data() const { return data_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  DistributedDataParallel& ddp() { return ddp_; }
+
+  /// Bytes that a rank sends in options.steps steps, construction included.
+  double predicted_bytes() const;
+  /// Peak memory of a rank, by kind.
+  MemoryBill bill() const;
+
+ private:
+  Options options_;
+  TrainerOptions how_;
+  ProcessGroup& world_;
+  LoadedModel loaded_;
+  Dataset data_;
+  std::unique_ptr<Optimizer> optimizer_;
+  DistributedDataParallel ddp_;
+};
+
+}  // namespace shardbook::ddp
