@@ -38,6 +38,8 @@ def parse(arguments):
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--weight-decay", type=float, default=0.0)
+    # Accepted, so that a chapter's command line fits as it is.
+    parser.add_argument("--no-check", action="store_true")
     for name in ("--load", "--save", "--log", "--logits"):
         parser.add_argument(name, metavar="FILE")
     return parser.parse_args(arguments)
