@@ -34,6 +34,8 @@ class Node {
   Device device;
   std::vector<Edge> next;
   std::vector<std::vector<GradHook>> output_hooks;
+  /// What the outputs' gradients must look like.
+  std::vector<std::pair<DType, Shape>> output_kinds;
   BackwardFn backward;
   Tensor leaf;
   bool freed = false;
@@ -82,6 +84,7 @@ std::shared_ptr<Node> accumulator_of(const Tensor& leaf) {
     node->device = leaf.device();
     node->leaf = leaf;
     node->output_hooks.resize(1);
+    node->output_kinds.emplace_back(leaf.dtype(), leaf.shape());
     meta.accumulator = node;
   }
   return node;
@@ -107,13 +110,24 @@ Tensor sum_of(const Tensor& a, const Tensor& b, bool in_place) {
   return result;
 }
 
-// Adds `grad` to what the leaf has, in place, so that views stay views.
+void check_gradient(const char* name, const Tensor& grad, const Edge& edge) {
+  const auto& [dtype, shape] = edge.node->output_kinds[edge.output_index];
+  SB_CHECK(grad.dtype() == dtype && grad.shape() == shape, "backward of '",
+           name, "': a gradient ", dtype_name(grad.dtype()),
+           shape_text(grad.shape()), " for an input ", dtype_name(dtype),
+           shape_text(shape));
+}
+
+// Adds `grad` to what the leaf has, in place, so that views stay views. The
+// sum may be wider than the parameter.
 void accumulate(const Tensor& leaf, Tensor grad) {
   Meta& meta = leaf.impl()->grad_meta();
-  SB_CHECK(grad.shape() == leaf.shape(), "backward: gradient of shape ",
-           shape_text(grad.shape()), " for a leaf of shape ",
-           shape_text(leaf.shape()));
   if (meta.grad.defined()) {
+    if (meta.grad.dtype() != grad.dtype()) {
+      Tensor wide = meta.grad.empty_like();
+      wide.copy_from(grad);
+      grad = wide;
+    }
     sum_of(meta.grad, grad, /*in_place=*/true);
   } else if (meta.grad_buffer.defined()) {
     meta.grad_buffer.copy_from(grad);
@@ -137,7 +151,8 @@ class GraphTask {
   GraphTask(bool retain_graph, GraphTask* outer)
       : retain_graph_(retain_graph), outer_(outer) {}
 
-  void run(const Tensors& outputs, const Tensors& grad_outputs);
+  /// Drops its handles to outputs and gradients as soon as the graph has them.
+  void run(Tensors outputs, Tensors grad_outputs);
   void add_callback(std::function<void()> callback) {
     if (outer_ != nullptr) {
       outer_->add_callback(std::move(callback));
@@ -148,9 +163,17 @@ class GraphTask {
   }
 
  private:
+  /// A gradient that came from an input of the operation `from`.
+  struct Arrival {
+    std::uint64_t from;
+    std::size_t input;
+    std::size_t output_index;
+    Tensor grad;
+  };
   struct Inputs {
     Tensors grads;
     int missing = 0;
+    std::vector<Arrival> arrivals;
   };
   struct Later {
     bool operator()(const std::shared_ptr<Node>& a,
@@ -163,7 +186,10 @@ class GraphTask {
                           std::vector<std::shared_ptr<Node>>, Later>;
 
   void discover(const std::vector<std::shared_ptr<Node>>& roots);
-  void deliver(const Edge& edge, const Tensor& grad);
+  void deliver(const Edge& edge, const Tensor& grad, std::uint64_t from,
+               std::size_t input);
+  static void add_to(Tensor& slot, const Tensor& grad);
+  Tensors take_gradients(Node& node);
   void arrive(const Edge& edge);
   void execute(const std::shared_ptr<Node>& node);
   void work(const Device& device);
@@ -213,16 +239,44 @@ void GraphTask::discover(const std::vector<std::shared_ptr<Node>>& roots) {
   unfinished_ = static_cast<std::int64_t>(seen.size());
 }
 
-// Adds one gradient to what a node's output has received so far.
-void GraphTask::deliver(const Edge& edge, const Tensor& grad) {
+// Adds one gradient to what a node's output has received so far. Devices run
+// at their own pace: among several, gradients wait for each other, so that the
+// sum does not depend on who came first.
+void GraphTask::deliver(const Edge& edge, const Tensor& grad,
+                        std::uint64_t from, std::size_t input) {
   if (!grad.defined()) return;
   Inputs& inputs = inputs_[edge.node.get()];
-  Tensor& slot = inputs.grads[edge.output_index];
+  if (devices_.size() > 1) {
+    inputs.arrivals.push_back({from, input, edge.output_index, grad});
+  } else {
+    add_to(inputs.grads[edge.output_index], grad);
+  }
+}
+
+void GraphTask::add_to(Tensor& slot, const Tensor& grad) {
   if (!slot.defined()) {
     slot = grad;
   } else {
     slot = sum_of(slot, grad, internal::is_sole_owner(slot));
   }
+}
+
+Tensors GraphTask::take_gradients(Node& node) {
+  Inputs inputs;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    inputs = std::move(inputs_[&node]);
+  }
+  // The order in which one device would have made them: later nodes first.
+  std::sort(inputs.arrivals.begin(), inputs.arrivals.end(),
+            [](const Arrival& a, const Arrival& b) {
+              return a.from != b.from ? a.from > b.from : a.input < b.input;
+            });
+  for (Arrival& arrival : inputs.arrivals) {
+    add_to(inputs.grads[arrival.output_index], arrival.grad);
+    arrival.grad = Tensor();
+  }
+  return std::move(inputs.grads);
 }
 
 // One of the gradients a node waits for has come (or is known to be zero).
@@ -234,11 +288,7 @@ void GraphTask::arrive(const Edge& edge) {
 }
 
 void GraphTask::execute(const std::shared_ptr<Node>& node) {
-  Tensors grads;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    grads = std::move(inputs_[node.get()].grads);
-  }
+  Tensors grads = take_gradients(*node);
   bool any = false;
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].defined()) continue;
@@ -263,6 +313,10 @@ void GraphTask::execute(const std::shared_ptr<Node>& node) {
       SB_CHECK(grad_inputs.size() == node->next.size(), "backward of '",
                node->name, "': ", grad_inputs.size(), " gradients for ",
                node->next.size(), " inputs");
+      for (std::size_t i = 0; i < grad_inputs.size(); ++i) {
+        if (node->next[i].node == nullptr || !grad_inputs[i].defined()) continue;
+        check_gradient(node->name, grad_inputs[i], node->next[i]);
+      }
     } else {
       grad_inputs.resize(node->next.size());
     }
@@ -277,7 +331,7 @@ void GraphTask::execute(const std::shared_ptr<Node>& node) {
   for (std::size_t i = 0; i < node->next.size(); ++i) {
     if (node->next[i].node == nullptr) continue;
     Tensor grad = std::move(grad_inputs[i]);
-    deliver(node->next[i], grad);
+    deliver(node->next[i], grad, node->sequence, i);
     grad = Tensor();
     arrive(node->next[i]);
   }
@@ -308,7 +362,7 @@ void GraphTask::work(const Device& device) {
   }
 }
 
-void GraphTask::run(const Tensors& outputs, const Tensors& grad_outputs) {
+void GraphTask::run(Tensors outputs, Tensors grad_outputs) {
   std::vector<Edge> roots;
   std::vector<std::shared_ptr<Node>> root_nodes;
   for (const Tensor& output : outputs) {
@@ -320,8 +374,10 @@ void GraphTask::run(const Tensors& outputs, const Tensors& grad_outputs) {
   }
   discover(root_nodes);
   for (std::size_t i = 0; i < roots.size(); ++i) {
-    deliver(roots[i], grad_outputs[i]);
+    deliver(roots[i], grad_outputs[i], ~std::uint64_t{0}, i);
   }
+  outputs.clear();
+  grad_outputs.clear();
   // A root that other roots lead to waits for them as well.
   std::unordered_set<Node*> started;
   for (const Edge& root : roots) {
@@ -371,11 +427,13 @@ void attach(const char* name, const Tensors& inputs, const Tensors& outputs,
   node->sequence = next_sequence();
   node->device = outputs[0].device();
   node->output_hooks.resize(outputs.size());
+  node->output_kinds.resize(outputs.size());
   node->backward = std::move(backward);
   node->next.reserve(inputs.size());
   for (const Tensor& input : inputs) node->next.push_back(edge_to(input));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !is_floating(outputs[i].dtype())) continue;
+    node->output_kinds[i] = {outputs[i].dtype(), outputs[i].shape()};
     Meta& meta = outputs[i].impl()->grad_meta();
     meta.grad_fn = node;
     meta.output_index = i;
@@ -420,12 +478,14 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs,
                " is not a scalar and needs a gradient to start from");
       grads[i] = Tensor::full(outputs[i].shape(), 1, outputs[i].options());
     }
-    SB_CHECK(grads[i].shape() == outputs[i].shape(), "backward: gradient ",
-             shape_text(grads[i].shape()), " for an output of shape ",
-             shape_text(outputs[i].shape()));
+    SB_CHECK(grads[i].dtype() == outputs[i].dtype() &&
+                 grads[i].shape() == outputs[i].shape(),
+             "backward: a gradient ", dtype_name(grads[i].dtype()),
+             shape_text(grads[i].shape()), " for an output ",
+             dtype_name(outputs[i].dtype()), shape_text(outputs[i].shape()));
   }
   GraphTask task(retain_graph, RankContext::current().graph_task);
-  task.run(outputs, grads);
+  task.run(outputs, std::move(grads));
 }
 
 void at_end_of_backward(std::function<void()> callback) {
@@ -491,7 +551,7 @@ Tensors recompute(const std::function<Tensors(const Tensors&)>& function,
     again.clear();
     if (!roots.empty()) {
       GraphTask task(/*retain_graph=*/false, now.graph_task);
-      task.run(roots, root_grads);
+      task.run(std::move(roots), std::move(root_grads));
     }
     Tensors grad_inputs;
     for (const Tensor& leaf : leaves) grad_inputs.push_back(leaf.grad());

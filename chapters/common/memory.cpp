@@ -36,8 +36,6 @@ double block_gradients(const Sizes& s) {
 }
 
 double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
-  // Two scalars: the loss, and the gradient that backward starts from.
-  const double scalars = 2 * s.stat;
   const double in_blocks =
       recompute ? s.layers * s.tokens * s.h * s.element
                 : s.layers * block_bytes(s);
@@ -45,29 +43,30 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
   // and the logarithms of the softmax's sums.
   const double tail = s.tokens * (2 * s.h * s.element + 2 * s.stat +
                                   s.vocab * s.element + s.stat);
-  const double at_loss =
-      in_blocks + tail + s.tokens * s.vocab * s.element + scalars;
-  double at_last_block = in_blocks + block_gradients(s) + scalars;
+  // Scalars: the loss, and the gradient that backward starts from.
+  const double at_loss = in_blocks + tail +
+                         s.tokens * s.vocab * s.element + 2 * s.stat;
+  double at_last_block = in_blocks + block_gradients(s) + s.stat;
   if (recompute) {
     // The last block's activations again, but for its input, which is kept.
     at_last_block += block_bytes(s) - s.tokens * s.h * s.element;
   }
   if (accumulates) {
     // Later micro-batches hold new gradients beside the accumulated ones: that
-    // of the head until the embedding's joins it, that of c_proj for a moment.
-    at_last_block += (s.vocab * s.h + 4 * s.h * s.h) * s.element;
+    // of the head until the embedding's joins it, those of c_proj for a moment.
+    at_last_block += (s.vocab * s.h + (4 * s.h + 1) * s.h) * s.element;
   }
   return std::max(at_loss, at_last_block);
 }
 
 double mlp_activations(const Sizes& s) {
   // Embedding h, fc1 4h, ReLU 4h, fc2 h, ReLU h, logits, their gradient.
-  const double scalars = 2 * s.stat;
   const double at_loss =
-      s.tokens * (11 * s.h * s.element + 2 * s.vocab * s.element + s.stat);
+      s.tokens * (11 * s.h * s.element + 2 * s.vocab * s.element + s.stat) +
+      2 * s.stat;
   // At the wide ReLU: embedding, its input, and the gradients of both sides.
-  const double at_relu = s.tokens * 13 * s.h * s.element;
-  return std::max(at_loss, at_relu) + scalars;
+  const double at_relu = s.tokens * 13 * s.h * s.element + s.stat;
+  return std::max(at_loss, at_relu);
 }
 
 double parameters_of(const ModelConfig& c) {
