@@ -1,0 +1,291 @@
+// What happens to the others when one process goes wrong.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "comm/processes.h"
+#include "core/check.h"
+#include "core/tensor.h"
+
+namespace shardbook {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr const char* kAllReduce =
+    "(while rank 0 was in all_reduce f32[10] over 'world')";
+
+Tensor ten() { return Tensor::zeros({10}); }
+
+// Runs ranks that are to fail, and keeps what each of them has said.
+class GlooFailure : public ::testing::Test {
+ protected:
+  GlooFailure() {
+    char name[] = "/tmp/shardbook-gloo-XXXXXX";
+    folder_ = mkdtemp(name);
+  }
+  ~GlooFailure() override { std::filesystem::remove_all(folder_); }
+
+  // The error of the whole; "" when there was none.
+  std::string run(int world_size,
+                  const std::function<void(ProcessGroup&)>& body) {
+    const std::filesystem::path folder = folder_;
+    try {
+      run_processes(
+          world_size,
+          [&](ProcessGroup& world) -> std::string {
+            try {
+              body(world);
+            } catch (const std::exception& error) {
+              std::ofstream(folder / std::to_string(world.rank()))
+                  << error.what();
+              throw;
+            }
+            return "";
+          },
+          options_);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  std::string said_by(int rank) const {
+    std::ifstream in(folder_ / std::to_string(rank));
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  void TearDown() override {
+    // Neither a running process nor an uncollected one is left.
+    EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+    EXPECT_EQ(errno, ECHILD);
+  }
+
+  std::filesystem::path folder_;
+  LaunchOptions options_;
+};
+
+TEST_F(GlooFailure, ThrowingRankIsNamedWithItsReason) {
+  const std::string error = run(3, [](ProcessGroup& world) {
+    SB_CHECK(world.rank() != 2, "no more data");
+    world.all_reduce(ten()).wait();
+  });
+  EXPECT_EQ(error, "rank 2 failed: no more data");
+  EXPECT_EQ(said_by(0), "rank 2 failed: no more data " +
+                            std::string(kAllReduce));
+  EXPECT_THAT(said_by(1), HasSubstr("(while rank 1 was in all_reduce"));
+}
+
+TEST_F(GlooFailure, KilledRankIsNamed) {
+  const std::string error = run(3, [](ProcessGroup& world) {
+    world.barrier();
+    if (world.rank() == 1) raise(SIGKILL);
+    world.all_reduce(ten()).wait();
+  });
+  EXPECT_THAT(error, HasSubstr("rank 1 failed: its process was killed by "
+                               "signal 9"));
+  EXPECT_THAT(said_by(0), AllOf(HasSubstr("rank 1 failed"),
+                                HasSubstr(kAllReduce)));
+  EXPECT_THAT(said_by(2), HasSubstr("rank 1 failed"));
+}
+
+TEST_F(GlooFailure, KilledFirstRankIsNamed) {
+  const std::string error = run(2, [](ProcessGroup& world) {
+    world.barrier();
+    if (world.rank() == 0) raise(SIGKILL);
+    world.all_reduce(ten()).wait();
+  });
+  EXPECT_THAT(error, HasSubstr("rank 0 failed: its process was killed"));
+  EXPECT_THAT(said_by(1), HasSubstr("rank 0 failed"));
+}
+
+TEST_F(GlooFailure, KilledFirstRankIsNamedWhenItServesTheRendezvous) {
+  options_.rendezvous = "file:" + (folder_ / "meet").string();
+  const std::string error = run(3, [](ProcessGroup& world) {
+    world.barrier();
+    if (world.rank() == 0) raise(SIGKILL);
+    world.all_reduce(ten()).wait();
+  });
+  EXPECT_THAT(error, HasSubstr("rank 0 failed: its process was killed"));
+  EXPECT_THAT(said_by(1), HasSubstr("rank 0 failed"));
+  EXPECT_THAT(said_by(2), HasSubstr("rank 0 failed"));
+}
+
+TEST_F(GlooFailure, RankKilledInTheMiddleOfALargeMessageIsNamed) {
+  const std::string error = run(3, [](ProcessGroup& world) {
+    const Tensor large = Tensor::zeros({1 << 24});
+    std::thread killer;
+    if (world.rank() == 1) {
+      killer = std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        raise(SIGKILL);
+      });
+    }
+    for (;;) world.all_reduce(large).wait();
+  });
+  EXPECT_THAT(error, HasSubstr("rank 1 failed: its process was killed"));
+  EXPECT_THAT(said_by(0), HasSubstr("rank 1 failed"));
+  EXPECT_THAT(said_by(2), HasSubstr("rank 1 failed"));
+}
+
+TEST_F(GlooFailure, ExitingRankIsNamedWithItsStatus) {
+  const std::string error = run(2, [](ProcessGroup& world) {
+    if (world.rank() == 1) _exit(3);
+    world.all_reduce(ten()).wait();
+  });
+  EXPECT_THAT(error, HasSubstr("rank 1 failed: its process exited with "
+                               "status 3"));
+  EXPECT_THAT(said_by(0), HasSubstr("rank 1 failed"));
+}
+
+TEST_F(GlooFailure, RankThatReturnsEarlyIsNamed) {
+  const std::string error = run(3, [](ProcessGroup& world) {
+    if (world.rank() == 1) return;
+    world.all_reduce(ten()).wait();
+  });
+  EXPECT_EQ(error, "rank 1 failed: it ended without joining");
+  EXPECT_THAT(said_by(0), HasSubstr(kAllReduce));
+}
+
+TEST_F(GlooFailure, FailureReachesAsynchronousCallsAndSubgroups) {
+  const std::string error = run(4, [](ProcessGroup& world) {
+    const auto pair = world.split(world.rank() % 2, 0, "pair");
+    SB_CHECK(world.rank() != 3, "gone");
+    Work first = pair->all_reduce(ten());
+    Work second = world.all_reduce(ten());
+    first.wait();
+    second.wait();
+  });
+  EXPECT_EQ(error, "rank 3 failed: gone");
+  EXPECT_THAT(said_by(1), HasSubstr("over 'pair'"));
+  EXPECT_THAT(said_by(0), HasSubstr("rank 3 failed: gone"));
+}
+
+TEST_F(GlooFailure, RankThatWaitsInRecvHears) {
+  const std::string error = run(2, [](ProcessGroup& world) {
+    SB_CHECK(world.rank() != 0, "nothing to send");
+    world.recv(ten(), 0).wait();
+  });
+  EXPECT_EQ(error, "rank 0 failed: nothing to send");
+  EXPECT_THAT(said_by(1), HasSubstr("in recv f32[10] from rank 0"));
+}
+
+TEST_F(GlooFailure, TimeoutNamesWhoIsMissing) {
+  options_.timeout = std::chrono::milliseconds(1000);
+  const std::string error = run(3, [](ProcessGroup& world) {
+    world.set_timeout(std::chrono::milliseconds(300));
+    if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(60));
+    world.all_reduce(ten()).wait();
+  });
+  EXPECT_THAT(error, AllOf(HasSubstr("timeout after 300 ms: rank 2 did not "
+                                     "join all_reduce f32[10] over 'world'"),
+                           HasSubstr("in which ranks 0, 1 wait")));
+  EXPECT_THAT(said_by(1), HasSubstr("rank 2 did not join"));
+}
+
+// --- Calls that differ ---------------------------------------------------------
+
+struct Difference {
+  const char* name;
+  std::function<void(ProcessGroup&)> first;
+  std::function<void(ProcessGroup&)> second;
+  std::string first_text;
+  std::string second_text;
+};
+
+class GlooMismatch : public GlooFailure,
+                     public ::testing::WithParamInterface<Difference> {};
+
+TEST_P(GlooMismatch, NamesBothRanksAndBothCalls) {
+  const std::string error = run(2, [](ProcessGroup& world) {
+    (world.rank() == 0 ? GetParam().first : GetParam().second)(world);
+  });
+  EXPECT_THAT(error, AllOf(HasSubstr("do not match"),
+                           HasSubstr("rank 0 called " + GetParam().first_text),
+                           HasSubstr("rank 1 called " +
+                                     GetParam().second_text)));
+  EXPECT_THAT(said_by(0), HasSubstr("do not match"));
+  EXPECT_THAT(said_by(1), HasSubstr("do not match"));
+}
+
+const auto kSum10 = [](ProcessGroup& world) { world.all_reduce(ten()).wait(); };
+
+INSTANTIATE_TEST_SUITE_P(
+    , GlooMismatch,
+    ::testing::Values(
+        Difference{"Count", kSum10,
+                   [](ProcessGroup& world) {
+                     world.all_reduce(Tensor::zeros({11})).wait();
+                   },
+                   "all_reduce f32[10]", "all_reduce f32[11]"},
+        Difference{"LargeCount",
+                   [](ProcessGroup& world) {
+                     world.all_reduce(Tensor::zeros({1 << 20})).wait();
+                   },
+                   [](ProcessGroup& world) {
+                     world.all_reduce(Tensor::zeros({1 << 19})).wait();
+                   },
+                   "all_reduce f32[1048576]", "all_reduce f32[524288]"},
+        Difference{"DType", kSum10,
+                   [](ProcessGroup& world) {
+                     world.all_reduce(Tensor::zeros({10}, {DType::kI32, {}}))
+                         .wait();
+                   },
+                   "all_reduce f32[10]", "all_reduce i32[10]"},
+        Difference{"ReduceOp", kSum10,
+                   [](ProcessGroup& world) {
+                     world.all_reduce(ten(), ReduceOp::kMax).wait();
+                   },
+                   "all_reduce f32[10]", "all_reduce f32[10] (max)"},
+        Difference{"Operation", kSum10,
+                   [](ProcessGroup& world) { world.broadcast(ten(), 0).wait(); },
+                   "all_reduce f32[10]", "broadcast f32[10] (root 0)"},
+        Difference{"Root",
+                   [](ProcessGroup& world) { world.broadcast(ten(), 0).wait(); },
+                   [](ProcessGroup& world) { world.broadcast(ten(), 1).wait(); },
+                   "broadcast f32[10] (root 0)", "broadcast f32[10] (root 1)"},
+        Difference{"Order",
+                   [](ProcessGroup& world) {
+                     Work work = world.all_reduce(ten());
+                     world.barrier();
+                     work.wait();
+                   },
+                   [](ProcessGroup& world) {
+                     world.barrier();
+                     world.all_reduce(ten()).wait();
+                   },
+                   "all_reduce f32[10]", "barrier"},
+        Difference{"Message",
+                   [](ProcessGroup& world) { world.send(ten(), 1).wait(); },
+                   [](ProcessGroup& world) {
+                     world.recv(Tensor::zeros({9}), 0).wait();
+                   },
+                   "send f32[10] to rank 1", "recv f32[9] from rank 0"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST_F(GlooFailure, AllToAllCountsMustAgree) {
+  const std::string error = run(2, [](ProcessGroup& world) {
+    const std::int64_t other = world.rank() == 0 ? 5 : 4;
+    std::vector<std::int64_t> send = {1, 1}, recv = {1, 1};
+    send[static_cast<std::size_t>(1 - world.rank())] = 5;
+    recv[static_cast<std::size_t>(1 - world.rank())] = other;
+    world.all_to_all_v(Tensor::zeros({1 + other}), Tensor::zeros({6}), send,
+                       recv)
+        .wait();
+  });
+  EXPECT_THAT(error, HasSubstr("rank 0 sends 5 elements to rank 1, which "
+                               "expects 4"));
+}
+
+}  // namespace
+}  // namespace shardbook

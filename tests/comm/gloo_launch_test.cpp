@@ -1,0 +1,306 @@
+// Programs that run as several processes, and the environments of launchers.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "comm/gloo/socket.h"
+#include "comm/processes.h"
+#include "core/check.h"
+#include "core/tensor.h"
+
+namespace shardbook {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Variables = std::vector<std::string>;
+
+// A child process with a text as its output (stdout and stderr together).
+class Program {
+ public:
+  explicit Program(Variables command, const Variables& variables = {}) {
+    int ends[2];
+    if (pipe(ends) != 0) throw Error("no pipe");
+    std::vector<char*> arguments;
+    for (std::string& text : command) arguments.push_back(text.data());
+    arguments.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(ends[1], STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
+      close(ends[0]);
+      close(ends[1]);
+      for (const std::string& variable : variables) {
+        putenv(const_cast<char*>(variable.c_str()));
+      }
+      execvp(arguments[0], arguments.data());
+      _exit(127);
+    }
+    close(ends[1]);
+    output_ = ends[0];
+  }
+  ~Program() {
+    if (pid_ > 0) finish();
+    close(output_);
+  }
+
+  pid_t pid() const { return pid_; }
+
+  // Reads until `text` has appeared or the output ends.
+  void read_until(const std::string& text) {
+    char bytes[4096];
+    while (text.empty() || seen_.find(text) == std::string::npos) {
+      const ssize_t count = read(output_, bytes, sizeof bytes);
+      if (count <= 0) break;
+      seen_.append(bytes, static_cast<std::size_t>(count));
+    }
+  }
+
+  // The exit status, or 128 + signal.
+  int finish() {
+    read_until("");
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  const std::string& output() const { return seen_; }
+
+ private:
+  pid_t pid_ = -1;
+  int output_ = -1;
+  std::string seen_;
+};
+
+// The test program lies beside this one.
+std::string program() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() /
+         "gloo_program";
+}
+
+int free_port() {
+  return internal::bound_port(internal::listen_on({"127.0.0.1", 0}));
+}
+
+TEST(GlooLaunch, StartsTheRanksAndShowsTheFirstOnesOutput) {
+  Program ranks({program(), "3", "sum"});
+  EXPECT_EQ(ranks.finish(), 0);
+  EXPECT_EQ(ranks.output(), "sum 3 of 3\nsum 3 of 3\n");
+}
+
+TEST(GlooLaunch, ReturnsTheStatusOfARankThatThrows) {
+  Program ranks({program(), "3", "throw"});
+  EXPECT_EQ(ranks.finish(), 1);
+  EXPECT_THAT(ranks.output(), HasSubstr("rank 1 failed: as asked"));
+}
+
+TEST(GlooLaunch, ReportsARankThatIsKilled) {
+  Program ranks({program(), "3", "kill"});
+  EXPECT_NE(ranks.finish(), 0);
+  EXPECT_THAT(ranks.output(),
+              AllOf(HasSubstr("rank 1 failed: its process was killed by "
+                              "signal 9"),
+                    HasSubstr("(while rank 0 was in all_reduce")));
+}
+
+TEST(GlooLaunch, PassesSignalsOn) {
+  Program ranks({program(), "2", "wait"});
+  ranks.read_until("ready");
+  kill(ranks.pid(), SIGTERM);
+  EXPECT_EQ(ranks.finish(), 128 + SIGTERM);
+}
+
+TEST(GlooLaunch, RanksEndWithTheirSupervisor) {
+  Program ranks({program(), "2", "wait"});
+  ranks.read_until("ready");
+  kill(ranks.pid(), SIGKILL);
+  // The pipe closes when the last process that holds it has ended.
+  EXPECT_EQ(ranks.finish(), 128 + SIGKILL);
+}
+
+// Two processes as a foreign launcher would start them.
+void expect_sum(const Variables& common, const Variables& first,
+                const Variables& second) {
+  const auto joined = [&](const Variables& own) {
+    Variables all = common;
+    all.insert(all.end(), own.begin(), own.end());
+    return all;
+  };
+  Program one({program(), "2", "sum"}, joined(first));
+  Program two({program(), "2", "sum"}, joined(second));
+  EXPECT_EQ(one.finish(), 0) << one.output();
+  EXPECT_EQ(two.finish(), 0) << two.output();
+  EXPECT_EQ(one.output(), "sum 1 of 2\nsum 1 of 2\n");
+}
+
+TEST(GlooLaunch, ReadsTorchrunsEnvironment) {
+  expect_sum({"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+              "MASTER_PORT=" + std::to_string(free_port())},
+             {"RANK=0", "LOCAL_RANK=0"}, {"RANK=1", "LOCAL_RANK=1"});
+}
+
+TEST(GlooLaunch, ReadsMpirunsEnvironment) {
+  expect_sum({"OMPI_COMM_WORLD_SIZE=2",
+              "SHARDBOOK_RENDEZVOUS=tcp:127.0.0.1:" +
+                  std::to_string(free_port())},
+             {"OMPI_COMM_WORLD_RANK=0"}, {"OMPI_COMM_WORLD_RANK=1"});
+}
+
+TEST(GlooLaunch, ReadsSrunsEnvironment) {
+  expect_sum({"SLURM_NTASKS=2", "SLURM_STEP_ID=0", "SLURM_JOB_ID=17",
+              "SLURM_LAUNCH_NODE_IPADDR=127.0.0.1"},
+             {"SLURM_PROCID=0"}, {"SLURM_PROCID=1"});
+}
+
+TEST(GlooLaunch, RefusesAnotherWorldSizeThanTheLaunchers) {
+  Program rank({program(), "4", "sum"},
+               {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                "MASTER_PORT=29500"});
+  EXPECT_EQ(rank.finish(), 1);
+  EXPECT_THAT(rank.output(), HasSubstr("torchrun has started 2 ranks"));
+}
+
+TEST(GlooLaunch, RefusesNonsenseInTheEnvironment) {
+  Program rank({program(), "2", "sum"}, {"RANK=two", "WORLD_SIZE=2"});
+  EXPECT_EQ(rank.finish(), 1);
+  EXPECT_THAT(rank.output(), HasSubstr("RANK=two"));
+}
+
+// --- Rendezvous ----------------------------------------------------------------
+
+std::vector<std::string> sums(const std::string& rendezvous) {
+  LaunchOptions options;
+  options.rendezvous = rendezvous;
+  options.timeout = std::chrono::seconds(20);
+  return run_processes(
+      3,
+      [](ProcessGroup& world) {
+        const Tensor x = Tensor::full({1}, world.rank());
+        world.all_reduce(x).wait();
+        return std::to_string(static_cast<int>(x.item()));
+      },
+      options);
+}
+
+const std::vector<std::string> kThrees = {"3", "3", "3"};
+
+TEST(GlooRendezvous, ByFile) {
+  char name[] = "/tmp/shardbook-meet-XXXXXX";
+  const std::string folder = mkdtemp(name);
+  EXPECT_EQ(sums("file:" + folder), kThrees);
+  // Rank 0 has tidied up, so the folder can serve again.
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  EXPECT_EQ(sums("file:" + folder), kThrees);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(GlooRendezvous, ByTcpServedByRankZero) {
+  EXPECT_EQ(sums("tcp:127.0.0.1:" + std::to_string(free_port())), kThrees);
+}
+
+TEST(GlooRendezvous, ByRedis) {
+  const std::string port = std::to_string(free_port());
+  Program server({"redis-server", "--port", port, "--bind", "127.0.0.1",
+                  "--save", "", "--daemonize", "no"});
+  server.read_until("eady to accept connections");
+  if (server.output().find("eady to accept") == std::string::npos) {
+    GTEST_SKIP() << "redis-server is not installed";
+  }
+  const std::string address = "redis:127.0.0.1:" + port;
+  EXPECT_EQ(sums(address + "/one"), kThrees);
+  EXPECT_EQ(sums(address + "/two"), kThrees);
+  EXPECT_THAT(
+      [&] { sums(address + "/one"); },
+      ::testing::ThrowsMessage<Error>(HasSubstr("taken by an earlier job")));
+  kill(server.pid(), SIGTERM);
+}
+
+TEST(GlooRendezvous, ExplainsAnAddressThatItCannotRead) {
+  EXPECT_THAT([] { sums("carrier-pigeon:3"); },
+              ::testing::ThrowsMessage<Error>(
+                  HasSubstr("give tcp:HOST:PORT, file:FOLDER or redis:")));
+  EXPECT_THAT([] { sums("tcp:localhost"); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("HOST:PORT")));
+}
+
+TEST(GlooRendezvous, MissingRanksAreNamed) {
+  const Variables variables = {
+      "RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+      "MASTER_PORT=" + std::to_string(free_port()), "SHARDBOOK_TIMEOUT_MS=500"};
+  Program alone({program(), "2", "sum"}, variables);
+  EXPECT_EQ(alone.finish(), 1);
+  EXPECT_THAT(alone.output(), HasSubstr("rank 1 did not join"));
+}
+
+// --- Two hosts -------------------------------------------------------------------
+
+// Two network namespaces joined by a cable, as far as the ranks can tell.
+class TwoHosts {
+ public:
+  TwoHosts() {
+    const std::string id = std::to_string(getpid());
+    a_ = "sba" + id;
+    b_ = "sbb" + id;
+    works_ = run("ip netns add " + a_) && run("ip netns add " + b_) &&
+             run("ip link add va" + id + " netns " + a_ + " type veth peer vb" +
+                 id + " netns " + b_) &&
+             run("ip -n " + a_ + " addr add 10.77.0.1/24 dev va" + id) &&
+             run("ip -n " + b_ + " addr add 10.77.0.2/24 dev vb" + id) &&
+             run("ip -n " + a_ + " link set va" + id + " up") &&
+             run("ip -n " + b_ + " link set vb" + id + " up") &&
+             run("ip -n " + a_ + " link set lo up") &&
+             run("ip -n " + b_ + " link set lo up");
+  }
+  ~TwoHosts() {
+    run("ip netns del " + a_);
+    run("ip netns del " + b_);
+  }
+  bool works() const { return works_; }
+  Variables on_first(const Variables& command) const { return on(a_, command); }
+  Variables on_second(const Variables& command) const {
+    return on(b_, command);
+  }
+
+ private:
+  static bool run(const std::string& command) {
+    return std::system((command + " >/dev/null 2>&1").c_str()) == 0;
+  }
+  static Variables on(const std::string& host, const Variables& command) {
+    Variables all = {"ip", "netns", "exec", host};
+    all.insert(all.end(), command.begin(), command.end());
+    return all;
+  }
+
+  std::string a_, b_;
+  bool works_ = false;
+};
+
+TEST(GlooHosts, RanksMeetOverANetwork) {
+  const TwoHosts hosts;
+  if (!hosts.works()) {
+    GTEST_SKIP() << "network namespaces need root and the ip command";
+  }
+  const auto variables = [](const std::string& rank) {
+    return Variables{"RANK=" + rank, "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=1",
+                     "LOCAL_RANK=0", "MASTER_ADDR=10.77.0.1",
+                     "MASTER_PORT=29500"};
+  };
+  const Variables command = {program(), "2", "sum"};
+  Program second(hosts.on_second(command), variables("1"));
+  Program first(hosts.on_first(command), variables("0"));
+  EXPECT_EQ(first.finish(), 0) << first.output();
+  EXPECT_EQ(second.finish(), 0) << second.output();
+  EXPECT_EQ(first.output(), "sum 1 of 2\nsum 1 of 2\n");
+}
+
+}  // namespace
+}  // namespace shardbook
