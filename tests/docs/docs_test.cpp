@@ -210,6 +210,29 @@ TEST(Pages, EveryLocalLinkLeadsSomewhere) {
   EXPECT_GT(checked, 0) << "the pages link to nothing";
 }
 
+TEST(PageRuns, NumbersMayDifferALittleAndTimesMuch) {
+  const Lines quoted = {"loss 5.5451 -> 5.54", "time 3.1 ms per step"};
+  EXPECT_EQ(compare_output(quoted, {"loss 5.5452 -> 5.54", "time 9 ms"}), "");
+  EXPECT_NE(compare_output(quoted, {"loss 5.9 -> 5.54", "time 9 ms"}), "");
+  EXPECT_NE(compare_output(quoted, {"lost 5.5451 -> 5.54", "time 9 ms"}), "");
+  EXPECT_NE(compare_output(quoted, {"loss 5.5451 -> 5.54"}), "");
+}
+
+TEST(Pages, EveryQuotedRunPrintsWhatThePageSays) {
+  int num_runs = 0;
+  for (const fs::path& page : chapter_pages()) {
+    const std::vector<QuotedRun> runs = find_quoted_runs(read_file(page));
+    EXPECT_FALSE(runs.empty()) << page << " quotes no run";
+    for (const QuotedRun& run : runs) {
+      ++num_runs;
+      const Lines output = run_program(SHARDBOOK_BUILD, run.command);
+      EXPECT_EQ(compare_output(run.output, output), "")
+          << place(page, run.line) << ": " << run.command;
+    }
+  }
+  EXPECT_GT(num_runs, 0);
+}
+
 TEST(Chapters, EveryProgramHasARowInTheDefaultRun) {
   std::set<std::string> rows;
   for (const auto& line : split_lines(read_file(kRoot / "chapters/rows.txt"))) {

@@ -27,6 +27,25 @@ Lines split_lines(const std::string& text);
 /// The fences of a Markdown page that name a file and a step.
 std::vector<Excerpt> find_excerpts(const std::string& page);
 
+/// A fence "```console" whose first line is "$ ch00_single_device --steps 5":
+/// a program of a chapter, and what it prints.
+struct QuotedRun {
+  int line = 0;  // of the fence, from 1
+  std::string command;
+  Lines output;
+};
+std::vector<QuotedRun> find_quoted_runs(const std::string& page);
+
+/// Runs "chNN_name OPTIONS" of the build in folder `build`; its lines on
+/// standard output and error.
+Lines run_program(const std::string& build, const std::string& command);
+
+/// Compares what a page quotes with what a program printed; returns an empty
+/// string when they agree. Numbers may differ by two in a thousand (other
+/// processors round elsewhere) or be tiny on both sides; lines that begin with
+/// "time" hold what a clock says.
+std::string compare_output(const Lines& quoted, const Lines& printed);
+
 /// The links of a Markdown page, outside of code, that name no other site.
 std::vector<Link> find_local_links(const std::string& page);
 

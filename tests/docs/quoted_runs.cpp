@@ -1,0 +1,110 @@
+// Runs that a page quotes: found, repeated, compared.
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "tests/docs/pages.h"
+
+namespace shardbook::docs {
+namespace {
+
+constexpr double kRelative = 2e-3;
+// Differences from one device are rounding; their size means nothing.
+constexpr double kTiny = 1e-4;
+
+bool is_number(const std::string& word, double* value) {
+  char* end = nullptr;
+  *value = std::strtod(word.c_str(), &end);
+  return end != word.c_str() && *end == '\0';
+}
+
+bool same_word(const std::string& a, const std::string& b) {
+  double x = 0, y = 0;
+  if (!is_number(a, &x) || !is_number(b, &y)) return a == b;
+  const bool both_tiny = std::abs(x) < kTiny && std::abs(y) < kTiny;
+  return both_tiny || std::abs(x - y) <= kRelative * std::abs(x);
+}
+
+std::vector<std::string> words_of(const std::string& line) {
+  // Brackets and signs at the end of a number are words of their own.
+  std::string spaced;
+  for (char c : line) {
+    if (c == '(' || c == ')' || c == ',' || c == ':') {
+      spaced += {' ', c, ' '};
+    } else {
+      spaced += c;
+    }
+  }
+  std::istringstream stream(spaced);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
+bool same_line(const std::string& a, const std::string& b) {
+  const auto x = words_of(a), y = words_of(b);
+  if (!x.empty() && !y.empty() && x[0] == "time" && y[0] == "time") return true;
+  if (x.size() != y.size()) return false;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (!same_word(x[i], y[i])) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<QuotedRun> find_quoted_runs(const std::string& page) {
+  std::vector<QuotedRun> runs;
+  const Lines lines = split_lines(page);
+  for (std::size_t i = 0; i + 1 < lines.size(); ++i) {
+    if (lines[i] != "```console" || lines[i + 1].rfind("$ ", 0) != 0) continue;
+    QuotedRun run;
+    run.line = static_cast<int>(i) + 1;
+    run.command = lines[i + 1].substr(2);
+    for (i += 2; i < lines.size() && lines[i] != "```"; ++i) {
+      run.output.push_back(lines[i]);
+    }
+    runs.push_back(run);
+  }
+  return runs;
+}
+
+Lines run_program(const std::string& build, const std::string& command) {
+  // "ch02_ddp --steps 5" is build/chapters/02_ddp/ch02_ddp.
+  const std::string name = command.substr(0, command.find(' '));
+  const std::string folder =
+      build + "/chapters/" + (name.size() > 2 ? name.substr(2) : name);
+  const std::string line = "'" + folder + "'/" + command + " 2>&1 </dev/null";
+  FILE* pipe = popen(line.c_str(), "r");
+  if (pipe == nullptr) return {"could not be started"};
+  std::string text;
+  std::array<char, 4096> buffer;
+  for (std::size_t n = 0;
+       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
+    text.append(buffer.data(), n);
+  }
+  pclose(pipe);
+  return split_lines(text);
+}
+
+std::string compare_output(const Lines& quoted, const Lines& printed) {
+  auto line_of = [](const Lines& lines, std::size_t i) {
+    return i < lines.size() ? lines[i] : std::string("(nothing)");
+  };
+  for (std::size_t i = 0; i < std::max(quoted.size(), printed.size()); ++i) {
+    if (i >= quoted.size() || i >= printed.size() ||
+        !same_line(quoted[i], printed[i])) {
+      return "line " + std::to_string(i + 1) + " says\n  " +
+             line_of(quoted, i) + "\nbut it prints\n  " + line_of(printed, i);
+    }
+  }
+  return "";
+}
+
+}  // namespace shardbook::docs
