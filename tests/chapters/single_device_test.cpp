@@ -22,18 +22,18 @@ Options small_options() {
   return options;
 }
 
-struct Run {
+struct TrainedRun {
   std::vector<double> losses;
   std::vector<NamedTensor> parameters;
   MemoryStats memory;
   MemoryBill bill;
 };
 
-Run train_with(const Options& options, const SingleDeviceOptions& how = {}) {
+TrainedRun train_with(const Options& options, const SingleDeviceOptions& how = {}) {
   RankContext context(Device::cpu(0));
   RankContext::Scope scope(context);
   SingleDevice device(options, how);
-  Run run;
+  TrainedRun run;
   run.losses = train(options, device.optimizer(), false,
                      [&](std::int64_t k) { return device.step(k); })
                    .losses;
@@ -43,7 +43,7 @@ Run train_with(const Options& options, const SingleDeviceOptions& how = {}) {
   return run;
 }
 
-bool same_bits(const Run& a, const Run& b) {
+bool same_bits(const TrainedRun& a, const TrainedRun& b) {
   if (a.losses != b.losses) return false;
   for (std::size_t i = 0; i < a.parameters.size(); ++i) {
     if (!bitwise_equal(a.parameters[i].tensor, b.parameters[i].tensor)) {
@@ -53,8 +53,8 @@ bool same_bits(const Run& a, const Run& b) {
   return true;
 }
 
-double largest_relative_difference(const Options& options, const Run& a,
-                                   const Run& b) {
+double largest_relative_difference(const Options& options, const TrainedRun& a,
+                                   const TrainedRun& b) {
   return compare_with_one_device(options, a.losses, a.parameters,
                                  {b.losses, b.parameters})
       .max_rel;
@@ -67,8 +67,8 @@ TEST_P(SingleDevicePieces, MicroBatchesEqualTheWholeBatch) {
   options.dtype = DType::kF64;
   SingleDeviceOptions how;
   how.num_micro_batches = GetParam();
-  const Run whole = train_with(options);
-  const Run pieces = train_with(options, how);
+  const TrainedRun whole = train_with(options);
+  const TrainedRun pieces = train_with(options, how);
   // Also 3 pieces of 8 samples, of 3, 3 and 2: each has its share of the mean.
   EXPECT_LT(largest_relative_difference(options, pieces, whole), 1e-10);
 }
@@ -82,7 +82,7 @@ TEST_P(SingleDevicePieces, PeakMemoryEqualsTheBill) {
       SingleDeviceOptions how;
       how.num_micro_batches = GetParam();
       how.recompute = recompute;
-      const Run run = train_with(options, how);
+      const TrainedRun run = train_with(options, how);
       for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
         if (run.bill.bytes[k] < 0) continue;
         EXPECT_EQ(static_cast<double>(run.memory.peak_by_kind[k]),
@@ -136,7 +136,7 @@ TEST(SingleDevice, DropoutDoesNotDependOnThePieces) {
   options.dropout = 0.3;
   SingleDeviceOptions pieces;
   pieces.num_micro_batches = 4;
-  const Run whole = train_with(options);
+  const TrainedRun whole = train_with(options);
   EXPECT_LT(largest_relative_difference(options, train_with(options, pieces),
                                         whole),
             1e-10);
@@ -148,12 +148,12 @@ TEST(SingleDevice, DropoutDoesNotDependOnThePieces) {
 TEST(SingleDevice, SixteenBitsStayNearF32) {
   Options options = small_options();
   options.steps = 10;
-  const Run f32 = train_with(options);
+  const TrainedRun f32 = train_with(options);
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     options.dtype = dtype;
     SingleDeviceOptions how;
     how.master_weights = true;
-    const Run run = train_with(options, how);
+    const TrainedRun run = train_with(options, how);
     EXPECT_LT(largest_relative_difference(options, run, f32), 5e-2);
     EXPECT_EQ(static_cast<double>(
                   run.memory.peak(MemoryKind::kOptimizerState)),
@@ -169,11 +169,11 @@ TEST(SingleDevice, WithoutMastersSmallUpdatesVanish) {
   SingleDeviceOptions masters;
   masters.master_weights = true;
   options.steps = 0;
-  const Run before = train_with(options);
+  const TrainedRun before = train_with(options);
   options.steps = 40;
-  const Run without = train_with(options);
-  const Run with = train_with(options, masters);
-  auto moved = [&](const Run& run) {
+  const TrainedRun without = train_with(options);
+  const TrainedRun with = train_with(options, masters);
+  auto moved = [&](const TrainedRun& run) {
     int count = 0;
     for (std::size_t i = 0; i < run.parameters.size(); ++i) {
       count += !bitwise_equal(run.parameters[i].tensor,
@@ -221,7 +221,7 @@ TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
 TEST(SingleDevice, LearnsTheBook) {
   Options options;
   options.steps = 30;
-  const Run run = train_with(options);
+  const TrainedRun run = train_with(options);
   EXPECT_LT(run.losses.back(), run.losses.front() - 1);
 }
 
