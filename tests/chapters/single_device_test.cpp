@@ -153,7 +153,7 @@ TEST(SingleDevice, SixteenBitsStayNearF32) {
     options.dtype = dtype;
     SingleDeviceOptions how;
     how.master_weights = true;
-    const TrainedRun run = train_with(options, how);
+    TrainedRun run = train_with(options, how);
     EXPECT_LT(largest_relative_difference(options, run, f32), 5e-2);
     EXPECT_EQ(static_cast<double>(
                   run.memory.peak(MemoryKind::kOptimizerState)),
