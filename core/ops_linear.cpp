@@ -90,6 +90,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   internal::check_same_kind("linear", x, weight);
+  if (bias.defined()) internal::check_same_kind("linear", x, bias);
   SB_CHECK(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(0),
            "linear: input ", shape_text(x.shape()), " and weight ",
            shape_text(weight.shape()), "; the last dim of the input is the "

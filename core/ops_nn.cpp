@@ -33,6 +33,11 @@ Rows rows_of(const char* op, const Tensor& x) {
   return {cols == 0 ? 0 : x.numel() / cols, cols};
 }
 
+void check_same_device(const char* op, const Tensor& a, const Tensor& b) {
+  SB_CHECK(a.device() == b.device(), op, ": devices ", a.device().name(),
+           " and ", b.device().name(), " differ; copy one of them");
+}
+
 /// The stream of the next random operation of this step.
 kernels::RandomKey next_random_key() {
   RandomState& random = RankContext::current().random;
@@ -62,6 +67,7 @@ Tensor embedding(const Tensor& table, const Tensor& indices) {
            shape_text(table.shape()), "; give [rows, columns]");
   SB_CHECK(!is_floating(indices.dtype()), "embedding: indices are ",
            dtype_name(indices.dtype()), "; give i64 or i32");
+  check_same_device("embedding", table, indices);
   Shape shape = indices.shape();
   shape.push_back(table.size(1));
   const kernels::TableShape table_shape{table.size(0), table.size(1)};
@@ -94,6 +100,8 @@ Tensor embedding(const Tensor& table, const Tensor& indices) {
 
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                   double eps) {
+  internal::check_same_kind("layer_norm", x, gamma);
+  internal::check_same_kind("layer_norm", x, beta);
   const Rows n = rows_of("layer_norm", x);
   SB_CHECK(gamma.shape() == Shape{n.cols} && beta.shape() == Shape{n.cols},
            "layer_norm: gamma ", shape_text(gamma.shape()), " and beta ",
@@ -269,6 +277,8 @@ Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options) {
+  internal::check_same_kind("attention", q, k);
+  internal::check_same_kind("attention", q, v);
   SB_CHECK(q.ndim() == 3 && k.ndim() == 3 && k.shape() == v.shape() &&
                q.size(0) == k.size(0) && q.size(2) == k.size(2),
            "attention: shapes q ", shape_text(q.shape()), ", k ",
@@ -343,6 +353,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
            "cross_entropy: targets ", dtype_name(targets.dtype()),
            shape_text(targets.shape()), " for logits ",
            shape_text(logits.shape()), "; give one i64 per row");
+  check_same_device("cross_entropy", logits, targets);
   const DType stat = internal::stat_dtype(logits.dtype());
   Tensor loss = Tensor::empty({}, {stat, logits.device()});
   Tensor lse = Tensor::empty({n.rows}, {stat, logits.device()});
@@ -402,6 +413,12 @@ kernels::ChannelShape channels_of(const Tensor& x) {
   return shape;
 }
 
+void check_per_channel(const Tensor& x, const Tensor& parameter) {
+  internal::check_same_kind("batch_norm", x, parameter);
+  SB_CHECK(parameter.shape() == Shape{x.size(1)}, "batch_norm: a parameter ",
+           shape_text(parameter.shape()), " for ", x.size(1), " channels");
+}
+
 Tensor rstd_of(const Tensor& variance, double eps) {
   Tensor rstd = variance.empty_like();
   if (variance.is_meta()) return rstd;
@@ -420,6 +437,8 @@ BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
                                  const SumOverRanks& sum_over_ranks) {
   const kernels::ChannelShape shape = channels_of(x);
   const std::int64_t c = shape.channels;
+  check_per_channel(x, gamma);
+  check_per_channel(x, beta);
   const TensorOptions stat{DType::kF64, x.device()};
   BatchNormResult result;
   result.y = x.empty_like();
@@ -492,6 +511,9 @@ BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
 Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma,
                        const Tensor& beta, const Tensor& mean,
                        const Tensor& variance, double eps) {
+  channels_of(x);  // checks the shape
+  check_per_channel(x, gamma);
+  check_per_channel(x, beta);
   Shape per_channel(static_cast<std::size_t>(x.ndim()), 1);
   per_channel[1] = x.size(1);
   const Tensor rstd = to_dtype(rstd_of(to_dtype(variance, DType::kF64), eps),

@@ -76,8 +76,12 @@ Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   const Device& device =
       options.device.defined() ? options.device : context.device;
   const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
-  auto storage = std::make_shared<Storage>(
-      device, shape_numel(shape) * element, context.memory_kind);
+  std::int64_t bytes = 0;
+  SB_CHECK(!__builtin_mul_overflow(shape_numel(shape), element, &bytes),
+           "empty: shape ", shape_text(shape), " in ",
+           dtype_name(options.dtype), " has more bytes than can be counted");
+  auto storage =
+      std::make_shared<Storage>(device, bytes, context.memory_kind);
   return make_tensor(std::move(storage), 0, shape, options.dtype);
 }
 
