@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "chapters/02_ddp/coalesce.h"
+#include "core/autograd.h"
 #include "core/check.h"
-#include "core/ops.h"
 
 namespace shardbook::ddp {
 namespace {
@@ -57,7 +57,7 @@ StepResult Trainer::step(std::int64_t step) {
     random.batch = batch.slice;
     random.next_op = 0;
 
-    Tensor loss = language_loss(ddp_(batch.inputs), batch.targets);
+    const Tensor loss = language_loss(ddp_(batch.inputs), batch.targets);
     local_loss += loss.item() / static_cast<double>(g);
     if (i + 1 == g) {
       // The loss travels while backward runs
@@ -67,8 +67,8 @@ StepResult Trainer::step(std::int64_t step) {
       loss_work = world_.all_reduce(mean_loss, ReduceOp::kSum, "loss");
     }
     // DDP divides by d; the g micro-batches are ours to divide
-    if (g > 1) loss = scale(loss, 1 / static_cast<double>(g));
-    loss.backward();
+    const double share = 1 / static_cast<double>(g);
+    autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
   }
   random.batch = BatchSlice{};
   loss_work.wait();
