@@ -5,6 +5,7 @@
 #include <thread>
 #include <typeinfo>
 
+#include "chapters/common/models.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -12,8 +13,8 @@
 namespace shardbook::data_parallel {
 namespace {
 
-/// The same values, whose graph keeps `replica` alive: recomputation calls the
-/// module again during backward.
+/// The same values, whose graph keeps `replica` alive: the backward of a custom
+/// function may refer to the module that made it.
 Value holding(const Value& value, const std::shared_ptr<Module>& replica) {
   if (value.is_list()) {
     Value::List list;
@@ -56,6 +57,17 @@ void rethrow_first(const std::vector<std::exception_ptr>& errors,
       if (typeid(error) != typeid(Error)) throw;
       SB_FAIL("replica ", i, " on ", devices[i].name(), ": ", error.what());
     }
+  }
+}
+
+/// A recomputed block runs a backward of its own, which would run through the
+/// broadcast, once per block; the broadcast's backward runs once per step.
+void check_keeps_activations(Module& module) {
+  for (const NamedModule& entry : module.named_modules()) {
+    const auto* block = dynamic_cast<const GptBlock*>(entry.module);
+    SB_CHECK(block == nullptr || !block->recompute, "DataParallel: '",
+             entry.name, "' recomputes its activations, which replicas "
+             "cannot; turn recomputation off, or use 02_ddp");
   }
 }
 
@@ -172,6 +184,7 @@ Value DataParallel::operator()(const Value& inputs, const Forward& forward) {
     return gather({output}, output_device_, dim_, ledger_);
   }
 
+  check_keeps_activations(module_);
   // Scatter, replicate, apply, gather.
   const std::vector<Value> chunks =
       scatter(inputs, device_ids_, dim_, ledger_);

@@ -119,7 +119,8 @@ class DataParallel {
   DataParallel(Module& module, std::vector<Device> device_ids,
                Device output_device = Device(), std::int64_t dim = 0);
 
-  /// One device: the module itself, and nothing else.
+  /// One device: the module itself, and nothing else. Throws Error when a
+  /// GptBlock recomputes its activations on several devices.
   Tensor operator()(const Tensor& x);
   Value operator()(const Value& inputs, const Forward& forward = call_module);
 

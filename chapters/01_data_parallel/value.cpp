@@ -6,23 +6,23 @@ namespace shardbook::data_parallel {
 
 const Tensor& Value::tensor() const {
   SB_CHECK(is_tensor(), "value: asked for a tensor, this is ", kind_name());
-  return std::get<Tensor>(content_);
+  return tensor_;
 }
 
 const Value::List& Value::list() const {
   SB_CHECK(is_list(), "value: asked for a list, this is ", kind_name());
-  return std::get<List>(content_);
+  return list_;
 }
 
 const Value::Dictionary& Value::dictionary() const {
   SB_CHECK(is_dictionary(), "value: asked for a dictionary, this is ",
            kind_name());
-  return std::get<Dictionary>(content_);
+  return dictionary_;
 }
 
 const Value::Object& Value::object() const {
   SB_CHECK(is_object(), "value: asked for an object, this is ", kind_name());
-  return std::get<Object>(content_);
+  return object_;
 }
 
 const Value& Value::operator[](std::size_t index) const {
@@ -41,7 +41,7 @@ const Value& Value::operator[](const std::string& key) const {
 const char* Value::kind_name() const {
   const char* const kNames[] = {"an object", "a tensor", "a list",
                                 "a dictionary"};
-  return kNames[content_.index()];
+  return kNames[static_cast<std::size_t>(kind_)];
 }
 
 Tensors tensors_of(const Value& value) {

@@ -10,7 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <variant>
+#include <utility>
 #include <vector>
 
 #include "core/tensor.h"
@@ -27,21 +27,22 @@ class Value {
   using Object = std::shared_ptr<void>;
 
   Value() = default;
-  Value(Tensor tensor) : content_(std::move(tensor)) {}
-  Value(List list) : content_(std::move(list)) {}
-  Value(Dictionary dictionary) : content_(std::move(dictionary)) {}
+  Value(Tensor tensor) : kind_(Kind::kTensor), tensor_(std::move(tensor)) {}
+  Value(List list) : kind_(Kind::kList), list_(std::move(list)) {}
+  Value(Dictionary dictionary)
+      : kind_(Kind::kDictionary), dictionary_(std::move(dictionary)) {}
   /// Any other object, by reference.
   template <typename T>
   static Value of(std::shared_ptr<T> object) {
     Value value;
-    value.content_ = Object(std::move(object));
+    value.object_ = std::move(object);
     return value;
   }
 
-  bool is_tensor() const { return content_.index() == 1; }
-  bool is_list() const { return content_.index() == 2; }
-  bool is_dictionary() const { return content_.index() == 3; }
-  bool is_object() const { return content_.index() == 0; }
+  bool is_tensor() const { return kind_ == Kind::kTensor; }
+  bool is_list() const { return kind_ == Kind::kList; }
+  bool is_dictionary() const { return kind_ == Kind::kDictionary; }
+  bool is_object() const { return kind_ == Kind::kObject; }
 
   const Tensor& tensor() const;
   const List& list() const;
@@ -61,7 +62,13 @@ class Value {
   const char* kind_name() const;
 
  private:
-  std::variant<Object, Tensor, List, Dictionary> content_;
+  enum class Kind { kObject, kTensor, kList, kDictionary };
+  // One of the four is in use.
+  Kind kind_ = Kind::kObject;
+  Object object_;
+  Tensor tensor_;
+  List list_;
+  Dictionary dictionary_;
 };
 
 /// All tensors of the tree, in order; dictionaries by key.
