@@ -61,8 +61,9 @@ class PieceReduction {
         pieces_(std::move(pieces)),
         peers_(peers_of(channel)),
         element_bytes_(dtype_bytes(dtype)) {
-    segment_ = std::max<std::int64_t>(
-        1, static_cast<std::int64_t>(kSegmentBytes / element_bytes_));
+    const std::size_t segment_bytes =
+        std::max(kSmallestSegmentBytes, kRoundBytes / pieces_.size());
+    segment_ = static_cast<std::int64_t>(segment_bytes / element_bytes_);
     std::int64_t longest = 0;
     for (const Range& piece : pieces_) longest = std::max(longest, piece.count);
     segments_ = (longest + segment_ - 1) / segment_;
@@ -127,7 +128,10 @@ class PieceReduction {
   static constexpr std::int64_t kWindow = 4;
 
  private:
-  static constexpr std::size_t kSegmentBytes = 256 << 10;
+  // What all ranks contribute to one segment, together. Smaller segments cost
+  // more wake-ups than the cache gives back.
+  static constexpr std::size_t kRoundBytes = 2 << 20;
+  static constexpr std::size_t kSmallestSegmentBytes = 128 << 10;
 
   std::size_t own() const { return static_cast<std::size_t>(channel_.rank); }
   char* inbox(std::int64_t segment, std::size_t peer) {
