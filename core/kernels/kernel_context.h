@@ -47,8 +47,9 @@ class KernelContext {
   KernelContext(const KernelContext&) = delete;
   KernelContext& operator=(const KernelContext&) = delete;
 
-  /// Matrix products add in increasing k, whatever the shape or position: one
-  /// element of the result depends on its row and its column only. Slower.
+  /// Matrix products of 16-bit elements, too, add in increasing k, whatever the
+  /// shape or position: an element of the result depends on its row and its
+  /// column only. Slower where the processor has matrix units for bf16.
   bool deterministic = false;
 
   void* acquire_scratch(std::size_t bytes);

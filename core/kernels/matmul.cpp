@@ -98,6 +98,12 @@ void multiply_block(const Product<T>& x, std::int64_t p, std::int64_t depth,
       T* out = last ? x.c + i * x.ldc + j : sums + i * sums_ld + j;
       const std::int64_t ld = last ? x.ldc : sums_ld;
       const std::int64_t rows = std::min<std::int64_t>(kTileRows, to - i);
+      // The next tile below has a while to arrive.
+      const std::int64_t next = i + kTileRows;
+      if (next < to) {
+        prefetch_tile(out + kTileRows * ld,
+                      std::min<std::int64_t>(kTileRows, to - next), ld);
+      }
       multiply_panel<1>(rows, cols, depth, packed_a + (i - from) * depth,
                         kTileRows, packed_b + j * depth, kCols, ends, out, ld);
     }

@@ -75,7 +75,8 @@ void sum_rows_typed(KernelContext& context, std::int64_t rows,
   });
 }
 
-// Sum of fn(x[i]) in f64: vectors of f32 add for one chunk of 1024 only.
+// Sum of fn(part of x, its size) over parts of 1024, in chunks of kGrain that
+// threads share.
 template <typename T, typename Fn>
 double sum_f64(KernelContext& context, std::int64_t n, const T* x,
                const Fn& fn) {
@@ -97,7 +98,7 @@ double sum_f64(KernelContext& context, std::int64_t n, const T* x,
   return sum;
 }
 
-// Four f64 sums of f32 vectors, or of f64 vectors, with `square`d terms.
+// The sum of the elements, or of their squares, in f64.
 template <bool kSquare, typename T>
 double sum_chunk(const T* x, std::int64_t n) {
   if constexpr (std::is_integral_v<T>) {

@@ -148,9 +148,10 @@ TEST_P(Matmul, DoesNotDependOnThreads) {
   }
 }
 
-// A row of the product is a function of that row of A and of B only.
+// A row of the product is a function of that row of A and of B only. Only bf16
+// has a faster way that gives this up.
 TEST_P(Matmul, RowsAloneEqualRowsTogether) {
-  context.deterministic = true;
+  context.deterministic = dtype == DType::kBF16;
   const std::int64_t m = 61, n = 45, k = 600;
   const Problem p = problem(1, m, n, k, false, false);
   const Array a = array(p.a), b = array(p.b);
