@@ -260,15 +260,14 @@ void Reducer::copy_into_bucket(Slot& slot, bool is_used) {
     slot.view.zero();
     return;
   }
-  const bool must_stay = !is_used && is_in_bucket(slot, grad);
-  if (must_stay) {
+  if (!is_used && is_in_bucket(slot, grad)) {
     // Perhaps no rank used it, and then the old gradient must survive
     MemoryScope kind(MemoryKind::kGradient);
     grad = grad.clone();
     slot.parameter.set_grad(grad);
   }
   scale_into(grad, factor, slot.view);
-  if (options_.gradient_as_bucket_view && !must_stay) {
+  if (options_.gradient_as_bucket_view && is_used) {
     slot.parameter.set_grad(slot.view);
   }
 }

@@ -55,17 +55,36 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
     // Later micro-batches hold new gradients beside the accumulated ones: that
     // of the head until the embedding's joins it, those of c_proj for a moment.
     at_last_block += (s.vocab * s.h + (4 * s.h + 1) * s.h) * s.element;
+    // Few tokens and a large vocabulary: at the head, when its own gradient
+    // and those of its output and input are there; or at the very end, when
+    // the embedding's gradient meets the head's.
+    const double head = s.vocab * s.h * s.element;
+    const double at_head =
+        in_blocks +
+        s.tokens * ((3 * s.h + s.vocab) * s.element + 2 * s.stat) + head +
+        2 * s.stat;
+    const double at_end = s.tokens * s.h * s.element + 2 * head + 2 * s.stat;
+    return std::max({at_loss, at_last_block, at_head, at_end});
   }
   return std::max(at_loss, at_last_block);
 }
 
-double mlp_activations(const Sizes& s) {
+double mlp_activations(const Sizes& s, bool accumulates) {
   // Embedding h, fc1 4h, ReLU 4h, fc2 h, ReLU h, logits, their gradient.
   const double at_loss =
       s.tokens * (11 * s.h * s.element + 2 * s.vocab * s.element + s.stat) +
       2 * s.stat;
   // At the wide ReLU: embedding, its input, and the gradients of both sides.
   const double at_relu = s.tokens * 13 * s.h * s.element + s.stat;
+  if (accumulates) {
+    // New gradients stand beside the accumulated ones: those of the head, with
+    // the gradients of its output and input, or the embedding's at the end.
+    const double at_head =
+        (s.tokens * (12 * s.h + s.vocab) + (s.h + 1) * s.vocab) * s.element +
+        2 * s.stat;
+    const double at_end = (s.tokens + s.vocab) * s.h * s.element + 2 * s.stat;
+    return std::max({at_loss, at_relu, at_head, at_end});
+  }
   return std::max(at_loss, at_relu);
 }
 
@@ -115,7 +134,8 @@ MemoryBill single_device_bill(const Options& options,
                             : (options.optimizer_options.momentum > 0 ? 1 : 0);
   bill[MemoryKind::kOptimizerState] = states * parameters * s.stat;
   bill[MemoryKind::kActivation] =
-      is_gpt ? gpt_activations(s, recompute, accumulates) : mlp_activations(s);
+      is_gpt ? gpt_activations(s, recompute, accumulates)
+             : mlp_activations(s, accumulates);
   bill[MemoryKind::kInput] = s.tokens * 2 * 8;
   return bill;
 }
