@@ -130,7 +130,8 @@ void Optimizer::step_one(std::size_t index, const Tensor& grad,
                        parameter.device()}));
   }
   slot.step += 1;
-  update(parameter, grad, grad_scale, slot);
+  // A shard may be empty.
+  if (parameter.numel() > 0) update(parameter, grad, grad_scale, slot);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name,
