@@ -1,0 +1,180 @@
+// Fused attention against the one that is composed of small operations.
+
+#include "tests/core/support.h"
+
+namespace shardbook {
+namespace {
+
+struct Setting {
+  std::int64_t batch, q_rows, k_rows, heads, head_dim;
+  bool causal;
+  double dropout, scale;
+};
+
+/// softmax(scale Q K^T + mask), dropout, times V, head by head.
+Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v,
+                const Setting& s) {
+  const std::int64_t h = s.heads * s.head_dim;
+  auto by_heads = [&](const Tensor& x, std::int64_t rows) {
+    return reshape(
+        permute(reshape(x, {s.batch, rows, s.heads, s.head_dim}), {0, 2, 1, 3}),
+        {s.batch * s.heads, rows, s.head_dim});
+  };
+  Tensor scores =
+      matmul(by_heads(q, s.q_rows), by_heads(k, s.k_rows), false, true);
+  scores =
+      scale(scores, s.scale != 0 ? s.scale : 1 / std::sqrt(double(s.head_dim)));
+  if (s.causal) {
+    std::vector<double> mask;
+    for (std::int64_t i = 0; i < s.q_rows; ++i) {
+      for (std::int64_t j = 0; j < s.k_rows; ++j) {
+        mask.push_back(j > i ? -1e30 : 0);
+      }
+    }
+    scores =
+        add(scores, Tensor::from_values<double>(mask, {s.q_rows, s.k_rows}));
+  }
+  Tensor p = reshape(softmax(scores), {s.batch, s.heads, s.q_rows, s.k_rows});
+  p = reshape(dropout(p, s.dropout), {s.batch * s.heads, s.q_rows, s.k_rows});
+  const Tensor out = matmul(p, by_heads(v, s.k_rows));
+  return reshape(permute(reshape(out, {s.batch, s.heads, s.q_rows, s.head_dim}),
+                         {0, 2, 1, 3}),
+                 {s.batch, s.q_rows, h});
+}
+
+AttentionOptions options_of(const Setting& s) {
+  AttentionOptions options;
+  options.heads = s.heads;
+  options.causal = s.causal;
+  options.dropout = s.dropout;
+  options.scale = s.scale;
+  return options;
+}
+
+const std::vector<Setting>& settings() {
+  static const std::vector<Setting> kAll = {
+      {2, 7, 7, 3, 5, true, 0, 0},   {2, 7, 7, 3, 5, false, 0, 0},
+      {1, 70, 70, 2, 8, true, 0, 0}, {2, 33, 33, 1, 4, true, 0.3, 0},
+      {2, 5, 9, 2, 4, false, 0, 0},  {2, 9, 5, 2, 4, false, 0.25, 0.7},
+      {3, 1, 1, 2, 3, true, 0, 0},   {1, 66, 130, 2, 4, false, 0.1, 0},
+  };
+  return kAll;
+}
+
+void with_same_draws(const std::function<void()>& body) {
+  ContextValue<RandomState> state(&RankContext::random,
+                                  RandomState{3, 1, 0, {2, 3}});
+  body();
+}
+
+TEST(Attention, EqualsTheComposedOneWithItsGradients) {
+  for (bool deterministic : {false, true}) {
+    Deterministic mode(deterministic);
+    for (const Setting& s : settings()) {
+      SCOPED_TRACE(std::to_string(s.q_rows) + " x " + std::to_string(s.k_rows));
+      const std::int64_t h = s.heads * s.head_dim;
+      auto run = [&](bool fused) {
+        const Tensor q = leaf({s.batch, s.q_rows, h}, 1, -2, 2),
+                     k = leaf({s.batch, s.k_rows, h}, 2, -2, 2),
+                     v = leaf({s.batch, s.k_rows, h}, 3, -2, 2);
+        Tensor out;
+        with_same_draws([&] {
+          out =
+              fused ? attention(q, k, v, options_of(s)) : composed(q, k, v, s);
+        });
+        weighted_sum(out).backward();
+        return Tensors{out.detach(), q.grad(), k.grad(), v.grad()};
+      };
+      const Tensors fused = run(true), reference = run(false);
+      for (std::size_t i = 0; i < fused.size(); ++i) {
+        expect_close(fused[i], reference[i], 1e-12);
+      }
+    }
+  }
+}
+
+TEST(Attention, PackedEqualsSeparate) {
+  for (const Setting& s : settings()) {
+    if (s.q_rows != s.k_rows) continue;
+    const std::int64_t h = s.heads * s.head_dim;
+    const Tensor q = leaf({s.batch, s.q_rows, h}, 1),
+                 k = leaf({s.batch, s.q_rows, h}, 2),
+                 v = leaf({s.batch, s.q_rows, h}, 3);
+    const Tensor packed = concat({q, k, v}, 2).detach().set_requires_grad();
+    with_same_draws(
+        [&] { weighted_sum(attention(q, k, v, options_of(s))).backward(); });
+    with_same_draws(
+        [&] { weighted_sum(attention(packed, options_of(s))).backward(); });
+    expect_close(packed.grad(), concat({q.grad(), k.grad(), v.grad()}, 2),
+                 1e-14);
+  }
+}
+
+TEST(Attention, CausalRowsDoNotSeeTheFuture) {
+  const Setting s{1, 6, 6, 2, 4, true, 0, 0};
+  const Tensor a = noise({1, 6, 24});
+  const Tensor b = a.clone();
+  b.flat_view(5 * 24, {24}).fill(7);  // the last token only
+  const Tensor ya = attention(a, options_of(s)),
+               yb = attention(b, options_of(s));
+  EXPECT_TRUE(bitwise_equal(slice(ya, 1, 0, 5), slice(yb, 1, 0, 5)));
+  EXPECT_GT(max_abs_difference(slice(ya, 1, 5, 6), slice(yb, 1, 5, 6)), 1e-3);
+}
+
+TEST(Attention, LargeScoresDoNotOverflow) {
+  const TensorOptions f32{DType::kF32, Device()};
+  const Tensor qkv = noise({1, 8, 24}, 1, -100, 100, f32);
+  AttentionOptions options;
+  options.heads = 2;
+  for (double v : values(attention(qkv, options))) {
+    EXPECT_TRUE(std::isfinite(v));
+  }
+}
+
+TEST(Attention, KeepsNoSquareMatrix) {
+  const Device device = Device::cpu();
+  RankContext context(device);
+  RankContext::Scope scope(context);
+  const std::int64_t s = 128, h = 8;
+  const Tensor qkv = leaf({1, s, 3 * h});
+  AttentionOptions options;
+  const Tensor out = attention(qkv, options);
+  // qkv, the output and one logarithm per row, in f64.
+  EXPECT_EQ(device.memory().current_total, 8 * (3 * s * h + s * h + s));
+}
+
+TEST(Attention, SaysWhatDoesNotFit) {
+  AttentionOptions options;
+  options.heads = 4;
+  expect_error(
+      [&] {
+        attention(noise({2, 3, 18}), options);
+      },
+      {"4 heads", "width of 6"});
+  expect_error(
+      [&] {
+        attention(noise({2, 3, 16}), options);
+      },
+      {"[2, 3, 16]", "3 * width"});
+  expect_error(
+      [&] {
+        attention(noise({2, 3, 8}), noise({2, 5, 8}), noise({2, 4, 8}),
+                  options);
+      },
+      {"[2, 5, 8]", "[2, 4, 8]"});
+  expect_error(
+      [&] {
+        attention(noise({2, 3, 8}), noise({1, 3, 8}), noise({1, 3, 8}),
+                  options);
+      },
+      {"one batch"});
+  expect_error(
+      [&] {
+        attention(noise({2, 3, 8}), noise({2, 3, 8}),
+                  noise({2, 3, 8}, 1, -1, 1, {DType::kF32, Device()}), options);
+      },
+      {"attention", "f64", "f32"});
+}
+
+}  // namespace
+}  // namespace shardbook

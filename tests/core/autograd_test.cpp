@@ -1,0 +1,554 @@
+// The tape: what flows, in which order, what it keeps alive.
+
+#include "core/autograd.h"
+
+#include <memory>
+
+#include "tests/core/support.h"
+
+namespace shardbook {
+namespace {
+
+using autograd::backward;
+using autograd::custom_function;
+
+Tensor ones_like(const Tensor& x) {
+  return Tensor::full(x.shape(), 1, x.options());
+}
+
+/// The identity, which notes when its backward runs.
+Tensor noted(const Tensor& x, const std::string& name,
+             std::vector<std::string>* notes) {
+  return custom_function(
+      "noted", {x}, [](const Tensors& in) { return Tensors{in[0].clone()}; },
+      [=](const Tensors& grads) {
+        notes->push_back(name);
+        return Tensors{grads[0]};
+      })[0];
+}
+
+TEST(Backward, SumsWhereADiamondCloses) {
+  const Tensor x = leaf_of({2, 3}, {2});
+  const Tensor a = square(x);    // 4, 9
+  const Tensor b = scale(a, 3);  // 12, 27
+  const Tensor c = mul(a, a);    // 16, 81
+  sum(add(b, c)).backward();     // d = (3 + 2a) 2x
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{44, 126}));
+}
+
+TEST(Backward, AccumulatesOverCallsUntilCleared) {
+  const Tensor x = leaf_of({2}, {1});
+  sum(square(x)).backward();
+  sum(square(x)).backward();
+  EXPECT_EQ(x.grad().item(), 8);
+  x.clear_grad();
+  EXPECT_FALSE(x.grad().defined());
+  sum(square(x)).backward();
+  EXPECT_EQ(x.grad().item(), 4);
+}
+
+TEST(Backward, RunsLaterOperationsFirst) {
+  std::vector<std::string> order;
+  const Tensor x = leaf({2});
+  Tensor y = noted(x, "a", &order);
+  const Tensor side = noted(x, "b", &order);
+  y = noted(y, "c", &order);
+  sum(add(side, y)).backward();
+  EXPECT_EQ(order, (std::vector<std::string>{"c", "b", "a"}));
+}
+
+TEST(Backward, NeedsAScalarOrAGradient) {
+  const Tensor x = leaf({2});
+  expect_error([&] { square(x).backward(); }, {"[2]", "not a scalar"});
+  expect_error([&] { backward({square(x)}, {Tensor::zeros({3})}); },
+               {"[3]", "[2]"});
+  expect_error([&] { backward({}); }, {"no outputs"});
+  const Tensor y = square(x);
+  expect_error(
+      [&] {
+        backward({y}, {ones_like(y), ones_like(y)});
+      },
+      {"2 gradients for 1 outputs"});
+  expect_error([&] { sum(noise({2})).backward(); }, {"requires a gradient"});
+}
+
+TEST(Backward, OfSeveralOutputsWithGivenGradients) {
+  const Tensor x = leaf_of({1, 2}, {2}), w = leaf_of({3}, {1});
+  const Tensor shared = mul(x, w);
+  const Tensor y = square(shared), z = scale(shared, 10);
+  backward({y, z, sum(x)},
+           {Tensor::from_values<double>({1, 0}, {2}),
+            Tensor::from_values<double>({0, 1}, {2}), Tensor()});
+  // dy0 = 2 * 3 * w = 18 for x0; dz1 = 10 w = 30 for x1; and 1 each.
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{19, 31}));
+  // w: 2 * 3 * x0 + 10 * x1.
+  EXPECT_EQ(w.grad().item(), 26);
+}
+
+TEST(Backward, AnOutputMayLieBelowAnother) {
+  const Tensor x = leaf_of({3}, {1});
+  const Tensor y = square(x), z = square(y);
+  backward({y, z}, {ones_like(y), ones_like(z)});
+  EXPECT_EQ(x.grad().item(), 6 + 4 * 27);
+  x.clear_grad();
+  const Tensor u = square(x);
+  backward({u, u}, {ones_like(u), ones_like(u)});
+  EXPECT_EQ(x.grad().item(), 12);
+}
+
+TEST(Backward, OfALeafIsItsGradient) {
+  const Tensor x = leaf_of({3}, {});
+  x.backward();
+  EXPECT_EQ(x.grad().item(), 1);
+  const Tensor given = Tensor::full({}, 5, x.options());
+  backward({x}, {given});
+  EXPECT_EQ(x.grad().item(), 6);
+  EXPECT_EQ(given.item(), 5);
+}
+
+TEST(Backward, TheGivenGradientStaysTheCallers) {
+  const Tensor x = leaf_of({1, 1}, {2});
+  const Tensor given = Tensor::full({2}, 2, x.options());
+  backward({x}, {given});
+  EXPECT_FALSE(x.grad().shares_storage(given));
+  backward({x}, {given});
+  EXPECT_EQ(values(given), (std::vector<double>{2, 2}));
+}
+
+// add hands the same array to both sides.
+TEST(Backward, TwoLeavesNeverShareAGradient) {
+  const Tensor a = leaf_of({1, 2}, {2}), b = leaf_of({3, 4}, {2});
+  const Tensor y = add(a, b);
+  backward({y}, {ones_like(y)});
+  EXPECT_FALSE(a.grad().shares_storage(b.grad()));
+  sum(a).backward();
+  EXPECT_EQ(values(a.grad()), (std::vector<double>{2, 2}));
+  EXPECT_EQ(values(b.grad()), (std::vector<double>{1, 1}));
+}
+
+TEST(Graph, IsFreedByItsBackward) {
+  const Tensor x = leaf({2});
+  const Tensor y = sum(square(x));
+  y.backward();
+  expect_error([&] { y.backward(); }, {"freed", "retain_graph"});
+}
+
+TEST(Graph, RetainedRunsAgain) {
+  const Tensor x = leaf_of({3}, {1});
+  const Tensor y = sum(square(x));
+  backward({y}, {}, /*retain_graph=*/true);
+  backward({y}, {}, /*retain_graph=*/true);
+  EXPECT_EQ(x.grad().item(), 12);
+  y.backward();
+  EXPECT_EQ(x.grad().item(), 18);
+  expect_error([&] { y.backward(); }, {"freed"});
+}
+
+TEST(Graph, APartThatWasFreedIsNamed) {
+  const Tensor x = leaf({2});
+  const Tensor shared = exp(x);
+  sum(shared).backward();
+  const Tensor again = sum(square(shared));
+  expect_error([&] { again.backward(); }, {"'exp'", "retain_graph"});
+}
+
+TEST(Graph, AHundredThousandNodesNeedNoStack) {
+  const Tensor x = leaf_of({1}, {1});
+  {
+    Tensor y = x;
+    for (int i = 0; i < 100000; ++i) y = mul(y, x);
+    sum(y).backward();
+    EXPECT_EQ(x.grad().item(), 100001);
+  }
+  // Freed without a backward, too.
+  Tensor y = x;
+  for (int i = 0; i < 100000; ++i) y = square(y);
+  y = Tensor();
+}
+
+TEST(Graph, SavedTensorsAreFreedAsBackwardPasses) {
+  const Device device = Device::cpu();
+  RankContext context(device);
+  RankContext::Scope scope(context);
+  constexpr std::int64_t kBytes = 8 * 1000;
+  constexpr int kLayers = 10;
+  const Tensor x = leaf({1000});
+  Tensor y = x;
+  for (int i = 0; i < kLayers; ++i) y = exp(y);
+  Tensor loss = sum(y);
+  y = Tensor();
+  // The leaf and every layer's saved output.
+  EXPECT_EQ(device.memory().current_total, (1 + kLayers) * kBytes + 8);
+  Device handle = device;
+  handle.reset_peak_memory();
+  loss.backward();
+  // At the last layer: all that was saved, the gradients of its output and of
+  // its input, the loss; from there on one saved tensor fewer at each layer.
+  EXPECT_EQ(device.memory().peak_total, (1 + kLayers + 2) * kBytes + 8);
+  // The leaf and its gradient; the loss.
+  EXPECT_EQ(device.memory().current_total, 2 * kBytes + 8);
+}
+
+TEST(Graph, RetainingKeepsWhatIsSaved) {
+  const Device device = Device::cpu();
+  RankContext context(device);
+  RankContext::Scope scope(context);
+  const Tensor x = leaf({1000});
+  const Tensor loss = sum(exp(exp(x)));
+  const std::int64_t before = device.memory().current_total;
+  backward({loss}, {}, /*retain_graph=*/true);
+  EXPECT_EQ(device.memory().current_total, before + 8000);
+}
+
+TEST(Hooks, RunAfterAccumulationInReverseOrderOfUse) {
+  const Tensor a = leaf_of({2}, {1}), b = leaf_of({3}, {1}),
+               c = leaf_of({4}, {1});
+  std::vector<std::string> order;
+  auto watch = [&](const Tensor& parameter, const std::string& name) {
+    parameter.add_accumulate_hook([&order, name](Tensor& p) {
+      EXPECT_TRUE(p.grad().defined());
+      order.push_back(name + " " +
+                      std::to_string(static_cast<int>(p.grad().item())));
+    });
+  };
+  watch(a, "a");
+  watch(b, "b");
+  watch(c, "c");
+  sum(mul(mul(a, b), c)).backward();
+  // a and b become final together, and come in the order of the operands.
+  EXPECT_EQ(order, (std::vector<std::string>{"c 6", "a 12", "b 8"}));
+}
+
+TEST(Hooks, RunOncePerBackwardWhenAParameterIsUsedTwice) {
+  const Tensor w = leaf_of({2}, {1});
+  int calls = 0;
+  double seen = 0;
+  w.add_accumulate_hook([&](Tensor& p) {
+    ++calls;
+    seen = p.grad().item();
+  });
+  sum(mul(square(w), w)).backward();
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(seen, 12);  // complete, not a part of it
+}
+
+TEST(Hooks, SeeEveryLayersGradientBeforeEarlierLayersRun) {
+  std::vector<std::string> order;
+  const Tensor w1 = leaf({2}), w2 = leaf({2}), x = leaf({2});
+  for (const auto& [w, name] : {std::pair(w1, "hook w1"), {w2, "hook w2"}}) {
+    w.add_accumulate_hook(
+        [&order, name = std::string(name)](Tensor&) { order.push_back(name); });
+  }
+  Tensor y = noted(mul(x, w1), "layer 1", &order);
+  y = noted(mul(y, w2), "layer 2", &order);
+  sum(y).backward();
+  EXPECT_EQ(order, (std::vector<std::string>{"layer 2", "hook w2", "layer 1",
+                                             "hook w1"}));
+}
+
+TEST(Hooks, CanBeRemovedEvenByThemselves) {
+  const Tensor w = leaf({1});
+  int calls = 0;
+  int key = -1;
+  key = w.add_accumulate_hook([&](Tensor& p) {
+    ++calls;
+    p.remove_accumulate_hook(key);
+  });
+  const int other = w.add_accumulate_hook([&](Tensor&) { calls += 10; });
+  EXPECT_NE(key, other);
+  sum(w).backward();
+  EXPECT_EQ(calls, 11);
+  sum(w).backward();
+  EXPECT_EQ(calls, 21);
+  expect_error([&] { square(w).add_accumulate_hook([](Tensor&) {}); },
+               {"only leaves"});
+}
+
+TEST(Hooks, OnResultsSeeAndReplaceTheCompleteGradient) {
+  const Tensor x = leaf_of({2}, {1});
+  const Tensor y = square(x);
+  double seen = 0;
+  y.add_grad_hook([&](const Tensor& grad) {
+    seen = grad.item();
+    return scale(grad, 10);
+  });
+  sum(add(y, scale(y, 3))).backward();
+  EXPECT_EQ(seen, 4);
+  EXPECT_EQ(x.grad().item(), 160);
+  // An undefined answer changes nothing.
+  x.clear_grad();
+  const Tensor z = square(x);
+  z.add_grad_hook([](const Tensor&) { return Tensor(); });
+  sum(z).backward();
+  EXPECT_EQ(x.grad().item(), 4);
+  expect_error([&] { x.add_grad_hook([](const Tensor& g) { return g; }); },
+               {"add_accumulate_hook"});
+}
+
+TEST(GradBuffers, ReceiveTheFirstGradientAndTheSum) {
+  const TensorOptions f64{DType::kF64, Device()};
+  const Tensor bucket = Tensor::full({5}, 99, f64);
+  const Tensor a = leaf_of({1, 2}, {2}), b = leaf_of({3, 4, 5}, {3});
+  a.set_grad_buffer(bucket.flat_view(3, {2}));
+  b.set_grad_buffer(bucket.flat_view(0, {3}));
+  backward({square(a), square(b)}, {ones_like(a), ones_like(b)});
+  EXPECT_EQ(values(bucket), (std::vector<double>{6, 8, 10, 2, 4}));
+  EXPECT_TRUE(a.grad().shares_storage(bucket));
+  backward({a}, {ones_like(a)});
+  EXPECT_EQ(values(bucket), (std::vector<double>{6, 8, 10, 3, 5}));
+  // Cleared is not zeroed: the next gradient overwrites.
+  a.clear_grad();
+  EXPECT_EQ(bucket.data<double>()[3], 3);
+  backward({a}, {ones_like(a)});
+  EXPECT_EQ(values(bucket), (std::vector<double>{6, 8, 10, 1, 1}));
+  expect_error([&] { a.set_grad_buffer(bucket); }, {"[5]", "[2]"});
+}
+
+// Mixed precision: 16-bit parameters, sums of gradients in f32.
+TEST(GradBuffers, MayBeWiderThanTheParameter) {
+  const TensorOptions bf16{DType::kBF16, Device()};
+  const Tensor w = Tensor::full({33}, 1, bf16).set_requires_grad();
+  const Tensor bucket = Tensor::zeros({33});
+  w.set_grad_buffer(bucket);
+  // 1 + 2^-9 has no place in bf16, their sum in f32 has.
+  backward({w}, {Tensor::full({33}, 1, bf16)});
+  backward({w}, {Tensor::full({33}, 1.0 / 512, bf16)});
+  EXPECT_EQ(w.grad().dtype(), DType::kF32);
+  EXPECT_EQ(values(bucket), std::vector<double>(33, 1 + 1.0 / 512));
+}
+
+TEST(CustomFunction, HasItsOwnBackward) {
+  const Tensor x = leaf_of({3}, {1});
+  // Straight-through: forward rounds, backward passes.
+  const Tensor y = custom_function(
+      "round", {x},
+      [](const Tensors& in) {
+        EXPECT_FALSE(RankContext::current().grad_enabled);
+        return Tensors{
+            Tensor::full({1}, std::round(in[0].item() / 2), in[0].options())};
+      },
+      [](const Tensors& grads) { return Tensors{scale(grads[0], 7)}; })[0];
+  EXPECT_EQ(y.item(), 2);
+  sum(y).backward();
+  EXPECT_EQ(x.grad().item(), 7);
+}
+
+TEST(CustomFunction, OutputsThatNobodyUsesHaveUndefinedGradients) {
+  const Tensor x = leaf_of({1, 2}, {2});
+  bool first = true, second = false;
+  const Tensors y = custom_function(
+      "pair", {x},
+      [](const Tensors& in) {
+        return Tensors{scale(in[0], 1), in[0]};
+      },
+      [&](const Tensors& grads) {
+        first = grads[0].defined();
+        second = grads[1].defined();
+        return Tensors{grads[1]};
+      });
+  sum(y[1]).backward();
+  EXPECT_FALSE(first);
+  EXPECT_TRUE(second);
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{1, 1}));
+}
+
+TEST(CustomFunction, MayReturnItsInput) {
+  const Tensor x = leaf_of({1, 2}, {2});
+  const Tensor y = custom_function(
+      "identity", {x}, [](const Tensors& in) { return in; },
+      [](const Tensors& grads) { return Tensors{scale(grads[0], 2)}; })[0];
+  EXPECT_TRUE(x.is_leaf());
+  EXPECT_FALSE(y.is_leaf());
+  EXPECT_TRUE(y.shares_storage(x));
+  sum(y).backward();
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{2, 2}));
+}
+
+TEST(CustomFunction, UndefinedGradientsStopTheFlow) {
+  const Tensor x = leaf({2}), w = leaf({2});
+  int hooks = 0;
+  x.add_accumulate_hook([&](Tensor&) { ++hooks; });
+  const Tensor y = custom_function(
+      "stop", {square(x), w},
+      [](const Tensors& in) { return Tensors{add(in[0], in[1])}; },
+      [](const Tensors& grads) {
+        return Tensors{Tensor(), grads[0]};
+      })[0];
+  sum(y).backward();
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_EQ(hooks, 0);
+  EXPECT_EQ(values(w.grad()), (std::vector<double>{1, 1}));
+}
+
+TEST(CustomFunction, AWrongNumberOfGradientsIsAnError) {
+  const Tensor x = leaf({2}), w = leaf({2});
+  const Tensor y = custom_function(
+      "one_of_two", {x, w},
+      [](const Tensors& in) { return Tensors{add(in[0], in[1])}; },
+      [](const Tensors& grads) { return grads; })[0];
+  expect_error([&] { sum(y).backward(); },
+               {"'one_of_two'", "1 gradients for 2 inputs"});
+}
+
+TEST(CustomFunction, AGradientOfAnotherShapeIsAnError) {
+  auto wrong = [](const Tensor& x) {
+    return custom_function(
+        "wrong", {x}, [](const Tensors& in) { return Tensors{sum(in[0])}; },
+        [](const Tensors& grads) { return grads; })[0];
+  };
+  const Tensor x = leaf({2});
+  expect_error([&] { wrong(x).backward(); }, {"[]", "[2]"});
+  // Also where only broadcasting would notice.
+  expect_error([&] { wrong(square(x)).backward(); }, {"[]", "[2]"});
+}
+
+TEST(CustomFunction, AGradientOfAnotherDtypeIsAnError) {
+  auto wrong = [](const Tensor& x) {
+    return custom_function(
+        "wrong", {x}, [](const Tensors& in) { return in; },
+        [](const Tensors& grads) {
+          return Tensors{to_dtype(grads[0], DType::kF32)};
+        })[0];
+  };
+  const Tensor x = leaf({200});
+  expect_error([&] { sum(add(wrong(square(x)), x)).backward(); },
+               {"f32", "f64"});
+  expect_error([&] { sum(add(x, wrong(x))).backward(); }, {"f32", "f64"});
+}
+
+// Order without data: an edge that carries an empty tensor.
+TEST(CustomFunction, PhonyEdgesOrderTheBackward) {
+  std::vector<std::string> order;
+  const Tensor x = leaf_of({2}, {1}), w = leaf_of({3}, {1});
+  // Without the edge, "late" (made second) would run first.
+  const Tensor early_in = noted(x, "early", &order);
+  const Tensors fork = custom_function(
+      "fork", {early_in},
+      [](const Tensors& in) {
+        return Tensors{in[0], Tensor::empty({0}, in[0].options())};
+      },
+      [&](const Tensors& grads) {
+        order.push_back("fork");
+        return Tensors{grads[0]};
+      });
+  const Tensor joined = custom_function(
+      "join", {w, fork[1]}, [](const Tensors& in) { return Tensors{in[0]}; },
+      [&](const Tensors& grads) {
+        order.push_back("join");
+        return Tensors{grads[0], Tensor::empty({0}, grads[0].options())};
+      })[0];
+  backward({fork[0], joined}, {ones_like(x), ones_like(w)});
+  EXPECT_EQ(order, (std::vector<std::string>{"join", "fork", "early"}));
+  EXPECT_EQ(x.grad().item(), 1);
+  EXPECT_EQ(w.grad().item(), 1);
+}
+
+TEST(NoGrad, AndDetachCutTheGraph) {
+  const Tensor x = leaf_of({2}, {1});
+  Tensor y;
+  {
+    NoGrad no_grad;
+    y = square(x);
+  }
+  EXPECT_FALSE(y.requires_grad());
+  EXPECT_TRUE(y.is_leaf());
+  const Tensor z = square(x);
+  const Tensor cut = z.detach();
+  EXPECT_TRUE(cut.shares_storage(z));
+  EXPECT_FALSE(cut.requires_grad());
+  sum(add(z, square(cut))).backward();
+  EXPECT_EQ(x.grad().item(), 4);
+  expect_error([&] { z.set_requires_grad(); }, {"only leaves"});
+  expect_error(
+      [] {
+        Tensor::zeros({1}, {DType::kI64, Device()}).set_requires_grad();
+      },
+      {"i64"});
+}
+
+TEST(NoGrad, HoldsInsideBackward) {
+  const Tensor x = leaf({2});
+  bool recorded = true;
+  x.add_accumulate_hook(
+      [&](Tensor& p) { recorded = square(p).requires_grad(); });
+  sum(x).backward();
+  EXPECT_FALSE(recorded);
+  EXPECT_TRUE(RankContext::current().grad_enabled);
+}
+
+TEST(AtEndOfBackward, RunsOnceAfterAllGradients) {
+  const Tensor a = leaf({1}), b = leaf({1});
+  int calls = 0;
+  b.add_accumulate_hook([&](Tensor&) {
+    autograd::at_end_of_backward([&] {
+      ++calls;
+      EXPECT_TRUE(a.grad().defined());
+    });
+  });
+  sum(mul(a, b)).backward();
+  EXPECT_EQ(calls, 1);
+  expect_error([] { autograd::at_end_of_backward([] {}); }, {"no backward"});
+}
+
+TEST(AtEndOfBackward, ACallbackMayAddAnother) {
+  const Tensor a = leaf({1});
+  std::vector<int> order;
+  a.add_accumulate_hook([&](Tensor&) {
+    autograd::at_end_of_backward([&] {
+      order.push_back(1);
+      autograd::at_end_of_backward([&] { order.push_back(2); });
+    });
+  });
+  sum(a).backward();
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+}
+
+TEST(ReachableLeaves, AreThoseThatNeedAGradientEachOnce) {
+  const Tensor a = leaf({1}), b = leaf({1}), unused = leaf({1});
+  const Tensor constant = noise({1});
+  const Tensor y = mul(add(a, b), add(a, constant));
+  const Tensors found = autograd::reachable_leaves({y, square(a)});
+  ASSERT_EQ(found.size(), 2u);
+  int hits = 0;
+  for (const Tensor& found_leaf : found) {
+    if (found_leaf.is_same(a) || found_leaf.is_same(b)) ++hits;
+  }
+  EXPECT_EQ(hits, 2);
+  EXPECT_TRUE(autograd::reachable_leaves({constant}).empty());
+}
+
+TEST(Backward, AnErrorReachesTheCallerAndTheNextBackwardWorks) {
+  const Tensor x = leaf_of({2}, {1});
+  const Tensor y = custom_function(
+      "fails", {x}, [](const Tensors& in) { return in; },
+      [](const Tensors&) -> Tensors { SB_FAIL("on purpose"); })[0];
+  expect_error([&] { sum(y).backward(); }, {"on purpose"});
+  EXPECT_TRUE(RankContext::current().grad_enabled);
+  EXPECT_EQ(RankContext::current().phase, Phase::kForward);
+  EXPECT_EQ(RankContext::current().graph_task, nullptr);
+  sum(square(x)).backward();
+  EXPECT_EQ(x.grad().item(), 4);
+}
+
+TEST(Backward, GradientsAreBookedAsGradients) {
+  const Device device = Device::cpu();
+  RankContext context(device);
+  RankContext::Scope scope(context);
+  Tensor w, b;
+  {
+    MemoryScope kind(MemoryKind::kParameter);
+    w = leaf({10, 20});
+    b = leaf({20});
+  }
+  Tensor x = noise({5, 10});
+  sum(linear(x, w, b)).backward();
+  x = Tensor();
+  const MemoryStats stats = device.memory();
+  EXPECT_EQ(stats.current(MemoryKind::kParameter), 8 * 220);
+  EXPECT_EQ(stats.current(MemoryKind::kGradient), 8 * 220);
+  EXPECT_EQ(stats.peak(MemoryKind::kGradient), 8 * 220);
+  EXPECT_EQ(stats.current(MemoryKind::kActivation), 0);
+}
+
+}  // namespace
+}  // namespace shardbook

@@ -1,0 +1,322 @@
+// Random numbers by global position, and sums in a fixed order.
+
+#include <tuple>
+#include <utility>
+
+#include "core/context.h"
+#include "core/layers.h"
+#include "tests/core/support.h"
+
+namespace shardbook {
+namespace {
+
+void fill(const Tensor& x, bool normal, const ShardView& view = {}) {
+  if (normal) {
+    fill_normal(x, 42, stream_of("w"), 0.5, 2, view);
+  } else {
+    fill_uniform(x, 42, stream_of("w"), -1, 3, view);
+  }
+}
+
+/// Rows and columns of a matrix, by position.
+Tensor picked(const Tensor& x, const std::vector<std::int64_t>& offset,
+              const std::vector<std::int64_t>& step, const Shape& shape) {
+  const std::vector<double> all = values(x);
+  std::vector<double> out;
+  for (std::int64_t i = 0; i < shape[0]; ++i) {
+    for (std::int64_t j = 0; j < shape[1]; ++j) {
+      out.push_back(all[static_cast<std::size_t>(
+          (offset[0] + step[0] * i) * x.size(1) + offset[1] + step[1] * j)]);
+    }
+  }
+  Tensor result = Tensor::empty(shape, x.options());
+  result.copy_from(Tensor::from_values<double>(out, shape));
+  return result;
+}
+
+TEST(Filling, AnyShardDrawsWhatTheWholeDraws) {
+  const Shape global = {6, 14};
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    for (bool normal : {false, true}) {
+      const TensorOptions options{dtype, Device()};
+      const Tensor whole = Tensor::empty(global, options);
+      fill(whole, normal);
+      struct Shard {
+        Shape shape;
+        std::vector<std::int64_t> offset, step;
+      };
+      for (const Shard& s : std::vector<Shard>{
+               {{3, 14}, {3, 0}, {1, 1}},  // rows
+               {{6, 5}, {0, 9}, {1, 1}},   // columns, odd
+               {{2, 3}, {1, 2}, {3, 4}},   // every third row, fourth column
+               {{1, 1}, {5, 13}, {1, 1}},  // the last element
+               {{6, 7}, {0, 1}, {1, 2}},   // the second of each pair
+           }) {
+        const Tensor part = Tensor::empty(s.shape, options);
+        fill(part, normal, {global, s.offset, s.step});
+        EXPECT_TRUE(
+            bitwise_equal(part, picked(whole, s.offset, s.step, s.shape)))
+            << dtype_name(dtype) << shape_text(s.shape);
+      }
+    }
+  }
+  expect_error(
+      [&] {
+        fill(Tensor::empty({4, 14}), false, {global, {3, 0}, {1, 1}});
+      },
+      {"6"});
+}
+
+TEST(Filling, FlatPiecesOfAParameterAreShards) {
+  // A flat shard of [6, 14], elements 11 to 40, as ZeRO cuts it.
+  const Tensor whole = Tensor::empty({6, 14});
+  fill(whole, true);
+  const Tensor part = Tensor::empty({30});
+  fill(part, true, {{84}, {11}, {1}});
+  EXPECT_TRUE(bitwise_equal(part, whole.flat_view(11, {30})));
+}
+
+TEST(Filling, DependsOnSeedStreamAndNothingElse) {
+  auto draw = [](std::uint64_t seed, const std::string& name) {
+    const Tensor x = Tensor::empty({100}, {DType::kF64, Device()});
+    fill_normal(x, seed, stream_of(name), 0, 1);
+    return x;
+  };
+  const Tensor first = draw(1, "a");
+  RankContext::current().random = {99, 98, 97, {96, 95}};
+  EXPECT_TRUE(bitwise_equal(draw(1, "a"), first));
+  RankContext::current().random = {};
+  EXPECT_FALSE(bitwise_equal(draw(2, "a"), first));
+  EXPECT_FALSE(bitwise_equal(draw(1, "b"), first));
+}
+
+TEST(Filling, HasTheMomentsItShould) {
+  constexpr std::int64_t kN = 200000;
+  const Tensor x = Tensor::empty({kN}, {DType::kF64, Device()});
+  fill_normal(x, 3, 1, 2, 0.5);
+  const double mean_of = mean(x).item();
+  EXPECT_NEAR(mean_of, 2, 5 * 0.5 / std::sqrt(double{kN}));
+  EXPECT_NEAR(mean(square(add_scalar(x, -mean_of))).item(), 0.25, 0.005);
+  fill_uniform(x, 3, 2, -1, 3);
+  EXPECT_NEAR(mean(x).item(), 1, 0.02);
+  for (double v : values(x)) {
+    ASSERT_GE(v, -1);
+    ASSERT_LT(v, 3);
+  }
+}
+
+TEST(Initialisation, LinearLayersBeginAsNamed) {
+  InitOptions init;
+  init.seed = 4;
+  const Linear a("fc1", 9, 4, init), again("fc1", 9, 4, init),
+      other("fc2", 9, 4, init);
+  EXPECT_TRUE(bitwise_equal(a.weight, again.weight));
+  EXPECT_FALSE(bitwise_equal(a.weight, other.weight));
+  for (double v : values(a.weight)) EXPECT_LE(std::fabs(v), 1.0 / 3);
+  // Rank 1 of a column-parallel pair draws its two columns alone.
+  const Tensor half = Tensor::empty({9, 2});
+  fill_uniform(half, init.seed, stream_of("fc1.weight"), -1.0 / 3, 1.0 / 3,
+               {{9, 4}, {0, 2}, {1, 1}});
+  EXPECT_TRUE(bitwise_equal(half, slice(a.weight, 1, 2, 4).detach()));
+}
+
+/// `body` under a random state whose batch lies at `slice`.
+Tensor drawn(BatchSlice slice, const std::function<Tensor()>& body) {
+  ContextValue<RandomState> state(&RankContext::random,
+                                  RandomState{5, 2, 0, slice});
+  return body();
+}
+
+/// Rows first, first + stride, ... of dim 0.
+Tensor rows_of(const Tensor& x, BatchSlice at, std::int64_t count) {
+  Tensors rows;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t row = at.first + i * at.stride;
+    rows.push_back(slice(x, 0, row, row + 1));
+  }
+  return concat(rows, 0);
+}
+
+TEST(Dropout, OfABatchSliceEqualsTheRowsOfTheGlobalBatch) {
+  const Tensor x = noise({8, 3, 5}, 1, 0.5, 1);
+  auto forward = [](const Tensor& in) {
+    return dropout(dropout(in, 0.5), 0.3);
+  };
+  const Tensor whole = drawn({0, 1}, [&] { return forward(x); });
+  for (const auto& [at, count] : std::vector<std::pair<BatchSlice, int>>{
+           {{0, 1}, 8}, {{4, 1}, 4}, {{1, 2}, 4}, {{2, 3}, 2}, {{7, 1}, 1}}) {
+    const Tensor mine = rows_of(x, at, count);
+    EXPECT_TRUE(bitwise_equal(drawn(at, [&] { return forward(mine); }),
+                              rows_of(whole, at, count)));
+  }
+  // Negative: a rank that forgets its place draws rank 0's masks.
+  EXPECT_FALSE(bitwise_equal(drawn({0, 1},
+                                   [&] {
+                                     return forward(rows_of(x, {4, 1}, 4));
+                                   }),
+                             rows_of(whole, {4, 1}, 4)));
+}
+
+TEST(Dropout, OfAttentionEqualsTheRowsOfTheGlobalBatch) {
+  AttentionOptions options;
+  options.heads = 2;
+  options.dropout = 0.4;
+  Deterministic deterministic;
+  const Tensor qkv = leaf({6, 5, 12});
+  const Tensor whole = drawn({0, 1}, [&] { return attention(qkv, options); });
+  autograd::backward({whole}, {Tensor::full({6, 5, 4}, 1, whole.options())});
+  const BatchSlice at{1, 2};
+  const Tensor mine = rows_of(qkv, at, 3).detach().set_requires_grad();
+  const Tensor part = drawn(at, [&] { return attention(mine, options); });
+  EXPECT_TRUE(bitwise_equal(part.detach(), rows_of(whole, at, 3).detach()));
+  autograd::backward({part}, {Tensor::full({3, 5, 4}, 1, whole.options())});
+  EXPECT_TRUE(bitwise_equal(mine.grad(), rows_of(qkv.grad(), at, 3)));
+}
+
+TEST(Dropout, DependsOnStepOperationAndSeed) {
+  const Tensor x = Tensor::full({200}, 1);
+  auto with = [&](RandomState state) {
+    ContextValue<RandomState> scope(&RankContext::random, state);
+    return dropout(x, 0.5);
+  };
+  const Tensor base = with({1, 1, 1, {}});
+  EXPECT_TRUE(bitwise_equal(with({1, 1, 1, {}}), base));
+  EXPECT_FALSE(bitwise_equal(with({2, 1, 1, {}}), base));
+  EXPECT_FALSE(bitwise_equal(with({1, 2, 1, {}}), base));
+  EXPECT_FALSE(bitwise_equal(with({1, 1, 2, {}}), base));
+  RandomState& random = RankContext::current().random;
+  const std::uint64_t before = random.next_op;
+  dropout(x, 0.5);
+  EXPECT_EQ(random.next_op, before + 1);
+  dropout(x, 0);  // the identity draws nothing
+  EXPECT_EQ(random.next_op, before + 1);
+}
+
+TEST(Dropout, KeepsTheMean) {
+  const Tensor x = Tensor::full({100000}, 1, {DType::kF64, Device()});
+  const Tensor y = dropout(x, 0.25);
+  std::int64_t zeros = 0;
+  for (double v : values(y)) {
+    if (v == 0) {
+      ++zeros;
+    } else {
+      ASSERT_DOUBLE_EQ(v, 1 / 0.75);
+    }
+  }
+  EXPECT_NEAR(static_cast<double>(zeros), 25000, 600);
+  EXPECT_TRUE(dropout(x, 0).is_same(x));
+  expect_error([&] { dropout(x, 1); }, {"1", "below 1"});
+  expect_error([&] { dropout(x, -0.1); }, {"-0.1"});
+}
+
+/// A small network with every kind of sum in it; output and gradients.
+Tensors network(const Tensor& tokens, const Tensor& targets) {
+  RandomState& random = RankContext::current().random;
+  random = RandomState{1, 2, 0, {}};
+  const TensorOptions f32{DType::kF32, Device()};
+  const Tensor table = leaf({50, 48}, 1, -1, 1, f32);
+  const Tensor w = leaf({48, 144}, 2, -0.2, 0.2, f32);
+  const Tensor b = leaf({144}, 3, -1, 1, f32);
+  const Tensor g = leaf({48}, 4, 0.5, 1.5, f32), be = leaf({48}, 5, -1, 1, f32);
+  AttentionOptions options;
+  options.heads = 4;
+  options.dropout = 0.1;
+  Tensor h = layer_norm(embedding(table, tokens), g, be);
+  h = add(h, dropout(attention(linear(h, w, b), options), 0.1));
+  h = batch_norm_train(reshape(h, {-1, 48}), g, be, 1e-5).y;
+  const Tensor logits = matmul(h, table, false, true);
+  const Tensor loss = cross_entropy(logits, targets);
+  loss.backward();
+  return {loss.detach(), logits.detach(), table.grad(), w.grad(),
+          b.grad(),      g.grad(),        be.grad()};
+}
+
+TEST(Threads, TheirNumberDoesNotChangeABit) {
+  std::vector<std::int64_t> ids;
+  for (int i = 0; i < 8 * 65; ++i) ids.push_back((i * 7919) % 50);
+  const Tensor tokens = Tensor::from_values(ids, {8, 65});
+  const Tensor targets = Tensor::from_values(ids, {8 * 65});
+  for (bool deterministic : {false, true}) {
+    auto with_threads = [&](int threads) {
+      RankContext context(Device::cpu(), 0, threads);
+      RankContext::Scope scope(context);
+      Deterministic mode(deterministic);
+      return network(to_device(tokens, context.device),
+                     to_device(targets, context.device));
+    };
+    const Tensors one = with_threads(1);
+    for (int threads : {2, 3, 4}) {
+      const Tensors many = with_threads(threads);
+      for (std::size_t i = 0; i < one.size(); ++i) {
+        EXPECT_TRUE(bitwise_equal(one[i], many[i]))
+            << threads << " threads, result " << i
+            << (deterministic ? ", deterministic" : "");
+      }
+    }
+  }
+}
+
+// [BIT] of the spec: an element of a product depends on its row and column.
+TEST(DeterministicMode, RowsOfAProductEqualTheProductOfTheRows) {
+  Deterministic deterministic;
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    const TensorOptions options{dtype, Device()};
+    for (const auto& [m, k, n] :
+         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{13, 29, 17},
+          {64, 128, 48},
+          {5, 300, 3}}) {
+      const Tensor a = noise({m, k}, 1, -1, 1, options);
+      const Tensor b = noise({k, n}, 2, -1, 1, options);
+      const Tensor whole = matmul(a, b);
+      for (const auto& [begin, end] :
+           {std::pair<std::int64_t, std::int64_t>{0, 1}, {1, 4}, {m - 1, m}}) {
+        EXPECT_TRUE(bitwise_equal(matmul(slice(a, 0, begin, end), b),
+                                  slice(whole, 0, begin, end)));
+        EXPECT_TRUE(bitwise_equal(
+            matmul(transpose(slice(a, 0, begin, end), 0, 1), b, true),
+            slice(whole, 0, begin, end)));
+      }
+      for (const auto& [begin, end] :
+           {std::pair<std::int64_t, std::int64_t>{0, 1}, {1, 3}, {n - 1, n}}) {
+        EXPECT_TRUE(bitwise_equal(matmul(a, slice(b, 1, begin, end)),
+                                  slice(whole, 1, begin, end)));
+        EXPECT_TRUE(bitwise_equal(
+            matmul(a, transpose(slice(b, 1, begin, end), 0, 1), false, true),
+            slice(whole, 1, begin, end)));
+      }
+    }
+  }
+}
+
+TEST(DeterministicMode, LinearLayersAreCutAnywhere) {
+  Deterministic deterministic;
+  const TensorOptions f32{DType::kF32, Device()};
+  const Tensor x = noise({24, 40}, 1, -1, 1, f32);
+  const Tensor w = noise({40, 36}, 2, -1, 1, f32);
+  const Tensor b = noise({36}, 3, -1, 1, f32);
+  const Tensor whole = linear(x, w, b);
+  EXPECT_TRUE(
+      bitwise_equal(linear(slice(x, 0, 5, 11), w, b), slice(whole, 0, 5, 11)));
+  EXPECT_TRUE(bitwise_equal(linear(x, slice(w, 1, 9, 18), slice(b, 0, 9, 18)),
+                            slice(whole, 1, 9, 18)));
+}
+
+TEST(DeterministicMode, ABlockOfRowsIsIndependentOfTheOthers) {
+  Deterministic deterministic;
+  const TensorOptions f32{DType::kF32, Device()};
+  const Tensor x = noise({6, 9, 24}, 1, -1, 1, f32);
+  const Tensor g = noise({24}, 2, 0.5, 1, f32), b = noise({24}, 3, -1, 1, f32);
+  AttentionOptions options;
+  options.heads = 2;
+  auto rows = [&](const Tensor& in) {
+    return attention(softmax(gelu(layer_norm(in, g, b))), options);
+  };
+  const Tensor whole = rows(x);
+  for (std::int64_t i = 0; i < 6; ++i) {
+    EXPECT_TRUE(
+        bitwise_equal(rows(slice(x, 0, i, i + 1)), slice(whole, 0, i, i + 1)));
+  }
+}
+
+}  // namespace
+}  // namespace shardbook

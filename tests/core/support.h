@@ -1,0 +1,88 @@
+#pragma once
+
+// Tensors of noise, and comparisons that say where they fail.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/ops.h"
+#include "core/tensor.h"
+
+namespace shardbook {
+
+/// Largest relative error of central differences in f64 with steps of 1e-6.
+constexpr double kGradientTolerance = 1e-7;
+
+/// Values without pattern in (low, high); the same for the same seed.
+inline Tensor noise(const Shape& shape, std::uint64_t seed = 1, double low = -1,
+                    double high = 1,
+                    const TensorOptions& options = {DType::kF64, Device()}) {
+  Tensor x = Tensor::empty(shape, options);
+  fill_uniform(x, seed, stream_of("noise"), low, high);
+  return x;
+}
+
+/// The same as a leaf that needs a gradient.
+inline Tensor leaf(const Shape& shape, std::uint64_t seed = 1, double low = -1,
+                   double high = 1,
+                   const TensorOptions& options = {DType::kF64, Device()}) {
+  return noise(shape, seed, low, high, options).set_requires_grad();
+}
+
+inline Tensor leaf_of(const std::vector<double>& values, const Shape& shape) {
+  return Tensor::from_values<double>(values, shape).set_requires_grad();
+}
+
+/// A scalar in which every element of x counts differently.
+inline Tensor weighted_sum(const Tensor& x) {
+  return sum(mul(x, noise(x.shape(), 99, 0.5, 1.5, x.options())));
+}
+
+inline std::vector<double> values(const Tensor& x) {
+  return x.to_vector<double>();
+}
+
+/// |a - b| <= tolerance * (1 + |b|) everywhere.
+inline void expect_close(const std::vector<double>& a,
+                         const std::vector<double>& b, double tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ASSERT_NEAR(a[i], b[i], tolerance * (1.0 + std::fabs(b[i]))) << "at " << i;
+  }
+}
+
+inline void expect_close(const Tensor& a, const Tensor& b, double tolerance) {
+  ASSERT_EQ(a.shape(), b.shape());
+  expect_close(values(a), values(b), tolerance);
+}
+
+/// What a statement throws, as text; "" when it throws nothing.
+inline std::string error_of(const std::function<void()>& statement) {
+  try {
+    statement();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// `statement` throws an Error whose text has all these parts.
+inline void expect_error(const std::function<void()>& statement,
+                         const std::vector<std::string>& parts) {
+  const std::string text = error_of(statement);
+  EXPECT_FALSE(text.empty()) << "nothing was thrown";
+  for (const std::string& part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos)
+        << "'" << part << "' is not in: " << text;
+  }
+}
+
+}  // namespace shardbook
