@@ -178,7 +178,9 @@ double parity_tolerance(DType dtype, std::int64_t steps) {
     case DType::kF64:
       return 1e-10 * static_cast<double>(std::max<std::int64_t>(steps, 1));
     case DType::kF32:
-      return steps <= 1 ? 1e-5 : 1e-3;
+      return steps <= 1
+                 ? 1e-5
+                 : 1e-3 * std::max(1.0, static_cast<double>(steps) / 10);
     default:
       return 5e-2;
   }
