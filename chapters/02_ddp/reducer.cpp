@@ -260,6 +260,7 @@ void Reducer::copy_into_bucket(Slot& slot, bool is_used) {
     slot.view.zero();
     return;
   }
+
   if (!is_used && is_in_bucket(slot, grad)) {
     // Perhaps no rank used it, and then the old gradient must survive
     MemoryScope kind(MemoryKind::kGradient);
@@ -319,6 +320,7 @@ void Reducer::finish_reduction() {
       take_result(slots_[static_cast<std::size_t>(i)]);
     }
   }
+
   std::fill(is_used_.begin(), is_used_.end(), 0);
   is_expecting_ = false;
   is_reducing_ = false;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kRelative = 2e-3;
 // Differences from one device are rounding; their size means nothing.
-constexpr double kTiny = 1e-4;
+constexpr double kTiny = 1e-3;
 
 bool is_number(const std::string& word, double* value) {
   char* end = nullptr;
