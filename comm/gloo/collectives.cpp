@@ -130,7 +130,7 @@ class PieceReduction {
  private:
   // What all ranks contribute to one segment, together. Smaller segments cost
   // more wake-ups than the cache gives back.
-  static constexpr std::size_t kRoundBytes = 2 << 20;
+  static constexpr std::size_t kRoundBytes = 4 << 20;
   static constexpr std::size_t kSmallestSegmentBytes = 128 << 10;
 
   std::size_t own() const { return static_cast<std::size_t>(channel_.rank); }

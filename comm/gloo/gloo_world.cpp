@@ -110,6 +110,8 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
   } catch (const std::exception& error) {
     throw_failure({joining, timeout_}, -1, error.what());
   }
+  // Nobody begins, and perhaps ends, while others are still connecting.
+  line_->exchange("joined", join_ranks(everybody), joining, "", timeout_);
   line_->set_failure_callback([this] { abort_waits(); });
 }
 

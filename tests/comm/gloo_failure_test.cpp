@@ -94,8 +94,9 @@ TEST_F(GlooFailure, KilledRankIsNamed) {
   });
   EXPECT_THAT(error, HasSubstr("rank 1 failed: its process was killed by "
                                "signal 9"));
+  // Perhaps it has not heard that rank 1 was in the barrier, too.
   EXPECT_THAT(said_by(0), AllOf(HasSubstr("rank 1 failed"),
-                                HasSubstr(kAllReduce)));
+                                HasSubstr("(while rank 0 was in ")));
   EXPECT_THAT(said_by(2), HasSubstr("rank 1 failed"));
 }
 
@@ -167,7 +168,7 @@ TEST_F(GlooFailure, FailureReachesAsynchronousCallsAndSubgroups) {
     second.wait();
   });
   EXPECT_EQ(error, "rank 3 failed: gone");
-  EXPECT_THAT(said_by(1), HasSubstr("over 'pair'"));
+  EXPECT_THAT(said_by(1), HasSubstr("gone (while rank 1 was in all_reduce"));
   EXPECT_THAT(said_by(0), HasSubstr("rank 3 failed: gone"));
 }
 
@@ -266,7 +267,10 @@ INSTANTIATE_TEST_SUITE_P(
                    },
                    "all_reduce f32[10]", "barrier"},
         Difference{"Message",
-                   [](ProcessGroup& world) { world.send(ten(), 1).wait(); },
+                   [](ProcessGroup& world) {
+                     world.send(ten(), 1).wait();  // copied: done at once
+                     world.barrier();
+                   },
                    [](ProcessGroup& world) {
                      world.recv(Tensor::zeros({9}), 0).wait();
                    },
