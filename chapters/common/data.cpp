@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -20,6 +21,8 @@ bool ends_with(const std::string& text, const std::string& end) {
 }
 
 std::string read_file(const std::string& path) {
+  SB_CHECK(!std::filesystem::is_directory(path), "--data ", path,
+           ": cannot be read: it is a folder");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   SB_CHECK(file, "--data ", path, ": cannot be read: ",

@@ -1,6 +1,7 @@
 #include "chapters/common/models.h"
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -75,7 +76,8 @@ ModelConfig ModelConfig::read(const std::string& name_or_file) {
            "--model ", name_or_file, ": give one of ", names,
            "or a GPT-2 config FILE.json");
   std::ifstream file(name_or_file, std::ios::binary);
-  SB_CHECK(file, "--model ", name_or_file, ": the file cannot be read");
+  SB_CHECK(file && !std::filesystem::is_directory(name_or_file), "--model ",
+           name_or_file, ": the file cannot be read");
   const std::string text((std::istreambuf_iterator<char>(file)),
                          std::istreambuf_iterator<char>());
   return from_json(text, "--model " + name_or_file);
