@@ -647,6 +647,45 @@ TEST(DdpModel, DtypesTravelInBucketsOfTheirOwn) {
   EXPECT_LT(largest_difference(grads[0], grads_of(model)), 1e-5);
 }
 
+/// Two layers on two devices of one rank: backward runs a thread for each.
+class TwoDevices : public ModuleOf<TwoDevices> {
+ public:
+  explicit TwoDevices(const Device& second)
+      : second(second),
+        a("a", 5, 4, init_of(DType::kF64)),
+        b("b", 4, 3, [&] {
+          InitOptions init = init_of(DType::kF64);
+          init.device = second;
+          return init;
+        }()) {}
+  Tensor forward(const Tensor& x) override {
+    return to_device(b(to_device(a(x), second)), x.device());
+  }
+  void members(MemberVisitor& visit) override {
+    visit.module("a", a);
+    visit.module("b", b);
+  }
+  Device second;
+  Linear a, b;
+};
+
+TEST(DdpModel, MayLieOnSeveralDevicesOfEachRank) {
+  const auto grads = on_ranks(2, [](ProcessGroup& world) {
+    TwoDevices model(Device::cpu(10 + world.rank()));
+    DistributedDataParallel ddp(model, world, tiny_buckets());
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    for (int step = 0; step < 3; ++step) {
+      model.clear_grad();
+      mse_loss(ddp(mine.x), mine.y).backward();
+    }
+    return grads_of(model);
+  });
+  TwoDevices model(Device::cpu(9));
+  mse(model, make_samples(4, DType::kF64)).backward();
+  EXPECT_EQ(grads[0], grads[1]);
+  EXPECT_LT(largest_difference(grads[0], grads_of(model)), 1e-12);
+}
+
 TEST(DdpModel, GradientsAreViewsOfTheBucketsWhenAsked) {
   on_ranks(2, [](ProcessGroup& world) {
     Branches model;
