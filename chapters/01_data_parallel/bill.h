@@ -24,8 +24,8 @@ struct Traffic {
   }
 };
 
-/// Of every device, also of those without rows. `row_bytes_in`, `row_bytes_out`:
-/// of one row of the batch.
+/// Of every device, also of those without rows. `row_bytes_in` and
+/// `row_bytes_out` are those of one row of the batch.
 std::vector<Traffic> step_traffic(std::int64_t batch, int num_devices,
                                   double row_bytes_in, double row_bytes_out,
                                   double parameter_bytes,

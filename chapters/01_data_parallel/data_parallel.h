@@ -35,7 +35,7 @@ namespace shardbook::data_parallel {
 /// hold this many bytes.
 constexpr std::int64_t kCoalescedBytes = std::int64_t{10} << 20;
 
-// --- Pure functions ----------------------------------------------------------
+// --- Pure functions ---------------------------------------------------------
 
 /// Rows [begin, end) of each device: q = ceil(n / parts) rows, the last part
 /// shorter, empty parts left out. 5 over 4 gives [0,2) [2,4) [4,5). No rows
@@ -52,7 +52,7 @@ std::vector<std::vector<std::size_t>> coalesce(
 /// all are alike. Capacity 0 is unlimited.
 std::string imbalance_warning(const std::vector<Device>& devices);
 
-// --- The four functions --------------------------------------------------------
+// --- The four functions -----------------------------------------------------
 // `ledger` (or null) books the copies, also those of the backward.
 
 /// Cuts every tensor of `inputs` along `dim` into CEIL chunks, chunk i on
@@ -108,7 +108,7 @@ std::vector<Value> parallel_apply(const Replicas& replicas,
 Value gather(const std::vector<Value>& outputs, const Device& output_device,
              std::int64_t dim = 0, const SharedLedger& ledger = nullptr);
 
-// --- All of it -------------------------------------------------------------------
+// --- All of it --------------------------------------------------------------
 
 class DataParallel {
  public:

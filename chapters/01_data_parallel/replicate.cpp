@@ -189,7 +189,9 @@ Chunks coalesce(const Tensors& tensors, std::int64_t limit_bytes) {
     for (Open& one : open) {
       if (one.dtype == tensors[i].dtype()) mine = &one;
     }
-    if (mine == nullptr) mine = &open.emplace_back(Open{tensors[i].dtype(), {}});
+    if (mine == nullptr) {
+      mine = &open.emplace_back(Open{tensors[i].dtype(), {}, 0});
+    }
     mine->chunk.push_back(i);
     mine->bytes += tensors[i].bytes();
     if (mine->bytes < limit_bytes) continue;

@@ -169,9 +169,10 @@ Tensor gather_tensor(Tensors parts, const Device& output_device,
   pieces.whole_device = output_device;
   pieces.dtype = parts[0].dtype();
   const Tensor whole = join(parts, pieces, "outputs", ledger);
-  autograd::record("gather", parts, {whole}, [pieces, ledger](const Tensors& g) {
-    return cut(g[0], pieces, "output gradients", ledger);
-  });
+  autograd::record(
+      "gather", parts, {whole}, [pieces, ledger](const Tensors& grads) {
+        return cut(grads[0], pieces, "output gradients", ledger);
+      });
   return whole;
 }
 

@@ -143,7 +143,7 @@ ModelConfig tiny_gpt(double dropout = 0) {
   return config;
 }
 
-// --- Splitting -----------------------------------------------------------------
+// --- Splitting --------------------------------------------------------------
 
 TEST(DataParallelChunks, FollowTheCeilRule) {
   using Ranges = std::vector<RowRange>;
@@ -170,7 +170,7 @@ TEST(DataParallelChunks, CoalesceClosesAChunkWhenItIsFull) {
   EXPECT_TRUE(coalesce({}).empty());
 }
 
-// --- Scatter and gather --------------------------------------------------------
+// --- Scatter and gather -----------------------------------------------------
 
 TEST(DataParallelScatter, CutsTensorsAndSharesObjects) {
   World world(3);
@@ -316,7 +316,7 @@ TEST(DataParallelGather, RefusesWhatCannotBeJoined) {
                        "shapes [2, 3] and [2, 4]"));
 }
 
-// --- Replicate -------------------------------------------------------------------
+// --- Replicate --------------------------------------------------------------
 
 TEST(DataParallelReplicate, ReplicaZeroSharesStorageAndOthersCopy) {
   World world(3);
@@ -378,7 +378,7 @@ TEST(DataParallelReplicate, DiesWithTheGraph) {
   EXPECT_EQ(world.devices[1].memory().current_total, 0);
 }
 
-// --- Parallel apply --------------------------------------------------------------
+// --- Parallel apply ---------------------------------------------------------
 
 TEST(DataParallelApply, RunsReplicasOnThreadsOfTheirOwn) {
   World world(3);
@@ -460,7 +460,7 @@ TEST(DataParallelApply, AttributeWritesOfReplicasAreLost) {
   EXPECT_EQ(module.calls, 1);
 }
 
-// --- Parity ------------------------------------------------------------------------
+// --- Parity -----------------------------------------------------------------
 
 class DataParallelParity : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, DataParallelParity,
@@ -509,8 +509,11 @@ TEST_P(DataParallelParity, GradientsEqualTheDeviceOrderedChunkSumBitForBit) {
                                          chunks[i].first, chunks[i].second)});
     const Tensors grads = grads_of(module);
     for (std::size_t p = 0; p < grads.size(); ++p) {
-      if (i == 0) sums.push_back(grads[p]);
-      else sums[p] = add(sums[p], grads[p]);
+      if (i == 0) {
+        sums.push_back(grads[p]);
+      } else {
+        sums[p] = add(sums[p], grads[p]);
+      }
     }
   }
 
@@ -703,7 +706,7 @@ TEST(DataParallelForward, AParameterThatOneReplicaUsedHasItsGradient) {
   EXPECT_LT(max_relative(grads_of(module), expected), kF64);
 }
 
-// --- BatchNorm ---------------------------------------------------------------------
+// --- BatchNorm --------------------------------------------------------------
 
 TEST(DataParallelBatchNorm, RunningStatisticsAreThoseOfReplicaZero) {
   World world(3);
@@ -729,7 +732,7 @@ TEST(DataParallelBatchNorm, BuffersAreSentWithEveryForward) {
   EXPECT_LT(max_relative({model(x)}, {module(x)}), kF64);
 }
 
-// --- The bill ------------------------------------------------------------------------
+// --- The bill ---------------------------------------------------------------
 
 double total_sent(const DataParallel& model) {
   double total = 0;
@@ -928,7 +931,7 @@ TEST(DataParallelErrors, DevicesAreNamedOnce) {
       "are the same device"));
 }
 
-// --- Traps: the wrong way must differ ------------------------------------------------
+// --- Traps: the wrong way must differ ---------------------------------------
 
 TEST(DataParallelTrap, MeanOverDevicesWeightsAnUnevenChunkWrongly) {
   World world(3);
