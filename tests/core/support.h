@@ -46,6 +46,22 @@ inline Tensor weighted_sum(const Tensor& x) {
   return sum(mul(x, noise(x.shape(), 99, 0.5, 1.5, x.options())));
 }
 
+/// A gradient of ones.
+inline Tensor ones_like(const Tensor& x) {
+  return Tensor::full(x.shape(), 1, x.options());
+}
+
+/// The identity, which notes when its backward runs.
+inline Tensor noted(const Tensor& x, const std::string& name,
+                    std::vector<std::string>* notes) {
+  return autograd::custom_function(
+      "noted", {x}, [](const Tensors& in) { return Tensors{in[0].clone()}; },
+      [=](const Tensors& grads) {
+        notes->push_back(name);
+        return Tensors{grads[0]};
+      })[0];
+}
+
 inline std::vector<double> values(const Tensor& x) {
   return x.to_vector<double>();
 }
