@@ -48,7 +48,11 @@ const Launcher kLaunchers[] = {
      {"SHARDBOOK_WORLD_SIZE"},
      {"SHARDBOOK_LOCAL_RANK"},
      {"SHARDBOOK_LOCAL_WORLD_SIZE"}},
-    {"torchrun", {"RANK"}, {"WORLD_SIZE"}, {"LOCAL_RANK"}, {"LOCAL_WORLD_SIZE"}},
+    {"torchrun",
+     {"RANK"},
+     {"WORLD_SIZE"},
+     {"LOCAL_RANK"},
+     {"LOCAL_WORLD_SIZE"}},
     {"mpirun",
      {"OMPI_COMM_WORLD_RANK", "PMI_RANK"},
      {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"},
@@ -108,8 +112,7 @@ std::optional<RankEnvironment> rank_environment() {
     result.launcher = launcher.name;
     result.rank = *first_number(launcher.rank);
     result.world_size = *first_number(launcher.world_size);
-    result.local_rank =
-        first_number(launcher.local_rank).value_or(result.rank);
+    result.local_rank = first_number(launcher.local_rank).value_or(result.rank);
     result.local_world_size =
         first_number(launcher.local_world_size).value_or(result.world_size);
     SB_CHECK(result.world_size >= 1 && result.rank < result.world_size,

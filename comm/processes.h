@@ -32,8 +32,8 @@ struct RankEnvironment {
   int world_size = 1;
   int local_rank = 0;        ///< on this host
   int local_world_size = 1;  ///< ranks that share this host
-  std::string launcher;    ///< "shardbook", "torchrun", "mpirun", "srun"
-  std::string rendezvous;  ///< as LaunchOptions::rendezvous
+  std::string launcher;      ///< "shardbook", "torchrun", "mpirun", "srun"
+  std::string rendezvous;    ///< as LaunchOptions::rendezvous
   /// The launcher serves the rendezvous, otherwise rank 0 does.
   bool is_served_by_launcher = false;
 };

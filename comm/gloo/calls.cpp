@@ -86,8 +86,7 @@ CallQueue::~CallQueue() {
 
 Work CallQueue::enqueue(const std::shared_ptr<CallQueue>& queue,
                         std::function<void()> run) {
-  return Work(
-      std::make_shared<CallState>(queue, queue->add(std::move(run))));
+  return Work(std::make_shared<CallState>(queue, queue->add(std::move(run))));
 }
 
 Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
@@ -140,9 +139,8 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
 void CallQueue::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] {
-      return stopping_ || (!running_ && !calls_.empty());
-    });
+    changed_.wait(lock,
+                  [&] { return stopping_ || (!running_ && !calls_.empty()); });
     if (stopping_) return;
     run_front(lock);
   }

@@ -67,9 +67,9 @@ class PieceReduction {
     std::int64_t longest = 0;
     for (const Range& piece : pieces_) longest = std::max(longest, piece.count);
     segments_ = (longest + segment_ - 1) / segment_;
-    slot_bytes_ = static_cast<std::size_t>(
-                      std::min(segment_, pieces_[own()].count)) *
-                  element_bytes_;
+    slot_bytes_ =
+        static_cast<std::size_t>(std::min(segment_, pieces_[own()].count)) *
+        element_bytes_;
     arriving_.resize(kWindow);
     inbox_.reset(new char[kWindow * peers_.size() * slot_bytes_ + 1]);
   }
@@ -146,10 +146,10 @@ class PieceReduction {
   std::vector<Range> pieces_;
   std::vector<int> peers_;
   std::size_t element_bytes_;
-  std::int64_t segment_ = 1;   // elements
+  std::int64_t segment_ = 1;  // elements
   std::int64_t segments_ = 0;
   std::size_t slot_bytes_ = 0;
-  std::unique_ptr<char[]> inbox_;  // not initialised
+  std::unique_ptr<char[]> inbox_;               // not initialised
   std::vector<std::vector<Message>> arriving_;  // by segment mod kWindow
   std::vector<Message> leaving_;
 };
@@ -226,8 +226,8 @@ void gloo_all_reduce(const Channel& channel, DType dtype, ReduceOp op,
     reduction.reduce(i, place(mine));
     for (const int peer : peers) {
       if (mine.count == 0) break;
-      results.push_back(channel.send(peer, kResults + i, place(mine),
-                                     reduction.bytes(mine)));
+      results.push_back(
+          channel.send(peer, kResults + i, place(mine), reduction.bytes(mine)));
     }
     post(i + PieceReduction::kWindow);
   }
@@ -311,12 +311,12 @@ void gloo_broadcast(const Channel& channel, void* data, std::size_t bytes,
   const int rank = channel.rank;
   for (const int peer : peers_of(channel)) {
     if (is_root) {
-      messages.push_back(channel.send(peer, 0, at(data, begin(peer)),
-                                      piece_bytes(peer)));
+      messages.push_back(
+          channel.send(peer, 0, at(data, begin(peer)), piece_bytes(peer)));
     } else {
       // The root's own piece comes from the root, as the others' do.
-      messages.push_back(channel.recv(peer, 1, at(data, begin(peer)),
-                                      piece_bytes(peer)));
+      messages.push_back(
+          channel.recv(peer, 1, at(data, begin(peer)), piece_bytes(peer)));
     }
   }
   if (!is_root) {
@@ -422,8 +422,8 @@ void gloo_barrier(const Channel& channel) {
   const int size = channel.size();
   std::uint64_t step = 0;
   for (int distance = 1; distance < size; distance *= 2, ++step) {
-    Message received = channel.recv((channel.rank + size - distance) % size,
-                                    step, &in, 1);
+    Message received =
+        channel.recv((channel.rank + size - distance) % size, step, &in, 1);
     Message sent =
         channel.send((channel.rank + distance) % size, step, &out, 1);
     received.wait(channel.info);

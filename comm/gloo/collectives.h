@@ -24,8 +24,8 @@ namespace shardbook::internal {
 struct Channel {
   GlooWorld* world = nullptr;
   CallInfo info;
-  int rank = 0;               ///< in the group
-  std::vector<int> ranks;     ///< world ranks
+  int rank = 0;            ///< in the group
+  std::vector<int> ranks;  ///< world ranks
   /// Same on all ranks, different for all calls in flight, and different when
   /// the ranks' calls differ: then their messages never meet.
   std::uint64_t slot = 0;

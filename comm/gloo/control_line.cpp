@@ -163,9 +163,8 @@ void ControlLine::send(const Frame& frame) {
 void ControlLine::wait_until(std::unique_lock<std::mutex>& lock,
                              milliseconds timeout, const std::string& what,
                              const std::function<bool()>& ready) {
-  const bool woken = changed_.wait_for(lock, timeout + kGrace, [&] {
-    return ready() || !failure_.empty();
-  });
+  const bool woken = changed_.wait_for(
+      lock, timeout + kGrace, [&] { return ready() || !failure_.empty(); });
   if (woken && ready()) return;
   SB_CHECK(failure_.empty(), failure_, " (while rank ", options_.rank,
            " was in ", what, ")");

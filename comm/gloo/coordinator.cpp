@@ -50,7 +50,8 @@ std::string join_ranks(const std::vector<int>& ranks) {
 std::string rank_list(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
   }
   return text;
 }
@@ -69,7 +70,7 @@ std::vector<int> split_ranks(const std::string& text, int world_size) {
 Coordinator::Coordinator(Options options)
     : options_(std::move(options)),
       listener_(options_.listener.valid() ? std::move(options_.listener)
-                                           : listen_on(options_.address)),
+                                          : listen_on(options_.address)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       port_(bound_port(listener_)),
       thread_([this] { serve(); }) {}
@@ -118,8 +119,7 @@ void Coordinator::serve() {
     std::vector<Line*> polled;
     for (Line& line : lines_) {
       const int events = line.output.empty() ? POLLIN : POLLIN | POLLOUT;
-      waiting.push_back(
-          {line.socket.value(), static_cast<short>(events), 0});
+      waiting.push_back({line.socket.value(), static_cast<short>(events), 0});
       polled.push_back(&line);
     }
     const int timeout = milliseconds_to_deadline();
@@ -150,8 +150,8 @@ void Coordinator::drain() {
   for (Line& line : lines_) {
     char bytes[1 << 16];
     for (;;) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-          deadline - Clock::now());
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
       pollfd waiting{line.socket.value(), POLLIN, 0};
       if (left.count() <= 0 ||
           poll(&waiting, 1, static_cast<int>(left.count())) <= 0 ||
@@ -170,8 +170,8 @@ int Coordinator::milliseconds_to_deadline() const {
       nearest = std::min(nearest, meeting.deadline);
     }
   }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-      nearest - Clock::now());
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(nearest - Clock::now());
   return static_cast<int>(std::max<std::int64_t>(0, left.count()));
 }
 
@@ -294,8 +294,8 @@ void Coordinator::handle_hello(Line& line, const Frame& frame) {
               std::to_string(world_size) + ", the others with " +
               std::to_string(options_.world_size);
   } else if (rank >= world_size) {
-    refusal = "rank " + std::to_string(rank) + " does not exist in a world of " +
-              std::to_string(world_size);
+    refusal = "rank " + std::to_string(rank) +
+              " does not exist in a world of " + std::to_string(world_size);
   }
   for (const Line& other : lines_) {
     if (&other != &line && !other.closing && other.rank == rank &&
@@ -342,11 +342,10 @@ void Coordinator::handle_call(Line& line, const Frame& frame) {
         Clock::now() + std::chrono::milliseconds(meeting.timeout_ms);
   } else if (meeting.signature != signature) {
     const auto& [other, other_text] = *meeting.texts.begin();
-    fail_world(line.generation, "calls do not match: rank " +
-                                    std::to_string(other) + " called " +
-                                    other_text + ", rank " +
-                                    std::to_string(line.rank) + " called " +
-                                    text);
+    fail_world(line.generation,
+               "calls do not match: rank " + std::to_string(other) +
+                   " called " + other_text + ", rank " +
+                   std::to_string(line.rank) + " called " + text);
     return;
   }
   meeting.texts[line.rank] = text;
@@ -409,12 +408,11 @@ void Coordinator::check_deadlines() {
       for (const int member : meeting.members) {
         (meeting.texts.count(member) > 0 ? here : missing).push_back(member);
       }
-      fail_world(generation, "timeout after " +
-                                 std::to_string(meeting.timeout_ms) + " ms: " +
-                                 rank_list(missing) + " did not join " +
-                                 meeting.texts.begin()->second +
-                                 ", in which " + rank_list(here) +
-                                 (here.size() == 1 ? " waits" : " wait"));
+      fail_world(generation,
+                 "timeout after " + std::to_string(meeting.timeout_ms) +
+                     " ms: " + rank_list(missing) + " did not join " +
+                     meeting.texts.begin()->second + ", in which " +
+                     rank_list(here) + (here.size() == 1 ? " waits" : " wait"));
       break;
     }
   }

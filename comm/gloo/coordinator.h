@@ -61,8 +61,8 @@ class Coordinator {
   // Calls that belong together: one per member.
   struct Meeting {
     std::vector<int> members;
-    std::string signature;       // of the first that came
-    std::map<int, std::string> texts;  // by rank: what it calls
+    std::string signature;              // of the first that came
+    std::map<int, std::string> texts;   // by rank: what it calls
     std::map<int, std::string> values;  // exchanges only
     bool is_exchange = false;
     Clock::time_point deadline;

@@ -43,8 +43,8 @@ std::size_t size_in_bytes(const Tensor& tensor) {
 
 }  // namespace
 
-GlooGroup::GlooGroup(std::shared_ptr<GlooWorld> world, std::string id,
-                     int rank, std::vector<int> ranks, std::string name,
+GlooGroup::GlooGroup(std::shared_ptr<GlooWorld> world, std::string id, int rank,
+                     std::vector<int> ranks, std::string name,
                      std::chrono::milliseconds timeout)
     : ProcessGroup(rank, std::move(ranks), std::move(name)),
       world_(std::move(world)),
@@ -66,9 +66,9 @@ void GlooGroup::abort(const std::string& reason) { world_->fail(reason); }
 std::vector<std::string> GlooGroup::exchange(const std::string& text) {
   const std::int64_t number = num_exchanges_++;
   if (size() == 1) return {text};
-  return world_->line().exchange(
-      id_ + "/exchange/" + std::to_string(number), members_,
-      "exchange over '" + name() + "'", text, timeout_);
+  return world_->line().exchange(id_ + "/exchange/" + std::to_string(number),
+                                 members_, "exchange over '" + name() + "'",
+                                 text, timeout_);
 }
 
 std::shared_ptr<ProcessGroup> GlooGroup::do_subgroup(
@@ -122,12 +122,14 @@ std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
       id_ + "/" + way + "/" + std::to_string(num_messages_[way]++);
   const std::string signature = std::string(dtype_name(call.dtype)) + "[" +
                                 std::to_string(call.numel) + "]";
-  world_->line().report_call(key, join_ranks({world_rank(from), world_rank(to)}),
+  world_->line().report_call(key,
+                             join_ranks({world_rank(from), world_rank(to)}),
                              signature, info.text, timeout_);
   return hash(key + signature);
 }
 
-// --- Collectives. The lambdas keep the tensors alive. -------------------------
+// --- Collectives. The lambdas keep the tensors alive.
+// -------------------------
 
 Work GlooGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
   return start(call, [tensor, op = call.reduce_op](const Channel& channel) {
@@ -137,11 +139,11 @@ Work GlooGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
 
 Work GlooGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
                                   const CommCall& call) {
-  return start(
-      call, [output, input, op = call.reduce_op](const Channel& channel) {
-        gloo_reduce_scatter(channel, input.dtype(), op, output.raw(),
-                            input.raw(), output.numel());
-      });
+  return start(call,
+               [output, input, op = call.reduce_op](const Channel& channel) {
+                 gloo_reduce_scatter(channel, input.dtype(), op, output.raw(),
+                                     input.raw(), output.numel());
+               });
 }
 
 Work GlooGroup::do_all_gather(const Tensor& output, const Tensor& input,
@@ -152,9 +154,10 @@ Work GlooGroup::do_all_gather(const Tensor& output, const Tensor& input,
 }
 
 Work GlooGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
-  return start(call, [tensor, root = call.root_or_peer](const Channel& channel) {
-    gloo_broadcast(channel, tensor.raw(), size_in_bytes(tensor), root);
-  });
+  return start(
+      call, [tensor, root = call.root_or_peer](const Channel& channel) {
+        gloo_broadcast(channel, tensor.raw(), size_in_bytes(tensor), root);
+      });
 }
 
 Work GlooGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
@@ -167,20 +170,20 @@ Work GlooGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
 
 Work GlooGroup::do_scatter(const Tensor& output, const Tensor& input,
                            const CommCall& call) {
-  return start(call, [output, input,
-                      root = call.root_or_peer](const Channel& channel) {
-    const void* whole = channel.rank == root ? input.raw() : nullptr;
-    gloo_scatter(channel, output.raw(), whole, size_in_bytes(output), root);
-  });
+  return start(
+      call, [output, input, root = call.root_or_peer](const Channel& channel) {
+        const void* whole = channel.rank == root ? input.raw() : nullptr;
+        gloo_scatter(channel, output.raw(), whole, size_in_bytes(output), root);
+      });
 }
 
 Work GlooGroup::do_gather(const Tensor& output, const Tensor& input,
                           const CommCall& call) {
-  return start(call, [output, input,
-                      root = call.root_or_peer](const Channel& channel) {
-    void* whole = channel.rank == root ? output.raw() : nullptr;
-    gloo_gather(channel, whole, input.raw(), size_in_bytes(input), root);
-  });
+  return start(
+      call, [output, input, root = call.root_or_peer](const Channel& channel) {
+        void* whole = channel.rank == root ? output.raw() : nullptr;
+        gloo_gather(channel, whole, input.raw(), size_in_bytes(input), root);
+      });
 }
 
 Work GlooGroup::do_all_to_all_v(const Tensor& output, const Tensor& input,

@@ -104,9 +104,9 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
   const std::string joining = "joining the world of " + std::to_string(size_);
   line_->exchange("join", join_ranks(everybody), joining, "", timeout_);
   try {
-    transport_ = std::make_unique<GlooTransport>(
-        rank_, size_, line_->host(), options.network_interface, *line_,
-        timeout_);
+    transport_ = std::make_unique<GlooTransport>(rank_, size_, line_->host(),
+                                                 options.network_interface,
+                                                 *line_, timeout_);
   } catch (const std::exception& error) {
     throw_failure({joining, timeout_}, -1, error.what());
   }
@@ -139,7 +139,8 @@ void GlooWorld::leave() {
   for (const auto& queue : queues_) queue->drain();
   line_->leave(timeout_);
   const std::string failure = line_->failure();
-  SB_CHECK(failure.empty(), failure, " (while rank ", rank_, " was at its end)");
+  SB_CHECK(failure.empty(), failure, " (while rank ", rank_,
+           " was at its end)");
 }
 
 void GlooWorld::add_queue(std::shared_ptr<CallQueue> queue) {
@@ -164,10 +165,10 @@ void GlooWorld::throw_failure(const CallInfo& info, int peer,
                               const std::string& cause) {
   std::string failure = line_->wait_for_failure(kReasonPatience);
   if (failure.empty()) {
-    const std::string lost =
-        peer < 0 ? cause
-                 : "lost the connection to rank " + std::to_string(peer) +
-                       " (" + cause + ")";
+    const std::string lost = peer < 0 ? cause
+                                      : "lost the connection to rank " +
+                                            std::to_string(peer) + " (" +
+                                            cause + ")";
     line_->fail(lost);
     failure = line_->failure();
     if (failure.empty()) failure = lost;
@@ -181,8 +182,7 @@ Message& Message::operator=(Message&&) noexcept = default;
 Message::~Message() = default;
 
 Message Message::send(GlooWorld& world, const CallInfo& info, int to,
-                      std::uint64_t slot, const void* data,
-                      std::size_t bytes) {
+                      std::uint64_t slot, const void* data, std::size_t bytes) {
   return start(world, info, to, slot, const_cast<void*>(data), bytes, true);
 }
 

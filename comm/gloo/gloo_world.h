@@ -26,7 +26,6 @@ namespace shardbook::internal {
 class CallQueue;
 class GlooTransport;  // Gloo's mesh of connections
 
-
 /// What failed calls say about themselves, and how long they may take.
 struct CallInfo {
   std::string text;  ///< "all_reduce f32[10] over 'world'"

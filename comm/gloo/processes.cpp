@@ -40,10 +40,10 @@ constexpr milliseconds kGrace{5000};
 
 struct Child {
   pid_t pid = -1;
-  Descriptor pipe;      // its answer, in run_processes
-  std::string answer;   // what came through the pipe
+  Descriptor pipe;     // its answer, in run_processes
+  std::string answer;  // what came through the pipe
   bool ended = false;
-  int status = 0;       // exit status, or 128 + signal
+  int status = 0;  // exit status, or 128 + signal
 };
 
 // How a process ended, without collecting it; empty while it runs.
@@ -154,13 +154,12 @@ class Supervisor {
     const auto info = ended(child.pid);
     if (!info) return;
     child.ended = true;
-    child.status = info->si_code == CLD_EXITED ? info->si_status
-                                               : 128 + info->si_status;
+    child.status =
+        info->si_code == CLD_EXITED ? info->si_status : 128 + info->si_status;
     if (status_ == 0) status_ = child.status;
     if (coordinator_ && child.status == 0) coordinator_->rank_ended(rank);
     if (child.status != 0 && failure().empty()) {
-      failure_ =
-          "rank " + std::to_string(rank) + " failed: " + end_text(*info);
+      failure_ = "rank " + std::to_string(rank) + " failed: " + end_text(*info);
       if (coordinator_) coordinator_->fail(failure_);
     }
   }
@@ -233,20 +232,22 @@ void write_answer(int pipe, const std::string& text) {
     const RankEnvironment& environment, int pipe,
     const std::function<std::string(ProcessGroup&)>& body,
     const LaunchOptions& options) {
-  std::string answer;
+  bool returned = false;
+  std::string text;
   try {
     internal::run_as_rank(
-        environment,
-        [&](ProcessGroup& world) { answer = "R" + body(world); }, options);
+        environment, [&](ProcessGroup& world) { text = body(world); }, options);
+    returned = true;
   } catch (const std::exception& error) {
-    answer = std::string("E") + error.what();
+    text = error.what();
   } catch (...) {
-    answer = "Ean exception of unknown type";
+    text = "an exception of unknown type";
   }
-  write_answer(pipe, answer);
+  write_answer(pipe, returned ? "R" : "E");
+  write_answer(pipe, text);
   std::fflush(nullptr);
   // Without the destructors and exit handlers of the process we came from.
-  _exit(answer[0] == 'R' ? 0 : 1);
+  _exit(returned ? 0 : 1);
 }
 
 }  // namespace
@@ -263,8 +264,8 @@ std::vector<std::string> run_processes(
   std::vector<Child> children;
   for (int rank = 0; rank < world_size; ++rank) {
     int ends[2];
-    SB_CHECK(pipe2(ends, O_CLOEXEC) == 0, "run_processes: ",
-             std::strerror(errno));
+    SB_CHECK(pipe2(ends, O_CLOEXEC) == 0,
+             "run_processes: ", std::strerror(errno));
     Child child;
     child.pipe = Descriptor(ends[0]);
     Descriptor writer(ends[1]);
@@ -303,8 +304,8 @@ std::vector<std::string> run_processes(
     if (child.status == 1 && child.answer.rfind('E', 0) == 0 &&
         failure == "rank " + std::to_string(rank) +
                        " failed: its process exited with status 1") {
-      failure = "rank " + std::to_string(rank) + " failed: " +
-                child.answer.substr(1);
+      failure =
+          "rank " + std::to_string(rank) + " failed: " + child.answer.substr(1);
     }
     results.push_back(child.answer.empty() ? "" : child.answer.substr(1));
   }

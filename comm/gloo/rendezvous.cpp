@@ -71,8 +71,7 @@ void meet_by_redis(Rendezvous& result, const std::string& address, bool serves,
   const std::shared_ptr<RedisPlace> place =
       make_redis_place(parse_host_port(address.substr(0, slash)), key);
   if (serves) {
-    place->set(
-        address_text(serving_host(options), result.coordinator->port()));
+    place->set(address_text(serving_host(options), result.coordinator->port()));
   }
   result.locate = [place]() -> std::optional<HostPort> {
     const auto text = place->get();

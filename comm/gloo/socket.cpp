@@ -25,8 +25,9 @@ AddressList resolve(const HostPort& address, bool passive) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = passive ? AI_PASSIVE : 0;
   addrinfo* list = nullptr;
-  const int status = getaddrinfo(
-      address.host.c_str(), std::to_string(address.port).c_str(), &hints, &list);
+  const int status =
+      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(),
+                  &hints, &list);
   SB_CHECK(status == 0, "rendezvous: cannot resolve host \"", address.host,
            "\": ", gai_strerror(status));
   return {list, &freeaddrinfo};
@@ -62,9 +63,9 @@ void append_u32(std::string& bytes, std::uint32_t value) {
 std::uint32_t read_u32(const std::string& bytes, std::size_t at) {
   std::uint32_t value = 0;
   for (std::size_t i = 0; i < 4; ++i) {
-    value |= static_cast<std::uint32_t>(
-                 static_cast<unsigned char>(bytes[at + i]))
-             << (8 * i);
+    value |=
+        static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[at + i]))
+        << (8 * i);
   }
   return value;
 }
@@ -105,7 +106,8 @@ HostPort parse_host_port(const std::string& text) {
   SB_CHECK(!port.empty() && port.size() <= 5 &&
                port.find_first_not_of("0123456789") == std::string::npos &&
                std::stoi(port) <= 65535,
-           "rendezvous address \"", text, "\": \"", port, "\" is no port", form);
+           "rendezvous address \"", text, "\": \"", port, "\" is no port",
+           form);
   result.port = std::stoi(port);
   return result;
 }
@@ -177,10 +179,9 @@ Descriptor try_connect(const HostPort& address,
                        std::chrono::milliseconds timeout) {
   const AddressList list = resolve(address, /*passive=*/false);
   for (const addrinfo* entry = list.get(); entry; entry = entry->ai_next) {
-    Descriptor socket(
-        ::socket(entry->ai_family,
-                 entry->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
-                 entry->ai_protocol));
+    Descriptor socket(::socket(
+        entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
+        entry->ai_protocol));
     if (!socket.valid()) continue;
     int cause = 0;
     if (connect(socket.value(), entry->ai_addr, entry->ai_addrlen) != 0) {

@@ -65,8 +65,8 @@ TEST(GlooFrame, LiesAreRefused) {
 TEST(GlooAddress, HostAndPortAreRead) {
   EXPECT_EQ(parse_host_port("node7:29500").port, 29500);
   EXPECT_EQ(parse_host_port("[::1]:80").host, "::1");
-  for (const char* wrong : {"", "host", ":80", "host:", "host:-1",
-                            "host:65536", "host:80x"}) {
+  for (const char* wrong :
+       {"", "host", ":80", "host:", "host:-1", "host:65536", "host:80x"}) {
     EXPECT_THROW(parse_host_port(wrong), Error) << wrong;
   }
 }

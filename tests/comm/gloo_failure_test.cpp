@@ -81,8 +81,8 @@ TEST_F(GlooFailure, ThrowingRankIsNamedWithItsReason) {
     world.all_reduce(ten()).wait();
   });
   EXPECT_EQ(error, "rank 2 failed: no more data");
-  EXPECT_EQ(said_by(0), "rank 2 failed: no more data " +
-                            std::string(kAllReduce));
+  EXPECT_EQ(said_by(0),
+            "rank 2 failed: no more data " + std::string(kAllReduce));
   EXPECT_THAT(said_by(1), HasSubstr("(while rank 1 was in all_reduce"));
 }
 
@@ -185,7 +185,8 @@ TEST_F(GlooFailure, TimeoutNamesWhoIsMissing) {
   options_.timeout = std::chrono::milliseconds(1000);
   const std::string error = run(3, [](ProcessGroup& world) {
     world.set_timeout(std::chrono::milliseconds(300));
-    if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(60));
+    if (world.rank() == 2)
+      std::this_thread::sleep_for(std::chrono::seconds(60));
     world.all_reduce(ten()).wait();
   });
   EXPECT_THAT(error, AllOf(HasSubstr("timeout after 300 ms: rank 2 did not "
@@ -194,7 +195,8 @@ TEST_F(GlooFailure, TimeoutNamesWhoIsMissing) {
   EXPECT_THAT(said_by(1), HasSubstr("rank 2 did not join"));
 }
 
-// --- Calls that differ ---------------------------------------------------------
+// --- Calls that differ
+// ---------------------------------------------------------
 
 struct Difference {
   const char* name;
@@ -211,10 +213,10 @@ TEST_P(GlooMismatch, NamesBothRanksAndBothCalls) {
   const std::string error = run(2, [](ProcessGroup& world) {
     (world.rank() == 0 ? GetParam().first : GetParam().second)(world);
   });
-  EXPECT_THAT(error, AllOf(HasSubstr("do not match"),
-                           HasSubstr("rank 0 called " + GetParam().first_text),
-                           HasSubstr("rank 1 called " +
-                                     GetParam().second_text)));
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("do not match"),
+                    HasSubstr("rank 0 called " + GetParam().first_text),
+                    HasSubstr("rank 1 called " + GetParam().second_text)));
   EXPECT_THAT(said_by(0), HasSubstr("do not match"));
   EXPECT_THAT(said_by(1), HasSubstr("do not match"));
 }
@@ -237,24 +239,26 @@ INSTANTIATE_TEST_SUITE_P(
                      world.all_reduce(Tensor::zeros({1 << 19})).wait();
                    },
                    "all_reduce f32[1048576]", "all_reduce f32[524288]"},
-        Difference{"DType", kSum10,
-                   [](ProcessGroup& world) {
-                     world.all_reduce(Tensor::zeros({10}, {DType::kI32, {}}))
-                         .wait();
-                   },
-                   "all_reduce f32[10]", "all_reduce i32[10]"},
+        Difference{
+            "DType", kSum10,
+            [](ProcessGroup& world) {
+              world.all_reduce(Tensor::zeros({10}, {DType::kI32, {}})).wait();
+            },
+            "all_reduce f32[10]", "all_reduce i32[10]"},
         Difference{"ReduceOp", kSum10,
                    [](ProcessGroup& world) {
                      world.all_reduce(ten(), ReduceOp::kMax).wait();
                    },
                    "all_reduce f32[10]", "all_reduce f32[10] (max)"},
-        Difference{"Operation", kSum10,
-                   [](ProcessGroup& world) { world.broadcast(ten(), 0).wait(); },
-                   "all_reduce f32[10]", "broadcast f32[10] (root 0)"},
-        Difference{"Root",
-                   [](ProcessGroup& world) { world.broadcast(ten(), 0).wait(); },
-                   [](ProcessGroup& world) { world.broadcast(ten(), 1).wait(); },
-                   "broadcast f32[10] (root 0)", "broadcast f32[10] (root 1)"},
+        Difference{
+            "Operation", kSum10,
+            [](ProcessGroup& world) { world.broadcast(ten(), 0).wait(); },
+            "all_reduce f32[10]", "broadcast f32[10] (root 0)"},
+        Difference{
+            "Root",
+            [](ProcessGroup& world) { world.broadcast(ten(), 0).wait(); },
+            [](ProcessGroup& world) { world.broadcast(ten(), 1).wait(); },
+            "broadcast f32[10] (root 0)", "broadcast f32[10] (root 1)"},
         Difference{"Order",
                    [](ProcessGroup& world) {
                      Work work = world.all_reduce(ten());
@@ -283,8 +287,9 @@ TEST_F(GlooFailure, AllToAllCountsMustAgree) {
     std::vector<std::int64_t> send = {1, 1}, recv = {1, 1};
     send[static_cast<std::size_t>(1 - world.rank())] = 5;
     recv[static_cast<std::size_t>(1 - world.rank())] = other;
-    world.all_to_all_v(Tensor::zeros({1 + other}), Tensor::zeros({6}), send,
-                       recv)
+    world
+        .all_to_all_v(Tensor::zeros({1 + other}), Tensor::zeros({6}), send,
+                      recv)
         .wait();
   });
   EXPECT_THAT(error, HasSubstr("rank 0 sends 5 elements to rank 1, which "

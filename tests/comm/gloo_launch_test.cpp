@@ -149,9 +149,8 @@ TEST(GlooLaunch, ReadsTorchrunsEnvironment) {
 }
 
 TEST(GlooLaunch, ReadsMpirunsEnvironment) {
-  expect_sum({"OMPI_COMM_WORLD_SIZE=2",
-              "SHARDBOOK_RENDEZVOUS=tcp:127.0.0.1:" +
-                  std::to_string(free_port())},
+  expect_sum({"OMPI_COMM_WORLD_SIZE=2", "SHARDBOOK_RENDEZVOUS=tcp:127.0.0.1:" +
+                                            std::to_string(free_port())},
              {"OMPI_COMM_WORLD_RANK=0"}, {"OMPI_COMM_WORLD_RANK=1"});
 }
 
@@ -162,9 +161,9 @@ TEST(GlooLaunch, ReadsSrunsEnvironment) {
 }
 
 TEST(GlooLaunch, RefusesAnotherWorldSizeThanTheLaunchers) {
-  Program rank({program(), "4", "sum"},
-               {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
-                "MASTER_PORT=29500"});
+  Program rank(
+      {program(), "4", "sum"},
+      {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"});
   EXPECT_EQ(rank.finish(), 1);
   EXPECT_THAT(rank.output(), HasSubstr("torchrun has started 2 ranks"));
 }
@@ -175,7 +174,8 @@ TEST(GlooLaunch, RefusesNonsenseInTheEnvironment) {
   EXPECT_THAT(rank.output(), HasSubstr("RANK=two"));
 }
 
-// --- Rendezvous ----------------------------------------------------------------
+// --- Rendezvous
+// ----------------------------------------------------------------
 
 std::vector<std::string> sums(const std::string& rendezvous) {
   LaunchOptions options;
@@ -241,7 +241,8 @@ TEST(GlooRendezvous, MissingRanksAreNamed) {
   EXPECT_THAT(alone.output(), HasSubstr("rank 1 did not join"));
 }
 
-// --- Two hosts -------------------------------------------------------------------
+// --- Two hosts
+// -------------------------------------------------------------------
 
 // Two network namespaces joined by a cable, as far as the ranks can tell.
 class TwoHosts {
@@ -290,9 +291,9 @@ TEST(GlooHosts, RanksMeetOverANetwork) {
     GTEST_SKIP() << "network namespaces need root and the ip command";
   }
   const auto variables = [](const std::string& rank) {
-    return Variables{"RANK=" + rank, "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=1",
-                     "LOCAL_RANK=0", "MASTER_ADDR=10.77.0.1",
-                     "MASTER_PORT=29500"};
+    return Variables{"RANK=" + rank,          "WORLD_SIZE=2",
+                     "LOCAL_WORLD_SIZE=1",    "LOCAL_RANK=0",
+                     "MASTER_ADDR=10.77.0.1", "MASTER_PORT=29500"};
   };
   const Variables command = {program(), "2", "sum"};
   Program second(hosts.on_second(command), variables("1"));

@@ -47,8 +47,8 @@ int run(int argc, char** argv) {
   if (const auto status = launch_processes(world_size, options)) return *status;
   for (int i = 0; i < 2; ++i) {
     run_ranks(
-        world_size,
-        [&](ProcessGroup& world) { run_scenario(world, scenario); }, options);
+        world_size, [&](ProcessGroup& world) { run_scenario(world, scenario); },
+        options);
   }
   return 0;
 }
