@@ -44,9 +44,10 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
   const double tail = s.tokens * (2 * s.h * s.element + 2 * s.stat +
                                   s.vocab * s.element + s.stat);
   // Scalars: the loss, and the gradient that backward starts from.
-  const double at_loss = in_blocks + tail +
-                         s.tokens * s.vocab * s.element + 2 * s.stat;
-  double at_last_block = in_blocks + block_gradients(s) + s.stat;
+  const double scalars = 2 * s.stat;
+  const double at_loss =
+      in_blocks + tail + s.tokens * s.vocab * s.element + scalars;
+  double at_last_block = in_blocks + block_gradients(s) + scalars;
   if (recompute) {
     // The last block's activations again, but for its input, which is kept.
     at_last_block += block_bytes(s) - s.tokens * s.h * s.element;
@@ -62,27 +63,28 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
     const double at_head =
         in_blocks +
         s.tokens * ((3 * s.h + s.vocab) * s.element + 2 * s.stat) + head +
-        2 * s.stat;
-    const double at_end = s.tokens * s.h * s.element + 2 * head + 2 * s.stat;
+        scalars;
+    const double at_end = s.tokens * s.h * s.element + 2 * head + scalars;
     return std::max({at_loss, at_last_block, at_head, at_end});
   }
   return std::max(at_loss, at_last_block);
 }
 
 double mlp_activations(const Sizes& s, bool accumulates) {
+  const double scalars = 2 * s.stat;
   // Embedding h, fc1 4h, ReLU 4h, fc2 h, ReLU h, logits, their gradient.
   const double at_loss =
       s.tokens * (11 * s.h * s.element + 2 * s.vocab * s.element + s.stat) +
-      2 * s.stat;
+      scalars;
   // At the wide ReLU: embedding, its input, and the gradients of both sides.
-  const double at_relu = s.tokens * 13 * s.h * s.element + s.stat;
+  const double at_relu = s.tokens * 13 * s.h * s.element + scalars;
   if (accumulates) {
     // New gradients stand beside the accumulated ones: those of the head, with
     // the gradients of its output and input, or the embedding's at the end.
     const double at_head =
         (s.tokens * (12 * s.h + s.vocab) + (s.h + 1) * s.vocab) * s.element +
-        2 * s.stat;
-    const double at_end = (s.tokens + s.vocab) * s.h * s.element + 2 * s.stat;
+        scalars;
+    const double at_end = (s.tokens + s.vocab) * s.h * s.element + scalars;
     return std::max({at_loss, at_relu, at_head, at_end});
   }
   return std::max(at_loss, at_relu);

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "chapters/common/checkpoint.h"
+#include "core/autograd.h"
 #include "core/context.h"
 #include "core/ops.h"
 
@@ -123,11 +124,10 @@ double accumulate_gradients(const Options& options, Module& model,
     // The share of this piece in the mean over the whole batch.
     const double share =
         static_cast<double>(rows) / static_cast<double>(options.batch);
-    Tensor loss = language_loss(model(batch.inputs), batch.targets);
+    const Tensor loss = language_loss(model(batch.inputs), batch.targets);
     mean_loss += loss.item() * share;
-    const double factor = share * loss_scale;
-    if (factor != 1) loss = scale(loss, factor);
-    loss.backward();
+    autograd::backward(
+        {loss}, {Tensor::full({}, share * loss_scale, loss.options())});
   }
   random.batch = BatchSlice{};
   return mean_loss;

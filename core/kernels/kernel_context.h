@@ -11,7 +11,8 @@
 //   matmul(context, DType::kF32, args, a, b, c);
 //
 // What is guaranteed:
-// - Results do not depend on the number of OpenMP threads.
+// - Results do not depend on the number of OpenMP threads (products of oneDNN
+//   may, see matmul.h; none is used in deterministic mode).
 // - 16-bit elements are widened to f32, computed, and rounded to nearest even
 //   when stored; f64 is computed in f64.
 // - One context serves one thread at a time; nothing else is shared, so that

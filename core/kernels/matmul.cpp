@@ -272,6 +272,11 @@ void check_ld(const char* name, std::int64_t* ld, std::int64_t cols) {
            ", less than the row of ", cols);
 }
 
+// Below this, calling oneDNN costs more than it saves.
+bool is_large(const MatmulArgs& args) {
+  return args.m * args.n * args.k >= std::int64_t{1} << 22;
+}
+
 }  // namespace
 
 void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
@@ -300,6 +305,10 @@ void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
     case DType::kF64:
       return multiply_all<double>(context, args, a, b, c, bias);
     case DType::kF32:
+      if (!context.deterministic && is_large(args) &&
+          matmul_dnnl(context, dtype, args, a, b, c, bias)) {
+        return;
+      }
       return multiply_all<float>(context, args, a, b, c, bias);
     case DType::kBF16:
       if (!context.deterministic &&

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "chapters/common/checkpoint.h"
+#include "core/ops.h"
 
 namespace shardbook::single_device {
 namespace {
@@ -154,7 +155,9 @@ TEST(SingleDevice, SixteenBitsStayNearF32) {
     SingleDeviceOptions how;
     how.master_weights = true;
     TrainedRun run = train_with(options, how);
-    EXPECT_LT(largest_relative_difference(options, run, f32), 5e-2);
+    for (std::size_t i = 0; i < run.losses.size(); ++i) {
+      EXPECT_NEAR(run.losses[i], f32.losses[i], 1e-2 * f32.losses[i]);
+    }
     EXPECT_EQ(static_cast<double>(
                   run.memory.peak(MemoryKind::kOptimizerState)),
               run.bill[MemoryKind::kOptimizerState]);
@@ -164,24 +167,25 @@ TEST(SingleDevice, SixteenBitsStayNearF32) {
 TEST(SingleDevice, WithoutMastersSmallUpdatesVanish) {
   Options options = small_options();
   options.optimizer = "sgd";
-  options.optimizer_options.lr = 1e-4;
+  options.optimizer_options.lr = 3e-3;
+  options.steps = 40;
+  const TrainedRun f32 = train_with(options);
   options.dtype = DType::kBF16;
   SingleDeviceOptions masters;
   masters.master_weights = true;
-  options.steps = 0;
-  const TrainedRun before = train_with(options);
-  options.steps = 40;
-  const TrainedRun without = train_with(options);
-  const TrainedRun with = train_with(options, masters);
-  auto moved = [&](const TrainedRun& run) {
-    int count = 0;
+  auto distance_from_f32 = [&](const TrainedRun& run) {
+    double distance = 0;
     for (std::size_t i = 0; i < run.parameters.size(); ++i) {
-      count += !bitwise_equal(run.parameters[i].tensor,
-                              before.parameters[i].tensor);
+      const auto a = run.parameters[i].tensor.to_vector<double>();
+      const auto b = f32.parameters[i].tensor.to_vector<double>();
+      for (std::size_t j = 0; j < a.size(); ++j) {
+        distance += std::abs(a[j] - b[j]);
+      }
     }
-    return count;
+    return distance;
   };
-  EXPECT_GT(moved(with), moved(without));
+  EXPECT_LT(distance_from_f32(train_with(options, masters)),
+            distance_from_f32(train_with(options)));
 }
 
 TEST(SingleDevice, LossScaleFollowsTheGoldenSequence) {
@@ -209,8 +213,8 @@ TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
   RankContext::Scope scope(context);
   SingleDevice device(options, {});
   const Tensor weight = device.optimizer().parameters()[0];
-  // A weight that makes gradients overflow, whatever the scale
-  weight.fill(60000);
+  // Products of such weights are beyond f16's largest number.
+  fill_normal(weight, 0, 0, 0, 20000);
   const Tensor before = weight.clone();
   const StepResult result = device.step(0);
   EXPECT_FALSE(std::isfinite(result.grad_norm));

@@ -43,7 +43,7 @@ Lines run_program(const std::string& build, const std::string& command);
 /// Compares what a page quotes with what a program printed; returns an empty
 /// string when they agree. Numbers may differ by two in a thousand (other
 /// processors round elsewhere) or be tiny on both sides; lines that begin with
-/// "time" hold what a clock says.
+/// "time" hold what a clock says, and scratch memory depends on the processor.
 std::string compare_output(const Lines& quoted, const Lines& printed);
 
 /// The links of a Markdown page, outside of code, that name no other site.

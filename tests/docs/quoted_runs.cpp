@@ -49,7 +49,11 @@ std::vector<std::string> words_of(const std::string& line) {
 
 bool same_line(const std::string& a, const std::string& b) {
   const auto x = words_of(a), y = words_of(b);
-  if (!x.empty() && !y.empty() && x[0] == "time" && y[0] == "time") return true;
+  const auto free = [](const std::vector<std::string>& words) {
+    return !words.empty() && (words[0] == "time" ||
+                              (words.size() > 1 && words[1] == "workspace"));
+  };
+  if (free(x) && free(y) && x[0] == y[0]) return true;
   if (x.size() != y.size()) return false;
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (!same_word(x[i], y[i])) return false;
