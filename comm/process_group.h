@@ -77,8 +77,8 @@ class ProcessGroup {
   /// tensor = op over the ranks' tensors, everywhere, in place.
   Work all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::kSum,
                   const std::string& label = "");
-  /// output [n/P] = piece `rank` of the sum of the ranks' inputs [n]. output may
-  /// be exactly that piece of the input (in place).
+  /// output [n/P] = piece `rank` of the sum of the ranks' inputs [n]. output
+  /// may be exactly that piece of the input (in place).
   Work reduce_scatter(const Tensor& output, const Tensor& input,
                       ReduceOp op = ReduceOp::kSum,
                       const std::string& label = "");

@@ -76,11 +76,21 @@ TEST(ThreadFailure, TheTypeOfTheFirstCauseIsKept) {
 }
 
 TEST(ThreadFailure, AFailureReachesSubgroupsWithoutTheFailedRank) {
-  const Outcome outcome = run(3, [](ProcessGroup& world) {
+  std::atomic<bool> stop{false};
+  const Outcome outcome = run(3, [&](ProcessGroup& world) {
     const auto pair = world.subgroup({0, 1}, "pair");
     if (world.rank() == 2) throw Error("boom");
-    // Rank 1 never calls: only the failure can end rank 0's wait.
-    if (world.rank() == 0) pair->barrier();
+    // Rank 1 is busy and never calls: only the failure can end rank 0's wait.
+    while (world.rank() == 1 && !stop) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (world.rank() == 1) return;
+    try {
+      pair->barrier();
+    } catch (const Error&) {
+      stop = true;
+      throw;
+    }
   });
   EXPECT_EQ(outcome.by_rank[0],
             "rank 2 failed: boom (while rank 0 was in barrier over 'pair')");
