@@ -52,10 +52,33 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
   return plan;
 }
 
+// On plain row-major f32, oneDNN's GEMM is a tenth faster than its matmul
+// primitive, which packs B anew for each block of rows. The primitive wins where
+// A^T is tall, and it adds a bias for nothing. GEMM holds its own packing
+// buffers.
+bool gemm_is_faster(DType dtype, const MatmulArgs& args, bool has_bias) {
+  return dtype == DType::kF32 && args.batch == 1 && !has_bias &&
+         !(args.trans_a && args.m > args.n);
+}
+
+void gemm(const MatmulArgs& args, const float* a, const float* b, float* c) {
+  const dnnl_status_t status = dnnl_sgemm(
+      args.trans_a ? 'T' : 'N', args.trans_b ? 'T' : 'N', args.m, args.n,
+      args.k, 1.0f, a, args.lda, b, args.ldb, args.accumulate ? 1.0f : 0.0f, c,
+      args.ldc);
+  SB_CHECK(status == dnnl_success, "matmul: oneDNN's GEMM failed with status ",
+           static_cast<int>(status));
+}
+
 }  // namespace
 
 bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
                  const void* a, const void* b, void* c, const void* bias) {
+  if (gemm_is_faster(dtype, args, bias != nullptr)) {
+    gemm(args, static_cast<const float*>(a), static_cast<const float*>(b),
+         static_cast<float*>(c));
+    return true;
+  }
   KernelContext::Plans& plans = context.plans();
   const KernelContext::Plans::Key key = {
       static_cast<std::int64_t>(dtype),
