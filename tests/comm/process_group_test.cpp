@@ -155,9 +155,9 @@ TEST(CommObserver, SeesIssueAndCompletionAlsoOfSubgroups) {
   run_ranks(2, [&](ProcessGroup& world) {
     world.set_observer(&counters[static_cast<std::size_t>(world.rank())]);
     const auto pair = world.split(0, world.rank(), "pair");
-    const Tensor x = zeros(4);
+    const Tensor x = zeros(4), y = zeros(4);
     Work first = world.all_reduce(x, ReduceOp::kSum, "first");
-    Work second = pair->all_reduce(x.clone(), ReduceOp::kSum, "second");
+    Work second = pair->all_reduce(y, ReduceOp::kSum, "second");
     second.wait();
     first.wait();
   });
