@@ -186,13 +186,31 @@ double parity_tolerance(DType dtype, std::int64_t steps) {
     case DType::kF64:
       return 1e-10 * static_cast<double>(std::max<std::int64_t>(steps, 1));
     case DType::kF32:
-      return steps <= 1
-                 ? 1e-5
-                 : 1e-3 * std::max(1.0, static_cast<double>(steps) / 10);
+      return steps <= 1 ? 1e-5 : 1e-3;
     default:
       return 5e-2;
   }
 }
+
+namespace {
+
+/// All values but the bias of attention's keys. It adds the same to all scores
+/// of a query, which softmax does not see: its gradient is zero but for
+/// rounding, and Adam makes whole steps of that.
+std::vector<double> values_that_train(const NamedTensor& parameter) {
+  std::vector<double> values = parameter.tensor.to_vector<double>();
+  const std::string& name = parameter.name;
+  const std::string end = "attn.c_attn.bias";
+  if (name.size() < end.size() ||
+      name.compare(name.size() - end.size(), end.size(), end) != 0) {
+    return values;
+  }
+  const auto third = static_cast<std::ptrdiff_t>(values.size() / 3);
+  values.erase(values.begin() + third, values.begin() + 2 * third);
+  return values;
+}
+
+}  // namespace
 
 Parity compare_with_one_device(const Options& options,
                                const std::vector<double>& losses,
@@ -219,24 +237,24 @@ Parity compare_with_one_device(const Options& options,
     add(std::abs(losses[i] - reference.losses[i]),
         std::abs(reference.losses[i]));
   }
-  // The loss averages rounding out: it is held to ten steps' tolerance always.
-  const bool same_losses =
-      parity.max_rel <=
-      parity_tolerance(options.dtype, std::min<std::int64_t>(options.steps, 10));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     SB_CHECK(parameters[i].name == reference.parameters[i].name,
              "compare: parameter '", parameters[i].name, "' here, '",
              reference.parameters[i].name, "' on one device");
-    double scale = 0;
-    for (double value : reference.parameters[i].tensor.to_vector<double>()) {
-      scale = std::max(scale, std::abs(value));
+    const std::vector<double> mine = values_that_train(parameters[i]);
+    const std::vector<double> theirs =
+        values_that_train(reference.parameters[i]);
+    SB_CHECK(mine.size() == theirs.size(), "compare: '", parameters[i].name,
+             "' has another size than on one device");
+    double difference = 0, scale = 0;
+    for (std::size_t j = 0; j < mine.size(); ++j) {
+      finite = finite && std::isfinite(mine[j]);
+      difference = std::max(difference, std::abs(mine[j] - theirs[j]));
+      scale = std::max(scale, std::abs(theirs[j]));
     }
-    add(max_abs_difference(parameters[i].tensor,
-                           reference.parameters[i].tensor),
-        scale);
+    add(difference, scale);
   }
-  parity.passed =
-      finite && same_losses && parity.max_rel <= parity.tolerance;
+  parity.passed = finite && parity.max_rel <= parity.tolerance;
   return parity;
 }
 
