@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "core/check.h"
 #include "core/kernels/kernel_context.h"
@@ -82,6 +83,10 @@ RankContext::~RankContext() = default;
 
 RankContext* RankContext::installed() { return current_context; }
 
+RankContext* RankContext::exchange(RankContext* context) {
+  return std::exchange(current_context, context);
+}
+
 RankContext& RankContext::current() {
   if (current_context == nullptr) {
     thread_local DefaultContext fallback;
@@ -117,6 +122,7 @@ RankContext& RankContext::worker(const Device& worker_device) {
   context.deterministic = deterministic;
   context.memory_kind = memory_kind;
   context.phase = phase;
+  context.stream = stream;
   context.random = random;
   context.is_recomputing = is_recomputing;
   context.graph_task = graph_task;
@@ -144,6 +150,13 @@ void RankContext::notify_op_end(const OpEvent& event) {
 
 void RankContext::notify_allocation(const AllocationEvent& event) {
   for (Observer* observer : observers_) observer->on_allocation(event);
+}
+
+const Device& RankContext::host() {
+  if (!host_.defined()) {
+    host_ = device.is_meta() ? Device::meta(-1) : Device::cpu(-1);
+  }
+  return host_;
 }
 
 KernelContext& RankContext::kernels() {

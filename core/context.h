@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/dtype.h"
 
 namespace shardbook {
 
@@ -34,6 +35,13 @@ class GraphTask;
 enum class Phase { kForward, kBackward, kOptimizer };
 const char* phase_name(Phase phase);
 
+/// Sizes of a product: `batch` times [m, k] x [k, n]. Attention: m queries, n
+/// keys and k elements per head, in `batch` heads. All 0 for other operations.
+struct ProductShape {
+  std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t batch = 1;
+};
+
 /// One operation of core: what an ideal device would have to do.
 struct OpEvent {
   const char* name;   ///< "matmul", "gelu", ...
@@ -41,6 +49,12 @@ struct OpEvent {
   double bytes;       ///< read plus written, each operand once
   Phase phase;
   Device device;
+  DType dtype = DType::kF32;
+  ProductShape product;
+  /// Queue of the device that it runs on.
+  int stream = 0;
+  /// A copy between devices: where the data come from; otherwise undefined.
+  Device source;
 };
 
 /// `bytes` more (or, negative, fewer) of `kind` in use on `device`.
@@ -59,6 +73,13 @@ class Observer {
   virtual void on_op_begin(const OpEvent& event) {}
   virtual void on_op_end(const OpEvent& event) {}
   virtual void on_allocation(const AllocationEvent& event) {}
+  // Ordering of streams, see core/stream.h. `time_s` is the event's slot for
+  // whoever keeps a clock.
+  virtual void on_event_record(int stream, double& time_s) {}
+  virtual void on_event_wait(int stream, double time_s) {}
+  virtual void on_event_synchronize(double time_s) {}
+  /// The host reads a value of `device`: it waits for all that was issued.
+  virtual void on_host_read(const Device& device) {}
 };
 
 /// Where this rank's rows lie in the global batch: local row i is global row
@@ -91,6 +112,9 @@ class RankContext {
   static RankContext& current();
   /// The same, or null where the thread has none yet.
   static RankContext* installed();
+  /// Installs `context` (null for none) and returns what was installed: for
+  /// fibers, which take turns on one thread.
+  static RankContext* exchange(RankContext* context);
 
   /// Installs a context on this thread for the lifetime of the scope.
   class Scope {
@@ -116,6 +140,11 @@ class RankContext {
   void notify_op_end(const OpEvent& event);
   void notify_allocation(const AllocationEvent& event);
   bool observed() const { return !observers_.empty(); }
+  const std::vector<Observer*>& observers() const { return observers_; }
+
+  /// Memory of the host beside this rank's device, for what is offloaded: a
+  /// device "host" of the same type, made when first asked for.
+  const Device& host();
 
   /// Caches and scratch memory of the kernels.
   KernelContext& kernels();
@@ -128,6 +157,8 @@ class RankContext {
   bool deterministic = false;
   MemoryKind memory_kind = MemoryKind::kActivation;
   Phase phase = Phase::kForward;
+  /// Queue of the device that work is issued to; see core/stream.h.
+  int stream = 0;
   RandomState random;
   /// True while recomputation runs a forward a second time.
   bool is_recomputing = false;
@@ -136,6 +167,7 @@ class RankContext {
 
  private:
   std::vector<Observer*> observers_;
+  Device host_;
   std::unique_ptr<DeviceScratch> scratch_;
   std::unique_ptr<KernelContext> kernels_;
   std::vector<std::pair<Device, std::unique_ptr<RankContext>>> workers_;

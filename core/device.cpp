@@ -48,6 +48,7 @@ class Device::State {
   int index() const { return index_; }
   std::int64_t capacity() const { return capacity_; }
   std::string name() const {
+    if (index_ < 0) return "host";
     return (type_ == DeviceType::kCpu ? "cpu:" : "meta:") +
            std::to_string(index_);
   }

@@ -51,7 +51,8 @@ Tensor product(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
                        static_cast<double>(args.m) *
                        static_cast<double>(args.n) *
                        static_cast<double>(args.k);
-  OpScope scope("matmul", flops, bytes_of({&a, &b, &y}), y);
+  OpScope scope("matmul", flops, bytes_of({&a, &b, &y}), y,
+                {args.m, args.n, args.k, args.batch});
   if (scope.runs()) {
     kernels::matmul(scope.kernels(), a.dtype(), args, a.raw(), b.raw(),
                     y.raw());
@@ -109,7 +110,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     const double flops = 2.0 * static_cast<double>(args.m) *
                          static_cast<double>(args.n) *
                          static_cast<double>(args.k);
-    OpScope scope("linear", flops, bytes_of({&x, &weight, &bias, &y}), y);
+    OpScope scope("linear", flops, bytes_of({&x, &weight, &bias, &y}), y,
+                  {args.m, args.n, args.k, 1});
     if (scope.runs()) {
       kernels::matmul(scope.kernels(), x.dtype(), args, x.raw(), weight.raw(),
                       y.raw(), bias.defined() ? bias.raw() : nullptr);

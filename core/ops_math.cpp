@@ -173,10 +173,8 @@ Tensor log(const Tensor& x) { return unary("log", UnaryOp::kLog, x, 1); }
 namespace {
 
 // A copy to another dtype or device, without a record.
-Tensor converted(const char* name, const Tensor& x, DType dtype,
-                 const Device& device) {
+Tensor converted(const Tensor& x, DType dtype, const Device& device) {
   Tensor y = Tensor::empty(x.shape(), {dtype, device});
-  OpScope scope(name, 0, bytes_of({&x, &y}), y);
   y.copy_from(x);
   return y;
 }
@@ -185,10 +183,10 @@ Tensor converted(const char* name, const Tensor& x, DType dtype,
 
 Tensor to_dtype(const Tensor& x, DType dtype) {
   if (x.dtype() == dtype) return x;
-  Tensor y = converted("cast", x, dtype, x.device());
+  Tensor y = converted(x, dtype, x.device());
   if (is_floating(dtype)) {
     record("cast", {x}, {y}, [from = x.dtype()](const Tensors& grads) {
-      return Tensors{converted("cast", grads[0], from, grads[0].device())};
+      return Tensors{converted(grads[0], from, grads[0].device())};
     });
   }
   return y;
@@ -196,10 +194,10 @@ Tensor to_dtype(const Tensor& x, DType dtype) {
 
 Tensor to_device(const Tensor& x, const Device& device) {
   if (x.device() == device) return x;
-  Tensor y = converted("copy", x, x.dtype(), device);
+  Tensor y = converted(x, x.dtype(), device);
   if (is_floating(x.dtype())) {
     record("copy", {x}, {y}, [from = x.device()](const Tensors& grads) {
-      return Tensors{converted("copy", grads[0], grads[0].dtype(), from)};
+      return Tensors{converted(grads[0], grads[0].dtype(), from)};
     });
   }
   return y;

@@ -234,6 +234,10 @@ double attention_flops(const kernels::AttentionArgs& args) {
          static_cast<double>(args.batch * args.heads * args.head_dim);
 }
 
+ProductShape attention_product(const kernels::AttentionArgs& args) {
+  return {args.q_rows, args.k_rows, args.head_dim, args.batch * args.heads};
+}
+
 }  // namespace
 
 Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
@@ -251,7 +255,7 @@ Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
   };
   {
     OpScope scope("attention", 2 * attention_flops(args),
-                  bytes_of({&qkv, &out}), qkv);
+                  bytes_of({&qkv, &out}), qkv, attention_product(args));
     if (scope.runs()) {
       kernels::attention(scope.kernels(), qkv.dtype(), args, part(qkv, 0),
                          part(qkv, 1), part(qkv, 2), out.raw(), lse.raw());
@@ -262,7 +266,8 @@ Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
            const Tensor& dout = grads[0];
            Tensor dqkv = qkv.empty_like();
            OpScope scope("attention", 5 * attention_flops(args),
-                         bytes_of({&qkv, &saved, &dout, &dqkv}), dout);
+                         bytes_of({&qkv, &saved, &dout, &dqkv}), dout,
+                         attention_product(args));
            if (scope.runs()) {
              kernels::attention_backward(
                  scope.kernels(), qkv.dtype(), args,
@@ -294,7 +299,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                              {internal::stat_dtype(q.dtype()), q.device()});
   {
     OpScope scope("attention", 2 * attention_flops(args),
-                  bytes_of({&q, &k, &v, &out}), q);
+                  bytes_of({&q, &k, &v, &out}), q, attention_product(args));
     if (scope.runs()) {
       kernels::attention(scope.kernels(), q.dtype(), args, q.raw(), k.raw(),
                          v.raw(), out.raw(), lse.raw());
@@ -306,7 +311,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
            Tensor dq = q.empty_like(), dk = k.empty_like(), dv = v.empty_like();
            OpScope scope("attention", 5 * attention_flops(args),
                          bytes_of({&q, &k, &v, &saved, &dout, &dq, &dk, &dv}),
-                         dout);
+                         dout, attention_product(args));
            if (scope.runs()) {
              kernels::attention_backward(
                  scope.kernels(), q.dtype(), args,

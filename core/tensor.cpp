@@ -6,6 +6,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/op_scope.h"
 #include "core/internal/tensor_impl.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/reduce.h"
@@ -204,20 +205,31 @@ template std::vector<std::int32_t> Tensor::to_vector() const;
 double Tensor::item() const {
   SB_CHECK(numel() == 1, "item: a tensor of shape ", shape_text(shape()),
            " is not a single value");
-  return to_vector<double>()[0];
+  for (Observer* observer : RankContext::current().observers()) {
+    observer->on_host_read(device());
+  }
+  return is_meta() ? 0 : to_vector<double>()[0];
 }
 
 void Tensor::copy_from(const Tensor& source) const {
   SB_CHECK(shape() == source.shape(), "copy_from: shape ",
            shape_text(source.shape()), " does not fit into ",
            shape_text(shape()));
-  if (is_meta() || source.is_meta() || numel() == 0) return;
+  if (numel() == 0) return;
+  const bool is_transfer = device() != source.device();
+  const internal::OpScope scope(
+      is_transfer ? "transfer" : dtype() == source.dtype() ? "copy" : "cast", 0,
+      internal::bytes_of({this, &source}), *this, {},
+      is_transfer ? source.device() : Device());
+  if (is_meta() || source.is_meta()) return;
   kernels::cast(kernels_of_thread(), source.dtype(), source.raw(), dtype(),
                 raw(), numel());
 }
 
 void Tensor::fill(double value) const {
-  if (is_meta() || numel() == 0) return;
+  if (numel() == 0) return;
+  const internal::OpScope scope("fill", 0, internal::bytes_of({this}), *this);
+  if (is_meta()) return;
   kernels::fill(kernels_of_thread(), dtype(), numel(), raw(), value);
 }
 

@@ -104,7 +104,7 @@ class Tensor {
   /// All elements, converted to T.
   template <typename T>
   std::vector<T> to_vector() const;
-  /// The only element, as double.
+  /// The only element, as double; 0 on meta devices, which have no values.
   double item() const;
   /// Copies `source` (same shape; any dtype, any device) into this one.
   /// Not recorded for backward.

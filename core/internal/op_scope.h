@@ -17,10 +17,13 @@ namespace shardbook::internal {
 /// the scope. `kernels()` is where its kernel runs; `runs()` is false on meta.
 class OpScope {
  public:
-  OpScope(const char* name, double flops, double bytes, const Tensor& on)
+  OpScope(const char* name, double flops, double bytes, const Tensor& on,
+          const ProductShape& product = {}, const Device& source = Device())
       : context_(RankContext::current()), runs_(!on.is_meta()) {
     if (context_.observed()) {
-      event_ = {name, flops, bytes, context_.phase, on.device()};
+      event_ = {name,        flops,      bytes,   context_.phase,
+                on.device(), on.dtype(), product, context_.stream,
+                source};
       context_.notify_op_begin(event_);
     }
   }
