@@ -32,13 +32,7 @@ ProcessGroup& DeviceMesh::group(const std::string& axes) {
   std::shared_ptr<ProcessGroup>& made = groups_[name];
   if (made != nullptr) return *made;
 
-  for (std::size_t i = 0; i < lists.size(); ++i) {
-    const auto mine =
-        std::find(lists[i].begin(), lists[i].end(), world_.rank());
-    if (mine == lists[i].end()) continue;
-    made = world_.split(static_cast<int>(i),
-                        static_cast<int>(mine - lists[i].begin()), name);
-  }
+  made = world_.partition(lists, name);
   return *made;
 }
 

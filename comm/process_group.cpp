@@ -163,7 +163,7 @@ Work ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op,
   CommCall call = make_call(CommOp::kAllReduce, tensor, tensor.numel(), label);
   call.reduce_op = op;
   return issue(call, 0, [&] {
-    return tensor.is_meta() ? Work() : do_all_reduce(tensor, call);
+    return moves(tensor) ? do_all_reduce(tensor, call) : Work();
   });
 }
 
@@ -181,7 +181,7 @@ Work ProcessGroup::reduce_scatter(const Tensor& output, const Tensor& input,
       make_call(CommOp::kReduceScatter, input, input.numel(), label);
   call.reduce_op = op;
   return issue(call, 0, [&] {
-    return output.is_meta() ? Work() : do_reduce_scatter(output, input, call);
+    return moves(output) ? do_reduce_scatter(output, input, call) : Work();
   });
 }
 
@@ -198,7 +198,7 @@ Work ProcessGroup::all_gather(const Tensor& output, const Tensor& input,
   const CommCall call =
       make_call(CommOp::kAllGather, output, output.numel(), label);
   return issue(call, 0, [&] {
-    return output.is_meta() ? Work() : do_all_gather(output, input, call);
+    return moves(output) ? do_all_gather(output, input, call) : Work();
   });
 }
 
@@ -211,7 +211,7 @@ Work ProcessGroup::broadcast(const Tensor& tensor, int root,
   CommCall call = make_call(CommOp::kBroadcast, tensor, tensor.numel(), label);
   call.root_or_peer = root;
   return issue(call, 0, [&] {
-    return tensor.is_meta() ? Work() : do_broadcast(tensor, call);
+    return moves(tensor) ? do_broadcast(tensor, call) : Work();
   });
 }
 
@@ -225,7 +225,7 @@ Work ProcessGroup::reduce(const Tensor& tensor, int root, ReduceOp op,
   call.root_or_peer = root;
   call.reduce_op = op;
   return issue(call, 0, [&] {
-    return tensor.is_meta() ? Work() : do_reduce(tensor, call);
+    return moves(tensor) ? do_reduce(tensor, call) : Work();
   });
 }
 
@@ -247,7 +247,7 @@ Work ProcessGroup::scatter(const Tensor& output, const Tensor& input, int root,
       make_call(CommOp::kScatter, output, output.numel() * size(), label);
   call.root_or_peer = root;
   return issue(call, 0, [&] {
-    return output.is_meta() ? Work() : do_scatter(output, input, call);
+    return moves(output) ? do_scatter(output, input, call) : Work();
   });
 }
 
@@ -269,7 +269,7 @@ Work ProcessGroup::gather(const Tensor& output, const Tensor& input, int root,
       make_call(CommOp::kGather, input, input.numel() * size(), label);
   call.root_or_peer = root;
   return issue(call, 0, [&] {
-    return input.is_meta() ? Work() : do_gather(output, input, call);
+    return moves(input) ? do_gather(output, input, call) : Work();
   });
 }
 
@@ -340,7 +340,7 @@ Work ProcessGroup::send(const Tensor& tensor, int to, int tag,
   call.root_or_peer = to;
   call.tag = tag;
   return issue(call, tensor.numel(), [&] {
-    return tensor.is_meta() ? Work() : do_send(tensor, call);
+    return moves(tensor) ? do_send(tensor, call) : Work();
   });
 }
 
@@ -353,11 +353,20 @@ Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
   call.root_or_peer = from;
   call.tag = tag;
   return issue(call, 0, [&] {
-    return tensor.is_meta() ? Work() : do_recv(tensor, call);
+    return moves(tensor) ? do_recv(tensor, call) : Work();
   });
 }
 
 // --- Subgroups ---------------------------------------------------------------
+
+// Subgroups write into this group's ledger.
+std::shared_ptr<ProcessGroup> ProcessGroup::adopt(
+    const std::vector<int>& members, const std::string& name) {
+  std::shared_ptr<ProcessGroup> group = do_subgroup(members, name);
+  group->records_ = records_;
+  group->observer_ = observer_;
+  return group;
+}
 
 std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key,
                                                   const std::string& name) {
@@ -380,10 +389,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key,
   std::sort(order.begin(), order.end());
   std::vector<int> members;
   for (const auto& entry : order) members.push_back(entry.second);
-  std::shared_ptr<ProcessGroup> group = do_subgroup(members, name);
-  group->records_ = records_;
-  group->observer_ = observer_;
-  return group;
+  return adopt(members, name);
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
@@ -407,10 +413,36 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
              "; all ranks make the same groups in the same order");
   }
   if (distinct.count(rank_) == 0) return nullptr;
-  std::shared_ptr<ProcessGroup> group = do_subgroup(members, name);
-  group->records_ = records_;
-  group->observer_ = observer_;
-  return group;
+  return adopt(members, name);
+}
+
+std::shared_ptr<ProcessGroup> ProcessGroup::partition(
+    const std::vector<std::vector<int>>& parts, const std::string& name) {
+  std::set<int> seen;
+  std::ostringstream mine;
+  mine << "'" << name << "'";
+  const std::vector<int>* my_part = nullptr;
+  for (const std::vector<int>& part : parts) {
+    mine << " " << list_text(part);
+    for (const int member : part) {
+      SB_CHECK(member >= 0 && member < size(), "partition '", name, "' ",
+               where(), ": ", list_text(part), " names a rank outside of 0 to ",
+               size() - 1);
+      SB_CHECK(seen.insert(member).second, "partition '", name, "' ", where(),
+               ": rank ", member, " is named twice");
+      if (member == rank_) my_part = &part;
+    }
+  }
+  const std::string digest =
+      std::to_string(std::hash<std::string>()(mine.str()));
+  const std::vector<std::string> all = exchange(digest);
+  for (int r = 0; r < size(); ++r) {
+    SB_CHECK(all[static_cast<std::size_t>(r)] == digest, "partition '", name,
+             "' ", where(), ": ranks ", rank_, " and ", r,
+             " pass different parts; all ranks make the same groups in the "
+             "same order");
+  }
+  return my_part == nullptr ? nullptr : adopt(*my_part, name);
 }
 
 }  // namespace shardbook

@@ -22,7 +22,8 @@
 // everywhere when the group is asked to be deterministic.
 //
 // A group belongs to one rank and is used by one thread at a time. Tensors on
-// meta devices are recorded and not moved.
+// meta devices are recorded and not moved (in the world `sim`, they take
+// virtual time).
 
 #include <chrono>
 #include <functional>
@@ -131,6 +132,18 @@ class ProcessGroup {
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                          const std::string& name);
 
+  /// This rank's part of a partition: `parts` are disjoint lists of ranks of
+  /// this group, the same on all of them. Null where no part names this rank.
+  std::shared_ptr<ProcessGroup> partition(
+      const std::vector<std::vector<int>>& parts, const std::string& name);
+
+  /// For groups around groups: the group of these ranks of this group, without
+  /// asking the others whether they mean the same. Only the members call it.
+  std::shared_ptr<ProcessGroup> subgroup_of(const std::vector<int>& members,
+                                            const std::string& name) {
+    return adopt(members, name);
+  }
+
   // --- The ledger ------------------------------------------------------------
 
   /// Every call of this rank on this group and its subgroups, in issue order.
@@ -150,7 +163,9 @@ class ProcessGroup {
   ProcessGroup(int rank, std::vector<int> ranks, std::string name);
 
   // What a backend does. Sizes and arguments have been checked, the call is in
-  // the ledger, size() > 1, buffers are not on meta devices.
+  // the ledger, size() > 1; buffers are not on meta devices unless the backend
+  // takes them.
+  virtual bool takes_meta() const { return false; }
   virtual Work do_all_reduce(const Tensor& tensor, const CommCall& call) = 0;
   virtual Work do_reduce_scatter(const Tensor& output, const Tensor& input,
                                  const CommCall& call) = 0;
@@ -174,6 +189,11 @@ class ProcessGroup {
       const std::vector<int>& members, const std::string& name) = 0;
 
  private:
+  std::shared_ptr<ProcessGroup> adopt(const std::vector<int>& members,
+                                      const std::string& name);
+  bool moves(const Tensor& tensor) const {
+    return !tensor.is_meta() || takes_meta();
+  }
   Work issue(const CommCall& call, std::int64_t numel_to_peers,
              const std::function<Work()>& start);
   std::string where() const;

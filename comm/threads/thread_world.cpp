@@ -26,10 +26,32 @@ std::int64_t message_bytes(const Slot& slot) {
          static_cast<std::int64_t>(dtype_bytes(slot.call.dtype));
 }
 
+// Ranks are threads: each has a condition variable.
+class ThreadSleeper : public Sleeper {
+ public:
+  explicit ThreadSleeper(int world_size)
+      : wake_(static_cast<std::size_t>(world_size)) {}
+  std::cv_status sleep(
+      int world_rank, std::unique_lock<std::mutex>& lock,
+      std::chrono::steady_clock::time_point deadline) override {
+    return wake_[static_cast<std::size_t>(world_rank)].wait_until(lock,
+                                                                  deadline);
+  }
+  void wake(int world_rank) override {
+    wake_[static_cast<std::size_t>(world_rank)].notify_all();
+  }
+
+ private:
+  std::vector<std::condition_variable> wake_;
+};
+
 }  // namespace
 
-ThreadWorld::ThreadWorld(int world_size, int num_cores)
-    : num_cores_(std::max(num_cores, 1)),
+ThreadWorld::ThreadWorld(int world_size, int num_cores,
+                         std::unique_ptr<Sleeper> sleeper)
+    : num_cores_(num_cores),
+      sleeper_(sleeper ? std::move(sleeper)
+                       : std::make_unique<ThreadSleeper>(world_size)),
       root_(std::make_unique<SharedGroup>()) {
   for (int r = 0; r < world_size; ++r) {
     ranks_.push_back(std::make_unique<Rank>());
@@ -160,12 +182,12 @@ void ThreadWorld::wait(Operation& operation, int world_rank,
     ++me.num_blocked;
     me.blocked_in = &operation;
     std::cv_status status = std::cv_status::no_timeout;
-    if (operation.complete()) {
-      me.wake.wait(lock);
-    } else {
-      check_progress(world_rank, operation);
-      if (!failed()) status = me.wake.wait_until(lock, deadline);
-    }
+    if (!operation.complete()) check_progress(world_rank, operation);
+    // A call that all have joined ends by itself.
+    const auto until = operation.complete()
+                           ? deadline + std::chrono::hours(24)
+                           : deadline;
+    if (!failed()) status = sleeper_->sleep(world_rank, lock, until);
     --me.num_blocked;
     me.blocked_in = nullptr;
     if (status == std::cv_status::timeout && !operation.complete() &&
@@ -200,7 +222,7 @@ void ThreadWorld::run_ready(Lock& lock) {
     std::shared_ptr<Operation> operation = std::move(ready_.front());
     ready_.pop_front();
     operation->plan();
-    if (operation->traffic_bytes() > kSmallBytes) {
+    if (num_cores_ > 0 && operation->traffic_bytes() > kSmallBytes) {
       open(std::move(operation));
       continue;
     }
@@ -259,7 +281,7 @@ void ThreadWorld::wake_members(const Operation& operation, int most) {
     Rank& them = rank(member);
     if (them.num_blocked == 0) continue;
     if (most-- == 0) return;
-    them.wake.notify_all();
+    sleeper_->wake(member);
   }
 }
 
@@ -366,7 +388,9 @@ void ThreadWorld::poison(int world_rank, const std::string& reason,
   failure_reason_ = reason;
   first_cause_ = std::move(cause);
   failed_.store(true, std::memory_order_release);
-  for (const auto& each : ranks_) each->wake.notify_all();
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    sleeper_->wake(static_cast<int>(r));
+  }
 }
 
 void ThreadWorld::poison_and_throw(int world_rank, const std::string& reason) {

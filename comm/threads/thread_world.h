@@ -48,10 +48,24 @@ struct SharedGroup {
   std::map<std::vector<int>, std::vector<std::unique_ptr<SharedGroup>>> made;
 };
 
+/// How ranks sleep and are woken: threads by condition variables. A world whose
+/// ranks are fibers brings its own (sim/fiber_world.h).
+class Sleeper {
+ public:
+  virtual ~Sleeper() = default;
+  /// Gives the lock back until somebody wakes the rank, or the deadline.
+  virtual std::cv_status sleep(
+      int world_rank, std::unique_lock<std::mutex>& lock,
+      std::chrono::steady_clock::time_point deadline) = 0;
+  virtual void wake(int world_rank) = 0;
+};
+
 class ThreadWorld {
  public:
-  /// `num_cores`: how many threads may help with one operation.
-  ThreadWorld(int world_size, int num_cores);
+  /// `num_cores`: how many threads may help with one operation; 0: all ranks
+  /// take turns on one thread, which runs every operation at once.
+  ThreadWorld(int world_size, int num_cores,
+              std::unique_ptr<Sleeper> sleeper = nullptr);
   ~ThreadWorld();
 
   SharedGroup& root_group() { return *root_; }
@@ -84,7 +98,6 @@ class ThreadWorld {
  private:
   using Lock = std::unique_lock<std::mutex>;
   struct Rank {
-    std::condition_variable wake;
     int num_blocked = 0;              // threads that wait
     Operation* blocked_in = nullptr;  // what the last of them waits for
     bool ended = false;
@@ -122,6 +135,7 @@ class ThreadWorld {
   void work();
 
   const int num_cores_;
+  std::unique_ptr<Sleeper> sleeper_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::unique_ptr<SharedGroup> root_;
