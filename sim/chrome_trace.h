@@ -1,0 +1,26 @@
+#pragma once
+
+// Timelines in the format of Chrome's trace viewer, which Perfetto
+// (ui.perfetto.dev) opens: a process per rank, a thread per queue and one for
+// the steps, memory by kind as counters, and an arrow for each message.
+//
+// Format: "Trace Event Format", Google, 2016; the JSON object form.
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "sim/timeline.h"
+
+namespace shardbook::sim {
+
+/// Writes one event per line; times are microseconds. A send and a recv are
+/// joined by an arrow where both ends are among the timelines.
+void write_chrome_trace(std::ostream& out,
+                        const std::vector<RankTimeline>& timelines);
+
+/// Into a file; throws Error that names it when it cannot be written.
+void write_chrome_trace(const std::string& path,
+                        const std::vector<RankTimeline>& timelines);
+
+}  // namespace shardbook::sim

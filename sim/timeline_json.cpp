@@ -1,0 +1,171 @@
+#include "sim/timeline_json.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+namespace shardbook::sim {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kMostEvents = 4000;   // of a queue
+constexpr double kShortShare = 1.0 / 2000;  // of the step: less than a pixel
+
+std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+
+// Whole numbers without a fraction: they are shorter, and exact.
+Json number(double value) {
+  if (value == std::floor(value) && std::abs(value) < 9e15) {
+    return static_cast<std::int64_t>(value);
+  }
+  return value;
+}
+
+std::vector<TimelineEvent> events_of(const RankTimeline& timeline,
+                                     const std::string& queue) {
+  std::vector<TimelineEvent> events;
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.queue == queue) events.push_back(event);
+  }
+  return events;
+}
+
+// Joins events with their neighbours while the sum is too short to be seen.
+std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
+                                      double shortest_s) {
+  std::vector<TimelineEvent> joined;
+  std::int64_t count = 0;
+  for (const TimelineEvent& event : events) {
+    const bool joins = !joined.empty() &&
+                       joined.back().category == event.category &&
+                       event.end_s - joined.back().begin_s <= shortest_s;
+    if (!joins) {
+      joined.push_back(event);
+      count = 1;
+      continue;
+    }
+    TimelineEvent& last = joined.back();
+    last.name = fmt::format("{} operations", ++count);
+    last.label.clear();
+    last.end_s = event.end_s;
+    last.bytes += event.bytes;
+    last.flops += event.flops;
+    last.peer = -1;
+    last.message = -1;
+  }
+  return joined;
+}
+
+class Writer {
+ public:
+  explicit Writer(const StepView& view) : view_(view) {
+    for (const RankGroup& group : view.groups) {
+      for (const MemorySample& sample : group.timeline.memory) {
+        for (std::size_t k = 0; k < sample.bytes.size(); ++k) {
+          used_[k] = used_[k] || sample.bytes[k] != 0;
+        }
+      }
+    }
+  }
+
+  Json write(int max_groups) {
+    Json groups = Json::array();
+    for (const RankGroup& group : view_.groups) {
+      if (static_cast<int>(groups.size()) == max_groups) break;
+      groups.push_back(group_json(group));
+    }
+    return {{"world_size", view_.world_size},
+            {"step_s", view_.step_s},
+            {"ops", ops_},
+            {"kinds", kinds_json()},
+            {"groups", std::move(groups)}};
+  }
+
+ private:
+  Json group_json(const RankGroup& group) {
+    Json queues = Json::array();
+    for (const std::string& name : queue_names(group.timeline)) {
+      std::vector<TimelineEvent> events = events_of(group.timeline, name);
+      if (events.size() > kMostEvents) {
+        events = join_short(events, kShortShare * view_.step_s);
+      }
+      Json list = Json::array();
+      for (const TimelineEvent& event : events) list.push_back(row(event));
+      queues.push_back({{"name", name}, {"events", std::move(list)}});
+    }
+    Json memory = Json::array();
+    for (const MemorySample& sample : group.timeline.memory) {
+      Json values = {nanoseconds(sample.time_s)};
+      for (std::size_t k = 0; k < sample.bytes.size(); ++k) {
+        if (used_[k]) values.push_back(sample.bytes[k]);
+      }
+      memory.push_back(std::move(values));
+    }
+    return {{"ranks", ranks_json(group.ranks)},
+            {"queues", std::move(queues)},
+            {"memory", std::move(memory)}};
+  }
+
+  Json row(const TimelineEvent& event) {
+    Json values = {op_number(event), nanoseconds(event.begin_s),
+                   nanoseconds(event.end_s)};
+    const bool message = event.peer >= 0 || event.message >= 0;
+    if (message || event.flops != 0 || event.bytes != 0) {
+      values.push_back(number(event.bytes));
+    }
+    if (message || event.flops != 0) values.push_back(number(event.flops));
+    if (message) {
+      values.push_back(event.peer);
+      values.push_back(event.message);
+    }
+    return values;
+  }
+
+  std::size_t op_number(const TimelineEvent& event) {
+    const auto [op, added] = op_numbers_.try_emplace(
+        std::make_tuple(event.name, event.label, event.category), ops_.size());
+    if (added) ops_.push_back({event.name, event.label, event.category});
+    return op->second;
+  }
+
+  Json kinds_json() const {
+    Json kinds = Json::array();
+    for (std::size_t k = 0; k < used_.size(); ++k) {
+      if (used_[k])
+        kinds.push_back(memory_kind_name(static_cast<MemoryKind>(k)));
+    }
+    return kinds;
+  }
+
+  static Json ranks_json(const std::vector<int>& ranks) {
+    Json runs = Json::array();
+    for (const int rank : ranks) {
+      if (!runs.empty() && runs.back()[1] == rank - 1) {
+        runs.back()[1] = rank;
+      } else {
+        runs.push_back({rank, rank});
+      }
+    }
+    return runs;
+  }
+
+  const StepView& view_;
+  std::array<bool, kNumMemoryKinds> used_{};
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t>
+      op_numbers_;
+  Json ops_ = Json::array();
+};
+
+}  // namespace
+
+std::string timeline_json(const std::vector<RankTimeline>& timelines,
+                          int max_groups) {
+  const StepView view = last_step(timelines);
+  return Writer(view).write(max_groups).dump();
+}
+
+}  // namespace shardbook::sim

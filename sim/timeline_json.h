@@ -1,0 +1,38 @@
+#pragma once
+
+// The last step of a run as compact JSON: "virtual.timeline" in what a chapter
+// prints under --format json, and what report.html draws.
+//
+//   {"world_size": 4, "step_s": 0.0013,
+//    "ops": [["matmul", "", "forward"], ["all_reduce", "bucket 0", "comm"]],
+//    "kinds": ["parameter", "gradient"],
+//    "groups": [{
+//      "ranks": [[0, 3]],                            first and last of a run
+//      "queues": [{"name": "compute",
+//                  "events": [[0, 0, 41000, 1024, 65536], ...]}],
+//      "memory": [[0, 4096, 0], [41000, 4096, 1024], ...]}]}
+//
+// An event is [op, begin, end, bytes, flops, peer, message], where op counts
+// in "ops" and what is 0 (peer and message: -1) at the end is left out. A
+// sample is a time and the bytes of each kind. Times are whole nanoseconds
+// since the begin of the step.
+
+#include <string>
+#include <vector>
+
+#include "sim/timeline_step.h"
+
+namespace shardbook::sim {
+
+/// At most `max_groups` groups of ranks that differ. A queue with more than
+/// 4000 events has neighbours of one category joined ("12 operations") until
+/// they are as long as a 2000th of the step.
+std::string timeline_json(const std::vector<RankTimeline>& timelines,
+                          int max_groups = 8);
+
+/// Reads it back, rounded to nanoseconds. `source` names the text in messages.
+/// Throws Error that names source, path and value when something is missing,
+/// of the wrong type or out of its range.
+StepView read_timeline_json(const std::string& text, const std::string& source);
+
+}  // namespace shardbook::sim

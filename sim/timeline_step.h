@@ -1,0 +1,51 @@
+#pragma once
+
+// One step of a run, cut out of the ranks' timelines and folded: ranks that do
+// the same at the same times are kept once.
+//
+//   StepView view = last_step(timelines);     // 1024 ranks, 4 stages
+//   view.groups.size();                       // 4
+//   rank_list(view.groups[0].ranks);          // "ranks 0-255"
+//
+// Every picture of a timeline starts from here.
+
+#include <string>
+#include <vector>
+
+#include "sim/timeline.h"
+
+namespace shardbook::sim {
+
+/// Ranks whose steps look alike, and the step of the first of them.
+struct RankGroup {
+  std::vector<int> ranks;  ///< ascending
+  RankTimeline timeline;   ///< times count from the begin of the step
+};
+
+/// One step of all ranks.
+struct StepView {
+  int world_size = 0;
+  double step_s = 0;  ///< from the first rank's begin to the last rank's end
+  std::vector<RankGroup> groups;
+};
+
+/// The last step that all ranks have; the whole run where a rank has none.
+/// Events that reach beyond the step end at its border, and memory starts with
+/// what was in use when the step began. Two ranks are alike when queues,
+/// operations and bytes are equal and times differ by at most a millionth of
+/// the step; whom they talk to does not matter.
+///
+/// Cost: ranks times groups, in comparisons that mostly end early.
+StepView last_step(const std::vector<RankTimeline>& timelines);
+
+/// Names of the queues that have events: "compute" first, then as they come.
+std::vector<std::string> queue_names(const RankTimeline& timeline);
+
+/// "rank 0", "ranks 0-3", "ranks 0-2, 5".
+std::string rank_list(const std::vector<int>& ranks);
+
+/// Distance of round marks (1, 2 or 5 times a power of ten) that puts at most
+/// `max_marks` of them on an axis from 0 to `length`; 0 for an empty axis.
+double axis_distance(double length, int max_marks);
+
+}  // namespace shardbook::sim

@@ -1,0 +1,237 @@
+#include "sim/timeline_text.h"
+
+#include <fmt/format.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+
+#include "core/check.h"
+#include "sim/timeline_step.h"
+
+namespace shardbook::sim {
+namespace {
+
+struct Category {
+  const char* name;   // in TimelineEvent::category
+  const char* title;  // in the legend
+  char letter;
+  int color;  // of 256: backgrounds on which black letters can be read
+};
+constexpr std::array<Category, 6> kCategories = {{
+    {"forward", "forward", 'F', 75},
+    {"backward", "backward", 'B', 215},
+    {"optimizer", "optimizer", 'O', 114},
+    {"comm", "communication", 'C', 177},
+    {"copy", "memory copy", 'M', 109},
+    {"", "other", 'X', 250},
+}};
+constexpr std::size_t kOther = kCategories.size() - 1;
+constexpr const char* kNoColor = "\033[0m";
+constexpr int kShareColumns = 7;  // "  100 %"
+
+std::size_t category_of(const TimelineEvent& event) {
+  for (std::size_t i = 0; i < kOther; ++i) {
+    if (event.category == kCategories[i].name) return i;
+  }
+  return kOther;
+}
+
+// Waiting is what a queue does when it does nothing.
+bool is_idle(const TimelineEvent& event) {
+  return event.category == "wait" || event.category == "idle";
+}
+
+// Seconds of each category in one column of the picture.
+using Cell = std::array<double, kCategories.size()>;
+
+// One queue of one rank, cut into columns.
+struct Lane {
+  std::vector<Cell> cells;
+  double busy_s = 0;
+};
+
+Lane make_lane(const RankTimeline& timeline, const std::string& queue,
+               double step_s, int columns) {
+  Lane lane{std::vector<Cell>(static_cast<std::size_t>(columns)), 0};
+  const double cell_s = step_s / columns;
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.queue != queue || is_idle(event)) continue;
+    lane.busy_s += event.end_s - event.begin_s;
+    const std::size_t category = category_of(event);
+    const int first = static_cast<int>(event.begin_s / cell_s);
+    for (int i = std::max(first, 0); i < columns; ++i) {
+      const double begin_s = std::max(event.begin_s, i * cell_s);
+      const double end_s = std::min(event.end_s, (i + 1) * cell_s);
+      if (begin_s >= event.end_s) break;
+      lane.cells[static_cast<std::size_t>(i)][category] +=
+          std::max(end_s - begin_s, 0.0);
+    }
+  }
+  return lane;
+}
+
+std::string cell_text(const Cell& cell, double cell_s, const TextStyle& style) {
+  const auto most = std::max_element(cell.begin(), cell.end());
+  if (*most <= 0) return style.utf8 ? "\u00b7" : ".";
+  const Category& category =
+      kCategories[static_cast<std::size_t>(most - cell.begin())];
+  double busy_s = 0;
+  for (const double seconds : cell) busy_s += seconds;
+  // Half, but for the rounding of sums.
+  const bool small = busy_s < 0.499999 * cell_s;
+  const char letter = small ? static_cast<char>(std::tolower(category.letter))
+                            : category.letter;
+  if (!style.color) return std::string(1, letter);
+  return small ? fmt::format("\033[38;5;{}m{}{}", category.color, letter,
+                             kNoColor)
+               : fmt::format("\033[48;5;{};38;5;16m{}{}", category.color,
+                             letter, kNoColor);
+}
+
+std::string axis(const std::string& title, std::size_t label_width,
+                 double step_s, int columns) {
+  std::string line = fmt::format("{:<{}}", title, label_width);
+  const double distance_s = axis_distance(step_s, std::max(columns / 10, 1));
+  for (int i = 0; distance_s > 0; ++i) {
+    const std::string mark = i == 0 ? "0" : seconds_text(i * distance_s);
+    const auto column = label_width + static_cast<std::size_t>(std::lround(
+                                          i * distance_s / step_s * columns));
+    if (column + mark.size() > label_width + static_cast<std::size_t>(columns))
+      break;
+    line.resize(column, ' ');
+    line += mark;
+  }
+  return line + "\n";
+}
+
+std::string legend(const std::vector<bool>& used, bool small, double cell_s,
+                   const TextStyle& style) {
+  std::string text;
+  for (std::size_t i = 0; i < kCategories.size(); ++i) {
+    if (!used[i]) continue;
+    const Category& category = kCategories[i];
+    text += style.color ? fmt::format("\033[48;5;{};38;5;16m{}{}",
+                                      category.color, category.letter, kNoColor)
+                        : std::string(1, category.letter);
+    text += fmt::format(" {}  ", category.title);
+  }
+  text += style.utf8 ? "\u00b7 idle\n" : ". idle\n";
+  if (small) text += "A small letter: busy for less than half of its cell.\n";
+  return text + fmt::format("A cell is {}. At the right: how much of the step is busy.\n",
+                            seconds_text(cell_s));
+}
+
+// Marks the categories of a lane, and tells whether a letter is small.
+bool add_used(const Lane& lane, double cell_s, std::vector<bool>& used) {
+  bool small = false;
+  for (const Cell& cell : lane.cells) {
+    double busy_s = 0;
+    for (std::size_t i = 0; i < cell.size(); ++i) {
+      if (cell[i] > 0) used[i] = true;
+      busy_s += cell[i];
+    }
+    small = small || (busy_s > 0 && busy_s < 0.499999 * cell_s);
+  }
+  return small;
+}
+
+std::string title_of(const RankGroup& group) {
+  return rank_list(group.ranks) + (group.ranks.size() > 1 ? " alike" : "");
+}
+
+// Room for queues and titles; the longest titles have a line of their own.
+std::size_t label_columns(const StepView& view) {
+  std::size_t longest = 8;
+  for (const RankGroup& group : view.groups) {
+    const std::size_t title = title_of(group).size();
+    if (title <= 16) longest = std::max(longest, title);
+    for (const std::string& queue : queue_names(group.timeline)) {
+      longest = std::max(longest, queue.size());
+    }
+  }
+  return std::min<std::size_t>(longest, 16) + 2;
+}
+
+}  // namespace
+
+TextStyle terminal_style() {
+  TextStyle style;
+  const bool terminal = isatty(STDOUT_FILENO) == 1;
+  const char* no_color = std::getenv("NO_COLOR");
+  style.color = terminal && (no_color == nullptr || *no_color == '\0');
+  winsize size{};
+  if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 &&
+      size.ws_col > 0) {
+    style.width = std::clamp<int>(size.ws_col, 40, 200);
+  }
+  // The environment's locale, without changing the program's.
+  if (locale_t locale = newlocale(LC_CTYPE_MASK, "", nullptr)) {
+    style.utf8 = std::string(nl_langinfo_l(CODESET, locale)) == "UTF-8";
+    freelocale(locale);
+  }
+  return style;
+}
+
+std::string timeline_text(const std::vector<RankTimeline>& timelines,
+                          const TextStyle& style) {
+  SB_CHECK(style.width >= 40, "timeline: a width of ", style.width,
+           " columns; give at least 40");
+  const StepView view = last_step(timelines);
+  if (!(view.step_s > 0)) return "The timeline is empty.\n";
+
+  const std::size_t label_width = label_columns(view);
+  const int columns =
+      style.width - static_cast<int>(label_width) - kShareColumns;
+  const double cell_s = view.step_s / columns;
+  std::vector<bool> used(kCategories.size());
+  bool small = false;
+  std::string text;
+  int shown = 0;
+  std::size_t hidden = 0;
+  for (const RankGroup& group : view.groups) {
+    if (shown == style.max_groups) {
+      hidden += group.ranks.size();
+      continue;
+    }
+    ++shown;
+    std::string title = title_of(group);
+    if (title.size() >= label_width) {
+      text += title + "\n";
+      title.clear();
+    }
+    text += axis(title, label_width, view.step_s, columns);
+    for (const std::string& queue : queue_names(group.timeline)) {
+      const Lane lane = make_lane(group.timeline, queue, view.step_s, columns);
+      small = add_used(lane, cell_s, used) || small;
+      text += fmt::format("{:<{}.{}}", queue, label_width, label_width - 2);
+      for (const Cell& cell : lane.cells) {
+        text += cell_text(cell, cell_s, style);
+      }
+      text += fmt::format("{:>5.0f} %\n", 100 * lane.busy_s / view.step_s);
+    }
+  }
+  if (hidden > 0) {
+    text += fmt::format("and {} more ranks that differ from these\n", hidden);
+  }
+  return text + legend(used, small, cell_s, style);
+}
+
+std::string seconds_text(double seconds) {
+  const auto three_digits = [](double value, const char* unit) {
+    const int decimals = value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+    return fmt::format("{:.{}f} {}", value, decimals, unit);
+  };
+  if (seconds < 0.9995e-6) return three_digits(seconds * 1e9, "ns");
+  if (seconds < 0.9995e-3) return three_digits(seconds * 1e6, "us");
+  if (seconds < 0.9995) return three_digits(seconds * 1e3, "ms");
+  return three_digits(seconds, "s");
+}
+
+}  // namespace shardbook::sim

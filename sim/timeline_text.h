@@ -1,0 +1,40 @@
+#pragma once
+
+// The last step of a run as text: one line per rank and queue, time from left
+// to right. Ranks that do the same share their lines.
+//
+//   ranks 0-3 alike  0               500 ms
+//   compute          FFFFFFFFBBBBBBBBBBBBBBBB....OOOO   88 %
+//   comm world       ................CCCCCCCCCCCC....   38 %
+//   F forward  B backward  O optimizer  C communication  . idle
+//   A cell is 31.2 ms. At the right: how much of the step is busy.
+
+#include <string>
+#include <vector>
+
+#include "sim/timeline.h"
+
+namespace shardbook::sim {
+
+/// How the picture may look.
+struct TextStyle {
+  int width = 80;      ///< columns, labels and shares included; at least 40
+  int max_groups = 8;  ///< of ranks that differ; the rest are counted
+  bool color = false;  ///< ANSI colours behind the letters
+  bool utf8 = false;   ///< a middle dot for idle time
+};
+
+/// What standard output shows: its width; colour when it is a terminal and
+/// NO_COLOR is unset or empty; UTF-8 when the locale says so.
+TextStyle terminal_style();
+
+/// The picture, with a legend and an axis with units. A cell shows what takes
+/// most of the busy time in it; at the right, the share of the step in which
+/// the queue is busy. Throws Error when the width is below 40.
+std::string timeline_text(const std::vector<RankTimeline>& timelines,
+                          const TextStyle& style);
+
+/// "850 us", "41.2 ms", "1.30 s": three digits.
+std::string seconds_text(double seconds);
+
+}  // namespace shardbook::sim

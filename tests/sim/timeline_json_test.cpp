@@ -1,0 +1,137 @@
+#include "sim/timeline_json.h"
+
+#include <gtest/gtest.h>
+
+#include "core/check.h"
+#include "tests/sim/timeline_support.h"
+
+namespace shardbook::sim {
+namespace {
+
+void expect_equal(const StepView& a, const StepView& b) {
+  EXPECT_EQ(a.world_size, b.world_size);
+  EXPECT_EQ(a.step_s, b.step_s);
+  ASSERT_EQ(a.groups.size(), b.groups.size());
+  for (std::size_t g = 0; g < a.groups.size(); ++g) {
+    EXPECT_EQ(a.groups[g].ranks, b.groups[g].ranks);
+    const RankTimeline& x = a.groups[g].timeline;
+    const RankTimeline& y = b.groups[g].timeline;
+    ASSERT_EQ(x.events.size(), y.events.size());
+    ASSERT_EQ(x.memory.size(), y.memory.size());
+    for (std::size_t i = 0; i < x.memory.size(); ++i) {
+      EXPECT_NEAR(x.memory[i].time_s, y.memory[i].time_s, 1e-9);
+      EXPECT_EQ(x.memory[i].bytes, y.memory[i].bytes);
+    }
+  }
+}
+
+TEST(TimelineJson, WhatIsWrittenIsReadBack) {
+  const std::vector<RankTimeline> ranks = {two_steps(0), two_steps(1),
+                                           two_steps(2, 0.125)};
+  const StepView read = read_timeline_json(timeline_json(ranks), "test");
+  expect_equal(last_step(ranks), read);
+  // Events come back by queue: three of compute, then the all-reduce.
+  const TimelineEvent& comm = read.groups[1].timeline.events[3];
+  EXPECT_EQ(comm.name, "all_reduce");
+  EXPECT_EQ(comm.label, "bucket 0");
+  EXPECT_EQ(comm.category, "comm");
+  EXPECT_EQ(comm.queue, "comm world");
+  EXPECT_NEAR(comm.begin_s, 0.625, 1e-9);
+  EXPECT_NEAR(comm.end_s, 0.875, 1e-9);
+  EXPECT_EQ(comm.bytes, 1536);
+}
+
+TEST(TimelineJson, MessagesKeepTheirEnds) {
+  const StepView read =
+      read_timeline_json(timeline_json(one_message()), "test");
+  ASSERT_EQ(read.groups.size(), 2u);
+  EXPECT_EQ(read.groups[0].timeline.events[0].peer, 1);
+  EXPECT_EQ(read.groups[0].timeline.events[0].message, 0);
+  EXPECT_EQ(read.groups[1].timeline.events[0].peer, 0);
+}
+
+TEST(TimelineJson, AtMostSoManyGroups) {
+  std::vector<RankTimeline> ranks;
+  for (int r = 0; r < 12; ++r) ranks.push_back(two_steps(r, 0.01 * r));
+  const StepView read = read_timeline_json(timeline_json(ranks), "test");
+  EXPECT_EQ(read.world_size, 12);
+  EXPECT_EQ(read.groups.size(), 8u);
+}
+
+TEST(TimelineJson, AlikeRanksCostNothing) {
+  std::vector<RankTimeline> ranks;
+  for (int r = 0; r < 1000; ++r) ranks.push_back(two_steps(r));
+  EXPECT_LT(timeline_json(ranks).size(), 700u);
+}
+
+TEST(TimelineJson, LongQueuesAreJoined) {
+  RankTimeline rank;
+  rank.steps = {0, 1};
+  constexpr int kEvents = 100'000;
+  for (int i = 0; i < kEvents; ++i) {
+    rank.events.push_back(event("add", "forward", "compute", 1.0 * i / kEvents,
+                                (i + 1.0) / kEvents));
+    rank.events.back().bytes = 8;
+  }
+  const StepView read = read_timeline_json(timeline_json({rank}), "test");
+  const auto& events = read.groups[0].timeline.events;
+  EXPECT_LE(events.size(), 4001u);
+  EXPECT_GE(events.size(), 1500u);
+  double bytes = 0;
+  for (const TimelineEvent& event : events) bytes += event.bytes;
+  EXPECT_EQ(bytes, 8.0 * kEvents);
+  EXPECT_EQ(events[1].name, "50 operations");
+}
+
+std::string error_of(const std::string& text) {
+  try {
+    read_timeline_json(text, "run.json: timeline");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string with_groups(const std::string& groups) {
+  return R"({"world_size": 1, "step_s": 1, "ops": [["a", "", "comm"]],
+             "kinds": ["parameter"], "groups": )" +
+         groups + "}";
+}
+
+std::string with_events(const std::string& events) {
+  return with_groups(R"([{"ranks": [[0, 0]], "memory": [],
+                          "queues": [{"name": "q", "events": )" +
+                     events + "}]}]");
+}
+
+TEST(TimelineJson, MistakesAreSentences) {
+  EXPECT_EQ(error_of("{"),
+            "run.json: timeline: no JSON: the first mistake is at byte 2");
+  EXPECT_EQ(error_of("{}"), "run.json: timeline.world_size is missing");
+  EXPECT_EQ(error_of("[]"), "run.json: timeline is []; it has to be an object");
+  EXPECT_EQ(error_of(with_groups("7")),
+            "run.json: timeline.groups is 7; it has to be a list");
+  EXPECT_EQ(error_of(with_groups("[{\"ranks\": [[3, 1]]}]")),
+            "run.json: timeline.groups[0].ranks[0][1] is 1; it has to be a "
+            "whole number from 3 to 10000000");
+  EXPECT_EQ(error_of(with_events("[[1, 0, 5]]")),
+            "run.json: timeline.groups[0].queues[0].events[0][0] is 1; it has "
+            "to be a whole number from 0 to 0");
+  EXPECT_EQ(error_of(with_events("[[0, 5, 4]]")),
+            "run.json: timeline.groups[0].queues[0].events[0][2] is 4; it has "
+            "to be a whole number from 5 to 4611686018427387904");
+  EXPECT_EQ(error_of(with_events("[[0, 5]]")),
+            "run.json: timeline.groups[0].queues[0].events[0] has 2 elements; "
+            "it needs 3");
+  EXPECT_EQ(error_of(with_events("[[0, 1, 2, \"many\"]]")),
+            "run.json: timeline.groups[0].queues[0].events[0][3] is \"many\"; "
+            "it has to be a number from 0 up");
+  EXPECT_EQ(error_of(R"({"world_size": 1, "step_s": 1, "ops": [],
+                         "kinds": ["heap"], "groups": []})"),
+            "run.json: timeline.kinds[0] is \"heap\"; there is no such kind "
+            "of memory");
+  EXPECT_EQ(error_of(with_events("[[0, 1, 2]]")), "no error");
+}
+
+}  // namespace
+}  // namespace shardbook::sim

@@ -1,0 +1,120 @@
+#include "sim/timeline_text.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <sstream>
+
+#include "core/check.h"
+#include "tests/sim/timeline_support.h"
+
+namespace shardbook::sim {
+namespace {
+
+TEST(TimelineText, OneLinePerQueue) {
+  TextStyle style;
+  style.width = 12 + 32 + 7;  // labels, cells, shares
+  EXPECT_EQ(timeline_text({two_steps(0)}, style),
+            "rank 0      0               500 ms\n"
+            "compute     FFFFFFFFBBBBBBBBBBBBBBBB....OOOO   88 %\n"
+            "comm world  ................CCCCCCCCCCCC....   38 %\n"
+            "F forward  B backward  O optimizer  C communication  . idle\n"
+            "A cell is 31.2 ms. At the right: how much of the step is busy.\n");
+}
+
+TEST(TimelineText, AlikeRanksShareTheirLines) {
+  const std::string text = timeline_text(
+      {two_steps(0), two_steps(1), two_steps(2), two_steps(3, 0.125)},
+      TextStyle{});
+  EXPECT_NE(text.find("ranks 0-2 alike  0"), std::string::npos) << text;
+  EXPECT_NE(text.find("rank 3           0"), std::string::npos) << text;
+}
+
+TEST(TimelineText, GroupsBeyondTheLimitAreCounted) {
+  TextStyle style;
+  style.max_groups = 1;
+  const std::string text = timeline_text(
+      {two_steps(0), two_steps(1, 0.125), two_steps(2, 0.125)}, style);
+  EXPECT_NE(text.find("and 2 more ranks that differ"), std::string::npos)
+      << text;
+}
+
+TEST(TimelineText, LinesFitTheWidth) {
+  for (const int width : {40, 80, 131}) {
+    TextStyle style;
+    style.width = width;
+    std::istringstream lines(timeline_text({two_steps(0)}, style));
+    std::string line;
+    for (int i = 0; i < 3 && std::getline(lines, line); ++i) {
+      EXPECT_LE(line.size(), static_cast<std::size_t>(width)) << line;
+    }
+  }
+}
+
+TEST(TimelineText, ShortEventsAreSmallLetters) {
+  RankTimeline rank;
+  rank.steps = {0, 1};
+  rank.events = {event("all_reduce", "comm", "comm world", 0.5, 0.501)};
+  const std::string text = timeline_text({rank}, TextStyle{});
+  EXPECT_NE(text.find(".c."), std::string::npos) << text;
+  EXPECT_NE(text.find("A small letter"), std::string::npos) << text;
+}
+
+TEST(TimelineText, WaitsAreIdle) {
+  RankTimeline rank;
+  rank.steps = {0, 1};
+  rank.events = {event("matmul", "forward", "compute", 0, 0.5),
+                 event("wait", "wait", "compute", 0.5, 1)};
+  const std::string text = timeline_text({rank}, TextStyle{});
+  EXPECT_NE(text.find("F.."), std::string::npos) << text;
+  EXPECT_NE(text.find(" 50 %"), std::string::npos) << text;
+}
+
+TEST(TimelineText, PlainTextIsAscii) {
+  for (const char c : timeline_text({two_steps(0)}, TextStyle{})) {
+    EXPECT_TRUE(c == '\n' || (c >= ' ' && c <= '~')) << static_cast<int>(c);
+  }
+}
+
+TEST(TimelineText, ColoursAndDotsOnRequestOnly) {
+  TextStyle style;
+  style.color = true;
+  style.utf8 = true;
+  const std::string text = timeline_text({two_steps(0)}, style);
+  EXPECT_NE(text.find("\033[48;5;75;38;5;16mF\033[0m"), std::string::npos);
+  EXPECT_NE(text.find("\u00b7"), std::string::npos);
+}
+
+TEST(TimelineText, NoColourWhereStandardOutputIsAPipe) {
+  // Tests run with their output in a file or a pipe.
+  EXPECT_FALSE(isatty(1) == 0 && terminal_style().color);
+  setenv("NO_COLOR", "1", 1);
+  EXPECT_FALSE(terminal_style().color);
+  unsetenv("NO_COLOR");
+}
+
+TEST(TimelineText, NothingToShow) {
+  EXPECT_EQ(timeline_text({}, TextStyle{}), "The timeline is empty.\n");
+}
+
+TEST(TimelineText, TooNarrowIsASentence) {
+  TextStyle style;
+  style.width = 39;
+  try {
+    timeline_text({}, style);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "timeline: a width of 39 columns; give at least 40");
+  }
+}
+
+TEST(TimelineText, SecondsHaveThreeDigits) {
+  EXPECT_EQ(seconds_text(4e-9), "4.00 ns");
+  EXPECT_EQ(seconds_text(850e-6), "850 us");
+  EXPECT_EQ(seconds_text(1.3), "1.30 s");
+}
+
+}  // namespace
+}  // namespace shardbook::sim

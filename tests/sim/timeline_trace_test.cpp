@@ -1,0 +1,109 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/check.h"
+#include "sim/chrome_trace.h"
+#include "tests/sim/timeline_support.h"
+
+namespace shardbook::sim {
+namespace {
+
+using Json = nlohmann::json;
+
+std::vector<Json> trace(const std::vector<RankTimeline>& ranks) {
+  std::ostringstream text;
+  write_chrome_trace(text, ranks);
+  return Json::parse(text.str())["traceEvents"].get<std::vector<Json>>();
+}
+
+std::vector<Json> of_phase(const std::vector<Json>& events, const char* phase) {
+  std::vector<Json> found;
+  for (const Json& event : events) {
+    if (event["ph"] == phase) found.push_back(event);
+  }
+  return found;
+}
+
+TEST(TimelineTrace, RanksAreProcessesAndQueuesThreads) {
+  const std::vector<Json> events = trace({two_steps(0), two_steps(1)});
+  std::vector<std::string> names;
+  for (const Json& event : of_phase(events, "M")) {
+    if (event["args"].contains("name")) {
+      names.push_back(event["args"]["name"].get<std::string>());
+    }
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"rank 0", "steps", "compute",
+                                             "comm world", "rank 1", "steps",
+                                             "compute", "comm world"}));
+}
+
+TEST(TimelineTrace, TimesAreMicroseconds) {
+  for (const Json& event : of_phase(trace({two_steps(3)}), "X")) {
+    if (event["name"] != "all_reduce" || event["ts"] > 1e6) continue;
+    EXPECT_EQ(event["pid"], 3);
+    EXPECT_EQ(event["ts"], 500000.0);
+    EXPECT_EQ(event["dur"], 375000.0);
+    EXPECT_EQ(event["args"]["bytes"], 1536.0);
+    EXPECT_EQ(event["args"]["label"], "bucket 0");
+    return;
+  }
+  FAIL() << "no all_reduce in the first step";
+}
+
+TEST(TimelineTrace, MemoryIsACounterOfEveryKind) {
+  const std::vector<Json> counters = of_phase(trace({two_steps(0)}), "C");
+  ASSERT_EQ(counters.size(), 4u);
+  EXPECT_EQ(counters[0]["args"]["activation"], 100);
+  EXPECT_EQ(counters[0]["args"].size(), std::size_t{kNumMemoryKinds});
+}
+
+TEST(TimelineTrace, AnArrowJoinsSendAndRecv) {
+  const std::vector<Json> events = trace(one_message());
+  const std::vector<Json> starts = of_phase(events, "s");
+  const std::vector<Json> ends = of_phase(events, "f");
+  ASSERT_EQ(starts.size(), 1u);
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_EQ(starts[0]["id"], ends[0]["id"]);
+  EXPECT_EQ(starts[0]["name"], ends[0]["name"]);
+  EXPECT_EQ(starts[0]["cat"], ends[0]["cat"]);
+  EXPECT_EQ(starts[0]["pid"], 0);
+  EXPECT_EQ(ends[0]["pid"], 1);
+  EXPECT_EQ(ends[0]["bp"], "e");
+  EXPECT_LE(starts[0]["ts"], ends[0]["ts"]);
+}
+
+TEST(TimelineTrace, MessagesThatCrossAreTwoArrows) {
+  std::vector<RankTimeline> ranks = one_message();
+  // Rank 1's first message to rank 0 has the same number.
+  TimelineEvent send = ranks[0].events[0];
+  send.peer = 0;
+  TimelineEvent recv = ranks[1].events[0];
+  recv.peer = 1;
+  ranks[1].events.push_back(send);
+  ranks[0].events.push_back(recv);
+  const std::vector<Json> starts = of_phase(trace(ranks), "s");
+  ASSERT_EQ(starts.size(), 2u);
+  EXPECT_NE(starts[0]["id"], starts[1]["id"]);
+}
+
+TEST(TimelineTrace, AnArrowNeedsBothEnds) {
+  std::vector<RankTimeline> ranks = one_message();
+  ranks.pop_back();
+  EXPECT_TRUE(of_phase(trace(ranks), "s").empty());
+}
+
+TEST(TimelineTrace, AFileThatCannotBeWrittenIsNamed) {
+  try {
+    write_chrome_trace("/no/such/folder/trace.json", one_message());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "/no/such/folder/trace.json: the trace cannot be written: No "
+                 "such file or directory");
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::sim
