@@ -122,6 +122,12 @@ class ProcessGroup {
 
   /// Every rank's text, by rank. Collective; not in the ledger.
   virtual std::vector<std::string> exchange(const std::string& text) = 0;
+  /// The same, for rank 0 only: the others get none.
+  virtual std::vector<std::string> collect(const std::string& text) {
+    std::vector<std::string> texts = exchange(text);
+    if (rank() != 0) texts.clear();
+    return texts;
+  }
 
   // --- Subgroups. All members of this group call them, in the same order. ----
 

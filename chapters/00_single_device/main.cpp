@@ -9,6 +9,7 @@
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/common/report.h"
 #include "chapters/common/trace.h"
+#include "chapters/common/worlds.h"
 
 using namespace shardbook;
 
@@ -19,7 +20,7 @@ int main(int argc, char** argv) {
     options.chapter = "00_single_device";
     single_device::SingleDeviceOptions how;
     CommandLine line("ch00_single_device", "One device: the yardstick.");
-    add_shared_options(line, options, {"threads"});
+    add_shared_options(line, options, {"threads", "sim"});
     line.add("--micro-batches", &how.num_micro_batches,
              "pieces of a batch, one after another", 1);
     line.add("--recompute", &how.recompute,
@@ -31,12 +32,11 @@ int main(int argc, char** argv) {
     SB_CHECK(options.world_size == 1, "--world-size ", options.world_size,
              ": this chapter has one device; see 01_data_parallel");
 
-    int status = 0;
     // 2. Start the ranks: there is one.
-    run_ranks(1, [&](ProcessGroup& world) {
-      RankContext& context = RankContext::current();
-      Trace trace(world.rank());
-      if (!options.trace.empty()) context.add_observer(&trace);
+    std::vector<NamedTensor> trained;
+    const ChapterBody body = [&](const Options& options, ProcessGroup& world,
+                                 Report& report) {
+      TraceScope trace(options, world);
 
       // 3. Name the axes of the device mesh: none.
       // 4. Build the model from the seed.
@@ -47,29 +47,26 @@ int main(int argc, char** argv) {
       const TrainingLog log =
           train(options, device.optimizer(), /*is_main=*/true,
                 [&](std::int64_t step) { return device.step(step); });
-      const MemoryStats memory = context.device.memory();
-      context.remove_observer(&trace);
+
+      finish_rank(options, world, log, /*predicted_bytes=*/0, device.bill(),
+                  report);
+      trace.write();
       save_results(options, device.model(), device.data());
-      if (!options.trace.empty()) {
-        write_chrome_trace(options.trace, {trace.to_json()});
-      }
+      trained = device.model().model->named_parameters();
+    };
+    Report report = run_chapter(options, body);
 
-      // 7. Compare with the plain run: the whole batch at once, nothing twice.
-      Report report;
-      report.chapter = options.chapter;
-      report.losses = log.losses;
-      report.wall_step_s = log.step_s;
-      if (options.check) {
-        report.parity = compare_with_one_device(
-            options, log.losses, device.model().model->named_parameters(),
-            train_one_device(options));
-      }
+    // 7. Compare with the plain run: the whole batch at once, nothing twice.
+    if (options.check && options.backend != "sim") {
+      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
+      one.deterministic = options.deterministic;
+      RankContext::Scope alone(one);
+      report.parity = compare_with_one_device(options, report.losses, trained,
+                                              train_one_device(options));
+    }
 
-      // 8. Report loss, largest difference, bytes sent, peak memory, time.
-      report.ranks = {rank_report(0, wire_bytes(world.records()),
-                                  device.bill(), memory)};
-      status = print_report(options, line, report);
-    }, launch_options(options));
-    return status;
+    // 8. Report loss, largest difference, bytes sent, peak memory, time.
+    show_timeline(options, report);
+    return print_report(options, line, report);
   });
 }

@@ -1,6 +1,7 @@
 #include "chapters/02_ddp/ddp.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "chapters/02_ddp/coalesce.h"
@@ -67,6 +68,12 @@ void DistributedDataParallel::check_same_model() {
   std::string mine;
   for (const NamedTensor& parameter : module_.named_parameters()) {
     mine += describe(parameter) + "\n";
+  }
+  // Thousands of ranks: the texts themselves travel only where they differ
+  const std::string digest = std::to_string(std::hash<std::string>()(mine));
+  const std::vector<std::string> digests = group_.exchange(digest);
+  if (std::count(digests.begin(), digests.end(), digest) == group_.size()) {
+    return;
   }
   const std::vector<std::string> all = group_.exchange(mine);
   const std::vector<std::string> first = lines_of(all[0]);

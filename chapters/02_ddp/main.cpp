@@ -3,14 +3,14 @@
 //   ch02_ddp --world-size 4
 //   ch02_ddp --world-size 2 --backend gloo --accumulate 3
 //   ch02_ddp --world-size 2 --bucket-mb 0.1 --trace ddp.json
+//   ch02_ddp --world-size 1024 --backend sim --model gpt-175b --batch 1024
 //
 // Read before: 01_data_parallel. Read next: 03_zero_fsdp.
-
-#include <algorithm>
 
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/common/report.h"
 #include "chapters/common/trace.h"
+#include "chapters/common/worlds.h"
 #include "comm/processes.h"
 
 using namespace shardbook;
@@ -43,24 +43,18 @@ int main(int argc, char** argv) {
     line.parse(argc, argv);
     check_options(options);
 
-    // 2. Start the ranks: threads of this process, or processes.
-    const LaunchOptions launch = launch_options(options);
+    // 2. Start the ranks: threads of this process, processes, or fibers.
     if (options.backend == "gloo") {
-      if (const auto status = launch_processes(options.world_size, launch)) {
+      if (const auto status =
+              launch_processes(options.world_size, launch_options(options))) {
         return *status;
       }
     }
-    Report report;
-    report.chapter = options.chapter;
     std::vector<NamedTensor> trained;
-    run_ranks(options.world_size, [&](ProcessGroup& world) {
+    const ChapterBody body = [&](const Options& options, ProcessGroup& world,
+                                 Report& report) {
       const bool is_main = world.rank() == 0;
-      RankContext& context = RankContext::current();
-      Trace trace(world.rank());
-      if (!options.trace.empty()) {
-        context.add_observer(&trace);
-        world.set_observer(&trace);
-      }
+      TraceScope trace(options, world);
 
       // 3. Name the axes of the device mesh: one, "dp", is the whole world.
       // 4. Build the same model from the same seed on every rank.
@@ -72,27 +66,18 @@ int main(int argc, char** argv) {
           train(options, trainer.optimizer(), is_main,
                 [&](std::int64_t step) { return trainer.step(step); });
 
-      const auto ranks = gather_reports(
-          world, rank_report(trainer.predicted_bytes(),
-                             wire_bytes(world.records()), trainer.bill(),
-                             context.device.memory()));
-      context.remove_observer(&trace);
-      world.set_observer(nullptr);
-      if (!options.trace.empty()) {
-        const auto traces = world.exchange(trace.to_json());
-        if (is_main) write_chrome_trace(options.trace, traces);
-      }
+      finish_rank(options, world, log, trainer.predicted_bytes(),
+                  trainer.bill(), report);
+      trace.write();
       if (!is_main) return;
       save_results(options, trainer.model(), trainer.data());
-      report.losses = log.losses;
-      report.wall_step_s = log.step_s;
-      report.ranks = ranks;
       trained = trainer.model().model->named_parameters();
-    }, launch);
+    };
+    Report report = run_chapter(options, body);
     if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.
-    if (options.check) {
+    if (options.check && options.backend != "sim") {
       RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
       one.deterministic = options.deterministic;
       RankContext::Scope alone(one);
@@ -104,6 +89,7 @@ int main(int argc, char** argv) {
     }
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    show_timeline(options, report);
     return print_report(options, line, report);
   });
 }

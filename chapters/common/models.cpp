@@ -25,7 +25,12 @@ const std::map<std::string, ModelConfig>& presets() {
       {"gpt2", {"gpt2", 50257, 1024, 768, 12, 12}},
       {"gpt2-medium", {"gpt2", 50257, 1024, 1024, 24, 16}},
       {"gpt2-large", {"gpt2", 50257, 1024, 1280, 36, 20}},
-      {"gpt2-xl", {"gpt2", 50257, 1024, 1600, 48, 25}}};
+      {"gpt2-xl", {"gpt2", 50257, 1024, 1600, 48, 25}},
+      // Brown et al. 2020, "Language Models are Few-Shot Learners", table 2.1
+      {"gpt-1.3b", {"gpt2", 50257, 2048, 2048, 24, 16}},
+      {"gpt-6.7b", {"gpt2", 50257, 2048, 4096, 32, 32}},
+      {"gpt-13b", {"gpt2", 50257, 2048, 5120, 40, 40}},
+      {"gpt-175b", {"gpt2", 50257, 2048, 12288, 96, 96}}};
   return kPresets;
 }
 

@@ -194,6 +194,10 @@ void CommandLine::add_bytes(const std::string& flag, std::int64_t* value,
       });
 }
 
+void CommandLine::after_parse(std::function<void()> finish) {
+  impl_->after_parse.push_back(std::move(finish));
+}
+
 void CommandLine::parse(int argc, char** argv) {
   try {
     impl_->app.parse(argc, argv);
@@ -223,12 +227,12 @@ const std::vector<std::pair<std::string, std::string>>& CommandLine::given()
 
 void add_shared_options(CommandLine& line, Options& o,
                         const std::vector<std::string>& backends) {
-  line.add("--world-size", &o.world_size, "number of ranks", 1, 4096);
+  line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16);
   line.add("--backend", &o.backend, "what the ranks are", backends);
   line.add("--device", &o.device, "where tensors live", {"cpu"});
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
-           "or a GPT-2 config FILE.json");
+           "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-175b, or a GPT-2 config FILE.json");
   line.add("--data", &o.data,
            "book, random, FILE (bytes) or FILE.u16 (GPT-2 token ids)");
   line.add("--dtype", &o.dtype, "element type of the model",
@@ -256,6 +260,11 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--save", &o.save, "write the weights here (safetensors)");
   line.add("--log", &o.log, "one JSON object per step (JSON lines)");
   line.add("--trace", &o.trace, "events for Perfetto (Chrome trace JSON)");
+  line.add("--cluster", &o.cluster,
+           "where virtual time passes: a preset, FILE.json, or none");
+  line.add("--timeline", &o.timeline,
+           "virtual time: text, or FILE.json for Perfetto (Chrome trace)");
+  line.add("--fold", &o.fold, "sim: run ranks that do the same once");
   line.add("--logits", &o.logits,
            "write the first batch and its logits after training "
            "(safetensors)");
@@ -273,6 +282,14 @@ void add_shared_options(CommandLine& line, Options& o,
            "redis:HOST:PORT");
   line.add("--interface", &o.network_interface,
            "gloo on several hosts: network interface, such as eth0");
+  // On shapes, steps repeat each other.
+  line.after_parse([&line, &o] {
+    if (o.backend != "sim") return;
+    for (const auto& [flag, value] : line.given()) {
+      if (flag == "--steps") return;
+    }
+    o.steps = 3;
+  });
 }
 
 void check_options(const Options& o) {

@@ -52,6 +52,12 @@ struct Options {
   std::string save;
   std::string log;
   std::string trace;
+  /// Of virtual time: "text", a FILE.json, or empty.
+  std::string timeline;
+  /// Where virtual time passes: a preset, a FILE.json, or "none".
+  std::string cluster = "dgx-a100";
+  /// sim: ranks that do the same are run once.
+  bool fold = true;
   std::string logits;
   std::string format = "text";
   bool check = true;
@@ -88,6 +94,8 @@ class CommandLine {
   void add_bytes(const std::string& flag, std::int64_t* value,
                  const std::string& help);
 
+  /// Runs after the options have been read.
+  void after_parse(std::function<void()> finish);
   /// Throws Error for anything it does not understand; --help prints and
   /// exits with status 0.
   void parse(int argc, char** argv);
@@ -102,7 +110,7 @@ class CommandLine {
 /// Adds the shared options. `backends` are those that the chapter knows.
 void add_shared_options(CommandLine& line, Options& options,
                         const std::vector<std::string>& backends = {
-                            "threads", "gloo"});
+                            "threads", "gloo", "sim"});
 /// Checks what single options cannot say (seq against the model, files, ...).
 void check_options(const Options& options);
 /// What run_ranks needs of them.

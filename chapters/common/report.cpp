@@ -7,6 +7,9 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "sim/timeline_json.h"
+#include "sim/timeline_text.h"
+
 namespace shardbook {
 namespace {
 
@@ -93,6 +96,39 @@ ordered_json options_json(const Options& o, const CommandLine& line) {
   return options;
 }
 
+// Times of one run differ from those of another in rounding only.
+bool time_holds(const VirtualTime& time) {
+  return time.predicted_step_s < 0 ||
+         std::abs(time.predicted_step_s - time.step_s) <= 1e-9 * time.step_s;
+}
+
+bool time_is_checked(const VirtualTime& time) {
+  return !time.cluster.empty() && time.predicted_step_s >= 0;
+}
+
+ordered_json time_json(const Report& report) {
+  const VirtualTime& time = report.time;
+  if (time.cluster.empty()) return nullptr;
+  ordered_json json = {{"cluster", time.cluster},
+                       {"trust", sim::trust_name(time.trust)},
+                       {"step_s", {{"predicted", nullptr},
+                                   {"counted", time.step_s}}},
+                       {"idle_share", time.idle_share},
+                       {"exposed_comm_s", time.exposed_comm_s},
+                       {"links", ordered_json::array()}};
+  if (time.predicted_step_s >= 0) {
+    json["step_s"]["predicted"] = time.predicted_step_s;
+  }
+  for (const sim::LinkBytes& link : time.links) {
+    json["links"].push_back({{"link", link.link}, {"bytes", link.bytes}});
+  }
+  if (!report.timelines.empty()) {
+    json["timeline"] =
+        ordered_json::parse(sim::timeline_json(report.timelines));
+  }
+  return json;
+}
+
 ordered_json to_json(const Options& options, const CommandLine& line,
                      const Report& report) {
   ordered_json json;
@@ -116,8 +152,8 @@ ordered_json to_json(const Options& options, const CommandLine& line,
       {"numbers", verdict(report.parity.checked, report.parity.passed)},
       {"bytes", verdict(true, bytes_hold(report))},
       {"memory", verdict(true, memory_holds(report))},
-      {"time", "not measured"}};
-  json["virtual"] = nullptr;
+      {"time", verdict(time_is_checked(report.time), time_holds(report.time))}};
+  json["virtual"] = time_json(report);
   json["wall"] = {{"step_s", report.wall_step_s}};
   return json;
 }
@@ -172,6 +208,20 @@ void print_text(const Options& o, const Report& report) {
     }
     rank = end;
   }
+  const VirtualTime& time = report.time;
+  if (!time.cluster.empty()) {
+    fmt::print("virtual  {} per step on {} ({}), idle {:.1f} %, exposed "
+               "communication {}{}\n",
+               sim::seconds_text(time.step_s), time.cluster,
+               sim::trust_name(time.trust), 100 * time.idle_share,
+               sim::seconds_text(time.exposed_comm_s),
+               !time_is_checked(time) ? ""
+               : time_holds(time)
+                   ? ": as predicted"
+                   : fmt::format("; predicted {}: DIFFERENT",
+                                 sim::seconds_text(time.predicted_step_s)));
+  }
+  if (o.backend == "sim") return;
   fmt::print("time     {:.2f} ms per step, {:.0f} tokens/s\n",
              report.wall_step_s * 1e3,
              report.wall_step_s > 0
@@ -272,10 +322,17 @@ RankReport rank_report(double predicted_bytes, double counted_bytes,
 
 std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine) {
-  const ordered_json json = {{"bytes", claim_json(mine.bytes)},
-                             {"peak", peak_json(mine)}};
+  ordered_json json = {{"bytes", claim_json(mine.bytes)},
+                       {"peak", peak_json(mine)},
+                       {"step_s", mine.time.step_s},
+                       {"idle_share", mine.time.idle_share},
+                       {"exposed_comm_s", mine.time.exposed_comm_s},
+                       {"links", ordered_json::array()}};
+  for (const sim::LinkBytes& link : mine.time.links) {
+    json["links"].push_back({link.link, link.bytes});
+  }
   std::vector<RankReport> ranks;
-  for (const std::string& text : world.exchange(json.dump())) {
+  for (const std::string& text : world.collect(json.dump())) {
     const ordered_json other = ordered_json::parse(text);
     RankReport rank;
     rank.bytes = claim_from(other["bytes"]);
@@ -283,6 +340,12 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
       const auto kind = static_cast<MemoryKind>(k);
       rank.peak[static_cast<std::size_t>(k)] =
           claim_from(other["peak"][memory_kind_name(kind)]);
+    }
+    other["step_s"].get_to(rank.time.step_s);
+    other["idle_share"].get_to(rank.time.idle_share);
+    other["exposed_comm_s"].get_to(rank.time.exposed_comm_s);
+    for (const auto& link : other["links"]) {
+      rank.time.links.push_back({link[0], link[1]});
     }
     ranks.push_back(rank);
   }
@@ -298,7 +361,8 @@ int print_report(const Options& options, const CommandLine& line,
   }
   std::fflush(stdout);
   const bool numbers = !report.parity.checked || report.parity.passed;
-  return numbers && bytes_hold(report) && memory_holds(report)
+  return numbers && bytes_hold(report) && memory_holds(report) &&
+                 time_holds(report.time)
              ? 0
              : kExitClaimFailed;
 }

@@ -13,6 +13,8 @@
 #include "chapters/common/training.h"
 #include "comm/process_group.h"
 #include "core/device.h"
+#include "sim/cluster.h"
+#include "sim/timeline.h"
 
 namespace shardbook {
 
@@ -26,6 +28,18 @@ struct Claim {
 struct RankReport {
   Claim bytes;  ///< on the wire, sent by this rank
   std::array<Claim, kNumMemoryKinds> peak{};  ///< bytes, by MemoryKind
+  sim::TimeSummary time;  ///< of its device, where virtual time is kept
+};
+
+/// Virtual time of a step.
+struct VirtualTime {
+  std::string cluster;  ///< empty: none was kept
+  sim::Trust trust = sim::Trust::kInterpolated;
+  double predicted_step_s = -1;  ///< by the world `sim`; negative: not
+  double step_s = 0;
+  double idle_share = 0;      ///< mean over the ranks
+  double exposed_comm_s = 0;  ///< of the slowest rank
+  std::vector<sim::LinkBytes> links;  ///< per step, over all ranks
 };
 
 /// Predicted peaks by kind; negative: not predicted.
@@ -52,6 +66,9 @@ struct Report {
   Parity parity;
   std::vector<RankReport> ranks;
   double wall_step_s = 0;
+  VirtualTime time;
+  /// Of the first ranks; empty where none were kept.
+  std::vector<sim::RankTimeline> timelines;
 };
 
 /// Compares losses and parameters, by name, with the single-device run.
@@ -67,7 +84,7 @@ double parity_tolerance(DType dtype, std::int64_t steps);
 /// What this rank counted, beside what was predicted.
 RankReport rank_report(double predicted_bytes, double counted_bytes,
                        const MemoryBill& predicted, const MemoryStats& counted);
-/// Every rank's report, on every rank.
+/// Every rank's report, on rank 0; empty elsewhere.
 std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine);
 

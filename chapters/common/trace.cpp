@@ -102,6 +102,32 @@ std::string Trace::to_json() const {
   return text;
 }
 
+TraceScope::TraceScope(const Options& options, ProcessGroup& world)
+    : path_(options.trace),
+      world_(world),
+      trace_(world.rank()),
+      is_watching_(!path_.empty()) {
+  if (!is_watching_) return;
+  RankContext::current().add_observer(&trace_);
+  world_.set_observer(&trace_);
+}
+
+TraceScope::~TraceScope() { stop(); }
+
+void TraceScope::stop() {
+  if (!is_watching_) return;
+  RankContext::current().remove_observer(&trace_);
+  world_.set_observer(nullptr);
+  is_watching_ = false;
+}
+
+void TraceScope::write() {
+  if (path_.empty()) return;
+  stop();
+  const std::vector<std::string> traces = world_.collect(trace_.to_json());
+  if (world_.rank() == 0) write_chrome_trace(path_, traces);
+}
+
 void write_chrome_trace(const std::string& path,
                         const std::vector<std::string>& json_by_rank) {
   std::ofstream file(path);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/options.h"
 #include "comm/process_group.h"
 #include "core/context.h"
 
@@ -47,6 +48,23 @@ class Trace : public Observer, public CommObserver {
   double start_s_;
   mutable std::mutex mutex_;
   std::vector<TraceEvent> events_;
+};
+
+/// Watches a rank for the lifetime of the scope where --trace asks for it.
+class TraceScope {
+ public:
+  TraceScope(const Options& options, ProcessGroup& world);
+  ~TraceScope();
+  /// Stops watching; rank 0 writes all ranks' events. Collective.
+  void write();
+
+ private:
+  void stop();
+
+  const std::string path_;
+  ProcessGroup& world_;
+  Trace trace_;
+  bool is_watching_;
 };
 
 /// Writes the ranks' events as a Chrome trace, which Perfetto opens.

@@ -13,6 +13,7 @@
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "sim/virtual_clock.h"
 
 namespace shardbook {
 namespace {
@@ -46,6 +47,8 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
   std::vector<double> seconds;
   RandomState& random = RankContext::current().random;
   random.seed = options.seed;
+  sim::VirtualClock* clock = sim::VirtualClock::current();
+  if (clock != nullptr) clock->begin_steps();
   for (std::int64_t k = 0; k < options.steps; ++k) {
     if (interrupted()) {
       throw Interrupted("interrupted after " + std::to_string(k) + " of " +
@@ -62,11 +65,12 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     const double begin = now_s();
     const StepResult done = step(k);
     seconds.push_back(now_s() - begin);
+    if (clock != nullptr) clock->end_step();
     result.losses.push_back(done.loss);
     if (!is_main) continue;
     show_progress(k + 1, options.steps, done.loss);
     if (!log.is_open()) continue;
-    const nlohmann::ordered_json line = {
+    nlohmann::ordered_json line = {
         {"step", k},
         {"loss", done.loss},
         {"grad_norm", done.grad_norm},
@@ -75,6 +79,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
          static_cast<double>(options.batch * options.seq) / seconds.back()},
         {"virtual_s", nullptr},
         {"wall_s", seconds.back()}};
+    if (clock != nullptr) line["virtual_s"] = clock->last_step_s();
     log << line.dump() << std::endl;
     SB_CHECK(log, "--log ", options.log, ": could not be written to its end");
   }

@@ -26,6 +26,9 @@ class ThreadWork : public Work::State {
 
   // True also after a failure, so that who polls comes to wait and hears of it.
   bool done() override {
+    if (!operation_->done.load(std::memory_order_acquire)) {
+      world_->yield(world_rank_);
+    }
     return operation_->done.load(std::memory_order_acquire) || world_->failed();
   }
 
@@ -136,15 +139,32 @@ Work ThreadGroup::do_recv(const Tensor& tensor, const CommCall& call) {
   return message(call, Tensor(), tensor);
 }
 
-std::vector<std::string> ThreadGroup::exchange(const std::string& text) {
-  if (size() == 1) return {text};
+std::shared_ptr<Operation> ThreadGroup::exchange_texts(
+    const std::string& text) {
   Slot mine;
   mine.is_exchange = true;
   mine.text = text;
-  const std::shared_ptr<Operation> operation =
+  std::shared_ptr<Operation> operation =
       world_->arrive(shared_, rank(), next_call_++, std::move(mine));
   world_->wait(*operation, my_world_rank(), timeout_);
+  return operation;
+}
+
+std::vector<std::string> ThreadGroup::exchange(const std::string& text) {
+  if (size() == 1) return {text};
+  const std::shared_ptr<Operation> operation = exchange_texts(text);
   std::vector<std::string> texts;
+  texts.reserve(operation->slots.size());
+  for (const Slot& slot : operation->slots) texts.push_back(slot.text);
+  return texts;
+}
+
+// With thousands of ranks, a copy of all texts for each would not fit.
+std::vector<std::string> ThreadGroup::collect(const std::string& text) {
+  if (size() == 1) return {text};
+  const std::shared_ptr<Operation> operation = exchange_texts(text);
+  std::vector<std::string> texts;
+  if (rank() != 0) return texts;
   for (const Slot& slot : operation->slots) texts.push_back(slot.text);
   return texts;
 }

@@ -26,6 +26,7 @@ class ThreadGroup : public ProcessGroup {
               std::chrono::milliseconds timeout);
 
   std::vector<std::string> exchange(const std::string& text) override;
+  std::vector<std::string> collect(const std::string& text) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
   void abort(const std::string& reason) override;
 
@@ -56,6 +57,7 @@ class ThreadGroup : public ProcessGroup {
   Work join(const CommCall& call, const Tensor& input, const Tensor& output,
             Slot slot = {});
   Work message(const CommCall& call, const Tensor& input, const Tensor& output);
+  std::shared_ptr<Operation> exchange_texts(const std::string& text);
   Work work(std::shared_ptr<Operation> operation, Tensors buffers);
   int my_world_rank() const { return world_rank(rank()); }
 

@@ -58,6 +58,8 @@ class Sleeper {
       int world_rank, std::unique_lock<std::mutex>& lock,
       std::chrono::steady_clock::time_point deadline) = 0;
   virtual void wake(int world_rank) = 0;
+  /// The rank looks again and again whether a call is done: fibers hand on.
+  virtual void yield(int /*world_rank*/) {}
 };
 
 class ThreadWorld {
@@ -82,6 +84,8 @@ class ThreadWorld {
   /// Returns when the operation is done; throws what went wrong.
   void wait(Operation& operation, int world_rank,
             std::chrono::milliseconds timeout);
+  /// The rank has asked whether a call is done, and it is not.
+  void yield(int world_rank) { sleeper_->yield(world_rank); }
   /// Keeps the buffers of a call whose Work was dropped, as long as the call
   /// may touch them.
   void keep(std::shared_ptr<Operation> operation, Tensors buffers);

@@ -1,0 +1,142 @@
+#include "chapters/common/worlds.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "core/check.h"
+#include "sim/chrome_trace.h"
+#include "sim/timeline_text.h"
+#include "sim/world.h"
+
+namespace shardbook {
+namespace {
+
+// Steps that the prediction takes: one to begin with, one that repeats.
+constexpr std::int64_t kPredictedSteps = 3;
+
+// The same run on shapes, which writes nothing.
+Options on_shapes(const Options& options) {
+  Options shapes = options;
+  shapes.backend = "sim";
+  shapes.steps = std::min(options.steps, kPredictedSteps);
+  shapes.log.clear();
+  shapes.save.clear();
+  shapes.trace.clear();
+  shapes.logits.clear();
+  shapes.timeline.clear();
+  return shapes;
+}
+
+}  // namespace
+
+std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
+  if (options.cluster == "none") {
+    SB_CHECK(options.backend != "sim",
+             "--cluster none: --backend sim needs a cluster");
+    return nullptr;
+  }
+  return std::make_shared<sim::CostModel>(sim::Cluster::read(options.cluster));
+}
+
+Report with_prediction(
+    const Options& options,
+    const std::function<void(const Options& options, Report& report)>& run) {
+  Report report;
+  report.chapter = options.chapter;
+  if (options.backend == "sim" || options.cluster == "none" ||
+      options.steps == 0) {
+    run(options, report);
+    return report;
+  }
+  Report predicted;
+  run(on_shapes(options), predicted);
+  run(options, report);
+  report.time.predicted_step_s = predicted.time.step_s;
+  return report;
+}
+
+Report run_chapter(const Options& options, const ChapterBody& body,
+                   const FoldClass& fold_class) {
+  sim::WorldOptions world;
+  world.launch = launch_options(options);
+  world.cost = cost_model(options);
+  if (options.fold) world.fold_class = fold_class;
+  return with_prediction(options, [&](const Options& as, Report& report) {
+    world.launch.backend = as.backend;
+    std::mutex mutex;
+    std::vector<sim::RankTimeline> timelines;
+    sim::run_world(
+        as.world_size,
+        [&](ProcessGroup& group) {
+          body(as, group, report);
+          const sim::VirtualClock* clock = sim::VirtualClock::current();
+          if (clock == nullptr) return;
+          const std::lock_guard<std::mutex> lock(mutex);
+          for (const auto& device : clock->devices()) {
+            const sim::RankTimeline& each = device->timeline();
+            if (!each.events.empty()) timelines.push_back(each);
+          }
+        },
+        world);
+    std::sort(timelines.begin(), timelines.end(),
+              [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    report.timelines = std::move(timelines);
+  });
+}
+
+VirtualTime virtual_time(const sim::VirtualClock& clock,
+                         const std::vector<sim::TimeSummary>& ranks) {
+  VirtualTime time;
+  time.cluster = clock.model().cluster().name;
+  time.trust = clock.trust();
+  for (const sim::TimeSummary& rank : ranks) {
+    const auto count = static_cast<double>(ranks.size());
+    time.step_s = std::max(time.step_s, rank.step_s);
+    time.idle_share += rank.idle_share / count;
+    time.exposed_comm_s = std::max(time.exposed_comm_s, rank.exposed_comm_s);
+    for (const sim::LinkBytes& link : rank.links) {
+      auto found = std::find_if(
+          time.links.begin(), time.links.end(),
+          [&](const auto& each) { return each.link == link.link; });
+      if (found == time.links.end()) {
+        time.links.push_back({link.link, 0});
+        found = std::prev(time.links.end());
+      }
+      found->bytes += link.bytes;
+    }
+  }
+  return time;
+}
+
+void finish_rank(const Options& options, ProcessGroup& world,
+                 const TrainingLog& log, double predicted_bytes,
+                 const MemoryBill& predicted_memory, Report& report) {
+  RankReport mine = rank_report(predicted_bytes, wire_bytes(world.records()),
+                                predicted_memory,
+                                RankContext::current().device.memory());
+  sim::VirtualClock* clock = sim::VirtualClock::current();
+  if (clock != nullptr) mine.time = clock->main().summary();
+  const std::vector<RankReport> ranks = gather_reports(world, mine);
+  if (world.rank() != 0) return;
+  report.ranks = ranks;
+  report.wall_step_s = log.step_s;
+  if (options.backend != "sim") report.losses = log.losses;
+  if (clock == nullptr) return;
+  std::vector<sim::TimeSummary> times;
+  for (const RankReport& rank : ranks) times.push_back(rank.time);
+  report.time = virtual_time(*clock, times);
+}
+
+void show_timeline(const Options& options, const Report& report) {
+  if (options.timeline.empty() || report.timelines.empty()) return;
+  if (options.timeline == "text") {
+    fmt::print("{}", sim::timeline_text(report.timelines,
+                                        sim::terminal_style()));
+  } else {
+    sim::write_chrome_trace(options.timeline, report.timelines);
+  }
+}
+
+}  // namespace shardbook

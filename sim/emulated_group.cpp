@@ -1,0 +1,343 @@
+#include "sim/emulated_group.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "core/check.h"
+
+namespace shardbook::sim {
+namespace {
+
+// Messages with times have tags of their own.
+constexpr int kClockTag = 1 << 24;
+
+std::vector<int> representatives_of(const std::vector<int>& all,
+                                    const std::vector<int>& members) {
+  std::vector<int> result;
+  for (const int member : members) {
+    result.push_back(all[static_cast<std::size_t>(member)]);
+  }
+  return result;
+}
+
+// Differs for calls that do not match; exact in f64.
+double digest(const CommCall& call) {
+  std::size_t hash = static_cast<std::size_t>(call.op);
+  const auto mix = [&hash](std::int64_t value) {
+    hash = hash * 1000003 + static_cast<std::size_t>(value);
+  };
+  mix(static_cast<int>(call.dtype));
+  mix(call.op == CommOp::kAllToAllV ? 0 : call.numel);
+  mix(call.root_or_peer);
+  mix(static_cast<int>(call.reduce_op));
+  return static_cast<double>(hash & ((std::size_t{1} << 50) - 1));
+}
+
+}  // namespace
+
+// A collective whose end this rank does not know yet.
+struct EmulatedGroup::Pending {
+  CommCall call;
+  double bytes = 0;
+  /// [ready, bytes, digest, -digest], of which the maximum is taken.
+  Tensor times;
+  Work exchange;
+  bool is_resolved = false;
+  double end_s = 0;
+};
+
+class EmulatedGroup::TimedWork : public Work::State {
+ public:
+  TimedWork(EmulatedGroup& group, std::shared_ptr<Pending> pending, Work data)
+      : group_(group), pending_(std::move(pending)), data_(std::move(data)) {}
+  void wait() override {
+    data_.wait();
+    group_.resolve(*pending_);
+    group_.clock_.wait_message(pending_->end_s);
+  }
+  bool done() override { return data_.done() && pending_->exchange.done(); }
+
+ private:
+  EmulatedGroup& group_;
+  std::shared_ptr<Pending> pending_;
+  Work data_;
+};
+
+EmulatedGroup::EmulatedGroup(ProcessGroup& inner, VirtualClock& clock)
+    : ProcessGroup(inner.rank(), inner.ranks(), inner.name()),
+      inner_(inner),
+      clock_(clock) {}
+
+EmulatedGroup::EmulatedGroup(std::shared_ptr<ProcessGroup> inner,
+                             VirtualClock& clock, int rank,
+                             std::vector<int> ranks, std::string name,
+                             std::vector<int> representatives)
+    : ProcessGroup(rank, std::move(ranks), std::move(name)),
+      owned_(std::move(inner)),
+      inner_(*owned_),
+      clock_(clock),
+      representatives_(std::move(representatives)) {}
+
+// The texts of those who run, as if all had run.
+std::vector<std::string> EmulatedGroup::unfolded(
+    std::vector<std::string> texts) const {
+  if (!is_folded() || texts.empty()) return texts;
+  std::vector<std::string> all;
+  for (const int representative : representatives_) {
+    all.push_back(texts[static_cast<std::size_t>(representative)]);
+  }
+  return all;
+}
+
+std::vector<std::string> EmulatedGroup::exchange(const std::string& text) {
+  return unfolded(inner_.exchange(text));
+}
+
+std::vector<std::string> EmulatedGroup::collect(const std::string& text) {
+  return unfolded(inner_.collect(text));
+}
+
+void EmulatedGroup::set_timeout(std::chrono::milliseconds timeout) {
+  inner_.set_timeout(timeout);
+}
+
+void EmulatedGroup::abort(const std::string& reason) { inner_.abort(reason); }
+
+// --- Collectives -------------------------------------------------------------
+
+Work EmulatedGroup::timed(const CommCall& call, Work data) {
+  auto pending = std::make_shared<Pending>();
+  pending->call = call;
+  const double bytes = static_cast<double>(call.numel) *
+                       static_cast<double>(dtype_bytes(call.dtype));
+  const double check = digest(call);
+  pending->times = Tensor::from_values<double>(
+      {clock_.issue_message(), bytes, check, -check}, {4}, clock_memory_);
+  pending->exchange = inner_.all_reduce(pending->times, ReduceOp::kMax);
+  inner_.clear_records();
+  pending_.push_back(pending);
+  return Work(
+      std::make_shared<TimedWork>(*this, std::move(pending), std::move(data)));
+}
+
+TimelineEvent EmulatedGroup::event_of(const CommCall& call) const {
+  TimelineEvent event;
+  event.name = comm_op_name(call.op);
+  event.label = call.label;
+  event.category = "comm";
+  event.queue = "comm " + name();
+  return event;
+}
+
+// Calls end in the order of their issue, so those before it come first.
+void EmulatedGroup::resolve(Pending& last) {
+  while (!last.is_resolved) {
+    const std::shared_ptr<Pending> next = pending_.front();
+    pending_.pop_front();
+    next->exchange.wait();
+    const double* times = next->times.data<double>();
+    SB_CHECK(times[2] == -times[3], call_text(next->call), " over '", name(),
+             "' (rank ", rank(), " of ", size(),
+             "): other ranks issued another call in its place");
+
+    CommRecord record;
+    record.op = next->call.op;
+    record.group_size = size();
+    record.group_rank = rank();
+    record.dtype = next->call.dtype;
+    record.numel = next->call.numel;
+    record.root_or_peer = next->call.root_or_peer;
+    const CostModel& model = clock_.model();
+    const Cost cost = model.collective(next->call.op, times[1], ranks());
+    TimelineEvent event = event_of(next->call);
+    event.begin_s = std::max(times[0], free_s_);
+    event.end_s =
+        event.begin_s + cost.seconds * model.link_slowdown(ranks());
+    event.bytes = wire_bytes(record);
+    next->end_s = free_s_ = event.end_s;
+    next->is_resolved = true;
+    clock_.add_message(std::move(event), model.link(ranks()).name, cost.trust);
+  }
+}
+
+Work EmulatedGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
+  return timed(call, moves(tensor) ? inner_.all_reduce(tensor, call.reduce_op,
+                                                       call.label)
+                                   : Work());
+}
+
+Work EmulatedGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
+                                      const CommCall& call) {
+  return timed(call, moves(input)
+                         ? inner_.reduce_scatter(output, input, call.reduce_op,
+                                                 call.label)
+                         : Work());
+}
+
+Work EmulatedGroup::do_all_gather(const Tensor& output, const Tensor& input,
+                                  const CommCall& call) {
+  return timed(call, moves(input)
+                         ? inner_.all_gather(output, input, call.label)
+                         : Work());
+}
+
+Work EmulatedGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
+  return timed(call, moves(tensor) ? inner_.broadcast(
+                                         tensor, call.root_or_peer, call.label)
+                                   : Work());
+}
+
+Work EmulatedGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
+  return timed(call, moves(tensor)
+                         ? inner_.reduce(tensor, call.root_or_peer,
+                                         call.reduce_op, call.label)
+                         : Work());
+}
+
+Work EmulatedGroup::do_scatter(const Tensor& output, const Tensor& input,
+                               const CommCall& call) {
+  return timed(call, moves(output) ? inner_.scatter(output, input,
+                                                    call.root_or_peer,
+                                                    call.label)
+                                   : Work());
+}
+
+Work EmulatedGroup::do_gather(const Tensor& output, const Tensor& input,
+                              const CommCall& call) {
+  return timed(call, moves(input) ? inner_.gather(output, input,
+                                                  call.root_or_peer, call.label)
+                                  : Work());
+}
+
+Work EmulatedGroup::do_all_to_all_v(
+    const Tensor& output, const Tensor& input,
+    const std::vector<std::int64_t>& send_counts,
+    const std::vector<std::int64_t>& recv_counts, const CommCall& call) {
+  return timed(call,
+               moves(input) ? inner_.all_to_all_v(output, input, send_counts,
+                                                  recv_counts, call.label)
+                            : Work());
+}
+
+Work EmulatedGroup::do_barrier(const CommCall& call) {
+  return timed(call, Work());
+}
+
+// --- Messages ----------------------------------------------------------------
+
+namespace {
+
+// A message has left when the line is free of it and arrives a latency later.
+class MessageWork : public Work::State {
+ public:
+  MessageWork(Work data, std::function<void()> arrive)
+      : data_(std::move(data)), arrive_(std::move(arrive)) {}
+  void wait() override {
+    data_.wait();
+    arrive_();
+  }
+  bool done() override { return data_.done(); }
+
+ private:
+  Work data_;
+  std::function<void()> arrive_;
+};
+
+}  // namespace
+
+Work EmulatedGroup::do_send(const Tensor& tensor, const CommCall& call) {
+  const int to = call.root_or_peer;
+  const CostModel& model = clock_.model();
+  const std::vector<int> ends = {world_rank(rank()), world_rank(to)};
+  const auto bytes = static_cast<double>(tensor.bytes());
+  const Cost cost = model.message(bytes, ends[0], ends[1]);
+
+  TimelineEvent event = event_of(call);
+  event.queue = "send " + name();
+  event.peer = ends[1];
+  event.message = num_sent_[to]++;
+  event.bytes = bytes;
+  event.begin_s = std::max(clock_.issue_message(), line_free_s_[to]);
+  event.end_s = event.begin_s + cost.seconds * model.link_slowdown(ends);
+  const double end = line_free_s_[to] = event.end_s;
+
+  // The receiver learns when it arrives, and which message it is.
+  const int peer = is_folded() ? representatives_[static_cast<std::size_t>(to)]
+                               : to;
+  const Tensor times = Tensor::from_values<double>(
+      {event.begin_s, end, static_cast<double>(event.message)}, {3},
+      clock_memory_);
+  while (!sent_.empty() && sent_.front().first.done()) sent_.pop_front();
+  sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
+  Work data = moves(tensor) ? inner_.send(tensor, peer, call.tag, call.label)
+                            : Work();
+  inner_.clear_records();
+  clock_.add_message(std::move(event), model.link(ends).name, cost.trust);
+  return Work(std::make_shared<MessageWork>(
+      std::move(data), [this, end] { clock_.wait_message(end); }));
+}
+
+Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
+  const int from = call.root_or_peer;
+  const int peer = is_folded()
+                       ? representatives_[static_cast<std::size_t>(from)]
+                       : from;
+  const Tensor times = Tensor::empty({3}, {DType::kF64, clock_memory_});
+  const double ready = clock_.issue_message();
+  Work arrival = inner_.recv(times, peer, call.tag + kClockTag);
+  Work data = moves(tensor) ? inner_.recv(tensor, peer, call.tag, call.label)
+                            : Work();
+  inner_.clear_records();
+  const auto arrive = [this, times, ready, call, from,
+                       arrival = std::make_shared<Work>(arrival)] {
+    arrival->wait();
+    const double* values = times.data<double>();
+    TimelineEvent event = event_of(call);
+    event.queue = "recv " + name();
+    event.peer = world_rank(from);
+    event.message = static_cast<std::int64_t>(values[2]);
+    event.begin_s = std::max(values[0], std::min(ready, values[1]));
+    event.end_s = std::max(values[1], ready);
+    const double end = event.end_s;
+    clock_.add_message(std::move(event),
+                       clock_.model()
+                           .link({world_rank(from), world_rank(rank())})
+                           .name,
+                       Trust::kCalibrated);
+    clock_.wait_message(end);
+  };
+  return Work(std::make_shared<MessageWork>(std::move(data), arrive));
+}
+
+// --- Subgroups ---------------------------------------------------------------
+
+std::shared_ptr<ProcessGroup> EmulatedGroup::do_subgroup(
+    const std::vector<int>& members, const std::string& name) {
+  std::vector<int> world_ranks;
+  for (const int member : members) world_ranks.push_back(world_rank(member));
+  const auto my_place = std::find(members.begin(), members.end(), rank());
+  const int my_rank = static_cast<int>(my_place - members.begin());
+  if (!is_folded()) {
+    std::shared_ptr<ProcessGroup> group = inner_.subgroup_of(members, name);
+    return std::make_shared<EmulatedGroup>(std::move(group), clock_, my_rank,
+                                           std::move(world_ranks), name,
+                                           std::vector<int>());
+  }
+  // Those who run in the members' places, each once.
+  const std::vector<int> running =
+      representatives_of(representatives_, members);
+  std::vector<int> distinct = running;
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::vector<int> representatives;
+  for (const int each : running) {
+    representatives.push_back(static_cast<int>(
+        std::lower_bound(distinct.begin(), distinct.end(), each) -
+        distinct.begin()));
+  }
+  return std::make_shared<EmulatedGroup>(
+      inner_.subgroup_of(distinct, name), clock_, my_rank,
+      std::move(world_ranks), name, std::move(representatives));
+}
+
+}  // namespace shardbook::sim

@@ -1,0 +1,98 @@
+#pragma once
+
+// Virtual time around any process group.
+//
+// Data travel through the group inside, as ever. Beside each call travels the
+// time at which its data were ready: the members agree on the latest, add what
+// the call costs, and that is when it ended for all of them.
+//
+//   rank 0   ready 3 ms  \.
+//   rank 1   ready 5 ms   } all begin at 5 ms, or when the group's last call
+//   rank 2   ready 4 ms  /  has ended; all end `cost` later
+//
+// Times are exchanged as data, so that they do not depend on which thread comes
+// first, and need no common memory: ranks may be threads, fibers or processes.
+//
+// Folding. Ranks that do the same on data of the same shapes need not all run.
+// A group may have more members than the group inside: `representatives` says
+// who runs in the place of each. Costs, ledger and errors know the true size.
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "sim/virtual_clock.h"
+
+namespace shardbook::sim {
+
+class EmulatedGroup : public ProcessGroup {
+ public:
+  /// `inner` and `clock` must outlive it. All members construct it together.
+  EmulatedGroup(ProcessGroup& inner, VirtualClock& clock);
+  /// Folded: rank `rank` of the group of world ranks `ranks`, of which
+  /// representatives[i] (a rank of `inner`) runs in the place of member i.
+  /// Tensors are on meta devices.
+  EmulatedGroup(std::shared_ptr<ProcessGroup> inner, VirtualClock& clock,
+                int rank, std::vector<int> ranks, std::string name,
+                std::vector<int> representatives);
+
+  std::vector<std::string> exchange(const std::string& text) override;
+  std::vector<std::string> collect(const std::string& text) override;
+  void set_timeout(std::chrono::milliseconds timeout) override;
+  void abort(const std::string& reason) override;
+
+ protected:
+  bool takes_meta() const override { return true; }
+  Work do_all_reduce(const Tensor& tensor, const CommCall& call) override;
+  Work do_reduce_scatter(const Tensor& output, const Tensor& input,
+                         const CommCall& call) override;
+  Work do_all_gather(const Tensor& output, const Tensor& input,
+                     const CommCall& call) override;
+  Work do_broadcast(const Tensor& tensor, const CommCall& call) override;
+  Work do_reduce(const Tensor& tensor, const CommCall& call) override;
+  Work do_scatter(const Tensor& output, const Tensor& input,
+                  const CommCall& call) override;
+  Work do_gather(const Tensor& output, const Tensor& input,
+                 const CommCall& call) override;
+  Work do_all_to_all_v(const Tensor& output, const Tensor& input,
+                       const std::vector<std::int64_t>& send_counts,
+                       const std::vector<std::int64_t>& recv_counts,
+                       const CommCall& call) override;
+  Work do_send(const Tensor& tensor, const CommCall& call) override;
+  Work do_recv(const Tensor& tensor, const CommCall& call) override;
+  Work do_barrier(const CommCall& call) override;
+  std::shared_ptr<ProcessGroup> do_subgroup(const std::vector<int>& members,
+                                            const std::string& name) override;
+
+ private:
+  class TimedWork;
+  struct Pending;
+
+  bool is_folded() const { return !representatives_.empty(); }
+  bool moves(const Tensor& tensor) const { return !tensor.is_meta(); }
+  Work timed(const CommCall& call, Work data);
+  void resolve(Pending& pending);
+  std::vector<std::string> unfolded(std::vector<std::string> texts) const;
+  TimelineEvent event_of(const CommCall& call) const;
+
+  std::shared_ptr<ProcessGroup> owned_;
+  ProcessGroup& inner_;
+  VirtualClock& clock_;
+  std::vector<int> representatives_;
+  /// Where times lie while they travel: not on the rank's device, whose memory
+  /// is counted.
+  Device clock_memory_ = Device::cpu();
+  /// Collectives whose end is not known yet, in the order of their issue.
+  std::deque<std::shared_ptr<Pending>> pending_;
+  double free_s_ = 0;  ///< when the group's last collective has ended
+  /// Messages: when the line to each peer is free, and how many were sent.
+  std::map<int, double> line_free_s_;
+  std::map<int, std::int64_t> num_sent_;
+  /// Times that are on their way to receivers.
+  std::deque<std::pair<Work, Tensor>> sent_;
+};
+
+}  // namespace shardbook::sim

@@ -1,0 +1,157 @@
+#pragma once
+
+// One rank's virtual time.
+//
+// A device has queues (core/stream.h), and the host that feeds them runs ahead:
+//
+//   host     | issue a | issue b | issue c |
+//   compute            | a ......... | b ... | c ...
+//   comm                             | all_reduce (issued after a) ...
+//
+// The clock watches the rank's operations. Each one costs the host a launch,
+// and begins on its queue when the host has issued it and the queue is free. A
+// message is issued at the time that its queue has come to (it needs what was
+// computed before), and a wait for it holds the waiting queue back until it has
+// ended. Overlap is not put in anywhere: it comes out.
+//
+// Nothing here depends on wall time, so that the same program gives the same
+// times on any machine, however busy.
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/context.h"
+#include "sim/cost_model.h"
+#include "sim/timeline.h"
+
+namespace shardbook::sim {
+
+/// The queues of one device and of the thread that feeds it.
+class DeviceClock {
+ public:
+  DeviceClock(const CostModel& model, int rank, Device device);
+
+  /// When the next work on `stream` could begin.
+  double ready(int stream) const;
+  double& queue(int stream);
+  double& host() { return host_; }
+  /// All that was issued has ended.
+  double now() const;
+
+  /// Puts work of `seconds` on a queue, not before `earliest_s`.
+  void run(const OpEvent& event, double seconds, double earliest_s = 0);
+  /// Holds a queue back.
+  void wait(int stream, double until_s, bool is_message);
+  void add(TimelineEvent event);
+  void count_link(const std::string& link, double bytes);
+  void on_memory(MemoryKind kind, std::int64_t bytes);
+  /// Steps begin at `at_s`; what was before does not count.
+  void begin_steps(double at_s);
+  void end_step(double at_s);
+  /// Factor of the next operation: faults and jitter.
+  double slowdown();
+
+  int rank() const { return rank_; }
+  const Device& device() const { return device_; }
+  const RankTimeline& timeline() const { return timeline_; }
+  TimeSummary summary() const;
+  /// Keep events and memory samples (the default), or times only.
+  void set_records_events(bool on) { records_events_ = on; }
+
+ private:
+  struct StepSums {
+    double busy_s = 0;
+    double exposed_s = 0;
+    std::vector<LinkBytes> links;
+  };
+
+  const CostModel& model_;
+  int rank_;
+  Device device_;
+  std::vector<double> queues_;
+  double host_ = 0;
+  bool records_events_ = true;
+  std::uint64_t num_ops_ = 0;
+  RankTimeline timeline_;
+  std::vector<StepSums> steps_;
+  std::array<std::int64_t, kNumMemoryKinds> bytes_{};
+};
+
+/// Watches a rank: give it to RankContext::add_observer. A process that feeds
+/// several devices (DataParallel) has one clock for all of them. Safe to call
+/// from the rank's worker threads; the result does not depend on their order
+/// as long as the program orders what depends on each other.
+class VirtualClock : public Observer {
+ public:
+  /// The rank's device; its rank places it in the cluster.
+  VirtualClock(const CostModel& model, int rank, const Device& device);
+
+  /// Another device that this process feeds, at the place of `rank`.
+  void add_device(const Device& device, int rank);
+
+  void on_op_begin(const OpEvent& event) override;
+  void on_allocation(const AllocationEvent& event) override;
+  void on_event_record(int stream, double& time_s) override;
+  void on_event_wait(int stream, double time_s) override;
+  void on_event_synchronize(double time_s) override;
+  void on_host_read(const Device& device) override;
+
+  /// The host issues a message from the current stream; returns when its data
+  /// are ready.
+  double issue_message();
+  /// The current stream waits for a message that ends at `end_s`.
+  void wait_message(double end_s);
+  /// Notes a message that took place, and what it sent over which link.
+  void add_message(TimelineEvent event, const std::string& link, Trust trust);
+
+  /// The first training step begins: what was before does not count.
+  void begin_steps();
+  /// A training step has ended, on all devices and for the host.
+  void end_step();
+  double now_s() const;
+  /// Seconds of the last step; negative before the first.
+  double last_step_s() const;
+
+  const CostModel& model() const { return model_; }
+  const std::vector<std::unique_ptr<DeviceClock>>& devices() const {
+    return devices_;
+  }
+  DeviceClock& main() { return *devices_.front(); }
+  /// The least trusted of all costs so far.
+  Trust trust() const { return trust_; }
+
+  /// The clock of this rank, or null where no virtual time is kept.
+  static VirtualClock* current();
+
+ private:
+  DeviceClock* find(const Device& device);
+  DeviceClock& issuer();
+  void transfer(const OpEvent& event);
+  void note(Trust trust);
+  double latest() const;
+
+  const CostModel& model_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<DeviceClock>> devices_;
+  Trust trust_ = Trust::kCalibrated;
+};
+
+/// Keeps virtual time on this thread's rank for the lifetime of the scope.
+class ClockScope {
+ public:
+  /// `model` must outlive it. Events are kept on ranks below
+  /// `num_recorded_ranks`.
+  ClockScope(const CostModel& model, int rank, int num_recorded_ranks);
+  ~ClockScope();
+  ClockScope(const ClockScope&) = delete;
+  ClockScope& operator=(const ClockScope&) = delete;
+  VirtualClock& clock() { return clock_; }
+
+ private:
+  VirtualClock clock_;
+};
+
+}  // namespace shardbook::sim

@@ -1,0 +1,42 @@
+#pragma once
+
+// A cluster whose figures are easy to add up.
+
+#include <memory>
+
+#include "sim/world.h"
+
+namespace shardbook::test {
+
+/// 8 devices in 2 nodes; operations that take bytes / 1 GB/s and at least
+/// 1 us; issuing one takes `launch_s`.
+inline sim::Cluster plain_cluster(double launch_s = 0) {
+  sim::Cluster cluster;
+  cluster.name = "plain";
+  cluster.num_nodes = 2;
+  cluster.devices_per_node = 4;
+  cluster.device.name = "plain";
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16,
+                            DType::kF16, DType::kI64, DType::kI32}) {
+    cluster.device.peak_flops[dtype] = 1e12;
+  }
+  cluster.device.memory_bytes_per_s = 1e9;
+  cluster.device.launch_s = launch_s;
+  cluster.device.kernel_s = 1e-6;
+  cluster.host = cluster.device;
+  cluster.host.name = "host";
+  cluster.intra_node = {"nvlink", 1e-6, 1e9};
+  cluster.network = {"network", 5e-6, 1e8};
+  cluster.host_link = {"pcie", 1e-6, 1e8};
+  return cluster;
+}
+
+inline sim::WorldOptions plain_world(const std::string& backend,
+                                     const sim::Cluster& cluster) {
+  sim::WorldOptions options;
+  options.launch.backend = backend;
+  options.cost = std::make_shared<sim::CostModel>(cluster);
+  return options;
+}
+
+}  // namespace shardbook::test

@@ -1,0 +1,37 @@
+// The conformance suite where ranks are fibers, and where they carry clocks.
+
+#include "sim/fiber_world.h"
+#include "tests/comm/worlds.h"
+#include "tests/sim/sim_support.h"
+
+namespace shardbook::test {
+namespace {
+
+using Start = std::function<void(int, const std::function<void(ProcessGroup&)>&)>;
+
+World world(const std::string& name, const Start& start) {
+  return {name, [start](int world_size, const RankBody& body) {
+            std::vector<std::string> results(
+                static_cast<std::size_t>(world_size));
+            start(world_size, [&](ProcessGroup& group) {
+              results[static_cast<std::size_t>(group.rank())] = body(group);
+            });
+            return results;
+          }};
+}
+
+}  // namespace
+
+std::vector<World> conformance_worlds() {
+  sim::Cluster large = plain_cluster();
+  large.num_nodes = 16;
+  return {world("Fibers",
+                [](int size, const auto& body) {
+                  sim::run_fibers(size, body, {}, /*on_meta=*/false);
+                }),
+          world("EmulatedThreads", [large](int size, const auto& body) {
+            sim::run_world(size, body, plain_world("threads", large));
+          })};
+}
+
+}  // namespace shardbook::test

@@ -1,0 +1,175 @@
+// One rank's queues: what waits for what, and what runs side by side.
+
+#include "sim/virtual_clock.h"
+
+#include <gtest/gtest.h>
+
+#include "core/ops.h"
+#include "core/stream.h"
+#include "tests/sim/sim_support.h"
+
+namespace shardbook::test {
+namespace {
+
+using sim::ClockScope;
+using sim::CostModel;
+
+// An operation that reads and writes 1000 bytes: 1 us at 1 GB/s (and 1 us is
+// also the shortest operation).
+void work(int microseconds) {
+  const Tensor x = Tensor::empty({250 * microseconds},
+                                 {DType::kF32, Device()});
+  x.zero();
+}
+
+class VirtualClock : public ::testing::Test {
+ protected:
+  void start(double launch_s = 0) {
+    model_ = std::make_unique<CostModel>(plain_cluster(launch_s));
+    context_ = std::make_unique<RankContext>(Device::meta(0));
+    scope_ = std::make_unique<RankContext::Scope>(*context_);
+    clock_scope_ = std::make_unique<ClockScope>(*model_, 0, 1);
+  }
+  sim::VirtualClock& clock() { return clock_scope_->clock(); }
+  double now_us() { return clock().now_s() * 1e6; }
+
+  std::unique_ptr<CostModel> model_;
+  std::unique_ptr<RankContext> context_;
+  std::unique_ptr<RankContext::Scope> scope_;
+  std::unique_ptr<ClockScope> clock_scope_;
+};
+
+TEST_F(VirtualClock, OneQueueRunsOneAfterAnother) {
+  start();
+  work(10);
+  work(5);
+  EXPECT_NEAR(now_us(), 15, 1e-6);
+  EXPECT_EQ(clock().main().timeline().events.size(), 2u);
+}
+
+TEST_F(VirtualClock, StreamsRunSideBySide) {
+  start();
+  work(10);
+  {
+    StreamScope side(kUnshardStream);
+    work(8);
+  }
+  EXPECT_NEAR(now_us(), 10, 1e-6);
+}
+
+TEST_F(VirtualClock, AnEventOrdersTwoStreams) {
+  start();
+  work(10);
+  Event computed;
+  computed.record();
+  {
+    StreamScope side(kUnshardStream);
+    computed.wait();
+    work(8);
+  }
+  EXPECT_NEAR(now_us(), 18, 1e-6);
+}
+
+TEST_F(VirtualClock, TheHostRunsAheadUntilLaunchesAreTheLimit) {
+  start(/*launch_s=*/3e-6);
+  for (int i = 0; i < 4; ++i) work(10);
+  EXPECT_NEAR(now_us(), 3 + 4 * 10, 1e-6);
+  for (int i = 0; i < 100; ++i) work(1);  // launches take longer than work
+  EXPECT_NEAR(now_us(), 3 * 104 + 1, 1e-6);
+}
+
+TEST_F(VirtualClock, ReadingAValueHoldsTheHostBack) {
+  start(/*launch_s=*/3e-6);
+  const Tensor x = Tensor::zeros({1});
+  work(10);
+  x.item();
+  const double read = now_us();
+  work(10);
+  EXPECT_NEAR(now_us(), read + 3 + 10, 1e-6);
+}
+
+TEST_F(VirtualClock, AnEventMayHoldTheHostBack) {
+  start(/*launch_s=*/1e-6);
+  Event freed;
+  work(20);
+  freed.record();
+  freed.synchronize();
+  StreamScope side(kUnshardStream);
+  work(5);
+  EXPECT_NEAR(now_us(), 1 + 20 + 1 + 5, 1e-6);
+}
+
+TEST_F(VirtualClock, ACopyToTheHostTakesTheHostsLink) {
+  start();
+  const Tensor x = Tensor::empty({250});
+  const Tensor y = Tensor::empty({250}, {DType::kF32, context_->host()});
+  y.copy_from(x);  // 1000 bytes at 100 MB/s and a latency of 1 us
+  EXPECT_NEAR(now_us(), 11, 1e-6);
+  const auto links = clock().main().summary().links;
+  EXPECT_TRUE(links.empty());  // no step has ended
+  clock().end_step();
+  ASSERT_EQ(clock().main().summary().links.size(), 1u);
+  EXPECT_EQ(clock().main().summary().links[0].link, "pcie");
+  EXPECT_EQ(clock().main().summary().links[0].bytes, 1000);
+}
+
+TEST_F(VirtualClock, StepsAreCountedFromTheirBegin) {
+  start();
+  work(100);  // before the first step
+  clock().begin_steps();
+  work(7);
+  clock().end_step();
+  work(10);
+  {
+    StreamScope side(kUnshardStream);
+    work(40);
+  }
+  clock().end_step();
+  const sim::TimeSummary summary = clock().main().summary();
+  EXPECT_NEAR(summary.step_s * 1e6, 40, 1e-6);
+  EXPECT_NEAR(summary.idle_share, 0.75, 1e-9);
+}
+
+TEST_F(VirtualClock, AStragglerTakesItsTimes) {
+  sim::Cluster cluster = plain_cluster();
+  cluster.faults.push_back({/*rank=*/1, /*compute_slowdown=*/3, 1});
+  const CostModel model(cluster);
+  RankContext context(Device::meta(1), 1);
+  RankContext::Scope scope(context);
+  ClockScope clock(model, 1, 2);
+  work(10);
+  EXPECT_NEAR(clock.clock().now_s() * 1e6, 30, 1e-6);
+}
+
+TEST_F(VirtualClock, JitterDependsOnSeedRankAndOperationOnly) {
+  const auto run = [](std::uint64_t seed, int rank) {
+    sim::Cluster cluster = plain_cluster();
+    cluster.jitter = 0.5;
+    cluster.jitter_seed = seed;
+    const CostModel model(cluster);
+    RankContext context(Device::meta(rank), rank);
+    RankContext::Scope scope(context);
+    ClockScope clock(model, rank, 4);
+    for (int i = 0; i < 10; ++i) work(10);
+    return clock.clock().now_s() * 1e6;
+  };
+  EXPECT_EQ(run(1, 0), run(1, 0));
+  EXPECT_NE(run(1, 0), run(2, 0));
+  EXPECT_NE(run(1, 0), run(1, 1));
+  EXPECT_GT(run(1, 0), 100);
+  EXPECT_LT(run(1, 0), 150);
+}
+
+TEST_F(VirtualClock, MemoryIsSampledByKindInVirtualTime) {
+  start();
+  work(10);
+  const auto& samples = clock().main().timeline().memory;
+  ASSERT_GE(samples.size(), 2u);
+  const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
+  EXPECT_EQ(samples.front().bytes[kind], 10000);
+  EXPECT_EQ(samples.back().bytes[kind], 0);
+  EXPECT_NEAR(samples.back().time_s * 1e6, 10, 1e-6);
+}
+
+}  // namespace
+}  // namespace shardbook::test
