@@ -15,6 +15,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/op_scope.h"
 #include "core/internal/tensor_impl.h"
 #include "core/kernels/elementwise.h"
 
@@ -103,9 +104,11 @@ Tensor sum_of(const Tensor& a, const Tensor& b, bool in_place) {
            shape_text(a.shape()), " and ", shape_text(b.shape()),
            " meet at one tensor");
   Tensor result = in_place ? a : a.empty_like();
-  if (!a.is_meta()) {
-    kernels::binary(RankContext::current().kernels(), kernels::BinaryOp::kAdd,
-                    a.dtype(), a.numel(), a.raw(), b.raw(), result.raw());
+  internal::OpScope scope("add", static_cast<double>(a.numel()),
+                          internal::bytes_of({&a, &b, &result}), a);
+  if (scope.runs()) {
+    kernels::binary(scope.kernels(), kernels::BinaryOp::kAdd, a.dtype(),
+                    a.numel(), a.raw(), b.raw(), result.raw());
   }
   return result;
 }

@@ -209,8 +209,7 @@ namespace {
 
 /// A tensor of `like`'s shape that repeats one value.
 Tensor repeated(const Tensor& scalar, const Shape& shape, double factor) {
-  const double value = scalar.is_meta() ? 0 : scalar.item() * factor;
-  return Tensor::full(shape, value, scalar.options());
+  return Tensor::full(shape, internal::scalar_of(scalar) * factor, scalar.options());
 }
 
 Tensor sum_all(const char* name, const Tensor& x, double factor) {
@@ -218,8 +217,9 @@ Tensor sum_all(const char* name, const Tensor& x, double factor) {
   {
     OpScope scope(name, count(x), bytes_of({&x, &y}), x);
     if (scope.runs()) {
-      y.fill(factor * kernels::sum_all(scope.kernels(), x.dtype(), x.numel(),
-                                       x.raw()));
+      const double sum =
+          kernels::sum_all(scope.kernels(), x.dtype(), x.numel(), x.raw());
+      kernels::fill(scope.kernels(), y.dtype(), 1, y.raw(), factor * sum);
     }
   }
   record(name, {x}, {y}, [shape = x.shape(), factor](const Tensors& grads) {

@@ -377,7 +377,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
       }
       const double total = kernels::sum_all(scope.kernels(), stat, n.rows,
                                             losses.raw());
-      loss.fill(reduction == Reduction::kMean ? total / counted : total);
+      kernels::fill(scope.kernels(), loss.dtype(), 1, loss.raw(),
+                    reduction == Reduction::kMean ? total / counted : total);
     }
   }
   const double divisor = reduction == Reduction::kMean ? counted : 1.0;
@@ -390,7 +391,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
              kernels::cross_entropy_backward(
                  scope.kernels(), logits.dtype(), n.rows, n.cols, logits.raw(),
                  targets.data<std::int64_t>(), lse.raw(),
-                 grads[0].item() / divisor, dlogits.raw());
+                 internal::scalar_of(grads[0]) / divisor, dlogits.raw());
            }
            return Tensors{dlogits};
          });

@@ -208,8 +208,9 @@ double grad_norm(const Tensors& parameters) {
 
 double clip_grad_norm(const Tensors& parameters, double max_norm) {
   const double norm = grad_norm(parameters);
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1) return norm;
+  // Scaled even where it changes nothing: what a step does must not depend on
+  // values, or a run on shapes could not foresee it.
+  const double factor = std::min(1.0, max_norm / (norm + 1e-6));
   PhaseScope phase(Phase::kOptimizer);
   for (const Tensor& parameter : parameters) {
     const Tensor grad = parameter.grad();

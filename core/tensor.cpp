@@ -88,7 +88,10 @@ Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
 
 Tensor Tensor::zeros(const Shape& shape, const TensorOptions& options) {
   Tensor tensor = empty(shape, options);
-  if (!tensor.is_meta() && tensor.numel() > 0) {
+  if (tensor.numel() == 0) return tensor;
+  const internal::OpScope scope("fill", 0, internal::bytes_of({&tensor}),
+                                tensor);
+  if (scope.runs()) {
     std::memset(tensor.raw(), 0, static_cast<std::size_t>(tensor.bytes()));
   }
   return tensor;

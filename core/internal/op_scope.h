@@ -90,6 +90,11 @@ struct InputInfo {
   Tensor leaf;
 };
 
+/// The only element, as a kernel reads it: the host does not wait for it.
+inline double scalar_of(const Tensor& tensor) {
+  return tensor.is_meta() ? 0 : tensor.to_vector<double>()[0];
+}
+
 /// Statistics are kept in f64 for f64, otherwise in f32.
 inline DType stat_dtype(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
