@@ -131,10 +131,17 @@ class ZeroOptimizer {
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
 
+  /// Makes every parameter whole, on every rank, until release_parameters:
+  /// for reading, saving, or a forward on one rank alone (DeepSpeed's
+  /// GatheredParameters). Stages 1 and 2 have them whole anyway. Collective.
+  virtual void gather_parameters() {}
+  virtual void release_parameters() {}
+
   // --- State (zero_state.cpp) ------------------------------------------------
 
   /// This rank's parts of parameters, master copies and optimizer state, as
-  /// views: no communication, no copies. Padding is not part of it.
+  /// views: no communication, no copies. Padding is not part of it; nor are
+  /// frozen parameters in stages 1 and 2, which do not shard them.
   std::vector<ShardPiece> shards() const;
   /// Takes what belongs to this rank out of pieces of any sharding. Throws
   /// Error that names the parameter, the field and the first element that no
@@ -174,8 +181,9 @@ class ZeroOptimizer {
 
   /// Before an update: the last reductions have arrived in `grad`.
   virtual void finish_gradients() = 0;
-  /// After an update: all ranks see the new parameters.
-  virtual void publish() = 0;
+  /// After an update (or a load, which changes frozen ones too): all ranks see
+  /// the new parameters.
+  virtual void publish(bool with_frozen) = 0;
   /// Forgets the gradients.
   virtual void clear_gradients() = 0;
 

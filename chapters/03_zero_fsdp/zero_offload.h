@@ -31,4 +31,10 @@ struct HostTraffic {
 void copy_across(const Tensor& target, const Tensor& source,
                  HostTraffic& traffic);
 
+/// target += source, or target = source without `accumulates`; the arrays may
+/// lie on two devices. Memory: `source` once more on the target's device when
+/// a sum crosses devices.
+void take(const Tensor& target, const Tensor& source, bool accumulates,
+          HostTraffic& traffic);
+
 }  // namespace shardbook::zero

@@ -1,0 +1,410 @@
+#include "chapters/03_zero_fsdp/zero12.h"
+
+#include <algorithm>
+
+#include "chapters/02_ddp/coalesce.h"
+#include "chapters/02_ddp/comm_hooks.h"
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook::zero {
+
+// --- Construction ------------------------------------------------------------
+
+ZeroStage12::ZeroStage12(Module& module, ProcessGroup& group,
+                         const ZeroOptions& options,
+                         const std::string& optimizer,
+                         const OptimizerOptions& how)
+    : ZeroOptimizer(module, group, options) {
+  groups_ = group_parameters(/*with_frozen=*/false);
+  for (std::size_t i = 0; i < groups_.size(); ++i) make_flat(i);
+  ddp::broadcast_coalesced(group, module.buffers(), 0, "buffers");
+  make_buckets();
+  make_sharded_optimizer(optimizer, how);
+
+  // One hook per parameter
+  slots_.resize(groups_.size());
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    for (const NamedTensor& entry : groups_[i].parameters) {
+      Slot& slot = slots_[i].emplace_back();
+      slot.parameter = entry.tensor;
+      const auto parameter = static_cast<int>(slots_[i].size()) - 1;
+      slot.hook_key = entry.tensor.add_accumulate_hook(
+          [this, i, parameter](Tensor&) { on_gradient(i, parameter); });
+    }
+  }
+}
+
+ZeroStage12::~ZeroStage12() {
+  for (auto& slots : slots_) {
+    for (Slot& slot : slots) {
+      slot.parameter.remove_accumulate_hook(slot.hook_key);
+      slot.parameter.set_grad_buffer({});
+    }
+  }
+}
+
+void ZeroStage12::make_flat(std::size_t index) {
+  ShardGroup& group = groups_[index];
+  Flat& flat = flats_.emplace_back();
+  std::vector<std::int64_t> numels;
+  for (const NamedTensor& entry : group.parameters) {
+    numels.push_back(entry.tensor.numel());
+  }
+  flat.layout = flat_layout(numels, group_.size(), options_.alignment,
+                            options_.round_robin_gradients);
+  for (int i = 0; i < static_cast<int>(numels.size()); ++i) {
+    const std::vector<OwnedPart> parts = flat.layout.parts(i);
+    group.parts.insert(group.parts.end(), parts.begin(), parts.end());
+  }
+
+  // Parameters become views; rank 0's values count
+  const Device& device = RankContext::current().device;
+  flat.flat = flatten(group.parameters, flat.layout, device);
+  group_.broadcast(flat.flat, 0, "parameters").wait();
+  const std::int64_t shard = flat.layout.shard();
+  const std::int64_t begin = group_.rank() * shard;
+  flat.own = flat.flat.flat_view(begin, {shard});
+
+  // The shard that is updated: the own part itself, or a copy on the host
+  const TensorOptions kept{flat.flat.dtype(), optimizer_device()};
+  group.shard = flat.own;
+  if (options_.offload_optimizer) {
+    MemoryScope kind(MemoryKind::kParameter);
+    group.shard = Tensor::empty({shard}, kept);
+    copy_across(group.shard, flat.own, host_traffic_);
+  }
+
+  // Gradients: all of them in stage 1, the own shard in stage 2
+  MemoryScope kind(MemoryKind::kGradient);
+  if (options_.stage == 2) {
+    group.grad = Tensor::zeros({shard}, kept);
+    return;
+  }
+  flat.flat_grad = Tensor::zeros({flat.layout.padded}, flat.flat.options());
+  group.grad = flat.flat_grad.flat_view(begin, {shard});
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    group.parameters[i].tensor.set_grad_buffer(flat.flat_grad.flat_view(
+        flat.layout.offsets[i], group.shapes[i]));
+  }
+}
+
+void ZeroStage12::make_buckets() {
+  // Buckets are full when their first-defined parameter has its gradient
+  std::vector<std::pair<std::size_t, Bucket>> sorted;
+  const std::vector<NamedTensor> all = module_.named_parameters();
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    for (GradientBucket& plan :
+         plan_buckets(flats_[i].layout, options_.reduce_bucket_size)) {
+      const auto first = static_cast<std::size_t>(plan.parameters.back());
+      const std::string& name = groups_[i].parameters[first].name;
+      const auto found =
+          std::find_if(all.begin(), all.end(),
+                       [&](auto& entry) { return entry.name == name; });
+      Bucket bucket;
+      bucket.group = i;
+      bucket.plan = std::move(plan);
+      sorted.emplace_back(found - all.begin(), std::move(bucket));
+    }
+  }
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](auto& a, auto& b) { return a.first > b.first; });
+  for (auto& [order, bucket] : sorted) buckets_.push_back(std::move(bucket));
+}
+
+std::vector<GradientBucket> ZeroStage12::buckets(std::size_t group) const {
+  std::vector<GradientBucket> plans;
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.group == group) plans.push_back(bucket.plan);
+  }
+  return plans;
+}
+
+ZeroStage12::Slot& ZeroStage12::slot(const Bucket& bucket, int parameter) {
+  return slots_[bucket.group][static_cast<std::size_t>(parameter)];
+}
+
+// --- Backward ----------------------------------------------------------------
+
+void ZeroStage12::on_gradient(std::size_t group, int parameter) {
+  if (!reduces_now()) return;
+  if (!is_reducing_) begin_reduction();
+  Slot& slot = slots_[group][static_cast<std::size_t>(parameter)];
+  SB_CHECK(!slot.has_arrived, "zero: parameter '",
+           groups_[group].parameters[static_cast<std::size_t>(parameter)].name,
+           "' received two gradients in one backward; it is used by several "
+           "recomputed blocks, which stages 1 and 2 cannot reduce");
+  slot.has_arrived = true;
+  drain();
+}
+
+void ZeroStage12::begin_reduction() {
+  SB_CHECK(options_.stage == 2 || num_accumulated_ == 0,
+           "zero: a second backward at the boundary before step; say "
+           "set_boundary(false) before all micro-steps but the last");
+  is_reducing_ = true;
+  next_bucket_ = 0;
+  for (auto& slots : slots_) {
+    for (Slot& slot : slots) slot.has_arrived = slot.is_copied = false;
+  }
+  autograd::at_end_of_backward([this] { end_of_backward(); });
+}
+
+// Copies what has come for the open bucket; full buckets leave, in their order.
+void ZeroStage12::drain() {
+  while (next_bucket_ < buckets_.size()) {
+    Bucket& bucket = buckets_[next_bucket_];
+    bool is_full = true;
+    for (const int parameter : bucket.plan.parameters) {
+      Slot& entry = slot(bucket, parameter);
+      if (entry.has_arrived && !entry.is_copied) copy_in(bucket, parameter);
+      is_full = is_full && entry.is_copied;
+    }
+    if (!is_full) return;
+    launch(bucket);
+    next_bucket_ += 1;
+  }
+}
+
+void ZeroStage12::open(Bucket& bucket) {
+  MemoryScope kind(MemoryKind::kCommunication);
+  bucket.buffer = Tensor::empty(
+      {bucket.plan.numel}, flats_[bucket.group].flat.options());
+  for (const BucketPiece& piece : bucket.plan.pieces) {
+    if (piece.parameter >= 0) continue;
+    // Padding is zero in gradients too: norms and overflow checks read it
+    bucket.buffer.flat_view(piece.bucket_begin, {piece.numel}).zero();
+  }
+}
+
+void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
+  Slot& entry = slot(bucket, parameter);
+  entry.is_copied = true;
+  // Divide before the sum: a sum of many ranks must not overflow
+  const double share = 1.0 / group_.size();
+  const Tensor grad = entry.parameter.grad();
+  if (bucket.plan.is_large && grad.defined()) {
+    const Tensor flat = grad.flat_view(0, {grad.numel()});
+    ddp::scale_into(flat, share, flat);
+    bucket.buffer = flat;
+  } else if (!bucket.buffer.defined()) {
+    open(bucket);
+  }
+  if (!bucket.plan.is_large) {
+    for (const BucketPiece& piece : bucket.plan.pieces) {
+      if (piece.parameter != parameter) continue;
+      const Shape shape{piece.numel};
+      const Tensor place = bucket.buffer.flat_view(piece.bucket_begin, shape);
+      if (grad.defined()) {
+        ddp::scale_into(grad.flat_view(piece.begin, shape), share, place);
+      } else {
+        place.zero();
+      }
+    }
+  } else if (!grad.defined()) {
+    bucket.buffer.zero();
+  }
+  // The full gradient has done its work
+  if (options_.stage == 2) entry.parameter.clear_grad();
+}
+
+void ZeroStage12::launch(Bucket& bucket) {
+  const std::string label =
+      "bucket " + std::to_string(&bucket - buckets_.data());
+  const GradientBucket& plan = bucket.plan;
+  Event filled;
+  filled.record();
+  {
+    StreamScope stream(options_.overlap_comm ? kReduceStream
+                                             : kComputeStream);
+    filled.wait();
+    if (!options_.reduce_scatter) {
+      bucket.works.push_back(
+          group_.all_reduce(bucket.buffer, ReduceOp::kSum, label));
+    } else {
+      const std::int64_t common = plan.scatter_numel * group_.size();
+      if (common > 0) {
+        const Tensor block = bucket.buffer.flat_view(0, {common});
+        bucket.works.push_back(group_.reduce_scatter(
+            block.flat_view(group_.rank() * plan.scatter_numel,
+                            {plan.scatter_numel}),
+            block, ReduceOp::kSum, label));
+      }
+      for (const OwnedRange& range : plan.rest) {
+        bucket.works.push_back(
+            group_.reduce(bucket.buffer.flat_view(range.begin, {range.numel}),
+                          range.owner, ReduceOp::kSum, label));
+      }
+    }
+  }
+
+  // Fill the other bucket while this one travels: the one before must be done
+  finish_in_flight();
+  in_flight_ = next_bucket_;
+  if (!options_.overlap_comm) finish_in_flight();
+}
+
+void ZeroStage12::finish_in_flight() {
+  if (!in_flight_) return;
+  finish(buckets_[*in_flight_]);
+  in_flight_.reset();
+}
+
+void ZeroStage12::finish(Bucket& bucket) {
+  Event done;
+  {
+    StreamScope stream(options_.overlap_comm ? kReduceStream
+                                             : kComputeStream);
+    for (Work& work : bucket.works) work.wait();
+    bucket.works.clear();
+    const Tensor& shard = groups_[bucket.group].grad;
+    for (const BucketPiece& piece : bucket.plan.pieces) {
+      if (piece.owner != group_.rank()) continue;
+      const Shape shape{piece.numel};
+      const Tensor sum = bucket.buffer.flat_view(piece.bucket_begin, shape);
+      const Tensor target = shard.flat_view(piece.shard_begin, shape);
+      // A large gradient of stage 1 was reduced in its place
+      if (target.shares_storage(sum)) continue;
+      take(target, sum, num_accumulated_ > 0, host_traffic_);
+    }
+    done.record();
+  }
+  bucket.buffer = Tensor();
+  done.wait();
+}
+
+void ZeroStage12::end_of_backward() {
+  // What no gradient came for counts as zero
+  for (auto& slots : slots_) {
+    for (Slot& slot : slots) slot.has_arrived = true;
+  }
+  drain();
+  finish_in_flight();
+  is_reducing_ = false;
+  num_accumulated_ += 1;
+}
+
+// --- The step ----------------------------------------------------------------
+
+void ZeroStage12::finish_gradients() {
+  SB_CHECK(num_accumulated_ > 0,
+           "zero: step without a reduced gradient; run a backward of a "
+           "boundary (set_boundary(true)) before");
+}
+
+void ZeroStage12::publish(bool) {
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    const Flat& flat = flats_[i];
+    if (options_.offload_optimizer) {
+      copy_across(flat.own, groups_[i].shard, host_traffic_);
+    }
+    const std::int64_t shard = flat.layout.shard();
+    const std::int64_t d = group_.size();
+    const std::int64_t piece =
+        std::clamp<std::int64_t>(options_.allgather_bucket_size / d, 1, shard);
+    if (piece == shard) {
+      group_.all_gather(flat.flat, flat.own, "parameters").wait();
+      continue;
+    }
+    // In pieces: the same columns of every shard, through a buffer
+    for (std::int64_t begin = 0; begin < shard; begin += piece) {
+      const std::int64_t n = std::min(piece, shard - begin);
+      MemoryScope kind(MemoryKind::kCommunication);
+      const Tensor buffer = Tensor::empty({d * n}, flat.flat.options());
+      group_.all_gather(buffer, flat.own.flat_view(begin, {n}), "parameters")
+          .wait();
+      for (std::int64_t rank = 0; rank < d; ++rank) {
+        if (rank == group_.rank()) continue;
+        flat.flat.flat_view(rank * shard + begin, {n})
+            .copy_from(buffer.flat_view(rank * n, {n}));
+      }
+    }
+  }
+}
+
+void ZeroStage12::clear_gradients() {
+  for (auto& slots : slots_) {
+    for (Slot& slot : slots) slot.parameter.clear_grad();
+  }
+  num_accumulated_ = 0;
+}
+
+// --- The bill ----------------------------------------------------------------
+
+std::int64_t ZeroStage12::bucket_bytes() const {
+  // The one that is filled and, with overlap, the one in flight
+  std::int64_t largest = 0, before = 0;
+  for (const Bucket& bucket : buckets_) {
+    const std::int64_t bytes =
+        bucket.plan.is_large
+            ? 0
+            : bucket.plan.numel *
+                  static_cast<std::int64_t>(
+                      dtype_bytes(flats_[bucket.group].flat.dtype()));
+    largest = std::max(largest, bytes + (options_.overlap_comm ? before : 0));
+    before = bytes;
+  }
+  return largest;
+}
+
+std::int64_t ZeroStage12::gather_bytes() const {
+  std::int64_t largest = 0;
+  for (const Flat& flat : flats_) {
+    const std::int64_t d = group_.size();
+    const std::int64_t piece = std::clamp<std::int64_t>(
+        options_.allgather_bucket_size / d, 1, flat.layout.shard());
+    if (piece == flat.layout.shard()) continue;
+    largest = std::max(largest, d * piece *
+                                    static_cast<std::int64_t>(
+                                        dtype_bytes(flat.flat.dtype())));
+  }
+  return largest;
+}
+
+double ZeroStage12::predicted_bytes(std::int64_t steps,
+                                    std::int64_t micro_steps) const {
+  const double d = group_.size();
+  double once = 0, gradients = 0, parameters = 0;
+  for (const Tensor& buffer : module_.buffers()) {
+    once += static_cast<double>(buffer.bytes());
+  }
+  for (const Flat& flat : flats_) {
+    once += static_cast<double>(flat.flat.bytes());
+    parameters += static_cast<double>(flat.flat.bytes());
+  }
+  for (const Bucket& bucket : buckets_) {
+    gradients += static_cast<double>(
+        bucket.plan.numel *
+        static_cast<std::int64_t>(
+            dtype_bytes(flats_[bucket.group].flat.dtype())));
+  }
+  const double passes = options_.stage == 1 ? 1 : micro_steps;
+  const double units = options_.reduce_scatter ? 1 : 2;
+  const double norm = 2 * 8;
+  const double step = passes * units * gradients + parameters + norm;
+  return (d - 1) / d * (once + static_cast<double>(steps) * step);
+}
+
+HostTraffic ZeroStage12::predicted_host_traffic(
+    std::int64_t steps, std::int64_t micro_steps) const {
+  HostTraffic traffic;
+  if (!options_.offload_optimizer) return traffic;
+  // The first copy of the shards, and the updated ones back after each step
+  for (const Flat& flat : flats_) {
+    traffic.to_host += flat.own.bytes();
+    traffic.to_device += flat.own.bytes() * steps;
+  }
+  // Gradients of the own shards in every micro-step
+  for (const Bucket& bucket : buckets_) {
+    const Tensor& own = flats_[bucket.group].own;
+    for (const BucketPiece& piece : bucket.plan.pieces) {
+      if (piece.owner != group_.rank()) continue;
+      traffic.to_host +=
+          steps * micro_steps * piece.numel * (own.bytes() / own.numel());
+    }
+  }
+  return traffic;
+}
+
+}  // namespace shardbook::zero

@@ -1,0 +1,65 @@
+#pragma once
+
+// Which gradients travel together, and to whom.
+//
+// The owner of a gradient is fixed by where its parameter lies in the flat
+// buffer, so a bucket may hold much for one owner and nothing for another. What
+// it holds equally for all goes out as one reduce-scatter; the rest goes to
+// its owners one by one, each by a reduce:
+//
+//   in the flat buffer    owner 0: a a a a b b | owner 1: b b c | owner 2: d d
+//   in the bucket         a a | b b | d d | a a b b | c
+//                         reduce_scatter  | reduce  | reduce
+//
+// Both cost (d-1)/d of their elements, so the bytes are those of the paper
+// whatever the size of the buckets. A bucket that holds the whole model, its
+// padding included, is one reduce-scatter.
+//
+// Buckets are made before training, in the reverse order of definition, which
+// is (nearly) the order in which gradients come. They are full in the same
+// order on all ranks even where gradients are not.
+
+#include <cstdint>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/flat_buffer.h"
+
+namespace shardbook::zero {
+
+/// A run of elements: in a gradient, in its bucket, in its owner's shard.
+struct BucketPiece {
+  int parameter = 0;  ///< -1: padding, zeros
+  int owner = 0;
+  std::int64_t begin = 0;  ///< in the parameter
+  std::int64_t bucket_begin = 0;
+  std::int64_t shard_begin = 0;
+  std::int64_t numel = 0;
+};
+
+/// Elements [begin, begin + numel) of a bucket, for one owner.
+struct OwnedRange {
+  int owner = 0;
+  std::int64_t begin = 0;
+  std::int64_t numel = 0;
+};
+
+struct GradientBucket {
+  std::vector<int> parameters;  ///< in the order of their coming
+  std::int64_t numel = 0;
+  /// A single gradient larger than a bucket: reduced where it lies.
+  bool is_large = false;
+  /// Elements for each owner in the reduce-scatter, which comes first in the
+  /// bucket, by owner; 0: there is none.
+  std::int64_t scatter_numel = 0;
+  /// What follows, for the reduces.
+  std::vector<OwnedRange> rest;
+  std::vector<BucketPiece> pieces;
+};
+
+/// Walks the parameters from last to first and closes a bucket when the next
+/// gradient would not fit into `bucket_size` elements. The padding travels in
+/// the bucket of the parameter before it (not beside a large gradient).
+std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
+                                         std::int64_t bucket_size);
+
+}  // namespace shardbook::zero
