@@ -5,15 +5,18 @@
 //   Cluster cluster = Cluster::read("dgx-a100");      // a preset
 //   Cluster cluster = Cluster::read("my-cluster.json");
 //
-// Units are in the names of the JSON keys, and values are SI: seconds, bytes
-// per second, FLOP per second. `sim/clusters/*.json` are the presets, and the
-// reference for the format.
+// Units are in the names of the JSON keys (GB is 1e9 bytes, Gb is 1e9 bits),
+// and the fields below are SI: seconds, bytes per second, FLOP per second.
+// `sim/clusters/*.json` are the presets, `sim/devices/*.json` the devices; they
+// are the reference for the format. A key that begins with an underscore is a
+// remark, and every constant there has one: where it comes from, and why.
 //
-//   {"name": "dgx-a100", "nodes": 128, "devices_per_node": 8,
-//    "device": "a100-80gb",
-//    "intra_node": {"kind": "switch", "latency_us": 3, "GB_per_s": 300},
-//    "network": {"nics_per_node": 8, "latency_us": 5, "GB_per_s": 25},
-//    "host": {...}}
+//   {"extends": "dgx-a100", "name": "two nodes, one NIC each", "nodes": 2,
+//    "network": {"nics_per_node": 1, "Gb_per_s": 100}}
+//
+// A file may extend a preset or another file (relative to itself), and its
+// "device" and "host" may be names or objects, which may extend devices: what
+// a file does not say stays as it is there.
 
 #include <cstdint>
 #include <map>
@@ -26,15 +29,16 @@ namespace shardbook::sim {
 
 /// How far a prediction may be trusted.
 enum class Trust {
-  kCalibrated,   ///< fitted to measurements of this device and size
-  kInterpolated, ///< between measured sizes, or from its data sheet
-  kExtrapolated  ///< beyond what has been measured on any such device
+  kCalibrated,    ///< fitted to measurements of this device and size
+  kInterpolated,  ///< between measured sizes, or from its data sheet
+  kExtrapolated   ///< beyond what has been measured on any such device
 };
+/// "calibrated", "interpolated", "extrapolated".
 const char* trust_name(Trust trust);
 
 /// One type of device: data sheet and calibration.
 struct DeviceSpec {
-  std::string name;                  ///< "a100-80gb"
+  std::string name;                    ///< "a100-80gb"
   std::map<DType, double> peak_flops;  ///< per second, dense
   double memory_bytes_per_s = 0;
   std::int64_t memory_bytes = 0;
@@ -49,18 +53,43 @@ struct DeviceSpec {
   double max_matmul_efficiency = 1;
   /// Length of k at which a product reaches half of that.
   double half_k = 0;
+  /// Matrix units want n and k in multiples of so many bytes; what does not
+  /// fit runs at this share of its speed.
+  int alignment_bytes = 16;
+  double misaligned_efficiency = 1;
+  /// Share of the peak that attention in one kernel reaches.
   double max_attention_efficiency = 1;
   /// Share of the memory bandwidth that streaming operations reach.
   double memory_efficiency = 1;
   /// Memory traffic at which a streaming operation reaches half of that.
   double half_memory_bytes = 0;
+  /// Share of the speed of products and attention that is left in the course
+  /// of training: benchmarks of single products run at clocks that the power
+  /// limit does not allow for hours.
+  double sustained = 1;
   Trust trust = Trust::kInterpolated;
 };
 
 struct LinkSpec {
   std::string name;  ///< "nvlink", "network", "pcie"
+  /// Of one step of a collective, or of a message, from device to device.
   double latency_s = 0;
-  double bytes_per_s = 0;  ///< each way
+  double bytes_per_s = 0;  ///< each way, by the data sheet
+  /// Share of that which large messages reach.
+  double efficiency = 1;
+  /// Before the first byte of a collective: launch, and meeting the peers.
+  double start_s = 0;
+  /// In a ring, each piece ends in a step that only receives. What this step
+  /// costs beyond what hides behind the pieces before and after, in steps.
+  double last_step = 0;
+  /// The switch sums (NVLink SHARP, InfiniBand SHARP) at so many bytes per
+  /// second into each device or NIC; 0: it does not.
+  double reduction_bytes_per_s = 0;
+  /// Ranks in the largest group that the constants were fitted to.
+  int measured_ranks = 0;
+  Trust trust = Trust::kInterpolated;
+
+  double speed() const { return bytes_per_s * efficiency; }
 };
 
 /// One direct connection between two devices of a node.
@@ -81,8 +110,13 @@ class Cluster {
   /// A preset's name or a FILE.json. Throws Error that names the file, the
   /// path in it ("/network/GB_per_s"), the value and what is allowed.
   static Cluster read(const std::string& name_or_file);
+  /// `label` stands for the file in messages; `extends` may name presets only.
   static Cluster from_json(const std::string& text, const std::string& label);
+  /// "a100-cloud", "dgx-a100", ...: everything but "this-machine".
   static std::vector<std::string> preset_names();
+  /// Where "this-machine" is read from: $XDG_CACHE_HOME or ~/.cache, and
+  /// shardbook/this-machine.json in it.
+  static std::string this_machine_file();
 
   int num_devices() const { return num_nodes * devices_per_node; }
   int node_of(int rank) const { return rank / devices_per_node; }
@@ -103,6 +137,9 @@ class Cluster {
   DeviceSpec host;  ///< the CPU of one node, shared by its devices
   /// Attention in one kernel (true), or scores in memory as older software.
   bool fused_attention = true;
+  /// Host time for each member of an all-gather or reduce-scatter, where the
+  /// software keeps one tensor per member and copies them one by one.
+  double member_s = 0;
   std::vector<Fault> faults;
   /// Each operation's time is multiplied by 1 + jitter * u, u in [0, 1) drawn
   /// from (seed, rank, number of the operation).

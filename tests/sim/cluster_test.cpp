@@ -1,0 +1,278 @@
+#include "sim/cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "core/check.h"
+
+namespace shardbook::sim {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// The message of the error that reading the text ends in.
+std::string error_of(const std::string& text) {
+  try {
+    Cluster::from_json(text, "my.json");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// A preset with some things changed.
+std::string changed(const std::string& rest,
+                    const std::string& base = "dgx-a100") {
+  return "{\"extends\": \"" + base + "\", " + rest + "}";
+}
+
+class ClusterPresets : public testing::TestWithParam<std::string> {};
+
+TEST_P(ClusterPresets, AreComplete) {
+  const Cluster cluster = Cluster::read(GetParam());
+  EXPECT_EQ(cluster.name, GetParam());
+  EXPECT_GT(cluster.num_devices(), 1);
+  EXPECT_GT(cluster.device.peak_flops.at(DType::kF32), 1e12);
+  EXPECT_GT(cluster.device.memory_bytes_per_s, 1e11);
+  EXPECT_GT(cluster.device.launch_s, 0);
+  EXPECT_GT(cluster.device.half_k, 0);
+  EXPECT_GT(cluster.intra_node.speed(), 1e9);
+  EXPECT_LT(cluster.intra_node.speed(), cluster.intra_node.bytes_per_s);
+  EXPECT_GT(cluster.host_link.speed(), 1e9);
+  EXPECT_GT(cluster.host.memory_bytes, cluster.device.memory_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ClusterPresets,
+                         testing::ValuesIn(Cluster::preset_names()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) {
+                             if (c == '-') c = '_';
+                           }
+                           return name;
+                         });
+
+TEST(ClusterPresets, AreTheOnesOfTheBook) {
+  for (const char* name :
+       {"kaggle-t4x2", "dgx-v100", "dgx-a100", "selene", "dgx-h100",
+        "azure-ndm-a100", "a100-cloud", "a100-40gb-cloud"}) {
+    EXPECT_THAT(Cluster::preset_names(), Contains(name));
+  }
+}
+
+TEST(ClusterPresets, SeleneIsAsPublished) {
+  const Cluster selene = Cluster::read("selene");
+  EXPECT_EQ(selene.num_devices(), 4480);
+  EXPECT_EQ(selene.device.name, "a100-80gb");
+  EXPECT_DOUBLE_EQ(selene.device.peak_flops.at(DType::kBF16), 312e12);
+  EXPECT_EQ(selene.device.memory_bytes, 80'000'000'000);
+  EXPECT_DOUBLE_EQ(selene.network.bytes_per_s, 25e9);
+  EXPECT_EQ(selene.nics_per_node, 8);
+  EXPECT_FALSE(selene.fused_attention);
+  EXPECT_EQ(selene.node_of(17), 2);
+}
+
+TEST(ClusterPresets, EachV100HasSixLinks) {
+  const Cluster cluster = Cluster::read("dgx-v100");
+  std::vector<int> links(8);
+  for (const MeshLink& link : cluster.mesh) {
+    links[static_cast<std::size_t>(link.a)] += link.count;
+    links[static_cast<std::size_t>(link.b)] += link.count;
+  }
+  EXPECT_EQ(links, std::vector<int>(8, 6));
+}
+
+TEST(ClusterFile, KeepsWhatItDoesNotSay) {
+  const Cluster cluster =
+      Cluster::from_json(changed(R"("name": "small", "nodes": 2,
+        "network": {"nics_per_node": 1, "bandwidth_Gb_per_s": 100},
+        "device": {"extends": "a100-40gb", "launch_us": 20},
+        "jitter": {"amount": 0.1, "seed": 7},
+        "faults": [{"rank": 3, "compute_slowdown": 2}])"),
+                         "my.json");
+  const Cluster base = Cluster::read("dgx-a100");
+  EXPECT_EQ(cluster.name, "small");
+  EXPECT_EQ(cluster.num_devices(), 16);
+  EXPECT_EQ(cluster.nics_per_node, 1);
+  EXPECT_DOUBLE_EQ(cluster.network.bytes_per_s, 12.5e9);
+  EXPECT_DOUBLE_EQ(cluster.network.latency_s, base.network.latency_s);
+  EXPECT_DOUBLE_EQ(cluster.device.launch_s, 20e-6);
+  EXPECT_DOUBLE_EQ(cluster.device.memory_bytes_per_s, 1.555e12);
+  EXPECT_DOUBLE_EQ(cluster.device.half_k, base.device.half_k);
+  EXPECT_DOUBLE_EQ(cluster.intra_node.bytes_per_s, base.intra_node.bytes_per_s);
+  EXPECT_DOUBLE_EQ(cluster.jitter, 0.1);
+  EXPECT_EQ(cluster.jitter_seed, 7u);
+  ASSERT_EQ(cluster.faults.size(), 1u);
+  EXPECT_EQ(cluster.faults[0].rank, 3);
+  EXPECT_DOUBLE_EQ(cluster.faults[0].compute_slowdown, 2);
+  EXPECT_DOUBLE_EQ(cluster.faults[0].link_slowdown, 1);
+}
+
+TEST(ClusterFile, AnotherKindOfLinkStartsAfresh) {
+  const Cluster cluster = Cluster::from_json(
+      changed(R"("intra_node": {"kind": "pcie", "bandwidth_GB_per_s": 31})"),
+      "my.json");
+  EXPECT_EQ(cluster.intra_node.name, "pcie");
+  EXPECT_DOUBLE_EQ(cluster.intra_node.efficiency, 1);
+  EXPECT_EQ(cluster.intra_node.trust, Trust::kInterpolated);
+}
+
+TEST(ClusterFile, MayExtendAFileNextToIt) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / "cluster_file";
+  std::filesystem::create_directories(folder / "deeper");
+  auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(folder / name) << text;
+  };
+  write("deeper/base.json", changed(R"("nodes": 5)", "dgx-h100"));
+  write("top.json", changed(R"("name": "top")", "deeper/base.json"));
+  write("a.json", changed(R"("name": "a")", "b.json"));
+  write("b.json", changed(R"("name": "b")", "a.json"));
+  write("self.json", changed(R"("name": "self")", "self.json"));
+  EXPECT_EQ(Cluster::read((folder / "top.json").string()).num_nodes, 5);
+  for (const char* name : {"a.json", "self.json"}) {
+    try {
+      Cluster::read((folder / name).string());
+      FAIL() << name;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("/extends: "),
+                        HasSubstr("leads back to a file that extends")));
+    }
+  }
+  EXPECT_THROW(Cluster::read((folder / "absent.json").string()), Error);
+  EXPECT_THROW(Cluster::read(folder.string()), Error);
+}
+
+TEST(ClusterFile, ThisMachineSaysHowToMakeIt) {
+  const std::string folder = testing::TempDir() + "/no_such_cache";
+  std::filesystem::remove_all(folder);
+  const char* before = std::getenv("XDG_CACHE_HOME");
+  const std::string saved = before == nullptr ? "" : before;
+  setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+  const std::string file = Cluster::this_machine_file();
+  EXPECT_EQ(file, folder + "/shardbook/this-machine.json");
+  try {
+    Cluster::read("this-machine");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr(file), HasSubstr("./shardbook bench")));
+  }
+  std::filesystem::create_directories(folder + "/shardbook");
+  std::ofstream(file) << changed(R"("name": "here")", "kaggle-t4x2");
+  EXPECT_EQ(Cluster::read("this-machine").name, "here");
+  if (before == nullptr) {
+    unsetenv("XDG_CACHE_HOME");
+  } else {
+    setenv("XDG_CACHE_HOME", saved.c_str(), 1);
+  }
+}
+
+struct BadFile {
+  const char* what;
+  std::string text;
+  const char* path;  ///< where in the file
+  const char* hint;  ///< what the message tells beside it
+};
+
+void PrintTo(const BadFile& file, std::ostream* out) { *out << file.text; }
+
+class ClusterErrors : public testing::TestWithParam<BadFile> {};
+
+TEST_P(ClusterErrors, NameThePathTheValueAndWhatIsAllowed) {
+  EXPECT_THAT(error_of(GetParam().text),
+              AllOf(StartsWith("my.json: "), HasSubstr(GetParam().path),
+                    HasSubstr(GetParam().hint)));
+}
+
+const std::vector<BadFile>& bad_files() {
+  static const std::vector<BadFile> files = {
+      {"NotJson", "{\"nodes\": 2,\n  oops}", "line 2, column 3", "not JSON"},
+      {"NoObject", "[1]", "/", "give an object"},
+      {"NotANumber", "{\"nodes\": NaN}", "line 1", "not JSON"},
+      {"NoComputerHasIt",
+       changed(R"("network": {"bandwidth_GB_per_s": 1e999})"), "a number",
+       "too large"},
+      {"KeyTwice", R"({"nodes": 1, "nodes": 2})", "\"nodes\"", "twice"},
+      {"WrongUnit", changed(R"("network": {"latency_min": 5})"),
+       "/network/latency_min",
+       "\"min\" is unknown; after \"latency_\" give s, "
+       "ms, us or ns"},
+      {"WrongUnitOfBandwidth",
+       changed(R"("network": {"bandwidth_GB_per_h": 5})"),
+       "/network/bandwidth_GB_per_h", "give MB_per_s"},
+      {"TwoUnits", changed(R"("network": {"bandwidth_GB_per_s": 5,
+                              "bandwidth_Gb_per_s": 40})"),
+       "/network/bandwidth_Gb_per_s", "says the same"},
+      {"Negative", changed(R"("network": {"bandwidth_GB_per_s": -25})"),
+       "/network/bandwidth_GB_per_s", "-25 is not allowed"},
+      {"Zero", changed(R"("intra_node": {"bandwidth_GB_per_s": 0})"),
+       "/intra_node/bandwidth_GB_per_s", "above 0"},
+      {"Huge", changed(R"("intra_node": {"bandwidth_GB_per_s": 1e12})"),
+       "/intra_node/bandwidth_GB_per_s", "from 0 to 1e+06"},
+      {"WrongType", changed(R"("network": {"latency_us": "5"})"),
+       "/network/latency_us", "\"5\" is not allowed; give a number"},
+      {"ListForObject", changed(R"("network": [25])"), "/network",
+       "a list is not allowed; give an object"},
+      {"HalfANode", changed(R"("nodes": 1.5)"), "/nodes", "a whole number"},
+      {"HugeWholeNumber", changed(R"("nodes": 18446744073709551615)"), "/nodes",
+       "a whole number"},
+      {"TooManyDevices", changed(R"("nodes": 1048576)"), "/nodes", "more than"},
+      {"UnknownKey", changed(R"("netwrok": {})"), "/netwrok",
+       "did you mean \"network\"?"},
+      {"UnknownKeyInside", changed(R"("network": {"nics": 4})"),
+       "/network/nics", "did you mean \"nics_per_node\"?"},
+      {"UnknownPreset", changed(R"("nodes": 2)", "dgx-a10"), "/extends",
+       "did you mean \"dgx-a100\"?"},
+      {"UnknownDevice", changed(R"("device": "a100")"), "/device",
+       "\"a100\" is unknown"},
+      {"FileInText", changed(R"("nodes": 2)", "other.json"), "/extends",
+       "only presets"},
+      {"UnknownType", changed(R"("device": {"peak_TFLOPS": {"f8": 1}})"),
+       "/device/peak_TFLOPS/f8", "give f64, f32, bf16 or f16"},
+      {"UnknownKind", changed(R"("intra_node": {"kind": "torus"})"),
+       "/intra_node/kind", "give switch, mesh or pcie"},
+      {"NoLinks", changed(R"("intra_node": {"kind": "mesh",
+                                            "bandwidth_GB_per_s": 25})"),
+       "/intra_node/links", "a mesh needs its links"},
+      {"MissingLink",
+       changed(R"("devices_per_node": 4, "intra_node": {
+           "links": [[0, 1, 1], [2, 3, 1]]})",
+               "dgx-v100"),
+       "/intra_node/links", "no way leads from device 0 to device 2"},
+      {"LinkToNowhere", changed(R"("devices_per_node": 4)", "dgx-v100"),
+       "/intra_node/links", "device 4 does not exist"},
+      {"LinkToItself",
+       changed(R"("intra_node": {"links": [[1, 1, 1]]})", "dgx-v100"),
+       "/intra_node/links/0", "with itself"},
+      {"LinkTwice",
+       changed(R"("intra_node": {
+           "links": [[0, 1, 1], [1, 0, 2]]})",
+               "dgx-v100"),
+       "/intra_node/links/1", "linked twice"},
+      {"NoNetwork", changed(R"("nodes": 2)", "kaggle-t4x2"),
+       "/network/bandwidth_GB_per_s", "2 nodes need a network"},
+      {"NoDevice", R"({"nodes": 1})", "/device/peak_TFLOPS", "missing"},
+      {"FaultWithoutRank", changed(R"("faults": [{"link_slowdown": 2}])"),
+       "/faults/0/rank", "missing"},
+      {"FaultOfNobody", changed(R"("nodes": 1, "faults": [{"rank": 8}])"),
+       "/faults/0/rank", "give 0 to 7"},
+      {"RemarkWithNumber", changed(R"("_why": 3)"), "/_why", "a remark"}};
+  return files;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ClusterErrors, testing::ValuesIn(bad_files()),
+                         [](const auto& info) {
+                           return std::string(info.param.what);
+                         });
+
+}  // namespace
+}  // namespace shardbook::sim
