@@ -4,6 +4,7 @@
 
 #include "core/internal/op_scope.h"
 #include "core/kernels/attention.h"
+#include "core/kernels/elementwise.h"
 #include "core/kernels/embedding.h"
 #include "core/kernels/norm.h"
 #include "core/kernels/random.h"

@@ -49,16 +49,15 @@ struct RankTimeline {
   std::vector<double> steps;
 };
 
-/// Figures of one rank over whole steps, without the first one where there are
-/// several.
+/// Figures of one rank's last step: the first ones may do more than the others
+/// (buckets are rebuilt, prefetching learns its order).
 struct TimeSummary {
-  double step_s = 0;  ///< mean
+  double step_s = 0;
   /// Share of the step in which the compute queue does nothing.
   double idle_share = 0;
-  /// Time per step in which the compute queue waits and a message is on its
-  /// way to or from this rank.
+  /// Time in which the compute queue waits for a message.
   double exposed_comm_s = 0;
-  std::vector<LinkBytes> links;  ///< per step
+  std::vector<LinkBytes> links;
 };
 
 }  // namespace shardbook::sim

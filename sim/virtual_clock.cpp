@@ -146,21 +146,11 @@ TimeSummary DeviceClock::summary() const {
   TimeSummary result;
   const std::size_t num_steps = timeline_.steps.size() - 1;
   if (num_steps == 0) return result;
-  const std::size_t first = num_steps > 1 ? 1 : 0;
-  const auto count = static_cast<double>(num_steps - first);
-  result.step_s =
-      (timeline_.steps.back() - timeline_.steps[first]) / count;
-  double busy = 0;
-  for (std::size_t k = first; k < num_steps; ++k) {
-    busy += steps_[k].busy_s;
-    result.exposed_comm_s += steps_[k].exposed_s / count;
-    for (const LinkBytes& link : steps_[k].links) {
-      add_link(result.links, link.link, link.bytes / count);
-    }
-  }
-  if (result.step_s > 0) {
-    result.idle_share = 1 - busy / (count * result.step_s);
-  }
+  const StepSums& last = steps_[num_steps - 1];
+  result.step_s = timeline_.steps[num_steps] - timeline_.steps[num_steps - 1];
+  result.exposed_comm_s = last.exposed_s;
+  result.links = last.links;
+  if (result.step_s > 0) result.idle_share = 1 - last.busy_s / result.step_s;
   return result;
 }
 

@@ -7,6 +7,7 @@
 // Read before: 00_single_device. Read next: 02_ddp.
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 
 #include "chapters/01_data_parallel/bill.h"

@@ -34,16 +34,24 @@ CommHook bf16_compress_hook() {
 }
 
 void scale_into(const Tensor& source, double factor, const Tensor& target) {
-  const bool in_place = source.raw() == target.raw();
-  if (source.is_meta() || (in_place && factor == 1)) return;
-  RankContext& context = RankContext::current();
-  OpEvent event{"scale gradient", static_cast<double>(source.numel()),
-                2.0 * static_cast<double>(source.bytes()), context.phase,
-                source.device()};
-  context.notify_op_begin(event);
+  // A gradient that shares the bucket's memory lies in its place there
+  const bool in_place = source.shares_storage(target);
+  if (in_place && factor == 1) return;
   if (factor == 1) {
     target.copy_from(source);
-  } else {
+    return;
+  }
+  RankContext& context = RankContext::current();
+  OpEvent event;
+  event.name = "scale gradient";
+  event.flops = static_cast<double>(source.numel());
+  event.bytes = 2.0 * static_cast<double>(source.bytes());
+  event.phase = context.phase;
+  event.device = source.device();
+  event.dtype = source.dtype();
+  event.stream = context.stream;
+  context.notify_op_begin(event);
+  if (!source.is_meta()) {
     kernels::scale(context.kernels(), source.dtype(), source.numel(), factor,
                    source.raw(), target.raw());
   }

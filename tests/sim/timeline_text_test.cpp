@@ -111,6 +111,7 @@ TEST(TimelineText, TooNarrowIsASentence) {
 }
 
 TEST(TimelineText, SecondsHaveThreeDigits) {
+  EXPECT_EQ(seconds_text(0), "0 s");
   EXPECT_EQ(seconds_text(4e-9), "4.00 ns");
   EXPECT_EQ(seconds_text(850e-6), "850 us");
   EXPECT_EQ(seconds_text(1.3), "1.30 s");
