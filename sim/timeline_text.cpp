@@ -228,6 +228,7 @@ std::string seconds_text(double seconds) {
     const int decimals = value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
     return fmt::format("{:.{}f} {}", value, decimals, unit);
   };
+  if (seconds == 0) return "0 s";
   if (seconds < 0.9995e-6) return three_digits(seconds * 1e9, "ns");
   if (seconds < 0.9995e-3) return three_digits(seconds * 1e6, "us");
   if (seconds < 0.9995) return three_digits(seconds * 1e3, "ms");

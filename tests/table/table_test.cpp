@@ -23,13 +23,15 @@ struct Sample {
   std::string claims = R"({"numbers": "passed", "bytes": "passed",
                            "memory": "passed", "time": "not measured"})";
   std::string wall = R"({"step_s": 0.0412})";
+  std::string virtual_run = "null";
 
   std::string json() const {
     return R"({"chapter": )" + chapter + R"(, "options": {"world_size": )" +
            world_size + R"(, "backend": "threads"}, "loss": )" + loss +
            R"(, "parity": {"max_abs": 1e-8, "tolerance": 1e-5, "max_rel": )" +
            max_rel + R"(}, "bytes": )" + bytes + R"(, "peak_memory": )" +
-           memory + R"(, "claims": )" + claims + R"(, "wall": )" + wall + "}";
+           memory + R"(, "claims": )" + claims + R"(, "virtual": )" +
+           virtual_run + R"(, "wall": )" + wall + "}";
   }
 };
 
@@ -50,7 +52,8 @@ TEST(Table, ARowShowsEveryMeasuredValue) {
             std::string::npos)
       << text;
   EXPECT_NE(text.find("All 3 claims hold.\n"), std::string::npos) << text;
-  EXPECT_EQ(count_failures({run}), 0);
+  EXPECT_EQ(count_claims({run}).failed, 0);
+  EXPECT_EQ(count_claims({run}).measured, 3);
 }
 
 TEST(Table, AsciiTerminalsGetWords) {
@@ -74,7 +77,7 @@ TEST(Table, FailedBytesNameRankAndBothCounts) {
                       .claims = R"({"numbers": "passed", "bytes": "failed"})"}
                    .json(),
                "run.json");
-  EXPECT_EQ(count_failures({run}), 1);
+  EXPECT_EQ(count_claims({run}).failed, 1);
   const std::string text = format_table({run}, Charset::kUtf8);
   EXPECT_NE(text.find("✗ 96 B"), std::string::npos) << text;
   EXPECT_NE(text.find("1 of 2 claims failed:\n✗ 02_ddp, threads ×2: bytes: "
@@ -109,6 +112,41 @@ TEST(Table, AStatedTotalReplacesTheSumOfKinds) {
                    .json(),
                "run.json");
   EXPECT_EQ(run.memory.value, "12 B");
+}
+
+std::string with_step(const std::string& predicted,
+                      const std::string& counted) {
+  return Sample{.virtual_run = R"({"cluster": "dgx-a100", "idle_share": 0.25,
+                    "step_s": {"predicted": )" +
+                               predicted + R"(, "counted": )" + counted + "}}"}
+      .json();
+}
+
+TEST(TableTime, VirtualStepsThatAreEqualPass) {
+  const ProgramRun run =
+      read_run(with_step("0.0013", "0.0013000000000001"), "run.json");
+  EXPECT_EQ(run.time.verdict, Verdict::kPassed);
+  EXPECT_EQ(run.time.value, "1.30 ms");
+}
+
+TEST(TableTime, ADifferenceOfABillionthIsAFailure) {
+  const ProgramRun run =
+      read_run(with_step("0.0013", "0.0013000000027"), "run.json");
+  EXPECT_EQ(run.time.verdict, Verdict::kFailed);
+  EXPECT_EQ(run.time.failure,
+            "a step of 0.0013000000027 s counted, 0.0013 s predicted");
+}
+
+TEST(TableTime, WithoutAPredictionThereIsNoClaim) {
+  const ProgramRun run = read_run(with_step("null", "0.0013"), "run.json");
+  EXPECT_EQ(run.time.verdict, Verdict::kNotMeasured);
+  EXPECT_EQ(run.time.value, "1.30 ms");
+}
+
+TEST(TableTime, WithoutAClusterWallTimeIsShown) {
+  const ProgramRun run = read_run(Sample{}.json(), "run.json");
+  EXPECT_EQ(run.time.verdict, Verdict::kNotMeasured);
+  EXPECT_EQ(run.time.value, "41.2 ms");
 }
 
 TEST(Table, TheBusiestRankStandsForAll) {
@@ -172,6 +210,15 @@ TEST(TableInput, MistakesAreSentences) {
   EXPECT_EQ(error_of(Sample{.bytes = "{}"}.json()),
             "run.json: bytes is {}; it has to be a list with one element per "
             "rank");
+  EXPECT_EQ(error_of(Sample{.virtual_run = "3"}.json()),
+            "run.json: virtual is 3; it has to be an object or null");
+  EXPECT_EQ(error_of(with_step("1", "-1")),
+            "run.json: virtual.step_s.counted is -1; it has to be a number "
+            "from 0 up");
+  EXPECT_EQ(error_of(Sample{.virtual_run = R"({"timeline": {}})"}.json()),
+            "run.json: virtual.timeline.world_size is missing");
+  EXPECT_EQ(error_of(Sample{.virtual_run = R"({"links": [{}]})"}.json()),
+            "run.json: virtual.links: link is missing");
   EXPECT_EQ(error_of(Sample{.memory = "[[3]]"}.json()),
             "run.json: peak_memory[0].0 has no counted number of bytes");
 }
@@ -183,14 +230,6 @@ TEST(TableUnits, BytesNeverNeedFourDigits) {
   EXPECT_EQ(format_bytes(12'897'485), "12.3 MiB");
   EXPECT_EQ(format_bytes(1'048'575), "1.0 MiB");
   EXPECT_EQ(format_bytes(std::int64_t{119} << 30), "119 GiB");
-}
-
-TEST(TableUnits, SecondsKeepThreeDigits) {
-  EXPECT_EQ(format_seconds(0.00085), "850 us");
-  EXPECT_EQ(format_seconds(0.0412), "41.2 ms");
-  EXPECT_EQ(format_seconds(0.99949), "999 ms");
-  EXPECT_EQ(format_seconds(0.9996), "1.00 s");
-  EXPECT_EQ(format_seconds(130), "130 s");
 }
 
 }  // namespace

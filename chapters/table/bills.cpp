@@ -1,0 +1,113 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chapters/table/internal/page.h"
+#include "chapters/table/svg.h"
+
+namespace shardbook::table::internal {
+namespace {
+
+constexpr std::size_t kMostGroups = 16;
+
+// Ranks of one kind have one bill.
+struct BillGroup {
+  std::vector<int> ranks;
+  const RankBill* bill = nullptr;
+};
+
+bool same(const Figure& a, const Figure& b) {
+  return a.predicted == b.predicted && a.counted == b.counted;
+}
+
+bool same(const RankBill& a, const RankBill& b) {
+  return same(a.sent, b.sent) &&
+         std::equal(a.memory.begin(), a.memory.end(), b.memory.begin(),
+                    b.memory.end(), [](const auto& x, const auto& y) {
+                      return x.first == y.first && same(x.second, y.second);
+                    });
+}
+
+std::vector<BillGroup> group_bills(const std::vector<RankBill>& bills) {
+  std::vector<BillGroup> groups;
+  for (std::size_t r = 0; r < bills.size(); ++r) {
+    const auto found = std::find_if(
+        groups.begin(), groups.end(),
+        [&](const BillGroup& group) { return same(*group.bill, bills[r]); });
+    if (found == groups.end()) {
+      groups.push_back({{static_cast<int>(r)}, &bills[r]});
+    } else {
+      found->ranks.push_back(static_cast<int>(r));
+    }
+  }
+  return groups;
+}
+
+// "3,355,440 B".
+std::string exact_bytes(double bytes) {
+  std::string digits = fmt::format("{:.0f}", bytes);
+  for (std::size_t at = digits.size(); at > 3;) {
+    at -= 3;
+    digits.insert(at, ",");
+  }
+  return digits + " B";
+}
+
+std::string sign(const char* css_class, const char* word, const char* glyph) {
+  return fmt::format(
+      "<span class=\"sign {}\" role=\"img\" aria-label=\"{}\">{}</span>",
+      css_class, word, glyph);
+}
+
+std::string row_html(std::string name, const Figure& figure) {
+  if (figure.predicted <= 0 && figure.counted == 0) return "";
+  std::replace(name.begin(), name.end(), '_', ' ');
+  const bool predicted = figure.predicted >= 0;
+  const bool equal = figure.predicted == figure.counted;
+  return fmt::format(
+      "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+      svg::escape(name),
+      predicted ? exact_bytes(figure.predicted) : "not predicted",
+      exact_bytes(figure.counted),
+      !predicted ? ""
+      : equal    ? sign("passed", "equal", "\u2713")
+                 : sign("failed", "different", "\u2717"));
+}
+
+std::string group_html(const BillGroup& group) {
+  std::string rows = row_html("bytes sent", group.bill->sent);
+  for (const auto& [kind, figure] : group.bill->memory) {
+    rows += row_html("peak " + kind, figure);
+  }
+  if (rows.empty()) return "";
+  return fmt::format(
+      "<tbody><tr><th colspan=\"4\" scope=\"rowgroup\">{}{}</th></tr>\n{}"
+      "</tbody>\n",
+      sim::rank_list(group.ranks), group.ranks.size() > 1 ? ", each" : "",
+      rows);
+}
+
+}  // namespace
+
+std::string bills_html(const ProgramRun& run) {
+  const std::vector<BillGroup> groups = group_bills(run.ranks);
+  std::string bodies;
+  for (std::size_t g = 0; g < std::min(groups.size(), kMostGroups); ++g) {
+    bodies += group_html(groups[g]);
+  }
+  if (bodies.empty()) return "";
+  std::string text =
+      "<details open><summary>Predicted and counted, per rank</summary>"
+      "<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
+      "aria-label=\"Predicted and counted, per rank\"><table class=\"bill\">"
+      "<thead><tr><td></td><th scope=\"col\">Predicted</th>"
+      "<th scope=\"col\">Counted</th><th scope=\"col\"></th></tr></thead>\n" +
+      bodies + "</table></div>";
+  if (groups.size() > kMostGroups) {
+    text += fmt::format("<p class=\"note\">Further bills: {}.</p>",
+                        groups.size() - kMostGroups);
+  }
+  return text + "</details>\n";
+}
+
+}  // namespace shardbook::table::internal

@@ -1,0 +1,25 @@
+#pragma once
+
+// report.html: several program runs in one file that needs no network. It
+// opens with a comparison of the runs; each run has a section with its claims,
+// what was predicted and counted per rank, and, where the run has virtual
+// time, the timeline of its last step, memory over time, and bytes by link.
+//
+// The drawings are static (svg.h) and print as they are. A script, given the
+// timelines as data, tells what lies under the pointer or the arrow keys, and
+// switches between light and dark.
+
+#include <string>
+#include <vector>
+
+#include "chapters/table/run.h"
+
+namespace shardbook::table {
+
+/// The whole page. The same runs give the same bytes.
+std::string report_html(const std::vector<ProgramRun>& runs);
+
+/// "threads ×4", "1 rank".
+std::string world_name(const ProgramRun& run);
+
+}  // namespace shardbook::table

@@ -1,0 +1,221 @@
+#include "chapters/table/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "chapters/table/internal/json_reader.h"
+#include "core/check.h"
+#include "sim/timeline_json.h"
+#include "sim/timeline_text.h"
+
+namespace shardbook::table {
+namespace {
+
+using internal::Json;
+using internal::JsonReader;
+
+Verdict read_verdict(const JsonReader& reader, const std::string& claim) {
+  const Json& value = reader.at("claims." + claim);
+  if (value.is_null()) return Verdict::kNotMeasured;
+  const std::string text = reader.text("claims." + claim);
+  if (text == "passed") return Verdict::kPassed;
+  return text == "failed" ? Verdict::kFailed : Verdict::kNotMeasured;
+}
+
+std::string format_difference(double value) {
+  return value == 0 ? "exact" : fmt::format("{:.1e}", value);
+}
+
+Claim read_numbers(const JsonReader& reader) {
+  Claim claim{read_verdict(reader, "numbers"), "", ""};
+  const auto relative = reader.number("parity.max_rel");
+  if (relative) claim.value = format_difference(*relative);
+  const auto tolerance = reader.number("parity.tolerance");
+  claim.failure = fmt::format(
+      "the largest relative difference to one device is {}, allowed is {}",
+      relative ? format_difference(*relative) : "not a number",
+      tolerance ? fmt::format("{:.1e}", *tolerance) : "not stated");
+  return claim;
+}
+
+// Both members of the pair at `path`; predicted may be missing there.
+Figure read_figure(const JsonReader& reader, const Json& pair,
+                   const std::string& path, bool needs_prediction) {
+  Figure figure;
+  figure.counted = static_cast<double>(reader.member(pair, "counted", path));
+  if (needs_prediction ||
+      (pair.contains("predicted") && !pair["predicted"].is_null())) {
+    figure.predicted =
+        static_cast<double>(reader.member(pair, "predicted", path));
+  }
+  return figure;
+}
+
+std::vector<RankBill> read_bills(const JsonReader& reader) {
+  const std::vector<Json> bytes = reader.list("bytes");
+  const std::vector<Json> memory = reader.list("peak_memory");
+  std::vector<RankBill> bills(std::max(bytes.size(), memory.size()));
+  for (std::size_t r = 0; r < bytes.size(); ++r) {
+    bills[r].sent =
+        read_figure(reader, bytes[r], fmt::format("bytes[{}]", r), true);
+  }
+  for (std::size_t r = 0; r < memory.size(); ++r) {
+    for (const auto& [kind, pair] : memory[r].items()) {
+      const std::string path = fmt::format("peak_memory[{}].{}", r, kind);
+      bills[r].memory.emplace_back(kind,
+                                   read_figure(reader, pair, path, false));
+    }
+  }
+  return bills;
+}
+
+// Adds "rank 1: 96 B counted, 64 B predicted" where the two differ.
+void add_difference(std::string& failure, const std::string& what,
+                    const Figure& figure) {
+  if (figure.predicted < 0 || figure.predicted == figure.counted) return;
+  failure += fmt::format("{}{}: {:.0f} B counted, {:.0f} B predicted",
+                         failure.empty() ? "" : "; ", what, figure.counted,
+                         figure.predicted);
+}
+
+void read_bytes(const JsonReader& reader, ProgramRun& run) {
+  run.bytes.verdict = read_verdict(reader, "bytes");
+  if (reader.list("bytes").empty()) return;
+  for (std::size_t r = 0; r < run.ranks.size(); ++r) {
+    const Figure& sent = run.ranks[r].sent;
+    add_difference(run.bytes.failure, fmt::format("rank {}", r), sent);
+    run.sent_bytes = std::max(run.sent_bytes, sent.counted);
+  }
+  run.bytes.value = format_bytes(run.sent_bytes);
+}
+
+// The peak of a rank is its "total" where it states one; else the kinds' sum.
+double peak_of(const RankBill& bill) {
+  double sum = 0;
+  for (const auto& [kind, figure] : bill.memory) {
+    if (kind == "total") return figure.counted;
+    sum += figure.counted;
+  }
+  return sum;
+}
+
+void read_memory(const JsonReader& reader, ProgramRun& run) {
+  run.memory.verdict = read_verdict(reader, "memory");
+  if (reader.list("peak_memory").empty()) return;
+  for (std::size_t r = 0; r < run.ranks.size(); ++r) {
+    for (const auto& [kind, figure] : run.ranks[r].memory) {
+      add_difference(run.memory.failure, fmt::format("rank {} {}", r, kind),
+                     figure);
+    }
+    run.peak_bytes = std::max(run.peak_bytes, peak_of(run.ranks[r]));
+  }
+  run.memory.value = format_bytes(run.peak_bytes);
+}
+
+std::optional<VirtualRun> read_virtual(const JsonReader& reader,
+                                       const std::string& source) {
+  if (!reader.object("virtual")) return std::nullopt;
+  VirtualRun run;
+  run.cluster = reader.words({"virtual.cluster"});
+  run.trust = reader.words({"virtual.trust"});
+  run.step_s.counted = reader.amount("virtual.step_s.counted").value_or(0);
+  run.step_s.predicted = reader.amount("virtual.step_s.predicted").value_or(-1);
+  run.idle_share = reader.amount("virtual.idle_share").value_or(0);
+  run.exposed_comm_s = reader.amount("virtual.exposed_comm_s").value_or(0);
+  for (const Json& link : reader.list("virtual.links")) {
+    const JsonReader one(link, source + ": virtual.links");
+    run.links.push_back({one.text("link"), one.amount("bytes").value_or(0)});
+  }
+  const Json& timeline = reader.at("virtual.timeline");
+  if (!timeline.is_null()) {
+    run.timeline_json = timeline.dump();
+    run.timeline = sim::read_timeline_json(run.timeline_json,
+                                           source + ": virtual.timeline");
+  }
+  return run;
+}
+
+// Virtual time is exact: prediction and count may differ by rounding only.
+Claim check_time(const ProgramRun& run) {
+  Claim claim;
+  if (!run.virtual_run) {
+    if (run.wall_step_s >= 0) {
+      claim.value = sim::seconds_text(run.wall_step_s);
+    }
+    return claim;
+  }
+  const Figure& step_s = run.virtual_run->step_s;
+  claim.value = sim::seconds_text(step_s.counted);
+  if (step_s.predicted < 0) return claim;
+  const bool equal = std::abs(step_s.predicted - step_s.counted) <=
+                     1e-9 * std::abs(step_s.predicted);
+  claim.verdict = equal ? Verdict::kPassed : Verdict::kFailed;
+  claim.failure = fmt::format("a step of {} s counted, {} s predicted",
+                              step_s.counted, step_s.predicted);
+  return claim;
+}
+
+}  // namespace
+
+ProgramRun read_run(const std::string& text, const std::string& source) {
+  Json object;
+  try {
+    object = Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    SB_FAIL(source, ": no JSON: the first mistake is at byte ", error.byte);
+  }
+  SB_CHECK(object.is_object(), source, ": a run has to be a JSON object");
+
+  const JsonReader reader(object, source);
+  ProgramRun run;
+  run.chapter = reader.text("chapter");
+  run.backend = reader.text("options.backend");
+  const std::int64_t world_size = reader.count("options.world_size");
+  SB_CHECK(world_size >= 1 && world_size <= 10'000'000, source,
+           ": options.world_size is ", world_size,
+           "; it has to be from 1 to 10000000");
+  run.world_size = static_cast<int>(world_size);
+  SB_CHECK(reader.at("claims").is_object(), source, ": claims is missing");
+  const auto first = reader.number("loss.first");
+  const auto last = reader.number("loss.last");
+  if (first && last) {
+    run.loss = {fmt::format("{:.2f}", *first), fmt::format("{:.2f}", *last)};
+  }
+  run.setting =
+      reader.words({"options.model", "options.dtype", "options.optimizer"});
+  // The world sim is as slow as it is: nobody waits for its steps.
+  if (run.backend != "sim") {
+    run.wall_step_s = reader.amount("wall.step_s").value_or(-1);
+  }
+  run.ranks = read_bills(reader);
+  run.virtual_run = read_virtual(reader, source);
+  run.numbers = read_numbers(reader);
+  if (const auto tolerance = reader.number("parity.tolerance")) {
+    run.tolerance = fmt::format("{:.1e}", *tolerance);
+  }
+  read_bytes(reader, run);
+  read_memory(reader, run);
+  run.time = check_time(run);
+  return run;
+}
+
+std::string format_bytes(double bytes) {
+  static constexpr std::array<const char*, 6> kUnits = {"B",   "KiB", "MiB",
+                                                        "GiB", "TiB", "PiB"};
+  double value = bytes;
+  std::size_t unit = 0;
+  // 1000 KiB reads better as 1.0 MiB, and never needs a fourth digit.
+  while (value >= 999.5 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  const int decimals = unit == 0 || value >= 99.95 ? 0 : 1;
+  return fmt::format("{:.{}f} {}", value, decimals, kUnits[unit]);
+}
+
+}  // namespace shardbook::table

@@ -1,0 +1,76 @@
+#pragma once
+
+// One program run: the JSON object that a chapter prints under
+// `--format json`, read for the table and for report.html.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/timeline_step.h"
+
+namespace shardbook::table {
+
+enum class Verdict { kPassed, kFailed, kNotMeasured };
+
+/// One claim of one run: what it measured and, when it failed, how.
+struct Claim {
+  Verdict verdict = Verdict::kNotMeasured;
+  std::string value;    ///< "3.1e-07", "3.2 MiB"; empty when not measured
+  std::string failure;  ///< one sentence without a full stop
+};
+
+/// A quantity that a formula predicts and the program counts.
+struct Figure {
+  double predicted = -1;  ///< negative: not predicted
+  double counted = 0;
+};
+
+/// What one rank sent, and its peak memory by kind; bytes.
+struct RankBill {
+  Figure sent;
+  std::vector<std::pair<std::string, Figure>> memory;
+};
+
+/// The run on a cluster that is not there.
+struct VirtualRun {
+  std::string cluster;  ///< "dgx-a100"
+  std::string trust;    ///< "interpolated"
+  Figure step_s;
+  double idle_share = 0;
+  double exposed_comm_s = 0;
+  std::vector<sim::LinkBytes> links;  ///< per step
+  std::optional<sim::StepView> timeline;
+  std::string timeline_json;  ///< the same, as it was read
+};
+
+/// One program run, ready to be shown.
+struct ProgramRun {
+  std::string chapter;
+  std::string backend;
+  int world_size = 1;
+  std::string setting;            ///< "gpt-nano, f32, sgd"; may be empty
+  std::vector<std::string> loss;  ///< first and last step; empty: not measured
+  Claim numbers, bytes, memory, time;
+  std::string tolerance;    ///< of the numbers: "1.0e-05"; may be empty
+  double wall_step_s = -1;  ///< negative: not measured
+  double peak_bytes = -1;   ///< of the fullest rank; negative: not measured
+  double sent_bytes = -1;   ///< by the busiest rank; negative: not measured
+  std::vector<RankBill> ranks;
+  std::optional<VirtualRun> virtual_run;
+};
+
+/// Reads the JSON object of one run; `source` names it in messages. Values
+/// that a chapter does not measure may be missing. The claim on time holds
+/// when predicted and counted virtual step times are equal to 1e-9, relative.
+///
+/// Throws shardbook::Error when the text is no JSON object, when the chapter,
+/// its world or its claims are missing, or when a value has the wrong type.
+ProgramRun read_run(const std::string& text, const std::string& source);
+
+/// "0 B", "999 B", "1.5 KiB", "12.3 MiB", "119 GiB".
+std::string format_bytes(double bytes);
+
+}  // namespace shardbook::table

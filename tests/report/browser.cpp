@@ -1,0 +1,69 @@
+#include "tests/report/browser.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+namespace shardbook::report {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string output_of(const std::string& command, int& status) {
+  std::string text;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return text;
+  std::array<char, 65536> buffer;
+  for (std::size_t n = 0;
+       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
+    text.append(buffer.data(), n);
+  }
+  const int ended = pclose(pipe);
+  status = WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+  return text;
+}
+
+}  // namespace
+
+std::string find_browser() {
+  int status = 0;
+  std::string path = output_of(
+      "for name in \"$SHARDBOOK_BROWSER\" chromium chromium-browser "
+      "google-chrome; do command -v \"$name\" && break; done 2>/dev/null",
+      status);
+  if (!path.empty() && path.back() == '\n') path.pop_back();
+  return path;
+}
+
+Page visit(const std::string& browser, const Visit& visit) {
+  std::string folder = (fs::temp_directory_path() / "browser-XXXXXX").string();
+  Page page;
+  if (mkdtemp(folder.data()) == nullptr) return page;
+  const std::string log = folder + "/log";
+  // Containers give root no sandbox, and /dev/shm may be small.
+  const std::string command = fmt::format(
+      "HOME='{0}' timeout 90 '{1}' --headless --no-sandbox --disable-gpu "
+      "--disable-dev-shm-usage --no-first-run --hide-scrollbars "
+      "--user-data-dir='{0}/profile' --enable-logging=stderr "
+      "--blink-settings=preferredColorScheme={2} --window-size={3},{4} "
+      "--virtual-time-budget=3000 {5} 'file://{6}' 2>'{7}' </dev/null",
+      folder, browser, visit.dark ? 0 : 1, visit.width, visit.height,
+      visit.screenshot.empty() ? "--dump-dom"
+                               : "--screenshot='" + visit.screenshot + "'",
+      fs::absolute(visit.file).string(), log);
+  page.dom = output_of(command, page.status);
+  std::ifstream file(log);
+  page.log = {std::istreambuf_iterator<char>(file), {}};
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);
+  return page;
+}
+
+}  // namespace shardbook::report

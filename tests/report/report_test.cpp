@@ -1,0 +1,245 @@
+// report.html in a browser: no script fails, nothing is missing, nothing has
+// no size, nothing is too pale, in light and in dark, on a screen and a phone.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "chapters/table/html.h"
+#include "tests/report/browser.h"
+#include "tests/report/fixtures.h"
+
+namespace shardbook::report {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// Added to a copy of the page: collects errors, uses the page as a reader
+// would, measures it, and writes what it found into the page.
+constexpr const char* kWatch = R"html(<script>
+window.errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+</script>)html";
+
+constexpr const char* kAudit = R"html(<script>
+addEventListener("load", () => {
+  const all = (query) => [...document.querySelectorAll(query)];
+  const tip = document.getElementById("tip");
+  const said = [];
+  for (const svg of all("svg.lane, svg.memory")) {
+    const box = svg.getBoundingClientRect();
+    for (const at of [0.1, 0.5, 0.9]) {
+      svg.dispatchEvent(new PointerEvent("pointermove", {
+        clientX: box.left + at * box.width, clientY: box.top + 2 }));
+      if (tip.textContent) said.push(tip.textContent);
+    }
+    svg.dispatchEvent(new PointerEvent("pointerleave"));
+    svg.dispatchEvent(new KeyboardEvent("keydown", { key: "End" }));
+    if (tip.textContent) said.push(tip.textContent);
+    svg.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+    if (tip.textContent) errors.push("Escape leaves the words");
+  }
+
+  // Contrast as WCAG 2 defines it, against the nearest background.
+  const rgb = (text) => text.match(/[\d.]+/g).map(Number);
+  const light = (text) => {
+    const [r, g, b] = rgb(text).map((c) => c / 255).map(
+        (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    const color = getComputedStyle(element).backgroundColor;
+    return rgb(color)[3] === 0 && element.parentElement
+        ? behind(element.parentElement) : color;
+  };
+  const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) /
+                             (Math.min(light(a), light(b)) + 0.05);
+  const pale = [];
+  for (const element of all("body *")) {
+    const own = [...element.childNodes].some(
+        (node) => node.nodeType === 3 && node.data.trim());
+    if (!own || element.closest("script, svg, #tip")) continue;
+    const ratio = contrast(getComputedStyle(element).color, behind(element));
+    if (ratio < 4.5) pale.push(`${element.className}: ${ratio}`);
+  }
+  for (const block of all("svg.lane path, svg.memory path, svg.bar rect")) {
+    const ratio = contrast(getComputedStyle(block).fill, behind(block));
+    if (ratio < 3) pale.push(`${block.getAttribute("class")}: ${ratio}`);
+  }
+
+  const audit = document.createElement("pre");
+  audit.id = "audit";
+  audit.textContent = JSON.stringify({
+    errors, pale, said,
+    headings: all("h2").map((h) => h.textContent),
+    drawings: all("svg").length,
+    lanes: all("svg.lane").length,
+    blocks: all("svg.lane path").length,
+    curves: all("svg.memory").length,
+    claims: all(".claim").length,
+    empty: all("svg").filter((svg) => {
+      const box = svg.getBoundingClientRect();
+      return !(box.width >= 5 && box.height >= 5);
+    }).length,
+    unnamed: all("svg").filter((svg) => !svg.getAttribute("aria-label") &&
+        svg.getAttribute("aria-hidden") !== "true").length,
+    outside: document.documentElement.scrollWidth - innerWidth,
+    page: getComputedStyle(document.body).backgroundColor,
+    elements: all("b b, i").length,
+    requests: performance.getEntriesByType("resource")
+        .filter((entry) => !entry.name.startsWith("data:")).length,
+  });
+  document.body.append(audit);
+});
+</script>)html";
+
+std::string html() {
+  std::vector<table::ProgramRun> runs;
+  for (const std::string& text : fixture_runs()) {
+    runs.push_back(table::read_run(text, "fixture"));
+  }
+  return table::report_html(runs);
+}
+
+std::string with_audit(std::string page) {
+  page.insert(page.find("<meta charset"), kWatch);
+  page.insert(page.rfind("</body>"), kAudit);
+  return page;
+}
+
+// The text of <pre id="audit">, as JSON.
+json audit_of(const Page& page) {
+  const std::string mark = "<pre id=\"audit\">";
+  const std::size_t begin = page.dom.find(mark);
+  if (begin == std::string::npos) return nullptr;
+  const std::size_t end = page.dom.find("</pre>", begin);
+  std::string text =
+      page.dom.substr(begin + mark.size(), end - begin - mark.size());
+  for (const auto& [escaped, plain] :
+       {std::pair{"&lt;", "<"}, {"&gt;", ">"}, {"&amp;", "&"}}) {
+    for (std::size_t at = 0; (at = text.find(escaped, at)) != std::string::npos;
+         ++at) {
+      text.replace(at, std::string(escaped).size(), plain);
+    }
+  }
+  return json::parse(text);
+}
+
+class Report : public testing::Test {
+ protected:
+  void SetUp() override {
+    browser_ = find_browser();
+    if (browser_.empty()) {
+      GTEST_SKIP() << "no browser here (package chromium)";
+    }
+    file_ = (fs::path(testing::TempDir()) / "shardbook-report.html").string();
+    std::ofstream(file_, std::ios::binary) << with_audit(html());
+  }
+
+  json audit(Visit visit) {
+    visit.file = file_;
+    const Page page = shardbook::report::visit(browser_, visit);
+    EXPECT_EQ(page.status, 0) << page.log;
+    // What scripts write to the console, errors included.
+    EXPECT_EQ(page.log.find("CONSOLE"), std::string::npos) << page.log;
+    const json found = audit_of(page);
+    EXPECT_FALSE(found.is_null()) << page.dom.substr(0, 2000) << page.log;
+    return found;
+  }
+
+  std::string browser_;
+  std::string file_;
+};
+
+void expect_sound(const json& audit) {
+  EXPECT_EQ(audit["errors"], json::array());
+  EXPECT_EQ(audit["pale"], json::array());
+  EXPECT_EQ(audit["empty"], 0);
+  EXPECT_EQ(audit["unnamed"], 0);
+  EXPECT_EQ(audit["requests"], 0);
+  EXPECT_LE(audit["outside"], 0) << "the page is wider than the window";
+}
+
+TEST_F(Report, ShowsEveryRun) {
+  const json found = audit({});
+  expect_sound(found);
+  EXPECT_EQ(found["headings"],
+            json({"Side by side", "00_single_device", "02_ddp", "03_zero_fsdp",
+                  "05_gpipe", "99_<b>&\"hostile\"</script>"}));
+  EXPECT_EQ(found["claims"], 5 * 4);
+  // DDP: two kinds of ranks with 3 queues; ZeRO: one with 3; GPipe: four with
+  // 2.
+  EXPECT_EQ(found["lanes"], 2 * 3 + 3 + 4 * 2);
+  EXPECT_EQ(found["curves"], 2 + 1 + 4);
+  EXPECT_GE(found["blocks"], found["lanes"]);
+  EXPECT_EQ(found["elements"], 0) << "names of runs became elements";
+}
+
+TEST_F(Report, SaysWhatLiesUnderThePointer) {
+  const json found = audit({});
+  const std::string said = found["said"].dump();
+  for (const char* words :
+       {"all_reduce, bucket ", "all_gather, h.", "(backward)", " GFLOP, ", " TFLOP/s",
+        "send (comm)", "to rank 1", "from rank 0", "activation 216 MiB"}) {
+    EXPECT_NE(said.find(words), std::string::npos) << words << "\n" << said;
+  }
+  EXPECT_EQ(said.find("NaN"), std::string::npos) << said;
+  EXPECT_EQ(said.find("undefined"), std::string::npos) << said;
+}
+
+TEST_F(Report, IsDarkWhereTheSystemIs) {
+  const json light = audit({});
+  Visit visit;
+  visit.dark = true;
+  const json dark = audit(visit);
+  expect_sound(dark);
+  EXPECT_EQ(light["page"], "rgb(251, 251, 250)");
+  EXPECT_EQ(dark["page"], "rgb(20, 22, 26)");
+}
+
+TEST_F(Report, FitsAPhone) {
+  Visit visit;
+  visit.width = 390;
+  visit.height = 844;
+  expect_sound(audit(visit));
+}
+
+TEST_F(Report, CanBePhotographed) {
+  for (const bool dark : {false, true}) {
+    Visit visit;
+    visit.file = file_;
+    visit.dark = dark;
+    visit.screenshot = file_ + (dark ? ".dark.png" : ".light.png");
+    const Page page = shardbook::report::visit(browser_, visit);
+    EXPECT_EQ(page.status, 0) << page.log;
+    // A page without content is a PNG of a few kilobytes.
+    ASSERT_TRUE(fs::exists(visit.screenshot)) << page.log;
+    EXPECT_GT(fs::file_size(visit.screenshot), 40'000u);
+  }
+}
+
+TEST_F(Report, TheWatchSeesAScriptThatFails) {
+  std::string page = with_audit(html());
+  page.insert(page.rfind("<script>"), "<script>nothing.here();</script>");
+  std::ofstream(file_, std::ios::binary) << page;
+  Visit visit;
+  visit.file = file_;
+  const json found = audit_of(shardbook::report::visit(browser_, visit));
+  EXPECT_EQ(found["errors"].size(), 1u) << found.dump();
+}
+
+TEST(ReportFile, SameRunsGiveTheSameBytes) { EXPECT_EQ(html(), html()); }
+
+TEST(ReportFile, NeedsNoNetwork) {
+  const std::string page = html();
+  for (const char* word : {"http:", "https:", "//cdn", "@import", "src="}) {
+    EXPECT_EQ(page.find(word), std::string::npos) << word;
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::report
