@@ -1,66 +1,185 @@
+// Operations. Messages are in message_cost.cpp.
+
 #include "sim/cost_model.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "sim/internal/ring_cache.h"
 
 namespace shardbook::sim {
 
-CostModel::CostModel(Cluster cluster) : cluster_(std::move(cluster)) {}
+namespace {
+
+/// Libraries have smaller tiles, too: each halving of the tile costs this much
+/// of the speed, as operands are used again less often. cuBLAS's tiles from
+/// 256 x 128 to 64 x 64 (NVIDIA, Matrix Multiplication Background User's
+/// Guide, figure 4).
+constexpr double kPerHalving = 0.9;
+constexpr int kMaxHalvings = 3;
+/// Few tiles and a long k: parts of k are summed side by side, then added.
+constexpr int kMaxSplits = 8;
+constexpr double kMinSplitK = 256;
+/// Smaller products than this are launched faster than they are understood.
+constexpr double kCalibratedFlops = 1e9;
+
+struct Peak {
+  double flops_per_s = 0;
+  bool known = false;
+};
+
+/// A type that the device has no units for runs on the next wider ones; one
+/// that is wider than all runs on the slowest.
+Peak peak_of(const DeviceSpec& device, DType dtype) {
+  const auto found = device.peak_flops.find(dtype);
+  if (found != device.peak_flops.end()) return {found->second, true};
+  const auto f32 = device.peak_flops.find(DType::kF32);
+  if (dtype_bytes(dtype) <= 4 && f32 != device.peak_flops.end()) {
+    return {f32->second, true};
+  }
+  double slowest = 0;
+  for (const auto& [type, peak] : device.peak_flops) {
+    slowest = slowest == 0 ? peak : std::min(slowest, peak);
+  }
+  return {slowest, false};
+}
+
+double memory_seconds(const DeviceSpec& device, double bytes) {
+  // bytes / (bandwidth * efficiency * bytes / (bytes + half)).
+  return bytes <= 0
+             ? 0
+             : (bytes + device.half_memory_bytes) /
+                   (device.memory_bytes_per_s * device.memory_efficiency);
+}
+
+bool aligned(const DeviceSpec& device, DType dtype, const ProductShape& shape) {
+  if (dtype_bytes(dtype) > 2) return true;  // not on matrix units
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  return shape.n * bytes % device.alignment_bytes == 0 &&
+         shape.k * bytes % device.alignment_bytes == 0;
+}
+
+/// Seconds of a product without its memory traffic: the best tile and split.
+double product_seconds(const DeviceSpec& device, DType dtype,
+                       const ProductShape& shape) {
+  const double peak =
+      peak_of(device, dtype).flops_per_s * device.sustained *
+      device.max_matmul_efficiency *
+      (aligned(device, dtype, shape) ? 1 : device.misaligned_efficiency);
+  const auto m = static_cast<double>(shape.m);
+  const auto n = static_cast<double>(shape.n);
+  const auto k = static_cast<double>(shape.k);
+  const auto batch =
+      static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
+  double best = 0;
+  double tile_m = device.tile_m, tile_n = device.tile_n, share = 1;
+  for (int halvings = 0; halvings <= kMaxHalvings; ++halvings) {
+    for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
+      const double part = k / splits;
+      if (splits > 1 && part < kMinSplitK) break;
+      const double tiles =
+          batch * splits * std::ceil(m / tile_m) * std::ceil(n / tile_n);
+      const double rounds = std::ceil(tiles / device.num_units);
+      double seconds = rounds * device.num_units * tile_m * tile_n * 2 *
+                       (part + device.half_k) / (peak * share);
+      if (splits > 1) {
+        // The parts are written and read in f32.
+        seconds += memory_seconds(device, 4 * batch * m * n * (splits + 1));
+      }
+      if (best == 0 || seconds < best) best = seconds;
+    }
+    (tile_n >= tile_m ? tile_n : tile_m) /= 2;
+    share *= kPerHalving;
+  }
+  return best;
+}
+
+/// Scores in memory: products of full matrices, and passes over the scores
+/// for scaling, mask, softmax and dropout between them.
+double unfused_attention_seconds(const DeviceSpec& device,
+                                 const OpEvent& event) {
+  const ProductShape& shape = event.product;
+  const auto pairs = static_cast<double>(shape.m) *
+                     static_cast<double>(shape.n) *
+                     static_cast<double>(shape.batch);
+  // Forward is two products of 2 pairs k operations, backward five, of which
+  // the kernel that keeps the scores does four; a causal mask halves what the
+  // event counts.
+  const double products =
+      event.flops / (2 * pairs * static_cast<double>(shape.k));
+  const bool backward = products > 2.25;
+  // Forward: scores out; softmax with mask in and out; dropout in and out,
+  // mask out; scores in. Backward: the same with two inputs to softmax.
+  const double passes = backward ? 9 : 7;
+  const double score_bytes =
+      pairs * static_cast<double>(dtype_bytes(event.dtype));
+  return (backward ? 4 : 2) * product_seconds(device, event.dtype, shape) +
+         memory_seconds(device, event.bytes + passes * score_bytes);
+}
+
+/// One rank's share of the node's host.
+DeviceSpec share_of_host(const Cluster& cluster) {
+  DeviceSpec host = cluster.host;
+  const double share = 1.0 / cluster.devices_per_node;
+  for (auto& [dtype, peak] : host.peak_flops) peak *= share;
+  host.memory_bytes_per_s *= share;
+  host.num_units = std::max(1, static_cast<int>(host.num_units * share));
+  return host;
+}
+
+}  // namespace
+
+CostModel::CostModel(Cluster cluster)
+    : cluster_(std::move(cluster)), rings_(std::make_shared<RingCache>()) {}
 
 Cost CostModel::operation(const OpEvent& event, bool on_host) const {
-  const DeviceSpec& on = on_host ? cluster_.host : cluster_.device;
-  const auto peak = on.peak_flops.find(event.dtype);
-  double seconds = event.bytes / (on.memory_bytes_per_s * on.memory_efficiency);
-  if (event.product.m > 0 && peak != on.peak_flops.end()) {
-    seconds = std::max(seconds, event.flops / (peak->second *
-                                               on.max_matmul_efficiency));
-  }
-  return {std::max(seconds, on.kernel_s), on.trust};
-}
-
-Cost CostModel::collective(CommOp op, double bytes,
-                           const std::vector<int>& ranks) const {
-  const double n = static_cast<double>(ranks.size());
-  if (n <= 1) return {};
-  const LinkSpec& on = link(ranks);
-  const double rounds = op == CommOp::kAllReduce ? 2 * (n - 1) : n - 1;
-  if (op == CommOp::kBarrier) return {rounds * on.latency_s};
-  return {rounds * (on.latency_s + bytes / n / on.bytes_per_s)};
-}
-
-Cost CostModel::message(double bytes, int from, int to) const {
-  const LinkSpec& on = link({from, to});
-  return {on.latency_s + bytes / on.bytes_per_s};
-}
-
-Cost CostModel::host_copy(double bytes) const {
-  return {cluster_.host_link.latency_s + bytes / cluster_.host_link.bytes_per_s};
-}
-
-const LinkSpec& CostModel::link(const std::vector<int>& ranks) const {
-  for (const int rank : ranks) {
-    if (cluster_.node_of(rank) != cluster_.node_of(ranks[0])) {
-      return cluster_.network;
+  const DeviceSpec& device =
+      on_host ? share_of_host(cluster_) : cluster_.device;
+  const ProductShape& shape = event.product;
+  const double memory = memory_seconds(device, event.bytes);
+  Cost cost = {memory, device.trust, "memory"};
+  if (shape.m > 0 && shape.n > 0 && shape.k > 0) {
+    const Peak peak = peak_of(device, event.dtype);
+    double compute;
+    if (std::strcmp(event.name, "attention") != 0) {
+      compute = product_seconds(device, event.dtype, shape);
+    } else if (cluster_.fused_attention) {
+      compute = event.flops / (peak.flops_per_s * device.sustained *
+                               device.max_attention_efficiency);
+    } else {
+      compute = unfused_attention_seconds(device, event);
+    }
+    if (compute > memory) cost = {compute, device.trust, "matrix units"};
+    if (!peak.known) cost.trust = Trust::kExtrapolated;
+    if (event.flops < kCalibratedFlops) {
+      cost.trust = std::max(cost.trust, Trust::kInterpolated);
     }
   }
-  return cluster_.intra_node;
+  if (cost.seconds < device.kernel_s) {
+    cost = {device.kernel_s, std::max(cost.trust, Trust::kInterpolated),
+            "kernel"};
+  }
+  return cost;
 }
 
 double CostModel::compute_slowdown(int rank) const {
-  double factor = 1;
+  double slowdown = 1;
   for (const Fault& fault : cluster_.faults) {
-    if (fault.rank == rank) factor *= fault.compute_slowdown;
+    if (fault.rank == rank) slowdown *= fault.compute_slowdown;
   }
-  return factor;
+  return slowdown;
 }
 
 double CostModel::link_slowdown(const std::vector<int>& ranks) const {
-  double factor = 1;
+  double slowdown = 1;
   for (const Fault& fault : cluster_.faults) {
-    if (std::count(ranks.begin(), ranks.end(), fault.rank) > 0) {
-      factor = std::max(factor, fault.link_slowdown);
+    // A chain is as slow as its slowest member.
+    if (std::find(ranks.begin(), ranks.end(), fault.rank) != ranks.end()) {
+      slowdown = std::max(slowdown, fault.link_slowdown);
     }
   }
-  return factor;
+  return slowdown;
 }
 
 }  // namespace shardbook::sim

@@ -2,14 +2,22 @@
 
 // Seconds for operations and messages on a cluster.
 //
-// Operations: a roofline. A product takes flops / (peak * efficiency), where
-// efficiency falls for sizes that do not fill the device's units; everything
-// else takes bytes / bandwidth. Messages: latency plus bytes over bandwidth,
-// for the algorithm that NCCL would choose (ring or tree, by size), over the
-// links that the group uses. Groups that cross nodes share the network with
-// the other devices of their nodes: all of them are taken to communicate at
-// the same time, and share evenly.
+//   CostModel costs(Cluster::read("dgx-a100"));
+//   costs.collective(CommOp::kAllReduce, 1e9, {0, 1, 2, 3}).seconds;
+//
+// Operations: a roofline. A product takes as many rounds over the device's
+// units as it has tiles for; everything else, and a product with little to
+// compute, takes bytes over bandwidth. Nothing is shorter than a kernel.
+//
+// Messages: latency plus bytes over bandwidth, for the algorithm (ring, tree,
+// sums in the switch) and the protocol (LL, LL128, Simple: less latency for
+// less bandwidth) that is fastest, as NCCL chooses. Groups that cross nodes
+// share the network with the other devices of their nodes: all of them are
+// taken to communicate at the same time, and share evenly.
+//
+// A model is read-only once made, and may be used from any thread.
 
+#include <memory>
 #include <vector>
 
 #include "comm/ledger.h"
@@ -22,19 +30,27 @@ namespace shardbook::sim {
 struct Cost {
   double seconds = 0;
   Trust trust = Trust::kInterpolated;
+  /// What was chosen: "ring, LL128"; for operations what bounds them:
+  /// "matrix units", "memory", "kernel".
+  const char* how = "";
 };
+
+class RingCache;
 
 class CostModel {
  public:
   explicit CostModel(Cluster cluster);
   const Cluster& cluster() const { return cluster_; }
 
-  /// Time of one operation on the device of `rank`, without faults and jitter;
-  /// on the host where `on_host`.
+  /// Time of one operation on the device of a rank, without faults and
+  /// jitter; on the host where `on_host`, of which a rank has its share: the
+  /// ranks of a node are taken to use it at the same time.
   Cost operation(const OpEvent& event, bool on_host = false) const;
 
   /// Time of one collective from the moment that all members have joined.
-  /// `numel` and op as in CommRecord; `ranks`: the world ranks of the group.
+  /// `bytes`: CommRecord's numel times the size of an element; `ranks`: the
+  /// world ranks of the group. send and recv: from the first to the second.
+  /// Takes O(P log P). Throws Error when a rank is not on the cluster.
   Cost collective(CommOp op, double bytes, const std::vector<int>& ranks) const;
   /// Time of one message between two ranks.
   Cost message(double bytes, int from, int to) const;
@@ -49,7 +65,11 @@ class CostModel {
   double link_slowdown(const std::vector<int>& ranks) const;
 
  private:
+  /// Rings over the mesh among these devices of one node, cached.
+  int rings_among(const std::vector<int>& devices) const;
+
   Cluster cluster_;
+  std::shared_ptr<RingCache> rings_;
 };
 
 }  // namespace shardbook::sim
