@@ -33,9 +33,7 @@ class Dataset {
   static Dataset open(const std::string& source, std::int64_t seq,
                       std::int64_t vocab, std::uint64_t seed);
 
-  std::int64_t num_tokens() const {
-    return static_cast<std::int64_t>(tokens_->size());
-  }
+  std::int64_t num_tokens() const { return num_tokens_; }
   std::int64_t num_samples() const {
     return (num_tokens() - 1) / seq_;
   }
@@ -52,6 +50,7 @@ class Dataset {
 
  private:
   std::shared_ptr<const std::vector<std::int32_t>> tokens_;
+  std::int64_t num_tokens_ = 0;
   std::int64_t seq_ = 1;
 };
 

@@ -182,7 +182,9 @@ void ThreadWorld::wait(Operation& operation, int world_rank,
     ++me.num_blocked;
     me.blocked_in = &operation;
     std::cv_status status = std::cv_status::no_timeout;
-    if (!operation.complete()) check_progress(world_rank, operation);
+    if (!operation.complete() && num_cores_ > 0) {
+      check_progress(world_rank, operation);
+    }
     // A call that all have joined ends by itself.
     const auto until = operation.complete()
                            ? deadline + std::chrono::hours(24)
@@ -319,6 +321,16 @@ void ThreadWorld::rank_begins(int world_rank) {
 void ThreadWorld::rank_ended(int world_rank) {
   const Lock lock(mutex_);
   rank(world_rank).ended = true;
+  if (num_cores_ > 0) check_all_progress();
+}
+
+void ThreadWorld::all_sleep() {
+  const Lock lock(mutex_);
+  check_all_progress();
+  if (!failed()) poison(0, "all ranks wait for each other", nullptr);
+}
+
+void ThreadWorld::check_all_progress() {
   for (std::size_t r = 0; r < ranks_.size() && !failed(); ++r) {
     const Operation* operation = ranks_[r]->blocked_in;
     if (operation != nullptr && !operation->complete()) {

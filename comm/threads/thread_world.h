@@ -15,7 +15,8 @@
 // and thereby the ranks that have not arrived there. A rank that blocks follows
 // these edges: a cycle is a deadlock, an edge to a rank that has ended will
 // never be taken back. Edges appear only when a rank blocks or ends, so that
-// nothing else needs to look. The first failure, of whatever kind, poisons the
+// nothing else needs to look. (Ranks that take turns on one thread look when
+// none can go on.) The first failure, of whatever kind, poisons the
 // world: every call of every rank throws from then on.
 
 #include <chrono>
@@ -93,6 +94,8 @@ class ThreadWorld {
   /// Called by run_ranks on the rank's own thread, before and after its body.
   void rank_begins(int world_rank);
   void rank_ended(int world_rank);
+  /// Ranks that take turns: none can go on. Says why and wakes them to throw.
+  void all_sleep();
   void fail(int world_rank, const std::string& reason,
             std::exception_ptr cause);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -124,6 +127,7 @@ class ThreadWorld {
   void finish(Operation& operation);
   void wake_members(const Operation& operation, int most);
   void check_progress(int world_rank, const Operation& operation);
+  void check_all_progress();
   bool find_cycle(int from, int target, std::vector<bool>& seen,
                   std::vector<int>& path);
   std::string cycle_text(const std::vector<int>& path);
