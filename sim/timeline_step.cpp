@@ -56,7 +56,8 @@ RankTimeline cut(const RankTimeline& rank, const Window& window) {
     kept.end_s = std::min(event.end_s - window.begin_s, length_s);
   }
   for (const MemorySample& sample : rank.memory) {
-    if (sample.time_s > window.end_s) break;
+    // What happens at the end belongs to what follows.
+    if (sample.time_s >= window.end_s) break;
     const double time_s = std::max(sample.time_s - window.begin_s, 0.0);
     // Of several samples at one time, the last is what stays.
     if (!step.memory.empty() && step.memory.back().time_s == time_s) {

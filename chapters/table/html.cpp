@@ -108,12 +108,13 @@ std::string comparison_table(const std::vector<ProgramRun>& runs) {
                          : run.loss.front() + " \u2192 " + run.loss.back());
     for (const Claim* claim :
          {&run.numbers, &run.bytes, &run.memory, &run.time}) {
-      // Wall time has a value and no verdict.
+      // A value without a verdict is shown without a sign.
       const bool plain =
           claim->verdict == Verdict::kNotMeasured && !claim->value.empty();
-      text +=
-          fmt::format("<td>{} {}</td>", plain ? "" : sign_html(claim->verdict),
-                      escape(claim->value));
+      const bool wall = claim == &run.time && plain && !run.virtual_run;
+      text += fmt::format("<td>{} {}{}</td>",
+                          plain ? "" : sign_html(claim->verdict),
+                          escape(claim->value), wall ? " wall" : "");
     }
     text += "</tr>\n";
   }

@@ -34,7 +34,10 @@ std::string format_difference(double value) {
 Claim read_numbers(const JsonReader& reader) {
   Claim claim{read_verdict(reader, "numbers"), "", ""};
   const auto relative = reader.number("parity.max_rel");
-  if (relative) claim.value = format_difference(*relative);
+  // Where nothing was compared, no difference is no result.
+  if (relative && claim.verdict != Verdict::kNotMeasured) {
+    claim.value = format_difference(*relative);
+  }
   const auto tolerance = reader.number("parity.tolerance");
   claim.failure = fmt::format(
       "the largest relative difference to one device is {}, allowed is {}",

@@ -13,7 +13,7 @@ constexpr double kWidth = 1000;
 constexpr double kLaneHeight = 16;
 constexpr double kMemoryHeight = 100;
 constexpr double kNearest = 0.4;  // gaps below this cannot be seen
-constexpr double kWide = 5;       // wide blocks stay apart
+constexpr double kWide = 10;      // wide blocks stay apart
 constexpr double kSeam = 0.8;     // between wide blocks that touch
 constexpr double kNarrowest = 0.8;
 
@@ -91,29 +91,23 @@ std::vector<sim::MemorySample> thin(const std::vector<sim::MemorySample>& all,
   return kept;
 }
 
-// The area between the sum of the kinds below `kind` and that with it.
+// The area below the sum of the kinds 0 to `kind`.
 std::string area_path(const std::vector<sim::MemorySample>& samples,
                       std::size_t kind, double step_s, double most_bytes) {
-  std::string upper, lower;
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    double below = 0;
-    for (std::size_t k = 0; k < kind; ++k) {
-      below += static_cast<double>(samples[i].bytes[k]);
+  std::string path = fmt::format("M0 {}", kMemoryHeight);
+  std::string last;
+  for (const sim::MemorySample& sample : samples) {
+    double sum = 0;
+    for (std::size_t k = 0; k <= kind; ++k) {
+      sum += static_cast<double>(sample.bytes[k]);
     }
-    const auto own = static_cast<double>(samples[i].bytes[kind]);
-    const auto height = [&](double bytes) {
-      return kMemoryHeight * (1 - bytes / most_bytes);
-    };
-    const double begin = kWidth * samples[i].time_s / step_s;
-    const double end = i + 1 < samples.size()
-                           ? kWidth * samples[i + 1].time_s / step_s
-                           : kWidth;
-    upper += fmt::format("{}{:.1f} {:.1f}H{:.1f}", i == 0 ? "M" : "L", begin,
-                         height(below + own), end);
-    lower =
-        fmt::format("L{:.1f} {:.1f}H{:.1f}", end, height(below), begin) + lower;
+    const std::string height =
+        fmt::format("V{:.1f}", kMemoryHeight * (1 - sum / most_bytes));
+    if (height == last) continue;
+    path += fmt::format("H{:.1f}", kWidth * sample.time_s / step_s) + height;
+    last = height;
   }
-  return upper + lower + "z";
+  return path + fmt::format("H{}V{}z", kWidth, kMemoryHeight);
 }
 
 }  // namespace
@@ -134,7 +128,8 @@ std::string memory(const sim::RankTimeline& timeline, double step_s,
                    const std::string& attributes) {
   std::string text = open(kMemoryHeight, "memory", title, attributes);
   const std::vector<sim::MemorySample> samples = thin(timeline.memory, step_s);
-  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+  // From the top down: each area covers the lower part of those before.
+  for (std::size_t k = kNumMemoryKinds; k-- > 0;) {
     const bool used =
         std::any_of(samples.begin(), samples.end(),
                     [&](const auto& sample) { return sample.bytes[k] > 0; });

@@ -22,8 +22,8 @@ constexpr Marks kAsciiMarks = {"yes", "no", " -> ", " x"};
 constexpr const char* kLegend =
     "numbers: largest relative difference to one device. bytes sent: by the "
     "busiest rank.\n"
-    "peak memory: of the fullest rank. step: virtual time with a mark, else "
-    "wall time.\nA mark compares with what was predicted.\n";
+    "peak memory: of the fullest rank. step: virtual time; "
+    "(wall time).\nA mark compares with what was predicted.\n";
 
 // Columns on the screen: continuation bytes of UTF-8 take none.
 std::size_t width(const std::string& text) {
@@ -44,6 +44,12 @@ std::string claim_cell(const Claim& claim, const Marks& marks) {
   return fmt::format("{} {}", passed ? marks.passed : marks.failed, value);
 }
 
+// Wall time stands in brackets: nothing is claimed about it.
+std::string time_cell(const ProgramRun& run, const Marks& marks) {
+  const std::string cell = claim_cell(run.time, marks);
+  return run.virtual_run || run.time.value.empty() ? cell : "(" + cell + ")";
+}
+
 Row row_of(const ProgramRun& run, const Marks& marks) {
   return {
       run.chapter,
@@ -52,7 +58,7 @@ Row row_of(const ProgramRun& run, const Marks& marks) {
       claim_cell(run.numbers, marks),
       claim_cell(run.bytes, marks),
       claim_cell(run.memory, marks),
-      claim_cell(run.time, marks)};
+      time_cell(run, marks)};
 }
 
 std::string align(const std::vector<Row>& rows) {

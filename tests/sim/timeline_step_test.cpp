@@ -21,7 +21,8 @@ TEST(TimelineStep, TheLastStepStartsAtZero) {
 TEST(TimelineStep, MemoryStartsWithWhatWasInUse) {
   RankTimeline rank = two_steps(0);
   rank.memory = {sample(0.5, MemoryKind::kGradient, 7),
-                 sample(1.5, MemoryKind::kGradient, 9)};
+                 sample(1.5, MemoryKind::kGradient, 9),
+                 sample(2, MemoryKind::kGradient, 0)};
   const StepView view = last_step({rank});
   const auto& memory = view.groups[0].timeline.memory;
   ASSERT_EQ(memory.size(), 2u);

@@ -48,7 +48,7 @@ TEST(Table, ARowShowsEveryMeasuredValue) {
   const ProgramRun run = read_run(Sample{}.json(), "run.json");
   const std::string text = format_table({run}, Charset::kUtf8);
   EXPECT_NE(text.find("02_ddp   threads ×2  5.55 → 2.91  ✓ 3.1e-07  "
-                      "✓ 3.2 MiB   ✓ 1.5 MiB    41.2 ms\n"),
+                      "✓ 3.2 MiB   ✓ 1.5 MiB    (41.2 ms)\n"),
             std::string::npos)
       << text;
   EXPECT_NE(text.find("All 3 claims hold.\n"), std::string::npos) << text;
