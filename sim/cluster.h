@@ -138,7 +138,8 @@ class Cluster {
   /// Attention in one kernel (true), or scores in memory as older software.
   bool fused_attention = true;
   /// Host time for each member of an all-gather or reduce-scatter, where the
-  /// software keeps one tensor per member and copies them one by one.
+  /// software keeps one tensor per member and copies them one by one; 0 where
+  /// it hands over one tensor.
   double member_s = 0;
   std::vector<Fault> faults;
   /// Each operation's time is multiplied by 1 + jitter * u, u in [0, 1) drawn
