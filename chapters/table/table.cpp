@@ -17,7 +17,7 @@ struct Marks {
   const char* times;  // between the backend and its ranks
 };
 constexpr Marks kUtf8Marks = {"\u2713", "\u2717", " \u2192 ", " \u00d7"};
-constexpr Marks kAsciiMarks = {"yes", "no", " -> ", " x"};
+constexpr Marks kAsciiMarks = {"ok", "no", " -> ", " x"};
 
 constexpr const char* kLegend =
     "numbers: largest relative difference to one device. bytes sent: by the "

@@ -59,7 +59,7 @@ TEST(Table, ARowShowsEveryMeasuredValue) {
 TEST(Table, AsciiTerminalsGetWords) {
   const ProgramRun run = read_run(Sample{}.json(), "run.json");
   const std::string text = format_table({run}, Charset::kAscii);
-  EXPECT_NE(text.find("threads x2  5.55 -> 2.91  yes 3.1e-07"),
+  EXPECT_NE(text.find("threads x2  5.55 -> 2.91  ok 3.1e-07"),
             std::string::npos)
       << text;
   for (const char c : text) EXPECT_GE(c, 0) << text;
@@ -175,7 +175,9 @@ TEST(Table, NeverWiderThanAHundredColumns) {
   ProgramRun run =
       read_run(Sample{.chapter = R"("09_tensor_parallel_2p5d")",
                       .loss = R"({"first": 10.55, "last": 10.91})",
-                      .bytes = R"([{"predicted": 1, "counted": 1023000}])"}
+                      .bytes = R"([{"predicted": 1, "counted": 1023000}])",
+                      .virtual_run = R"({"step_s": {"predicted": 0.0412,
+                                         "counted": 0.0412}})"}
                    .json(),
                "run.json");
   for (const Charset charset : {Charset::kUtf8, Charset::kAscii}) {
