@@ -69,6 +69,11 @@ ZeroOptimizer::ZeroOptimizer(Module& module, ProcessGroup& group,
     : module_(module), group_(group), options_(options) {
   check_options(options);
   check_same_model(module, group);
+  for (const Tensor& parameter : module.parameters()) {
+    if (parameter.device() == RankContext::current().device) {
+      initial_device_bytes_ += parameter.bytes();
+    }
+  }
 }
 
 ZeroOptimizer::~ZeroOptimizer() = default;

@@ -117,7 +117,7 @@ class ZeroOptimizer {
   std::int64_t num_skipped_steps() const { return num_skipped_; }
 
   Module& module() { return module_; }
-  ProcessGroup& group() { return group_; }
+  ProcessGroup& group() const { return group_; }
   const ZeroOptions& options() const { return options_; }
   /// Bytes between host and device since construction; not on the wire.
   const HostTraffic& host_traffic() const { return host_traffic_; }
@@ -130,6 +130,8 @@ class ZeroOptimizer {
       std::int64_t steps, std::int64_t micro_steps) const = 0;
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
+  /// Bytes of the model on this rank's device when construction began.
+  std::int64_t initial_device_bytes() const { return initial_device_bytes_; }
 
   /// Makes every parameter whole, on every rank, until release_parameters:
   /// for reading, saving, or a forward on one rank alone (DeepSpeed's
@@ -199,6 +201,7 @@ class ZeroOptimizer {
   double global_norm();
   std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);
 
+  std::int64_t initial_device_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::int64_t num_skipped_ = 0;
 };

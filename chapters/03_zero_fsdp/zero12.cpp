@@ -3,10 +3,11 @@
 #include <algorithm>
 
 #include "chapters/02_ddp/coalesce.h"
-#include "chapters/02_ddp/comm_hooks.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/inplace.h"
 #include "core/context.h"
+#include "core/inplace.h"
 
 namespace shardbook::zero {
 
@@ -186,7 +187,7 @@ void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
   const Tensor grad = entry.parameter.grad();
   if (bucket.plan.is_large && grad.defined()) {
     const Tensor flat = grad.flat_view(0, {grad.numel()});
-    ddp::scale_into(flat, share, flat);
+    scale_into(flat, flat, share);
     bucket.buffer = flat;
   } else if (!bucket.buffer.defined()) {
     open(bucket);
@@ -197,7 +198,7 @@ void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
       const Shape shape{piece.numel};
       const Tensor place = bucket.buffer.flat_view(piece.bucket_begin, shape);
       if (grad.defined()) {
-        ddp::scale_into(grad.flat_view(piece.begin, shape), share, place);
+        scale_into(place, grad.flat_view(piece.begin, shape), share);
       } else {
         place.zero();
       }
@@ -346,6 +347,11 @@ std::int64_t ZeroStage12::bucket_bytes() const {
     before = bytes;
   }
   return largest;
+}
+
+bool ZeroStage12::has_large_gradients() const {
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [](auto& bucket) { return bucket.plan.is_large; });
 }
 
 std::int64_t ZeroStage12::gather_bytes() const {

@@ -43,6 +43,8 @@ class ZeroStage12 : public ZeroOptimizer {
   std::vector<GradientBucket> buckets(std::size_t group) const;
   /// Bytes of the largest buckets that exist at one time.
   std::int64_t bucket_bytes() const;
+  /// Whether some gradient is larger than a bucket.
+  bool has_large_gradients() const;
   /// Bytes of the buffer that parameters are gathered through.
   std::int64_t gather_bytes() const;
 

@@ -4,10 +4,11 @@
 #include <unordered_map>
 
 #include "chapters/02_ddp/coalesce.h"
-#include "chapters/02_ddp/comm_hooks.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/inplace.h"
 #include "core/context.h"
+#include "core/inplace.h"
 
 namespace shardbook::zero {
 
@@ -359,8 +360,8 @@ void ZeroStage3::copy_into_bucket(Unit& unit, Slot& slot) {
             ? std::clamp<std::int64_t>(grad.numel() - begin, 0, slot.slice)
             : 0;
     if (real > 0) {
-      ddp::scale_into(grad.flat_view(begin, {real}), share,
-                      place.flat_view(0, {real}));
+      scale_into(place.flat_view(0, {real}), grad.flat_view(begin, {real}),
+                 share);
     }
     if (real < slot.slice) {
       place.flat_view(real, {slot.slice - real}).zero();

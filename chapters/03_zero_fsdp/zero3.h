@@ -67,9 +67,10 @@ class ZeroStage3 : public ZeroOptimizer {
   /// What one unit costs, for the bill.
   struct UnitSize {
     std::string name;
-    std::int64_t full_bytes = 0;      ///< its fetched parameters, padded
-    std::int64_t gather_bytes = 0;    ///< buffer of the all-gather, if any
-    std::int64_t reduce_bytes = 0;    ///< bucket of its gradients
+    std::int64_t full_elements = 0;  ///< its fetched parameters, padded
+    std::int64_t full_bytes = 0;
+    std::int64_t gather_bytes = 0;  ///< buffer of the all-gather, if any
+    std::int64_t reduce_bytes = 0;  ///< bucket of its gradients
   };
   std::vector<UnitSize> unit_sizes() const;
   /// Bytes of the parameters that stay gathered, padded.

@@ -85,6 +85,7 @@ std::vector<ZeroStage3::UnitSize> ZeroStage3::unit_sizes() const {
         std::count_if(unit->slots.begin(), unit->slots.end(),
                       [](const Slot& slot) { return !slot.is_persistent; });
     size.name = unit->name;
+    size.full_elements = unit->numel;
     size.full_bytes = unit->numel * element;
     size.gather_bytes = fetched > 1 ? unit->numel * element : 0;
     size.reduce_bytes = unit->bucket_slice * group_.size() * element;

@@ -1,7 +1,8 @@
 #include "chapters/03_zero_fsdp/zero_offload.h"
 
 #include "core/context.h"
-#include "core/kernels/elementwise.h"
+#include "core/inplace.h"
+#include "core/inplace.h"
 #include "core/stream.h"
 
 namespace shardbook::zero {
@@ -26,30 +27,6 @@ void copy_across(const Tensor& target, const Tensor& source,
   (to_host ? traffic.to_host : traffic.to_device) += source.bytes();
 }
 
-namespace {
-
-// target += source, in place; one operation to the observers.
-void add_in_place(const Tensor& target, const Tensor& source) {
-  RankContext& context = RankContext::current();
-  OpEvent event{"add",
-                static_cast<double>(target.numel()),
-                3.0 * static_cast<double>(target.bytes()),
-                context.phase,
-                target.device(),
-                target.dtype(),
-                {},
-                context.stream,
-                Device()};
-  context.notify_op_begin(event);
-  if (!target.is_meta()) {
-    kernels::axpy(context.kernels(), target.dtype(), target.numel(), 1,
-                  source.raw(), target.raw());
-  }
-  context.notify_op_end(event);
-}
-
-}  // namespace
-
 void take(const Tensor& target, const Tensor& source, bool accumulates,
           HostTraffic& traffic) {
   if (!accumulates) {
@@ -62,7 +39,7 @@ void take(const Tensor& target, const Tensor& source, bool accumulates,
     beside = target.empty_like();
     copy_across(beside, source, traffic);
   }
-  add_in_place(target, beside);
+  add_into(target, beside);
 }
 
 }  // namespace shardbook::zero
