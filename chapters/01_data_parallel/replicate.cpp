@@ -6,7 +6,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
-#include "core/kernels/elementwise.h"
+#include "core/inplace.h"
 
 namespace shardbook::data_parallel {
 namespace {
@@ -72,13 +72,6 @@ std::vector<Tensors> broadcast(const Tensors& tensors,
     });
   }
   return copies;
-}
-
-/// sum += value, element by element.
-void add_into(const Tensor& sum, const Tensor& value) {
-  if (sum.is_meta()) return;
-  kernels::binary(RankContext::current().kernels(), kernels::BinaryOp::kAdd,
-                  sum.dtype(), sum.numel(), sum.raw(), value.raw(), sum.raw());
 }
 
 /// Adds one chunk of the replicas' gradients on the main device. grads[d][i]

@@ -39,8 +39,4 @@ CommHook all_reduce_hook();
 /// and converts back. Memory: one bf16 copy of each bucket in flight.
 CommHook bf16_compress_hook();
 
-/// target = factor * source, in one pass; the same array or another one. One
-/// operation to the observers.
-void scale_into(const Tensor& source, double factor, const Tensor& target);
-
 }  // namespace shardbook::ddp

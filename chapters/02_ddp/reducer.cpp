@@ -7,6 +7,7 @@
 
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/inplace.h"
 
 namespace shardbook::ddp {
 namespace {
@@ -267,7 +268,7 @@ void Reducer::copy_into_bucket(Slot& slot, bool is_used) {
     grad = grad.clone();
     slot.parameter.set_grad(grad);
   }
-  scale_into(grad, factor, slot.view);
+  scale_into(slot.view, grad, factor);
   if (options_.gradient_as_bucket_view && is_used) {
     slot.parameter.set_grad(slot.view);
   }

@@ -1,0 +1,49 @@
+#include "core/inplace.h"
+
+#include "core/internal/op_scope.h"
+#include "core/internal/tensor_impl.h"
+#include "core/kernels/elementwise.h"
+
+namespace shardbook {
+
+using internal::OpScope;
+using internal::bytes_of;
+
+namespace {
+
+void check(const char* op, const Tensor& target, const Tensor& value) {
+  internal::check_same_kind(op, target, value);
+  SB_CHECK(target.shape() == value.shape(), op, ": shapes ",
+           shape_text(target.shape()), " and ", shape_text(value.shape()),
+           " differ");
+}
+
+}  // namespace
+
+void add_into(const Tensor& target, const Tensor& value, double factor) {
+  check("add_into", target, value);
+  if (target.numel() == 0) return;
+  OpScope scope("add_into", 2.0 * static_cast<double>(target.numel()),
+                bytes_of({&target, &target, &value}), target);
+  if (!scope.runs()) return;
+  kernels::axpy(scope.kernels(), target.dtype(), target.numel(), factor,
+                value.raw(), target.raw());
+}
+
+void scale_into(const Tensor& target, const Tensor& source, double factor) {
+  check("scale_into", target, source);
+  if (target.numel() == 0) return;
+  if (factor == 1) {
+    const bool is_same_array = target.shares_storage(source) &&
+                               target.impl()->offset == source.impl()->offset;
+    if (!is_same_array) target.copy_from(source);
+    return;
+  }
+  OpScope scope("scale_into", static_cast<double>(target.numel()),
+                bytes_of({&target, &source}), target);
+  if (!scope.runs()) return;
+  kernels::scale(scope.kernels(), target.dtype(), target.numel(), factor,
+                 source.raw(), target.raw());
+}
+
+}  // namespace shardbook

@@ -1,0 +1,18 @@
+#pragma once
+
+// Operations that write where they are told: for gradients on their way through
+// buckets and accumulators. Not recorded for backward; seen by observers like
+// any other; nothing happens on meta devices.
+
+#include "core/tensor.h"
+
+namespace shardbook {
+
+/// target += factor * value; same shape, dtype and device.
+void add_into(const Tensor& target, const Tensor& value, double factor = 1);
+
+/// target = factor * source; same shape, dtype and device. Both may be the same
+/// array (then a factor of 1 costs nothing), but must not overlap otherwise.
+void scale_into(const Tensor& target, const Tensor& source, double factor);
+
+}  // namespace shardbook
