@@ -77,7 +77,8 @@ std::string claims_html(const ProgramRun& run) {
              "largest relative difference to one device" +
                  (run.tolerance.empty() ? ""
                                         : "; allowed is " + run.tolerance)) +
-         claim_html("Bytes", run.bytes, "sent by the busiest rank") +
+         claim_html("Bytes", run.bytes,
+                    "sent by the busiest rank in the whole run") +
          claim_html("Memory", run.memory,
                     "peak of the fullest rank, kind by kind") +
          claim_html("Time", run.time, time_explanation(run)) + "</ul>\n";
@@ -153,8 +154,13 @@ std::vector<Quantity> quantities() {
        sim::seconds_text},
       {"Peak memory", "of the fullest rank", "space",
        [](const ProgramRun& run) { return run.peak_bytes; }, format_bytes},
-      {"Bytes sent", "by the busiest rank, over the whole run", "comm",
-       [](const ProgramRun& run) { return run.sent_bytes; }, format_bytes},
+      {"Bytes sent", "per step, by the busiest rank; mean of the run", "comm",
+       [](const ProgramRun& run) {
+         return run.sent_bytes < 0 || run.steps == 0
+                    ? -1
+                    : run.sent_bytes / static_cast<double>(run.steps);
+       },
+       format_bytes},
       {"Wall time", "of one step on this machine", "time",
        [](const ProgramRun& run) { return run.wall_step_s; },
        sim::seconds_text},

@@ -29,8 +29,11 @@ double busy_share(const sim::RankTimeline& timeline, const std::string& queue,
 std::string axis_html(double step_s) {
   std::string text = "<div class=\"axis\" aria-hidden=\"true\">";
   const double distance_s = sim::axis_distance(step_s, 5);
-  for (int i = 0; distance_s > 0 && i * distance_s <= step_s * 0.95; ++i) {
-    text += fmt::format("<span style=\"left:{:.2f}%\">{}</span>",
+  for (int i = 0; distance_s > 0 && i * distance_s <= step_s; ++i) {
+    // Near the end, the text stands before its mark.
+    const bool late = i * distance_s > 0.8 * step_s;
+    text += fmt::format("<span{} style=\"left:{:.2f}%\">{}</span>",
+                        late ? " class=\"late\"" : "",
                         100 * i * distance_s / step_s,
                         i == 0 ? "0" : sim::seconds_text(i * distance_s));
   }

@@ -195,6 +195,9 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   if (run.backend != "sim") {
     run.wall_step_s = reader.amount("wall.step_s").value_or(-1);
   }
+  if (!reader.at("options.steps").is_null()) {
+    run.steps = reader.count("options.steps");
+  }
   run.ranks = read_bills(reader);
   run.virtual_run = read_virtual(reader, source);
   run.numbers = read_numbers(reader);

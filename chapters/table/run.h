@@ -51,6 +51,7 @@ struct ProgramRun {
   std::string chapter;
   std::string backend;
   int world_size = 1;
+  std::int64_t steps = 0;         ///< of training; 0: not stated
   std::string setting;            ///< "gpt-nano, f32, sgd"; may be empty
   std::vector<std::string> loss;  ///< first and last step; empty: not measured
   Claim numbers, bytes, memory, time;

@@ -266,6 +266,7 @@ Json run_json(const char* chapter, const char* backend, int world_size) {
        {{"world_size", world_size},
         {"backend", backend},
         {"model", "gpt2"},
+        {"steps", 1},
         {"dtype", "f32"},
         {"optimizer", "adamw"}}},
       {"loss", {{"first", 5.5301}, {"last", 3.1702}}},

@@ -87,6 +87,9 @@ addEventListener("load", () => {
     }).length,
     unnamed: all("svg").filter((svg) => !svg.getAttribute("aria-label") &&
         svg.getAttribute("aria-hidden") !== "true").length,
+    overhanging: all(".axis span").filter((mark) =>
+        mark.getBoundingClientRect().right >
+        mark.parentElement.getBoundingClientRect().right + 1).length,
     outside: document.documentElement.scrollWidth - innerWidth,
     page: getComputedStyle(document.body).backgroundColor,
     elements: all("b b, i").length,
@@ -160,6 +163,7 @@ void expect_sound(const json& audit) {
   EXPECT_EQ(audit["pale"], json::array());
   EXPECT_EQ(audit["empty"], 0);
   EXPECT_EQ(audit["unnamed"], 0);
+  EXPECT_EQ(audit["overhanging"], 0) << "marks of an axis";
   EXPECT_EQ(audit["requests"], 0);
   EXPECT_LE(audit["outside"], 0) << "the page is wider than the window";
 }
@@ -182,9 +186,9 @@ TEST_F(Report, ShowsEveryRun) {
 TEST_F(Report, SaysWhatLiesUnderThePointer) {
   const json found = audit({});
   const std::string said = found["said"].dump();
-  for (const char* words :
-       {"all_reduce, bucket ", "all_gather, h.", "(backward)", " GFLOP, ", " TFLOP/s",
-        "send (comm)", "to rank 1", "from rank 0", "activation 216 MiB"}) {
+  for (const char* words : {"all_reduce, bucket ", "all_gather, h.",
+                            "(backward)", " GFLOP, ", " TFLOP/s", "send (comm)",
+                            "to rank 1", "from rank 0", "activation 216 MiB"}) {
     EXPECT_NE(said.find(words), std::string::npos) << words << "\n" << said;
   }
   EXPECT_EQ(said.find("NaN"), std::string::npos) << said;
