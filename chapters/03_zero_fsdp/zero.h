@@ -157,6 +157,10 @@ class ZeroOptimizer {
   /// The same for the optimizer's state: "name.exp_avg", and "name.master"
   /// where there are master copies.
   std::vector<NamedTensor> full_optimizer_state(bool rank0_only = false);
+  /// Whether elements [begin, begin + numel) of a parameter are partly in this
+  /// rank's shard.
+  bool owns_part_of(const std::string& name, std::int64_t begin,
+                    std::int64_t numel) const;
   std::int64_t steps_done() const { return steps_done_; }
 
  protected:

@@ -64,6 +64,20 @@ std::vector<ShardPiece> ZeroOptimizer::shards() const {
   return pieces;
 }
 
+bool ZeroOptimizer::owns_part_of(const std::string& name, std::int64_t begin,
+                                 std::int64_t numel) const {
+  for (const ShardGroup& group : groups_) {
+    for (const OwnedPart& part : group.parts) {
+      const auto p = static_cast<std::size_t>(part.parameter);
+      if (part.owner == group_.rank() && group.parameters[p].name == name &&
+          part.begin < begin + numel && begin < part.begin + part.numel) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 void ZeroOptimizer::load_shards(const std::vector<ShardPiece>& pieces,
                                 std::int64_t steps_done) {
   NoGrad no_grad;
