@@ -73,12 +73,12 @@ class Node {
   std::string where_;
 };
 
-std::vector<int> read_ranks(const Node& runs) {
+std::vector<int> read_ranks(const Node& runs, int world_size) {
   std::vector<int> ranks;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const std::int64_t least = ranks.empty() ? 0 : ranks.back() + 1;
-    const std::int64_t first = runs.at(i).at(0).whole(least, kMostRanks);
-    const std::int64_t last = runs.at(i).at(1).whole(first, kMostRanks);
+    const std::int64_t first = runs.at(i).at(0).whole(least, world_size - 1);
+    const std::int64_t last = runs.at(i).at(1).whole(first, world_size - 1);
     for (std::int64_t rank = first; rank <= last; ++rank) {
       ranks.push_back(static_cast<int>(rank));
     }
@@ -138,11 +138,12 @@ std::vector<MemorySample> read_memory(const Node& rows,
 }
 
 RankGroup read_group(const Node& node, const Node& ops,
-                     const std::vector<std::size_t>& kinds, double step_s) {
+                     const std::vector<std::size_t>& kinds,
+                     const StepView& view) {
   RankGroup group;
-  group.ranks = read_ranks(node["ranks"]);
+  group.ranks = read_ranks(node["ranks"], view.world_size);
   group.timeline.rank = group.ranks.front();
-  group.timeline.steps = {0, step_s};
+  group.timeline.steps = {0, view.step_s};
   const Node queues = node["queues"];
   for (std::size_t q = 0; q < queues.size(); ++q) {
     const std::string name = queues.at(q)["name"].text();
@@ -165,6 +166,8 @@ StepView read_timeline_json(const std::string& text,
     json = Json::parse(text);
   } catch (const Json::parse_error& error) {
     SB_FAIL(source, ": no JSON: the first mistake is at byte ", error.byte);
+  } catch (const Json::out_of_range&) {
+    SB_FAIL(source, ": no JSON that can be read: a number is too large");
   }
   const Node root(json, source);
   StepView view;
@@ -172,9 +175,13 @@ StepView read_timeline_json(const std::string& text,
   view.step_s = root["step_s"].positive();
   const std::vector<std::size_t> kinds = read_kinds(root["kinds"]);
   const Node groups = root["groups"];
+  std::size_t num_ranks = 0;
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    view.groups.push_back(
-        read_group(groups.at(i), root["ops"], kinds, view.step_s));
+    view.groups.push_back(read_group(groups.at(i), root["ops"], kinds, view));
+    num_ranks += view.groups.back().ranks.size();
+    SB_CHECK(num_ranks <= static_cast<std::size_t>(view.world_size), source,
+             ".groups name ", num_ranks, " ranks of a world of ",
+             view.world_size);
   }
   return view;
 }

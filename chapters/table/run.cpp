@@ -171,6 +171,8 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
     object = Json::parse(text);
   } catch (const Json::parse_error& error) {
     SB_FAIL(source, ": no JSON: the first mistake is at byte ", error.byte);
+  } catch (const Json::out_of_range&) {
+    SB_FAIL(source, ": no JSON that can be read: a number is too large");
   }
   SB_CHECK(object.is_object(), source, ": a run has to be a JSON object");
 

@@ -107,13 +107,20 @@ std::string with_events(const std::string& events) {
 TEST(TimelineJson, MistakesAreSentences) {
   EXPECT_EQ(error_of("{"),
             "run.json: timeline: no JSON: the first mistake is at byte 2");
+  EXPECT_EQ(error_of("[1e999]"),
+            "run.json: timeline: no JSON that can be read: a number is too "
+            "large");
   EXPECT_EQ(error_of("{}"), "run.json: timeline.world_size is missing");
   EXPECT_EQ(error_of("[]"), "run.json: timeline is []; it has to be an object");
   EXPECT_EQ(error_of(with_groups("7")),
             "run.json: timeline.groups is 7; it has to be a list");
-  EXPECT_EQ(error_of(with_groups("[{\"ranks\": [[3, 1]]}]")),
-            "run.json: timeline.groups[0].ranks[0][1] is 1; it has to be a "
-            "whole number from 3 to 10000000");
+  EXPECT_EQ(error_of(with_groups("[{\"ranks\": [[0, 7]]}]")),
+            "run.json: timeline.groups[0].ranks[0][1] is 7; it has to be a "
+            "whole number from 0 to 0");
+  const std::string group =
+      R"({"ranks": [[0, 0]], "queues": [], "memory": []})";
+  EXPECT_EQ(error_of(with_groups("[" + group + "," + group + "]")),
+            "run.json: timeline.groups name 2 ranks of a world of 1");
   EXPECT_EQ(error_of(with_events("[[1, 0, 5]]")),
             "run.json: timeline.groups[0].queues[0].events[0][0] is 1; it has "
             "to be a whole number from 0 to 0");

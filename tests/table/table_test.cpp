@@ -193,6 +193,8 @@ TEST(Table, NeverWiderThanAHundredColumns) {
 TEST(TableInput, MistakesAreSentences) {
   EXPECT_EQ(error_of("{\"chapter\": "),
             "run.json: no JSON: the first mistake is at byte 13");
+  EXPECT_EQ(error_of("{\"chapter\": 1e999}"),
+            "run.json: no JSON that can be read: a number is too large");
   EXPECT_EQ(error_of("[1, 2]"), "run.json: a run has to be a JSON object");
   EXPECT_EQ(error_of("{}"), "run.json: chapter is missing");
   EXPECT_EQ(error_of(Sample{.chapter = "7"}.json()),
