@@ -95,27 +95,43 @@ double product_seconds(const DeviceSpec& device, DType dtype,
   return best;
 }
 
-/// Scores in memory: products of full matrices, and passes over the scores
-/// for scaling, mask, softmax and dropout between them.
+/// A product, or the traffic of its operands where that takes longer.
+double bounded_product_seconds(const DeviceSpec& device, DType dtype,
+                               const ProductShape& shape) {
+  const double elements =
+      static_cast<double>(shape.m) * static_cast<double>(shape.k) +
+      static_cast<double>(shape.k) * static_cast<double>(shape.n) +
+      static_cast<double>(shape.m) * static_cast<double>(shape.n);
+  return std::max(
+      product_seconds(device, dtype, shape),
+      memory_seconds(device, elements * static_cast<double>(shape.batch) *
+                                 static_cast<double>(dtype_bytes(dtype))));
+}
+
+/// Scores in memory: two products of full matrices, with passes over the
+/// scores between them.
 double unfused_attention_seconds(const DeviceSpec& device,
                                  const OpEvent& event) {
-  const ProductShape& shape = event.product;
-  const auto pairs = static_cast<double>(shape.m) *
-                     static_cast<double>(shape.n) *
-                     static_cast<double>(shape.batch);
-  // Forward is two products of 2 pairs k operations, backward five, of which
-  // the kernel that keeps the scores does four; a causal mask halves what the
-  // event counts.
+  const ProductShape& scores = event.product;
+  const ProductShape values = {scores.m, scores.k, scores.n, scores.batch};
+  const double pairs = static_cast<double>(scores.m) *
+                       static_cast<double>(scores.n) *
+                       static_cast<double>(scores.batch);
+  // The event counts, for each pair of query and key that is not masked, two
+  // products forward and five backward, of which one makes the scores again.
+  // A causal mask leaves half of the pairs.
   const double products =
-      event.flops / (2 * pairs * static_cast<double>(shape.k));
+      event.flops / (2 * pairs * static_cast<double>(scores.k));
   const bool backward = products > 2.25;
-  // Forward: scores out; softmax with mask in and out; dropout in and out,
-  // mask out; scores in. Backward: the same with two inputs to softmax.
-  const double passes = backward ? 9 : 7;
-  const double score_bytes =
-      pairs * static_cast<double>(dtype_bytes(event.dtype));
-  return (backward ? 4 : 2) * product_seconds(device, event.dtype, shape) +
-         memory_seconds(device, event.bytes + passes * score_bytes);
+  // Forward: softmax with scale and mask in and out, dropout in and out, its
+  // mask out. Backward: the same with one more input each.
+  const double passes = backward ? 7 : 5;
+  return (backward ? 2 : 1) *
+             (bounded_product_seconds(device, event.dtype, scores) +
+              bounded_product_seconds(device, event.dtype, values)) +
+         memory_seconds(
+             device,
+             passes * pairs * static_cast<double>(dtype_bytes(event.dtype)));
 }
 
 /// One rank's share of the node's host.

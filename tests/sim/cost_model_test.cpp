@@ -317,7 +317,7 @@ TEST(CostModel, LargestProductsReachTheMeasuredMaximum) {
 TEST(CostModel, ProductsAreAsFastAsTheirTilesFillTheDevice) {
   const CostModel costs(Cluster::read("dgx-a100"));
   const double large = flops_per_s(costs, product(8192, 8192, 8192));
-  EXPECT_LT(flops_per_s(costs, product(512, 512, 512)), large / 4);
+  EXPECT_LT(flops_per_s(costs, product(512, 512, 512)), large / 3);
   // A long k is split, so that few tiles fill the device, too.
   EXPECT_GT(flops_per_s(costs, product(768, 768, 65536)), large / 2);
   // Padding 50257 to 50304 columns makes a vocabulary faster.
@@ -353,6 +353,43 @@ TEST(CostModel, ElementwiseOperationsTakeBytesOverBandwidth) {
   const DeviceSpec& host = costs.cluster().host;
   EXPECT_NEAR(costs.operation(gelu, true).seconds,
               8e9 / (host.memory_bytes_per_s * host.memory_efficiency), 1e-3);
+}
+
+// Korthikanti et al. 2022, table 4: one layer of 22B parameters over 8 tensor
+// parallel A100, forward 7.7 ms and backward 11.9 ms, timed alone.
+TEST(CostModel, AMegatronLayerTakesItsPublishedTime) {
+  Cluster cluster = Cluster::read("selene");
+  cluster.device.sustained = 1;
+  const CostModel costs(cluster);
+  auto seconds = [&](const OpEvent& event) {
+    return costs.operation(event).seconds;
+  };
+  constexpr std::int64_t kHidden = 6144, kRows = 4 * 2048, kRanks = 8;
+  const double tensor = static_cast<double>(kRows * kHidden * 2);
+  double forward_s = 0, backward_s = 0;
+  for (const auto& [n, k] : {std::pair(3 * kHidden / kRanks, kHidden),
+                             std::pair(kHidden, kHidden / kRanks),
+                             std::pair(4 * kHidden / kRanks, kHidden),
+                             std::pair(kHidden, 4 * kHidden / kRanks)}) {
+    forward_s += seconds(product(kRows, n, k));
+    backward_s += seconds(product(kRows, k, n)) + seconds(product(k, n, kRows));
+  }
+  // Each rank has 8 of the 64 heads, of 96 elements each.
+  const double pair_flops = 2 * 2048.0 * 2048 * 96 * 8 * 4;
+  const ProductShape scores = {2048, 2048, 96, 8 * 4};
+  forward_s += seconds(
+      event("attention", 2 * pair_flops / 2, tensor / 2, DType::kBF16, scores));
+  backward_s += seconds(
+      event("attention", 5 * pair_flops / 2, tensor, DType::kBF16, scores));
+  // Whole activations: norms, dropout, residuals. A rank's part: GELU.
+  auto passes = [&](double count) {
+    return seconds(event("elementwise", 0, count * tensor, DType::kBF16));
+  };
+  forward_s += 2 * passes(2) + 2 * passes(2.5) + 2 * passes(3) + passes(1);
+  backward_s += 2 * passes(3) + 2 * passes(2.5) + 2 * passes(3) + passes(1.5);
+  const double messages_s = 2 * all_reduce_s(costs, tensor, kRanks);
+  EXPECT_NEAR((forward_s + messages_s) / 7.7e-3, 1, 0.1);
+  EXPECT_NEAR((backward_s + messages_s) / 11.9e-3, 1, 0.1);
 }
 
 TEST(CostModel, UnfusedAttentionPaysForItsScores) {

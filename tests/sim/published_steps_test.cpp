@@ -38,9 +38,10 @@ class Stopwatch : public Observer {
 struct Sizes {
   int layers, hidden, heads, vocab, seq, micro_batch;
   bool recompute;
+  DType dtype = DType::kBF16;
 };
 
-/// Forward and backward of one micro-batch in bf16 on one device. Layers are
+/// Forward and backward of one micro-batch on one device. Layers are
 /// alike: the time is linear in their number, which two short models tell.
 double micro_batch_s(const CostModel& costs, const Sizes& sizes) {
   double seconds[2];
@@ -55,7 +56,7 @@ double micro_batch_s(const CostModel& costs, const Sizes& sizes) {
     config.n_layer = layers;
     config.n_head = sizes.heads;
     InitOptions init;
-    init.dtype = DType::kBF16;
+    init.dtype = sizes.dtype;
     Gpt model(config, init);
     set_recompute(model, sizes.recompute);
     const Tensor tokens =
@@ -185,6 +186,33 @@ void expect_zero3(const char* file, const char* preset, int messages) {
   }
   EXPECT_GT(errors.count, 5);
   EXPECT_LT(errors.mean(), 0.15);
+}
+
+// Megatron-LM of 2020 on one device, without fused attention.
+TEST(PublishedSteps, OfMegatronOnOneDeviceAreWithinTenPerCent) {
+  int count = 0;
+  for (const validate::Row& row :
+       validate::read_table(table_file("megatron_2020_tp_weak_scaling.csv"))) {
+    if (row.integer("tp") != 1 || row.integer("dp") != 1) continue;
+    Cluster cluster = Cluster::read(
+        row.text("hardware") == "DGX-A100" ? "dgx-a100" : "dgx-v100");
+    cluster.fused_attention = false;
+    const Sizes sizes = {row.integer("layers"),
+                         row.integer("hidden"),
+                         row.integer("heads"),
+                         row.integer("vocab"),
+                         row.integer("seq_len"),
+                         row.integer("global_batch"),
+                         true,
+                         DType::kF16};
+    Errors errors;
+    errors.add(row_name(row.text("hardware"), sizes, 1),
+               1e3 * micro_batch_s(CostModel(cluster), sizes),
+               row.number("iter_time_ms"));
+    EXPECT_LT(errors.mean(), 0.1);
+    ++count;
+  }
+  EXPECT_EQ(count, 2);
 }
 
 // In 2022 DeepSpeed gathered the parameters of a layer at once, in 2021 the
