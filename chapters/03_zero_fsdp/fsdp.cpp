@@ -1,0 +1,305 @@
+#include "chapters/03_zero_fsdp/fsdp.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/inplace.h"
+#include "core/ops.h"
+
+namespace shardbook::fsdp {
+
+double gradient_predivide_factor(int num_ranks) {
+  int factor = 1;
+  while (num_ranks % factor == 0 && num_ranks / factor > factor) factor *= 2;
+  return factor;
+}
+
+NoSync::NoSync(FullyShardedDataParallel& fsdp)
+    : fsdp_(fsdp), previous_(fsdp.is_syncing_) {
+  fsdp_.is_syncing_ = false;
+}
+
+NoSync::~NoSync() { fsdp_.is_syncing_ = previous_; }
+
+// --- Forward -----------------------------------------------------------------
+
+void FullyShardedDataParallel::hook(Unit& unit) {
+  unit.module->add_forward_pre_hook(
+      [this, &unit](Module&, Tensors& inputs) { pre_forward(unit, inputs); });
+  unit.module->add_forward_hook([this, &unit](Module&, Tensors& outputs) {
+    post_forward(unit, outputs);
+  });
+}
+
+void FullyShardedDataParallel::pre_forward(Unit& unit, Tensors& inputs) {
+  const bool again = RankContext::current().is_recomputing;
+  if (unit.is_root && !again) {
+    // Gathers wait for the last update, and then for nothing that computes
+    Event begun;
+    begun.record();
+    StreamScope stream(kUnshardStream);
+    begun.wait();
+    if (!is_backward_pending_) order_.clear();
+  }
+  if (!again) {
+    unit.last_call = order_.size();
+    order_.push_back(&unit);
+  }
+
+  // Make the unit whole
+  unshard(unit);
+  if (again) {
+    prefetch_before(unit.last_call);
+  } else if (options_.forward_prefetch) {
+    prefetch_after(unit.last_call);
+  }
+  if (unit.flat) unit.flat->finish_gather();
+  if (again && unit.flat) unit.flat->prepare_grads();
+
+  cast_inputs(unit, inputs);
+  if (autograd::needs_grad(inputs)) watch_end(unit, unit.last_call, inputs);
+}
+
+void FullyShardedDataParallel::cast_inputs(Unit& unit, Tensors& inputs) {
+  if (!unit.flat) return;
+  unit.input_dtypes.clear();
+  for (Tensor& input : inputs) {
+    unit.input_dtypes.push_back(input.dtype());
+    if (is_floating(input.dtype()) &&
+        input.dtype() != unit.flat->compute_dtype()) {
+      input = to_dtype(input, unit.flat->compute_dtype());
+    }
+  }
+}
+
+// The gradients of a unit's inputs are complete when everything inside it has
+// run backward: an identity in front of the inputs notices.
+void FullyShardedDataParallel::watch_end(Unit& unit, std::size_t call,
+                                         Tensors& inputs) {
+  Tensors watched;
+  for (const Tensor& input : inputs) {
+    if (input.requires_grad()) watched.push_back(input);
+  }
+  unit.calls += 1;
+  const Tensors passed = autograd::custom_function(
+      "post_backward", watched, [](const Tensors& x) { return x; },
+      [this, &unit, call](const Tensors& grads) {
+        post_backward(unit, call);
+        return grads;
+      });
+  std::size_t next = 0;
+  for (Tensor& input : inputs) {
+    if (input.requires_grad()) input = passed[next++];
+  }
+}
+
+bool FullyShardedDataParallel::frees_after_forward(const Unit& unit) const {
+  const RankContext& context = RankContext::current();
+  // A recomputed forward is followed by its backward
+  if (context.is_recomputing) return false;
+  const bool is_zero3 =
+      options_.sharding_strategy == ShardingStrategy::kFullShard ||
+      options_.sharding_strategy == ShardingStrategy::kHybridShard;
+  // Backward begins with the root; without a backward nothing is kept
+  return (is_zero3 && !unit.is_root) || (unit.is_root && !context.grad_enabled);
+}
+
+void FullyShardedDataParallel::post_forward(Unit& unit, Tensors& outputs) {
+  if (frees_after_forward(unit)) reshard(unit);
+  if (unit.keeps_dtype) {
+    for (Tensor& output : outputs) {
+      if (output.dtype() != unit.input_dtypes[0]) {
+        output = to_dtype(output, unit.input_dtypes[0]);
+      }
+    }
+  }
+  for (const Tensor& output : outputs) {
+    if (!output.requires_grad() || output.is_leaf()) continue;
+    output.add_grad_hook([this, &unit, call = unit.last_call](const Tensor&) {
+      pre_backward(unit, call);
+      return Tensor();
+    });
+    if (unit.is_root) is_backward_pending_ = true;
+  }
+  // What was prefetched and not used, or kept for a backward that will not be
+  if (unit.is_root && !RankContext::current().grad_enabled) reshard_all();
+}
+
+// --- Backward ----------------------------------------------------------------
+
+void FullyShardedDataParallel::pre_backward(Unit& unit, std::size_t call) {
+  if (!is_in_backward_) {
+    is_in_backward_ = true;
+    autograd::at_end_of_backward([this] { end_of_backward(); });
+  }
+  unshard(unit);
+  if (options_.backward_prefetch == BackwardPrefetch::kPre) {
+    prefetch_before(call);
+  }
+  if (!unit.flat) return;
+  unit.flat->finish_gather();
+  unit.flat->prepare_grads();
+}
+
+void FullyShardedDataParallel::post_backward(Unit& unit, std::size_t call) {
+  unit.calls -= 1;
+  if (unit.calls > 0) return;  // an earlier call's backward is yet to come
+  if (!unit.is_root) reshard(unit);
+  if (options_.backward_prefetch == BackwardPrefetch::kPost) {
+    prefetch_before(call);
+  }
+  reduce(unit);
+}
+
+void FullyShardedDataParallel::reduce(Unit& unit) {
+  if (!unit.flat || !unit.flat->has_grads() || !is_syncing_) return;
+  // One reduction travels while the next unit computes
+  finish_reduction();
+  Event computed;
+  computed.record();
+  StreamScope stream(kReduceStream);
+  computed.wait();
+  unit.flat->start_reduce(divide_before_);
+  reducing_ = &unit;
+}
+
+void FullyShardedDataParallel::finish_reduction() {
+  if (reducing_ == nullptr) return;
+  StreamScope stream(kReduceStream);
+  reducing_->flat->finish_reduce(divide_after_);
+  reducing_ = nullptr;
+}
+
+void FullyShardedDataParallel::end_of_backward() {
+  // Units whose inputs need no gradient, the root among them
+  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+    if ((*unit)->flat) {
+      (*unit)->flat->has_grads() ? reduce(**unit) : (*unit)->flat->drop_grads();
+    }
+    (*unit)->calls = 0;
+  }
+  reshard_all();
+  finish_reduction();
+  Event reduced;
+  {
+    StreamScope stream(kReduceStream);
+    reduced.record();
+  }
+  reduced.wait();
+
+  last_order_ = order_;
+  order_.clear();
+  is_first_iteration_ = is_in_backward_ = is_backward_pending_ = false;
+}
+
+// --- Gather and free ---------------------------------------------------------
+
+void FullyShardedDataParallel::unshard(Unit& unit) {
+  if (!unit.flat || !unit.flat->is_sharded()) return;
+  check_order(unit);
+  // The host may run far ahead of the device, and memory is taken when a
+  // gather is issued: two units may be gathered and not yet used up
+  if (options_.limit_all_gathers && freed_.size() >= 2) {
+    freed_.front().synchronize();
+    freed_.pop_front();
+  }
+  StreamScope stream(kUnshardStream);
+  unit.flat->start_gather();
+}
+
+void FullyShardedDataParallel::reshard(Unit& unit) {
+  if (!unit.flat || unit.flat->is_sharded()) return;
+  unit.flat->free_full();
+  // From here on the device may give the memory to another unit
+  if (unit.flat->is_sharded() && options_.limit_all_gathers) {
+    freed_.emplace_back().record();
+  }
+}
+
+void FullyShardedDataParallel::reshard_all() {
+  for (const auto& unit : units_) reshard(*unit);
+}
+
+void FullyShardedDataParallel::prefetch_before(std::size_t call) {
+  const bool wanted = options_.backward_prefetch != BackwardPrefetch::kNone;
+  if (wanted && call > 0 && call <= order_.size()) unshard(*order_[call - 1]);
+}
+
+void FullyShardedDataParallel::prefetch_after(std::size_t call) {
+  if (call + 1 < last_order_.size()) unshard(*last_order_[call + 1]);
+}
+
+// Equal sizes in another order would go through unnoticed, with other values.
+void FullyShardedDataParallel::check_order(const Unit& unit) {
+  if (!options_.check_execution_order || !is_first_iteration_ ||
+      group_.size() == 1) {
+    return;
+  }
+  const std::vector<std::string> all = group_.exchange(unit.flat->name());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    SB_CHECK(all[rank] == all[0], "fsdp: rank 0 gathers unit '", all[0],
+             "' where rank ", rank, " gathers '", all[rank],
+             "'; all ranks run the same units in the same order");
+  }
+}
+
+// --- Between steps -----------------------------------------------------------
+
+Tensors FullyShardedDataParallel::parameters() const {
+  Tensors all;
+  for (const auto& unit : units_) {
+    if (!unit->flat) continue;
+    for (const NamedTensor& part : unit->flat->trained()) {
+      all.push_back(part.tensor);
+    }
+  }
+  return all;
+}
+
+void FullyShardedDataParallel::clear_grad() {
+  for (const Tensor& shard : parameters()) shard.clear_grad();
+}
+
+double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {
+  PhaseScope phase(Phase::kOptimizer);
+  double local = 0;
+  for (const Tensor& shard : parameters()) {
+    if (shard.grad().defined()) local += sum_of_squares(shard.grad());
+  }
+  // Replicas hold the same shards: their squares count once
+  MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor total = Tensor::full({}, local, {DType::kF64, Device()});
+  if (groups_.shards != nullptr) {
+    groups_.shards->all_reduce(total, ReduceOp::kSum, "norm").wait();
+  }
+  const double norm = std::sqrt(total.item());
+  const double factor = max_norm / (norm + 1e-6);
+  if (factor >= 1) return norm;
+  for (const Tensor& shard : parameters()) {
+    const Tensor grad = shard.grad();
+    if (grad.defined()) scale_into(grad, grad, factor);
+  }
+  return norm;
+}
+
+std::vector<const FlatParameter*> FullyShardedDataParallel::units() const {
+  std::vector<const FlatParameter*> all;
+  for (const auto& unit : units_) {
+    if (unit->flat) all.push_back(unit->flat.get());
+  }
+  return all;
+}
+
+HostTraffic FullyShardedDataParallel::host_traffic() const {
+  HostTraffic total;
+  for (const FlatParameter* unit : units()) {
+    total.to_device += unit->host_traffic().to_device;
+    total.to_host += unit->host_traffic().to_host;
+  }
+  return total;
+}
+
+}  // namespace shardbook::fsdp
