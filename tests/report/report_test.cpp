@@ -71,10 +71,18 @@ addEventListener("load", () => {
     if (ratio < 3) pale.push(`${block.getAttribute("class")}: ${ratio}`);
   }
 
+  // The button changes the page, and its own name.
+  const page = () => getComputedStyle(document.body).backgroundColor;
+  const button = document.getElementById("theme");
+  const themes = [[button.textContent, page()]];
+  button.click();
+  themes.push([button.textContent, page()]);
+  button.click();
+
   const audit = document.createElement("pre");
   audit.id = "audit";
   audit.textContent = JSON.stringify({
-    errors, pale, said,
+    errors, pale, said, themes,
     headings: all("h2").map((h) => h.textContent),
     drawings: all("svg").length,
     lanes: all("svg.lane").length,
@@ -203,6 +211,15 @@ TEST_F(Report, IsDarkWhereTheSystemIs) {
   expect_sound(dark);
   EXPECT_EQ(light["page"], "rgb(251, 251, 250)");
   EXPECT_EQ(dark["page"], "rgb(20, 22, 26)");
+}
+
+TEST_F(Report, TheButtonSwitchesBetweenLightAndDark) {
+  const json light = json::array({"Dark", "rgb(251, 251, 250)"});
+  const json dark = json::array({"Light", "rgb(20, 22, 26)"});
+  EXPECT_EQ(audit({})["themes"], json::array({light, dark}));
+  Visit visit;
+  visit.dark = true;
+  EXPECT_EQ(audit(visit)["themes"], json::array({dark, light}));
 }
 
 TEST_F(Report, FitsAPhone) {

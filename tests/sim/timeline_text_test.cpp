@@ -1,8 +1,11 @@
 #include "sim/timeline_text.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <sstream>
 
@@ -92,6 +95,49 @@ TEST(TimelineText, NoColourWhereStandardOutputIsAPipe) {
   setenv("NO_COLOR", "1", 1);
   EXPECT_FALSE(terminal_style().color);
   unsetenv("NO_COLOR");
+}
+
+// Standard output is a terminal of 100 columns while this lives.
+class Terminal {
+ public:
+  Terminal() : saved_(dup(STDOUT_FILENO)), main_(posix_openpt(O_RDWR)) {
+    const winsize size{24, 100, 0, 0};
+    if (main_ < 0 || grantpt(main_) != 0 || unlockpt(main_) != 0) return;
+    const int side = open(ptsname(main_), O_RDWR | O_NOCTTY);
+    if (side < 0) return;
+    ok_ = ioctl(side, TIOCSWINSZ, &size) == 0 && dup2(side, STDOUT_FILENO) >= 0;
+    close(side);
+  }
+  ~Terminal() {
+    dup2(saved_, STDOUT_FILENO);
+    close(saved_);
+    close(main_);
+  }
+  bool ok() const { return ok_; }
+
+ private:
+  int saved_;
+  int main_;
+  bool ok_ = false;
+};
+
+TEST(TimelineText, ATerminalHasColourAndAWidth) {
+  std::fflush(stdout);
+  TextStyle plain, colored;
+  bool ok = false;
+  {
+    const Terminal terminal;
+    ok = terminal.ok();
+    unsetenv("NO_COLOR");
+    colored = terminal_style();
+    setenv("NO_COLOR", "1", 1);
+    plain = terminal_style();
+    unsetenv("NO_COLOR");
+  }
+  if (!ok) GTEST_SKIP() << "no pseudo-terminal here";
+  EXPECT_TRUE(colored.color);
+  EXPECT_FALSE(plain.color);
+  EXPECT_EQ(colored.width, 100);
 }
 
 TEST(TimelineText, NothingToShow) {
