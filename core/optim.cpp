@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "core/context.h"
-#include "core/inplace.h"
 #include "core/internal/op_scope.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/optimizer.h"
@@ -216,7 +215,12 @@ double clip_grad_norm(const Tensors& parameters, double max_norm) {
   for (const Tensor& parameter : parameters) {
     const Tensor grad = parameter.grad();
     if (!grad.defined()) continue;
-    scale_into(grad, grad, factor);
+    internal::OpScope scope("scale", static_cast<double>(grad.numel()),
+                            internal::bytes_of({&grad, &grad}), grad);
+    if (scope.runs()) {
+      kernels::scale(scope.kernels(), grad.dtype(), grad.numel(), factor,
+                     grad.raw(), grad.raw());
+    }
   }
   return norm;
 }

@@ -105,7 +105,16 @@ void EmulatedGroup::abort(const std::string& reason) { inner_.abort(reason); }
 
 // --- Collectives -------------------------------------------------------------
 
+// Lines are free when time begins again.
+void EmulatedGroup::forget_past() {
+  if (epoch_ == clock_.epoch()) return;
+  epoch_ = clock_.epoch();
+  free_s_ = 0;
+  line_free_s_.clear();
+}
+
 Work EmulatedGroup::timed(const CommCall& call, Work data) {
+  forget_past();
   auto pending = std::make_shared<Pending>();
   pending->call = call;
   const double bytes = static_cast<double>(call.numel) *
@@ -246,6 +255,7 @@ class MessageWork : public Work::State {
 }  // namespace
 
 Work EmulatedGroup::do_send(const Tensor& tensor, const CommCall& call) {
+  forget_past();
   const int to = call.root_or_peer;
   const CostModel& model = clock_.model();
   const std::vector<int> ends = {world_rank(rank()), world_rank(to)};

@@ -125,10 +125,10 @@ void DeviceClock::on_memory(MemoryKind kind, std::int64_t bytes) {
   timeline_.memory.back().bytes = bytes_;
 }
 
-void DeviceClock::begin_steps(double at_s) {
-  for (double& each : queues_) each = at_s;
-  host_ = at_s;
-  timeline_.steps = {at_s};
+void DeviceClock::begin_steps() {
+  for (double& each : queues_) each = 0;
+  host_ = 0;
+  timeline_.steps = {0};
   timeline_.events.clear();
   timeline_.memory.clear();
   steps_.assign(1, {});
@@ -302,8 +302,8 @@ double VirtualClock::latest() const {
 
 void VirtualClock::begin_steps() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const double begin = latest();
-  for (const auto& each : devices_) each->begin_steps(begin);
+  for (const auto& each : devices_) each->begin_steps();
+  ++epoch_;
 }
 
 void VirtualClock::end_step() {

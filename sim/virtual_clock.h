@@ -48,8 +48,8 @@ class DeviceClock {
   void add(TimelineEvent event);
   void count_link(const std::string& link, double bytes);
   void on_memory(MemoryKind kind, std::int64_t bytes);
-  /// Steps begin at `at_s`; what was before does not count.
-  void begin_steps(double at_s);
+  /// Steps begin, at time 0.
+  void begin_steps();
   void end_step(double at_s);
   /// Factor of the next operation: faults and jitter.
   double slowdown();
@@ -107,8 +107,11 @@ class VirtualClock : public Observer {
   /// Notes a message that took place, and what it sent over which link.
   void add_message(TimelineEvent event, const std::string& link, Trust trust);
 
-  /// The first training step begins: what was before does not count.
+  /// The first training step begins, on all ranks at time 0: what was before
+  /// does not count.
   void begin_steps();
+  /// How often time has begun again: lines that were busy before are free.
+  int epoch() const { return epoch_; }
   /// A training step has ended, on all devices and for the host.
   void end_step();
   double now_s() const;
@@ -137,6 +140,7 @@ class VirtualClock : public Observer {
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<DeviceClock>> devices_;
   Trust trust_ = Trust::kCalibrated;
+  int epoch_ = 0;
 };
 
 /// Keeps virtual time on this thread's rank for the lifetime of the scope.

@@ -1,0 +1,154 @@
+// One program, four worlds: what the chapters count with data is what the world
+// `sim` charges on shapes.
+
+#include "chapters/common/worlds.h"
+
+#include <gtest/gtest.h>
+
+#include "chapters/00_single_device/single_device.h"
+#include "chapters/02_ddp/trainer.h"
+#include "comm/ledger.h"
+
+namespace shardbook {
+namespace {
+
+struct Outcome {
+  Report report;
+  std::vector<std::string> ledger;  // of rank 0
+};
+
+Options small_options(int world_size) {
+  Options options;
+  options.world_size = world_size;
+  options.model = "gpt-nano";
+  options.data = "random";
+  options.steps = 3;
+  options.batch = 24;
+  options.seq = 16;
+  return options;
+}
+
+Outcome run_ddp(Options options, const ddp::TrainerOptions& how) {
+  Outcome outcome;
+  outcome.report = run_chapter(
+      options, [&](const Options& as, ProcessGroup& world, Report& report) {
+        ddp::Trainer trainer(as, how, world);
+        const TrainingLog log =
+            train(as, trainer.optimizer(), false,
+                  [&](std::int64_t step) { return trainer.step(step); });
+        finish_rank(as, world, log, trainer.predicted_bytes(), trainer.bill(),
+                    report);
+        if (world.rank() != 0) return;
+        outcome.ledger.clear();
+        for (const CommRecord& record : world.records()) {
+          outcome.ledger.push_back(record_text(record));
+        }
+      });
+  return outcome;
+}
+
+void expect_same(const Outcome& a, const Outcome& b) {
+  EXPECT_EQ(a.ledger, b.ledger);
+  ASSERT_EQ(a.report.ranks.size(), b.report.ranks.size());
+  for (std::size_t r = 0; r < a.report.ranks.size(); ++r) {
+    EXPECT_EQ(a.report.ranks[r].bytes.counted, b.report.ranks[r].bytes.counted);
+    for (int k = 0; k < kNumMemoryKinds; ++k) {
+      // Kernels need scratch memory where there are data.
+      if (static_cast<MemoryKind>(k) == MemoryKind::kWorkspace) continue;
+      const auto kind = static_cast<std::size_t>(k);
+      EXPECT_EQ(a.report.ranks[r].peak[kind].counted,
+                b.report.ranks[r].peak[kind].counted)
+          << memory_kind_name(static_cast<MemoryKind>(k));
+    }
+  }
+  EXPECT_DOUBLE_EQ(a.report.time.step_s, b.report.time.step_s);
+  EXPECT_DOUBLE_EQ(a.report.time.exposed_comm_s, b.report.time.exposed_comm_s);
+  ASSERT_EQ(a.report.time.links.size(), b.report.time.links.size());
+  for (std::size_t i = 0; i < a.report.time.links.size(); ++i) {
+    EXPECT_EQ(a.report.time.links[i].link, b.report.time.links[i].link);
+    EXPECT_DOUBLE_EQ(a.report.time.links[i].bytes,
+                     b.report.time.links[i].bytes);
+  }
+}
+
+class Worlds : public ::testing::TestWithParam<int> {};
+
+TEST_P(Worlds, DdpCountsOnThreadsWhatSimCharges) {
+  std::vector<ddp::TrainerOptions> variants(5);
+  variants[1].ddp.gradient_as_bucket_view = true;
+  variants[2].ddp.find_unused_parameters = true;
+  variants[3].comm_hook = "bf16";
+  variants[4].accumulate = 24 / GetParam() > 1 ? 24 / GetParam() / 2 : 1;
+  variants[4].ddp.bucket_cap_mb = 0.2;
+  for (const ddp::TrainerOptions& how : variants) {
+    Options options = small_options(GetParam());
+    options.clip = 0.5;
+    options.cluster = "dgx-v100";
+    options.backend = "threads";
+    const Outcome threads = run_ddp(options, how);
+    options.backend = "sim";
+    options.fold = false;
+    const Outcome unfolded = run_ddp(options, how);
+    options.fold = true;
+    const Outcome folded = run_ddp(options, how);
+    expect_same(threads, unfolded);
+    expect_same(unfolded, folded);
+    EXPECT_DOUBLE_EQ(threads.report.time.predicted_step_s,
+                     threads.report.time.step_s);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, Worlds, ::testing::Values(1, 2, 3, 4, 8));
+
+// The bytes of a step's messages on the links are those of its ledger.
+TEST(WorldsTest, LinksCarryWhatTheLedgerCounts) {
+  Options options = small_options(4);
+  options.backend = "sim";
+  options.steps = 5;
+  const Outcome five = run_ddp(options, {});
+  options.steps = 4;
+  const Outcome four = run_ddp(options, {});
+  double in_links = 0, in_ledger = 0;
+  for (const sim::LinkBytes& link : five.report.time.links) {
+    in_links += link.bytes;
+  }
+  for (std::size_t r = 0; r < 4; ++r) {
+    in_ledger += five.report.ranks[r].bytes.counted -
+                 four.report.ranks[r].bytes.counted;
+  }
+  EXPECT_DOUBLE_EQ(in_links, in_ledger);
+}
+
+TEST(WorldsTest, ALargeModelOnAThousandDevices) {
+  Options options = small_options(1024);
+  options.model = "gpt-175b";
+  options.backend = "sim";
+  options.dtype = DType::kBF16;
+  options.batch = 1024;
+  options.seq = 2048;
+  options.cluster = "selene";
+  const Outcome run = run_ddp(options, {});
+  ASSERT_EQ(run.report.ranks.size(), 1024u);
+  EXPECT_EQ(run.report.ranks[1023].bytes.counted,
+            run.report.ranks[1023].bytes.predicted);
+  // Forward and backward alone: 6 flops for each weight and token.
+  EXPECT_GT(run.report.time.step_s, 6 * 175e9 * 2048 / 312e12);
+}
+
+// Communication that hides is not exposed: one bucket for everything cannot
+// hide, many can.
+TEST(WorldsTest, SmallerBucketsHideBehindBackward) {
+  Options options = small_options(8);
+  options.model = "gpt2";
+  options.backend = "sim";
+  options.batch = 64;
+  options.seq = 512;
+  ddp::TrainerOptions one, many;
+  one.ddp.bucket_cap_mb = one.ddp.first_bucket_mb = 1e5;
+  const double exposed_one = run_ddp(options, one).report.time.exposed_comm_s;
+  const double exposed_many = run_ddp(options, many).report.time.exposed_comm_s;
+  EXPECT_LT(exposed_many, exposed_one / 2);
+}
+
+}  // namespace
+}  // namespace shardbook
