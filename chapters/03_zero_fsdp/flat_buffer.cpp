@@ -96,8 +96,8 @@ Tensor flatten(const std::vector<NamedTensor>& parameters,
                const FlatLayout& layout, const Device& device) {
   move_to_host(parameters);
   MemoryScope kind(MemoryKind::kParameter);
-  const Tensor flat = Tensor::empty(
-      {layout.padded}, {parameters[0].tensor.dtype(), device});
+  const Tensor flat =
+      Tensor::empty({layout.padded}, {parameters[0].tensor.dtype(), device});
   flat.flat_view(layout.numel, {layout.padded - layout.numel}).zero();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     Tensor parameter = parameters[i].tensor;

@@ -15,10 +15,10 @@ namespace {
 void check_options(const ZeroOptions& options) {
   SB_CHECK(options.stage >= 1 && options.stage <= 3, "zero: stage ",
            options.stage, "; give 1, 2 or 3");
-  SB_CHECK(options.reduce_bucket_size >= 1 &&
-               options.allgather_bucket_size >= 1,
-           "zero: buckets of ", options.reduce_bucket_size, " and ",
-           options.allgather_bucket_size, "; give at least 1 element");
+  SB_CHECK(
+      options.reduce_bucket_size >= 1 && options.allgather_bucket_size >= 1,
+      "zero: buckets of ", options.reduce_bucket_size, " and ",
+      options.allgather_bucket_size, "; give at least 1 element");
   SB_CHECK(options.loss_scale > 0, "zero: loss_scale ", options.loss_scale,
            "; give a number above 0");
   SB_CHECK(!options.offload_optimizer || options.stage >= 2,
@@ -47,9 +47,8 @@ void check_same_model(Module& module, ProcessGroup& group) {
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     auto line_at = [&](const std::string& text) {
-      const auto [a, b] =
-          std::mismatch(all[0].begin(), all[0].end(), all[rank].begin(),
-                        all[rank].end());
+      const auto [a, b] = std::mismatch(all[0].begin(), all[0].end(),
+                                        all[rank].begin(), all[rank].end());
       auto at = static_cast<std::size_t>(a - all[0].begin());
       const std::size_t begin = all[0].rfind('\n', at == 0 ? 0 : at - 1);
       at = begin == std::string::npos ? 0 : begin + 1;
@@ -181,8 +180,7 @@ std::unique_ptr<ZeroOptimizer> make_zero(Module& module, ProcessGroup& group,
                                          const std::string& optimizer,
                                          const OptimizerOptions& how) {
   if (options.stage == 3) {
-    return std::make_unique<ZeroStage3>(module, group, options, optimizer,
-                                        how);
+    return std::make_unique<ZeroStage3>(module, group, options, optimizer, how);
   }
   return std::make_unique<ZeroStage12>(module, group, options, optimizer, how);
 }

@@ -83,9 +83,9 @@ struct ZeroOptions {
 
 /// A part of one tensor of the training state: what one rank saves.
 struct ShardPiece {
-  std::string name;   ///< the parameter's name
-  std::string field;  ///< "parameter", "master", "exp_avg", ...
-  Shape shape;        ///< of the whole parameter
+  std::string name;        ///< the parameter's name
+  std::string field;       ///< "parameter", "master", "exp_avg", ...
+  Shape shape;             ///< of the whole parameter
   std::int64_t begin = 0;  ///< first element, of the flattened parameter
   Tensor values;           ///< [n]
 };

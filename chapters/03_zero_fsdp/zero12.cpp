@@ -3,11 +3,8 @@
 #include <algorithm>
 
 #include "chapters/02_ddp/coalesce.h"
-#include "core/autograd.h"
 #include "core/check.h"
-#include "core/inplace.h"
 #include "core/context.h"
-#include "core/inplace.h"
 
 namespace shardbook::zero {
 
@@ -86,8 +83,8 @@ void ZeroStage12::make_flat(std::size_t index) {
   flat.flat_grad = Tensor::zeros({flat.layout.padded}, flat.flat.options());
   group.grad = flat.flat_grad.flat_view(begin, {shard});
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-    group.parameters[i].tensor.set_grad_buffer(flat.flat_grad.flat_view(
-        flat.layout.offsets[i], group.shapes[i]));
+    group.parameters[i].tensor.set_grad_buffer(
+        flat.flat_grad.flat_view(flat.layout.offsets[i], group.shapes[i]));
   }
 }
 
@@ -100,9 +97,9 @@ void ZeroStage12::make_buckets() {
          plan_buckets(flats_[i].layout, options_.reduce_bucket_size)) {
       const auto first = static_cast<std::size_t>(plan.parameters.back());
       const std::string& name = groups_[i].parameters[first].name;
-      const auto found =
-          std::find_if(all.begin(), all.end(),
-                       [&](auto& entry) { return entry.name == name; });
+      const auto found = std::find_if(all.begin(), all.end(), [&](auto& entry) {
+        return entry.name == name;
+      });
       Bucket bucket;
       bucket.group = i;
       bucket.plan = std::move(plan);
@@ -120,170 +117,6 @@ std::vector<GradientBucket> ZeroStage12::buckets(std::size_t group) const {
     if (bucket.group == group) plans.push_back(bucket.plan);
   }
   return plans;
-}
-
-ZeroStage12::Slot& ZeroStage12::slot(const Bucket& bucket, int parameter) {
-  return slots_[bucket.group][static_cast<std::size_t>(parameter)];
-}
-
-// --- Backward ----------------------------------------------------------------
-
-void ZeroStage12::on_gradient(std::size_t group, int parameter) {
-  if (!reduces_now()) return;
-  if (!is_reducing_) begin_reduction();
-  Slot& slot = slots_[group][static_cast<std::size_t>(parameter)];
-  SB_CHECK(!slot.has_arrived, "zero: parameter '",
-           groups_[group].parameters[static_cast<std::size_t>(parameter)].name,
-           "' received two gradients in one backward; it is used by several "
-           "recomputed blocks, which stages 1 and 2 cannot reduce");
-  slot.has_arrived = true;
-  drain();
-}
-
-void ZeroStage12::begin_reduction() {
-  SB_CHECK(options_.stage == 2 || num_accumulated_ == 0,
-           "zero: a second backward at the boundary before step; say "
-           "set_boundary(false) before all micro-steps but the last");
-  is_reducing_ = true;
-  next_bucket_ = 0;
-  for (auto& slots : slots_) {
-    for (Slot& slot : slots) slot.has_arrived = slot.is_copied = false;
-  }
-  autograd::at_end_of_backward([this] { end_of_backward(); });
-}
-
-// Copies what has come for the open bucket; full buckets leave, in their order.
-void ZeroStage12::drain() {
-  while (next_bucket_ < buckets_.size()) {
-    Bucket& bucket = buckets_[next_bucket_];
-    bool is_full = true;
-    for (const int parameter : bucket.plan.parameters) {
-      Slot& entry = slot(bucket, parameter);
-      if (entry.has_arrived && !entry.is_copied) copy_in(bucket, parameter);
-      is_full = is_full && entry.is_copied;
-    }
-    if (!is_full) return;
-    launch(bucket);
-    next_bucket_ += 1;
-  }
-}
-
-void ZeroStage12::open(Bucket& bucket) {
-  MemoryScope kind(MemoryKind::kCommunication);
-  bucket.buffer = Tensor::empty(
-      {bucket.plan.numel}, flats_[bucket.group].flat.options());
-  for (const BucketPiece& piece : bucket.plan.pieces) {
-    if (piece.parameter >= 0) continue;
-    // Padding is zero in gradients too: norms and overflow checks read it
-    bucket.buffer.flat_view(piece.bucket_begin, {piece.numel}).zero();
-  }
-}
-
-void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
-  Slot& entry = slot(bucket, parameter);
-  entry.is_copied = true;
-  // Divide before the sum: a sum of many ranks must not overflow
-  const double share = 1.0 / group_.size();
-  const Tensor grad = entry.parameter.grad();
-  if (bucket.plan.is_large && grad.defined()) {
-    const Tensor flat = grad.flat_view(0, {grad.numel()});
-    scale_into(flat, flat, share);
-    bucket.buffer = flat;
-  } else if (!bucket.buffer.defined()) {
-    open(bucket);
-  }
-  if (!bucket.plan.is_large) {
-    for (const BucketPiece& piece : bucket.plan.pieces) {
-      if (piece.parameter != parameter) continue;
-      const Shape shape{piece.numel};
-      const Tensor place = bucket.buffer.flat_view(piece.bucket_begin, shape);
-      if (grad.defined()) {
-        scale_into(place, grad.flat_view(piece.begin, shape), share);
-      } else {
-        place.zero();
-      }
-    }
-  } else if (!grad.defined()) {
-    bucket.buffer.zero();
-  }
-  // The full gradient has done its work
-  if (options_.stage == 2) entry.parameter.clear_grad();
-}
-
-void ZeroStage12::launch(Bucket& bucket) {
-  const std::string label =
-      "bucket " + std::to_string(&bucket - buckets_.data());
-  const GradientBucket& plan = bucket.plan;
-  Event filled;
-  filled.record();
-  {
-    StreamScope stream(options_.overlap_comm ? kReduceStream
-                                             : kComputeStream);
-    filled.wait();
-    if (!options_.reduce_scatter) {
-      bucket.works.push_back(
-          group_.all_reduce(bucket.buffer, ReduceOp::kSum, label));
-    } else {
-      const std::int64_t common = plan.scatter_numel * group_.size();
-      if (common > 0) {
-        const Tensor block = bucket.buffer.flat_view(0, {common});
-        bucket.works.push_back(group_.reduce_scatter(
-            block.flat_view(group_.rank() * plan.scatter_numel,
-                            {plan.scatter_numel}),
-            block, ReduceOp::kSum, label));
-      }
-      for (const OwnedRange& range : plan.rest) {
-        bucket.works.push_back(
-            group_.reduce(bucket.buffer.flat_view(range.begin, {range.numel}),
-                          range.owner, ReduceOp::kSum, label));
-      }
-    }
-  }
-
-  // Fill the other bucket while this one travels: the one before must be done
-  finish_in_flight();
-  in_flight_ = next_bucket_;
-  if (!options_.overlap_comm) finish_in_flight();
-}
-
-void ZeroStage12::finish_in_flight() {
-  if (!in_flight_) return;
-  finish(buckets_[*in_flight_]);
-  in_flight_.reset();
-}
-
-void ZeroStage12::finish(Bucket& bucket) {
-  Event done;
-  {
-    StreamScope stream(options_.overlap_comm ? kReduceStream
-                                             : kComputeStream);
-    for (Work& work : bucket.works) work.wait();
-    bucket.works.clear();
-    const Tensor& shard = groups_[bucket.group].grad;
-    for (const BucketPiece& piece : bucket.plan.pieces) {
-      if (piece.owner != group_.rank()) continue;
-      const Shape shape{piece.numel};
-      const Tensor sum = bucket.buffer.flat_view(piece.bucket_begin, shape);
-      const Tensor target = shard.flat_view(piece.shard_begin, shape);
-      // A large gradient of stage 1 was reduced in its place
-      if (target.shares_storage(sum)) continue;
-      take(target, sum, num_accumulated_ > 0, host_traffic_);
-    }
-    done.record();
-  }
-  bucket.buffer = Tensor();
-  done.wait();
-}
-
-void ZeroStage12::end_of_backward() {
-  // What no gradient came for counts as zero
-  for (auto& slots : slots_) {
-    for (Slot& slot : slots) slot.has_arrived = true;
-  }
-  drain();
-  finish_in_flight();
-  is_reducing_ = false;
-  num_accumulated_ += 1;
 }
 
 // --- The step ----------------------------------------------------------------
@@ -340,9 +173,8 @@ std::int64_t ZeroStage12::bucket_bytes() const {
     const std::int64_t bytes =
         bucket.plan.is_large
             ? 0
-            : bucket.plan.numel *
-                  static_cast<std::int64_t>(
-                      dtype_bytes(flats_[bucket.group].flat.dtype()));
+            : bucket.plan.numel * static_cast<std::int64_t>(dtype_bytes(
+                                      flats_[bucket.group].flat.dtype()));
     largest = std::max(largest, bytes + (options_.overlap_comm ? before : 0));
     before = bytes;
   }
@@ -361,9 +193,9 @@ std::int64_t ZeroStage12::gather_bytes() const {
     const std::int64_t piece = std::clamp<std::int64_t>(
         options_.allgather_bucket_size / d, 1, flat.layout.shard());
     if (piece == flat.layout.shard()) continue;
-    largest = std::max(largest, d * piece *
-                                    static_cast<std::int64_t>(
-                                        dtype_bytes(flat.flat.dtype())));
+    largest = std::max(
+        largest,
+        d * piece * static_cast<std::int64_t>(dtype_bytes(flat.flat.dtype())));
   }
   return largest;
 }
@@ -380,10 +212,9 @@ double ZeroStage12::predicted_bytes(std::int64_t steps,
     parameters += static_cast<double>(flat.flat.bytes());
   }
   for (const Bucket& bucket : buckets_) {
-    gradients += static_cast<double>(
-        bucket.plan.numel *
-        static_cast<std::int64_t>(
-            dtype_bytes(flats_[bucket.group].flat.dtype())));
+    gradients += static_cast<double>(bucket.plan.numel *
+                                     static_cast<std::int64_t>(dtype_bytes(
+                                         flats_[bucket.group].flat.dtype())));
   }
   const double passes = options_.stage == 1 ? 1 : micro_steps;
   const double units = options_.reduce_scatter ? 1 : 2;

@@ -97,12 +97,12 @@ class ZeroStage3 : public ZeroOptimizer {
     std::string name;
     Module* module = nullptr;
     std::vector<Slot> slots;
-    std::int64_t numel = 0;          ///< gathered elements of a fetch
-    std::int64_t bucket_slice = 0;   ///< elements of a rank in the bucket
+    std::int64_t numel = 0;         ///< gathered elements of a fetch
+    std::int64_t bucket_slice = 0;  ///< elements of a rank in the bucket
     enum class State { kSharded, kInFlight, kFull } state = State::kSharded;
-    Tensor gathered;    ///< while in flight
+    Tensor gathered;  ///< while in flight
     Work work;
-    Tensor bucket;      ///< gradients, until the reduction is done
+    Tensor bucket;  ///< gradients, until the reduction is done
     Work reduction;
     int num_missing = 0;
     int num_reduced = 0;  ///< since the gradients were forgotten

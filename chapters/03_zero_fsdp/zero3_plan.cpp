@@ -47,9 +47,8 @@ std::vector<UnitPlan> plan_units(Module& module,
   std::unordered_map<const void*, std::vector<std::size_t>> users;
   for (const NamedModule& entry : modules) {
     const bool is_root = entry.module == &module;
-    const bool is_inside =
-        !units.empty() && !units.back().name.empty() &&
-        is_below(entry.name, units.back().name) && has_types;
+    const bool is_inside = !units.empty() && !units.back().name.empty() &&
+                           is_below(entry.name, units.back().name) && has_types;
     if (is_inside || (!is_root && has_types && !is_unit_type(entry))) continue;
     Tensors own;
     if (!has_types) {
@@ -133,8 +132,8 @@ double ZeroStage3::predicted_bytes(std::int64_t steps,
   }
   for (const auto& unit : units_) {
     for (const Slot& slot : unit->slots) {
-      const auto padded = static_cast<double>(
-          slot.slice * group_.size() * element_bytes(slot.parameter));
+      const auto padded = static_cast<double>(slot.slice * group_.size() *
+                                              element_bytes(slot.parameter));
       once += static_cast<double>(slot.parameter.bytes());
       // Gathered for forward and for backward, or once per step
       if (!slot.is_persistent) {
@@ -149,8 +148,8 @@ double ZeroStage3::predicted_bytes(std::int64_t steps,
   return (d - 1) / d * (once + static_cast<double>(steps) * step);
 }
 
-HostTraffic ZeroStage3::predicted_host_traffic(
-    std::int64_t steps, std::int64_t micro_steps) const {
+HostTraffic ZeroStage3::predicted_host_traffic(std::int64_t steps,
+                                               std::int64_t micro_steps) const {
   HostTraffic traffic;
   if (!options_.offload_optimizer) return traffic;
   for (const auto& unit : units_) {

@@ -55,8 +55,8 @@ void place(GradientBucket& bucket, const std::vector<OwnedPart>& parts,
     const auto owner = static_cast<std::size_t>(part.owner);
     for (std::int64_t i = 0; i < part.numel;) {
       const bool in_block = done[owner] < bucket.scatter_numel;
-      const std::int64_t room = in_block ? bucket.scatter_numel - done[owner]
-                                         : part.numel - i;
+      const std::int64_t room =
+          in_block ? bucket.scatter_numel - done[owner] : part.numel - i;
       const std::int64_t numel = std::min(room, part.numel - i);
       const std::int64_t begin =
           in_block ? part.owner * bucket.scatter_numel + done[owner]
@@ -75,8 +75,8 @@ void place_large(GradientBucket& bucket, const std::vector<OwnedPart>& parts) {
   for (const OwnedPart& part : parts) {
     bucket.numel += part.numel;
     bucket.rest.push_back({part.owner, part.begin, part.numel});
-    bucket.pieces.push_back({part.parameter, part.owner, part.begin,
-                             part.begin, part.shard_begin, part.numel});
+    bucket.pieces.push_back({part.parameter, part.owner, part.begin, part.begin,
+                             part.shard_begin, part.numel});
   }
 }
 

@@ -107,8 +107,8 @@ void save_sharded(ZeroOptimizer& zero, const std::string& folder) {
   const std::vector<ShardPiece> pieces = zero.shards();
   for (const ShardPiece& piece : pieces) {
     if (piece.values.is_meta()) continue;
-    items.push_back({key_of(piece), piece.values.dtype(),
-                     piece.values.shape(), piece.values.raw()});
+    items.push_back({key_of(piece), piece.values.dtype(), piece.values.shape(),
+                     piece.values.raw()});
     metadata[key_of(piece)] = place_of(piece);
   }
   write_safetensors(folder + "/" + safetensors_shard_name(kStem, rank, ranks),

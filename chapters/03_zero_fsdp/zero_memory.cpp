@@ -15,8 +15,7 @@ StateBytes state_bytes(DType dtype, const std::string& optimizer,
                        const OptimizerOptions& how) {
   const auto element = static_cast<double>(dtype_bytes(dtype));
   const double stat = dtype == DType::kF64 ? 8 : 4;
-  const double moments =
-      optimizer != "sgd" ? 2 : (how.momentum > 0 ? 1 : 0);
+  const double moments = optimizer != "sgd" ? 2 : (how.momentum > 0 ? 1 : 0);
   const double master = element < 4 ? 4 : 0;
   return {element, element, moments * stat + master};
 }
@@ -39,8 +38,10 @@ double max_parameters(int stage, double capacity_bytes, int ranks,
 // --- DeepSpeed's estimators --------------------------------------------------
 
 DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup) {
-  SB_CHECK(stage == 2 || stage == 3, "zero: DeepSpeed estimates stages 2 and "
-           "3, not ", stage);
+  SB_CHECK(stage == 2 || stage == 3,
+           "zero: DeepSpeed estimates stages 2 and "
+           "3, not ",
+           stage);
   constexpr double kSlack = 1.5;  // "additional_buffer_factor"
   const double n = setup.parameters;
   const double on_node = setup.devices_per_node;
@@ -59,8 +60,7 @@ DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup) {
     const double built = setup.zero_init ? setup.largest_layer : n;
     return {layer + std::floor(18 * n / all), built * building * kSlack};
   }
-  const double kept =
-      (setup.offload_parameters ? 18.0 : 16.0) / setup.nodes;
+  const double kept = (setup.offload_parameters ? 18.0 : 16.0) / setup.nodes;
   const double host =
       n * (setup.zero_init ? kept : std::max(building, kept)) * kSlack;
   return {layer + (setup.offload_parameters ? 0 : std::floor(2 * n / all)),
@@ -266,13 +266,12 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
         (zero.options().offload_parameters ? 0 : shard * bytes.parameter) +
         static_cast<double>(sliced->persistent_bytes() +
                             std::max(first.parameters(), later.parameters()));
-    in_step = std::max(
-        {in_step, static_cast<double>(first.communication()),
-         static_cast<double>(later.communication()),
-         static_cast<double>(sliced->refresh_buffer_bytes())});
+    in_step = std::max({in_step, static_cast<double>(first.communication()),
+                        static_cast<double>(later.communication()),
+                        static_cast<double>(sliced->refresh_buffer_bytes())});
   }
-  bill[MemoryKind::kParameter] = std::max(
-      parameters, static_cast<double>(zero.initial_device_bytes()));
+  bill[MemoryKind::kParameter] =
+      std::max(parameters, static_cast<double>(zero.initial_device_bytes()));
   bill[MemoryKind::kCommunication] = sent_beside + in_step;
   return bill;
 }

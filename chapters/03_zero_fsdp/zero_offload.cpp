@@ -2,7 +2,6 @@
 
 #include "core/context.h"
 #include "core/inplace.h"
-#include "core/inplace.h"
 #include "core/stream.h"
 
 namespace shardbook::zero {

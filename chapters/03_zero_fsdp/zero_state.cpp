@@ -33,8 +33,7 @@ std::vector<Field> fields_of(const Tensor& shard, OptimizerSlot* slot,
 /// Optimizers make their state in the first step; a loaded one has it before.
 void make_state(OptimizerSlot& slot, std::size_t count, const Tensor& shard) {
   MemoryScope kind(MemoryKind::kOptimizerState);
-  const DType dtype =
-      shard.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  const DType dtype = shard.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   while (slot.state.size() < count) {
     slot.state.push_back(
         Tensor::zeros({shard.numel()}, {dtype, shard.device()}));
@@ -47,17 +46,15 @@ std::vector<ShardPiece> ZeroOptimizer::shards() const {
   std::vector<ShardPiece> pieces;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const ShardGroup& group = groups_[i];
-    OptimizerSlot* slot =
-        group.is_trained ? &optimizer_->slots()[i] : nullptr;
+    OptimizerSlot* slot = group.is_trained ? &optimizer_->slots()[i] : nullptr;
     for (const Field& field :
          fields_of(group.shard, slot, optimizer_->state_names())) {
       for (const OwnedPart& part : group.parts) {
         if (part.owner != group_.rank()) continue;
         const auto p = static_cast<std::size_t>(part.parameter);
-        pieces.push_back({group.parameters[p].name, field.name,
-                          group.shapes[p], part.begin,
-                          field.values.flat_view(part.shard_begin,
-                                                 {part.numel})});
+        pieces.push_back(
+            {group.parameters[p].name, field.name, group.shapes[p], part.begin,
+             field.values.flat_view(part.shard_begin, {part.numel})});
       }
     }
   }
@@ -81,7 +78,8 @@ bool ZeroOptimizer::owns_part_of(const std::string& name, std::int64_t begin,
 void ZeroOptimizer::load_shards(const std::vector<ShardPiece>& pieces,
                                 std::int64_t steps_done) {
   NoGrad no_grad;
-  std::map<std::pair<std::string, std::string>, std::vector<ShardPiece>> by_name;
+  std::map<std::pair<std::string, std::string>, std::vector<ShardPiece>>
+      by_name;
   for (const ShardPiece& piece : pieces) {
     by_name[{piece.name, piece.field}].push_back(piece);
   }
@@ -92,8 +90,7 @@ void ZeroOptimizer::load_shards(const std::vector<ShardPiece>& pieces,
 
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const ShardGroup& group = groups_[i];
-    OptimizerSlot* slot =
-        group.is_trained ? &optimizer_->slots()[i] : nullptr;
+    OptimizerSlot* slot = group.is_trained ? &optimizer_->slots()[i] : nullptr;
     if (slot != nullptr && steps_done > 0) {
       make_state(*slot, optimizer_->state_names().size(), group.shard);
       slot->step = steps_done;
@@ -116,12 +113,11 @@ void ZeroOptimizer::load_shards(const std::vector<ShardPiece>& pieces,
           if (piece.begin > at || stop <= at) continue;
           field.values
               .flat_view(part.shard_begin + at - part.begin, {stop - at})
-              .copy_from(piece.values.flat_view(at - piece.begin,
-                                                {stop - at}));
+              .copy_from(piece.values.flat_view(at - piece.begin, {stop - at}));
           at = stop;
         }
-        SB_CHECK(at == end, "zero: no piece of '", name, "' holds element ",
-                 at, " of its ", field.name, "; it has ",
+        SB_CHECK(at == end, "zero: no piece of '", name, "' holds element ", at,
+                 " of its ", field.name, "; it has ",
                  shape_numel(group.shapes[p]), " elements");
       }
     }
@@ -141,8 +137,7 @@ std::vector<NamedTensor> ZeroOptimizer::gather_full(bool of_optimizer,
   std::map<std::string, Tensor> full;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const ShardGroup& group = groups_[i];
-    OptimizerSlot* slot =
-        group.is_trained ? &optimizer_->slots()[i] : nullptr;
+    OptimizerSlot* slot = group.is_trained ? &optimizer_->slots()[i] : nullptr;
     for (const Field& field :
          fields_of(group.shard, slot, optimizer_->state_names())) {
       if ((field.name != "parameter") != of_optimizer) continue;
@@ -158,9 +153,9 @@ std::vector<NamedTensor> ZeroOptimizer::gather_full(bool of_optimizer,
       }
       // Columns of all shards, a bucket at a time
       const std::int64_t shard = field.values.numel();
-      const std::int64_t piece = std::clamp<std::int64_t>(
-          options_.allgather_bucket_size / d, 1, std::max<std::int64_t>(
-                                                     shard, 1));
+      const std::int64_t piece =
+          std::clamp<std::int64_t>(options_.allgather_bucket_size / d, 1,
+                                   std::max<std::int64_t>(shard, 1));
       for (std::int64_t begin = 0; begin < shard; begin += piece) {
         const std::int64_t n = std::min(piece, shard - begin);
         MemoryScope kind(MemoryKind::kCommunication);

@@ -180,8 +180,8 @@ TEST(ZeroBuckets, ReduceScatterAndReducesCoverEveryElementOnce) {
             const std::int64_t common = bucket.scatter_numel * d;
             int owner = -1;
             if (piece.bucket_begin < common) {
-              owner = static_cast<int>(piece.bucket_begin /
-                                       bucket.scatter_numel);
+              owner =
+                  static_cast<int>(piece.bucket_begin / bucket.scatter_numel);
             }
             for (const zero::OwnedRange& range : bucket.rest) {
               if (piece.bucket_begin >= range.begin &&
@@ -197,12 +197,11 @@ TEST(ZeroBuckets, ReduceScatterAndReducesCoverEveryElementOnce) {
                                               piece.shard_begin + k)] += 1;
             }
           }
-          EXPECT_EQ(places,
-                    std::vector<int>(static_cast<std::size_t>(bucket.numel), 1));
+          EXPECT_EQ(places, std::vector<int>(
+                                static_cast<std::size_t>(bucket.numel), 1));
         }
         const bool last_is_large = buckets[0].is_large;
-        EXPECT_EQ(total(buckets),
-                  last_is_large ? layout.numel : layout.padded);
+        EXPECT_EQ(total(buckets), last_is_large ? layout.numel : layout.padded);
         EXPECT_EQ(std::accumulate(shards.begin(), shards.end(), 0),
                   total(buckets));
       }
@@ -294,11 +293,11 @@ TEST(ZeroLedger, SmallBucketsSendTheSameBytes) {
   options.reduce_bucket_size = 84;
   options.allgather_bucket_size = 100;  // 33 columns of 3 ranks at a time
   const auto logs = log_of(3, options, 1, 1);
-  EXPECT_EQ(logs[0].lines,
-            // [124, 124 + 60 + 2), [100, 124) and [36, 124) by owner
-            (Lines{"reduce 24", "reduce 62", "reduce 30", "reduce 38",
-                   "reduce 32", "all_reduce 1", "all_gather 99",
-                   "all_gather 87"}));
+  EXPECT_EQ(
+      logs[0].lines,
+      // [124, 124 + 60 + 2), [100, 124) and [36, 124) by owner
+      (Lines{"reduce 24", "reduce 62", "reduce 30", "reduce 38", "reduce 32",
+             "all_reduce 1", "all_gather 99", "all_gather 87"}));
   EXPECT_DOUBLE_EQ(logs[0].bytes, log_of(3, stage(2), 1, 1)[0].bytes);
 }
 

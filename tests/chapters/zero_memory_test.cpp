@@ -14,26 +14,26 @@
 namespace shardbook::zero_test {
 namespace {
 
+using validate::Row;
 using zero::deepspeed_estimate;
 using zero::DeepSpeedSetup;
 using zero::model_states;
 using zero::ModelStates;
-using validate::Row;
 
 // --- Published tables --------------------------------------------------------
 
 std::vector<Row> table(const std::string& name) {
-  return validate::read_table(std::string(SHARDBOOK_ROOT) +
-                              "/bench/validate/" + name);
+  return validate::read_table(std::string(SHARDBOOK_ROOT) + "/bench/validate/" +
+                              name);
 }
 
 /// Whether `value`, rounded or cut to the digits of `printed`, is `printed`.
 bool is_printed_as(double value, const std::string& printed) {
   const std::size_t point = printed.find('.');
-  const double unit = std::pow(
-      10.0, point == std::string::npos
-                ? 0.0
-                : static_cast<double>(printed.size() - point - 1));
+  const double unit =
+      std::pow(10.0, point == std::string::npos
+                         ? 0.0
+                         : static_cast<double>(printed.size() - point - 1));
   const double digits = std::round(std::stod(printed) * unit);
   // Decimal halves are not exact in binary
   constexpr double kHalf = 0.5 + 1e-9;
@@ -45,11 +45,10 @@ TEST(ZeroTables, Table1OfThePaper) {
   const std::vector<Row> rows = table("zero_table1_memory.csv");
   EXPECT_EQ(rows.size(), 54u);
   for (const Row& row : rows) {
-    const ModelStates states =
-        model_states(row.integer("zero_stage"), row.number("params"),
-                     row.integer("dp"));
-    EXPECT_TRUE(is_printed_as(states.total() / 1e9,
-                              row.text("per_device_GB_reported")))
+    const ModelStates states = model_states(
+        row.integer("zero_stage"), row.number("params"), row.integer("dp"));
+    EXPECT_TRUE(
+        is_printed_as(states.total() / 1e9, row.text("per_device_GB_reported")))
         << row.text("model") << " " << row.text("stage") << " on "
         << row.integer("dp") << ": " << states.total() / 1e9;
   }
@@ -87,8 +86,7 @@ TEST(ZeroTables, DeepSpeedsEstimators) {
     setup.offload_optimizer = row.integer("offload_optimizer") == 1;
     setup.offload_parameters = row.integer("offload_param") == 1;
     setup.zero_init = row.integer("zero_init") == 1;
-    const auto estimate =
-        deepspeed_estimate(row.integer("zero_stage"), setup);
+    const auto estimate = deepspeed_estimate(row.integer("zero_stage"), setup);
     constexpr double kGiB = 1 << 30;
     // printf rounds
     auto text = [](double bytes) {
@@ -122,8 +120,7 @@ TEST(ZeroTables, AllF32AdamIsTheOtherColumn) {
 // --- This program's peaks ----------------------------------------------------
 
 class ZeroPeaks : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(WorldSizes, ZeroPeaks,
-                         testing::Values(1, 2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(WorldSizes, ZeroPeaks, testing::Values(1, 2, 3, 4, 8));
 
 std::string tiny_gpt() {
   const std::string path = testing::TempDir() + "zero_tiny_gpt.json";
@@ -206,9 +203,9 @@ TEST_P(ZeroPeaks, EqualTheFormulaePerKind) {
       for (const std::int64_t micro_steps : {1, 2}) {
         for (int number = 1; number <= 3; ++number) {
           ZeroOptions how = stage(number);
-          const std::string what =
-              "stage " + std::to_string(number) + ", " + options.model + " " +
-              dtype_name(dtype) + ", " + std::to_string(micro_steps);
+          const std::string what = "stage " + std::to_string(number) + ", " +
+                                   options.model + " " + dtype_name(dtype) +
+                                   ", " + std::to_string(micro_steps);
           expect_exact(peaks_of(d, options, how, micro_steps), what);
           if (micro_steps == 1) continue;
           how.overlap_comm = false;
@@ -246,8 +243,7 @@ TEST(ZeroMemory, WhatIsKeptBetweenStepsIsTheTableWithPadding) {
       for (int number = 1; number <= 3; ++number) {
         const auto ranks = on_ranks(d, [&](ProcessGroup& world) {
           Sequential model = make_184(dtype);
-          const auto zero =
-              make_zero(model, world, stage(number), "adam", {});
+          const auto zero = make_zero(model, world, stage(number), "adam", {});
           Tensor x = Tensor::full({2, 8}, 1, {dtype, Device()});
           sum((*zero)(x)).backward();
           zero->step();
@@ -328,8 +324,7 @@ TEST(ZeroMemory, AModelThatDdpCannotHoldTrainsInStage3) {
   const Options options = options_of("gpt-nano", DType::kF32);
   const auto run = [&](int d, std::int64_t capacity, bool with_zero) {
     return error_on_ranks(d, [&](ProcessGroup& world) {
-      RankContext context(Device::cpu(world.rank(), capacity), world.rank(),
-                          1);
+      RankContext context(Device::cpu(world.rank(), capacity), world.rank(), 1);
       context.deterministic = true;
       RankContext::Scope scope(context);
       // Built on the host, and cut from there

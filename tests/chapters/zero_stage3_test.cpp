@@ -47,8 +47,7 @@ TEST(ZeroUnits, BlocksAreUnitsAndTheRootHasTheRest) {
 
 TEST(ZeroUnits, WithoutBlocksEachModuleWithParametersIsOne) {
   Sequential model = make_mlp(DType::kF32);
-  EXPECT_EQ(names_of(plan_units(model, {"GptBlock"})),
-            (Names{"0", "2", "4"}));
+  EXPECT_EQ(names_of(plan_units(model, {"GptBlock"})), (Names{"0", "2", "4"}));
   EXPECT_EQ(names_of(plan_units(model, {"Linear"})), (Names{"0", "2", "4"}));
 }
 
@@ -129,8 +128,8 @@ TEST(ZeroGpt, EveryStageEqualsDdpBitForBit) {
                                                  dropout, options),
                                        ddp),
                       "")
-                << "stage " << number << " on " << d << ", dropout "
-                << dropout << (recompute ? ", recomputed" : "");
+                << "stage " << number << " on " << d << ", dropout " << dropout
+                << (recompute ? ", recomputed" : "");
           }
         }
       }
@@ -165,7 +164,8 @@ TEST(ZeroGpt, UnitsAreGatheredTwiceAlsoWithRecomputation) {
   }
 }
 
-// --- Graphs that are not a chain ----------------------------------------------
+// --- Graphs that are not a chain
+// ----------------------------------------------
 
 /// The middle layer runs `repeats` times; the last one only when asked.
 class Loop : public ModuleOf<Loop> {
@@ -207,8 +207,7 @@ State train_loop(int d, int number) {
       ddp::DdpOptions options;
       options.find_unused_parameters = true;
       ddp::DistributedDataParallel ddp(model, world, options);
-      const auto optimizer =
-          make_optimizer("sgd", model.parameters(), {0.001});
+      const auto optimizer = make_optimizer("sgd", model.parameters(), {0.001});
       for (int step = 0; step < 4; ++step) {
         backward(step, [&](const Tensor& x) { return ddp(x); });
         optimizer->step();
@@ -244,8 +243,7 @@ TEST(ZeroGraphs, AModuleCalledTwiceIsReducedOnce) {
     return std::vector<int>{
         count_gathers(world, "middle"),
         static_cast<int>(
-            records_of(world, CommOp::kReduceScatter, "reduce middle")
-                .size())};
+            records_of(world, CommOp::kReduceScatter, "reduce middle").size())};
   });
   // Twice forward; in backward it stays until its gradient is complete
   EXPECT_EQ(counts[0], (std::vector<int>{3, 1}));
@@ -274,7 +272,8 @@ TEST(ZeroGraphs, EvaluationBetweenStepsChangesNothing) {
   }
 }
 
-// --- Parameters come and go ----------------------------------------------------
+// --- Parameters come and go
+// ----------------------------------------------------
 
 TEST(ZeroParameters, OutsideOfForwardTheyHaveNoMemoryUntilGathered) {
   const auto checks = on_ranks(3, [](ProcessGroup& world) {
@@ -286,8 +285,8 @@ TEST(ZeroParameters, OutsideOfForwardTheyHaveNoMemoryUntilGathered) {
     bool is_whole = true;
     Sequential expected = make_mlp(DType::kF32);
     for (std::size_t i = 0; i < 6; ++i) {
-      is_whole = is_whole && bitwise_equal(model.parameters()[i],
-                                           expected.parameters()[i]);
+      is_whole = is_whole &&
+                 bitwise_equal(model.parameters()[i], expected.parameters()[i]);
     }
     // A forward on one rank alone, while the others wait
     if (world.rank() == 0) {
@@ -319,7 +318,8 @@ TEST(ZeroParameters, AfterItsEndGradientsAreLocalAgain) {
   }
 }
 
-// --- Overlap -------------------------------------------------------------------
+// --- Overlap
+// -------------------------------------------------------------------
 
 /// Notes messages and products in the order of their issue.
 class Order : public Observer, public CommObserver {
@@ -366,14 +366,12 @@ TEST(ZeroOverlap, TheNextUnitIsGatheredBeforeThisOneComputes) {
   const Names ahead = notes_of(options);
   options.prefetch_bucket_size = 0;
   const Names on_demand = notes_of(options);
-  EXPECT_EQ(on_demand,
-            (Names{"fetch 4", "product", "product", "reduce 4", "fetch 2",
-                   "product", "product", "reduce 2", "fetch 0", "product",
-                   "reduce 0"}));
-  EXPECT_EQ(ahead,
-            (Names{"fetch 4", "fetch 2", "fetch 0", "product", "product",
-                   "reduce 4", "product", "product", "reduce 2", "product",
-                   "reduce 0"}));
+  EXPECT_EQ(on_demand, (Names{"fetch 4", "product", "product", "reduce 4",
+                              "fetch 2", "product", "product", "reduce 2",
+                              "fetch 0", "product", "reduce 0"}));
+  EXPECT_EQ(ahead, (Names{"fetch 4", "fetch 2", "fetch 0", "product", "product",
+                          "reduce 4", "product", "product", "reduce 2",
+                          "product", "reduce 0"}));
 }
 
 TEST(ZeroOverlap, PrefetchingStopsAtItsLimit) {
@@ -383,7 +381,8 @@ TEST(ZeroOverlap, PrefetchingStopsAtItsLimit) {
   EXPECT_EQ(notes_of(options)[2], "product");
 }
 
-// --- Shapes alone ----------------------------------------------------------------
+// --- Shapes alone
+// ----------------------------------------------------------------
 
 struct Trail {
   std::vector<std::string> records;
@@ -395,9 +394,9 @@ struct Trail {
 
 Trail trail_of(int number, bool is_meta, bool offload) {
   return on_ranks(3, [&](ProcessGroup& world) {
-    RankContext context(is_meta ? Device::meta(world.rank())
-                                : Device::cpu(world.rank()),
-                        world.rank(), 1);
+    RankContext context(
+        is_meta ? Device::meta(world.rank()) : Device::cpu(world.rank()),
+        world.rank(), 1);
     context.deterministic = true;
     RankContext::Scope scope(context);
     const auto model = make_model(tiny_config(), init_of(DType::kBF16));

@@ -61,8 +61,7 @@ State load_and_run(int d, int number, const Training& run,
     Sequential model = make_mlp(run.dtype, 77);
     ZeroOptions options = stage(number);
     options.persistence_threshold = 7;
-    const auto zero =
-        make_zero(model, world, options, run.optimizer, run.how);
+    const auto zero = make_zero(model, world, options, run.optimizer, run.how);
     load_sharded(*zero, folder);
     EXPECT_EQ(zero->steps_done(), first);
     train_on_all(*zero, run, first, last);
@@ -80,17 +79,17 @@ TEST(ZeroState, AnyWorldGoesOnIdentically) {
       run_and_save(4, from, run, folder, 2);
       for (const auto& [d, to] : {std::pair(2, 1), std::pair(1, 2),
                                   std::pair(2, 3), std::pair(4, from)}) {
-        EXPECT_EQ(first_difference(load_and_run(d, to, run, folder, 2, 4),
-                                   straight),
-                  "")
+        EXPECT_EQ(
+            first_difference(load_and_run(d, to, run, folder, 2, 4), straight),
+            "")
             << optimizer << ", stage " << from << " on 4 to stage " << to
             << " on " << d;
       }
       // [RED] Sums of 3 or 8 shares round
       for (const int d : {3, 8}) {
-        EXPECT_LT(largest_difference(load_and_run(d, 3, run, folder, 2, 4),
-                                     straight),
-                  1e-12);
+        EXPECT_LT(
+            largest_difference(load_and_run(d, 3, run, folder, 2, 4), straight),
+            1e-12);
       }
     }
   }
@@ -139,10 +138,10 @@ TEST(ZeroState, ShardsWithoutPaddingAreTheModel) {
       bool all_equal = true;
       for (const ShardPiece& piece : zero->shards()) {
         const Tensor& tensor = by_name.at(piece.name);
-        all_equal = all_equal && piece.shape == tensor.shape() &&
-                    bitwise_equal(piece.values,
-                                  tensor.flat_view(piece.begin,
-                                                   piece.values.shape()));
+        all_equal =
+            all_equal && piece.shape == tensor.shape() &&
+            bitwise_equal(piece.values,
+                          tensor.flat_view(piece.begin, piece.values.shape()));
         numel += piece.values.numel();
       }
       return std::pair(all_equal, numel);
@@ -168,8 +167,7 @@ TEST(ZeroState, RankZeroAloneMayKeepTheWholeTensors) {
       const auto state = zero->full_optimizer_state(/*rank0_only=*/true);
       bool on_host = true;
       for (const auto& [name, tensor] : parameters) {
-        on_host = on_host &&
-                  tensor.device() == RankContext::current().host();
+        on_host = on_host && tensor.device() == RankContext::current().host();
       }
       return std::tuple(parameters.size(), state.size(), on_host);
     });
@@ -178,7 +176,8 @@ TEST(ZeroState, RankZeroAloneMayKeepTheWholeTensors) {
   }
 }
 
-// --- Broken checkpoints -------------------------------------------------------
+// --- Broken checkpoints
+// -------------------------------------------------------
 
 std::string load_error(const std::string& folder, const Training& run,
                        std::int64_t width = 7) {

@@ -58,10 +58,9 @@ inline std::vector<Training> optimizers(DType dtype, int micro_steps = 1) {
 inline Samples samples_of(const Training& run, int step, int micro,
                           const ProcessGroup& world) {
   const int d = world.size(), g = run.micro_steps;
-  return every(
-      make_samples(24 * g, run.dtype,
-                   run.seed + static_cast<std::uint64_t>(step)),
-      world.rank() + d * micro, d * g);
+  return every(make_samples(24 * g, run.dtype,
+                            run.seed + static_cast<std::uint64_t>(step)),
+               world.rank() + d * micro, d * g);
 }
 
 /// backward of one micro-step, as its share of the step.
@@ -69,8 +68,7 @@ inline void backward_of(const Tensor& output, const Samples& mine,
                         int micro_steps, double loss_scale = 1) {
   const Tensor loss = mse_loss(output, mine.y);
   autograd::backward(
-      {loss},
-      {Tensor::full({}, loss_scale / micro_steps, loss.options())});
+      {loss}, {Tensor::full({}, loss_scale / micro_steps, loss.options())});
 }
 
 inline State named_state(const std::vector<NamedTensor>& parameters,
@@ -117,8 +115,7 @@ inline double largest_difference(const State& a, const State& b) {
   double worst = a.size() == b.size() ? 0 : 1e300;
   for (const auto& [name, values] : a) {
     if (b.count(name) == 0) return 1e300;
-    worst = std::max(worst,
-                     ddp_test::largest_difference(values, b.at(name)));
+    worst = std::max(worst, ddp_test::largest_difference(values, b.at(name)));
   }
   return worst;
 }
@@ -172,8 +169,7 @@ inline std::vector<State> train_zero(int d, const Training& run,
     // Different weights on each rank: construction makes them rank 0's
     Sequential model =
         make(run.dtype, 1 + static_cast<std::uint64_t>(world.rank()));
-    const auto zero =
-        make_zero(model, world, options, run.optimizer, run.how);
+    const auto zero = make_zero(model, world, options, run.optimizer, run.how);
     train_zero(*zero, run, 0, run.steps);
     return state_of_zero(*zero);
   });

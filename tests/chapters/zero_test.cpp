@@ -145,8 +145,7 @@ TEST_P(ZeroParity, TheNormIsThatOfTheGlobalGradient) {
     Sequential model = make_mlp(DType::kF64);
     mse(model, make_samples(24, DType::kF64)).backward();
     for (const double norm : norms) {
-      EXPECT_NEAR(norm, grad_norm(model.parameters()), 1e-12)
-          << variant.name;
+      EXPECT_NEAR(norm, grad_norm(model.parameters()), 1e-12) << variant.name;
     }
   }
 }
@@ -180,14 +179,12 @@ TEST(Zero, AnOverflowOnOneRankSkipsTheStepOnAll) {
       }
       backward_of((*zero)(large.x), large, 1, scale);
       const double norm = zero->step();
-      const bool is_same =
-          first_difference(state_of_zero(*zero), before) == "";
+      const bool is_same = first_difference(state_of_zero(*zero), before) == "";
       // The next step counts again
       backward_of((*zero)(mine.x), mine, 1, 8);
       const double next = zero->step();
-      return std::tuple(std::isfinite(norm), is_same,
-                        zero->num_skipped_steps(), std::isfinite(next),
-                        zero->optimizer().slots()[0].step);
+      return std::tuple(std::isfinite(norm), is_same, zero->num_skipped_steps(),
+                        std::isfinite(next), zero->optimizer().slots()[0].step);
     });
     for (const auto& result : results) {
       EXPECT_EQ(result, std::tuple(false, true, 1, true, 1))
@@ -285,10 +282,13 @@ TEST(Zero, BadOptionsAreRefusedBySentences) {
   options = stage(2);
   options.reduce_bucket_size = 0;
   EXPECT_TRUE(has_text(error_for(options), "buckets of 0"));
-  EXPECT_TRUE(has_text(error_on_ranks(1, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF32);
-    make_zero(model, world, stage(2), "lamb", {});
-  }), "'lamb' is unknown"));
+  EXPECT_TRUE(
+      has_text(error_on_ranks(1,
+                              [](ProcessGroup& world) {
+                                Sequential model = make_mlp(DType::kF32);
+                                make_zero(model, world, stage(2), "lamb", {});
+                              }),
+               "'lamb' is unknown"));
 }
 
 TEST(Zero, DifferentModelsAreRefusedOnEveryRank) {
@@ -298,8 +298,9 @@ TEST(Zero, DifferentModelsAreRefusedOnEveryRank) {
     model.add(Linear("0", 5, world.rank() == 2 ? 8 : 7, init));
     make_zero(model, world, stage(2), "adam", {});
   });
-  EXPECT_TRUE(has_text(error, "'0.weight' f32[5, 7] on rank 0 and '0.weight' "
-                              "f32[5, 8] on rank 2"))
+  EXPECT_TRUE(has_text(error,
+                       "'0.weight' f32[5, 7] on rank 0 and '0.weight' "
+                       "f32[5, 8] on rank 2"))
       << error;
 }
 

@@ -31,11 +31,11 @@ TEST(ZeroTrap, GarbageInThePaddingSpoilsTheNorm) {
       const Tensor flat = filled(layout.padded, 1);
       flat.flat_view(layout.numel, {layout.padded - layout.numel})
           .fill(padding);
-      const Tensor own = flat.flat_view(world.rank() * layout.shard(),
-                                        {layout.shard()});
+      const Tensor own =
+          flat.flat_view(world.rank() * layout.shard(), {layout.shard()});
       world.reduce_scatter(own, flat).wait();
-      const Tensor total = Tensor::full({}, sum_of_squares(own),
-                                        {DType::kF64, Device()});
+      const Tensor total =
+          Tensor::full({}, sum_of_squares(own), {DType::kF64, Device()});
       world.all_reduce(total).wait();
       return std::sqrt(total.item());
     })[0];
@@ -55,8 +55,8 @@ TEST(ZeroTrap, OneBucketWithOverlapIsOverwrittenInFlight) {
       Tensors buffers;
       for (int i = 0; i < num_buffers; ++i) buffers.push_back(filled(4, 0));
       auto fill = [&](int gradient) {
-        const Tensor& buffer = buffers[static_cast<std::size_t>(
-            gradient % num_buffers)];
+        const Tensor& buffer =
+            buffers[static_cast<std::size_t>(gradient % num_buffers)];
         buffer.fill(10 * gradient + world.rank() + 1);
         return buffer;
       };
@@ -86,9 +86,9 @@ TEST(ZeroTrap, OneBucketWithOverlapIsOverwrittenInFlight) {
   ZeroOptions options = stage(2);
   options.reduce_bucket_size = 8;
   options.overlap_comm = true;
-  EXPECT_EQ(first_difference(train_zero(3, run, options)[0],
-                             train_ddp(3, run)[0]),
-            "");
+  EXPECT_EQ(
+      first_difference(train_zero(3, run, options)[0], train_ddp(3, run)[0]),
+      "");
 }
 
 // LAMB scales each tensor's update by |w| / |update|. On slices each rank finds
@@ -107,9 +107,10 @@ TEST(ZeroTrap, NormsOfSlicesAreNotNormsOfTensors) {
       return std::sqrt(values[0] / values[1]);
     });
   };
-  const double right = std::sqrt(sum_of_squares(filled(64, 1)) /
-                                 sum_of_squares(filled(64, 2)));
-  for (const double ratio : trust_ratios(true)) EXPECT_NEAR(ratio, right, 1e-12);
+  const double right =
+      std::sqrt(sum_of_squares(filled(64, 1)) / sum_of_squares(filled(64, 2)));
+  for (const double ratio : trust_ratios(true))
+    EXPECT_NEAR(ratio, right, 1e-12);
   double worst = 0;
   for (const double ratio : trust_ratios(false)) {
     worst = std::max(worst, std::abs(ratio - right));
@@ -141,8 +142,8 @@ TEST(ZeroTrap, ClippingByTheNormOfAShardIsNotClipping) {
     const Tensor flat = concat(grads, 0);
     const FlatLayout layout = flat_layout({flat.numel()}, 4, 1);
     const std::int64_t begin = world.rank() * layout.shard();
-    const Tensor own = slice(flat, 0, begin,
-                             std::min(flat.numel(), begin + layout.shard()));
+    const Tensor own =
+        slice(flat, 0, begin, std::min(flat.numel(), begin + layout.shard()));
     return std::pair(std::sqrt(sum_of_squares(own)),
                      grad_norm(model.parameters()));
   });
@@ -174,8 +175,8 @@ TEST(ZeroTrap, ReadingAGatheredBufferByParameterMixesThemUp) {
     const double r = world.rank();
     const Tensor shard = Tensor::from_values<double>(
         {3 * r, 3 * r + 1, 3 * r + 2, 10 + 2 * r, 11 + 2 * r}, {5});
-    const Tensor all = Tensor::empty({2 * layout.shard},
-                                     {DType::kF64, Device()});
+    const Tensor all =
+        Tensor::empty({2 * layout.shard}, {DType::kF64, Device()});
     world.all_gather(all, shard).wait();
     return all.to_vector<double>();
   })[0];
@@ -183,8 +184,8 @@ TEST(ZeroTrap, ReadingAGatheredBufferByParameterMixesThemUp) {
             (Values{0, 1, 2, 3, 4, 5}));
   Values unpacked;
   for (std::size_t rank = 0; rank < 2; ++rank) {
-    const auto begin = gathered.begin() +
-                       static_cast<std::ptrdiff_t>(rank) * layout.shard;
+    const auto begin =
+        gathered.begin() + static_cast<std::ptrdiff_t>(rank) * layout.shard;
     unpacked.insert(unpacked.end(), begin, begin + 3);
   }
   EXPECT_EQ(unpacked, (Values{0, 1, 2, 3, 4, 5}));
