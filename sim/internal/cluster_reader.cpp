@@ -1,0 +1,242 @@
+#include "sim/internal/cluster_reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace shardbook::sim::internal {
+
+namespace {
+
+// Limits far beyond what exists, against slips of the pen and of units.
+constexpr double kMaxBytesPerS = 1e15, kMaxFlops = 1e18, kMaxBytes = 1e15,
+                 kMaxSeconds = 1;
+constexpr int kMaxNodes = 1 << 20, kMaxDevicesPerNode = 1024, kMaxLinks = 64;
+
+void read_trust(JsonObject& object, Trust& trust) {
+  std::string name = trust_name(trust);
+  object.choice("trust", {"calibrated", "interpolated", "extrapolated"}, name);
+  for (const Trust other :
+       {Trust::kCalibrated, Trust::kInterpolated, Trust::kExtrapolated}) {
+    if (name == trust_name(other)) trust = other;
+  }
+}
+
+void read_peaks(JsonObject& object, DeviceSpec& device) {
+  const Json* json = object.find("peak_TFLOPS");
+  if (json == nullptr) return;
+  const std::string where = object.where("peak_TFLOPS");
+  SB_CHECK(json->is_object() && !json->empty(), where,
+           ": give an object such as {\"f32\": 19.5, \"bf16\": 312}");
+  device.peak_flops.clear();
+  for (const auto& [name, value] : json->items()) {
+    SB_CHECK(name == "f64" || name == "f32" || name == "bf16" || name == "f16",
+             where, "/", printable(name),
+             ": is no floating-point type; give f64, f32, bf16 or f16");
+    const double peak =
+        number_at(value, where + "/" + name, 1e-6, kMaxFlops / 1e12);
+    device.peak_flops[dtype_from_name(name)] = peak * 1e12;
+  }
+}
+
+void read_tile(JsonObject& object, DeviceSpec& device) {
+  const Json* json = object.find("tile");
+  if (json == nullptr) return;
+  const std::string where = object.where("tile");
+  SB_CHECK(json->is_array() && json->size() == 2, where, ": ", printable(*json),
+           " is not allowed; give [rows, columns]");
+  device.tile_m = static_cast<int>(integer_at((*json)[0], where, 1, 4096));
+  device.tile_n = static_cast<int>(integer_at((*json)[1], where, 1, 4096));
+}
+
+void read_device(const Json& json, const Source& source,
+                 const std::string& path, Chain& chain, DeviceSpec& device) {
+  JsonObject object(json, source.label, path);
+  chain.extend("devices", object, source, [&](const Source& base) {
+    read_device(parse_json(base.text, base.label), base, "", chain, device);
+  });
+  object.text("name", device.name);
+  read_peaks(object, device);
+  object.quantity("bandwidth", bytes_per_second(), kMaxBytesPerS, false,
+                  device.memory_bytes_per_s);
+  double capacity = static_cast<double>(device.memory_bytes);
+  object.quantity("capacity", bytes(), kMaxBytes, false, capacity);
+  device.memory_bytes = static_cast<std::int64_t>(capacity);
+  object.quantity("launch", seconds(), kMaxSeconds, true, device.launch_s);
+  object.quantity("kernel", seconds(), kMaxSeconds, true, device.kernel_s);
+  read_tile(object, device);
+  object.integer("units", 1, 1 << 20, device.num_units);
+  object.number("matmul_efficiency", 0.001, 1, device.max_matmul_efficiency);
+  object.number("half_k", 0, 1e6, device.half_k);
+  object.integer("alignment_bytes", 1, 4096, device.alignment_bytes);
+  object.number("misaligned_efficiency", 0.001, 1,
+                device.misaligned_efficiency);
+  object.number("attention_efficiency", 0.001, 1,
+                device.max_attention_efficiency);
+  object.number("memory_efficiency", 0.001, 1, device.memory_efficiency);
+  object.quantity("half_memory", bytes(), kMaxBytes, true,
+                  device.half_memory_bytes);
+  object.number("sustained", 0.001, 1, device.sustained);
+  read_trust(object, device.trust);
+  object.finish();
+}
+
+/// `key` holds the name of a device or an object.
+void read_device_at(const std::string& key, JsonObject& object,
+                    const Source& source, Chain& chain, DeviceSpec& device) {
+  const Json* json = object.find(key);
+  if (json == nullptr) return;
+  if (json->is_object()) {
+    read_device(*json, source, "/" + key, chain, device);
+    return;
+  }
+  std::string name;
+  object.text(key, name);
+  device = DeviceSpec();
+  chain.follow("devices", name, source, object.where(key) + ": ",
+               [&](const Source& base) {
+                 read_device(parse_json(base.text, base.label), base, "", chain,
+                             device);
+               });
+}
+
+void read_link_fields(JsonObject& object, LinkSpec& link) {
+  object.quantity("bandwidth", bytes_per_second(), kMaxBytesPerS, false,
+                  link.bytes_per_s);
+  object.quantity("latency", seconds(), kMaxSeconds, true, link.latency_s);
+  object.quantity("start", seconds(), kMaxSeconds, true, link.start_s);
+  object.number("efficiency", 0.001, 1, link.efficiency);
+  object.number("last_step", 0, 10, link.last_step);
+  object.quantity("reduction", bytes_per_second(), kMaxBytesPerS, true,
+                  link.reduction_bytes_per_s);
+  object.integer("measured_ranks", 0, kMaxDevices, link.measured_ranks);
+  read_trust(object, link.trust);
+}
+
+/// [[first device, second device, number of links], ...]
+void read_mesh(JsonObject& object, Cluster& cluster) {
+  const Json* json = object.find("links");
+  if (json == nullptr) return;
+  const std::string where = object.where("links");
+  SB_CHECK(json->is_array() && !json->empty(), where,
+           ": give a list of [device, device, number of links]");
+  cluster.mesh.clear();
+  for (const Json& item : *json) {
+    const std::string at = where + "/" + std::to_string(cluster.mesh.size());
+    SB_CHECK(item.is_array() && item.size() == 3, at, ": ", printable(item),
+             " is not allowed; give [device, device, number of links]");
+    MeshLink link;
+    link.a = static_cast<int>(integer_at(item[0], at, 0, kMaxDevicesPerNode));
+    link.b = static_cast<int>(integer_at(item[1], at, 0, kMaxDevicesPerNode));
+    link.count = static_cast<int>(integer_at(item[2], at, 1, kMaxLinks));
+    SB_CHECK(link.a != link.b, at, ": links device ", link.a, " with itself");
+    for (const MeshLink& other : cluster.mesh) {
+      SB_CHECK(std::minmax(link.a, link.b) != std::minmax(other.a, other.b), at,
+               ": devices ", link.a, " and ", link.b,
+               " are linked twice; give the number of their links once");
+    }
+    cluster.mesh.push_back(link);
+  }
+}
+
+void read_intra_node(const Json& json, const Source& source, Cluster& cluster) {
+  JsonObject object(json, source.label, "/intra_node");
+  const std::string before = cluster.intra_node.name.empty()     ? ""
+                             : cluster.intra_node.name == "pcie" ? "pcie"
+                             : cluster.mesh.empty()              ? "switch"
+                                                                 : "mesh";
+  std::string kind = before;
+  object.choice("kind", {"switch", "mesh", "pcie"}, kind);
+  // What is known of one kind of link says nothing about another.
+  if (kind != before) {
+    cluster.intra_node = LinkSpec();
+    cluster.mesh.clear();
+  }
+  cluster.intra_node.name = kind == "pcie" ? "pcie" : "nvlink";
+  read_link_fields(object, cluster.intra_node);
+  if (kind == "mesh") read_mesh(object, cluster);
+  SB_CHECK(!kind.empty(), object.where("kind"),
+           ": missing; give switch, mesh or pcie");
+  SB_CHECK(kind != "mesh" || !cluster.mesh.empty(), object.where("links"),
+           ": missing; a mesh needs its links: [[device, device, number]]");
+  object.finish();
+}
+
+void read_network(const Json& json, const Source& source, Cluster& cluster) {
+  JsonObject object(json, source.label, "/network");
+  object.integer("nics_per_node", 1, kMaxDevicesPerNode, cluster.nics_per_node);
+  read_link_fields(object, cluster.network);
+  object.finish();
+}
+
+void read_faults(JsonObject& object, Cluster& cluster) {
+  const Json* json = object.find("faults");
+  if (json == nullptr) return;
+  const std::string path = "/faults/";
+  SB_CHECK(json->is_array(), object.where("faults"), ": ", printable(*json),
+           " is not allowed; give a list of {\"rank\": ...}");
+  cluster.faults.clear();
+  for (const Json& item : *json) {
+    JsonObject fault_object(item, object.file(),
+                            path + std::to_string(cluster.faults.size()));
+    Fault fault;
+    fault_object.integer("rank", 0, kMaxDevices, fault.rank);
+    fault_object.number("compute_slowdown", 1e-3, 1e6, fault.compute_slowdown);
+    fault_object.number("link_slowdown", 1e-3, 1e6, fault.link_slowdown);
+    fault_object.finish();
+    SB_CHECK(item.contains("rank"), fault_object.where("rank"),
+             ": missing; a fault needs the rank that has it");
+    cluster.faults.push_back(fault);
+  }
+}
+
+void read_software(const Json& json, const Source& source, Cluster& cluster) {
+  JsonObject object(json, source.label, "/software");
+  object.flag("fused_attention", cluster.fused_attention);
+  object.quantity("member", seconds(), kMaxSeconds, true, cluster.member_s);
+  object.finish();
+}
+
+void read_jitter(const Json& json, const Source& source, Cluster& cluster) {
+  JsonObject object(json, source.label, "/jitter");
+  object.number("amount", 0, 100, cluster.jitter);
+  int seed = static_cast<int>(cluster.jitter_seed);
+  object.integer("seed", 0, 2147483647, seed);
+  cluster.jitter_seed = static_cast<std::uint64_t>(seed);
+  object.finish();
+}
+
+}  // namespace
+
+void read_cluster(const Source& source, Chain& chain, Cluster& cluster) {
+  const Json json = parse_json(source.text, source.label);
+  JsonObject object(json, source.label, "");
+  chain.extend("clusters", object, source,
+               [&](const Source& base) { read_cluster(base, chain, cluster); });
+  object.text("name", cluster.name);
+  object.integer("nodes", 1, kMaxNodes, cluster.num_nodes);
+  object.integer("devices_per_node", 1, kMaxDevicesPerNode,
+                 cluster.devices_per_node);
+  read_device_at("device", object, source, chain, cluster.device);
+  read_device_at("host", object, source, chain, cluster.host);
+  using Part = void (*)(const Json&, const Source&, Cluster&);
+  const std::vector<std::pair<const char*, Part>> parts = {
+      {"intra_node", read_intra_node},
+      {"network", read_network},
+      {"software", read_software},
+      {"jitter", read_jitter}};
+  for (const auto& [key, read_part] : parts) {
+    const Json* part = object.find(key);
+    if (part != nullptr) read_part(*part, source, cluster);
+  }
+  if (const Json* part = object.find("host_link")) {
+    JsonObject link(*part, source.label, "/host_link");
+    read_link_fields(link, cluster.host_link);
+    link.finish();
+  }
+  read_faults(object, cluster);
+  object.finish();
+}
+
+}  // namespace shardbook::sim::internal

@@ -1,0 +1,154 @@
+// Constants of NCCL are those of its own model, src/graph/tuning.cc at
+// 01afd20 (hwLat, baseLat), which picks algorithm and protocol at run time.
+
+#include "sim/internal/message_timer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+
+namespace shardbook::sim::internal {
+
+namespace {
+
+/// How the bytes of a step are handed over. LL: with a flag for each word,
+/// LL128: for each 128 bytes, Simple: in large pieces after a handshake.
+struct Protocol {
+  const char* ring;
+  const char* tree;
+  double start_s;      ///< below 0: the link's own
+  double latency;      ///< of the link's latency, within a node
+  double net_latency;  ///< of the network's latency
+  double bandwidth;    ///< of the link's speed
+  double tree_s;       ///< latency of a step of a tree, within a node
+  double net_tree_s;   ///< and between nodes
+  bool needs_nvlink;
+};
+// LL128's 0.7: NCCL says 120/128, less for all-reduce per channel; 0.7 agrees
+// with the A100 below 16 MB (VIA-Research/vTrain).
+constexpr Protocol kProtocols[] = {
+    {"ring, LL", "tree, LL", 3.6e-6, 0.47 / 3.4, 2.7 / 9.6, 0.25, 0.52e-6, 5e-6,
+     false},
+    {"ring, LL128", "tree, LL128", 10e-6, 1.9 / 3.4, 4.0 / 9.6, 0.7, 1.2e-6,
+     8.5e-6, true},
+    {"ring, Simple", "tree, Simple", -1, 1, 1, 1, 28e-6, 50e-6, false}};
+/// A tree reaches this share of a ring's bandwidth.
+constexpr double kTreeBandwidth = 0.9;
+
+void keep_faster(Cost& best, double seconds, const char* how) {
+  if (best.seconds == 0 || seconds < best.seconds) {
+    best.seconds = seconds;
+    best.how = how;
+  }
+}
+
+}  // namespace
+
+Group make_group(const Cluster& cluster, const std::vector<int>& ranks) {
+  std::vector<int> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  SB_CHECK(sorted.empty() ||
+               (sorted.front() >= 0 && sorted.back() < cluster.num_devices()),
+           "cluster ", cluster.name, ": rank ",
+           sorted.empty()       ? 0
+           : sorted.front() < 0 ? sorted.front()
+                                : sorted.back(),
+           " is not one of its ", cluster.num_devices(),
+           " devices; take more nodes or fewer ranks");
+  Group group;
+  group.size = static_cast<double>(sorted.size());
+  for (std::size_t begin = 0; begin < sorted.size();) {
+    const int node = cluster.node_of(sorted[begin]);
+    std::size_t end = begin;
+    while (end < sorted.size() && cluster.node_of(sorted[end]) == node) ++end;
+    const auto members = static_cast<double>(end - begin);
+    if (members > group.members) {
+      group.members = members;
+      group.devices.assign(sorted.begin() + static_cast<std::ptrdiff_t>(begin),
+                           sorted.begin() + static_cast<std::ptrdiff_t>(end));
+    }
+    group.fewest = group.nodes == 0 ? members : std::min(group.fewest, members);
+    ++group.nodes;
+    begin = end;
+  }
+  for (int& device : group.devices) device %= cluster.devices_per_node;
+  group.net_speed = cluster.network.speed() * cluster.nics_per_node *
+                    group.fewest / cluster.devices_per_node;
+  return group;
+}
+
+Cost MessageTimer::ring(double steps, double net_steps, double bytes,
+                        double pieces) const {
+  Cost best;
+  for (const Protocol& protocol : kProtocols) {
+    if (protocol.needs_nvlink && !group_.nvlink) continue;
+    const double latency =
+        (steps - net_steps) * cluster_.intra_node.latency_s * protocol.latency +
+        net_steps * cluster_.network.latency_s * protocol.net_latency;
+    const double transfer = pieces * bytes / group_.size /
+                            (group_.ring_speed() * protocol.bandwidth);
+    keep_faster(best, start(protocol.start_s) + latency + transfer,
+                protocol.ring);
+  }
+  return best;
+}
+
+Cost MessageTimer::tree(double bytes) const {
+  Cost best;
+  for (const Protocol& protocol : kProtocols) {
+    if (protocol.needs_nvlink && !group_.nvlink) continue;
+    const double latency =
+        2 * ((group_.members - 1) * protocol.tree_s +
+             std::ceil(std::log2(group_.nodes)) * protocol.net_tree_s);
+    const double transfer =
+        2 * bytes / (group_.ring_speed() * protocol.bandwidth * kTreeBandwidth);
+    keep_faster(best, start(protocol.start_s) + latency + transfer,
+                protocol.tree);
+  }
+  return best;
+}
+
+Cost MessageTimer::in_switch(double bytes) const {
+  const LinkSpec& inside = cluster_.intra_node;
+  const LinkSpec& net = cluster_.network;
+  double seconds = bytes * (group_.members + 1) / group_.members /
+                   inside.reduction_bytes_per_s;
+  double latency = inside.start_s + 2 * inside.latency_s;
+  if (group_.nodes > 1) {
+    const double sums =
+        net.reduction_bytes_per_s > 0
+            ? bytes / (net.reduction_bytes_per_s * cluster_.nics_per_node *
+                       group_.fewest / cluster_.devices_per_node)
+            : 2 * bytes / group_.net_speed;
+    seconds = std::max(seconds, sums);
+    latency += 2 * std::ceil(std::log2(group_.nodes)) * net.latency_s;
+  }
+  Cost cost;
+  keep_faster(cost, latency + seconds, "in the switch");
+  return cost;
+}
+
+Cost MessageTimer::direct(double bytes, double speed, bool between_nodes,
+                          double hops) const {
+  const LinkSpec& link = between_nodes ? cluster_.network : cluster_.intra_node;
+  Cost best;
+  for (const Protocol& protocol : kProtocols) {
+    if (protocol.needs_nvlink && (between_nodes || !group_.nvlink)) continue;
+    const double share =
+        between_nodes ? protocol.net_latency : protocol.latency;
+    keep_faster(best,
+                start(protocol.start_s) + hops * link.latency_s * share +
+                    bytes / (speed * protocol.bandwidth),
+                "direct");
+  }
+  return best;
+}
+
+double MessageTimer::start(double protocol_start_s) const {
+  const double own =
+      group_.nodes > 1 ? cluster_.network.start_s : cluster_.intra_node.start_s;
+  return protocol_start_s < 0 ? own : std::min(protocol_start_s, own);
+}
+
+}  // namespace shardbook::sim::internal

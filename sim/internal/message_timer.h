@@ -1,0 +1,63 @@
+#pragma once
+
+// The algorithms of collectives, timed on the links of one group.
+
+#include <vector>
+
+#include "sim/cost_model.h"
+
+namespace shardbook::sim::internal {
+
+/// What a group's algorithms see of the cluster.
+struct Group {
+  double size = 0;
+  double nodes = 0;
+  double members = 0;        ///< on the node with the most
+  double fewest = 0;         ///< on the node with the least
+  std::vector<int> devices;  ///< of the node with the most
+  double node_speed = 0;     ///< of a ring's piece within a node
+  double net_speed = 0;      ///< of the group's share of a node's NICs
+  bool nvlink = false;
+
+  /// Of a ring through all members.
+  double ring_speed() const {
+    if (nodes == 1) return node_speed;
+    return members == 1 ? net_speed : std::min(node_speed, net_speed);
+  }
+};
+
+/// Nodes, members and network of a group; its links within a node are up to
+/// the caller. Throws Error when a rank is not on the cluster.
+Group make_group(const Cluster& cluster, const std::vector<int>& ranks);
+
+/// Times one algorithm with the protocol that is fastest.
+class MessageTimer {
+ public:
+  MessageTimer(const Cluster& cluster, const Group& group)
+      : cluster_(cluster), group_(group) {}
+
+  /// `steps` steps around the ring that pass nodes `net_steps` times, and
+  /// `pieces` times bytes / size through each link.
+  Cost ring(double steps, double net_steps, double bytes, double pieces) const;
+
+  /// All-reduce up and down a tree of nodes, with a chain within each node.
+  Cost tree(double bytes) const;
+
+  /// All-reduce in which each member lets the switch sum its part of all
+  /// buffers, and has the switch write the sum to all: a buffer and a part
+  /// through each link each way. Between nodes the sums go up and down a tree,
+  /// or once to a switch that sums as well.
+  Cost in_switch(double bytes) const;
+
+  /// One message in `hops` hops on links of `speed`.
+  Cost direct(double bytes, double speed, bool between_nodes,
+              double hops) const;
+
+ private:
+  double start(double protocol_start_s) const;
+
+  const Cluster& cluster_;
+  const Group& group_;
+};
+
+}  // namespace shardbook::sim::internal

@@ -1,0 +1,64 @@
+#pragma once
+
+// Where descriptions come from: presets in the library, files, and what they
+// extend.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "sim/internal/json_object.h"
+
+namespace shardbook::sim::internal {
+
+/// One file of a chain in which each extends the next.
+struct Source {
+  std::string text;
+  std::string label;      ///< for messages
+  std::string directory;  ///< that `extends` is relative to
+};
+
+bool is_file_name(const std::string& name);
+/// Throws Error that names the file.
+std::string read_file(const std::string& file);
+/// The presets of "clusters" or "devices".
+std::vector<std::string> names_in(const std::string& folder);
+/// Finds what a file calls `name`. `where` says who asks, for messages.
+Source find_source(const std::string& folder, const std::string& name,
+                   const std::string& directory, const std::string& where);
+
+/// Follows references from file to file, and stops where they lead back.
+class Chain {
+ public:
+  explicit Chain(bool files_allowed) : files_allowed_(files_allowed) {}
+
+  /// Applies what `object` of the file `source` extends, if anything.
+  template <typename Apply>
+  void extend(const std::string& folder, JsonObject& object,
+              const Source& source, const Apply& apply) {
+    if (object.find("extends") == nullptr) return;
+    std::string base;
+    object.text("extends", base);
+    follow(folder, base, source, object.where("extends") + ": ", apply);
+  }
+
+  /// Applies the source that `from` calls `name`.
+  template <typename Apply>
+  void follow(const std::string& folder, const std::string& name,
+              const Source& from, const std::string& where,
+              const Apply& apply) {
+    const Source source = find(folder, name, from, where);
+    labels_.push_back(from.label);
+    apply(source);
+    labels_.pop_back();
+  }
+
+ private:
+  Source find(const std::string& folder, const std::string& name,
+              const Source& from, const std::string& where) const;
+
+  bool files_allowed_;
+  std::vector<std::string> labels_;  ///< of the files that led here
+};
+
+}  // namespace shardbook::sim::internal
