@@ -12,7 +12,7 @@
 // remark, and every constant there has one: where it comes from, and why.
 //
 //   {"extends": "dgx-a100", "name": "two nodes, one NIC each", "nodes": 2,
-//    "network": {"nics_per_node": 1, "Gb_per_s": 100}}
+//    "network": {"nics_per_node": 1, "bandwidth_Gb_per_s": 100}}
 //
 // A file may extend a preset or another file (relative to itself), and its
 // "device" and "host" may be names or objects, which may extend devices: what

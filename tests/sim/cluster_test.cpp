@@ -115,6 +115,26 @@ TEST(ClusterFile, KeepsWhatItDoesNotSay) {
   EXPECT_DOUBLE_EQ(cluster.faults[0].link_slowdown, 1);
 }
 
+TEST(ClusterFile, OfTheHeaderIsRead) {
+  const Cluster cluster = Cluster::from_json(
+      R"({"extends": "dgx-a100", "name": "two nodes, one NIC each", "nodes": 2,
+          "network": {"nics_per_node": 1, "bandwidth_Gb_per_s": 100}})",
+      "my.json");
+  EXPECT_EQ(cluster.num_devices(), 16);
+  EXPECT_DOUBLE_EQ(cluster.network.bytes_per_s, 12.5e9);
+}
+
+TEST(ClusterFile, EmptyFilesAreNotJson) {
+  const std::string file = testing::TempDir() + "/empty.json";
+  std::ofstream(file).close();
+  try {
+    Cluster::read(file);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("not JSON"));
+  }
+}
+
 TEST(ClusterFile, AnotherKindOfLinkStartsAfresh) {
   const Cluster cluster = Cluster::from_json(
       changed(R"("intra_node": {"kind": "pcie", "bandwidth_GB_per_s": 31})"),
