@@ -8,6 +8,8 @@
 #include <fstream>
 
 #include "core/check.h"
+#include "sim/internal/json_object.h"
+#include "sim/internal/presets.h"
 
 namespace shardbook::sim {
 namespace {
@@ -65,6 +67,30 @@ TEST(ClusterPresets, AreTheOnesOfTheBook) {
         "azure-ndm-a100", "a100-cloud", "a100-40gb-cloud"}) {
     EXPECT_THAT(Cluster::preset_names(), Contains(name));
   }
+}
+
+/// Objects in which numbers stand without any remark.
+void find_bare_numbers(const internal::Json& json, const std::string& path,
+                       std::vector<std::string>& bare) {
+  bool has_number = false, has_remark = false;
+  for (const auto& [key, value] : json.items()) {
+    has_number |= value.is_number();
+    has_remark |= key[0] == '_';
+    // Peaks have theirs beside them.
+    if (value.is_object() && key != "peak_TFLOPS") {
+      find_bare_numbers(value, path + "/" + key, bare);
+    }
+  }
+  if (has_number && !has_remark) bare.push_back(path);
+}
+
+TEST(ClusterPresets, SayWhereTheirConstantsComeFrom) {
+  std::vector<std::string> bare;
+  for (const internal::Preset& preset : internal::presets()) {
+    find_bare_numbers(internal::parse_json(preset.text, preset.name),
+                      preset.name, bare);
+  }
+  EXPECT_THAT(bare, testing::IsEmpty());
 }
 
 TEST(ClusterPresets, SeleneIsAsPublished) {
