@@ -357,6 +357,16 @@ Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
   });
 }
 
+void ProcessGroup::repeat_records(std::size_t first, std::int64_t times) {
+  const std::size_t end = records_->size();
+  records_->reserve(end + static_cast<std::size_t>(times) * (end - first));
+  for (std::int64_t k = 0; k < times; ++k) {
+    for (std::size_t i = first; i < end; ++i) {
+      records_->push_back((*records_)[i]);
+    }
+  }
+}
+
 // --- Subgroups ---------------------------------------------------------------
 
 // Subgroups write into this group's ledger.

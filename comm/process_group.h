@@ -155,6 +155,9 @@ class ProcessGroup {
   /// Every call of this rank on this group and its subgroups, in issue order.
   const std::vector<CommRecord>& records() const { return *records_; }
   void clear_records() { records_->clear(); }
+  /// Adds what was recorded from index `first` on `times` times more: for calls
+  /// that the world `sim` knows to repeat without making them.
+  void repeat_records(std::size_t first, std::int64_t times);
   /// `observer` (or null) sees the calls on this group and, from then on, on
   /// subgroups made from it.
   void set_observer(CommObserver* observer) { observer_ = observer; }

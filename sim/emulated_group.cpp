@@ -105,16 +105,24 @@ void EmulatedGroup::abort(const std::string& reason) { inner_.abort(reason); }
 
 // --- Collectives -------------------------------------------------------------
 
-// Lines are free when time begins again.
-void EmulatedGroup::forget_past() {
-  if (epoch_ == clock_.epoch()) return;
-  epoch_ = clock_.epoch();
-  free_s_ = 0;
-  line_free_s_.clear();
+// Lines are free when time begins again, and busy for as much longer as the
+// clock has skipped.
+void EmulatedGroup::follow_clock() {
+  if (epoch_ != clock_.epoch()) {
+    epoch_ = clock_.epoch();
+    skipped_s_ = clock_.skipped_s();
+    free_s_ = 0;
+    line_free_s_.clear();
+  }
+  const double skipped = clock_.skipped_s() - skipped_s_;
+  if (skipped == 0) return;
+  skipped_s_ = clock_.skipped_s();
+  free_s_ += skipped;
+  for (auto& [peer, free] : line_free_s_) free += skipped;
 }
 
 Work EmulatedGroup::timed(const CommCall& call, Work data) {
-  forget_past();
+  follow_clock();
   auto pending = std::make_shared<Pending>();
   pending->call = call;
   const double bytes = static_cast<double>(call.numel) *
@@ -255,7 +263,7 @@ class MessageWork : public Work::State {
 }  // namespace
 
 Work EmulatedGroup::do_send(const Tensor& tensor, const CommCall& call) {
-  forget_past();
+  follow_clock();
   const int to = call.root_or_peer;
   const CostModel& model = clock_.model();
   const std::vector<int> ends = {world_rank(rank()), world_rank(to)};

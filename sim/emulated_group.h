@@ -77,7 +77,7 @@ class EmulatedGroup : public ProcessGroup {
   void resolve(Pending& pending);
   std::vector<std::string> unfolded(std::vector<std::string> texts) const;
   TimelineEvent event_of(const CommCall& call) const;
-  void forget_past();
+  void follow_clock();
 
   std::shared_ptr<ProcessGroup> owned_;
   ProcessGroup& inner_;
@@ -93,6 +93,7 @@ class EmulatedGroup : public ProcessGroup {
   std::map<int, double> line_free_s_;
   std::map<int, std::int64_t> num_sent_;
   int epoch_ = 0;
+  double skipped_s_ = 0;
   /// Times that are on their way to receivers.
   std::deque<std::pair<Work, Tensor>> sent_;
 };

@@ -142,6 +142,31 @@ void DeviceClock::end_step(double at_s) {
   steps_.emplace_back();
 }
 
+DeviceClock::State DeviceClock::state() const {
+  State state = {queues_, steps_.back()};
+  state.times.push_back(host_);
+  return state;
+}
+
+void DeviceClock::advance(const State& from, const State& to,
+                          std::int64_t times) {
+  const auto count = static_cast<double>(times);
+  for (std::size_t i = 0; i < queues_.size(); ++i) {
+    queues_[i] += count * (to.times[i] - from.times[i]);
+  }
+  host_ += count * (to.times.back() - from.times.back());
+  StepSums& sums = steps_.back();
+  sums.busy_s += count * (to.sums.busy_s - from.sums.busy_s);
+  sums.exposed_s += count * (to.sums.exposed_s - from.sums.exposed_s);
+  for (const LinkBytes& link : to.sums.links) {
+    double before = 0;
+    for (const LinkBytes& each : from.sums.links) {
+      if (each.link == link.link) before = each.bytes;
+    }
+    add_link(sums.links, link.link, count * (link.bytes - before));
+  }
+}
+
 TimeSummary DeviceClock::summary() const {
   TimeSummary result;
   const std::size_t num_steps = timeline_.steps.size() - 1;
@@ -310,6 +335,13 @@ void VirtualClock::end_step() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const double end = latest();
   for (const auto& each : devices_) each->end_step(end);
+}
+
+void VirtualClock::skip(const DeviceClock::State& from,
+                        const DeviceClock::State& to, std::int64_t times) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  main().advance(from, to, times);
+  skipped_s_ += static_cast<double>(times) * (to.times[0] - from.times[0]);
 }
 
 double VirtualClock::now_s() const {

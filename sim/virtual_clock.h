@@ -32,6 +32,13 @@ namespace shardbook::sim {
 /// The queues of one device and of the thread that feeds it.
 class DeviceClock {
  public:
+  /// What a step has added up so far.
+  struct StepSums {
+    double busy_s = 0;
+    double exposed_s = 0;
+    std::vector<LinkBytes> links;
+  };
+
   DeviceClock(const CostModel& model, int rank, Device device);
 
   /// When the next work on `stream` could begin.
@@ -53,6 +60,15 @@ class DeviceClock {
   void end_step(double at_s);
   /// Factor of the next operation: faults and jitter.
   double slowdown();
+  /// All that repeats when work does: the times of queues and host, and what
+  /// this step has added up. Adding `times` differences of two states moves on
+  /// as if the work between them had been done so often again.
+  struct State {
+    std::vector<double> times;
+    StepSums sums;
+  };
+  State state() const;
+  void advance(const State& from, const State& to, std::int64_t times);
 
   int rank() const { return rank_; }
   const Device& device() const { return device_; }
@@ -62,12 +78,6 @@ class DeviceClock {
   void set_records_events(bool on) { records_events_ = on; }
 
  private:
-  struct StepSums {
-    double busy_s = 0;
-    double exposed_s = 0;
-    std::vector<LinkBytes> links;
-  };
-
   const CostModel& model_;
   int rank_;
   Device device_;
@@ -112,6 +122,10 @@ class VirtualClock : public Observer {
   void begin_steps();
   /// How often time has begun again: lines that were busy before are free.
   int epoch() const { return epoch_; }
+  /// By how much time was advanced over work that repeats (see repeat.h).
+  double skipped_s() const { return skipped_s_; }
+  void skip(const DeviceClock::State& from, const DeviceClock::State& to,
+            std::int64_t times);
   /// A training step has ended, on all devices and for the host.
   void end_step();
   double now_s() const;
@@ -141,6 +155,7 @@ class VirtualClock : public Observer {
   std::vector<std::unique_ptr<DeviceClock>> devices_;
   Trust trust_ = Trust::kCalibrated;
   int epoch_ = 0;
+  double skipped_s_ = 0;
 };
 
 /// Keeps virtual time on this thread's rank for the lifetime of the scope.

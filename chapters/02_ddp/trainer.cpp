@@ -6,6 +6,7 @@
 #include "chapters/02_ddp/coalesce.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "sim/repeat.h"
 
 namespace shardbook::ddp {
 namespace {
@@ -45,7 +46,7 @@ StepResult Trainer::step(std::int64_t step) {
   Tensor mean_loss;
   Work loss_work;
   double local_loss = 0;
-  for (std::int64_t i = 0; i < g; ++i) {
+  sim::repeat(world_, g, [&](std::int64_t i) {
     // All but the last micro-batch keep their gradients to themselves
     std::optional<NoSync> no_sync;
     if (i + 1 < g) no_sync.emplace(ddp_);
@@ -69,7 +70,7 @@ StepResult Trainer::step(std::int64_t step) {
     // DDP divides by d; the g micro-batches are ours to divide
     const double share = 1 / static_cast<double>(g);
     autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
-  }
+  });
   random.batch = BatchSlice{};
   loss_work.wait();
 
