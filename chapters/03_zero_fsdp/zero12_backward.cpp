@@ -142,15 +142,16 @@ void ZeroStage12::finish(Bucket& bucket) {
     for (Work& work : bucket.works) work.wait();
     bucket.works.clear();
     const Tensor& shard = groups_[bucket.group].grad;
+    std::vector<CopyRun> runs;
     for (const BucketPiece& piece : bucket.plan.pieces) {
       if (piece.owner != group_.rank()) continue;
       const Shape shape{piece.numel};
       const Tensor sum = bucket.buffer.flat_view(piece.bucket_begin, shape);
       const Tensor target = shard.flat_view(piece.shard_begin, shape);
       // A large gradient of stage 1 was reduced in its place
-      if (target.shares_storage(sum)) continue;
-      take(target, sum, num_accumulated_ > 0, host_traffic_);
+      if (!target.shares_storage(sum)) runs.push_back({target, sum});
     }
+    take_runs(runs, num_accumulated_ > 0, host_traffic_);
     done.record();
   }
   bucket.buffer = Tensor();

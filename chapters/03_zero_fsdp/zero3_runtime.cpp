@@ -6,7 +6,6 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
-#include "core/inplace.h"
 
 namespace shardbook::zero {
 
@@ -34,14 +33,16 @@ Work ZeroStage3::gather(const std::vector<Slot*>& slots, Tensor& buffer,
     buffer = Tensor::empty({group_.size() * slice}, slots[0]->full.options());
   }
   const Tensor own = buffer.flat_view(group_.rank() * slice, {slice});
+  std::vector<CopyRun> runs;
   std::int64_t offset = 0;
   for (const Slot* slot : slots) {
     const Shape shape{slot->slice};
-    copy_across(own.flat_view(offset, shape),
-                gather_shards_[slot->group].flat_view(slot->offset, shape),
-                host_traffic_);
+    runs.push_back(
+        {own.flat_view(offset, shape),
+         gather_shards_[slot->group].flat_view(slot->offset, shape)});
     offset += slot->slice;
   }
+  take_runs(runs, /*accumulates=*/false, host_traffic_);
   return group_.all_gather(buffer, own, label);
 }
 
@@ -49,16 +50,18 @@ Work ZeroStage3::gather(const std::vector<Slot*>& slots, Tensor& buffer,
 void ZeroStage3::unpack(const std::vector<Slot*>& slots, const Tensor& buffer) {
   if (slots.size() == 1) return;
   const std::int64_t piece = buffer.numel() / group_.size();
+  std::vector<CopyRun> runs;
   std::int64_t offset = 0;
   for (const Slot* slot : slots) {
     slot->full.restore_storage();
     for (std::int64_t rank = 0; rank < group_.size(); ++rank) {
       const Shape shape{slot->slice};
-      slot->full.flat_view(rank * slot->slice, shape)
-          .copy_from(buffer.flat_view(rank * piece + offset, shape));
+      runs.push_back({slot->full.flat_view(rank * slot->slice, shape),
+                      buffer.flat_view(rank * piece + offset, shape)});
     }
     offset += slot->slice;
   }
+  copy_runs(runs);
 }
 
 void ZeroStage3::start_gather(Unit& unit) {
@@ -183,6 +186,7 @@ void ZeroStage3::copy_into_bucket(Unit& unit, Slot& slot) {
   // Divide before the sum; padding is zero
   const Tensor grad = slot.parameter.grad();
   const double share = 1.0 / group_.size();
+  std::vector<CopyRun> runs;
   for (std::int64_t rank = 0; rank < group_.size(); ++rank) {
     const Tensor place = unit.bucket.flat_view(
         rank * unit.bucket_slice + slot.bucket_offset, {slot.slice});
@@ -192,13 +196,14 @@ void ZeroStage3::copy_into_bucket(Unit& unit, Slot& slot) {
             ? std::clamp<std::int64_t>(grad.numel() - begin, 0, slot.slice)
             : 0;
     if (real > 0) {
-      scale_into(place.flat_view(0, {real}), grad.flat_view(begin, {real}),
-                 share);
+      runs.push_back(
+          {place.flat_view(0, {real}), grad.flat_view(begin, {real})});
     }
     if (real < slot.slice) {
       place.flat_view(real, {slot.slice - real}).zero();
     }
   }
+  copy_runs(runs, share);
   slot.has_gradient = true;
   unit.num_missing -= 1;
 }
@@ -236,13 +241,14 @@ void ZeroStage3::finish_reduction() {
     unit.reduction.wait();
     const Tensor own = unit.bucket.flat_view(group_.rank() * unit.bucket_slice,
                                              {unit.bucket_slice});
+    std::vector<CopyRun> runs;
     for (const Slot& slot : unit.slots) {
       if (!slot.is_trained) continue;
       const Shape shape{slot.slice};
-      take(groups_[slot.group].grad.flat_view(slot.offset, shape),
-           own.flat_view(slot.bucket_offset, shape), unit.num_reduced > 0,
-           host_traffic_);
+      runs.push_back({groups_[slot.group].grad.flat_view(slot.offset, shape),
+                      own.flat_view(slot.bucket_offset, shape)});
     }
+    take_runs(runs, unit.num_reduced > 0, host_traffic_);
     done.record();
   }
   done.wait();

@@ -26,19 +26,23 @@ void copy_across(const Tensor& target, const Tensor& source,
   (to_host ? traffic.to_host : traffic.to_device) += source.bytes();
 }
 
-void take(const Tensor& target, const Tensor& source, bool accumulates,
-          HostTraffic& traffic) {
-  if (!accumulates) {
-    copy_across(target, source, traffic);
+void take_runs(const std::vector<CopyRun>& runs, bool accumulates,
+               HostTraffic& traffic) {
+  if (runs.empty()) return;
+  if (runs[0].target.device() == runs[0].source.device()) {
+    accumulates ? add_runs(runs) : copy_runs(runs);
     return;
   }
-  Tensor beside = source;
-  if (target.device() != source.device()) {
+  for (const CopyRun& run : runs) {
+    if (!accumulates) {
+      copy_across(run.target, run.source, traffic);
+      continue;
+    }
     MemoryScope kind(MemoryKind::kGradient);
-    beside = target.empty_like();
-    copy_across(beside, source, traffic);
+    const Tensor beside = run.target.empty_like();
+    copy_across(beside, run.source, traffic);
+    add_into(run.target, beside);
   }
-  add_into(target, beside);
 }
 
 }  // namespace shardbook::zero

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "chapters/03_zero_fsdp/zero_copy.h"
 #include "core/tensor.h"
 
 namespace shardbook::zero {
@@ -31,10 +32,10 @@ struct HostTraffic {
 void copy_across(const Tensor& target, const Tensor& source,
                  HostTraffic& traffic);
 
-/// target += source, or target = source without `accumulates`; the arrays may
-/// lie on two devices. Memory: `source` once more on the target's device when
-/// a sum crosses devices.
-void take(const Tensor& target, const Tensor& source, bool accumulates,
-          HostTraffic& traffic);
+/// For all runs: target += source, or target = source without `accumulates`;
+/// the arrays may lie on two devices. Memory: each source once more on the
+/// target's device when a sum crosses devices.
+void take_runs(const std::vector<CopyRun>& runs, bool accumulates,
+               HostTraffic& traffic);
 
 }  // namespace shardbook::zero
