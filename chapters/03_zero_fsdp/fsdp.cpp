@@ -35,6 +35,7 @@ void FullyShardedDataParallel::hook(Unit& unit) {
 }
 
 void FullyShardedDataParallel::pre_forward(Unit& unit, Tensors& inputs) {
+  if (is_summoned_) return;
   const bool again = RankContext::current().is_recomputing;
   if (unit.is_root && !again) {
     // Gathers wait for the last update, and then for nothing that computes
@@ -108,6 +109,7 @@ bool FullyShardedDataParallel::frees_after_forward(const Unit& unit) const {
 }
 
 void FullyShardedDataParallel::post_forward(Unit& unit, Tensors& outputs) {
+  if (is_summoned_) return;
   if (frees_after_forward(unit)) reshard(unit);
   if (unit.keeps_dtype) {
     for (Tensor& output : outputs) {

@@ -110,8 +110,8 @@ class [[nodiscard]] NoSync {
 };
 
 /// While it lives, the model's parameters are whole, in the shards' dtype. What
-/// is written to them is kept (on every rank its own shard) when it ends.
-/// Collective. Costs the memory of the whole model.
+/// is written to them is kept (on every rank its own shard) when it ends. A
+/// forward inside gathers nothing, so that one rank may run it alone. Collective. Costs the memory of the whole model.
 class [[nodiscard]] SummonFullParams {
  public:
   explicit SummonFullParams(FullyShardedDataParallel& fsdp,
@@ -122,7 +122,7 @@ class [[nodiscard]] SummonFullParams {
 
  private:
   FullyShardedDataParallel& fsdp_;
-  bool writeback_;
+  const bool writeback_;
   Tensors full_;
 };
 
@@ -210,6 +210,7 @@ class FullyShardedDataParallel {
   bool is_first_iteration_ = true;
   bool is_backward_pending_ = false;
   bool is_in_backward_ = false;
+  bool is_summoned_ = false;
   std::vector<Unit*> order_, last_order_;  ///< units as forwards ran
   Unit* reducing_ = nullptr;
   std::deque<Event> freed_;  ///< on the compute stream, one per freed unit

@@ -196,6 +196,8 @@ void FullyShardedDataParallel::convert_buffers() {
 SummonFullParams::SummonFullParams(FullyShardedDataParallel& fsdp,
                                    bool writeback)
     : fsdp_(fsdp), writeback_(writeback) {
+  SB_CHECK(!fsdp.is_summoned_, "fsdp: summon_full_params inside another one");
+  fsdp.is_summoned_ = true;
   fsdp.reshard_all();
   std::map<const void*, Tensor> whole;
   for (const FlatParameter* unit : fsdp.units()) {
@@ -212,6 +214,7 @@ SummonFullParams::SummonFullParams(FullyShardedDataParallel& fsdp,
 
 SummonFullParams::~SummonFullParams() {
   // Write back what may have changed, put the leaves back in place
+  fsdp_.is_summoned_ = false;
   const auto units = fsdp_.units();
   std::map<std::string, Tensor> leaves;
   for (std::size_t u = 0; u < units.size(); ++u) {
