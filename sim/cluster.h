@@ -36,6 +36,14 @@ enum class Trust {
 /// "calibrated", "interpolated", "extrapolated".
 const char* trust_name(Trust trust);
 
+/// What one operation was measured to take: fixed_s + flops * s_per_flop +
+/// bytes * s_per_byte.
+struct MeasuredOperation {
+  double fixed_s = 0;
+  double s_per_flop = 0;
+  double s_per_byte = 0;
+};
+
 /// One type of device: data sheet and calibration.
 struct DeviceSpec {
   std::string name;                    ///< "a100-80gb"
@@ -67,6 +75,9 @@ struct DeviceSpec {
   /// of training: benchmarks of single products run at clocks that the power
   /// limit does not allow for hours.
   double sustained = 1;
+  /// Operations that were measured one by one ("gelu forward"), in place of all
+  /// of the above.
+  std::map<std::string, MeasuredOperation> operations;
   Trust trust = Trust::kInterpolated;
 };
 
@@ -128,6 +139,10 @@ class Cluster {
   /// Within a node: a switch that gives each device `bytes_per_s` each way, or
   /// a mesh of links between pairs.
   LinkSpec intra_node;
+  /// The devices are cores that exchange messages through their memory: a
+  /// collective takes latency plus bytes over bandwidth, as measured, and the
+  /// cores that communicate do not compute.
+  bool shares_memory = false;
   std::vector<MeshLink> mesh;  ///< empty: a switch
   /// Between nodes: `nics_per_node` of them, shared by the node's devices.
   LinkSpec network;

@@ -152,6 +152,16 @@ CostModel::CostModel(Cluster cluster)
 Cost CostModel::operation(const OpEvent& event, bool on_host) const {
   const DeviceSpec& device =
       on_host ? share_of_host(cluster_) : cluster_.device;
+  if (!device.operations.empty()) {
+    const auto found = device.operations.find(
+        std::string(event.name) + " " + phase_name(event.phase));
+    if (found != device.operations.end()) {
+      const MeasuredOperation& measured = found->second;
+      return {measured.fixed_s + event.flops * measured.s_per_flop +
+                  event.bytes * measured.s_per_byte,
+              device.trust, "measured"};
+    }
+  }
   const ProductShape& shape = event.product;
   const double memory = memory_seconds(device, event.bytes);
   Cost cost = {memory, device.trust, "memory"};

@@ -43,7 +43,7 @@ struct EmulatedGroup::Pending {
   Tensor times;
   Work exchange;
   bool is_resolved = false;
-  double end_s = 0;
+  double begin_s = 0, end_s = 0;
 };
 
 class EmulatedGroup::TimedWork : public Work::State {
@@ -53,7 +53,7 @@ class EmulatedGroup::TimedWork : public Work::State {
   void wait() override {
     data_.wait();
     group_.resolve(*pending_);
-    group_.clock_.wait_message(pending_->end_s);
+    group_.clock_.wait_message(pending_->begin_s, pending_->end_s);
   }
   bool done() override { return data_.done() && pending_->exchange.done(); }
 
@@ -171,6 +171,7 @@ void EmulatedGroup::resolve(Pending& last) {
     event.end_s =
         event.begin_s + cost.seconds * model.link_slowdown(ranks());
     event.bytes = wire_bytes(record);
+    next->begin_s = event.begin_s;
     next->end_s = free_s_ = event.end_s;
     next->is_resolved = true;
     clock_.add_message(std::move(event), model.link(ranks()).name, cost.trust);
@@ -277,6 +278,7 @@ Work EmulatedGroup::do_send(const Tensor& tensor, const CommCall& call) {
   event.bytes = bytes;
   event.begin_s = std::max(clock_.issue_message(), line_free_s_[to]);
   event.end_s = event.begin_s + cost.seconds * model.link_slowdown(ends);
+  const double begin = event.begin_s;
   const double end = line_free_s_[to] = event.end_s;
 
   // The receiver learns when it arrives, and which message it is.
@@ -292,7 +294,7 @@ Work EmulatedGroup::do_send(const Tensor& tensor, const CommCall& call) {
   inner_.clear_records();
   clock_.add_message(std::move(event), model.link(ends).name, cost.trust);
   return Work(std::make_shared<MessageWork>(
-      std::move(data), [this, end] { clock_.wait_message(end); }));
+      std::move(data), [this, begin, end] { clock_.wait_message(begin, end); }));
 }
 
 Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
@@ -316,13 +318,13 @@ Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
     event.message = static_cast<std::int64_t>(values[2]);
     event.begin_s = std::max(values[0], std::min(ready, values[1]));
     event.end_s = std::max(values[1], ready);
-    const double end = event.end_s;
+    const double begin = event.begin_s, end = event.end_s;
     clock_.add_message(std::move(event),
                        clock_.model()
                            .link({world_rank(from), world_rank(rank())})
                            .name,
                        Trust::kCalibrated);
-    clock_.wait_message(end);
+    clock_.wait_message(begin, end);
   };
   return Work(std::make_shared<MessageWork>(std::move(data), arrive));
 }

@@ -94,6 +94,13 @@ Cost CostModel::collective(CommOp op, double bytes,
   if (op == CommOp::kSend || op == CommOp::kRecv) {
     return message(bytes, ranks[0], ranks[1]);
   }
+  if (cluster_.shares_memory) {
+    // An all-reduce was measured; the others touch each byte half as often.
+    const double passes = op == CommOp::kAllReduce ? 1 : 0.5;
+    return {cluster_.intra_node.latency_s +
+                passes * bytes / cluster_.intra_node.speed(),
+            cluster_.intra_node.trust, "memory"};
+  }
   group.nvlink = cluster_.intra_node.name == "nvlink";
   group.node_speed = cluster_.intra_node.speed();
   if (!cluster_.mesh.empty() && group.members > 1) {
@@ -160,6 +167,10 @@ Cost CostModel::collective(CommOp op, double bytes,
 Cost CostModel::message(double bytes, int from, int to) const {
   Group group = make_group(cluster_, {from, to});
   if (from == to) return {};
+  if (cluster_.shares_memory) {
+    return {0.5 * bytes / cluster_.intra_node.speed(),
+            cluster_.intra_node.trust, "memory"};
+  }
   group.nvlink = link({from, to}).name == "nvlink";
   const bool between_nodes = group.nodes > 1;
   double speed = cluster_.network.speed() *

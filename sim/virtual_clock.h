@@ -112,8 +112,10 @@ class VirtualClock : public Observer {
   /// The host issues a message from the current stream; returns when its data
   /// are ready.
   double issue_message();
-  /// The current stream waits for a message that ends at `end_s`.
-  void wait_message(double end_s);
+  /// The current stream waits for a message from `begin_s` to `end_s`. Where
+  /// the cores that compute also communicate, what was computed meanwhile takes
+  /// as much longer.
+  void wait_message(double begin_s, double end_s);
   /// Notes a message that took place, and what it sent over which link.
   void add_message(TimelineEvent event, const std::string& link, Trust trust);
 

@@ -50,6 +50,27 @@ void read_tile(JsonObject& object, DeviceSpec& device) {
   device.tile_n = static_cast<int>(integer_at((*json)[1], where, 1, 4096));
 }
 
+/// {"gelu forward": {"us": 2.5, "us_per_MB": 100}, ...}
+void read_operations(JsonObject& object, DeviceSpec& device) {
+  const Json* json = object.find("operations");
+  if (json == nullptr) return;
+  const std::string where = object.where("operations");
+  SB_CHECK(json->is_object(), where, ": ", printable(*json),
+           " is not allowed; give {\"operation phase\": {\"us\": ...}}");
+  device.operations.clear();
+  const std::string path = where.substr(where.rfind(": ") + 2);
+  for (const auto& [name, value] : json->items()) {
+    JsonObject measured(value, object.file(), path + "/" + printable(name));
+    double fixed_us = 0, us_per_MFLOP = 0, us_per_MB = 0;
+    measured.number("us", 0, 1e9, fixed_us);
+    measured.number("us_per_MFLOP", 0, 1e9, us_per_MFLOP);
+    measured.number("us_per_MB", 0, 1e9, us_per_MB);
+    measured.finish();
+    device.operations[name] = {fixed_us * 1e-6, us_per_MFLOP * 1e-12,
+                               us_per_MB * 1e-12};
+  }
+}
+
 void read_device(const Json& json, const Source& source,
                  const std::string& path, Chain& chain, DeviceSpec& device) {
   JsonObject object(json, source.label, path);
@@ -78,6 +99,7 @@ void read_device(const Json& json, const Source& source,
   object.quantity("half_memory", bytes(), kMaxBytes, true,
                   device.half_memory_bytes);
   object.number("sustained", 0.001, 1, device.sustained);
+  read_operations(object, device);
   read_trust(object, device.trust);
   object.finish();
 }
@@ -143,21 +165,24 @@ void read_mesh(JsonObject& object, Cluster& cluster) {
 void read_intra_node(const Json& json, const Source& source, Cluster& cluster) {
   JsonObject object(json, source.label, "/intra_node");
   const std::string before = cluster.intra_node.name.empty()     ? ""
+                             : cluster.shares_memory             ? "memory"
                              : cluster.intra_node.name == "pcie" ? "pcie"
                              : cluster.mesh.empty()              ? "switch"
                                                                  : "mesh";
   std::string kind = before;
-  object.choice("kind", {"switch", "mesh", "pcie"}, kind);
+  object.choice("kind", {"switch", "mesh", "pcie", "memory"}, kind);
   // What is known of one kind of link says nothing about another.
   if (kind != before) {
     cluster.intra_node = LinkSpec();
     cluster.mesh.clear();
   }
-  cluster.intra_node.name = kind == "pcie" ? "pcie" : "nvlink";
+  cluster.shares_memory = kind == "memory";
+  cluster.intra_node.name =
+      kind == "pcie" || kind == "memory" ? kind : "nvlink";
   read_link_fields(object, cluster.intra_node);
   if (kind == "mesh") read_mesh(object, cluster);
   SB_CHECK(!kind.empty(), object.where("kind"),
-           ": missing; give switch, mesh or pcie");
+           ": missing; give switch, mesh, pcie or memory");
   SB_CHECK(kind != "mesh" || !cluster.mesh.empty(), object.where("links"),
            ": missing; a mesh needs its links: [[device, device, number]]");
   object.finish();

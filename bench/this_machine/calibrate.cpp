@@ -1,0 +1,213 @@
+#include "bench/this_machine/calibrate.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "chapters/00_single_device/single_device.h"
+#include "comm/launch.h"
+
+namespace shardbook::this_machine {
+namespace {
+
+using nlohmann::ordered_json;
+
+double now_s() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2,
+                   values.end());
+  return values[values.size() / 2];
+}
+
+// One operation of a step, and what it took in each step.
+struct Slot {
+  OpEvent event;
+  std::vector<double> seconds;
+};
+
+// Sees the same operations in every step. What happens between two operations
+// (autograd, memory) counts for the second one.
+class Recorder : public Observer {
+ public:
+  void begin_step() {
+    next_ = 0;
+    depth_ = 0;
+    last_s_ = now_s();
+  }
+  void on_op_begin(const OpEvent&) override { ++depth_; }
+  void on_op_end(const OpEvent& event) override {
+    if (--depth_ > 0) return;
+    const double now = now_s();
+    if (next_ == slots_.size()) slots_.push_back({event, {}});
+    slots_[next_++].seconds.push_back(now - last_s_);
+    last_s_ = now_s();
+  }
+  const std::vector<Slot>& slots() const { return slots_; }
+
+ private:
+  std::vector<Slot> slots_;
+  std::size_t next_ = 0;
+  int depth_ = 0;
+  double last_s_ = 0;
+};
+
+struct Size {
+  std::string type;
+  int hidden, heads, layers;
+  std::int64_t batch, seq;
+};
+
+// Around the sizes of gpt-nano and mlp, and never the same.
+const std::vector<Size> kSizes = {
+    {"gpt2", 48, 4, 2, 16, 48},  {"gpt2", 48, 4, 2, 10, 96},
+    {"gpt2", 80, 4, 2, 9, 64},   {"gpt2", 80, 4, 2, 20, 80},
+    {"gpt2", 96, 4, 2, 12, 56},  {"gpt2", 96, 4, 2, 24, 72},
+    {"gpt2", 128, 4, 2, 14, 64}, {"mlp", 48, 1, 3, 16, 48},
+    {"mlp", 96, 1, 3, 20, 72}};
+
+std::vector<Slot> record(const Size& size, const std::string& folder) {
+  const std::string file = folder + "/model.json";
+  std::ofstream(file) << ordered_json({{"model_type", size.type},
+                                       {"vocab_size", 256},
+                                       {"n_positions", 256},
+                                       {"n_embd", size.hidden},
+                                       {"n_layer", size.layers},
+                                       {"n_head", size.heads}})
+                             .dump();
+  Options options;
+  options.model = file;
+  options.data = "random";
+  options.batch = size.batch;
+  options.seq = size.seq;
+  single_device::SingleDevice device(options, {});
+  Recorder recorder;
+  constexpr int kSteps = 25;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == 2) RankContext::current().add_observer(&recorder);
+    recorder.begin_step();
+    device.step(step);
+  }
+  RankContext::current().remove_observer(&recorder);
+  return recorder.slots();
+}
+
+bool is_by_flops(const OpEvent& event) { return event.product.m > 0; }
+
+}  // namespace
+
+Fit fit(const std::vector<Sample>& samples) {
+  // Weighted by 1 / seconds^2: relative errors count.
+  double w = 0, wx = 0, wxx = 0, wt = 0, wxt = 0;
+  for (const Sample& sample : samples) {
+    const double weight = 1 / (sample.seconds * sample.seconds);
+    w += weight;
+    wx += weight * sample.work;
+    wxx += weight * sample.work * sample.work;
+    wt += weight * sample.seconds;
+    wxt += weight * sample.work * sample.seconds;
+  }
+  const double determinant = w * wxx - wx * wx;
+  Fit result;
+  if (determinant > 1e-12 * w * wxx) {
+    result.per_unit_s = (w * wxt - wx * wt) / determinant;
+    result.fixed_s = (wt - result.per_unit_s * wx) / w;
+  }
+  if (result.per_unit_s <= 0) return {wt / w, 0};
+  if (result.fixed_s < 0) return {0, wxt / wxx};
+  return result;
+}
+
+std::vector<OperationFit> measure_operations() {
+  std::string folder = "/tmp/shardbook-calibration-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) {
+    SB_FAIL("calibration: no folder can be made in /tmp");
+  }
+  RankContext context(Device::cpu(0), 0, /*num_threads=*/1);
+  const RankContext::Scope scope(context);
+  std::map<std::pair<std::string, Phase>, std::vector<Sample>> samples;
+  std::map<std::pair<std::string, Phase>, bool> by_flops;
+  for (const Size& size : kSizes) {
+    for (const Slot& slot : record(size, folder)) {
+      const std::pair<std::string, Phase> key = {slot.event.name,
+                                                 slot.event.phase};
+      by_flops[key] = is_by_flops(slot.event);
+      samples[key].push_back(
+          {by_flops[key] ? slot.event.flops : slot.event.bytes,
+           median(slot.seconds)});
+    }
+  }
+  unlink((folder + "/model.json").c_str());
+  rmdir(folder.c_str());
+  std::vector<OperationFit> fits;
+  for (const auto& [key, list] : samples) {
+    fits.push_back({key.first, key.second, by_flops[key], fit(list)});
+  }
+  return fits;
+}
+
+Fit measure_all_reduce() {
+  std::vector<Sample> samples;
+  run_ranks(2, [&](ProcessGroup& world) {
+    for (std::int64_t numel = 256; numel <= (1 << 20); numel *= 4) {
+      const Tensor x = Tensor::zeros({numel});
+      std::vector<double> seconds;
+      for (int repeat = 0; repeat < 40; ++repeat) {
+        world.barrier();
+        const double begin = now_s();
+        world.all_reduce(x).wait();
+        seconds.push_back(now_s() - begin);
+      }
+      if (world.rank() == 0) {
+        samples.push_back({static_cast<double>(x.bytes()), median(seconds)});
+      }
+    }
+  });
+  return fit(samples);
+}
+
+std::string cluster_json(const std::vector<OperationFit>& operations,
+                         const Fit& all_reduce, int num_cores) {
+  ordered_json fitted = ordered_json::object();
+  for (const OperationFit& operation : operations) {
+    fitted[operation.name + " " + phase_name(operation.phase)] = {
+        {"us", operation.fit.fixed_s * 1e6},
+        {operation.by_flops ? "us_per_MFLOP" : "us_per_MB",
+         operation.fit.per_unit_s * 1e12}};
+  }
+  const double bandwidth =
+      all_reduce.per_unit_s > 0 ? 1 / all_reduce.per_unit_s / 1e9 : 1e3;
+  const ordered_json link = {{"bandwidth_GB_per_s", bandwidth},
+                             {"latency_us", all_reduce.fixed_s * 1e6},
+                             {"trust", "calibrated"}};
+  ordered_json memory = link;
+  memory["kind"] = "memory";
+  // For operations that were not measured: the right order of magnitude.
+  const ordered_json core = {{"name", "core"},
+                             {"peak_TFLOPS", {{"f32", 0.1}, {"f64", 0.05}}},
+                             {"bandwidth_GB_per_s", 10},
+                             {"capacity_GB", 1},
+                             {"trust", "extrapolated"}};
+  ordered_json measured = core;
+  measured["operations"] = fitted;
+  measured["trust"] = "calibrated";
+  const ordered_json cluster = {{"name", "this-machine"},
+                                {"nodes", 1},
+                                {"devices_per_node", num_cores},
+                                {"device", measured},
+                                {"intra_node", memory},
+                                {"network", link},
+                                {"host", core},
+                                {"host_link", link}};
+  return cluster.dump(1) + "\n";
+}
+
+}  // namespace shardbook::this_machine

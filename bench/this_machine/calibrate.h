@@ -1,0 +1,47 @@
+#pragma once
+
+// What one core of this machine takes for each operation, and its ranks for
+// each message: measured on models and sizes other than those that are
+// predicted from it.
+
+#include <string>
+#include <vector>
+
+#include "core/context.h"
+
+namespace shardbook::this_machine {
+
+/// Seconds of one kind of operation: fixed + per_unit * work, where work is
+/// flops for products and bytes for the others.
+struct Fit {
+  double fixed_s = 0;
+  double per_unit_s = 0;
+};
+
+struct Sample {
+  double work = 0;
+  double seconds = 0;
+};
+
+/// The non-negative Fit with the least sum of squared relative errors.
+Fit fit(const std::vector<Sample>& samples);
+
+struct OperationFit {
+  std::string name;  ///< "linear", "gelu"
+  Phase phase = Phase::kForward;
+  bool by_flops = false;
+  Fit fit;
+};
+
+/// Trains small models on one core and fits what each operation took, from the
+/// end of the operation before it to its own.
+std::vector<OperationFit> measure_operations();
+
+/// An all-reduce of two ranks that are threads, by bytes.
+Fit measure_all_reduce();
+
+/// A cluster file with one device per core.
+std::string cluster_json(const std::vector<OperationFit>& operations,
+                         const Fit& all_reduce, int num_cores);
+
+}  // namespace shardbook::this_machine

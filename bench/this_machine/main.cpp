@@ -1,0 +1,179 @@
+// Predicts the wall time of the chapters on this machine, and measures it.
+//
+//   this_machine CHAPTERS_FOLDER [--format json]
+//
+// 1. Calibrates: what operations and messages take here, on models other than
+//    those of step 2. Written as the cluster "this-machine".
+// 2. Runs the chapters' programs with --cluster this-machine on one and two
+//    cores: each predicts its step time from shapes alone, then measures it.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/this_machine/calibrate.h"
+#include "core/check.h"
+#include "sim/cluster.h"
+
+namespace shardbook::this_machine {
+namespace {
+
+struct Run {
+  std::string program;  ///< "00_single_device/ch00_single_device"
+  int ranks = 1;
+};
+
+const std::vector<Run> kRuns = {{"00_single_device/ch00_single_device", 1},
+                                {"01_data_parallel/ch01_data_parallel", 1},
+                                {"01_data_parallel/ch01_data_parallel", 2},
+                                {"02_ddp/ch02_ddp", 1},
+                                {"02_ddp/ch02_ddp", 2},
+                                {"03_zero_fsdp/ch03_zero_fsdp", 1},
+                                {"03_zero_fsdp/ch03_zero_fsdp", 2}};
+
+/// What the program prints, run on the first `cores` cores that this process
+/// may use.
+std::string output_of(const std::vector<std::string>& command, int cores) {
+  int ends[2];
+  SB_CHECK(pipe(ends) == 0, "this-machine: no pipe can be made");
+  const pid_t child = fork();
+  SB_CHECK(child >= 0, "this-machine: no process can be started");
+  if (child == 0) {
+    cpu_set_t all, some;
+    sched_getaffinity(0, sizeof(all), &all);
+    CPU_ZERO(&some);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&some) < cores; ++cpu) {
+      if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &some);
+    }
+    sched_setaffinity(0, sizeof(some), &some);
+    dup2(ends[1], STDOUT_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    std::vector<char*> arguments;
+    for (const std::string& word : command) {
+      arguments.push_back(const_cast<char*>(word.c_str()));
+    }
+    arguments.push_back(nullptr);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  close(ends[1]);
+  std::string text;
+  char buffer[4096];
+  ssize_t count;
+  while ((count = read(ends[0], buffer, sizeof(buffer))) > 0) {
+    text.append(buffer, static_cast<std::size_t>(count));
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  SB_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "this-machine: ",
+           command[0], " ended with status ",
+           WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+  return text;
+}
+
+struct Result {
+  Run run;
+  double predicted_s = 0, measured_s = 0;
+  double error() const { return predicted_s / measured_s - 1; }
+};
+
+Result predict_and_measure(const std::string& folder, const Run& run) {
+  const std::vector<std::string> command = {
+      folder + "/" + run.program, "--world-size", std::to_string(run.ranks),
+      "--data", "random", "--steps", "40", "--no-check", "--cluster",
+      "this-machine", "--format", "json"};
+  const auto json = nlohmann::json::parse(output_of(command, run.ranks));
+  Result result;
+  result.run = run;
+  result.predicted_s = json["virtual"]["step_s"]["predicted"];
+  result.measured_s = json["wall"]["step_s"];
+  return result;
+}
+
+void calibrate() {
+  const std::string file = sim::Cluster::this_machine_file();
+  std::filesystem::create_directories(
+      std::filesystem::path(file).parent_path());
+  cpu_set_t all;
+  sched_getaffinity(0, sizeof(all), &all);
+  const std::string text = cluster_json(
+      measure_operations(), measure_all_reduce(), std::max(2, CPU_COUNT(&all)));
+  const std::string temporary = file + ".new";
+  std::ofstream(temporary) << text;
+  std::filesystem::rename(temporary, file);
+}
+
+int run(const std::string& folder, bool as_json) {
+  calibrate();
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  double sum = 0;
+  int count = 0;
+  if (!as_json) {
+    fmt::print("{:<36}{:>6}{:>12}{:>12}{:>9}\n", "chapter", "ranks",
+               "predicted", "measured", "error");
+  }
+  for (const Run& each : kRuns) {
+    if (access((folder + "/" + each.program).c_str(), X_OK) != 0) continue;
+    const Result result = predict_and_measure(folder, each);
+    sum += std::abs(result.error());
+    ++count;
+    const std::string chapter =
+        each.program.substr(0, each.program.find('/'));
+    json.push_back({{"chapter", chapter},
+                    {"ranks", each.ranks},
+                    {"predicted_s", result.predicted_s},
+                    {"measured_s", result.measured_s},
+                    {"error", result.error()}});
+    if (!as_json) {
+      fmt::print("{:<36}{:>6}{:>9.2f} ms{:>9.2f} ms{:>+8.1f}%\n", chapter,
+                 each.ranks, result.predicted_s * 1e3, result.measured_s * 1e3,
+                 result.error() * 100);
+    }
+  }
+  SB_CHECK(count > 0, "this-machine: ", folder, " has no chapter programs");
+  if (as_json) {
+    fmt::print("{}\n", json.dump(2));
+  } else {
+    fmt::print("mean error {:.1f} % of {} runs; calibration in {}\n",
+               100 * sum / count, count, sim::Cluster::this_machine_file());
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace shardbook::this_machine
+
+int main(int argc, char** argv) {
+  try {
+    bool as_json = false;
+    std::string folder;
+    for (int i = 1; i < argc; ++i) {
+      const std::string word = argv[i];
+      if (word == "--format" && i + 1 < argc) {
+        const std::string format = argv[++i];
+        SB_CHECK(format == "json" || format == "text", "--format ", format,
+                 ": give text or json");
+        as_json = format == "json";
+      } else {
+        SB_CHECK(word.rfind("--", 0) != 0 && folder.empty(), "unknown option ",
+                 word, "; give CHAPTERS_FOLDER [--format text|json]");
+        folder = word;
+      }
+    }
+    SB_CHECK(!folder.empty(), "give the folder of the chapters' programs");
+    return shardbook::this_machine::run(folder, as_json);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return 2;
+  }
+}
