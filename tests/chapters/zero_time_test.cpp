@@ -23,8 +23,8 @@ struct Times {
 Times time_of(const ZeroOptions& options, bool recompute = false) {
   sim::WorldOptions world_options;
   world_options.launch.backend = "sim";
-  world_options.cost = std::make_shared<sim::CostModel>(
-      sim::Cluster::read("dgx-a100"));
+  world_options.cost =
+      std::make_shared<sim::CostModel>(sim::Cluster::read("dgx-a100"));
   Times times;
   std::mutex mutex;
   sim::run_world(
