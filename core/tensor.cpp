@@ -175,7 +175,13 @@ bool Tensor::shares_storage(const Tensor& other) const {
 void* Tensor::raw() const {
   check_defined(*this, "raw");
   auto* base = static_cast<std::byte*>(impl_->storage->data());
-  if (base == nullptr) return nullptr;
+  if (base == nullptr) {
+    // Under sharding, outside its unit's forward and backward
+    SB_CHECK(numel() == 0 || is_meta(), "a tensor of shape ",
+             shape_text(shape()), " whose storage was released is read; a "
+             "sharded parameter has values only while its unit runs");
+    return nullptr;
+  }
   return base + impl_->offset * static_cast<std::int64_t>(dtype_bytes(dtype()));
 }
 

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/inplace.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook::fsdp {
 namespace {
@@ -24,6 +25,38 @@ Tensor empty(std::int64_t numel, DType dtype, const Device& device,
   MemoryScope scope(kind);
   return Tensor::empty({numel}, {dtype, device});
 }
+
+/// Many pieces of one array to places in another, as one operation of the
+/// device; converts.
+class ManyCopies {
+ public:
+  ManyCopies(const char* name, const Tensor& to, const Tensor& from)
+      : to_(to), from_(from) {
+    event_.name = name;
+    event_.flops = 0;
+    event_.bytes = static_cast<double>(to.bytes() + from.bytes());
+    event_.phase = context_.phase;
+    event_.device = to.device();
+    event_.dtype = to.dtype();
+    event_.stream = context_.stream;
+    context_.notify_op_begin(event_);
+  }
+  ~ManyCopies() { context_.notify_op_end(event_); }
+  ManyCopies(const ManyCopies&) = delete;
+  ManyCopies& operator=(const ManyCopies&) = delete;
+
+  void copy(std::int64_t to, std::int64_t from, std::int64_t n) const {
+    if (to_.is_meta() || n == 0) return;
+    kernels::cast(context_.kernels(), from_.dtype(),
+                  part_of(from_, from, n).raw(), to_.dtype(),
+                  part_of(to_, to, n).raw(), n);
+  }
+
+ private:
+  RankContext& context_ = RankContext::current();
+  const Tensor &to_, &from_;
+  OpEvent event_{};
+};
 
 }  // namespace
 
@@ -171,13 +204,13 @@ void FlatParameter::free_full() {
 
 // v2, from the order of ranks to that of parameters
 void FlatParameter::copy_out(const Tensor& message, const Tensor& full) const {
+  const ManyCopies copies("copy out", full, message);
   for (std::size_t i = 0; i < layout_.size(); ++i) {
     const std::int64_t n = layout_.chunk[i];
     for (std::int64_t r = 0; r < ranks(); ++r) {
-      part_of(full, layout_.full_offset[i] + r * n, n)
-          .copy_from(part_of(
-              message,
-              r * layout_.shard_numel + layout_.full_offset[i] / ranks(), n));
+      copies.copy(layout_.full_offset[i] + r * n,
+                  r * layout_.shard_numel + layout_.full_offset[i] / ranks(),
+                  n);
     }
   }
 }
@@ -185,12 +218,13 @@ void FlatParameter::copy_out(const Tensor& message, const Tensor& full) const {
 // v2, back; each rank's part of the message has `part` elements
 void FlatParameter::copy_in(const Tensor& full, const Tensor& message,
                             std::int64_t part) const {
+  const ManyCopies copies("copy in", message, full);
   for (std::size_t i = 0; i < layout_.size(); ++i) {
     if (!requires_grad_[i]) continue;
     const std::int64_t n = layout_.chunk[i];
     for (std::int64_t r = 0; r < ranks(); ++r) {
-      part_of(message, r * part + layout_.full_offset[i] / ranks(), n)
-          .copy_from(part_of(full, layout_.full_offset[i] + r * n, n));
+      copies.copy(r * part + layout_.full_offset[i] / ranks(),
+                  layout_.full_offset[i] + r * n, n);
     }
   }
 }
@@ -237,7 +271,7 @@ void FlatParameter::start_reduce(double divide_before) {
     }
   }
   part_of(grads_, end, grads_.numel() - end).zero();
-  const Tensor grads = grads_;
+  Tensor grads = grads_;
   drop_grads();
 
   // Divide first: the sum of many ranks must not overflow
@@ -252,6 +286,7 @@ void FlatParameter::start_reduce(double divide_before) {
       message_.copy_from(grads);
     }
   }
+  grads = Tensor();
   output_ = message_;
   if (ranks() == 1) return;
   output_ = empty(grad_numel_, reduce_dtype_, message_.device(),

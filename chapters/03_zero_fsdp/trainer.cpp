@@ -1,0 +1,229 @@
+#include "chapters/03_zero_fsdp/trainer.h"
+
+#include <limits>
+#include <optional>
+
+#include "chapters/03_zero_fsdp/fsdp_bill.h"
+#include "chapters/03_zero_fsdp/state_dict.h"
+#include "chapters/03_zero_fsdp/zero_memory.h"
+#include "core/autograd.h"
+#include "core/check.h"
+#include "sim/repeat.h"
+
+namespace shardbook::zero_fsdp {
+namespace {
+
+bool is_fsdp(const TrainerOptions& how) {
+  return how.strategy == "fsdp" || how.strategy == "fsdp2";
+}
+
+Options checked(const Options& options, const TrainerOptions& how, int ranks) {
+  SB_CHECK(options.batch % ranks == 0, "--batch ", options.batch,
+           ": does not divide by --world-size ", ranks,
+           "; a mean over ranks is the mean over samples only where all ranks "
+           "have equally many");
+  SB_CHECK(options.batch % (ranks * how.accumulate) == 0, "--accumulate ",
+           how.accumulate, ": a rank's ", options.batch / ranks,
+           " samples do not divide into so many equal micro-batches");
+  SB_CHECK(is_fsdp(how) || (how.param_dtype.empty() &&
+                            how.reduce_dtype.empty() && !how.no_sync),
+           "--strategy ", how.strategy, ": --param-dtype, --reduce-dtype and "
+           "--no-sync belong to fsdp and fsdp2");
+  SB_CHECK(is_fsdp(how) || how.strategy != "zero1" || !how.cpu_offload,
+           "--cpu-offload: with zero2, zero3, fsdp or fsdp2; stage 1 keeps "
+           "whole gradients on the device");
+  return options;
+}
+
+/// The model on the host, from which each rank takes its shards.
+LoadedModel build_on_host(const Options& options, bool recompute) {
+  RankContext& context = RankContext::current();
+  ContextValue<Device> on_host(&RankContext::device, context.host());
+  LoadedModel loaded = build_model(options);
+  set_recompute(*loaded.model, recompute);
+  return loaded;
+}
+
+std::optional<DType> dtype_of(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  return name == "bf16" ? DType::kBF16 : name == "f16" ? DType::kF16
+                                                       : DType::kF32;
+}
+
+fsdp::FsdpOptions fsdp_options(const Options& options,
+                               const TrainerOptions& how,
+                               const ModelConfig& config) {
+  using fsdp::BackwardPrefetch;
+  using fsdp::ShardingStrategy;
+  fsdp::FsdpOptions fsdp = how.fsdp;
+  fsdp.per_parameter = how.strategy == "fsdp2";
+  fsdp.sharding_strategy =
+      how.sharding_strategy == "shard_grad_op" ? ShardingStrategy::kShardGradOp
+      : how.sharding_strategy == "no_shard"    ? ShardingStrategy::kNoShard
+      : how.sharding_strategy == "hybrid_shard"
+          ? ShardingStrategy::kHybridShard
+          : ShardingStrategy::kFullShard;
+  fsdp.backward_prefetch =
+      how.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
+      : how.backward_prefetch == "post" ? BackwardPrefetch::kPost
+                                        : BackwardPrefetch::kNone;
+  // The embedding stays with the root: GPT's output uses it once more
+  if (how.wrap == "transformer") {
+    fsdp.auto_wrap_policy = fsdp::transformer_auto_wrap_policy(
+        {config.type == "gpt2" ? "GptBlock" : "Linear"});
+  } else if (how.wrap == "size") {
+    fsdp.auto_wrap_policy = fsdp::size_based_auto_wrap_policy(
+        how.min_num_params, {"GptAttention"}, {"Embedding"});
+  }
+  fsdp.cpu_offload.offload_params = how.cpu_offload;
+  fsdp.mixed_precision.param_dtype = dtype_of(how.param_dtype);
+  fsdp.mixed_precision.reduce_dtype = dtype_of(how.reduce_dtype);
+  return fsdp;
+}
+
+}  // namespace
+
+Trainer::Trainer(const Options& options, const TrainerOptions& how,
+                 ProcessGroup& world)
+    : options_(checked(options, how, world.size())),
+      how_(how),
+      world_(world),
+      loaded_(build_on_host(options, how.recompute)),
+      data_(Dataset::open(options.data, options.seq, loaded_.config.vocab_size,
+                          options.seed)) {
+  if (is_fsdp(how)) {
+    fsdp_ = std::make_unique<fsdp::FullyShardedDataParallel>(
+        *loaded_.model, world, fsdp_options(options, how, loaded_.config));
+    optimizer_ = make_optimizer(options.optimizer, fsdp_->parameters(),
+                                options.optimizer_options);
+    return;
+  }
+  zero::ZeroOptions zero = how.zero;
+  zero.stage = how.strategy.back() - '0';
+  zero.clip = options.clip;
+  zero.offload_optimizer = how.cpu_offload;
+  zero.offload_parameters = how.cpu_offload && zero.stage == 3;
+  if (loaded_.config.type != "gpt2") zero.unit_types = {"Linear"};
+  zero_ = zero::make_zero(*loaded_.model, world, zero, options.optimizer,
+                          options.optimizer_options);
+}
+
+Optimizer& Trainer::optimizer() {
+  return zero_ ? zero_->optimizer() : *optimizer_;
+}
+
+Tensor Trainer::forward(const Tensor& inputs) {
+  return zero_ ? (*zero_)(inputs) : (*fsdp_)(inputs);
+}
+
+StepResult Trainer::step(std::int64_t step) {
+  const std::int64_t d = world_.size(), g = how_.accumulate;
+  RandomState& random = RankContext::current().random;
+  Tensor mean_loss;
+  Work loss_work;
+  double local_loss = 0;
+  sim::repeat(world_, g, [&](std::int64_t i) {
+    // Say which micro-batch is the last
+    std::optional<fsdp::NoSync> no_sync;
+    if (fsdp_ && how_.no_sync && i + 1 < g) no_sync.emplace(*fsdp_);
+    if (zero_) zero_->set_boundary(i + 1 == g);
+
+    // Take every d-th sample, and draw dropout at their global positions
+    const Batch batch = data_.batch(
+        step, options_.batch, BatchSlice{world_.rank() + d * i, d * g},
+        options_.batch / (d * g));
+    random.batch = batch.slice;
+    random.next_op = 0;
+
+    const Tensor loss = language_loss(forward(batch.inputs), batch.targets);
+    local_loss += loss.item() / static_cast<double>(g);
+    if (i + 1 == g) {
+      // The loss travels while backward runs
+      MemoryScope kind(MemoryKind::kCommunication);
+      mean_loss = Tensor::full({}, local_loss / static_cast<double>(d),
+                               {DType::kF64, Device()});
+      loss_work = world_.all_reduce(mean_loss, ReduceOp::kSum, "loss");
+    }
+    const double share = 1 / static_cast<double>(g);
+    autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
+  });
+  random.batch = BatchSlice{};
+  loss_work.wait();
+
+  StepResult result;
+  result.loss = mean_loss.item();
+  if (zero_) {
+    result.grad_norm = zero_->step();
+    return result;
+  }
+  mean_loss = Tensor();
+  result.grad_norm = fsdp_->clip_grad_norm_(
+      options_.clip > 0 ? options_.clip
+                        : std::numeric_limits<double>::infinity());
+  optimizer_->step();
+  fsdp_->clear_grad();
+  return result;
+}
+
+std::vector<NamedTensor> Trainer::full_parameters() {
+  if (zero_) return zero_->full_parameters(/*rank0_only=*/true);
+  return fsdp::full_state_dict(*fsdp_, {/*offload_to_cpu=*/true,
+                                        /*rank0_only=*/true});
+}
+
+LoadedModel Trainer::whole_model(const std::vector<NamedTensor>& values) const {
+  Options fresh = options_;
+  fresh.load.clear();
+  LoadedModel loaded = build_on_host(fresh, /*recompute=*/false);
+  loaded.model->load_values(values);
+  return loaded;
+}
+
+double Trainer::predicted_bytes() const {
+  const double d = world_.size();
+  const auto steps = static_cast<double>(options_.steps);
+  const double losses = steps * 2 * (d - 1) / d * 8;
+  if (zero_) {
+    return losses + zero_->predicted_bytes(options_.steps, how_.accumulate);
+  }
+  return losses + fsdp::predicted_bytes(
+                      *fsdp_, {options_.steps, how_.accumulate, how_.no_sync});
+}
+
+MemoryBill Trainer::bill() const {
+  const std::int64_t rows =
+      options_.batch / (world_.size() * how_.accumulate);
+  if (zero_) {
+    return zero::zero_bill(*zero_, options_, loaded_.config, rows,
+                           how_.accumulate, how_.recompute, 8);
+  }
+  // Activations are those of one device in the dtype that computes; every
+  // gradient goes into a buffer, as where gradients accumulate
+  Options computed = options_;
+  computed.dtype = dtype_of(how_.param_dtype).value_or(options_.dtype);
+  MemoryBill bill = single_device_bill(computed, loaded_.config, rows,
+                                       how_.recompute, /*accumulates=*/true);
+  const MemoryBill sharded = fsdp::predicted_memory(
+      *fsdp_, {options_.steps, how_.accumulate, how_.no_sync}, 8);
+  for (const MemoryKind kind :
+       {MemoryKind::kParameter, MemoryKind::kGradient,
+        MemoryKind::kCommunication}) {
+    bill.bytes[static_cast<std::size_t>(kind)] =
+        sharded.bytes[static_cast<std::size_t>(kind)];
+  }
+  // Optimizer state of the own shards
+  double state = 0;
+  const double states =
+      options_.optimizer != "sgd"
+          ? 2
+          : (options_.optimizer_options.momentum > 0 ? 1 : 0);
+  const double stat = options_.dtype == DType::kF64 ? 8 : 4;
+  for (const Tensor& shard : optimizer_->parameters()) {
+    state += states * stat * static_cast<double>(shard.numel());
+  }
+  bill[MemoryKind::kOptimizerState] =
+      how_.cpu_offload || options_.steps == 0 ? 0 : state;
+  return bill;
+}
+
+}  // namespace shardbook::zero_fsdp

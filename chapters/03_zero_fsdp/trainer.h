@@ -1,0 +1,86 @@
+#pragma once
+
+// A language model under ZeRO or FSDP: what main.cpp and the benchmarks
+// repeat.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/fsdp.h"
+#include "chapters/03_zero_fsdp/zero.h"
+#include "chapters/common/report.h"
+#include "chapters/common/training.h"
+
+namespace shardbook::zero_fsdp {
+
+struct TrainerOptions {
+  /// "zero1", "zero2", "zero3", "fsdp" or "fsdp2".
+  std::string strategy = "zero3";
+  zero::ZeroOptions zero;
+
+  // FSDP
+  std::string sharding_strategy = "full_shard";
+  std::string wrap = "transformer";  ///< "transformer", "size" or "none"
+  std::int64_t min_num_params = 100'000'000;
+  std::string backward_prefetch = "pre";
+  /// Sizes, prefetch, limits; strategy, policy and offload follow from above.
+  fsdp::FsdpOptions fsdp;
+  std::string param_dtype;   ///< "": as the parameters
+  std::string reduce_dtype;  ///< "": as param_dtype
+
+  // Both
+  bool cpu_offload = false;
+  bool recompute = false;
+  /// Micro-batches per step.
+  std::int64_t accumulate = 1;
+  /// FSDP: all but the last micro-batch keep whole gradients.
+  bool no_sync = false;
+};
+
+/// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
+/// its micro-batch i of g the samples r + d i, r + d (i + g), ... of those. The
+/// model is built on the host: the device never holds all of it.
+class Trainer {
+ public:
+  /// Throws Error when the global batch does not divide by d g, and for
+  /// options that do not go together. Collective.
+  Trainer(const Options& options, const TrainerOptions& how,
+          ProcessGroup& world);
+
+  /// One optimizer step. The loss is the mean over the global batch, on every
+  /// rank: an all-reduce of one f64.
+  StepResult step(std::int64_t step);
+
+  const LoadedModel& model() const { return loaded_; }
+  const Dataset& data() const { return data_; }
+  Optimizer& optimizer();
+  /// One of them is there.
+  fsdp::FullyShardedDataParallel* fsdp() { return fsdp_.get(); }
+  zero::ZeroOptimizer* zero() { return zero_.get(); }
+
+  /// All parameters by name, whole, on the host of rank 0 (none elsewhere).
+  /// Collective.
+  std::vector<NamedTensor> full_parameters();
+  /// A model on the host with these values, to save or to run.
+  LoadedModel whole_model(const std::vector<NamedTensor>& values) const;
+
+  /// Bytes that a rank sends in options.steps steps, construction included.
+  double predicted_bytes() const;
+  /// Peak memory of a rank's device, by kind.
+  MemoryBill bill() const;
+
+ private:
+  Tensor forward(const Tensor& inputs);
+
+  Options options_;
+  TrainerOptions how_;
+  ProcessGroup& world_;
+  LoadedModel loaded_;
+  Dataset data_;
+  std::unique_ptr<zero::ZeroOptimizer> zero_;
+  std::unique_ptr<fsdp::FullyShardedDataParallel> fsdp_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+}  // namespace shardbook::zero_fsdp
