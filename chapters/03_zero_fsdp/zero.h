@@ -135,7 +135,8 @@ class ZeroOptimizer {
 
   /// Makes every parameter whole, on every rank, until release_parameters:
   /// for reading, saving, or a forward on one rank alone (DeepSpeed's
-  /// GatheredParameters). Stages 1 and 2 have them whole anyway. Collective.
+  /// GatheredParameters). Stages 1 and 2 have them whole anyway. What stage 3
+  /// has not gathered when it is destroyed is lost. Collective.
   virtual void gather_parameters() {}
   virtual void release_parameters() {}
 
