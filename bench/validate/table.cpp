@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "core/check.h"
 
@@ -42,6 +44,12 @@ Row::Row(std::string place, std::vector<std::string> names,
            " values for ", names_.size(), " columns");
 }
 
+bool Row::has(const std::string& column) const {
+  const auto found = std::find(names_.begin(), names_.end(), column);
+  return found != names_.end() &&
+         !values_[static_cast<std::size_t>(found - names_.begin())].empty();
+}
+
 const std::string& Row::text(const std::string& column) const {
   const auto found = std::find(names_.begin(), names_.end(), column);
   SB_CHECK(found != names_.end(), place_, ": no column \"", column, "\"");
@@ -64,24 +72,57 @@ int Row::integer(const std::string& column) const {
   return static_cast<int>(value);
 }
 
-std::vector<Row> read_table(const std::string& file) {
+double Row::positive(const std::string& column) const {
+  const double value = number(column);
+  SB_CHECK(value > 0, place_, ": ", column, " is ", value,
+           "; give a number above 0");
+  return value;
+}
+
+int Row::count(const std::string& column, int max) const {
+  const int value = integer(column);
+  SB_CHECK(value >= 1 && value <= max, place_, ": ", column, " is ", value,
+           "; give a whole number from 1 to ", max);
+  return value;
+}
+
+bool Row::flag(const std::string& column) const {
+  const std::string& value = text(column);
+  const bool is_true = value == "True" || value == "1";
+  SB_CHECK(is_true || value == "False" || value == "0", place_, ": ", column,
+           " is \"", value, "\"; give True or False");
+  return is_true;
+}
+
+Table open_table(const std::string& file) {
   std::ifstream stream(file);
-  SB_CHECK(stream.good(), file, ": cannot be opened");
-  std::vector<Row> rows;
-  std::vector<std::string> names;
+  SB_CHECK(stream.good() && !std::filesystem::is_directory(file), file,
+           ": cannot be read");
+  Table table;
+  table.file = file;
   std::string line;
   for (int number = 1; std::getline(stream, line); ++number) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty()) continue;
     const std::string place = file + ":" + std::to_string(number);
-    if (names.empty()) {
-      names = split(line, place);
+    SB_CHECK(line.find('\0') == std::string::npos, place, ": is no text");
+    if (table.columns.empty()) {
+      table.columns = split(line, place);
+      const std::set<std::string> different(table.columns.begin(),
+                                            table.columns.end());
+      SB_CHECK(different.size() == table.columns.size(), place,
+               ": two columns have the same name");
     } else {
-      rows.emplace_back(place, names, split(line, place));
+      table.rows.emplace_back(place, table.columns, split(line, place));
     }
   }
-  SB_CHECK(!names.empty(), file, ": is empty");
-  return rows;
+  SB_CHECK(!table.columns.empty(), file, ": is empty");
+  SB_CHECK(!table.rows.empty(), file, ": has names of columns, but no rows");
+  return table;
+}
+
+std::vector<Row> read_table(const std::string& file) {
+  return open_table(file).rows;
 }
 
 }  // namespace shardbook::validate

@@ -72,6 +72,10 @@ double residual_stddev(const ModelConfig& config) {
 ModelConfig ModelConfig::read(const std::string& name_or_file) {
   const auto preset = presets().find(name_or_file);
   if (preset != presets().end()) return preset->second;
+  // The text of a config itself, from programs that make models
+  if (name_or_file.rfind('{', 0) == 0) {
+    return from_json(name_or_file, "--model");
+  }
   const std::string end = ".json";
   std::string names;
   for (const auto& [name, config] : presets()) names += name + ", ";

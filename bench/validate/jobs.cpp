@@ -1,0 +1,98 @@
+#include "bench/validate/jobs.h"
+
+#include "chapters/00_single_device/single_device.h"
+#include "chapters/02_ddp/trainer.h"
+#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/common/worlds.h"
+#include "sim/cost_model.h"
+
+namespace shardbook::validate {
+namespace {
+
+Options options_of(const Job& job) {
+  Options options;
+  options.chapter = "validate";
+  options.backend = "sim";
+  options.cluster = job.cluster;
+  options.world_size = job.ranks;
+  options.model = job.model.to_json();
+  options.data = "random";
+  options.dtype = job.dtype;
+  options.seq = job.seq;
+  options.batch = job.ranks * job.micro_batch * job.micro_batches;
+  options.steps = 2;
+  options.check = false;
+  return options;
+}
+
+Report train_one_device(const Options& options, const Job& job) {
+  return run_chapter(options, [&](const Options& as, ProcessGroup& world,
+                                  Report& report) {
+    single_device::SingleDeviceOptions how;
+    how.num_micro_batches = job.micro_batches;
+    how.recompute = job.recompute;
+    how.master_weights = dtype_bytes(job.dtype) == 2;
+    single_device::SingleDevice device(as, how);
+    const TrainingLog log =
+        train(as, device.optimizer(), /*is_main=*/true,
+              [&](std::int64_t step) { return device.step(step); });
+    finish_rank(as, world, log, 0, MemoryBill(), report);
+  });
+}
+
+Report train_ddp(const Options& options, const Job& job) {
+  return run_chapter(options, [&](const Options& as, ProcessGroup& world,
+                                  Report& report) {
+    ddp::TrainerOptions how;
+    how.accumulate = job.micro_batches;
+    ddp::Trainer trainer(as, how, world);
+    set_recompute(*trainer.model().model, job.recompute);
+    if (dtype_bytes(job.dtype) == 2) trainer.optimizer().keep_master_copies();
+    const TrainingLog log =
+        train(as, trainer.optimizer(), world.rank() == 0,
+              [&](std::int64_t step) { return trainer.step(step); });
+    finish_rank(as, world, log, 0, MemoryBill(), report);
+  });
+}
+
+Report train_sharded(Options options, const Job& job) {
+  zero_fsdp::TrainerOptions how;
+  how.accumulate = job.micro_batches;
+  how.recompute = job.recompute;
+  how.strategy = job.strategy == Strategy::kZero3 ? "zero3" : "fsdp";
+  if (!job.gathers_blocks) how.zero.unit_types.clear();
+  if (job.strategy == Strategy::kFsdp) {
+    options.dtype = DType::kF32;  // of the shards
+    how.param_dtype = how.reduce_dtype = dtype_name(job.dtype);
+  }
+  return run_chapter(options, [&](const Options& as, ProcessGroup& world,
+                                  Report& report) {
+    zero_fsdp::Trainer trainer(as, how, world);
+    const TrainingLog log =
+        train(as, trainer.optimizer(), world.rank() == 0,
+              [&](std::int64_t step) { return trainer.step(step); });
+    finish_rank(as, world, log, 0, MemoryBill(), report);
+  });
+}
+
+}  // namespace
+
+StepTime step_time(const Job& job) {
+  const Options options = options_of(job);
+  Report report;
+  switch (job.strategy) {
+    case Strategy::kOneDevice:
+      report = train_one_device(options, job);
+      break;
+    case Strategy::kDdp:
+      report = train_ddp(options, job);
+      break;
+    case Strategy::kZero3:
+    case Strategy::kFsdp:
+      report = train_sharded(options, job);
+      break;
+  }
+  return {report.time.step_s, report.time.trust};
+}
+
+}  // namespace shardbook::validate

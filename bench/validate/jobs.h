@@ -1,0 +1,42 @@
+#pragma once
+
+// Training jobs as published tables describe them, run by the chapters in the
+// world `sim`: on shapes alone, one rank for all that do the same.
+
+#include <cstdint>
+#include <string>
+
+#include "chapters/common/models.h"
+#include "core/dtype.h"
+#include "sim/cluster.h"
+
+namespace shardbook::validate {
+
+enum class Strategy { kOneDevice, kDdp, kZero3, kFsdp };
+
+struct Job {
+  std::string cluster;  ///< a preset
+  Strategy strategy = Strategy::kOneDevice;
+  ModelConfig model;
+  std::int64_t seq = 0;
+  int ranks = 1;
+  std::int64_t micro_batch = 1;  ///< sequences
+  std::int64_t micro_batches = 1;
+  /// Of computation and messages. FSDP keeps shards in f32; the others have
+  /// f32 master copies beside 16-bit parameters.
+  DType dtype = DType::kBF16;
+  bool recompute = false;
+  /// ZeRO-3: fetches a block's parameters together; false: each module's.
+  bool gathers_blocks = true;
+};
+
+struct StepTime {
+  double seconds = 0;
+  sim::Trust trust = sim::Trust::kInterpolated;
+};
+
+/// Virtual time of one optimizer step. Throws Error when the cluster has fewer
+/// devices than the job has ranks.
+StepTime step_time(const Job& job);
+
+}  // namespace shardbook::validate

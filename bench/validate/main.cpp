@@ -1,0 +1,54 @@
+// Published results against the book's predictions.
+//
+//   ./shardbook bench validate
+//   ./shardbook bench validate --table my.csv --format json
+//
+// Exit status: 0, all tables were read and predicted; 2, one could not be.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "bench/validate/validation.h"
+#include "chapters/common/options.h"
+
+using namespace shardbook;
+
+namespace {
+
+std::vector<std::string> own_tables() {
+  const std::string folder = SHARDBOOK_ROOT "/bench/validate";
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".csv") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    std::string file, format = "text";
+    CommandLine line("validate", "Published results against predictions.");
+    line.add("--table", &file, "FILE.csv with the columns of a known kind");
+    line.add("--format", &format, "text, or one JSON object per table",
+             {"text", "json"});
+    line.parse(argc, argv);
+
+    const bool is_text = format == "text";
+    for (const std::string& each :
+         file.empty() ? own_tables() : std::vector<std::string>{file}) {
+      const validate::Validation result =
+          validate::validate(validate::open_table(each));
+      fmt::print("{}{}", is_text ? validate::as_text(result)
+                                 : validate::as_json(result),
+                 is_text ? "\n" : "");
+      std::fflush(stdout);
+    }
+    return 0;
+  });
+}

@@ -1,0 +1,132 @@
+// Collectives, by the cost model.
+
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <numeric>
+
+#include "bench/validate/kinds.h"
+#include "core/check.h"
+#include "sim/cost_model.h"
+
+namespace shardbook::validate {
+namespace {
+
+// Below, launch and latency rule, and figures scatter from run to run.
+constexpr double kLargeBytes = 16e6;
+
+std::vector<int> first_ranks(int count) {
+  std::vector<int> ranks(static_cast<std::size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// Models by cluster, made once: a preset's name or JSON.
+const sim::CostModel& costs_of(const std::string& cluster,
+                               const std::string& label) {
+  static std::map<std::string, std::unique_ptr<sim::CostModel>> models;
+  auto& model = models[cluster];
+  if (model == nullptr) {
+    model = std::make_unique<sim::CostModel>(
+        cluster.front() == '{' ? sim::Cluster::from_json(cluster, label)
+                               : sim::Cluster::read(cluster));
+  }
+  return *model;
+}
+
+const sim::CostModel& machine_of(const Row& row) {
+  const std::string& gpu = row.text("gpu");
+  for (const auto& [prefix, cluster] :
+       {std::pair("A100", "dgx-a100"), std::pair("V100", "dgx-v100"),
+        std::pair("H100", "dgx-h100")}) {
+    if (gpu.rfind(prefix, 0) == 0) return costs_of(cluster, row.place());
+  }
+  throw NotExpressed("no cluster has " + gpu);
+}
+
+CommOp operation_of(const Row& row) {
+  static const std::map<std::string, CommOp> names = {
+      {"all_reduce", CommOp::kAllReduce},
+      {"all_gather", CommOp::kAllGather},
+      {"reduce_scatter", CommOp::kReduceScatter},
+      {"broadcast", CommOp::kBroadcast},
+      {"all_to_all", CommOp::kAllToAll}};
+  const auto found = names.find(row.text("collective"));
+  if (found == names.end()) {
+    throw NotExpressed("collective " + row.text("collective") +
+                       " is not in the cost model");
+  }
+  return found->second;
+}
+
+void check_size(const Row& row, const sim::CostModel& costs, int ranks) {
+  const int devices = costs.cluster().num_devices();
+  SB_CHECK(ranks >= 2 && ranks <= devices, row.place(), ": ranks is ", ranks,
+           "; give 2 to ", devices, ", the devices of ", costs.cluster().name);
+}
+
+std::vector<Outcome> collective_time(const Row& row) {
+  const sim::CostModel& costs = machine_of(row);
+  const int ranks = row.count("ranks");
+  check_size(row, costs, ranks);
+  const double bytes = row.positive("size_bytes");
+  const sim::Cost cost =
+      costs.collective(operation_of(row), bytes, first_ranks(ranks));
+  Outcome outcome;
+  outcome.row = fmt::format("{} of {:.4g} MB over {} {}",
+                            row.text("collective"), bytes / 1e6, ranks,
+                            row.text("gpu"));
+  outcome.unit = "us";
+  outcome.pair = {cost.seconds * 1e6, row.positive("time_us"),
+                  // What each rank sends, for one bandwidth
+                  bytes * (ranks - 1) / ranks, ""};
+  outcome.trust = sim::trust_name(cost.trust);
+  outcome.is_aimed_at = bytes > kLargeBytes;
+  return {outcome};
+}
+
+// What an all-reduce of 8 GB sends per rank and second.
+std::vector<Outcome> bus_bandwidth(const Row& row) {
+  if (!row.has("cluster") || !row.has("ranks")) {
+    throw NotExpressed("fabric \"" + row.text("fabric") +
+                       "\" comes without a description of its cluster");
+  }
+  const sim::CostModel& costs = costs_of(row.text("cluster"), row.place());
+  const int ranks = row.count("ranks");
+  check_size(row, costs, ranks);
+  constexpr double kBytes = 8e9;
+  const sim::Cost cost =
+      costs.collective(CommOp::kAllReduce, kBytes, first_ranks(ranks));
+  Outcome outcome;
+  outcome.row = row.text("fabric");
+  outcome.unit = "GB/s";
+  outcome.pair.predicted =
+      2.0 * (ranks - 1) / ranks * kBytes / cost.seconds / 1e9;
+  outcome.pair.published = row.positive("allreduce_busbw_GBps");
+  outcome.trust = sim::trust_name(cost.trust);
+  return {outcome};
+}
+
+}  // namespace
+
+std::vector<Kind> nccl_kinds() {
+  std::vector<Kind> kinds;
+  kinds.push_back(
+      {"nccl_collectives",
+       {"gpu", "ranks", "collective", "size_bytes", "time_us"},
+       true,
+       worst_aim(0.10, "every row above 16 MB within 10 %"),
+       collective_time,
+       ""});
+  kinds.push_back(
+      {"nccl_busbw_reference",
+       {"fabric", "allreduce_busbw_GBps"},
+       false,
+       worst_aim(0.10, "every row within 10 %"),
+       bus_bandwidth,
+       ""});
+  return kinds;
+}
+
+}  // namespace shardbook::validate

@@ -1,0 +1,51 @@
+#pragma once
+
+// How good predictions are, and how good the simplest ones would have been.
+
+#include <string>
+#include <vector>
+
+namespace shardbook::validate {
+
+/// One figure that was published, and what is predicted for it.
+struct Pair {
+  double predicted = 0;
+  double published = 0;  ///< above 0
+  /// The null model predicts c times this: 1 for a rate, the work for a time.
+  double null_scale = 1;
+  /// Rows of the same contest did the same work in different ways; empty:
+  /// this row has no rivals.
+  std::string contest;
+};
+
+/// predicted / published - 1.
+double relative_error(const Pair& pair);
+/// Mean absolute relative error, as a share; 0 for none.
+double mape(const std::vector<Pair>& pairs);
+/// The largest absolute relative error.
+double worst_error(const std::vector<Pair>& pairs);
+
+/// The value with half of the weight on either side; minimises the weighted
+/// sum of absolute differences. Throws Error when there are no values or a
+/// weight is not above 0.
+double weighted_median(const std::vector<double>& values,
+                       const std::vector<double>& weights);
+/// The smallest mape that predictions of c * null_scale have for any c.
+double null_mape(const std::vector<Pair>& pairs);
+
+/// Spearman's correlation of ranks; equal values share the mean of their
+/// ranks. 0 when either side is constant.
+double spearman(const std::vector<double>& a, const std::vector<double>& b);
+
+/// Over all contests with two rows and more, the mean of each.
+struct Contests {
+  int count = 0;
+  int rows = 0;
+  double spearman = 0;
+  /// How much slower the plan is that the prediction picks than the best one
+  /// that was measured, as a share.
+  double regret = 0;
+};
+Contests judge_contests(const std::vector<Pair>& pairs, bool lower_is_better);
+
+}  // namespace shardbook::validate
