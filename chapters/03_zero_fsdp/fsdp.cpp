@@ -61,6 +61,7 @@ void FullyShardedDataParallel::pre_forward(Unit& unit, Tensors& inputs) {
   if (again && unit.flat) unit.flat->prepare_grads();
 
   cast_inputs(unit, inputs);
+  if (RankContext::current().grad_enabled) unit.calls += 1;
   if (autograd::needs_grad(inputs)) watch_end(unit, unit.last_call, inputs);
 }
 
@@ -77,14 +78,14 @@ void FullyShardedDataParallel::cast_inputs(Unit& unit, Tensors& inputs) {
 }
 
 // The gradients of a unit's inputs are complete when everything inside it has
-// run backward: an identity in front of the inputs notices.
+// run backward: an identity in front of the inputs notices. (Where the inputs
+// need none, the end of backward does.)
 void FullyShardedDataParallel::watch_end(Unit& unit, std::size_t call,
                                          Tensors& inputs) {
   Tensors watched;
   for (const Tensor& input : inputs) {
     if (input.requires_grad()) watched.push_back(input);
   }
-  unit.calls += 1;
   const Tensors passed = autograd::custom_function(
       "post_backward", watched, [](const Tensors& x) { return x; },
       [this, &unit, call](const Tensors& grads) {

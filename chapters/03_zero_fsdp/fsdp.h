@@ -171,7 +171,7 @@ class FullyShardedDataParallel {
     bool keeps_dtype = false;
     std::unique_ptr<FlatParameter> flat;  ///< null: no parameters of its own
     std::vector<DType> input_dtypes;
-    int calls = 0;              ///< forwards whose backward is yet to come
+    int calls = 0;  ///< forwards whose backward is not known to be complete
     std::size_t last_call = 0;  ///< place in the order of forwards
   };
 
