@@ -143,8 +143,7 @@ void ZeroStage12::finish(Bucket& bucket) {
     bucket.works.clear();
     const Tensor& shard = groups_[bucket.group].grad;
     std::vector<CopyRun> runs;
-    for (const BucketPiece& piece : bucket.plan.pieces) {
-      if (piece.owner != group_.rank()) continue;
+    for (const BucketPiece& piece : runs_of(bucket.plan, group_.rank())) {
       const Shape shape{piece.numel};
       const Tensor sum = bucket.buffer.flat_view(piece.bucket_begin, shape);
       const Tensor target = shard.flat_view(piece.shard_begin, shape);

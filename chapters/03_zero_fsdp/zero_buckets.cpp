@@ -30,8 +30,11 @@ std::vector<OwnedPart> padding_parts(const FlatLayout& layout) {
 
 /// Gives every part its place: the first `scatter_numel` elements of each owner
 /// in the common block, the others behind it.
-void place(GradientBucket& bucket, const std::vector<OwnedPart>& parts,
-           int ranks) {
+void place(GradientBucket& bucket, std::vector<OwnedPart> parts, int ranks) {
+  // In the order of shards, so that neighbours stay neighbours
+  std::stable_sort(parts.begin(), parts.end(), [](auto& a, auto& b) {
+    return a.shard_begin < b.shard_begin;
+  });
   std::vector<std::int64_t> count(static_cast<std::size_t>(ranks));
   for (const OwnedPart& part : parts) {
     count[static_cast<std::size_t>(part.owner)] += part.numel;
@@ -121,6 +124,23 @@ std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
     place(bucket, parts, layout.ranks);
   }
   return buckets;
+}
+
+std::vector<BucketPiece> runs_of(const GradientBucket& bucket, int owner) {
+  std::vector<BucketPiece> runs;
+  for (const BucketPiece& piece : bucket.pieces) {
+    if (piece.owner != owner) continue;
+    if (!runs.empty()) {
+      BucketPiece& last = runs.back();
+      if (last.bucket_begin + last.numel == piece.bucket_begin &&
+          last.shard_begin + last.numel == piece.shard_begin) {
+        last.numel += piece.numel;
+        continue;
+      }
+    }
+    runs.push_back(piece);
+  }
+  return runs;
 }
 
 }  // namespace shardbook::zero

@@ -62,4 +62,9 @@ struct GradientBucket {
 std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
                                          std::int64_t bucket_size);
 
+/// One owner's pieces, joined where they are neighbours in the bucket and in
+/// the shard (`parameter` and `begin` are those of the first): what is copied
+/// in one go.
+std::vector<BucketPiece> runs_of(const GradientBucket& bucket, int owner);
+
 }  // namespace shardbook::zero

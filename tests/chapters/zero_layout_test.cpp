@@ -145,6 +145,18 @@ TEST(ZeroBuckets, OneBucketForEverythingIsOneReduceScatter) {
   }
 }
 
+TEST(ZeroBuckets, AShardArrivesInOneRun) {
+  const FlatLayout layout = flat_layout(k184, 3, 2);
+  const auto buckets = plan_buckets(layout, 500'000'000);
+  for (int owner = 0; owner < 3; ++owner) {
+    const auto runs = zero::runs_of(buckets[0], owner);
+    ASSERT_EQ(runs.size(), 1u);
+    EXPECT_EQ(runs[0].shard_begin, 0);
+    EXPECT_EQ(runs[0].bucket_begin, owner * layout.shard());
+    EXPECT_EQ(runs[0].numel, layout.shard());
+  }
+}
+
 TEST(ZeroBuckets, TheNextGradientThatDoesNotFitOpensAnother) {
   const auto buckets = plan_buckets(flat_layout(k184, 4, 2), 84);
   ASSERT_EQ(buckets.size(), 3u);

@@ -327,6 +327,22 @@ TEST(ZeroParameters, AfterItsEndGradientsAreLocalAgain) {
   }
 }
 
+TEST(ZeroParameters, WhatIsGatheredOutlivesTheShards) {
+  auto again = [](bool gathers) {
+    return error_on_ranks(2, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF32);
+      {
+        const auto zero = make_zero(model, world, stage(3), "adam", {});
+        if (gathers) zero->gather_parameters();
+      }
+      const auto zero = make_zero(model, world, stage(2), "adam", {});
+      train_zero(*zero, Training(), 0, 1);
+    });
+  };
+  EXPECT_EQ(again(true), "");
+  EXPECT_TRUE(has_text(again(false), "whose storage was released"));
+}
+
 // --- Overlap
 // -------------------------------------------------------------------
 
