@@ -3,6 +3,7 @@
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
 #include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -10,29 +11,92 @@
 #include "core/check.h"
 #include "core/context.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
 namespace shardbook::sim {
 namespace {
 
 namespace context = boost::context;
 
 // Pages are taken when they are touched, so that the size costs addresses only.
-constexpr std::size_t kStackBytes = 512 << 10;
+constexpr std::size_t kStackBytes = 1 << 20;
+
+// Sanitizers watch stacks and threads, and must be told of each change.
+class Switch {
+ public:
+  // `bottom`, `bytes`: the stack that this fiber runs on; none for the thread's.
+  Switch(const void* bottom, std::size_t bytes)
+      : bottom_(bottom), bytes_(bytes) {
+#ifdef __SANITIZE_THREAD__
+    thread_fiber_ = bottom == nullptr ? __tsan_get_current_fiber()
+                                      : __tsan_create_fiber(0);
+#endif
+  }
+  ~Switch() {
+#ifdef __SANITIZE_THREAD__
+    if (bottom_ != nullptr) __tsan_destroy_fiber(thread_fiber_);
+#endif
+  }
+  Switch(const Switch&) = delete;
+  Switch& operator=(const Switch&) = delete;
+
+  // Before the thread leaves this stack (for ever: `ends`) for `other`'s.
+  void leave_for([[maybe_unused]] const Switch& other,
+                 [[maybe_unused]] bool ends = false) {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(ends ? nullptr : &fake_stack_,
+                                   other.bottom_, other.bytes_);
+#endif
+#ifdef __SANITIZE_THREAD__
+    __tsan_switch_to_fiber(other.thread_fiber_, 0);
+#endif
+  }
+  // When it has come (back) from `other`'s.
+  void arrive_from([[maybe_unused]] Switch& other) {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(fake_stack_, &other.bottom_,
+                                    &other.bytes_);
+#endif
+  }
+
+ private:
+  const void* bottom_;
+  std::size_t bytes_;
+#ifdef __SANITIZE_ADDRESS__
+  void* fake_stack_ = nullptr;
+#endif
+#ifdef __SANITIZE_THREAD__
+  void* thread_fiber_ = nullptr;
+#endif
+};
 
 // Hands the thread from rank to rank.
 class Scheduler {
  public:
   explicit Scheduler(int num_ranks)
-      : ranks_(static_cast<std::size_t>(num_ranks)) {}
+      : ranks_(static_cast<std::size_t>(num_ranks)), mine_(nullptr, 0) {}
 
   void start(int rank, const std::function<void()>& body) {
     Rank& me = at(rank);
+    context::protected_fixedsize_stack stacks(kStackBytes);
+    const context::stack_context stack = stacks.allocate();
+    me.stack = std::make_unique<Switch>(
+        static_cast<const char*>(stack.sp) - stack.size, stack.size);
     me.fiber = context::fiber(
-        std::allocator_arg, context::protected_fixedsize_stack(kStackBytes),
-        [this, rank, body](context::fiber&& scheduler) {
-          at(rank).scheduler = std::move(scheduler);
+        std::allocator_arg,
+        context::preallocated(stack.sp, stack.size, stack), stacks,
+        [this, &me, body](context::fiber&& scheduler) {
+          me.stack->arrive_from(mine_);
+          me.scheduler = std::move(scheduler);
           body();
-          at(rank).has_ended = true;
-          return std::move(at(rank).scheduler);
+          me.has_ended = true;
+          me.stack->leave_for(mine_, /*ends=*/true);
+          return std::move(me.scheduler);
         });
     make_ready(rank);
   }
@@ -45,10 +109,12 @@ class Scheduler {
       Rank& me = at(rank);
       me.is_ready = false;
       if (me.has_ended) continue;
-      RankContext* const mine =
+      RankContext* const context =
           RankContext::exchange(std::exchange(me.context, nullptr));
+      mine_.leave_for(*me.stack);
       me.fiber = std::move(me.fiber).resume();
-      me.context = RankContext::exchange(mine);
+      mine_.arrive_from(*me.stack);
+      me.context = RankContext::exchange(context);
     }
     for (const Rank& rank : ranks_) {
       if (!rank.has_ended) return false;
@@ -58,7 +124,9 @@ class Scheduler {
 
   void suspend(int rank) {
     Rank& me = at(rank);
+    me.stack->leave_for(mine_);
     me.scheduler = std::move(me.scheduler).resume();
+    me.stack->arrive_from(mine_);
   }
 
   void make_ready(int rank) {
@@ -70,6 +138,7 @@ class Scheduler {
 
  private:
   struct Rank {
+    std::unique_ptr<Switch> stack;
     context::fiber fiber;      // where to go on
     context::fiber scheduler;  // where to go when it waits
     RankContext* context = nullptr;
@@ -80,6 +149,7 @@ class Scheduler {
 
   std::vector<Rank> ranks_;
   std::deque<int> ready_;
+  Switch mine_;
 };
 
 class FiberSleeper : public internal::Sleeper {

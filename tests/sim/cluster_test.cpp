@@ -285,7 +285,7 @@ const std::vector<BadFile>& bad_files() {
       {"UnknownType", changed(R"("device": {"peak_TFLOPS": {"f8": 1}})"),
        "/device/peak_TFLOPS/f8", "give f64, f32, bf16 or f16"},
       {"UnknownKind", changed(R"("intra_node": {"kind": "torus"})"),
-       "/intra_node/kind", "give switch, mesh or pcie"},
+       "/intra_node/kind", "give switch, mesh, pcie or memory"},
       {"NoLinks", changed(R"("intra_node": {"kind": "mesh",
                                             "bandwidth_GB_per_s": 25})"),
        "/intra_node/links", "a mesh needs its links"},

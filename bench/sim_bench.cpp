@@ -1,0 +1,54 @@
+// How long a simulation takes: DDP on gpt-nano, three steps, against the number
+// of ranks; every rank run, or ranks that do the same run once.
+//
+//   sim_bench --benchmark_filter=Unfolded
+
+#include <benchmark/benchmark.h>
+
+#include "chapters/02_ddp/trainer.h"
+#include "chapters/common/worlds.h"
+
+namespace shardbook {
+namespace {
+
+void simulate(benchmark::State& state, bool folds) {
+  Options options;
+  options.backend = "sim";
+  options.cluster = "selene";
+  options.data = "random";
+  options.world_size = static_cast<int>(state.range(0));
+  options.batch = options.world_size;
+  options.steps = 3;
+  options.fold = folds;
+  double step_s = 0;
+  for (auto _ : state) {
+    const Report report = run_chapter(
+        options, [](const Options& as, ProcessGroup& world, Report& result) {
+          ddp::Trainer trainer(as, {}, world);
+          const TrainingLog log =
+              train(as, trainer.optimizer(), false,
+                    [&](std::int64_t step) { return trainer.step(step); });
+          finish_rank(as, world, log, trainer.predicted_bytes(),
+                      trainer.bill(), result);
+        });
+    step_s = report.time.step_s;
+  }
+  state.counters["virtual_step_ms"] = step_s * 1e3;
+}
+
+void BM_Unfolded(benchmark::State& state) { simulate(state, false); }
+void BM_Folded(benchmark::State& state) { simulate(state, true); }
+
+BENCHMARK(BM_Unfolded)
+    ->RangeMultiplier(4)
+    ->Range(4, 4096)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_Folded)
+    ->RangeMultiplier(4)
+    ->Range(4, 4096)
+    ->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace shardbook
+
+BENCHMARK_MAIN();
