@@ -91,8 +91,14 @@ void FullyShardedDataParallel::make_groups() {
   const int f = options_.shard_size;
   SB_CHECK(f >= 1 && d % f == 0, "fsdp: shard_size ", f, " for ", d,
            " ranks; give a divisor of ", d, ", the ranks of a node");
-  shard_group_ = group_.split(group_.rank() / f, group_.rank(), "shards");
-  replica_group_ = group_.split(group_.rank() % f, group_.rank(), "replicas");
+  std::vector<std::vector<int>> nodes(static_cast<std::size_t>(d / f));
+  std::vector<std::vector<int>> peers(static_cast<std::size_t>(f));
+  for (int rank = 0; rank < d; ++rank) {
+    nodes[static_cast<std::size_t>(rank / f)].push_back(rank);
+    peers[static_cast<std::size_t>(rank % f)].push_back(rank);
+  }
+  shard_group_ = group_.partition(nodes, "shards");
+  replica_group_ = group_.partition(peers, "replicas");
   if (f > 1) groups_.shards = shard_group_.get();
   if (f < d) groups_.replicas = replica_group_.get();
 }
