@@ -60,7 +60,11 @@ Report train_sharded(Options options, const Job& job) {
   how.accumulate = job.micro_batches;
   how.recompute = job.recompute;
   how.strategy = job.strategy == Strategy::kZero3 ? "zero3" : "fsdp";
-  if (!job.gathers_blocks) how.zero.unit_types.clear();
+  if (job.is_deepspeed_of_2021) {
+    how.zero.unit_types.clear();
+    how.zero.prefetch_bucket_size = 0;
+    how.zero.overlap_comm = false;
+  }
   if (job.strategy == Strategy::kFsdp) {
     options.dtype = DType::kF32;  // of the shards
     how.param_dtype = how.reduce_dtype = dtype_name(job.dtype);

@@ -26,8 +26,10 @@ struct Job {
   /// f32 master copies beside 16-bit parameters.
   DType dtype = DType::kBF16;
   bool recompute = false;
-  /// ZeRO-3: fetches a block's parameters together; false: each module's.
-  bool gathers_blocks = true;
+  /// ZeRO-3 as it was then: each module's parameters are fetched when it needs
+  /// them, and neither fetches nor reductions overlap with computation. Since
+  /// 2022 a block's are fetched together, on a stream of their own.
+  bool is_deepspeed_of_2021 = false;
 };
 
 struct StepTime {

@@ -117,8 +117,7 @@ std::vector<Outcome> sc21_zero3(const Row& row) {
   Job job = job_of(row, row.count("vocab", kMaxSize));
   job.cluster = "selene-zero3";
   job.strategy = Strategy::kZero3;
-  // DeepSpeed of 2021 hooks into every module
-  job.gathers_blocks = false;
+  job.is_deepspeed_of_2021 = true;  // the year of the paper
   job.micro_batch = row.count("micro_batch");
   job.micro_batches = micro_batches_of(row, job, job.ranks);
   job.dtype = DType::kF16;

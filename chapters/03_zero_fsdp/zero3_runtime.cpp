@@ -65,7 +65,9 @@ void ZeroStage3::unpack(const std::vector<Slot*>& slots, const Tensor& buffer) {
 }
 
 void ZeroStage3::start_gather(Unit& unit) {
-  StreamScope stream(kUnshardStream);
+  // Without prefetching, what comes when it is needed waits for what computes
+  StreamScope stream(options_.prefetch_bucket_size > 0 ? kUnshardStream
+                                                       : kComputeStream);
   NoGrad no_grad;
   updated_.wait();
   unit.work = gather(fetched_slots(unit), unit.gathered, "fetch " + unit.name);

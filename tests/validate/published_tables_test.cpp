@@ -1,0 +1,74 @@
+// What bench/README.md says of our predictions.
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+
+#include "bench/validate/validation.h"
+#include "tests/validate/validate_support.h"
+
+namespace shardbook::validate {
+namespace {
+
+/// Predicted once, however many tests ask.
+const Validation& of(const std::string& file) {
+  static std::map<std::string, Validation> done;
+  const auto found = done.find(file);
+  if (found != done.end()) return found->second;
+  const Validation& result =
+      done.emplace(file, validate(open_table(test::own_table(file))))
+          .first->second;
+  std::printf("%s: MAPE %.1f %%, one constant %.1f %%\n", file.c_str(),
+              100 * result.aimed_mape, 100 * result.null_mape);
+  return result;
+}
+
+class PublishedTable : public testing::TestWithParam<
+                           std::tuple<const char*, std::size_t, std::size_t>> {
+};
+
+TEST_P(PublishedTable, MeetsItsAimAndBeatsOneConstant) {
+  const auto& [file, num_predicted, num_not_expressed] = GetParam();
+  const Validation& result = of(file);
+  EXPECT_EQ(result.outcomes.size(), num_predicted);
+  EXPECT_EQ(result.not_expressed.size(), num_not_expressed);
+  EXPECT_TRUE(result.meets_aim) << as_text(result);
+  EXPECT_LT(result.mape, result.null_mape);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, PublishedTable,
+    testing::Values(
+        std::make_tuple("zero_table1_memory.csv", 54, 0),
+        std::make_tuple("zero_table2_max_model.csv", 20, 0),
+        std::make_tuple("deepspeed_memory_estimator.csv", 32, 0),
+        std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
+        std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
+        std::make_tuple("nccl_busbw_reference.csv", 12, 0),
+        std::make_tuple("deepspeed_azure_zero3.csv", 17, 0),
+        std::make_tuple("megatron_sc21_table2_zero3.csv", 6, 6),
+        std::make_tuple("mpt_fsdp_a100_h100.csv", 130, 0),
+        std::make_tuple("megatron_2020_tp_weak_scaling.csv", 2, 6)),
+    [](const auto& info) {
+      std::string name;
+      for (const char c : std::string(std::get<0>(info.param))) {
+        if (c == '.') break;
+        if (c != '_') name += c;
+      }
+      return name;
+    });
+
+// Twice the ranks at half the micro-batch: ZeRO-3 more than halves its speed.
+TEST(PublishedTable, ZeroStage3CollapsesAtScale) {
+  const Validation& result = of("megatron_sc21_table2_zero3.csv");
+  for (const std::size_t first : {0u, 3u}) {
+    for (const std::size_t i : {first, first + 1}) {
+      EXPECT_GT(result.outcomes[i].pair.predicted,
+                1.4 * result.outcomes[i + 1].pair.predicted);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::validate

@@ -1,0 +1,78 @@
+// The program itself: its options, output and exit status.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/validate/validate_support.h"
+
+namespace shardbook {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+struct Result {
+  int status = -1;
+  std::string output;
+};
+
+Result run_program(const std::string& arguments) {
+  Result result;
+  const std::string command =
+      std::string("'") + VALIDATE_PROGRAM + "' " + arguments + " 2>&1";
+  std::FILE* pipe = popen(command.c_str(), "r");
+  std::array<char, 4096> buffer;
+  while (std::size_t count =
+             std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    result.output.append(buffer.data(), count);
+  }
+  result.status = WEXITSTATUS(pclose(pipe));
+  return result;
+}
+
+TEST(ValidateProgram, PrintsEveryRowAndTheSummary) {
+  const Result result = run_program(
+      "--table '" + test::own_table("megatron_2020_tp_weak_scaling.csv") + "'");
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("1B DGX-A100"));
+  EXPECT_THAT(result.output, HasSubstr("MAPE"));
+  EXPECT_THAT(result.output,
+              HasSubstr("6 x tensor parallelism has no chapter yet"));
+  EXPECT_THAT(result.output, HasSubstr("aim: MAPE within 10 %: met"));
+}
+
+TEST(ValidateProgram, PrintsOneJsonObjectPerTable) {
+  const Result result = run_program(
+      "--format json --table '" +
+      test::own_table("nccl_allreduce_h100_8gpu.csv") + "'");
+  EXPECT_EQ(result.status, 0) << result.output;
+  const auto object = nlohmann::json::parse(result.output);
+  EXPECT_EQ(object["table"], "nccl_allreduce_h100_8gpu.csv");
+  EXPECT_EQ(object["kind"], "nccl_collectives");
+  EXPECT_EQ(object["rows"].size(), 32u);
+  EXPECT_EQ(object["rows"][0]["published"], 13.67);
+  EXPECT_EQ(object["aim"]["rows"], 11);
+  EXPECT_EQ(object["aim"]["met"], true);
+  EXPECT_TRUE(object["contests"].is_null());
+}
+
+TEST(ValidateProgram, EndsWithStatus2AndASentenceForBadInput) {
+  const std::string unknown = test::written("gpu,color\nA100,green\n");
+  for (const std::string& arguments :
+       {"--table '" + unknown + "'", std::string("--table /no/such/file"),
+        std::string("--format xml"), std::string("--tabel x.csv")}) {
+    const Result result = run_program(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_THAT(result.output, Not(HasSubstr("terminate"))) << arguments;
+    EXPECT_FALSE(result.output.empty()) << arguments;
+  }
+}
+
+}  // namespace
+}  // namespace shardbook
