@@ -26,33 +26,34 @@ Options options_of(const Job& job) {
 }
 
 Report train_one_device(const Options& options, const Job& job) {
-  return run_chapter(options, [&](const Options& as, ProcessGroup& world,
-                                  Report& report) {
-    single_device::SingleDeviceOptions how;
-    how.num_micro_batches = job.micro_batches;
-    how.recompute = job.recompute;
-    how.master_weights = dtype_bytes(job.dtype) == 2;
-    single_device::SingleDevice device(as, how);
-    const TrainingLog log =
-        train(as, device.optimizer(), /*is_main=*/true,
-              [&](std::int64_t step) { return device.step(step); });
-    finish_rank(as, world, log, 0, MemoryBill(), report);
-  });
+  return run_chapter(
+      options, [&](const Options& as, ProcessGroup& world, Report& report) {
+        single_device::SingleDeviceOptions how;
+        how.num_micro_batches = job.micro_batches;
+        how.recompute = job.recompute;
+        how.master_weights = dtype_bytes(job.dtype) == 2;
+        single_device::SingleDevice device(as, how);
+        const TrainingLog log =
+            train(as, device.optimizer(), /*is_main=*/true,
+                  [&](std::int64_t step) { return device.step(step); });
+        finish_rank(as, world, log, 0, MemoryBill(), report);
+      });
 }
 
 Report train_ddp(const Options& options, const Job& job) {
-  return run_chapter(options, [&](const Options& as, ProcessGroup& world,
-                                  Report& report) {
-    ddp::TrainerOptions how;
-    how.accumulate = job.micro_batches;
-    ddp::Trainer trainer(as, how, world);
-    set_recompute(*trainer.model().model, job.recompute);
-    if (dtype_bytes(job.dtype) == 2) trainer.optimizer().keep_master_copies();
-    const TrainingLog log =
-        train(as, trainer.optimizer(), world.rank() == 0,
-              [&](std::int64_t step) { return trainer.step(step); });
-    finish_rank(as, world, log, 0, MemoryBill(), report);
-  });
+  return run_chapter(
+      options, [&](const Options& as, ProcessGroup& world, Report& report) {
+        ddp::TrainerOptions how;
+        how.accumulate = job.micro_batches;
+        ddp::Trainer trainer(as, how, world);
+        set_recompute(*trainer.model().model, job.recompute);
+        if (dtype_bytes(job.dtype) == 2)
+          trainer.optimizer().keep_master_copies();
+        const TrainingLog log =
+            train(as, trainer.optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return trainer.step(step); });
+        finish_rank(as, world, log, 0, MemoryBill(), report);
+      });
 }
 
 Report train_sharded(Options options, const Job& job) {
@@ -69,14 +70,14 @@ Report train_sharded(Options options, const Job& job) {
     options.dtype = DType::kF32;  // of the shards
     how.param_dtype = how.reduce_dtype = dtype_name(job.dtype);
   }
-  return run_chapter(options, [&](const Options& as, ProcessGroup& world,
-                                  Report& report) {
-    zero_fsdp::Trainer trainer(as, how, world);
-    const TrainingLog log =
-        train(as, trainer.optimizer(), world.rank() == 0,
-              [&](std::int64_t step) { return trainer.step(step); });
-    finish_rank(as, world, log, 0, MemoryBill(), report);
-  });
+  return run_chapter(
+      options, [&](const Options& as, ProcessGroup& world, Report& report) {
+        zero_fsdp::Trainer trainer(as, how, world);
+        const TrainingLog log =
+            train(as, trainer.optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return trainer.step(step); });
+        finish_rank(as, world, log, 0, MemoryBill(), report);
+      });
 }
 
 }  // namespace

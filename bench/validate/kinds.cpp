@@ -62,8 +62,7 @@ const Kind& recognise(const std::string& label,
         (best == nullptr || kind.columns.size() > best->columns.size())) {
       best = &kind;
     }
-    if (nearest == nullptr ||
-        num_missing < missing(*nearest, columns).size()) {
+    if (nearest == nullptr || num_missing < missing(*nearest, columns).size()) {
       nearest = &kind;
     }
   }

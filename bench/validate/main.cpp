@@ -44,9 +44,10 @@ int main(int argc, char** argv) {
          file.empty() ? own_tables() : std::vector<std::string>{file}) {
       const validate::Validation result =
           validate::validate(validate::open_table(each));
-      fmt::print("{}{}", is_text ? validate::as_text(result)
-                                 : validate::as_json(result),
-                 is_text ? "\n" : "");
+      fmt::print(
+          "{}{}",
+          is_text ? validate::as_text(result) : validate::as_json(result),
+          is_text ? "\n" : "");
       std::fflush(stdout);
     }
     return 0;

@@ -49,10 +49,9 @@ std::vector<Outcome> model_states(const Row& row) {
 double capacity_bytes(const Row& row) {
   const std::string& gpu = row.text("gpu");
   const std::size_t dash = gpu.rfind('-');
-  const double gigabytes =
-      dash == std::string::npos
-          ? 0
-          : std::strtod(gpu.c_str() + dash + 1, nullptr);
+  const double gigabytes = dash == std::string::npos
+                               ? 0
+                               : std::strtod(gpu.c_str() + dash + 1, nullptr);
   SB_CHECK(gigabytes > 0, row.place(), ": gpu is \"", gpu,
            "\"; give one with its memory, such as V100-32GB");
   return gigabytes * 1e9;
@@ -105,19 +104,18 @@ std::vector<Outcome> deepspeed_estimates(const Row& row) {
   }
   const auto estimate = zero::deepspeed_estimate(stage, setup);
   constexpr double kGiB = 1 << 30;
-  const std::string name = fmt::format(
-      "{}, stage {}, {} GPUs{}{}", row.text("model"), stage,
-      setup.devices_per_node * setup.nodes,
-      setup.offload_optimizer ? ", optimizer on the host" : "",
-      setup.offload_parameters ? ", parameters too" : "");
+  const std::string name =
+      fmt::format("{}, stage {}, {} GPUs{}{}", row.text("model"), stage,
+                  setup.devices_per_node * setup.nodes,
+                  setup.offload_optimizer ? ", optimizer on the host" : "",
+                  setup.offload_parameters ? ", parameters too" : "");
   std::vector<Outcome> outcomes = {
       printed(row, "per_gpu_GiB", estimate.device_bytes / kGiB)};
   outcomes[0].row = name;
   outcomes[0].unit = "GiB per GPU";
   outcomes[0].pair.null_scale = setup.parameters;
   if (row.has("per_cpu_GiB")) {
-    outcomes.push_back(
-        printed(row, "per_cpu_GiB", estimate.host_bytes / kGiB));
+    outcomes.push_back(printed(row, "per_cpu_GiB", estimate.host_bytes / kGiB));
     outcomes[1].row = name;
     outcomes[1].unit = "GiB per host";
     outcomes[1].pair.null_scale = setup.parameters;
@@ -129,14 +127,13 @@ std::vector<Outcome> deepspeed_estimates(const Row& row) {
 
 std::vector<Kind> memory_kinds() {
   std::vector<Kind> kinds;
-  kinds.push_back(
-      {"zero_table1_memory",
-       {"model", "params", "optimizer", "zero_stage", "dp",
-        "per_device_GB_reported"},
-       true,
-       digits_aim(),
-       model_states,
-       ""});
+  kinds.push_back({"zero_table1_memory",
+                   {"model", "params", "optimizer", "zero_stage", "dp",
+                    "per_device_GB_reported"},
+                   true,
+                   digits_aim(),
+                   model_states,
+                   ""});
   kinds.push_back(
       {"zero_table2_max_model",
        {"mp", "gpu", "dp", "baseline_theory_B", "pos_theory_B",
@@ -148,14 +145,13 @@ std::vector<Kind> memory_kinds() {
        "model parallelism, and prints trillions with one digit; measured sizes "
        "(baseline_measured_B, pos_measured_B) are not predicted, as the paper "
        "names no batch"});
-  kinds.push_back(
-      {"deepspeed_memory_estimator",
-       {"model", "params", "largest_layer_params", "gpus", "zero_stage",
-        "per_gpu_GiB"},
-       true,
-       digits_aim(),
-       deepspeed_estimates,
-       ""});
+  kinds.push_back({"deepspeed_memory_estimator",
+                   {"model", "params", "largest_layer_params", "gpus",
+                    "zero_stage", "per_gpu_GiB"},
+                   true,
+                   digits_aim(),
+                   deepspeed_estimates,
+                   ""});
   return kinds;
 }
 

@@ -74,9 +74,9 @@ std::vector<Outcome> collective_time(const Row& row) {
   const sim::Cost cost =
       costs.collective(operation_of(row), bytes, first_ranks(ranks));
   Outcome outcome;
-  outcome.row = fmt::format("{} of {:.4g} MB over {} {}",
-                            row.text("collective"), bytes / 1e6, ranks,
-                            row.text("gpu"));
+  outcome.row =
+      fmt::format("{} of {:.4g} MB over {} {}", row.text("collective"),
+                  bytes / 1e6, ranks, row.text("gpu"));
   outcome.unit = "us";
   outcome.pair = {cost.seconds * 1e6, row.positive("time_us"),
                   // What each rank sends, for one bandwidth
@@ -112,20 +112,18 @@ std::vector<Outcome> bus_bandwidth(const Row& row) {
 
 std::vector<Kind> nccl_kinds() {
   std::vector<Kind> kinds;
-  kinds.push_back(
-      {"nccl_collectives",
-       {"gpu", "ranks", "collective", "size_bytes", "time_us"},
-       true,
-       worst_aim(0.10, "every row above 16 MB within 10 %"),
-       collective_time,
-       ""});
-  kinds.push_back(
-      {"nccl_busbw_reference",
-       {"fabric", "allreduce_busbw_GBps"},
-       false,
-       worst_aim(0.10, "every row within 10 %"),
-       bus_bandwidth,
-       ""});
+  kinds.push_back({"nccl_collectives",
+                   {"gpu", "ranks", "collective", "size_bytes", "time_us"},
+                   true,
+                   worst_aim(0.10, "every row above 16 MB within 10 %"),
+                   collective_time,
+                   ""});
+  kinds.push_back({"nccl_busbw_reference",
+                   {"fabric", "allreduce_busbw_GBps"},
+                   false,
+                   worst_aim(0.10, "every row within 10 %"),
+                   bus_bandwidth,
+                   ""});
   return kinds;
 }
 

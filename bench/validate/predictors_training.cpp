@@ -138,7 +138,8 @@ std::string mpt_cluster(const std::string& gpu) {
 // mosaicml/llm-foundry, scripts/train/benchmarking.
 std::vector<Outcome> mpt_fsdp(const Row& row) {
   if (row.text("sharding") != "FULL_SHARD") {
-    throw NotExpressed("sharding " + row.text("sharding") + " is not FULL_SHARD");
+    throw NotExpressed("sharding " + row.text("sharding") +
+                       " is not FULL_SHARD");
   }
   if (row.text("precision").find("bf16") == std::string::npos) {
     throw NotExpressed("precision " + row.text("precision") +
@@ -235,32 +236,29 @@ std::vector<Kind> training_kinds() {
        mean_aim(0.15, "MAPE of ZeRO-3 within 15 %"),
        sc21_zero3,
        ""});
-  kinds.push_back(
-      {"mpt_fsdp",
-       {"model", "layers", "hidden", "heads", "vocab", "seq_len", "gpus", "gpu",
-        "precision", "sharding", "activation_ckpt", "activation_cpu_offload",
-        "micro_batch", "grad_accum", "global_batch", "num_params",
-        "tokens_per_s_per_gpu"},
-       false,
-       mean_aim(0.09, "MAPE of A100 within 9 %"),
-       mpt_fsdp,
-       ""});
+  kinds.push_back({"mpt_fsdp",
+                   {"model", "layers", "hidden", "heads", "vocab", "seq_len",
+                    "gpus", "gpu", "precision", "sharding", "activation_ckpt",
+                    "activation_cpu_offload", "micro_batch", "grad_accum",
+                    "global_batch", "num_params", "tokens_per_s_per_gpu"},
+                   false,
+                   mean_aim(0.09, "MAPE of A100 within 9 %"),
+                   mpt_fsdp,
+                   ""});
   kinds.push_back(
       {"megatron_2020_tp_weak_scaling",
        {"case", "hidden", "heads", "layers", "tp", "dp", "gpus", "global_batch",
-        "seq_len", "vocab", "hardware", "iter_time_ms",
-        "activation_recompute"},
+        "seq_len", "vocab", "hardware", "iter_time_ms", "activation_recompute"},
        true,
        mean_aim(0.10, "MAPE within 10 %"),
        megatron_2020,
        ""});
-  kinds.push_back(
-      {"ddp_overlap",
-       {"model", "backend", "gpus", "quantity", "value"},
-       false,
-       mean_aim(0.15, "order and sign of the effects"),
-       ddp_overlap,
-       ""});
+  kinds.push_back({"ddp_overlap",
+                   {"model", "backend", "gpus", "quantity", "value"},
+                   false,
+                   mean_aim(0.15, "order and sign of the effects"),
+                   ddp_overlap,
+                   ""});
   return kinds;
 }
 

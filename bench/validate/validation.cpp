@@ -159,8 +159,7 @@ std::string as_json(const Validation& validation) {
         {"mape_percent", 100 * validation.aimed_mape},
         {"worst_percent", 100 * validation.aimed_worst},
         {"met", validation.meets_aim}}}};
-  return object.dump(-1, ' ', false,
-                     ordered_json::error_handler_t::replace) +
+  return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
          "\n";
 }
 

@@ -76,8 +76,7 @@ TEST(Tables, GarbledOnesAreOneSentence) {
   EXPECT_THAT(error_of(written(kMpt)), HasSubstr("no rows"));
   EXPECT_THAT(error_of(written(std::string("a\0b\n1,2\n", 8))),
               HasSubstr("is no text"));
-  EXPECT_THAT(error_of(written("a,b,a\n1,2,3\n")),
-              HasSubstr("same name"));
+  EXPECT_THAT(error_of(written("a,b,a\n1,2,3\n")), HasSubstr("same name"));
   EXPECT_THAT(error_of(written(good + "tiny,2\n")),
               HasSubstr(":3: 2 values for 17 columns"));
   EXPECT_THAT(error_of(written(good + "\"tiny,2\n")), HasSubstr("quote"));
@@ -107,8 +106,8 @@ TEST(Tables, ValuesThatMakeNoSenseAreNamed) {
 }
 
 TEST(Tables, OrderOfColumnsAndFurtherOnesDoNotMatter) {
-  const Validation one = validate(open_table(
-      written(std::string(kMpt) + kMptRow, "one.csv")));
+  const Validation one =
+      validate(open_table(written(std::string(kMpt) + kMptRow, "one.csv")));
   const Validation two = validate(open_table(
       written("num_params,remark,tokens_per_s_per_gpu,global_batch,grad_accum,"
               "micro_batch,activation_cpu_offload,activation_ckpt,sharding,"
@@ -143,9 +142,9 @@ TEST(Tables, RowsThatNoChapterCanRunAreListedAndCounted) {
 }
 
 TEST(Tables, NothingToJudgeIsNoAimMet) {
-  const Validation result = validate(open_table(written(
-      "model,backend,gpus,quantity,value\n"
-      "ResNet50,NCCL,32,speed-up from overlap,38\n")));
+  const Validation result = validate(
+      open_table(written("model,backend,gpus,quantity,value\n"
+                         "ResNet50,NCCL,32,speed-up from overlap,38\n")));
   EXPECT_FALSE(result.meets_aim);
   EXPECT_THAT(as_text(result), HasSubstr("ResNet has no chapter yet"));
   EXPECT_THAT(as_text(result), HasSubstr("nothing to judge"));

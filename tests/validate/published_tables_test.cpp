@@ -39,17 +39,16 @@ TEST_P(PublishedTable, MeetsItsAimAndBeatsOneConstant) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, PublishedTable,
-    testing::Values(
-        std::make_tuple("zero_table1_memory.csv", 54, 0),
-        std::make_tuple("zero_table2_max_model.csv", 20, 0),
-        std::make_tuple("deepspeed_memory_estimator.csv", 32, 0),
-        std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
-        std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
-        std::make_tuple("nccl_busbw_reference.csv", 12, 0),
-        std::make_tuple("deepspeed_azure_zero3.csv", 17, 0),
-        std::make_tuple("megatron_sc21_table2_zero3.csv", 6, 6),
-        std::make_tuple("mpt_fsdp_a100_h100.csv", 130, 0),
-        std::make_tuple("megatron_2020_tp_weak_scaling.csv", 2, 6)),
+    testing::Values(std::make_tuple("zero_table1_memory.csv", 54, 0),
+                    std::make_tuple("zero_table2_max_model.csv", 20, 0),
+                    std::make_tuple("deepspeed_memory_estimator.csv", 32, 0),
+                    std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
+                    std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
+                    std::make_tuple("nccl_busbw_reference.csv", 12, 0),
+                    std::make_tuple("deepspeed_azure_zero3.csv", 17, 0),
+                    std::make_tuple("megatron_sc21_table2_zero3.csv", 6, 6),
+                    std::make_tuple("mpt_fsdp_a100_h100.csv", 130, 0),
+                    std::make_tuple("megatron_2020_tp_weak_scaling.csv", 2, 6)),
     [](const auto& info) {
       std::string name;
       for (const char c : std::string(std::get<0>(info.param))) {

@@ -62,8 +62,10 @@ TEST(Spearman, ComparesOrdersOnly) {
 
 TEST(Contests, RegretIsTheLossOfThePickedPlan) {
   // Times. In "a" the second is picked (predicted 9), which took 12 for 10.
-  std::vector<Pair> pairs = {{10, 10, 1, "a"}, {9, 12, 1, "a"},
-                             {20, 30, 1, "a"}, {5, 5, 1, "alone"},
+  std::vector<Pair> pairs = {{10, 10, 1, "a"},
+                             {9, 12, 1, "a"},
+                             {20, 30, 1, "a"},
+                             {5, 5, 1, "alone"},
                              {1, 9, 1, ""}};
   Contests contests = judge_contests(pairs, /*lower_is_better=*/true);
   EXPECT_EQ(contests.count, 1);

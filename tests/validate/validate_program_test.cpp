@@ -48,9 +48,9 @@ TEST(ValidateProgram, PrintsEveryRowAndTheSummary) {
 }
 
 TEST(ValidateProgram, PrintsOneJsonObjectPerTable) {
-  const Result result = run_program(
-      "--format json --table '" +
-      test::own_table("nccl_allreduce_h100_8gpu.csv") + "'");
+  const Result result =
+      run_program("--format json --table '" +
+                  test::own_table("nccl_allreduce_h100_8gpu.csv") + "'");
   EXPECT_EQ(result.status, 0) << result.output;
   const auto object = nlohmann::json::parse(result.output);
   EXPECT_EQ(object["table"], "nccl_allreduce_h100_8gpu.csv");
