@@ -10,8 +10,9 @@ namespace shardbook::validate {
 namespace {
 
 // More would be no model of this time, and would take long to simulate.
-constexpr int kMaxLayers = 10000;
+constexpr int kMaxLayers = 2000;
 constexpr int kMaxSize = 1 << 20;
+constexpr int kMaxMicroBatches = 4096;
 
 /// Layers, sizes and sequence; positions are as many as the sequence has.
 Job job_of(const Row& row, int vocab) {
@@ -19,9 +20,9 @@ Job job_of(const Row& row, int vocab) {
   job.seq = row.count("seq_len", kMaxSize);
   job.model.vocab_size = vocab;
   job.model.n_positions = job.seq;
-  job.model.n_embd = row.count("hidden", kMaxSize);
+  job.model.n_embd = row.count("hidden", 1 << 17);
   job.model.n_layer = row.count("layers", kMaxLayers);
-  job.model.n_head = row.count("heads", kMaxSize);
+  job.model.n_head = row.count("heads", 1 << 12);
   SB_CHECK(job.model.n_embd % job.model.n_head == 0, row.place(),
            ": hidden is ", job.model.n_embd, ", which is no multiple of ",
            job.model.n_head, " heads");
@@ -37,6 +38,9 @@ std::int64_t micro_batches_of(const Row& row, const Job& job,
   SB_CHECK(batch % together == 0, row.place(), ": global_batch is ", batch,
            ", which is no multiple of ", replicas, " ranks times ",
            job.micro_batch, " sequences");
+  SB_CHECK(batch / together <= kMaxMicroBatches, row.place(),
+           ": global_batch is ", batch, ", which makes ", batch / together,
+           " micro-batches; give at most ", kMaxMicroBatches);
   return batch / together;
 }
 
@@ -96,7 +100,7 @@ std::vector<Outcome> azure_zero3(const Row& row) {
   Job job = job_of(row, 51200);
   job.cluster = "azure-ndm-a100";
   job.strategy = Strategy::kZero3;
-  job.micro_batch = row.count("micro_batch");
+  job.micro_batch = row.count("micro_batch", kMaxSize);
   job.micro_batches = micro_batches_of(row, job, job.ranks);
   job.dtype = DType::kF16;
   job.recompute = true;
@@ -118,7 +122,7 @@ std::vector<Outcome> sc21_zero3(const Row& row) {
   job.cluster = "selene-zero3";
   job.strategy = Strategy::kZero3;
   job.is_deepspeed_of_2021 = true;  // the year of the paper
-  job.micro_batch = row.count("micro_batch");
+  job.micro_batch = row.count("micro_batch", kMaxSize);
   job.micro_batches = micro_batches_of(row, job, job.ranks);
   job.dtype = DType::kF16;
   job.recompute = true;
@@ -151,8 +155,8 @@ std::vector<Outcome> mpt_fsdp(const Row& row) {
   Job job = job_of(row, row.count("vocab", kMaxSize));
   job.cluster = mpt_cluster(row.text("gpu"));
   job.strategy = Strategy::kFsdp;
-  job.micro_batch = row.count("micro_batch");
-  job.micro_batches = row.count("grad_accum");
+  job.micro_batch = row.count("micro_batch", kMaxSize);
+  job.micro_batches = row.count("grad_accum", kMaxMicroBatches);
   job.recompute = row.flag("activation_ckpt");
   const StepTime time = step_time(job);
 

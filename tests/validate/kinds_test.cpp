@@ -92,7 +92,7 @@ TEST(Tables, ValuesThatMakeNoSenseAreNamed) {
       {"small,2,", "small,-3,", "layers is -3"},
       {"small,2,", "small,2.5,", "layers is 2.5, which is no whole number"},
       {"small,2,", "small,,", "layers is \"\""},
-      {"small,2,", "small,99999999,", "give a whole number from 1 to 10000"},
+      {"small,2,", "small,99999999,", "give a whole number from 1 to 2000"},
       {"256,4,", "256,5,", "hidden is 256, which is no multiple of 5 heads"},
       {"True,False", "maybe,False", "activation_ckpt is \"maybe\""},
       {"1800000,1000", "1800000,0", "tokens_per_s_per_gpu is 0"},
