@@ -86,14 +86,36 @@ std::vector<Outcome> collective_time(const Row& row) {
   return {outcome};
 }
 
-// What an all-reduce of 8 GB sends per rank and second.
-std::vector<Outcome> bus_bandwidth(const Row& row) {
-  if (!row.has("cluster") || !row.has("ranks")) {
-    throw NotExpressed("fabric \"" + row.text("fabric") +
+/// The cluster that a row describes, or the one that its words name:
+/// "NVLink3 A100 8-GPU", "DGX H100 SHARP 8x400Gb RDMA, multi-node".
+std::string fabric_cluster(const Row& row) {
+  if (row.has("cluster")) return row.text("cluster");
+  const std::string& fabric = row.text("fabric");
+  const auto says = [&](const char* word) {
+    return fabric.find(word) != std::string::npos;
+  };
+  if (says("A100")) return "dgx-a100";
+  if (says("V100")) return "dgx-v100";
+  if (!says("H100")) {
+    throw NotExpressed("fabric \"" + fabric +
                        "\" comes without a description of its cluster");
   }
-  const sim::CostModel& costs = costs_of(row.text("cluster"), row.place());
-  const int ranks = row.count("ranks");
+  const bool has_many_nodes = says("multi-node");
+  if (says("SHARP") != has_many_nodes) return "dgx-h100";
+  // Its preset sums in the node's switch, and not in the network
+  return has_many_nodes ? R"({"extends": "dgx-h100",
+                   "network": {"reduction_GB_per_s": 48}})"
+                        : R"({"extends": "dgx-h100",
+                   "intra_node": {"reduction_GB_per_s": 0}})";
+}
+
+// What an all-reduce of 8 GB sends per rank and second.
+std::vector<Outcome> bus_bandwidth(const Row& row) {
+  const sim::CostModel& costs = costs_of(fabric_cluster(row), row.place());
+  const bool has_many_nodes =
+      row.text("fabric").find("multi-node") != std::string::npos;
+  const int ranks =
+      row.has("ranks") ? row.count("ranks") : (has_many_nodes ? 16 : 8);
   check_size(row, costs, ranks);
   constexpr double kBytes = 8e9;
   const sim::Cost cost =

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "bench/validate/validation.h"
 #include "core/check.h"
 #include "tests/validate/validate_support.h"
@@ -139,6 +141,26 @@ TEST(Tables, RowsThatNoChapterCanRunAreListedAndCounted) {
   EXPECT_THAT(text, HasSubstr("5 rows not expressed: "));
   EXPECT_THAT(text, HasSubstr("2 x no cluster has mi300"));
   EXPECT_THAT(text, HasSubstr("1 x precision amp_fp8"));
+}
+
+TEST(Tables, FabricsMayBeNamedInsteadOfDescribed) {
+  const Validation described =
+      validate(open_table(own_table("nccl_busbw_reference.csv")));
+  const Validation named = validate(open_table(
+      written("fabric,allreduce_busbw_GBps\nNVLink3 A100 8-GPU,232\n"
+              "NVLink4 H100 8-GPU,370\nNVLink4 SHARP H100 8-GPU,480\n"
+              "\"DGX H100 NVL4 + 8x400Gb RDMA, multi-node\",380\n"
+              "\"DGX H100 SHARP 8x400Gb RDMA, multi-node\",480\n"
+              "carrier pigeons,1\n")));
+  EXPECT_EQ(named.not_expressed.size(), 1u);
+  ASSERT_EQ(named.outcomes.size(), 5u);
+  for (const Outcome& each : named.outcomes) {
+    const auto same = std::find_if(
+        described.outcomes.begin(), described.outcomes.end(),
+        [&](const Outcome& other) { return other.row == each.row; });
+    ASSERT_NE(same, described.outcomes.end()) << each.row;
+    EXPECT_EQ(each.pair.predicted, same->pair.predicted) << each.row;
+  }
 }
 
 TEST(Tables, NothingToJudgeIsNoAimMet) {
