@@ -116,7 +116,12 @@ int main(int argc, char** argv) {
                                    RankContext::current().host());
       save_results(options, trainer.whole_model(whole), trainer.data());
     };
-    Report report = run_chapter(options, body);
+    // Buckets smaller than the model give the owners of stages 1 and 2
+    // different messages
+    const bool ranks_differ = how.strategy == "zero1" || how.strategy == "zero2";
+    Report report = run_chapter(
+        options, body,
+        ranks_differ ? [](int rank) { return rank; } : one_class);
     if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.

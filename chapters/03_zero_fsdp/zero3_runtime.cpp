@@ -54,11 +54,9 @@ void ZeroStage3::unpack(const std::vector<Slot*>& slots, const Tensor& buffer) {
   std::int64_t offset = 0;
   for (const Slot* slot : slots) {
     slot->full.restore_storage();
-    for (std::int64_t rank = 0; rank < group_.size(); ++rank) {
-      const Shape shape{slot->slice};
-      runs.push_back({slot->full.flat_view(rank * slot->slice, shape),
-                      buffer.flat_view(rank * piece + offset, shape)});
-    }
+    runs.push_back({slot->full,
+                    buffer.flat_view(offset, {buffer.numel() - offset}),
+                    group_.size(), slot->slice, slot->slice, piece});
     offset += slot->slice;
   }
   copy_runs(runs);
@@ -188,21 +186,22 @@ void ZeroStage3::copy_into_bucket(Unit& unit, Slot& slot) {
   // Divide before the sum; padding is zero
   const Tensor grad = slot.parameter.grad();
   const double share = 1.0 / group_.size();
+  const std::int64_t slice = slot.slice, stride = unit.bucket_slice;
+  const Tensor places = unit.bucket.flat_view(
+      slot.bucket_offset, {unit.bucket.numel() - slot.bucket_offset});
+  const std::int64_t numel = grad.defined() ? grad.numel() : 0;
+  const std::int64_t whole = slice > 0 ? numel / slice : 0;
   std::vector<CopyRun> runs;
-  for (std::int64_t rank = 0; rank < group_.size(); ++rank) {
-    const Tensor place = unit.bucket.flat_view(
-        rank * unit.bucket_slice + slot.bucket_offset, {slot.slice});
-    const std::int64_t begin = rank * slot.slice;
+  if (whole > 0) runs.push_back({places, grad, whole, slice, stride, slice});
+  for (std::int64_t rank = whole; rank < group_.size(); ++rank) {
     const std::int64_t real =
-        grad.defined()
-            ? std::clamp<std::int64_t>(grad.numel() - begin, 0, slot.slice)
-            : 0;
+        std::clamp<std::int64_t>(numel - rank * slice, 0, slice);
     if (real > 0) {
-      runs.push_back(
-          {place.flat_view(0, {real}), grad.flat_view(begin, {real})});
+      runs.push_back({places.flat_view(rank * stride, {real}),
+                      grad.flat_view(rank * slice, {real})});
     }
-    if (real < slot.slice) {
-      place.flat_view(real, {slot.slice - real}).zero();
+    if (real < slice) {
+      places.flat_view(rank * stride + real, {slice - real}).zero();
     }
   }
   copy_runs(runs, share);

@@ -1,5 +1,6 @@
 #include "chapters/03_zero_fsdp/zero_copy.h"
 
+#include <cstddef>
 #include <functional>
 
 #include "core/check.h"
@@ -9,9 +10,39 @@
 namespace shardbook::zero {
 namespace {
 
+// One piece of a run.
+struct Piece {
+  DType dtype;
+  std::int64_t numel;
+  const void* source;
+  void* target;
+};
+
+void check(const char* name, const CopyRun& run, const Device& device) {
+  const bool has_pieces = run.numel > 0;
+  SB_CHECK((has_pieces || run.target.numel() == run.source.numel()) &&
+               run.target.dtype() == run.source.dtype() &&
+               run.target.device() == run.source.device() &&
+               run.target.device() == device,
+           name, ": runs of ", run.source.numel(), " and ", run.target.numel(),
+           " elements, ", dtype_name(run.source.dtype()), " and ",
+           dtype_name(run.target.dtype()),
+           "; both sides must agree, devices too");
+  const std::int64_t last = run.count - 1;
+  SB_CHECK(!has_pieces ||
+               (last * run.target_stride + run.numel <= run.target.numel() &&
+                last * run.source_stride + run.numel <= run.source.numel()),
+           name, ": ", run.count, " pieces of ", run.numel,
+           " elements reach beyond the end");
+}
+
+std::int64_t numel_of(const CopyRun& run) {
+  return run.numel == 0 ? run.target.numel() : run.count * run.numel;
+}
+
 void fused(const char* name, const std::vector<CopyRun>& runs,
            double passes,  // arrays read and written per run
-           const std::function<void(KernelContext&, const CopyRun&)>& kernel) {
+           const std::function<void(KernelContext&, const Piece&)>& kernel) {
   if (runs.empty()) return;
   RankContext& context = RankContext::current();
   const Tensor& first = runs[0].target;
@@ -24,21 +55,25 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
   event.dtype = first.dtype();
   event.stream = context.stream;
   for (const CopyRun& run : runs) {
-    SB_CHECK(run.target.numel() == run.source.numel() &&
-                 run.target.dtype() == run.source.dtype() &&
-                 run.target.device() == run.source.device() &&
-                 run.target.device() == first.device(),
-             name, ": runs of ", run.source.numel(), " and ",
-             run.target.numel(), " elements, ", dtype_name(run.source.dtype()),
-             " and ", dtype_name(run.target.dtype()),
-             "; both sides must agree, devices too");
-    event.flops += static_cast<double>(run.target.numel());
-    event.bytes += passes * static_cast<double>(run.target.bytes());
+    check(name, run, first.device());
+    const auto numel = static_cast<double>(numel_of(run));
+    event.flops += numel;
+    event.bytes +=
+        passes * numel * static_cast<double>(dtype_bytes(run.target.dtype()));
   }
   context.notify_op_begin(event);
   for (const CopyRun& run : runs) {
-    if (run.target.is_meta() || run.target.numel() == 0) continue;
-    kernel(context.kernels(), run);
+    if (run.target.is_meta() || numel_of(run) == 0) continue;
+    const auto element =
+        static_cast<std::int64_t>(dtype_bytes(run.target.dtype()));
+    const auto* source = static_cast<const std::byte*>(run.source.raw());
+    auto* target = static_cast<std::byte*>(run.target.raw());
+    for (std::int64_t i = 0; i < run.count; ++i) {
+      kernel(context.kernels(),
+             {run.target.dtype(), numel_of(run) / run.count,
+              source + i * run.source_stride * element,
+              target + i * run.target_stride * element});
+    }
   }
   context.notify_op_end(event);
 }
@@ -47,22 +82,21 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
 
 void copy_runs(const std::vector<CopyRun>& runs, double factor) {
   fused("copy_runs", runs, 2,
-        [factor](KernelContext& context, const CopyRun& run) {
-          const Tensor& to = run.target;
+        [factor](KernelContext& context, const Piece& piece) {
           if (factor == 1) {
-            kernels::cast(context, to.dtype(), run.source.raw(), to.dtype(),
-                          to.raw(), to.numel());
+            kernels::cast(context, piece.dtype, piece.source, piece.dtype,
+                          piece.target, piece.numel);
           } else {
-            kernels::scale(context, to.dtype(), to.numel(), factor,
-                           run.source.raw(), to.raw());
+            kernels::scale(context, piece.dtype, piece.numel, factor,
+                           piece.source, piece.target);
           }
         });
 }
 
 void add_runs(const std::vector<CopyRun>& runs) {
-  fused("add_runs", runs, 3, [](KernelContext& context, const CopyRun& run) {
-    kernels::axpy(context, run.target.dtype(), run.target.numel(), 1,
-                  run.source.raw(), run.target.raw());
+  fused("add_runs", runs, 3, [](KernelContext& context, const Piece& piece) {
+    kernels::axpy(context, piece.dtype, piece.numel, 1, piece.source,
+                  piece.target);
   });
 }
 

@@ -6,16 +6,23 @@
 // what an all-gather brings. One launch per piece would cost more than the copy
 // itself; devices have kernels that take a list.
 
+#include <cstdint>
 #include <vector>
 
 #include "core/tensor.h"
 
 namespace shardbook::zero {
 
-/// target and source: the same numel, dtype and device; runs do not overlap.
+/// target and source: the same dtype and device; runs do not overlap. All of
+/// both, or, with `numel`, `count` pieces of so many elements each, one every
+/// stride elements from the first element of target and source on.
 struct CopyRun {
   Tensor target;
   Tensor source;
+  std::int64_t count = 1;
+  std::int64_t numel = 0;
+  std::int64_t target_stride = 0;
+  std::int64_t source_stride = 0;
 };
 
 /// target = factor * source for every run; one operation to the observers.

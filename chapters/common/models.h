@@ -27,7 +27,8 @@ struct ModelConfig {
   double dropout = 0;
 
   /// "gpt-nano", "gpt-micro", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl",
-  /// "gpt-1.3b", "gpt-6.7b", "gpt-13b", "gpt-175b", "mlp", or a FILE.json with GPT-2's config keys. Throws Error that names
+  /// "gpt-1.3b", "gpt-6.7b", "gpt-13b", "gpt-175b", "mlp", the text of a config
+  /// ({"n_embd": ...}), or a FILE.json with GPT-2's config keys. Throws Error that names
   /// the file, the key and what is allowed.
   static ModelConfig read(const std::string& name_or_file);
   /// From the text of a config.json; `label` names it in messages.

@@ -288,6 +288,8 @@ Parity compare_with_one_device(const Options& options,
     add(std::abs(losses[i] - reference.losses[i]),
         std::abs(reference.losses[i]));
   }
+  const bool is_16_bit = dtype_bytes(options.dtype) == 2;
+  double all_difference = 0, all_norm = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     SB_CHECK(parameters[i].name == reference.parameters[i].name,
              "compare: parameter '", parameters[i].name, "' here, '",
@@ -297,13 +299,25 @@ Parity compare_with_one_device(const Options& options,
         values_that_train(reference.parameters[i]);
     SB_CHECK(mine.size() == theirs.size(), "compare: '", parameters[i].name,
              "' has another size than on one device");
-    double difference = 0, scale = 0;
+    double largest = 0, difference = 0, norm = 0;
     for (std::size_t j = 0; j < mine.size(); ++j) {
       finite = finite && std::isfinite(mine[j]);
-      difference = std::max(difference, std::abs(mine[j] - theirs[j]));
-      scale = std::max(scale, std::abs(theirs[j]));
+      const double d = mine[j] - theirs[j];
+      largest = std::max(largest, std::abs(d));
+      difference += d * d;
+      norm += theirs[j] * theirs[j];
     }
-    add(difference, scale);
+    parity.max_abs = std::max(parity.max_abs, largest);
+    all_difference += difference;
+    all_norm += norm;
+    if (norm > 0 && !is_16_bit) {
+      parity.max_rel =
+          std::max(parity.max_rel, std::sqrt(difference / norm));
+    }
+  }
+  if (is_16_bit && all_norm > 0) {
+    parity.max_rel =
+        std::max(parity.max_rel, std::sqrt(all_difference / all_norm));
   }
   parity.passed = finite && parity.max_rel <= parity.tolerance;
   return parity;

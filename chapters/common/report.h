@@ -55,7 +55,11 @@ struct MemoryBill {
 struct Parity {
   bool checked = false;
   double max_abs = 0;
-  double max_rel = 0;  ///< of a parameter: max |a - b| / max |b|; of a loss
+  /// Of a loss, |a - b| / |b|; of a parameter, ||a - b|| / ||b|| (Euclidean:
+  /// Adam makes whole steps of the rounding in a gradient that is nearly zero,
+  /// so that single elements say little). In 16 bits, where all gradients are
+  /// rounded that much, of all parameters together.
+  double max_rel = 0;
   double tolerance = 0;
   bool passed = false;
 };
