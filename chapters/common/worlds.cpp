@@ -51,7 +51,14 @@ Report with_prediction(
     return report;
   }
   Report predicted;
-  run(on_shapes(options), predicted);
+  try {
+    run(on_shapes(options), predicted);
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const Error& error) {
+    // It would fail with data as well, later and on any rank first.
+    SB_FAIL("foreseen on shapes: ", error.what());
+  }
   run(options, report);
   report.time.predicted_step_s = predicted.time.step_s;
   return report;

@@ -211,8 +211,8 @@ TEST(ReleaseStorage, GivesMemoryBackAndTakesItAgain) {
   EXPECT_EQ(device.memory().current_total, 32);
   flat.release_storage();
   EXPECT_EQ(device.memory().current_total, 0);
-  EXPECT_EQ(flat.raw(), nullptr);
-  EXPECT_EQ(view.raw(), nullptr);
+  expect_error([&] { flat.raw(); }, {"storage was released"});
+  expect_error([&] { view.raw(); }, {"storage was released"});
   EXPECT_EQ(view.shape(), (Shape{2, 2}));
   expect_error([&] { view.restore_storage(); }, {"covers the storage"});
   flat.restore_storage();
