@@ -18,6 +18,15 @@ void check(const char* op, const Tensor& target, const Tensor& value) {
            " differ");
 }
 
+void scale(const char* name, const Tensor& target, const Tensor& source,
+           double factor) {
+  OpScope scope(name, static_cast<double>(target.numel()),
+                bytes_of({&target, &source}), target);
+  if (!scope.runs()) return;
+  kernels::scale(scope.kernels(), target.dtype(), target.numel(), factor,
+                 source.raw(), target.raw());
+}
+
 }  // namespace
 
 void add_into(const Tensor& target, const Tensor& value, double factor) {
@@ -39,11 +48,11 @@ void scale_into(const Tensor& target, const Tensor& source, double factor) {
     if (!is_same_array) target.copy_from(source);
     return;
   }
-  OpScope scope("scale_into", static_cast<double>(target.numel()),
-                bytes_of({&target, &source}), target);
-  if (!scope.runs()) return;
-  kernels::scale(scope.kernels(), target.dtype(), target.numel(), factor,
-                 source.raw(), target.raw());
+  scale("scale_into", target, source, factor);
+}
+
+void scale_in_place(const Tensor& target, double factor) {
+  if (target.numel() > 0) scale("scale_in_place", target, target, factor);
 }
 
 }  // namespace shardbook

@@ -15,4 +15,9 @@ void add_into(const Tensor& target, const Tensor& value, double factor = 1);
 /// array (then a factor of 1 costs nothing), but must not overlap otherwise.
 void scale_into(const Tensor& target, const Tensor& source, double factor);
 
+/// target *= factor, also where the factor is 1: for factors that depend on
+/// values (clipping). What a step does must not, or a run on shapes could not
+/// foresee it.
+void scale_in_place(const Tensor& target, double factor);
+
 }  // namespace shardbook

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/inplace.h"
 #include "core/internal/op_scope.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/optimizer.h"
@@ -208,19 +209,11 @@ double grad_norm(const Tensors& parameters) {
 
 double clip_grad_norm(const Tensors& parameters, double max_norm) {
   const double norm = grad_norm(parameters);
-  // Scaled even where it changes nothing: what a step does must not depend on
-  // values, or a run on shapes could not foresee it.
   const double factor = std::min(1.0, max_norm / (norm + 1e-6));
   PhaseScope phase(Phase::kOptimizer);
   for (const Tensor& parameter : parameters) {
     const Tensor grad = parameter.grad();
-    if (!grad.defined()) continue;
-    internal::OpScope scope("scale", static_cast<double>(grad.numel()),
-                            internal::bytes_of({&grad, &grad}), grad);
-    if (scope.runs()) {
-      kernels::scale(scope.kernels(), grad.dtype(), grad.numel(), factor,
-                     grad.raw(), grad.raw());
-    }
+    if (grad.defined()) scale_in_place(grad, factor);
   }
   return norm;
 }

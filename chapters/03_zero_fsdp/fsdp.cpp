@@ -279,11 +279,10 @@ double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {
     groups_.shards->all_reduce(total, ReduceOp::kSum, "norm").wait();
   }
   const double norm = std::sqrt(total.item());
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1) return norm;
+  const double factor = std::min(1.0, max_norm / (norm + 1e-6));
   for (const Tensor& shard : parameters()) {
     const Tensor grad = shard.grad();
-    if (grad.defined()) scale_into(grad, grad, factor);
+    if (grad.defined()) scale_in_place(grad, factor);
   }
   return norm;
 }

@@ -117,8 +117,11 @@ int main(int argc, char** argv) {
       save_results(options, trainer.whole_model(whole), trainer.data());
     };
     // Buckets smaller than the model give the owners of stages 1 and 2
-    // different messages
-    const bool ranks_differ = how.strategy == "zero1" || how.strategy == "zero2";
+    // different messages; rows that d does not divide give the last ranks of
+    // fully_shard smaller shards
+    const bool ranks_differ = how.strategy == "zero1" ||
+                              how.strategy == "zero2" ||
+                              how.strategy == "fsdp2";
     Report report = run_chapter(
         options, body,
         ranks_differ ? [](int rank) { return rank; } : one_class);

@@ -7,6 +7,7 @@
 
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/02_ddp/trainer.h"
+#include "chapters/03_zero_fsdp/trainer.h"
 #include "comm/ledger.h"
 
 namespace shardbook {
@@ -28,11 +29,12 @@ Options small_options(int world_size) {
   return options;
 }
 
-Outcome run_ddp(Options options, const ddp::TrainerOptions& how) {
+template <typename Trainer, typename How>
+Outcome run_trainer(const Options& options, const How& how) {
   Outcome outcome;
   outcome.report = run_chapter(
       options, [&](const Options& as, ProcessGroup& world, Report& report) {
-        ddp::Trainer trainer(as, how, world);
+        Trainer trainer(as, how, world);
         const TrainingLog log =
             train(as, trainer.optimizer(), false,
                   [&](std::int64_t step) { return trainer.step(step); });
@@ -45,6 +47,10 @@ Outcome run_ddp(Options options, const ddp::TrainerOptions& how) {
         }
       });
   return outcome;
+}
+
+Outcome run_ddp(const Options& options, const ddp::TrainerOptions& how) {
+  return run_trainer<ddp::Trainer>(options, how);
 }
 
 void expect_same(const Outcome& a, const Outcome& b) {
@@ -99,6 +105,63 @@ TEST_P(Worlds, DdpCountsOnThreadsWhatSimCharges) {
     EXPECT_NEAR(threads.report.time.predicted_step_s,
                 threads.report.time.step_s, 1e-9 * threads.report.time.step_s);
   }
+}
+
+TEST_P(Worlds, ZeroAndFsdpCountOnThreadsWhatSimCharges) {
+  std::vector<zero_fsdp::TrainerOptions> variants(8);
+  const char* strategies[] = {"zero1", "zero2", "zero3", "zero3",
+                              "fsdp",  "fsdp",  "fsdp2", "fsdp"};
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    variants[i].strategy = strategies[i];
+  }
+  variants[0].zero.reduce_bucket_size = 50000;
+  variants[2].recompute = true;
+  variants[3].zero.persistence_threshold = 0;
+  variants[4].recompute = true;
+  variants[5].sharding_strategy = "shard_grad_op";
+  variants[5].cpu_offload = true;
+  variants[7].param_dtype = "bf16";
+  for (const zero_fsdp::TrainerOptions& how : variants) {
+    SCOPED_TRACE(how.strategy);
+    Options options = small_options(GetParam());
+    options.clip = 0.5;
+    // Owners of small buckets, and of rows that d does not divide.
+    const bool ranks_differ =
+        how.zero.reduce_bucket_size < 100000 || how.strategy == "fsdp2";
+    options.fold = false;
+    const Outcome threads = run_trainer<zero_fsdp::Trainer>(options, how);
+    options.backend = "sim";
+    const Outcome unfolded = run_trainer<zero_fsdp::Trainer>(options, how);
+    expect_same(threads, unfolded);
+    if (ranks_differ) continue;
+    options.fold = true;
+    expect_same(unfolded, run_trainer<zero_fsdp::Trainer>(options, how));
+  }
+}
+
+TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
+  // Rank count stands for the number of micro-batches.
+  Options options = small_options(1);
+  single_device::SingleDeviceOptions how;
+  how.num_micro_batches = GetParam();
+  how.recompute = GetParam() % 2 == 0;
+  const auto run = [&](const std::string& backend) {
+    options.backend = backend;
+    return run_chapter(
+        options, [&](const Options& as, ProcessGroup& world, Report& report) {
+          single_device::SingleDevice device(as, how);
+          const TrainingLog log =
+              train(as, device.optimizer(), false,
+                    [&](std::int64_t step) { return device.step(step); });
+          finish_rank(as, world, log, 0, device.bill(), report);
+        });
+  };
+  const Report threads = run("threads"), shapes = run("sim");
+  EXPECT_NEAR(threads.time.step_s, shapes.time.step_s,
+              1e-9 * shapes.time.step_s);
+  const auto activations = static_cast<std::size_t>(MemoryKind::kActivation);
+  EXPECT_EQ(threads.ranks[0].peak[activations].counted,
+            shapes.ranks[0].peak[activations].counted);
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, Worlds, ::testing::Values(1, 2, 3, 4, 8));
