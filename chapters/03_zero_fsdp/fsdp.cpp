@@ -279,6 +279,7 @@ double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {
     groups_.shards->all_reduce(total, ReduceOp::kSum, "norm").wait();
   }
   const double norm = std::sqrt(total.item());
+  if (std::isinf(max_norm)) return norm;
   const double factor = std::min(1.0, max_norm / (norm + 1e-6));
   for (const Tensor& shard : parameters()) {
     const Tensor grad = shard.grad();
