@@ -1,41 +1,17 @@
 // Bad input is one clear sentence and exit status 2; nothing is half-written.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
+
+#include "tests/cli/programs.h"
 
 namespace shardbook {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Outcome {
-  int status = -1;
-  std::string text;
-};
-
-// "02_ddp" with options; standard output and error together.
-Outcome run(const std::string& chapter, const std::string& options) {
-  const std::string command = "timeout 120 '" SHARDBOOK_BUILD "/chapters/" +
-                              chapter + "/ch" + chapter + "' " + options +
-                              " 2>&1 </dev/null";
-  Outcome outcome;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return outcome;
-  std::array<char, 4096> buffer;
-  for (std::size_t n = 0;
-       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    outcome.text.append(buffer.data(), n);
-  }
-  const int status = pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
-}
 
 std::string write_file(const std::string& name, const std::string& bytes) {
   const fs::path path = fs::path(testing::TempDir()) / name;

@@ -1,0 +1,36 @@
+#pragma once
+
+// The chapters' programs, as a user starts them.
+
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+namespace shardbook {
+
+struct Outcome {
+  int status = -1;
+  std::string text;
+};
+
+// "02_ddp" with options; standard output and error together.
+inline Outcome run(const std::string& chapter, const std::string& options) {
+  const std::string command = "timeout 120 '" SHARDBOOK_BUILD "/chapters/" +
+                              chapter + "/ch" + chapter + "' " + options +
+                              " 2>&1 </dev/null";
+  Outcome outcome;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return outcome;
+  std::array<char, 4096> buffer;
+  for (std::size_t n = 0;
+       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
+    outcome.text.append(buffer.data(), n);
+  }
+  const int status = pclose(pipe);
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return outcome;
+}
+
+}  // namespace shardbook

@@ -1,0 +1,95 @@
+// One program in several worlds: what is counted with data equals what the world
+// `sim` charges on shapes, for every chapter.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/programs.h"
+
+namespace shardbook {
+namespace {
+
+using nlohmann::json;
+
+json report_of(const std::string& chapter, const std::string& options) {
+  const Outcome outcome =
+      run(chapter, "--format json --no-check --data random --steps 3 --seq 16 " +
+                       options);
+  EXPECT_EQ(outcome.status, 0) << chapter << " " << options << "\n"
+                               << outcome.text;
+  return json::parse(outcome.text, nullptr, /*allow_exceptions=*/false);
+}
+
+json counted_memory(json report) {
+  json memory = json::array();
+  for (json& rank : report["peak_memory"]) {
+    rank.erase("workspace");  // kernels need scratch where there are data
+    for (auto& [kind, claim] : rank.items()) claim = claim["counted"];
+    memory.push_back(rank);
+  }
+  return memory;
+}
+
+void expect_same(const std::string& chapter, int world_size,
+                 const std::string& backend) {
+  const std::string size = "--world-size " + std::to_string(world_size);
+  const json real =
+      report_of(chapter, size + " --backend " + backend);
+  const json shapes = report_of(chapter, size + " --backend sim");
+  ASSERT_TRUE(real.is_object() && shapes.is_object());
+  SCOPED_TRACE(chapter + " on " + std::to_string(world_size) + " " + backend);
+  EXPECT_EQ(real["claims"]["time"], "passed");
+  EXPECT_EQ(counted_memory(real), counted_memory(shapes));
+  ASSERT_EQ(real["bytes"].size(), shapes["bytes"].size());
+  for (std::size_t r = 0; r < real["bytes"].size(); ++r) {
+    EXPECT_EQ(real["bytes"][r]["counted"], shapes["bytes"][r]["counted"]);
+  }
+  const double step = real["virtual"]["step_s"]["counted"];
+  EXPECT_NEAR(shapes["virtual"]["step_s"]["counted"].get<double>(), step,
+              1e-9 * step);
+}
+
+TEST(ProgramWorlds, EveryChapterCountsWhatSimCharges) {
+  expect_same("00_single_device", 1, "threads");
+  for (const std::string chapter :
+       {"01_data_parallel", "02_ddp", "03_zero_fsdp"}) {
+    for (const int size : {1, 2, 3, 4, 8}) {
+      expect_same(chapter, size, "threads");
+    }
+  }
+}
+
+TEST(ProgramWorlds, ClustersThatCannotBeAreRefused) {
+  for (const auto& [options, sentence] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"--cluster dgx-a1000", "dgx-a1000"},
+           {"--backend sim --cluster none", "needs a cluster"},
+           {"--backend sim --world-size 3 --batch 24 --cluster kaggle-t4x2",
+            "has 2 devices"},
+           {"--backend sim --timeline /no/such/folder/t.json",
+            "/no/such/folder/t.json"}}) {
+    const Outcome outcome = run("02_ddp", "--data random --steps 1 " + options);
+    EXPECT_EQ(outcome.status, 2) << options << "\n" << outcome.text;
+    EXPECT_NE(outcome.text.find(sentence), std::string::npos)
+        << options << "\n" << outcome.text;
+    EXPECT_LT(outcome.text.size(), 500u) << "more than a sentence";
+  }
+}
+
+TEST(ProgramWorlds, AStragglerInAClusterFileHoldsAllRanksUp) {
+  const std::string file = testing::TempDir() + "straggler.json";
+  std::ofstream(file) << R"({"extends": "dgx-a100", "name": "slow",
+      "faults": [{"rank": 2, "compute_slowdown": 5}]})";
+  const std::string options = "--backend sim --world-size 4 --model gpt2 ";
+  const auto step = [&](const std::string& cluster) {
+    return report_of("02_ddp", options + "--cluster " + cluster)["virtual"]
+                    ["step_s"]["counted"]
+                        .get<double>();
+  };
+  EXPECT_GT(step(file), 1.5 * step("dgx-a100"));
+}
+
+}  // namespace
+}  // namespace shardbook
