@@ -73,7 +73,11 @@ std::vector<std::string> shardbook::fuzz_seeds() {
           [[0, 1, 2], [1, 2, 1]]}, "devices_per_node": 3})",
       R"({"extends": "selene", "device": {"extends": "t4", "launch_us": 1},
           "jitter": {"amount": 0.5, "seed": 3},
-          "faults": [{"rank": 1, "link_slowdown": 3}]})"};
+          "faults": [{"rank": 1, "link_slowdown": 3}]})",
+      R"({"extends": "dgx-a100", "intra_node": {"kind": "memory",
+          "bandwidth_GB_per_s": 8, "latency_us": 20}, "device": {"operations":
+          {"gelu forward": {"us": 1, "us_per_MB": 70},
+           "linear forward": {"us": 2, "us_per_MFLOP": 10}}}})"};
   for (const auto& preset : sim::internal::presets()) {
     seeds.push_back(preset.text);
   }

@@ -115,6 +115,7 @@ int main(int argc, char** argv) {
   // Mutants join the pool, so that changes add up.
   constexpr std::size_t kMaxPool = 2000;
   const std::size_t num_seeds = pool.size();
+  pool.reserve(kMaxPool + num_seeds);  // what is referred to stays in place
   Random random(20240229);
   for (long i = 0; i < runs; ++i) {
     const std::string& base = pool[below(random, pool.size())];
