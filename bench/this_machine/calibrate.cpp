@@ -1,10 +1,7 @@
 #include "bench/this_machine/calibrate.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -75,17 +72,15 @@ const std::vector<Size> kSizes = {
     {"gpt2", 96, 4, 4, 10, 64},  {"mlp", 48, 1, 3, 28, 48},
     {"mlp", 80, 1, 3, 14, 72}};
 
-std::vector<Slot> record(const Size& size, const std::string& folder) {
-  const std::string file = folder + "/model.json";
-  std::ofstream(file) << ordered_json({{"model_type", size.type},
-                                       {"vocab_size", 256},
-                                       {"n_positions", 256},
-                                       {"n_embd", size.hidden},
-                                       {"n_layer", size.layers},
-                                       {"n_head", size.heads}})
-                             .dump();
+std::vector<Slot> record(const Size& size) {
   Options options;
-  options.model = file;
+  options.model = ordered_json({{"model_type", size.type},
+                                {"vocab_size", 256},
+                                {"n_positions", 256},
+                                {"n_embd", size.hidden},
+                                {"n_layer", size.layers},
+                                {"n_head", size.heads}})
+                      .dump();
   options.data = "random";
   options.batch = size.batch;
   options.seq = size.seq;
@@ -128,16 +123,12 @@ Fit fit(const std::vector<Sample>& samples) {
 }
 
 std::vector<OperationFit> measure_operations() {
-  std::string folder = "/tmp/shardbook-calibration-XXXXXX";
-  if (mkdtemp(folder.data()) == nullptr) {
-    SB_FAIL("calibration: no folder can be made in /tmp");
-  }
   RankContext context(Device::cpu(0), 0, /*num_threads=*/1);
   const RankContext::Scope scope(context);
   std::map<std::pair<std::string, Phase>, std::vector<Sample>> samples;
   std::map<std::pair<std::string, Phase>, bool> by_flops;
   for (const Size& size : kSizes) {
-    for (const Slot& slot : record(size, folder)) {
+    for (const Slot& slot : record(size)) {
       const std::pair<std::string, Phase> key = {slot.event.name,
                                                  slot.event.phase};
       by_flops[key] = is_by_flops(slot.event);
@@ -146,8 +137,6 @@ std::vector<OperationFit> measure_operations() {
            median(slot.seconds)});
     }
   }
-  unlink((folder + "/model.json").c_str());
-  rmdir(folder.c_str());
   std::vector<OperationFit> fits;
   for (const auto& [key, list] : samples) {
     fits.push_back({key.first, key.second, by_flops[key], fit(list)});

@@ -54,8 +54,8 @@ void finish_rank(const Options& options, ProcessGroup& world,
                  const TrainingLog& log, double predicted_bytes,
                  const MemoryBill& predicted_memory, Report& report);
 
-/// Step time of a clock's devices as the report has it. `predicted_step_s`
-/// negative: not predicted.
+/// Step time as the report has it, from a clock and what it summed up for each
+/// rank (or device); the prediction is left open.
 VirtualTime virtual_time(const sim::VirtualClock& clock,
                          const std::vector<sim::TimeSummary>& ranks);
 
