@@ -497,6 +497,10 @@ void at_end_of_backward(std::function<void()> callback) {
   task->add_callback(std::move(callback));
 }
 
+void accumulate_gradient(const Tensor& leaf, Tensor grad) {
+  accumulate(leaf, std::move(grad));
+}
+
 Tensors reachable_leaves(const Tensors& outputs) {
   Tensors leaves;
   std::unordered_set<Node*> seen;

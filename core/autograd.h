@@ -55,6 +55,10 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs = {},
 /// Runs `callback` when the backward that is running on this thread ends.
 void at_end_of_backward(std::function<void()> callback);
 
+/// Adds `grad` to the gradient of a leaf and runs its hooks, as the end of a
+/// path in backward does.
+void accumulate_gradient(const Tensor& leaf, Tensor grad);
+
 /// The leaves that need a gradient and are reachable from the outputs, each
 /// once.
 Tensors reachable_leaves(const Tensors& outputs);

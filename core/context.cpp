@@ -125,6 +125,7 @@ RankContext& RankContext::worker(const Device& worker_device) {
   context.stream = stream;
   context.random = random;
   context.is_recomputing = is_recomputing;
+  context.weight_gradients = weight_gradients;
   context.graph_task = graph_task;
   context.observers_ = observers_;
   return context;

@@ -27,6 +27,7 @@ namespace shardbook {
 
 class DeviceScratch;
 class KernelContext;
+class WeightGradients;
 namespace autograd {
 class GraphTask;
 }
@@ -162,6 +163,9 @@ class RankContext {
   RandomState random;
   /// True while recomputation runs a forward a second time.
   bool is_recomputing = false;
+  /// Where operations leave weight gradients that can wait, or null: see
+  /// core/weight_gradients.h.
+  WeightGradients* weight_gradients = nullptr;
   /// The backward that runs on this thread, if one does.
   autograd::GraphTask* graph_task = nullptr;
 

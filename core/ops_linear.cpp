@@ -11,6 +11,7 @@ using autograd::record;
 using internal::bytes_of;
 using internal::GradientOf;
 using internal::OpScope;
+using internal::weight_gradient;
 
 namespace {
 
@@ -80,9 +81,10 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
                           : product(dy, b, false, !trans_b);
     }
     if (b.requires_grad()) {
-      GradientOf kind(b);
-      result[1] = trans_b ? product(dy, a, true, trans_a)
-                          : product(a, dy, !trans_a, false);
+      result[1] = weight_gradient(b, [=] {
+        return trans_b ? product(dy, a, true, trans_a)
+                       : product(a, dy, !trans_a, false);
+      });
     }
     return result;
   });
@@ -128,8 +130,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                                       x.shape());
     }
     if (weight.requires_grad()) {
-      GradientOf kind(weight);
-      result[1] = product(as_rows(x), dy, true, false);
+      result[1] = weight_gradient(
+          weight, [x, dy] { return product(as_rows(x), dy, true, false); });
     }
     if (bias.defined() && bias.requires_grad()) {
       GradientOf kind(bias);

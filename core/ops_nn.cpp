@@ -83,18 +83,21 @@ Tensor embedding(const Tensor& table, const Tensor& indices) {
   }
   record("embedding", {table}, {y},
          [table, indices, table_shape](const Tensors& grads) {
-           const Tensor& dy = grads[0];
-           GradientOf kind(table);
-           Tensor dtable = Tensor::zeros(table.shape(), table.options());
-           OpScope scope("embedding", count(dy),
-                         bytes_of({&indices, &dy, &dtable}), dy);
-           if (scope.runs()) {
-             kernels::scatter_add_rows(scope.kernels(), dy.dtype(),
-                                       table_shape, dtable.raw(),
-                                       indices.dtype(), indices.raw(),
-                                       indices.numel(), dy.raw());
-           }
-           return Tensors{dtable};
+           // Later with the others: a table that is also the head's weight
+           // gets its sums in the order of backward
+           auto compute = [table, indices, table_shape, dy = grads[0]] {
+             Tensor dtable = Tensor::zeros(table.shape(), table.options());
+             OpScope scope("embedding", count(dy),
+                           bytes_of({&indices, &dy, &dtable}), dy);
+             if (scope.runs()) {
+               kernels::scatter_add_rows(scope.kernels(), dy.dtype(),
+                                         table_shape, dtable.raw(),
+                                         indices.dtype(), indices.raw(),
+                                         indices.numel(), dy.raw());
+             }
+             return dtable;
+           };
+           return Tensors{internal::weight_gradient(table, compute)};
          });
   return y;
 }

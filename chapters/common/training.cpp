@@ -111,24 +111,44 @@ LoadedModel build_model(const Options& options) {
   return loaded;
 }
 
+std::vector<MicroBatch> strided_micro_batches(std::int64_t batch,
+                                              std::int64_t n) {
+  SB_CHECK(n >= 1 && n <= batch, "--micro-batches ", n, ": give 1 to ", batch,
+           ", the samples of a batch");
+  std::vector<MicroBatch> pieces;
+  for (std::int64_t i = 0; i < n; ++i) {
+    pieces.push_back({BatchSlice{i, n}, (batch - i + n - 1) / n});
+  }
+  return pieces;
+}
+
+std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch,
+                                           std::int64_t n) {
+  SB_CHECK(n >= 1 && n <= batch, "--micro-batches ", n, ": give 1 to ", batch,
+           ", the samples of a batch");
+  const std::int64_t size = (batch + n - 1) / n;
+  std::vector<MicroBatch> pieces;
+  for (std::int64_t first = 0; first < batch; first += size) {
+    pieces.push_back(
+        {BatchSlice{first, 1}, std::min(size, batch - first)});
+  }
+  return pieces;
+}
+
 double accumulate_gradients(const Options& options, Module& model,
                             const Dataset& data, std::int64_t step,
-                            std::int64_t num_micro_batches,
+                            const std::vector<MicroBatch>& pieces,
                             double loss_scale) {
-  const std::int64_t n = num_micro_batches;
-  SB_CHECK(n >= 1 && n <= options.batch, "--micro-batches ", n,
-           ": give 1 to ", options.batch, ", the samples of a batch");
   RandomState& random = RankContext::current().random;
   double mean_loss = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t rows = (options.batch - i + n - 1) / n;
+  for (const MicroBatch& piece : pieces) {
     const Batch batch =
-        data.batch(step, options.batch, BatchSlice{i, n}, rows);
+        data.batch(step, options.batch, piece.slice, piece.rows);
     random.batch = batch.slice;
     random.next_op = 0;
     // The share of this piece in the mean over the whole batch.
-    const double share =
-        static_cast<double>(rows) / static_cast<double>(options.batch);
+    const double share = static_cast<double>(piece.rows) /
+                         static_cast<double>(options.batch);
     const Tensor loss = language_loss(model(batch.inputs), batch.targets);
     mean_loss += loss.item() * share;
     autograd::backward(
@@ -136,6 +156,15 @@ double accumulate_gradients(const Options& options, Module& model,
   }
   random.batch = BatchSlice{};
   return mean_loss;
+}
+
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            std::int64_t num_micro_batches,
+                            double loss_scale) {
+  return accumulate_gradients(
+      options, model, data, step,
+      strided_micro_batches(options.batch, num_micro_batches), loss_scale);
 }
 
 double update_parameters(const Options& options, Optimizer& optimizer) {
@@ -150,6 +179,12 @@ double update_parameters(const Options& options, Optimizer& optimizer) {
 
 ReferenceRun train_one_device(const Options& options,
                               std::int64_t num_micro_batches) {
+  return train_one_device(
+      options, strided_micro_batches(options.batch, num_micro_batches));
+}
+
+ReferenceRun train_one_device(const Options& options,
+                              const std::vector<MicroBatch>& pieces) {
   Options quiet = options;
   quiet.log.clear();
   const LoadedModel loaded = build_model(quiet);
@@ -163,8 +198,7 @@ ReferenceRun train_one_device(const Options& options,
                      [&](std::int64_t step) {
                        StepResult result;
                        result.loss = accumulate_gradients(
-                           quiet, *loaded.model, data, step,
-                           num_micro_batches);
+                           quiet, *loaded.model, data, step, pieces);
                        result.grad_norm = update_parameters(quiet, *optimizer);
                        return result;
                      })

@@ -42,19 +42,39 @@ struct LoadedModel {
 ModelConfig model_config(const Options& options);
 LoadedModel build_model(const Options& options);
 
-/// One device, the whole batch, `num_micro_batches` pieces (piece i takes rows
-/// i, i + n, ... of the batch): the run that every chapter is compared with.
-/// Gradients of the pieces are scaled by 1/n and summed in their order.
+/// Rows of a global batch that are computed together.
+struct MicroBatch {
+  BatchSlice slice;
+  std::int64_t rows = 0;
+};
+/// n pieces, piece i takes rows i, i + n, ...: what data-parallel ranks take.
+/// Throws Error unless 1 <= n <= batch.
+std::vector<MicroBatch> strided_micro_batches(std::int64_t batch,
+                                              std::int64_t n);
+/// Consecutive rows, ceil(batch / n) at a time, the last piece short: rule CEIL,
+/// which may give fewer than n pieces. What pipelines cut.
+std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch, std::int64_t n);
+
+/// One device, the whole batch in these pieces: the run that every chapter is
+/// compared with. Each piece counts by its share of the rows; gradients are
+/// summed in the order of the list.
 struct ReferenceRun {
   std::vector<double> losses;
   std::vector<NamedTensor> parameters;
 };
 ReferenceRun train_one_device(const Options& options,
+                              const std::vector<MicroBatch>& pieces);
+/// In strided pieces.
+ReferenceRun train_one_device(const Options& options,
                               std::int64_t num_micro_batches = 1);
 
-/// Forward and backward of one global batch in `num_micro_batches` pieces, on
-/// this device: adds `loss_scale` times the gradient of the mean loss to the
-/// parameters, and returns the mean loss.
+/// Forward and backward of one global batch in pieces, on this device: adds
+/// `loss_scale` times the gradient of the mean loss to the parameters, and
+/// returns the mean loss.
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            const std::vector<MicroBatch>& pieces,
+                            double loss_scale = 1);
 double accumulate_gradients(const Options& options, Module& model,
                             const Dataset& data, std::int64_t step,
                             std::int64_t num_micro_batches,

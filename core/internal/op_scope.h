@@ -10,6 +10,7 @@
 #include "core/internal/tensor_impl.h"
 #include "core/kernels/kernel_context.h"
 #include "core/tensor.h"
+#include "core/weight_gradients.h"
 
 namespace shardbook::internal {
 
@@ -68,6 +69,24 @@ class GradientOf : public MemoryScope {
     return becomes_grad ? meta.grad_kind : MemoryKind::kActivation;
   }
 };
+
+/// The gradient of `weight`: computed now, or left for later where a store is
+/// installed and `weight` is a parameter (a leaf that is booked as an activation
+/// is the input of a stage, for which somebody waits); undefined then.
+template <typename Compute>
+Tensor weight_gradient(const Tensor& weight, Compute compute) {
+  auto booked = [weight, compute = std::move(compute)] {
+    const GradientOf kind(weight);
+    return compute();
+  };
+  WeightGradients* store = RankContext::current().weight_gradients;
+  if (store == nullptr || !weight.is_leaf() ||
+      weight.memory_kind() != MemoryKind::kParameter) {
+    return booked();
+  }
+  store->push(weight, std::move(booked));
+  return Tensor();
+}
 
 inline void check_same_kind(const char* op, const Tensor& a, const Tensor& b) {
   SB_CHECK(a.dtype() == b.dtype(), op, ": dtypes ", dtype_name(a.dtype()),

@@ -1,0 +1,81 @@
+#pragma once
+
+// Schedules: what every rank does, in order, as data.
+//
+//   Schedule s = schedules::one_f_one_b(/*num_ranks=*/4, /*micro_batches=*/8);
+//   check(s);                                    // throws the first broken rule
+//   Replay r = replay(s, {.forward = 1, .backward = 2});
+//   std::cout << draw(s, r);                     // the figure of the paper
+//
+// A model is cut into stages, numbered along the way of the data. A stage lies
+// at a place: a rank, and which of that rank's chunks. Most schedules have one
+// way through the places, which all micro-batches take:
+//
+//   1F1B           stage s at rank s
+//   interleaved    stage s at rank s mod p, chunk s div p
+//
+// and some have several:
+//
+//   DualPipe       half of the micro-batches enter at the last rank
+//   replicated     micro-batch b takes replica b mod R of a stage
+//
+// Messages follow from the routes and are not in the list: an action waits for
+// what it reads, and sends what it makes.
+
+#include <string>
+#include <vector>
+
+namespace shardbook::pipeline {
+
+enum class ActionKind {
+  kForward,         ///< F: activations for the next stage
+  kBackward,        ///< B: gradients of input and weights
+  kBackwardInput,   ///< I: gradient of the input; that of the weights waits
+  kBackwardWeight,  ///< W: the gradient of the weights that waited longest
+  kUpdate,          ///< U: optimizer step of one chunk
+};
+
+struct Action {
+  ActionKind kind = ActionKind::kForward;
+  /// U: the last micro-batch whose gradient is in the step.
+  int micro_batch = 0;
+  int chunk = 0;
+  /// Runs together with the action behind it (DualPipe's pairs).
+  bool overlaps_next = false;
+};
+
+/// Where a stage lies.
+struct Place {
+  int rank = 0;
+  int chunk = 0;
+};
+
+/// Places of stage 0, 1, ... on one way through the pipeline.
+using Route = std::vector<Place>;
+
+struct Schedule {
+  std::string name;
+  int num_ranks = 0;
+  int num_stages = 0;
+  int num_micro_batches = 0;
+  /// The ways there are, and which of them each micro-batch takes.
+  std::vector<Route> routes;
+  std::vector<int> route_of;
+  /// By rank, in order.
+  std::vector<std::vector<Action>> actions;
+  /// One version of the weights: all updates at the end. False for PipeDream
+  /// and 2BW, where updates come in between.
+  bool flushes = true;
+
+  const Place& place(int micro_batch, int stage) const {
+    return routes[static_cast<std::size_t>(
+        route_of[static_cast<std::size_t>(micro_batch)])]
+                 [static_cast<std::size_t>(stage)];
+  }
+  /// The stage that lies at a chunk of a rank; throws Error for none.
+  int stage_at(int rank, int chunk) const;
+  /// Chunks that a rank holds.
+  int num_chunks(int rank) const;
+};
+
+}  // namespace shardbook::pipeline
