@@ -497,6 +497,13 @@ void at_end_of_backward(std::function<void()> callback) {
   task->add_callback(std::move(callback));
 }
 
+Tensor graph_input(const Tensor& x) {
+  Tensor leaf = x.detach();
+  leaf.set_requires_grad();
+  leaf.impl()->meta->grad_kind = MemoryKind::kActivation;
+  return leaf;
+}
+
 void accumulate_gradient(const Tensor& leaf, Tensor grad) {
   accumulate(leaf, std::move(grad));
 }
@@ -536,10 +543,8 @@ Tensors recompute(const std::function<Tensors(const Tensors&)>& function,
     RankContext& now = RankContext::current();
     Tensors leaves;
     for (const Tensor& input : inputs) {
-      leaves.push_back(input.detach());
-      if (!input.requires_grad()) continue;
-      leaves.back().set_requires_grad();
-      leaves.back().impl()->meta->grad_kind = MemoryKind::kActivation;
+      leaves.push_back(input.requires_grad() ? graph_input(input)
+                                             : input.detach());
     }
     Tensors again;
     {

@@ -55,6 +55,11 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs = {},
 /// Runs `callback` when the backward that is running on this thread ends.
 void at_end_of_backward(std::function<void()> callback);
 
+/// A leaf with x's array: where a piece of a graph begins whose backward runs
+/// by itself (a stage's input, a recomputed block's). Its gradient is booked as
+/// an activation.
+Tensor graph_input(const Tensor& x);
+
 /// Adds `grad` to the gradient of a leaf and runs its hooks, as the end of a
 /// path in backward does.
 void accumulate_gradient(const Tensor& leaf, Tensor grad);

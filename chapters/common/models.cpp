@@ -232,10 +232,66 @@ void GptBlock::members(MemberVisitor& visit) {
   visit.module("mlp", mlp);
 }
 
+namespace {
+
+Embedding token_embedding(const ModelConfig& config, const InitOptions& init) {
+  return {"transformer.wte", config.vocab_size, config.n_embd, init, kStddev};
+}
+
+Embedding position_embedding(const ModelConfig& config,
+                             const InitOptions& init) {
+  return {"transformer.wpe", config.n_positions, config.n_embd, init, kStddev};
+}
+
+Tensor embed(Embedding& wte, const Embedding& wpe, Dropout& dropout,
+             const Tensor& tokens) {
+  const std::int64_t s = tokens.size(-1), positions = wpe.weight.size(0);
+  SB_CHECK(s <= positions, "gpt: ", s, " tokens, the model has ", positions,
+           " positions");
+  // One after the other: backward walks in the reverse order.
+  const Tensor token_vectors = wte(tokens);
+  return dropout(add(token_vectors, slice(wpe.weight, 0, 0, s)));
+}
+
+// The head is the token embedding once more: logits = x wte^T.
+Tensor logits_of(const Tensor& x, const Embedding& wte) {
+  const Tensor rows = reshape(x, {-1, wte.weight.size(1)});
+  return reshape(matmul(rows, wte.weight, false, true),
+                 {x.size(0), x.size(1), wte.weight.size(0)});
+}
+
+}  // namespace
+
+GptEmbedding::GptEmbedding(const ModelConfig& config, const InitOptions& init)
+    : wte(token_embedding(config, init)),
+      wpe(position_embedding(config, init)),
+      embd_dropout(config.dropout) {}
+
+Tensor GptEmbedding::forward(const Tensor& tokens) {
+  return embed(wte, wpe, embd_dropout, tokens);
+}
+
+void GptEmbedding::members(MemberVisitor& visit) {
+  visit.module("transformer.wte", wte);
+  visit.module("transformer.wpe", wpe);
+  visit.module("transformer.embd_dropout", embd_dropout);
+}
+
+GptHead::GptHead(const ModelConfig& config, const InitOptions& init)
+    : ln_f(config.n_embd, init, config.layer_norm_epsilon),
+      wte(token_embedding(config, init)) {}
+
+Tensor GptHead::forward(const Tensor& x) { return logits_of(ln_f(x), wte); }
+
+void GptHead::members(MemberVisitor& visit) {
+  visit.module("transformer.ln_f", ln_f);
+  visit.module("transformer.wte", wte);
+}
+
 Gpt::Gpt(const ModelConfig& config, const InitOptions& init)
     : config(config),
-      wte("transformer.wte", config.vocab_size, config.n_embd, init, kStddev),
-      wpe("transformer.wpe", config.n_positions, config.n_embd, init, kStddev),
+      wte(token_embedding(config, init)),
+      wpe(position_embedding(config, init)),
       embd_dropout(config.dropout),
       ln_f(config.n_embd, init, config.layer_norm_epsilon) {
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
@@ -244,19 +300,9 @@ Gpt::Gpt(const ModelConfig& config, const InitOptions& init)
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {
-  const std::int64_t s = tokens.size(-1);
-  SB_CHECK(s <= config.n_positions, "gpt: ", s, " tokens, the model has ",
-           config.n_positions, " positions");
-  // One after the other: backward walks in the reverse order.
-  const Tensor token_vectors = wte(tokens);
-  const Tensor positions = slice(wpe.weight, 0, 0, s);
-  Tensor x = embd_dropout(add(token_vectors, positions));
+  Tensor x = embed(wte, wpe, embd_dropout, tokens);
   for (GptBlock& block : h) x = block(x);
-  x = ln_f(x);
-  // The head is the token embedding once more: logits = x wte^T.
-  const Tensor rows = reshape(x, {-1, config.n_embd});
-  return reshape(matmul(rows, wte.weight, false, true),
-                 {tokens.size(0), s, config.vocab_size});
+  return logits_of(ln_f(x), wte);
 }
 
 void Gpt::members(MemberVisitor& visit) {

@@ -85,6 +85,34 @@ class GptBlock : public ModuleOf<GptBlock> {
   Tensor compute(const Tensor& x);
 };
 
+/// What comes before the blocks, alone: token and position embeddings.
+class GptEmbedding : public ModuleOf<GptEmbedding> {
+ public:
+  GptEmbedding(const ModelConfig& config, const InitOptions& init);
+  /// i64 [n, S] -> [n, S, h].
+  Tensor forward(const Tensor& tokens) override;
+  /// Under their names in the whole model.
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "GptEmbedding"; }
+
+  Embedding wte, wpe;
+  Dropout embd_dropout;
+};
+
+/// What comes behind them, alone: the last norm, and the token embedding once
+/// more: logits = ln_f(x) wte^T.
+class GptHead : public ModuleOf<GptHead> {
+ public:
+  GptHead(const ModelConfig& config, const InitOptions& init);
+  /// [n, S, h] -> [n, S, V].
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "GptHead"; }
+
+  LayerNorm ln_f;
+  Embedding wte;
+};
+
 /// GPT-2 as published: pre-norm, learned positions, output tied to wte.
 /// Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 class Gpt : public ModuleOf<Gpt> {
