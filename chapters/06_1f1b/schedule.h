@@ -3,9 +3,9 @@
 // Schedules: what every rank does, in order, as data.
 //
 //   Schedule s = schedules::one_f_one_b(/*num_ranks=*/4, /*micro_batches=*/8);
-//   check(s);                                    // throws the first broken rule
-//   Replay r = replay(s, {.forward = 1, .backward = 2});
-//   std::cout << draw(s, r);                     // the figure of the paper
+//   check(s);                                    // throws the first broken
+//   rule Replay r = replay(s, {.forward = 1, .backward = 2}); std::cout <<
+//   draw(s, r);                     // the figure of the paper
 //
 // A model is cut into stages, numbered along the way of the data. A stage lies
 // at a place: a rank, and which of that rank's chunks. Most schedules have one
@@ -20,7 +20,8 @@
 //   replicated     micro-batch b takes replica b mod R of a stage
 //
 // Messages follow from the routes and are not in the list: an action waits for
-// what it reads, and sends what it makes.
+// what it reads, and sends what it makes. Nor is the one update of a schedule
+// that flushes: it follows the last action of every rank.
 
 #include <string>
 #include <vector>
@@ -33,6 +34,14 @@ enum class ActionKind {
   kBackwardInput,   ///< I: gradient of the input; that of the weights waits
   kBackwardWeight,  ///< W: the gradient of the weights that waited longest
   kUpdate,          ///< U: optimizer step of one chunk
+};
+
+/// Which weights a forward reads where updates come in between. The backward
+/// reads the same ones.
+enum class VersionRule {
+  kNewest,      ///< those of the last update of its stage (PipeDream)
+  kFirstStage,  ///< the version that stage 0 read (PipeDream, vertical sync)
+  kDelayOne,    ///< without the gradients of the batch before (2BW)
 };
 
 struct Action {
@@ -64,18 +73,23 @@ struct Schedule {
   /// By rank, in order.
   std::vector<std::vector<Action>> actions;
   /// One version of the weights: all updates at the end. False for PipeDream
-  /// and 2BW, where updates come in between.
+  /// and 2BW, where updates come in between, and are in the lists.
   bool flushes = true;
+  VersionRule versions = VersionRule::kNewest;
+  /// How many of them one optimizer step sums.
+  int micro_batches_per_step = 0;
 
   const Place& place(int micro_batch, int stage) const {
-    return routes[static_cast<std::size_t>(
-        route_of[static_cast<std::size_t>(micro_batch)])]
-                 [static_cast<std::size_t>(stage)];
+    return routes[static_cast<std::size_t>(route_of[static_cast<std::size_t>(
+        micro_batch)])][static_cast<std::size_t>(stage)];
   }
   /// The stage that lies at a chunk of a rank; throws Error for none.
   int stage_at(int rank, int chunk) const;
   /// Chunks that a rank holds.
   int num_chunks(int rank) const;
 };
+
+/// "F0", "I3.1" for chunk 1, "U7": the letters above, and the micro-batch.
+std::string to_string(const Action& action);
 
 }  // namespace shardbook::pipeline

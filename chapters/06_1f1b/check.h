@@ -1,0 +1,51 @@
+#pragma once
+
+// What makes a schedule a schedule.
+//
+//   check(s);  // schedule 'mine': tick 7, rank 2: B3 before its forward F3
+//
+// The lists are played tick by tick: every action takes one tick (an update
+// none) and begins when its rank is free and what it reads has been made. The
+// earliest violation is the one reported. The rules:
+//
+// - every stage runs F and B (or I and W) of every micro-batch once, F first;
+// - W runs first in, first out per chunk, so that gradients are summed in the
+//   order of the input gradients;
+// - F waits for F of the stage before, B and I for B or I of the stage behind;
+// - an update has all the gradients that it claims, and no others;
+// - receives that block do not block for ever.
+
+#include <initializer_list>
+#include <vector>
+
+#include "chapters/06_1f1b/schedule.h"
+
+namespace shardbook::pipeline {
+
+/// Throws Error that names the schedule, the tick, the rank and the rule.
+void check(const Schedule& schedule);
+
+/// An action of a rank's list; index -1: the list does not have it.
+struct ActionPlace {
+  int rank = 0;
+  int index = 0;
+  Action action;
+};
+
+/// What an action waits for, on its own rank and on others.
+class Dependencies {
+ public:
+  /// Keeps a reference. Cost: one slot per action kind, chunk and micro-batch.
+  explicit Dependencies(const Schedule& schedule);
+  /// `rank`'s action at `index`, whose numbers are in range.
+  std::vector<ActionPlace> of(int rank, int index) const;
+
+ private:
+  ActionPlace find(const Place& place, int micro_batch,
+                   std::initializer_list<ActionKind> kinds) const;
+  const Schedule& schedule_;
+  /// By rank, chunk, micro-batch and kind: the first such action's index.
+  std::vector<std::vector<int>> index_;
+};
+
+}  // namespace shardbook::pipeline

@@ -1,0 +1,38 @@
+#include "chapters/06_1f1b/schedule.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace shardbook::pipeline {
+
+int Schedule::stage_at(int rank, int chunk) const {
+  for (const Route& route : routes) {
+    for (std::size_t stage = 0; stage < route.size(); ++stage) {
+      if (route[stage].rank == rank && route[stage].chunk == chunk) {
+        return static_cast<int>(stage);
+      }
+    }
+  }
+  SB_FAIL("schedule '", name, "': no stage lies at chunk ", chunk, " of rank ",
+          rank, "; it has ", num_stages, " stages on ", num_ranks, " ranks");
+}
+
+int Schedule::num_chunks(int rank) const {
+  int count = 0;
+  for (const Route& route : routes) {
+    for (const Place& place : route) {
+      if (place.rank == rank) count = std::max(count, place.chunk + 1);
+    }
+  }
+  return count;
+}
+
+std::string to_string(const Action& action) {
+  std::string text(1, "FBIWU"[static_cast<int>(action.kind)]);
+  text += std::to_string(action.micro_batch);
+  if (action.chunk != 0) text += "." + std::to_string(action.chunk);
+  return text;
+}
+
+}  // namespace shardbook::pipeline

@@ -1,0 +1,210 @@
+#include "chapters/06_1f1b/schedules.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace shardbook::pipeline::schedules {
+namespace {
+
+using Actions = std::vector<Action>;
+
+Action forward(int b, int chunk = 0) {
+  return {ActionKind::kForward, b, chunk, false};
+}
+Action backward(int b, int chunk = 0) {
+  return {ActionKind::kBackward, b, chunk, false};
+}
+Action backward_input(int b) {
+  return {ActionKind::kBackwardInput, b, 0, false};
+}
+Action backward_weight(int b) {
+  return {ActionKind::kBackwardWeight, b, 0, false};
+}
+
+/// Stage s at rank s mod p, chunk s div p; no actions yet.
+Schedule empty(const std::string& name, int p, int m, int chunks = 1) {
+  SB_CHECK(p >= 1, "--schedule ", name, ": ", p, " ranks; give at least 1");
+  SB_CHECK(m >= 1, "--schedule ", name, ": ", m,
+           " micro-batches; give at least 1");
+  Schedule schedule;
+  schedule.name = name;
+  schedule.num_ranks = p;
+  schedule.num_stages = p * chunks;
+  schedule.num_micro_batches = schedule.micro_batches_per_step = m;
+  schedule.routes.resize(1);
+  for (int stage = 0; stage < p * chunks; ++stage) {
+    schedule.routes[0].push_back({stage % p, stage / p});
+  }
+  schedule.route_of.assign(static_cast<std::size_t>(m), 0);
+  schedule.actions.resize(static_cast<std::size_t>(p));
+  return schedule;
+}
+
+/// `warm_up` forwards, pairs of one forward and one backward, the other
+/// backwards.
+Actions warm_up_pairs_drain(const Actions& forwards, const Actions& backwards,
+                            int warm_up) {
+  const auto total = static_cast<int>(forwards.size());
+  Actions list(forwards.begin(), forwards.begin() + std::min(warm_up, total));
+  for (int k = 0; k < total; ++k) {
+    if (k + warm_up < total) {
+      list.push_back(forwards[static_cast<std::size_t>(k + warm_up)]);
+    }
+    list.push_back(backwards[static_cast<std::size_t>(k)]);
+  }
+  return list;
+}
+
+Schedule one_f_one_b_as(const std::string& name, int p, int m) {
+  Schedule schedule = empty(name, p, m);
+  Actions forwards, backwards;
+  for (int b = 0; b < m; ++b) {
+    forwards.push_back(forward(b));
+    backwards.push_back(backward(b));
+  }
+  for (int stage = 0; stage < p; ++stage) {
+    schedule.actions[static_cast<std::size_t>(stage)] =
+        warm_up_pairs_drain(forwards, backwards, std::min(p - 1 - stage, m));
+  }
+  return schedule;
+}
+
+/// The gradient of the weights runs `delay` micro-batches behind that of the
+/// input, and the rest of it at the end.
+Actions split_backward(int warm_up, int delay, int m) {
+  Actions list;
+  int next_forward = 0, next_weight = 0;
+  while (next_forward < std::min(warm_up, m)) {
+    list.push_back(forward(next_forward++));
+  }
+  for (int b = 0; b < m; ++b) {
+    list.push_back(backward_input(b));
+    // Before the next forward: its activations take the place of these
+    if (b >= delay) list.push_back(backward_weight(next_weight++));
+    if (next_forward < m) list.push_back(forward(next_forward++));
+  }
+  while (next_weight < m) list.push_back(backward_weight(next_weight++));
+  return list;
+}
+
+}  // namespace
+
+Schedule naive(int num_ranks, int micro_batches) {
+  Schedule schedule = empty("naive", num_ranks, micro_batches);
+  for (Actions& list : schedule.actions) {
+    for (int b = 0; b < micro_batches; ++b) {
+      list.push_back(forward(b));
+      list.push_back(backward(b));
+    }
+  }
+  return schedule;
+}
+
+Schedule gpipe(int num_ranks, int micro_batches) {
+  Schedule schedule = empty("gpipe", num_ranks, micro_batches);
+  for (Actions& list : schedule.actions) {
+    for (int b = 0; b < micro_batches; ++b) list.push_back(forward(b));
+    for (int b = micro_batches - 1; b >= 0; --b) list.push_back(backward(b));
+  }
+  return schedule;
+}
+
+Schedule one_f_one_b(int num_ranks, int micro_batches) {
+  return one_f_one_b_as("1f1b", num_ranks, micro_batches);
+}
+
+std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
+                                             int micro_batches) {
+  std::vector<ClockedAction> result;
+  const int s = stage, p = num_ranks;
+  for (int tick = 0; tick < 2 * (micro_batches + p - 1); ++tick) {
+    const bool is_forward = tick % 2 == s % 2;
+    // Halves are whole: the parities of tick and stage see to it
+    const int b = is_forward ? (tick - s) / 2 : (tick + s + 1) / 2 - p;
+    const bool has_begun = is_forward ? tick >= s : b >= 0;
+    if (!has_begun || b >= micro_batches) continue;
+    result.push_back({tick, is_forward ? forward(b) : backward(b)});
+  }
+  return result;
+}
+
+Schedule one_f_one_b_clocked(int num_ranks, int micro_batches) {
+  Schedule schedule = empty("1f1b-clocked", num_ranks, micro_batches);
+  for (int stage = 0; stage < num_ranks; ++stage) {
+    for (const ClockedAction& each :
+         one_f_one_b_clock(stage, num_ranks, micro_batches)) {
+      schedule.actions[static_cast<std::size_t>(stage)].push_back(each.action);
+    }
+  }
+  return schedule;
+}
+
+Schedule interleaved(int num_ranks, int micro_batches, int chunks) {
+  SB_CHECK(num_ranks < 1 || micro_batches % num_ranks == 0,
+           "--schedule interleaved: ", micro_batches,
+           " micro-batches do not divide over ", num_ranks,
+           " ranks; give a multiple of ", num_ranks,
+           " or take --schedule interleaved-grouped");
+  Schedule schedule =
+      interleaved_grouped(num_ranks, micro_batches, chunks, num_ranks);
+  schedule.name = "interleaved";
+  return schedule;
+}
+
+Schedule interleaved_grouped(int num_ranks, int micro_batches, int chunks,
+                             int group) {
+  const int p = num_ranks, m = micro_batches, v = chunks;
+  SB_CHECK(v >= 2, "--schedule interleaved: ", v,
+           " chunks per rank; give at least 2, or take --schedule 1f1b");
+  Schedule schedule = empty("interleaved-grouped", p, m, v);
+  SB_CHECK(group >= p && group <= m,
+           "--schedule interleaved-grouped: groups "
+           "of ",
+           group, " micro-batches; give at least ", p,
+           " (the ranks) and at most ", m, " (the micro-batches)");
+  SB_CHECK(m % group == 0 || m % group >= p,
+           "--schedule interleaved-grouped: ", m,
+           " micro-batches in groups of ", group, " leave a last group of ",
+           m % group,
+           "; give it none or at "
+           "least ",
+           p, ", one for every rank");
+  // Every group passes all chunks before the next group begins
+  Actions forwards, backwards;
+  for (int first = 0; first < m; first += group) {
+    const int last = std::min(first + group, m);
+    for (int chunk = 0; chunk < v; ++chunk) {
+      for (int b = first; b < last; ++b) {
+        forwards.push_back(forward(b, chunk));
+        backwards.push_back(backward(b, v - 1 - chunk));
+      }
+    }
+  }
+  for (int rank = 0; rank < p; ++rank) {
+    const int warm_up = std::min(2 * (p - rank - 1) + (v - 1) * group, m * v);
+    schedule.actions[static_cast<std::size_t>(rank)] =
+        warm_up_pairs_drain(forwards, backwards, warm_up);
+  }
+  return schedule;
+}
+
+Schedule zb_h1(int num_ranks, int micro_batches) {
+  Schedule schedule = empty("zb-h1", num_ranks, micro_batches);
+  for (int stage = 0; stage < num_ranks; ++stage) {
+    schedule.actions[static_cast<std::size_t>(stage)] =
+        split_backward(num_ranks - stage, stage, micro_batches);
+  }
+  return schedule;
+}
+
+Schedule zb_h2(int num_ranks, int micro_batches) {
+  Schedule schedule = empty("zb-h2", num_ranks, micro_batches);
+  for (int stage = 0; stage < num_ranks; ++stage) {
+    schedule.actions[static_cast<std::size_t>(stage)] =
+        split_backward(2 * (num_ranks - stage) - 1, 2 * stage, micro_batches);
+  }
+  return schedule;
+}
+
+}  // namespace shardbook::pipeline::schedules

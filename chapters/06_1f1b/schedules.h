@@ -1,0 +1,69 @@
+#pragma once
+
+// The schedules of the literature.
+//
+//   schedule      bubble / work           live activations of stage s
+//   naive         p-1                     1
+//   gpipe         (p-1)/m                 m
+//   1f1b          (p-1)/m                 min(p-s, m)
+//   interleaved   (p-1)/(v m)             2(p-s-1) + (v-1)p + 1, of 1/v the
+//   size zb-h1         (p-1)(F+I-W)/(m F+I+W)  p zb-h2         0 2p-1 dualpipe
+//   (p/2-1)(F&B+B-3W)       p+1, and two stages per rank pipedream     0 after
+//   the warm-up     p-s, and as many versions of weights 2bw           0 after
+//   the warm-up     p-s, and two versions
+//
+// p ranks, m micro-batches, v chunks per rank. F, B = I + W are the times of a
+// stage; a bubble is the time that a rank idles from its first to its last
+// action, and a set of activations lives from F to B (or W).
+//
+// All throw Error for numbers that they have no schedule for, with a sentence
+// that begins with the option ("--schedule interleaved: ...").
+
+#include <string>
+#include <vector>
+
+#include "chapters/06_1f1b/schedule.h"
+
+namespace shardbook::pipeline::schedules {
+
+/// One micro-batch after the other through the whole pipeline.
+Schedule naive(int num_ranks, int micro_batches);
+
+/// All forwards, then all backwards from the last micro-batch to the first.
+/// Huang et al. 2019, section 2.3.
+Schedule gpipe(int num_ranks, int micro_batches);
+
+/// Stage s: min(p-1-s, m) forwards, then one forward and one backward in turn,
+/// then the other backwards. Megatron-LM's formulation of PipeDream-Flush:
+/// Narayanan et al. 2021, section 2.2.1.
+Schedule one_f_one_b(int num_ranks, int micro_batches);
+
+/// What a stage does at a tick of the clock that all stages share: even stages
+/// run forwards at even ticks and backwards at odd ones, odd stages the other
+/// way round. Forward b of stage s is at 2b + s, backward b at 2b + 2p-1-s.
+/// DeepSpeed's formulation: deepspeed/runtime/pipe/schedule.py, TrainSchedule.
+struct ClockedAction {
+  int tick = 0;
+  Action action;
+};
+std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
+                                             int micro_batches);
+/// The same lists as one_f_one_b, by the clock.
+Schedule one_f_one_b_clocked(int num_ranks, int micro_batches);
+
+/// v chunks per rank: stage j lies at rank j mod p, chunk j div p. m is a
+/// multiple of p. Narayanan et al. 2021, section 2.2.2.
+Schedule interleaved(int num_ranks, int micro_batches, int chunks);
+/// Chunks take turns after `group` micro-batches, p <= group <= m; the last
+/// group is shorter, but not below p. Megatron-LM, get_schedule_table().
+Schedule interleaved_grouped(int num_ranks, int micro_batches, int chunks,
+                             int group);
+
+/// 1F1B whose backwards are split: the weights' part of micro-batch i-s follows
+/// the input's part of micro-batch i. Qi et al. 2023, section 2.
+Schedule zb_h1(int num_ranks, int micro_batches);
+/// 2(p-s)-1 forwards first; the weights' part of i-2s follows the input's part
+/// of i. No bubble, twice the activations. Qi et al. 2023, section 2.
+Schedule zb_h2(int num_ranks, int micro_batches);
+
+}  // namespace shardbook::pipeline::schedules

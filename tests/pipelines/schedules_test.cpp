@@ -1,0 +1,149 @@
+// The lists, as the literature has them.
+
+#include "chapters/06_1f1b/schedules.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "chapters/06_1f1b/check.h"
+#include "core/check.h"
+
+namespace shardbook::pipeline {
+namespace {
+
+using testing::HasSubstr;
+
+/// "F0 F1 B0 B1".
+std::string list(const Schedule& schedule, int rank) {
+  std::string text;
+  for (const Action& each : schedule.actions[static_cast<std::size_t>(rank)]) {
+    text += (text.empty() ? "" : " ") + to_string(each);
+  }
+  return text;
+}
+
+template <typename Make>
+std::string error_of(const Make& make) {
+  try {
+    make();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Schedules, ListsOfFourRanks) {
+  EXPECT_EQ(list(schedules::naive(4, 2), 3), "F0 B0 F1 B1");
+  EXPECT_EQ(list(schedules::gpipe(4, 3), 2), "F0 F1 F2 B2 B1 B0");
+  const Schedule s = schedules::one_f_one_b(4, 4);
+  EXPECT_EQ(list(s, 0), "F0 F1 F2 F3 B0 B1 B2 B3");
+  EXPECT_EQ(list(s, 1), "F0 F1 F2 B0 F3 B1 B2 B3");
+  EXPECT_EQ(list(s, 2), "F0 F1 B0 F2 B1 F3 B2 B3");
+  EXPECT_EQ(list(s, 3), "F0 B0 F1 B1 F2 B2 F3 B3");
+}
+
+TEST(Schedules, SplitBackwardsDelayTheWeights) {
+  const Schedule h1 = schedules::zb_h1(3, 4);
+  EXPECT_EQ(list(h1, 0), "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3");
+  EXPECT_EQ(list(h1, 1), "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3");
+  EXPECT_EQ(list(h1, 2), "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3");
+  const Schedule h2 = schedules::zb_h2(2, 4);
+  EXPECT_EQ(list(h2, 0), "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3");
+  EXPECT_EQ(list(h2, 1), "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3");
+}
+
+// Narayanan et al. 2021, figure 4: four ranks, two chunks, eight micro-batches.
+TEST(Schedules, InterleavedOrder) {
+  const Schedule s = schedules::interleaved(4, 8, 2);
+  EXPECT_EQ(s.num_stages, 8);
+  EXPECT_EQ(s.stage_at(1, 1), 5);
+  EXPECT_EQ(list(s, 3),
+            "F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 "
+            "F4 B0 F5 B1 F6 B2 F7 B3 F4.1 B4.1 F5.1 B5.1 F6.1 B6.1 F7.1 B7.1 "
+            "B4 B5 B6 B7");
+  EXPECT_EQ(list(schedules::interleaved(4, 4, 2), 0),
+            "F0 F1 F2 F3 F0.1 F1.1 F2.1 F3.1 "
+            "B0.1 B1.1 B2.1 B3.1 B0 B1 B2 B3");
+}
+
+TEST(Schedules, GroupsOfRanksAreTheClassicOrder) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    for (const int v : {2, 3}) {
+      const Schedule a = schedules::interleaved(p, 3 * p, v);
+      const Schedule b = schedules::interleaved_grouped(p, 3 * p, v, p);
+      for (int rank = 0; rank < p; ++rank) {
+        EXPECT_EQ(list(a, rank), list(b, rank));
+      }
+    }
+  }
+  // A last group of 3, not below the number of ranks
+  EXPECT_EQ(list(schedules::interleaved_grouped(2, 7, 2, 4), 1),
+            "F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 "
+            "F4 B0 F5 B1 F6 B2 F4.1 B3 F5.1 B4.1 F6.1 B5.1 B6.1 B4 B5 B6");
+}
+
+class ClockedSchedule : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(ClockedSchedule, HasTheListsOfTheOneWithoutAClock) {
+  const auto [p, m] = GetParam();
+  const Schedule a = schedules::one_f_one_b(p, m);
+  const Schedule b = schedules::one_f_one_b_clocked(p, m);
+  for (int rank = 0; rank < p; ++rank) EXPECT_EQ(list(a, rank), list(b, rank));
+}
+
+TEST_P(ClockedSchedule, TicksAreTheClosedForm) {
+  const auto [p, m] = GetParam();
+  for (int s = 0; s < p; ++s) {
+    const auto clock = schedules::one_f_one_b_clock(s, p, m);
+    ASSERT_EQ(clock.size(), static_cast<std::size_t>(2 * m));
+    for (const auto& [tick, action] : clock) {
+      const int b = action.micro_batch;
+      const bool is_forward = action.kind == ActionKind::kForward;
+      EXPECT_EQ(tick, is_forward ? 2 * b + s : 2 * b + 2 * p - 1 - s);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, ClockedSchedule,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 8),
+                                          testing::Values(1, 2, 3, 4, 9, 16)));
+
+TEST(Schedules, AllAreSound) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    for (const int m : {1, 2, 3, 5, 8, 16, 24}) {
+      check(schedules::naive(p, m));
+      check(schedules::gpipe(p, m));
+      check(schedules::one_f_one_b(p, m));
+      check(schedules::one_f_one_b_clocked(p, m));
+      check(schedules::zb_h1(p, m));
+      check(schedules::zb_h2(p, m));
+      for (const int v : {2, 3, 4}) {
+        if (m % p == 0) check(schedules::interleaved(p, m, v));
+        for (int group = p; group <= m; ++group) {
+          if (m % group != 0 && m % group < p) continue;
+          check(schedules::interleaved_grouped(p, m, v, group));
+        }
+      }
+    }
+  }
+}
+
+TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
+  EXPECT_EQ(error_of([] { schedules::interleaved(4, 6, 2); }),
+            "--schedule interleaved: 6 micro-batches do not divide over 4 "
+            "ranks; give a multiple of 4 or take --schedule "
+            "interleaved-grouped");
+  EXPECT_THAT(error_of([] { schedules::interleaved(4, 8, 1); }),
+              HasSubstr("1 chunks per rank; give at least 2"));
+  EXPECT_THAT(error_of([] { schedules::interleaved_grouped(4, 8, 2, 3); }),
+              HasSubstr("groups of 3 micro-batches; give at least 4"));
+  EXPECT_THAT(error_of([] { schedules::interleaved_grouped(4, 11, 2, 5); }),
+              HasSubstr("leave a last group of 1"));
+  EXPECT_THAT(error_of([] { schedules::gpipe(0, 1); }),
+              HasSubstr("--schedule gpipe: 0 ranks"));
+  EXPECT_THAT(error_of([] { schedules::zb_h1(2, 0); }),
+              HasSubstr("0 micro-batches"));
+}
+
+}  // namespace
+}  // namespace shardbook::pipeline
