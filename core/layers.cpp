@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/check.h"
 #include "core/context.h"
 
 namespace shardbook {
@@ -18,6 +19,18 @@ Linear::Linear(const std::string& name, std::int64_t in, std::int64_t out,
 void Linear::members(MemberVisitor& visit) {
   visit.parameter("weight", weight);
   visit.parameter("bias", bias);
+}
+
+Conv2d::Conv2d(const std::string& name, std::int64_t in, std::int64_t out,
+               std::int64_t size, std::int64_t stride, const InitOptions& init)
+    : weight(make_parameter(
+          name + ".weight", {out, in, size, size},
+          std::sqrt(2.0 / static_cast<double>(out * size * size)), init)),
+      stride(stride),
+      padding(size / 2) {}
+
+void Conv2d::members(MemberVisitor& visit) {
+  visit.parameter("weight", weight);
 }
 
 LayerNorm::LayerNorm(std::int64_t width, const InitOptions& init, double eps)
@@ -58,27 +71,94 @@ void BatchNorm::members(MemberVisitor& visit) {
   visit.buffer("running_var", running_var);
 }
 
-Tensor BatchNorm::forward(const Tensor& x) {
-  if (!is_training()) {
-    return batch_norm_eval(x, weight, bias, running_mean, running_var, eps);
+Tensors BatchNorm::forward_all(const Tensors& inputs) {
+  SB_CHECK(inputs.size() == 1 || inputs.size() == 2,
+           "BatchNorm: takes one tensor, and one to add; given ",
+           inputs.size());
+  return {normalize(inputs[0], inputs.size() == 2 ? inputs[1] : Tensor())};
+}
+
+Tensor BatchNorm::normalize(const Tensor& image, const Tensor& addend) {
+  const auto flat = [this](const Tensor& x) {
+    return channels_last && x.defined() ? reshape(x, {-1, x.size(-1)}) : x;
+  };
+  const Tensor x = flat(image);
+  Tensor y;
+  if (is_training()) {
+    BatchNormOptions options;
+    options.eps = eps;
+    options.sum_over_ranks = sum_over_ranks;
+    options.relu = relu;
+    options.addend = flat(addend);
+    const BatchNormResult result = batch_norm_train(x, weight, bias, options);
+    // A second forward of the same batch must not count twice.
+    if (!RankContext::current().is_recomputing) remember(result);
+    y = result.y;
+  } else {
+    y = batch_norm_eval(x, weight, bias, running_mean, running_var, eps);
+    if (addend.defined()) y = add(y, flat(addend));
+    if (relu) y = shardbook::relu(y);
   }
-  const BatchNormResult result =
-      batch_norm_train(x, weight, bias, eps, sum_over_ranks);
-  // A second forward of the same batch must not count twice.
-  if (!RankContext::current().is_recomputing) {
-    NoGrad no_grad;
-    auto update = [this](const Tensor& running, const Tensor& now,
-                         double factor) {
-      running.copy_from(add(scale(running, 1 - momentum),
-                            to_dtype(scale(now, momentum * factor),
-                                     running.dtype())));
-    };
-    const double unbiased =
-        result.count > 1 ? result.count / (result.count - 1) : 1;
-    update(running_mean, result.mean, 1);
-    update(running_var, result.variance, unbiased);
+  return channels_last ? reshape(y, image.shape()) : y;
+}
+
+void BatchNorm::remember(const BatchNormResult& result) {
+  NoGrad no_grad;
+  if (!deferred) {
+    return update_running(result.mean, result.variance, result.count);
   }
-  return result.y;
+  const Tensor squares =
+      scale(add(result.variance, square(result.mean)), result.count);
+  const Tensor sum = scale(result.mean, result.count);
+  const bool first = count_ == 0;
+  sum_ = first ? sum : add(sum_, sum);
+  sum_of_squares_ = first ? squares : add(sum_of_squares_, squares);
+  count_ += result.count;
+}
+
+void BatchNorm::commit() {
+  if (count_ == 0) return;
+  NoGrad no_grad;
+  const Tensor mean = scale(sum_, 1 / count_);
+  update_running(mean, sub(scale(sum_of_squares_, 1 / count_), square(mean)),
+                 count_);
+  sum_ = sum_of_squares_ = Tensor();
+  count_ = 0;
+}
+
+void BatchNorm::update_running(const Tensor& mean, const Tensor& variance,
+                               double count) {
+  const auto update = [this](const Tensor& running, const Tensor& now,
+                             double factor) {
+    running.copy_from(
+        add(scale(running, 1 - momentum),
+            to_dtype(scale(now, momentum * factor), running.dtype())));
+  };
+  const double unbiased = count > 1 ? count / (count - 1) : 1;
+  update(running_mean, mean, 1);
+  update(running_var, variance, unbiased);
+}
+
+namespace {
+
+template <typename Fn>
+void for_batch_norms(Module& module, const Fn& fn) {
+  for (const NamedModule& entry : module.named_modules()) {
+    if (auto* norm = dynamic_cast<BatchNorm*>(entry.module)) fn(*norm);
+  }
+}
+
+}  // namespace
+
+void defer_batch_norms(Module& module, bool on) {
+  for_batch_norms(module, [on](BatchNorm& norm) {
+    norm.commit();
+    norm.deferred = on;
+  });
+}
+
+void commit_batch_norms(Module& module) {
+  for_batch_norms(module, [](BatchNorm& norm) { norm.commit(); });
 }
 
 Sequential::Sequential(const Sequential& other) : Module(other) {

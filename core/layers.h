@@ -76,16 +76,48 @@ class Relu : public ModuleOf<Relu> {
   std::string type_name() const override { return "Relu"; }
 };
 
-/// Batch normalisation over [n, c, ..]. Running statistics are updated with the
-/// unbiased variance. `sum_over_ranks` makes it a synchronised one.
+/// Convolution of images [n, h, w, in] -> [n, oh, ow, out]; see conv2d. Begins
+/// normal(0, sqrt(2 / (out size^2))): Kaiming's, by the outputs, as
+/// torchvision's ResNet does.
+class Conv2d : public ModuleOf<Conv2d> {
+ public:
+  Conv2d() = default;
+  Conv2d(const std::string& name, std::int64_t in, std::int64_t out,
+         std::int64_t size, std::int64_t stride, const InitOptions& init);
+  Tensor forward(const Tensor& x) override {
+    return conv2d(x, weight, Tensor(), stride, padding);
+  }
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "Conv2d"; }
+
+  Tensor weight;  ///< [out, in, size, size]
+  std::int64_t stride = 1;
+  std::int64_t padding = 0;  ///< size / 2 to begin with
+};
+
+/// Batch normalisation over [n, c, ..], or images [n, h, w, c] with
+/// `channels_last`. Running statistics are updated with the unbiased variance.
+/// `sum_over_ranks` makes it a synchronised one.
+///
+/// Takes one tensor, or two: the second is added before the ReLU.
+///
+/// A mini-batch in pieces normalises each by its own statistics. `deferred`
+/// leaves the running ones alone until `commit`, which updates them once from
+/// the sums over all pieces since the last: not when some number of pieces has
+/// been seen, for a split may give fewer. (torchgpipe's DeferredBatchNorm
+/// stores the biased variance here; this one stores the unbiased, as without
+/// pieces.) Pieces that are recomputed count once.
 class BatchNorm : public ModuleOf<BatchNorm> {
  public:
   BatchNorm() = default;
   BatchNorm(std::int64_t channels, const InitOptions& init, double eps = 1e-5,
             double momentum = 0.1);
-  Tensor forward(const Tensor& x) override;
+  Tensor forward(const Tensor& x) override { return normalize(x, Tensor()); }
+  Tensors forward_all(const Tensors& inputs) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "BatchNorm"; }
+  /// The end of a mini-batch, for deferred ones; without pieces, nothing.
+  void commit();
 
   Tensor weight;        ///< [c]
   Tensor bias;          ///< [c]
@@ -93,7 +125,37 @@ class BatchNorm : public ModuleOf<BatchNorm> {
   Tensor running_var;   ///< [c], buffer
   double eps = 1e-5;
   double momentum = 0.1;
+  bool channels_last = false;
+  bool relu = false;
+  bool deferred = false;
   SumOverRanks sum_over_ranks;
+
+ private:
+  Tensor normalize(const Tensor& x, const Tensor& addend);
+  void remember(const BatchNormResult& result);
+  void update_running(const Tensor& mean, const Tensor& variance,
+                      double count);
+
+  // Of the pieces since the last commit.
+  Tensor sum_, sum_of_squares_;  // f64 [c]
+  double count_ = 0;
+};
+/// Every BatchNorm below `module`: defer its statistics, commit them.
+void defer_batch_norms(Module& module, bool on = true);
+void commit_batch_norms(Module& module);
+
+/// The largest of each window; see max_pool2d.
+class MaxPool2d : public ModuleOf<MaxPool2d> {
+ public:
+  MaxPool2d(std::int64_t size, std::int64_t stride, std::int64_t padding)
+      : size(size), stride(stride), padding(padding) {}
+  Tensor forward(const Tensor& x) override {
+    return max_pool2d(x, size, stride, padding);
+  }
+  void members(MemberVisitor&) override {}
+  std::string type_name() const override { return "MaxPool2d"; }
+
+  std::int64_t size, stride, padding;
 };
 
 /// Modules one after another, named "0", "1", ...

@@ -76,6 +76,29 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool trans_a = false,
 Tensor linear(const Tensor& x, const Tensor& weight,
               const Tensor& bias = Tensor());
 
+// --- Images: [n, height, width, channels] ------------------------------------
+
+/// Slides `weight` over images with zeros around them:
+///
+///   x        [n, h, w, in]
+///   weight   [out, in, kh, kw], as PyTorch keeps it
+///   bias     [out] or undefined
+///   returns  [n, oh, ow, out], oh = floor((h + 2 padding - kh) / stride) + 1
+///
+/// A product of [n oh ow, in kh kw] and [in kh kw, out]: 2 n oh ow out in kh kw
+/// flops. f64, f16 and deterministic mode write it out as that product, image
+/// by image: an image's result does not depend on the others.
+Tensor conv2d(const Tensor& x, const Tensor& weight,
+              const Tensor& bias = Tensor(), std::int64_t stride = 1,
+              std::int64_t padding = 0);
+/// The largest of each size x size window, which begins `padding` before the
+/// image: [n, h, w, c] -> [n, oh, ow, c]. The gradient goes to the first of
+/// equals. 2 padding <= size.
+Tensor max_pool2d(const Tensor& x, std::int64_t size, std::int64_t stride,
+                  std::int64_t padding = 0);
+/// Mean over height and width: [n, h, w, c] -> [n, c].
+Tensor global_avg_pool2d(const Tensor& x);
+
 // --- Layers --------------------------------------------------------------------
 
 /// Rows of table [v, h] by indices (i64 or i32) [..] -> [.., h].
@@ -127,9 +150,19 @@ struct BatchNormResult {
   Tensor variance;  ///< f64 [c], biased
   double count = 0; ///< values per channel, over all ranks
 };
+struct BatchNormOptions {
+  double eps = 1e-5;
+  SumOverRanks sum_over_ranks;
+  /// What follows in the same pass: y = relu(normalised + addend).
+  bool relu = false;
+  Tensor addend;  ///< like x, or undefined
+};
 /// x [n, c, ..], gamma and beta [c]; statistics over n and the inner dims, and
 /// over ranks where `sum_over_ranks` is given: two calls forward (of c + 1 and
-/// c values), one backward (of 2c).
+/// c values), one backward (of 2c). Images [n, h, w, c] come as [n h w, c].
+BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
+                                 const Tensor& beta,
+                                 const BatchNormOptions& options);
 BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
                                  const Tensor& beta, double eps,
                                  const SumOverRanks& sum_over_ranks = nullptr);

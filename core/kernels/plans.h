@@ -17,12 +17,19 @@ struct KernelContext::Plans {
     dnnl::primitive primitive;
     dnnl::memory::desc a, b, c, bias, scratch;
   };
+  /// A convolution; the weight is reordered where the primitive likes another
+  /// layout than ours.
+  struct ConvPlan {
+    dnnl::primitive primitive, reorder;
+    dnnl::memory::desc x, y, weight, own_weight, bias, scratch;
+  };
   /// Everything that shapes a primitive, threads included.
   using Key = std::array<std::int64_t, 14>;
 
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   std::map<Key, Plan> matmuls;
+  std::map<Key, ConvPlan> convolutions;
 };
 
 }  // namespace shardbook

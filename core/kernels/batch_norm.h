@@ -1,0 +1,51 @@
+#pragma once
+
+// Batch normalisation of rows [rows, channels]: what images [n, height, width,
+// channels] are, seen as a matrix. Statistics are f64, added up block by block
+// in a fixed order; kernels/norm.h has the pieces for [n, channels, inner].
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/kernels/kernel_context.h"
+
+namespace shardbook::kernels {
+
+/// sums[c] = sum of x, squares[c] = sum of (x - sums[c] / rows)^2, in one pass.
+void row_moments(KernelContext& context, DType dtype, std::int64_t rows,
+                 std::int64_t channels, const void* x, double* sums,
+                 double* squares);
+
+/// y = relu((x - mean) * rstd * gamma + beta + addend).
+struct RowNorm {
+  std::int64_t rows = 0, channels = 0;
+  const double* mean = nullptr;  ///< [channels]
+  const double* rstd = nullptr;  ///< [channels]
+  const void* gamma = nullptr;   ///< [channels]
+  const void* beta = nullptr;    ///< [channels]
+  bool relu = false;
+};
+
+/// `addend` [rows, channels] or null. y may be x or the addend.
+void row_normalize(KernelContext& context, DType dtype, const RowNorm& norm,
+                   const void* x, const void* addend, void* y);
+
+/// With dz = dy where the ReLU let through (all of dy without one):
+/// sum_dz[c] = sum of dz, sum_dz_xhat[c] = sum of dz * (x - mean) * rstd.
+///
+/// Where `y` is given, the ReLU let through what is positive in y, and dz (may
+/// be dy) is written; otherwise y = relu(normalised x) is computed once more.
+void row_norm_backward_sums(KernelContext& context, DType dtype,
+                            const RowNorm& norm, const void* x, const void* y,
+                            const void* dy, void* dz, double* sum_dz,
+                            double* sum_dz_xhat);
+
+/// dx = gamma * rstd * (dz - sum_dz / count - xhat * sum_dz_xhat / count).
+/// `dy` is dz where that was written (with norm.relu off), dy otherwise. dx may
+/// be dy.
+void row_norm_backward(KernelContext& context, DType dtype,
+                       const RowNorm& norm, const void* x, const void* dy,
+                       const double* sum_dz, const double* sum_dz_xhat,
+                       double count, void* dx);
+
+}  // namespace shardbook::kernels

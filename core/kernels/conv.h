@@ -1,0 +1,47 @@
+#pragma once
+
+// Convolutions of images [n, height, width, channels].
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/kernels/kernel_context.h"
+
+namespace shardbook::kernels {
+
+/// Which numbers meet: x [n, h, w, in], weight [out, in, kh, kw],
+/// y [n, out_h(), out_w(), out]; `padding` zeros on each side of h and w.
+struct ConvShape {
+  std::int64_t n = 0;
+  std::int64_t h = 0, w = 0, in = 0;
+  std::int64_t out = 0;
+  std::int64_t kh = 1, kw = 1;
+  std::int64_t stride = 1, padding = 0;
+
+  std::int64_t out_h() const { return (h + 2 * padding - kh) / stride + 1; }
+  std::int64_t out_w() const { return (w + 2 * padding - kw) / stride + 1; }
+  /// Rows and depth of the convolution as a product.
+  std::int64_t rows() const { return n * out_h() * out_w(); }
+  std::int64_t depth() const { return in * kh * kw; }
+};
+
+/// y = conv(x, weight) + bias; bias [out] may be null. All arrays share dtype.
+///
+/// f32 and bf16 are oneDNN's. f64, f16 and all with `context.deterministic`
+/// are products, image by image, of the image's windows laid side by side: the
+/// bits of an image's result depend on that image alone.
+/// Cost: 2 rows out depth flops.
+void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
+            const void* x, const void* weight, const void* bias, void* y);
+
+/// dx from dy.
+void conv2d_backward_data(KernelContext& context, DType dtype,
+                          const ConvShape& shape, const void* dy,
+                          const void* weight, void* dx);
+
+/// dweight from x and dy; images are added in order.
+void conv2d_backward_weight(KernelContext& context, DType dtype,
+                            const ConvShape& shape, const void* x,
+                            const void* dy, void* dweight);
+
+}  // namespace shardbook::kernels
