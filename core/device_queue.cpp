@@ -1,0 +1,223 @@
+#include "core/device_queue.h"
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace shardbook {
+
+// --- Points ------------------------------------------------------------------
+
+class QueueEvent::Point {
+ public:
+  /// `error`: why the queue did not get here as it should.
+  void pass(std::exception_ptr error) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    error_ = std::move(error);
+    passed_ = true;
+    changed_.notify_all();
+  }
+  std::exception_ptr wait() const {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return passed_; });
+    return error_;
+  }
+  /// The same point for whoever keeps virtual time.
+  Event& time() { return time_; }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool passed_ = false;
+  std::exception_ptr error_;
+  Event time_;
+};
+
+namespace {
+
+// What work inherits from the thread that gives it.
+struct Settings {
+  explicit Settings(const RankContext& from)
+      : rank(from.rank),
+        grad_enabled(from.grad_enabled),
+        deterministic(from.deterministic),
+        is_recomputing(from.is_recomputing),
+        memory_kind(from.memory_kind),
+        phase(from.phase),
+        random(from.random),
+        observers(from.observers()) {}
+
+  void apply(RankContext& to) const {
+    to.rank = rank;
+    to.grad_enabled = grad_enabled;
+    to.deterministic = deterministic;
+    to.is_recomputing = is_recomputing;
+    to.memory_kind = memory_kind;
+    to.phase = phase;
+    to.random = random;
+    if (to.observers() == observers) return;
+    const std::vector<Observer*> old = to.observers();
+    for (Observer* observer : old) to.remove_observer(observer);
+    for (Observer* observer : observers) to.add_observer(observer);
+  }
+
+  int rank;
+  bool grad_enabled, deterministic, is_recomputing;
+  MemoryKind memory_kind;
+  Phase phase;
+  RandomState random;
+  std::vector<Observer*> observers;
+};
+
+}  // namespace
+
+// --- The queue ---------------------------------------------------------------
+
+class DeviceQueue::State {
+ public:
+  State(const Device& device, int num_threads, int stream)
+      : context_(device, /*rank=*/0, num_threads) {
+    context_.stream = stream;
+    if (!device.is_meta()) thread_ = std::thread([this] { run(); });
+  }
+  ~State() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+      changed_.notify_all();
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+
+  const Device& device() const { return context_.device; }
+
+  /// `work` is given what went wrong before (null: nothing), and returns what
+  /// has gone wrong by now.
+  using Task = std::function<std::exception_ptr(std::exception_ptr)>;
+  void push(Task task) {
+    Item item{std::move(task), Settings(RankContext::current())};
+    if (!thread_.joinable()) {
+      RankContext::Scope scope(context_);
+      execute(item);
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    items_.push_back(std::move(item));
+    changed_.notify_all();
+  }
+
+  /// Forgets the error that kept it from working.
+  void recover() {
+    push([](std::exception_ptr) { return nullptr; });
+  }
+
+ private:
+  struct Item {
+    Task task;
+    Settings settings;
+  };
+
+  // Only whoever executes touches the error: the thread, or on meta the caller.
+  void execute(Item& item) {
+    item.settings.apply(context_);
+    error_ = item.task(error_);
+    item.task = nullptr;
+  }
+
+  void run() {
+    RankContext::Scope scope(context_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return !items_.empty() || stopping_; });
+      if (items_.empty()) return;
+      Item item = std::move(items_.front());
+      items_.pop_front();
+      lock.unlock();
+      execute(item);
+      lock.lock();
+    }
+  }
+
+  RankContext context_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;
+  bool stopping_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+DeviceQueue::DeviceQueue(const Device& device, int num_threads, int stream)
+    : state_(std::make_shared<State>(device, num_threads, stream)) {}
+
+DeviceQueue::~DeviceQueue() = default;
+
+const Device& DeviceQueue::device() const { return state_->device(); }
+
+void DeviceQueue::enqueue(Work work) {
+  state_->push([work = std::move(work)](
+                   std::exception_ptr error) mutable -> std::exception_ptr {
+    if (error == nullptr) {
+      try {
+        work();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    // Memory goes back before anything that waits for this work goes on.
+    work = nullptr;
+    return error;
+  });
+}
+
+void DeviceQueue::synchronize() {
+  QueueEvent end;
+  end.record(*this);
+  // The next work finds a queue that has forgotten the error.
+  state_->recover();
+  end.synchronize();
+}
+
+void synchronize(const std::vector<DeviceQueue*>& queues) {
+  std::exception_ptr first;
+  for (DeviceQueue* queue : queues) {
+    try {
+      queue->synchronize();
+    } catch (...) {
+      if (first == nullptr) first = std::current_exception();
+    }
+  }
+  if (first != nullptr) std::rethrow_exception(first);
+}
+
+// --- Events ------------------------------------------------------------------
+
+void QueueEvent::record(DeviceQueue& queue) {
+  point_ = std::make_shared<Point>();
+  queue.state_->push([point = point_](std::exception_ptr error) {
+    point->time().record();
+    point->pass(error);
+    return error;
+  });
+}
+
+void QueueEvent::wait(DeviceQueue& queue) const {
+  if (point_ == nullptr) return;
+  queue.state_->push([point = point_](std::exception_ptr error) {
+    const std::exception_ptr theirs = point->wait();
+    point->time().wait();
+    return error != nullptr ? error : theirs;
+  });
+}
+
+void QueueEvent::synchronize() const {
+  if (point_ == nullptr) return;
+  const std::exception_ptr error = point_->wait();
+  point_->time().synchronize();
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+}  // namespace shardbook

@@ -1,0 +1,294 @@
+// Queues of devices: order, events, errors, and what goes wrong without events.
+
+#include "core/device_queue.h"
+
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include "core/autograd.h"
+#include "core/ops.h"
+#include "tests/core/support.h"
+
+namespace shardbook {
+namespace {
+
+/// A queue that does nothing until `open`: what waits for its event is held
+/// back for as long as a test likes.
+class Gate {
+ public:
+  Gate() : queue_(Device::cpu(9)) {
+    queue_.enqueue([wait = std::shared_future<void>(open_.get_future())] {
+      wait.wait();
+    });
+    closed_.record(queue_);
+  }
+  const QueueEvent& closed() const { return closed_; }
+  void open() { open_.set_value(); }
+
+ private:
+  std::promise<void> open_;
+  DeviceQueue queue_;
+  QueueEvent closed_;
+};
+
+TEST(DeviceQueue, RunsInOrderOnItsDeviceWhileTheHostGoesOn) {
+  Gate gate;
+  const Device device = Device::cpu(3);
+  DeviceQueue queue(device);
+  gate.closed().wait(queue);
+  std::vector<int> order;
+  Device seen;
+  for (int i = 0; i < 50; ++i) {
+    queue.enqueue([&order, i] { order.push_back(i); });
+  }
+  queue.enqueue([&] { seen = Tensor::zeros({2}).device(); });
+  EXPECT_FALSE(seen.defined());
+  gate.open();
+  queue.synchronize();
+  ASSERT_EQ(order.size(), 50u);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+  EXPECT_EQ(seen, device);
+}
+
+TEST(DeviceQueue, WorkHasTheSettingsOfWhoGaveIt) {
+  RankContext context(Device::cpu(0), /*rank=*/5);
+  RankContext::Scope scope(context);
+  DeviceQueue queue(Device::cpu(1), /*num_threads=*/1);
+  struct Seen {
+    int rank, threads;
+    bool grad, deterministic;
+    Phase phase;
+    std::uint64_t seed;
+  } seen{};
+  Gate gate;
+  gate.closed().wait(queue);
+  {
+    NoGrad no_grad;
+    Deterministic deterministic;
+    PhaseScope phase(Phase::kOptimizer);
+    context.random.seed = 42;
+    queue.enqueue([&] {
+      const RankContext& now = RankContext::current();
+      seen = {now.rank,          num_threads(), now.grad_enabled,
+              now.deterministic, now.phase,     now.random.seed};
+    });
+  }
+  // The settings have changed again before the work runs.
+  context.random.seed = 0;
+  gate.open();
+  queue.synchronize();
+  EXPECT_EQ(seen.rank, 5);
+  EXPECT_EQ(seen.threads, 1);
+  EXPECT_FALSE(seen.grad);
+  EXPECT_TRUE(seen.deterministic);
+  EXPECT_EQ(seen.phase, Phase::kOptimizer);
+  EXPECT_EQ(seen.seed, 42u);
+}
+
+TEST(DeviceQueue, TwoQueuesRunAtTheSameTime) {
+  // Each waits for the other, which only works side by side.
+  DeviceQueue a(Device::cpu(0)), b(Device::cpu(1));
+  std::promise<void> from_a, from_b;
+  a.enqueue([&] {
+    from_a.set_value();
+    from_b.get_future().wait();
+  });
+  b.enqueue([&] {
+    from_b.set_value();
+    from_a.get_future().wait();
+  });
+  synchronize({&a, &b});
+}
+
+TEST(DeviceQueue, AnEventOrdersTwoQueues) {
+  Gate gate;
+  DeviceQueue a(Device::cpu(0)), b(Device::cpu(1));
+  int value = 0, seen = -1;
+  QueueEvent written;
+  gate.closed().wait(a);
+  a.enqueue([&] { value = 7; });
+  written.record(a);
+  written.wait(b);
+  b.enqueue([&] { seen = value; });
+  gate.open();
+  b.synchronize();
+  EXPECT_EQ(seen, 7);
+}
+
+TEST(DeviceQueue, AnEventStandsForWhatWasGivenBeforeItsRecord) {
+  Gate gate;
+  DeviceQueue queue(Device::cpu(0));
+  bool first = false;
+  QueueEvent event, never;
+  never.synchronize();
+  queue.enqueue([&] { first = true; });
+  event.record(queue);
+  gate.closed().wait(queue);  // what follows is held back
+  bool second = false;
+  queue.enqueue([&] { second = true; });
+  event.synchronize();
+  EXPECT_TRUE(first);
+  EXPECT_FALSE(second);
+  gate.open();
+  queue.synchronize();
+  EXPECT_TRUE(second);
+}
+
+// --- Errors ------------------------------------------------------------------
+
+TEST(DeviceQueue, AnErrorIsThrownWhereTheHostSynchronises) {
+  DeviceQueue queue(Device::cpu(0));
+  bool ran = false;
+  queue.enqueue([] { SB_FAIL("the first error"); });
+  queue.enqueue([&] { ran = true; });
+  queue.enqueue([] { SB_FAIL("another error"); });
+  EXPECT_THROW(
+      {
+        try {
+          queue.synchronize();
+        } catch (const Error& error) {
+          EXPECT_STREQ(error.what(), "the first error");
+          throw;
+        }
+      },
+      Error);
+  EXPECT_FALSE(ran) << "work behind an error is dropped";
+  // It has been told, and the queue works again.
+  queue.enqueue([&] { ran = true; });
+  queue.synchronize();
+  EXPECT_TRUE(ran);
+}
+
+TEST(DeviceQueue, AnErrorReachesWhoWaitsAndNobodyElse) {
+  DeviceQueue failing(Device::cpu(0)), waiting(Device::cpu(1));
+  DeviceQueue other(Device::cpu(2));
+  bool waiting_ran = false, other_ran = false;
+  QueueEvent event;
+  failing.enqueue([] { SB_FAIL("broken"); });
+  event.record(failing);
+  event.wait(waiting);
+  waiting.enqueue([&] { waiting_ran = true; });
+  other.enqueue([&] { other_ran = true; });
+  EXPECT_THROW(event.synchronize(), Error);
+  EXPECT_THROW(synchronize({&waiting, &failing, &other}), Error);
+  EXPECT_FALSE(waiting_ran);
+  EXPECT_TRUE(other_ran);
+  synchronize({&failing, &waiting, &other});
+}
+
+TEST(DeviceQueue, WhatWorkHoldsIsReleasedBeforeTheEventPasses) {
+  const Device device = Device::cpu(0);
+  DeviceQueue queue(device);
+  Tensor x = Tensor::zeros({100}, {DType::kF32, device});
+  queue.enqueue([held = x] { held.fill(1); });
+  x = Tensor();
+  QueueEvent event;
+  event.record(queue);
+  event.synchronize();
+  EXPECT_EQ(device.memory().current_total, 0);
+}
+
+TEST(DeviceQueue, DestructionDoesWhatWasGiven) {
+  int done = 0;
+  {
+    DeviceQueue queue(Device::cpu(0));
+    for (int i = 0; i < 10; ++i) queue.enqueue([&] { ++done; });
+  }
+  EXPECT_EQ(done, 10);
+}
+
+TEST(DeviceQueue, OnMetaWorkRunsAtOnceOnTheCallingThread) {
+  DeviceQueue queue(Device::meta(0));
+  const auto me = std::this_thread::get_id();
+  bool here = false;
+  queue.enqueue([&] {
+    here = std::this_thread::get_id() == me && Tensor::zeros({2}).is_meta();
+  });
+  EXPECT_TRUE(here);
+  queue.enqueue([] { SB_FAIL("broken"); });
+  QueueEvent event;
+  event.record(queue);
+  event.wait(queue);
+  EXPECT_THROW(queue.synchronize(), Error);
+  queue.synchronize();
+}
+
+TEST(DeviceQueue, AGraphThatWasRecordedByQueuesRunsBackward) {
+  const Device gpu0 = Device::cpu(0), gpu1 = Device::cpu(1);
+  RankContext context(gpu0);
+  RankContext::Scope scope(context);
+  const Tensor w = leaf({3, 3}), v = Tensor::full({3, 2}, 0.5, {w.dtype(), gpu1});
+  v.set_requires_grad();
+  DeviceQueue a(gpu0), b(gpu1);
+  Tensor hidden, out;
+  QueueEvent done;
+  a.enqueue([&] { hidden = relu(w); });
+  done.record(a);
+  done.wait(b);
+  b.enqueue([&] { out = sum(matmul(to_device(hidden, gpu1), v)); });
+  synchronize({&a, &b});
+  out.backward();
+  EXPECT_EQ(w.grad().device(), gpu0);
+  EXPECT_EQ(v.grad().device(), gpu1);
+}
+
+// --- The hazard of a second queue on a device -----------------------------------
+
+/// A second queue of a device copies x away, while the first one writes x
+/// again. What arrives?
+double copy_beside_a_writer(bool with_event) {
+  Gate gate;
+  const Device gpu0 = Device::cpu(0), gpu1 = Device::cpu(1);
+  DeviceQueue compute(gpu0), copies(gpu0, 1, kCopyStream);
+  const Tensor x = Tensor::full({4}, 1, {DType::kF64, gpu0});
+  const Tensor y = Tensor::zeros({4}, {DType::kF64, gpu1});
+  // The copies are late: nothing says that they are not.
+  gate.closed().wait(copies);
+  copies.enqueue([=] { y.copy_from(x); });
+  if (with_event) {
+    QueueEvent copied;
+    copied.record(copies);
+    copied.wait(compute);
+  }
+  compute.enqueue([=] { x.fill(2); });
+  if (!with_event) compute.synchronize();
+  gate.open();
+  synchronize({&copies, &compute});
+  return y.to_vector<double>()[0];
+}
+
+TEST(DeviceQueueHazard, WritingTheSourceBeforeItIsCopied) {
+  EXPECT_EQ(copy_beside_a_writer(/*with_event=*/false), 2) << "the wrong value";
+  EXPECT_EQ(copy_beside_a_writer(/*with_event=*/true), 1);
+}
+
+/// The destination is read by its own device. What does it see?
+double copy_before_a_reader(bool with_event) {
+  Gate gate;
+  const Device gpu0 = Device::cpu(0), gpu1 = Device::cpu(1);
+  DeviceQueue copies(gpu0, 1, kCopyStream), compute(gpu1);
+  const Tensor x = Tensor::full({4}, 1, {DType::kF64, gpu0});
+  const Tensor y = Tensor::zeros({4}, {DType::kF64, gpu1});
+  gate.closed().wait(copies);
+  copies.enqueue([=] { y.copy_from(x); });
+  if (with_event) {
+    QueueEvent copied;
+    copied.record(copies);
+    copied.wait(compute);
+  }
+  double seen = -1;
+  compute.enqueue([&] { seen = y.to_vector<double>()[0]; });
+  if (!with_event) compute.synchronize();
+  gate.open();
+  synchronize({&copies, &compute});
+  return seen;
+}
+
+TEST(DeviceQueueHazard, ReadingTheDestinationBeforeItHasArrived) {
+  EXPECT_EQ(copy_before_a_reader(/*with_event=*/false), 0) << "the wrong value";
+  EXPECT_EQ(copy_before_a_reader(/*with_event=*/true), 1);
+}
+
+}  // namespace
+}  // namespace shardbook
