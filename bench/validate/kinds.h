@@ -78,5 +78,6 @@ bool is_printed_as(double value, double printed, double last_digit);
 std::vector<Kind> memory_kinds();
 std::vector<Kind> nccl_kinds();
 std::vector<Kind> training_kinds();
+std::vector<Kind> gpipe_kinds();
 
 }  // namespace shardbook::validate

@@ -42,6 +42,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(std::make_tuple("zero_table1_memory.csv", 54, 0),
                     std::make_tuple("zero_table2_max_model.csv", 20, 0),
                     std::make_tuple("deepspeed_memory_estimator.csv", 32, 0),
+                    std::make_tuple("gpipe_table1_memory.csv", 14, 0),
                     std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
                     std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
                     std::make_tuple("nccl_busbw_reference.csv", 12, 0),
