@@ -67,6 +67,9 @@ Node::~Node() {
 
 namespace {
 
+// Where gradients come from that backward is started with.
+constexpr std::uint64_t kRoot = ~std::uint64_t{0};
+
 // Later nodes first. The numbers only order nodes of one graph, so that one
 // counter may serve every rank of the process.
 std::uint64_t next_sequence() {
@@ -176,7 +179,12 @@ class GraphTask {
   struct Inputs {
     Tensors grads;
     int missing = 0;
+    // Among several devices: what has come and is not yet added, and all that
+    // will come, by node and input, in the order in which it is added.
     std::vector<Arrival> arrivals;
+    std::vector<std::pair<std::uint64_t, std::size_t>> expected;
+    std::size_t num_added = 0;
+    bool all_from_here = true;  ///< from nodes of the same device
   };
   struct Later {
     bool operator()(const std::shared_ptr<Node>& a,
@@ -192,6 +200,7 @@ class GraphTask {
   void deliver(const Edge& edge, const Tensor& grad, std::uint64_t from,
                std::size_t input);
   static void add_to(Tensor& slot, const Tensor& grad);
+  void add_what_came(Node& node);
   Tensors take_gradients(Node& node);
   void arrive(const Edge& edge);
   void execute(const std::shared_ptr<Node>& node);
@@ -232,26 +241,37 @@ void GraphTask::discover(const std::vector<std::shared_ptr<Node>>& roots) {
   while (!stack.empty()) {
     Node* node = stack.back();
     stack.pop_back();
-    for (const Edge& edge : node->next) {
-      if (edge.node == nullptr) continue;
-      visit(edge.node.get());
-      inputs_[edge.node.get()].missing += 1;
+    for (std::size_t i = 0; i < node->next.size(); ++i) {
+      Node* next = node->next[i].node.get();
+      if (next == nullptr) continue;
+      visit(next);
+      Inputs& inputs = inputs_[next];
+      inputs.missing += 1;
+      inputs.expected.emplace_back(node->sequence, i);
+      inputs.all_from_here &= node->device == next->device;
     }
+  }
+  for (auto& [node, inputs] : inputs_) {
+    // The order in which one device would make them: later nodes first.
+    std::sort(inputs.expected.begin(), inputs.expected.end(),
+              [](const auto& a, const auto& b) {
+                return a.first != b.first ? a.first > b.first
+                                          : a.second < b.second;
+              });
   }
   ready_.resize(devices_.size());
   unfinished_ = static_cast<std::int64_t>(seen.size());
 }
 
 // Adds one gradient to what a node's output has received so far. Devices run
-// at their own pace: among several, gradients wait for each other, so that the
-// sum does not depend on who came first.
+// at their own pace: among several, a gradient waits for those that one device
+// would have made before it, so that the sum does not depend on who came first.
 void GraphTask::deliver(const Edge& edge, const Tensor& grad,
                         std::uint64_t from, std::size_t input) {
-  if (!grad.defined()) return;
   Inputs& inputs = inputs_[edge.node.get()];
-  if (devices_.size() > 1) {
+  if (devices_.size() > 1 && from != kRoot) {
     inputs.arrivals.push_back({from, input, edge.output_index, grad});
-  } else {
+  } else if (grad.defined()) {
     add_to(inputs.grads[edge.output_index], grad);
   }
 }
@@ -264,22 +284,37 @@ void GraphTask::add_to(Tensor& slot, const Tensor& grad) {
   }
 }
 
+// Adds what has come, as far as it is next in order: a weight that is used many
+// times need not keep all of its gradients. Only the thread of the node's
+// device adds.
+void GraphTask::add_what_came(Node& node) {
+  Inputs& inputs = inputs_.at(&node);
+  for (;;) {
+    Arrival next;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (inputs.num_added == inputs.expected.size()) return;
+      const auto& [from, input] = inputs.expected[inputs.num_added];
+      const auto found = std::find_if(
+          inputs.arrivals.begin(), inputs.arrivals.end(),
+          [from = from, input = input](const Arrival& arrival) {
+            return arrival.from == from && arrival.input == input;
+          });
+      if (found == inputs.arrivals.end()) return;
+      next = std::move(*found);
+      inputs.arrivals.erase(found);
+      ++inputs.num_added;
+    }
+    if (next.grad.defined()) {
+      add_to(inputs.grads[next.output_index], next.grad);
+    }
+  }
+}
+
 Tensors GraphTask::take_gradients(Node& node) {
-  Inputs inputs;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    inputs = std::move(inputs_[&node]);
-  }
-  // The order in which one device would have made them: later nodes first.
-  std::sort(inputs.arrivals.begin(), inputs.arrivals.end(),
-            [](const Arrival& a, const Arrival& b) {
-              return a.from != b.from ? a.from > b.from : a.input < b.input;
-            });
-  for (Arrival& arrival : inputs.arrivals) {
-    add_to(inputs.grads[arrival.output_index], arrival.grad);
-    arrival.grad = Tensor();
-  }
-  return std::move(inputs.grads);
+  if (devices_.size() > 1) add_what_came(node);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::move(inputs_[&node].grads);
 }
 
 // One of the gradients a node waits for has come (or is known to be zero).
@@ -330,16 +365,26 @@ void GraphTask::execute(const std::shared_ptr<Node>& node) {
   }
   grads.clear();
 
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (std::size_t i = 0; i < node->next.size(); ++i) {
-    if (node->next[i].node == nullptr) continue;
-    Tensor grad = std::move(grad_inputs[i]);
-    deliver(node->next[i], grad, node->sequence, i);
-    grad = Tensor();
-    arrive(node->next[i]);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (std::size_t i = 0; i < node->next.size(); ++i) {
+      if (node->next[i].node == nullptr) continue;
+      Tensor grad = std::move(grad_inputs[i]);
+      deliver(node->next[i], grad, node->sequence, i);
+      grad = Tensor();
+      arrive(node->next[i]);
+    }
+    unfinished_ -= 1;
+    changed_.notify_all();
   }
-  unfinished_ -= 1;
-  changed_.notify_all();
+  if (devices_.size() == 1) return;
+  // What comes from elsewhere comes at any time: it waits, so that the same
+  // operations run at the same point every time.
+  for (const Edge& edge : node->next) {
+    if (edge.node != nullptr && inputs_.at(edge.node.get()).all_from_here) {
+      add_what_came(*edge.node);
+    }
+  }
 }
 
 void GraphTask::work(const Device& device) {
@@ -377,7 +422,7 @@ void GraphTask::run(Tensors outputs, Tensors grad_outputs) {
   }
   discover(root_nodes);
   for (std::size_t i = 0; i < roots.size(); ++i) {
-    deliver(roots[i], grad_outputs[i], ~std::uint64_t{0}, i);
+    deliver(roots[i], grad_outputs[i], kRoot, i);
   }
   outputs.clear();
   grad_outputs.clear();
