@@ -72,10 +72,9 @@ void check_routes(const Schedule& s) {
     if (first == stage_of.end() || first->first.first != rank) {
       fail("no stage lies at rank ", rank);
     }
-    if (!s.flushes && s.micro_batches_per_step < 1) {
-      fail(s.micro_batches_per_step,
-           " micro-batches per step; give at least 1");
-    }
+  }
+  if (!s.flushes && s.micro_batches_per_step < 1) {
+    fail(s.micro_batches_per_step, " micro-batches per step; give at least 1");
   }
 }
 
@@ -104,6 +103,7 @@ class RankState {
     std::deque<int> waiting;     ///< for the gradient of the weights
     int last_gradient = -1;
     int updated = -1;  ///< last micro-batch that an update has claimed
+    int version = 0;   ///< updates so far
   };
 
   static unsigned bit(ActionKind kind) { return 1u << static_cast<int>(kind); }
@@ -152,6 +152,12 @@ std::string RankState::apply(const Action& a) {
   if (a.kind != ActionKind::kForward) {
     const std::string fault = apply_backward(a, &chunk);
     if (!fault.empty()) return fault;
+  } else if (!s_.flushes && s_.versions == VersionRule::kDelayOne) {
+    const int version = a.micro_batch / s_.micro_batches_per_step - 1;
+    if (version > chunk.version) {
+      return name + " reads version " + std::to_string(version) +
+             " of the weights, which no update has made yet";
+    }
   }
   done |= bit(a.kind);
   return "";
@@ -213,6 +219,7 @@ std::string RankState::apply_update(const Action& a, Chunk* chunk) {
            std::to_string(chunk->last_gradient) + ", which it does not claim";
   }
   chunk->updated = a.micro_batch;
+  ++chunk->version;
   return "";
 }
 

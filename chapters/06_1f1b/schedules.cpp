@@ -2,28 +2,16 @@
 
 #include <algorithm>
 
+#include "chapters/06_1f1b/schedules_parts.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline::schedules {
-namespace {
 
-using Actions = std::vector<Action>;
+using namespace parts;
 
-Action forward(int b, int chunk = 0) {
-  return {ActionKind::kForward, b, chunk, false};
-}
-Action backward(int b, int chunk = 0) {
-  return {ActionKind::kBackward, b, chunk, false};
-}
-Action backward_input(int b) {
-  return {ActionKind::kBackwardInput, b, 0, false};
-}
-Action backward_weight(int b) {
-  return {ActionKind::kBackwardWeight, b, 0, false};
-}
+namespace parts {
 
-/// Stage s at rank s mod p, chunk s div p; no actions yet.
-Schedule empty(const std::string& name, int p, int m, int chunks = 1) {
+Schedule empty(const std::string& name, int p, int m, int chunks) {
   SB_CHECK(p >= 1, "--schedule ", name, ": ", p, " ranks; give at least 1");
   SB_CHECK(m >= 1, "--schedule ", name, ": ", m,
            " micro-batches; give at least 1");
@@ -41,8 +29,6 @@ Schedule empty(const std::string& name, int p, int m, int chunks = 1) {
   return schedule;
 }
 
-/// `warm_up` forwards, pairs of one forward and one backward, the other
-/// backwards.
 Actions warm_up_pairs_drain(const Actions& forwards, const Actions& backwards,
                             int warm_up) {
   const auto total = static_cast<int>(forwards.size());
@@ -55,6 +41,10 @@ Actions warm_up_pairs_drain(const Actions& forwards, const Actions& backwards,
   }
   return list;
 }
+
+}  // namespace parts
+
+namespace {
 
 Schedule one_f_one_b_as(const std::string& name, int p, int m) {
   Schedule schedule = empty(name, p, m);

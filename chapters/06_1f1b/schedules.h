@@ -66,4 +66,42 @@ Schedule zb_h1(int num_ranks, int micro_batches);
 /// of i. No bubble, twice the activations. Qi et al. 2023, section 2.
 Schedule zb_h2(int num_ranks, int micro_batches);
 
+/// Two ways: half of the micro-batches enter at rank 0, half at rank p-1. Rank
+/// r holds stage r of the first way (chunk 0) and stage p-1-r (chunk 1) of the
+/// second; forwards of the one overlap backwards of the other. p is even, m is
+/// even and at least 2p. DeepSeek-V3, section 3.2; deepseek-ai/DualPipe.
+Schedule dualpipe(int num_ranks, int micro_batches);
+
+/// No flush: an update after every backward. replicas[s] ranks hold stage s, in
+/// order; mini-batch b takes replica b mod replicas[s], and the replicas of a
+/// stage average their gradients. With one replica each, stage s forwards
+/// mini-batch b with version max(0, b - (p-1-s)) of the weights, and with
+/// `vertical_sync` max(0, b - (p-1)). Narayanan et al. 2019, section 3.
+Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
+                   bool vertical_sync = false);
+Schedule pipedream(int num_ranks, int mini_batches, bool vertical_sync = false);
+/// Mini-batches that one replica of stage 0 admits before a backward comes
+/// back (NOAM): ceil(ranks / replicas of stage 0).
+int pipedream_in_flight(const std::vector<int>& replicas);
+
+/// 1F1B without a flush over `batches` batches of m >= p micro-batches; an
+/// update after each. Batch n reads version max(0, n-1) at every stage.
+/// Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training",
+/// section 3.1.
+Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches);
+
+/// For the command line.
+struct ScheduleOptions {
+  int num_ranks = 1;
+  int micro_batches = 1;      ///< of one batch
+  int chunks = 2;             ///< per rank: interleaved, interleaved-grouped
+  int group = 0;              ///< interleaved-grouped; 0: the number of ranks
+  int batches = 1;            ///< pipedream, pipedream-2bw: without a flush
+  std::vector<int> replicas;  ///< pipedream, by stage; none: one each
+};
+/// Names that make_schedule knows.
+const std::vector<std::string>& schedule_names();
+/// Throws Error that lists the names when there is none like this.
+Schedule make_schedule(const std::string& name, const ScheduleOptions& options);
+
 }  // namespace shardbook::pipeline::schedules

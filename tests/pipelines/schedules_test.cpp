@@ -128,6 +128,23 @@ TEST(Schedules, AllAreSound) {
   }
 }
 
+TEST(Schedules, HaveNames) {
+  schedules::ScheduleOptions options;
+  options.num_ranks = 4;
+  options.micro_batches = 8;
+  options.batches = 2;
+  for (const std::string& name : schedules::schedule_names()) {
+    const Schedule schedule = schedules::make_schedule(name, options);
+    EXPECT_EQ(schedule.name, name);
+    EXPECT_EQ(schedule.num_micro_batches, schedule.flushes ? 8 : 16);
+    check(schedule);
+  }
+  options.replicas = {2, 2};
+  EXPECT_EQ(schedules::make_schedule("pipedream", options).num_stages, 2);
+  EXPECT_THAT(error_of([&] { schedules::make_schedule("1f2b", options); }),
+              HasSubstr("--schedule 1f2b: give one of 1f1b, "));
+}
+
 TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
   EXPECT_EQ(error_of([] { schedules::interleaved(4, 6, 2); }),
             "--schedule interleaved: 6 micro-batches do not divide over 4 "
@@ -141,6 +158,17 @@ TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
               HasSubstr("leave a last group of 1"));
   EXPECT_THAT(error_of([] { schedules::gpipe(0, 1); }),
               HasSubstr("--schedule gpipe: 0 ranks"));
+  EXPECT_THAT(error_of([] { schedules::dualpipe(3, 6); }),
+              HasSubstr("--schedule dualpipe: 3 ranks; give an even number"));
+  EXPECT_THAT(error_of([] { schedules::dualpipe(4, 6); }),
+              HasSubstr("6 micro-batches on 4 ranks; give an even number, at "
+                        "least 8"));
+  EXPECT_THAT(error_of([] {
+                schedules::pipedream({2, 1}, 5);
+              }),
+              HasSubstr("5 mini-batches do not divide over 2 replicas"));
+  EXPECT_THAT(error_of([] { schedules::pipedream_2bw(4, 3, 2); }),
+              HasSubstr("3 micro-batches on 4 ranks"));
   EXPECT_THAT(error_of([] { schedules::zb_h1(2, 0); }),
               HasSubstr("0 micro-batches"));
 }

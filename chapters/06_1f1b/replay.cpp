@@ -1,0 +1,167 @@
+#include "chapters/06_1f1b/replay.h"
+
+#include <algorithm>
+
+#include "chapters/06_1f1b/check.h"
+#include "chapters/06_1f1b/schedules.h"
+#include "core/check.h"
+
+namespace shardbook::pipeline {
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+double duration(const Costs& costs, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return costs.forward;
+    case ActionKind::kBackward:
+      return costs.backward;
+    case ActionKind::kBackwardInput:
+      return costs.backward_input;
+    case ActionKind::kBackwardWeight:
+      return costs.backward_weight;
+    case ActionKind::kUpdate:
+      return costs.update;
+  }
+  return 0;
+}
+
+class Player {
+ public:
+  Player(const Schedule& schedule, const std::vector<Costs>& costs)
+      : schedule_(schedule), costs_(costs), dependencies_(schedule) {}
+
+  std::vector<std::vector<Span>> run() {
+    const int ranks = schedule_.num_ranks;
+    spans_.resize(at(ranks));
+    // A sound schedule always has a rank that can go on
+    for (bool is_moving = true; is_moving;) {
+      is_moving = false;
+      for (int rank = 0; rank < ranks; ++rank) {
+        while (step(rank)) is_moving = true;
+      }
+    }
+    return spans_;
+  }
+
+ private:
+  const Costs& costs(int rank, int chunk) const {
+    return costs_[at(schedule_.stage_at(rank, chunk))];
+  }
+
+  /// The time at which all is there that an action reads, or false.
+  bool arrival(int rank, int index, double* time) const {
+    for (const ActionPlace& each : dependencies_.of(rank, index)) {
+      const auto& done = spans_[at(each.rank)];
+      if (at(each.index) >= done.size()) return false;
+      const double on_the_way =
+          each.rank == rank ? 0
+                            : costs(each.rank, each.action.chunk).communication;
+      *time = std::max(*time, done[at(each.index)].end + on_the_way);
+    }
+    return true;
+  }
+
+  bool step(int rank) {
+    const auto& list = schedule_.actions[at(rank)];
+    auto& done = spans_[at(rank)];
+    if (done.size() == list.size()) return false;
+    const int first = static_cast<int>(done.size());
+    const Action& a = list[at(first)];
+    double begin = done.empty() ? 0 : done.back().end;
+    if (!arrival(rank, first, &begin)) return false;
+    const Costs& own = costs(rank, a.chunk);
+    double length = duration(own, a.kind);
+    if (a.overlaps_next) {
+      const Action& b = list[at(first) + 1];
+      if (!arrival(rank, first + 1, &begin)) return false;
+      const Costs& other = costs(rank, b.chunk);
+      const double pair = std::max(own.overlapped_pair, other.overlapped_pair);
+      length = pair < 0 ? length + duration(other, b.kind) : pair;
+      done.push_back({begin, begin + length});
+    }
+    done.push_back({begin, begin + length});
+    return true;
+  }
+
+  const Schedule& schedule_;
+  const std::vector<Costs>& costs_;
+  Dependencies dependencies_;
+  std::vector<std::vector<Span>> spans_;
+};
+
+/// Sums over the spans of all ranks.
+Replay summary(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
+  Replay result;
+  result.spans = std::move(spans);
+  for (std::size_t rank = 0; rank < result.spans.size(); ++rank) {
+    const auto& list = schedule.actions[rank];
+    double busy = 0;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const Span& span = result.spans[rank][i];
+      if (!list[i].overlaps_next) busy += span.end - span.begin;
+    }
+    const Span &first = result.spans[rank].front(),
+               &last = result.spans[rank].back();
+    result.busy.push_back(busy);
+    result.window.push_back(last.end - first.begin);
+    result.makespan = std::max(result.makespan, last.end);
+  }
+  return result;
+}
+
+}  // namespace
+
+Replay replay(const Schedule& schedule, const std::vector<Costs>& costs) {
+  check(schedule);
+  SB_CHECK(costs.size() == at(schedule.num_stages), "schedule '", schedule.name,
+           "': costs of ", costs.size(), " stages; give ", schedule.num_stages);
+  return summary(schedule, Player(schedule, costs).run());
+}
+
+Replay replay(const Schedule& schedule, const Costs& costs) {
+  const int stages = std::max(schedule.num_stages, 0);
+  return replay(schedule, std::vector<Costs>(at(stages), costs));
+}
+
+Replay replay_clocked(int num_ranks, int micro_batches) {
+  const Schedule schedule =
+      schedules::one_f_one_b_clocked(num_ranks, micro_batches);
+  std::vector<std::vector<Span>> spans(at(num_ranks));
+  for (int stage = 0; stage < num_ranks; ++stage) {
+    for (const auto& [tick, action] :
+         schedules::one_f_one_b_clock(stage, num_ranks, micro_batches)) {
+      spans[at(stage)].push_back({1.0 * tick, tick + 1.0});
+    }
+  }
+  return summary(schedule, std::move(spans));
+}
+
+double idle_share(const Replay& replay) {
+  double busy = 0;
+  for (const double each : replay.busy) busy += each;
+  const double all = replay.makespan * static_cast<double>(replay.busy.size());
+  return all > 0 ? (all - busy) / all : 0;
+}
+
+double bubble_over_work(const Replay& replay) {
+  double largest = 0;
+  for (const double busy : replay.busy) {
+    if (busy > 0) largest = std::max(largest, (replay.makespan - busy) / busy);
+  }
+  return largest;
+}
+
+double window_bubble(const Replay& replay) {
+  double largest = 0;
+  for (std::size_t rank = 0; rank < replay.busy.size(); ++rank) {
+    const double window = replay.window[rank];
+    if (window > 0) {
+      largest = std::max(largest, (window - replay.busy[rank]) / window);
+    }
+  }
+  return largest;
+}
+
+}  // namespace shardbook::pipeline

@@ -1,0 +1,125 @@
+// Schedules that never flush.
+
+#include <algorithm>
+#include <numeric>
+
+#include "chapters/06_1f1b/schedules.h"
+#include "chapters/06_1f1b/schedules_parts.h"
+#include "core/check.h"
+
+namespace shardbook::pipeline::schedules {
+
+using namespace parts;
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+int divided_up(int a, int b) { return (a + b - 1) / b; }
+
+/// Mini-batch b takes replica b mod replicas[s]: after the least common
+/// multiple of all replicas the ways repeat.
+void set_routes(const std::vector<int>& replicas, Schedule* schedule) {
+  int num_routes = 1;
+  const int most = schedule->num_micro_batches;
+  for (const int count : replicas) {
+    const int step = count / std::gcd(num_routes, count);
+    num_routes = num_routes > most / step ? most : num_routes * step;
+  }
+  schedule->routes.assign(at(num_routes), {});
+  for (int b = 0; b < num_routes; ++b) {
+    int first_rank = 0;
+    for (const int count : replicas) {
+      schedule->routes[at(b)].push_back({first_rank + b % count, 0});
+      first_rank += count;
+    }
+  }
+  for (int b = 0; b < most; ++b) schedule->route_of[at(b)] = b % num_routes;
+}
+
+void check_replicas(const std::vector<int>& replicas, int mini_batches) {
+  SB_CHECK(!replicas.empty(),
+           "--schedule pipedream: no stages; give at least 1");
+  for (const int count : replicas) {
+    SB_CHECK(count >= 1, "--schedule pipedream: a stage with ", count,
+             " replicas; give at least 1");
+    SB_CHECK(mini_batches % count == 0, "--schedule pipedream: ", mini_batches,
+             " mini-batches do not divide over ", count,
+             " replicas of a stage; give a multiple of ", count);
+  }
+}
+
+}  // namespace
+
+Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
+                   bool vertical_sync) {
+  check_replicas(replicas, mini_batches);
+  const int num_ranks = std::accumulate(replicas.begin(), replicas.end(), 0);
+  Schedule schedule = empty("pipedream", num_ranks, mini_batches);
+  schedule.num_stages = static_cast<int>(replicas.size());
+  schedule.flushes = false;
+  schedule.micro_batches_per_step = 1;
+  if (vertical_sync) schedule.versions = VersionRule::kFirstStage;
+  set_routes(replicas, &schedule);
+  int rank = 0;
+  for (const int count : replicas) {
+    const int downstream = num_ranks - rank - count;
+    for (int replica = 0; replica < count; ++replica) {
+      Actions forwards, backwards;
+      for (int b = replica; b < mini_batches; b += count) {
+        forwards.push_back(forward(b));
+        backwards.push_back(backward(b));
+      }
+      Actions& list = schedule.actions[at(rank + replica)];
+      for (const Action& each : warm_up_pairs_drain(
+               forwards, backwards, divided_up(downstream, count))) {
+        list.push_back(each);
+        if (each.kind == ActionKind::kForward) continue;
+        // The mean over the replicas, each of which has one of this round
+        list.push_back(update(each.micro_batch / count * count + count - 1));
+      }
+    }
+    rank += count;
+  }
+  return schedule;
+}
+
+Schedule pipedream(int num_ranks, int mini_batches, bool vertical_sync) {
+  SB_CHECK(num_ranks >= 1, "--schedule pipedream: ", num_ranks,
+           " ranks; give at least 1");
+  return pipedream(std::vector<int>(at(num_ranks), 1), mini_batches,
+                   vertical_sync);
+}
+
+int pipedream_in_flight(const std::vector<int>& replicas) {
+  check_replicas(replicas, 0);
+  return divided_up(std::accumulate(replicas.begin(), replicas.end(), 0),
+                    replicas[0]);
+}
+
+Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches) {
+  const int p = num_ranks, m = micro_batches;
+  SB_CHECK(batches >= 1, "--schedule pipedream-2bw: ", batches,
+           " batches; give at least 1");
+  SB_CHECK(m >= p, "--schedule pipedream-2bw: ", m, " micro-batches on ", p,
+           " ranks; give at least as many micro-batches as ranks, or a third "
+           "version of the weights is alive");
+  Schedule schedule = one_f_one_b(p, m * batches);
+  schedule.name = "pipedream-2bw";
+  schedule.flushes = false;
+  schedule.versions = VersionRule::kDelayOne;
+  schedule.micro_batches_per_step = m;
+  for (Actions& list : schedule.actions) {
+    Actions with_updates;
+    for (const Action& each : list) {
+      with_updates.push_back(each);
+      const bool ends_batch =
+          each.kind == ActionKind::kBackward && each.micro_batch % m == m - 1;
+      if (ends_batch) with_updates.push_back(update(each.micro_batch));
+    }
+    list = with_updates;
+  }
+  return schedule;
+}
+
+}  // namespace shardbook::pipeline::schedules

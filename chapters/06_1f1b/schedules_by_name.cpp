@@ -1,0 +1,73 @@
+// The command line's names.
+
+#include <functional>
+#include <map>
+
+#include "chapters/06_1f1b/schedules.h"
+#include "core/check.h"
+
+namespace shardbook::pipeline::schedules {
+namespace {
+
+using Maker = std::function<Schedule(const ScheduleOptions&)>;
+
+const std::map<std::string, Maker>& makers() {
+  using O = ScheduleOptions;
+  static const std::map<std::string, Maker> all = {
+      {"naive", [](const O& o) { return naive(o.num_ranks, o.micro_batches); }},
+      {"gpipe", [](const O& o) { return gpipe(o.num_ranks, o.micro_batches); }},
+      {"1f1b",
+       [](const O& o) { return one_f_one_b(o.num_ranks, o.micro_batches); }},
+      {"1f1b-clocked",
+       [](const O& o) {
+         return one_f_one_b_clocked(o.num_ranks, o.micro_batches);
+       }},
+      {"interleaved",
+       [](const O& o) {
+         return interleaved(o.num_ranks, o.micro_batches, o.chunks);
+       }},
+      {"interleaved-grouped",
+       [](const O& o) {
+         return interleaved_grouped(o.num_ranks, o.micro_batches, o.chunks,
+                                    o.group > 0 ? o.group : o.num_ranks);
+       }},
+      {"zb-h1", [](const O& o) { return zb_h1(o.num_ranks, o.micro_batches); }},
+      {"zb-h2", [](const O& o) { return zb_h2(o.num_ranks, o.micro_batches); }},
+      {"dualpipe",
+       [](const O& o) { return dualpipe(o.num_ranks, o.micro_batches); }},
+      {"pipedream",
+       [](const O& o) {
+         const int mini_batches = o.micro_batches * o.batches;
+         return o.replicas.empty() ? pipedream(o.num_ranks, mini_batches)
+                                   : pipedream(o.replicas, mini_batches);
+       }},
+      {"pipedream-2bw", [](const O& o) {
+         return pipedream_2bw(o.num_ranks, o.micro_batches, o.batches);
+       }}};
+  return all;
+}
+
+}  // namespace
+
+const std::vector<std::string>& schedule_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> result;
+    for (const auto& [name, make] : makers()) result.push_back(name);
+    return result;
+  }();
+  return names;
+}
+
+Schedule make_schedule(const std::string& name,
+                       const ScheduleOptions& options) {
+  const auto found = makers().find(name);
+  std::string known;
+  for (const std::string& each : schedule_names()) {
+    known += (known.empty() ? "" : ", ") + each;
+  }
+  SB_CHECK(found != makers().end(), "--schedule ", name, ": give one of ",
+           known);
+  return found->second(options);
+}
+
+}  // namespace shardbook::pipeline::schedules
