@@ -167,7 +167,11 @@ Tensors backward(const Normalisation& norm, const Tensor& y, bool has_addend,
   Tensor dx = x.empty_like();
   Tensor dz = y.defined() ? x.empty_like() : Tensor();
   Tensor sums = Tensor::zeros({2, c}, {DType::kF64, x.device()});
-  Tensor dgamma = norm.gamma.empty_like(), dbeta = norm.beta.empty_like();
+  const auto gradient_of = [](const Tensor& parameter) {
+    const internal::GradientOf kind(parameter);
+    return parameter.empty_like();
+  };
+  Tensor dgamma = gradient_of(norm.gamma), dbeta = gradient_of(norm.beta);
   OpScope scope("batch_norm", 12 * count(x),
                 bytes_of({&x, &x, &dy, &dy, &dx, &y, &dz}), x);
   if (scope.runs()) {

@@ -30,6 +30,10 @@ int main(int argc, char** argv) {
     add_shared_options(line, options, {"threads", "gloo", "nccl", "sim"});
     line.parse(argc, argv);
     check_options(options);
+    refuse_image_models(options,
+                        "batch norm sees its rank's images only, so that no "
+                        "run on several ranks equals one device; see "
+                        "04_model_parallel and 00_single_device");
     SB_CHECK(options.backend == "threads" || options.backend == "sim",
              "--backend ", options.backend,
              ": DataParallel is one process with a thread per device; use "

@@ -79,6 +79,10 @@ int main(int argc, char** argv) {
     add_options(line, how);
     line.parse(argc, argv);
     check_options(options);
+    refuse_image_models(options,
+                        "batch norm sees its rank's images only, so that no "
+                        "run on several ranks equals one device; see "
+                        "04_model_parallel and 00_single_device");
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     if (options.backend == "gloo") {

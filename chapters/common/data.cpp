@@ -7,8 +7,11 @@
 #include <fstream>
 #include <iterator>
 
+#include "chapters/common/models.h"
+#include "chapters/common/options.h"
 #include "core/check.h"
 #include "core/kernels/random.h"
+#include "core/ops.h"
 
 namespace shardbook {
 namespace {
@@ -136,11 +139,54 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
   return data;
 }
 
+Dataset Dataset::open(const Options& options, const ModelConfig& config) {
+  if (!config.is_image()) {
+    return open(options.data, options.seq, config.vocab_size, options.seed);
+  }
+  SB_CHECK(options.data == "random", "--data ", options.data, ": ",
+           options.model, " reads images; give --data random");
+  Dataset data;
+  data.image_size_ = options.image_size;
+  data.num_labels_ = config.num_labels;
+  data.seed_ = options.seed;
+  data.dtype_ = options.dtype;
+  return data;
+}
+
+void Dataset::fill_images(const Batch& batch, std::int64_t first,
+                          std::int64_t stride) const {
+  // The kernels themselves: data come from the host, the device has no work.
+  const std::int64_t rows = batch.inputs.size(0);
+  if (rows == 0) return;
+  kernels::GlobalView view;
+  view.shape = view.global_shape = batch.inputs.shape();
+  view.global_shape[0] = first + (rows - 1) * stride + 1;
+  view.offset = {first, 0, 0, 0};
+  view.step = {stride, 1, 1, 1};
+  kernels::fill_normal(RankContext::current().kernels(), dtype_, view,
+                       {seed_, stream_of("images")}, 0, 1, batch.inputs.raw());
+  const kernels::RandomKey labels = {seed_, stream_of("labels")};
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::uint64_t bits = kernels::random_bits(
+        labels, static_cast<std::uint64_t>(first + row * stride));
+    batch.targets.data<std::int64_t>()[row] = static_cast<std::int64_t>(
+        bits * static_cast<std::uint64_t>(num_labels_) >> 32);
+  }
+}
+
 Batch Dataset::batch(std::int64_t step, std::int64_t global_batch,
                      BatchSlice slice, std::int64_t count) const {
   MemoryScope kind(MemoryKind::kInput);
   Batch batch;
   batch.slice = slice;
+  if (image_size_ > 0) {
+    batch.inputs = Tensor::empty({count, 3, image_size_, image_size_},
+                                 {dtype_, Device()});
+    batch.targets = Tensor::empty({count}, {DType::kI64, Device()});
+    if (batch.inputs.is_meta()) return batch;
+    fill_images(batch, step * global_batch + slice.first, slice.stride);
+    return batch;
+  }
   batch.inputs = Tensor::empty({count, seq_}, {DType::kI64, Device()});
   batch.targets = Tensor::empty({count, seq_}, {DType::kI64, Device()});
   if (batch.inputs.is_meta()) return batch;

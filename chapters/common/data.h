@@ -1,12 +1,15 @@
 #pragma once
 
-// What the models read: a stream of tokens, cut into samples.
+// What the models read: a stream of tokens, cut into samples; or images.
 //
 //   Dataset data = Dataset::open("book", /*seq=*/64, /*vocab=*/256, seed);
 //   Batch batch = data.batch({.first = rank, .stride = W}, per_rank);
 //
 // Sample i is tokens [i*S, i*S+S), its targets the tokens one further. Step k
 // takes samples k*B .. k*B+B-1; numbers beyond the last sample wrap around.
+//
+// Images are random, and without end: pixel j of sample i is element i*3*S*S + j
+// of a standard normal stream, its label element i of a uniform one.
 
 #include <cstdint>
 #include <memory>
@@ -18,9 +21,12 @@
 
 namespace shardbook {
 
+struct ModelConfig;
+struct Options;
+
 struct Batch {
-  Tensor inputs;   ///< i64 [n, S]
-  Tensor targets;  ///< i64 [n, S]
+  Tensor inputs;   ///< i64 [n, S]; images in the model's dtype [n, 3, S, S]
+  Tensor targets;  ///< i64 [n, S]; labels i64 [n]
   /// Where the rows lie in the global batch of this step.
   BatchSlice slice;
 };
@@ -32,6 +38,9 @@ class Dataset {
   /// cannot be read, is shorter than one sample, or has a token >= vocab.
   static Dataset open(const std::string& source, std::int64_t seq,
                       std::int64_t vocab, std::uint64_t seed);
+
+  /// What --data, --seq, --image-size and --seed mean for a model.
+  static Dataset open(const Options& options, const ModelConfig& config);
 
   std::int64_t num_tokens() const { return num_tokens_; }
   std::int64_t num_samples() const {
@@ -49,6 +58,13 @@ class Dataset {
   }
 
  private:
+  void fill_images(const Batch& batch, std::int64_t first,
+                   std::int64_t stride) const;
+
+  std::int64_t image_size_ = 0;  ///< 0: tokens
+  std::int64_t num_labels_ = 0;
+  std::uint64_t seed_ = 0;
+  DType dtype_ = DType::kF32;
   std::shared_ptr<const std::vector<std::int32_t>> tokens_;
   std::int64_t num_tokens_ = 0;
   std::int64_t seq_ = 1;

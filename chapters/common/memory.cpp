@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "chapters/common/report.h"
+#include "chapters/common/resnet.h"
 
 namespace shardbook {
 namespace {
@@ -103,11 +104,49 @@ double parameters_of(const ModelConfig& c) {
          static_cast<double>(c.n_layer) * block + 2 * h;
 }
 
+/// Kinds that are on no bill before training, and some not after.
+MemoryBill empty_bill() {
+  MemoryBill bill;
+  for (const MemoryKind kind :
+       {MemoryKind::kGradient, MemoryKind::kOptimizerState,
+        MemoryKind::kActivation, MemoryKind::kInput,
+        MemoryKind::kCommunication}) {
+    bill[kind] = 0;
+  }
+  return bill;
+}
+
+double optimizer_states(const Options& options) {
+  if (options.optimizer != "sgd") return 2;
+  return options.optimizer_options.momentum > 0 ? 1 : 0;
+}
+
+/// Activations of a ResNet are counted, not predicted: what is largest at one
+/// time depends on every block's shape.
+MemoryBill resnet_bill(const Options& options, const ModelConfig& config,
+                       std::int64_t rows) {
+  const ResNetSize size = resnet_size(config);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  const double stat = options.dtype == DType::kF64 ? 8 : 4;
+  const double image = 3.0 * static_cast<double>(options.image_size) *
+                       static_cast<double>(options.image_size);
+  MemoryBill bill = empty_bill();
+  bill[MemoryKind::kParameter] = (size.trained + size.statistics) * element;
+  if (options.steps == 0) return bill;
+  bill[MemoryKind::kGradient] = size.trained * element;
+  bill[MemoryKind::kOptimizerState] =
+      optimizer_states(options) * size.trained * stat;
+  bill[MemoryKind::kActivation] = -1;
+  bill[MemoryKind::kInput] = static_cast<double>(rows) * (image * element + 8);
+  return bill;
+}
+
 }  // namespace
 
 MemoryBill single_device_bill(const Options& options,
                               const ModelConfig& config, std::int64_t rows,
                               bool recompute, bool accumulates) {
+  if (config.is_image()) return resnet_bill(options, config, rows);
   Sizes s;
   s.tokens = static_cast<double>(rows * options.seq);
   s.h = static_cast<double>(config.n_embd);
@@ -119,22 +158,15 @@ MemoryBill single_device_bill(const Options& options,
   const bool is_gpt = config.type == "gpt2";
 
   const double parameters = parameters_of(config);
-  MemoryBill bill;
+  MemoryBill bill = empty_bill();
   bill[MemoryKind::kParameter] = parameters * s.element;
-  bill[MemoryKind::kGradient] = 0;
-  bill[MemoryKind::kOptimizerState] = 0;
-  bill[MemoryKind::kActivation] = 0;
-  bill[MemoryKind::kInput] = 0;
-  bill[MemoryKind::kCommunication] = 0;
   if (options.steps == 0) return bill;
   // The tied table receives one gradient from the head and one from the
   // embedding; both exist until they are added.
   bill[MemoryKind::kGradient] =
       (parameters + (is_gpt ? s.vocab * s.h : 0)) * s.element;
-  const double states = options.optimizer != "sgd"
-                            ? 2
-                            : (options.optimizer_options.momentum > 0 ? 1 : 0);
-  bill[MemoryKind::kOptimizerState] = states * parameters * s.stat;
+  bill[MemoryKind::kOptimizerState] =
+      optimizer_states(options) * parameters * s.stat;
   bill[MemoryKind::kActivation] =
       is_gpt ? gpt_activations(s, recompute, accumulates)
              : mlp_activations(s, accumulates);

@@ -1,5 +1,6 @@
 #include "chapters/common/models.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -7,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "chapters/common/data.h"
+#include "chapters/common/resnet.h"
 #include "core/autograd.h"
 #include "core/check.h"
 
@@ -16,6 +18,15 @@ namespace {
 using nlohmann::json;
 
 constexpr double kStddev = 0.02;
+
+ModelConfig resnet_config(const std::vector<std::int64_t>& depths,
+                          bool bottleneck) {
+  ModelConfig config;
+  config.type = "resnet";
+  config.depths = depths;
+  config.bottleneck = bottleneck;
+  return config;
+}
 
 const std::map<std::string, ModelConfig>& presets() {
   static const std::map<std::string, ModelConfig> kPresets = {
@@ -30,7 +41,9 @@ const std::map<std::string, ModelConfig>& presets() {
       {"gpt-1.3b", {"gpt2", 50257, 2048, 2048, 24, 16}},
       {"gpt-6.7b", {"gpt2", 50257, 2048, 4096, 32, 32}},
       {"gpt-13b", {"gpt2", 50257, 2048, 5120, 40, 40}},
-      {"gpt-175b", {"gpt2", 50257, 2048, 12288, 96, 96}}};
+      {"gpt-175b", {"gpt2", 50257, 2048, 12288, 96, 96}},
+      {"resnet18", resnet_config({2, 2, 2, 2}, /*bottleneck=*/false)},
+      {"resnet50", resnet_config({3, 4, 6, 3}, /*bottleneck=*/true)}};
   return kPresets;
 }
 
@@ -51,6 +64,40 @@ void read_fraction(const json& object, const std::string& label,
            label, ": \"", key, "\" is ", object[key].dump(),
            "; give a number from 0 to below 1");
   *value = object[key].get<double>();
+}
+
+// Larger than any that fits; keeps products of sizes below 2^63.
+constexpr std::int64_t kMaxResNetSize = 1 << 16;
+
+ModelConfig resnet_from_json(const json& object, const std::string& label) {
+  ModelConfig config = resnet_config({2, 2, 2, 2}, /*bottleneck=*/false);
+  if (object.contains("depths")) {
+    const json& depths = object["depths"];
+    const auto good = [](const json& depth) {
+      return depth.is_number_integer() && depth > 0 && depth <= 1000;
+    };
+    SB_CHECK(depths.is_array() && !depths.empty() && depths.size() <= 8 &&
+                 std::all_of(depths.begin(), depths.end(), good),
+             label, ": \"depths\" is ", depths.dump(),
+             "; give a list of 1 to 8 numbers from 1 to 1000, such as "
+             "[2, 2, 2, 2]");
+    config.depths = depths.get<std::vector<std::int64_t>>();
+  }
+  if (object.contains("layer_type")) {
+    const json& type = object["layer_type"];
+    SB_CHECK(type == "basic" || type == "bottleneck", label,
+             ": \"layer_type\" is ", type.dump(),
+             "; give \"basic\" or \"bottleneck\"");
+    config.bottleneck = type == "bottleneck";
+  }
+  read_size(object, label, "embedding_size", &config.width);
+  read_size(object, label, "num_labels", &config.num_labels);
+  SB_CHECK(config.width <= kMaxResNetSize &&
+               config.num_labels <= (std::int64_t{1} << 24),
+           label, ": \"embedding_size\" ", config.width,
+           " and \"num_labels\" ", config.num_labels, "; give at most ",
+           kMaxResNetSize, " and ", std::int64_t{1} << 24);
+  return config;
 }
 
 /// Weights normal(0, stddev), bias zeros: GPT-2's beginning.
@@ -83,7 +130,7 @@ ModelConfig ModelConfig::read(const std::string& name_or_file) {
                name_or_file.compare(name_or_file.size() - end.size(),
                                     end.size(), end) == 0,
            "--model ", name_or_file, ": give one of ", names,
-           "or a GPT-2 config FILE.json");
+           "or a config FILE.json of GPT-2 or ResNet");
   std::ifstream file(name_or_file, std::ios::binary);
   SB_CHECK(file && !std::filesystem::is_directory(name_or_file), "--model ",
            name_or_file, ": the file cannot be read");
@@ -106,9 +153,13 @@ ModelConfig ModelConfig::from_json(const std::string& text,
   SB_CHECK(object.is_object(), label, ": not a JSON object");
   ModelConfig config;
   if (object.contains("model_type")) {
-    SB_CHECK(object["model_type"] == "gpt2" || object["model_type"] == "mlp",
+    SB_CHECK(object["model_type"] == "gpt2" || object["model_type"] == "mlp" ||
+                 object["model_type"] == "resnet",
              label, ": \"model_type\" is ", object["model_type"].dump(),
-             "; give \"gpt2\" or \"mlp\"");
+             "; give \"gpt2\", \"mlp\" or \"resnet\"");
+    if (object["model_type"] == "resnet") {
+      return resnet_from_json(object, label);
+    }
     config.type = object["model_type"].get<std::string>();
   }
   if (object.contains("n_ctx")) {
@@ -142,6 +193,15 @@ ModelConfig ModelConfig::from_json(const std::string& text,
 }
 
 std::string ModelConfig::to_json() const {
+  if (is_image()) {
+    return json{{"model_type", type},
+                {"architectures", {"ResNetForImageClassification"}},
+                {"depths", depths},
+                {"layer_type", bottleneck ? "bottleneck" : "basic"},
+                {"embedding_size", width},
+                {"num_labels", num_labels}}
+        .dump();
+  }
   json object = {{"model_type", type},
                  {"architectures", {type == "gpt2" ? "GPT2LMHeadModel"
                                                    : "MlpModel"}},
@@ -339,12 +399,16 @@ void MlpModel::members(MemberVisitor& visit) {
 std::unique_ptr<Module> make_model(const ModelConfig& config,
                                    const InitOptions& init) {
   if (config.type == "mlp") return std::make_unique<MlpModel>(config, init);
+  if (config.is_image()) return std::make_unique<ResNet>(config, init);
   return std::make_unique<Gpt>(config, init);
 }
 
 void set_recompute(Module& model, bool on) {
   for (const NamedModule& entry : model.named_modules()) {
     if (auto* block = dynamic_cast<GptBlock*>(entry.module)) {
+      block->recompute = on;
+    }
+    if (auto* block = dynamic_cast<ResNetBlock*>(entry.module)) {
       block->recompute = on;
     }
   }

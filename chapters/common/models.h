@@ -2,8 +2,9 @@
 
 // The models of the book.
 //
-// All of them take token ids i64 [n, S] and return logits [n, S, V]; the loss
-// is the mean cross-entropy over all tokens of the global batch.
+// Language models take token ids i64 [n, S] and return logits [n, S, V]; image
+// models (resnet.h) take images [n, 3, S, S] and return logits [n, labels]. The
+// loss is the mean cross-entropy over all tokens (images) of the global batch.
 
 #include <cstdint>
 #include <map>
@@ -15,9 +16,10 @@
 
 namespace shardbook {
 
-/// A model's sizes: Hugging Face's GPT-2 keys.
+/// A model's sizes: Hugging Face's GPT-2 keys; ResNet's are below.
 struct ModelConfig {
-  std::string type = "gpt2";  ///< "gpt2", or "mlp": tokens seen one by one
+  /// "gpt2"; "mlp": tokens seen one by one; "resnet"
+  std::string type = "gpt2";
   std::int64_t vocab_size = 256;
   std::int64_t n_positions = 256;
   std::int64_t n_embd = 64;
@@ -25,11 +27,24 @@ struct ModelConfig {
   std::int64_t n_head = 4;
   double layer_norm_epsilon = 1e-5;
   double dropout = 0;
+  // ResNet: Hugging Face's depths, layer_type, embedding_size, num_labels.
+  std::vector<std::int64_t> depths = {2, 2, 2, 2};  ///< blocks per stage
+  bool bottleneck = false;
+  std::int64_t width = 64;  ///< of the stem; doubles from stage to stage
+  std::int64_t num_labels = 1000;
+
+  /// Reads images rather than tokens.
+  bool is_image() const { return type == "resnet"; }
+  /// What a target is one of: tokens of the vocabulary, or labels.
+  std::int64_t num_classes() const {
+    return is_image() ? num_labels : vocab_size;
+  }
 
   /// "gpt-nano", "gpt-micro", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl",
-  /// "gpt-1.3b", "gpt-6.7b", "gpt-13b", "gpt-175b", "mlp", the text of a config
-  /// ({"n_embd": ...}), or a FILE.json with GPT-2's config keys. Throws Error that names
-  /// the file, the key and what is allowed.
+  /// "gpt-1.3b", "gpt-6.7b", "gpt-13b", "gpt-175b", "mlp", "resnet18",
+  /// "resnet50", the text of a config ({"n_embd": ...}), or a FILE.json with the
+  /// config keys of GPT-2 or ResNet. Throws Error that names the file, the key
+  /// and what is allowed.
   static ModelConfig read(const std::string& name_or_file);
   /// From the text of a config.json; `label` names it in messages.
   static ModelConfig from_json(const std::string& text,
@@ -144,10 +159,11 @@ class MlpModel : public ModuleOf<MlpModel> {
 
 std::unique_ptr<Module> make_model(const ModelConfig& config,
                                    const InitOptions& init);
-/// Turns recomputation on or off in every block of a GPT.
+/// Turns recomputation on or off in every block of a GPT or ResNet.
 void set_recompute(Module& model, bool on);
 
-/// Mean (or sum) of the cross-entropy of logits [n, S, V] against [n, S].
+/// Mean (or sum) of the cross-entropy of logits [n, S, V] against [n, S], or of
+/// [n, labels] against [n].
 Tensor language_loss(const Tensor& logits, const Tensor& targets,
                      Reduction reduction = Reduction::kMean);
 

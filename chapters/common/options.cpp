@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <limits>
 
+#include "chapters/common/models.h"
+
 namespace shardbook {
 namespace {
 
@@ -232,14 +234,18 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--device", &o.device, "where tensors live", {"cpu"});
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
-           "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-175b, or a GPT-2 config FILE.json");
+           "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-175b, resnet18, resnet50, or a "
+           "config FILE.json of GPT-2 or ResNet");
   line.add("--data", &o.data,
-           "book, random, FILE (bytes) or FILE.u16 (GPT-2 token ids)");
+           "book, random, FILE (bytes) or FILE.u16 (GPT-2 token ids); images "
+           "are random");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
   line.add("--steps", &o.steps, "optimizer steps");
   line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
   line.add("--seq", &o.seq, "tokens per sample", 1);
+  line.add("--image-size", &o.image_size, "height and width of images", 1,
+           4096);
   line.add("--seed", &o.seed, "seed of weights and dropout");
   line.add("--optimizer", &o.optimizer, "how weights are updated",
            {"sgd", "adam", "adamw"});
@@ -282,6 +288,15 @@ void add_shared_options(CommandLine& line, Options& o,
            "redis:HOST:PORT");
   line.add("--interface", &o.network_interface,
            "gloo on several hosts: network interface, such as eth0");
+  // Images are random, and one sample is one label.
+  line.after_parse([&line, &o] {
+    if (!ModelConfig::read(o.model).is_image()) return;
+    o.seq = 1;
+    for (const auto& [flag, value] : line.given()) {
+      if (flag == "--data") return;
+    }
+    o.data = "random";
+  });
   // On shapes, steps repeat each other.
   line.after_parse([&line, &o] {
     if (o.backend != "sim") return;
@@ -300,6 +315,11 @@ void check_options(const Options& o) {
            opt.momentum, ": only --optimizer sgd has a momentum");
   SB_CHECK(opt.beta1 < 1 && opt.beta2 < 1,
            "--beta1, --beta2: give values below 1");
+}
+
+void refuse_image_models(const Options& options, const std::string& reason) {
+  SB_CHECK(!ModelConfig::read(options.model).is_image(), "--model ",
+           options.model, ": ", reason);
 }
 
 LaunchOptions launch_options(const Options& o) {

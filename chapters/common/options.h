@@ -40,7 +40,10 @@ struct Options {
   std::string data = "book";
   std::int64_t steps = 60;
   std::int64_t batch = 24;  ///< samples per step, over all ranks
+  /// Tokens per sample; the command line sets 1 for an image, which is one thing
+  /// to be right or wrong about.
   std::int64_t seq = 64;
+  std::int64_t image_size = 64;  ///< height and width
   std::uint64_t seed = 0;
   std::string optimizer = "adamw";
   OptimizerOptions optimizer_options;
@@ -113,6 +116,9 @@ void add_shared_options(CommandLine& line, Options& options,
                             "threads", "gloo", "sim"});
 /// Checks what single options cannot say (seq against the model, files, ...).
 void check_options(const Options& options);
+/// For chapters whose claims hold for language models only: throws Error that
+/// names `--model` where it reads images, and says why not.
+void refuse_image_models(const Options& options, const std::string& reason);
 /// What run_ranks needs of them.
 LaunchOptions launch_options(const Options& options);
 

@@ -172,10 +172,13 @@ void print_claim(const std::string& name, const Claim& claim) {
 }
 
 void print_text(const Options& o, const Report& report) {
-  fmt::print("{}: {}, {} rank{} on {}, {} steps of {} x {} tokens, {} {}\n",
+  const bool images = ModelConfig::read(o.model).is_image();
+  fmt::print("{}: {}, {} rank{} on {}, {} steps of {}, {} {}\n",
              report.chapter, o.model, o.world_size, o.world_size == 1 ? "" : "s",
-             o.backend, o.steps, o.batch, o.seq, o.optimizer,
-             dtype_name(o.dtype));
+             o.backend, o.steps,
+             images ? fmt::format("{} images", o.batch)
+                    : fmt::format("{} x {} tokens", o.batch, o.seq),
+             o.optimizer, dtype_name(o.dtype));
   if (!report.losses.empty()) {
     fmt::print("loss     {:.4f} -> {:.4f}\n", report.losses.front(),
                report.losses.back());
@@ -223,11 +226,12 @@ void print_text(const Options& o, const Report& report) {
                                  sim::seconds_text(time.predicted_step_s)));
   }
   if (o.backend == "sim") return;
-  fmt::print("time     {:.2f} ms per step, {:.0f} tokens/s\n",
+  fmt::print("time     {:.2f} ms per step, {:.0f} {}/s\n",
              report.wall_step_s * 1e3,
              report.wall_step_s > 0
                  ? static_cast<double>(o.batch * o.seq) / report.wall_step_s
-                 : 0.0);
+                 : 0.0,
+             images ? "images" : "tokens");
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "chapters/common/resnet.h"
+#include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -99,10 +101,59 @@ std::vector<NamedTensor> parameters_on_meta(const LayerList& layers,
   return layers.make(layer, init)->named_parameters();
 }
 
+using NamedValues = std::map<std::string, Tensor>;
+
+// Forward on shapes, layer by layer; `before_layer` sees what each takes and
+// what is stashed, and in the end what the last one returned. In a context of
+// its own, so that nobody's clock or ledger sees it.
+void walk_on_shapes(const LayerList& layers, const Tensors& inputs, DType dtype,
+                    const std::function<void(const Tensors&, const NamedValues&)>&
+                        before_layer) {
+  RankContext context(Device::meta());
+  const RankContext::Scope scope(context);
+  InitOptions init;
+  init.dtype = dtype;
+  Tensors values;
+  for (const Tensor& input : inputs) {
+    values.push_back(Tensor::empty(input.shape(), {input.dtype(), Device()}));
+  }
+  NamedValues stashed;
+  for (int i = 0; i < layers.size(); ++i) {
+    before_layer(values, stashed);
+    Stage layer(layers, i, i + 1, init);
+    for (const std::string& name : layer.incoming()) {
+      values.push_back(stashed.at(name));
+      stashed.erase(name);
+    }
+    values = layer(values);
+    for (std::size_t left = layer.outgoing().size(); left > 0; --left) {
+      stashed[layer.outgoing()[left - 1]] = values.back();
+      values.pop_back();
+    }
+  }
+  before_layer(values, stashed);
+}
+
+// Adds up what operations cost.
+class Prices : public Observer {
+ public:
+  explicit Prices(const std::function<double(const OpEvent&)>& seconds_of)
+      : seconds_of_(seconds_of) {}
+  void on_op_begin(const OpEvent& event) override {
+    sum_s_ += seconds_of_(event);
+  }
+  double sum_s() const { return sum_s_; }
+
+ private:
+  const std::function<double(const OpEvent&)>& seconds_of_;
+  double sum_s_ = 0;
+};
+
 }  // namespace
 
 std::unique_ptr<LayerList> layers_of(const ModelConfig& config) {
   if (config.type == "mlp") return std::make_unique<MlpLayers>(config);
+  if (config.is_image()) return resnet_layers(config);
   return std::make_unique<GptLayers>(config);
 }
 
@@ -113,6 +164,18 @@ Stage::Stage(const LayerList& layers, int begin, int end,
   std::map<std::string, Tensor> seen;
   for (int i = begin; i < end; ++i) {
     layers_.push_back(layers.make(i, init));
+    skips_.push_back(layers.skips(i));
+    for (const std::string& name : skips_.back().pop) {
+      const auto here = std::find(outgoing_.begin(), outgoing_.end(), name);
+      if (here == outgoing_.end()) {
+        incoming_.push_back(name);
+      } else {
+        outgoing_.erase(here);
+      }
+    }
+    for (const std::string& name : skips_.back().stash) {
+      outgoing_.push_back(name);
+    }
     // A parameter of two layers of this stage is one tensor
     layers_.back()->replace_tensors(
         [&](const std::string& name, const Tensor& tensor) {
@@ -121,13 +184,40 @@ Stage::Stage(const LayerList& layers, int begin, int end,
   }
 }
 
-Stage::Stage(const Stage& other) : Module(other) {
+Stage::Stage(const Stage& other)
+    : Module(other),
+      skips_(other.skips_),
+      incoming_(other.incoming_),
+      outgoing_(other.outgoing_) {
   for (const auto& layer : other.layers_) layers_.push_back(layer->clone());
 }
 
 Tensors Stage::forward_all(const Tensors& inputs) {
-  Tensors values = inputs;
-  for (const auto& layer : layers_) values = (*layer)(values);
+  SB_CHECK(inputs.size() > incoming_.size(), "stage: ", inputs.size(),
+           " inputs, of which ", incoming_.size(),
+           " are skip connections; the first layer needs at least one");
+  Tensors values(inputs.begin(),
+                 inputs.end() - static_cast<std::ptrdiff_t>(incoming_.size()));
+  std::map<std::string, Tensor> stashed;
+  for (std::size_t i = 0; i < incoming_.size(); ++i) {
+    stashed[incoming_[i]] = inputs[values.size() + i];
+  }
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    for (const std::string& name : skips_[i].pop) {
+      values.push_back(stashed.at(name));
+      stashed.erase(name);
+    }
+    values = (*layers_[i])(values);
+    const auto& stash = skips_[i].stash;
+    SB_CHECK(values.size() > stash.size(), "stage: a layer returns ",
+             values.size(), " tensors and stashes ", stash.size(),
+             "; at least one goes to the next layer");
+    for (auto name = stash.rbegin(); name != stash.rend(); ++name) {
+      stashed[*name] = values.back();
+      values.pop_back();
+    }
+  }
+  for (const std::string& name : outgoing_) values.push_back(stashed.at(name));
   return values;
 }
 
@@ -213,35 +303,95 @@ std::vector<double> layer_parameters(const LayerList& layers) {
   return counts;
 }
 
-// --- Shapes ------------------------------------------------------------------
-
-std::vector<LayerInput> trace_shapes(const LayerList& layers,
-                                     const Tensors& inputs, DType dtype) {
-  // A context of its own: nobody's clock or ledger sees this
+std::vector<double> layer_seconds(
+    const LayerList& layers, const Tensors& inputs, DType dtype,
+    const std::function<double(const OpEvent&)>& seconds_of) {
+  const std::vector<LayerInput> specs = trace_shapes(layers, inputs, dtype);
   RankContext context(Device::meta());
   const RankContext::Scope scope(context);
   InitOptions init;
   init.dtype = dtype;
-  Tensors values;
-  for (const Tensor& input : inputs) {
-    values.push_back(Tensor::empty(input.shape(), {input.dtype(), Device()}));
-  }
-  std::vector<LayerInput> result;
-  const auto note = [&] {
-    LayerInput input;
-    for (const Tensor& value : values) {
-      input.values.push_back(
-          {value.shape(), value.dtype(), value.requires_grad()});
-    }
-    input.first_random_op = context.random.next_op;
-    result.push_back(std::move(input));
-  };
+  std::vector<double> seconds;
   for (int i = 0; i < layers.size(); ++i) {
-    note();
-    values = (*layers.make(i, init))(values);
+    const LayerInput& spec = specs[static_cast<std::size_t>(i)];
+    Stage layer(layers, i, i + 1, init);
+    Tensors values;
+    const auto add = [&](const ValueSpec& value) {
+      values.push_back(Tensor::empty(value.shape, {value.dtype, Device()}));
+      if (value.needs_grad) values.back().set_requires_grad();
+    };
+    for (const ValueSpec& value : spec.values) add(value);
+    for (const std::string& name : layer.incoming()) add(spec.skips.at(name));
+    Prices prices(seconds_of);
+    context.add_observer(&prices);
+    Tensors roots, grads;
+    for (const Tensor& output : layer(values)) {
+      if (!output.requires_grad()) continue;
+      roots.push_back(output);
+      grads.push_back(output.empty_like());
+    }
+    if (!roots.empty()) autograd::backward(roots, grads);
+    context.remove_observer(&prices);
+    seconds.push_back(prices.sum_s());
   }
-  note();
+  return seconds;
+}
+
+// --- Shapes ------------------------------------------------------------------
+
+std::vector<LayerInput> trace_shapes(const LayerList& layers,
+                                     const Tensors& inputs, DType dtype) {
+  std::vector<LayerInput> result;
+  const auto spec_of = [](const Tensor& value) {
+    return ValueSpec{value.shape(), value.dtype(), value.requires_grad()};
+  };
+  walk_on_shapes(layers, inputs, dtype, [&](const Tensors& values,
+                                            const auto& stashed) {
+    LayerInput input;
+    for (const Tensor& value : values) input.values.push_back(spec_of(value));
+    for (const auto& [name, value] : stashed) {
+      input.skips[name] = spec_of(value);
+    }
+    input.first_random_op = RankContext::current().random.next_op;
+    result.push_back(std::move(input));
+  });
   return result;
+}
+
+std::vector<SkipRoute> skip_routes(const LayerList& layers,
+                                   const std::vector<int>& cuts) {
+  std::map<std::string, int> stashed_by, popped_by;
+  std::vector<std::string> names;
+  for (int i = 0; i < layers.size(); ++i) {
+    const Skips skips = layers.skips(i);
+    for (const std::string& name : skips.pop) {
+      SB_CHECK(stashed_by.count(name) != 0, "skip '", name, "': layer ", i,
+               " (", layers.name(i), ") pops it, and no layer before stashes it");
+      const auto [first, is_new] = popped_by.emplace(name, i);
+      SB_CHECK(is_new, "skip '", name, "': layers ", first->second, " and ", i,
+               " pop it; a stashed tensor is popped once");
+    }
+    for (const std::string& name : skips.stash) {
+      const auto [first, is_new] = stashed_by.emplace(name, i);
+      SB_CHECK(is_new, "skip '", name, "': layers ", first->second, " and ", i,
+               " stash it; a name is unique in its namespace");
+      names.push_back(name);
+    }
+  }
+  const auto stage_of = [&](int layer) {
+    const auto end = std::upper_bound(cuts.begin(), cuts.end(), layer);
+    return static_cast<int>(end - cuts.begin()) - 1;
+  };
+  std::vector<SkipRoute> routes;
+  for (const std::string& name : names) {
+    SB_CHECK(popped_by.count(name) != 0, "skip '", name, "': layer ",
+             stashed_by[name], " (", layers.name(stashed_by[name]),
+             ") stashes it, and no layer pops it");
+    const SkipRoute route{name, stage_of(stashed_by[name]),
+                          stage_of(popped_by[name])};
+    if (route.from_stage != route.to_stage) routes.push_back(route);
+  }
+  return routes;
 }
 
 std::map<std::string, std::vector<int>> shared_parameters(

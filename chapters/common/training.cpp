@@ -95,7 +95,9 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
 ModelConfig model_config(const Options& options) {
   ModelConfig config = ModelConfig::read(options.model);
   config.dropout = options.dropout;
-  SB_CHECK(options.seq <= config.n_positions, "--seq ", options.seq, ": ",
+  SB_CHECK(!config.is_image() || options.dropout == 0, "--dropout ",
+           options.dropout, ": ", options.model, " has no dropout");
+  SB_CHECK(config.is_image() || options.seq <= config.n_positions, "--seq ", options.seq, ": ",
            options.model, " has ", config.n_positions, " positions");
   return config;
 }
@@ -155,6 +157,7 @@ double accumulate_gradients(const Options& options, Module& model,
         {loss}, {Tensor::full({}, share * loss_scale, loss.options())});
   }
   random.batch = BatchSlice{};
+  commit_batch_norms(model);
   return mean_loss;
 }
 
@@ -188,8 +191,7 @@ ReferenceRun train_one_device(const Options& options,
   Options quiet = options;
   quiet.log.clear();
   const LoadedModel loaded = build_model(quiet);
-  const Dataset data = Dataset::open(options.data, options.seq,
-                                     loaded.config.vocab_size, options.seed);
+  const Dataset data = Dataset::open(options, loaded.config);
   const auto optimizer =
       make_optimizer(options.optimizer, loaded.model->parameters(),
                      options.optimizer_options);
@@ -219,7 +221,9 @@ void save_results(const Options& options, const LoadedModel& loaded,
   const Tensor logits = (*loaded.model)(batch.inputs);
   loaded.model->train(true);
   save_tensors(options.logits,
-               {{"input_ids", batch.inputs}, {"logits", logits}});
+               {{loaded.config.is_image() ? "pixel_values" : "input_ids",
+                 batch.inputs},
+                {"logits", logits}});
 }
 
 }  // namespace shardbook
