@@ -4,6 +4,7 @@
 
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/inplace.h"
 
 namespace shardbook {
 
@@ -24,10 +25,20 @@ void WeightGradients::pop() {
   closed_.pop_front();
   const NoGrad no_grad;
   const PhaseScope phase(Phase::kBackward);
-  for (Entry& entry : entries) {
-    autograd::accumulate_gradient(entry.weight, entry.compute());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (!entries[i].weight.defined()) continue;
+    Tensor grad = entries[i].compute();
+    // A weight that was used several times (tied embeddings): backward sums
+    // its gradients before it accumulates them, and so does this
+    for (std::size_t j = i + 1; j < entries.size(); ++j) {
+      if (!entries[j].weight.defined()) continue;
+      if (!entries[j].weight.is_same(entries[i].weight)) continue;
+      add_into(grad, entries[j].compute());
+      entries[j] = Entry();
+    }
+    autograd::accumulate_gradient(entries[i].weight, std::move(grad));
     // What it kept is free for the next one
-    entry = Entry();
+    entries[i] = Entry();
   }
 }
 

@@ -1,0 +1,121 @@
+#pragma once
+
+// Ranks that execute a schedule.
+//
+//   Schedule schedule = schedules::one_f_one_b(4, 8);
+//   PipelineModel model(options, layers, layout_of(schedule, cuts), world);
+//   Engine engine(schedule, model, world, feed);
+//   const double loss = engine.run();     // gradients are in the parameters
+//
+// Every rank walks down its own list. F receives activations, runs a stage and
+// sends; B receives the gradient of what it sent, runs backward and sends; I is
+// a B that leaves the weights' gradients for a W. Nobody keeps a clock: an
+// action waits for the message that it reads, and sends wait for nobody, so
+// that any list that `check` accepts runs to its end.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline.h"
+#include "core/weight_gradients.h"
+
+namespace shardbook::pipeline {
+
+/// Rows of a batch, and their place in the training run.
+struct Piece {
+  std::uint64_t step = 0;  ///< seeds dropout, with `slice`
+  BatchSlice slice;
+  std::int64_t rows = 0;
+  double share = 1;  ///< of these rows in the batch: what the loss counts
+};
+
+/// What goes into a pipeline, and what its output is compared with.
+class Feed {
+ public:
+  virtual ~Feed() = default;
+  virtual Piece piece(int micro_batch) const = 0;
+  /// What the model reads; asked for on ranks with stage 0.
+  virtual Tensors inputs(int micro_batch) = 0;
+  /// Mean over the rows; asked for on ranks with the last stage.
+  virtual Tensor loss(int micro_batch, const Tensors& outputs) = 0;
+  /// Inputs of so many rows, on any device, and the parameters' dtype: both for
+  /// the shapes of what travels.
+  virtual Tensors example(std::int64_t rows) const = 0;
+  virtual DType dtype() const = 0;
+};
+
+/// Where updates come in between, forward and backward of a micro-batch need
+/// the same weights: whoever keeps versions is told when.
+class WeightVersions {
+ public:
+  virtual ~WeightVersions() = default;
+  virtual void before_forward(int micro_batch) = 0;
+  /// `run` and `grad_outputs` are what backward is about to take.
+  virtual void before_backward(int micro_batch, const StageRun& run,
+                               const Tensors& grad_outputs) = 0;
+  virtual void after_backward(int micro_batch) = 0;
+  /// The gradients are complete up to `micro_batch`.
+  virtual void update(int micro_batch) = 0;
+};
+
+/// Stages at the ranks that the schedule's routes lead through.
+PipelineLayout layout_of(const Schedule& schedule,
+                         const std::vector<int>& cuts);
+
+class Engine {
+ public:
+  /// Checks the schedule (throws what `check` throws), that `world` has as many
+  /// ranks, and that the layout has its stages. Keeps references. `versions`:
+  /// for schedules that do not flush.
+  Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
+         Feed& feed, WeightVersions* versions = nullptr);
+
+  /// The whole list. Returns this rank's part of the loss: the sum of
+  /// share * loss over the micro-batches that end here.
+  double run();
+  /// The list up to and with the next U; false when it has ended.
+  bool run_to_update();
+  /// Share * loss of a micro-batch that ended here.
+  double loss(int micro_batch) const { return losses_.at(micro_batch); }
+
+  const Schedule& schedule() const { return schedule_; }
+  /// Bytes that this rank sends in one walk down its list.
+  double predicted_bytes();
+  /// The most sets of activations that this rank has held at once: from F to B
+  /// or W.
+  int max_live() const { return max_live_; }
+  /// What stage `stage` takes for a micro-batch (num_stages: the outputs).
+  const LayerInput& spec(int micro_batch, int stage);
+
+ private:
+  void perform(const Action& action);
+  void forward(int b, int stage);
+  void backward(int b, int stage);
+  void backward_input(int b, int stage, WeightGradients& later);
+  int rank_of(int b, int stage) const { return schedule_.place(b, stage).rank; }
+  bool is_last(int stage) const { return stage == schedule_.num_stages - 1; }
+
+  Schedule schedule_;
+  PipelineModel& model_;
+  ProcessGroup& world_;
+  Feed& feed_;
+  WeightVersions* versions_;
+  Mailbox mailbox_;
+  /// By rows.
+  std::map<std::int64_t, std::vector<LayerInput>> specs_;
+  /// By chunk.
+  std::vector<int> stages_;
+  std::vector<WeightGradients> later_;
+  /// Between F and B, by micro-batch and stage.
+  std::map<std::pair<int, int>, StageRun> runs_;
+  std::map<int, double> losses_;
+  TensorOptions loss_options_;
+  std::size_t next_ = 0;
+  int live_ = 0, max_live_ = 0;
+};
+
+}  // namespace shardbook::pipeline

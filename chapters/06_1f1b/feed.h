@@ -1,0 +1,40 @@
+#pragma once
+
+// Language models in a pipeline: which rows are a micro-batch.
+
+#include <vector>
+
+#include "chapters/06_1f1b/engine.h"
+#include "chapters/common/data.h"
+#include "chapters/common/training.h"
+
+namespace shardbook::pipeline {
+
+/// Global batches cut into micro-batches of consecutive rows, the last one
+/// short (rule CEIL). First and last stage read the same data set.
+class LanguageFeed : public Feed {
+ public:
+  LanguageFeed(const Options& options, const Dataset& data,
+               std::vector<MicroBatch> pieces);
+
+  /// Micro-batch b belongs to step first_step + b / pieces.
+  void set_first_step(std::int64_t step) { first_step_ = step; }
+  const std::vector<MicroBatch>& pieces() const { return pieces_; }
+
+  Piece piece(int micro_batch) const override;
+  Tensors inputs(int micro_batch) override;
+  Tensor loss(int micro_batch, const Tensors& outputs) override;
+  Tensors example(std::int64_t rows) const override;
+  DType dtype() const override { return dtype_; }
+
+ private:
+  Batch batch(int micro_batch) const;
+
+  const Dataset& data_;
+  std::int64_t rows_per_step_;
+  DType dtype_;
+  std::vector<MicroBatch> pieces_;
+  std::int64_t first_step_ = 0;
+};
+
+}  // namespace shardbook::pipeline
