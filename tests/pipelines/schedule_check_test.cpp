@@ -1,0 +1,184 @@
+// Schedules that are none: the first rule that each breaks.
+
+#include <gtest/gtest.h>
+
+#include "chapters/06_1f1b/check.h"
+#include "chapters/06_1f1b/schedules.h"
+#include "core/check.h"
+
+namespace shardbook::pipeline {
+namespace {
+
+constexpr ActionKind F = ActionKind::kForward, B = ActionKind::kBackward,
+                     I = ActionKind::kBackwardInput,
+                     W = ActionKind::kBackwardWeight, U = ActionKind::kUpdate;
+
+using List = std::vector<Action>;
+
+/// Stage s at rank s.
+Schedule mine(int micro_batches, const std::vector<List>& lists) {
+  Schedule schedule =
+      schedules::gpipe(static_cast<int>(lists.size()), micro_batches);
+  schedule.name = "mine";
+  schedule.actions = lists;
+  return schedule;
+}
+
+/// What follows "schedule 'mine': ".
+std::string fault(const Schedule& schedule) {
+  const std::string start = "schedule '" + schedule.name + "': ";
+  try {
+    check(schedule);
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    return text.rfind(start, 0) == 0 ? text.substr(start.size()) : text;
+  }
+  return "";
+}
+
+TEST(Check, NamesTickAndRankOfTheFirstViolation) {
+  EXPECT_EQ(fault(mine(1, {{{F}, {B}}, {{F}, {B}}})), "");
+  EXPECT_EQ(fault(mine(2, {{{F, 0}, {F, 1}, {B, 0}, {B, 1}},
+                           {{F, 0}, {B, 1}, {F, 1}, {B, 0}}})),
+            "tick 2, rank 1: B1 before its forward F1");
+  // Two ranks are wrong; the other one is so earlier
+  EXPECT_EQ(
+      fault(mine(2, {{{F, 0}, {F, 1}, {F, 1}}, {{F, 0}, {B, 0}, {B, 0}}})),
+      "tick 2, rank 0: F1 a second time");
+}
+
+TEST(Check, EverythingOnceAndWhole) {
+  const auto alone = [](int m, const List& list) {
+    return fault(mine(m, {list}));
+  };
+  EXPECT_EQ(alone(1, {{F}}), "tick 1, rank 0: ends without B0");
+  EXPECT_EQ(alone(2, {{F}, {B}}), "tick 2, rank 0: ends without F1");
+  EXPECT_EQ(alone(1, {{F}, {I}}), "tick 2, rank 0: ends without W0");
+  EXPECT_EQ(alone(1, {}), "tick 0, rank 0: ends without F0");
+  EXPECT_EQ(alone(1, {{F}, {B}, {B}}), "tick 2, rank 0: B0 a second time");
+  EXPECT_EQ(alone(1, {{F}, {I}, {B}}),
+            "tick 2, rank 0: B0 after another backward of micro-batch 0");
+  EXPECT_EQ(alone(1, {{F}, {W}, {I}}),
+            "tick 1, rank 0: W0 before its input gradient I0");
+  EXPECT_EQ(alone(1, {{F}, {B}, {W}}),
+            "tick 2, rank 0: W0 after the whole backward of it");
+  EXPECT_EQ(alone(2, {{F, 0}, {F, 1}, {I, 0}, {I, 1}, {W, 1}, {W, 0}}),
+            "tick 4, rank 0: W1 while W0 has waited longer; they run first "
+            "in, first out");
+}
+
+TEST(Check, NumbersInRange) {
+  EXPECT_EQ(fault(mine(1, {{{F, 7}}})),
+            "tick 0, rank 0: F7 for micro-batch 7; there are 1");
+  EXPECT_EQ(fault(mine(1, {{{F, -1}}})),
+            "tick 0, rank 0: F-1 for micro-batch -1; there are 1");
+  EXPECT_EQ(fault(mine(1, {{{F, 0, 2}}})),
+            "tick 0, rank 0: F0.2 for chunk 2; there are 1");
+  Schedule none;
+  none.name = "none";
+  EXPECT_EQ(fault(none),
+            "0 ranks, 0 stages and 0 micro-batches; give at least 1 of each");
+  Schedule short_lists = schedules::gpipe(2, 2);
+  short_lists.actions.pop_back();
+  EXPECT_EQ(fault(short_lists), "lists for 1 ranks; give one for each of 2");
+}
+
+TEST(Check, RoutesFitTogether) {
+  Schedule s = schedules::gpipe(2, 2);
+  s.routes[0][1] = {0, 0};
+  EXPECT_EQ(fault(s),
+            "stages 0 and 1 lie at chunk 0 of rank 0; give each a "
+            "chunk of its own");
+  s.routes[0][1] = {2, 0};
+  EXPECT_EQ(fault(s), "stage 1 lies at rank 2; give 0 to 1");
+  s.routes[0][1] = {0, 1};
+  EXPECT_EQ(fault(s), "no stage lies at rank 1");
+  s = schedules::gpipe(2, 2);
+  s.routes.push_back({{1, 0}, {0, 0}});
+  EXPECT_EQ(fault(s),
+            "stages 1 and 0 lie at chunk 0 of rank 1; give each a "
+            "chunk of its own");
+  s = schedules::gpipe(2, 2);
+  s.route_of[1] = 1;
+  EXPECT_EQ(fault(s), "a micro-batch takes route 1 of 1");
+  s.route_of.pop_back();
+  EXPECT_EQ(fault(s), "routes for 1 micro-batches of 2");
+  // The other replica's mini-batch
+  s = schedules::pipedream({2, 1}, 4);
+  s.actions[1][0].micro_batch = 0;
+  EXPECT_EQ(fault(s), "tick 0, rank 1: F0, whose route does not lead here");
+}
+
+TEST(Check, DeadlocksNameTheirCycle) {
+  // Rank 0 wants a gradient before it sends what rank 1 reads first
+  EXPECT_EQ(fault(mine(2, {{{F, 0}, {B, 0}, {F, 1}, {B, 1}},
+                           {{F, 0}, {F, 1}, {B, 0}, {B, 1}}})),
+            "tick 1, rank 0: deadlock: rank 0 (at B0) waits for B0 of rank 1, "
+            "rank 1 (at F1) waits for F1 of rank 0");
+  // Micro-batches in an order that the stage before does not send
+  EXPECT_EQ(fault(mine(2, {{{F, 0}, {B, 0}, {F, 1}, {B, 1}},
+                           {{F, 1}, {B, 1}, {F, 0}, {B, 0}}})),
+            "tick 1, rank 0: deadlock: rank 0 (at B0) waits for B0 of rank 1, "
+            "rank 1 (at F1) waits for F1 of rank 0");
+}
+
+// Backwards in different orders on both sides: messages wait, nobody hangs.
+TEST(Check, OrdersMayDifferWhereNobodyWaitsInACircle) {
+  EXPECT_EQ(fault(mine(2, {{{F, 0}, {F, 1}, {B, 1}, {B, 0}},
+                           {{F, 0}, {F, 1}, {B, 0}, {B, 1}}})),
+            "");
+}
+
+TEST(Check, Pairs) {
+  const auto pair = [](Action first, Action second) {
+    first.overlaps_next = true;
+    return fault(mine(2, {{{F, 0}, first, second, {B, 1}}}));
+  };
+  EXPECT_EQ(pair({F, 1}, {B, 0}), "");
+  EXPECT_EQ(pair({F, 1}, {B, 1}),
+            "tick 1, rank 0: F1 overlaps B1, which needs it");
+  EXPECT_EQ(pair({B, 0}, {F, 1}),
+            "tick 1, rank 0: B0 overlaps F1; a pair is "
+            "a forward and a backward");
+  EXPECT_EQ(fault(mine(1, {{{F}, {B, 0, 0, true}}})),
+            "tick 1, rank 0: B0 overlaps nothing");
+}
+
+TEST(Check, UpdatesHaveTheirGradientsAndNoOthers) {
+  const auto stream = [](const List& list) {
+    Schedule schedule = mine(2, {list});
+    schedule.flushes = false;
+    schedule.micro_batches_per_step = 1;
+    return fault(schedule);
+  };
+  EXPECT_EQ(stream({{F}, {B}, {U}, {F, 1}, {B, 1}, {U, 1}}), "");
+  EXPECT_EQ(stream({{F}, {B}, {U, 1}}),
+            "tick 2, rank 0: U1 before the gradient of micro-batch 1");
+  EXPECT_EQ(stream({{F}, {F, 1}, {B}, {B, 1}, {U, 0}}),
+            "tick 4, rank 0: U0 after the gradient of micro-batch 1, which it "
+            "does not claim");
+  EXPECT_EQ(stream({{F}, {B}, {U}, {U}}),
+            "tick 2, rank 0: U0 after an update that claims as much");
+  EXPECT_EQ(stream({{F}, {B}, {U}, {F, 1}, {B, 1}}),
+            "tick 4, rank 0: ends without the update for micro-batch 1");
+  // After "backward(0) is done" the gradient is not: W0 still waits
+  EXPECT_EQ(stream({{F}, {I}, {U}, {W}}),
+            "tick 2, rank 0: U0 before the gradient of micro-batch 0");
+  EXPECT_EQ(fault(mine(1, {{{F}, {B}, {U}}})),
+            "tick 2, rank 0: U0 in a schedule that flushes: its update "
+            "follows the lists");
+}
+
+// More forwards under way than two versions of the weights allow for.
+TEST(Check, DoubleBuffersReadVersionsThatExist) {
+  Schedule s = mine(6, {{{F, 0}, {F, 1}, {F, 2}, {F, 3}, {F, 4}, {B, 0}}});
+  s.flushes = false;
+  s.versions = VersionRule::kDelayOne;
+  s.micro_batches_per_step = 2;
+  EXPECT_EQ(fault(s),
+            "tick 4, rank 0: F4 reads version 1 of the weights, "
+            "which no update has made yet");
+}
+
+}  // namespace
+}  // namespace shardbook::pipeline
