@@ -192,27 +192,50 @@ std::vector<NamedTensor> PipelineModel::full_parameters() {
 
 // --- A micro-batch inside a stage ----------------------------------------------
 
-StageRun run_forward(Module& stage, const Tensors& received,
+StageRun run_forward(const StageFunction& stage, const Tensors& received,
                      const LayerInput& spec) {
   StageRun run;
   for (std::size_t i = 0; i < received.size(); ++i) {
-    run.inputs.push_back(spec.values[i].needs_grad
-                             ? autograd::graph_input(received[i])
-                             : received[i]);
+    const bool needs_grad =
+        i < spec.values.size() ? spec.values[i].needs_grad
+                               : is_floating(received[i].dtype());
+    run.inputs.push_back(needs_grad ? autograd::graph_input(received[i])
+                                    : received[i]);
   }
   run.outputs = stage(run.inputs);
+  // The graph must not keep what is only there to be sent: it ends in a node
+  // that holds nothing, and is given the outputs' gradients when they are there.
+  Tensors ends;
+  for (const Tensor& output : run.outputs) {
+    run.needs_grad.push_back(output.requires_grad());
+    if (output.requires_grad()) ends.push_back(output);
+  }
+  if (ends.empty()) return run;
+  run.grad_outputs = std::make_shared<Tensors>();
+  run.end = Tensor::empty({0});
+  autograd::record("stage", ends, {run.end},
+                   [grads = run.grad_outputs](const Tensors&) {
+                     return std::move(*grads);
+                   });
   return run;
 }
 
-Tensors run_backward(StageRun run, const Tensors& grad_outputs) {
-  Tensors roots, grads;
-  for (std::size_t i = 0; i < run.outputs.size(); ++i) {
-    if (!run.outputs[i].requires_grad() || !grad_outputs[i].defined()) continue;
-    roots.push_back(run.outputs[i]);
-    grads.push_back(grad_outputs[i]);
-  }
+StageRun run_forward(Module& stage, const Tensors& received,
+                     const LayerInput& spec) {
+  return run_forward([&](const Tensors& inputs) { return stage(inputs); },
+                     received, spec);
+}
+
+Tensors run_backward(StageRun run, Tensors grad_outputs) {
   run.outputs.clear();
-  if (!roots.empty()) autograd::backward(std::move(roots), std::move(grads));
+  bool any = false;
+  for (std::size_t i = 0; i < run.needs_grad.size(); ++i) {
+    if (!run.needs_grad[i]) continue;
+    any = any || grad_outputs[i].defined();
+    run.grad_outputs->push_back(std::move(grad_outputs[i]));
+  }
+  grad_outputs.clear();
+  if (any) autograd::backward({std::move(run.end)}, {Tensor::empty({0})});
   Tensors result;
   for (const Tensor& input : run.inputs) {
     result.push_back(input.requires_grad() ? input.grad() : Tensor());
@@ -228,9 +251,16 @@ void Mailbox::send(const Tensor& value, int to, int tag,
     handed_over_[tag].push_back(value);
     return;
   }
-  while (!sent_.empty() && sent_.front().work.done()) sent_.pop_front();
+  // Until the receiver has it, whenever this is
+  value.set_memory_kind(MemoryKind::kCommunication);
+  // The last message to each rank stays: flush waits until it has left
+  sent_.erase(std::remove_if(sent_.begin(), sent_.end(),
+                             [&](const Sent& each) {
+                               return each.to == to && each.work.done();
+                             }),
+              sent_.end());
   Work work = world_.send(value, to, tag, label);
-  sent_.push_back({std::move(work), value});
+  sent_.push_back({to, std::move(work), value});
 }
 
 Tensor Mailbox::receive(const ValueSpec& spec, int from, int tag,
@@ -276,10 +306,6 @@ void Mailbox::send_backward(const Tensors& grads, const LayerInput& spec,
     if (!grad.defined()) {
       grad = Tensor::zeros(spec.values[i].shape,
                            {spec.values[i].dtype, Device()});
-    }
-    if (to != world_.rank()) {
-      // It stays until the receiver has it: no longer part of the graph
-      grad.set_memory_kind(MemoryKind::kCommunication);
     }
     send(grad, to, tag(micro_batch, stage, true),
          "gradients " + spot(micro_batch, stage));

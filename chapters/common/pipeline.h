@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -91,25 +92,40 @@ class PipelineModel {
 
 // --- A micro-batch inside a stage -------------------------------------------------
 
+/// What a stage computes for one micro-batch.
+using StageFunction = std::function<Tensors(const Tensors&)>;
+
 /// A micro-batch's graph in a stage, from forward to backward.
 struct StageRun {
-  Tensors inputs;   ///< leaves; those that need a gradient require one
+  Tensors inputs;  ///< leaves; those that need a gradient require one
+  /// For the next stage. Backward needs them no longer: let them go when they
+  /// have been sent.
   Tensors outputs;
+  /// Stands for the outputs at the end of the graph, with no elements; undefined
+  /// where nothing needs a gradient.
+  Tensor end;
+  /// Gradients of the outputs that need one, when backward begins.
+  std::shared_ptr<Tensors> grad_outputs;
+  std::vector<bool> needs_grad;  ///< by output
 };
 
-/// `received` become the leaves of a new graph.
+/// `received` become the leaves of a new graph: first what `spec` lists, then
+/// skips (which need gradients).
+StageRun run_forward(const StageFunction& stage, const Tensors& received,
+                     const LayerInput& spec);
 StageRun run_forward(Module& stage, const Tensors& received,
                      const LayerInput& spec);
 /// Gradients of the inputs (undefined where they need none); those of the
-/// parameters are accumulated. Frees the graph. `grad_outputs`: one per output,
-/// undefined where none came.
-Tensors run_backward(StageRun run, const Tensors& grad_outputs);
+/// parameters are accumulated. Frees the graph, and each of `grad_outputs` when
+/// it has been used: one per output, undefined where none came.
+Tensors run_backward(StageRun run, Tensors grad_outputs);
 
 // --- Between stages ---------------------------------------------------------------
 
 /// Values and gradients on their way between the stages. Shapes are known on
 /// both ends (trace_shapes). A value for a stage of the same rank is handed
-/// over, and costs nothing.
+/// over, and costs nothing. One for another rank stays until that rank has it,
+/// whenever this is, and is booked as communication from then on.
 class Mailbox {
  public:
   Mailbox(ProcessGroup& world, int num_stages)
@@ -137,6 +153,7 @@ class Mailbox {
   }
 
   struct Sent {
+    int to = 0;
     Work work;
     Tensor value;
   };

@@ -1,0 +1,128 @@
+#pragma once
+
+// Small models for the tests of stages and pipelines.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/common/stages.h"
+#include "comm/launch.h"
+#include "core/check.h"
+#include "core/ops.h"
+
+namespace shardbook::gpipe_test {
+
+inline std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+template <typename Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Runs `body` on thread ranks that sum in a fixed order; what it returns, by
+/// rank.
+template <typename Body>
+auto on_ranks(int world_size, Body body, const std::string& backend = "threads",
+              double timeout_s = 60) {
+  using Result = decltype(body(std::declval<ProcessGroup&>()));
+  std::vector<Result> results(static_cast<std::size_t>(world_size));
+  LaunchOptions options;
+  options.backend = backend;
+  options.deterministic = true;
+  options.timeout = std::chrono::milliseconds(
+      static_cast<std::int64_t>(timeout_s * 1000));
+  run_ranks(world_size, [&](ProcessGroup& world) {
+    results[static_cast<std::size_t>(world.rank())] = body(world);
+  }, options);
+  return results;
+}
+
+/// i64 [rows, seq], all different from row to row.
+inline Tensor tokens_of(std::int64_t rows, std::int64_t seq,
+                        std::int64_t vocab) {
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t i = 0; i < rows * seq; ++i) {
+    tokens.push_back((i * i * 7 + 3 * i + 1) % vocab);
+  }
+  return Tensor::from_values<std::int64_t>(tokens, {rows, seq});
+}
+
+/// [rows, width], standard normal.
+inline Tensor rows_of(std::int64_t rows, std::int64_t width, DType dtype) {
+  Tensor x = Tensor::empty({rows, width}, {dtype, Device()});
+  fill_normal(x, /*seed=*/11, /*stream=*/1, 0, 1);
+  return x;
+}
+
+/// y = tanh(x W + b), with dropout; adds what it pops, and stashes its result.
+class SkipLayer : public ModuleOf<SkipLayer> {
+ public:
+  SkipLayer(std::string name, std::int64_t width, const InitOptions& init,
+            double dropout, std::size_t num_stashes)
+      : name_(std::move(name)),
+        linear_(name_, width, width, init),
+        dropout_(dropout),
+        num_stashes_(num_stashes) {}
+  Tensors forward_all(const Tensors& inputs) override {
+    Tensor y = dropout_(tanh(linear_(inputs[0])));
+    for (std::size_t i = 1; i < inputs.size(); ++i) y = add(y, inputs[i]);
+    return Tensors(1 + num_stashes_, y);
+  }
+  void members(MemberVisitor& visit) override { visit.module(name_, linear_); }
+  std::string type_name() const override { return "SkipLayer"; }
+
+ private:
+  std::string name_;
+  Linear linear_;
+  Dropout dropout_;
+  std::size_t num_stashes_;
+};
+
+/// Linear layers of one width, with skips from layer to layer (-1: to none).
+class SkipNet : public LayerList {
+ public:
+  SkipNet(int size, std::int64_t width,
+          std::vector<std::pair<int, int>> skips = {},
+          std::string shared_name = "", double dropout = 0)
+      : size_(size),
+        width_(width),
+        skips_(std::move(skips)),
+        shared_name_(std::move(shared_name)),
+        dropout_(dropout) {}
+  int size() const override { return size_; }
+  std::string name(int layer) const override {
+    return "layer" + std::to_string(layer);
+  }
+  std::unique_ptr<Module> make(int layer,
+                               const InitOptions& init) const override {
+    return std::make_unique<SkipLayer>(name(layer), width_, init, dropout_,
+                                       skips(layer).stash.size());
+  }
+  Skips skips(int layer) const override {
+    Skips result;
+    for (const auto& [from, to] : skips_) {
+      const std::string name =
+          shared_name_.empty() ? "net/" + std::to_string(from) : shared_name_;
+      if (from == layer) result.stash.push_back(name);
+      if (to == layer) result.pop.push_back(name);
+    }
+    return result;
+  }
+
+ private:
+  int size_;
+  std::int64_t width_;
+  std::vector<std::pair<int, int>> skips_;
+  std::string shared_name_;
+  double dropout_;
+};
+
+}  // namespace shardbook::gpipe_test
