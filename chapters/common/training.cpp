@@ -220,10 +220,13 @@ void save_results(const Options& options, const LoadedModel& loaded,
   const Batch batch = data.batch(0, options.batch);
   const Tensor logits = (*loaded.model)(batch.inputs);
   loaded.model->train(true);
-  save_tensors(options.logits,
-               {{loaded.config.is_image() ? "pixel_values" : "input_ids",
-                 batch.inputs},
-                {"logits", logits}});
+  const bool images = loaded.config.is_image();
+  std::vector<NamedTensor> results = {
+      {images ? "pixel_values" : "input_ids", batch.inputs},
+      {"logits", logits}};
+  // Random ones: no reader of the data could know them
+  if (images) results.push_back({"labels", batch.targets});
+  save_tensors(options.logits, results);
 }
 
 }  // namespace shardbook

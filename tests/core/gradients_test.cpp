@@ -225,6 +225,63 @@ std::vector<Case> cases() {
       {"BatchNormTrainRows",
        {{6, 3}, {3}, {3}},
        [](In x) { return batch_norm_train(x[0], x[1], x[2], 1e-3).y; }},
+      {"BatchNormTrainRelu",
+       {{7, 3}, {3}, {3}},
+       [](In x) {
+         BatchNormOptions options;
+         options.relu = true;
+         return batch_norm_train(x[0], x[1], x[2], options).y;
+       }},
+      {"BatchNormTrainAddRelu",
+       {{7, 3}, {3}, {3}, {7, 3}},
+       [](In x) {
+         BatchNormOptions options;
+         options.relu = true;
+         options.addend = x[3];
+         return batch_norm_train(x[0], x[1], x[2], options).y;
+       }},
+      {"BatchNormTrainAdd",
+       {{7, 3}, {3}, {3}, {7, 3}},
+       [](In x) {
+         BatchNormOptions options;
+         options.addend = x[3];
+         return batch_norm_train(x[0], x[1], x[2], options).y;
+       }},
+      {"BatchNormTrainImagesAddRelu",
+       {{2, 3, 2, 2}, {3}, {3}, {2, 3, 2, 2}},
+       [](In x) {
+         BatchNormOptions options;
+         options.relu = true;
+         options.addend = x[3];
+         return batch_norm_train(x[0], x[1], x[2], options).y;
+       }},
+      {"Conv1x1",
+       {{2, 3, 4, 5}, {6, 5, 1, 1}},
+       [](In x) { return conv2d(x[0], x[1]); }},
+      {"Conv1x1Strided",
+       {{2, 5, 4, 3}, {4, 3, 1, 1}},
+       [](In x) { return conv2d(x[0], x[1], Tensor(), 2); }},
+      {"Conv3x3Bias",
+       {{2, 4, 5, 3}, {4, 3, 3, 3}, {4}},
+       [](In x) { return conv2d(x[0], x[1], x[2], 1, 1); }},
+      {"Conv3x3Strided",
+       {{1, 6, 7, 2}, {3, 2, 3, 3}},
+       [](In x) { return conv2d(x[0], x[1], Tensor(), 2, 1); }},
+      {"Conv7x7Strided",
+       {{1, 9, 8, 3}, {2, 3, 7, 7}},
+       [](In x) { return conv2d(x[0], x[1], Tensor(), 2, 3); }},
+      {"ConvUneven",
+       {{2, 5, 6, 2}, {3, 2, 3, 2}},
+       [](In x) { return conv2d(x[0], x[1], Tensor(), 3, 1); }},
+      {"MaxPool",
+       {{2, 6, 5, 3}},
+       [](In x) { return max_pool2d(x[0], 3, 2, 1); }},
+      {"MaxPoolApart",
+       {{1, 7, 7, 2}},
+       [](In x) { return max_pool2d(x[0], 2, 3); }},
+      {"GlobalAvgPool",
+       {{2, 3, 4, 5}},
+       [](In x) { return global_avg_pool2d(x[0]); }},
       {"BatchNormEval",
        {{2, 3, 2, 2}, {3}, {3}},
        [](In x) {
