@@ -117,7 +117,7 @@ struct Outcome {
   std::map<int, double> losses;  ///< by micro-batch
   Values grads;
   int live = 0;
-  double predicted = 0, counted = 0;
+  double predicted = 0, counted = 0;  ///< bytes between stages
 };
 
 inline RandomState random_of(const Options& options) {
