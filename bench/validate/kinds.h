@@ -77,6 +77,7 @@ bool is_printed_as(double value, double printed, double last_digit);
 // Predictors, by file.
 std::vector<Kind> memory_kinds();
 std::vector<Kind> nccl_kinds();
+std::vector<Kind> pipeline_kinds();
 std::vector<Kind> training_kinds();
 std::vector<Kind> gpipe_kinds();
 

@@ -40,6 +40,7 @@ TEST_P(PublishedTable, MeetsItsAimAndBeatsOneConstant) {
 INSTANTIATE_TEST_SUITE_P(
     All, PublishedTable,
     testing::Values(std::make_tuple("zero_table1_memory.csv", 54, 0),
+                    std::make_tuple("zero_bubble_table5.csv", 36, 0),
                     std::make_tuple("zero_table2_max_model.csv", 20, 0),
                     std::make_tuple("deepspeed_memory_estimator.csv", 32, 0),
                     std::make_tuple("gpipe_table1_memory.csv", 14, 0),
