@@ -27,6 +27,10 @@ The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
                The step under DDP; B is the batch of ONE rank, which differs
                from rank to rank. T is threads per rank.
 
+    images     --model resnet50 --batch B --size N --threads T
+               The step in f32 on one fixed batch of random images 3 x N x N
+               with 1000 labels, by SGD (lr 1e-3, no momentum).
+
     On start it prepares and warms up, then prints one line:
         ready {"version": "...", "variant": "..."}
     It answers each line on stdin with one line on stdout, flushed:
@@ -82,6 +86,17 @@ def rows():
         Row("step", "gpt-micro step", "step", MICRO, [], [], 0.8),
     ]
     table[0].flops = 2 * 1024**3
+    table.append(
+        Row(
+            "resnet50",
+            "ResNet-50 step, 24 x 3 x 128 x 128",
+            "images",
+            ["--model", "resnet50", "--batch", "24", "--size", "128"],
+            [],
+            [],
+            1.0,
+        )
+    )
     for backend, bar in (("threads", 0.2), ("gloo", 1.0)):
         for world_size in (2, 4):
             table.append(

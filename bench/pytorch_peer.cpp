@@ -104,7 +104,8 @@ TimedWork make_work(const PeerOptions& options, ProcessGroup& world) {
   if (options.work == "step") return step_work(options, world);
   if (options.work == "allreduce") return all_reduce_work(options, world);
   if (options.work == "ddp") return ddp_work(options, world);
-  SB_FAIL("no work ", options.work, "; matmul, step, allreduce, ddp");
+  if (options.work == "images") return images_work(options, world);
+  SB_FAIL("no work ", options.work, "; matmul, step, allreduce, ddp, images");
 }
 
 /// Seconds for `count` calls of body: those of the slowest rank.

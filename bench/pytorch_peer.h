@@ -44,6 +44,9 @@ struct TrainingStep {
   Tensor inputs, targets;                ///< i64 [batch, seq]
 };
 
+/// A training step of an image model with SGD: images of `size`, one batch.
+TimedWork images_work(const PeerOptions& options, ProcessGroup& world);
+
 /// The step under DistributedDataParallel.
 TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world);
 

@@ -32,10 +32,12 @@ sys.path.insert(
     ),
 )
 import gpt
+import resnet
 
 MODELS = {
     "gpt-micro": gpt.config(n_embd=256, n_layer=4, n_head=8, n_positions=256),
 }
+IMAGE_MODELS = {"resnet18": resnet.resnet18, "resnet50": resnet.resnet50}
 
 
 def die_with_parent():
@@ -211,6 +213,40 @@ def training_step(options, ranks):
     return fastest(ranks, bodies)
 
 
+def images_step(options, ranks):
+    """A ResNet's step by SGD, in the fastest of PyTorch's eager forms."""
+    images = torch.randn(options.batch, 3, options.size, options.size)
+    labels = torch.randint(1000, (options.batch,))
+
+    def make_body(memory_format, keys):
+        model = IMAGE_MODELS[options.model]().to(memory_format=memory_format)
+        inputs = images.contiguous(memory_format=memory_format)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, **keys)
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+        return step
+
+    formats = {
+        "contiguous": torch.contiguous_format,
+        "channels last": torch.channels_last,
+    }
+    optimizers = {"loop SGD": {"foreach": False}}
+    optimizers["foreach SGD"] = {"foreach": True}
+    return fastest(
+        ranks,
+        {
+            ", ".join((f, o)): lambda f=f, o=o: make_body(
+                formats[f], optimizers[o]
+            )
+            for f, o in itertools.product(formats, optimizers)
+        },
+    )
+
+
 def ddp_step(options, ranks):
     """The step under DistributedDataParallel, each rank its own batch."""
     forms = step_forms()
@@ -253,6 +289,7 @@ WORKS = {
     "step": training_step,
     "allreduce": all_reduce,
     "ddp": ddp_step,
+    "images": images_step,
 }
 
 
@@ -261,7 +298,9 @@ def parse():
     parser.add_argument("work", choices=list(WORKS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--model", choices=list(MODELS), default="gpt-micro")
+    parser.add_argument(
+        "--model", choices=[*MODELS, *IMAGE_MODELS], default="gpt-micro"
+    )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--bytes", type=int, default=64 << 20)
