@@ -1,0 +1,40 @@
+#pragma once
+
+// One device that computes what an asynchronous pipeline computes.
+//
+// There is no pipeline here, only the rule of versions: micro-batch b passes the
+// stages one after the other, stage s with the weights that it had after
+// version(s, b) updates, and the gradient is applied to its newest ones.
+
+#include <functional>
+#include <vector>
+
+#include "chapters/common/stages.h"
+#include "chapters/common/training.h"
+
+namespace shardbook::pipeline {
+
+struct SequentialRule {
+  std::vector<int> cuts;
+  /// Version that micro-batch b reads at stage s.
+  std::function<int(int stage, int micro_batch)> version;
+  /// By stage: the mean gradient of so many mini-batches is one update.
+  std::vector<int> replicas;
+};
+
+/// PipeDream: max(0, b - (p-1-s)). Narayanan et al. 2019, section 3.3.
+int pipedream_version(int micro_batch, int stage, int num_stages);
+/// With vertical sync: max(0, b - (p-1)) at every stage.
+int vertical_sync_version(int micro_batch, int num_stages);
+/// 2BW, m micro-batches in a batch: max(0, b/m - 1). Narayanan et al. 2021,
+/// section 3.1.
+int double_buffered_version(int micro_batch, int micro_batches);
+
+/// options.steps batches, in these pieces. Parameters are named as in the whole
+/// model; losses are those of the steps.
+ReferenceRun train_sequentially(const Options& options, const LayerList& layers,
+                                const SequentialRule& rule,
+                                const std::vector<MicroBatch>& pieces,
+                                const Dataset& data);
+
+}  // namespace shardbook::pipeline

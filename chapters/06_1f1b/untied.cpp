@@ -1,0 +1,83 @@
+#include "chapters/06_1f1b/untied.h"
+
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+
+namespace shardbook::pipeline {
+namespace {
+
+constexpr const char* kTied = "transformer.wte";
+constexpr const char* kUntied = "lm_head";
+
+/// Shows the members of a head, the token embedding under another name.
+class Renaming : public MemberVisitor {
+ public:
+  explicit Renaming(MemberVisitor& visit) : visit_(visit) {}
+  void parameter(const std::string& name, Tensor& tensor) override {
+    visit_.parameter(name, tensor);
+  }
+  void buffer(const std::string& name, Tensor& tensor) override {
+    visit_.buffer(name, tensor);
+  }
+  void module(const std::string& name, Module& child) override {
+    visit_.module(name == kTied ? kUntied : name, child);
+  }
+
+ private:
+  MemberVisitor& visit_;
+};
+
+class UntiedHead : public Module {
+ public:
+  explicit UntiedHead(std::unique_ptr<Module> head) : head_(std::move(head)) {}
+  UntiedHead(const UntiedHead& other)
+      : Module(other), head_(other.head_->clone()) {}
+  Tensors forward_all(const Tensors& inputs) override {
+    return (*head_)(inputs);
+  }
+  void members(MemberVisitor& visit) override {
+    Renaming renaming(visit);
+    head_->members(renaming);
+  }
+  std::unique_ptr<Module> clone() const override {
+    return std::make_unique<UntiedHead>(*this);
+  }
+  std::string type_name() const override { return head_->type_name(); }
+
+ private:
+  std::unique_ptr<Module> head_;
+};
+
+class UntiedLayers : public LayerList {
+ public:
+  explicit UntiedLayers(std::shared_ptr<const LayerList> layers)
+      : layers_(std::move(layers)) {}
+  int size() const override { return layers_->size(); }
+  std::string name(int layer) const override { return layers_->name(layer); }
+  std::unique_ptr<Module> make(int layer,
+                               const InitOptions& init) const override {
+    std::unique_ptr<Module> made = layers_->make(layer, init);
+    if (layer + 1 < size()) return made;
+    return std::make_unique<UntiedHead>(std::move(made));
+  }
+
+ private:
+  std::shared_ptr<const LayerList> layers_;
+};
+
+}  // namespace
+
+std::shared_ptr<const LayerList> untied(
+    std::shared_ptr<const LayerList> layers) {
+  if (shared_parameters(*layers).empty()) return layers;
+  auto result = std::make_shared<UntiedLayers>(std::move(layers));
+  const auto shared = shared_parameters(*result);
+  SB_CHECK(shared.empty(), "untied: layers still share '",
+           shared.begin()->first, "'; only a head's token embedding can be "
+           "untied");
+  return result;
+}
+
+}  // namespace shardbook::pipeline
