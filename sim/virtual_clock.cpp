@@ -249,6 +249,16 @@ void VirtualClock::transfer(const OpEvent& event) {
   if (from != nullptr && to != nullptr) {
     const Cost cost = model_.message(bytes, from->rank(), to->rank());
     note(cost.trust);
+    if (event.stream == kCopyStream) {
+      // One side copies while the other goes on, and learns from an event when
+      // the data are there: only the queues of copies meet.
+      DeviceClock& other = from == &mine ? *to : *from;
+      const double free = other.queue(event.stream);
+      mine.run(event, cost.seconds, free);
+      other.queue(event.stream) = mine.queue(event.stream);
+      mine.count_link(model_.link({from->rank(), to->rank()}).name, bytes);
+      return;
+    }
     const double begin = std::max({from->ready(event.stream),
                                    to->ready(event.stream), mine.host()});
     from->run(event, cost.seconds, begin);

@@ -1,0 +1,114 @@
+#include "chapters/04_model_parallel/bill.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace shardbook::model_parallel {
+namespace {
+
+double bytes_of(const Tensors& tensors) {
+  double bytes = 0;
+  for (const Tensor& tensor : tensors) {
+    bytes += static_cast<double>(tensor.bytes());
+  }
+  return bytes;
+}
+
+double largest_of(const Tensors& tensors) {
+  double bytes = 0;
+  for (const Tensor& tensor : tensors) {
+    bytes = std::max(bytes, static_cast<double>(tensor.bytes()));
+  }
+  return bytes;
+}
+
+double elements_of(const Tensors& tensors) {
+  double count = 0;
+  for (const Tensor& tensor : tensors) {
+    count += static_cast<double>(tensor.numel());
+  }
+  return count;
+}
+
+double label_bytes(const Options& options) {
+  return 8.0 * static_cast<double>(options.batch * options.seq);
+}
+
+double input_bytes(const Options& options, const ModelConfig& config) {
+  const auto rows = static_cast<double>(options.batch);
+  if (!config.is_image()) return 8.0 * rows * static_cast<double>(options.seq);
+  const auto side = static_cast<double>(options.image_size);
+  return rows * 3 * side * side *
+         static_cast<double>(dtype_bytes(options.dtype));
+}
+
+}  // namespace
+
+double boundary_numel(const Options& options, const LayerList& layers,
+                      int cut) {
+  RankContext shapes(Device::meta());
+  const RankContext::Scope scope(shapes);
+  const ModelConfig config = model_config(options);
+  const Tensor sample =
+      config.is_image()
+          ? Tensor::empty({1, 3, options.image_size, options.image_size},
+                          {options.dtype})
+          : Tensor::empty({1, options.seq}, {DType::kI64});
+  const LayerInput crossing =
+      trace_shapes(layers, {sample}, options.dtype)[static_cast<std::size_t>(
+          cut)];
+  double numel = 0;
+  for (const ValueSpec& value : crossing.values) {
+    numel += static_cast<double>(shape_numel(value.shape));
+  }
+  return numel;
+}
+
+std::vector<double> step_traffic(const Options& options,
+                                 const Settings& settings, Trainer& trainer) {
+  if (settings.num_devices() == 1) return {0};
+  const double boundary =
+      static_cast<double>(options.batch) *
+      boundary_numel(options, trainer.layers(), trainer.cut()) *
+      static_cast<double>(dtype_bytes(options.dtype));
+  return {boundary + label_bytes(options), boundary};
+}
+
+std::vector<MemoryBill> memory_bills(const Options& options,
+                                     const Settings& settings,
+                                     Trainer& trainer) {
+  const int n = settings.num_devices();
+  const double states =
+      options.optimizer != "sgd"               ? 2
+      : options.optimizer_options.momentum > 0 ? 1
+                                               : 0;
+  const bool in_splits =
+      settings.variant != "model_parallel" && settings.split_size > 0 &&
+      settings.split_size < options.batch;
+  std::vector<MemoryBill> bills(static_cast<std::size_t>(n));
+  for (int i = 0; i < n; ++i) {
+    MemoryBill& bill = bills[static_cast<std::size_t>(i)];
+    const Tensors weights = trainer.part(i).parameters();
+    bill[MemoryKind::kParameter] =
+        bytes_of(weights) + bytes_of(trainer.part(i).buffers());
+    bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
+    bill[MemoryKind::kCommunication] = bill[MemoryKind::kInput] = 0;
+    if (options.steps == 0) continue;
+    // Of several splits, the next gradient of a weight stands beside the sum.
+    bill[MemoryKind::kGradient] =
+        bytes_of(weights) + (in_splits ? largest_of(weights) : 0);
+    bill[MemoryKind::kOptimizerState] =
+        states * elements_of(weights) *
+        (options.dtype == DType::kF64 ? 8.0 : 4.0);
+    bill[MemoryKind::kInput] = label_bytes(options);
+    if (i == 0) {
+      bill[MemoryKind::kInput] += input_bytes(options, trainer.config());
+      bill[MemoryKind::kCommunication] =
+          n == 1 ? 0 : step_traffic(options, settings, trainer)[1];
+    }
+  }
+  return bills;
+}
+
+}  // namespace shardbook::model_parallel

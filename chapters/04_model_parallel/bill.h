@@ -1,0 +1,27 @@
+#pragma once
+
+// What a step costs each device, by formula.
+
+#include <vector>
+
+#include "chapters/04_model_parallel/trainer.h"
+#include "chapters/common/report.h"
+
+namespace shardbook::model_parallel {
+
+/// Elements that cross the boundary for one sample.
+double boundary_numel(const Options& options, const LayerList& layers, int cut);
+
+/// Bytes that each device sends in one step: the first its activations and the
+/// labels, the second as many gradients.
+std::vector<double> step_traffic(const Options& options,
+                                 const Settings& settings, Trainer& trainer);
+
+/// Peaks of each device: its own parameters, gradients and optimizer state; on
+/// the first one, room for the gradient of the boundary. Activations are left
+/// open: a run on shapes tells.
+std::vector<MemoryBill> memory_bills(const Options& options,
+                                     const Settings& settings,
+                                     Trainer& trainer);
+
+}  // namespace shardbook::model_parallel

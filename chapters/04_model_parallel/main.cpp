@@ -1,0 +1,138 @@
+// Model parallelism: the first layers on one device, the others on another.
+//
+//   ch04_model_parallel
+//   ch04_model_parallel --variant model_parallel
+//   ch04_model_parallel --model resnet50 --batch 120 --image-size 128
+//       --split-size 20 --backend sim
+//
+// Read before: 01_data_parallel. Read next: 05_gpipe.
+
+#include <algorithm>
+#include <optional>
+
+#include "chapters/01_data_parallel/device_trace.h"
+#include "chapters/04_model_parallel/bill.h"
+#include "chapters/04_model_parallel/trainer.h"
+#include "chapters/common/report.h"
+#include "chapters/common/worlds.h"
+
+using namespace shardbook;
+using model_parallel::Settings;
+using model_parallel::Trainer;
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones, then this chapter's own.
+    Options options;
+    options.chapter = "04_model_parallel";
+    options.world_size = 2;
+    options.model = "resnet18";
+    options.optimizer = "sgd";
+    options.cluster = "kaggle-t4x2";
+    options.steps = 6;
+    Settings settings;
+    CommandLine line("ch04_model_parallel",
+                     "Model parallelism: half of the layers on each device.");
+    add_shared_options(line, options, {"threads", "gloo", "nccl", "sim"});
+    line.add("--variant", &settings.variant, "devices, and how they take turns",
+             model_parallel::kVariants);
+    line.add("--split-size", &settings.split_size, "rows of a split", 1);
+    line.add("--loss", &settings.loss, "mse: against one-hot labels",
+             {"mse", "cross_entropy"});
+    line.parse(argc, argv);
+    check_options(options);
+    SB_CHECK(options.backend == "threads" || options.backend == "sim",
+             "--backend ", options.backend,
+             ": one process works on both devices; use --backend threads or "
+             "sim, or 05_gpipe for ranks that are processes");
+    if (settings.variant == "single") {
+      // One device, and all of the batch, unless told otherwise
+      settings = model_parallel::on_one_device(settings);
+    }
+    SB_CHECK(options.world_size == 2, "--world-size ", options.world_size,
+             ": the model is cut once; give 2");
+    const int n = options.world_size = settings.num_devices();
+
+    // 2. Start the ranks: one, which owns both devices; each has its cores.
+    const auto cost = cost_model(options);
+    const int cores = std::max(1, num_threads() / 2);
+    std::vector<NamedTensor> trained;
+    std::vector<double> foreseen;  // activations of each device, on shapes
+    Report report = with_prediction(options, [&](const Options& options,
+                                                 Report& report) {
+      std::vector<Device> devices;
+      for (int i = 0; i < n; ++i) {
+        devices.push_back(
+            options.backend == "sim"
+                ? Device::meta(i, options.device_memory_bytes)
+                : Device::cpu(i, options.device_memory_bytes));
+      }
+      RankContext context(devices[0], /*rank=*/0, cores);
+      context.deterministic = options.deterministic;
+      RankContext::Scope scope(context);
+      std::optional<sim::ClockScope> clock;
+      if (cost != nullptr) {
+        clock.emplace(*cost, 0, n);
+        for (int i = 1; i < n; ++i) clock->clock().add_device(devices[i], i);
+      }
+
+      // 3. Name the axes of the device mesh: none, the devices are a list.
+      // 4. Build the model from the seed, each half where it will be.
+      // 5. Apply the strategy: a queue per device, a copy between the halves.
+      Trainer trainer(options, settings, devices, cores);
+      data_parallel::DeviceTraces traces(devices);
+      data_parallel::CopyLedger no_copies;
+      data_parallel::CopyLedger& ledger =
+          n > 1 ? *trainer.ledger() : no_copies;
+      if (!options.trace.empty()) traces.watch(context, ledger);
+
+      // 6. Train a few steps on the same data.
+      const TrainingLog log = train(
+          options, trainer.optimizer(), /*is_main=*/true,
+          [&](std::int64_t step) { return trainer.step(trainer.batch(step)); });
+      if (!options.trace.empty()) traces.write(options.trace);
+      if (options.backend != "sim") report.losses = log.losses;
+      report.wall_step_s = log.step_s;
+
+      const auto traffic =
+          model_parallel::step_traffic(options, settings, trainer);
+      auto bills = model_parallel::memory_bills(options, settings, trainer);
+      std::vector<sim::TimeSummary> times;
+      for (std::size_t i = 0; i < devices.size(); ++i) {
+        if (!foreseen.empty()) {
+          bills[i][MemoryKind::kActivation] = foreseen[i];
+        }
+        report.ranks.push_back(rank_report(
+            traffic[i] * static_cast<double>(options.steps),
+            data_parallel::bytes_sent(ledger.records(devices[i])), bills[i],
+            devices[i].memory()));
+        if (!clock) continue;
+        times.push_back(clock->clock().devices()[i]->summary());
+        report.timelines.push_back(clock->clock().devices()[i]->timeline());
+      }
+      if (options.backend == "sim") {
+        for (const Device& device : devices) {
+          foreseen.push_back(static_cast<double>(
+              device.memory().peak(MemoryKind::kActivation)));
+        }
+      }
+      if (clock) report.time = virtual_time(clock->clock(), times);
+      save_results(options, trainer.whole_model(), trainer.data());
+      trained = trainer.named_parameters();
+    });
+
+    // 7. Compare parameters with the single-device run, over the same splits.
+    if (options.check && options.backend != "sim") {
+      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
+      one.deterministic = options.deterministic;
+      RankContext::Scope alone(one);
+      report.parity = compare_with_one_device(
+          options, report.losses, trained,
+          model_parallel::train_reference(options, settings));
+    }
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    show_timeline(options, report);
+    return print_report(options, line, report);
+  });
+}

@@ -1,0 +1,177 @@
+#include "chapters/04_model_parallel/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "core/ops.h"
+
+namespace shardbook::model_parallel {
+
+Settings on_one_device(const Settings& settings) {
+  Settings one = settings;
+  one.variant = "single";
+  if (settings.variant != "pipeline") one.split_size = 0;
+  return one;
+}
+
+Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype) {
+  std::vector<float> values(static_cast<std::size_t>(labels.numel() * classes));
+  if (!labels.is_meta()) {
+    std::size_t row = 0;
+    for (const std::int64_t label : labels.to_vector<std::int64_t>()) {
+      SB_CHECK(0 <= label && label < classes, "one_hot: label ", label,
+               " of ", classes, " classes");
+      values[row++ * static_cast<std::size_t>(classes) +
+             static_cast<std::size_t>(label)] = 1;
+    }
+  }
+  const Tensor rows = Tensor::from_values(values, {labels.numel(), classes},
+                                          labels.device());
+  return to_dtype(rows, dtype);
+}
+
+Trainer::Trainer(const Options& options, const Settings& settings,
+                 const std::vector<Device>& devices, int num_threads)
+    : options_(options),
+      settings_(settings),
+      config_(model_config(options)),
+      data_(Dataset::open(options, config_)),
+      layers_(layers_of(config_)),
+      cut_(half_of(config_)) {
+  SB_CHECK(settings.loss == "cross_entropy" || config_.is_image(),
+           "--loss mse: for images; ", options.model,
+           " is trained with --loss cross_entropy");
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  if (settings.variant == "single") {
+    single_ = std::make_unique<Stage>(*layers_, 0, layers_->size(), init);
+  } else if (settings.variant == "pipeline") {
+    parallel_ = std::make_unique<PipelineParallel>(
+        *layers_, cut_, devices, init, settings.split_size, num_threads);
+  } else {
+    parallel_ = std::make_unique<ModelParallel>(*layers_, cut_, devices, init,
+                                                num_threads);
+  }
+  LoadedModel loaded;
+  if (!options.load.empty()) loaded = build_model(options);
+  for (int i = 0; i < settings.num_devices(); ++i) {
+    if (loaded.model != nullptr) {
+      std::vector<NamedTensor> values = loaded.model->named_parameters();
+      for (NamedTensor& each : loaded.model->named_buffers()) {
+        values.push_back(std::move(each));
+      }
+      part(i).load_values(values);
+    }
+    optimizers_.push_back(make_optimizer(
+        options.optimizer, part(i).parameters(), options.optimizer_options));
+  }
+}
+
+Trainer::~Trainer() = default;
+
+Stage& Trainer::part(int device) {
+  return single_ != nullptr ? *single_ : parallel_->half(device);
+}
+
+std::vector<NamedTensor> Trainer::named_parameters() {
+  return single_ != nullptr ? single_->named_parameters()
+                            : parallel_->named_parameters();
+}
+
+CopyLedger* Trainer::ledger() const {
+  return parallel_ == nullptr ? nullptr : parallel_->ledger().get();
+}
+
+Tensor Trainer::forward(const Tensor& inputs) {
+  if (parallel_ != nullptr) return (*parallel_)(inputs);
+  return forward_in_splits(*single_, inputs, settings_.split_size);
+}
+
+Tensor Trainer::loss_of(const Tensor& output, const Tensor& targets) {
+  // The labels must be where the output is
+  const Tensor labels = parallel_ == nullptr
+                            ? targets
+                            : send_labels(targets, output.device(),
+                                          parallel_->ledger());
+  if (settings_.loss == "cross_entropy") return language_loss(output, labels);
+  return mse_loss(output, one_hot(labels, config_.num_labels, output.dtype()));
+}
+
+StepResult Trainer::step(const Batch& batch, const StepMarks& marks) {
+  RandomState& random = RankContext::current().random;
+  random.batch = batch.slice;
+  random.next_op = 0;
+  StepResult result;
+  {
+    const Tensor loss = loss_of(forward(batch.inputs), batch.targets);
+    if (marks.forward_done) marks.forward_done();
+    // One graph: each device's part runs on a thread of its own
+    loss.backward();
+    result.loss = loss.item();
+  }
+  result.grad_norm = update();
+  return result;
+}
+
+double Trainer::update() {
+  for (const auto& optimizer : optimizers_) {
+    optimizer->set_lr(optimizers_[0]->options().lr);
+  }
+  // On all devices at the same time, each its own parameters
+  const auto on_each = [this](const std::function<void(std::size_t)>& work) {
+    if (single_ != nullptr) return work(0);
+    for (std::size_t i = 0; i < 2; ++i) {
+      parallel_->queue(static_cast<int>(i)).enqueue([&work, i] { work(i); });
+    }
+    synchronize({&parallel_->queue(0), &parallel_->queue(1)});
+  };
+  double norm = 0, factor = 1;
+  if (options_.clip > 0 || !options_.log.empty()) {
+    std::vector<double> norms(optimizers_.size());
+    on_each([&](std::size_t i) {
+      norms[i] = grad_norm(optimizers_[i]->parameters());
+    });
+    for (const double each : norms) norm += each * each;
+    norm = std::sqrt(norm);
+  }
+  if (options_.clip > 0) factor = std::min(1.0, options_.clip / (norm + 1e-6));
+  on_each([&](std::size_t i) {
+    optimizers_[i]->step(factor);
+    for (const Tensor& each : optimizers_[i]->parameters()) each.clear_grad();
+  });
+  return norm;
+}
+
+LoadedModel Trainer::whole_model() {
+  Options from_seed = options_;
+  from_seed.load.clear();
+  LoadedModel whole = build_model(from_seed);
+  std::vector<NamedTensor> values;
+  for (int i = 0; i < settings_.num_devices(); ++i) {
+    for (NamedTensor& each : part(i).named_parameters()) values.push_back(each);
+    for (NamedTensor& each : part(i).named_buffers()) values.push_back(each);
+  }
+  whole.model->load_values(values);
+  return whole;
+}
+
+ReferenceRun train_reference(const Options& options, const Settings& settings) {
+  Options quiet = options;
+  quiet.log.clear();
+  RankContext& context = RankContext::current();
+  Trainer trainer(quiet, on_one_device(settings), {context.device},
+                  context.num_threads);
+  ReferenceRun run;
+  run.losses = train(quiet, trainer.optimizer(), /*is_main=*/false,
+                     [&](std::int64_t step) {
+                       return trainer.step(trainer.batch(step));
+                     })
+                   .losses;
+  run.parameters = trainer.named_parameters();
+  return run;
+}
+
+}  // namespace shardbook::model_parallel

@@ -1,0 +1,93 @@
+#pragma once
+
+// Training on one device, on two in turn, or on two at the same time.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/04_model_parallel/model_parallel.h"
+#include "chapters/common/data.h"
+#include "chapters/common/training.h"
+
+namespace shardbook::model_parallel {
+
+/// "single": one device. "model_parallel": the naive schedule on two.
+/// "pipeline": splits on two.
+inline const std::vector<std::string> kVariants = {"single", "model_parallel",
+                                                   "pipeline"};
+
+/// The chapter's own options.
+struct Settings {
+  std::string variant = "pipeline";
+  /// Rows of a split; of `single`, 0 is the whole batch at once.
+  std::int64_t split_size = 6;
+  /// "mse" (against one-hot labels) or "cross_entropy".
+  std::string loss = "mse";
+
+  int num_devices() const { return variant == "single" ? 1 : 2; }
+};
+
+/// What is compared with a run: one device, over the same splits.
+Settings on_one_device(const Settings& settings);
+
+/// Labels i64 [n] as rows [n, classes] of zeros and a one, where they are.
+Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype);
+
+/// Where forward and backward of a step are, for whoever keeps time of them.
+struct StepMarks {
+  std::function<void()> forward_done;
+};
+
+class Trainer {
+ public:
+  /// `devices`: as many as the variant has; the first is the current one. Each
+  /// computes on `num_threads` cores. Loads --load. Throws Error for a loss or
+  /// a model that does not fit the variant.
+  Trainer(const Options& options, const Settings& settings,
+          const std::vector<Device>& devices, int num_threads);
+  ~Trainer();
+
+  /// The next batch, on the first device.
+  Batch batch(std::int64_t step) const { return data_.batch(step, options_.batch); }
+  Tensor forward(const Tensor& inputs);
+  /// Forward, loss, backward, and an update of each parameter where it lies.
+  /// The gradients' norm is computed where --clip or --log wants it.
+  StepResult step(const Batch& batch, const StepMarks& marks = {});
+  /// The first device's; the others follow its learning rate.
+  Optimizer& optimizer() { return *optimizers_[0]; }
+
+  /// Of each device.
+  Stage& part(int device);
+  std::vector<NamedTensor> named_parameters();
+  /// Null on one device.
+  CopyLedger* ledger() const;
+  const ModelConfig& config() const { return config_; }
+  const LayerList& layers() const { return *layers_; }
+  int cut() const { return cut_; }
+  const Dataset& data() const { return data_; }
+  /// The whole model with the present values, to be saved.
+  LoadedModel whole_model();
+
+ private:
+  Tensor loss_of(const Tensor& output, const Tensor& targets);
+  double update();
+
+  Options options_;
+  Settings settings_;
+  ModelConfig config_;
+  Dataset data_;
+  std::unique_ptr<LayerList> layers_;
+  int cut_ = 0;
+  std::unique_ptr<Stage> single_;
+  std::unique_ptr<ModelParallel> parallel_;
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  // by device
+};
+
+/// The whole run on one device, over the splits of `settings`: what a run is
+/// compared with. On the current device.
+ReferenceRun train_reference(const Options& options, const Settings& settings);
+
+}  // namespace shardbook::model_parallel
