@@ -189,6 +189,13 @@ bool every_tap_counts(const ConvShape& s) {
   return counts(s.kh, s.h, s.out_h()) && counts(s.kw, s.w, s.out_w());
 }
 
+// A product whose weight is larger than its images: convolution's primitives
+// would spend more on reordering the weight than they gain.
+bool is_better_as_product(DType dtype, const ConvShape& s) {
+  return dtype == DType::kF32 && is_product(s) &&
+         s.rows() <= std::min(s.in, s.out);
+}
+
 template <typename Fn>
 void in_order(KernelContext& context, DType dtype, const Fn& fn) {
   const InFixedOrder order(context);
@@ -200,6 +207,12 @@ void in_order(KernelContext& context, DType dtype, const Fn& fn) {
 void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
             const void* x, const void* weight, const void* bias, void* y) {
   if (shape.rows() * shape.out == 0) return;
+  if (!context.deterministic && is_better_as_product(dtype, shape)) {
+    return matmul(
+        context, dtype,
+        product_args(shape.rows(), shape.out, shape.in, false, true), x,
+        weight, y, bias);
+  }
   if (dnnl_has(context, dtype) &&
       conv_dnnl(context, dtype, ConvPass::kForward, shape,
                 const_cast<void*>(x), const_cast<void*>(weight), bias, y)) {
@@ -217,6 +230,12 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
                           const ConvShape& shape, const void* dy,
                           const void* weight, void* dx) {
   if (shape.n * shape.h * shape.w * shape.in == 0) return;
+  if (!context.deterministic && is_better_as_product(dtype, shape)) {
+    return matmul(
+        context, dtype,
+        product_args(shape.rows(), shape.in, shape.out, false, false), dy,
+        weight, dx);
+  }
   if (dnnl_has(context, dtype) &&
       conv_dnnl(context, dtype, ConvPass::kBackwardData, shape, dx,
                 const_cast<void*>(weight), nullptr, const_cast<void*>(dy))) {
@@ -232,6 +251,11 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
 void conv2d_backward_weight(KernelContext& context, DType dtype,
                             const ConvShape& shape, const void* x,
                             const void* dy, void* dweight) {
+  if (!context.deterministic && is_better_as_product(dtype, shape)) {
+    return matmul(context, dtype,
+                  product_args(shape.out, shape.in, shape.rows(), true, false),
+                  dy, x, dweight);
+  }
   if (dnnl_has(context, dtype) && shape.rows() > 0 &&
       (dtype == DType::kF32 || every_tap_counts(shape)) &&
       conv_dnnl(context, dtype, ConvPass::kBackwardWeight, shape,

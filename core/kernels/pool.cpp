@@ -83,36 +83,43 @@ void max_pool_backward(KernelContext&, DType dtype, const PoolShape& s,
   dispatch_floating("max_pool_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* grad = static_cast<const T*>(dy);
-    // Each pixel asks the windows over it: nothing is written twice.
+    // Each pixel asks the windows over it: nothing is written twice. Some
+    // channels at a time, whose sums stay in registers.
+    constexpr std::int64_t kChannels = 32;
     const auto pixel = [&](std::int64_t image, std::int64_t y, std::int64_t x,
-                           Compute<T>* sums) {
-      std::fill_n(sums, s.c, Compute<T>(0));
+                           std::int64_t first, std::int64_t size, T* out) {
       const Places rows = windows_over(y, s, oh), cols = windows_over(x, s, ow);
+      Compute<T> sums[kChannels] = {};
       for (std::int64_t i = rows.from; i < rows.to; ++i) {
         for (std::int64_t j = cols.from; j < cols.to; ++j) {
-          const std::int64_t at = ((image * oh + i) * ow + j) * s.c;
+          const std::int64_t at = ((image * oh + i) * ow + j) * s.c + first;
           const auto tap = static_cast<std::int32_t>(
               (y + s.padding - i * s.stride) * s.size +
               (x + s.padding - j * s.stride));
-          for (std::int64_t c = 0; c < s.c; ++c) {
-            sums[c] += taps[at + c] == tap ? widen(grad[at + c]) : 0;
+          const auto add = [&](std::int64_t c) {
+            const Compute<T> g = widen(grad[at + c]);
+            sums[c] += taps[at + c] == tap ? g : Compute<T>(0);
+          };
+          if (size == kChannels) {
+            for (std::int64_t c = 0; c < kChannels; ++c) add(c);
+          } else {
+            for (std::int64_t c = 0; c < size; ++c) add(c);
           }
         }
       }
+      for (std::int64_t c = 0; c < size; ++c) out[c] = narrow<T>(sums[c]);
     };
-    parallel_for(0, s.n * s.h, row_grain(s.w * s.c),
-                 [&](std::int64_t from, std::int64_t to) {
-                   std::vector<Compute<T>> sums(s.c);
-                   for (std::int64_t row = from; row < to; ++row) {
-                     for (std::int64_t x = 0; x < s.w; ++x) {
-                       pixel(row / s.h, row % s.h, x, sums.data());
-                       T* out = static_cast<T*>(dx) + (row * s.w + x) * s.c;
-                       for (std::int64_t c = 0; c < s.c; ++c) {
-                         out[c] = narrow<T>(sums[c]);
-                       }
-                     }
-                   }
-                 });
+    parallel_for(
+        0, s.n * s.h, row_grain(s.w * s.c),
+        [&](std::int64_t from, std::int64_t to) {
+          for (std::int64_t at = from * s.w; at < to * s.w; ++at) {
+            for (std::int64_t c = 0; c < s.c; c += kChannels) {
+              pixel(at / s.w / s.h, at / s.w % s.h, at % s.w, c,
+                    std::min(kChannels, s.c - c),
+                    static_cast<T*>(dx) + at * s.c + c);
+            }
+          }
+        });
   });
 }
 
