@@ -226,6 +226,13 @@ StageRun run_forward(Module& stage, const Tensors& received,
                      received, spec);
 }
 
+StageRun run_forward_again(const StageFunction& stage, const Tensors& received,
+                           const LayerInput& spec, const RandomState& random) {
+  const ContextValue<RandomState> replay(&RankContext::random, random);
+  const ContextValue<bool> flag(&RankContext::is_recomputing, true);
+  return run_forward(stage, received, spec);
+}
+
 Tensors run_backward(StageRun run, Tensors grad_outputs) {
   run.outputs.clear();
   bool any = false;

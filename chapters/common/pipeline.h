@@ -22,6 +22,7 @@
 #include "chapters/common/stages.h"
 #include "chapters/common/training.h"
 #include "comm/process_group.h"
+#include "core/context.h"
 #include "core/optim.h"
 
 namespace shardbook {
@@ -115,6 +116,10 @@ StageRun run_forward(const StageFunction& stage, const Tensors& received,
                      const LayerInput& spec);
 StageRun run_forward(Module& stage, const Tensors& received,
                      const LayerInput& spec);
+/// The same once more, for a micro-batch whose first run kept no graph: `random`
+/// is what the first run began with.
+StageRun run_forward_again(const StageFunction& stage, const Tensors& received,
+                           const LayerInput& spec, const RandomState& random);
 /// Gradients of the inputs (undefined where they need none); those of the
 /// parameters are accumulated. Frees the graph, and each of `grad_outputs` when
 /// it has been used: one per output, undefined where none came.

@@ -182,6 +182,9 @@ Stage::Stage(const LayerList& layers, int begin, int end,
           return seen.emplace(name, tensor).first->second;
         });
   }
+  // Sender and receiver agree on an order
+  std::sort(incoming_.begin(), incoming_.end());
+  std::sort(outgoing_.begin(), outgoing_.end());
 }
 
 Stage::Stage(const Stage& other)

@@ -71,7 +71,8 @@ class Stage : public Module {
   std::string type_name() const override { return "Stage"; }
 
   int size() const { return static_cast<int>(layers_.size()); }
-  /// Names of skips that come from earlier stages, and go to later ones.
+  /// Names of skips that come from earlier stages, and go to later ones; in
+  /// alphabetical order.
   const std::vector<std::string>& incoming() const { return incoming_; }
   const std::vector<std::string>& outgoing() const { return outgoing_; }
   /// The i-th layer of this stage.
