@@ -83,11 +83,12 @@ void check_routes(const Schedule& s) {
 /// What a rank has done so far.
 class RankState {
  public:
-  RankState(const Schedule& s, int rank)
-      : s_(s), rank_(rank), chunks_(at(s.num_chunks(rank))) {
-    for (int c = 0; at(c) < chunks_.size(); ++c) {
-      chunks_[at(c)].done.assign(at(s.num_micro_batches), 0);
-      chunks_[at(c)].stage = find_stage(c);
+  /// `stages`: by chunk, -1 for none.
+  RankState(const Schedule& s, int rank, const std::vector<int>& stages)
+      : s_(s), rank_(rank), chunks_(stages.size()) {
+    for (std::size_t c = 0; c < chunks_.size(); ++c) {
+      chunks_[c].done.assign(at(s.num_micro_batches), 0);
+      chunks_[c].stage = stages[c];
     }
   }
 
@@ -107,15 +108,6 @@ class RankState {
   };
 
   static unsigned bit(ActionKind kind) { return 1u << static_cast<int>(kind); }
-  int find_stage(int chunk) const {
-    for (const Route& route : s_.routes) {
-      for (int stage = 0; stage < s_.num_stages; ++stage) {
-        const Place& place = route[at(stage)];
-        if (place.rank == rank_ && place.chunk == chunk) return stage;
-      }
-    }
-    return -1;
-  }
   bool comes_here(int b, int chunk) const {
     const int stage = chunks_[at(chunk)].stage;
     if (stage < 0) return false;
@@ -250,7 +242,7 @@ class Checker {
   explicit Checker(const Schedule& s)
       : s_(s), dependencies_(s), ticks_(at(s.num_ranks)) {
     for (int rank = 0; rank < s.num_ranks; ++rank) {
-      states_.emplace_back(s, rank);
+      states_.emplace_back(s, rank, dependencies_.stages(rank));
       ends_.emplace_back(s.actions[at(rank)].size(), -1);
     }
   }
@@ -383,14 +375,22 @@ class Checker {
     std::rotate(chain.begin(), std::min_element(chain.begin(), chain.end()),
                 chain.end());
     std::string text = "deadlock: ";
+    constexpr std::size_t kShown = 8;
+    const std::size_t num_more =
+        chain.size() > kShown ? chain.size() - kShown : 0;
+    const int first = chain[0];
+    chain.resize(chain.size() - num_more);
     for (const int each : chain) {
       const ActionPlace what = blocker(each);
-      text += (each == chain[0] ? "rank " : ", rank ") + std::to_string(each) +
+      text += (each == first ? "rank " : ", rank ") + std::to_string(each) +
               " (at " + to_string(s_.actions[at(each)][at(next_[at(each)])]) +
               ") waits for " + to_string(what.action) + " of rank " +
               std::to_string(what.rank);
     }
-    fail(chain[0], text);
+    if (num_more > 0) {
+      text += ", and so on for " + std::to_string(num_more) + " more ranks";
+    }
+    fail(first, text);
   }
 
   const Schedule& s_;
@@ -405,8 +405,17 @@ class Checker {
 
 Dependencies::Dependencies(const Schedule& schedule) : schedule_(schedule) {
   const int m = schedule.num_micro_batches;
+  stages_.resize(at(schedule.num_ranks));
+  for (const Route& route : schedule.routes) {
+    for (int stage = 0; at(stage) < route.size(); ++stage) {
+      const Place& place = route[at(stage)];
+      auto& row = stages_[at(place.rank)];
+      row.resize(std::max(row.size(), at(place.chunk) + 1), -1);
+      row[at(place.chunk)] = stage;
+    }
+  }
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
-    const int chunks = schedule.num_chunks(rank);
+    const auto chunks = static_cast<int>(stages_[at(rank)].size());
     std::vector<int> index(at(chunks) * at(m) * kKinds, -1);
     int i = 0;
     for (const Action& each : schedule.actions[at(rank)]) {
@@ -442,11 +451,19 @@ ActionPlace Dependencies::find(const Place& place, int micro_batch,
   return result;
 }
 
+int Dependencies::stage(int rank, int chunk) const {
+  return stages_[at(rank)][at(chunk)];
+}
+
+const std::vector<int>& Dependencies::stages(int rank) const {
+  return stages_[at(rank)];
+}
+
 std::vector<ActionPlace> Dependencies::of(int rank, int index) const {
   const auto& list = schedule_.actions[at(rank)];
   const Action& a = list[at(index)];
   const Place here{rank, a.chunk};
-  const int b = a.micro_batch, stage = schedule_.stage_at(rank, a.chunk);
+  const int b = a.micro_batch, stage = this->stage(rank, a.chunk);
   std::vector<ActionPlace> result;
   switch (a.kind) {
     case ActionKind::kForward:

@@ -39,6 +39,10 @@ class Dependencies {
   explicit Dependencies(const Schedule& schedule);
   /// `rank`'s action at `index`, whose numbers are in range.
   std::vector<ActionPlace> of(int rank, int index) const;
+  /// Schedule::stage_at, without a search.
+  int stage(int rank, int chunk) const;
+  /// The stages of a rank's chunks; -1 where there is none.
+  const std::vector<int>& stages(int rank) const;
 
  private:
   ActionPlace find(const Place& place, int micro_batch,
@@ -46,6 +50,7 @@ class Dependencies {
   const Schedule& schedule_;
   /// By rank, chunk, micro-batch and kind: the first such action's index.
   std::vector<std::vector<int>> index_;
+  std::vector<std::vector<int>> stages_;  ///< by rank and chunk; -1: none
 };
 
 }  // namespace shardbook::pipeline

@@ -47,7 +47,7 @@ class Player {
 
  private:
   const Costs& costs(int rank, int chunk) const {
-    return costs_[at(schedule_.stage_at(rank, chunk))];
+    return costs_[at(dependencies_.stage(rank, chunk))];
   }
 
   /// The time at which all is there that an action reads, or false.

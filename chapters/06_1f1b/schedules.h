@@ -101,7 +101,8 @@ struct ScheduleOptions {
 };
 /// Names that make_schedule knows.
 const std::vector<std::string>& schedule_names();
-/// Throws Error that lists the names when there is none like this.
+/// A name, or FILE.json with the ranks and micro-batches of the options. Throws
+/// Error that lists the names when there is none like this.
 Schedule make_schedule(const std::string& name, const ScheduleOptions& options);
 
 }  // namespace shardbook::pipeline::schedules

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 
+#include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "core/check.h"
 
@@ -47,6 +48,18 @@ const std::map<std::string, Maker>& makers() {
   return all;
 }
 
+/// A schedule from a file, which fits what else is asked for.
+Schedule read_fitting(const std::string& file, const ScheduleOptions& o) {
+  Schedule schedule = read_schedule(file);
+  SB_CHECK(schedule.num_ranks == o.num_ranks, "--schedule ", file,
+           ": lists of ", schedule.num_ranks, " ranks; there are ",
+           o.num_ranks);
+  SB_CHECK(schedule.num_micro_batches == o.micro_batches * o.batches,
+           "--schedule ", file, ": it has ", schedule.num_micro_batches,
+           " micro-batches; give --micro-batches ", schedule.num_micro_batches);
+  return schedule;
+}
+
 }  // namespace
 
 const std::vector<std::string>& schedule_names() {
@@ -60,13 +73,16 @@ const std::vector<std::string>& schedule_names() {
 
 Schedule make_schedule(const std::string& name,
                        const ScheduleOptions& options) {
+  if (name.size() > 5 && name.substr(name.size() - 5) == ".json") {
+    return read_fitting(name, options);
+  }
   const auto found = makers().find(name);
   std::string known;
   for (const std::string& each : schedule_names()) {
     known += (known.empty() ? "" : ", ") + each;
   }
   SB_CHECK(found != makers().end(), "--schedule ", name, ": give one of ",
-           known);
+           known, ", or FILE.json");
   return found->second(options);
 }
 
