@@ -1,0 +1,319 @@
+// ResNets: torchvision's names and sizes, layers as a list, images as data.
+
+#include "chapters/common/resnet.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "chapters/00_single_device/single_device.h"
+#include "chapters/common/checkpoint.h"
+#include "chapters/common/data.h"
+#include "chapters/common/report.h"
+#include "chapters/common/training.h"
+#include "core/autograd.h"
+
+namespace shardbook {
+namespace {
+
+constexpr char kBasic[] =
+    R"({"model_type": "resnet", "depths": [1, 2], "embedding_size": 8,
+        "num_labels": 10})";
+constexpr char kBottleneck[] =
+    R"({"model_type": "resnet", "depths": [1, 1, 1], "embedding_size": 4,
+        "layer_type": "bottleneck", "num_labels": 7})";
+
+std::unique_ptr<Module> on_meta(const std::string& name) {
+  InitOptions init;
+  init.device = Device::meta();
+  return make_model(ModelConfig::read(name), init);
+}
+
+Options image_options(const std::string& model) {
+  Options options;
+  options.model = model;
+  options.data = "random";
+  options.image_size = 32;
+  options.batch = 6;
+  options.seq = 1;
+  options.steps = 2;
+  options.optimizer = "sgd";
+  options.optimizer_options.lr = 0.05;
+  return options;
+}
+
+std::string error_of(const std::function<void()>& statement) {
+  try {
+    statement();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ResNet, HasTorchvisionsNamesAndSizes) {
+  const auto small = on_meta("resnet18"), large = on_meta("resnet50");
+  EXPECT_EQ(small->num_parameters(), 11689512);
+  EXPECT_EQ(large->num_parameters(), 25557032);
+  EXPECT_EQ(small->named_parameters().size(), 62u);
+  EXPECT_EQ(large->named_parameters().size(), 161u);
+  EXPECT_EQ(large->named_buffers().size(), 106u);
+  std::map<std::string, Shape> shapes;
+  for (const NamedTensor& each : large->named_parameters()) {
+    shapes[each.name] = each.tensor.shape();
+  }
+  EXPECT_EQ(shapes.at("conv1.weight"), (Shape{64, 3, 7, 7}));
+  EXPECT_EQ(shapes.at("bn1.bias"), (Shape{64}));
+  EXPECT_EQ(shapes.at("layer1.0.downsample.0.weight"), (Shape{256, 64, 1, 1}));
+  EXPECT_EQ(shapes.at("layer2.3.conv2.weight"), (Shape{128, 128, 3, 3}));
+  EXPECT_EQ(shapes.at("layer4.2.bn3.weight"), (Shape{2048}));
+  EXPECT_EQ(shapes.at("fc.weight"), (Shape{1000, 2048}));
+  EXPECT_EQ(large->named_buffers()[0].name, "bn1.running_mean");
+}
+
+TEST(ResNet, SizeIsTheModels) {
+  for (const std::string name : {"resnet18", "resnet50", kBasic, kBottleneck}) {
+    const auto model = on_meta(name);
+    double statistics = 0;
+    for (const Tensor& buffer : model->buffers()) {
+      statistics += static_cast<double>(buffer.numel());
+    }
+    const ResNetSize size = resnet_size(ModelConfig::read(name));
+    EXPECT_EQ(size.trained, static_cast<double>(model->num_parameters()));
+    EXPECT_EQ(size.statistics, statistics);
+  }
+}
+
+// The experiment of the model-parallel chapter cuts behind layer2.
+TEST(ResNet, ImagesOf128LeaveLayer2With131072Values) {
+  const auto layers = layers_of(ModelConfig::read("resnet50"));
+  ASSERT_EQ(layers->size(), 18);
+  EXPECT_EQ(layers->name(8), "layer3.0");
+  const Tensor images =
+      Tensor::empty({120, 3, 128, 128}, {DType::kF32, Device::meta()});
+  const auto inputs = trace_shapes(*layers, {images}, DType::kF32);
+  EXPECT_EQ(inputs[8].values[0].shape, (Shape{120, 16, 16, 512}));
+  EXPECT_TRUE(inputs[8].values[0].needs_grad);
+  EXPECT_EQ(inputs[18].values[0].shape, (Shape{120, 1000}));
+}
+
+TEST(ResNet, LayersOneByOneAreTheModel) {
+  for (const char* text : {kBasic, kBottleneck}) {
+    const ModelConfig config = ModelConfig::read(text);
+    InitOptions init;
+    init.seed = 3;
+    const auto model = make_model(config, init);
+    const auto layers = layers_of(config);
+    const int cut = layers->size() / 2;
+    Stage first(*layers, 0, cut, init);
+    Stage second(*layers, cut, layers->size(), init);
+    const Batch batch =
+        Dataset::open(image_options(text), config).batch(0, 6);
+    language_loss((*model)(batch.inputs), batch.targets).backward();
+    language_loss(second(first(batch.inputs)), batch.targets).backward();
+    std::map<std::string, Tensor> expected;
+    for (const NamedTensor& each : model->named_parameters()) {
+      expected[each.name] = each.tensor;
+    }
+    std::size_t found = 0;
+    for (Stage* stage : {&first, &second}) {
+      for (const NamedTensor& each : stage->named_parameters()) {
+        const Tensor& whole = expected.at(each.name);
+        EXPECT_TRUE(bitwise_equal(each.tensor, whole)) << each.name;
+        EXPECT_TRUE(bitwise_equal(each.tensor.grad(), whole.grad()))
+            << each.name;
+        found += 1;
+      }
+    }
+    EXPECT_EQ(found, expected.size());
+  }
+}
+
+TEST(ResNet, AnImageAloneIsTheSameInEvaluation) {
+  Deterministic deterministic;
+  const auto model = make_model(ModelConfig::read(kBottleneck), InitOptions{});
+  model->train(false);
+  NoGrad no_grad;
+  const Batch batch = Dataset::open(image_options(kBottleneck),
+                                    ModelConfig::read(kBottleneck))
+                          .batch(0, 4);
+  const Tensor all = (*model)(batch.inputs);
+  for (std::int64_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(bitwise_equal((*model)(batch.inputs.rows_view(i, i + 1)),
+                              all.rows_view(i, i + 1)));
+  }
+}
+
+TEST(ResNet, RecomputationChangesNothing) {
+  for (const char* text : {kBasic, kBottleneck}) {
+    auto run = [&](bool recompute) {
+      RankContext context(Device::cpu(0), /*rank=*/0, /*num_threads=*/1);
+      RankContext::Scope scope(context);
+      const Options options = image_options(text);
+      single_device::SingleDeviceOptions how;
+      how.num_micro_batches = 2;
+      how.recompute = recompute;
+      single_device::SingleDevice device(options, how);
+      train(options, device.optimizer(), false,
+            [&](std::int64_t k) { return device.step(k); });
+      auto state = device.model().model->named_parameters();
+      for (auto& each : device.model().model->named_buffers()) {
+        state.push_back(each);
+      }
+      return state;
+    };
+    const auto plain = run(false), again = run(true);
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_TRUE(bitwise_equal(plain[i].tensor, again[i].tensor))
+          << plain[i].name;
+    }
+  }
+}
+
+TEST(ResNet, BillIsCounted) {
+  for (const char* text : {kBasic, kBottleneck}) {
+    for (const int pieces : {1, 3}) {
+      RankContext context(Device::cpu(0));
+      RankContext::Scope scope(context);
+      Options options = image_options(text);
+      options.optimizer = "adamw";
+      single_device::SingleDeviceOptions how;
+      how.num_micro_batches = pieces;
+      single_device::SingleDevice device(options, how);
+      train(options, device.optimizer(), false,
+            [&](std::int64_t k) { return device.step(k); });
+      const MemoryStats& counted = context.device.memory();
+      const MemoryBill bill = device.bill();
+      for (std::size_t k = 0; k < bill.bytes.size(); ++k) {
+        if (bill.bytes[k] < 0) continue;
+        EXPECT_EQ(static_cast<double>(counted.peak_by_kind[k]), bill.bytes[k])
+            << memory_kind_name(static_cast<MemoryKind>(k)) << " in " << pieces;
+      }
+    }
+  }
+}
+
+TEST(ResNet, IsSavedAndLoadedWithItsConfig) {
+  const std::string path = (std::filesystem::temp_directory_path() /
+                            ("resnet_" + std::to_string(getpid())))
+                               .string();
+  const ModelConfig config = ModelConfig::read(kBottleneck);
+  InitOptions init, other;
+  init.seed = 1, other.seed = 2;
+  const auto model = make_model(config, init), copy = make_model(config, other);
+  const Batch batch = Dataset::open(image_options(kBottleneck), config)
+                          .batch(0, 6);
+  (*model)(batch.inputs);  // running statistics
+  save_model(path, *model, config);
+  load_model(path, *copy);
+  EXPECT_EQ(config_of_file(path).to_json(), config.to_json());
+  std::filesystem::remove(path);
+  model->train(false);
+  copy->train(false);
+  EXPECT_TRUE(bitwise_equal((*model)(batch.inputs).detach(),
+                            (*copy)(batch.inputs).detach()));
+}
+
+TEST(ResNetConfig, RefusesWhatIsNoResNet) {
+  const auto read = [](const std::string& rest) {
+    return error_of([&] {
+      ModelConfig::read(R"({"model_type": "resnet", )" + rest + "}");
+    });
+  };
+  EXPECT_NE(read(R"("depths": [2, 0])").find("\"depths\" is [2,0]"),
+            std::string::npos);
+  EXPECT_NE(read(R"("depths": [])").find("\"depths\""), std::string::npos);
+  EXPECT_NE(read(R"("layer_type": "wide")").find("\"bottleneck\""),
+            std::string::npos);
+  EXPECT_NE(read(R"("num_labels": -1)").find("\"num_labels\""),
+            std::string::npos);
+  EXPECT_NE(read(R"("embedding_size": 1000000)").find("\"embedding_size\""),
+            std::string::npos);
+  Options options = image_options("resnet18");
+  options.dropout = 0.5;
+  EXPECT_NE(error_of([&] { model_config(options); }).find("--dropout"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { refuse_image_models(options, "because"); })
+                .find("--model resnet18: because"),
+            std::string::npos);
+}
+
+TEST(Images, DependOnTheSampleAlone) {
+  Options options = image_options(kBasic);
+  const ModelConfig config = ModelConfig::read(kBasic);
+  const Dataset data = Dataset::open(options, config);
+  const Batch whole = data.batch(1, 6);
+  EXPECT_EQ(whole.inputs.shape(), (Shape{6, 3, 32, 32}));
+  const Batch some = data.batch(1, 6, {1, 2}, 3);
+  const auto labels = whole.targets.to_vector<std::int64_t>();
+  for (std::int64_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(bitwise_equal(some.inputs.rows_view(i, i + 1),
+                              whole.inputs.rows_view(1 + 2 * i, 2 + 2 * i)));
+    EXPECT_EQ(some.targets.to_vector<std::int64_t>()[static_cast<std::size_t>(i)],
+              labels[static_cast<std::size_t>(1 + 2 * i)]);
+  }
+  // Another step, another seed: other images
+  EXPECT_GT(max_abs_difference(whole.inputs, data.batch(0, 6).inputs), 1);
+  options.seed = 1;
+  EXPECT_GT(max_abs_difference(
+                whole.inputs, Dataset::open(options, config).batch(1, 6).inputs),
+            1);
+}
+
+TEST(Images, AreStandardNormalWithUniformLabels) {
+  Options options = image_options(kBasic);
+  options.dtype = DType::kF64;
+  const Batch batch =
+      Dataset::open(options, ModelConfig::read(kBasic)).batch(0, 400);
+  EXPECT_EQ(batch.inputs.dtype(), DType::kF64);
+  double sum = 0, squares = 0;
+  for (const double v : batch.inputs.to_vector<double>()) {
+    sum += v, squares += v * v;
+  }
+  const auto count = static_cast<double>(batch.inputs.numel());
+  // Five standard errors
+  EXPECT_NEAR(sum / count, 0, 5 / std::sqrt(count));
+  EXPECT_NEAR(squares / count, 1, 5 * std::sqrt(2 / count));
+  std::set<std::int64_t> seen;
+  for (const std::int64_t label : batch.targets.to_vector<std::int64_t>()) {
+    EXPECT_GE(label, 0);
+    EXPECT_LT(label, 10);
+    seen.insert(label);
+  }
+  EXPECT_EQ(seen.size(), 10u);
+}
+
+TEST(Images, AreRandomOnly) {
+  Options options = image_options(kBasic);
+  options.data = "book";
+  EXPECT_NE(error_of([&] {
+              Dataset::open(options, ModelConfig::read(kBasic));
+            }).find("--data random"),
+            std::string::npos);
+}
+
+TEST(Images, AreTheDefaultOfImageModels) {
+  const auto parsed = [](std::vector<std::string> arguments) {
+    Options options;
+    CommandLine line("program", "A program.");
+    add_shared_options(line, options);
+    std::vector<char*> argv;
+    arguments.insert(arguments.begin(), "program");
+    for (std::string& each : arguments) argv.push_back(each.data());
+    line.parse(static_cast<int>(argv.size()), argv.data());
+    return options;
+  };
+  EXPECT_EQ(parsed({"--model", "resnet18"}).data, "random");
+  EXPECT_EQ(parsed({"--model", "resnet18", "--data", "book"}).data, "book");
+  EXPECT_EQ(parsed({}).data, "book");
+  EXPECT_EQ(parsed({"--model", "resnet50", "--image-size", "128"}).image_size,
+            128);
+}
+
+}  // namespace
+}  // namespace shardbook
