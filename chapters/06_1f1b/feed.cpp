@@ -38,7 +38,9 @@ Tensor LanguageFeed::loss(int micro_batch, const Tensors& outputs) {
 }
 
 Tensors LanguageFeed::example(std::int64_t rows) const {
-  return {Tensor::empty({rows, data_.seq()}, {DType::kI64, Device::meta()})};
+  RankContext on_shapes(Device::meta());
+  const RankContext::Scope scope(on_shapes);
+  return {data_.batch(0, rows_per_step_, BatchSlice{}, rows).inputs};
 }
 
 }  // namespace shardbook::pipeline

@@ -6,6 +6,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/inplace.h"
+#include "core/ops.h"
 
 namespace shardbook::pipeline {
 
@@ -135,30 +136,29 @@ double StashedUpdates::gradient_error(const VersionUse& use,
     }
     autograd::backward({run.end}, {Tensor::empty({0})}, /*retain_graph=*/true);
     run.grad_outputs->clear();
-    std::vector<std::vector<double>> values;
+    Tensors values;
     for (const Tensor& each : model_.parameters()) {
-      values.push_back(each.grad().defined()
-                           ? each.grad().to_vector<double>()
-                           : std::vector<double>());
-      each.clear_grad();
+      values.push_back(each.grad().defined() ? each.grad()
+                                             : each.zeros_like());
+      each.set_grad(Tensor());
     }
     for (const Tensor& input : run.inputs) {
       if (!input.requires_grad()) continue;
-      values.push_back(input.grad().to_vector<double>());
-      input.clear_grad();
+      values.push_back(input.grad());
+      input.set_grad(Tensor());
     }
     return values;
   };
-  const auto truth = gradients(use.forward), wrong = gradients(use.newest);
+  const Tensors truth = gradients(use.forward), wrong = gradients(use.newest);
   for (std::size_t i = 0; i < before.size(); ++i) {
     model_.parameters()[i].set_grad(before[i]);
   }
+  const NoGrad no_grad;
   double difference = 0, norm = 0;
   for (std::size_t i = 0; i < truth.size(); ++i) {
-    for (std::size_t j = 0; j < truth[i].size(); ++j) {
-      difference += std::pow(wrong[i][j] - truth[i][j], 2);
-      norm += truth[i][j] * truth[i][j];
-    }
+    const Tensor apart = sub(wrong[i], truth[i]);
+    difference += sum(mul(apart, apart)).item();
+    norm += sum(mul(truth[i], truth[i])).item();
   }
   return norm > 0 ? std::sqrt(difference / norm) : 0;
 }

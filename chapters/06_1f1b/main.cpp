@@ -1,0 +1,130 @@
+// 1F1B and its family: one engine, and schedules as data.
+//
+//   ch06_1f1b --world-size 4
+//   ch06_1f1b --world-size 4 --schedule zb-h1 --micro-batches 12
+//   ch06_1f1b --world-size 2 --schedule interleaved --chunks 2
+//   ch06_1f1b --world-size 4 --schedule pipedream --no-stash
+//   ch06_1f1b --world-size 4 --schedule dualpipe --print-schedule
+//   ch06_1f1b --world-size 8 --backend sim --model gpt-175b --dtype bf16
+//     --batch 64 --micro-batches 64 --seq 2048
+//
+// Read before: 05_gpipe. Read next: 07_tensor_parallel.
+
+#include "chapters/06_1f1b/picture.h"
+#include "chapters/06_1f1b/trainer.h"
+#include "chapters/common/report.h"
+#include "chapters/common/trace.h"
+#include "chapters/common/worlds.h"
+#include "comm/processes.h"
+
+using namespace shardbook;
+
+namespace {
+
+void add_options(CommandLine& line, pipeline::TrainerOptions& how) {
+  line.add("--schedule", &how.schedule,
+           "naive, gpipe, 1f1b, 1f1b-clocked, interleaved, "
+           "interleaved-grouped, zb-h1, zb-h2, dualpipe, pipedream, "
+           "pipedream-2bw, or FILE.json");
+  line.add("--micro-batches", &how.micro_batches,
+           "pieces of a batch (rule CEIL: there may be fewer)", 1);
+  line.add("--chunks", &how.chunks, "interleaved: stages per rank", 2);
+  line.add("--group", &how.group,
+           "interleaved-grouped: micro-batches after which chunks take turns; "
+           "0: the ranks");
+  line.add("--replicas", &how.replicas, "pipedream: ranks of each stage (2,1)");
+  line.add("--partition", &how.partition,
+           "where to cut: uniform, parameters, type:REGEX, or layers of each "
+           "stage (2,1,2)");
+  line.add("--stash", &how.stash,
+           "pipedream: backward reads the weights that its forward read");
+  line.add("--vertical-sync", &how.vertical_sync,
+           "pipedream: a mini-batch reads the same version at every stage");
+  line.add("--print-schedule", &how.print_schedule,
+           "draw it and what it costs, and run nothing");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones, then this chapter's own.
+    Options options;
+    options.chapter = "06_1f1b";
+    pipeline::TrainerOptions how;
+    CommandLine line("ch06_1f1b",
+                     "PipeDream, 1F1B, interleaved, zero bubble, DualPipe.");
+    add_shared_options(line, options);
+    add_options(line, how);
+    line.parse(argc, argv);
+    check_options(options);
+    const pipeline::Plan plan = pipeline::make_plan(options, how);
+    if (how.print_schedule) {
+      pipeline::print_schedule(plan.schedule);
+      return 0;
+    }
+
+    // 2. Start the ranks: threads of this process, processes, or fibers.
+    if (options.backend == "gloo") {
+      if (const auto status =
+              launch_processes(options.world_size, launch_options(options))) {
+        return *status;
+      }
+    }
+    std::vector<NamedTensor> trained;
+    std::string staleness;
+    const ChapterBody body = [&](const Options& as, ProcessGroup& world,
+                                 Report& report) {
+      const bool is_main = world.rank() == 0;
+      Options options_here = as;
+      // A run without flushes is one schedule from the first step to the last
+      if (plan.is_asynchronous()) options_here.steps = options.steps;
+      TraceScope trace(as, world);
+
+      // 3. Name the axes of the device mesh: one, "pp", is the whole world.
+      // 4. Build the same model from the same seed: this rank's stages of it.
+      // 5. Apply the strategy: an engine that walks down this rank's list.
+      pipeline::Trainer trainer(options_here, how, plan, world);
+
+      // 6. Train a few steps on the same data.
+      const TrainingLog log =
+          train(options_here, trainer.optimizer(), is_main,
+                [&](std::int64_t step) { return trainer.step(step); });
+      trainer.finish();
+
+      finish_rank(options_here, world, log, trainer.predicted_bytes(),
+                  trainer.bill(), report);
+      trace.write();
+      if (as.backend == "sim") return;
+      const std::string table = pipeline::staleness_table(trainer, world);
+      // Gather the stages on rank 0's host
+      ContextValue<Device> on_host(&RankContext::device,
+                                   RankContext::current().host());
+      const std::vector<NamedTensor> whole = trainer.full_parameters();
+      if (!is_main) return;
+      trained = whole;
+      staleness = table;
+      if (as.save.empty() && as.logits.empty()) return;
+      save_results(as, trainer.whole_model(whole), trainer.data());
+    };
+    // Stages differ: no rank can stand for another
+    Report report =
+        run_chapter(options, body, [](int rank) { return rank; });
+    if (report.ranks.empty()) return 0;  // the first rank reports
+
+    // 7. Compare parameters with the single-device run.
+    if (options.check && options.backend != "sim") {
+      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
+      one.deterministic = options.deterministic;
+      RankContext::Scope alone(one);
+      report.parity =
+          compare_with_one_device(options, report.losses, trained,
+                                  pipeline::reference_run(options, how, plan));
+    }
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    show_timeline(options, report);
+    if (options.format == "text") pipeline::print(staleness);
+    return print_report(options, line, report);
+  });
+}

@@ -1,0 +1,22 @@
+#pragma once
+
+// What the program prints besides its report.
+
+#include <string>
+
+#include "chapters/06_1f1b/schedule.h"
+#include "chapters/06_1f1b/trainer.h"
+
+namespace shardbook::pipeline {
+
+/// The figure, where F takes 1 and B 2 (I and W 1 each), and what follows from
+/// it: idle time, sets of activations, versions of the weights.
+void print_schedule(const Schedule& schedule);
+
+/// How old weights were, by rank, for schedules that do not flush; "" for
+/// others. Collective; the text is on rank 0.
+std::string staleness_table(const Trainer& trainer, ProcessGroup& world);
+
+void print(const std::string& text);
+
+}  // namespace shardbook::pipeline

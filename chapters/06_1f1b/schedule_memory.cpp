@@ -1,0 +1,259 @@
+#include "chapters/06_1f1b/schedule_memory.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "chapters/06_1f1b/replay.h"
+#include "chapters/common/stage_memory.h"
+
+namespace shardbook::pipeline {
+namespace {
+
+double now(MemoryKind kind) {
+  return static_cast<double>(
+      RankContext::current().device.memory().current(kind));
+}
+
+/// Bytes of activations and gradients in one action, above those of others.
+struct Needed {
+  double activations = 0, gradients = 0;  ///< peaks
+  double kept = 0;                        ///< activations, afterwards
+};
+
+/// What the actions of a micro-batch need at one stage. A parameter's first
+/// gradient of a step becomes its gradient; later ones are computed beside it.
+struct StageNeeds {
+  Needed forward, first[4], later[4];  ///< by ActionKind
+  double gradients = 0;                ///< of all parameters of the stage
+};
+
+/// A stage on shapes.
+class OnShapes {
+ public:
+  OnShapes(const LayerList& layers, const std::vector<int>& cuts, int stage,
+           Feed& feed, const std::vector<LayerInput>& specs, int micro_batch)
+      : feed_(feed),
+        micro_batch_(micro_batch),
+        takes_(specs[0]),
+        gives_(specs[1]),
+        is_first_(stage == 0),
+        is_last_(static_cast<std::size_t>(stage) + 2 == cuts.size()),
+        stage_(layers, cuts[static_cast<std::size_t>(stage)],
+               cuts[static_cast<std::size_t>(stage) + 1], init(feed)) {}
+
+  Needed forward() {
+    return measure([&] {
+      const Tensors received =
+          is_first_ ? feed_.inputs(micro_batch_) : values_of(takes_);
+      run_ = run_forward(
+          [&](const Tensors& inputs) {
+            Tensors outputs = stage_(inputs);
+            return is_last_ ? Tensors{feed_.loss(micro_batch_, outputs)} : outputs;
+          },
+          received, takes_);
+      for (const Tensor& each : run_.outputs) {
+        loss_ = each.options();
+        if (!is_last_) each.set_memory_kind(MemoryKind::kCommunication);
+      }
+      run_.outputs.clear();
+    });
+  }
+
+  Needed backward(ActionKind kind) {
+    return measure([&] {
+      if (kind == ActionKind::kBackwardWeight) {
+        later_.pop();
+        return;
+      }
+      Tensors grads = is_last_ ? Tensors{Tensor::full({}, 1, loss_)}
+                               : values_of(gives_);
+      if (kind == ActionKind::kBackward) {
+        send(run_backward(std::exchange(run_, {}), std::move(grads)));
+        return;
+      }
+      const DeferWeightGradients scope(later_);
+      send(run_backward(std::exchange(run_, {}), std::move(grads)));
+      later_.flush();
+    });
+  }
+
+ private:
+  static InitOptions init(const Feed& feed) {
+    InitOptions init;
+    init.dtype = feed.dtype();
+    return init;
+  }
+  static Tensors values_of(const LayerInput& spec) {
+    Tensors values;
+    for (const ValueSpec& each : spec.values) {
+      values.push_back(Tensor::empty(each.shape, {each.dtype, Device()}));
+    }
+    return values;
+  }
+  static void send(const Tensors& values) {
+    for (const Tensor& each : values) {
+      if (each.defined()) each.set_memory_kind(MemoryKind::kCommunication);
+    }
+  }
+  template <typename Work>
+  static Needed measure(const Work& work) {
+    RankContext::current().device.reset_peak_memory();
+    work();
+    const MemoryStats stats = RankContext::current().device.memory();
+    Needed needed;
+    needed.activations =
+        static_cast<double>(stats.peak(MemoryKind::kActivation));
+    needed.gradients = static_cast<double>(stats.peak(MemoryKind::kGradient));
+    needed.kept = now(MemoryKind::kActivation);
+    return needed;
+  }
+
+  Feed& feed_;
+  int micro_batch_;
+  LayerInput takes_, gives_;
+  bool is_first_, is_last_;
+  Stage stage_;
+  StageRun run_;
+  TensorOptions loss_;
+  WeightGradients later_;
+};
+
+StageNeeds measure_stage(const PipelineModel& model, int stage, Feed& feed,
+                         const std::vector<LayerInput>& specs,
+                         int micro_batch, bool splits_backward) {
+  // A context of its own: nobody's clock or ledger sees this
+  RankContext context(Device::meta());
+  const RankContext::Scope scope(context);
+  OnShapes shapes(model.layers(), model.layout().cuts, stage, feed, specs,
+                  micro_batch);
+  StageNeeds needs;
+  for (Needed* each : {needs.first, needs.later}) {
+    needs.forward = shapes.forward();
+    if (!splits_backward) {
+      each[1] = shapes.backward(ActionKind::kBackward);
+      continue;
+    }
+    each[2] = shapes.backward(ActionKind::kBackwardInput);
+    each[3] = shapes.backward(ActionKind::kBackwardWeight);
+  }
+  needs.gradients = now(MemoryKind::kGradient);
+  return needs;
+}
+
+bool is_backward(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||
+         kind == ActionKind::kBackwardWeight;
+}
+
+/// Walks down the list and adds up.
+class Walk {
+ public:
+  using NeedsOf = std::function<const StageNeeds&(int micro_batch, int chunk)>;
+  explicit Walk(NeedsOf needs_of) : needs_of_(std::move(needs_of)) {}
+
+  void perform(const Action& action) {
+    if (action.kind == ActionKind::kUpdate) {
+      gradients_.clear();
+      done_.clear();
+      return;
+    }
+    const StageNeeds& needs = needs_of_(action.micro_batch, action.chunk);
+    const int kind = static_cast<int>(action.kind);
+    const bool is_later =
+        is_backward(action.kind) && done_.count({action.chunk, kind}) > 0;
+    const Needed& needed = action.kind == ActionKind::kForward ? needs.forward
+                           : is_later                          ? needs.later[kind]
+                                                               : needs.first[kind];
+    double& kept = kept_[{action.micro_batch, action.chunk}];
+    activations_ -= kept;
+    peak_.activations =
+        std::max(peak_.activations, activations_ + needed.activations);
+    kept = needed.kept;
+    activations_ += kept;
+    if (!is_backward(action.kind)) return;
+    done_.insert({action.chunk, kind});
+    double others = 0;
+    for (const auto& [chunk, bytes] : gradients_) {
+      if (chunk != action.chunk) others += bytes;
+    }
+    peak_.gradients = std::max(peak_.gradients, others + needed.gradients);
+    if (action.kind != ActionKind::kBackwardInput) {
+      gradients_[action.chunk] = needs.gradients;
+    }
+  }
+  const StagePeaks& peak() const { return peak_; }
+
+ private:
+  NeedsOf needs_of_;
+  std::map<std::pair<int, int>, double> kept_;
+  double activations_ = 0;
+  std::set<std::pair<int, int>> done_;  ///< chunk, kind of backward
+  std::map<int, double> gradients_;     ///< by chunk
+  StagePeaks peak_;
+};
+
+}  // namespace
+
+MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
+                         int rank, PipelineModel& model, Feed& feed) {
+  MemoryBill bill = stage_bill(options, model.parameters());
+  if (options.steps == 0) return bill;
+  if (!schedule.flushes) {
+    bill[MemoryKind::kParameter] *=
+        max_versions(schedule)[static_cast<std::size_t>(rank)];
+  }
+
+  // One stage per chunk; neighbours elsewhere, parameters of their own
+  const int chunks = schedule.num_chunks(rank);
+  double parameters = 0, of_stages = 0;
+  for (const Tensor& each : model.parameters()) parameters += each.bytes();
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    Stage& stage = model.stage(schedule.stage_at(rank, chunk));
+    for (const Tensor& each : stage.parameters()) of_stages += each.bytes();
+  }
+  bool hands_over = false;
+  for (const Route& route : schedule.routes) {
+    for (std::size_t s = 0; s + 1 < route.size(); ++s) {
+      hands_over = hands_over ||
+                   (route[s].rank == rank && route[s + 1].rank == rank);
+    }
+  }
+  if (parameters != of_stages || hands_over) return bill;
+
+  const auto& actions = schedule.actions[static_cast<std::size_t>(rank)];
+  const bool splits = std::any_of(
+      actions.begin(), actions.end(), [](const Action& each) {
+        return each.kind == ActionKind::kBackwardInput;
+      });
+  const bool mixes =
+      splits && std::any_of(actions.begin(), actions.end(),
+                            [](const Action& each) {
+                              return each.kind == ActionKind::kBackward;
+                            });
+  if (mixes) return bill;
+  std::map<std::int64_t, std::vector<LayerInput>> specs;
+  std::map<std::pair<int, std::int64_t>, StageNeeds> needs;
+  Walk walk([&](int b, int chunk) -> const StageNeeds& {
+    const std::int64_t rows = feed.piece(b).rows;
+    const int stage = schedule.stage_at(rank, chunk);
+    const auto found = needs.find({stage, rows});
+    if (found != needs.end()) return found->second;
+    auto& all = specs[rows];
+    if (all.empty()) {
+      all = trace_shapes(model.layers(), feed.example(rows), feed.dtype());
+    }
+    const auto at = static_cast<std::size_t>(stage);
+    const std::vector<LayerInput> ends = {
+        all[static_cast<std::size_t>(model.layout().cuts[at])],
+        all[static_cast<std::size_t>(model.layout().cuts[at + 1])]};
+    return needs[{stage, rows}] =
+               measure_stage(model, stage, feed, ends, b, splits);
+  });
+  for (const Action& each : actions) walk.perform(each);
+  bill[MemoryKind::kActivation] = walk.peak().activations;
+  bill[MemoryKind::kGradient] = walk.peak().gradients;
+  return bill;
+}
+
+}  // namespace shardbook::pipeline

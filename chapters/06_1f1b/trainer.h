@@ -1,0 +1,103 @@
+#pragma once
+
+// A language model in a pipeline: what main.cpp and the benchmarks repeat.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chapters/06_1f1b/engine.h"
+#include "chapters/06_1f1b/feed.h"
+#include "chapters/06_1f1b/weight_stash.h"
+#include "chapters/common/report.h"
+#include "chapters/common/training.h"
+
+namespace shardbook::pipeline {
+
+struct TrainerOptions {
+  std::string schedule = "1f1b";  ///< a name, or FILE.json
+  std::int64_t micro_batches = 8;
+  int chunks = 2;        ///< per rank: interleaved schedules
+  int group = 0;         ///< interleaved-grouped; 0: the number of ranks
+  std::string replicas;  ///< pipedream: "2,1,1", ranks per stage
+  /// "uniform", "parameters", "type:REGEX" or layers per stage ("2,1,2").
+  std::string partition = "uniform";
+  bool stash = true;
+  bool vertical_sync = false;
+  bool print_schedule = false;
+};
+
+/// What the options say, before there are ranks.
+struct Plan {
+  ModelConfig config;
+  Schedule schedule;
+  std::shared_ptr<const LayerList> layers;
+  std::vector<MicroBatch> pieces;  ///< of a step
+  std::vector<int> cuts;
+  bool is_asynchronous() const { return !schedule.flushes; }
+};
+/// Throws Error for what does not go together.
+Plan make_plan(const Options& options, const TrainerOptions& how);
+/// DeepSpeed's partition_method, and torchgpipe's balance.
+std::vector<int> cuts_of(const std::string& partition, const LayerList& layers,
+                         int num_stages);
+/// The run that the numbers are compared with: one device that accumulates in
+/// the order of the schedule, or (asynchronous) follows its versions.
+ReferenceRun reference_run(const Options& options, const TrainerOptions& how,
+                           const Plan& plan);
+
+class Trainer {
+ public:
+  /// Collective.
+  Trainer(const Options& options, const TrainerOptions& how, Plan plan,
+          ProcessGroup& world);
+
+  /// One optimizer step. Schedules that flush: the mean loss of the batch, and
+  /// the norm, on every rank. Others: this rank's list up to its next update;
+  /// the loss on rank 0, and the norm of this stage's own gradient.
+  StepResult step(std::int64_t step);
+  /// After the last step: waits for what is on its way.
+  void finish();
+
+  Optimizer& optimizer() { return *optimizer_; }
+  const Dataset& data() const { return data_; }
+  /// Empty for schedules that flush.
+  const std::vector<VersionUse>& version_uses() const;
+
+  /// Bytes that a rank sends in options.steps steps.
+  double predicted_bytes();
+  /// Peak memory of a rank, by kind.
+  MemoryBill bill();
+
+  /// All parameters by name, on rank 0's host. Collective.
+  std::vector<NamedTensor> full_parameters();
+  /// The model that these are, where the current device is.
+  LoadedModel whole_model(const std::vector<NamedTensor>& values) const;
+
+ private:
+  StepResult asynchronous_step(std::int64_t step);
+  int loss_rank(std::int64_t step) const;
+  int loss_tag(std::int64_t step) const;
+  double step_loss(std::int64_t step) const;
+
+  Options options_;
+  TrainerOptions how_;
+  Plan plan_;
+  ProcessGroup& world_;
+  Dataset data_;
+  LanguageFeed feed_;
+  PipelineModel model_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::optional<StashedUpdates> updates_;
+  std::optional<Engine> engine_;
+  /// Losses on their way to rank 0.
+  struct Sent {
+    Tensor value;
+    Work work;
+  };
+  std::vector<Sent> sent_;
+  std::int64_t next_loss_ = 0;
+};
+
+}  // namespace shardbook::pipeline
