@@ -59,10 +59,7 @@ PipelineModel::PipelineModel(const Options& options,
         owners.end()) {
       continue;
     }
-    auto stage = std::make_unique<Stage>(*layers_, begin, end, init);
-    stage->replace_tensors([&](const std::string& name, const Tensor& tensor) {
-      return mine.emplace(name, tensor).first->second;
-    });
+    auto stage = std::make_unique<Stage>(*layers_, begin, end, init, &mine);
     if (!options.load.empty()) load_model(options.load, *stage);
     for (const NamedTensor& each : stage->named_parameters()) {
       const auto same = [&](const Tensor& p) { return p.is_same(each.tensor); };

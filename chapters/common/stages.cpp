@@ -75,17 +75,20 @@ class MlpLayers : public LayerList {
   }
   std::unique_ptr<Module> make(int layer,
                                const InitOptions& init) const override {
-    // The model is small: each layer is taken out of a whole one
-    MlpModel model(config_, init);
+    const std::int64_t v = config_.vocab_size, h = config_.n_embd;
     switch (layer) {
       case 0:
-        return std::make_unique<Named<Embedding>>("wte", model.wte);
+        return std::make_unique<Named<Embedding>>(
+            "wte", Embedding("wte", v, h, init, 1.0));
       case 1:
-        return std::make_unique<LinearRelu>("fc1", model.fc1);
+        return std::make_unique<LinearRelu>("fc1",
+                                            Linear("fc1", h, 4 * h, init));
       case 2:
-        return std::make_unique<LinearRelu>("fc2", model.fc2);
+        return std::make_unique<LinearRelu>("fc2",
+                                            Linear("fc2", 4 * h, h, init));
       default:
-        return std::make_unique<Named<Linear>>("fc3", model.fc3);
+        return std::make_unique<Named<Linear>>("fc3",
+                                               Linear("fc3", h, v, init));
     }
   }
 
@@ -99,6 +102,34 @@ std::vector<NamedTensor> parameters_on_meta(const LayerList& layers,
   InitOptions init;
   init.device = Device::meta();
   return layers.make(layer, init)->named_parameters();
+}
+
+// A layer whose parameters that are in `seen` are those: they never exist twice
+// on the device.
+std::unique_ptr<Module> make_layer(const LayerList& layers, int i,
+                                   const InitOptions& init,
+                                   std::map<std::string, Tensor>& seen) {
+  const auto parameters = parameters_on_meta(layers, i);
+  const bool is_shared = std::any_of(
+      parameters.begin(), parameters.end(),
+      [&](const NamedTensor& each) { return seen.count(each.name) != 0; });
+  InitOptions where = init;
+  const bool on_host = is_shared && !init.device.defined();
+  if (on_host) where.device = RankContext::current().host();
+  auto layer = layers.make(i, where);
+  layer->replace_tensors([&](const std::string& name, const Tensor& tensor) {
+    const auto found = seen.find(name);
+    if (found != seen.end()) return found->second;
+    Tensor here = tensor;
+    if (on_host) {
+      const MemoryScope kind(MemoryKind::kParameter);
+      here = Tensor::empty(tensor.shape(), {tensor.dtype(), Device()});
+      here.copy_from(tensor);
+      if (tensor.requires_grad()) here.set_requires_grad();
+    }
+    return seen.emplace(name, here).first->second;
+  });
+  return layer;
 }
 
 using NamedValues = std::map<std::string, Tensor>;
@@ -160,10 +191,11 @@ std::unique_ptr<LayerList> layers_of(const ModelConfig& config) {
 // --- Stage -------------------------------------------------------------------
 
 Stage::Stage(const LayerList& layers, int begin, int end,
-             const InitOptions& init) {
-  std::map<std::string, Tensor> seen;
+             const InitOptions& init, std::map<std::string, Tensor>* existing) {
+  std::map<std::string, Tensor> own;
+  auto& seen = existing != nullptr ? *existing : own;
   for (int i = begin; i < end; ++i) {
-    layers_.push_back(layers.make(i, init));
+    layers_.push_back(make_layer(layers, i, init, seen));
     skips_.push_back(layers.skips(i));
     for (const std::string& name : skips_.back().pop) {
       const auto here = std::find(outgoing_.begin(), outgoing_.end(), name);
@@ -176,11 +208,6 @@ Stage::Stage(const LayerList& layers, int begin, int end,
     for (const std::string& name : skips_.back().stash) {
       outgoing_.push_back(name);
     }
-    // A parameter of two layers of this stage is one tensor
-    layers_.back()->replace_tensors(
-        [&](const std::string& name, const Tensor& tensor) {
-          return seen.emplace(name, tensor).first->second;
-        });
   }
   // Sender and receiver agree on an order
   std::sort(incoming_.begin(), incoming_.end());

@@ -59,7 +59,10 @@ std::unique_ptr<LayerList> layers_of(const ModelConfig& config);
 /// then `incoming()`; outputs those of the last, then `outgoing()`.
 class Stage : public Module {
  public:
-  Stage(const LayerList& layers, int begin, int end, const InitOptions& init);
+  /// Parameters that stand in `existing` (or null) are taken from there; new ones
+  /// are added.
+  Stage(const LayerList& layers, int begin, int end, const InitOptions& init,
+        std::map<std::string, Tensor>* existing = nullptr);
   Stage(const Stage& other);
 
   Tensors forward_all(const Tensors& inputs) override;

@@ -30,12 +30,10 @@ std::string error_of(const Body& body) {
 /// Runs `body` on thread ranks that sum in a fixed order; what it returns, by
 /// rank.
 template <typename Body>
-auto on_ranks(int world_size, Body body, const std::string& backend = "threads",
-              double timeout_s = 60) {
+auto on_ranks(int world_size, Body body, double timeout_s = 60) {
   using Result = decltype(body(std::declval<ProcessGroup&>()));
   std::vector<Result> results(static_cast<std::size_t>(world_size));
   LaunchOptions options;
-  options.backend = backend;
   options.deterministic = true;
   options.timeout = std::chrono::milliseconds(
       static_cast<std::int64_t>(timeout_s * 1000));

@@ -1,0 +1,29 @@
+#pragma once
+
+// Long skip connections: what U-Nets have, and pipelines dislike.
+//
+//   embedding  h.0  h.1  h.2  h.3  h.4  h.5  head
+//               |    |              ^    ^
+//               |    +--------------+    |
+//               +------------------------+
+//
+// The output of block i is added to the input of block L-1-i. On one device
+// this is an addition; in a pipeline it is a tensor that must get from an early
+// stage to a late one.
+//
+// Ronneberger et al. 2015, "U-Net"; Bao et al. 2023, "All are Worth Words: A
+// ViT Backbone for Diffusion Models" (which joins by a linear layer).
+
+#include <memory>
+
+#include "chapters/common/stages.h"
+
+namespace shardbook::gpipe {
+
+/// The same layers, with skips "long/i" between all blocks that have at least
+/// one other between them. First and last layer have none. Throws Error for a
+/// model whose layers change the shape of what they get.
+std::unique_ptr<LayerList> with_long_skips(
+    std::shared_ptr<const LayerList> layers, const ModelConfig& config);
+
+}  // namespace shardbook::gpipe

@@ -1,0 +1,105 @@
+// GPipe: split the layers over ranks and the batch into micro-batches.
+//
+//   ch05_gpipe --world-size 4 --micro-batches 8
+//   ch05_gpipe --world-size 3 --balance 2,1,3 --checkpoint never
+//   ch05_gpipe --world-size 4 --long-skips --backend gloo
+//   ch05_gpipe --world-size 8 --backend sim --model gpt-175b --batch 64
+//
+// Read before: 00_single_device. Read next: 06_1f1b.
+
+#include <fmt/format.h>
+
+#include "chapters/05_gpipe/trainer.h"
+#include "chapters/common/report.h"
+#include "chapters/common/trace.h"
+#include "chapters/common/worlds.h"
+#include "comm/processes.h"
+
+using namespace shardbook;
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones, then this chapter's own.
+    Options options;
+    options.chapter = "05_gpipe";
+    gpipe::TrainerOptions how;
+    bool print_schedule = false;
+    CommandLine line("ch05_gpipe", "GPipe: micro-batches through stages.");
+    add_shared_options(line, options);
+    line.add("--micro-batches", &how.micro_batches,
+             "pieces of a batch, each ceil(batch / n) samples", 1);
+    line.add("--balance", &how.balance,
+             "layers per stage: uniform, parameters, time, or 2,1,3");
+    line.add("--checkpoint", &how.checkpoint,
+             "which micro-batches keep only a stage's input",
+             {"always", "except_last", "never"});
+    line.add("--early-recompute", &how.early_recompute,
+             "compute again before the gradient arrives");
+    line.add("--long-skips", &how.long_skips,
+             "connect block i with block L-1-i, as U-Nets do");
+    line.add("--print-schedule", &print_schedule,
+             "draw what each stage does, and end");
+    line.parse(argc, argv);
+    check_options(options);
+    SB_CHECK(!how.long_skips || (options.save.empty() && options.load.empty()),
+             "--long-skips: a file does not say that a model has them; leave "
+             "--save and --load away");
+    if (print_schedule) {
+      const auto pieces = ceil_micro_batches(options.batch, how.micro_batches);
+      fmt::print("{}", gpipe::figure(options.world_size,
+                                     static_cast<int>(pieces.size())));
+      return 0;
+    }
+
+    // 2. Start the ranks: threads of this process, processes, or fibers.
+    if (options.backend == "gloo") {
+      if (const auto status =
+              launch_processes(options.world_size, launch_options(options))) {
+        return *status;
+      }
+    }
+    std::vector<NamedTensor> trained;
+    const ChapterBody body = [&](const Options& options, ProcessGroup& world,
+                                 Report& report) {
+      const bool is_main = world.rank() == 0;
+      TraceScope trace(options, world);
+
+      // 3. Name the axes of the device mesh: one, "pp", is the whole world.
+      // 4. Build the same model from the same seed: each rank its layers.
+      // 5. Apply the strategy: cut the layers into stages, the batch into
+      // micro-batches.
+      gpipe::Trainer trainer(options, how, world);
+
+      // 6. Train a few steps on the same data.
+      const TrainingLog log =
+          train(options, trainer.optimizer(), is_main,
+                [&](std::int64_t step) { return trainer.step(step); });
+
+      finish_rank(options, world, log, trainer.predicted_bytes(),
+                  trainer.bill(), report);
+      trace.write();
+      if (options.backend == "sim") return;
+      LoadedModel whole = trainer.full_model();
+      if (!is_main) return;
+      save_results(options, whole, trainer.data());
+      trained = whole.model->named_parameters();
+    };
+    // No two stages do the same: all ranks run
+    Report report = run_chapter(options, body, [](int rank) { return rank; });
+    if (report.ranks.empty()) return 0;  // the first rank reports
+
+    // 7. Compare parameters with the single-device run.
+    if (options.check && options.backend != "sim") {
+      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
+      one.deterministic = options.deterministic;
+      RankContext::Scope alone(one);
+      report.parity = compare_with_one_device(
+          options, report.losses, trained,
+          gpipe::train_one_device_in_reverse(options, how));
+    }
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    show_timeline(options, report);
+    return print_report(options, line, report);
+  });
+}

@@ -1,0 +1,92 @@
+#pragma once
+
+// A model under GPipe: what main.cpp and the benchmarks repeat.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/05_gpipe/gpipe.h"
+#include "chapters/common/report.h"
+#include "chapters/common/stage_memory.h"
+#include "chapters/common/training.h"
+
+namespace shardbook::gpipe {
+
+struct TrainerOptions {
+  /// Pieces of a mini-batch, by rule CEIL, which may give fewer.
+  std::int64_t micro_batches = 8;
+  std::string checkpoint = "except_last";
+  /// "uniform": equally many layers; "parameters": equally many of these;
+  /// "time": equal times on --cluster; "2,1,3": so many layers each.
+  std::string balance = "uniform";
+  bool long_skips = false;
+  bool early_recompute = true;
+};
+
+/// First layer of each of `num_stages` stages, and the end.
+std::vector<int> cuts_of(const Options& options, const LayerList& layers,
+                         const Tensors& inputs, const std::string& balance,
+                         int num_stages);
+
+/// Rank s holds stage s. The first stage reads inputs, the last one targets.
+class Trainer {
+ public:
+  /// Throws Error for more ranks than layers. Collective.
+  Trainer(const Options& options, const TrainerOptions& how,
+          ProcessGroup& world);
+
+  /// One optimizer step. The loss is the mean over the global batch, on every
+  /// rank: it travels with the norm, in an all-reduce of two f64.
+  StepResult step(std::int64_t step);
+
+  const Dataset& data() const { return data_; }
+  const ModelConfig& config() const { return config_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  PipelineModel& model() { return *model_; }
+  const Pipeline& pipeline() const { return *pipeline_; }
+  /// The whole model, on rank 0; empty elsewhere. Collective; after the bytes
+  /// have been counted.
+  LoadedModel full_model();
+
+  /// Bytes that this rank sends in options.steps steps.
+  double predicted_bytes() const;
+  /// Peak memory of this rank, by kind; messages are left open, and activations
+  /// of images.
+  MemoryBill bill() const;
+
+ private:
+  Tensors read_inputs(int b);
+  Tensor loss(const Tensors& outputs, int b);
+  Batch read(int b) const;
+  Batch on_shapes(std::int64_t rows) const;
+  double predicted_input_bytes() const;
+  StagePeaks predicted_peaks() const;
+  bool is_first() const { return world_.rank() == 0; }
+  bool is_last() const { return world_.rank() == world_.size() - 1; }
+
+  Options options_;
+  TrainerOptions how_;
+  ProcessGroup& world_;
+  ModelConfig config_;
+  Dataset data_;
+  std::shared_ptr<const LayerList> layers_;
+  std::vector<MicroBatch> pieces_;
+  PieceShapes shapes_;
+  std::unique_ptr<PipelineModel> model_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Pipeline> pipeline_;
+  Feed feed_;
+  // Of the step that runs.
+  std::int64_t step_ = 0;
+  std::map<int, Tensor> targets_;
+};
+
+/// One device, the same micro-batches from the last to the first: what the
+/// pipeline is compared with.
+ReferenceRun train_one_device_in_reverse(const Options& options,
+                                         const TrainerOptions& how);
+
+}  // namespace shardbook::gpipe
