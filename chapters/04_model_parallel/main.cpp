@@ -8,10 +8,12 @@
 // Read before: 01_data_parallel. Read next: 05_gpipe.
 
 #include <algorithm>
+#include <cstdio>
 #include <optional>
 
 #include "chapters/01_data_parallel/device_trace.h"
 #include "chapters/04_model_parallel/bill.h"
+#include "chapters/04_model_parallel/sweep.h"
 #include "chapters/04_model_parallel/trainer.h"
 #include "chapters/common/report.h"
 #include "chapters/common/worlds.h"
@@ -39,8 +41,15 @@ int main(int argc, char** argv) {
     line.add("--split-size", &settings.split_size, "rows of a split", 1);
     line.add("--loss", &settings.loss, "mse: against one-hot labels",
              {"mse", "cross_entropy"});
+    std::string sweep_sizes;
+    std::int64_t repeats = 5;
+    line.add("--sweep", &sweep_sizes,
+             "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60");
+    line.add("--repeats", &repeats, "of each measurement of the sweep", 1);
     line.parse(argc, argv);
     check_options(options);
+    std::vector<std::int64_t> sizes;
+    if (!sweep_sizes.empty()) sizes = model_parallel::split_sizes(sweep_sizes);
     SB_CHECK(options.backend == "threads" || options.backend == "sim",
              "--backend ", options.backend,
              ": one process works on both devices; use --backend threads or "
@@ -51,6 +60,7 @@ int main(int argc, char** argv) {
     }
     SB_CHECK(options.world_size == 2, "--world-size ", options.world_size,
              ": the model is cut once; give 2");
+    const Options on_two = options;
     const int n = options.world_size = settings.num_devices();
 
     // 2. Start the ranks: one, which owns both devices; each has its cores.
@@ -133,6 +143,15 @@ int main(int argc, char** argv) {
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     show_timeline(options, report);
-    return print_report(options, line, report);
+    std::string sweep_text;
+    if (!sizes.empty()) {
+      const auto sweep =
+          model_parallel::run_sweep(on_two, settings, sizes, repeats);
+      report.more.emplace_back("sweep", model_parallel::sweep_json(sweep));
+      sweep_text = model_parallel::sweep_text(sweep);
+    }
+    const int status = print_report(options, line, report);
+    if (options.format == "text") std::fputs(sweep_text.c_str(), stdout);
+    return status;
   });
 }

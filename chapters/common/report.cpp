@@ -156,6 +156,9 @@ ordered_json to_json(const Options& options, const CommandLine& line,
       {"time", verdict(time_is_checked(report.time), time_holds(report.time))}};
   json["virtual"] = time_json(report);
   json["wall"] = {{"step_s", report.wall_step_s}};
+  for (const auto& [key, text] : report.more) {
+    json[key] = ordered_json::parse(text);
+  }
   return json;
 }
 

@@ -73,6 +73,8 @@ struct Report {
   VirtualTime time;
   /// Of the first ranks; empty where none were kept.
   std::vector<sim::RankTimeline> timelines;
+  /// More of the chapter's own: keys of the JSON object, and their JSON.
+  std::vector<std::pair<std::string, std::string>> more;
 };
 
 /// Compares losses and parameters, by name, with the single-device run.

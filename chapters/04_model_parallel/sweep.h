@@ -1,0 +1,54 @@
+#pragma once
+
+// The experiment of this chapter: how the time of a step depends on the size
+// of a split.
+//
+// Small splits overlap more, (n_s + 1) / (2 n_s) of the naive time, but each
+// kernel has less to do: what it costs to begin one is paid n_s times. In
+// between is the best.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/04_model_parallel/trainer.h"
+
+namespace shardbook::model_parallel {
+
+/// Seconds of one training step of a variant.
+struct StepTime {
+  Settings settings;
+  /// On this machine, one core per device: mean and standard deviation over the
+  /// repeats; negative: not measured.
+  double mean_s = -1;
+  double sd_s = 0;
+  double fastest_s = -1;
+  /// On --cluster; negative: none.
+  double virtual_s = -1;
+};
+
+struct Sweep {
+  std::int64_t repeats = 0;
+  std::string cluster;
+  StepTime single, naive;
+  std::vector<StepTime> pipelined;  ///< by split size
+
+  /// The split size with the least mean (or, unmeasured, virtual) time.
+  const StepTime& best() const;
+};
+
+/// "1,3,5": numbers from 1 up. Throws Error that names the option otherwise.
+std::vector<std::int64_t> split_sizes(const std::string& text);
+
+/// Runs one device, the naive schedule and each split size: one step each to
+/// warm up, then `repeats` rounds of one step of each, so that what else the
+/// machine does hits all alike. World `sim` gives virtual times only.
+Sweep run_sweep(const Options& options, const Settings& settings,
+                const std::vector<std::int64_t>& sizes, std::int64_t repeats);
+
+/// A table, one line per variant.
+std::string sweep_text(const Sweep& sweep);
+/// As a JSON object: what report.html draws.
+std::string sweep_json(const Sweep& sweep);
+
+}  // namespace shardbook::model_parallel
