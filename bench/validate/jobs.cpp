@@ -3,6 +3,7 @@
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/05_gpipe/trainer.h"
 #include "chapters/common/worlds.h"
 #include "sim/cost_model.h"
 
@@ -18,8 +19,11 @@ Options options_of(const Job& job) {
   options.model = job.model.to_json();
   options.data = "random";
   options.dtype = job.dtype;
-  options.seq = job.seq;
-  options.batch = job.ranks * job.micro_batch * job.micro_batches;
+  options.seq = job.model.is_image() ? 1 : job.seq;
+  if (job.model.is_image()) options.image_size = job.image_size;
+  // Stages of a pipeline work on the same samples
+  const int replicas = job.strategy == Strategy::kGPipe ? 1 : job.ranks;
+  options.batch = replicas * job.micro_batch * job.micro_batches;
   options.steps = 2;
   options.check = false;
   return options;
@@ -80,6 +84,23 @@ Report train_sharded(Options options, const Job& job) {
       });
 }
 
+Report train_gpipe(const Options& options, const Job& job) {
+  gpipe::TrainerOptions how;
+  how.micro_batches = job.micro_batches;
+  how.checkpoint = job.checkpoint;
+  how.balance = "time";
+  return run_chapter(
+      options,
+      [&](const Options& as, ProcessGroup& world, Report& report) {
+        gpipe::Trainer trainer(as, how, world);
+        const TrainingLog log =
+            train(as, trainer.optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return trainer.step(step); });
+        finish_rank(as, world, log, 0, MemoryBill(), report);
+      },
+      [](int rank) { return rank; });
+}
+
 }  // namespace
 
 StepTime step_time(const Job& job) {
@@ -95,6 +116,9 @@ StepTime step_time(const Job& job) {
     case Strategy::kZero3:
     case Strategy::kFsdp:
       report = train_sharded(options, job);
+      break;
+    case Strategy::kGPipe:
+      report = train_gpipe(options, job);
       break;
   }
   return {report.time.step_s, report.time.trust};

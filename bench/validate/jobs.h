@@ -12,15 +12,16 @@
 
 namespace shardbook::validate {
 
-enum class Strategy { kOneDevice, kDdp, kZero3, kFsdp };
+enum class Strategy { kOneDevice, kDdp, kZero3, kFsdp, kGPipe };
 
 struct Job {
   std::string cluster;  ///< a preset
   Strategy strategy = Strategy::kOneDevice;
   ModelConfig model;
-  std::int64_t seq = 0;
+  std::int64_t seq = 0;         ///< of language models
+  std::int64_t image_size = 0;  ///< of image models
   int ranks = 1;
-  std::int64_t micro_batch = 1;  ///< sequences
+  std::int64_t micro_batch = 1;  ///< sequences or images
   std::int64_t micro_batches = 1;
   /// Of computation and messages. FSDP keeps shards in f32; the others have
   /// f32 master copies beside 16-bit parameters.
@@ -30,6 +31,8 @@ struct Job {
   /// them, and neither fetches nor reductions overlap with computation. Since
   /// 2022 a block's are fetched together, on a stream of their own.
   bool is_deepspeed_of_2021 = false;
+  /// GPipe: which micro-batches are computed again.
+  std::string checkpoint = "always";
 };
 
 struct StepTime {

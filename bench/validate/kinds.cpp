@@ -41,6 +41,10 @@ Aim mean_aim(double limit, const std::string& text) {
   return {AimKind::kMean, limit, text};
 }
 
+Aim order_aim(double limit, const std::string& text) {
+  return {AimKind::kOrder, limit, text};
+}
+
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = [] {
     std::vector<Kind> result;

@@ -40,7 +40,8 @@ struct Outcome {
 enum class AimKind {
   kDigits,  ///< each row as printed, rounded or cut off
   kWorst,   ///< each row's error
-  kMean     ///< the table's mean absolute error
+  kMean,    ///< the table's mean absolute error
+  kOrder    ///< Spearman's correlation where rows compete
 };
 struct Aim {
   AimKind kind = AimKind::kMean;
@@ -51,6 +52,7 @@ struct Aim {
 Aim digits_aim();
 Aim worst_aim(double limit, const std::string& text);
 Aim mean_aim(double limit, const std::string& text);
+Aim order_aim(double limit, const std::string& text);
 
 struct Kind {
   std::string name;

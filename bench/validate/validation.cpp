@@ -53,6 +53,9 @@ void judge(Validation& result) {
     case AimKind::kMean:
       result.meets_aim = result.aimed_mape <= aim.limit;
       break;
+    case AimKind::kOrder:
+      result.meets_aim = result.contests.spearman >= aim.limit;
+      break;
   }
   result.meets_aim = result.meets_aim && result.num_aimed_at > 0;
 }

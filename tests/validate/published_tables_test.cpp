@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <map>
 
+#include "bench/validate/jobs.h"
 #include "bench/validate/validation.h"
 #include "tests/validate/validate_support.h"
 
@@ -41,9 +42,12 @@ INSTANTIATE_TEST_SUITE_P(
     All, PublishedTable,
     testing::Values(std::make_tuple("zero_table1_memory.csv", 54, 0),
                     std::make_tuple("zero_bubble_table5.csv", 36, 0),
+                    std::make_tuple("zero_bubble_automatic.csv", 24, 0),
                     std::make_tuple("zero_table2_max_model.csv", 20, 0),
                     std::make_tuple("deepspeed_memory_estimator.csv", 32, 0),
                     std::make_tuple("gpipe_table1_memory.csv", 14, 0),
+                    std::make_tuple("gpipe_table2_3_throughput.csv", 24, 0),
+                    std::make_tuple("torchgpipe_benchmarks.csv", 23, 5),
                     std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
                     std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
                     std::make_tuple("nccl_busbw_reference.csv", 12, 0),
@@ -68,6 +72,30 @@ TEST(PublishedTable, ZeroStage3CollapsesAtScale) {
       EXPECT_GT(result.outcomes[i].pair.predicted,
                 1.4 * result.outcomes[i + 1].pair.predicted);
     }
+  }
+}
+
+// Of F + R + B = 1 + 1 + 2, the bubble has F and B where recomputation begins
+// early: K stages are at most 4 K M / (4 M + 3 (K - 1)) times as fast as one
+// device that recomputes as well.
+TEST(PublishedTable, GPipesSpeedStaysWithinTheBubble) {
+  Job job;
+  job.cluster = "p100-pcie";
+  job.model = ModelConfig::read("gpt-1.3b");
+  job.model.n_layer = 14;  // with embedding and head, 16 layers
+  job.seq = 256;
+  job.dtype = DType::kF32;
+  job.recompute = true;
+  job.micro_batches = 8;
+  const double alone = step_time(job).seconds;
+  job.strategy = Strategy::kGPipe;
+  double before = 1;
+  for (const int stages : {2, 4, 8}) {
+    job.ranks = stages;
+    const double speed = alone / step_time(job).seconds;
+    EXPECT_LT(speed, 4.0 * stages * 8 / (4.0 * 8 + 3.0 * (stages - 1)));
+    EXPECT_GT(speed, before);
+    before = speed;
   }
 }
 
