@@ -7,10 +7,13 @@
 #include "bench/validate/kinds.h"
 #include "chapters/06_1f1b/replay.h"
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/06_1f1b/schedules_zero_bubble.h"
 #include "core/check.h"
 
 namespace shardbook::validate {
 namespace {
+
+constexpr int kMaxRanks = 256, kMaxMicroBatches = 2048;
 
 /// A time in milliseconds; 0 is one.
 double milliseconds(const Row& row, const std::string& column) {
@@ -20,7 +23,33 @@ double milliseconds(const Row& row, const std::string& column) {
   return value;
 }
 
-// Qi et al. 2023, table 5: T_B is the time of the input's gradient alone.
+/// T_B is the time of the input's gradient alone.
+pipeline::Costs costs_of(const Row& row) {
+  pipeline::Costs costs;
+  costs.forward = milliseconds(row, "T_F_ms");
+  costs.backward_input = milliseconds(row, "T_B_ms");
+  costs.backward_weight = milliseconds(row, "T_W_ms");
+  costs.backward = costs.backward_input + costs.backward_weight;
+  costs.communication = milliseconds(row, "T_comm_ms");
+  return costs;
+}
+
+Outcome outcome_of(const Row& row, const std::string& schedule,
+                   const pipeline::Replay& replay) {
+  Outcome outcome;
+  outcome.pair.predicted = pipeline::window_bubble(replay);
+  outcome.pair.published = row.positive("bubble_rate");
+  outcome.last_digit = last_digit(row.text("bubble_rate"));
+  outcome.pair.contest =
+      fmt::format("{}, {} stages, {} micro-batches", row.text("model"),
+                  row.count("pp"), row.count("num_microbatches"));
+  outcome.row = schedule + ", " + outcome.pair.contest;
+  outcome.unit = "bubble";
+  outcome.trust = "replay";
+  return outcome;
+}
+
+// Qi et al. 2023, table 5.
 std::vector<Outcome> bubble_rate(const Row& row) {
   static const std::map<std::string, std::string> names = {
       {"1F1B", "1f1b"}, {"ZB-H1", "zb-h1"}, {"ZB-H2", "zb-h2"}};
@@ -29,39 +58,52 @@ std::vector<Outcome> bubble_rate(const Row& row) {
     throw NotExpressed("no schedule " + row.text("schedule"));
   }
   pipeline::schedules::ScheduleOptions options;
-  options.num_ranks = row.count("pp", 1024);
-  options.micro_batches = row.count("num_microbatches", 4096);
-  pipeline::Costs costs;
-  costs.forward = milliseconds(row, "T_F_ms");
-  costs.backward_input = milliseconds(row, "T_B_ms");
-  costs.backward_weight = milliseconds(row, "T_W_ms");
-  costs.backward = costs.backward_input + costs.backward_weight;
-  costs.communication = milliseconds(row, "T_comm_ms");
-  Outcome outcome;
-  outcome.pair.predicted = pipeline::window_bubble(pipeline::replay(
-      pipeline::schedules::make_schedule(name->second, options), costs));
-  outcome.pair.published = row.positive("bubble_rate");
-  outcome.last_digit = last_digit(row.text("bubble_rate"));
-  outcome.pair.contest =
-      fmt::format("{}, {} stages, {} micro-batches", row.text("model"),
-                  options.num_ranks, options.micro_batches);
-  outcome.row = row.text("schedule") + ", " + outcome.pair.contest;
-  outcome.unit = "bubble";
-  outcome.trust = "replay";
-  return {outcome};
+  options.num_ranks = row.count("pp", kMaxRanks);
+  options.micro_batches = row.count("num_microbatches", kMaxMicroBatches);
+  const auto schedule =
+      pipeline::schedules::make_schedule(name->second, options);
+  return {outcome_of(row, row.text("schedule"),
+                     pipeline::replay(schedule, costs_of(row)))};
+}
+
+// The same table's schedules that are found by search within a memory limit.
+std::vector<Outcome> automatic_bubble_rate(const Row& row) {
+  const int ranks = row.count("pp", kMaxRanks);
+  const int limit = row.count("memory_limit_per_stage", 100);
+  pipeline::schedules::ZeroBubbleSearch search;
+  search.costs = costs_of(row);
+  search.memory_limit = 1.0 * limit * ranks;
+  // Bytes of a transformer layer's activations that W reads, of all
+  search.weight_share =
+      32 / (34 + 5 * row.positive("heads") * row.positive("seq_len") /
+                     row.positive("hidden"));
+  const auto schedule = pipeline::schedules::zb_auto(
+      ranks, row.count("num_microbatches", kMaxMicroBatches), search);
+  return {outcome_of(row, fmt::format("ZB-{}p", limit),
+                     pipeline::replay(schedule, search.costs))};
 }
 
 }  // namespace
 
 std::vector<Kind> pipeline_kinds() {
+  const std::string note =
+      "a rank's bubble is the part of the time from its first action to its "
+      "last in which it idles; the largest of all ranks";
   return {{"zero_bubble_table5",
            {"model", "pp", "num_microbatches", "schedule", "T_F_ms", "T_B_ms",
             "T_W_ms", "T_comm_ms", "bubble_rate"},
            true,
            digits_aim(),
            bubble_rate,
-           "a rank's bubble is the part of the time from its first action to "
-           "its last in which it idles; the largest of all ranks"}};
+           note},
+          {"zero_bubble_automatic",
+           {"model", "hidden", "heads", "seq_len", "pp", "num_microbatches",
+            "memory_limit_per_stage", "T_F_ms", "T_B_ms", "T_W_ms", "T_comm_ms",
+            "bubble_rate"},
+           true,
+           mean_aim(0.10, "MAPE within 10 %"),
+           automatic_bubble_rate,
+           note}};
 }
 
 }  // namespace shardbook::validate

@@ -97,6 +97,7 @@ struct ScheduleOptions {
   int chunks = 2;             ///< per rank: interleaved, interleaved-grouped
   int group = 0;              ///< interleaved-grouped; 0: the number of ranks
   int batches = 1;            ///< pipedream, pipedream-2bw: without a flush
+  int memory_limit = 0;       ///< zb-auto: sets of activations; 0: 2p
   std::vector<int> replicas;  ///< pipedream, by stage; none: one each
 };
 /// Names that make_schedule knows.

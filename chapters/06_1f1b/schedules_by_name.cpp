@@ -5,6 +5,7 @@
 
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/06_1f1b/schedules_zero_bubble.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline::schedules {
@@ -34,6 +35,13 @@ const std::map<std::string, Maker>& makers() {
        }},
       {"zb-h1", [](const O& o) { return zb_h1(o.num_ranks, o.micro_batches); }},
       {"zb-h2", [](const O& o) { return zb_h2(o.num_ranks, o.micro_batches); }},
+      {"zb-auto",
+       [](const O& o) {
+         ZeroBubbleSearch search;
+         search.memory_limit =
+             o.memory_limit > 0 ? o.memory_limit : 2 * o.num_ranks;
+         return zb_auto(o.num_ranks, o.micro_batches, search);
+       }},
       {"dualpipe",
        [](const O& o) { return dualpipe(o.num_ranks, o.micro_batches); }},
       {"pipedream",

@@ -54,6 +54,7 @@ TEST(Kinds, AreRecognisedByTheirColumns) {
       {"nccl_allreduce_lut_a100_v100.csv", "nccl_collectives"},
       {"nccl_busbw_reference.csv", "nccl_busbw_reference"},
       {"zero_bubble_table5.csv", "zero_bubble_table5"},
+      {"zero_bubble_automatic.csv", "zero_bubble_automatic"},
       {"zero_table1_memory.csv", "zero_table1_memory"},
       {"zero_table2_max_model.csv", "zero_table2_max_model"}};
   for (const auto& [file, kind] : tables) {

@@ -1,0 +1,29 @@
+#pragma once
+
+// Zero bubble within a memory limit, found by a search.
+
+#include "chapters/06_1f1b/replay.h"
+#include "chapters/06_1f1b/schedule.h"
+
+namespace shardbook::pipeline::schedules {
+
+struct ZeroBubbleSearch {
+  /// Sets of activations that a rank may keep: p is what 1F1B's first stage
+  /// keeps (ZB-1p), 2p has room for no bubble (ZB-2p). At least 1.
+  double memory_limit = 0;
+  /// Part of a set that waits for W after I. A transformer layer with
+  /// attention matrices: 32/(34 + 5 a s/h), as I alone reads the matrices. Qi
+  /// et al. 2023, table 1.
+  double weight_share = 1;
+  Costs costs;
+};
+
+/// A stage forwards as much as fits before the first gradient comes back, then
+/// alternates; W fills gaps, and makes room when the limit is hit: the
+/// heuristic that Qi et al. 2023, section 3.1, describe in words. Of eight
+/// variants of it, and ZB-H1 and ZB-H2 where they fit, the one with the
+/// smallest bubble. Cost: p operations per action and variant.
+Schedule zb_auto(int num_ranks, int micro_batches,
+                 const ZeroBubbleSearch& search);
+
+}  // namespace shardbook::pipeline::schedules
