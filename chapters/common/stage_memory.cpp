@@ -75,7 +75,7 @@ class Measured {
     }
     Tensors grads;
     if (options_.loss) {
-      grads = {Tensor::full({}, 1, {options_.dtype, Device()})};
+      grads = {Tensor::full({}, 1, {loss_dtype_, Device()})};
     } else {
       for (const ValueSpec& spec : outputs_) {
         grads.push_back(spec.needs_grad ? values_of({spec},
@@ -94,6 +94,7 @@ class Measured {
   }
 
   void send(const Tensors& values) {
+    loss_dtype_ = values[0].dtype();
     for (const Tensor& value : values) {
       value.set_memory_kind(MemoryKind::kCommunication);
     }
@@ -107,6 +108,7 @@ class Measured {
   StageFunction function_;
   // The micro-batch
   Tensors received_;
+  DType loss_dtype_ = DType::kF32;
   RandomState random_;
   StageRun run_;
 };
