@@ -51,10 +51,17 @@ Engine::Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
 }
 
 double Engine::run() {
+  return run([] { return true; });
+}
+
+double Engine::run(const std::function<bool()>& stands) {
   losses_.clear();
   next_ = 0;
   const auto& actions =
       schedule_.actions[static_cast<std::size_t>(world_.rank())];
+  const auto head = static_cast<std::size_t>(num_first_forwards(world_.rank()));
+  while (next_ < head) perform(actions[next_++]);
+  if (!stands()) redo_first_forwards();
   while (next_ < actions.size()) perform(actions[next_++]);
   mailbox_.flush();
   double loss = 0;
@@ -73,6 +80,51 @@ bool Engine::run_to_update() {
   mailbox_.flush();
   return false;
 }
+
+// --- Forwards on weights that do not stand -----------------------------------------
+
+int Engine::num_first_forwards(int rank) const {
+  const auto& actions = schedule_.actions[static_cast<std::size_t>(rank)];
+  const auto other = std::find_if(
+      actions.begin(), actions.end(), [](const Action& each) {
+        return each.kind != ActionKind::kForward;
+      });
+  return static_cast<int>(other - actions.begin());
+}
+
+void Engine::redo_first_forwards() {
+  SB_CHECK(stages_.size() == 1, "schedule '", schedule_.name, "': rank ",
+           world_.rank(), " has several stages; updates before validation are "
+           "for ranks with one");
+  runs_.clear();
+  live_ = 0;
+  const int stage = stages_[0], rank = world_.rank();
+  const int mine = num_first_forwards(rank);
+  // The stage before has sent more than this one has taken
+  if (stage > 0) {
+    const int from = rank_of(0, stage - 1);
+    for (int b = mine; b < num_first_forwards(from); ++b) {
+      mailbox_.receive_forward(spec(b, stage), b, stage, from);
+    }
+  }
+  const auto& actions = schedule_.actions[static_cast<std::size_t>(rank)];
+  for (next_ = 0; next_ < static_cast<std::size_t>(mine);) {
+    perform(actions[next_++]);
+  }
+}
+
+double Engine::predicted_redo_bytes() {
+  double bytes = 0;
+  const int stage = stages_[0];
+  for (int b = 0; b < num_first_forwards(world_.rank()); ++b) {
+    if (!is_last(stage) && rank_of(b, stage + 1) != world_.rank()) {
+      bytes += forward_bytes(spec(b, stage + 1));
+    }
+  }
+  return bytes;
+}
+
+// --- The list ------------------------------------------------------------------------
 
 void Engine::perform(const Action& action) {
   const int b = action.micro_batch;

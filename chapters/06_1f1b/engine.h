@@ -14,6 +14,7 @@
 // that any list that `check` accepts runs to its end.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -77,6 +78,11 @@ class Engine {
   /// The whole list. Returns this rank's part of the loss: the sum of
   /// share * loss over the micro-batches that end here.
   double run();
+  /// The same, where the forwards at the head of the list begin before it is
+  /// known whether the last update stands: `stands` is asked before the first
+  /// other action. On false, on all ranks, these forwards are done again, and
+  /// what they had sent is thrown away. For schedules with one chunk per rank.
+  double run(const std::function<bool()>& stands);
   /// The list up to and with the next U; false when it has ended.
   bool run_to_update();
   /// Share * loss of a micro-batch that ended here.
@@ -85,6 +91,8 @@ class Engine {
   const Schedule& schedule() const { return schedule_; }
   /// Bytes that this rank sends in one walk down its list.
   double predicted_bytes();
+  /// Bytes of the forwards that `stands` may have done again.
+  double predicted_redo_bytes();
   /// The most sets of activations that this rank has held at once: from F to B
   /// or W.
   int max_live() const { return max_live_; }
@@ -93,6 +101,8 @@ class Engine {
 
  private:
   void perform(const Action& action);
+  int num_first_forwards(int rank) const;
+  void redo_first_forwards();
   void forward(int b, int stage);
   void backward(int b, int stage);
   void backward_input(int b, int stage, WeightGradients& later);

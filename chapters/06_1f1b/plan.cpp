@@ -152,6 +152,10 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
   SB_CHECK(how.stash || (!schedule.flushes && pieces == 1),
            "--no-stash: --schedule ", how.schedule,
            " has no stash to leave out; take --schedule pipedream");
+  SB_CHECK(!how.post_validation || schedule.name == "1f1b" ||
+               schedule.name == "zb-h1" || schedule.name == "zb-h2",
+           "--post-validation: not for --schedule ", how.schedule,
+           "; give 1f1b, zb-h1 or zb-h2");
   plan.layers = layers_of(plan.config);
   if (plan.is_asynchronous()) {
     check_asynchronous(options, how, plan);

@@ -1,6 +1,7 @@
 #include "chapters/06_1f1b/trainer.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "chapters/06_1f1b/schedule_memory.h"
 #include "core/check.h"
@@ -28,30 +29,69 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how, Plan plan,
   }
   engine_.emplace(plan_.schedule, model_, world, feed_,
                   updates_ ? &*updates_ : nullptr);
+  if (how.post_validation) {
+    post_.emplace(model_, *optimizer_, options.clip, world);
+  }
 }
 
 StepResult Trainer::step(std::int64_t step) {
   if (plan_.is_asynchronous()) return asynchronous_step(step);
   feed_.set_first_step(step);
+  if (post_) return post_validated_step(step);
   const double loss = engine_->run();
   model_.reduce_shared_gradients();
   return model_.update(options_, *optimizer_, loss);
 }
 
 void Trainer::finish() {
-  if (!plan_.is_asynchronous() || options_.steps == 0) return;
-  engine_->run_to_update();
+  if (post_) post_->validate();
+  if (plan_.is_asynchronous() && options_.steps > 0) engine_->run_to_update();
   for (Sent& each : sent_) each.work.wait();
   sent_.clear();
 }
 
+// --- Steps that are validated later --------------------------------------------------
+
+StepResult Trainer::post_validated_step(std::int64_t step) {
+  const double loss = engine_->run([&] {
+    const bool stands = post_->validate();
+    num_redone_ += stands ? 0 : 1;
+    return stands;
+  });
+  model_.reduce_shared_gradients();
+  post_->step();
+  StepResult result;
+  send_loss(step, loss);
+  result.loss = loss_rank(0) == 0 ? loss : receive_loss(step);
+  result.grad_norm = std::numeric_limits<double>::quiet_NaN();
+  return result;
+}
+
 // --- Without a flush -------------------------------------------------------------
+
+// Ranks are at different places of the run: the loss of a step goes from where
+// it is made to rank 0, ahead of the gradients that end the step there. Nobody
+// waits for it.
+StepResult Trainer::asynchronous_step(std::int64_t step) {
+  engine_->run_to_update();
+  StepResult result;
+  result.grad_norm = updates_->grad_norm();
+  // A replica of the last stage has every replicas-th loss
+  const auto replicas =
+      static_cast<std::int64_t>(model_.layout().owners.back().size());
+  while (next_loss_ < std::min(options_.steps, (step + 1) * replicas)) {
+    const std::int64_t k = next_loss_++;
+    if (loss_rank(k) == world_.rank()) send_loss(k, step_loss(k));
+  }
+  if (world_.rank() != 0) return result;
+  result.loss = loss_rank(step) == 0 ? step_loss(step) : receive_loss(step);
+  return result;
+}
 
 int Trainer::loss_rank(std::int64_t step) const {
   const auto m = static_cast<std::int64_t>(plan_.pieces.size());
-  return plan_.schedule
-      .place(static_cast<int>(step * m), plan_.schedule.num_stages - 1)
-      .rank;
+  const auto b = static_cast<int>(plan_.is_asynchronous() ? step * m : 0);
+  return plan_.schedule.place(b, plan_.schedule.num_stages - 1).rank;
 }
 
 int Trainer::loss_tag(std::int64_t step) const {
@@ -70,38 +110,21 @@ double Trainer::step_loss(std::int64_t step) const {
   return loss;
 }
 
-// Ranks are at different places of the run: the loss of a step goes from where
-// it is made to rank 0, ahead of the gradients that end the step there. Nobody
-// waits for it.
-StepResult Trainer::asynchronous_step(std::int64_t step) {
-  engine_->run_to_update();
-  const auto replicas = static_cast<std::int64_t>(
-      plan_.schedule.route_of.empty()
-          ? 1
-          : model_.layout()
-                .owners[static_cast<std::size_t>(plan_.schedule.num_stages - 1)]
-                .size());
-  // A replica of the last stage has every replicas-th loss
-  StepResult result;
-  result.grad_norm = updates_->grad_norm();
+void Trainer::send_loss(std::int64_t step, double loss) {
+  if (loss_rank(step) != world_.rank() || world_.rank() == 0) return;
   const MemoryScope kind(MemoryKind::kCommunication);
-  while (next_loss_ < std::min(options_.steps, (step + 1) * replicas)) {
-    const std::int64_t k = next_loss_++;
-    if (loss_rank(k) != world_.rank() || world_.rank() == 0) continue;
-    Sent sent;
-    sent.value = Tensor::full({}, step_loss(k), {DType::kF64, Device()});
-    sent.work = world_.send(sent.value, 0, loss_tag(k), "loss");
-    sent_.push_back(std::move(sent));
-  }
-  if (world_.rank() != 0) return result;
-  if (loss_rank(step) == 0) {
-    result.loss = step_loss(step);
-  } else {
-    const Tensor loss = Tensor::empty({}, {DType::kF64, Device()});
-    world_.recv(loss, loss_rank(step), loss_tag(step), "loss").wait();
-    result.loss = loss.item();
-  }
-  return result;
+  Sent sent;
+  sent.value = Tensor::full({}, loss, {DType::kF64, Device()});
+  sent.work = world_.send(sent.value, 0, loss_tag(step), "loss");
+  sent_.push_back(std::move(sent));
+}
+
+double Trainer::receive_loss(std::int64_t step) {
+  if (world_.rank() != 0) return 0;
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor loss = Tensor::empty({}, {DType::kF64, Device()});
+  world_.recv(loss, loss_rank(step), loss_tag(step), "loss").wait();
+  return loss.item();
 }
 
 const std::vector<VersionUse>& Trainer::version_uses() const {
@@ -114,15 +137,22 @@ const std::vector<VersionUse>& Trainer::version_uses() const {
 double Trainer::predicted_bytes() {
   if (options_.steps == 0) return 0;
   const auto steps = static_cast<double>(options_.steps);
-  if (!plan_.is_asynchronous()) {
-    return steps *
-           (engine_->predicted_bytes() + model_.predicted_update_bytes());
-  }
-  double bytes = engine_->predicted_bytes();
+  double losses = 0;
   for (std::int64_t k = 0; k < options_.steps; ++k) {
-    if (loss_rank(k) == world_.rank() && world_.rank() != 0) bytes += 8;
+    if (loss_rank(k) == world_.rank() && world_.rank() != 0) losses += 8;
+  }
+  if (!plan_.is_asynchronous()) {
+    double update = model_.predicted_update_bytes();
+    if (!post_) return steps * (engine_->predicted_bytes() + update);
+    // The norm goes hand over hand, the loss to rank 0
+    const double ranks = world_.size();
+    update += post_->predicted_bytes() - 2 * (ranks - 1) / ranks * 16;
+    // How often forwards are repeated is a matter of data, not of formulas
+    return steps * (engine_->predicted_bytes() + update) + losses +
+           num_redone_ * engine_->predicted_redo_bytes();
   }
   // Replicas of a stage average their gradients, each time
+  double bytes = engine_->predicted_bytes() + losses;
   const int stage = plan_.schedule.stage_at(world_.rank(), 0);
   const auto replicas = static_cast<double>(
       model_.layout().owners[static_cast<std::size_t>(stage)].size());
@@ -136,6 +166,11 @@ double Trainer::predicted_bytes() {
 MemoryBill Trainer::bill() {
   MemoryBill bill = schedule_bill(options_, plan_.schedule, world_.rank(),
                                   model_, feed_);
+  if (post_ && options_.steps > 0 && world_.rank() + 1 < world_.size()) {
+    // What the step overwrites; the state of the first one begins with it
+    bill[MemoryKind::kParameter] *= 2;
+    if (options_.steps > 1) bill[MemoryKind::kOptimizerState] *= 2;
+  }
   if (!how_.stash) {
     // The lab computes every gradient once more, to see how wrong it is
     bill[MemoryKind::kActivation] = bill[MemoryKind::kGradient] = -1;

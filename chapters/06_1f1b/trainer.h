@@ -9,6 +9,7 @@
 
 #include "chapters/06_1f1b/engine.h"
 #include "chapters/06_1f1b/feed.h"
+#include "chapters/06_1f1b/post_validation.h"
 #include "chapters/06_1f1b/weight_stash.h"
 #include "chapters/common/report.h"
 #include "chapters/common/training.h"
@@ -25,6 +26,7 @@ struct TrainerOptions {
   std::string partition = "uniform";
   bool stash = true;
   bool vertical_sync = false;
+  bool post_validation = false;
   bool print_schedule = false;
 };
 
@@ -54,16 +56,19 @@ class Trainer {
           ProcessGroup& world);
 
   /// One optimizer step. Schedules that flush: the mean loss of the batch, and
-  /// the norm, on every rank. Others: this rank's list up to its next update;
-  /// the loss on rank 0, and the norm of this stage's own gradient.
+  /// the norm, on every rank; with post-validation the loss on rank 0, and no
+  /// norm (NaN). Others: this rank's list up to its next update; the loss on
+  /// rank 0, and the norm of this stage's own gradient.
   StepResult step(std::int64_t step);
-  /// After the last step: waits for what is on its way.
+  /// After the last step: waits for what is on its way, and validates.
   void finish();
 
   Optimizer& optimizer() { return *optimizer_; }
   const Dataset& data() const { return data_; }
   /// Empty for schedules that flush.
   const std::vector<VersionUse>& version_uses() const;
+  /// Steps that post-validation amended.
+  int num_amended() const { return post_ ? post_->num_amended() : 0; }
 
   /// Bytes that a rank sends in options.steps steps.
   double predicted_bytes();
@@ -77,6 +82,9 @@ class Trainer {
 
  private:
   StepResult asynchronous_step(std::int64_t step);
+  StepResult post_validated_step(std::int64_t step);
+  void send_loss(std::int64_t step, double loss);
+  double receive_loss(std::int64_t step);
   int loss_rank(std::int64_t step) const;
   int loss_tag(std::int64_t step) const;
   double step_loss(std::int64_t step) const;
@@ -90,6 +98,8 @@ class Trainer {
   PipelineModel model_;
   std::unique_ptr<Optimizer> optimizer_;
   std::optional<StashedUpdates> updates_;
+  std::optional<PostValidation> post_;
+  int num_redone_ = 0;
   std::optional<Engine> engine_;
   /// Losses on their way to rank 0.
   struct Sent {

@@ -55,6 +55,9 @@ class PipelineModel {
   const LayerList& layers() const { return *layers_; }
   /// Of all stages of this rank, each once.
   const Tensors& parameters() const { return parameters_; }
+  /// Those that the norm of the whole gradient counts here: parameters that
+  /// several ranks hold are counted on the first of them.
+  const Tensors& counted_parameters() const { return own_; }
 
   /// Sums the gradients of parameters that several ranks hold (tied embeddings,
   /// stages of which each rank computed a part). One all-reduce each, in the
