@@ -11,8 +11,9 @@ namespace shardbook::kernels {
 namespace {
 
 // Rows that are added in the element type before f64 takes over.
-constexpr std::int64_t kBlockRows = 256;
-// Rows per turn of the inner loop: partial sums are loaded once for all.
+constexpr std::int64_t kBlockRows = 64;
+// Rows per turn of the inner loop, added among themselves first: partial sums
+// are loaded once for all, and are rounded less often.
 constexpr std::int64_t kTurn = 4;
 
 std::int64_t num_blocks(std::int64_t rows) {
@@ -47,14 +48,14 @@ void reduce_blocks(std::int64_t rows, std::int64_t channels,
       const std::int64_t end = std::min(rows, (block + 1) * kBlockRows);
       for (std::int64_t r = block * kBlockRows; r < end; r += kTurn) {
         for_vectors<T>(channels, [&](std::int64_t c, std::int64_t size) {
-          V a = load(first + c), b = load(second + c);
+          V a(Compute<T>(0)), b(Compute<T>(0));
           if (end - r >= kTurn) {
             for (std::int64_t i = 0; i < kTurn; ++i) terms(r + i, c, size, a, b);
           } else {
             for (std::int64_t i = r; i < end; ++i) terms(i, c, size, a, b);
           }
-          store(first + c, a);
-          store(second + c, b);
+          store(first + c, load(first + c) + a);
+          store(second + c, load(second + c) + b);
         });
       }
     }
