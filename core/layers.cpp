@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/op_scope.h"
 
 namespace shardbook {
 
@@ -126,17 +127,47 @@ void BatchNorm::commit() {
   count_ = 0;
 }
 
+namespace {
+
+// running = keep running + share now; the order of the sums is part of the
+// numbers.
+template <typename T>
+void blend(T* running, const double* now, std::int64_t count, double keep,
+           double share) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    running[i] = static_cast<T>(keep * static_cast<double>(running[i]) +
+                                share * now[i]);
+  }
+}
+
+void blend(const Tensor& running, const Tensor& now, double keep,
+           double share) {
+  if (running.dtype() == DType::kF64) {
+    blend(running.data<double>(), now.data<double>(), now.numel(), keep, share);
+  } else if (running.dtype() == DType::kF32) {
+    blend(running.data<float>(), now.data<double>(), now.numel(), keep, share);
+  } else {
+    std::vector<double> values = running.to_vector<double>();
+    blend(values.data(), now.data<double>(), now.numel(), keep, share);
+    running.copy_from(
+        Tensor::from_values(values, running.shape(), running.device()));
+  }
+}
+
+}  // namespace
+
+// One operation for both, as on a GPU: what it costs to begin is all it costs.
 void BatchNorm::update_running(const Tensor& mean, const Tensor& variance,
                                double count) {
-  const auto update = [this](const Tensor& running, const Tensor& now,
-                             double factor) {
-    running.copy_from(
-        add(scale(running, 1 - momentum),
-            to_dtype(scale(now, momentum * factor), running.dtype())));
-  };
+  internal::OpScope scope(
+      "running_statistics", 6 * static_cast<double>(mean.numel()),
+      internal::bytes_of({&mean, &variance, &running_mean, &running_mean,
+                          &running_var, &running_var}),
+      running_mean);
+  if (!scope.runs()) return;
   const double unbiased = count > 1 ? count / (count - 1) : 1;
-  update(running_mean, mean, 1);
-  update(running_var, variance, unbiased);
+  blend(running_mean, mean, 1 - momentum, momentum);
+  blend(running_var, variance, 1 - momentum, momentum * unbiased);
 }
 
 namespace {
