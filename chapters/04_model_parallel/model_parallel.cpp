@@ -82,6 +82,7 @@ ModelParallel::Later ModelParallel::run(int device, const Later& x) {
 
 ModelParallel::Later ModelParallel::move(const Later& x) {
   const Later y = now({});
+  // The copy waits for both queues
   QueueEvent ready, copied;
   ready.record(queue(1));
   ready.wait(queue(0));
