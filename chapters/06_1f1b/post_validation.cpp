@@ -62,9 +62,9 @@ void PostValidation::step() {
   const Verdict so_far = verdict_of(squared_norm_, clip_);
   is_pending_ = true;
   has_stepped_ = !so_far.skips && so_far.factor == 1;
-  if (!has_stepped_) return;
+  // Also where it will not be needed: what a step costs is not a matter of data
   if (rank < last) save();
-  apply(so_far);
+  if (has_stepped_) apply(so_far);
 }
 
 // --- On the way back -----------------------------------------------------------------

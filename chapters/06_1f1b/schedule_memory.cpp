@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <utility>
 
 #include "chapters/06_1f1b/replay.h"
 #include "chapters/common/stage_memory.h"
@@ -25,7 +25,8 @@ struct Needed {
 /// gradient of a step becomes its gradient; later ones are computed beside it.
 struct StageNeeds {
   Needed forward, first[4], later[4];  ///< by ActionKind
-  double gradients = 0;                ///< of all parameters of the stage
+  double gradients = 0;    ///< of all parameters of the stage
+  double of_input = 0;     ///< those that I computes: biases, norms
 };
 
 /// A stage on shapes.
@@ -121,29 +122,30 @@ class OnShapes {
 
 StageNeeds measure_stage(const PipelineModel& model, int stage, Feed& feed,
                          const std::vector<LayerInput>& specs,
-                         int micro_batch, bool splits_backward) {
+                         int micro_batch) {
   // A context of its own: nobody's clock or ledger sees this
   RankContext context(Device::meta());
   const RankContext::Scope scope(context);
+  StageNeeds needs;
+  {
+    OnShapes shapes(model.layers(), model.layout().cuts, stage, feed, specs,
+                    micro_batch);
+    needs.forward = shapes.forward();
+    needs.first[1] = shapes.backward(ActionKind::kBackward);
+    shapes.forward();
+    needs.later[1] = shapes.backward(ActionKind::kBackward);
+    shapes.forward();
+    needs.later[2] = shapes.backward(ActionKind::kBackwardInput);
+    needs.later[3] = shapes.backward(ActionKind::kBackwardWeight);
+    needs.gradients = now(MemoryKind::kGradient);
+  }
   OnShapes shapes(model.layers(), model.layout().cuts, stage, feed, specs,
                   micro_batch);
-  StageNeeds needs;
-  for (Needed* each : {needs.first, needs.later}) {
-    needs.forward = shapes.forward();
-    if (!splits_backward) {
-      each[1] = shapes.backward(ActionKind::kBackward);
-      continue;
-    }
-    each[2] = shapes.backward(ActionKind::kBackwardInput);
-    each[3] = shapes.backward(ActionKind::kBackwardWeight);
-  }
-  needs.gradients = now(MemoryKind::kGradient);
+  shapes.forward();
+  needs.first[2] = shapes.backward(ActionKind::kBackwardInput);
+  needs.of_input = now(MemoryKind::kGradient);
+  needs.first[3] = shapes.backward(ActionKind::kBackwardWeight);
   return needs;
-}
-
-bool is_backward(ActionKind kind) {
-  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||
-         kind == ActionKind::kBackwardWeight;
 }
 
 /// Walks down the list and adds up.
@@ -154,43 +156,60 @@ class Walk {
 
   void perform(const Action& action) {
     if (action.kind == ActionKind::kUpdate) {
-      gradients_.clear();
-      done_.clear();
+      have_.clear();
       return;
     }
     const StageNeeds& needs = needs_of_(action.micro_batch, action.chunk);
-    const int kind = static_cast<int>(action.kind);
-    const bool is_later =
-        is_backward(action.kind) && done_.count({action.chunk, kind}) > 0;
-    const Needed& needed = action.kind == ActionKind::kForward ? needs.forward
-                           : is_later                          ? needs.later[kind]
-                                                               : needs.first[kind];
+    Have& have = have_[action.chunk];
+    const Needed& needed = need_of(action.kind, needs, have);
     double& kept = kept_[{action.micro_batch, action.chunk}];
     activations_ -= kept;
     peak_.activations =
         std::max(peak_.activations, activations_ + needed.activations);
     kept = needed.kept;
     activations_ += kept;
-    if (!is_backward(action.kind)) return;
-    done_.insert({action.chunk, kind});
+    if (action.kind == ActionKind::kForward) return;
     double others = 0;
-    for (const auto& [chunk, bytes] : gradients_) {
-      if (chunk != action.chunk) others += bytes;
+    for (const auto& [chunk, each] : have_) {
+      if (chunk != action.chunk) others += each.bytes;
     }
     peak_.gradients = std::max(peak_.gradients, others + needed.gradients);
-    if (action.kind != ActionKind::kBackwardInput) {
-      gradients_[action.chunk] = needs.gradients;
-    }
+    have.of_input = true;
+    have.of_weights |= action.kind != ActionKind::kBackwardInput;
+    have.bytes = have.of_weights ? needs.gradients : needs.of_input;
   }
   const StagePeaks& peak() const { return peak_; }
+  /// A B came between an I and its W: not among what was measured.
+  bool is_open() const { return is_open_; }
 
  private:
+  /// Gradients that a chunk has.
+  struct Have {
+    bool of_input = false, of_weights = false;
+    double bytes = 0;
+  };
+  const Needed& need_of(ActionKind kind, const StageNeeds& needs,
+                        const Have& have) {
+    const auto k = static_cast<std::size_t>(kind);
+    switch (kind) {
+      case ActionKind::kForward:
+        return needs.forward;
+      case ActionKind::kBackwardWeight:
+        return have.of_weights ? needs.later[k] : needs.first[k];
+      case ActionKind::kBackward:
+        is_open_ = is_open_ || have.of_weights != have.of_input;
+        [[fallthrough]];
+      default:
+        return have.of_input ? needs.later[k] : needs.first[k];
+    }
+  }
+
   NeedsOf needs_of_;
   std::map<std::pair<int, int>, double> kept_;
   double activations_ = 0;
-  std::set<std::pair<int, int>> done_;  ///< chunk, kind of backward
-  std::map<int, double> gradients_;     ///< by chunk
+  std::map<int, Have> have_;  ///< by chunk
   StagePeaks peak_;
+  bool is_open_ = false;
 };
 
 }  // namespace
@@ -222,16 +241,6 @@ MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
   if (parameters != of_stages || hands_over) return bill;
 
   const auto& actions = schedule.actions[static_cast<std::size_t>(rank)];
-  const bool splits = std::any_of(
-      actions.begin(), actions.end(), [](const Action& each) {
-        return each.kind == ActionKind::kBackwardInput;
-      });
-  const bool mixes =
-      splits && std::any_of(actions.begin(), actions.end(),
-                            [](const Action& each) {
-                              return each.kind == ActionKind::kBackward;
-                            });
-  if (mixes) return bill;
   std::map<std::int64_t, std::vector<LayerInput>> specs;
   std::map<std::pair<int, std::int64_t>, StageNeeds> needs;
   Walk walk([&](int b, int chunk) -> const StageNeeds& {
@@ -248,9 +257,10 @@ MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
         all[static_cast<std::size_t>(model.layout().cuts[at])],
         all[static_cast<std::size_t>(model.layout().cuts[at + 1])]};
     return needs[{stage, rows}] =
-               measure_stage(model, stage, feed, ends, b, splits);
+               measure_stage(model, stage, feed, ends, b);
   });
   for (const Action& each : actions) walk.perform(each);
+  if (walk.is_open()) return bill;
   bill[MemoryKind::kActivation] = walk.peak().activations;
   bill[MemoryKind::kGradient] = walk.peak().gradients;
   return bill;
