@@ -50,7 +50,14 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"01_data_parallel", "--backend gloo", "--backend gloo"},
            {"02_ddp", "--world-size 0", "--world-size 0: out of range"},
            {"02_ddp", "--world-size 5", "does not divide"},
-           {"02_ddp", "--backend nccl", "--backend nccl: give one of"}}) {
+           {"02_ddp", "--backend nccl", "--backend nccl: give one of"},
+           {"05_gpipe", "--world-size 7", "give at most one stage per layer"},
+           {"05_gpipe", "--balance 1,2", "2 stages for --world-size 1"},
+           {"05_gpipe", "--checkpoint some", "--checkpoint some: give one of"},
+           {"05_gpipe", "--micro-batches 25", "give 1 to 24"},
+           {"05_gpipe", "--long-skips --model mlp", "--long-skips: the layers"},
+           {"05_gpipe", "--long-skips --save x.safetensors",
+            "--long-skips: a file does not say"}}) {
     expect_refused(bad);
   }
 }
