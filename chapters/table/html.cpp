@@ -211,7 +211,8 @@ std::string run_html(std::size_t i, const ProgramRun& run) {
              "aria-labelledby=\"title-{0}\"><h2 id=\"title-{0}\">{1}</h2>"
              "<p class=\"about\">{2}</p>\n",
              i, escape(run.chapter), escape(about)) +
-         claims_html(run) + pictures_html(i, run) + bills_html(run) +
+         claims_html(run) + pictures_html(i, run) +
+         (run.sweep ? sweep_html(*run.sweep) : "") + bills_html(run) +
          "</section>\n";
 }
 

@@ -209,6 +209,7 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   read_bytes(reader, run);
   read_memory(reader, run);
   run.time = check_time(run);
+  run.sweep = read_sweep(object, source);
   return run;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/table/sweep.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::table {
@@ -61,6 +62,7 @@ struct ProgramRun {
   double sent_bytes = -1;   ///< by the busiest rank; negative: not measured
   std::vector<RankBill> ranks;
   std::optional<VirtualRun> virtual_run;
+  std::optional<Sweep> sweep;
 };
 
 /// Reads the JSON object of one run; `source` names it in messages. Values

@@ -12,6 +12,7 @@ namespace {
 constexpr double kWidth = 1000;
 constexpr double kLaneHeight = 16;
 constexpr double kMemoryHeight = 100;
+constexpr double kCurveHeight = 100;
 constexpr double kNearest = 0.4;  // gaps below this cannot be seen
 constexpr double kWide = 10;      // wide blocks stay apart
 constexpr double kSeam = 0.8;     // between wide blocks that touch
@@ -147,6 +148,38 @@ std::string bar(double share, const std::string& css_class) {
       "aria-hidden=\"true\"><rect class=\"{1}\" width=\"{2:.1f}\" "
       "height=\"10\"/></svg>",
       kWidth, css_class, kWidth * std::clamp(share, 0.0, 1.0));
+}
+
+std::string bar_with_error(double share, double deviation,
+                           const std::string& css_class) {
+  std::string text = bar(share, css_class);
+  const double from = kWidth * std::clamp(share - deviation, 0.0, 1.0);
+  const double to = kWidth * std::clamp(share + deviation, 0.0, 1.0);
+  text.insert(text.rfind("</svg>"),
+              fmt::format("<path class=\"error\" d=\"M{0:.1f} 5H{1:.1f}"
+                          "M{0:.1f} 2V8M{1:.1f} 2V8\"/>",
+                          from, to));
+  return text;
+}
+
+std::string curve(const std::vector<Point>& points, double solid,
+                  double dashed, const std::string& title) {
+  const auto at = [](double y) { return kCurveHeight * (1 - y); };
+  std::string line, errors;
+  for (const Point& point : points) {
+    const double x = kWidth * point.x;
+    line += fmt::format("{}{:.1f} {:.1f}", line.empty() ? "M" : "L", x,
+                        at(point.y));
+    errors += fmt::format("M{:.1f} {:.1f}V{:.1f}", x,
+                          at(point.y - point.deviation),
+                          at(point.y + point.deviation));
+  }
+  return open(kCurveHeight, "curve", title, "") +
+         fmt::format("<path class=\"solid\" d=\"M0 {0:.1f}H{1}\"/>"
+                     "<path class=\"dashed\" d=\"M0 {2:.1f}H{1}\"/>"
+                     "<path class=\"error\" d=\"{3}\"/>"
+                     "<path class=\"line\" d=\"{4}\"/></svg>",
+                     at(solid), kWidth, at(dashed), errors, line);
 }
 
 std::string escape(const std::string& text) {

@@ -25,6 +25,19 @@ std::string memory(const sim::RankTimeline& timeline, double step_s,
 
 /// A horizontal bar, `share` of the width long. What it says stands beside it.
 std::string bar(double share, const std::string& css_class);
+/// The same, with a deviation to both sides of its end.
+std::string bar_with_error(double share, double deviation,
+                           const std::string& css_class);
+
+/// One value of a curve; all from 0 to 1, y from below.
+struct Point {
+  double x = 0, y = 0;
+  double deviation = 0;
+};
+/// A curve with its deviations, and two values as lines across: one solid, one
+/// dashed.
+std::string curve(const std::vector<Point>& points, double solid,
+                  double dashed, const std::string& title);
 
 /// Text for HTML and for attributes in double quotes.
 std::string escape(const std::string& text);

@@ -2,6 +2,7 @@
 
 #include "chapters/table/html.h"
 #include "chapters/table/svg.h"
+#include "core/check.h"
 
 namespace shardbook::table {
 namespace {
@@ -138,6 +139,78 @@ TEST(ReportSvg, ThePeakIsDrawnHoweverShort) {
   const std::string picture = svg::memory(timeline, 1, 100, "", "");
   EXPECT_NE(picture.find("V0.0H"), std::string::npos);
   EXPECT_LT(picture.size(), 1000u);
+}
+
+// ---- A sweep over split sizes.
+
+const char* const kSweepRun = R"({"chapter": "04_model_parallel",
+  "options": {"backend": "threads", "world_size": 2}, "claims": {},
+  "sweep": {"repeats": 5, "cluster": "kaggle-t4x2",
+    "single": {"variant": "single", "virtual_s": 0.8,
+               "wall_s": {"mean": 2.0, "sd": 0.1, "fastest": 1.9}},
+    "model_parallel": {"variant": "model_parallel", "virtual_s": 0.9,
+                       "wall_s": {"mean": 2.5, "sd": 0, "fastest": 2.5}},
+    "pipeline": [
+      {"split_size": 2, "virtual_s": 0.7,
+       "wall_s": {"mean": 1.5, "sd": 0.1, "fastest": 1.4}},
+      {"split_size": 6, "virtual_s": 0.4,
+       "wall_s": {"mean": 1.25, "sd": 0.25, "fastest": 1.1}},
+      {"split_size": 12, "virtual_s": 0.5,
+       "wall_s": {"mean": 1.75, "sd": 0.1, "fastest": 1.6}}]}})";
+
+TEST(ReportSweep, ShowsTheBestSplitSizeBesideOneDeviceAndTheNaiveSchedule) {
+  const ProgramRun run = read_run(kSweepRun, "run.json");
+  ASSERT_TRUE(run.sweep.has_value());
+  EXPECT_EQ(run.sweep->pipelined.size(), 3u);
+  const std::string page = report_html({run});
+  EXPECT_EQ(count(page, "<figure class=\"sweep\">"), 2);
+  EXPECT_EQ(count(page, ">splits of 6</span>"), 2);
+  EXPECT_EQ(count(page, ">splits of 2</span>"), 0);
+  EXPECT_NE(page.find("1.25 s \u00b1 250 ms"), std::string::npos);
+  // The naive bar is the longest of its clock, and nothing deviates from it.
+  EXPECT_NE(page.find("M1000.0 5H1000.0"), std::string::npos);
+  EXPECT_NE(page.find("splits of 2: 700 ms; splits of 6: 400 ms"),
+            std::string::npos);
+}
+
+TEST(ReportSweep, VirtualTimesAloneAreEnough) {
+  std::string text = kSweepRun;
+  for (std::size_t at; (at = text.find("\"wall_s\"")) != std::string::npos;) {
+    text.replace(at, 8, "\"none\"");
+  }
+  const std::string page = report_html({read_run(text, "run.json")});
+  EXPECT_EQ(count(page, "<figure class=\"sweep\">"), 1);
+}
+
+TEST(ReportSweep, ARunWithoutOneHasNone) {
+  EXPECT_EQ(report_html({one_run()}).find("class=\"sweep\""),
+            std::string::npos);
+}
+
+TEST(ReportSweep, MistakesAreSentences) {
+  const auto error = [](const std::string& from, const std::string& to) {
+    std::string text = kSweepRun;
+    text.replace(text.find(from), from.size(), to);
+    try {
+      read_run(text, "run.json");
+    } catch (const Error& problem) {
+      return std::string(problem.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(error("\"repeats\": 5", "\"repeats\": \"5\"").find("repeats"),
+            std::string::npos);
+  EXPECT_NE(error("\"virtual_s\": 0.4", "\"virtual_s\": -1")
+                .find("sweep.pipeline: virtual_s"),
+            std::string::npos);
+}
+
+TEST(ReportSvg, ACurveRunsFromPointToPoint) {
+  const std::string text =
+      svg::curve({{0.25, 1, 0}, {0.75, 0.5, 0.1}}, 0.8, 0.9, "<title>");
+  EXPECT_NE(text.find("d=\"M250.0 0.0L750.0 50.0\""), std::string::npos);
+  EXPECT_NE(text.find("M750.0 60.0V40.0"), std::string::npos);
+  EXPECT_NE(text.find("aria-label=\"&lt;title&gt;\""), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,149 @@
+#include "chapters/table/sweep.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "chapters/table/internal/json_reader.h"
+#include "chapters/table/svg.h"
+#include "sim/timeline_text.h"
+
+namespace shardbook::table {
+namespace {
+
+using internal::Json;
+using internal::JsonReader;
+
+SweepTime read_time(const Json& object, const std::string& source) {
+  const JsonReader reader(object, source);
+  SweepTime time;
+  if (!reader.at("split_size").is_null()) {
+    time.split_size = reader.count("split_size");
+  }
+  time.wall_s = reader.amount("wall_s.mean").value_or(-1);
+  time.wall_sd_s = reader.amount("wall_s.sd").value_or(0);
+  time.virtual_s = reader.amount("virtual_s").value_or(-1);
+  return time;
+}
+
+/// One of the two clocks.
+struct Clock {
+  std::string title, note;
+  double SweepTime::*seconds;
+  bool has_deviation;
+};
+
+double deviation(const Clock& clock, const SweepTime& time) {
+  return clock.has_deviation ? time.wall_sd_s : 0;
+}
+
+std::string time_text(const Clock& clock, const SweepTime& time) {
+  const std::string mean = sim::seconds_text(time.*clock.seconds);
+  return clock.has_deviation
+             ? fmt::format("{} \u00b1 {}", mean,
+                           sim::seconds_text(time.wall_sd_s))
+             : mean;
+}
+
+std::string bars_html(const Sweep& sweep, const Clock& clock,
+                      const SweepTime& best) {
+  const std::vector<std::pair<std::string, const SweepTime*>> bars = {
+      {"one device", &sweep.single},
+      {"naive", &sweep.naive},
+      {fmt::format("splits of {}", best.split_size), &best}};
+  double most = 0;
+  for (const auto& [name, time] : bars) {
+    most = std::max(most, time->*clock.seconds + deviation(clock, *time));
+  }
+  std::string text = "<div class=\"bars wide\">";
+  for (const auto& [name, time] : bars) {
+    const double seconds = time->*clock.seconds;
+    const double sd = deviation(clock, *time);
+    text += fmt::format(
+        "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
+        name,
+        most > 0 ? svg::bar_with_error(seconds / most, sd / most, "time")
+                 : svg::bar(0, "time"),
+        time_text(clock, *time));
+  }
+  return text + "</div>\n";
+}
+
+std::string curve_html(const Sweep& sweep, const Clock& clock) {
+  double most = std::max(sweep.single.*clock.seconds,
+                         sweep.naive.*clock.seconds);
+  std::vector<svg::Point> points;
+  for (const SweepTime& time : sweep.pipelined) {
+    most = std::max(most, time.*clock.seconds + deviation(clock, time));
+  }
+  std::string words, axis;
+  const auto count = static_cast<double>(sweep.pipelined.size());
+  for (std::size_t i = 0; i < sweep.pipelined.size(); ++i) {
+    const SweepTime& time = sweep.pipelined[i];
+    const double x = (static_cast<double>(i) + 0.5) / count;
+    points.push_back({x, time.*clock.seconds / most,
+                      deviation(clock, time) / most});
+    words += fmt::format("{}splits of {}: {}", i == 0 ? "" : "; ",
+                         time.split_size, time_text(clock, time));
+    axis += fmt::format("<span style=\"left:{:.2f}%\">{}</span>", 100 * x,
+                        time.split_size);
+  }
+  return fmt::format(
+      "<div class=\"plot\"><h4>by split size; the lines: one device (solid), "
+      "naive (dashed)</h4><div class=\"scale\" aria-hidden=\"true\">"
+      "<span>{}</span><span>0</span></div>{}"
+      "<div class=\"axis\" aria-hidden=\"true\">{}</div></div>\n",
+      sim::seconds_text(most),
+      svg::curve(points, sweep.single.*clock.seconds / most,
+                 sweep.naive.*clock.seconds / most, words),
+      axis);
+}
+
+std::string clock_html(const Sweep& sweep, const Clock& clock) {
+  const SweepTime& best = *std::min_element(
+      sweep.pipelined.begin(), sweep.pipelined.end(),
+      [&](const SweepTime& a, const SweepTime& b) {
+        return a.*clock.seconds < b.*clock.seconds;
+      });
+  if (sweep.single.*clock.seconds <= 0) return "";
+  return fmt::format(
+             "<figure class=\"sweep\"><figcaption><b>{}</b> {}</figcaption>\n",
+             clock.title, svg::escape(clock.note)) +
+         bars_html(sweep, clock, best) + curve_html(sweep, clock) +
+         "</figure>\n";
+}
+
+}  // namespace
+
+std::optional<Sweep> read_sweep(const nlohmann::ordered_json& run,
+                                const std::string& source) {
+  const JsonReader reader(run, source);
+  if (!reader.object("sweep")) return std::nullopt;
+  Sweep sweep;
+  sweep.repeats = reader.count("sweep.repeats");
+  sweep.cluster = reader.words({"sweep.cluster"});
+  sweep.single = read_time(reader.at("sweep.single"), source + ": sweep.single");
+  sweep.naive = read_time(reader.at("sweep.model_parallel"),
+                          source + ": sweep.model_parallel");
+  for (const Json& point : reader.list("sweep.pipeline")) {
+    sweep.pipelined.push_back(read_time(point, source + ": sweep.pipeline"));
+  }
+  SB_CHECK(!sweep.pipelined.empty(), source,
+           ": sweep.pipeline is empty; it has a time per split size");
+  return sweep;
+}
+
+std::string sweep_html(const Sweep& sweep) {
+  return clock_html(sweep,
+                    {"Split sizes", fmt::format("wall time of a step on this "
+                                                "machine, {} repeats, one "
+                                                "standard deviation",
+                                                sweep.repeats),
+                     &SweepTime::wall_s, true}) +
+         clock_html(sweep, {"Split sizes",
+                            "virtual time of a step on " + sweep.cluster,
+                            &SweepTime::virtual_s, false});
+}
+
+}  // namespace shardbook::table
