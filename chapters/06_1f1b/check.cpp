@@ -1,18 +1,17 @@
 #include "chapters/06_1f1b/check.h"
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <set>
 
+#include "chapters/06_1f1b/check_rank.h"
+#include "chapters/06_1f1b/dependencies.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
 namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-constexpr std::size_t kKinds = 4;  // an update is nobody's input
 
 // Numbers and ways
 
@@ -76,163 +75,6 @@ void check_routes(const Schedule& s) {
   if (!s.flushes && s.micro_batches_per_step < 1) {
     fail(s.micro_batches_per_step, " micro-batches per step; give at least 1");
   }
-}
-
-// One rank's list, on its own
-
-/// What a rank has done so far.
-class RankState {
- public:
-  /// `stages`: by chunk, -1 for none.
-  RankState(const Schedule& s, int rank, const std::vector<int>& stages)
-      : s_(s), rank_(rank), chunks_(stages.size()) {
-    for (std::size_t c = 0; c < chunks_.size(); ++c) {
-      chunks_[c].done.assign(at(s.num_micro_batches), 0);
-      chunks_[c].stage = stages[c];
-    }
-  }
-
-  /// Does `action`. Returns the rule that it breaks, or "".
-  std::string apply(const Action& a);
-  /// What is missing at the end of the list, or "".
-  std::string missing() const;
-
- private:
-  struct Chunk {
-    int stage = -1;
-    std::vector<unsigned> done;  ///< by micro-batch, one bit per kind
-    std::deque<int> waiting;     ///< for the gradient of the weights
-    int last_gradient = -1;
-    int updated = -1;  ///< last micro-batch that an update has claimed
-    int version = 0;   ///< updates so far
-  };
-
-  static unsigned bit(ActionKind kind) { return 1u << static_cast<int>(kind); }
-  bool comes_here(int b, int chunk) const {
-    const int stage = chunks_[at(chunk)].stage;
-    if (stage < 0) return false;
-    const Place& place = s_.place(b, stage);
-    return place.rank == rank_ && place.chunk == chunk;
-  }
-  std::string apply_update(const Action& a, Chunk* chunk);
-  std::string apply_backward(const Action& a, Chunk* chunk);
-
-  const Schedule& s_;
-  int rank_;
-  std::vector<Chunk> chunks_;
-};
-
-constexpr unsigned kF = 1, kB = 2, kI = 4, kW = 8;
-
-std::string RankState::apply(const Action& a) {
-  const std::string name = to_string(a);
-  if (a.chunk < 0 || at(a.chunk) >= chunks_.size()) {
-    return name + " for chunk " + std::to_string(a.chunk) + "; there are " +
-           std::to_string(chunks_.size());
-  }
-  if (a.micro_batch < 0 || a.micro_batch >= s_.num_micro_batches) {
-    return name + " for micro-batch " + std::to_string(a.micro_batch) +
-           "; there are " + std::to_string(s_.num_micro_batches);
-  }
-  Chunk& chunk = chunks_[at(a.chunk)];
-  if (a.kind == ActionKind::kUpdate) return apply_update(a, &chunk);
-  if (!comes_here(a.micro_batch, a.chunk)) {
-    return name + ", whose route does not lead here";
-  }
-  unsigned& done = chunk.done[at(a.micro_batch)];
-  if (done & bit(a.kind)) return name + " a second time";
-  if (a.kind != ActionKind::kForward) {
-    const std::string fault = apply_backward(a, &chunk);
-    if (!fault.empty()) return fault;
-  } else if (!s_.flushes && s_.versions == VersionRule::kDelayOne) {
-    const int version = a.micro_batch / s_.micro_batches_per_step - 1;
-    if (version > chunk.version) {
-      return name + " reads version " + std::to_string(version) +
-             " of the weights, which no update has made yet";
-    }
-  }
-  done |= bit(a.kind);
-  return "";
-}
-
-std::string RankState::apply_backward(const Action& a, Chunk* chunk) {
-  const auto name = [&](ActionKind kind, int b) {
-    return to_string(Action{kind, b, a.chunk, false});
-  };
-  const int b = a.micro_batch;
-  const unsigned done = chunk->done[at(b)];
-  const std::string self = to_string(a);
-  if (!(done & kF)) {
-    return self + " before its forward " + name(ActionKind::kForward, b);
-  }
-  if (a.kind != ActionKind::kBackwardWeight) {
-    if (done & (kB | kI)) {
-      return self + " after another backward of micro-batch " +
-             std::to_string(b);
-    }
-    if (a.kind == ActionKind::kBackwardInput) chunk->waiting.push_back(b);
-  } else {
-    if (done & kB) return self + " after the whole backward of it";
-    if (!(done & kI)) {
-      return self + " before its input gradient " +
-             name(ActionKind::kBackwardInput, b);
-    }
-    if (chunk->waiting.front() != b) {
-      return self + " while " +
-             name(ActionKind::kBackwardWeight, chunk->waiting.front()) +
-             " has waited longer; they run first in, first out";
-    }
-    chunk->waiting.pop_front();
-  }
-  if (a.kind != ActionKind::kBackwardInput) {
-    if (b <= chunk->updated) {
-      return self + " after an update that claims it";
-    }
-    chunk->last_gradient = std::max(chunk->last_gradient, b);
-  }
-  return "";
-}
-
-std::string RankState::apply_update(const Action& a, Chunk* chunk) {
-  const std::string self = to_string(a);
-  if (s_.flushes) {
-    return self + " in a schedule that flushes: its update follows the lists";
-  }
-  if (a.micro_batch <= chunk->updated) {
-    return self + " after an update that claims as much";
-  }
-  for (int b = chunk->updated + 1; b <= a.micro_batch; ++b) {
-    if (comes_here(b, a.chunk) && !(chunk->done[at(b)] & (kB | kW))) {
-      return self + " before the gradient of micro-batch " + std::to_string(b);
-    }
-  }
-  if (chunk->last_gradient > a.micro_batch) {
-    return self + " after the gradient of micro-batch " +
-           std::to_string(chunk->last_gradient) + ", which it does not claim";
-  }
-  chunk->updated = a.micro_batch;
-  ++chunk->version;
-  return "";
-}
-
-std::string RankState::missing() const {
-  for (int c = 0; at(c) < chunks_.size(); ++c) {
-    const Chunk& chunk = chunks_[at(c)];
-    for (int b = 0; b < s_.num_micro_batches; ++b) {
-      if (!comes_here(b, c)) continue;
-      const unsigned done = chunk.done[at(b)];
-      const ActionKind kind = !(done & kF)  ? ActionKind::kForward
-                              : (done & kI) ? ActionKind::kBackwardWeight
-                                            : ActionKind::kBackward;
-      if (!(done & (kB | kW))) return to_string({kind, b, c, false});
-    }
-    if (chunk.stage >= 0 && !s_.flushes && chunk.last_gradient >= 0 &&
-        chunk.updated < chunk.last_gradient) {
-      return "the update for micro-batch " +
-             std::to_string(chunk.last_gradient);
-    }
-  }
-  return "";
 }
 
 // All ranks together
@@ -402,107 +244,6 @@ class Checker {
 };
 
 }  // namespace
-
-Dependencies::Dependencies(const Schedule& schedule) : schedule_(schedule) {
-  const int m = schedule.num_micro_batches;
-  stages_.resize(at(schedule.num_ranks));
-  for (const Route& route : schedule.routes) {
-    for (int stage = 0; at(stage) < route.size(); ++stage) {
-      const Place& place = route[at(stage)];
-      auto& row = stages_[at(place.rank)];
-      row.resize(std::max(row.size(), at(place.chunk) + 1), -1);
-      row[at(place.chunk)] = stage;
-    }
-  }
-  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
-    const auto chunks = static_cast<int>(stages_[at(rank)].size());
-    std::vector<int> index(at(chunks) * at(m) * kKinds, -1);
-    int i = 0;
-    for (const Action& each : schedule.actions[at(rank)]) {
-      const bool is_in_range = each.micro_batch >= 0 && each.micro_batch < m &&
-                               each.chunk >= 0 && each.chunk < chunks;
-      if (is_in_range && each.kind != ActionKind::kUpdate) {
-        int& slot =
-            index[(at(each.chunk) * at(m) + at(each.micro_batch)) * kKinds +
-                  static_cast<std::size_t>(each.kind)];
-        if (slot < 0) slot = i;
-      }
-      ++i;
-    }
-    index_.push_back(std::move(index));
-  }
-}
-
-ActionPlace Dependencies::find(const Place& place, int micro_batch,
-                               std::initializer_list<ActionKind> kinds) const {
-  const std::size_t slot =
-      (at(place.chunk) * at(schedule_.num_micro_batches) + at(micro_batch)) *
-      kKinds;
-  ActionPlace result{
-      place.rank, -1, {*kinds.begin(), micro_batch, place.chunk, false}};
-  for (const ActionKind kind : kinds) {
-    const int index =
-        index_[at(place.rank)][slot + static_cast<std::size_t>(kind)];
-    if (index < 0) continue;
-    result.index = index;
-    result.action.kind = kind;
-    break;
-  }
-  return result;
-}
-
-int Dependencies::stage(int rank, int chunk) const {
-  return stages_[at(rank)][at(chunk)];
-}
-
-const std::vector<int>& Dependencies::stages(int rank) const {
-  return stages_[at(rank)];
-}
-
-std::vector<ActionPlace> Dependencies::of(int rank, int index) const {
-  const auto& list = schedule_.actions[at(rank)];
-  const Action& a = list[at(index)];
-  const Place here{rank, a.chunk};
-  const int b = a.micro_batch, stage = this->stage(rank, a.chunk);
-  std::vector<ActionPlace> result;
-  switch (a.kind) {
-    case ActionKind::kForward:
-      if (stage > 0) {
-        result.push_back(
-            find(schedule_.place(b, stage - 1), b, {ActionKind::kForward}));
-      }
-      break;
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
-      result.push_back(find(here, b, {ActionKind::kForward}));
-      if (stage + 1 < schedule_.num_stages) {
-        result.push_back(
-            find(schedule_.place(b, stage + 1), b,
-                 {ActionKind::kBackward, ActionKind::kBackwardInput}));
-      }
-      break;
-    case ActionKind::kBackwardWeight:
-      result.push_back(find(here, b, {ActionKind::kBackwardInput}));
-      break;
-    case ActionKind::kUpdate: {
-      // Gradients since the update before, those of the replicas too
-      int first = 0;
-      for (int i = index - 1; i >= 0 && first == 0; --i) {
-        const Action& other = list[at(i)];
-        if (other.kind == a.kind && other.chunk == a.chunk) {
-          first = other.micro_batch + 1;
-        }
-      }
-      for (int each = first; each <= b; ++each) {
-        result.push_back(
-            find(schedule_.place(each, stage), each,
-                 {ActionKind::kBackward, ActionKind::kBackwardWeight}));
-      }
-      break;
-    }
-  }
-  return result;
-}
 
 void check(const Schedule& schedule) {
   check_routes(schedule);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "chapters/06_1f1b/check.h"
+#include "chapters/06_1f1b/dependencies.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "core/check.h"
 

@@ -47,9 +47,15 @@ std::vector<Level> levels(const Schedule& schedule, const Replay& replay,
   };
   const auto& list = schedule.actions[at(rank)];
   const auto& spans = replay.spans[at(rank)];
+  std::vector<StageBytes> by_chunk(at(schedule.num_chunks(rank)));
+  for (const Route& route : schedule.routes) {
+    for (std::size_t stage = 0; stage < bytes.size(); ++stage) {
+      const Place& place = route[stage];
+      if (place.rank == rank) by_chunk[at(place.chunk)] = bytes[stage];
+    }
+  }
   const auto of = [&](std::size_t i) {
-    const int stage = schedule.stage_at(rank, list[i].chunk);
-    return change(bytes[at(stage)], list[i].kind);
+    return change(by_chunk[at(list[i].chunk)], list[i].kind);
   };
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::size_t last = i + (list[i].overlaps_next ? 1 : 0);

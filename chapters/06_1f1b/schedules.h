@@ -2,19 +2,22 @@
 
 // The schedules of the literature.
 //
-//   schedule      bubble / work           live activations of stage s
-//   naive         p-1                     1
-//   gpipe         (p-1)/m                 m
-//   1f1b          (p-1)/m                 min(p-s, m)
-//   interleaved   (p-1)/(v m)             2(p-s-1) + (v-1)p + 1, of 1/v the
-//   size zb-h1         (p-1)(F+I-W)/(m F+I+W)  p zb-h2         0 2p-1 dualpipe
-//   (p/2-1)(F&B+B-3W)       p+1, and two stages per rank pipedream     0 after
-//   the warm-up     p-s, and as many versions of weights 2bw           0 after
-//   the warm-up     p-s, and two versions
+//   schedule       time lost to bubbles     live activations of stage s
+//   naive          (p-1) m (F+B)            1
+//   gpipe          (p-1) (F+B)              m
+//   1f1b           (p-1) (F+B)              min(p-s, m)
+//   interleaved    (p-1) (F+B) / v          2(p-s-1) + (v-1)p + 1 chunks
+//   zb-h1          (p-1) (F+I-W)            p
+//   zb-h2          none if F = I = W        2p-1
+//   zb-auto        what the memory allows   as many as that
+//   dualpipe       (p/2-1) (F&B + B - 3W)   p+1; two stages per rank
+//   pipedream      none after the warm-up   p-s; as many versions of weights
+//   pipedream-2bw  none after the warm-up   p-s; two versions
 //
-// p ranks, m micro-batches, v chunks per rank. F, B = I + W are the times of a
-// stage; a bubble is the time that a rank idles from its first to its last
-// action, and a set of activations lives from F to B (or W).
+// p ranks, m micro-batches, v chunks per rank. F, B = I + W are the times of
+// one stage of p, F&B that of an overlapped pair. A bubble is the time that a
+// rank idles from its first to its last action; a set of activations lives from
+// F to B (or W).
 //
 // All throw Error for numbers that they have no schedule for, with a sentence
 // that begins with the option ("--schedule interleaved: ...").

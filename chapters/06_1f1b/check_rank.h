@@ -1,0 +1,49 @@
+#pragma once
+
+// The rules that one rank's list keeps or breaks on its own.
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "chapters/06_1f1b/schedule.h"
+
+namespace shardbook::pipeline {
+
+/// What a rank has done so far.
+class RankState {
+ public:
+  /// `stages`: by chunk, -1 for none.
+  RankState(const Schedule& s, int rank, const std::vector<int>& stages)
+      : s_(s), rank_(rank), chunks_(stages.size()) {
+    for (std::size_t c = 0; c < chunks_.size(); ++c) {
+      chunks_[c].done.assign(static_cast<std::size_t>(s.num_micro_batches), 0);
+      chunks_[c].stage = stages[c];
+    }
+  }
+
+  /// Does `action`. Returns the rule that it breaks, or "".
+  std::string apply(const Action& a);
+  /// What is missing at the end of the list, or "".
+  std::string missing() const;
+
+ private:
+  struct Chunk {
+    int stage = -1;
+    std::vector<unsigned> done;  ///< by micro-batch, one bit per kind
+    std::deque<int> waiting;     ///< for the gradient of the weights
+    int last_gradient = -1;
+    int updated = -1;  ///< last micro-batch that an update has claimed
+    int version = 0;   ///< updates so far
+  };
+
+  bool comes_here(int micro_batch, int chunk) const;
+  std::string apply_update(const Action& a, Chunk* chunk);
+  std::string apply_backward(const Action& a, Chunk* chunk);
+
+  const Schedule& s_;
+  int rank_;
+  std::vector<Chunk> chunks_;
+};
+
+}  // namespace shardbook::pipeline

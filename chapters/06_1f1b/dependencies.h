@@ -1,0 +1,40 @@
+#pragma once
+
+// What the actions of a schedule wait for.
+
+#include <initializer_list>
+#include <vector>
+
+#include "chapters/06_1f1b/schedule.h"
+
+namespace shardbook::pipeline {
+
+/// An action of a rank's list; index -1: the list does not have it.
+struct ActionPlace {
+  int rank = 0;
+  int index = 0;
+  Action action;
+};
+
+/// What an action waits for, on its own rank and on others.
+class Dependencies {
+ public:
+  /// Keeps a reference. Cost: one slot per action kind, chunk and micro-batch.
+  explicit Dependencies(const Schedule& schedule);
+  /// `rank`'s action at `index`, whose numbers are in range.
+  std::vector<ActionPlace> of(int rank, int index) const;
+  /// Schedule::stage_at, without a search.
+  int stage(int rank, int chunk) const;
+  /// The stages of a rank's chunks; -1 where there is none.
+  const std::vector<int>& stages(int rank) const;
+
+ private:
+  ActionPlace find(const Place& place, int micro_batch,
+                   std::initializer_list<ActionKind> kinds) const;
+  const Schedule& schedule_;
+  /// By rank, chunk, micro-batch and kind: the first such action's index.
+  std::vector<std::vector<int>> index_;
+  std::vector<std::vector<int>> stages_;  ///< by rank and chunk; -1: none
+};
+
+}  // namespace shardbook::pipeline
