@@ -133,7 +133,8 @@ int main(int argc, char** argv) {
 
     // 7. Compare parameters with the single-device run, over the same splits.
     if (options.check && options.backend != "sim") {
-      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
+      // With the cores of one device: sums in the same order
+      RankContext one(Device::cpu(0), /*rank=*/0, cores);
       one.deterministic = options.deterministic;
       RankContext::Scope alone(one);
       report.parity = compare_with_one_device(
