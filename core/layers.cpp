@@ -108,6 +108,8 @@ void BatchNorm::remember(const BatchNormResult& result) {
   if (!deferred) {
     return update_running(result.mean, result.variance, result.count);
   }
+  // Stays until the end of the mini-batch: no activation
+  MemoryScope kind(MemoryKind::kWorkspace);
   const Tensor squares =
       scale(add(result.variance, square(result.mean)), result.count);
   const Tensor sum = scale(result.mean, result.count);

@@ -167,7 +167,7 @@ StagePeaks Trainer::predicted_peaks() const {
       how.loss = [&](const Tensors& outputs) {
         const MemoryScope kind(MemoryKind::kInput);
         Shape shape = outputs[0].shape();
-        shape.pop_back();
+        shape.pop_back();  // a number for each row of logits
         const Tensor targets = Tensor::empty(shape, {DType::kI64, Device()});
         const MemoryScope computed(MemoryKind::kActivation);
         return language_loss(outputs[0], targets);
@@ -193,7 +193,6 @@ MemoryBill Trainer::bill() const {
                                model_->stage(world_.rank()).buffers());
   const bool trains = options_.steps > 0;
   bill[MemoryKind::kInput] = trains ? predicted_input_bytes() : 0;
-  if (config_.is_image()) return bill;
   const StagePeaks peaks = trains ? predicted_peaks() : StagePeaks{};
   bill[MemoryKind::kGradient] = peaks.gradients;
   bill[MemoryKind::kActivation] = peaks.activations;

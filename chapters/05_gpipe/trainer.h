@@ -53,8 +53,7 @@ class Trainer {
 
   /// Bytes that this rank sends in options.steps steps.
   double predicted_bytes() const;
-  /// Peak memory of this rank, by kind; messages are left open, and activations
-  /// of images.
+  /// Peak memory of this rank, by kind; messages are left open.
   MemoryBill bill() const;
 
  private:

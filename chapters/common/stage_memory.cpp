@@ -47,6 +47,7 @@ class Measured {
         inputs_(with_skips(in_, stage_.incoming())),
         outputs_(with_skips(specs[static_cast<std::size_t>(end)],
                             stage_.outgoing())) {
+    defer_batch_norms(stage_);
     function_ = [this](const Tensors& inputs) {
       const Tensors outputs = stage_(inputs);
       return options_.loss ? Tensors{options_.loss(outputs)} : outputs;
