@@ -130,6 +130,7 @@ void Engine::perform(const Action& action) {
   const int b = action.micro_batch;
   const auto chunk = static_cast<std::size_t>(action.chunk);
   const int stage = stages_[chunk];
+  // The letters of a list
   switch (action.kind) {
     case ActionKind::kForward:
       forward(b, stage);

@@ -15,10 +15,10 @@ double now(MemoryKind kind) {
       RankContext::current().device.memory().current(kind));
 }
 
-/// Bytes of activations and gradients in one action, above those of others.
+/// Bytes in one action, above those of others.
 struct Needed {
-  double activations = 0, gradients = 0;  ///< peaks
-  double kept = 0;                        ///< activations, afterwards
+  double activations = 0, inputs = 0, gradients = 0;  ///< peaks
+  double kept = 0, inputs_kept = 0;                   ///< afterwards
 };
 
 /// What the actions of a micro-batch need at one stage. A parameter's first
@@ -106,7 +106,9 @@ class OnShapes {
     needed.activations =
         static_cast<double>(stats.peak(MemoryKind::kActivation));
     needed.gradients = static_cast<double>(stats.peak(MemoryKind::kGradient));
+    needed.inputs = static_cast<double>(stats.peak(MemoryKind::kInput));
     needed.kept = now(MemoryKind::kActivation);
+    needed.inputs_kept = now(MemoryKind::kInput);
     return needed;
   }
 
@@ -162,12 +164,15 @@ class Walk {
     const StageNeeds& needs = needs_of_(action.micro_batch, action.chunk);
     Have& have = have_[action.chunk];
     const Needed& needed = need_of(action.kind, needs, have);
-    double& kept = kept_[{action.micro_batch, action.chunk}];
-    activations_ -= kept;
+    Needed& kept = kept_[{action.micro_batch, action.chunk}];
+    activations_ -= kept.kept;
+    inputs_ -= kept.inputs_kept;
     peak_.activations =
         std::max(peak_.activations, activations_ + needed.activations);
-    kept = needed.kept;
-    activations_ += kept;
+    peak_.inputs = std::max(peak_.inputs, inputs_ + needed.inputs);
+    kept = needed;
+    activations_ += kept.kept;
+    inputs_ += kept.inputs_kept;
     if (action.kind == ActionKind::kForward) return;
     double others = 0;
     for (const auto& [chunk, each] : have_) {
@@ -178,7 +183,7 @@ class Walk {
     have.of_weights |= action.kind != ActionKind::kBackwardInput;
     have.bytes = have.of_weights ? needs.gradients : needs.of_input;
   }
-  const StagePeaks& peak() const { return peak_; }
+  const Needed& peak() const { return peak_; }
   /// A B came between an I and its W: not among what was measured.
   bool is_open() const { return is_open_; }
 
@@ -205,10 +210,10 @@ class Walk {
   }
 
   NeedsOf needs_of_;
-  std::map<std::pair<int, int>, double> kept_;
-  double activations_ = 0;
+  std::map<std::pair<int, int>, Needed> kept_;  ///< by micro-batch and chunk
+  double activations_ = 0, inputs_ = 0;
   std::map<int, Have> have_;  ///< by chunk
-  StagePeaks peak_;
+  Needed peak_;
   bool is_open_ = false;
 };
 
@@ -262,6 +267,7 @@ MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
   for (const Action& each : actions) walk.perform(each);
   if (walk.is_open()) return bill;
   bill[MemoryKind::kActivation] = walk.peak().activations;
+  bill[MemoryKind::kInput] = walk.peak().inputs;
   bill[MemoryKind::kGradient] = walk.peak().gradients;
   return bill;
 }
