@@ -170,6 +170,7 @@ void Pipeline::send_outputs(const Tensors& outputs, int b) {
       outputs.end() - static_cast<std::ptrdiff_t>(layers_.outgoing().size());
   mailbox_.send_forward({outputs.begin(), skips_begin}, b, stage_ + 1,
                         stage_ + 1);
+  // Past the stages in between
   for (std::size_t i = 0; i < layers_.outgoing().size(); ++i) {
     const int to = skips_.at(layers_.outgoing()[i]).to_stage;
     mailbox_.send_forward({skips_begin[static_cast<std::ptrdiff_t>(i)]}, b, to,
