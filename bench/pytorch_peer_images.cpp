@@ -23,9 +23,9 @@ TimedWork images_work(const PeerOptions& peer, ProcessGroup& world) {
   OptimizerOptions sgd;
   sgd.lr = 1e-3;
   state->optimizer = make_optimizer("sgd", state->model->parameters(), sgd);
-  state->batch = Dataset::open(options, config)
-                     .batch(/*step=*/0, peer.batch, {world.rank(), 1},
-                            peer.batch);
+  state->batch =
+      Dataset::open(options, config)
+          .batch(/*step=*/0, peer.batch, {world.rank(), 1}, peer.batch);
   return {"channels last", [state] {
             state->model->clear_grad();
             language_loss((*state->model)(state->batch.inputs),

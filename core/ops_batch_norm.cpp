@@ -106,8 +106,13 @@ struct Normalisation {
   SumOverRanks sum_over_ranks;
 
   kernels::RowNorm rows() const {
-    return {shape.batch, shape.channels, mean.data<double>(),
-            rstd.data<double>(), gamma.raw(), beta.raw(), relu};
+    return {shape.batch,
+            shape.channels,
+            mean.data<double>(),
+            rstd.data<double>(),
+            gamma.raw(),
+            beta.raw(),
+            relu};
   }
 };
 
@@ -131,14 +136,14 @@ void backward_sums(OpScope& scope, const Normalisation& norm, const Tensor& y,
   const Tensor& x = norm.x;
   const std::int64_t c = norm.shape.channels;
   if (norm.shape.inner == 1) {
-    kernels::row_norm_backward_sums(
-        scope.kernels(), x.dtype(), norm.rows(), x.raw(),
-        y.defined() ? y.raw() : nullptr, dy.raw(),
-        dz.defined() ? dz.raw() : nullptr, sums, sums + c);
+    kernels::row_norm_backward_sums(scope.kernels(), x.dtype(), norm.rows(),
+                                    x.raw(), y.defined() ? y.raw() : nullptr,
+                                    dy.raw(), dz.defined() ? dz.raw() : nullptr,
+                                    sums, sums + c);
   } else {
-    kernels::channel_backward_sums(
-        scope.kernels(), x.dtype(), norm.shape, x.raw(), dy.raw(),
-        norm.mean.data<double>(), norm.rstd.data<double>(), sums, sums + c);
+    kernels::channel_backward_sums(scope.kernels(), x.dtype(), norm.shape,
+                                   x.raw(), dy.raw(), norm.mean.data<double>(),
+                                   norm.rstd.data<double>(), sums, sums + c);
   }
 }
 
@@ -205,8 +210,8 @@ BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
            shape_text(x.shape()));
   if (norm.shape.inner != 1 && (options.relu || addend.defined())) {
     // Channels in the middle: one thing after the other.
-    BatchNormResult plain = batch_norm_train(x, gamma, beta, options.eps,
-                                             options.sum_over_ranks);
+    BatchNormResult plain =
+        batch_norm_train(x, gamma, beta, options.eps, options.sum_over_ranks);
     if (addend.defined()) plain.y = add(plain.y, addend);
     if (options.relu) plain.y = relu(plain.y);
     return plain;
@@ -247,20 +252,18 @@ BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
   return batch_norm_train(x, gamma, beta, options);
 }
 
-Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma,
-                       const Tensor& beta, const Tensor& mean,
-                       const Tensor& variance, double eps) {
+Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                       const Tensor& mean, const Tensor& variance, double eps) {
   channels_of(x);  // checks the shape
   check_per_channel(x, gamma);
   check_per_channel(x, beta);
   Shape per_channel(static_cast<std::size_t>(x.ndim()), 1);
   per_channel[1] = x.size(1);
-  const Tensor rstd = to_dtype(rstd_of(to_dtype(variance, DType::kF64), eps),
-                               x.dtype());
+  const Tensor rstd =
+      to_dtype(rstd_of(to_dtype(variance, DType::kF64), eps), x.dtype());
   const Tensor factor = mul(gamma, rstd);
   const Tensor shift = sub(beta, mul(to_dtype(mean, x.dtype()), factor));
-  return add(mul(x, reshape(factor, per_channel)),
-             reshape(shift, per_channel));
+  return add(mul(x, reshape(factor, per_channel)), reshape(shift, per_channel));
 }
 
 }  // namespace shardbook

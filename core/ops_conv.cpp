@@ -38,9 +38,9 @@ kernels::ConvShape conv_shape(const Tensor& x, const Tensor& weight,
                               std::int64_t padding) {
   check_images("conv2d", x);
   internal::check_same_kind("conv2d", x, weight);
-  SB_CHECK(weight.ndim() == 4 && weight.size(1) == x.size(3),
-           "conv2d: weight ", shape_text(weight.shape()), " for images ",
-           shape_text(x.shape()), "; give [out, ", x.size(3), ", kh, kw]");
+  SB_CHECK(weight.ndim() == 4 && weight.size(1) == x.size(3), "conv2d: weight ",
+           shape_text(weight.shape()), " for images ", shape_text(x.shape()),
+           "; give [out, ", x.size(3), ", kh, kw]");
   check_window("conv2d", weight.size(2), weight.size(3), stride, padding, x);
   if (bias.defined()) {
     internal::check_same_kind("conv2d", x, bias);
@@ -141,20 +141,19 @@ Tensor max_pool2d(const Tensor& x, std::int64_t size, std::int64_t stride,
                         taps.data<std::int32_t>());
     }
   }
-  record("max_pool2d", {x}, {y},
-         [input = internal::InputInfo(x), s, taps](const Tensors& grads) {
-           const Tensor& dy = grads[0];
-           GradientOf kind(input.leaf);
-           Tensor dx = Tensor::empty(input.shape, dy.options());
-           OpScope scope("max_pool2d", count(dy),
-                         bytes_of({&dy, &taps, &dx}), dy);
-           if (scope.runs()) {
-             kernels::max_pool_backward(scope.kernels(), dy.dtype(), s,
-                                        dy.raw(), taps.data<std::int32_t>(),
-                                        dx.raw());
-           }
-           return Tensors{dx};
-         });
+  record(
+      "max_pool2d", {x}, {y},
+      [input = internal::InputInfo(x), s, taps](const Tensors& grads) {
+        const Tensor& dy = grads[0];
+        GradientOf kind(input.leaf);
+        Tensor dx = Tensor::empty(input.shape, dy.options());
+        OpScope scope("max_pool2d", count(dy), bytes_of({&dy, &taps, &dx}), dy);
+        if (scope.runs()) {
+          kernels::max_pool_backward(scope.kernels(), dy.dtype(), s, dy.raw(),
+                                     taps.data<std::int32_t>(), dx.raw());
+        }
+        return Tensors{dx};
+      });
   return y;
 }
 
@@ -168,23 +167,23 @@ Tensor global_avg_pool2d(const Tensor& x) {
   {
     OpScope scope("global_avg_pool2d", count(x), bytes_of({&x, &y}), x);
     if (scope.runs()) {
-      kernels::average_pixels(scope.kernels(), x.dtype(), n, pixels, c,
-                              x.raw(), y.raw());
+      kernels::average_pixels(scope.kernels(), x.dtype(), n, pixels, c, x.raw(),
+                              y.raw());
     }
   }
-  record("global_avg_pool2d", {x}, {y},
-         [input = internal::InputInfo(x), n, pixels, c](const Tensors& grads) {
-           const Tensor& dy = grads[0];
-           GradientOf kind(input.leaf);
-           Tensor dx = Tensor::empty(input.shape, dy.options());
-           OpScope scope("global_avg_pool2d", count(dx), bytes_of({&dy, &dx}),
-                         dy);
-           if (scope.runs()) {
-             kernels::average_pixels_backward(scope.kernels(), dy.dtype(), n,
-                                              pixels, c, dy.raw(), dx.raw());
-           }
-           return Tensors{dx};
-         });
+  record(
+      "global_avg_pool2d", {x}, {y},
+      [input = internal::InputInfo(x), n, pixels, c](const Tensors& grads) {
+        const Tensor& dy = grads[0];
+        GradientOf kind(input.leaf);
+        Tensor dx = Tensor::empty(input.shape, dy.options());
+        OpScope scope("global_avg_pool2d", count(dx), bytes_of({&dy, &dx}), dy);
+        if (scope.runs()) {
+          kernels::average_pixels_backward(scope.kernels(), dy.dtype(), n,
+                                           pixels, c, dy.raw(), dx.raw());
+        }
+        return Tensors{dx};
+      });
   return y;
 }
 

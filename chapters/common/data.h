@@ -8,7 +8,7 @@
 // Sample i is tokens [i*S, i*S+S), its targets the tokens one further. Step k
 // takes samples k*B .. k*B+B-1; numbers beyond the last sample wrap around.
 //
-// Images are random, and without end: pixel j of sample i is element i*3*S*S + j
+// Images are random, and without end: pixel j of sample i is element i*3*S*S+j
 // of a standard normal stream, its label element i of a uniform one.
 
 #include <cstdint>

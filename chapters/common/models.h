@@ -42,9 +42,9 @@ struct ModelConfig {
 
   /// "gpt-nano", "gpt-micro", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl",
   /// "gpt-1.3b", "gpt-6.7b", "gpt-13b", "gpt-175b", "mlp", "resnet18",
-  /// "resnet50", the text of a config ({"n_embd": ...}), or a FILE.json with the
-  /// config keys of GPT-2 or ResNet. Throws Error that names the file, the key
-  /// and what is allowed.
+  /// "resnet50", the text of a config ({"n_embd": ...}), or a FILE.json with
+  /// the config keys of GPT-2 or ResNet. Throws Error that names the file, the
+  /// key and what is allowed.
   static ModelConfig read(const std::string& name_or_file);
   /// From the text of a config.json; `label` names it in messages.
   static ModelConfig from_json(const std::string& text,

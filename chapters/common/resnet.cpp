@@ -36,9 +36,9 @@ std::vector<BlockSpec> block_specs(const ModelConfig& config) {
   for (std::size_t stage = 0; stage < config.depths.size(); ++stage) {
     const std::int64_t width = config.width << stage;
     for (std::int64_t i = 0; i < config.depths[stage]; ++i) {
-      specs.push_back({"layer" + std::to_string(stage + 1) + "." +
-                           std::to_string(i),
-                       in, width, stage > 0 && i == 0 ? 2 : 1});
+      specs.push_back(
+          {"layer" + std::to_string(stage + 1) + "." + std::to_string(i), in,
+           width, stage > 0 && i == 0 ? 2 : 1});
       in = width * widening(config);
     }
   }
@@ -162,8 +162,8 @@ void ResNetBlock::members(MemberVisitor& visit) {
 ResNetHead::ResNetHead(const ModelConfig& config, const InitOptions& init) {
   const std::int64_t in = features(config);
   const double bound = 1 / std::sqrt(static_cast<double>(in));
-  weight = make_uniform_parameter("fc.weight", {config.num_labels, in}, bound,
-                                  init);
+  weight =
+      make_uniform_parameter("fc.weight", {config.num_labels, in}, bound, init);
   bias = make_uniform_parameter("fc.bias", {config.num_labels}, bound, init);
 }
 

@@ -3,11 +3,11 @@
 // ResNet as torchvision has it, layer by layer and name by name.
 //
 //   stem       conv1 7x7 stride 2, bn1, ReLU, max pool 3x3 stride 2
-//   layer1.0   blocks of stage 1, and so on; the first block of each later stage
+//   layer1.0   blocks of stage 1, and so on; the first of each later stage
 //   ...        halves height and width, and doubles the width
 //   fc         mean over height and width, linear
 //
-// The model reads f32 images [n, 3, S, S], as PyTorch's; between layers they are
+// It reads f32 images [n, 3, S, S], as PyTorch does; between layers they are
 // channels-last [n, h, w, c], where convolutions are products of rows.
 // He et al. 2015, "Deep Residual Learning for Image Recognition".
 

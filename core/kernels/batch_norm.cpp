@@ -50,7 +50,8 @@ void reduce_blocks(std::int64_t rows, std::int64_t channels,
         for_vectors<T>(channels, [&](std::int64_t c, std::int64_t size) {
           V a(Compute<T>(0)), b(Compute<T>(0));
           if (end - r >= kTurn) {
-            for (std::int64_t i = 0; i < kTurn; ++i) terms(r + i, c, size, a, b);
+            for (std::int64_t i = 0; i < kTurn; ++i)
+              terms(r + i, c, size, a, b);
           } else {
             for (std::int64_t i = r; i < end; ++i) terms(i, c, size, a, b);
           }
@@ -115,16 +116,15 @@ void row_moments(KernelContext& context, DType dtype, std::int64_t rows,
     Scratch scratch(context, num_blocks(rows) * 2 * width * sizeof(S));
     // Around the block's first row the sums are small, and their difference
     // below keeps its digits.
-    reduce_blocks<T>(rows, channels, scratch.as<S>(),
-                     [&](std::int64_t r, std::int64_t c, std::int64_t size,
-                         V& a, V& b) {
-                       const T* origin =
-                           in + r / kBlockRows * kBlockRows * channels + c;
-                       const V d = load_up_to(in + r * channels + c, size) -
-                                   load_up_to(origin, size);
-                       a = a + d;
-                       b = xsimd::fma(d, d, b);
-                     });
+    reduce_blocks<T>(
+        rows, channels, scratch.as<S>(),
+        [&](std::int64_t r, std::int64_t c, std::int64_t size, V& a, V& b) {
+          const T* origin = in + r / kBlockRows * kBlockRows * channels + c;
+          const V d = load_up_to(in + r * channels + c, size) -
+                      load_up_to(origin, size);
+          a = a + d;
+          b = xsimd::fma(d, d, b);
+        });
     // Blocks join one by one (Chan et al. 1979).
     std::vector<double> mean(channels, 0.0);
     std::fill_n(squares, channels, 0.0);
@@ -160,17 +160,17 @@ void row_normalize(KernelContext&, DType dtype, const RowNorm& norm,
           [&](std::int64_t from, std::int64_t to) {
             for (std::int64_t r = from; r < to; ++r) {
               const std::int64_t at = r * norm.channels;
-              for_vectors<T>(norm.channels, [&](std::int64_t c,
-                                                std::int64_t size) {
-                V v = affine(
-                    load_up_to(static_cast<const T*>(x) + at + c, size), c);
-                if constexpr (with_addend()) {
-                  v = v + load_up_to(static_cast<const T*>(addend) + at + c,
-                                     size);
-                }
-                if constexpr (with_relu()) v = positive_part(v, v);
-                store_up_to(static_cast<T*>(y) + at + c, v, size);
-              });
+              for_vectors<T>(
+                  norm.channels, [&](std::int64_t c, std::int64_t size) {
+                    V v = affine(
+                        load_up_to(static_cast<const T*>(x) + at + c, size), c);
+                    if constexpr (with_addend()) {
+                      v = v + load_up_to(static_cast<const T*>(addend) + at + c,
+                                         size);
+                    }
+                    if constexpr (with_relu()) v = positive_part(v, v);
+                    store_up_to(static_cast<T*>(y) + at + c, v, size);
+                  });
             }
           });
     };
@@ -205,33 +205,32 @@ void row_norm_backward_sums(KernelContext& context, DType dtype,
     Scratch scratch(context, num_blocks(norm.rows) * 2 * width * sizeof(S));
     S* const partials = scratch.as<S>();
     if (y != nullptr) {
-      reduce_blocks<T>(norm.rows, channels, partials,
-                       [&](std::int64_t r, std::int64_t c, std::int64_t size,
-                           V& a, V& b) {
-                         const std::int64_t at = r * channels + c;
-                         const V g = positive_part(load_up_to(grad + at, size),
-                                                   load_up_to(out + at, size));
-                         store_up_to(static_cast<T*>(dz) + at, g, size);
-                         sum(g, load_up_to(in + at, size), c, a, b);
-                       });
+      reduce_blocks<T>(
+          norm.rows, channels, partials,
+          [&](std::int64_t r, std::int64_t c, std::int64_t size, V& a, V& b) {
+            const std::int64_t at = r * channels + c;
+            const V g = positive_part(load_up_to(grad + at, size),
+                                      load_up_to(out + at, size));
+            store_up_to(static_cast<T*>(dz) + at, g, size);
+            sum(g, load_up_to(in + at, size), c, a, b);
+          });
     } else if (norm.relu) {
-      reduce_blocks<T>(norm.rows, channels, partials,
-                       [&](std::int64_t r, std::int64_t c, std::int64_t size,
-                           V& a, V& b) {
-                         const std::int64_t at = r * channels + c;
-                         const V v = load_up_to(in + at, size);
-                         sum(positive_part(load_up_to(grad + at, size),
-                                           affine(v, c)),
-                             v, c, a, b);
-                       });
+      reduce_blocks<T>(
+          norm.rows, channels, partials,
+          [&](std::int64_t r, std::int64_t c, std::int64_t size, V& a, V& b) {
+            const std::int64_t at = r * channels + c;
+            const V v = load_up_to(in + at, size);
+            sum(positive_part(load_up_to(grad + at, size), affine(v, c)), v, c,
+                a, b);
+          });
     } else {
-      reduce_blocks<T>(norm.rows, channels, partials,
-                       [&](std::int64_t r, std::int64_t c, std::int64_t size,
-                           V& a, V& b) {
-                         const std::int64_t at = r * channels + c;
-                         sum(load_up_to(grad + at, size),
-                             load_up_to(in + at, size), c, a, b);
-                       });
+      reduce_blocks<T>(
+          norm.rows, channels, partials,
+          [&](std::int64_t r, std::int64_t c, std::int64_t size, V& a, V& b) {
+            const std::int64_t at = r * channels + c;
+            sum(load_up_to(grad + at, size), load_up_to(in + at, size), c, a,
+                b);
+          });
     }
     std::fill_n(sum_dz, channels, 0.0);
     std::fill_n(sum_dz_xhat, channels, 0.0);
@@ -272,8 +271,7 @@ void row_norm_backward(KernelContext&, DType dtype, const RowNorm& norm,
                 if constexpr (with_relu()) g = positive_part(g, affine(v, c));
                 const V d = v - load(affine.center.data() + c);
                 g = load(affine.factor.data() + c) *
-                    (g - load(shift.data() + c) -
-                     d * load(slope.data() + c));
+                    (g - load(shift.data() + c) - d * load(slope.data() + c));
                 store_up_to(static_cast<T*>(dx) + at, g, size);
               });
             }

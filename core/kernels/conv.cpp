@@ -154,8 +154,7 @@ void backward_weight(KernelContext& context, DType dtype, const ConvShape& s,
   fill(context, kSums, size, wide.data(), 0.0);
   for (std::int64_t i = 0; i < s.n; ++i) {
     gather_patches(s, x + i * image, patches.as<T>());
-    cast(context, dtype, patches.data(), kSums, wide_patches,
-         rows * s.depth());
+    cast(context, dtype, patches.data(), kSums, wide_patches, rows * s.depth());
     cast(context, dtype, dy + i * rows * s.out, kSums, wide_dy, rows * s.out);
     MatmulArgs args = product_args(s.out, s.depth(), rows, true, false);
     args.accumulate = true;
@@ -170,9 +169,9 @@ bool dnnl_has(KernelContext& context, DType dtype) {
          (dtype == DType::kF32 || dtype == DType::kBF16);
 }
 
-// Whether each place of the window lies inside the image for some output. Of one
-// that never does, oneDNN's bf16 kernels leave the weight's gradient unwritten
-// (2.6, matrix units).
+// Whether each place of the window lies inside the image for some output. Of
+// one that never does, oneDNN's bf16 kernels leave the weight's gradient
+// unwritten (2.6, matrix units).
 bool every_tap_counts(const ConvShape& s) {
   const auto counts = [&](std::int64_t taps, std::int64_t length,
                           std::int64_t outputs) {
@@ -208,14 +207,13 @@ void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
             const void* x, const void* weight, const void* bias, void* y) {
   if (shape.rows() * shape.out == 0) return;
   if (!context.deterministic && is_better_as_product(dtype, shape)) {
-    return matmul(
-        context, dtype,
-        product_args(shape.rows(), shape.out, shape.in, false, true), x,
-        weight, y, bias);
+    return matmul(context, dtype,
+                  product_args(shape.rows(), shape.out, shape.in, false, true),
+                  x, weight, y, bias);
   }
   if (dnnl_has(context, dtype) &&
-      conv_dnnl(context, dtype, ConvPass::kForward, shape,
-                const_cast<void*>(x), const_cast<void*>(weight), bias, y)) {
+      conv_dnnl(context, dtype, ConvPass::kForward, shape, const_cast<void*>(x),
+                const_cast<void*>(weight), bias, y)) {
     return;
   }
   in_order(context, dtype, [&](auto zero) {
@@ -231,10 +229,9 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
                           const void* weight, void* dx) {
   if (shape.n * shape.h * shape.w * shape.in == 0) return;
   if (!context.deterministic && is_better_as_product(dtype, shape)) {
-    return matmul(
-        context, dtype,
-        product_args(shape.rows(), shape.in, shape.out, false, false), dy,
-        weight, dx);
+    return matmul(context, dtype,
+                  product_args(shape.rows(), shape.in, shape.out, false, false),
+                  dy, weight, dx);
   }
   if (dnnl_has(context, dtype) &&
       conv_dnnl(context, dtype, ConvPass::kBackwardData, shape, dx,

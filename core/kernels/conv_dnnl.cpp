@@ -38,10 +38,10 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
   using Forward = dnnl::convolution_forward;
   const auto kind = dnnl::prop_kind::forward_training;
   const Forward::primitive_desc forward(
-      with_bias ? Forward::desc(kind, direct, x, any, plan.bias, y, strides,
-                                padding, behind)
-                : Forward::desc(kind, direct, x, any, y, strides, padding,
-                                behind),
+      with_bias
+          ? Forward::desc(kind, direct, x, any, plan.bias, y, strides, padding,
+                          behind)
+          : Forward::desc(kind, direct, x, any, y, strides, padding, behind),
       attributes, engine);
   const auto adopt = [&plan](const auto& chosen, const auto& weight,
                              dnnl::primitive primitive) {
@@ -75,10 +75,20 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
 
 const Plan& plan_of(KernelContext::Plans& plans, DType dtype, ConvPass pass,
                     const ConvShape& s, bool with_bias) {
-  const KernelContext::Plans::Key key = {
-      static_cast<std::int64_t>(dtype), static_cast<std::int64_t>(pass),
-      s.n, s.h, s.w, s.in, s.out, s.kh, s.kw, s.stride, s.padding,
-      with_bias ? 1 : 0, max_threads(), 0};
+  const KernelContext::Plans::Key key = {static_cast<std::int64_t>(dtype),
+                                         static_cast<std::int64_t>(pass),
+                                         s.n,
+                                         s.h,
+                                         s.w,
+                                         s.in,
+                                         s.out,
+                                         s.kh,
+                                         s.kw,
+                                         s.stride,
+                                         s.padding,
+                                         with_bias ? 1 : 0,
+                                         max_threads(),
+                                         0};
   auto found = plans.convolutions.find(key);
   if (found == plans.convolutions.end()) {
     Plan plan;
@@ -113,8 +123,7 @@ bool conv_dnnl(KernelContext& context, DType dtype, ConvPass pass,
   };
   const bool writes_weight = pass == ConvPass::kBackwardWeight;
   const memory own = wrap(plan.own_weight, weight);
-  const memory liked =
-      plan.reorder ? wrap(plan.weight, ordered.data()) : own;
+  const memory liked = plan.reorder ? wrap(plan.weight, ordered.data()) : own;
   if (plan.reorder && !writes_weight) {
     plan.reorder.execute(plans.stream,
                          {{DNNL_ARG_FROM, own}, {DNNL_ARG_TO, liked}});

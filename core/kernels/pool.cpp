@@ -59,21 +59,20 @@ void max_pool(KernelContext&, DType dtype, const PoolShape& s, const void* x,
   const std::int64_t oh = s.out_h(), ow = s.out_w();
   dispatch_floating("max_pool", dtype, [&](auto zero) {
     using T = decltype(zero);
-    parallel_for(
-        0, s.n * oh, row_grain(ow * s.c * s.size),
-        [&](std::int64_t from, std::int64_t to) {
-          std::vector<Compute<T>> best(s.c);
-          for (std::int64_t row = from; row < to; ++row) {
-            const T* image =
-                static_cast<const T*>(x) + row / oh * s.h * s.w * s.c;
-            for (std::int64_t ox = 0; ox < ow; ++ox) {
-              const std::int64_t at = (row * ow + ox) * s.c;
-              largest(s, image, row % oh * s.stride - s.padding,
-                      ox * s.stride - s.padding, static_cast<T*>(y) + at,
-                      taps + at, best.data());
-            }
-          }
-        });
+    parallel_for(0, s.n * oh, row_grain(ow * s.c * s.size),
+                 [&](std::int64_t from, std::int64_t to) {
+                   std::vector<Compute<T>> best(s.c);
+                   for (std::int64_t row = from; row < to; ++row) {
+                     const T* image =
+                         static_cast<const T*>(x) + row / oh * s.h * s.w * s.c;
+                     for (std::int64_t ox = 0; ox < ow; ++ox) {
+                       const std::int64_t at = (row * ow + ox) * s.c;
+                       largest(s, image, row % oh * s.stride - s.padding,
+                               ox * s.stride - s.padding,
+                               static_cast<T*>(y) + at, taps + at, best.data());
+                     }
+                   }
+                 });
   });
 }
 
@@ -109,17 +108,16 @@ void max_pool_backward(KernelContext&, DType dtype, const PoolShape& s,
       }
       for (std::int64_t c = 0; c < size; ++c) out[c] = narrow<T>(sums[c]);
     };
-    parallel_for(
-        0, s.n * s.h, row_grain(s.w * s.c),
-        [&](std::int64_t from, std::int64_t to) {
-          for (std::int64_t at = from * s.w; at < to * s.w; ++at) {
-            for (std::int64_t c = 0; c < s.c; c += kChannels) {
-              pixel(at / s.w / s.h, at / s.w % s.h, at % s.w, c,
-                    std::min(kChannels, s.c - c),
-                    static_cast<T*>(dx) + at * s.c + c);
-            }
-          }
-        });
+    parallel_for(0, s.n * s.h, row_grain(s.w * s.c),
+                 [&](std::int64_t from, std::int64_t to) {
+                   for (std::int64_t at = from * s.w; at < to * s.w; ++at) {
+                     for (std::int64_t c = 0; c < s.c; c += kChannels) {
+                       pixel(at / s.w / s.h, at / s.w % s.h, at % s.w, c,
+                             std::min(kChannels, s.c - c),
+                             static_cast<T*>(dx) + at * s.c + c);
+                     }
+                   }
+                 });
   });
 }
 
@@ -128,24 +126,23 @@ void average_pixels(KernelContext&, DType dtype, std::int64_t n,
                     void* y) {
   dispatch_floating("average_pixels", dtype, [&](auto zero) {
     using T = decltype(zero);
-    parallel_for(0, n, row_grain(pixels * c),
-                 [&](std::int64_t from, std::int64_t to) {
-                   std::vector<Compute<T>> sums(c);
-                   for (std::int64_t i = from; i < to; ++i) {
-                     std::fill(sums.begin(), sums.end(), Compute<T>(0));
-                     const T* image = static_cast<const T*>(x) + i * pixels * c;
-                     for (std::int64_t p = 0; p < pixels; ++p) {
-                       for (std::int64_t j = 0; j < c; ++j) {
-                         sums[j] += widen(image[p * c + j]);
-                       }
-                     }
-                     T* out = static_cast<T*>(y) + i * c;
-                     for (std::int64_t j = 0; j < c; ++j) {
-                       out[j] = narrow<T>(sums[j] /
-                                          static_cast<Compute<T>>(pixels));
-                     }
-                   }
-                 });
+    parallel_for(
+        0, n, row_grain(pixels * c), [&](std::int64_t from, std::int64_t to) {
+          std::vector<Compute<T>> sums(c);
+          for (std::int64_t i = from; i < to; ++i) {
+            std::fill(sums.begin(), sums.end(), Compute<T>(0));
+            const T* image = static_cast<const T*>(x) + i * pixels * c;
+            for (std::int64_t p = 0; p < pixels; ++p) {
+              for (std::int64_t j = 0; j < c; ++j) {
+                sums[j] += widen(image[p * c + j]);
+              }
+            }
+            T* out = static_cast<T*>(y) + i * c;
+            for (std::int64_t j = 0; j < c; ++j) {
+              out[j] = narrow<T>(sums[j] / static_cast<Compute<T>>(pixels));
+            }
+          }
+        });
   });
 }
 
@@ -154,17 +151,17 @@ void average_pixels_backward(KernelContext&, DType dtype, std::int64_t n,
                              const void* dy, void* dx) {
   dispatch_floating("average_pixels_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
-    parallel_for(0, n * pixels, row_grain(c),
-                 [&](std::int64_t from, std::int64_t to) {
-                   for (std::int64_t i = from; i < to; ++i) {
-                     const T* in = static_cast<const T*>(dy) + i / pixels * c;
-                     T* out = static_cast<T*>(dx) + i * c;
-                     for (std::int64_t j = 0; j < c; ++j) {
-                       out[j] = narrow<T>(widen(in[j]) /
-                                          static_cast<Compute<T>>(pixels));
-                     }
-                   }
-                 });
+    parallel_for(
+        0, n * pixels, row_grain(c), [&](std::int64_t from, std::int64_t to) {
+          for (std::int64_t i = from; i < to; ++i) {
+            const T* in = static_cast<const T*>(dy) + i / pixels * c;
+            T* out = static_cast<T*>(dx) + i * c;
+            for (std::int64_t j = 0; j < c; ++j) {
+              out[j] =
+                  narrow<T>(widen(in[j]) / static_cast<Compute<T>>(pixels));
+            }
+          }
+        });
   });
 }
 

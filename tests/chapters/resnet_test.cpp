@@ -112,8 +112,7 @@ TEST(ResNet, LayersOneByOneAreTheModel) {
     const int cut = layers->size() / 2;
     Stage first(*layers, 0, cut, init);
     Stage second(*layers, cut, layers->size(), init);
-    const Batch batch =
-        Dataset::open(image_options(text), config).batch(0, 6);
+    const Batch batch = Dataset::open(image_options(text), config).batch(0, 6);
     language_loss((*model)(batch.inputs), batch.targets).backward();
     language_loss(second(first(batch.inputs)), batch.targets).backward();
     std::map<std::string, Tensor> expected;
@@ -139,9 +138,9 @@ TEST(ResNet, AnImageAloneIsTheSameInEvaluation) {
   const auto model = make_model(ModelConfig::read(kBottleneck), InitOptions{});
   model->train(false);
   NoGrad no_grad;
-  const Batch batch = Dataset::open(image_options(kBottleneck),
-                                    ModelConfig::read(kBottleneck))
-                          .batch(0, 4);
+  const Batch batch =
+      Dataset::open(image_options(kBottleneck), ModelConfig::read(kBottleneck))
+          .batch(0, 4);
   const Tensor all = (*model)(batch.inputs);
   for (std::int64_t i = 0; i < 4; ++i) {
     EXPECT_TRUE(bitwise_equal((*model)(batch.inputs.rows_view(i, i + 1)),
@@ -206,8 +205,8 @@ TEST(ResNet, IsSavedAndLoadedWithItsConfig) {
   InitOptions init, other;
   init.seed = 1, other.seed = 2;
   const auto model = make_model(config, init), copy = make_model(config, other);
-  const Batch batch = Dataset::open(image_options(kBottleneck), config)
-                          .batch(0, 6);
+  const Batch batch =
+      Dataset::open(image_options(kBottleneck), config).batch(0, 6);
   (*model)(batch.inputs);  // running statistics
   save_model(path, *model, config);
   load_model(path, *copy);
@@ -238,8 +237,9 @@ TEST(ResNetConfig, RefusesWhatIsNoResNet) {
   options.dropout = 0.5;
   EXPECT_NE(error_of([&] { model_config(options); }).find("--dropout"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { refuse_image_models(options, "because"); })
-                .find("--model resnet18: because"),
+  EXPECT_NE(error_of([&] {
+              refuse_image_models(options, "because");
+            }).find("--model resnet18: because"),
             std::string::npos);
 }
 
@@ -254,15 +254,17 @@ TEST(Images, DependOnTheSampleAlone) {
   for (std::int64_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(bitwise_equal(some.inputs.rows_view(i, i + 1),
                               whole.inputs.rows_view(1 + 2 * i, 2 + 2 * i)));
-    EXPECT_EQ(some.targets.to_vector<std::int64_t>()[static_cast<std::size_t>(i)],
-              labels[static_cast<std::size_t>(1 + 2 * i)]);
+    EXPECT_EQ(
+        some.targets.to_vector<std::int64_t>()[static_cast<std::size_t>(i)],
+        labels[static_cast<std::size_t>(1 + 2 * i)]);
   }
   // Another step, another seed: other images
   EXPECT_GT(max_abs_difference(whole.inputs, data.batch(0, 6).inputs), 1);
   options.seed = 1;
-  EXPECT_GT(max_abs_difference(
-                whole.inputs, Dataset::open(options, config).batch(1, 6).inputs),
-            1);
+  EXPECT_GT(
+      max_abs_difference(whole.inputs,
+                         Dataset::open(options, config).batch(1, 6).inputs),
+      1);
 }
 
 TEST(Images, AreStandardNormalWithUniformLabels) {

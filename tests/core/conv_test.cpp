@@ -60,8 +60,7 @@ std::vector<std::vector<double>> run(const Sizes& s, DType dtype,
   const TensorOptions options{dtype, Device()};
   const Tensor x = to_dtype(noise(s.x, 1), dtype).set_requires_grad();
   const Tensor w = to_dtype(noise(s.weight, 2), dtype).set_requires_grad();
-  const Tensor b =
-      to_dtype(noise({s.weight[0]}, 3), dtype).set_requires_grad();
+  const Tensor b = to_dtype(noise({s.weight[0]}, 3), dtype).set_requires_grad();
   const Tensor y = conv2d(x, w, b, s.stride, s.padding);
   sum(mul(y, noise(y.shape(), 9, 0.5, 1.5, options))).backward();
   return {values(y), values(x.grad()), values(w.grad()), values(b.grad())};
@@ -85,7 +84,8 @@ TEST(Conv2d, EveryPathComesNearF64) {
       const auto f16 = run(s, DType::kF16, deterministic);
       for (std::size_t i = 0; i < exact.size(); ++i) {
         double largest = 0;
-        for (const double v : exact[i]) largest = std::max(largest, std::fabs(v));
+        for (const double v : exact[i])
+          largest = std::max(largest, std::fabs(v));
         for (std::size_t j = 0; j < exact[i].size(); ++j) {
           ASSERT_NEAR(f32[i][j], exact[i][j], kF32Tolerance * largest);
           ASSERT_NEAR(bf16[i][j], exact[i][j], 3e-2 * largest);
@@ -107,8 +107,8 @@ TEST(Conv2d, AnImageAloneIsTheSameInDeterministicMode) {
       sum(y).backward();
       for (std::int64_t i = 0; i < s.x[0]; ++i) {
         const Tensor one = x.rows_view(i, i + 1).detach().set_requires_grad();
-        const Tensor alone = conv2d(one, w.detach(), Tensor(), s.stride,
-                                    s.padding);
+        const Tensor alone =
+            conv2d(one, w.detach(), Tensor(), s.stride, s.padding);
         EXPECT_TRUE(bitwise_equal(alone.detach(), y.rows_view(i, i + 1)));
         sum(alone).backward();
         EXPECT_TRUE(bitwise_equal(one.grad(), x.grad().rows_view(i, i + 1)));
@@ -172,8 +172,7 @@ TEST(MaxPool2d, TakesTheLargestAndGivesItsGradientToTheFirst) {
   const Tensor y = max_pool2d(x, 2, 1);
   EXPECT_EQ(values(y), (std::vector<double>{5, 5, 5, 5}));
   sum(y).backward();
-  EXPECT_EQ(values(x.grad()),
-            (std::vector<double>{0, 0, 0, 0, 4, 0, 0, 0, 0}));
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{0, 0, 0, 0, 4, 0, 0, 0, 0}));
 }
 
 TEST(MaxPool2d, PaddingNeverWins) {
@@ -189,7 +188,8 @@ TEST(GlobalAvgPool2d, IsTheMeanOverPixels) {
   expect_close(global_avg_pool2d(x), mean(reshape(x, {2, 12, 5}), 1), 1e-14);
 }
 
-// --- Batch norm over channels-last images --------------------------------------
+// --- Batch norm over channels-last images
+// --------------------------------------
 
 InitOptions init_of(DType dtype) {
   InitOptions init;
@@ -249,9 +249,9 @@ TEST(ChannelsLastNorm, KeepsItsDigitsFarFromZero) {
   const Tensor c = Tensor::full({5}, 1, f32);
   const BatchNormResult ours = batch_norm_train(x, c, c, 0.0);
   const Tensor wide = to_dtype(x, DType::kF64);
-  const BatchNormResult exact = batch_norm_train(
-      reshape(wide, {3000, 5, 1, 1}), to_dtype(c, DType::kF64),
-      to_dtype(c, DType::kF64), 0.0);
+  const BatchNormResult exact =
+      batch_norm_train(reshape(wide, {3000, 5, 1, 1}), to_dtype(c, DType::kF64),
+                       to_dtype(c, DType::kF64), 0.0);
   expect_close(ours.mean, exact.mean, 1e-9);
   expect_close(ours.variance, exact.variance, 1e-5);
 }
