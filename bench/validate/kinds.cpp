@@ -49,7 +49,8 @@ const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = [] {
     std::vector<Kind> result;
     for (const auto& some : {memory_kinds(), nccl_kinds(), pipeline_kinds(),
-                             training_kinds(), gpipe_kinds()}) {
+                             training_kinds(), gpipe_kinds(),
+                             model_parallel_kinds()}) {
       result.insert(result.end(), some.begin(), some.end());
     }
     return result;

@@ -82,5 +82,6 @@ std::vector<Kind> nccl_kinds();
 std::vector<Kind> pipeline_kinds();
 std::vector<Kind> training_kinds();
 std::vector<Kind> gpipe_kinds();
+std::vector<Kind> model_parallel_kinds();
 
 }  // namespace shardbook::validate

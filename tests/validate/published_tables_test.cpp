@@ -48,6 +48,7 @@ INSTANTIATE_TEST_SUITE_P(
                     std::make_tuple("gpipe_table1_memory.csv", 14, 0),
                     std::make_tuple("gpipe_table2_3_throughput.csv", 24, 0),
                     std::make_tuple("torchgpipe_benchmarks.csv", 23, 5),
+                    std::make_tuple("pytorch_mp_tutorial.csv", 4, 0),
                     std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
                     std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
                     std::make_tuple("nccl_busbw_reference.csv", 12, 0),
