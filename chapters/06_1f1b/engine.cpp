@@ -190,6 +190,7 @@ void Engine::backward(int b, int stage) {
            " of stage ", stage, " has no forward");
   StageRun run = std::move(found->second);
   runs_.erase(found);
+  if (is_last(stage) && on_loss_) on_loss_(b);
   Tensors grad_outputs =
       is_last(stage)
           ? Tensors{Tensor::full({}, feed_.piece(b).share, loss_options_)}

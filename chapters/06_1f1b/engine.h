@@ -85,6 +85,10 @@ class Engine {
   double run(const std::function<bool()>& stands);
   /// The list up to and with the next U; false when it has ended.
   bool run_to_update();
+  /// Told of each micro-batch that ends here, when its backward begins.
+  void set_on_loss(std::function<void(int micro_batch)> on_loss) {
+    on_loss_ = std::move(on_loss);
+  }
   /// Share * loss of a micro-batch that ended here.
   double loss(int micro_batch) const { return losses_.at(micro_batch); }
 
@@ -124,6 +128,7 @@ class Engine {
   std::map<std::pair<int, int>, StageRun> runs_;
   std::map<int, double> losses_;
   TensorOptions loss_options_;
+  std::function<void(int)> on_loss_;
   std::size_t next_ = 0;
   int live_ = 0, max_live_ = 0;
 };

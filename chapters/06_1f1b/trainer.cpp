@@ -53,15 +53,22 @@ void Trainer::finish() {
 // --- Steps that are validated later --------------------------------------------------
 
 StepResult Trainer::post_validated_step(std::int64_t step) {
-  const double loss = engine_->run([&] {
+  // The loss leaves with the last micro-batch's gradient, ahead of the step
+  int losses = 0;
+  double loss = 0;
+  engine_->set_on_loss([&](int micro_batch) {
+    loss += engine_->loss(micro_batch);
+    if (++losses == plan_.schedule.num_micro_batches) send_loss(step, loss);
+  });
+  engine_->run([&] {
     const bool stands = post_->validate();
     num_redone_ += stands ? 0 : 1;
     return stands;
   });
+  engine_->set_on_loss(nullptr);
   model_.reduce_shared_gradients();
   post_->step();
   StepResult result;
-  send_loss(step, loss);
   result.loss = loss_rank(0) == 0 ? loss : receive_loss(step);
   result.grad_norm = std::numeric_limits<double>::quiet_NaN();
   return result;
