@@ -4,6 +4,7 @@
 #include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "chapters/00_single_device/single_device.h"
 #include "comm/launch.h"
@@ -72,6 +73,31 @@ const std::vector<Size> kSizes = {
     {"gpt2", 96, 4, 4, 10, 64},  {"mlp", 48, 1, 3, 28, 48},
     {"mlp", 80, 1, 3, 14, 72}};
 
+// Around ResNet-50 with images of 128 x 128, which the chapter on model
+// parallelism trains, and never the same.
+struct ImageSize {
+  const char* depths;
+  std::int64_t image, batch;
+};
+const std::vector<ImageSize> kImageSizes = {{"[2,1,2,1]", 96, 20},
+                                            {"[1,2,1,2]", 160, 5},
+                                            {"[1,1,2,1]", 112, 10},
+                                            {"[1,1,1,1]", 144, 3}};
+
+std::vector<Slot> record_steps(const Options& options, int num_steps);
+
+std::vector<Slot> record(const ImageSize& size) {
+  Options options;
+  options.model = std::string(R"({"model_type": "resnet", "depths": )") +
+                  size.depths + R"(, "layer_type": "bottleneck"})";
+  options.data = "random";
+  options.optimizer = "sgd";
+  options.batch = size.batch;
+  options.image_size = size.image;
+  options.seq = 1;
+  return record_steps(options, 7);
+}
+
 std::vector<Slot> record(const Size& size) {
   Options options;
   options.model = ordered_json({{"model_type", size.type},
@@ -84,10 +110,13 @@ std::vector<Slot> record(const Size& size) {
   options.data = "random";
   options.batch = size.batch;
   options.seq = size.seq;
+  return record_steps(options, 25);
+}
+
+std::vector<Slot> record_steps(const Options& options, int num_steps) {
   single_device::SingleDevice device(options, {});
   Recorder recorder;
-  constexpr int kSteps = 25;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < num_steps; ++step) {
     if (step == 2) RankContext::current().add_observer(&recorder);
     recorder.begin_step();
     device.step(step);
@@ -122,23 +151,94 @@ Fit fit(const std::vector<Sample>& samples) {
   return result;
 }
 
+namespace {
+
+/// Solves the normal equations of the columns in `used`; false where they have
+/// no solution or a negative one.
+bool solve(double a[3][4], const std::vector<int>& used, double* x) {
+  double m[3][4];
+  const std::size_t n = used.size();
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t j = 0; j < n; ++j) m[i][j] = a[used[i]][used[j]];
+    m[i][n] = a[used[i]][3];
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    if (m[i][i] <= 1e-9 * a[used[i]][used[i]]) return false;
+    for (std::size_t k = 0; k < n; ++k) {
+      if (k == i) continue;
+      const double factor = m[k][i] / m[i][i];
+      for (std::size_t j = i; j <= n; ++j) m[k][j] -= factor * m[i][j];
+    }
+  }
+  x[0] = x[1] = x[2] = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    x[used[i]] = m[i][n] / m[i][i];
+    if (x[used[i]] < 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+FitByBoth fit_by_both(const std::vector<Sample>& samples) {
+  // In units near 1: GFLOP, 10 MB.
+  double a[3][4] = {};
+  double total = 0;
+  for (const Sample& sample : samples) {
+    const double row[4] = {1e-3, sample.work * 1e-9, sample.bytes * 1e-7,
+                           sample.seconds};
+    for (int i = 0; i < 3; ++i) {
+      for (int j = 0; j < 4; ++j) a[i][j] += row[i] * row[j] / sample.seconds;
+    }
+    total += sample.seconds;
+  }
+  FitByBoth best;
+  double least = total;
+  const std::vector<std::vector<int>> kSubsets = {
+      {0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}};
+  for (const std::vector<int>& used : kSubsets) {
+    double x[3];
+    if (!solve(a, used, x)) continue;
+    // sum of (t - ax)^2 / t = sum of t - 2 b'x + x'Ax, where Ax = b.
+    double error = total;
+    for (int i = 0; i < 3; ++i) error -= a[i][3] * x[i];
+    if (error >= least) continue;
+    least = error;
+    best = {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
+  }
+  return best;
+}
+
 std::vector<OperationFit> measure_operations() {
   RankContext context(Device::cpu(0), 0, /*num_threads=*/1);
   const RankContext::Scope scope(context);
   std::map<std::pair<std::string, Phase>, std::vector<Sample>> samples;
   std::map<std::pair<std::string, Phase>, bool> by_flops;
-  for (const Size& size : kSizes) {
-    for (const Slot& slot : record(size)) {
+  const auto add = [&](const std::vector<Slot>& slots,
+                       const std::set<std::pair<std::string, Phase>>& known) {
+    for (const Slot& slot : slots) {
       const std::pair<std::string, Phase> key = {slot.event.name,
                                                  slot.event.phase};
+      if (known.count(key) > 0) continue;
       by_flops[key] = is_by_flops(slot.event);
       samples[key].push_back(
           {by_flops[key] ? slot.event.flops : slot.event.bytes,
-           median(slot.seconds)});
+           median(slot.seconds), slot.event.bytes});
     }
-  }
+  };
+  for (const Size& size : kSizes) add(record(size), {});
+  // Images add what language models do not have.
+  std::set<std::pair<std::string, Phase>> known;
+  for (const auto& [key, list] : samples) known.insert(key);
+  for (const ImageSize& size : kImageSizes) add(record(size), known);
   std::vector<OperationFit> fits;
   for (const auto& [key, list] : samples) {
+    if (key.first == "conv2d") {
+      const FitByBoth both = fit_by_both(list);
+      fits.push_back({key.first, key.second, true,
+                      {both.fixed_s, both.per_unit_s}, both.per_byte_s});
+      continue;
+    }
     fits.push_back({key.first, key.second, by_flops[key], fit(list)});
   }
   return fits;
@@ -172,6 +272,10 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
         {"us", operation.fit.fixed_s * 1e6},
         {operation.by_flops ? "us_per_MFLOP" : "us_per_MB",
          operation.fit.per_unit_s * 1e12}};
+    if (operation.per_byte_s > 0) {
+      fitted[operation.name + " " + phase_name(operation.phase)]["us_per_MB"] =
+          operation.per_byte_s * 1e12;
+    }
   }
   const double bandwidth =
       all_reduce.per_unit_s > 0 ? 1 / all_reduce.per_unit_s / 1e9 : 1e3;

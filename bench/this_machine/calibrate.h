@@ -21,16 +21,27 @@ struct Fit {
 struct Sample {
   double work = 0;
   double seconds = 0;
+  double bytes = 0;  ///< for fit_by_both
 };
 
 /// The non-negative Fit with the least sum of squared relative errors.
 Fit fit(const std::vector<Sample>& samples);
+
+/// fixed + per_unit * work + per_byte * bytes: convolutions compute much or
+/// little per weight that they read.
+struct FitByBoth {
+  double fixed_s = 0, per_unit_s = 0, per_byte_s = 0;
+};
+/// The non-negative one with the least sum of squared errors, each in parts of
+/// the square root of what was measured: long operations count more.
+FitByBoth fit_by_both(const std::vector<Sample>& samples);
 
 struct OperationFit {
   std::string name;  ///< "linear", "gelu"
   Phase phase = Phase::kForward;
   bool by_flops = false;
   Fit fit;
+  double per_byte_s = 0;  ///< beside flops
 };
 
 /// Trains small models on one core and fits what each operation took, from the
