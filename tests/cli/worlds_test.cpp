@@ -67,6 +67,8 @@ TEST(ProgramWorlds, EveryChapterCountsWhatSimCharges) {
     expect_same("05_gpipe", size, "threads");
   }
   if (SHARDBOOK_HAVE_GLOO) expect_same("05_gpipe", 3, "gloo");
+  for (const int size : {1, 4, 6}) expect_same("06_1f1b", size, "threads");
+  if (SHARDBOOK_HAVE_GLOO) expect_same("06_1f1b", 3, "gloo");
 }
 
 TEST(ProgramWorlds, PipelinesOfProcessesTrainAsOneDevice) {
@@ -78,6 +80,27 @@ TEST(ProgramWorlds, PipelinesOfProcessesTrainAsOneDevice) {
         run("05_gpipe", std::string("--backend gloo --format json --data "
                                     "random --steps 3 --seq 16 ") +
                             options);
+    EXPECT_EQ(outcome.status, 0) << options << "\n" << outcome.text;
+    const json report = json::parse(outcome.text, nullptr, false);
+    ASSERT_TRUE(report.is_object()) << outcome.text;
+    EXPECT_EQ(report["claims"]["numbers"], "passed");
+    EXPECT_EQ(report["claims"]["bytes"], "passed");
+    EXPECT_EQ(report["claims"]["memory"], "passed");
+  }
+}
+
+TEST(ProgramWorlds, SchedulesOfProcessesTrainAsOneDevice) {
+  if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
+  for (const char* options :
+       {"--world-size 3 --schedule zb-h1",
+        "--world-size 2 --schedule dualpipe --model mlp",
+        "--world-size 2 --schedule interleaved --chunks 3",
+        "--world-size 3 --schedule pipedream --replicas 2,1",
+        "--world-size 3 --schedule zb-h2 --post-validation --clip 0.5"}) {
+    const Outcome outcome =
+        run("06_1f1b", std::string("--backend gloo --format json --data "
+                                   "random --steps 4 --seq 16 ") +
+                           options);
     EXPECT_EQ(outcome.status, 0) << options << "\n" << outcome.text;
     const json report = json::parse(outcome.text, nullptr, false);
     ASSERT_TRUE(report.is_object()) << outcome.text;
