@@ -187,8 +187,8 @@ Tensors Pipeline::receive_gradients(int b) {
       mailbox_.receive_backward(output_spec(b), b, stage_ + 1, stage_ + 1);
   for (const std::string& name : layers_.outgoing()) {
     const int from = skips_.at(name).to_stage;
-    grads.push_back(mailbox_.receive_backward(skip_spec(name, b, false), b,
-                                              from, from)[0]);
+    grads.push_back(
+        mailbox_.receive_backward(skip_spec(name, b, false), b, from, from)[0]);
   }
   return grads;
 }
@@ -243,8 +243,7 @@ const LayerInput& Pipeline::output_spec(int b) const {
 LayerInput Pipeline::skip_spec(const std::string& name, int b,
                                bool is_incoming) const {
   LayerInput spec;
-  spec.values = {
-      (is_incoming ? input_spec(b) : output_spec(b)).skips.at(name)};
+  spec.values = {(is_incoming ? input_spec(b) : output_spec(b)).skips.at(name)};
   return spec;
 }
 

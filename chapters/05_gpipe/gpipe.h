@@ -107,8 +107,8 @@ class Pipeline {
            std::vector<MicroBatch> pieces, PieceShapes shapes,
            const PipelineOptions& options = {});
 
-  /// Forward and backward of a mini-batch: adds the gradient of the mean loss to
-  /// the parameters. Returns the mean loss on the last stage, 0 elsewhere.
+  /// Forward and backward of a mini-batch: adds the gradient of the mean loss
+  /// to the parameters. Returns the mean loss on the last stage, 0 elsewhere.
   double train(const Feed& feed);
   /// Forward alone, without recomputation: the last stage's outputs, all
   /// micro-batches end to end; none elsewhere.

@@ -19,8 +19,7 @@ class Joined : public Module {
         block_(other.block_->clone()),
         stashes_(other.stashes_) {}
   Tensors forward_all(const Tensors& inputs) override {
-    const Tensor x =
-        inputs.size() > 1 ? add(inputs[0], inputs[1]) : inputs[0];
+    const Tensor x = inputs.size() > 1 ? add(inputs[0], inputs[1]) : inputs[0];
     const Tensor y = (*block_)(x);
     return stashes_ ? Tensors{y, y} : Tensors{y};
   }
@@ -65,8 +64,9 @@ class LongSkips : public LayerList {
 
 std::unique_ptr<LayerList> with_long_skips(
     std::shared_ptr<const LayerList> layers, const ModelConfig& config) {
-  SB_CHECK(config.type == "gpt2", "--long-skips: the layers of a model of type ",
-           config.type, " change the shape of their input; take a GPT");
+  SB_CHECK(config.type == "gpt2",
+           "--long-skips: the layers of a model of type ", config.type,
+           " change the shape of their input; take a GPT");
   return std::make_unique<LongSkips>(std::move(layers));
 }
 

@@ -74,12 +74,11 @@ std::vector<Tensors> cut(const Tensors& batch, std::int64_t chunks) {
              tensor.size(0), " rows; they are cut together");
   }
   std::vector<Tensors> pieces;
-  for (const MicroBatch& piece :
-       ceil_micro_batches(batch[0].size(0), chunks)) {
+  for (const MicroBatch& piece : ceil_micro_batches(batch[0].size(0), chunks)) {
     Tensors views;
     for (const Tensor& tensor : batch) {
-      views.push_back(tensor.rows_view(piece.slice.first,
-                                       piece.slice.first + piece.rows));
+      views.push_back(
+          tensor.rows_view(piece.slice.first, piece.slice.first + piece.rows));
     }
     pieces.push_back(std::move(views));
   }

@@ -49,12 +49,11 @@ std::vector<int> cuts_of(const Options& options, const LayerList& layers,
     const auto model = cost_model(options);
     SB_CHECK(model != nullptr,
              "--balance time: needs a --cluster on which time passes");
-    return cut_by_cost(
-        layer_seconds(layers, inputs, options.dtype,
-                      [&](const OpEvent& event) {
-                        return model->operation(event).seconds;
-                      }),
-        num_stages);
+    return cut_by_cost(layer_seconds(layers, inputs, options.dtype,
+                                     [&](const OpEvent& event) {
+                                       return model->operation(event).seconds;
+                                     }),
+                       num_stages);
   }
   const std::vector<int> counts = read_list(balance);
   SB_CHECK(static_cast<int>(counts.size()) == num_stages, "--balance ", balance,
@@ -183,8 +182,8 @@ StagePeaks Trainer::predicted_peaks() const {
         {action.kind == ActionKind::kBackward, action.micro_batch});
   }
   return stage_peaks(events, [&](int b) -> const MicroBatchMemory& {
-    return measured.at({pieces_[static_cast<std::size_t>(b)].rows,
-                        pipeline_->recomputes(b)});
+    return measured.at(
+        {pieces_[static_cast<std::size_t>(b)].rows, pipeline_->recomputes(b)});
   });
 }
 
@@ -221,15 +220,13 @@ ReferenceRun train_one_device_in_reverse(const Options& options,
   Options quiet = options;
   quiet.log.clear();
   ReferenceRun run;
-  run.losses = train(quiet, *optimizer, /*is_main=*/false,
-                     [&](std::int64_t step) {
-                       StepResult result;
-                       result.loss = accumulate_gradients(quiet, model, data,
-                                                          step, pieces);
-                       result.grad_norm = update_parameters(quiet, *optimizer);
-                       return result;
-                     })
-                   .losses;
+  run.losses =
+      train(quiet, *optimizer, /*is_main=*/false, [&](std::int64_t step) {
+        StepResult result;
+        result.loss = accumulate_gradients(quiet, model, data, step, pieces);
+        result.grad_norm = update_parameters(quiet, *optimizer);
+        return result;
+      }).losses;
   run.parameters = model.named_parameters();
   return run;
 }

@@ -55,8 +55,7 @@ PipelineModel::PipelineModel(const Options& options,
     for (const NamedTensor& each : shapes.named_parameters()) {
       holders[each.name].insert(owners.begin(), owners.end());
     }
-    if (std::find(owners.begin(), owners.end(), world.rank()) ==
-        owners.end()) {
+    if (std::find(owners.begin(), owners.end(), world.rank()) == owners.end()) {
       continue;
     }
     auto stage = std::make_unique<Stage>(*layers_, begin, end, init, &mine);
@@ -187,21 +186,23 @@ std::vector<NamedTensor> PipelineModel::full_parameters() {
   return all;
 }
 
-// --- A micro-batch inside a stage ----------------------------------------------
+// --- A micro-batch inside a stage
+// ----------------------------------------------
 
 StageRun run_forward(const StageFunction& stage, const Tensors& received,
                      const LayerInput& spec) {
   StageRun run;
   for (std::size_t i = 0; i < received.size(); ++i) {
-    const bool needs_grad =
-        i < spec.values.size() ? spec.values[i].needs_grad
-                               : is_floating(received[i].dtype());
+    const bool needs_grad = i < spec.values.size()
+                                ? spec.values[i].needs_grad
+                                : is_floating(received[i].dtype());
     run.inputs.push_back(needs_grad ? autograd::graph_input(received[i])
                                     : received[i]);
   }
   run.outputs = stage(run.inputs);
   // The graph must not keep what is only there to be sent: it ends in a node
-  // that holds nothing, and is given the outputs' gradients when they are there.
+  // that holds nothing, and is given the outputs' gradients when they are
+  // there.
   Tensors ends;
   for (const Tensor& output : run.outputs) {
     run.needs_grad.push_back(output.requires_grad());
@@ -210,10 +211,9 @@ StageRun run_forward(const StageFunction& stage, const Tensors& received,
   if (ends.empty()) return run;
   run.grad_outputs = std::make_shared<Tensors>();
   run.end = Tensor::empty({0});
-  autograd::record("stage", ends, {run.end},
-                   [grads = run.grad_outputs](const Tensors&) {
-                     return std::move(*grads);
-                   });
+  autograd::record(
+      "stage", ends, {run.end},
+      [grads = run.grad_outputs](const Tensors&) { return std::move(*grads); });
   return run;
 }
 
@@ -247,7 +247,8 @@ Tensors run_backward(StageRun run, Tensors grad_outputs) {
   return result;
 }
 
-// --- Between stages ----------------------------------------------------------------
+// --- Between stages
+// ----------------------------------------------------------------
 
 void Mailbox::send(const Tensor& value, int to, int tag,
                    const std::string& label) {
@@ -271,8 +272,9 @@ Tensor Mailbox::receive(const ValueSpec& spec, int from, int tag,
                         const std::string& label) {
   if (from == world_.rank()) {
     auto& waiting = handed_over_[tag];
-    SB_CHECK(!waiting.empty(), "receive of ", label,
-             ": nothing was made yet; the schedule takes it before it is there");
+    SB_CHECK(
+        !waiting.empty(), "receive of ", label,
+        ": nothing was made yet; the schedule takes it before it is there");
     Tensor value = waiting.front();
     waiting.pop_front();
     if (waiting.empty()) handed_over_.erase(tag);
@@ -308,8 +310,8 @@ void Mailbox::send_backward(const Tensors& grads, const LayerInput& spec,
     if (!spec.values[i].needs_grad) continue;
     Tensor grad = grads[i];
     if (!grad.defined()) {
-      grad = Tensor::zeros(spec.values[i].shape,
-                           {spec.values[i].dtype, Device()});
+      grad =
+          Tensor::zeros(spec.values[i].shape, {spec.values[i].dtype, Device()});
     }
     send(grad, to, tag(micro_batch, stage, true),
          "gradients " + spot(micro_batch, stage));

@@ -7,7 +7,8 @@
 //   StageRun run = run_forward(model.stage(s), inputs);     // micro-batch b
 //   mailbox.send_forward(run.outputs, b, s);
 //   ...
-//   mailbox.send_backward(run_backward(run, mailbox.receive_backward(b, s)), ...);
+//   mailbox.send_backward(run_backward(run, mailbox.receive_backward(b, s)),
+//   ...);
 //   ...
 //   StepResult result = model.update(optimizer, local_loss);
 
@@ -31,7 +32,8 @@ namespace shardbook {
 struct PipelineLayout {
   /// First layer of each stage, and the end.
   std::vector<int> cuts;
-  /// Ranks that hold stage s; the first one's parameters are saved and compared.
+  /// Ranks that hold stage s; the first one's parameters are saved and
+  /// compared.
   std::vector<std::vector<int>> owners;
 
   int num_stages() const { return static_cast<int>(owners.size()); }
@@ -44,8 +46,7 @@ class PipelineModel {
  public:
   /// Builds this rank's stages (and loads --load into them). A parameter that
   /// stands in several of them is one tensor. All ranks call it together.
-  PipelineModel(const Options& options,
-                std::shared_ptr<const LayerList> layers,
+  PipelineModel(const Options& options, std::shared_ptr<const LayerList> layers,
                 PipelineLayout layout, ProcessGroup& world);
 
   /// One that this rank holds; throws Error for others.
@@ -64,8 +65,8 @@ class PipelineModel {
   /// same order everywhere.
   void reduce_shared_gradients();
   /// Sums `local_loss` (0 where there is none) and the square of the gradients'
-  /// norm over the ranks, in one all-reduce of two f64; clips by the norm of the
-  /// whole model (--clip), updates, forgets the gradients. Shared gradients
+  /// norm over the ranks, in one all-reduce of two f64; clips by the norm of
+  /// the whole model (--clip), updates, forgets the gradients. Shared gradients
   /// must have been reduced.
   StepResult update(const Options& options, Optimizer& optimizer,
                     double local_loss);
@@ -94,7 +95,8 @@ class PipelineModel {
   Tensors own_;
 };
 
-// --- A micro-batch inside a stage -------------------------------------------------
+// --- A micro-batch inside a stage
+// -------------------------------------------------
 
 /// What a stage computes for one micro-batch.
 using StageFunction = std::function<Tensors(const Tensors&)>;
@@ -105,8 +107,8 @@ struct StageRun {
   /// For the next stage. Backward needs them no longer: let them go when they
   /// have been sent.
   Tensors outputs;
-  /// Stands for the outputs at the end of the graph, with no elements; undefined
-  /// where nothing needs a gradient.
+  /// Stands for the outputs at the end of the graph, with no elements;
+  /// undefined where nothing needs a gradient.
   Tensor end;
   /// Gradients of the outputs that need one, when backward begins.
   std::shared_ptr<Tensors> grad_outputs;
@@ -119,8 +121,8 @@ StageRun run_forward(const StageFunction& stage, const Tensors& received,
                      const LayerInput& spec);
 StageRun run_forward(Module& stage, const Tensors& received,
                      const LayerInput& spec);
-/// The same once more, for a micro-batch whose first run kept no graph: `random`
-/// is what the first run began with.
+/// The same once more, for a micro-batch whose first run kept no graph:
+/// `random` is what the first run began with.
 StageRun run_forward_again(const StageFunction& stage, const Tensors& received,
                            const LayerInput& spec, const RandomState& random);
 /// Gradients of the inputs (undefined where they need none); those of the
@@ -128,7 +130,8 @@ StageRun run_forward_again(const StageFunction& stage, const Tensors& received,
 /// it has been used: one per output, undefined where none came.
 Tensors run_backward(StageRun run, Tensors grad_outputs);
 
-// --- Between stages ---------------------------------------------------------------
+// --- Between stages
+// ---------------------------------------------------------------
 
 /// Values and gradients on their way between the stages. Shapes are known on
 /// both ends (trace_shapes). A value for a stage of the same rank is handed

@@ -55,8 +55,8 @@ class Measured {
   }
 
   void forward() {
-    received_ = values_of(inputs_, is_first_ ? MemoryKind::kInput
-                                             : MemoryKind::kActivation);
+    received_ = values_of(
+        inputs_, is_first_ ? MemoryKind::kInput : MemoryKind::kActivation);
     random_ = RankContext::current().random;
     if (options_.recompute) {
       const NoGrad no_grad;
@@ -79,9 +79,9 @@ class Measured {
       grads = {Tensor::full({}, 1, {loss_dtype_, Device()})};
     } else {
       for (const ValueSpec& spec : outputs_) {
-        grads.push_back(spec.needs_grad ? values_of({spec},
-                                                    MemoryKind::kActivation)[0]
-                                        : Tensor());
+        grads.push_back(spec.needs_grad
+                            ? values_of({spec}, MemoryKind::kActivation)[0]
+                            : Tensor());
       }
     }
     run_backward(std::exchange(run_, {}), std::move(grads));
@@ -159,8 +159,8 @@ StagePeaks stage_peaks(
       continue;
     }
     kept -= each.kept;
-    const double here = have_gradients ? each.later_backward_peak
-                                       : each.first_backward_peak;
+    const double here =
+        have_gradients ? each.later_backward_peak : each.first_backward_peak;
     peaks.activations = std::max(peaks.activations, kept + here);
     peaks.gradients =
         std::max(peaks.gradients,

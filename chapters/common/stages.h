@@ -2,9 +2,9 @@
 
 // A model in pieces: what pipelines cut.
 //
-//   const auto layers = layers_of(config);              // embedding, blocks, head
-//   const std::vector<int> cuts = cut_uniform(layers->size(), 4);
-//   Stage stage(*layers, cuts[s], cuts[s + 1], init);   // this rank's layers
+//   const auto layers = layers_of(config);              // embedding, blocks,
+//   head const std::vector<int> cuts = cut_uniform(layers->size(), 4); Stage
+//   stage(*layers, cuts[s], cuts[s + 1], init);   // this rank's layers
 //
 // A layer keeps the names that its members have in the whole model, and its
 // weights are drawn from the streams of these names: a stage that is built
@@ -14,8 +14,8 @@
 // same values, and their gradients are summed.
 //
 // A skip connection reaches over layers: one layer stashes a tensor under a
-// name, a later one pops it. A stage hands on what is popped behind it, and takes
-// what was stashed before it, as further outputs and inputs.
+// name, a later one pops it. A stage hands on what is popped behind it, and
+// takes what was stashed before it, as further outputs and inputs.
 
 #include <cstdint>
 #include <functional>
@@ -55,12 +55,12 @@ class LayerList {
 /// stem, blocks, head.
 std::unique_ptr<LayerList> layers_of(const ModelConfig& config);
 
-/// Layers begin .. end-1, one after another. Inputs are those of the first layer,
-/// then `incoming()`; outputs those of the last, then `outgoing()`.
+/// Layers begin .. end-1, one after another. Inputs are those of the first
+/// layer, then `incoming()`; outputs those of the last, then `outgoing()`.
 class Stage : public Module {
  public:
-  /// Parameters that stand in `existing` (or null) are taken from there; new ones
-  /// are added.
+  /// Parameters that stand in `existing` (or null) are taken from there; new
+  /// ones are added.
   Stage(const LayerList& layers, int begin, int end, const InitOptions& init,
         std::map<std::string, Tensor>* existing = nullptr);
   Stage(const Stage& other);
@@ -87,7 +87,8 @@ class Stage : public Module {
   std::vector<std::string> incoming_, outgoing_;
 };
 
-// --- Where to cut: first layer of each stage, and the end -----------------------
+// --- Where to cut: first layer of each stage, and the end
+// -----------------------
 
 /// Stages of equally many layers, the first ones one more where it does not
 /// come out even (DeepSpeed's "uniform"). Throws Error for fewer layers than
@@ -95,7 +96,8 @@ class Stage : public Module {
 std::vector<int> cut_uniform(int num_layers, int num_stages);
 /// So many layers per stage; they add up to the number of layers
 /// (torchgpipe's `balance`).
-std::vector<int> cut_by_balance(int num_layers, const std::vector<int>& balance);
+std::vector<int> cut_by_balance(int num_layers,
+                                const std::vector<int>& balance);
 /// Consecutive layers whose costs sum to as little as possible in the stage
 /// where they sum to most; no stage is empty. O(p n^2).
 std::vector<int> cut_by_cost(const std::vector<double>& costs, int num_stages);
@@ -107,7 +109,8 @@ std::vector<double> layer_seconds(
     const LayerList& layers, const Tensors& inputs, DType dtype,
     const std::function<double(const OpEvent&)>& seconds_of);
 
-// --- What crosses the cuts --------------------------------------------------------
+// --- What crosses the cuts
+// --------------------------------------------------------
 
 /// A tensor that a layer takes, as known before the run.
 struct ValueSpec {
@@ -141,7 +144,11 @@ struct SkipRoute {
 std::vector<SkipRoute> skip_routes(const LayerList& layers,
                                    const std::vector<int>& cuts);
 
-/// Layers in which a parameter stands, for the parameters that stand in several.
+/// Names and shapes of a layer's parameters, without memory.
+std::vector<NamedTensor> layer_parameters_on_shapes(const LayerList& layers,
+                                                    int layer);
+/// Layers in which a parameter stands, for the parameters that stand in
+/// several.
 std::map<std::string, std::vector<int>> shared_parameters(
     const LayerList& layers);
 

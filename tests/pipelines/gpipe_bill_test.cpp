@@ -23,7 +23,8 @@ constexpr std::int64_t kWidth = 8;
 std::vector<double> peaks(int m, std::int64_t rows, Checkpoint checkpoint) {
   return on_ranks(2, [&](ProcessGroup& world) {
     const SkipNet net(6, kWidth);
-    const std::shared_ptr<const LayerList> layers(&net, [](const LayerList*) {});
+    const std::shared_ptr<const LayerList> layers(&net,
+                                                  [](const LayerList*) {});
     Options options;
     PipelineModel model(options, layers, one_stage_per_rank({0, 3, 6}), world);
     const auto pieces = ceil_micro_batches(rows * m, m);
@@ -33,10 +34,9 @@ std::vector<double> peaks(int m, std::int64_t rows, Checkpoint checkpoint) {
                       gpipe::trace_pieces(net, pieces, {x}, DType::kF32),
                       {checkpoint, true});
     RankContext::current().device.reset_peak_memory();
-    pipeline.train({[&](int) { return Tensors{x}; },
-                    [&](const Tensors& out, int) {
-                      return mse_loss(out[0], x);
-                    }});
+    pipeline.train(
+        {[&](int) { return Tensors{x}; },
+         [&](const Tensors& out, int) { return mse_loss(out[0], x); }});
     return static_cast<double>(
         RankContext::current().device.memory().peak(MemoryKind::kActivation));
   });
@@ -45,8 +45,7 @@ std::vector<double> peaks(int m, std::int64_t rows, Checkpoint checkpoint) {
 MicroBatchMemory measured(int begin, int end, std::int64_t rows,
                           bool recompute) {
   const SkipNet net(6, kWidth);
-  const Tensor x =
-      Tensor::empty({rows, kWidth}, {DType::kF32, Device::meta()});
+  const Tensor x = Tensor::empty({rows, kWidth}, {DType::kF32, Device::meta()});
   StageMemoryOptions how;
   how.recompute = recompute;
   if (end == 6) {
@@ -130,28 +129,30 @@ Timed timed(int p, int m, Checkpoint checkpoint, bool early,
   options.cost = std::make_shared<sim::CostModel>(sim::Cluster::read(cluster));
   options.fold_class = [](int rank) { return rank; };
   std::vector<Timed> ranks(at(p));
-  sim::run_world(p, [&](ProcessGroup& world) {
-    PipelineModel model(Options{}, layers,
-                        one_stage_per_rank(cut_uniform(16 * p, p)), world);
-    const auto pieces = ceil_micro_batches(rows * m, m);
-    const Tensor x = Tensor::empty({rows, width});
-    Pipeline pipeline(model, world, pieces,
-                      gpipe::trace_pieces(net, pieces, {x}, DType::kF32),
-                      {checkpoint, early});
-    sim::VirtualClock* clock = sim::VirtualClock::current();
-    clock->begin_steps();
-    for (int step = 0; step < 2; ++step) {
-      for (const Tensor& each : model.parameters()) each.clear_grad();
-      pipeline.train({[&](int) { return Tensors{x}; },
-                      [&](const Tensors& out, int) {
-                        return mse_loss(out[0], x);
-                      }});
-      world.barrier();
-      clock->end_step();
-    }
-    const sim::TimeSummary summary = clock->main().summary();
-    ranks[at(world.rank())] = {summary.step_s, summary.idle_share};
-  }, options);
+  sim::run_world(
+      p,
+      [&](ProcessGroup& world) {
+        PipelineModel model(Options{}, layers,
+                            one_stage_per_rank(cut_uniform(16 * p, p)), world);
+        const auto pieces = ceil_micro_batches(rows * m, m);
+        const Tensor x = Tensor::empty({rows, width});
+        Pipeline pipeline(model, world, pieces,
+                          gpipe::trace_pieces(net, pieces, {x}, DType::kF32),
+                          {checkpoint, early});
+        sim::VirtualClock* clock = sim::VirtualClock::current();
+        clock->begin_steps();
+        for (int step = 0; step < 2; ++step) {
+          for (const Tensor& each : model.parameters()) each.clear_grad();
+          pipeline.train(
+              {[&](int) { return Tensors{x}; },
+               [&](const Tensors& out, int) { return mse_loss(out[0], x); }});
+          world.barrier();
+          clock->end_step();
+        }
+        const sim::TimeSummary summary = clock->main().summary();
+        ranks[at(world.rank())] = {summary.step_s, summary.idle_share};
+      },
+      options);
   Timed mean;
   for (const Timed& rank : ranks) {
     mean.step_s = std::max(mean.step_s, rank.step_s);

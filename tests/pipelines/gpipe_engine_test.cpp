@@ -17,7 +17,8 @@ using gpipe::Pipeline;
 using gpipe::PipelineOptions;
 using testing::HasSubstr;
 
-// --- The schedule --------------------------------------------------------------
+// --- The schedule
+// --------------------------------------------------------------
 
 TEST(GpipeSchedule, EveryForwardPrecedesTheFirstBackward) {
   const auto actions = gpipe::schedule(3);
@@ -84,7 +85,9 @@ TEST(GpipeCut, TensorsOfAMiniBatchAreCutTogether) {
   EXPECT_TRUE(pieces[1][0].shares_storage(a));
   EXPECT_EQ(pieces[1][1].to_vector<std::int64_t>()[0],
             b.to_vector<std::int64_t>()[6]);
-  EXPECT_EQ(error_of([&] { gpipe::cut({a, tokens_of(4, 3, 7)}, 2); }),
+  EXPECT_EQ(error_of([&] {
+              gpipe::cut({a, tokens_of(4, 3, 7)}, 2);
+            }),
             "cut: tensors of one mini-batch have 5 and 4 rows; they are cut "
             "together");
   EXPECT_EQ(error_of([&] { gpipe::cut({Tensor::full({}, 1)}, 2); }),
@@ -93,7 +96,8 @@ TEST(GpipeCut, TensorsOfAMiniBatchAreCutTogether) {
             "--micro-batches 6: give 1 to 5, the samples of a batch");
 }
 
-// --- The engine ----------------------------------------------------------------
+// --- The engine
+// ----------------------------------------------------------------
 
 constexpr std::int64_t kWidth = 6;
 
@@ -132,9 +136,9 @@ Trained on_one_rank(const LayerList& net, const Case& c, ProcessGroup& world) {
   options.dtype = c.dtype;
   RankContext::current().random = RandomState{21, 3, 0, {}};
   const std::shared_ptr<const LayerList> layers(&net, [](const LayerList*) {});
-  PipelineModel model(
-      options, layers,
-      one_stage_per_rank(cut_uniform(net.size(), world.size())), world);
+  PipelineModel model(options, layers,
+                      one_stage_per_rank(cut_uniform(net.size(), world.size())),
+                      world);
   const auto data = data_of(c);
   const auto pieces = ceil_micro_batches(c.rows, c.chunks);
   Pipeline pipeline(model, world, pieces,
@@ -142,25 +146,23 @@ Trained on_one_rank(const LayerList& net, const Case& c, ProcessGroup& world) {
   Trained result;
   const gpipe::Feed feed = feed_of(data);
   result.loss = pipeline.train(feed);
-  for (const NamedTensor& each :
-       model.stage(world.rank()).named_parameters()) {
+  for (const NamedTensor& each : model.stage(world.rank()).named_parameters()) {
     result.grads[each.name] = each.tensor.grad();
   }
   result.max_live = pipeline.max_live();
   result.bytes = wire_bytes(world.records());
   result.predicted = pipeline.predicted_bytes();
   for (const CommRecord& record : world.records()) {
-    result.messages.push_back(
-        (record.op == CommOp::kSend ? "to " : "from ") +
-        std::to_string(record.root_or_peer) + " " + record.label);
+    result.messages.push_back((record.op == CommOp::kSend ? "to " : "from ") +
+                              std::to_string(record.root_or_peer) + " " +
+                              record.label);
   }
   return result;
 }
 
 std::vector<Trained> on_pipeline(const LayerList& net, int p, const Case& c) {
-  return on_ranks(p, [&](ProcessGroup& world) {
-    return on_one_rank(net, c, world);
-  });
+  return on_ranks(
+      p, [&](ProcessGroup& world) { return on_one_rank(net, c, world); });
 }
 
 /// One device, one micro-batch after the other, from the last to the first.
@@ -249,7 +251,8 @@ TEST_P(GpipeEngine, AllMicroBatchesLiveAtTheTurn) {
   const SkipNet net(8, kWidth);
   for (const int m : {1, 3, 8}) {
     for (const Trained& rank : on_pipeline(net, GetParam(), {8, m, {}})) {
-      EXPECT_EQ(rank.max_live, static_cast<int>(ceil_micro_batches(8, m).size()));
+      EXPECT_EQ(rank.max_live,
+                static_cast<int>(ceil_micro_batches(8, m).size()));
     }
   }
 }
@@ -271,28 +274,26 @@ TEST(GpipeOrder, TheOrderOfTheSumsIsPartOfTheResult) {
 TEST(GpipeOrder, MessagesFollowTheSchedule) {
   const SkipNet net(3, kWidth);
   const auto ranks = on_pipeline(net, 3, {4, 2, {}});
-  EXPECT_EQ(ranks[1].messages,
-            (std::vector<std::string>{
-                "from 0 activations micro-batch 0 stage 1",
-                "to 2 activations micro-batch 0 stage 2",
-                "from 0 activations micro-batch 1 stage 1",
-                "to 2 activations micro-batch 1 stage 2",
-                "from 2 gradients micro-batch 1 stage 2",
-                "to 0 gradients micro-batch 1 stage 1",
-                "from 2 gradients micro-batch 0 stage 2",
-                "to 0 gradients micro-batch 0 stage 1"}));
+  EXPECT_EQ(ranks[1].messages, (std::vector<std::string>{
+                                   "from 0 activations micro-batch 0 stage 1",
+                                   "to 2 activations micro-batch 0 stage 2",
+                                   "from 0 activations micro-batch 1 stage 1",
+                                   "to 2 activations micro-batch 1 stage 2",
+                                   "from 2 gradients micro-batch 1 stage 2",
+                                   "to 0 gradients micro-batch 1 stage 1",
+                                   "from 2 gradients micro-batch 0 stage 2",
+                                   "to 0 gradients micro-batch 0 stage 1"}));
 }
 
 // A skip from stage 0 to stage 2 does not touch the rank in between.
 TEST(GpipeSkips, TravelDirectly) {
   const SkipNet net(3, kWidth, {{0, 2}});
   const auto ranks = on_pipeline(net, 3, {2, 1, {}});
-  EXPECT_EQ(ranks[0].messages,
-            (std::vector<std::string>{
-                "to 1 activations micro-batch 0 stage 1",
-                "to 2 activations micro-batch 0 stage 2",
-                "from 1 gradients micro-batch 0 stage 1",
-                "from 2 gradients micro-batch 0 stage 2"}));
+  EXPECT_EQ(ranks[0].messages, (std::vector<std::string>{
+                                   "to 1 activations micro-batch 0 stage 1",
+                                   "to 2 activations micro-batch 0 stage 2",
+                                   "from 1 gradients micro-batch 0 stage 1",
+                                   "from 2 gradients micro-batch 0 stage 2"}));
   EXPECT_EQ(ranks[1].messages.size(), 4u);
   for (const std::string& message : ranks[1].messages) {
     EXPECT_THAT(message, testing::Not(HasSubstr("skip")));
@@ -323,8 +324,8 @@ TEST(GpipeTraps, ACheckpointThatHangsOnItsInputLosesTheFirstStage) {
   // The engine's does not: see GradientsHaveTheBitsOfOneDevice...
   LayerInput spec;
   spec.values = {{x.shape(), x.dtype(), false}};
-  StageRun run = run_forward_again(
-      [&](const Tensors& in) { return stage(in); }, {x}, spec, {});
+  StageRun run = run_forward_again([&](const Tensors& in) { return stage(in); },
+                                   {x}, spec, {});
   run_backward(std::move(run), {x});
   EXPECT_TRUE(stage.parameters()[0].grad().defined());
 }
@@ -338,8 +339,8 @@ TEST(GpipeInference, OutputsComeEndToEndOnTheLastStage) {
     options.dtype = c.dtype;
     const std::shared_ptr<const LayerList> layers(&net,
                                                   [](const LayerList*) {});
-    PipelineModel model(options, layers,
-                        one_stage_per_rank(cut_uniform(9, 3)), world);
+    PipelineModel model(options, layers, one_stage_per_rank(cut_uniform(9, 3)),
+                        world);
     const auto data = data_of(c);
     const auto pieces = ceil_micro_batches(c.rows, c.chunks);
     Pipeline pipeline(model, world, pieces,
@@ -368,8 +369,8 @@ TEST(GpipeFailure, ARankThatThrowsEndsTheOthers) {
         options.dtype = c.dtype;
         const std::shared_ptr<const LayerList> layers(&net,
                                                       [](const LayerList*) {});
-        PipelineModel model(options, layers,
-                            one_stage_per_rank({0, 1, 2, 3}), world);
+        PipelineModel model(options, layers, one_stage_per_rank({0, 1, 2, 3}),
+                            world);
         const auto data = data_of(c);
         const auto pieces = ceil_micro_batches(c.rows, c.chunks);
         Pipeline pipeline(model, world, pieces,

@@ -35,11 +35,14 @@ auto on_ranks(int world_size, Body body, double timeout_s = 60) {
   std::vector<Result> results(static_cast<std::size_t>(world_size));
   LaunchOptions options;
   options.deterministic = true;
-  options.timeout = std::chrono::milliseconds(
-      static_cast<std::int64_t>(timeout_s * 1000));
-  run_ranks(world_size, [&](ProcessGroup& world) {
-    results[static_cast<std::size_t>(world.rank())] = body(world);
-  }, options);
+  options.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1000));
+  run_ranks(
+      world_size,
+      [&](ProcessGroup& world) {
+        results[static_cast<std::size_t>(world.rank())] = body(world);
+      },
+      options);
   return results;
 }
 

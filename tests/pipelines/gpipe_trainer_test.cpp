@@ -49,12 +49,13 @@ std::vector<Trained> train_ranks(int p, Options options,
   return on_ranks(p, [&](ProcessGroup& world) {
     Trainer trainer(options, how, world);
     Trained result;
-    result.losses = train(options, trainer.optimizer(), false,
-                          [&](std::int64_t k) { return trainer.step(k); })
-                        .losses;
-    result.report = rank_report(
-        trainer.predicted_bytes(), wire_bytes(world.records()), trainer.bill(),
-        RankContext::current().device.memory());
+    result.losses =
+        train(options, trainer.optimizer(), false, [&](std::int64_t k) {
+          return trainer.step(k);
+        }).losses;
+    result.report =
+        rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
+                    trainer.bill(), RankContext::current().device.memory());
     const LoadedModel whole = trainer.full_model();
     if (whole.model == nullptr) return result;
     for (const NamedTensor& each : whole.model->named_parameters()) {
@@ -156,9 +157,8 @@ TEST(GpipeParity, ClippingUsesTheNormOfAllStages) {
   options.clip = 0.01;
   const TrainerOptions how{3, "always"};
   const auto ranks = train_ranks(4, options, how);
-  const Parity parity =
-      compare_with_one_device(options, ranks[0].losses, ranks[0].parameters,
-                              reference(options, how));
+  const Parity parity = compare_with_one_device(
+      options, ranks[0].losses, ranks[0].parameters, reference(options, how));
   EXPECT_TRUE(parity.passed) << parity.max_rel;
 }
 
@@ -171,9 +171,9 @@ TEST(GpipeParity, ImagesTrainToo) {
     const TrainerOptions how{3, checkpoint};
     for (const int p : {1, 2, 4}) {
       const auto ranks = train_ranks(p, options, how);
-      const Parity parity = compare_with_one_device(
-          options, ranks[0].losses, ranks[0].parameters,
-          reference(options, how));
+      const Parity parity =
+          compare_with_one_device(options, ranks[0].losses, ranks[0].parameters,
+                                  reference(options, how));
       EXPECT_TRUE(parity.passed) << p << " " << parity.max_rel;
       for (const Trained& rank : ranks) {
         expect_as_predicted(rank.report, checkpoint);
@@ -209,6 +209,31 @@ TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
       EXPECT_NEAR(each[i], variances[0][i], 1e-12);
     }
   }
+}
+
+// Trap: a forward that is run again and does not say so counts its rows twice.
+TEST(GpipeBatchNorm, AForwardThatIsRunAgainSaysSo) {
+  const auto variance = [](bool says_so) {
+    const auto layers = layers_of(ModelConfig::read(small_resnet()));
+    Stage stem(*layers, 0, 1, {});
+    defer_batch_norms(stem);
+    const Tensor x = Tensor::empty({2, 3, 32, 32});
+    fill_normal(x, 1, 1, 0, 1);
+    LayerInput spec;
+    spec.values = {{x.shape(), x.dtype(), false}};
+    const StageFunction function = [&](const Tensors& in) { return stem(in); };
+    run_forward(function, {x}, spec);
+    if (says_so) {
+      run_forward_again(function, {x}, spec, RandomState{});
+    } else {
+      run_forward(function, {x}, spec);
+    }
+    commit_batch_norms(stem);
+    return stem.buffers().at(1).to_vector<double>();
+  };
+  const auto once = variance(true);
+  // n / (n - 1) of twice as many rows
+  EXPECT_NE(once, variance(false));
 }
 
 TEST(GpipeBalance, StagesAreCutAsAsked) {

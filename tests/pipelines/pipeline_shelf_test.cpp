@@ -96,9 +96,8 @@ TEST_P(PipelineShelf, OneMicroBatchTrainsAsOneDeviceDoes) {
     const int p = GetParam();
     Options options = options_of(name);
     options.clip = 0.5;  // less than the norm, so that all ranks must agree
-    const auto ranks = on_ranks(p, [&](ProcessGroup& world) {
-      return one_step(p, options, world);
-    });
+    const auto ranks = on_ranks(
+        p, [&](ProcessGroup& world) { return one_step(p, options, world); });
 
     const ModelConfig config = ModelConfig::read(name);
     InitOptions init;
@@ -143,8 +142,9 @@ TEST(PipelineModelShelf, ParametersInTwoStagesStayEqual) {
          model.stage(world.rank()).named_parameters()) {
       if (each.name != "transformer.wte.weight") continue;
       // Rank r's share of the gradient is r + 1; rank 1's may be missing
-      if (world.rank() == 0) each.tensor.set_grad(Tensor::full(
-          each.tensor.shape(), 1, each.tensor.options()));
+      if (world.rank() == 0)
+        each.tensor.set_grad(
+            Tensor::full(each.tensor.shape(), 1, each.tensor.options()));
       model.reduce_shared_gradients();
       return std::vector<Tensor>{each.tensor.clone(),
                                  each.tensor.grad().clone()};

@@ -67,9 +67,13 @@ TEST(Stages, CutsAreThoseOfTheRule) {
   EXPECT_EQ(error_of([] { cut_uniform(4, 5); }),
             "5 stages: the model has 4 layers; give at most one stage per "
             "layer");
-  EXPECT_EQ(error_of([] { cut_by_balance(6, {2, 0, 4}); }),
+  EXPECT_EQ(error_of([] {
+              cut_by_balance(6, {2, 0, 4});
+            }),
             "balance: 0 layers in a stage; give at least one");
-  EXPECT_EQ(error_of([] { cut_by_balance(6, {2, 3}); }),
+  EXPECT_EQ(error_of([] {
+              cut_by_balance(6, {2, 3});
+            }),
             "balance: adds up to 5 layers, the model has 6");
   EXPECT_THROW(cut_by_cost({1, 2}, 3), Error);
 }
@@ -120,8 +124,7 @@ TEST(Stages, CostsOfLayersAreTheirParametersOrTheirTime) {
 TEST(Stages, ShapesAreKnownBeforeTheRun) {
   const ModelConfig config = ModelConfig::read("gpt-nano");
   const auto layers = layers_of(config);
-  const auto specs =
-      trace_shapes(*layers, {tokens_of(3, 8, 256)}, DType::kF64);
+  const auto specs = trace_shapes(*layers, {tokens_of(3, 8, 256)}, DType::kF64);
   ASSERT_EQ(specs.size(), at(layers->size()) + 1);
   EXPECT_EQ(specs[0].values[0].dtype, DType::kI64);
   EXPECT_FALSE(specs[0].values[0].needs_grad);
@@ -145,8 +148,7 @@ TEST(Stages, RandomOperationsAreCountedThroughTheModel) {
   RandomState& random = RankContext::current().random;
   random = RandomState{7, 3, 0, {}};
   const Tensor tokens = tokens_of(2, 8, 256);
-  const Tensor expected =
-      Stage(*layers, 0, layers->size(), init)(tokens);
+  const Tensor expected = Stage(*layers, 0, layers->size(), init)(tokens);
   Tensors x = {tokens};
   for (int i = 0; i < layers->size(); ++i) {
     random.next_op = specs[at(i)].first_random_op;
@@ -189,8 +191,8 @@ TEST(Skips, PiecesComputeWhatTheWholeDoes) {
 
 TEST(Skips, TraceKnowsWhatIsStashed) {
   const SkipNet net(6, 4, {{0, 4}, {2, 5}});
-  const auto specs = trace_shapes(net, {rows_of(3, 4, DType::kF32)},
-                                  DType::kF32);
+  const auto specs =
+      trace_shapes(net, {rows_of(3, 4, DType::kF32)}, DType::kF32);
   EXPECT_TRUE(specs[0].skips.empty());
   EXPECT_EQ(specs[1].skips.size(), 1u);
   EXPECT_EQ(specs[3].skips.size(), 2u);
