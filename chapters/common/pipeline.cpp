@@ -186,8 +186,7 @@ std::vector<NamedTensor> PipelineModel::full_parameters() {
   return all;
 }
 
-// --- A micro-batch inside a stage
-// ----------------------------------------------
+// --- A micro-batch inside a stage -------------------------------------------
 
 StageRun run_forward(const StageFunction& stage, const Tensors& received,
                      const LayerInput& spec) {
@@ -247,8 +246,7 @@ Tensors run_backward(StageRun run, Tensors grad_outputs) {
   return result;
 }
 
-// --- Between stages
-// ----------------------------------------------------------------
+// --- Between stages ---------------------------------------------------------
 
 void Mailbox::send(const Tensor& value, int to, int tag,
                    const std::string& label) {

@@ -7,8 +7,8 @@
 //   StageRun run = run_forward(model.stage(s), inputs);     // micro-batch b
 //   mailbox.send_forward(run.outputs, b, s);
 //   ...
-//   mailbox.send_backward(run_backward(run, mailbox.receive_backward(b, s)),
-//   ...);
+//   Tensors grads = mailbox.receive_backward(...);
+//   mailbox.send_backward(run_backward(run, grads), ...);
 //   ...
 //   StepResult result = model.update(optimizer, local_loss);
 
@@ -95,8 +95,7 @@ class PipelineModel {
   Tensors own_;
 };
 
-// --- A micro-batch inside a stage
-// -------------------------------------------------
+// --- A micro-batch inside a stage -------------------------------------------
 
 /// What a stage computes for one micro-batch.
 using StageFunction = std::function<Tensors(const Tensors&)>;
@@ -130,8 +129,7 @@ StageRun run_forward_again(const StageFunction& stage, const Tensors& received,
 /// it has been used: one per output, undefined where none came.
 Tensors run_backward(StageRun run, Tensors grad_outputs);
 
-// --- Between stages
-// ---------------------------------------------------------------
+// --- Between stages ---------------------------------------------------------
 
 /// Values and gradients on their way between the stages. Shapes are known on
 /// both ends (trace_shapes). A value for a stage of the same rank is handed

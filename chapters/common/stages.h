@@ -2,9 +2,9 @@
 
 // A model in pieces: what pipelines cut.
 //
-//   const auto layers = layers_of(config);              // embedding, blocks,
-//   head const std::vector<int> cuts = cut_uniform(layers->size(), 4); Stage
-//   stage(*layers, cuts[s], cuts[s + 1], init);   // this rank's layers
+//   const auto layers = layers_of(config);           // embedding, blocks, head
+//   const std::vector<int> cuts = cut_uniform(layers->size(), 4);
+//   Stage stage(*layers, cuts[s], cuts[s + 1], init);  // this rank's layers
 //
 // A layer keeps the names that its members have in the whole model, and its
 // weights are drawn from the streams of these names: a stage that is built
@@ -87,8 +87,7 @@ class Stage : public Module {
   std::vector<std::string> incoming_, outgoing_;
 };
 
-// --- Where to cut: first layer of each stage, and the end
-// -----------------------
+// --- Where to cut: first layer of each stage, and the end -------------------
 
 /// Stages of equally many layers, the first ones one more where it does not
 /// come out even (DeepSpeed's "uniform"). Throws Error for fewer layers than
@@ -109,8 +108,7 @@ std::vector<double> layer_seconds(
     const LayerList& layers, const Tensors& inputs, DType dtype,
     const std::function<double(const OpEvent&)>& seconds_of);
 
-// --- What crosses the cuts
-// --------------------------------------------------------
+// --- What crosses the cuts --------------------------------------------------
 
 /// A tensor that a layer takes, as known before the run.
 struct ValueSpec {

@@ -17,8 +17,7 @@ using gpipe::Pipeline;
 using gpipe::PipelineOptions;
 using testing::HasSubstr;
 
-// --- The schedule
-// --------------------------------------------------------------
+// --- The schedule -----------------------------------------------------------
 
 TEST(GpipeSchedule, EveryForwardPrecedesTheFirstBackward) {
   const auto actions = gpipe::schedule(3);
@@ -96,8 +95,7 @@ TEST(GpipeCut, TensorsOfAMiniBatchAreCutTogether) {
             "--micro-batches 6: give 1 to 5, the samples of a batch");
 }
 
-// --- The engine
-// ----------------------------------------------------------------
+// --- The engine -------------------------------------------------------------
 
 constexpr std::int64_t kWidth = 6;
 
