@@ -85,8 +85,9 @@ Lines run_program(const std::string& build, const std::string& command) {
   const std::string name = command.substr(0, command.find(' '));
   const std::string folder =
       build + "/chapters/" + (name.size() > 2 ? name.substr(2) : name);
-  const std::string line = "LC_ALL=C.UTF-8 '" + folder + "'/" + command +
-                           " 2>&1 </dev/null";
+  // Braces: of a pipe, only the first command reads nothing
+  const std::string line = "{ LC_ALL=C.UTF-8 '" + folder + "'/" + command +
+                           "; } 2>&1 </dev/null";
   FILE* pipe = popen(line.c_str(), "r");
   if (pipe == nullptr) return {"could not be started"};
   std::string text;
