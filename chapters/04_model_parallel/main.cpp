@@ -39,8 +39,10 @@ int main(int argc, char** argv) {
     line.add("--variant", &settings.variant, "devices, and how they take turns",
              model_parallel::kVariants);
     line.add("--split-size", &settings.split_size, "rows of a split", 1);
-    line.add("--loss", &settings.loss, "mse: against one-hot labels",
-             {"mse", "cross_entropy"});
+    std::string loss;
+    line.add("--loss", &loss,
+             "mse (against one-hot labels; of images, where not told "
+             "otherwise) or cross_entropy");
     std::string sweep_sizes;
     std::int64_t repeats = 5;
     line.add("--sweep", &sweep_sizes,
@@ -54,6 +56,13 @@ int main(int argc, char** argv) {
              "--backend ", options.backend,
              ": one process works on both devices; use --backend threads or "
              "sim, or 05_gpipe for ranks that are processes");
+    SB_CHECK(loss.empty() || loss == "mse" || loss == "cross_entropy",
+             "--loss ", loss, ": give mse or cross_entropy");
+    if (loss.empty()) {
+      loss = ModelConfig::read(options.model).is_image() ? "mse"
+                                                         : "cross_entropy";
+    }
+    settings.loss = loss;
     if (settings.variant == "single") {
       // One device, and all of the batch, unless told otherwise
       settings = model_parallel::on_one_device(settings);
