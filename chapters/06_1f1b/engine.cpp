@@ -81,20 +81,20 @@ bool Engine::run_to_update() {
   return false;
 }
 
-// --- Forwards on weights that do not stand -----------------------------------------
+// --- Forwards on weights that do not stand -----------------------------------
 
 int Engine::num_first_forwards(int rank) const {
   const auto& actions = schedule_.actions[static_cast<std::size_t>(rank)];
   const auto other = std::find_if(
-      actions.begin(), actions.end(), [](const Action& each) {
-        return each.kind != ActionKind::kForward;
-      });
+      actions.begin(), actions.end(),
+      [](const Action& each) { return each.kind != ActionKind::kForward; });
   return static_cast<int>(other - actions.begin());
 }
 
 void Engine::redo_first_forwards() {
   SB_CHECK(stages_.size() == 1, "schedule '", schedule_.name, "': rank ",
-           world_.rank(), " has several stages; updates before validation are "
+           world_.rank(),
+           " has several stages; updates before validation are "
            "for ranks with one");
   runs_.clear();
   live_ = 0;
@@ -124,7 +124,7 @@ double Engine::predicted_redo_bytes() {
   return bytes;
 }
 
-// --- The list ------------------------------------------------------------------------
+// --- The list ----------------------------------------------------------------
 
 void Engine::perform(const Action& action) {
   const int b = action.micro_batch;

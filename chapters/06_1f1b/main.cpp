@@ -113,8 +113,7 @@ int main(int argc, char** argv) {
       save_results(as, trainer.whole_model(whole), trainer.data());
     };
     // Stages differ: no rank can stand for another
-    Report report =
-        run_chapter(options, body, [](int rank) { return rank; });
+    Report report = run_chapter(options, body, [](int rank) { return rank; });
     if (report.ranks.empty()) return 0;  // the first rank reports
     // Steps that were taken back cost time that no formula foresees
     if (num_amended > 0) report.time.predicted_step_s = -1;

@@ -20,20 +20,21 @@ std::string list(const std::vector<int>& values) {
 
 void print_schedule(const Schedule& schedule) {
   const Replay played = replay(schedule, Costs{});
-  fmt::print("{}: {} ranks, {} stages, {} micro-batches; F takes 1, B 2, I and "
-             "W 1\n\n{}\n",
-             schedule.name, schedule.num_ranks, schedule.num_stages,
-             schedule.num_micro_batches, draw(schedule, played));
+  fmt::print(
+      "{}: {} ranks, {} stages, {} micro-batches; F takes 1, B 2, I and "
+      "W 1\n\n{}\n",
+      schedule.name, schedule.num_ranks, schedule.num_stages,
+      schedule.num_micro_batches, draw(schedule, played));
   fmt::print("slots               {}\n", played.makespan);
   fmt::print("idle share          {:.1f} %\n", 100 * idle_share(played));
-  fmt::print("bubble over work    {:.1f} %\n",
-             100 * bubble_over_work(played));
+  fmt::print("bubble over work    {:.1f} %\n", 100 * bubble_over_work(played));
   fmt::print("activations alive   {}until B or I, by rank\n",
              list(max_live_activations(schedule, played, Until::kInput)));
   fmt::print("                    {}until B or W\n",
              list(max_live_activations(schedule, played, Until::kWeight)));
   if (!schedule.flushes) {
-    fmt::print("versions alive      {}of the weights\n", list(max_versions(schedule)));
+    fmt::print("versions alive      {}of the weights\n",
+               list(max_versions(schedule)));
   }
 }
 
@@ -50,10 +51,11 @@ std::string staleness_table(const Trainer& trainer, ProcessGroup& world) {
       ++wrong;
       error += each.error;
     }
-    row = fmt::format("  {:>4}  {:>5}  {:>9}  {:>17}  {:>18}  {:>17}\n",
-                      world.rank(), uses[0].stage, uses.size(), forward, apart,
-                      wrong == 0 ? std::string("0")
-                                 : fmt::format("{:.1f} %", 100 * error / wrong));
+    row =
+        fmt::format("  {:>4}  {:>5}  {:>9}  {:>17}  {:>18}  {:>17}\n",
+                    world.rank(), uses[0].stage, uses.size(), forward, apart,
+                    wrong == 0 ? std::string("0")
+                               : fmt::format("{:.1f} %", 100 * error / wrong));
   }
   const std::vector<std::string> rows = world.collect(row);
   if (world.rank() != 0 || row.empty()) return "";

@@ -70,17 +70,17 @@ void check_asynchronous(const Options& options, const TrainerOptions& how,
            how.schedule,
            " updates each stage by itself; nobody knows the norm of the whole "
            "gradient then");
-  SB_CHECK(options.save.empty() && options.load.empty() &&
-               options.logits.empty(),
-           "--save, --load, --logits: --schedule ", how.schedule,
-           " trains the head's token embedding apart from the first layer's; "
-           "a file has one");
+  SB_CHECK(
+      options.save.empty() && options.load.empty() && options.logits.empty(),
+      "--save, --load, --logits: --schedule ", how.schedule,
+      " trains the head's token embedding apart from the first layer's; "
+      "a file has one");
   const auto m = static_cast<std::int64_t>(plan.pieces.size());
-  SB_CHECK(options.steps == 0 ||
-               schedule.num_micro_batches == m * options.steps,
-           "--steps ", options.steps, ": ", how.schedule, " has ",
-           schedule.num_micro_batches, " micro-batches, ", m,
-           " per step; give --steps ", schedule.num_micro_batches / m);
+  SB_CHECK(
+      options.steps == 0 || schedule.num_micro_batches == m * options.steps,
+      "--steps ", options.steps, ": ", how.schedule, " has ",
+      schedule.num_micro_batches, " micro-batches, ", m,
+      " per step; give --steps ", schedule.num_micro_batches / m);
 }
 
 }  // namespace
@@ -144,8 +144,8 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
   SB_CHECK(schedule.num_ranks == options.world_size, "--world-size ",
            options.world_size, ": the ", schedule.name, " schedule is for ",
            schedule.num_ranks, " ranks");
-  SB_CHECK(schedule.micro_batches_per_step == pieces, "--batch ",
-           options.batch, ": makes ", pieces,
+  SB_CHECK(schedule.micro_batches_per_step == pieces, "--batch ", options.batch,
+           ": makes ", pieces,
            " micro-batches of equal size but for the last; ", how.schedule,
            " has ", schedule.micro_batches_per_step, " in a step");
   check(schedule);

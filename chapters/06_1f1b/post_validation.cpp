@@ -47,7 +47,7 @@ PostValidation::PostValidation(PipelineModel& model, Optimizer& optimizer,
                                double clip, ProcessGroup& world)
     : model_(model), optimizer_(optimizer), clip_(clip), world_(world) {}
 
-// --- On the way down ---------------------------------------------------------------
+// --- On the way down ---------------------------------------------------------
 
 void PostValidation::step() {
   const int rank = world_.rank(), last = world_.size() - 1;
@@ -67,7 +67,7 @@ void PostValidation::step() {
   if (has_stepped_) apply(so_far);
 }
 
-// --- On the way back -----------------------------------------------------------------
+// --- On the way back ---------------------------------------------------------
 
 bool PostValidation::validate() {
   if (!is_pending_) return true;
@@ -96,8 +96,8 @@ bool PostValidation::validate() {
 }
 
 double PostValidation::predicted_bytes() const {
-  const int neighbours = (world_.rank() > 0 ? 1 : 0) +
-                         (world_.rank() + 1 < world_.size() ? 1 : 0);
+  const int neighbours =
+      (world_.rank() > 0 ? 1 : 0) + (world_.rank() + 1 < world_.size() ? 1 : 0);
   return 8.0 * neighbours;
 }
 
@@ -110,7 +110,7 @@ void PostValidation::apply(const Verdict& verdict) {
   optimizer_.step();
 }
 
-// --- What a step overwrites ------------------------------------------------------------
+// --- What a step overwrites --------------------------------------------------
 
 void PostValidation::save() {
   const PhaseScope phase(Phase::kOptimizer);

@@ -38,8 +38,8 @@ struct Verdict {
 };
 Verdict verdict_of(double squared_norm, double clip);
 
-/// The check before the step: one all-reduce of the squared norm, then all ranks
-/// scale and step, or skip. Returns the norm. Forgets the gradients.
+/// The check before the step: one all-reduce of the squared norm, then all
+/// ranks scale and step, or skip. Returns the norm. Forgets the gradients.
 double checked_update(PipelineModel& model, Optimizer& optimizer, double clip,
                       ProcessGroup& world);
 

@@ -77,8 +77,8 @@ ReferenceRun train_sequentially(const Options& options, const LayerList& layers,
   init.dtype = options.dtype;
   std::vector<StageHistory> stages(rule.cuts.size() - 1);
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    stages[s].stage = std::make_unique<Stage>(layers, rule.cuts[s],
-                                              rule.cuts[s + 1], init);
+    stages[s].stage =
+        std::make_unique<Stage>(layers, rule.cuts[s], rule.cuts[s + 1], init);
     if (!options.load.empty()) load_model(options.load, *stages[s].stage);
     stages[s].optimizer =
         make_optimizer(options.optimizer, stages[s].stage->parameters(),
@@ -108,8 +108,7 @@ ReferenceRun train_sequentially(const Options& options, const LayerList& layers,
     const Tensor loss = feed.loss(b, values);
     if (b % m == 0) run.losses.push_back(0);
     run.losses.back() += loss.item() * piece.share;
-    autograd::backward({loss},
-                       {Tensor::full({}, piece.share, loss.options())});
+    autograd::backward({loss}, {Tensor::full({}, piece.share, loss.options())});
     if ((b + 1) % m != 0) continue;
     for (std::size_t s = 0; s < stages.size(); ++s) {
       const int replicas = rule.replicas[s];

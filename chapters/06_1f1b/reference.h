@@ -2,8 +2,8 @@
 
 // One device that computes what an asynchronous pipeline computes.
 //
-// There is no pipeline here, only the rule of versions: micro-batch b passes the
-// stages one after the other, stage s with the weights that it had after
+// There is no pipeline here, only the rule of versions: micro-batch b passes
+// the stages one after the other, stage s with the weights that it had after
 // version(s, b) updates, and the gradient is applied to its newest ones.
 
 #include <functional>

@@ -25,8 +25,8 @@ struct Needed {
 /// gradient of a step becomes its gradient; later ones are computed beside it.
 struct StageNeeds {
   Needed forward, first[4], later[4];  ///< by ActionKind
-  double gradients = 0;    ///< of all parameters of the stage
-  double of_input = 0;     ///< those that I computes: biases, norms
+  double gradients = 0;                ///< of all parameters of the stage
+  double of_input = 0;                 ///< those that I computes: biases, norms
 };
 
 /// A stage on shapes.
@@ -50,7 +50,8 @@ class OnShapes {
       run_ = run_forward(
           [&](const Tensors& inputs) {
             Tensors outputs = stage_(inputs);
-            return is_last_ ? Tensors{feed_.loss(micro_batch_, outputs)} : outputs;
+            return is_last_ ? Tensors{feed_.loss(micro_batch_, outputs)}
+                            : outputs;
           },
           received, takes_);
       for (const Tensor& each : run_.outputs) {
@@ -67,8 +68,8 @@ class OnShapes {
         later_.pop();
         return;
       }
-      Tensors grads = is_last_ ? Tensors{Tensor::full({}, 1, loss_)}
-                               : values_of(gives_);
+      Tensors grads =
+          is_last_ ? Tensors{Tensor::full({}, 1, loss_)} : values_of(gives_);
       if (kind == ActionKind::kBackward) {
         send(run_backward(std::exchange(run_, {}), std::move(grads)));
         return;
@@ -239,8 +240,8 @@ MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
   bool hands_over = false;
   for (const Route& route : schedule.routes) {
     for (std::size_t s = 0; s + 1 < route.size(); ++s) {
-      hands_over = hands_over ||
-                   (route[s].rank == rank && route[s + 1].rank == rank);
+      hands_over =
+          hands_over || (route[s].rank == rank && route[s + 1].rank == rank);
     }
   }
   if (parameters != of_stages || hands_over) return bill;
@@ -261,8 +262,7 @@ MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
     const std::vector<LayerInput> ends = {
         all[static_cast<std::size_t>(model.layout().cuts[at])],
         all[static_cast<std::size_t>(model.layout().cuts[at + 1])]};
-    return needs[{stage, rows}] =
-               measure_stage(model, stage, feed, ends, b);
+    return needs[{stage, rows}] = measure_stage(model, stage, feed, ends, b);
   });
   for (const Action& each : actions) walk.perform(each);
   if (walk.is_open()) return bill;

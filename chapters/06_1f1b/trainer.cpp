@@ -50,7 +50,7 @@ void Trainer::finish() {
   sent_.clear();
 }
 
-// --- Steps that are validated later --------------------------------------------------
+// --- Steps that are validated later ------------------------------------------
 
 StepResult Trainer::post_validated_step(std::int64_t step) {
   // The loss leaves with the last micro-batch's gradient, ahead of the step
@@ -74,7 +74,7 @@ StepResult Trainer::post_validated_step(std::int64_t step) {
   return result;
 }
 
-// --- Without a flush -------------------------------------------------------------
+// --- Without a flush ---------------------------------------------------------
 
 // Ranks are at different places of the run: the loss of a step goes from where
 // it is made to rank 0, ahead of the gradients that end the step there. Nobody
@@ -139,7 +139,7 @@ const std::vector<VersionUse>& Trainer::version_uses() const {
   return updates_ ? updates_->uses() : kNone;
 }
 
-// --- Bills -----------------------------------------------------------------------
+// --- Bills -------------------------------------------------------------------
 
 double Trainer::predicted_bytes() {
   if (options_.steps == 0) return 0;
@@ -171,8 +171,8 @@ double Trainer::predicted_bytes() {
 }
 
 MemoryBill Trainer::bill() {
-  MemoryBill bill = schedule_bill(options_, plan_.schedule, world_.rank(),
-                                  model_, feed_);
+  MemoryBill bill =
+      schedule_bill(options_, plan_.schedule, world_.rank(), model_, feed_);
   if (post_ && options_.steps > 0 && world_.rank() + 1 < world_.size()) {
     // What the step overwrites; the state of the first one begins with it
     bill[MemoryKind::kParameter] *= 2;
@@ -185,14 +185,13 @@ MemoryBill Trainer::bill() {
   return bill;
 }
 
-// --- The whole model ---------------------------------------------------------------
+// --- The whole model ---------------------------------------------------------
 
 std::vector<NamedTensor> Trainer::full_parameters() {
   return model_.full_parameters();
 }
 
-LoadedModel Trainer::whole_model(
-    const std::vector<NamedTensor>& values) const {
+LoadedModel Trainer::whole_model(const std::vector<NamedTensor>& values) const {
   Options fresh = options_;
   fresh.load.clear();
   LoadedModel loaded = build_model(fresh);

@@ -75,7 +75,8 @@ std::shared_ptr<const LayerList> untied(
   auto result = std::make_shared<UntiedLayers>(std::move(layers));
   const auto shared = shared_parameters(*result);
   SB_CHECK(shared.empty(), "untied: layers still share '",
-           shared.begin()->first, "'; only a head's token embedding can be "
+           shared.begin()->first,
+           "'; only a head's token embedding can be "
            "untied");
   return result;
 }

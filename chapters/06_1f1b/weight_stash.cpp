@@ -10,7 +10,7 @@
 
 namespace shardbook::pipeline {
 
-// --- Versions ------------------------------------------------------------------
+// --- Versions ----------------------------------------------------------------
 
 WeightStash::WeightStash(Tensors parameters)
     : parameters_(std::move(parameters)), versions_(1) {
@@ -22,7 +22,8 @@ WeightStash::WeightStash(Tensors parameters)
 void WeightStash::load(int version) {
   SB_CHECK(version >= oldest_ && version <= newest(), "weight stash: version ",
            version, " is not kept; there are ", oldest_, " to ", newest());
-  const Tensors& values = versions_[static_cast<std::size_t>(version - oldest_)];
+  const Tensors& values =
+      versions_[static_cast<std::size_t>(version - oldest_)];
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     parameters_[i].set_data(values[i]);
   }
@@ -46,7 +47,7 @@ void WeightStash::advance(int oldest_needed) {
   load(newest());
 }
 
-// --- Updates in between ----------------------------------------------------------
+// --- Updates in between ------------------------------------------------------
 
 StashedUpdates::StashedUpdates(const Schedule& schedule, PipelineModel& model,
                                Optimizer& optimizer, int rank, bool stashes)
@@ -55,7 +56,8 @@ StashedUpdates::StashedUpdates(const Schedule& schedule, PipelineModel& model,
       stashes_(stashes),
       stash_(model.parameters()) {
   SB_CHECK(schedule.num_chunks(rank) == 1, "schedule '", schedule.name,
-           "': rank ", rank, " has several stages; updates in between are for "
+           "': rank ", rank,
+           " has several stages; updates in between are for "
            "ranks with one");
   stage_ = schedule.stage_at(rank, 0);
   replicas_ = static_cast<int>(
@@ -117,10 +119,11 @@ void StashedUpdates::update(int micro_batch) {
   for (const Tensor& each : model_.parameters()) each.clear_grad();
 }
 
-// --- The lab ---------------------------------------------------------------------
+// --- The lab -----------------------------------------------------------------
 
-// The same graph twice, gradients of weights and inputs: once with the forward's weights, which is the gradient,
-// and once with the newest, which is not the gradient of anything.
+// The same graph twice, gradients of weights and inputs: once with the
+// forward's weights, which is the gradient, and once with the newest, which is
+// not the gradient of anything.
 double StashedUpdates::gradient_error(const VersionUse& use,
                                       const StageRun& run,
                                       const Tensors& grad_outputs) {
@@ -138,8 +141,7 @@ double StashedUpdates::gradient_error(const VersionUse& use,
     run.grad_outputs->clear();
     Tensors values;
     for (const Tensor& each : model_.parameters()) {
-      values.push_back(each.grad().defined() ? each.grad()
-                                             : each.zeros_like());
+      values.push_back(each.grad().defined() ? each.grad() : each.zeros_like());
       each.set_grad(Tensor());
     }
     for (const Tensor& input : run.inputs) {

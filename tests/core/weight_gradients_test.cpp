@@ -27,8 +27,8 @@ struct Model {
 
   /// `table` is used twice, like tied embeddings.
   Tensor loss(const Tensor& x) const {
-    const Tensor tokens = Tensor::from_values<std::int64_t>({1, 6, 1, 0, 3},
-                                                            {5});
+    const Tensor tokens =
+        Tensor::from_values<std::int64_t>({1, 6, 1, 0, 3}, {5});
     const Tensor in = add(x, embedding(table, tokens));
     const Tensor out = linear(relu(linear(in, w1, b1)), w2, Tensor());
     return weighted_sum(matmul(out, table, false, true));
@@ -77,8 +77,8 @@ TEST(WeightGradientsTest, HooksRunWhenAWeightIsAccumulated) {
 
 // A leaf that is booked as an activation is a stage's input: somebody waits.
 TEST(WeightGradientsTest, InputsNeverWait) {
-  const Tensor a = input(1), b = leaf({4, 3}, 2, -1, 1,
-                                      {DType::kF32, Device()});
+  const Tensor a = input(1),
+               b = leaf({4, 3}, 2, -1, 1, {DType::kF32, Device()});
   WeightGradients store;
   const DeferWeightGradients scope(store);
   autograd::backward({sum(matmul(a, b))});

@@ -1,5 +1,5 @@
-// PipeDream, vertical sync, 2BW: ranks that update on their own compute what one
-// device does that follows the rule of versions.
+// PipeDream, vertical sync, 2BW: ranks that update on their own compute what
+// one device does that follows the rule of versions.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -74,8 +74,8 @@ AsynchronousOutcome run_asynchronously(
         }
         all.uses[r] = updates.uses();
         all.kept[r] = updates.stash().size();
-        all.peak[r] = static_cast<double>(
-            RankContext::current().device.memory().peak(
+        all.peak[r] =
+            static_cast<double>(RankContext::current().device.memory().peak(
                 MemoryKind::kParameter));
       },
       launch);
@@ -146,11 +146,11 @@ TEST_P(AsynchronousRanks, PipeDreamFollowsTheVersionFormula) {
     };
     const auto ranks =
         run_asynchronously(schedule, layers, cuts, options, pieces);
-    expect_bits(ranks,
-                run_sequentially(*layers, options,
-                                 {cuts, version, std::vector<int>(p, 1)},
-                                 pieces),
-                1);
+    expect_bits(
+        ranks,
+        run_sequentially(*layers, options,
+                         {cuts, version, std::vector<int>(p, 1)}, pieces),
+        1);
     for (int s = 0; s < p; ++s) {
       const auto& uses = ranks.uses[static_cast<std::size_t>(s)];
       ASSERT_EQ(uses.size(), static_cast<std::size_t>(steps));
@@ -231,20 +231,20 @@ TEST(AsynchronousTest, OneRankIsPlainSgd) {
   const Options options = training_options(4, 5, "sgd");
   const auto pieces = ceil_micro_batches(4, 1);
   const auto newest = [](int, int b) { return b; };
-  expect_bits(run_asynchronously(schedules::pipedream(1, 5), layers,
-                                 {0, kLayers}, options, pieces),
-              run_sequentially(*layers, options, {{0, kLayers}, newest, {1}},
-                               pieces),
-              1);
+  expect_bits(
+      run_asynchronously(schedules::pipedream(1, 5), layers, {0, kLayers},
+                         options, pieces),
+      run_sequentially(*layers, options, {{0, kLayers}, newest, {1}}, pieces),
+      1);
 }
 
 TEST(AsynchronousTest, ReplicasAverageTheirGradients) {
   const auto layers = std::make_shared<PairLayers>();
   const auto pieces = ceil_micro_batches(4, 1);
-  for (const std::vector<int>& replicas :
-       std::vector<std::vector<int>>{{2, 1}, {1, 2}, {3, 1}, {2, 1, 1},
-                                     {2, 2}}) {
-    const int steps = 6 * replicas[0], stages = static_cast<int>(replicas.size());
+  for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
+           {2, 1}, {1, 2}, {3, 1}, {2, 1, 1}, {2, 2}}) {
+    const int steps = 6 * replicas[0],
+              stages = static_cast<int>(replicas.size());
     const Options options = training_options(4, steps, "adamw");
     const auto cuts = cut_uniform(kLayers, stages);
     const Schedule schedule = schedules::pipedream(replicas, steps);

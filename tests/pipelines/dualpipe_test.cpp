@@ -18,10 +18,9 @@ TEST_P(DualPipeRanks, EqualsOneDevice) {
   const Options options = small_options(2 * n - 1, DType::kF64);
   const auto pieces = ceil_micro_batches(options.batch, n);
   const Schedule schedule = schedules::dualpipe(p, n);
-  const Outcome one =
-      on_one_device(*layers, options, pieces, ascending(n));
-  const auto ranks = on_ranks(schedule, layers, cut_uniform(kLayers, p),
-                              options, pieces);
+  const Outcome one = on_one_device(*layers, options, pieces, ascending(n));
+  const auto ranks =
+      on_ranks(schedule, layers, cut_uniform(kLayers, p), options, pieces);
   bool agree = false;
   const Outcome all = together(ranks, &agree);
   // Losses have the same bits; gradients are sums in another order, the same on
@@ -56,8 +55,7 @@ TEST_P(DualPipeRanks, WeightsOfBothCopiesStayEqual) {
         PipelineModel model(
             options, layers,
             pipeline::layout_of(schedule, cut_uniform(kLayers, p)), world);
-        const auto optimizer =
-            make_optimizer("adamw", model.parameters(), {});
+        const auto optimizer = make_optimizer("adamw", model.parameters(), {});
         pipeline::Engine engine(schedule, model, world, feed);
         for (int step = 0; step < 3; ++step) {
           feed.set_first_step(step);
@@ -80,8 +78,7 @@ TEST_P(DualPipeRanks, WeightsOfBothCopiesStayEqual) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSizes, DualPipeRanks,
-                         ::testing::Values(2, 4, 8));
+INSTANTIATE_TEST_SUITE_P(WorldSizes, DualPipeRanks, ::testing::Values(2, 4, 8));
 
 }  // namespace
 }  // namespace shardbook::pipeline_test

@@ -44,9 +44,9 @@ class PairLayer : public ModuleOf<PairLayer> {
       case Kind::kLinear: {
         // Tokens count: what carries them wrongly is seen
         const Tensor y = linear(in[0], weight_, bias_);
-        return {drop_(add(y, scale(embedding(token_vectors(in[1]), in[1]),
-                                   0.125))),
-                in[1]};
+        return {
+            drop_(add(y, scale(embedding(token_vectors(in[1]), in[1]), 0.125))),
+            in[1]};
       }
       case Kind::kRelu:
         return {relu(in[0]), in[1]};
@@ -81,10 +81,10 @@ class PairLayers : public LayerList {
   std::unique_ptr<Module> make(int layer,
                                const InitOptions& init) const override {
     using Kind = PairLayer::Kind;
-    const Kind kind = layer == 0                      ? Kind::kEmbedding
-                      : layer == kLayers - 1          ? Kind::kHead
-                      : layer == 3 || layer == 6      ? Kind::kRelu
-                                                      : Kind::kLinear;
+    const Kind kind = layer == 0                 ? Kind::kEmbedding
+                      : layer == kLayers - 1     ? Kind::kHead
+                      : layer == 3 || layer == 6 ? Kind::kRelu
+                                                 : Kind::kLinear;
     return std::make_unique<PairLayer>(kind, name(layer), init);
   }
 };
@@ -147,8 +147,7 @@ inline Outcome on_one_device(const LayerList& layers, const Options& options,
     context.random.next_op = 0;
     const Tensor loss = feed.loss(b, model(feed.inputs(b)));
     outcome.losses[b] = loss.item() * piece.share;
-    autograd::backward({loss},
-                       {Tensor::full({}, piece.share, loss.options())});
+    autograd::backward({loss}, {Tensor::full({}, piece.share, loss.options())});
   }
   for (const auto& [b, loss] : outcome.losses) outcome.loss += loss;
   add_grads(model, outcome.grads);

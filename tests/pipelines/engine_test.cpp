@@ -32,9 +32,9 @@ void expect_one_device(const Schedule& schedule, const Options& options,
   const auto pieces =
       ceil_micro_batches(options.batch, schedule.num_micro_batches);
   const Outcome one = on_one_device(*layers, options, pieces, order);
-  const auto ranks = on_ranks(schedule, layers,
-                              cut_uniform(kLayers, schedule.num_stages),
-                              options, pieces);
+  const auto ranks =
+      on_ranks(schedule, layers, cut_uniform(kLayers, schedule.num_stages),
+               options, pieces);
   const Outcome all = together(ranks);
   EXPECT_EQ(all.losses, one.losses);
   EXPECT_EQ(all.grads, one.grads);
@@ -84,18 +84,15 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, EngineRanks,
 TEST(EngineTest, InterleavedSchedulesEqualOneDevice) {
   for (const int p : {2, 3, 4}) {
     const int m = 2 * p;
-    expect_one_device(schedules::interleaved(p, m, 2), small_options(m + 1 == 5
-                                                                         ? 7
-                                                                         : 2 * m),
-                      ascending(m));
+    expect_one_device(schedules::interleaved(p, m, 2),
+                      small_options(m + 1 == 5 ? 7 : 2 * m), ascending(m));
   }
   // Groups of 3 over 2 ranks: 3 + 2 micro-batches
   expect_one_device(schedules::interleaved_grouped(2, 5, 3, 3),
                     small_options(10), ascending(5));
-  const auto ranks =
-      on_ranks(schedules::interleaved(4, 8, 2), pair_layers(),
-               cut_uniform(kLayers, 8), small_options(8),
-               ceil_micro_batches(8, 8));
+  const auto ranks = on_ranks(schedules::interleaved(4, 8, 2), pair_layers(),
+                              cut_uniform(kLayers, 8), small_options(8),
+                              ceil_micro_batches(8, 8));
   const std::vector<int> live = {11, 9, 7, 5};
   for (std::size_t r = 0; r < 4; ++r) EXPECT_EQ(ranks[r].live, live[r]);
 }

@@ -49,8 +49,8 @@ WorldRun run(const Options& options, const TrainerOptions& how) {
             train(here, trainer.optimizer(), false,
                   [&](std::int64_t step) { return trainer.step(step); });
         trainer.finish();
-        finish_rank(here, world, log, trainer.predicted_bytes(),
-                    trainer.bill(), report);
+        finish_rank(here, world, log, trainer.predicted_bytes(), trainer.bill(),
+                    report);
         if (as.backend == "sim") return;
         ContextValue<Device> on_host(&RankContext::device,
                                      RankContext::current().host());
@@ -88,15 +88,15 @@ Variant variant(const std::string& schedule, int world_size) {
 
 std::vector<Variant> variants() {
   std::vector<Variant> all = {
-      variant("naive", 2),         variant("gpipe", 4),
-      variant("1f1b", 1),          variant("1f1b", 2),
-      variant("1f1b", 3),          variant("1f1b", 8),
-      variant("1f1b-clocked", 4),  variant("interleaved", 2),
-      variant("interleaved", 4),   variant("interleaved-grouped", 2),
-      variant("zb-h1", 4),         variant("zb-h2", 3),
-      variant("dualpipe", 2),      variant("dualpipe", 4),
-      variant("pipedream", 4),     variant("pipedream", 3),
-      variant("pipedream", 3),     variant("pipedream-2bw", 4)};
+      variant("naive", 2),        variant("gpipe", 4),
+      variant("1f1b", 1),         variant("1f1b", 2),
+      variant("1f1b", 3),         variant("1f1b", 8),
+      variant("1f1b-clocked", 4), variant("interleaved", 2),
+      variant("interleaved", 4),  variant("interleaved-grouped", 2),
+      variant("zb-h1", 4),        variant("zb-h2", 3),
+      variant("dualpipe", 2),     variant("dualpipe", 4),
+      variant("pipedream", 4),    variant("pipedream", 3),
+      variant("pipedream", 3),    variant("pipedream-2bw", 4)};
   all[9].how.group = 3;
   all[15].how.vertical_sync = true;
   all[16].how.replicas = "2,1";
@@ -115,8 +115,7 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
     const WorldRun threads = run(options, each.how);
     expect_claims(threads.report);
     EXPECT_NEAR(threads.report.time.predicted_step_s,
-                threads.report.time.step_s,
-                1e-9 * threads.report.time.step_s);
+                threads.report.time.step_s, 1e-9 * threads.report.time.step_s);
     RankContext one(Device::cpu(0), 0, 1);
     one.deterministic = true;
     const RankContext::Scope scope(one);
@@ -217,18 +216,18 @@ TEST(EngineWorlds, AUsersOwnScheduleRuns) {
 }
 
 TEST(EngineWorlds, BadOptionsAreSentences) {
-  const auto error = [](const std::function<void(Options&, TrainerOptions&)>&
-                            change) {
-    Options options = worlds_options(4);
-    TrainerOptions how;
-    change(options, how);
-    try {
-      pipeline::make_plan(options, how);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
+  const auto error =
+      [](const std::function<void(Options&, TrainerOptions&)>& change) {
+        Options options = worlds_options(4);
+        TrainerOptions how;
+        change(options, how);
+        try {
+          pipeline::make_plan(options, how);
+        } catch (const Error& error) {
+          return std::string(error.what());
+        }
+        return std::string();
+      };
   using ::testing::HasSubstr;
   EXPECT_THAT(error([](auto&, auto& how) { how.schedule = "2f2b"; }),
               HasSubstr("--schedule 2f2b: give one of"));

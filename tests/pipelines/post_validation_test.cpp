@@ -1,4 +1,5 @@
-// Steps that are validated later have the bits of steps that were checked before.
+// Steps that are validated later have the bits of steps that were checked
+// before.
 
 #include "chapters/06_1f1b/post_validation.h"
 
@@ -46,9 +47,9 @@ Training run(const Schedule& schedule,
         RankContext::current().random = random_of(options);
         const Dataset data = small_data(options);
         pipeline::LanguageFeed feed(options, data, pieces);
-        PipelineModel model(
-            options, layers,
-            one_stage_per_rank(cut_uniform(layers->size(), p)), world);
+        PipelineModel model(options, layers,
+                            one_stage_per_rank(cut_uniform(layers->size(), p)),
+                            world);
         const auto optimizer = make_optimizer("adamw", model.parameters(), {});
         pipeline::Engine engine(schedule, model, world, feed);
         PostValidation post(model, *optimizer, clip, world);
@@ -62,9 +63,9 @@ Training run(const Schedule& schedule,
           feed.set_first_step(step);
           // A trap: the step that is taken back has the rate of its own
           optimizer->set_lr(0.02 / (step + 1));
-          mine.losses.push_back(
-              validates_later && step > 0 ? engine.run(validate)
-                                          : engine.run());
+          mine.losses.push_back(validates_later && step > 0
+                                    ? engine.run(validate)
+                                    : engine.run());
           model.reduce_shared_gradients();
           if (step == 2 && world.rank() == poison) {
             for (const Tensor& each : model.parameters()) {

@@ -37,8 +37,8 @@ TEST_P(ZeroBubbleRanks, HasTheBitsOfOneFOneB) {
     const Options options = small_options(2 * m - (p > 2 ? 1 : 0));
     const auto pieces = ceil_micro_batches(options.batch, m);
     const auto cuts = cut_uniform(layers->size(), p);
-    const Outcome one = together(on_ranks(schedules::one_f_one_b(p, m), layers,
-                                          cuts, options, pieces));
+    const Outcome one = together(
+        on_ranks(schedules::one_f_one_b(p, m), layers, cuts, options, pieces));
     for (const Schedule& schedule :
          {schedules::zb_h1(p, m), schedules::zb_h2(p, m)}) {
       SCOPED_TRACE(schedule.name);
@@ -59,10 +59,10 @@ TEST_P(ZeroBubbleRanks, LiveSetsAreThoseOfTheFormula) {
   const auto layers = std::make_shared<PairLayers>();
   const auto cuts = cut_uniform(kLayers, p);
   const auto pieces = ceil_micro_batches(m, m);
-  const auto h1 = on_ranks(schedules::zb_h1(p, m), layers, cuts,
-                           small_options(m), pieces);
-  const auto h2 = on_ranks(schedules::zb_h2(p, m), layers, cuts,
-                           small_options(m), pieces);
+  const auto h1 =
+      on_ranks(schedules::zb_h1(p, m), layers, cuts, small_options(m), pieces);
+  const auto h2 =
+      on_ranks(schedules::zb_h2(p, m), layers, cuts, small_options(m), pieces);
   for (const Outcome& each : h1) EXPECT_EQ(each.live, p);
   for (const Outcome& each : h2) EXPECT_EQ(each.live, 2 * p - 1);
 }
@@ -115,12 +115,10 @@ TEST(ZeroBubbleTest, GradientsAreIncompleteBeforeTheLastW) {
 // Some W at once and others later: the sums have other bits; `check` refuses.
 TEST(ZeroBubbleTest, WeightsOutOfTurnAreRefused) {
   Schedule schedule = schedules::zb_h1(1, 2);
-  schedule.actions[0] = {{ActionKind::kForward, 0},
-                         {ActionKind::kForward, 1},
-                         {ActionKind::kBackwardInput, 0},
-                         {ActionKind::kBackwardInput, 1},
-                         {ActionKind::kBackwardWeight, 1},
-                         {ActionKind::kBackwardWeight, 0}};
+  schedule.actions[0] = {
+      {ActionKind::kForward, 0},        {ActionKind::kForward, 1},
+      {ActionKind::kBackwardInput, 0},  {ActionKind::kBackwardInput, 1},
+      {ActionKind::kBackwardWeight, 1}, {ActionKind::kBackwardWeight, 0}};
   const Options options = small_options(2);
   try {
     on_ranks(schedule, std::make_shared<PairLayers>(), {0, kLayers}, options,
