@@ -1,4 +1,5 @@
-// Model parallelism on two devices: the chapter's own sweep, in the world `sim`.
+// Model parallelism on two devices: the chapter's own sweep, in the world
+// `sim`.
 
 #include <fmt/format.h>
 
@@ -46,8 +47,8 @@ double step_s(const std::string& model, std::int64_t batch,
 std::int64_t image_size(const Row& row) {
   const std::string& image = row.text("image");
   const std::size_t last = image.rfind('x');
-  SB_CHECK(last != std::string::npos && image.rfind("3x", 0) == 0,
-           row.place(), ": image is \"", image, "\"; give 3xHEIGHTxWIDTH");
+  SB_CHECK(last != std::string::npos && image.rfind("3x", 0) == 0, row.place(),
+           ": image is \"", image, "\"; give 3xHEIGHTxWIDTH");
   return std::stoll(image.substr(last + 1));
 }
 
@@ -58,9 +59,9 @@ std::vector<Outcome> tutorial(const Row& row) {
   const int batch = row.count("batch", 1 << 16);
   const std::string& variant = row.text("variant");
   const bool is_pipeline = variant == "pipelined";
-  const std::string ours = is_pipeline                  ? "pipeline"
+  const std::string ours = is_pipeline                ? "pipeline"
                            : row.integer("gpus") == 1 ? "single"
-                                                        : "model_parallel";
+                                                      : "model_parallel";
   Outcome outcome;
   outcome.row = variant;
   const int split = is_pipeline ? row.count("split_size", batch) : batch;

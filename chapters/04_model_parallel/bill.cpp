@@ -55,9 +55,8 @@ double boundary_numel(const Options& options, const LayerList& layers,
           ? Tensor::empty({1, 3, options.image_size, options.image_size},
                           {options.dtype})
           : Tensor::empty({1, options.seq}, {DType::kI64});
-  const LayerInput crossing =
-      trace_shapes(layers, {sample}, options.dtype)[static_cast<std::size_t>(
-          cut)];
+  const LayerInput crossing = trace_shapes(
+      layers, {sample}, options.dtype)[static_cast<std::size_t>(cut)];
   double numel = 0;
   for (const ValueSpec& value : crossing.values) {
     numel += static_cast<double>(shape_numel(value.shape));
@@ -79,13 +78,12 @@ std::vector<MemoryBill> memory_bills(const Options& options,
                                      const Settings& settings,
                                      Trainer& trainer) {
   const int n = settings.num_devices();
-  const double states =
-      options.optimizer != "sgd"               ? 2
-      : options.optimizer_options.momentum > 0 ? 1
-                                               : 0;
-  const bool in_splits =
-      settings.variant != "model_parallel" && settings.split_size > 0 &&
-      settings.split_size < options.batch;
+  const double states = options.optimizer != "sgd"               ? 2
+                        : options.optimizer_options.momentum > 0 ? 1
+                                                                 : 0;
+  const bool in_splits = settings.variant != "model_parallel" &&
+                         settings.split_size > 0 &&
+                         settings.split_size < options.batch;
   std::vector<MemoryBill> bills(static_cast<std::size_t>(n));
   for (int i = 0; i < n; ++i) {
     MemoryBill& bill = bills[static_cast<std::size_t>(i)];

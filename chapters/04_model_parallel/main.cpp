@@ -59,8 +59,8 @@ int main(int argc, char** argv) {
     SB_CHECK(loss.empty() || loss == "mse" || loss == "cross_entropy",
              "--loss ", loss, ": give mse or cross_entropy");
     if (loss.empty()) {
-      loss = ModelConfig::read(options.model).is_image() ? "mse"
-                                                         : "cross_entropy";
+      loss =
+          ModelConfig::read(options.model).is_image() ? "mse" : "cross_entropy";
     }
     settings.loss = loss;
     if (settings.variant == "single") {
@@ -81,10 +81,9 @@ int main(int argc, char** argv) {
                                                  Report& report) {
       std::vector<Device> devices;
       for (int i = 0; i < n; ++i) {
-        devices.push_back(
-            options.backend == "sim"
-                ? Device::meta(i, options.device_memory_bytes)
-                : Device::cpu(i, options.device_memory_bytes));
+        devices.push_back(options.backend == "sim"
+                              ? Device::meta(i, options.device_memory_bytes)
+                              : Device::cpu(i, options.device_memory_bytes));
       }
       RankContext context(devices[0], /*rank=*/0, cores);
       context.deterministic = options.deterministic;
@@ -101,8 +100,7 @@ int main(int argc, char** argv) {
       Trainer trainer(options, settings, devices, cores);
       data_parallel::DeviceTraces traces(devices);
       data_parallel::CopyLedger no_copies;
-      data_parallel::CopyLedger& ledger =
-          n > 1 ? *trainer.ledger() : no_copies;
+      data_parallel::CopyLedger& ledger = n > 1 ? *trainer.ledger() : no_copies;
       if (!options.trace.empty()) traces.watch(context, ledger);
 
       // 6. Train a few steps on the same data.
@@ -121,10 +119,10 @@ int main(int argc, char** argv) {
         if (!foreseen.empty()) {
           bills[i][MemoryKind::kActivation] = foreseen[i];
         }
-        report.ranks.push_back(rank_report(
-            traffic[i] * static_cast<double>(options.steps),
-            data_parallel::bytes_sent(ledger.records(devices[i])), bills[i],
-            devices[i].memory()));
+        report.ranks.push_back(
+            rank_report(traffic[i] * static_cast<double>(options.steps),
+                        data_parallel::bytes_sent(ledger.records(devices[i])),
+                        bills[i], devices[i].memory()));
         if (!clock) continue;
         times.push_back(clock->clock().devices()[i]->summary());
         report.timelines.push_back(clock->clock().devices()[i]->timeline());

@@ -9,8 +9,7 @@
 
 namespace shardbook::model_parallel {
 
-std::vector<RowRange> fixed_splits(std::int64_t rows,
-                                   std::int64_t split_size) {
+std::vector<RowRange> fixed_splits(std::int64_t rows, std::int64_t split_size) {
   SB_CHECK(rows >= 0 && split_size >= 1, "fixed_splits: ", rows,
            " rows in pieces of ", split_size, "; give pieces of at least 1");
   if (rows == 0) return {{0, 0}};
@@ -37,7 +36,8 @@ double ideal_forward_share(std::int64_t num_splits) {
   return (n + 1) / (2 * n);
 }
 
-// --- Two devices ---------------------------------------------------------------
+// --- Two devices
+// ---------------------------------------------------------------
 
 ModelParallel::ModelParallel(const LayerList& layers, int cut,
                              const std::vector<Device>& devices,
@@ -49,8 +49,9 @@ ModelParallel::ModelParallel(const LayerList& layers, int cut,
   SB_CHECK(cut >= 1 && cut < layers.size(), "model parallel: a cut after ", cut,
            " of ", layers.size(), " layers; each device has at least one");
   for (const auto& [name, where] : shared_parameters(layers)) {
-    SB_CHECK(where.front() >= cut || where.back() < cut,
-             "model parallel: '", name, "' is used on both sides of the cut; "
+    SB_CHECK(where.front() >= cut || where.back() < cut, "model parallel: '",
+             name,
+             "' is used on both sides of the cut; "
              "a parameter lies on one device");
   }
   for (int i = 0; i < 2; ++i) {

@@ -51,7 +51,8 @@ int half_of(const ModelConfig& config);
 /// take equally long and copies nothing: (n_s + 1) / (2 n_s).
 double ideal_forward_share(std::int64_t num_splits);
 
-// --- Two devices ---------------------------------------------------------------
+// --- Two devices
+// ---------------------------------------------------------------
 
 /// The naive schedule: one device at a time. Output and labels are on
 /// devices[1].

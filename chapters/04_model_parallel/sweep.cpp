@@ -92,9 +92,8 @@ nlohmann::ordered_json time_json(const StepTime& time) {
     json["split_size"] = time.settings.split_size;
   }
   if (time.mean_s >= 0) {
-    json["wall_s"] = {{"mean", time.mean_s},
-                      {"sd", time.sd_s},
-                      {"fastest", time.fastest_s}};
+    json["wall_s"] = {
+        {"mean", time.mean_s}, {"sd", time.sd_s}, {"fastest", time.fastest_s}};
   }
   if (time.virtual_s >= 0) json["virtual_s"] = time.virtual_s;
   return json;
@@ -168,15 +167,14 @@ std::string sweep_text(const Sweep& sweep) {
   const auto line = [&](const std::string& name, const StepTime& time) {
     text += fmt::format("  {:<14}", name);
     if (time.mean_s >= 0) {
-      text += fmt::format("{:>10} +- {:>6}  x{:<5.2f}",
-                          sim::seconds_text(time.mean_s),
-                          sim::seconds_text(time.sd_s),
-                          sweep.single.mean_s / time.mean_s);
+      text += fmt::format(
+          "{:>10} +- {:>6}  x{:<5.2f}", sim::seconds_text(time.mean_s),
+          sim::seconds_text(time.sd_s), sweep.single.mean_s / time.mean_s);
     }
     if (time.virtual_s >= 0) {
-      text += fmt::format("{:>14}  x{:<5.2f}",
-                          sim::seconds_text(time.virtual_s),
-                          sweep.single.virtual_s / time.virtual_s);
+      text +=
+          fmt::format("{:>14}  x{:<5.2f}", sim::seconds_text(time.virtual_s),
+                      sweep.single.virtual_s / time.virtual_s);
     }
     text += "\n";
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -21,14 +22,14 @@ Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype) {
   if (!labels.is_meta()) {
     std::size_t row = 0;
     for (const std::int64_t label : labels.to_vector<std::int64_t>()) {
-      SB_CHECK(0 <= label && label < classes, "one_hot: label ", label,
-               " of ", classes, " classes");
+      SB_CHECK(0 <= label && label < classes, "one_hot: label ", label, " of ",
+               classes, " classes");
       values[row++ * static_cast<std::size_t>(classes) +
              static_cast<std::size_t>(label)] = 1;
     }
   }
-  const Tensor rows = Tensor::from_values(values, {labels.numel(), classes},
-                                          labels.device());
+  const Tensor rows =
+      Tensor::from_values(values, {labels.numel(), classes}, labels.device());
   return to_dtype(rows, dtype);
 }
 
@@ -92,22 +93,21 @@ Tensor Trainer::forward(const Tensor& inputs) {
 
 Tensor Trainer::loss_of(const Tensor& output, const Tensor& targets) {
   // The labels must be where the output is
-  const Tensor labels = parallel_ == nullptr
-                            ? targets
-                            : send_labels(targets, output.device(),
-                                          parallel_->ledger());
+  const Tensor labels =
+      parallel_ == nullptr
+          ? targets
+          : send_labels(targets, output.device(), parallel_->ledger());
   if (settings_.loss == "cross_entropy") return language_loss(output, labels);
   return mse_loss(output, one_hot(labels, config_.num_labels, output.dtype()));
 }
 
-StepResult Trainer::step(const Batch& batch, const StepMarks& marks) {
+StepResult Trainer::step(const Batch& batch) {
   RandomState& random = RankContext::current().random;
   random.batch = batch.slice;
   random.next_op = 0;
   StepResult result;
   {
     const Tensor loss = loss_of(forward(batch.inputs), batch.targets);
-    if (marks.forward_done) marks.forward_done();
     // One graph: each device's part runs on a thread of its own
     loss.backward();
     result.loss = loss.item();

@@ -3,7 +3,6 @@
 // Training on one device, on two in turn, or on two at the same time.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,11 +35,6 @@ Settings on_one_device(const Settings& settings);
 /// Labels i64 [n] as rows [n, classes] of zeros and a one, where they are.
 Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype);
 
-/// Where forward and backward of a step are, for whoever keeps time of them.
-struct StepMarks {
-  std::function<void()> forward_done;
-};
-
 class Trainer {
  public:
   /// `devices`: as many as the variant has; the first is the current one. Each
@@ -51,11 +45,13 @@ class Trainer {
   ~Trainer();
 
   /// The next batch, on the first device.
-  Batch batch(std::int64_t step) const { return data_.batch(step, options_.batch); }
+  Batch batch(std::int64_t step) const {
+    return data_.batch(step, options_.batch);
+  }
   Tensor forward(const Tensor& inputs);
   /// Forward, loss, backward, and an update of each parameter where it lies.
   /// The gradients' norm is computed where --clip or --log wants it.
-  StepResult step(const Batch& batch, const StepMarks& marks = {});
+  StepResult step(const Batch& batch);
   /// The first device's; the others follow its learning rate.
   Optimizer& optimizer() { return *optimizers_[0]; }
 

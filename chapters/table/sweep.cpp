@@ -40,10 +40,9 @@ double deviation(const Clock& clock, const SweepTime& time) {
 
 std::string time_text(const Clock& clock, const SweepTime& time) {
   const std::string mean = sim::seconds_text(time.*clock.seconds);
-  return clock.has_deviation
-             ? fmt::format("{} \u00b1 {}", mean,
-                           sim::seconds_text(time.wall_sd_s))
-             : mean;
+  return clock.has_deviation ? fmt::format("{} \u00b1 {}", mean,
+                                           sim::seconds_text(time.wall_sd_s))
+                             : mean;
 }
 
 std::string bars_html(const Sweep& sweep, const Clock& clock,
@@ -71,8 +70,8 @@ std::string bars_html(const Sweep& sweep, const Clock& clock,
 }
 
 std::string curve_html(const Sweep& sweep, const Clock& clock) {
-  double most = std::max(sweep.single.*clock.seconds,
-                         sweep.naive.*clock.seconds);
+  double most =
+      std::max(sweep.single.*clock.seconds, sweep.naive.*clock.seconds);
   std::vector<svg::Point> points;
   for (const SweepTime& time : sweep.pipelined) {
     most = std::max(most, time.*clock.seconds + deviation(clock, time));
@@ -82,8 +81,8 @@ std::string curve_html(const Sweep& sweep, const Clock& clock) {
   for (std::size_t i = 0; i < sweep.pipelined.size(); ++i) {
     const SweepTime& time = sweep.pipelined[i];
     const double x = (static_cast<double>(i) + 0.5) / count;
-    points.push_back({x, time.*clock.seconds / most,
-                      deviation(clock, time) / most});
+    points.push_back(
+        {x, time.*clock.seconds / most, deviation(clock, time) / most});
     words += fmt::format("{}splits of {}: {}", i == 0 ? "" : "; ",
                          time.split_size, time_text(clock, time));
     axis += fmt::format("<span style=\"left:{:.2f}%\">{}</span>", 100 * x,
@@ -101,11 +100,11 @@ std::string curve_html(const Sweep& sweep, const Clock& clock) {
 }
 
 std::string clock_html(const Sweep& sweep, const Clock& clock) {
-  const SweepTime& best = *std::min_element(
-      sweep.pipelined.begin(), sweep.pipelined.end(),
-      [&](const SweepTime& a, const SweepTime& b) {
-        return a.*clock.seconds < b.*clock.seconds;
-      });
+  const SweepTime& best =
+      *std::min_element(sweep.pipelined.begin(), sweep.pipelined.end(),
+                        [&](const SweepTime& a, const SweepTime& b) {
+                          return a.*clock.seconds < b.*clock.seconds;
+                        });
   if (sweep.single.*clock.seconds <= 0) return "";
   return fmt::format(
              "<figure class=\"sweep\"><figcaption><b>{}</b> {}</figcaption>\n",
@@ -123,7 +122,8 @@ std::optional<Sweep> read_sweep(const nlohmann::ordered_json& run,
   Sweep sweep;
   sweep.repeats = reader.count("sweep.repeats");
   sweep.cluster = reader.words({"sweep.cluster"});
-  sweep.single = read_time(reader.at("sweep.single"), source + ": sweep.single");
+  sweep.single =
+      read_time(reader.at("sweep.single"), source + ": sweep.single");
   sweep.naive = read_time(reader.at("sweep.model_parallel"),
                           source + ": sweep.model_parallel");
   for (const Json& point : reader.list("sweep.pipeline")) {
@@ -135,12 +135,12 @@ std::optional<Sweep> read_sweep(const nlohmann::ordered_json& run,
 }
 
 std::string sweep_html(const Sweep& sweep) {
-  return clock_html(sweep,
-                    {"Split sizes", fmt::format("wall time of a step on this "
-                                                "machine, {} repeats, one "
-                                                "standard deviation",
-                                                sweep.repeats),
-                     &SweepTime::wall_s, true}) +
+  return clock_html(sweep, {"Split sizes",
+                            fmt::format("wall time of a step on this "
+                                        "machine, {} repeats, one "
+                                        "standard deviation",
+                                        sweep.repeats),
+                            &SweepTime::wall_s, true}) +
          clock_html(sweep, {"Split sizes",
                             "virtual time of a step on " + sweep.cluster,
                             &SweepTime::virtual_s, false});

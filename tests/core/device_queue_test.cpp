@@ -18,9 +18,8 @@ namespace {
 class Gate {
  public:
   Gate() : queue_(Device::cpu(9)) {
-    queue_.enqueue([wait = std::shared_future<void>(open_.get_future())] {
-      wait.wait();
-    });
+    queue_.enqueue(
+        [wait = std::shared_future<void>(open_.get_future())] { wait.wait(); });
     closed_.record(queue_);
   }
   const QueueEvent& closed() const { return closed_; }
@@ -218,7 +217,8 @@ TEST(DeviceQueue, AGraphThatWasRecordedByQueuesRunsBackward) {
   const Device gpu0 = Device::cpu(0), gpu1 = Device::cpu(1);
   RankContext context(gpu0);
   RankContext::Scope scope(context);
-  const Tensor w = leaf({3, 3}), v = Tensor::full({3, 2}, 0.5, {w.dtype(), gpu1});
+  const Tensor w = leaf({3, 3}),
+               v = Tensor::full({3, 2}, 0.5, {w.dtype(), gpu1});
   v.set_requires_grad();
   DeviceQueue a(gpu0), b(gpu1);
   Tensor hidden, out;
@@ -233,7 +233,8 @@ TEST(DeviceQueue, AGraphThatWasRecordedByQueuesRunsBackward) {
   EXPECT_EQ(v.grad().device(), gpu1);
 }
 
-// --- The hazard of a second queue on a device -----------------------------------
+// --- The hazard of a second queue on a device
+// -----------------------------------
 
 /// A second queue of a device copies x away, while the first one writes x
 /// again. What arrives?

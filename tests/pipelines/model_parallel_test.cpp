@@ -46,7 +46,7 @@ Options tiny_options(DType dtype = DType::kF32) {
 /// What a training run left behind.
 struct Outcome {
   std::vector<double> losses;
-  Tensor output;  // of one more forward
+  Tensor output;                    // of one more forward
   std::vector<NamedTensor> values;  // parameters and running statistics
   std::vector<std::vector<CommRecord>> records;
 };
@@ -61,11 +61,10 @@ Outcome run(const Options& options, const Settings& settings) {
   RankContext::Scope scope(context);
   Trainer trainer(options, settings, devices, 1);
   Outcome outcome;
-  outcome.losses = train(options, trainer.optimizer(), false,
-                         [&](std::int64_t step) {
-                           return trainer.step(trainer.batch(step));
-                         })
-                       .losses;
+  outcome.losses =
+      train(options, trainer.optimizer(), false, [&](std::int64_t step) {
+        return trainer.step(trainer.batch(step));
+      }).losses;
   if (trainer.ledger() != nullptr) {
     for (const Device& device : devices) {
       outcome.records.push_back(trainer.ledger()->records(device));
@@ -120,7 +119,8 @@ std::string error_of(const std::function<void()>& body) {
   return "";
 }
 
-// --- Pure functions -----------------------------------------------------------
+// --- Pure functions
+// -----------------------------------------------------------
 
 TEST(ModelParallelSplits, AreOfOneSizeAndTheLastIsShort) {
   using Ranges = std::vector<RowRange>;
@@ -153,12 +153,14 @@ TEST(ModelParallelCut, LeavesEachDeviceItsLayers) {
   EXPECT_THROW(PipelineParallel(*layers, 1, {a, b}, {}, 0), Error);
   // GPT's token embedding is its last layer, too.
   const auto gpt = layers_of(ModelConfig::read("gpt-nano"));
-  EXPECT_NE(error_of([&] { ModelParallel(*gpt, 3, {a, b}, {}); })
-                .find("both sides of the cut"),
+  EXPECT_NE(error_of([&] {
+              ModelParallel(*gpt, 3, {a, b}, {});
+            }).find("both sides of the cut"),
             std::string::npos);
 }
 
-// --- Numbers ------------------------------------------------------------------
+// --- Numbers
+// ------------------------------------------------------------------
 
 class ModelParallelParity : public ::testing::TestWithParam<DType> {};
 
@@ -196,8 +198,7 @@ TEST(ModelParallelBatchNorm, SeesOneSplitAtATime) {
   options.steps = 1;
   options.optimizer_options.lr = 0;
   const Outcome whole = run(options, {.variant = "model_parallel"});
-  const Outcome splits =
-      run(options, {.variant = "pipeline", .split_size = 5});
+  const Outcome splits = run(options, {.variant = "pipeline", .split_size = 5});
   EXPECT_GT(relative_difference(splits.output, whole.output), 1e-3);
 }
 
@@ -221,8 +222,7 @@ TEST(ModelParallelBatchNorm, RunningStatisticsAreUpdatedOncePerSplit) {
     once(half);
     const Tensor first = once.half(0).named_buffers()[0].tensor;
     const double expected =
-        (1 - std::pow(0.9, num_splits)) / 0.1 *
-        first.to_vector<double>()[0];
+        (1 - std::pow(0.9, num_splits)) / 0.1 * first.to_vector<double>()[0];
     EXPECT_NEAR(mean.to_vector<double>()[0], expected, 1e-12) << num_splits;
   }
 }
@@ -256,12 +256,12 @@ TEST(ModelParallelToy, PipelinedOutputsAreBitsAndGradientsSums) {
       EXPECT_EQ(mine[i].name, theirs[i].name);
       // Each gradient is where its parameter is; summed split by split.
       EXPECT_EQ(mine[i].tensor.grad().device(), devices[i / 2]);
-      EXPECT_LT(relative_difference(mine[i].tensor.grad(),
-                                    theirs[i].tensor.grad()),
-                1e-6);
+      EXPECT_LT(
+          relative_difference(mine[i].tensor.grad(), theirs[i].tensor.grad()),
+          1e-6);
       if (split == 20) {
-        EXPECT_TRUE(bitwise_equal(mine[i].tensor.grad(),
-                                  theirs[i].tensor.grad()));
+        EXPECT_TRUE(
+            bitwise_equal(mine[i].tensor.grad(), theirs[i].tensor.grad()));
       }
     }
   }
@@ -284,7 +284,8 @@ TEST(ModelParallelTrainer, ClippingUsesTheNormOfBothHalves) {
             1e-6);
 }
 
-// --- Bytes --------------------------------------------------------------------
+// --- Bytes
+// --------------------------------------------------------------------
 
 /// (label, numel) of what one device sends in one step of ResNet-50, batch 120
 /// of 3x128x128, on shapes.
@@ -302,7 +303,8 @@ Sent sent_by(int device, const Settings& settings) {
   Sent sent;
   for (const CommRecord& record :
        trainer.ledger()->records(devices[static_cast<std::size_t>(device)])) {
-    if (record.numel_to_peers > 0) sent.emplace_back(record.label, record.numel);
+    if (record.numel_to_peers > 0)
+      sent.emplace_back(record.label, record.numel);
   }
   return sent;
 }
@@ -337,15 +339,13 @@ TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
     EXPECT_EQ(boundary, 4 * 4 * 32 * 4);  // 4x4 pixels of 8 * 4 channels
     EXPECT_EQ(data_parallel::bytes_sent(outcome.records[0]),
               3 * (10 * boundary + 10 * 8));
-    EXPECT_EQ(data_parallel::bytes_sent(outcome.records[1]),
-              3 * 10 * boundary);
+    EXPECT_EQ(data_parallel::bytes_sent(outcome.records[1]), 3 * 10 * boundary);
   }
 }
 
 TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
   const auto layers = layers_of(ModelConfig::read("mlp"));
-  const Tensor tokens =
-      Tensor::zeros({8, 4}, {DType::kI64, Device::cpu(7)});
+  const Tensor tokens = Tensor::zeros({8, 4}, {DType::kI64, Device::cpu(7)});
   std::vector<std::int64_t> kept;
   for (const std::int64_t split : {1, 2, 8}) {
     const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
@@ -359,7 +359,8 @@ TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
   EXPECT_EQ(kept[1], kept[2]);
 }
 
-// --- Time ---------------------------------------------------------------------
+// --- Time
+// ---------------------------------------------------------------------
 
 /// A layer without bias: [n, 8] -> [n, 8].
 class Square : public ModuleOf<Square> {
@@ -428,8 +429,8 @@ double pipelined_s(bool on_meta, std::int64_t rows, std::int64_t split) {
 TEST(ModelParallelTime, EqualHalvesTakeTheIdealShareOfTheNaiveSchedule) {
   const double naive = pipelined_s(true, 840, 840);
   for (const std::int64_t n : {1, 2, 3, 4, 6, 8, 12}) {
-    EXPECT_NEAR(pipelined_s(true, 840, 840 / n),
-                ideal_forward_share(n) * naive, 1e-3 * naive)
+    EXPECT_NEAR(pipelined_s(true, 840, 840 / n), ideal_forward_share(n) * naive,
+                1e-3 * naive)
         << n << " splits";
   }
 }
@@ -455,9 +456,8 @@ TEST(ModelParallelTime, StepsOfTwoDevicesRepeatExactly) {
     clock.clock().add_device(devices[1], 1);
     Trainer trainer(options, {.variant = "pipeline", .split_size = 2}, devices,
                     1);
-    train(options, trainer.optimizer(), false, [&](std::int64_t step) {
-      return trainer.step(trainer.batch(step));
-    });
+    train(options, trainer.optimizer(), false,
+          [&](std::int64_t step) { return trainer.step(trainer.batch(step)); });
     std::vector<double> result;
     for (int i = 0; i < 2; ++i) {
       const auto& device = clock.clock().devices()[static_cast<std::size_t>(i)];
@@ -476,7 +476,8 @@ TEST(ModelParallelTime, StepsOfTwoDevicesRepeatExactly) {
   }
 }
 
-// --- The sweep ------------------------------------------------------------------
+// --- The sweep
+// ------------------------------------------------------------------
 
 TEST(ModelParallelSweep, SplitSizesAreNumbersFromOneUp) {
   EXPECT_EQ(split_sizes("1,3,5"), (std::vector<std::int64_t>{1, 3, 5}));
@@ -510,8 +511,8 @@ TEST(ModelParallelSweep, MeasuresEveryVariantOnThreads) {
   Options options = tiny_options();
   const Sweep sweep = run_sweep(options, {}, {2, 5}, /*repeats=*/3);
   EXPECT_EQ(sweep.repeats, 3);
-  for (const StepTime* time : {&sweep.single, &sweep.naive,
-                               &sweep.pipelined[0], &sweep.pipelined[1]}) {
+  for (const StepTime* time : {&sweep.single, &sweep.naive, &sweep.pipelined[0],
+                               &sweep.pipelined[1]}) {
     EXPECT_GT(time->fastest_s, 0);
     EXPECT_GE(time->mean_s, time->fastest_s);
     EXPECT_GE(time->sd_s, 0);
@@ -521,14 +522,14 @@ TEST(ModelParallelSweep, MeasuresEveryVariantOnThreads) {
   EXPECT_NE(sweep_json(sweep).find("\"split_size\":5"), std::string::npos);
 }
 
-// --- Traps ----------------------------------------------------------------------
+// --- Traps
+// ----------------------------------------------------------------------
 
 /// The host looks at every output before it hands out the next split.
 class Waiting : public ModelParallel {
  public:
   Waiting(const std::vector<Device>& devices, std::int64_t split_size)
-      : ModelParallel(EqualHalves(), 1, devices, {}),
-        split_size_(split_size) {}
+      : ModelParallel(EqualHalves(), 1, devices, {}), split_size_(split_size) {}
   Tensor operator()(const Tensor& x) override {
     Tensors outputs;
     for (const auto& [begin, end] : fixed_splits(x.size(0), split_size_)) {
@@ -600,8 +601,7 @@ TEST(ModelParallelTrap, WhatADeviceThrowsArrivesAndTheNextForwardWorks) {
   RankContext context(devices[0], 0, 1);
   RankContext::Scope scope(context);
   PipelineParallel model(*toy_layers(), 1, devices, {}, 2);
-  const std::string error =
-      error_of([&] { model(Tensor::zeros({6, 11})); });
+  const std::string error = error_of([&] { model(Tensor::zeros({6, 11})); });
   EXPECT_NE(error.find("11"), std::string::npos) << error;
   EXPECT_EQ(model(Tensor::zeros({6, 10})).shape(), (Shape{6, 5}));
 }
