@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
     // 7. Compare with the plain run: the whole batch at once, nothing twice.
     // Batch norm sees pieces, so that a ResNet's plain run has the same ones.
     if (options.check && options.backend != "sim") {
-      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
+      RankContext one(Device::cpu(0), /*rank=*/0, report.rank_threads);
       one.deterministic = options.deterministic;
       RankContext::Scope alone(one);
       const bool in_pieces = model_config(options).is_image();

@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
 
     // 7. Compare parameters with the single-device run.
     if (options.check && options.backend != "sim") {
-      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
+      RankContext one(Device::cpu(0), /*rank=*/0, report.rank_threads);
       one.deterministic = options.deterministic;
       RankContext::Scope alone(one);
       report.parity = compare_with_one_device(

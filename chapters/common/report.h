@@ -70,6 +70,10 @@ struct Report {
   Parity parity;
   std::vector<RankReport> ranks;
   double wall_step_s = 0;
+  /// Cores that rank 0 computed with: one device that has as many sums in the
+  /// same order, which matters where rounding is amplified (batch norms of few
+  /// images).
+  int rank_threads = 0;
   VirtualTime time;
   /// Of the first ranks; empty where none were kept.
   std::vector<sim::RankTimeline> timelines;

@@ -129,6 +129,7 @@ void finish_rank(const Options& options, ProcessGroup& world,
   if (world.rank() != 0) return;
   report.ranks = ranks;
   report.wall_step_s = log.step_s;
+  report.rank_threads = num_threads();
   if (options.backend != "sim") report.losses = log.losses;
   if (clock == nullptr) return;
   std::vector<sim::TimeSummary> times;
