@@ -87,7 +87,7 @@ std::string claims_html(const ProgramRun& run) {
 // ---- The comparison: a table, and a chart per quantity.
 
 std::string title_of(const ProgramRun& run) {
-  return run.chapter + ", " + world_name(run);
+  return run_name(run) + ", " + world_name(run);
 }
 
 std::string link_to(std::size_t i, const ProgramRun& run) {
@@ -210,7 +210,7 @@ std::string run_html(std::size_t i, const ProgramRun& run) {
              "<section class=\"run\" id=\"run-{0}\" "
              "aria-labelledby=\"title-{0}\"><h2 id=\"title-{0}\">{1}</h2>"
              "<p class=\"about\">{2}</p>\n",
-             i, escape(run.chapter), escape(about)) +
+             i, escape(run_name(run)), escape(about)) +
          claims_html(run) + pictures_html(i, run) +
          (run.sweep ? sweep_html(*run.sweep) : "") + bills_html(run) +
          "</section>\n";

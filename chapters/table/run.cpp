@@ -191,6 +191,8 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   if (first && last) {
     run.loss = {fmt::format("{:.2f}", *first), fmt::format("{:.2f}", *last)};
   }
+  run.variant = reader.words(
+      {"options.schedule", "options.strategy", "options.variant"});
   run.setting =
       reader.words({"options.model", "options.dtype", "options.optimizer"});
   // The world sim is as slow as it is: nobody waits for its steps.
@@ -211,6 +213,10 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   run.time = check_time(run);
   run.sweep = read_sweep(object, source);
   return run;
+}
+
+std::string run_name(const ProgramRun& run) {
+  return run.variant.empty() ? run.chapter : run.chapter + " " + run.variant;
 }
 
 std::string format_bytes(double bytes) {

@@ -50,6 +50,7 @@ struct VirtualRun {
 /// One program run, ready to be shown.
 struct ProgramRun {
   std::string chapter;
+  std::string variant;  ///< what was chosen of it: "zb-h1"; may be empty
   std::string backend;
   int world_size = 1;
   std::int64_t steps = 0;         ///< of training; 0: not stated
@@ -72,6 +73,9 @@ struct ProgramRun {
 /// Throws shardbook::Error when the text is no JSON object, when the chapter,
 /// its world or its claims are missing, or when a value has the wrong type.
 ProgramRun read_run(const std::string& text, const std::string& source);
+
+/// "06_1f1b zb-h1".
+std::string run_name(const ProgramRun& run);
 
 /// "0 B", "999 B", "1.5 KiB", "12.3 MiB", "119 GiB".
 std::string format_bytes(double bytes);

@@ -52,7 +52,7 @@ std::string time_cell(const ProgramRun& run, const Marks& marks) {
 
 Row row_of(const ProgramRun& run, const Marks& marks) {
   return {
-      run.chapter,
+      run_name(run),
       world_name(run, marks),
       run.loss.empty() ? "-" : run.loss.front() + marks.to + run.loss.back(),
       claim_cell(run.numbers, marks),
@@ -112,7 +112,7 @@ std::string format_table(const std::vector<ProgramRun>& runs, Charset charset) {
     for_each_claim(run, [&](const char* name, const Claim& claim) {
       if (claim.verdict != Verdict::kFailed) return;
       failures += fmt::format(
-          "{} {}, {}: {}\n", marks.failed, run.chapter, world_name(run, marks),
+          "{} {}, {}: {}\n", marks.failed, run_name(run), world_name(run, marks),
           claim.failure.empty() ? fmt::format("the claim on {} failed", name)
                                 : fmt::format("{}: {}", name, claim.failure));
     });
