@@ -251,13 +251,15 @@ void GraphTask::discover(const std::vector<std::shared_ptr<Node>>& roots) {
       inputs.all_from_here &= node->device == next->device;
     }
   }
-  for (auto& [node, inputs] : inputs_) {
-    // The order in which one device would make them: later nodes first.
-    std::sort(inputs.expected.begin(), inputs.expected.end(),
-              [](const auto& a, const auto& b) {
-                return a.first != b.first ? a.first > b.first
-                                          : a.second < b.second;
-              });
+  if (devices_.size() > 1) {
+    for (auto& [node, inputs] : inputs_) {
+      // The order in which one device would make them: later nodes first.
+      std::sort(inputs.expected.begin(), inputs.expected.end(),
+                [](const auto& a, const auto& b) {
+                  return a.first != b.first ? a.first > b.first
+                                            : a.second < b.second;
+                });
+    }
   }
   ready_.resize(devices_.size());
   unfinished_ = static_cast<std::int64_t>(seen.size());

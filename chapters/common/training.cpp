@@ -97,8 +97,9 @@ ModelConfig model_config(const Options& options) {
   config.dropout = options.dropout;
   SB_CHECK(!config.is_image() || options.dropout == 0, "--dropout ",
            options.dropout, ": ", options.model, " has no dropout");
-  SB_CHECK(config.is_image() || options.seq <= config.n_positions, "--seq ", options.seq, ": ",
-           options.model, " has ", config.n_positions, " positions");
+  SB_CHECK(config.is_image() || options.seq <= config.n_positions, "--seq ",
+           options.seq, ": ", options.model, " has ", config.n_positions,
+           " positions");
   return config;
 }
 
