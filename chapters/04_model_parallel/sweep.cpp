@@ -110,20 +110,10 @@ const StepTime& Sweep::best() const {
 }
 
 std::vector<std::int64_t> split_sizes(const std::string& text) {
-  std::vector<std::int64_t> sizes;
-  std::size_t begin = 0;
-  while (begin <= text.size()) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string part = text.substr(begin, end - begin);
-    const bool is_number =
-        !part.empty() && part.size() <= 9 &&
-        part.find_first_not_of("0123456789") == std::string::npos;
-    SB_CHECK(is_number && std::stoll(part) >= 1, "--sweep ", text,
-             ": give split sizes from 1 up, such as 1,3,5,8,10,12,20,40,60");
-    sizes.push_back(std::stoll(part));
-    begin = end + 1;
-  }
-  return sizes;
+  const std::vector<int> sizes = read_counts(
+      "--sweep", text,
+      "give split sizes from 1 up, such as 1,3,5,8,10,12,20,40,60");
+  return {sizes.begin(), sizes.end()};
 }
 
 Sweep run_sweep(const Options& options, const Settings& settings,

@@ -1,7 +1,6 @@
 #include "chapters/05_gpipe/trainer.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "chapters/05_gpipe/long_skips.h"
@@ -16,21 +15,6 @@ std::shared_ptr<const LayerList> make_layers(const ModelConfig& config,
   std::shared_ptr<const LayerList> layers = layers_of(config);
   if (!how.long_skips) return layers;
   return with_long_skips(std::move(layers), config);
-}
-
-// "2,1,3".
-std::vector<int> read_list(const std::string& text) {
-  std::vector<int> counts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) {
-    SB_CHECK(!part.empty() && part.size() < 6 &&
-                 part.find_first_not_of("0123456789") == std::string::npos,
-             "--balance ", text,
-             ": give uniform, parameters, time, or numbers of layers such as "
-             "2,1,3");
-    counts.push_back(std::stoi(part));
-  }
-  return counts;
 }
 
 }  // namespace
@@ -55,7 +39,9 @@ std::vector<int> cuts_of(const Options& options, const LayerList& layers,
                                      }),
                        num_stages);
   }
-  const std::vector<int> counts = read_list(balance);
+  const std::vector<int> counts = read_counts(
+      "--balance", balance,
+      "give uniform, parameters, time, or numbers of layers such as 2,1,3");
   SB_CHECK(static_cast<int>(counts.size()) == num_stages, "--balance ", balance,
            ": ", counts.size(), " stages for --world-size ", num_stages,
            "; each rank holds one");

@@ -20,24 +20,6 @@ bool ends_with(const std::string& text, const std::string& end) {
          text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-/// "2,1,1".
-std::vector<int> read_counts(const std::string& option,
-                             const std::string& text) {
-  std::vector<int> counts;
-  std::size_t begin = 0;
-  while (begin <= text.size()) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    SB_CHECK(!word.empty() && word.size() <= 6 &&
-                 word.find_first_not_of("0123456789") == std::string::npos,
-             option, " ", text, ": '", word,
-             "' is not a number; give numbers with commas between them");
-    counts.push_back(std::stoi(word));
-    begin = end + 1;
-  }
-  return counts;
-}
-
 Schedule schedule_of(const Options& options, const TrainerOptions& how,
                      int micro_batches) {
   if (ends_with(how.schedule, ".json")) return read_schedule(how.schedule);
@@ -50,7 +32,8 @@ Schedule schedule_of(const Options& options, const TrainerOptions& how,
   if (is_pipedream) {
     std::vector<int> replicas(static_cast<std::size_t>(options.world_size), 1);
     if (!how.replicas.empty()) {
-      replicas = read_counts("--replicas", how.replicas);
+      replicas = read_counts("--replicas", how.replicas,
+                             "give the ranks of each stage, such as 2,1,1");
     }
     return schedules::pipedream(replicas, steps, how.vertical_sync);
   }
@@ -112,12 +95,10 @@ std::vector<int> cuts_of(const std::string& partition, const LayerList& layers,
              num_stages, " stages; each needs one");
     return cut_by_cost(costs, num_stages);
   }
-  SB_CHECK(!partition.empty() &&
-               partition.find_first_not_of("0123456789,") == std::string::npos,
-           "--partition ", partition,
-           ": give uniform, parameters, type:REGEX, or the layers of each "
-           "stage (2,1,2)");
-  const std::vector<int> balance = read_counts("--partition", partition);
+  const std::vector<int> balance =
+      read_counts("--partition", partition,
+                  "give uniform, parameters, type:REGEX, or the layers of each "
+                  "stage (2,1,2)");
   SB_CHECK(static_cast<int>(balance.size()) == num_stages, "--partition ",
            partition, ": ", balance.size(), " stages; the schedule has ",
            num_stages);

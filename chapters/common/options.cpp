@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <csignal>
@@ -225,6 +226,24 @@ void CommandLine::parse(int argc, char** argv) {
 const std::vector<std::pair<std::string, std::string>>& CommandLine::given()
     const {
   return impl_->given;
+}
+
+std::vector<int> read_counts(const std::string& option, const std::string& text,
+                             const std::string& allowed) {
+  std::vector<int> counts;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    const bool is_number =
+        !word.empty() && word.size() <= 9 &&
+        word.find_first_not_of("0123456789") == std::string::npos;
+    SB_CHECK(is_number && std::stoi(word) >= 1, option, " ", text, ": ",
+             allowed);
+    counts.push_back(std::stoi(word));
+    begin = end + 1;
+  }
+  return counts;
 }
 
 void add_shared_options(CommandLine& line, Options& o,

@@ -110,6 +110,11 @@ class CommandLine {
   std::unique_ptr<Impl> impl_;
 };
 
+/// "2,1,1": whole numbers from 1 up. Throws Error "OPTION TEXT: ALLOWED" for
+/// anything else.
+std::vector<int> read_counts(const std::string& option, const std::string& text,
+                             const std::string& allowed);
+
 /// Adds the shared options. `backends` are those that the chapter knows.
 void add_shared_options(CommandLine& line, Options& options,
                         const std::vector<std::string>& backends = {
