@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "chapters/04_model_parallel/bill.h"
-#include "chapters/04_model_parallel/sweep.h"
 #include "chapters/04_model_parallel/toy.h"
 #include "chapters/04_model_parallel/trainer.h"
 #include "chapters/common/resnet.h"
@@ -17,31 +16,12 @@
 #include "core/check.h"
 #include "core/ops.h"
 #include "sim/virtual_clock.h"
+#include "tests/pipelines/model_parallel_support.h"
 
 namespace shardbook::model_parallel {
 namespace {
 
-// A ResNet of two bottlenecks on each side of the cut.
-const char* const kTiny = R"({"model_type": "resnet", "depths": [1, 1, 1, 1],
-    "layer_type": "bottleneck", "embedding_size": 4, "num_labels": 7})";
-
-Options tiny_options(DType dtype = DType::kF32) {
-  Options options;
-  options.chapter = "04_model_parallel";
-  options.world_size = 2;
-  options.model = kTiny;
-  options.dtype = dtype;
-  options.data = "random";
-  options.batch = 10;
-  options.seq = 1;
-  options.image_size = 32;
-  options.steps = 3;
-  options.optimizer = "sgd";
-  options.optimizer_options.lr = 0.1;
-  options.deterministic = true;
-  options.cluster = "none";
-  return options;
-}
+using namespace test;
 
 /// What a training run left behind.
 struct Outcome {
@@ -110,17 +90,7 @@ double relative_difference(const Tensor& a, const Tensor& b) {
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-// --- Pure functions
-// -----------------------------------------------------------
+// --- Pure functions ----------------------------------------------------------
 
 TEST(ModelParallelSplits, AreOfOneSizeAndTheLastIsShort) {
   using Ranges = std::vector<RowRange>;
@@ -159,8 +129,7 @@ TEST(ModelParallelCut, LeavesEachDeviceItsLayers) {
             std::string::npos);
 }
 
-// --- Numbers
-// ------------------------------------------------------------------
+// --- Numbers -----------------------------------------------------------------
 
 class ModelParallelParity : public ::testing::TestWithParam<DType> {};
 
@@ -284,8 +253,7 @@ TEST(ModelParallelTrainer, ClippingUsesTheNormOfBothHalves) {
             1e-6);
 }
 
-// --- Bytes
-// --------------------------------------------------------------------
+// --- Bytes -------------------------------------------------------------------
 
 /// (label, numel) of what one device sends in one step of ResNet-50, batch 120
 /// of 3x128x128, on shapes.
@@ -359,8 +327,7 @@ TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
   EXPECT_EQ(kept[1], kept[2]);
 }
 
-// --- Time
-// ---------------------------------------------------------------------
+// --- Time --------------------------------------------------------------------
 
 /// A layer without bias: [n, 8] -> [n, 8].
 class Square : public ModuleOf<Square> {
@@ -476,54 +443,7 @@ TEST(ModelParallelTime, StepsOfTwoDevicesRepeatExactly) {
   }
 }
 
-// --- The sweep
-// ------------------------------------------------------------------
-
-TEST(ModelParallelSweep, SplitSizesAreNumbersFromOneUp) {
-  EXPECT_EQ(split_sizes("1,3,5"), (std::vector<std::int64_t>{1, 3, 5}));
-  EXPECT_EQ(split_sizes("60"), (std::vector<std::int64_t>{60}));
-  for (const char* bad : {"", "0", "1,", ",2", "2,-3", "a", "1.5", "1, 2"}) {
-    EXPECT_NE(error_of([&] { split_sizes(bad); }).find("--sweep"),
-              std::string::npos)
-        << bad;
-  }
-}
-
-TEST(ModelParallelSweep, TimesHaveABottomBetweenSmallAndLarge) {
-  // The seed's experiment, on shapes
-  Options options = tiny_options();
-  options.backend = "sim";
-  options.cluster = "kaggle-t4x2";
-  options.model = "resnet50";
-  options.batch = 120;
-  options.image_size = 128;
-  const Sweep sweep =
-      run_sweep(options, {}, {1, 3, 5, 8, 10, 12, 20, 40, 60}, 1);
-  EXPECT_GT(sweep.naive.virtual_s, sweep.single.virtual_s);
-  const StepTime& best = sweep.best();
-  EXPECT_GT(best.settings.split_size, 5);
-  EXPECT_LT(best.settings.split_size, 60);
-  EXPECT_LT(best.virtual_s, 0.75 * sweep.single.virtual_s);
-  EXPECT_GT(sweep.pipelined.front().virtual_s, sweep.naive.virtual_s);
-}
-
-TEST(ModelParallelSweep, MeasuresEveryVariantOnThreads) {
-  Options options = tiny_options();
-  const Sweep sweep = run_sweep(options, {}, {2, 5}, /*repeats=*/3);
-  EXPECT_EQ(sweep.repeats, 3);
-  for (const StepTime* time : {&sweep.single, &sweep.naive, &sweep.pipelined[0],
-                               &sweep.pipelined[1]}) {
-    EXPECT_GT(time->fastest_s, 0);
-    EXPECT_GE(time->mean_s, time->fastest_s);
-    EXPECT_GE(time->sd_s, 0);
-    EXPECT_LT(time->virtual_s, 0) << "--cluster none";
-  }
-  EXPECT_NE(sweep_text(sweep).find("splits of 5"), std::string::npos);
-  EXPECT_NE(sweep_json(sweep).find("\"split_size\":5"), std::string::npos);
-}
-
-// --- Traps
-// ----------------------------------------------------------------------
+// --- Traps -------------------------------------------------------------------
 
 /// The host looks at every output before it hands out the next split.
 class Waiting : public ModelParallel {
@@ -565,7 +485,7 @@ TEST(ModelParallelTrap, LabelsOnTheFirstDeviceAreAnError) {
       << error;
 }
 
-/// The seed's container: the layers stand under their own names, and once more
+/// The tutorial's container: the layers stand under their own names, and once more
 /// inside of seq1.
 class TwoNames : public ModuleOf<TwoNames> {
  public:
