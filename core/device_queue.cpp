@@ -36,11 +36,11 @@ class QueueEvent::Point {
   Event time_;
 };
 
-namespace {
+namespace internal {
 
 // What work inherits from the thread that gives it.
-struct Settings {
-  explicit Settings(const RankContext& from)
+struct QueueSettings {
+  explicit QueueSettings(const RankContext& from)
       : rank(from.rank),
         grad_enabled(from.grad_enabled),
         deterministic(from.deterministic),
@@ -72,7 +72,7 @@ struct Settings {
   std::vector<Observer*> observers;
 };
 
-}  // namespace
+}  // namespace internal
 
 // --- The queue ---------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class DeviceQueue::State {
   /// has gone wrong by now.
   using Task = std::function<std::exception_ptr(std::exception_ptr)>;
   void push(Task task) {
-    Item item{std::move(task), Settings(RankContext::current())};
+    Item item{std::move(task), internal::QueueSettings(RankContext::current())};
     if (!thread_.joinable()) {
       RankContext::Scope scope(context_);
       execute(item);
@@ -117,7 +117,7 @@ class DeviceQueue::State {
  private:
   struct Item {
     Task task;
-    Settings settings;
+    internal::QueueSettings settings;
   };
 
   // Only whoever executes touches the error: the thread, or on meta the caller.

@@ -11,11 +11,10 @@ namespace shardbook {
 
 using autograd::record;
 using internal::bytes_of;
+using internal::count;
 using internal::OpScope;
 
 namespace {
-
-double count(const Tensor& x) { return static_cast<double>(x.numel()); }
 
 kernels::ChannelShape channels_of(const Tensor& x) {
   SB_CHECK(x.ndim() >= 2, "batch_norm: shape ", shape_text(x.shape()),

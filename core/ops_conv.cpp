@@ -10,13 +10,12 @@ namespace shardbook {
 
 using autograd::record;
 using internal::bytes_of;
+using internal::count;
 using internal::GradientOf;
 using internal::OpScope;
 using internal::weight_gradient;
 
 namespace {
-
-double count(const Tensor& x) { return static_cast<double>(x.numel()); }
 
 void check_images(const char* op, const Tensor& x) {
   SB_CHECK(x.ndim() == 4, op, ": input ", shape_text(x.shape()),

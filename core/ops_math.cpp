@@ -12,14 +12,13 @@ namespace shardbook {
 using autograd::needs_grad;
 using autograd::record;
 using internal::bytes_of;
+using internal::count;
 using internal::InputInfo;
 using internal::OpScope;
 using kernels::BinaryOp;
 using kernels::UnaryOp;
 
 namespace {
-
-double count(const Tensor& x) { return static_cast<double>(x.numel()); }
 
 Tensor binary_forward(const char* name, BinaryOp op, const Tensor& a,
                       const Tensor& b) {

@@ -17,12 +17,11 @@ namespace shardbook {
 using autograd::needs_grad;
 using autograd::record;
 using internal::bytes_of;
+using internal::count;
 using internal::GradientOf;
 using internal::OpScope;
 
 namespace {
-
-double count(const Tensor& x) { return static_cast<double>(x.numel()); }
 
 struct Rows {
   std::int64_t rows, cols;

@@ -10,7 +10,7 @@
 namespace shardbook::sim {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::size_t kMostEvents = 4000;   // of a queue
 constexpr double kShortShare = 1.0 / 2000;  // of the step: less than a pixel
@@ -18,7 +18,7 @@ constexpr double kShortShare = 1.0 / 2000;  // of the step: less than a pixel
 std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
 // Whole numbers without a fraction: they are shorter, and exact.
-Json number(double value) {
+OrderedJson number(double value) {
   if (value == std::floor(value) && std::abs(value) < 9e15) {
     return static_cast<std::int64_t>(value);
   }
@@ -72,8 +72,8 @@ class Writer {
     }
   }
 
-  Json write(int max_groups) {
-    Json groups = Json::array();
+  OrderedJson write(int max_groups) {
+    OrderedJson groups = OrderedJson::array();
     for (const RankGroup& group : view_.groups) {
       if (static_cast<int>(groups.size()) == max_groups) break;
       groups.push_back(group_json(group));
@@ -86,20 +86,20 @@ class Writer {
   }
 
  private:
-  Json group_json(const RankGroup& group) {
-    Json queues = Json::array();
+  OrderedJson group_json(const RankGroup& group) {
+    OrderedJson queues = OrderedJson::array();
     for (const std::string& name : queue_names(group.timeline)) {
       std::vector<TimelineEvent> events = events_of(group.timeline, name);
       if (events.size() > kMostEvents) {
         events = join_short(events, kShortShare * view_.step_s);
       }
-      Json list = Json::array();
+      OrderedJson list = OrderedJson::array();
       for (const TimelineEvent& event : events) list.push_back(row(event));
       queues.push_back({{"name", name}, {"events", std::move(list)}});
     }
-    Json memory = Json::array();
+    OrderedJson memory = OrderedJson::array();
     for (const MemorySample& sample : group.timeline.memory) {
-      Json values = {nanoseconds(sample.time_s)};
+      OrderedJson values = {nanoseconds(sample.time_s)};
       for (std::size_t k = 0; k < sample.bytes.size(); ++k) {
         if (used_[k]) values.push_back(sample.bytes[k]);
       }
@@ -110,9 +110,9 @@ class Writer {
             {"memory", std::move(memory)}};
   }
 
-  Json row(const TimelineEvent& event) {
-    Json values = {op_number(event), nanoseconds(event.begin_s),
-                   nanoseconds(event.end_s)};
+  OrderedJson row(const TimelineEvent& event) {
+    OrderedJson values = {op_number(event), nanoseconds(event.begin_s),
+                          nanoseconds(event.end_s)};
     const bool message = event.peer >= 0 || event.message >= 0;
     if (message || event.flops != 0 || event.bytes != 0) {
       values.push_back(number(event.bytes));
@@ -132,8 +132,8 @@ class Writer {
     return op->second;
   }
 
-  Json kinds_json() const {
-    Json kinds = Json::array();
+  OrderedJson kinds_json() const {
+    OrderedJson kinds = OrderedJson::array();
     for (std::size_t k = 0; k < used_.size(); ++k) {
       if (used_[k])
         kinds.push_back(memory_kind_name(static_cast<MemoryKind>(k)));
@@ -141,8 +141,8 @@ class Writer {
     return kinds;
   }
 
-  static Json ranks_json(const std::vector<int>& ranks) {
-    Json runs = Json::array();
+  static OrderedJson ranks_json(const std::vector<int>& ranks) {
+    OrderedJson runs = OrderedJson::array();
     for (const int rank : ranks) {
       if (!runs.empty() && runs.back()[1] == rank - 1) {
         runs.back()[1] = rank;
@@ -157,7 +157,7 @@ class Writer {
   std::array<bool, kNumMemoryKinds> used_{};
   std::map<std::tuple<std::string, std::string, std::string>, std::size_t>
       op_numbers_;
-  Json ops_ = Json::array();
+  OrderedJson ops_ = OrderedJson::array();
 };
 
 }  // namespace

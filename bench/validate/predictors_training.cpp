@@ -12,7 +12,7 @@ namespace {
 // More would be no model of this time, and would take long to simulate.
 constexpr int kMaxLayers = 2000;
 constexpr int kMaxSize = 1 << 20;
-constexpr int kMaxMicroBatches = 4096;
+constexpr int kMaxMicroBatchesPerRank = 4096;
 
 /// Layers, sizes and sequence; positions are as many as the sequence has.
 Job job_of(const Row& row, int vocab) {
@@ -38,9 +38,9 @@ std::int64_t micro_batches_of(const Row& row, const Job& job,
   SB_CHECK(batch % together == 0, row.place(), ": global_batch is ", batch,
            ", which is no multiple of ", replicas, " ranks times ",
            job.micro_batch, " sequences");
-  SB_CHECK(batch / together <= kMaxMicroBatches, row.place(),
+  SB_CHECK(batch / together <= kMaxMicroBatchesPerRank, row.place(),
            ": global_batch is ", batch, ", which makes ", batch / together,
-           " micro-batches; give at most ", kMaxMicroBatches);
+           " micro-batches; give at most ", kMaxMicroBatchesPerRank);
   return batch / together;
 }
 
@@ -156,7 +156,7 @@ std::vector<Outcome> mpt_fsdp(const Row& row) {
   job.cluster = mpt_cluster(row.text("gpu"));
   job.strategy = Strategy::kFsdp;
   job.micro_batch = row.count("micro_batch", kMaxSize);
-  job.micro_batches = row.count("grad_accum", kMaxMicroBatches);
+  job.micro_batches = row.count("grad_accum", kMaxMicroBatchesPerRank);
   job.recompute = row.flag("activation_ckpt");
   const StepTime time = step_time(job);
 

@@ -10,10 +10,6 @@
 namespace shardbook::fsdp {
 namespace {
 
-Tensor part_of(const Tensor& x, std::int64_t begin, std::int64_t numel) {
-  return x.flat_view(begin, {numel});
-}
-
 std::vector<Shape> shapes_of(const std::vector<NamedTensor>& parameters) {
   std::vector<Shape> shapes;
   for (const NamedTensor& p : parameters) shapes.push_back(p.tensor.shape());

@@ -25,6 +25,11 @@ struct Piece {
   std::int64_t numel() const { return end - begin; }
 };
 
+/// Elements [begin, begin + numel) of a flat tensor, as a view.
+inline Tensor part_of(const Tensor& x, std::int64_t begin, std::int64_t numel) {
+  return x.flat_view(begin, {numel});
+}
+
 struct ShardLayout {
   int num_ranks = 1;
   bool per_parameter = false;

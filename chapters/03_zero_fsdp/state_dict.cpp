@@ -8,10 +8,6 @@
 namespace shardbook::fsdp {
 namespace {
 
-Tensor part_of(const Tensor& x, std::int64_t begin, std::int64_t numel) {
-  return x.flat_view(begin, {numel});
-}
-
 Tensor copy_of(const Tensor& x, bool to_host) {
   MemoryScope kind(MemoryKind::kParameter);
   RankContext& context = RankContext::current();

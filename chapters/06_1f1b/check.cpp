@@ -6,12 +6,11 @@
 
 #include "chapters/06_1f1b/check_rank.h"
 #include "chapters/06_1f1b/dependencies.h"
+#include "chapters/06_1f1b/internal/at.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Numbers and ways
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "chapters/06_1f1b/internal/at.h"
+
 namespace shardbook::pipeline {
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 constexpr std::size_t kKinds = 4;  // an update is nobody's input
 

@@ -4,13 +4,12 @@
 
 #include "chapters/06_1f1b/check.h"
 #include "chapters/06_1f1b/dependencies.h"
+#include "chapters/06_1f1b/internal/at.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 double duration(const Costs& costs, ActionKind kind) {
   switch (kind) {

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 
+#include "chapters/06_1f1b/internal/at.h"
 #include "chapters/06_1f1b/replay.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 /// What an action adds when it begins and when it has ended.
 struct Change {

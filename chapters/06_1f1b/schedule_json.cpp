@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "chapters/06_1f1b/check.h"
+#include "chapters/06_1f1b/internal/at.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
@@ -20,8 +21,6 @@ constexpr int kMaxSlots = 1 << 20;
 
 constexpr const char* kForm =
     "; give F, B, I, W or U with a micro-batch, such as F0, B3.1 or F5&B2";
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 const std::map<std::string, VersionRule>& version_names() {
   static const std::map<std::string, VersionRule> names = {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "chapters/06_1f1b/internal/at.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/schedules_parts.h"
 #include "core/check.h"
@@ -12,8 +13,6 @@ namespace shardbook::pipeline::schedules {
 using namespace parts;
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 int divided_up(int a, int b) { return (a + b - 1) / b; }
 

@@ -43,6 +43,9 @@ class OpScope {
   bool runs_;
 };
 
+/// Elements of a tensor, as a factor of flops and bytes.
+inline double count(const Tensor& x) { return static_cast<double>(x.numel()); }
+
 /// Bytes of the operands together, each once.
 inline double bytes_of(std::initializer_list<const Tensor*> tensors) {
   double bytes = 0;

@@ -10,8 +10,6 @@ namespace shardbook::kernels {
 
 namespace {
 
-constexpr std::size_t kMaxDims = 8;
-
 template <typename T>
 constexpr bool kIsInteger = std::is_integral_v<T>;
 

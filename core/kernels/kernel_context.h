@@ -30,6 +30,11 @@
 
 namespace shardbook {
 
+namespace kernels {
+/// The most dims that a kernel with strides or broadcasts walks.
+inline constexpr std::size_t kMaxDims = 8;
+}  // namespace kernels
+
 /// Lends temporary memory to kernels, so that it is counted like any other.
 struct ScratchProvider {
   virtual ~ScratchProvider() = default;

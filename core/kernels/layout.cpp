@@ -10,8 +10,6 @@ namespace shardbook::kernels {
 
 namespace {
 
-constexpr std::size_t kMaxDims = 8;
-
 // Calls fn with an unsigned integer (or float) as large as an element.
 template <typename Fn>
 void dispatch_size(DType dtype, const Fn& fn) {

@@ -11,9 +11,6 @@ namespace shardbook::kernels {
 
 namespace {
 
-// Rows whose gradients of gamma and beta are one partial sum.
-constexpr std::int64_t kRowBlock = 128;
-
 template <typename T>
 struct LayerNormRow {
   using S = Compute<T>;

@@ -13,11 +13,6 @@ namespace shardbook::kernels {
 
 namespace {
 
-constexpr std::size_t kMaxDims = 8;
-
-// Rows whose sum is one partial result of sum_rows.
-constexpr std::int64_t kRowBlock = 128;
-
 // out[c] (+)= sum over r of x[r, c] for columns [from, to): blocks of rows in
 // order, a few vectors of columns at a time so that the sums stay in registers.
 template <typename T>

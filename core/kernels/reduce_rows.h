@@ -13,6 +13,10 @@
 
 namespace shardbook::kernels {
 
+/// Rows that sums over rows (sum_rows, gradients of gamma and beta) add into
+/// one partial sum.
+inline constexpr std::int64_t kRowBlock = 128;
+
 /// Sum over i of fn(vector of elements i ...), where fn(i, count) loads `count`
 /// elements from i (all of a vector unless it is the last) with neutral rest.
 template <typename T, typename Fn>

@@ -8,12 +8,6 @@
 namespace shardbook {
 namespace {
 
-InitOptions f64_init() {
-  InitOptions init;
-  init.dtype = DType::kF64;
-  return init;
-}
-
 class Block : public ModuleOf<Block> {
  public:
   explicit Block(const std::string& name)

@@ -11,12 +11,6 @@
 namespace shardbook {
 namespace {
 
-InitOptions f64_init() {
-  InitOptions init;
-  init.dtype = DType::kF64;
-  return init;
-}
-
 TEST(LayerNorm, RowsHaveMeanZeroAndVarianceOne) {
   const Tensor x = noise({4, 50}, 1, 3, 9);
   LayerNorm norm(50, f64_init(), /*eps=*/0);

@@ -13,6 +13,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/layers.h"
 #include "core/ops.h"
 #include "core/tensor.h"
 
@@ -20,6 +21,12 @@ namespace shardbook {
 
 /// Largest relative error of central differences in f64 with steps of 1e-6.
 constexpr double kGradientTolerance = 1e-7;
+
+inline InitOptions f64_init() {
+  InitOptions init;
+  init.dtype = DType::kF64;
+  return init;
+}
 
 /// Values without pattern in (low, high); the same for the same seed.
 inline Tensor noise(const Shape& shape, std::uint64_t seed = 1, double low = -1,

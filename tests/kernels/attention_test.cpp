@@ -8,8 +8,6 @@
 namespace shardbook::kernels {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
 // Operands with strides of their own, and everything that comes out.
 struct Case {
   AttentionArgs args;

@@ -8,7 +8,6 @@
 namespace shardbook::kernels {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 class Reduce : public KernelTest {

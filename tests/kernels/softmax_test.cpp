@@ -8,8 +8,6 @@
 namespace shardbook::kernels {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
 double log_sum_exp(const std::vector<double>& x, std::int64_t from,
                    std::int64_t n) {
   double max = -kInf, sum = 0.0;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@
 #include "core/kernels/kernel_context.h"
 
 namespace shardbook::kernels {
+
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
 
 /// An array of `dtype` in memory.
 class Array {

@@ -16,19 +16,19 @@ using gpipe::Pipeline;
 
 // --- Memory ------------------------------------------------------------------
 
-constexpr std::int64_t kWidth = 8;
+constexpr std::int64_t kBillWidth = 8;
 
 /// Counted peak of activations of each of two ranks, m micro-batches of
 /// `rows` rows.
 std::vector<double> peaks(int m, std::int64_t rows, Checkpoint checkpoint) {
   return on_ranks(2, [&](ProcessGroup& world) {
-    const SkipNet net(6, kWidth);
+    const SkipNet net(6, kBillWidth);
     const std::shared_ptr<const LayerList> layers(&net,
                                                   [](const LayerList*) {});
     Options options;
     PipelineModel model(options, layers, one_stage_per_rank({0, 3, 6}), world);
     const auto pieces = ceil_micro_batches(rows * m, m);
-    const Tensor x = rows_of(rows, kWidth, DType::kF32);
+    const Tensor x = rows_of(rows, kBillWidth, DType::kF32);
     x.set_memory_kind(MemoryKind::kInput);
     Pipeline pipeline(model, world, pieces,
                       gpipe::trace_pieces(net, pieces, {x}, DType::kF32),
@@ -44,14 +44,15 @@ std::vector<double> peaks(int m, std::int64_t rows, Checkpoint checkpoint) {
 
 MicroBatchMemory measured(int begin, int end, std::int64_t rows,
                           bool recompute) {
-  const SkipNet net(6, kWidth);
-  const Tensor x = Tensor::empty({rows, kWidth}, {DType::kF32, Device::meta()});
+  const SkipNet net(6, kBillWidth);
+  const Tensor x =
+      Tensor::empty({rows, kBillWidth}, {DType::kF32, Device::meta()});
   StageMemoryOptions how;
   how.recompute = recompute;
   if (end == 6) {
     how.loss = [&](const Tensors& out) {
       const MemoryScope kind(MemoryKind::kInput);
-      const Tensor y = Tensor::empty({rows, kWidth});
+      const Tensor y = Tensor::empty({rows, kBillWidth});
       const MemoryScope computed(MemoryKind::kActivation);
       return mse_loss(out[0], y);
     };
@@ -71,14 +72,14 @@ TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
                 first + (m - 2) * kept);
     }
     // What each layer hands to the next; the last one's was sent
-    EXPECT_GE(kept, 2 * rows * kWidth * 4.0);
+    EXPECT_GE(kept, 2 * rows * kBillWidth * 4.0);
   }
 }
 
 // ... or its input, and one graph is there at a time: m |input| + A.
 TEST(GpipeBill, WithRecomputationItKeepsItsInput) {
   const std::int64_t rows = 5;
-  const double input = rows * kWidth * 4.0;
+  const double input = rows * kBillWidth * 4.0;
   EXPECT_EQ(measured(0, 3, rows, true).kept, 0);  // data: not an activation
   EXPECT_EQ(measured(3, 6, rows, true).kept, input);
   const double one = peaks(2, rows, Checkpoint::kAlways)[1];

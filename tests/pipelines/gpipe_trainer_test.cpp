@@ -37,18 +37,18 @@ std::string small_resnet() {
          R"( "embedding_size": 8, "num_labels": 10})";
 }
 
-struct Trained {
+struct TrainedRank {
   std::vector<double> losses;
   std::vector<NamedTensor> parameters;  // rank 0
   RankReport report;
 };
 
-std::vector<Trained> train_ranks(int p, Options options,
-                                 const TrainerOptions& how) {
+std::vector<TrainedRank> train_ranks(int p, Options options,
+                                     const TrainerOptions& how) {
   options.world_size = p;
   return on_ranks(p, [&](ProcessGroup& world) {
     Trainer trainer(options, how, world);
-    Trained result;
+    TrainedRank result;
     result.losses =
         train(options, trainer.optimizer(), false, [&](std::int64_t k) {
           return trainer.step(k);
@@ -116,7 +116,7 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
             EXPECT_EQ(parity.max_abs, 0) << what;
           }
           EXPECT_EQ(ranks[0].losses[0], one.losses[0]) << what;
-          for (const Trained& rank : ranks) {
+          for (const TrainedRank& rank : ranks) {
             expect_as_predicted(rank.report, what);
             EXPECT_EQ(rank.losses, ranks[0].losses);
           }
@@ -145,7 +145,8 @@ TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
                                   one.parameters[i].tensor))
             << p << " " << one.parameters[i].name;
       }
-      for (const Trained& rank : ranks) expect_as_predicted(rank.report, "mlp");
+      for (const TrainedRank& rank : ranks)
+        expect_as_predicted(rank.report, "mlp");
     }
   }
 }
@@ -175,7 +176,7 @@ TEST(GpipeParity, ImagesTrainToo) {
           compare_with_one_device(options, ranks[0].losses, ranks[0].parameters,
                                   reference(options, how));
       EXPECT_TRUE(parity.passed) << p << " " << parity.max_rel;
-      for (const Trained& rank : ranks) {
+      for (const TrainedRank& rank : ranks) {
         expect_as_predicted(rank.report, checkpoint);
       }
     }

@@ -5,11 +5,10 @@
 #include "chapters/06_1f1b/draw.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "core/check.h"
+#include "tests/pipelines/schedule_support.h"
 
 namespace shardbook::pipeline {
 namespace {
-
-const Costs kUnit{.forward = 1, .backward = 1};
 
 std::string figure(const Schedule& schedule, const Costs& costs) {
   return "\n" + draw(schedule, replay(schedule, costs));

@@ -9,13 +9,12 @@
 #include "chapters/06_1f1b/replay.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "core/check.h"
+#include "tests/pipelines/schedule_support.h"
 
 namespace shardbook::pipeline {
 namespace {
 
 using testing::ElementsAre;
-
-const Costs kUnit{.forward = 1, .backward = 1};
 
 /// Begin of an action of a rank.
 double begin_of(const Schedule& schedule, const Replay& replay, int rank,

@@ -270,8 +270,8 @@ TEST(CostModel, FaultsSlowTheirRank) {
 
 // --- Operations -------------------------------------------------------------
 
-OpEvent event(const char* name, double flops, double bytes, DType dtype,
-              const ProductShape& shape = {}) {
+OpEvent op_event(const char* name, double flops, double bytes, DType dtype,
+                 const ProductShape& shape = {}) {
   return {name,  flops, bytes, Phase::kForward, Device(),
           dtype, shape, 0,     Device()};
 }
@@ -281,10 +281,10 @@ OpEvent product(std::int64_t m, std::int64_t n, std::int64_t k,
   const auto count = [](std::int64_t a, std::int64_t b) {
     return static_cast<double>(a) * static_cast<double>(b);
   };
-  return event("matmul", 2 * count(m, n) * static_cast<double>(k),
-               static_cast<double>(dtype_bytes(dtype)) *
-                   (count(m, k) + count(k, n) + count(m, n)),
-               dtype, {m, n, k, 1});
+  return op_event("matmul", 2 * count(m, n) * static_cast<double>(k),
+                  static_cast<double>(dtype_bytes(dtype)) *
+                      (count(m, k) + count(k, n) + count(m, n)),
+                  dtype, {m, n, k, 1});
 }
 
 double flops_per_s(const CostModel& costs, const OpEvent& event) {
@@ -340,7 +340,7 @@ TEST(CostModel, TypesWithoutUnitsRunOnWiderOnes) {
 
 TEST(CostModel, ElementwiseOperationsTakeBytesOverBandwidth) {
   const CostModel costs(Cluster::read("dgx-a100"));
-  OpEvent gelu = event("gelu", 1e9, 4e9, DType::kBF16);
+  OpEvent gelu = op_event("gelu", 1e9, 4e9, DType::kBF16);
   const Cost cost = costs.operation(gelu);
   const DeviceSpec& device = costs.cluster().device;
   EXPECT_NEAR(cost.seconds,
@@ -377,13 +377,13 @@ TEST(CostModel, AMegatronLayerTakesItsPublishedTime) {
   // Each rank has 8 of the 64 heads, of 96 elements each.
   const double pair_flops = 2 * 2048.0 * 2048 * 96 * 8 * 4;
   const ProductShape scores = {2048, 2048, 96, 8 * 4};
-  forward_s += seconds(
-      event("attention", 2 * pair_flops / 2, tensor / 2, DType::kBF16, scores));
+  forward_s += seconds(op_event("attention", 2 * pair_flops / 2, tensor / 2,
+                                DType::kBF16, scores));
   backward_s += seconds(
-      event("attention", 5 * pair_flops / 2, tensor, DType::kBF16, scores));
+      op_event("attention", 5 * pair_flops / 2, tensor, DType::kBF16, scores));
   // Whole activations: norms, dropout, residuals. A rank's part: GELU.
   auto passes = [&](double count) {
-    return seconds(event("elementwise", 0, count * tensor, DType::kBF16));
+    return seconds(op_event("elementwise", 0, count * tensor, DType::kBF16));
   };
   forward_s += 2 * passes(2) + 2 * passes(2.5) + 2 * passes(3) + passes(1);
   backward_s += 2 * passes(3) + 2 * passes(2.5) + 2 * passes(3) + passes(1.5);
@@ -395,8 +395,8 @@ TEST(CostModel, AMegatronLayerTakesItsPublishedTime) {
 TEST(CostModel, UnfusedAttentionPaysForItsScores) {
   Cluster cluster = Cluster::read("dgx-a100");
   const OpEvent attention =
-      event("attention", 2 * 2048.0 * 2048 * 64 * 64, 4.0 * 2048 * 4096 * 2,
-            DType::kBF16, {2048, 2048, 64, 64});
+      op_event("attention", 2 * 2048.0 * 2048 * 64 * 64, 4.0 * 2048 * 4096 * 2,
+               DType::kBF16, {2048, 2048, 64, 64});
   const double fused = CostModel(cluster).operation(attention).seconds;
   cluster.fused_attention = false;
   const double unfused = CostModel(cluster).operation(attention).seconds;

@@ -83,7 +83,7 @@ TEST(TimelineJson, LongQueuesAreJoined) {
   EXPECT_EQ(events[1].name, "50 operations");
 }
 
-std::string error_of(const std::string& text) {
+std::string reading_error(const std::string& text) {
   try {
     read_timeline_json(text, "run.json: timeline");
   } catch (const Error& error) {
@@ -105,39 +105,40 @@ std::string with_events(const std::string& events) {
 }
 
 TEST(TimelineJson, MistakesAreSentences) {
-  EXPECT_EQ(error_of("{"),
+  EXPECT_EQ(reading_error("{"),
             "run.json: timeline: no JSON: the first mistake is at byte 2");
-  EXPECT_EQ(error_of("[1e999]"),
+  EXPECT_EQ(reading_error("[1e999]"),
             "run.json: timeline: no JSON that can be read: a number is too "
             "large");
-  EXPECT_EQ(error_of("{}"), "run.json: timeline.world_size is missing");
-  EXPECT_EQ(error_of("[]"), "run.json: timeline is []; it has to be an object");
-  EXPECT_EQ(error_of(with_groups("7")),
+  EXPECT_EQ(reading_error("{}"), "run.json: timeline.world_size is missing");
+  EXPECT_EQ(reading_error("[]"),
+            "run.json: timeline is []; it has to be an object");
+  EXPECT_EQ(reading_error(with_groups("7")),
             "run.json: timeline.groups is 7; it has to be a list");
-  EXPECT_EQ(error_of(with_groups("[{\"ranks\": [[0, 7]]}]")),
+  EXPECT_EQ(reading_error(with_groups("[{\"ranks\": [[0, 7]]}]")),
             "run.json: timeline.groups[0].ranks[0][1] is 7; it has to be a "
             "whole number from 0 to 0");
   const std::string group =
       R"({"ranks": [[0, 0]], "queues": [], "memory": []})";
-  EXPECT_EQ(error_of(with_groups("[" + group + "," + group + "]")),
+  EXPECT_EQ(reading_error(with_groups("[" + group + "," + group + "]")),
             "run.json: timeline.groups name 2 ranks of a world of 1");
-  EXPECT_EQ(error_of(with_events("[[1, 0, 5]]")),
+  EXPECT_EQ(reading_error(with_events("[[1, 0, 5]]")),
             "run.json: timeline.groups[0].queues[0].events[0][0] is 1; it has "
             "to be a whole number from 0 to 0");
-  EXPECT_EQ(error_of(with_events("[[0, 5, 4]]")),
+  EXPECT_EQ(reading_error(with_events("[[0, 5, 4]]")),
             "run.json: timeline.groups[0].queues[0].events[0][2] is 4; it has "
             "to be a whole number from 5 to 4611686018427387904");
-  EXPECT_EQ(error_of(with_events("[[0, 5]]")),
+  EXPECT_EQ(reading_error(with_events("[[0, 5]]")),
             "run.json: timeline.groups[0].queues[0].events[0] has 2 elements; "
             "it needs 3");
-  EXPECT_EQ(error_of(with_events("[[0, 1, 2, \"many\"]]")),
+  EXPECT_EQ(reading_error(with_events("[[0, 1, 2, \"many\"]]")),
             "run.json: timeline.groups[0].queues[0].events[0][3] is \"many\"; "
             "it has to be a number from 0 up");
-  EXPECT_EQ(error_of(R"({"world_size": 1, "step_s": 1, "ops": [],
+  EXPECT_EQ(reading_error(R"({"world_size": 1, "step_s": 1, "ops": [],
                          "kinds": ["heap"], "groups": []})"),
             "run.json: timeline.kinds[0] is \"heap\"; there is no such kind "
             "of memory");
-  EXPECT_EQ(error_of(with_events("[[0, 1, 2]]")), "no error");
+  EXPECT_EQ(reading_error(with_events("[[0, 1, 2]]")), "no error");
 }
 
 }  // namespace
