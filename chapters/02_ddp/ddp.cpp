@@ -60,7 +60,7 @@ DistributedDataParallel::DistributedDataParallel(Module& module,
   broadcast_coalesced(group, module.buffers(), 0, "buffers");
 
   // Build the buckets and hook every parameter
-  reducer_ = std::make_unique<Reducer>(std::move(trained), group, options);
+  reducer_ = std::make_shared<Reducer>(std::move(trained), group, options);
 }
 
 void DistributedDataParallel::check_same_model() {
@@ -150,6 +150,16 @@ void DistributedDataParallel::after_forward(const Tensors& outputs) {
                               status_.begin() + group_.size(), 0);
   }
   reducer_->expect_reduction(outputs, divisor);
+
+  // Notice a backward that comes too late to be reduced
+  for (const Tensor& output : outputs) {
+    if (!output.requires_grad() || output.is_leaf()) continue;
+    output.add_grad_hook(
+        [watched = std::weak_ptr<Reducer>(reducer_)](const Tensor&) {
+          if (const auto reducer = watched.lock()) reducer->check_expecting();
+          return Tensor();
+        });
+  }
 }
 
 void DistributedDataParallel::broadcast_buffers(int root) {

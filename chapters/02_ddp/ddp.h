@@ -19,6 +19,11 @@
 // ranks. The result is the mean over the global batch only where all ranks
 // have equally many samples.
 //
+// Each forward is followed by its backward: a reduction serves one backward.
+// Several forwards may share one, whose losses are added first. After two
+// forwards, a second backward would leave its gradients on this rank; it is
+// refused (by PyTorch's DDP it is not).
+//
 // All ranks construct, call and destroy it in the same order. Model and group
 // must outlive it. For a forward on one rank alone, call `module()`.
 //
@@ -105,7 +110,8 @@ class DistributedDataParallel {
   Module& module_;
   ProcessGroup& group_;
   const DdpOptions options_;
-  std::unique_ptr<Reducer> reducer_;
+  /// Shared with nobody; graphs of outputs may outlive it, and look.
+  std::shared_ptr<Reducer> reducer_;
   bool is_syncing_ = true;
   bool last_forward_synced_ = true;
   bool has_run_ = false;

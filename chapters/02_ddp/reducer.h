@@ -68,6 +68,10 @@ class Reducer {
   void expect_reduction(const Tensors& outputs, double divisor);
   /// The next backward only accumulates.
   void expect_nothing() { is_expecting_ = false; }
+  /// A backward has reached an output that expect_reduction was told of.
+  /// Throws Error when the reduction has been made or given up since: these
+  /// gradients would stay on this rank.
+  void check_expecting();
   /// Takes part in the others' reduction with zeros, and ignores its result.
   void reduce_zeros(double divisor);
 

@@ -1,7 +1,6 @@
 // What all chapters share: data, configs, models, checkpoints, the loop.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
@@ -17,6 +16,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 namespace {
@@ -26,23 +26,14 @@ namespace files = std::filesystem;
 /// A folder of its own for each test, gone afterwards.
 class CommonFiles : public testing::Test {
  protected:
-  CommonFiles()
-      : folder_(files::temp_directory_path() /
-                ("shardbook_common_" + std::to_string(getpid()))) {
-    files::create_directories(folder_);
-  }
-  ~CommonFiles() override { files::remove_all(folder_); }
-
-  std::string path(const std::string& name) const {
-    return (folder_ / name).string();
-  }
+  std::string path(const std::string& name) const { return folder_ / name; }
   std::string write(const std::string& name, const std::string& bytes) const {
     std::ofstream(path(name), std::ios::binary) << bytes;
     return path(name);
   }
 
  private:
-  files::path folder_;
+  TempFolder folder_;
 };
 
 /// The text of the Error has all these parts.

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::data_parallel {
 namespace {
@@ -376,6 +378,52 @@ TEST(DataParallelReplicate, DiesWithTheGraph) {
   // Also when no backward comes.
   { DataParallel(module, world.devices)(random_tensor({4, 6}, 1)); }
   EXPECT_EQ(world.devices[1].memory().current_total, 0);
+}
+
+/// Its backward belongs to the module that ran the forward.
+class Owned : public ModuleOf<Owned> {
+ public:
+  Owned() : fc("fc", 6, 3, {1, DType::kF64, Device()}) {}
+  Owned(const Owned& other)
+      : ModuleOf<Owned>(other), fc(other.fc), num_lost(other.num_lost) {}
+  Tensor forward(const Tensor& x) override {
+    const std::weak_ptr<int> self = life_;
+    return autograd::custom_function(
+        "owned", {fc(x)}, [](const Tensors& y) { return y; },
+        [self, count = num_lost](const Tensors& grads) {
+          if (self.expired()) ++*count;
+          return grads;
+        })[0];
+  }
+  void members(MemberVisitor& visit) override { visit.module("fc", fc); }
+
+  Linear fc;
+  /// Backwards whose module had gone; shared by all copies.
+  std::shared_ptr<std::atomic<int>> num_lost =
+      std::make_shared<std::atomic<int>>(0);
+
+ private:
+  std::shared_ptr<int> life_ = std::make_shared<int>();
+};
+
+TEST(DataParallelReplicate, LivesAsLongAsBackwardMayNeedIt) {
+  World world(3);
+  Owned module;
+  Tensor loss;
+  {
+    DataParallel model(module, world.devices);
+    loss = sum(square(model(random_tensor({6, 6}, 1))));
+  }
+  loss.backward();
+  EXPECT_EQ(*module.num_lost, 0);
+  // The same where a caller's own forward returns several outputs
+  DataParallel model(module, world.devices);
+  const Value both = model(
+      Value(random_tensor({6, 6}, 1)), [](Module& replica, const Value& x) {
+        return Value(Value::Dictionary{{"y", call_module(replica, x)}});
+      });
+  sum(square(both["y"].tensor())).backward();
+  EXPECT_EQ(*module.num_lost, 0);
 }
 
 // --- Parallel apply ---------------------------------------------------------
@@ -910,16 +958,15 @@ TEST(DataParallelBill, TracesHaveATrackPerDevice) {
   World world(2);
   Probe module;
   DataParallel model(module, world.devices);
-  const std::string path = testing::TempDir() + "data_parallel_trace.json";
+  const TempFolder folder;
   {
     DeviceTraces traces(world.devices);
     traces.watch(world.context, *model.ledger());
     sum(square(model(random_tensor({4, 6}, 3)))).backward();
-    traces.write(path);
+    traces.write(folder / "trace.json");
   }
   EXPECT_FALSE(world.context.observed());
   model(random_tensor({4, 6}, 3));
-  std::remove(path.c_str());
 }
 
 TEST(DataParallelErrors, DevicesAreNamedOnce) {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 
 #include "chapters/02_ddp/sync_batch_norm.h"
 #include "chapters/02_ddp/trainer.h"
@@ -260,12 +259,11 @@ TEST(DdpSyncBatchNorm, RanksWithDifferentCountsAreWeightedByThem) {
 
 // --- The language models, as the program trains them --------------------------------
 
+/// The text of its config.
 std::string tiny_gpt() {
-  const std::string path = testing::TempDir() + "ddp_tiny_gpt.json";
-  std::ofstream(path) << R"({"model_type": "gpt2", "vocab_size": 256,)"
-                      << R"("n_positions": 16, "n_embd": 16, "n_layer": 2,)"
-                      << R"("n_head": 2})";
-  return path;
+  return R"({"model_type": "gpt2", "vocab_size": 256,)"
+         R"("n_positions": 16, "n_embd": 16, "n_layer": 2,)"
+         R"("n_head": 2})";
 }
 
 Options tiny_options(DType dtype, const std::string& model) {

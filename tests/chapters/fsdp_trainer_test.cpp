@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "tests/chapters/fsdp_support.h"
 
@@ -13,12 +11,11 @@ namespace {
 using zero_fsdp::Trainer;
 using zero_fsdp::TrainerOptions;
 
+/// The text of its config.
 std::string tiny_gpt() {
-  const std::string path = testing::TempDir() + "fsdp_tiny_gpt.json";
-  std::ofstream(path) << R"({"model_type": "gpt2", "vocab_size": 256,)"
-                      << R"("n_positions": 16, "n_embd": 16, "n_layer": 3,)"
-                      << R"("n_head": 2})";
-  return path;
+  return R"({"model_type": "gpt2", "vocab_size": 256,)"
+         R"("n_positions": 16, "n_embd": 16, "n_layer": 3,)"
+         R"("n_head": 2})";
 }
 
 Options tiny_options(const std::string& model) {

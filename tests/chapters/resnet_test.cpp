@@ -3,10 +3,8 @@
 #include "chapters/common/resnet.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <set>
@@ -17,6 +15,7 @@
 #include "chapters/common/report.h"
 #include "chapters/common/training.h"
 #include "core/autograd.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 namespace {
@@ -198,9 +197,8 @@ TEST(ResNet, BillIsCounted) {
 }
 
 TEST(ResNet, IsSavedAndLoadedWithItsConfig) {
-  const std::string path = (std::filesystem::temp_directory_path() /
-                            ("resnet_" + std::to_string(getpid())))
-                               .string();
+  const TempFolder folder;
+  const std::string path = folder / "resnet.safetensors";
   const ModelConfig config = ModelConfig::read(kBottleneck);
   InitOptions init, other;
   init.seed = 1, other.seed = 2;
@@ -211,7 +209,6 @@ TEST(ResNet, IsSavedAndLoadedWithItsConfig) {
   save_model(path, *model, config);
   load_model(path, *copy);
   EXPECT_EQ(config_of_file(path).to_json(), config.to_json());
-  std::filesystem::remove(path);
   model->train(false);
   copy->train(false);
   EXPECT_TRUE(bitwise_equal((*model)(batch.inputs).detach(),

@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 
 #include "chapters/common/checkpoint.h"
 #include "core/ops.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::single_device {
 namespace {
@@ -230,9 +230,8 @@ TEST(SingleDevice, LearnsTheBook) {
 }
 
 TEST(SingleDevice, ASavedModelGoesOnAsIfNothingHadHappened) {
-  const std::string path =
-      (std::filesystem::path(testing::TempDir()) / "resume.safetensors")
-          .string();
+  const TempFolder folder;
+  const std::string path = folder / "resume.safetensors";
   Options options = small_options();
   options.optimizer = "sgd";
   options.steps = 2;
@@ -246,7 +245,6 @@ TEST(SingleDevice, ASavedModelGoesOnAsIfNothingHadHappened) {
   SingleDevice second(loaded, {});
   const double expected = first.step(2).loss;
   EXPECT_EQ(second.step(2).loss, expected);
-  std::filesystem::remove(path);
 }
 
 TEST(SingleDevice, ADeviceThatIsTooSmallSaysWhatItHolds) {

@@ -6,6 +6,7 @@
 
 #include "chapters/03_zero_fsdp/zero_checkpoint.h"
 #include "tests/chapters/zero_support.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::zero_test {
 namespace {
@@ -13,13 +14,6 @@ namespace {
 using zero::load_sharded;
 using zero::save_sharded;
 using zero::ShardPiece;
-
-std::string fresh_folder(const std::string& name) {
-  const std::string path = testing::TempDir() + "zero_state_" + name;
-  std::filesystem::remove_all(path);
-  std::filesystem::create_directories(path);
-  return path;
-}
 
 Training run_of(const std::string& optimizer, DType dtype = DType::kF64) {
   Training run;
@@ -74,7 +68,8 @@ TEST(ZeroState, AnyWorldGoesOnIdentically) {
   for (const std::string optimizer : {"sgd", "adam", "adamw"}) {
     const Training run = run_of(optimizer);
     for (int from = 1; from <= 3; ++from) {
-      const std::string folder = fresh_folder("any_world");
+      const TempFolder temporary;
+      const std::string& folder = temporary.path();
       const State straight = run_and_save(4, from, run, "", 4);
       run_and_save(4, from, run, folder, 2);
       for (const auto& [d, to] : {std::pair(2, 1), std::pair(1, 2),
@@ -97,7 +92,8 @@ TEST(ZeroState, AnyWorldGoesOnIdentically) {
 
 TEST(ZeroState, MasterCopiesComeAlong) {
   const Training run = run_of("adam", DType::kBF16);
-  const std::string folder = fresh_folder("master");
+  const TempFolder temporary;
+  const std::string& folder = temporary.path();
   const State straight = run_and_save(4, 2, run, "", 4);
   ASSERT_EQ(straight.count("0.weight.master"), 1u);
   run_and_save(4, 2, run, folder, 2);
@@ -193,7 +189,8 @@ std::string load_error(const std::string& folder, const Training& run,
 TEST(ZeroState, ABrokenCheckpointIsNamed) {
   namespace fs = std::filesystem;
   const Training run = run_of("adam");
-  const std::string folder = fresh_folder("broken");
+  const TempFolder temporary;
+  const std::string& folder = temporary.path();
   EXPECT_TRUE(has_text(load_error(folder + "/none", run), "cannot be read"));
   EXPECT_TRUE(has_text(load_error(folder, run), "holds no zero-"));
   run_and_save(2, 2, run, folder, 1);
@@ -208,9 +205,9 @@ TEST(ZeroState, ABrokenCheckpointIsNamed) {
   EXPECT_TRUE(has_text(load_error(folder, run),
                        "was written by 2 ranks, " + folder + " holds 1"));
   fs::rename(folder + "/kept", second);
-  const std::string other = fresh_folder("other");
-  run_and_save(2, 2, run, other, 2);
-  fs::copy_file(other + "/zero-00002-of-00002.safetensors", second,
+  const TempFolder other;
+  run_and_save(2, 2, run, other.path(), 2);
+  fs::copy_file(other / "zero-00002-of-00002.safetensors", second,
                 fs::copy_options::overwrite_existing);
   EXPECT_TRUE(has_text(load_error(folder, run), "after another step"));
 }

@@ -2,21 +2,25 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "tests/cli/programs.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 namespace {
 
-namespace fs = std::filesystem;
+/// A file of this program's own.
+std::string own_file(const std::string& name) {
+  static const TempFolder folder;
+  return folder / name;
+}
 
 std::string write_file(const std::string& name, const std::string& bytes) {
-  const fs::path path = fs::path(testing::TempDir()) / name;
+  const std::string path = own_file(name);
   std::ofstream(path, std::ios::binary) << bytes;
-  return path.string();
+  return path;
 }
 
 struct BadInput {
@@ -67,7 +71,7 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
 }
 
 TEST(CommandLine, FilesThatLie) {
-  const std::string missing = testing::TempDir() + "/there/is/none";
+  const std::string missing = own_file("there/is/none");
   expect_refused({"00_single_device", "--load " + missing, "no such"});
   expect_refused({"00_single_device", "--data " + missing, "cannot be read"});
   expect_refused({"00_single_device", "--data /", "--data /"});
@@ -95,12 +99,11 @@ TEST(CommandLine, FilesThatLie) {
 }
 
 TEST(CommandLine, AModelOfAnotherShapeIsRefused) {
-  const std::string path = testing::TempDir() + "/nano.safetensors";
+  const std::string path = own_file("nano.safetensors");
   EXPECT_EQ(run("00_single_device",
                 "--steps 0 --no-check --save " + path).status, 0);
   expect_refused({"00_single_device", "--model gpt-micro --load " + path,
                   "the model needs"});
-  fs::remove(path);
 }
 
 TEST(CommandLine, TheOldCheckpointSurvivesAFullDisk) {

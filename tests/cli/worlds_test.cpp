@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/programs.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 namespace {
@@ -128,7 +129,8 @@ TEST(ProgramWorlds, ClustersThatCannotBeAreRefused) {
 }
 
 TEST(ProgramWorlds, AStragglerInAClusterFileHoldsAllRanksUp) {
-  const std::string file = testing::TempDir() + "straggler.json";
+  const TempFolder folder;
+  const std::string file = folder / "straggler.json";
   std::ofstream(file) << R"({"extends": "dgx-a100", "name": "slow",
       "faults": [{"rank": 2, "compute_slowdown": 5}]})";
   const std::string options = "--backend sim --world-size 4 --model gpt2 ";

@@ -15,6 +15,7 @@
 #include "comm/processes.h"
 #include "core/check.h"
 #include "core/tensor.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 namespace {
@@ -30,16 +31,10 @@ Tensor ten() { return Tensor::zeros({10}); }
 // Runs ranks that are to fail, and keeps what each of them has said.
 class GlooFailure : public ::testing::Test {
  protected:
-  GlooFailure() {
-    char name[] = "/tmp/shardbook-gloo-XXXXXX";
-    folder_ = mkdtemp(name);
-  }
-  ~GlooFailure() override { std::filesystem::remove_all(folder_); }
-
   // The error of the whole; "" when there was none.
   std::string run(int world_size,
                   const std::function<void(ProcessGroup&)>& body) {
-    const std::filesystem::path folder = folder_;
+    const std::filesystem::path folder = folder_.path();
     try {
       run_processes(
           world_size,
@@ -71,7 +66,7 @@ class GlooFailure : public ::testing::Test {
     EXPECT_EQ(errno, ECHILD);
   }
 
-  std::filesystem::path folder_;
+  TempFolder folder_;
   LaunchOptions options_;
 };
 

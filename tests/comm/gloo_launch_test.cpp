@@ -15,6 +15,7 @@
 #include "comm/processes.h"
 #include "core/check.h"
 #include "core/tensor.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 namespace {
@@ -194,13 +195,12 @@ std::vector<std::string> sums(const std::string& rendezvous) {
 const std::vector<std::string> kThrees = {"3", "3", "3"};
 
 TEST(GlooRendezvous, ByFile) {
-  char name[] = "/tmp/shardbook-meet-XXXXXX";
-  const std::string folder = mkdtemp(name);
+  const TempFolder temporary;
+  const std::string& folder = temporary.path();
   EXPECT_EQ(sums("file:" + folder), kThrees);
   // Rank 0 has tidied up, so the folder can serve again.
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   EXPECT_EQ(sums("file:" + folder), kThrees);
-  std::filesystem::remove_all(folder);
 }
 
 TEST(GlooRendezvous, ByTcpServedByRankZero) {

@@ -14,7 +14,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::read_bytes;
 using ::testing::StartsWith;
-using testing::TempFolder;
+using testing::num_files;
 using testing::write_bytes;
 
 constexpr const char* kManifest = "model.safetensors.index.json";
@@ -58,7 +58,7 @@ TEST(Checkpoint, ManyFilesAreFoundByManifestFolderAndStem) {
   write_sharded_safetensors(folder.path(), four_items(), 12,
                             {{"format", "pt"}});
   // a and b share 12 bytes, c has 16 and stands alone.
-  EXPECT_EQ(folder.num_files(), 4);
+  EXPECT_EQ(num_files(folder), 4);
   EXPECT_EQ(read_bytes(folder / kManifest), R"({
   "metadata": {
     "total_size": 32
@@ -204,7 +204,7 @@ TEST(SafetensorsIndex, ImpossibleManifestsAreNotWritten) {
                 write_sharded_safetensors(folder.path(), four_items(), 0);
               }),
               HasSubstr("allowed are 1 and more"));
-  EXPECT_EQ(folder.num_files(), 0);
+  EXPECT_EQ(num_files(folder), 0);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@ namespace shardbook {
 namespace {
 
 using testing::read_bytes;
-using testing::TempFolder;
 using testing::write_bytes;
 
 /// Runs a script with one argument; true when it exits with status 0.

@@ -16,7 +16,6 @@ using testing::file_bytes;
 using testing::file_with;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using testing::TempFolder;
 using testing::write_bytes;
 
 SafetensorsFile read(const std::string& bytes) {

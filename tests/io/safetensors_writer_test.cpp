@@ -21,7 +21,7 @@ using testing::file_bytes;
 using ::testing::HasSubstr;
 using testing::read_bytes;
 using ::testing::StartsWith;
-using testing::TempFolder;
+using testing::num_files;
 using testing::write_bytes;
 
 constexpr DType kAllTypes[] = {DType::kF64, DType::kF32, DType::kBF16,
@@ -125,7 +125,7 @@ TEST(SafetensorsWriter, ImpossibleItemsAreRefusedBeforeAnythingIsWritten) {
                          const SafetensorsMetadata& metadata = {}) {
     const std::string message =
         error_of([&] { write_safetensors(path, items, metadata); });
-    EXPECT_EQ(folder.num_files(), 0);
+    EXPECT_EQ(num_files(folder), 0);
     EXPECT_THAT(message, StartsWith(path + ": "));
     return message;
   };
@@ -165,7 +165,7 @@ TEST(SafetensorsWriter, PiecesMakeTheSameFile) {
   EXPECT_FALSE(std::filesystem::exists(folder / "pieces"));
   writer.commit();
   EXPECT_EQ(read_bytes(folder / "pieces"), read_bytes(folder / "whole"));
-  EXPECT_EQ(folder.num_files(), 2);
+  EXPECT_EQ(num_files(folder), 2);
 }
 
 TEST(SafetensorsWriter, PiecesOutOfOrderAreRefused) {
@@ -194,9 +194,9 @@ TEST(SafetensorsWriter, WithoutCommitNothingIsLeft) {
   {
     SafetensorsWriter writer(folder / "f", {{"a", DType::kF32, {1}}});
     writer.append("a", "dddd", 4);
-    EXPECT_EQ(folder.num_files(), 2);
+    EXPECT_EQ(num_files(folder), 2);
   }
-  EXPECT_EQ(folder.num_files(), 1);
+  EXPECT_EQ(num_files(folder), 1);
   EXPECT_EQ(read_bytes(folder / "f"), "old");
 }
 
@@ -230,7 +230,7 @@ TEST(SafetensorsWriter, TheNameMayBeAsLongAsTheFileSystemAllows) {
   EXPECT_TRUE(std::filesystem::exists(path));
   EXPECT_THAT(error_of([&] { write_safetensors(path + "n", {}); }),
               HasSubstr("File name too long"));
-  EXPECT_EQ(folder.num_files(), 1);
+  EXPECT_EQ(num_files(folder), 1);
 }
 
 TEST(SafetensorsWriter, PathsThatCannotBeFilesAreRefused) {
@@ -245,7 +245,7 @@ TEST(SafetensorsWriter, PathsThatCannotBeFilesAreRefused) {
                 ": cannot create a file in this folder: "
                 "No such file or directory");
   EXPECT_THAT(fails(""), HasSubstr("empty path"));
-  EXPECT_EQ(folder.num_files(), 0);
+  EXPECT_EQ(num_files(folder), 0);
 }
 
 /// Expects that writing 1 MiB to folder/f fails for `cause` and changes

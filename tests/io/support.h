@@ -1,57 +1,28 @@
 #pragma once
 
-// What the tests of files share: a folder that goes away, raw bytes in and
-// out, and the message of an Error.
-
-#include <stdlib.h>
+// What the tests of files share: raw bytes in and out, and the message of an
+// Error.
 
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <stdexcept>
 #include <string>
 
 #include "core/check.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::testing {
 
-/// A fresh folder, removed with everything in it.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "shardbook-io-XXXXXX")
-            .string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw std::runtime_error("cannot create a temporary folder");
-    }
-    path_ = name;
+/// How many files are in the folder, hidden ones included.
+inline int num_files(const TempFolder& folder) {
+  int count = 0;
+  for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
+    (void)file;
+    ++count;
   }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const {
-    return path_ + "/" + name;
-  }
-  /// How many files are there, hidden ones included.
-  int num_files() const {
-    int count = 0;
-    for (const auto& file : std::filesystem::directory_iterator(path_)) {
-      (void)file;
-      ++count;
-    }
-    return count;
-  }
-
- private:
-  std::string path_;
-};
+  return count;
+}
 
 inline void write_bytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;

@@ -10,6 +10,7 @@
 #include "chapters/06_1f1b/trainer.h"
 #include "chapters/common/worlds.h"
 #include "core/check.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::pipeline_test {
 namespace {
@@ -193,7 +194,8 @@ TEST(EngineWorlds, PostValidationTakesTheWaitAway) {
 }
 
 TEST(EngineWorlds, AUsersOwnScheduleRuns) {
-  const std::string file = ::testing::TempDir() + "mine.json";
+  const TempFolder folder;
+  const std::string file = folder / "mine.json";
   std::ofstream(file) << R"({"name": "mine", "micro_batches": 2,
                              "ranks": ["F0 F1 B0 B1", "F0 F1 B0 B1"]})";
   Options options = worlds_options(2);
@@ -212,7 +214,6 @@ TEST(EngineWorlds, AUsersOwnScheduleRuns) {
                   options, threads.report.losses, threads.parameters,
                   pipeline::reference_run(options, how, plan))
                   .passed);
-  std::remove(file.c_str());
 }
 
 TEST(EngineWorlds, BadOptionsAreSentences) {

@@ -7,6 +7,7 @@
 
 #include "chapters/05_gpipe/trainer.h"
 #include "tests/pipelines/gpipe_support.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::gpipe_test {
 namespace {
@@ -274,7 +275,8 @@ TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
 
 // What four stages saved, two stages load.
 TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
-  const std::string path = testing::TempDir() + "gpipe.safetensors";
+  const TempFolder folder;
+  const std::string path = folder / "gpipe.safetensors";
   Options options = options_of(small_gpt());
   on_ranks(4, [&](ProcessGroup& world) {
     Trainer trainer(options, {3}, world);

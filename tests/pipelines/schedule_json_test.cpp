@@ -10,6 +10,7 @@
 
 #include "chapters/06_1f1b/schedules.h"
 #include "core/check.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::pipeline {
 namespace {
@@ -110,7 +111,8 @@ TEST(ScheduleJson, NamesFileKeyValueAndWhatIsAllowed) {
 }
 
 TEST(ScheduleJson, FilesStandWhereNamesDo) {
-  const std::string file = testing::TempDir() + "/schedule_json_test.json";
+  const TempFolder folder;
+  const std::string file = folder / "zb.json";
   std::ofstream(file) << to_json(schedules::zb_h1(2, 4));
   schedules::ScheduleOptions options;
   options.num_ranks = 2;
@@ -124,7 +126,7 @@ TEST(ScheduleJson, FilesStandWhereNamesDo) {
   EXPECT_THROW(schedules::make_schedule(file, options), Error);
   std::remove(file.c_str());
   EXPECT_THROW(read_schedule(file), Error);
-  EXPECT_THROW(read_schedule(testing::TempDir()), Error);
+  EXPECT_THROW(read_schedule(folder.path()), Error);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "chapters/table/html.h"
 #include "tests/report/browser.h"
 #include "tests/report/fixtures.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::report {
 namespace {
@@ -147,7 +148,7 @@ class Report : public testing::Test {
     if (browser_.empty()) {
       GTEST_SKIP() << "no browser here (package chromium)";
     }
-    file_ = (fs::path(testing::TempDir()) / "shardbook-report.html").string();
+    file_ = folder_ / "report.html";
     std::ofstream(file_, std::ios::binary) << with_audit(html());
   }
 
@@ -163,6 +164,7 @@ class Report : public testing::Test {
   }
 
   std::string browser_;
+  TempFolder folder_;
   std::string file_;
 };
 

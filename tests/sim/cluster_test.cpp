@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "sim/internal/json_object.h"
 #include "sim/internal/presets.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::sim {
 namespace {
@@ -151,7 +152,8 @@ TEST(ClusterFile, OfTheHeaderIsRead) {
 }
 
 TEST(ClusterFile, EmptyFilesAreNotJson) {
-  const std::string file = testing::TempDir() + "/empty.json";
+  const TempFolder temporary;
+  const std::string file = temporary / "empty.json";
   std::ofstream(file).close();
   try {
     Cluster::read(file);
@@ -171,8 +173,8 @@ TEST(ClusterFile, AnotherKindOfLinkStartsAfresh) {
 }
 
 TEST(ClusterFile, MayExtendAFileNextToIt) {
-  const std::filesystem::path folder =
-      std::filesystem::path(testing::TempDir()) / "cluster_file";
+  const TempFolder temporary;
+  const std::filesystem::path folder = temporary.path();
   std::filesystem::create_directories(folder / "deeper");
   auto write = [&](const char* name, const std::string& text) {
     std::ofstream(folder / name) << text;
@@ -198,8 +200,8 @@ TEST(ClusterFile, MayExtendAFileNextToIt) {
 }
 
 TEST(ClusterFile, ThisMachineSaysHowToMakeIt) {
-  const std::string folder = testing::TempDir() + "/no_such_cache";
-  std::filesystem::remove_all(folder);
+  const TempFolder temporary;
+  const std::string folder = temporary / "cache";
   const char* before = std::getenv("XDG_CACHE_HOME");
   const std::string saved = before == nullptr ? "" : before;
   setenv("XDG_CACHE_HOME", folder.c_str(), 1);

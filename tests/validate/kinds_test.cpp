@@ -75,7 +75,7 @@ TEST(Tables, GarbledOnesAreOneSentence) {
   const std::string good = std::string(kMpt) + kMptRow;
   EXPECT_EQ(error_of(written(good)), "");
   EXPECT_THAT(error_of("/no/such/file.csv"), HasSubstr("cannot be read"));
-  EXPECT_THAT(error_of(testing::TempDir()), HasSubstr("cannot be read"));
+  EXPECT_THAT(error_of("/"), HasSubstr("cannot be read"));
   EXPECT_THAT(error_of(written("")), HasSubstr("is empty"));
   EXPECT_THAT(error_of(written(kMpt)), HasSubstr("no rows"));
   EXPECT_THAT(error_of(written(std::string("a\0b\n1,2\n", 8))),

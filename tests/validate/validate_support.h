@@ -2,11 +2,10 @@
 
 // Tables made up for one test.
 
-#include <gtest/gtest.h>
-
-#include <filesystem>
 #include <fstream>
 #include <string>
+
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::test {
 
@@ -14,15 +13,11 @@ inline std::string own_table(const std::string& name) {
   return std::string(SHARDBOOK_ROOT) + "/bench/validate/" + name;
 }
 
-/// A file with this text, named after the running test.
+/// A file with this text, in a folder of this program's own.
 inline std::string written(const std::string& text,
                            const std::string& name = "table.csv") {
-  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-  const std::filesystem::path folder =
-      std::filesystem::path(testing::TempDir()) /
-      (std::string("validate.") + test->test_suite_name() + "." + test->name());
-  std::filesystem::create_directories(folder);
-  const std::string file = (folder / name).string();
+  static const TempFolder folder;
+  const std::string file = folder / name;
   std::ofstream(file, std::ios::binary) << text;
   return file;
 }

@@ -1,0 +1,381 @@
+"""The changes that run.py makes: one line each, and the tests to notice it.
+
+`line` is text of `file`, once in it; `becomes` takes its place. `tests` is a
+filter of GoogleTest for `program` ("chapters", "pipelines" or "cli"), narrow
+enough to run for seconds. `reason` is for those that no test can notice.
+"""
+
+import typing
+
+
+class Mutant(typing.NamedTuple):
+    file: str
+    line: str
+    becomes: str
+    program: str
+    tests: str
+    reason: str = ""
+
+
+MUTANTS = []
+
+
+def chapter(folder, program):
+    """A function that adds mutants of files of one folder."""
+    def add(file, line, becomes, tests, reason=""):
+        MUTANTS.append(Mutant(f"chapters/{folder}/{file}", line, becomes,
+                              program, tests, reason))
+    return add
+
+
+# --- Data parallelism in one process -----------------------------------------
+
+data_parallel = chapter("01_data_parallel", "chapters")
+
+# Another sum of gradients: without the second device's
+data_parallel(
+    "replicate.cpp",
+    "for (std::size_t d = 1; d < devices.size(); ++d) {\n      const Tensor",
+    "for (std::size_t d = 2; d < devices.size(); ++d) {\n      const Tensor",
+    "*DataParallelParity.Gradients*")
+data_parallel(
+    "replicate.cpp", "if (mine->bytes < limit_bytes) continue;",
+    "if (mine->bytes <= limit_bytes) continue;", "DataParallelChunks.*")
+data_parallel(
+    "replicate.cpp", "(parameter.requires_grad() ? trained : fixed)",
+    "(parameter.requires_grad() ? fixed : fixed)",
+    "DataParallelReplicate.*:*DataParallelParity.Gradients*")
+data_parallel(
+    "replicate.cpp", "copy.numel * static_cast<std::int64_t>(devices.size() - 1)",
+    "copy.numel * static_cast<std::int64_t>(devices.size())",
+    "*DataParallelParity.Bytes*:DataParallelBill.*")
+# Replicas that die before their backward
+data_parallel(
+    "data_parallel.cpp",
+    "outputs[i] = holding(forward(*replicas[i], inputs[i]), replicas[i]);",
+    "outputs[i] = forward(*replicas[i], inputs[i]);",
+    "DataParallelReplicate.*")
+data_parallel(
+    "data_parallel.cpp", "autograd::at_end_of_backward([replica] {});", "",
+    "DataParallelReplicate.*")
+data_parallel(
+    "data_parallel.cpp", "rows.first += rows.stride * num_rows(inputs[i]);", "",
+    "*DataParallelParity.Dropout*")
+data_parallel(
+    "data_parallel.cpp", "constexpr double kLeastShare = 0.75;",
+    "constexpr double kLeastShare = 0.5;", "DataParallelBill.Warns*")
+data_parallel(
+    "scatter_gather.cpp", "copy.sent[op == CommOp::kScatter ? r : i]",
+    "copy.sent[r]", "*DataParallelParity.Bytes*:DataParallelBill.*")
+
+# --- Distributed data parallelism ---------------------------------------------
+
+ddp = chapter("02_ddp", "chapters")
+
+ddp("reducer.cpp", "const double factor = comm_hook_ ? 1 : 1 / divisor_;",
+    "const double factor = 1;", "DdpModel.*:DdpNoSync.*")
+# The small first bucket: when buckets are made, and when they are rebuilt
+ddp("reducer.cpp", "{mib(options.first_bucket_mb), mib(options.bucket_cap_mb)}",
+    "{mib(options.bucket_cap_mb), mib(options.bucket_cap_mb)}", "DdpBuckets.*")
+ddp("reducer.cpp",
+    "{mib(options_.first_bucket_mb), mib(options_.bucket_cap_mb)}",
+    "{mib(options_.bucket_cap_mb), mib(options_.bucket_cap_mb)}",
+    "DdpBuckets.*")
+ddp("reducer.cpp", "if (!has_rebuilt_) slot.arrival = ++num_arrived_;", "",
+    "DdpOrder.*:DdpBuckets.*")
+ddp("reducer.cpp", "while (next_bucket_ < buckets_.size() &&",
+    "if (next_bucket_ < buckets_.size() &&", "DdpOrder.*:DdpLedger.*")
+ddp("reducer.cpp",
+    "if (!num_users_.empty() && num_users_[i] == 0) return;", "",
+    "DdpUnused.*")
+ddp("reducer.cpp",
+    "is_used_[static_cast<std::size_t>(&slot - slots_.data())] = 1;", "",
+    "DdpUnused.*")
+ddp("reducer.cpp", "SB_CHECK(is_expecting_, \"ddp: rank \"",
+    "SB_CHECK(true, \"ddp: rank \"", "DdpTrap.*:DdpForwards.*")
+ddp("ddp.cpp",
+    "if (RankContext::current().grad_enabled) reducer_->rebuild_buckets();",
+    "reducer_->rebuild_buckets();", "DdpOrder.*")
+ddp("ddp.cpp",
+    "return is_syncing_ && RankContext::current().grad_enabled;",
+    "return RankContext::current().grad_enabled;", "DdpNoSync.*")
+ddp("ddp.cpp", "if (last_forward_synced_) broadcast_buffers(root);",
+    "broadcast_buffers(root);", "DdpBuffers.*")
+ddp("ddp.cpp",
+    "broadcast_coalesced(group, module.parameters(), 0, \"parameters\");", "",
+    "*DdpParity.EqualsTheChunks*/1:DdpLedger.*")
+ddp("ddp.cpp",
+    "if (is_joining_ && !join_options_.divide_by_initial_world_size) {",
+    "if (is_joining_) {", "DdpJoin.*")
+ddp("ddp.cpp", "if (num_reducing == 0) return;", "", "DdpJoin.*")
+# Statistics on the group of the gradients
+ddp("sync_batch_norm.cpp",
+    "norm->sum_over_ranks = [own](const Tensor& sums) {\n      own->all_reduce",
+    "norm->sum_over_ranks = [own, &group](const Tensor& sums) {\n"
+    "      group.all_reduce", "DdpSyncBatchNorm.*")
+ddp("buckets.cpp",
+    "if (bucket->bytes >= (bucket->has_closed_one ? limits.other_bytes",
+    "if (bucket->bytes > (bucket->has_closed_one ? limits.other_bytes",
+    "DdpBuckets.*")
+ddp("sampler.cpp",
+    "const std::int64_t position = (rank_ + i * num_ranks_) % num_samples_;",
+    "const std::int64_t position = (rank_ * size_ + i) % num_samples_;",
+    "DdpSampler.*")
+ddp("coalesce.cpp",
+    "bytes_of(pieces.back()) + tensor.bytes() <= max_bytes",
+    "bytes_of(pieces.back()) <= max_bytes", "DdpCoalesce.*")
+ddp("trainer.cpp", "const double share = 1 / static_cast<double>(g);",
+    "const double share = 1;", "*DdpParity.ATiedGpt*/1")
+ddp("trainer.cpp", "random.batch = batch.slice;", "",
+    "*DdpParity.ATiedGpt*/1")
+
+# --- ZeRO and FSDP --------------------------------------------------------------
+
+sharded = chapter("03_zero_fsdp", "chapters")
+
+sharded("zero.cpp", "factor *= std::min(1.0, options_.clip / (norm + 1e-6));",
+        "factor *= options_.clip / (norm + 1e-6);", "ZeroOptions.*")
+sharded("zero.cpp", "group.shard.dtype() == DType::kF16;",
+        "dtype_bytes(group.shard.dtype()) == 2;", "ZeroOptions.*")
+sharded("zero.cpp", "return std::sqrt(sum.item()) / options_.loss_scale;",
+        "return std::sqrt(sum.item());", "ZeroOptions.*")
+sharded("zero12.cpp", "options_.round_robin_gradients);", "false);",
+        "ZeroOptions.*")
+sharded("zero12.cpp", "flat_layout(numels, group_.size(), options_.alignment,",
+        "flat_layout(numels, group_.size(), 2,", "ZeroOptions.*")
+sharded("zero_state.cpp", "publish(/*with_frozen=*/true);",
+        "publish(/*with_frozen=*/false);", "ZeroOptions.*")
+sharded("zero_offload.cpp", ": traffic.to_device) += source.bytes();",
+        ": traffic.to_device) += 4 * source.numel();", "ZeroOptions.*")
+sharded("zero12_backward.cpp", "const double share = 1.0 / group_.size();",
+        "const double share = 1.0;", "ZeroTrap.*")
+sharded("zero12_backward.cpp",
+        "bucket.buffer.flat_view(piece.bucket_begin, {piece.numel}).zero();",
+        "", "ZeroTrap.*")
+sharded("zero12_backward.cpp",
+        "take_runs(runs, num_accumulated_ > 0, host_traffic_);",
+        "take_runs(runs, false, host_traffic_);",
+        "*ZeroParity.Accumulation*/1")
+sharded("zero12_backward.cpp",
+        "if (options_.stage == 2) entry.parameter.clear_grad();", "",
+        "*ZeroPeaks*/1:*ZeroParity.Accumulation*/1")
+sharded("zero_buckets.cpp",
+        "if (buckets.empty() || filled + numel > bucket_size) {",
+        "if (buckets.empty() || filled + numel >= bucket_size) {",
+        "ZeroBuckets.*")
+sharded("flat_buffer.cpp",
+        "layout.padded = rounded_up(layout.numel, alignment * ranks);",
+        "layout.padded = rounded_up(layout.numel, ranks);", "ZeroLayout.*")
+sharded("zero3_runtime.cpp", "const double share = 1.0 / group_.size();",
+        "const double share = 1.0;", "ZeroTrap.*")
+sharded("zero3_runtime.cpp",
+        "if (elements > options_.prefetch_bucket_size) return;", "",
+        "ZeroOverlap.*")
+sharded("zero3_runtime.cpp",
+        "places.flat_view(rank * stride + real, {slice - real}).zero();", "",
+        "ZeroTrap.*")
+sharded("fsdp.cpp",
+        "const double factor = std::min(1.0, max_norm / (norm + 1e-6));",
+        "const double factor = max_norm / (norm + 1e-6);", "FsdpOptions.*")
+sharded("fsdp.cpp",
+        "groups_.shards->all_reduce(total, ReduceOp::kSum, \"norm\").wait();",
+        "", "*FsdpParity.Clips*/1")
+sharded("fsdp.cpp",
+        "while (num_ranks % factor == 0 && num_ranks / factor > factor)",
+        "while (num_ranks % factor == 0 && num_ranks / factor >= factor)",
+        "FsdpDivision.*")
+sharded("fsdp.cpp", "options_.limit_all_gathers && freed_.size() >= 2",
+        "options_.limit_all_gathers && freed_.size() >= 3", "FsdpStreams.*")
+sharded("fsdp.cpp", "return (is_zero3 && !unit.is_root) ||",
+        "return is_zero3 ||", "FsdpGathers.*")
+sharded("fsdp.cpp", "unit.calls -= 1;\n  if (unit.calls > 0) return;",
+        "unit.calls -= 1;", "FsdpUses.*")
+sharded("fsdp_units.cpp",
+        "if (options.sync_module_states) broadcast_states();", "",
+        "FsdpOptions.*")
+# Nodes of every other rank
+sharded("fsdp_units.cpp",
+        "nodes[static_cast<std::size_t>(rank / f)].push_back(rank);\n"
+        "    peers[static_cast<std::size_t>(rank % f)].push_back(rank);",
+        "nodes[static_cast<std::size_t>(rank % (d / f))].push_back(rank);\n"
+        "    peers[static_cast<std::size_t>(rank / (d / f))].push_back(rank);",
+        "FsdpHybrid.*")
+sharded("flat_parameter.cpp", "if (groups_.replicas != nullptr) {",
+        "if (groups_.replicas != nullptr && reduce_dtype_ != DType::kBF16) {",
+        "FsdpHybrid.*")
+sharded("flat_parameter.cpp",
+        "part_of(grads_, end, grads_.numel() - end).zero();", "",
+        "FsdpPadding.*")
+sharded("flat_parameter.cpp",
+        "host_traffic_.to_host += static_cast<double>(output.bytes());",
+        "host_traffic_.to_host += 4.0 * static_cast<double>(output.numel());",
+        "FsdpOffload.*")
+sharded("flat_parameter.cpp",
+        "host_traffic_.to_device += static_cast<double>(shard_.bytes());",
+        "host_traffic_.to_device += 4.0 * static_cast<double>(shard_.numel());",
+        "FsdpOffload.*")
+sharded("flat_parameter.cpp",
+        "options.mixed_precision.reduce_dtype.value_or(compute_dtype_);",
+        "options.mixed_precision.reduce_dtype.value_or(dtype_);",
+        "FsdpMixedPrecision.*")
+
+# --- What all chapters share ------------------------------------------------------
+
+common = chapter("common", "chapters")
+
+common("training.cpp", "mean_loss += loss.item() * share;",
+       "mean_loss += loss.item();", "SingleDevice.*")
+common("training.cpp", "commit_batch_norms(model);", "", "ResNet*")
+common("training.cpp", "{BatchSlice{i, n}, (batch - i + n - 1) / n}",
+       "{BatchSlice{i, n}, batch / n}", "SingleDevice.*:DatasetFiles.*")
+common("data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
+       "(step * global_batch + slice.first + row) %",
+       "*DdpParity.ATiedGpt*/1:DatasetFiles.*")
+common("data.cpp", "target[row * seq_ + i] = token[i + 1];",
+       "target[row * seq_ + i] = token[i];", "DatasetFiles.*:SingleDevice.*")
+common("report.cpp", "finite = finite && std::isfinite(difference);", "",
+       "*Common*:*Parity*Report*:Report*:*Compare*")
+common("report.cpp", "finite && parity.max_rel <= parity.tolerance;",
+       "finite;", "*Common*:*Parity*Report*:Report*:*Compare*")
+common("memory.cpp", "return s.tokens * 5 * s.h * s.element;",
+       "return s.tokens * 4 * s.h * s.element;",
+       "*DdpParity.Bytes*/1:SingleDevice*")
+
+shared_by_pipelines = chapter("common", "pipelines")
+
+shared_by_pipelines(
+    "stage_memory.cpp", "kept -= each.kept;", "", "StageMemory.*:GpipeBill.*")
+shared_by_pipelines(
+    "stage_memory.cpp", "have_gradients = true;", "",
+    "StageMemory.*:GpipeBill.*:*GpipeTrainer*")
+shared_by_pipelines(
+    "stage_cuts.cpp",
+    "const double cost = std::max(at(worst, s - 1, cut), here);",
+    "const double cost = at(worst, s - 1, cut) + here;", "Stages.*")
+shared_by_pipelines(
+    "stage_cuts.cpp", "for (int cut = s - 1; cut < i; ++cut) {",
+    "for (int cut = s; cut < i; ++cut) {", "Stages.*")
+shared_by_pipelines(
+    "training.cpp", "const std::int64_t size = (batch + n - 1) / n;",
+    "const std::int64_t size = batch / n;", "Gpipe*")
+# A graph that keeps what was only there to be sent
+shared_by_pipelines(
+    "pipeline.cpp",
+    "[grads = run.grad_outputs](const Tensors&) { return std::move(*grads); });",
+    "[grads = run.grad_outputs, kept = run.outputs](const Tensors&) {\n"
+    "        return std::move(*grads); });",
+    "Stage*:Gpipe*:*Engine*")
+shared_by_pipelines(
+    "pipeline.cpp", "if (*holders[name].begin() == world.rank())",
+    "if (holders[name].count(world.rank()) > 0)",
+    "*PostValidation*:GpipeParity.*:Pipeline*")
+
+# --- Model parallelism --------------------------------------------------------------
+
+model_parallel = chapter("04_model_parallel", "pipelines")
+
+model_parallel(
+    "sweep.cpp",
+    "times[i]->sd_s = n > 1 ? std::sqrt(squares / (n - 1)) : 0;",
+    "times[i]->sd_s = 0;", "ModelParallel*Sweep*:Sweep*")
+model_parallel(
+    "sweep.cpp", "if (round >= 0) seconds[i].push_back(now_s() - begin);",
+    "seconds[i].push_back(now_s() - begin);", "ModelParallel*Sweep*:Sweep*")
+model_parallel(
+    "sweep.cpp", "? a.mean_s < b.mean_s", "? a.mean_s > b.mean_s",
+    "ModelParallel*Sweep*:Sweep*")
+model_parallel(
+    "model_parallel.cpp",
+    "splits.emplace_back(begin, std::min(rows, begin + split_size));",
+    "splits.emplace_back(begin, begin + split_size);", "ModelParallelSplits.*")
+model_parallel(
+    "model_parallel.cpp",
+    "for (std::size_t i = 0; i < config.depths.size() / 2; ++i) {",
+    "for (std::size_t i = 0; i <= config.depths.size() / 2; ++i) {",
+    "ModelParallelCut.*")
+model_parallel(
+    "model_parallel.cpp", "return (n + 1) / (2 * n);", "return n / (2 * n);",
+    "ModelParallelTime.*:ModelParallelSplits.*")
+model_parallel(
+    "bill.cpp", "return {boundary + label_bytes(options), boundary};",
+    "return {boundary, boundary};", "ModelParallelBill.*:*ModelParallelParity*")
+
+# --- GPipe ------------------------------------------------------------------------------
+
+gpipe = chapter("05_gpipe", "pipelines")
+
+gpipe("gpipe.cpp", "commit_batch_norms(layers_);", "",
+      "Gpipe*:*GpipeTrainer*:*GpipeEngine*")
+gpipe("gpipe.cpp", "defer_batch_norms(layers_);", "", "Gpipe*")
+gpipe("gpipe.cpp", "b != num_micro_batches() - 1;", "true;",
+      "Gpipe*:*GpipeTrainer*:*GpipeEngine*")
+gpipe("gpipe.cpp", "outputs = std::exchange(live.run.outputs, {});",
+      "outputs = live.run.outputs;", "Gpipe*:*GpipeTrainer*:*GpipeEngine*")
+gpipe("gpipe.cpp", "live.inputs.clear();\n  live.run.outputs.clear();",
+      "live.inputs.clear();", "Gpipe*:*GpipeTrainer*:*GpipeEngine*")
+gpipe("gpipe.cpp", "random.next_op = input_spec(b).first_random_op;", "",
+      "Gpipe*:*GpipeTrainer*:*GpipeEngine*")
+gpipe("gpipe.cpp", "loss += losses_.at(b).item() * share(b);",
+      "loss += losses_.at(b).item() / num_micro_batches();",
+      "Gpipe*:*GpipeTrainer*:*GpipeEngine*")
+gpipe("schedule.cpp", "return 2 * (num_micro_batches + num_stages - 1);",
+      "return 2 * (num_micro_batches + num_stages);", "GpipeSchedule.*")
+
+# --- 1F1B and its kin --------------------------------------------------------------------
+
+kin = chapter("06_1f1b", "pipelines")
+
+# An update that waits for nobody, and one that waits for its own rank alone
+kin("dependencies.cpp", "for (int each = first; each <= b; ++each) {",
+    "for (int each = first; each < first; ++each) {",
+    "Check.*:PipeDream.*:Replays.*:Asynchronous*")
+kin("dependencies.cpp",
+    "for (int each = first; each <= b; ++each) {",
+    "for (int each = first; each <= b; ++each) {\n"
+    "        if (schedule_.place(each, stage).rank != rank) continue;",
+    "Check.*:PipeDream.*:Replays.*:Asynchronous*")
+kin("engine.cpp", "run.outputs.clear();", "",
+    "*Engine*:*ZeroBubble*:Stage*:PeakBytes*")
+kin("engine.cpp", "random.next_op = takes.first_random_op;", "",
+    "*EngineRanks*:EngineTest.*")
+kin("engine.cpp", "later.flush();", "", "ZeroBubbleTest.*:*ZeroBubbleRanks*")
+kin("engine.cpp",
+    "if (stage > 0 && rank_of(b, stage - 1) != world_.rank()) {",
+    "if (stage > 0) {", "*Engine*:*DualPipe*")
+kin("schedules.cpp", "std::min(p - 1 - stage, m)", "std::min(p - stage, m)",
+    "Schedules.*:Figures.*")
+kin("schedules.cpp", "std::min(2 * (p - rank - 1) + (v - 1) * group, m * v)",
+    "std::min((p - rank - 1) + (v - 1) * group, m * v)", "Schedules.*")
+kin("schedules.cpp", "if (b >= delay) list", "if (b > delay) list",
+    "Schedules.*:Figures.*")
+kin("schedules.cpp", "split_backward(2 * (num_ranks - stage) - 1, 2 * stage,",
+    "split_backward(2 * (num_ranks - stage), 2 * stage,",
+    "Schedules.*:*ClosedForms*")
+kin("schedules.cpp",
+    "for (int b = micro_batches - 1; b >= 0; --b) list.push_back(backward(b));",
+    "for (int b = 0; b < micro_batches; ++b) list.push_back(backward(b));",
+    "Figures.*:Schedules.*:*EngineRanks*")
+kin("weight_stash.cpp",
+    "use.backward = stashes_ ? use.forward : use.newest;",
+    "use.backward = use.newest;", "*Asynchronous*")
+kin("weight_stash.cpp", "scale_in_place(each.grad(), 1.0 / replicas_);", "",
+    "AsynchronousTest.*")
+kin("weight_stash.cpp", "while (oldest_ < oldest_needed && size() > 1) {",
+    "while (oldest_ + 1 < oldest_needed && size() > 1) {", "*Asynchronous*")
+kin("post_validation.cpp", "verdict.skips = !std::isfinite(squared_norm);",
+    "verdict.skips = false;", "*PostValidation*")
+kin("post_validation.cpp",
+    "std::min(1.0, clip / (std::sqrt(squared_norm) + 1e-6));",
+    "clip / (std::sqrt(squared_norm) + 1e-6);", "*PostValidation*")
+kin("post_validation.cpp", "if (is_amended && has_stepped_) roll_back();", "",
+    "*PostValidation*")
+kin("post_validation.cpp", "optimizer_.set_lr(lr_);", "", "*PostValidation*")
+kin("check.cpp",
+    "if (a.kind != ActionKind::kForward || !is_backward(b)) {",
+    "if (!is_backward(b)) {", "Check.*")
+kin("check.cpp", "if (b.overlaps_next) return both", "if (false) return both",
+    "Check.*")
+kin("check.cpp", "if (!s.flushes && s.micro_batches_per_step < 1) {",
+    "if (!s.flushes && s.micro_batches_per_step < 0) {", "Check.*")
+kin("replay.cpp", "each.rank == rank ? 0", "each.rank != rank ? 0",
+    "Replays.*:ZeroBubbleTable5.*")
