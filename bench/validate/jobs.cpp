@@ -62,6 +62,7 @@ Report train_ddp(const Options& options, const Job& job) {
 
 Report train_sharded(Options options, const Job& job) {
   zero_fsdp::TrainerOptions how;
+  how.zero = zero::ZeroOptions{};  // DeepSpeed's defaults
   how.accumulate = job.micro_batches;
   how.recompute = job.recompute;
   how.strategy = job.strategy == Strategy::kZero3 ? "zero3" : "fsdp";

@@ -152,18 +152,20 @@ Tensor FlatParameter::own_part(const Tensor& message,
   return part_of(message, shard_rank() * numel, numel);
 }
 
+// Memory for what arrives: in v1 it is the full array itself.
+Tensor FlatParameter::gathered_message() {
+  if (!layout_.per_parameter) {
+    full_.restore_storage();
+    return full_;
+  }
+  staging_ = empty(layout_.full_numel(), compute_dtype_, full_.device(),
+                   MemoryKind::kCommunication);
+  return staging_;
+}
+
 void FlatParameter::start_gather() {
   if (state_ != State::kSharded) return;
-  state_ = State::kGathering;
-  Tensor message = full_;
-  if (layout_.per_parameter) {
-    staging_ = empty(layout_.full_numel(), compute_dtype_, full_.device(),
-                     MemoryKind::kCommunication);
-    message = staging_;
-  } else {
-    full_.restore_storage();
-  }
-
+  const Tensor message = gathered_message();
   // Cast (or fetch) into the own part of the message, then gather in place
   Tensor input = shard_;
   if (compute_dtype_ != dtype_ || options_.offload_params || ranks() == 1) {
@@ -173,8 +175,12 @@ void FlatParameter::start_gather() {
       host_traffic_.to_device += static_cast<double>(shard_.bytes());
     }
   }
-  if (groups_.shards == nullptr) return;
-  gather_work_ = groups_.shards->all_gather(message, input, "gather " + name_);
+  if (groups_.shards != nullptr) {
+    gather_work_ =
+        groups_.shards->all_gather(message, input, "gather " + name_);
+  }
+  // Only now: without memory or peers the unit is still in shards
+  state_ = State::kGathering;
 }
 
 void FlatParameter::finish_gather() {
@@ -248,6 +254,11 @@ void FlatParameter::drop_grads() {
     leaf.set_grad_buffer({});
   }
   grads_ = Tensor();
+}
+
+void FlatParameter::drop_reduction() {
+  reduce_work_.wait();
+  message_ = output_ = Tensor();
 }
 
 void FlatParameter::start_reduce(double divide_before) {

@@ -77,7 +77,7 @@ class FlatParameter {
   /// Takes memory for the gradients and leads them there.
   void prepare_grads();
   bool has_grads() const;
-  /// Forgets gradients that were prepared for and did not come.
+  /// Forgets the gradients that have come, and the memory for them.
   void drop_grads();
   /// Sum over ranks of the gradients / `divide_before`, on its way; the full
   /// gradients are gone (or are the message).
@@ -85,6 +85,8 @@ class FlatParameter {
   bool is_reducing() const { return message_.defined(); }
   /// Adds the arrived sum / `divide_after` to the gradient of `trained`.
   void finish_reduce(double divide_after);
+  /// Waits for a sum that is on its way, and forgets it.
+  void drop_reduction();
 
   // --- State -------------------------------------------------------------------
 
@@ -121,6 +123,7 @@ class FlatParameter {
 
   void make_shard(const std::vector<NamedTensor>& parameters);
   void make_trained(bool per_parameter);
+  Tensor gathered_message();
   Tensor own_part(const Tensor& message, std::int64_t numel) const;
   void copy_out(const Tensor& message, const Tensor& full) const;
   void copy_in(const Tensor& full, const Tensor& message,

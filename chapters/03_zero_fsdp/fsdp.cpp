@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chapters/03_zero_fsdp/backward_end.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -38,31 +39,43 @@ void FullyShardedDataParallel::pre_forward(Unit& unit, Tensors& inputs) {
   if (is_summoned_) return;
   const bool again = RankContext::current().is_recomputing;
   if (unit.is_root && !again) {
+    check_no_failure("forward");
+    if (graph_.expired()) begin_orders();
     // Gathers wait for the last update, and then for nothing that computes
     Event begun;
     begun.record();
     StreamScope stream(kUnshardStream);
     begun.wait();
-    if (!is_backward_pending_) order_.clear();
   }
-  if (!again) {
-    unit.last_call = order_.size();
-    order_.push_back(&unit);
+  if (!again && unit.flat) {
+    unit.begun = begun_.size();
+    begun_.push_back(&unit);
   }
 
   // Make the unit whole
   unshard(unit);
-  if (again) {
-    prefetch_before(unit.last_call);
-  } else if (options_.forward_prefetch) {
-    prefetch_after(unit.last_call);
-  }
+  if (options_.forward_prefetch && !again) prefetch_for_forward(unit);
   if (unit.flat) unit.flat->finish_gather();
   if (again && unit.flat) unit.flat->prepare_grads();
 
   cast_inputs(unit, inputs);
   if (RankContext::current().grad_enabled) unit.calls += 1;
-  if (autograd::needs_grad(inputs)) watch_end(unit, unit.last_call, inputs);
+  // Which of the unit's forwards this is; a recomputed one is the last again
+  const std::size_t count = unit.finished.size();
+  const std::size_t nth = again && count > 0 ? count - 1 : count;
+  if (autograd::needs_grad(inputs)) watch_end(unit, nth, inputs);
+}
+
+// No backward will come for the forwards before: their graph is gone. One that
+// has failed, or was not meant to be trained on, may have left units whole.
+void FullyShardedDataParallel::begin_orders() {
+  begun_.clear();
+  finished_.clear();
+  for (const auto& unit : units_) {
+    unit->finished.clear();
+    unit->calls = 0;
+  }
+  reshard_all();
 }
 
 void FullyShardedDataParallel::cast_inputs(Unit& unit, Tensors& inputs) {
@@ -80,7 +93,7 @@ void FullyShardedDataParallel::cast_inputs(Unit& unit, Tensors& inputs) {
 // The gradients of a unit's inputs are complete when everything inside it has
 // run backward: an identity in front of the inputs notices. (Where the inputs
 // need none, the end of backward does.)
-void FullyShardedDataParallel::watch_end(Unit& unit, std::size_t call,
+void FullyShardedDataParallel::watch_end(Unit& unit, std::size_t nth,
                                          Tensors& inputs) {
   Tensors watched;
   for (const Tensor& input : inputs) {
@@ -88,8 +101,8 @@ void FullyShardedDataParallel::watch_end(Unit& unit, std::size_t call,
   }
   const Tensors passed = autograd::custom_function(
       "post_backward", watched, [](const Tensors& x) { return x; },
-      [this, &unit, call](const Tensors& grads) {
-        post_backward(unit, call);
+      [this, &unit, nth](const Tensors& grads) {
+        post_backward(unit, nth);
         return grads;
       });
   std::size_t next = 0;
@@ -119,13 +132,23 @@ void FullyShardedDataParallel::post_forward(Unit& unit, Tensors& outputs) {
       }
     }
   }
+  if (unit.flat && !RankContext::current().is_recomputing) {
+    unit.finished.push_back(finished_.size());
+    finished_.push_back(&unit);
+  }
+  const std::size_t nth = unit.finished.empty() ? 0 : unit.finished.size() - 1;
+  std::shared_ptr<void> graph;
+  if (unit.is_root) {
+    graph = graph_.lock();
+    if (graph == nullptr) graph = std::make_shared<char>();
+    graph_ = graph;
+  }
   for (const Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;
-    output.add_grad_hook([this, &unit, call = unit.last_call](const Tensor&) {
-      pre_backward(unit, call);
+    output.add_grad_hook([this, &unit, nth, graph](const Tensor&) {
+      pre_backward(unit, nth);
       return Tensor();
     });
-    if (unit.is_root) is_backward_pending_ = true;
   }
   // What was prefetched and not used, or kept for a backward that will not be
   if (unit.is_root && !RankContext::current().grad_enabled) reshard_all();
@@ -133,26 +156,34 @@ void FullyShardedDataParallel::post_forward(Unit& unit, Tensors& outputs) {
 
 // --- Backward ----------------------------------------------------------------
 
-void FullyShardedDataParallel::pre_backward(Unit& unit, std::size_t call) {
+void FullyShardedDataParallel::pre_backward(Unit& unit, std::size_t nth) {
+  check_no_failure("backward");
   if (!is_in_backward_) {
     is_in_backward_ = true;
-    autograd::at_end_of_backward([this] { end_of_backward(); });
+    zero_fsdp::on_end_of_backward(
+        [this] { end_of_backward(); },
+        [this] {
+          is_in_backward_ = false;
+          has_failed_ = true;
+          // An optimizer leaves parameters without gradients as they are
+          for (const Tensor& shard : parameters()) shard.clear_grad();
+        });
   }
   unshard(unit);
   if (options_.backward_prefetch == BackwardPrefetch::kPre) {
-    prefetch_before(call);
+    prefetch_for_backward(unit, nth);
   }
   if (!unit.flat) return;
   unit.flat->finish_gather();
   unit.flat->prepare_grads();
 }
 
-void FullyShardedDataParallel::post_backward(Unit& unit, std::size_t call) {
+void FullyShardedDataParallel::post_backward(Unit& unit, std::size_t nth) {
   unit.calls -= 1;
   if (unit.calls > 0) return;  // an earlier call's backward is yet to come
   if (!unit.is_root) reshard(unit);
   if (options_.backward_prefetch == BackwardPrefetch::kPost) {
-    prefetch_before(call);
+    prefetch_for_backward(unit, nth);
   }
   reduce(unit);
 }
@@ -193,9 +224,22 @@ void FullyShardedDataParallel::end_of_backward() {
   }
   reduced.wait();
 
-  last_order_ = order_;
-  order_.clear();
-  is_first_iteration_ = is_in_backward_ = is_backward_pending_ = false;
+  last_begun_ = begun_;
+  graph_.reset();
+  is_first_iteration_ = is_in_backward_ = false;
+}
+
+void FullyShardedDataParallel::check_no_failure(const char* what) const {
+  SB_CHECK(!has_failed_, "fsdp: ", what, " after a backward that failed: this "
+           "step's gradients are lost; call clear_grad() and run the step "
+           "again from its first micro-batch");
+}
+
+void FullyShardedDataParallel::forget_failed_backward() {
+  graph_.reset();
+  reducing_ = nullptr;
+  reshard_all();
+  has_failed_ = false;
 }
 
 // --- Gather and free ---------------------------------------------------------
@@ -226,13 +270,19 @@ void FullyShardedDataParallel::reshard_all() {
   for (const auto& unit : units_) reshard(*unit);
 }
 
-void FullyShardedDataParallel::prefetch_before(std::size_t call) {
-  const bool wanted = options_.backward_prefetch != BackwardPrefetch::kNone;
-  if (wanted && call > 0 && call <= order_.size()) unshard(*order_[call - 1]);
+// Backward meets first what forward finished last: before a unit that contains
+// others, the last of them. PyTorch's _exec_order_utils and fully_shard go by
+// this order as well.
+void FullyShardedDataParallel::prefetch_for_backward(const Unit& unit,
+                                                     std::size_t nth) {
+  if (nth >= unit.finished.size() || unit.finished[nth] == 0) return;
+  unshard(*finished_[unit.finished[nth] - 1]);
 }
 
-void FullyShardedDataParallel::prefetch_after(std::size_t call) {
-  if (call + 1 < last_order_.size()) unshard(*last_order_[call + 1]);
+void FullyShardedDataParallel::prefetch_for_forward(const Unit& unit) {
+  if (unit.begun + 1 < last_begun_.size()) {
+    unshard(*last_begun_[unit.begun + 1]);
+  }
 }
 
 // Equal sizes in another order would go through unnoticed, with other values.
@@ -264,9 +314,16 @@ Tensors FullyShardedDataParallel::parameters() const {
 
 void FullyShardedDataParallel::clear_grad() {
   for (const Tensor& shard : parameters()) shard.clear_grad();
+  for (const auto& unit : units_) {
+    if (!unit->flat) continue;
+    unit->flat->drop_reduction();
+    unit->flat->drop_grads();
+  }
+  if (has_failed_) forget_failed_backward();
 }
 
 double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {
+  check_no_failure("clip_grad_norm_");
   PhaseScope phase(Phase::kOptimizer);
   double local = 0;
   for (const Tensor& shard : parameters()) {

@@ -34,6 +34,10 @@
 // unit that no output depends on gets no gradient; a parameter without one in a
 // unit that has some counts as zero.
 //
+// An exception may leave a forward: the next one begins anew. When an exception
+// leaves a backward, this object drops the gradients of the step, and refuses
+// to go on until clear_grad() says that the step will be run again.
+//
 // Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 // Parallel", sections 3 and 4; Rajbhandari et al. 2020, section 5.3.
 
@@ -147,6 +151,8 @@ class FullyShardedDataParallel {
   }
   /// What the optimizer updates on this rank.
   Tensors parameters() const;
+  /// Forgets all gradients: those of the shards, whole ones that no_sync has
+  /// kept, and what a failed backward has left.
   void clear_grad();
   /// Norm of the global gradient over all shards; scales them when it exceeds
   /// `max_norm`. An all-reduce of one f64. Use it in place of clip_grad_norm.
@@ -155,7 +161,13 @@ class FullyShardedDataParallel {
   Module& module() { return module_; }
   ProcessGroup& group() { return group_; }
   const FsdpOptions& options() const { return options_; }
+  /// In the order of definition.
   std::vector<const FlatParameter*> units() const;
+  /// Whether units()[0] is the root's, which has none when all parameters lie
+  /// in other units.
+  bool root_has_parameters() const { return units_[0]->flat != nullptr; }
+  /// Path of the first parameter that the model defines.
+  const std::string& first_parameter() const { return first_parameter_; }
   /// Frees what is gathered, for instance before shards are overwritten.
   void reshard_all();
   HostTraffic host_traffic() const;
@@ -172,7 +184,8 @@ class FullyShardedDataParallel {
     std::unique_ptr<FlatParameter> flat;  ///< null: no parameters of its own
     std::vector<DType> input_dtypes;
     int calls = 0;  ///< forwards whose backward is not known to be complete
-    std::size_t last_call = 0;  ///< place in the order of forwards
+    std::size_t begun = 0;  ///< place of the last forward in `begun_`
+    std::vector<std::size_t> finished;  ///< places of all in `finished_`
   };
 
   void make_groups();
@@ -183,16 +196,19 @@ class FullyShardedDataParallel {
 
   void pre_forward(Unit& unit, Tensors& inputs);
   void post_forward(Unit& unit, Tensors& outputs);
-  void pre_backward(Unit& unit, std::size_t call);
-  void post_backward(Unit& unit, std::size_t call);
+  void pre_backward(Unit& unit, std::size_t nth);
+  void post_backward(Unit& unit, std::size_t nth);
   void end_of_backward();
+  void begin_orders();
+  void forget_failed_backward();
+  void check_no_failure(const char* what) const;
 
   void cast_inputs(Unit& unit, Tensors& inputs);
-  void watch_end(Unit& unit, std::size_t call, Tensors& inputs);
+  void watch_end(Unit& unit, std::size_t nth, Tensors& inputs);
   void unshard(Unit& unit);
   void reshard(Unit& unit);
-  void prefetch_before(std::size_t call);
-  void prefetch_after(std::size_t call);
+  void prefetch_for_backward(const Unit& unit, std::size_t nth);
+  void prefetch_for_forward(const Unit& unit);
   void reduce(Unit& unit);
   void finish_reduction();
   void check_order(const Unit& unit);
@@ -204,14 +220,19 @@ class FullyShardedDataParallel {
   std::shared_ptr<ProcessGroup> shard_group_, replica_group_;
   UnitGroups groups_;
   std::vector<std::unique_ptr<Unit>> units_;  // the root is first
+  std::string first_parameter_;
   double divide_before_ = 1, divide_after_ = 1;
 
   bool is_syncing_ = true;
   bool is_first_iteration_ = true;
-  bool is_backward_pending_ = false;
   bool is_in_backward_ = false;
+  bool has_failed_ = false;  ///< a backward, since the last clear_grad
   bool is_summoned_ = false;
-  std::vector<Unit*> order_, last_order_;  ///< units as forwards ran
+  /// Lives as long as a graph that backward may still walk through.
+  std::weak_ptr<void> graph_;
+  /// Units with parameters, in the order in which forwards began (now, and in
+  /// the last iteration) and ended.
+  std::vector<Unit*> begun_, last_begun_, finished_;
   Unit* reducing_ = nullptr;
   std::deque<Event> freed_;  ///< on the compute stream, one per freed unit
 };

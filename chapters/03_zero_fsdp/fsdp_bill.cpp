@@ -19,47 +19,80 @@ struct Level {
   }
 };
 
+/// Whether the module `path` lies in the module `parent`, below it.
+bool is_below(const std::string& path, const std::string& parent) {
+  return path.compare(0, parent.size() + 1, parent + ".") == 0;
+}
+
+/// Units as a tree, in the order of definition. Place 0 is the root's, which
+/// may have no parameters.
+struct Node {
+  const FlatParameter* unit = nullptr;
+  std::string path;  ///< "" for the root
+  std::vector<std::size_t> children;
+  /// Its inputs need no gradient, as those of the model: the end of backward
+  /// is the end of its own.
+  bool ends_last = false;
+};
+
+std::vector<Node> tree_of(const FullyShardedDataParallel& fsdp) {
+  std::vector<Node> nodes(1);
+  std::vector<std::size_t> around = {0};
+  for (const FlatParameter* unit : fsdp.units()) {
+    if (nodes[0].unit == nullptr && nodes.size() == 1 &&
+        fsdp.root_has_parameters()) {
+      nodes[0].unit = unit;
+      continue;
+    }
+    while (around.size() > 1 &&
+           !is_below(unit->name(), nodes[around.back()].path)) {
+      around.pop_back();
+    }
+    nodes[around.back()].children.push_back(nodes.size());
+    around.push_back(nodes.size());
+    nodes.push_back({unit, unit->name(), {}, false});
+  }
+  // The model's first parameter meets the model's inputs
+  const std::string first = fsdp.first_parameter();
+  for (Node& node : nodes) {
+    node.ends_last = node.path.empty() || is_below(first, node.path);
+  }
+  return nodes;
+}
+
 /// The events of fsdp.cpp and flat_parameter.cpp, on bytes instead of tensors.
 class Walk {
  public:
-  Walk(const FullyShardedDataParallel& fsdp, double beside)
+  Walk(const FullyShardedDataParallel& fsdp, const StepPlan& plan,
+       double beside)
       : options_(fsdp.options()),
-        units_(fsdp.units()),
-        state_(units_.size()),
-        has_shard_grad_(units_.size()),
-        has_grads_(units_.size()),
+        nodes_(tree_of(fsdp)),
+        recomputed_(plan.recomputed),
+        state_(nodes_.size()),
+        has_shard_grad_(nodes_.size()),
+        has_grads_(nodes_.size()),
         beside_(beside) {
-    for (const FlatParameter* unit : units_) {
-      if (!unit->is_on_host()) {
-        parameters.add(static_cast<double>(unit->shard_bytes()));
+    list(0);
+    for (const Node& node : nodes_) {
+      if (node.unit == nullptr) continue;
+      if (!node.unit->is_on_host()) {
+        parameters.add(bytes(node.unit->shard_bytes()));
       }
       // Taken once when the unit is made, and given back
-      parameters.add(static_cast<double>(unit->full_bytes()));
-      parameters.add(-static_cast<double>(unit->full_bytes()));
+      parameters.add(bytes(node.unit->full_bytes()));
+      parameters.add(-bytes(node.unit->full_bytes()));
     }
   }
 
   void micro_step(bool is_first, bool is_last, bool reduces) {
-    // Forward: the root stays
-    gather(0, is_first ? units_.size() : 1);
-    for (std::size_t i = 1; i < units_.size(); ++i) {
-      gather(i, is_first ? units_.size() : i + 1);
-      if (is_zero3(options_)) free(i);
-    }
-    // Backward, the root first and last
+    reduces_ = reduces;
+    prefetches_forward_ = options_.forward_prefetch && !is_first;
+    forward(0);
     if (is_last) messages.add(beside_);
-    prepare(0);
-    for (std::size_t i = units_.size(); i-- > 1;) {
-      start(i);
-      if (options_.backward_prefetch == BackwardPrefetch::kPre) start(i - 1);
-      finish(i);
-      prepare(i);
-      free(i);
-      if (options_.backward_prefetch == BackwardPrefetch::kPost) start(i - 1);
-      if (reduces) reduce(i);
-    }
-    if (reduces) reduce(0);
-    for (std::size_t i = 0; i < units_.size(); ++i) free(i);
+    backward(0);
+    // The end of backward: what is not reduced yet, the last-defined first
+    for (std::size_t i = nodes_.size(); i-- > 0;) reduce(i);
+    for (std::size_t i = 0; i < nodes_.size(); ++i) free(i);
     finish_reduction();
     if (is_last) messages.add(-beside_);
   }
@@ -67,7 +100,7 @@ class Walk {
   void update() {
     messages.add(8);  // the norm
     messages.add(-8);
-    for (std::size_t i = 0; i < units_.size(); ++i) {
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
       if (has_shard_grad_[i]) gradients.add(-shard_grad(i));
       has_shard_grad_[i] = false;
     }
@@ -80,43 +113,114 @@ class Walk {
 
   double bytes(std::int64_t n) const { return static_cast<double>(n); }
   double shard_grad(std::size_t i) const {
-    return units_[i]->is_on_host() ? 0 : bytes(units_[i]->shard_grad_bytes());
+    return nodes_[i].unit->is_on_host() ? 0 : bytes(nodes_[i].unit->shard_grad_bytes());
   }
 
-  void gather(std::size_t i, std::size_t next) {
-    start(i);
-    if (options_.forward_prefetch && next < units_.size()) start(next);
-    finish(i);
+  // Units with parameters in the order in which forwards begin and end
+  void list(std::size_t i) {
+    if (nodes_[i].unit != nullptr) begun_.push_back(i);
+    for (const std::size_t child : nodes_[i].children) list(child);
+    if (nodes_[i].unit != nullptr) finished_.push_back(i);
   }
+
+  void forward(std::size_t i) {
+    start(i);
+    if (prefetches_forward_) start_neighbour(begun_, i, +1);
+    finish(i);
+    for (const std::size_t child : nodes_[i].children) forward(child);
+    if (i > 0 && is_zero3(options_)) free(i);
+  }
+
+  void backward(std::size_t i) {
+    start(i);
+    if (options_.backward_prefetch == BackwardPrefetch::kPre) {
+      start_neighbour(finished_, i, -1);
+    }
+    finish(i);
+    prepare(i);
+    const std::vector<std::size_t>& children = nodes_[i].children;
+    std::string block;
+    for (std::size_t c = children.size(); c-- > 0;) {
+      // A block between this unit and its children runs its forward again
+      const std::string next = recomputed_between(i, children[c]);
+      if (!next.empty() && next != block) {
+        for (const std::size_t child : children) {
+          if (recomputed_between(i, child) == next) forward_again(child);
+        }
+      }
+      block = next;
+      backward(children[c]);
+    }
+    if (nodes_[i].ends_last) return;
+    free(i);
+    if (options_.backward_prefetch == BackwardPrefetch::kPost) {
+      start_neighbour(finished_, i, -1);
+    }
+    reduce(i);
+  }
+
+  void forward_again(std::size_t i) {
+    start(i);
+    finish(i);
+    prepare(i);
+    for (const std::size_t child : nodes_[i].children) forward_again(child);
+  }
+
+  /// The recomputed module in which `child` lies, and its parent does not lie
+  /// below it; "" where there is none.
+  std::string recomputed_between(std::size_t parent, std::size_t child) const {
+    for (const std::string& module : recomputed_) {
+      if (is_below(nodes_[child].path, module) &&
+          !is_below(nodes_[parent].path, module)) {
+        return module;
+      }
+    }
+    return "";
+  }
+
+  void start_neighbour(const std::vector<std::size_t>& order, std::size_t i,
+                       int distance) {
+    const auto at = std::find(order.begin(), order.end(), i);
+    if (at == order.end()) return;
+    const auto place = at - order.begin() + distance;
+    if (place < 0 || place >= static_cast<std::ptrdiff_t>(order.size())) return;
+    start(order[static_cast<std::size_t>(place)]);
+  }
+
   void start(std::size_t i) {
-    if (state_[i] != State::kSharded || units_[i]->full_bytes() == 0) return;
+    if (nodes_[i].unit == nullptr || state_[i] != State::kSharded ||
+        nodes_[i].unit->full_bytes() == 0) {
+      return;
+    }
     state_[i] = State::kGathering;
-    messages.add(bytes(units_[i]->staging_bytes()));
-    if (units_[i]->staging_bytes() == 0) {
-      parameters.add(bytes(units_[i]->full_bytes()));
+    messages.add(bytes(nodes_[i].unit->staging_bytes()));
+    if (nodes_[i].unit->staging_bytes() == 0) {
+      parameters.add(bytes(nodes_[i].unit->full_bytes()));
     }
   }
   void finish(std::size_t i) {
     if (state_[i] != State::kGathering) return;
     state_[i] = State::kFull;
-    if (units_[i]->staging_bytes() == 0) return;
-    parameters.add(bytes(units_[i]->full_bytes()));
-    messages.add(-bytes(units_[i]->staging_bytes()));
+    if (nodes_[i].unit->staging_bytes() == 0) return;
+    parameters.add(bytes(nodes_[i].unit->full_bytes()));
+    messages.add(-bytes(nodes_[i].unit->staging_bytes()));
   }
   void free(std::size_t i) {
     finish(i);
     if (state_[i] != State::kFull) return;
     state_[i] = State::kSharded;
-    parameters.add(-bytes(units_[i]->full_bytes()));
+    parameters.add(-bytes(nodes_[i].unit->full_bytes()));
   }
 
   void prepare(std::size_t i) {
-    if (!has_grads_[i]) gradients.add(bytes(units_[i]->grads_bytes()));
+    if (nodes_[i].unit == nullptr || has_grads_[i]) return;
+    gradients.add(bytes(nodes_[i].unit->grads_bytes()));
     has_grads_[i] = true;
   }
   void reduce(std::size_t i) {
+    if (!has_grads_[i] || !reduces_) return;
     finish_reduction();
-    const FlatParameter& unit = *units_[i];
+    const FlatParameter& unit = *nodes_[i].unit;
     const double grads = bytes(unit.grads_bytes());
     if (unit.sends_copy()) {
       messages.add(bytes(unit.message_bytes()));
@@ -133,7 +237,7 @@ class Walk {
   void finish_reduction() {
     if (!is_reducing_) return;
     is_reducing_ = false;
-    const FlatParameter& unit = *units_[reducing_];
+    const FlatParameter& unit = *nodes_[reducing_].unit;
     const bool is_first = !has_shard_grad_[reducing_];
     has_shard_grad_[reducing_] = true;
     // The arrived sum: of its own, or (without a shard group) the message
@@ -157,22 +261,16 @@ class Walk {
   }
 
   const FsdpOptions& options_;
-  const std::vector<const FlatParameter*> units_;
+  const std::vector<Node> nodes_;
+  const std::vector<std::string> recomputed_;
+  std::vector<std::size_t> begun_, finished_;
   std::vector<State> state_;
   std::vector<bool> has_shard_grad_, has_grads_;
   const double beside_;
+  bool prefetches_forward_ = false, reduces_ = true;
   bool is_reducing_ = false;
   std::size_t reducing_ = 0;
 };
-
-bool has_unit_in_unit(const std::vector<const FlatParameter*>& units) {
-  for (std::size_t i = 1; i < units.size(); ++i) {
-    for (std::size_t j = 1; j < units.size(); ++j) {
-      if (units[j]->name().rfind(units[i]->name() + ".", 0) == 0) return true;
-    }
-  }
-  return false;
-}
 
 }  // namespace
 
@@ -187,8 +285,9 @@ double predicted_bytes(const FullyShardedDataParallel& fsdp,
     const FlatParameter& unit = *units[i];
     p = static_cast<double>(unit.ranks());
     // Forward and backward; the root (and SHARD_GRAD_OP) keeps what it has
+    const bool is_root = i == 0 && fsdp.root_has_parameters();
     const double gathers =
-        unit.ranks() == 1 ? 0 : is_zero3(fsdp.options()) && i > 0 ? 2 : 1;
+        unit.ranks() == 1 ? 0 : is_zero3(fsdp.options()) && !is_root ? 2 : 1;
     total += micro * gathers * (p - 1) / p *
              static_cast<double>(unit.full_bytes());
     // Gradients, in the shards' group and then among the replicas
@@ -207,8 +306,7 @@ double predicted_bytes(const FullyShardedDataParallel& fsdp,
 MemoryBill predicted_memory(const FullyShardedDataParallel& fsdp,
                             const StepPlan& plan, double beside) {
   MemoryBill bill;
-  if (has_unit_in_unit(fsdp.units())) return bill;
-  Walk walk(fsdp, beside);
+  Walk walk(fsdp, plan, beside);
   // The second step may prefetch, and nothing changes after it
   for (std::int64_t k = 0; k < std::min<std::int64_t>(plan.steps, 2); ++k) {
     for (std::int64_t i = 0; i < plan.micro_steps; ++i) {

@@ -151,6 +151,7 @@ void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
   // Shard one after another; the model lets go of what it had
   UnitWalk walk(names);
   walk.module("", module_);
+  if (!walk.placed.empty()) first_parameter_ = walk.placed[0].parameter.name;
   std::map<std::string, Tensor> leaves;
   for (const auto& unit : units_) {
     std::vector<NamedTensor> own;
@@ -203,7 +204,6 @@ SummonFullParams::SummonFullParams(FullyShardedDataParallel& fsdp,
                                    bool writeback)
     : fsdp_(fsdp), writeback_(writeback) {
   SB_CHECK(!fsdp.is_summoned_, "fsdp: summon_full_params inside another one");
-  fsdp.is_summoned_ = true;
   fsdp.reshard_all();
   std::map<const void*, Tensor> whole;
   for (const FlatParameter* unit : fsdp.units()) {
@@ -216,6 +216,7 @@ SummonFullParams::SummonFullParams(FullyShardedDataParallel& fsdp,
     const auto found = whole.find(leaf.id());
     return found == whole.end() ? leaf : found->second;
   });
+  fsdp.is_summoned_ = true;  // last: what throws above undoes itself
 }
 
 SummonFullParams::~SummonFullParams() {

@@ -31,17 +31,18 @@ void add_options(CommandLine& line, zero_fsdp::TrainerOptions& how) {
   line.add("--reduce-bucket-size", &how.zero.reduce_bucket_size,
            "zero1, zero2: elements of gradients that travel together", 1);
   line.add("--allgather-bucket-size", &how.zero.allgather_bucket_size,
-           "elements that are gathered together after a step", 1);
+           "zero1, zero2: elements that are gathered together after a step", 1);
   line.add("--overlap-comm", &how.zero.overlap_comm,
-           "gradients travel while backward runs");
+           "zero1 to zero3: gradients travel while backward runs");
   line.add("--reduce-scatter", &how.zero.reduce_scatter,
-           "no-: all-reduce, and keep the own part");
+           "zero1, zero2, no-: all-reduce, and keep the own part");
   line.add("--round-robin-gradients", &how.zero.round_robin_gradients,
            "zero1, zero2: neighbouring gradients to different owners");
   line.add("--persistence-threshold", &how.zero.persistence_threshold,
-           "zero3: parameters of so many elements stay gathered", 0);
+           "zero3: parameters of so many elements stay gathered; -1: ten times "
+           "the model's width", -1);
   line.add("--prefetch-bucket-size", &how.zero.prefetch_bucket_size,
-           "zero3: elements gathered ahead of their use", 0);
+           "zero3: elements gathered ahead of their use; -1: a block", -1);
   // FSDP
   line.add("--sharding-strategy", &how.sharding_strategy, "fsdp: what is freed",
            {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"});
@@ -79,6 +80,7 @@ int main(int argc, char** argv) {
     add_options(line, how);
     line.parse(argc, argv);
     check_options(options);
+    zero_fsdp::check_given(how, line.given());
     refuse_image_models(options,
                         "batch norm sees its rank's images only, so that no "
                         "run on several ranks equals one device; see "
@@ -120,15 +122,8 @@ int main(int argc, char** argv) {
                                    RankContext::current().host());
       save_results(options, trainer.whole_model(whole), trainer.data());
     };
-    // Buckets smaller than the model give the owners of stages 1 and 2
-    // different messages; rows that d does not divide give the last ranks of
-    // fully_shard smaller shards
-    const bool ranks_differ = how.strategy == "zero1" ||
-                              how.strategy == "zero2" ||
-                              how.strategy == "fsdp2";
-    Report report = run_chapter(
-        options, body,
-        ranks_differ ? [](int rank) { return rank; } : one_class);
+    Report report =
+        run_chapter(options, body, zero_fsdp::fold_class(options, how));
     if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.
@@ -136,14 +131,9 @@ int main(int argc, char** argv) {
       RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
       one.deterministic = options.deterministic;
       RankContext::Scope alone(one);
-      // What computes or travels in few bits agrees as well as those do
+      // Results agree as well as the shortest dtype in use does
       Options as_sent = options;
-      if (!how.param_dtype.empty() && how.param_dtype != "f32") {
-        as_sent.dtype = DType::kBF16;
-      }
-      if (!how.reduce_dtype.empty() && how.reduce_dtype != "f32") {
-        as_sent.dtype = DType::kBF16;
-      }
+      as_sent.dtype = zero_fsdp::shortest_dtype(options.dtype, how);
       report.parity = compare_with_one_device(as_sent, report.losses, trained,
                                               train_one_device(options));
     }

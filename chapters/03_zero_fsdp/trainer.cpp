@@ -1,13 +1,15 @@
 #include "chapters/03_zero_fsdp/trainer.h"
 
+#include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 
-#include "chapters/03_zero_fsdp/fsdp_bill.h"
 #include "chapters/03_zero_fsdp/state_dict.h"
 #include "chapters/03_zero_fsdp/zero_memory.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/context.h"
 #include "sim/repeat.h"
 
 namespace shardbook::zero_fsdp {
@@ -42,6 +44,21 @@ LoadedModel build_on_host(const Options& options, bool recompute) {
   LoadedModel loaded = build_model(options);
   set_recompute(*loaded.model, recompute);
   return loaded;
+}
+
+zero::ZeroOptions zero_options(const Options& options,
+                               const TrainerOptions& how,
+                               const ModelConfig& config) {
+  zero::ZeroOptions zero = how.zero;
+  zero.stage = how.strategy.back() - '0';
+  zero.clip = options.clip;
+  zero.offload_optimizer = how.cpu_offload;
+  zero.offload_parameters = how.cpu_offload && zero.stage == 3;
+  if (config.type != "gpt2") zero.unit_types = {"Linear"};
+  const std::int64_t h = config.n_embd;
+  if (zero.persistence_threshold < 0) zero.persistence_threshold = 10 * h;
+  if (zero.prefetch_bucket_size < 0) zero.prefetch_bucket_size = 13 * h * h;
+  return zero;
 }
 
 std::optional<DType> dtype_of(const std::string& name) {
@@ -83,6 +100,96 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
 
 }  // namespace
 
+void check_given(
+    const TrainerOptions& how,
+    const std::vector<std::pair<std::string, std::string>>& given) {
+  using Strategies = std::vector<std::string>;
+  const Strategies buckets = {"zero1", "zero2"}, zero3 = {"zero3"};
+  const Strategies zero = {"zero1", "zero2", "zero3"}, fsdp = {"fsdp", "fsdp2"};
+  const std::map<std::string, Strategies> owners = {
+      {"--reduce-bucket-size", buckets},
+      {"--allgather-bucket-size", buckets},
+      {"--reduce-scatter", buckets},
+      {"--round-robin-gradients", buckets},
+      {"--overlap-comm", zero},
+      {"--persistence-threshold", zero3},
+      {"--prefetch-bucket-size", zero3},
+      {"--sharding-strategy", fsdp},
+      {"--shard-size", fsdp},
+      {"--wrap", fsdp},
+      {"--min-num-params", fsdp},
+      {"--backward-prefetch", fsdp},
+      {"--forward-prefetch", fsdp},
+      {"--limit-all-gathers", fsdp},
+      {"--param-dtype", fsdp},
+      {"--reduce-dtype", fsdp},
+      {"--no-sync", fsdp}};
+  for (const auto& [flag, value] : given) {
+    const auto owner = owners.find(flag);
+    if (owner == owners.end()) continue;
+    const Strategies& known = owner->second;
+    std::string list;
+    for (std::size_t i = 0; i < known.size(); ++i) {
+      list += (i == 0 ? "" : i + 1 < known.size() ? ", " : " or ") + known[i];
+    }
+    SB_CHECK(std::count(known.begin(), known.end(), how.strategy) > 0, flag,
+             " ", value, ": means nothing to --strategy ", how.strategy,
+             "; it belongs to --strategy ", list);
+    SB_CHECK(flag != "--shard-size" || how.sharding_strategy == "hybrid_shard",
+             flag, " ", value, ": means nothing to --sharding-strategy ",
+             how.sharding_strategy, "; it belongs to hybrid_shard");
+    SB_CHECK(flag != "--min-num-params" || how.wrap == "size", flag, " ", value,
+             ": means nothing to --wrap ", how.wrap, "; it belongs to size");
+  }
+}
+
+DType shortest_dtype(DType parameters, const TrainerOptions& how) {
+  DType shortest = parameters;
+  for (const std::string& name : {how.param_dtype, how.reduce_dtype}) {
+    const DType dtype = dtype_of(name).value_or(parameters);
+    if (dtype_bytes(dtype) < dtype_bytes(shortest)) shortest = dtype;
+  }
+  return shortest;
+}
+
+// Rows that the ranks do not divide give the last ranks of fully_shard smaller
+// parts, and gradients go to their owners on the host one by one. All other
+// work is cut into equal parts.
+FoldClass fold_class(const Options& options, const TrainerOptions& how) {
+  if (how.strategy == "zero2" && how.cpu_offload) {
+    return [](int rank) { return rank; };
+  }
+  if (how.strategy != "fsdp2" || how.sharding_strategy == "no_shard") {
+    return one_class;
+  }
+  RankContext context(Device::meta(0), /*rank=*/0);
+  const RankContext::Scope scope(context);
+  InitOptions init;
+  init.dtype = options.dtype;
+  const int d = how.sharding_strategy == "hybrid_shard"
+                    ? std::max(how.fsdp.shard_size, 1)
+                    : options.world_size;
+  std::vector<Shape> shapes;
+  for (const Tensor& p :
+       make_model(model_config(options), init)->parameters()) {
+    shapes.push_back(p.shape());
+  }
+  const fsdp::ShardLayout layout = fsdp::row_layout(shapes, d);
+  std::map<std::vector<std::int64_t>, int> classes;
+  std::vector<int> class_of;
+  for (int rank = 0; rank < d; ++rank) {
+    std::vector<std::int64_t> numels;
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      numels.push_back(layout.piece(i, rank).numel());
+    }
+    const auto next = static_cast<int>(classes.size());
+    class_of.push_back(classes.emplace(numels, next).first->second);
+  }
+  return [class_of](int rank) {
+    return class_of[static_cast<std::size_t>(rank) % class_of.size()];
+  };
+}
+
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
                  ProcessGroup& world)
     : options_(checked(options, how, world.size())),
@@ -98,14 +205,9 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how,
                                 options.optimizer_options);
     return;
   }
-  zero::ZeroOptions zero = how.zero;
-  zero.stage = how.strategy.back() - '0';
-  zero.clip = options.clip;
-  zero.offload_optimizer = how.cpu_offload;
-  zero.offload_parameters = how.cpu_offload && zero.stage == 3;
-  if (loaded_.config.type != "gpt2") zero.unit_types = {"Linear"};
-  zero_ = zero::make_zero(*loaded_.model, world, zero, options.optimizer,
-                          options.optimizer_options);
+  zero_ = zero::make_zero(*loaded_.model, world,
+                          zero_options(options, how, loaded_.config),
+                          options.optimizer, options.optimizer_options);
 }
 
 Optimizer& Trainer::optimizer() {
@@ -186,8 +288,20 @@ double Trainer::predicted_bytes() const {
   if (zero_) {
     return losses + zero_->predicted_bytes(options_.steps, how_.accumulate);
   }
-  return losses + fsdp::predicted_bytes(
-                      *fsdp_, {options_.steps, how_.accumulate, how_.no_sync});
+  return losses + fsdp::predicted_bytes(*fsdp_, step_plan());
+}
+
+fsdp::StepPlan Trainer::step_plan() const {
+  fsdp::StepPlan plan;
+  plan.steps = options_.steps;
+  plan.micro_steps = how_.accumulate;
+  plan.no_sync = how_.no_sync;
+  for (const NamedModule& entry : loaded_.model->named_modules()) {
+    if (how_.recompute && entry.module->type_name() == "GptBlock") {
+      plan.recomputed.push_back(entry.name);
+    }
+  }
+  return plan;
 }
 
 MemoryBill Trainer::bill() const {
@@ -203,8 +317,7 @@ MemoryBill Trainer::bill() const {
   computed.dtype = dtype_of(how_.param_dtype).value_or(options_.dtype);
   MemoryBill bill = single_device_bill(computed, loaded_.config, rows,
                                        how_.recompute, /*accumulates=*/true);
-  const MemoryBill sharded = fsdp::predicted_memory(
-      *fsdp_, {options_.steps, how_.accumulate, how_.no_sync}, 8);
+  const MemoryBill sharded = fsdp::predicted_memory(*fsdp_, step_plan(), 8);
   for (const MemoryKind kind :
        {MemoryKind::kParameter, MemoryKind::kGradient,
         MemoryKind::kCommunication}) {

@@ -5,19 +5,32 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/03_zero_fsdp/fsdp.h"
+#include "chapters/03_zero_fsdp/fsdp_bill.h"
 #include "chapters/03_zero_fsdp/zero.h"
 #include "chapters/common/report.h"
 #include "chapters/common/training.h"
+#include "chapters/common/worlds.h"
 
 namespace shardbook::zero_fsdp {
+
+/// ZeRO's options whose sizes follow the model's width h where they are
+/// negative: persistence_threshold is 10 h, which leaves norms and biases whole
+/// and shards matrices (what the library Transformers sets for DeepSpeed), and
+/// prefetch_bucket_size is 13 h^2, a block.
+inline zero::ZeroOptions sized_by_width() {
+  zero::ZeroOptions options;
+  options.persistence_threshold = options.prefetch_bucket_size = -1;
+  return options;
+}
 
 struct TrainerOptions {
   /// "zero1", "zero2", "zero3", "fsdp" or "fsdp2".
   std::string strategy = "zero3";
-  zero::ZeroOptions zero;
+  zero::ZeroOptions zero = sized_by_width();
 
   // FSDP
   std::string sharding_strategy = "full_shard";
@@ -37,6 +50,17 @@ struct TrainerOptions {
   /// FSDP: all but the last micro-batch keep whole gradients.
   bool no_sync = false;
 };
+
+/// Options of the program and the strategies that they mean something to; throws
+/// Error that names one in `given` which is of another.
+void check_given(const TrainerOptions& how,
+                 const std::vector<std::pair<std::string, std::string>>& given);
+
+/// Of the dtypes that compute or travel, the one with the fewest bits.
+DType shortest_dtype(DType parameters, const TrainerOptions& how);
+
+/// Which ranks do the same in the world `sim`.
+FoldClass fold_class(const Options& options, const TrainerOptions& how);
 
 /// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
 /// its micro-batch i of g the samples r + d i, r + d (i + g), ... of those. The
@@ -72,6 +96,7 @@ class Trainer {
 
  private:
   Tensor forward(const Tensor& inputs);
+  fsdp::StepPlan step_plan() const;
 
   Options options_;
   TrainerOptions how_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chapters/03_zero_fsdp/backward_end.h"
 #include "chapters/03_zero_fsdp/zero12.h"
 #include "chapters/03_zero_fsdp/zero3.h"
 #include "core/check.h"
@@ -142,7 +143,37 @@ double ZeroOptimizer::global_norm() {
   return std::sqrt(sum.item()) / options_.loss_scale;
 }
 
+void ZeroOptimizer::check_usable(const char* what) const {
+  SB_CHECK(!has_failed_backward_, "zero: ", what, " after a backward that "
+           "failed: gradients hold a part of it; call clear_grad() and run the "
+           "step again from its first micro-batch");
+  SB_CHECK(!is_updating_, "zero: ", what, " after a step that failed while it "
+           "updated parameters: ranks may hold different ones; load a "
+           "checkpoint");
+}
+
+void ZeroOptimizer::watch_backward(std::function<void()> ended) {
+  if (is_in_backward_) return;
+  check_usable("backward");
+  is_in_backward_ = true;
+  zero_fsdp::on_end_of_backward(
+      [this, ended = std::move(ended)] {
+        ended();
+        is_in_backward_ = false;
+      },
+      [this] {
+        is_in_backward_ = false;
+        has_failed_backward_ = true;
+      });
+}
+
+void ZeroOptimizer::clear_grad() {
+  clear_gradients();
+  has_failed_backward_ = false;
+}
+
 double ZeroOptimizer::step() {
+  check_usable("step");
   PhaseScope phase(Phase::kOptimizer);
   NoGrad no_grad;
   finish_gradients();
@@ -164,6 +195,7 @@ double ZeroOptimizer::step() {
   if (options_.clip > 0) {
     factor *= std::min(1.0, options_.clip / (norm + 1e-6));
   }
+  is_updating_ = true;
   for (std::size_t i = 0; i < optimizer_->slots().size(); ++i) {
     optimizer_->step_one(i, groups_[i].grad, factor);
   }
@@ -171,6 +203,7 @@ double ZeroOptimizer::step() {
 
   // Publish the new parameters, forget the gradients
   publish(/*with_frozen=*/false);
+  is_updating_ = false;
   clear_gradients();
   return norm;
 }

@@ -29,11 +29,17 @@
 // parameter belongs to this rank's current device afterwards, wherever the
 // model was built: build it on the host when it does not fit the device.
 //
+// An exception may leave a forward: the next one begins anew. When one leaves a
+// backward, the object refuses to go on until clear_grad() says that the step
+// will be run again; when one leaves step() after parameters have changed, until
+// load_shards() brings back a consistent state.
+//
 // Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
 // Trillion Parameter Models"; Ren et al. 2021, "ZeRO-Offload". The names of
 // options are DeepSpeed's.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -97,7 +103,10 @@ class ZeroOptimizer {
   ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
 
   /// The model's forward.
-  Tensor operator()(const Tensor& x) { return module_(x); }
+  Tensor operator()(const Tensor& x) {
+    check_usable("forward");
+    return module_(x);
+  }
 
   /// Says whether the backward that comes is the last one of its step
   /// (DeepSpeed's gradient accumulation boundary); true until said otherwise.
@@ -110,6 +119,8 @@ class ZeroOptimizer {
   /// clipping (one all-reduce of an f64); inf or nan when the step was left
   /// out. Collective.
   double step();
+  /// Forgets the gradients of the step, and what a failed backward has left.
+  void clear_grad();
 
   /// Updates this rank's flat shards, one per dtype.
   Optimizer& optimizer() { return *optimizer_; }
@@ -191,8 +202,12 @@ class ZeroOptimizer {
   /// After an update (or a load, which changes frozen ones too): all ranks see
   /// the new parameters.
   virtual void publish(bool with_frozen) = 0;
-  /// Forgets the gradients.
+  /// Forgets the gradients, also those on their way.
   virtual void clear_gradients() = 0;
+  /// From the first gradient of a backward on: calls `ended` at its end, and
+  /// refuses to go on where an exception leaves it before.
+  void watch_backward(std::function<void()> ended);
+  bool is_in_backward() const { return is_in_backward_; }
 
   Module& module_;
   ProcessGroup& group_;
@@ -203,12 +218,17 @@ class ZeroOptimizer {
   bool is_boundary_ = true;
 
  private:
+  /// Throws Error where something that failed has left half of its work.
+  void check_usable(const char* what) const;
   double global_norm();
   std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);
 
   std::int64_t initial_device_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::int64_t num_skipped_ = 0;
+  bool is_in_backward_ = false;
+  bool has_failed_backward_ = false;
+  bool is_updating_ = false;  ///< true outside of step() when it has failed
 };
 
 /// ZeRO of stage options.stage. Begins with rank 0's values on every rank.

@@ -119,6 +119,14 @@ std::vector<GradientBucket> ZeroStage12::buckets(std::size_t group) const {
   return plans;
 }
 
+std::vector<std::string> ZeroStage12::trained_names(std::size_t group) const {
+  std::vector<std::string> names;
+  for (const NamedTensor& entry : groups_[group].parameters) {
+    names.push_back(entry.name);
+  }
+  return names;
+}
+
 // --- The step ----------------------------------------------------------------
 
 void ZeroStage12::finish_gradients() {
@@ -148,11 +156,9 @@ void ZeroStage12::publish(bool) {
       const Tensor buffer = Tensor::empty({d * n}, flat.flat.options());
       group_.all_gather(buffer, flat.own.flat_view(begin, {n}), "parameters")
           .wait();
-      for (std::int64_t rank = 0; rank < d; ++rank) {
-        if (rank == group_.rank()) continue;
-        flat.flat.flat_view(rank * shard + begin, {n})
-            .copy_from(buffer.flat_view(rank * n, {n}));
-      }
+      // Column by column, the own one among them
+      const std::int64_t width = flat.layout.padded - begin;
+      copy_runs({{flat.flat.flat_view(begin, {width}), buffer, d, n, shard, n}});
     }
   }
 }
@@ -161,6 +167,13 @@ void ZeroStage12::clear_gradients() {
   for (auto& slots : slots_) {
     for (Slot& slot : slots) slot.parameter.clear_grad();
   }
+  // Left behind by a failed backward
+  for (Bucket& bucket : buckets_) {
+    for (Work& work : bucket.works) work.wait();
+    bucket.works.clear();
+    bucket.buffer = Tensor();
+  }
+  in_flight_.reset();
   num_accumulated_ = 0;
 }
 

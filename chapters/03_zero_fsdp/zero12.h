@@ -41,6 +41,8 @@ class ZeroStage12 : public ZeroOptimizer {
     return flats_[group].layout;
   }
   std::vector<GradientBucket> buckets(std::size_t group) const;
+  /// Names of the group's parameters, in the order of the layout.
+  std::vector<std::string> trained_names(std::size_t group) const;
   /// Bytes of the largest buckets that exist at one time.
   std::int64_t bucket_bytes() const;
   /// Whether some gradient is larger than a bucket.
@@ -73,12 +75,13 @@ class ZeroStage12 : public ZeroOptimizer {
   void make_buckets();
   Slot& slot(const Bucket& bucket, int parameter);
   void on_gradient(std::size_t group, int parameter);
-  void begin_reduction();
+  void begin_backward();
   void drain();
   void open(Bucket& bucket);
   void copy_in(Bucket& bucket, int parameter);
   void launch(Bucket& bucket);
   void finish(Bucket& bucket);
+  void take_own_part(const Bucket& bucket);
   void finish_in_flight();
   void end_of_backward();
   bool reduces_now() const { return options_.stage == 2 || is_boundary_; }
@@ -92,7 +95,6 @@ class ZeroStage12 : public ZeroOptimizer {
   std::vector<Bucket> buckets_;           ///< in launch order
   std::size_t next_bucket_ = 0;
   std::optional<std::size_t> in_flight_;
-  bool is_reducing_ = false;
   /// Backward passes whose sum the shards hold.
   int num_accumulated_ = 0;
 };

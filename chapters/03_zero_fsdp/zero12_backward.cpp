@@ -1,7 +1,6 @@
 // Gradients on their way: into buckets, over the wire, into the own shard.
 
 #include "chapters/03_zero_fsdp/zero12.h"
-#include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/inplace.h"
@@ -13,8 +12,8 @@ ZeroStage12::Slot& ZeroStage12::slot(const Bucket& bucket, int parameter) {
 }
 
 void ZeroStage12::on_gradient(std::size_t group, int parameter) {
+  if (!is_in_backward()) begin_backward();
   if (!reduces_now()) return;
-  if (!is_reducing_) begin_reduction();
   Slot& slot = slots_[group][static_cast<std::size_t>(parameter)];
   SB_CHECK(!slot.has_arrived, "zero: parameter '",
            groups_[group].parameters[static_cast<std::size_t>(parameter)].name,
@@ -24,16 +23,15 @@ void ZeroStage12::on_gradient(std::size_t group, int parameter) {
   drain();
 }
 
-void ZeroStage12::begin_reduction() {
-  SB_CHECK(options_.stage == 2 || num_accumulated_ == 0,
+void ZeroStage12::begin_backward() {
+  SB_CHECK(options_.stage == 2 || !is_boundary_ || num_accumulated_ == 0,
            "zero: a second backward at the boundary before step; say "
            "set_boundary(false) before all micro-steps but the last");
-  is_reducing_ = true;
+  watch_backward([this] { end_of_backward(); });
   next_bucket_ = 0;
   for (auto& slots : slots_) {
     for (Slot& slot : slots) slot.has_arrived = slot.is_copied = false;
   }
-  autograd::at_end_of_backward([this] { end_of_backward(); });
 }
 
 // Copies what has come for the open bucket; full buckets leave, in their order.
@@ -141,30 +139,45 @@ void ZeroStage12::finish(Bucket& bucket) {
     StreamScope stream(options_.overlap_comm ? kReduceStream : kComputeStream);
     for (Work& work : bucket.works) work.wait();
     bucket.works.clear();
-    const Tensor& shard = groups_[bucket.group].grad;
-    std::vector<CopyRun> runs;
-    for (const BucketPiece& piece : runs_of(bucket.plan, group_.rank())) {
-      const Shape shape{piece.numel};
-      const Tensor sum = bucket.buffer.flat_view(piece.bucket_begin, shape);
-      const Tensor target = shard.flat_view(piece.shard_begin, shape);
-      // A large gradient of stage 1 was reduced in its place
-      if (!target.shares_storage(sum)) runs.push_back({target, sum});
-    }
-    take_runs(runs, num_accumulated_ > 0, host_traffic_);
+    take_own_part(bucket);
     done.record();
   }
   bucket.buffer = Tensor();
   done.wait();
 }
 
+// A rank copies much out of one bucket and nothing out of the next, and a shard
+// in all. Observers are told of an equal share of every bucket, whose sum is the
+// same: so ranks do the same in virtual time, and one may stand for all.
+void ZeroStage12::take_own_part(const Bucket& bucket) {
+  const Tensor& shard = groups_[bucket.group].grad;
+  // A large gradient of stage 1 was reduced in its place
+  if (bucket.buffer.shares_storage(shard)) return;
+  std::vector<CopyRun> runs;
+  for (const BucketPiece& piece : runs_of(bucket.plan, group_.rank())) {
+    const Shape shape{piece.numel};
+    runs.push_back({shard.flat_view(piece.shard_begin, shape),
+                    bucket.buffer.flat_view(piece.bucket_begin, shape)});
+  }
+  if (options_.offload_optimizer) {
+    take_runs(runs, num_accumulated_ > 0, host_traffic_);
+    return;
+  }
+  const Shape none{0};  // names the device where this rank owns nothing
+  runs.push_back({shard.flat_view(0, none), shard.flat_view(0, none)});
+  const double share =
+      static_cast<double>(bucket.plan.numel) / group_.size();
+  num_accumulated_ > 0 ? add_runs(runs, share) : copy_runs(runs, 1, share);
+}
+
 void ZeroStage12::end_of_backward() {
+  if (!reduces_now()) return;
   // What no gradient came for counts as zero
   for (auto& slots : slots_) {
     for (Slot& slot : slots) slot.has_arrived = true;
   }
   drain();
   finish_in_flight();
-  is_reducing_ = false;
   num_accumulated_ += 1;
 }
 

@@ -186,6 +186,7 @@ void ZeroStage3::finish_gradients() {
 }
 
 void ZeroStage3::publish(bool with_frozen) {
+  drop_gathered();  // a forward without a backward leaves units behind
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     if (!groups_[i].is_trained || gather_shards_[i].is_same(groups_[i].shard)) {
       continue;
@@ -215,17 +216,24 @@ void ZeroStage3::refresh_persistent(bool with_frozen) {
 }
 
 void ZeroStage3::clear_gradients() {
-  for (auto& unit : units_) unit->num_reduced = 0;
+  for (auto& unit : units_) {
+    unit->num_reduced = 0;
+    // Left behind by a failed backward
+    unit->reduction.wait();
+    unit->bucket = Tensor();
+    for (Slot& slot : unit->slots) slot.parameter.clear_grad();
+  }
+  reducing_ = nullptr;
   num_accumulated_ = 0;
 }
 
 void ZeroStage3::gather_parameters() {
-  is_pinned_ = true;
   for (auto& unit : units_) {
     if (unit->numel == 0 || unit->state == Unit::State::kFull) continue;
     if (unit->state == Unit::State::kSharded) start_gather(*unit);
     finish_gather(*unit);
   }
+  is_pinned_ = true;
 }
 
 void ZeroStage3::release_parameters() {

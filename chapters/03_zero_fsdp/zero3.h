@@ -75,6 +75,8 @@ class ZeroStage3 : public ZeroOptimizer {
   std::vector<UnitSize> unit_sizes() const;
   /// Bytes of the parameters that stay gathered, padded.
   std::int64_t persistent_bytes() const;
+  /// The most bytes of whole parameters that construction holds at one time.
+  std::int64_t construction_bytes() const;
   /// Bytes of the buffer that refreshes them after a step.
   std::int64_t refresh_buffer_bytes() const;
 
@@ -122,7 +124,7 @@ class ZeroStage3 : public ZeroOptimizer {
   void start_gather(Unit& unit);
   void finish_gather(Unit& unit);
   void release(Unit& unit);
-  void drop_prefetched();
+  void drop_gathered();
   void record_fetch(std::size_t unit);
   void prefetch(const Unit& current);
   static std::vector<Slot*> fetched_slots(Unit& unit);
@@ -149,7 +151,6 @@ class ZeroStage3 : public ZeroOptimizer {
   std::size_t cursor_ = 0;
   bool is_trace_complete_ = false;
   Unit* reducing_ = nullptr;
-  bool is_in_backward_ = false;
   bool is_pinned_ = false;  ///< by gather_parameters
   int num_accumulated_ = 0;
   Event updated_;  ///< the shards hold the parameters of this step

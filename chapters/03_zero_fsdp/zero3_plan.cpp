@@ -104,6 +104,20 @@ std::int64_t ZeroStage3::persistent_bytes() const {
   return bytes;
 }
 
+std::int64_t ZeroStage3::construction_bytes() const {
+  // One after another they are whole, cut, and released unless they stay
+  std::int64_t kept = 0, peak = 0;
+  for (const auto& unit : units_) {
+    for (const Slot& slot : unit->slots) {
+      const std::int64_t bytes =
+          slot.slice * group_.size() * element_bytes(slot.parameter);
+      peak = std::max(peak, kept + bytes);
+      if (slot.is_persistent) kept += bytes;
+    }
+  }
+  return peak;
+}
+
 std::int64_t ZeroStage3::refresh_buffer_bytes() const {
   std::int64_t largest = 0;
   for (std::size_t i = 0; i < groups_.size(); ++i) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "chapters/03_zero_fsdp/zero3.h"
-#include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -63,7 +62,7 @@ void ZeroStage3::unpack(const std::vector<Slot*>& slots, const Tensor& buffer) {
 }
 
 void ZeroStage3::start_gather(Unit& unit) {
-  // Without prefetching, what comes when it is needed waits for what computes
+  // Without prefetching, a gather waits for the computation before it
   StreamScope stream(options_.prefetch_bucket_size > 0 ? kUnshardStream
                                                        : kComputeStream);
   NoGrad no_grad;
@@ -124,16 +123,24 @@ void ZeroStage3::prefetch(const Unit& current) {
   }
 }
 
-void ZeroStage3::drop_prefetched() {
+// What was gathered ahead and not used, or what an exception left behind.
+void ZeroStage3::drop_gathered() {
+  if (is_pinned_) return;
   for (auto& unit : units_) {
-    if (unit->state == Unit::State::kInFlight) finish_gather(*unit);
+    if (unit->state == Unit::State::kSharded) continue;
+    unit->work.wait();
+    unit->gathered = Tensor();
+    unit->state = Unit::State::kFull;
     release(*unit);
   }
 }
 
 // --- Forward and backward ----------------------------------------------------
 
-void ZeroStage3::begin_forward() { cursor_ = 0; }
+void ZeroStage3::begin_forward() {
+  cursor_ = 0;
+  if (!RankContext::current().is_recomputing) drop_gathered();
+}
 
 void ZeroStage3::after_forward(Unit& unit, const Tensors& outputs) {
   if (RankContext::current().grad_enabled) {
@@ -152,8 +159,8 @@ void ZeroStage3::after_forward(Unit& unit, const Tensors& outputs) {
 }
 
 void ZeroStage3::begin_backward() {
-  if (is_in_backward_) return;
-  is_in_backward_ = true;
+  if (is_in_backward()) return;
+  watch_backward([this] { end_of_backward(); });
   for (auto& unit : units_) {
     unit->num_missing = 0;
     for (Slot& slot : unit->slots) {
@@ -161,7 +168,6 @@ void ZeroStage3::begin_backward() {
       unit->num_missing += slot.is_trained;
     }
   }
-  autograd::at_end_of_backward([this] { end_of_backward(); });
 }
 
 void ZeroStage3::on_gradient(Unit& unit, Slot& slot) {
@@ -263,8 +269,7 @@ void ZeroStage3::end_of_backward() {
     if ((*unit)->bucket.defined() && reducing_ != unit->get()) reduce(**unit);
   }
   finish_reduction();
-  drop_prefetched();
-  is_in_backward_ = false;
+  drop_gathered();
   is_trace_complete_ = true;
   trace_.resize(cursor_);
   num_accumulated_ += 1;

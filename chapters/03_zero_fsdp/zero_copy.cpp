@@ -42,6 +42,7 @@ std::int64_t numel_of(const CopyRun& run) {
 
 void fused(const char* name, const std::vector<CopyRun>& runs,
            double passes,  // arrays read and written per run
+           double counted,
            const std::function<void(KernelContext&, const Piece&)>& kernel) {
   if (runs.empty()) return;
   RankContext& context = RankContext::current();
@@ -49,18 +50,17 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
   OpEvent event;
   event.name = name;
   event.flops = 0;
-  event.bytes = 0;
   event.phase = context.phase;
   event.device = first.device();
   event.dtype = first.dtype();
   event.stream = context.stream;
   for (const CopyRun& run : runs) {
     check(name, run, first.device());
-    const auto numel = static_cast<double>(numel_of(run));
-    event.flops += numel;
-    event.bytes +=
-        passes * numel * static_cast<double>(dtype_bytes(run.target.dtype()));
+    event.flops += static_cast<double>(numel_of(run));
   }
+  if (counted >= 0) event.flops = counted;
+  event.bytes =
+      passes * event.flops * static_cast<double>(dtype_bytes(event.dtype));
   context.notify_op_begin(event);
   for (const CopyRun& run : runs) {
     if (run.target.is_meta() || numel_of(run) == 0) continue;
@@ -80,8 +80,9 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
 
 }  // namespace
 
-void copy_runs(const std::vector<CopyRun>& runs, double factor) {
-  fused("copy_runs", runs, 2,
+void copy_runs(const std::vector<CopyRun>& runs, double factor,
+               double counted) {
+  fused("copy_runs", runs, 2, counted,
         [factor](KernelContext& context, const Piece& piece) {
           if (factor == 1) {
             kernels::cast(context, piece.dtype, piece.source, piece.dtype,
@@ -93,11 +94,12 @@ void copy_runs(const std::vector<CopyRun>& runs, double factor) {
         });
 }
 
-void add_runs(const std::vector<CopyRun>& runs) {
-  fused("add_runs", runs, 3, [](KernelContext& context, const Piece& piece) {
-    kernels::axpy(context, piece.dtype, piece.numel, 1, piece.source,
-                  piece.target);
-  });
+void add_runs(const std::vector<CopyRun>& runs, double counted) {
+  fused("add_runs", runs, 3, counted,
+        [](KernelContext& context, const Piece& piece) {
+          kernels::axpy(context, piece.dtype, piece.numel, 1, piece.source,
+                        piece.target);
+        });
 }
 
 }  // namespace shardbook::zero

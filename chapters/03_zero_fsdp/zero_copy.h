@@ -25,10 +25,12 @@ struct CopyRun {
   std::int64_t source_stride = 0;
 };
 
-/// target = factor * source for every run; one operation to the observers.
-void copy_runs(const std::vector<CopyRun>& runs, double factor = 1);
+/// target = factor * source for every run; one operation to the observers, of
+/// as many elements as it has, or of `counted` elements.
+void copy_runs(const std::vector<CopyRun>& runs, double factor = 1,
+               double counted = -1);
 
-/// target += source for every run; one operation to the observers.
-void add_runs(const std::vector<CopyRun>& runs);
+/// target += source for every run; the same to the observers.
+void add_runs(const std::vector<CopyRun>& runs, double counted = -1);
 
 }  // namespace shardbook::zero

@@ -110,7 +110,8 @@ class Walk {
         overlaps_(zero.options().overlap_comm) {}
 
   /// `root`: a unit whose forward and backward contain all others; -1: none.
-  void micro_step(int root) {
+  /// Its gradients begin before the others' where it holds the head.
+  void micro_step(int root, bool root_has_head) {
     std::vector<std::size_t> order;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       if (static_cast<int>(u) != root) order.push_back(u);
@@ -123,12 +124,12 @@ class Walk {
       fetch(u);
       release(u);
     }
-    // Backward: the root's first gradients open its bucket
+    // Backward: the root's first gradient opens its bucket
     if (root >= 0) {
       const auto r = static_cast<std::size_t>(root);
       release(r);
       fetch(r);
-      communication_.add(units_[r].reduce_bytes);
+      if (root_has_head) communication_.add(units_[r].reduce_bytes);
     }
     for (auto u = order.rbegin(); u != order.rend(); ++u) {
       fetch(*u);
@@ -138,6 +139,7 @@ class Walk {
     }
     if (root >= 0) {
       const auto r = static_cast<std::size_t>(root);
+      if (!root_has_head) communication_.add(units_[r].reduce_bytes);
       reduce(units_[r].reduce_bytes);
       release(r);
     }
@@ -212,6 +214,69 @@ class Walk {
   Level parameters_, communication_;
 };
 
+/// The most gradients that exist at one time in a backward of stage 2 in which
+/// some are larger than a bucket: those stay until their reduction is done.
+class LargeGradients {
+ public:
+  explicit LargeGradients(const ZeroStage12& zero)
+      : names_(zero.trained_names(0)),
+        numels_(zero.layout(0).numels),
+        buckets_(zero.buckets(0)),
+        overlaps_(zero.options().overlap_comm),
+        has_arrived_(names_.size()) {}
+
+  /// In elements. Gradients come in the reverse order of definition, those of
+  /// one module together. With `is_tied` the head's part of the first
+  /// parameter's gradient comes before all and waits for the embedding's part.
+  std::int64_t peak(bool is_tied) {
+    if (is_tied) level_.add(numels_[0]);
+    for (std::size_t end = names_.size(); end > 0;) {
+      std::size_t begin = end - 1;
+      while (begin > 0 && module_of(begin - 1) == module_of(end - 1)) --begin;
+      for (std::size_t i = begin; i < end; ++i) level_.add(numels_[i]);
+      if (is_tied && begin == 0) level_.add(-numels_[0]);  // the two are added
+      for (std::size_t i = begin; i < end; ++i) has_arrived_[i] = true;
+      drain();
+      end = begin;
+    }
+    return level_.peak();
+  }
+
+ private:
+  std::string module_of(std::size_t i) const {
+    return names_[i].substr(0, names_[i].rfind('.'));
+  }
+
+  void drain() {
+    for (; next_ < buckets_.size(); ++next_) {
+      bool is_full = true;
+      for (const int parameter : buckets_[next_].parameters) {
+        const auto i = static_cast<std::size_t>(parameter);
+        is_full = is_full && has_arrived_[i];
+        if (!has_arrived_[i] || numels_[i] == 0) continue;
+        // Copied and dropped, or its own message
+        if (!buckets_[next_].is_large) level_.add(-numels_[i]);
+        numels_[i] = 0;
+      }
+      if (!is_full) return;
+      level_.add(-flying_);
+      flying_ = buckets_[next_].is_large ? buckets_[next_].numel : 0;
+      if (overlaps_) continue;
+      level_.add(-flying_);
+      flying_ = 0;
+    }
+  }
+
+  const std::vector<std::string> names_;
+  std::vector<std::int64_t> numels_;
+  const std::vector<GradientBucket> buckets_;
+  const bool overlaps_;
+  std::vector<bool> has_arrived_;
+  std::size_t next_ = 0;
+  std::int64_t flying_ = 0;
+  Level level_;
+};
+
 /// The unit that contains the others: the root, beside units of its blocks.
 int root_of(const std::vector<ZeroStage3::UnitSize>& units) {
   for (std::size_t u = 0; u < units.size(); ++u) {
@@ -233,46 +298,47 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   const auto shard = static_cast<double>(zero.shard_numel());
   MemoryBill bill = single_device_bill(options, config, rows, recompute,
                                        /*accumulates=*/stage == 1);
-  if (options.steps == 0) return bill;
+  const bool trains = options.steps > 0;
 
   bill[MemoryKind::kOptimizerState] =
-      is_offloaded ? 0 : shard * bytes.optimizer;
+      is_offloaded || !trains ? 0 : shard * bytes.optimizer;
   const Sizes sizes{static_cast<double>(config.n_embd),
                     static_cast<double>(config.vocab_size),
                     static_cast<double>(config.n_positions),
                     config.type == "gpt2"};
   // Stage 1 keeps all gradients; later stages see each of them pass
-  bill[MemoryKind::kGradient] =
-      stage == 1 ? shard * zero.group().size() * bytes.gradient
-                 : ((is_offloaded ? 0 : shard) + passing_gradients(sizes)) *
-                       bytes.gradient;
-
+  double passing = trains ? passing_gradients(sizes) : 0;
   double in_step = 8;  // the norm
   double parameters = 0;
   if (const auto* flat = dynamic_cast<const ZeroStage12*>(&zero)) {
     parameters = shard * zero.group().size() * bytes.parameter;
     in_step = std::max({in_step, static_cast<double>(flat->bucket_bytes()),
                         static_cast<double>(flat->gather_bytes())});
-    if (flat->has_large_gradients() && stage == 2) {
-      bill[MemoryKind::kGradient] = -1;
+    if (flat->has_large_gradients() && trains) {
+      passing = static_cast<double>(LargeGradients(*flat).peak(sizes.is_gpt));
     }
   } else if (const auto* sliced = dynamic_cast<const ZeroStage3*>(&zero)) {
     const int root = root_of(sliced->unit_sizes());
     // The first micro-step records, the others gather ahead
     Walk first(*sliced, false), later(*sliced, true);
-    first.micro_step(root);
-    if (options.steps * micro_steps > 1) later.micro_step(root);
+    if (trains) first.micro_step(root, sizes.is_gpt);
+    if (options.steps * micro_steps > 1) later.micro_step(root, sizes.is_gpt);
     parameters =
         (zero.options().offload_parameters ? 0 : shard * bytes.parameter) +
-        static_cast<double>(sliced->persistent_bytes() +
-                            std::max(first.parameters(), later.parameters()));
+        static_cast<double>(std::max(
+            sliced->construction_bytes(),
+            sliced->persistent_bytes() +
+                std::max(first.parameters(), later.parameters())));
     in_step = std::max({in_step, static_cast<double>(first.communication()),
                         static_cast<double>(later.communication()),
                         static_cast<double>(sliced->refresh_buffer_bytes())});
   }
   bill[MemoryKind::kParameter] =
       std::max(parameters, static_cast<double>(zero.initial_device_bytes()));
-  bill[MemoryKind::kCommunication] = sent_beside + in_step;
+  bill[MemoryKind::kGradient] =
+      bytes.gradient * (stage == 1 ? shard * zero.group().size()
+                                   : (is_offloaded ? 0 : shard) + passing);
+  bill[MemoryKind::kCommunication] = trains ? sent_beside + in_step : 0;
   return bill;
 }
 

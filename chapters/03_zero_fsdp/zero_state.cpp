@@ -124,6 +124,8 @@ void ZeroOptimizer::load_shards(const std::vector<ShardPiece>& pieces,
   }
   steps_done_ = steps_done;
   publish(/*with_frozen=*/true);
+  if (is_updating_) clear_grad();  // of a step that failed
+  is_updating_ = false;
 }
 
 // --- Whole tensors -----------------------------------------------------------

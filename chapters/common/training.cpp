@@ -32,6 +32,25 @@ void show_progress(std::int64_t done, std::int64_t total, double loss) {
   std::fflush(stderr);
 }
 
+/// On shapes a step may simulate a thousand devices: SIGINT and SIGTERM are
+/// noticed at every operation of it.
+class StopsAtOperations : public Observer {
+ public:
+  StopsAtOperations() {
+    if (context_.device.is_meta()) context_.add_observer(this);
+  }
+  ~StopsAtOperations() override { context_.remove_observer(this); }
+  StopsAtOperations(const StopsAtOperations&) = delete;
+  StopsAtOperations& operator=(const StopsAtOperations&) = delete;
+
+  void on_op_begin(const OpEvent&) override {
+    if (interrupted()) throw Interrupted("interrupted while simulating a step");
+  }
+
+ private:
+  RankContext& context_ = RankContext::current();
+};
+
 }  // namespace
 
 TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
@@ -49,6 +68,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
   random.seed = options.seed;
   sim::VirtualClock* clock = sim::VirtualClock::current();
   if (clock != nullptr) clock->begin_steps();
+  const StopsAtOperations stops;
   for (std::int64_t k = 0; k < options.steps; ++k) {
     if (interrupted()) {
       throw Interrupted("interrupted after " + std::to_string(k) + " of " +

@@ -249,6 +249,104 @@ TEST(FsdpGathers, OrAfterItOrWhenItIsNeeded) {
                                           "reduce root"}));
 }
 
+/// A unit of its own weight and of two layers, which are units as well.
+class Outer : public ModuleOf<Outer> {
+ public:
+  Outer()
+      : first("first", 5, 5, init_of(DType::kF32)),
+        second("second", 5, 5, init_of(DType::kF32)),
+        weight(make_parameter("weight", {5}, 1, init_of(DType::kF32))) {}
+  Tensor forward(const Tensor& x) override {
+    return mul(second(first(x)), weight);
+  }
+  void members(MemberVisitor& visit) override {
+    visit.module("first", first);
+    visit.module("second", second);
+    visit.parameter("weight", weight);
+  }
+  std::string type_name() const override { return "Outer"; }
+  Linear first, second;
+  Tensor weight;
+};
+
+/// Tells in backward whether a unit is in shards while the model's own last
+/// operation computes.
+class Nested : public ModuleOf<Nested> {
+ public:
+  Nested()
+      : before("before", 5, 5, init_of(DType::kF32)),
+        weight(make_parameter("weight", {5}, 1, init_of(DType::kF32))) {}
+  Tensor forward(const Tensor& x) override {
+    const Tensor y = mul(outer(before(x)), weight);
+    return autograd::custom_function(
+        "probe", {y}, [](const Tensors& inputs) { return inputs; },
+        [this](const Tensors& grads) {
+          if (probe) probe();
+          return grads;
+        })[0];
+  }
+  void members(MemberVisitor& visit) override {
+    visit.module("before", before);
+    visit.module("outer", outer);
+    visit.parameter("weight", weight);
+  }
+  Linear before;
+  Outer outer;
+  Tensor weight;
+  std::function<void()> probe;
+};
+
+struct Prefetched {
+  Labels labels;
+  bool is_outer_gathered_at_the_root = false;
+};
+
+Prefetched prefetched(BackwardPrefetch how) {
+  return on_ranks(2, [how](ProcessGroup& world) {
+    Nested model;
+    FsdpOptions options;
+    options.backward_prefetch = how;
+    options.auto_wrap_policy =
+        fsdp::transformer_auto_wrap_policy({"Linear", "Outer"});
+    FullyShardedDataParallel fsdp(model, world, options);
+    Prefetched result;
+    model.probe = [&] {
+      for (const fsdp::FlatParameter* unit : fsdp.units()) {
+        if (unit->name() == "outer") {
+          result.is_outer_gathered_at_the_root = !unit->is_sharded();
+        }
+      }
+    };
+    const Tensor output = fsdp(Tensor::full({2, 5}, 1.0 + world.rank()));
+    world.clear_records();
+    sum(output).backward();
+    for (const CommRecord& record : world.records()) {
+      result.labels.push_back(record.label);
+    }
+    return result;
+  })[0];
+}
+
+// Backward meets units in the reverse order in which their forwards ended:
+// after the root comes its last unit, after a unit around others the last of
+// those.
+TEST(FsdpGathers, BackwardPrefetchesInTheReverseOrderOfFinishedForwards) {
+  const Prefetched pre = prefetched(BackwardPrefetch::kPre);
+  EXPECT_EQ(pre.labels,
+            (Labels{"gather outer", "gather outer.second", "gather outer.first",
+                    "reduce outer.second", "gather before",
+                    "reduce outer.first", "reduce outer", "reduce before",
+                    "reduce root"}));
+  EXPECT_TRUE(pre.is_outer_gathered_at_the_root);
+  const Prefetched none = prefetched(BackwardPrefetch::kNone);
+  EXPECT_EQ(none.labels,
+            (Labels{"gather outer", "gather outer.second",
+                    "reduce outer.second", "gather outer.first",
+                    "reduce outer.first", "reduce outer", "gather before",
+                    "reduce before", "reduce root"}));
+  EXPECT_FALSE(none.is_outer_gathered_at_the_root);
+}
+
 TEST(FsdpGathers, ShardGradOpGathersOnceAndNoShardNever) {
   FsdpOptions options = blocks();
   options.sharding_strategy = ShardingStrategy::kShardGradOp;

@@ -1,0 +1,15 @@
+#pragma once
+
+// What a strategy does when a backward is over, however it ends.
+
+#include <functional>
+
+namespace shardbook::zero_fsdp {
+
+/// Calls `ended` when the backward that is running on this thread has run to
+/// its end, or `failed` when an exception leaves it (also one of `ended`).
+/// `failed` must not throw.
+void on_end_of_backward(std::function<void()> ended,
+                        std::function<void()> failed);
+
+}  // namespace shardbook::zero_fsdp
