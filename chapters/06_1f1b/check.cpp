@@ -70,9 +70,24 @@ void check_routes(const Schedule& s) {
     if (first == stage_of.end() || first->first.first != rank) {
       fail("no stage lies at rank ", rank);
     }
+    int next = 0;
+    for (auto each = first; each != stage_of.end() && each->first.first == rank;
+         ++each) {
+      if (each->first.second != next) {
+        fail("rank ", rank, " has a stage at chunk ", each->first.second,
+             " and none at chunk ", next, "; number chunks from 0");
+      }
+      ++next;
+    }
   }
-  if (!s.flushes && s.micro_batches_per_step < 1) {
-    fail(s.micro_batches_per_step, " micro-batches per step; give at least 1");
+  const int per_step = s.micro_batches_per_step;
+  if (s.flushes && per_step != s.num_micro_batches) {
+    fail(per_step, " micro-batches per step; a schedule without updates is one "
+         "step; give ", s.num_micro_batches);
+  }
+  if (per_step < 1 || s.num_micro_batches % per_step != 0) {
+    fail(per_step, " micro-batches per step; give a divisor of ",
+         s.num_micro_batches, ", the micro-batches");
   }
 }
 
@@ -81,9 +96,9 @@ void check_routes(const Schedule& s) {
 class Checker {
  public:
   explicit Checker(const Schedule& s)
-      : s_(s), dependencies_(s), ticks_(at(s.num_ranks)) {
+      : s_(s), reads_(s), dependencies_(s), ticks_(at(s.num_ranks)) {
     for (int rank = 0; rank < s.num_ranks; ++rank) {
-      states_.emplace_back(s, rank, dependencies_.stages(rank));
+      states_.emplace_back(s, reads_, rank, dependencies_.stages(rank));
       ends_.emplace_back(s.actions[at(rank)].size(), -1);
     }
   }
@@ -235,6 +250,7 @@ class Checker {
   }
 
   const Schedule& s_;
+  ReadVersions reads_;
   Dependencies dependencies_;
   std::vector<RankState> states_;
   std::vector<std::vector<int>> ends_;

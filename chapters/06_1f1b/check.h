@@ -12,8 +12,11 @@
 // - W runs first in, first out per chunk, so that gradients are summed in the
 //   order of the input gradients;
 // - F waits for F of the stage before, B and I for B or I of the stage behind;
-// - an update has all the gradients that it claims, and no others;
-// - receives that block do not block for ever.
+// - an update has all the gradients that it claims, and no others (I has those
+//   of biases and norms), and claims as many as every update of its stage;
+// - a forward reads a version of the weights that exists;
+// - receives that block, and replicas that update together, do not wait for
+//   ever.
 
 #include "chapters/06_1f1b/schedule.h"
 

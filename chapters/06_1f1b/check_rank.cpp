@@ -40,8 +40,8 @@ std::string RankState::apply(const Action& a) {
   if (a.kind != ActionKind::kForward) {
     const std::string fault = apply_backward(a, &chunk);
     if (!fault.empty()) return fault;
-  } else if (!s_.flushes && s_.versions == VersionRule::kDelayOne) {
-    const int version = a.micro_batch / s_.micro_batches_per_step - 1;
+  } else if (!s_.flushes) {
+    const int version = reads_.of(chunk.stage, a.micro_batch);
     if (version > chunk.version) {
       return name + " reads version " + std::to_string(version) +
              " of the weights, which no update has made yet";
@@ -80,12 +80,10 @@ std::string RankState::apply_backward(const Action& a, Chunk* chunk) {
     }
     chunk->waiting.pop_front();
   }
-  if (a.kind != ActionKind::kBackwardInput) {
-    if (b <= chunk->updated) {
-      return self + " after an update that claims it";
-    }
-    chunk->last_gradient = std::max(chunk->last_gradient, b);
+  if (b <= chunk->updated) {
+    return self + " after an update that claims it";
   }
+  chunk->last_gradient = std::max(chunk->last_gradient, b);
   return "";
 }
 
@@ -106,6 +104,14 @@ std::string RankState::apply_update(const Action& a, Chunk* chunk) {
     return self + " after the gradient of micro-batch " +
            std::to_string(chunk->last_gradient) + ", which it does not claim";
   }
+  const int claimed = a.micro_batch - chunk->updated;
+  const int size = reads_.micro_batches_per_update(chunk->stage);
+  if (claimed != size) {
+    return self + " claims " + std::to_string(claimed) +
+           " micro-batches; each update of this stage claims " +
+           std::to_string(size) +
+           " (micro_batches_per_step times the stage's ranks)";
+  }
   chunk->updated = a.micro_batch;
   ++chunk->version;
   return "";
@@ -122,10 +128,10 @@ std::string RankState::missing() const {
                                             : ActionKind::kBackward;
       if (!(done & (kB | kW))) return to_string({kind, b, c, false});
     }
-    if (chunk.stage >= 0 && !s_.flushes && chunk.last_gradient >= 0 &&
-        chunk.updated < chunk.last_gradient) {
+    if (chunk.stage >= 0 && !s_.flushes &&
+        chunk.updated < s_.num_micro_batches - 1) {
       return "the update for micro-batch " +
-             std::to_string(chunk.last_gradient);
+             std::to_string(s_.num_micro_batches - 1);
     }
   }
   return "";

@@ -7,15 +7,17 @@
 #include <vector>
 
 #include "chapters/06_1f1b/schedule.h"
+#include "chapters/06_1f1b/versions.h"
 
 namespace shardbook::pipeline {
 
 /// What a rank has done so far.
 class RankState {
  public:
-  /// `stages`: by chunk, -1 for none.
-  RankState(const Schedule& s, int rank, const std::vector<int>& stages)
-      : s_(s), rank_(rank), chunks_(stages.size()) {
+  /// `stages`: by chunk, -1 for none. Keeps references.
+  RankState(const Schedule& s, const ReadVersions& reads, int rank,
+            const std::vector<int>& stages)
+      : s_(s), reads_(reads), rank_(rank), chunks_(stages.size()) {
     for (std::size_t c = 0; c < chunks_.size(); ++c) {
       chunks_[c].done.assign(static_cast<std::size_t>(s.num_micro_batches), 0);
       chunks_[c].stage = stages[c];
@@ -32,7 +34,7 @@ class RankState {
     int stage = -1;
     std::vector<unsigned> done;  ///< by micro-batch, one bit per kind
     std::deque<int> waiting;     ///< for the gradient of the weights
-    int last_gradient = -1;
+    int last_gradient = -1;  ///< I counts: it has those of biases and norms
     int updated = -1;  ///< last micro-batch that an update has claimed
     int version = 0;   ///< updates so far
   };
@@ -42,6 +44,7 @@ class RankState {
   std::string apply_backward(const Action& a, Chunk* chunk);
 
   const Schedule& s_;
+  const ReadVersions& reads_;
   int rank_;
   std::vector<Chunk> chunks_;
 };

@@ -11,20 +11,36 @@ constexpr std::size_t kKinds = 4;  // an update is nobody's input
 
 }  // namespace
 
-Dependencies::Dependencies(const Schedule& schedule) : schedule_(schedule) {
-  const int m = schedule.num_micro_batches;
-  stages_.resize(at(schedule.num_ranks));
+std::vector<std::vector<int>> stages_by_chunk(const Schedule& schedule) {
+  std::vector<std::vector<int>> stages(at(schedule.num_ranks));
   for (const Route& route : schedule.routes) {
     for (int stage = 0; at(stage) < route.size(); ++stage) {
       const Place& place = route[at(stage)];
-      auto& row = stages_[at(place.rank)];
+      auto& row = stages[at(place.rank)];
       row.resize(std::max(row.size(), at(place.chunk) + 1), -1);
       row[at(place.chunk)] = stage;
+    }
+  }
+  return stages;
+}
+
+Dependencies::Dependencies(const Schedule& schedule)
+    : schedule_(schedule),
+      stages_(stages_by_chunk(schedule)),
+      owners_(at(schedule.num_stages)) {
+  const int m = schedule.num_micro_batches;
+  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+    const auto& row = stages_[at(rank)];
+    for (int chunk = 0; at(chunk) < row.size(); ++chunk) {
+      if (row[at(chunk)] >= 0) {
+        owners_[at(row[at(chunk)])].push_back({rank, chunk});
+      }
     }
   }
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
     const auto chunks = static_cast<int>(stages_[at(rank)].size());
     std::vector<int> index(at(chunks) * at(m) * kKinds, -1);
+    updates_.emplace_back(at(chunks));
     int i = 0;
     for (const Action& each : schedule.actions[at(rank)]) {
       const bool is_in_range = each.micro_batch >= 0 && each.micro_batch < m &&
@@ -34,6 +50,9 @@ Dependencies::Dependencies(const Schedule& schedule) : schedule_(schedule) {
             index[(at(each.chunk) * at(m) + at(each.micro_batch)) * kKinds +
                   static_cast<std::size_t>(each.kind)];
         if (slot < 0) slot = i;
+      }
+      if (is_in_range && each.kind == ActionKind::kUpdate) {
+        updates_[at(rank)][at(each.chunk)].push_back(i);
       }
       ++i;
     }
@@ -67,6 +86,28 @@ const std::vector<int>& Dependencies::stages(int rank) const {
   return stages_[at(rank)];
 }
 
+// The rank's own gradients are further up in its list. The mean over replicas
+// exists when all of them have come to the same update.
+std::vector<ActionPlace> Dependencies::replicas(int rank, int index) const {
+  const Action& a = schedule_.actions[at(rank)][at(index)];
+  const auto& own = updates_[at(rank)][at(a.chunk)];
+  const auto count =
+      std::lower_bound(own.begin(), own.end(), index) - own.begin();
+  std::vector<ActionPlace> result;
+  for (const Place& each : owners_[at(stage(rank, a.chunk))]) {
+    if (each.rank == rank && each.chunk == a.chunk) continue;
+    const auto& theirs = updates_[at(each.rank)][at(each.chunk)];
+    const bool has_one = static_cast<std::size_t>(count) < theirs.size();
+    // The action before theirs; none: they begin with it
+    const int last = has_one ? theirs[static_cast<std::size_t>(count)] - 1 : -1;
+    if (has_one && last < 0) continue;
+    result.push_back({each.rank, last,
+                      has_one ? schedule_.actions[at(each.rank)][at(last)]
+                              : Action{a.kind, a.micro_batch, each.chunk}});
+  }
+  return result;
+}
+
 std::vector<ActionPlace> Dependencies::of(int rank, int index) const {
   const auto& list = schedule_.actions[at(rank)];
   const Action& a = list[at(index)];
@@ -92,22 +133,8 @@ std::vector<ActionPlace> Dependencies::of(int rank, int index) const {
     case ActionKind::kBackwardWeight:
       result.push_back(find(here, b, {ActionKind::kBackwardInput}));
       break;
-    case ActionKind::kUpdate: {
-      // Gradients since the update before, those of the replicas too
-      int first = 0;
-      for (int i = index - 1; i >= 0 && first == 0; --i) {
-        const Action& other = list[at(i)];
-        if (other.kind == a.kind && other.chunk == a.chunk) {
-          first = other.micro_batch + 1;
-        }
-      }
-      for (int each = first; each <= b; ++each) {
-        result.push_back(
-            find(schedule_.place(each, stage), each,
-                 {ActionKind::kBackward, ActionKind::kBackwardWeight}));
-      }
-      break;
-    }
+    case ActionKind::kUpdate:
+      return replicas(rank, index);
   }
   return result;
 }

@@ -16,7 +16,11 @@ struct ActionPlace {
   Action action;
 };
 
-/// What an action waits for, on its own rank and on others.
+/// The stage at each chunk of each rank; -1 where there is none.
+std::vector<std::vector<int>> stages_by_chunk(const Schedule& schedule);
+
+/// What an action waits for, on its own rank and on others. Replicas of a stage
+/// update together: each waits until the others have come to their update.
 class Dependencies {
  public:
   /// Keeps a reference. Cost: one slot per action kind, chunk and micro-batch.
@@ -31,10 +35,14 @@ class Dependencies {
  private:
   ActionPlace find(const Place& place, int micro_batch,
                    std::initializer_list<ActionKind> kinds) const;
+  std::vector<ActionPlace> replicas(int rank, int index) const;
   const Schedule& schedule_;
   /// By rank, chunk, micro-batch and kind: the first such action's index.
   std::vector<std::vector<int>> index_;
   std::vector<std::vector<int>> stages_;  ///< by rank and chunk; -1: none
+  /// By rank and chunk: the updates' indices.
+  std::vector<std::vector<std::vector<int>>> updates_;
+  std::vector<std::vector<Place>> owners_;  ///< by stage
 };
 
 }  // namespace shardbook::pipeline

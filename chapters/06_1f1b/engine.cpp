@@ -24,18 +24,28 @@ PipelineLayout layout_of(const Schedule& schedule,
   return layout;
 }
 
+namespace {
+
+/// One that is sound and for these ranks.
+Schedule checked(Schedule schedule, const ProcessGroup& world) {
+  check(schedule);
+  SB_CHECK(schedule.num_ranks == world.size(), "schedule '", schedule.name,
+           "': made for ", schedule.num_ranks, " ranks; there are ",
+           world.size());
+  return schedule;
+}
+
+}  // namespace
+
 Engine::Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
                Feed& feed, WeightVersions* versions)
-    : schedule_(std::move(schedule)),
+    : schedule_(checked(std::move(schedule), world)),
       model_(model),
       world_(world),
       feed_(feed),
       versions_(versions),
-      mailbox_(world, schedule_.num_stages) {
-  check(schedule_);
-  SB_CHECK(schedule_.num_ranks == world.size(), "schedule '", schedule_.name,
-           "': made for ", schedule_.num_ranks, " ranks; there are ",
-           world.size());
+      mailbox_(world, schedule_.num_stages),
+      walk_(schedule_, world.rank()) {
   SB_CHECK(schedule_.num_stages == model.layout().num_stages(), "schedule '",
            schedule_.name, "': has ", schedule_.num_stages,
            " stages; the model is cut into ", model.layout().num_stages());
@@ -56,13 +66,11 @@ double Engine::run() {
 
 double Engine::run(const std::function<bool()>& stands) {
   losses_.clear();
-  next_ = 0;
-  const auto& actions =
-      schedule_.actions[static_cast<std::size_t>(world_.rank())];
-  const auto head = static_cast<std::size_t>(num_first_forwards(world_.rank()));
-  while (next_ < head) perform(actions[next_++]);
+  walk_ = Walk(schedule_, world_.rank());
+  const int head = num_first_forwards(world_.rank());
+  for (int i = 0; i < head; ++i) perform(walk_.next());
   if (!stands()) redo_first_forwards();
-  while (next_ < actions.size()) perform(actions[next_++]);
+  while (!walk_.is_at_end()) perform(walk_.next());
   mailbox_.flush();
   double loss = 0;
   for (const auto& [micro_batch, share] : losses_) loss += share;
@@ -70,10 +78,8 @@ double Engine::run(const std::function<bool()>& stands) {
 }
 
 bool Engine::run_to_update() {
-  const auto& actions =
-      schedule_.actions[static_cast<std::size_t>(world_.rank())];
-  while (next_ < actions.size()) {
-    const Action& action = actions[next_++];
+  while (!walk_.is_at_end()) {
+    const Action action = walk_.next();
     perform(action);
     if (action.kind == ActionKind::kUpdate) return true;
   }
@@ -107,10 +113,8 @@ void Engine::redo_first_forwards() {
       mailbox_.receive_forward(spec(b, stage), b, stage, from);
     }
   }
-  const auto& actions = schedule_.actions[static_cast<std::size_t>(rank)];
-  for (next_ = 0; next_ < static_cast<std::size_t>(mine);) {
-    perform(actions[next_++]);
-  }
+  walk_ = Walk(schedule_, rank);
+  for (int i = 0; i < mine; ++i) perform(walk_.next());
 }
 
 double Engine::predicted_redo_bytes() {
@@ -190,7 +194,10 @@ void Engine::backward(int b, int stage) {
            " of stage ", stage, " has no forward");
   StageRun run = std::move(found->second);
   runs_.erase(found);
-  if (is_last(stage) && on_loss_) on_loss_(b);
+  if (is_last(stage) && on_loss_) {
+    on_loss_(b, losses_.at(b));
+    if (!schedule_.flushes) losses_.erase(b);
+  }
   Tensors grad_outputs =
       is_last(stage)
           ? Tensors{Tensor::full({}, feed_.piece(b).share, loss_options_)}
@@ -224,8 +231,14 @@ const LayerInput& Engine::spec(int micro_batch, int stage) {
 // m forward and m backward messages at each end of a stage, but for the ends of
 // the pipeline, and for neighbours on the same rank.
 double Engine::predicted_bytes() {
+  const int listed = schedule_.num_micro_batches;
+  return sent_bytes(0, listed) +
+         schedule_.repeats * sent_bytes(listed - schedule_.period, listed);
+}
+
+double Engine::sent_bytes(int first, int last) {
   double bytes = 0;
-  for (int b = 0; b < schedule_.num_micro_batches; ++b) {
+  for (int b = first; b < last; ++b) {
     for (int stage = 0; stage < schedule_.num_stages; ++stage) {
       if (rank_of(b, stage) != world_.rank()) continue;
       if (!is_last(stage) && rank_of(b, stage + 1) != world_.rank()) {

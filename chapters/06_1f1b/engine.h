@@ -85,8 +85,9 @@ class Engine {
   double run(const std::function<bool()>& stands);
   /// The list up to and with the next U; false when it has ended.
   bool run_to_update();
-  /// Told of each micro-batch that ends here, when its backward begins.
-  void set_on_loss(std::function<void(int micro_batch)> on_loss) {
+  /// Told share * loss of each micro-batch that ends here, when its backward
+  /// begins. Where nothing flushes the engine forgets it then.
+  void set_on_loss(std::function<void(int micro_batch, double loss)> on_loss) {
     on_loss_ = std::move(on_loss);
   }
   /// Share * loss of a micro-batch that ended here.
@@ -105,6 +106,7 @@ class Engine {
 
  private:
   void perform(const Action& action);
+  double sent_bytes(int first, int last);
   int num_first_forwards(int rank) const;
   void redo_first_forwards();
   void forward(int b, int stage);
@@ -128,8 +130,8 @@ class Engine {
   std::map<std::pair<int, int>, StageRun> runs_;
   std::map<int, double> losses_;
   TensorOptions loss_options_;
-  std::function<void(int)> on_loss_;
-  std::size_t next_ = 0;
+  std::function<void(int, double)> on_loss_;
+  Walk walk_;
   int live_ = 0, max_live_ = 0;
 };
 

@@ -5,12 +5,15 @@
 //   ch06_1f1b --world-size 2 --schedule interleaved --chunks 2
 //   ch06_1f1b --world-size 4 --schedule pipedream --no-stash
 //   ch06_1f1b --world-size 4 --schedule dualpipe --print-schedule
+//   ch06_1f1b --world-size 4 --schedule zb-auto --write-schedule mine.json
+//   ch06_1f1b --world-size 4 --schedule mine.json
 //   ch06_1f1b --world-size 8 --backend sim --model gpt-175b --dtype bf16
 //     --batch 64 --micro-batches 64 --seq 2048
 //
 // Read before: 05_gpipe. Read next: 07_tensor_parallel.
 
 #include "chapters/06_1f1b/picture.h"
+#include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/trainer.h"
 #include "chapters/common/report.h"
 #include "chapters/common/trace.h"
@@ -22,16 +25,22 @@ using namespace shardbook;
 namespace {
 
 void add_options(CommandLine& line, pipeline::TrainerOptions& how) {
-  line.add("--schedule", &how.schedule,
-           "naive, gpipe, 1f1b, 1f1b-clocked, interleaved, "
-           "interleaved-grouped, zb-h1, zb-h2, dualpipe, pipedream, "
-           "pipedream-2bw, or FILE.json");
+  std::string names;
+  for (const std::string& name : pipeline::schedules::schedule_names()) {
+    names += name + ", ";
+  }
+  line.add("--schedule", &how.schedule, names + "or FILE.json");
   line.add("--micro-batches", &how.micro_batches,
-           "pieces of a batch (rule CEIL: there may be fewer)", 1);
+           "pieces of a batch, all but the last equally large; not for "
+           "pipedream, which has whole batches",
+           1);
   line.add("--chunks", &how.chunks, "interleaved: stages per rank", 2);
   line.add("--group", &how.group,
            "interleaved-grouped: micro-batches after which chunks take turns; "
            "0: the ranks");
+  line.add("--memory-limit", &how.memory_limit,
+           "zb-auto: sets of activations that a rank may keep; 0: twice the "
+           "ranks");
   line.add("--replicas", &how.replicas, "pipedream: ranks of each stage (2,1)");
   line.add("--partition", &how.partition,
            "where to cut: uniform, parameters, type:REGEX, or layers of each "
@@ -45,6 +54,9 @@ void add_options(CommandLine& line, pipeline::TrainerOptions& how) {
            "it back where that was wrong");
   line.add("--print-schedule", &how.print_schedule,
            "draw it and what it costs, and run nothing");
+  line.add("--write-schedule", &how.write_schedule,
+           "write it to FILE.json, to be edited and read with --schedule, and "
+           "run nothing");
 }
 
 }  // namespace
@@ -61,9 +73,10 @@ int main(int argc, char** argv) {
     add_options(line, how);
     line.parse(argc, argv);
     check_options(options);
+    for (const auto& [flag, value] : line.given()) how.given.push_back(flag);
     const pipeline::Plan plan = pipeline::make_plan(options, how);
-    if (how.print_schedule) {
-      pipeline::print_schedule(plan.schedule);
+    if (how.only_shows()) {
+      pipeline::show_schedule(plan, how);
       return 0;
     }
 
@@ -82,13 +95,16 @@ int main(int argc, char** argv) {
       const bool is_main = world.rank() == 0;
       Options options_here = as;
       // A run without flushes is one schedule from the first step to the last
-      if (plan.is_asynchronous()) options_here.steps = options.steps;
+      const bool is_foreseen =
+          as.backend == "sim" && options.backend != "sim";
+      const pipeline::Plan here =
+          is_foreseen ? plan.on_shapes(&options_here) : plan;
       TraceScope trace(as, world);
 
       // 3. Name the axes of the device mesh: one, "pp", is the whole world.
       // 4. Build the same model from the same seed: this rank's stages of it.
       // 5. Apply the strategy: an engine that walks down this rank's list.
-      pipeline::Trainer trainer(options_here, how, plan, world);
+      pipeline::Trainer trainer(options_here, how, here, world);
 
       // 6. Train a few steps on the same data.
       const TrainingLog log =

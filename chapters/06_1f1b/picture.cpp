@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
+#include <map>
 
 #include "chapters/06_1f1b/draw.h"
 #include "chapters/06_1f1b/replay.h"
+#include "chapters/06_1f1b/schedule_json.h"
+#include "chapters/06_1f1b/schedules.h"
+#include "core/check.h"
 
 namespace shardbook::pipeline {
 namespace {
@@ -21,10 +26,14 @@ std::string list(const std::vector<int>& values) {
 void print_schedule(const Schedule& schedule) {
   const Replay played = replay(schedule, Costs{});
   fmt::print(
-      "{}: {} ranks, {} stages, {} micro-batches; F takes 1, B 2, I and "
+      "{}: {} ranks, {} stages, {} micro-batches{}; F takes 1, B 2, I and "
       "W 1\n\n{}\n",
       schedule.name, schedule.num_ranks, schedule.num_stages,
-      schedule.num_micro_batches, draw(schedule, played));
+      schedule.num_micro_batches,
+      schedule.repeats == 0 ? ""
+                            : fmt::format(" (the first and the last of {})",
+                                          schedule.total_micro_batches()),
+      draw(schedule, played));
   fmt::print("slots               {}\n", played.makespan);
   fmt::print("idle share          {:.1f} %\n", 100 * idle_share(played));
   fmt::print("bubble over work    {:.1f} %\n", 100 * bubble_over_work(played));
@@ -32,39 +41,99 @@ void print_schedule(const Schedule& schedule) {
              list(max_live_activations(schedule, played, Until::kInput)));
   fmt::print("                    {}until B or W\n",
              list(max_live_activations(schedule, played, Until::kWeight)));
+  if (schedule.name == "1f1b-clocked") {
+    std::vector<int> buffers;
+    for (int stage = 0; stage < schedule.num_ranks; ++stage) {
+      buffers.push_back(schedules::one_f_one_b_buffers(
+          stage, schedule.num_ranks, schedule.num_micro_batches));
+    }
+    fmt::print("buffers             {}set aside by DeepSpeed\n", list(buffers));
+  }
   if (!schedule.flushes) {
     fmt::print("versions alive      {}of the weights\n",
                list(max_versions(schedule)));
   }
 }
 
+void show_schedule(const Plan& plan, const TrainerOptions& how) {
+  if (how.print_schedule) print_schedule(plan.schedule);
+  const std::string& file = how.write_schedule;
+  if (file.empty()) return;
+  SB_CHECK(file.size() > 5 && file.substr(file.size() - 5) == ".json",
+           "--write-schedule ", file,
+           ": give a FILE.json, which --schedule can read");
+  SB_CHECK(plan.schedule.repeats == 0, "--write-schedule ", file,
+           ": the lists of this run repeat themselves; give at most --steps ",
+           plan.schedule.num_micro_batches /
+               plan.schedule.micro_batches_per_step);
+  const std::string text = to_json(plan.schedule);
+  schedule_from_json(text, "--write-schedule " + file);
+  std::ofstream stream(file);
+  stream << text << std::flush;
+  SB_CHECK(stream, "--write-schedule ", file, ": cannot be written");
+}
+
+namespace {
+
+constexpr int kShownUpdates = 10;
+
+/// One line: a number for each update.
+std::string line_of(const ProcessGroup& world, int stage,
+                    const std::string& what,
+                    const std::vector<std::string>& numbers) {
+  std::string text =
+      fmt::format("  {:>4}  {:>5}  {:<20}", world.rank(), stage, what);
+  for (const std::string& each : numbers) text += fmt::format("{:>6}", each);
+  return text + "\n";
+}
+
+/// What went into one update.
+struct Staleness {
+  int forward = 0, backward = 0, wrong = 0;
+  double error = 0;
+};
+
+std::string lines_of(const std::vector<VersionUse>& uses,
+                     const ProcessGroup& world) {
+  std::map<int, Staleness> updates;
+  bool is_wrong = false;
+  for (const VersionUse& each : uses) {
+    if (each.newest >= kShownUpdates) continue;
+    Staleness& update = updates[each.newest];
+    update.forward = std::max(update.forward, each.newest - each.forward);
+    update.backward = std::max(update.backward, each.newest - each.backward);
+    update.wrong += 1;
+    update.error += each.error;
+    is_wrong = is_wrong || each.backward != each.forward;
+  }
+  std::vector<std::string> forward, backward, error;
+  for (const auto& [number, each] : updates) {
+    forward.push_back(std::to_string(each.forward));
+    backward.push_back(std::to_string(each.backward));
+    error.push_back(fmt::format("{:.1f}", 100 * each.error / each.wrong));
+  }
+  const int stage = uses[0].stage;
+  if (!is_wrong) return line_of(world, stage, "forward and backward", forward);
+  return line_of(world, stage, "forward", forward) +
+         line_of(world, stage, "backward", backward) +
+         line_of(world, stage, "error of gradient, %", error);
+}
+
+}  // namespace
+
 std::string staleness_table(const Trainer& trainer, ProcessGroup& world) {
   const std::vector<VersionUse>& uses = trainer.version_uses();
-  std::string row;
-  if (!uses.empty()) {
-    int forward = 0, apart = 0, wrong = 0;
-    double error = 0;
-    for (const VersionUse& each : uses) {
-      forward = std::max(forward, each.newest - each.forward);
-      apart = std::max(apart, each.newest - each.backward);
-      if (each.backward == each.forward) continue;
-      ++wrong;
-      error += each.error;
-    }
-    row =
-        fmt::format("  {:>4}  {:>5}  {:>9}  {:>17}  {:>18}  {:>17}\n",
-                    world.rank(), uses[0].stage, uses.size(), forward, apart,
-                    wrong == 0 ? std::string("0")
-                               : fmt::format("{:.1f} %", 100 * error / wrong));
-  }
-  const std::vector<std::string> rows = world.collect(row);
-  if (world.rank() != 0 || row.empty()) return "";
+  const std::vector<std::string> rows =
+      world.collect(uses.empty() ? "" : lines_of(uses, world));
+  std::string lines;
+  for (const std::string& each : rows) lines += each;
+  if (world.rank() != 0 || lines.empty()) return "";
   std::string table =
-      "updates behind, when a gradient is applied\n"
-      "  rank  stage  backwards  forward's weights  backward's weights  "
-      "error of gradient\n";
-  for (const std::string& each : rows) table += each;
-  return table;
+      "how many updates old the weights were, by the update that their "
+      "gradient went into\n";
+  table += fmt::format("  {:>4}  {:>5}  {:<20}", "rank", "stage", "weights of");
+  for (int i = 1; i <= kShownUpdates; ++i) table += fmt::format("{:>6}", i);
+  return table + "\n" + lines;
 }
 
 void print(const std::string& text) { fmt::print("{}", text); }

@@ -1,11 +1,15 @@
 // What the options say, before there are ranks.
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <map>
+#include <numeric>
 #include <regex>
 
 #include "chapters/06_1f1b/check.h"
 #include "chapters/06_1f1b/reference.h"
+#include "chapters/06_1f1b/replay.h"
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/trainer.h"
@@ -20,29 +24,110 @@ bool ends_with(const std::string& text, const std::string& end) {
          text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-Schedule schedule_of(const Options& options, const TrainerOptions& how,
-                     int micro_batches) {
-  if (ends_with(how.schedule, ".json")) return read_schedule(how.schedule);
+bool is_file(const TrainerOptions& how) {
+  return ends_with(how.schedule, ".json");
+}
+
+bool is_given(const TrainerOptions& how, const std::string& flag) {
+  return std::find(how.given.begin(), how.given.end(), flag) != how.given.end();
+}
+
+/// Options that the schedule does not read.
+void refuse_unread(const TrainerOptions& how) {
   const bool is_pipedream = how.schedule == "pipedream";
   SB_CHECK(how.replicas.empty() || is_pipedream, "--replicas ", how.replicas,
            ": only --schedule pipedream has stages on several ranks");
   SB_CHECK(!how.vertical_sync || is_pipedream,
            "--vertical-sync: only --schedule pipedream has it");
-  const int steps = static_cast<int>(std::max<std::int64_t>(options.steps, 1));
-  if (is_pipedream) {
-    std::vector<int> replicas(static_cast<std::size_t>(options.world_size), 1);
-    if (!how.replicas.empty()) {
-      replicas = read_counts("--replicas", how.replicas,
-                             "give the ranks of each stage, such as 2,1,1");
-    }
-    return schedules::pipedream(replicas, steps, how.vertical_sync);
+  const std::pair<const char*, std::vector<std::string>> readers[] = {
+      {"--chunks", {"interleaved", "interleaved-grouped"}},
+      {"--group", {"interleaved-grouped"}},
+      {"--memory-limit", {"zb-auto"}}};
+  for (const auto& [flag, names] : readers) {
+    const bool reads = std::count(names.begin(), names.end(), how.schedule) > 0;
+    SB_CHECK(reads || !is_given(how, flag), flag, ": --schedule ", how.schedule,
+             " does not read it; give it with --schedule ", names.back());
   }
+  if (!is_given(how, "--micro-batches")) return;
+  SB_CHECK(!is_pipedream, "--micro-batches ", how.micro_batches,
+           ": --schedule pipedream updates after every mini-batch; take "
+           "--schedule pipedream-2bw");
+  SB_CHECK(!is_file(how), "--micro-batches ", how.micro_batches, ": ",
+           how.schedule, " says how many there are; leave the option out");
+}
+
+/// A step's rows. Rule CEIL may give fewer pieces than asked for: only where
+/// nobody asked.
+std::vector<MicroBatch> pieces_of(const Options& options,
+                                  const TrainerOptions& how,
+                                  std::int64_t micro_batches) {
+  const std::int64_t m = micro_batches;
+  if (how.only_shows()) return ceil_micro_batches(m, m);
+  const bool is_asked = is_given(how, "--micro-batches") || is_file(how);
+  std::vector<MicroBatch> pieces = ceil_micro_batches(
+      options.batch, is_asked ? m : std::min(m, options.batch));
+  const auto count = static_cast<std::int64_t>(pieces.size());
+  SB_CHECK(!is_asked || count == m, is_file(how) ? "--schedule " : "",
+           is_file(how) ? how.schedule + ": " : "", "--micro-batches ", m,
+           ": --batch ", options.batch, " makes ", count, " of ",
+           pieces[0].rows, " samples (rule CEIL); give ", count,
+           ", or a --batch that divides by ", m);
+  return pieces;
+}
+
+/// A run without a flush: `make` lists so many steps, the rest are repeats.
+Schedule without_flush(
+    const Options& options, std::int64_t micro_batches, std::int64_t round,
+    const std::function<Schedule(int listed_steps)>& make) {
+  const std::int64_t steps = std::max<std::int64_t>(options.steps, 1);
+  // Micro-batches are numbered in tags of messages, two for each stage
+  const std::int64_t most = std::numeric_limits<int>::max() /
+                            (2 * micro_batches * options.world_size + 1);
+  SB_CHECK(steps <= most, "--steps ", options.steps,
+           ": a run without a flush numbers its messages from its first step; "
+           "give at most ",
+           most);
+  const std::int64_t listed = schedules::listed_steps(
+      steps, options.world_size, static_cast<int>(round));
+  Schedule schedule = make(static_cast<int>(listed));
+  schedule.repeats = static_cast<int>((steps - listed) / round);
+  return schedule;
+}
+
+Schedule pipedream_of(const Options& options, const TrainerOptions& how) {
+  std::vector<int> replicas(static_cast<std::size_t>(options.world_size), 1);
+  if (!how.replicas.empty()) {
+    replicas = read_counts("--replicas", how.replicas,
+                           "give the ranks of each stage, such as 2,1,1");
+  }
+  std::int64_t round = 1;
+  for (const int count : replicas) {
+    SB_CHECK(std::max<std::int64_t>(options.steps, 1) % count == 0, "--steps ",
+             options.steps, ": mini-batches do not divide over the ", count,
+             " replicas of a stage; give a multiple of ", count);
+    round = std::lcm(round, count);
+  }
+  return without_flush(options, 1, round, [&](int steps) {
+    return schedules::pipedream(replicas, steps, how.vertical_sync);
+  });
+}
+
+Schedule schedule_of(const Options& options, const TrainerOptions& how,
+                     int micro_batches) {
+  if (is_file(how)) return read_schedule(how.schedule);
+  if (how.schedule == "pipedream") return pipedream_of(options, how);
   schedules::ScheduleOptions as;
   as.num_ranks = options.world_size;
   as.micro_batches = micro_batches;
   as.chunks = how.chunks;
   as.group = how.group;
-  as.batches = steps;
+  as.memory_limit = how.memory_limit;
+  if (how.schedule == "pipedream-2bw") {
+    return without_flush(options, micro_batches, 1, [&](int steps) {
+      as.batches = steps;
+      return schedules::make_schedule(how.schedule, as);
+    });
+  }
   return schedules::make_schedule(how.schedule, as);
 }
 
@@ -58,12 +143,26 @@ void check_asynchronous(const Options& options, const TrainerOptions& how,
       "--save, --load, --logits: --schedule ", how.schedule,
       " trains the head's token embedding apart from the first layer's; "
       "a file has one");
-  const auto m = static_cast<std::int64_t>(plan.pieces.size());
-  SB_CHECK(
-      options.steps == 0 || schedule.num_micro_batches == m * options.steps,
-      "--steps ", options.steps, ": ", how.schedule, " has ",
-      schedule.num_micro_batches, " micro-batches, ", m,
-      " per step; give --steps ", schedule.num_micro_batches / m);
+  const auto m = static_cast<int>(plan.pieces.size());
+  SB_CHECK(options.steps == 0 ||
+               schedule.total_micro_batches() == m * options.steps,
+           "--steps ", options.steps, ": ", how.schedule, " has ",
+           schedule.num_micro_batches, " micro-batches, ", m,
+           " per step; give --steps ", schedule.num_micro_batches / m);
+  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+    SB_CHECK(schedule.num_chunks(rank) == 1, "--schedule ", how.schedule,
+             ": rank ", rank,
+             " has several stages; give each rank one where updates come in "
+             "between");
+  }
+  const int last = schedule.num_stages - 1;
+  for (int b = 0; b < schedule.num_micro_batches; ++b) {
+    SB_CHECK(schedule.place(b, last).rank ==
+                 schedule.place(b / m * m, last).rank,
+             "--schedule ", how.schedule, ": micro-batches ", b / m * m,
+             " and ", b,
+             " of one step end on different ranks; let a step end on one");
+  }
 }
 
 }  // namespace
@@ -107,42 +206,44 @@ std::vector<int> cuts_of(const std::string& partition, const LayerList& layers,
 
 Plan make_plan(const Options& options, const TrainerOptions& how) {
   Plan plan;
-  plan.config = model_config(options);
-  refuse_image_models(options,
-                      "schedules here differ in the order in which "
-                      "micro-batches would reach the statistics of its batch "
-                      "norms; 05_gpipe commits them once per batch");
+  refuse_unread(how);
   std::int64_t m = how.schedule == "pipedream" ? 1 : how.micro_batches;
-  if (ends_with(how.schedule, ".json")) {
-    const Schedule schedule = read_schedule(how.schedule);
-    m = schedule.micro_batches_per_step;
-  }
-  plan.pieces = ceil_micro_batches(options.batch, m);
-  // Rule CEIL may give fewer pieces than asked for
-  const int pieces = static_cast<int>(plan.pieces.size());
-  plan.schedule = schedule_of(options, how, pieces);
+  if (is_file(how)) m = read_schedule(how.schedule).micro_batches_per_step;
+  plan.pieces = pieces_of(options, how, m);
+  plan.schedule =
+      schedule_of(options, how, static_cast<int>(plan.pieces.size()));
   const Schedule& schedule = plan.schedule;
   SB_CHECK(schedule.num_ranks == options.world_size, "--world-size ",
            options.world_size, ": the ", schedule.name, " schedule is for ",
            schedule.num_ranks, " ranks");
-  SB_CHECK(schedule.micro_batches_per_step == pieces, "--batch ", options.batch,
-           ": makes ", pieces,
-           " micro-batches of equal size but for the last; ", how.schedule,
-           " has ", schedule.micro_batches_per_step, " in a step");
   check(schedule);
-  SB_CHECK(how.stash || (!schedule.flushes && pieces == 1),
+  SB_CHECK(how.stash || (!schedule.flushes && plan.pieces.size() == 1),
            "--no-stash: --schedule ", how.schedule,
            " has no stash to leave out; take --schedule pipedream");
   SB_CHECK(!how.post_validation || schedule.name == "1f1b" ||
                schedule.name == "zb-h1" || schedule.name == "zb-h2",
            "--post-validation: not for --schedule ", how.schedule,
            "; give 1f1b, zb-h1 or zb-h2");
+  if (how.only_shows()) return plan;
+  plan.config = model_config(options);
+  refuse_image_models(options,
+                      "schedules here differ in the order in which "
+                      "micro-batches would reach the statistics of its batch "
+                      "norms; 05_gpipe commits them once per batch");
   plan.layers = layers_of(plan.config);
   if (plan.is_asynchronous()) {
     check_asynchronous(options, how, plan);
     plan.layers = untied(plan.layers);
   }
   plan.cuts = cuts_of(how.partition, *plan.layers, schedule.num_stages);
+  return plan;
+}
+
+Plan Plan::on_shapes(Options* options) const {
+  Plan plan = *this;
+  if (!is_asynchronous()) return plan;
+  plan.schedule.repeats = 0;
+  options->steps = schedule.num_micro_batches / schedule.micro_batches_per_step;
   return plan;
 }
 
@@ -176,20 +277,20 @@ ReferenceRun reference_run(const Options& options, const TrainerOptions& how,
   }
   SequentialRule rule;
   rule.cuts = plan.cuts;
-  const int p = plan.schedule.num_stages;
   const int m = static_cast<int>(plan.pieces.size());
   for (const auto& owners : layout_of(plan.schedule, plan.cuts).owners) {
     rule.replicas.push_back(static_cast<int>(owners.size()));
   }
-  if (how.schedule == "pipedream" && how.replicas.empty()) {
-    rule.version = [=](int stage, int b) {
-      return how.vertical_sync ? vertical_sync_version(b, p)
-                               : pipedream_version(b, stage, p);
+  if (how.schedule == "pipedream") {
+    rule.version = [is_synchronized = how.vertical_sync,
+                    replicas = rule.replicas](int stage, int b) {
+      return is_synchronized ? vertical_sync_version(b, stage, replicas)
+                             : pipedream_version(b, stage, replicas);
     };
   } else if (how.schedule == "pipedream-2bw") {
     rule.version = [=](int, int b) { return double_buffered_version(b, m); };
   } else {
-    // Replicas, a user's own: as the lists say
+    // A user's own: as the lists say
     std::map<std::pair<int, int>, int> read;
     for (const VersionRecord& each : versions(plan.schedule)) {
       read[{each.stage, each.micro_batch}] = each.read;

@@ -40,14 +40,15 @@ struct StageHistory {
   }
 };
 
-void update(const Options& options, const LrSchedule& rate, int replicas,
-            StageHistory* history) {
+/// At the end of step `step`.
+void update(const Options& options, const LrSchedule& rate, std::int64_t step,
+            int replicas, StageHistory* history) {
   history->load(history->updates);
   for (const Tensor& each : history->parameters()) {
     if (replicas > 1) scale_in_place(each.grad(), 1.0 / replicas);
   }
   history->optimizer->set_lr(options.optimizer_options.lr *
-                             rate(history->updates));
+                             rate(step));
   history->optimizer->step();
   for (const Tensor& each : history->parameters()) each.clear_grad();
   history->push();
@@ -56,12 +57,19 @@ void update(const Options& options, const LrSchedule& rate, int replicas,
 
 }  // namespace
 
-int pipedream_version(int micro_batch, int stage, int num_stages) {
-  return std::max(0, micro_batch - (num_stages - 1 - stage));
+int pipedream_version(int micro_batch, int stage,
+                      const std::vector<int>& replicas) {
+  const auto s = static_cast<std::size_t>(stage);
+  int behind = 0;
+  for (std::size_t i = s + 1; i < replicas.size(); ++i) behind += replicas[i];
+  const int own = replicas[s];
+  return std::max(0, micro_batch / own - (behind + own - 1) / own);
 }
 
-int vertical_sync_version(int micro_batch, int num_stages) {
-  return std::max(0, micro_batch - (num_stages - 1));
+int vertical_sync_version(int micro_batch, int stage,
+                          const std::vector<int>& replicas) {
+  const int seen = replicas[0] * pipedream_version(micro_batch, 0, replicas);
+  return seen / replicas[static_cast<std::size_t>(stage)];
 }
 
 int double_buffered_version(int micro_batch, int micro_batches) {
@@ -113,7 +121,7 @@ ReferenceRun train_sequentially(const Options& options, const LayerList& layers,
     for (std::size_t s = 0; s < stages.size(); ++s) {
       const int replicas = rule.replicas[s];
       if ((b / m + 1) % replicas != 0) continue;
-      update(options, rate, replicas, &stages[s]);
+      update(options, rate, b / m, replicas, &stages[s]);
     }
   }
   random.batch = BatchSlice{};

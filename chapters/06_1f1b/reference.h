@@ -22,10 +22,16 @@ struct SequentialRule {
   std::vector<int> replicas;
 };
 
-/// PipeDream: max(0, b - (p-1-s)). Narayanan et al. 2019, section 3.3.
-int pipedream_version(int micro_batch, int stage, int num_stages);
-/// With vertical sync: max(0, b - (p-1)) at every stage.
-int vertical_sync_version(int micro_batch, int num_stages);
+/// PipeDream: max(0, b - (p-1-s)). Narayanan et al. 2019, section 3.3. Where
+/// stage s has R replicas, and the stages behind it lie on n ranks: its updates
+/// are of R mini-batches, and it runs ceil(n/R) forwards ahead, so that it is
+/// max(0, b div R - ceil(n/R)).
+int pipedream_version(int micro_batch, int stage,
+                      const std::vector<int>& replicas);
+/// With vertical sync: max(0, b - (p-1)) at every stage; with replicas as many
+/// updates as are in the mini-batches that stage 0's version has seen.
+int vertical_sync_version(int micro_batch, int stage,
+                          const std::vector<int>& replicas);
 /// 2BW, m micro-batches in a batch: max(0, b/m - 1). Narayanan et al. 2021,
 /// section 3.1.
 int double_buffered_version(int micro_batch, int micro_batches);

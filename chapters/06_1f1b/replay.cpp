@@ -102,11 +102,11 @@ Replay summary(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
       const Span& span = result.spans[rank][i];
       if (!list[i].overlaps_next) busy += span.end - span.begin;
     }
-    const Span &first = result.spans[rank].front(),
-               &last = result.spans[rank].back();
+    const auto& own = result.spans[rank];  // none where no way leads
+    const double end = own.empty() ? 0 : own.back().end;
     result.busy.push_back(busy);
-    result.window.push_back(last.end - first.begin);
-    result.makespan = std::max(result.makespan, last.end);
+    result.window.push_back(own.empty() ? 0 : end - own.front().begin);
+    result.makespan = std::max(result.makespan, end);
   }
   return result;
 }

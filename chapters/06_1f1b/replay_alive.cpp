@@ -4,6 +4,7 @@
 
 #include "chapters/06_1f1b/internal/at.h"
 #include "chapters/06_1f1b/replay.h"
+#include "chapters/06_1f1b/versions.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
@@ -83,49 +84,6 @@ std::vector<int> updates_before(const Schedule& schedule, int rank, int chunk) {
   }
   return result;
 }
-
-/// Version that the forward of every micro-batch reads at a stage.
-class ReadVersions {
- public:
-  explicit ReadVersions(const Schedule& schedule) : schedule_(schedule) {
-    const int stages = schedule.num_stages, m = schedule.num_micro_batches;
-    newest_.assign(at(stages), std::vector<int>(at(m), 0));
-    for (int rank = 0; rank < schedule.num_ranks; ++rank) {
-      for (int chunk = 0; chunk < schedule.num_chunks(rank); ++chunk) {
-        note(rank, chunk);
-      }
-    }
-  }
-
-  int of(int stage, int b) const {
-    if (schedule_.flushes) return 0;
-    switch (schedule_.versions) {
-      case VersionRule::kNewest:
-        return newest_[at(stage)][at(b)];
-      case VersionRule::kFirstStage:
-        return newest_[0][at(b)];
-      case VersionRule::kDelayOne:
-        return std::max(0, b / schedule_.micro_batches_per_step - 1);
-    }
-    return 0;
-  }
-
- private:
-  void note(int rank, int chunk) {
-    const auto before = updates_before(schedule_, rank, chunk);
-    const auto& list = schedule_.actions[at(rank)];
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (list[i].kind != ActionKind::kForward || list[i].chunk != chunk) {
-        continue;
-      }
-      newest_[at(schedule_.stage_at(rank, chunk))][at(list[i].micro_batch)] =
-          before[i];
-    }
-  }
-
-  const Schedule& schedule_;
-  std::vector<std::vector<int>> newest_;  ///< by stage and micro-batch
-};
 
 bool is_gradient(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
@@ -231,6 +189,7 @@ std::vector<int> max_versions(const Schedule& schedule) {
     int sum = 0;
     for (int chunk = 0; chunk < schedule.num_chunks(rank); ++chunk) {
       const auto kept = versions_kept(schedule, reads, rank, chunk);
+      if (kept.empty()) continue;
       sum += *std::max_element(kept.begin(), kept.end());
     }
     result.push_back(sum);

@@ -28,6 +28,35 @@ int Schedule::num_chunks(int rank) const {
   return count;
 }
 
+int Schedule::num_replicas(int stage) const {
+  std::vector<int> ranks;
+  for (const Route& route : routes) {
+    const int rank = route[static_cast<std::size_t>(stage)].rank;
+    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
+      ranks.push_back(rank);
+    }
+  }
+  return static_cast<int>(ranks.size());
+}
+
+Walk::Walk(const Schedule& schedule, int rank)
+    : list_(&schedule.actions[static_cast<std::size_t>(rank)]),
+      period_(schedule.period),
+      left_(schedule.repeats) {
+  if (left_ > 0) steady_ = schedule.steady[static_cast<std::size_t>(rank)];
+}
+
+Action Walk::next() {
+  Action action = (*list_)[next_++];
+  action.micro_batch += shift_;
+  if (left_ > 0 && next_ == static_cast<std::size_t>(steady_.end)) {
+    next_ = static_cast<std::size_t>(steady_.begin);
+    shift_ += period_;
+    --left_;
+  }
+  return action;
+}
+
 std::string to_string(const Action& action) {
   std::string text(1, "FBIWU"[static_cast<int>(action.kind)]);
   text += std::to_string(action.micro_batch);

@@ -39,9 +39,11 @@ enum class ActionKind {
 /// Which weights a forward reads where updates come in between. The backward
 /// reads the same ones.
 enum class VersionRule {
-  kNewest,      ///< those of the last update of its stage (PipeDream)
-  kFirstStage,  ///< the version that stage 0 read (PipeDream, vertical sync)
-  kDelayOne,    ///< without the gradients of the batch before (2BW)
+  kNewest,  ///< those of the last update of its stage (PipeDream)
+  /// The newest that have seen no mini-batch which stage 0's had not (PipeDream,
+  /// vertical sync). Where all stages update equally often: stage 0's version.
+  kFirstStage,
+  kDelayOne,  ///< without the gradients of the batch before (2BW)
 };
 
 struct Action {
@@ -76,17 +78,57 @@ struct Schedule {
   /// and 2BW, where updates come in between, and are in the lists.
   bool flushes = true;
   VersionRule versions = VersionRule::kNewest;
-  /// How many of them one optimizer step sums.
+  /// How many of them one optimizer step sums: all of them where it flushes.
+  /// Stages that lie on R ranks take R times as many into an update.
   int micro_batches_per_step = 0;
 
+  /// A long run without a flush: actions [begin, end) of each rank's list, its
+  /// steady state, come `repeats` times more, `period` micro-batches later each
+  /// time, so that the lists need not grow with the run.
+  struct Part {
+    int begin = 0, end = 0;
+  };
+  std::vector<Part> steady;
+  int period = 0, repeats = 0;
+
+  /// Micro-batches of the whole run.
+  int total_micro_batches() const {
+    return num_micro_batches + repeats * period;
+  }
+  /// The micro-batch of the lists that does what `micro_batch` of the run does.
+  int listed(int micro_batch) const {
+    return micro_batch < num_micro_batches
+               ? micro_batch
+               : num_micro_batches - period +
+                     (micro_batch - num_micro_batches) % period;
+  }
   const Place& place(int micro_batch, int stage) const {
     return routes[static_cast<std::size_t>(route_of[static_cast<std::size_t>(
-        micro_batch)])][static_cast<std::size_t>(stage)];
+        listed(micro_batch))])][static_cast<std::size_t>(stage)];
   }
+  /// Ranks that hold a stage.
+  int num_replicas(int stage) const;
   /// The stage that lies at a chunk of a rank; throws Error for none.
   int stage_at(int rank, int chunk) const;
   /// Chunks that a rank holds.
   int num_chunks(int rank) const;
+};
+
+/// Walks down a rank's list, its steady state as often as the schedule says.
+/// Keeps a reference.
+class Walk {
+ public:
+  Walk(const Schedule& schedule, int rank);
+  bool is_at_end() const { return next_ == list_->size(); }
+  /// With the number that the micro-batch has in the run.
+  Action next();
+
+ private:
+  const std::vector<Action>* list_;
+  Schedule::Part steady_;
+  int period_, left_;
+  std::size_t next_ = 0;
+  int shift_ = 0;
 };
 
 /// "F0", "I3.1" for chunk 1, "U7": the letters above, and the micro-batch.

@@ -152,10 +152,10 @@ StageNeeds measure_stage(const PipelineModel& model, int stage, Feed& feed,
 }
 
 /// Walks down the list and adds up.
-class Walk {
+class LevelWalk {
  public:
   using NeedsOf = std::function<const StageNeeds&(int micro_batch, int chunk)>;
-  explicit Walk(NeedsOf needs_of) : needs_of_(std::move(needs_of)) {}
+  explicit LevelWalk(NeedsOf needs_of) : needs_of_(std::move(needs_of)) {}
 
   void perform(const Action& action) {
     if (action.kind == ActionKind::kUpdate) {
@@ -249,7 +249,7 @@ MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
   const auto& actions = schedule.actions[static_cast<std::size_t>(rank)];
   std::map<std::int64_t, std::vector<LayerInput>> specs;
   std::map<std::pair<int, std::int64_t>, StageNeeds> needs;
-  Walk walk([&](int b, int chunk) -> const StageNeeds& {
+  LevelWalk walk([&](int b, int chunk) -> const StageNeeds& {
     const std::int64_t rows = feed.piece(b).rows;
     const int stage = schedule.stage_at(rank, chunk);
     const auto found = needs.find({stage, rows});

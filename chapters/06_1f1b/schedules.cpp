@@ -119,6 +119,10 @@ std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
   return result;
 }
 
+int one_f_one_b_buffers(int stage, int num_ranks, int micro_batches) {
+  return std::max(2, std::min(num_ranks - stage, micro_batches));
+}
+
 Schedule one_f_one_b_clocked(int num_ranks, int micro_batches) {
   Schedule schedule = empty("1f1b-clocked", num_ranks, micro_batches);
   for (int stage = 0; stage < num_ranks; ++stage) {

@@ -22,6 +22,7 @@
 // All throw Error for numbers that they have no schedule for, with a sentence
 // that begins with the option ("--schedule interleaved: ...").
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -53,12 +54,19 @@ std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
                                              int micro_batches);
 /// The same lists as one_f_one_b, by the clock.
 Schedule one_f_one_b_clocked(int num_ranks, int micro_batches);
+/// Buffers for activations that a stage sets aside under that clock:
+/// max(2, min(p-s, m)). One more than it keeps on the last stage, where the
+/// next micro-batch arrives while the last one is computed. DeepSpeed:
+/// TrainSchedule.num_pipe_buffers().
+int one_f_one_b_buffers(int stage, int num_ranks, int micro_batches);
 
 /// v chunks per rank: stage j lies at rank j mod p, chunk j div p. m is a
 /// multiple of p. Narayanan et al. 2021, section 2.2.2.
 Schedule interleaved(int num_ranks, int micro_batches, int chunks);
 /// Chunks take turns after `group` micro-batches, p <= group <= m; the last
-/// group is shorter, but not below p. Megatron-LM, get_schedule_table().
+/// group is shorter, but not below p. Megatron-LM, get_schedule_table(). With
+/// m = p this is 1F1B like all others; older versions of Megatron-LM ran all
+/// forwards, then all backwards there.
 Schedule interleaved_grouped(int num_ranks, int micro_batches, int chunks,
                              int group);
 
@@ -84,7 +92,8 @@ Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
                    bool vertical_sync = false);
 Schedule pipedream(int num_ranks, int mini_batches, bool vertical_sync = false);
 /// Mini-batches that one replica of stage 0 admits before a backward comes
-/// back (NOAM): ceil(ranks / replicas of stage 0).
+/// back (NOAM): ceil(ranks / replicas of stage 0). Narayanan et al. 2019,
+/// section 3.2.
 int pipedream_in_flight(const std::vector<int>& replicas);
 
 /// 1F1B without a flush over `batches` batches of m >= p micro-batches; an
@@ -93,6 +102,12 @@ int pipedream_in_flight(const std::vector<int>& replicas);
 /// section 3.1.
 Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches);
 
+/// Steps that the lists of a run without a flush need: `steps`, or fewer that
+/// contain all that repeats, so that the rest is Schedule::repeats. A round is
+/// what all stages do again: the least common multiple of the replicas, in
+/// steps, and a divisor of `steps`.
+std::int64_t listed_steps(std::int64_t steps, int num_ranks, int round);
+
 /// For the command line.
 struct ScheduleOptions {
   int num_ranks = 1;
@@ -100,7 +115,7 @@ struct ScheduleOptions {
   int chunks = 2;             ///< per rank: interleaved, interleaved-grouped
   int group = 0;              ///< interleaved-grouped; 0: the number of ranks
   int batches = 1;            ///< pipedream, pipedream-2bw: without a flush
-  int memory_limit = 0;       ///< zb-auto: sets of activations; 0: 2p
+  double memory_limit = 0;    ///< zb-auto: sets of activations; 0: 2p
   std::vector<int> replicas;  ///< pipedream, by stage; none: one each
 };
 /// Names that make_schedule knows.

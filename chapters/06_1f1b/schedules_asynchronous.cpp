@@ -48,6 +48,23 @@ void check_replicas(const std::vector<int>& replicas, int mini_batches) {
   }
 }
 
+/// The steady state can be repeated where no warm-up or drain is in it.
+void set_period(int period, Schedule* schedule) {
+  for (int rank = 0; rank < schedule->num_ranks; ++rank) {
+    const auto& list = schedule->actions[at(rank)];
+    const Schedule::Part& part = schedule->steady[at(rank)];
+    const bool is_whole =
+        at(part.end) <= list.size() &&
+        list[at(part.end - 1)].kind == ActionKind::kUpdate &&
+        list[at(part.end - 3)].kind == ActionKind::kForward;
+    if (!is_whole) {
+      schedule->steady.clear();
+      return;
+    }
+  }
+  schedule->period = period;
+}
+
 }  // namespace
 
 Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
@@ -60,9 +77,12 @@ Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
   schedule.micro_batches_per_step = 1;
   if (vertical_sync) schedule.versions = VersionRule::kFirstStage;
   set_routes(replicas, &schedule);
+  // All ranks do the same again after this many
+  const auto round = static_cast<int>(schedule.routes.size());
   int rank = 0;
   for (const int count : replicas) {
     const int downstream = num_ranks - rank - count;
+    const int warm_up = divided_up(downstream, count);
     for (int replica = 0; replica < count; ++replica) {
       Actions forwards, backwards;
       for (int b = replica; b < mini_batches; b += count) {
@@ -71,15 +91,18 @@ Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
       }
       Actions& list = schedule.actions[at(rank + replica)];
       for (const Action& each : warm_up_pairs_drain(
-               forwards, backwards, divided_up(downstream, count))) {
+               forwards, backwards, warm_up)) {
         list.push_back(each);
         if (each.kind == ActionKind::kForward) continue;
         // The mean over the replicas, each of which has one of this round
         list.push_back(update(each.micro_batch / count * count + count - 1));
       }
+      // F, B and U of a round
+      schedule.steady.push_back({warm_up, warm_up + 3 * round / count});
     }
     rank += count;
   }
+  set_period(round, &schedule);
   return schedule;
 }
 
@@ -108,7 +131,8 @@ Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches) {
   schedule.flushes = false;
   schedule.versions = VersionRule::kDelayOne;
   schedule.micro_batches_per_step = m;
-  for (Actions& list : schedule.actions) {
+  for (int stage = 0; stage < p; ++stage) {
+    Actions& list = schedule.actions[at(stage)];
     Actions with_updates;
     for (const Action& each : list) {
       with_updates.push_back(each);
@@ -117,8 +141,17 @@ Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches) {
       if (ends_batch) with_updates.push_back(update(each.micro_batch));
     }
     list = with_updates;
+    // F and B of a batch, and U
+    schedule.steady.push_back({p - 1 - stage, p - 1 - stage + 2 * m + 1});
   }
+  set_period(m, &schedule);
   return schedule;
+}
+
+std::int64_t listed_steps(std::int64_t steps, int num_ranks, int round) {
+  // Warm-up, drain, and enough in between for clocks to settle
+  const std::int64_t most = std::max(64, 4 * (num_ranks + 2)) + round;
+  return steps <= most ? steps : most + (steps - most) % round;
 }
 
 }  // namespace shardbook::pipeline::schedules

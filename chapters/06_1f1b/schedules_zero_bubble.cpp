@@ -14,203 +14,187 @@ using namespace parts;
 
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// Questions that the paper leaves to a search.
 struct Variant {
-  bool forwards_late = false;  ///< one more F though the first I then waits
-  bool alternates = false;     ///< F after I even when the next I is ready
-  bool fills_small = false;    ///< W in a gap shorter than itself
-};
-
-/// When something will be there; not known before it is planned elsewhere.
-struct Arrival {
-  double time = kNever;  ///< at the earliest, when not known
-  bool is_known = true;
+  bool waits_for_first = false;  ///< one more F though the first I then waits
+  bool prefers_input = false;    ///< no F where it would keep an I waiting
+  bool fills_early = false;      ///< W in a gap shorter than itself, always
 };
 
 /// One stage's plan so far.
 struct Stage {
   double now = 0, bubble = 0;
-  int forwards = 0, inputs = 0, weights = 0;
-  ActionKind last = ActionKind::kBackwardInput;
+  double sets = 0;  ///< of activations that are kept
   std::vector<double> forward_ends, input_ends;
+  int weights = 0;
   Actions list;
+
+  int forwards() const { return static_cast<int>(forward_ends.size()); }
+  int inputs() const { return static_cast<int>(input_ends.size()); }
+  bool can_weigh() const { return weights < inputs(); }
 };
 
-/// Plans all stages together, always the one that is free first.
+/// Plans in rounds. In the first one every stage runs as many forwards as fit
+/// before its first gradient; in each later one, at most one forward from the
+/// first stage to the last, then one input gradient from the last to the first.
+/// W fills the gaps before both, and makes room.
 class Planner {
  public:
   Planner(int p, int m, const ZeroBubbleSearch& search, const Variant& variant)
-      : m_(m),
+      : p_(p),
+        m_(m),
         search_(search),
         costs_(search.costs),
         variant_(variant),
-        stages_(at(p)) {
-    moment_ = 1e-9 *
-              (costs_.forward + costs_.backward_input + costs_.backward_weight);
-  }
+        stages_(at(p)) {}
 
   std::vector<Stage> run() {
-    for (int i = first_free(); i >= 0; i = first_free()) {
-      i_ = i;
-      const bool is_warm = stage().inputs > 0;
-      if (!(is_warm ? plan_steady() : plan_warm_up())) wait();
+    plan_warm_up();
+    for (int b = 1; b < m_; ++b) plan_round();
+    for (Stage& s : stages_) {
+      while (s.weights < m_) weigh(&s);
     }
     return stages_;
   }
 
  private:
-  Stage& stage() { return stages_[at(i_)]; }
-  const Stage& stage() const { return stages_[at(i_)]; }
-  bool is_done(const Stage& s) const { return s.weights == m_; }
+  // --- What a stage can do ---
 
-  /// The last of those that are free first.
-  int first_free() const {
-    int best = -1;
-    for (int i = 0; at(i) < stages_.size(); ++i) {
-      if (is_done(stages_[at(i)])) continue;
-      if (best < 0 || stages_[at(i)].now <= stages_[at(best)].now) best = i;
-    }
-    return best;
+  /// When the activations of the next forward are there.
+  double forward_arrival(int i) const {
+    if (i == 0) return stages_[0].now;
+    const Stage& before = stages_[at(i - 1)];
+    return before.forward_ends[at(stages_[at(i)].forwards())] +
+           costs_.communication;
   }
-
-  Arrival forward_arrival() const {
-    const Stage& s = stage();
-    if (s.forwards == m_) return {};
-    if (i_ == 0) return {s.now, true};
-    return message(stages_[at(i_ - 1)].forward_ends, s.forwards,
-                   costs_.forward);
+  double input_arrival(int i) const {
+    if (i + 1 == p_) return stages_[at(i)].now;
+    const Stage& behind = stages_[at(i + 1)];
+    return behind.input_ends[at(stages_[at(i)].inputs())] +
+           costs_.communication;
   }
-  Arrival input_arrival() const {
-    const Stage& s = stage();
-    if (s.inputs == s.forwards) return {};
-    if (at(i_) + 1 == stages_.size()) return {s.now, true};
-    return message(stages_[at(i_ + 1)].input_ends, s.inputs,
-                   costs_.backward_input);
+  void start(Stage* s, double arrival, double length) const {
+    if (!s->list.empty()) s->bubble += std::max(0.0, arrival - s->now);
+    s->now = std::max(s->now, arrival) + length;
   }
-  Arrival message(const std::vector<double>& ends, int b, double length) const {
-    if (at(b) < ends.size()) {
-      return {ends[at(b)] + costs_.communication, true};
-    }
-    // All others are free later than this one
-    return {stage().now + moment_ + length + costs_.communication, false};
+  void forward_at(int i) {
+    Stage& s = stages_[at(i)];
+    start(&s, forward_arrival(i), costs_.forward);
+    s.list.push_back(forward(s.forwards()));
+    s.forward_ends.push_back(s.now);
+    s.sets += 1;
   }
-
-  bool has_room() const {
-    const Stage& s = stage();
-    const double sets =
-        s.forwards - s.inputs + search_.weight_share * (s.inputs - s.weights);
-    return sets <= search_.memory_limit - 1 + 1e-9;
+  void input_at(int i) {
+    Stage& s = stages_[at(i)];
+    start(&s, input_arrival(i), costs_.backward_input);
+    s.list.push_back(backward_input(s.inputs()));
+    s.input_ends.push_back(s.now);
+    s.sets -= 1 - search_.weight_share;
+  }
+  void weigh(Stage* s) const {
+    s->now += costs_.backward_weight;
+    s->list.push_back(backward_weight(s->weights++));
+    s->sets -= search_.weight_share;
   }
 
-  bool act(ActionKind kind, double begin) {
-    Stage& s = stage();
-    if (!s.list.empty()) s.bubble += std::max(0.0, begin - s.now);
-    if (kind == ActionKind::kForward) {
-      s.now = begin + costs_.forward;
-      s.forward_ends.push_back(s.now);
-      s.list.push_back(forward(s.forwards++));
-    } else if (kind == ActionKind::kBackwardInput) {
-      s.now = begin + costs_.backward_input;
-      s.input_ends.push_back(s.now);
-      s.list.push_back(backward_input(s.inputs++));
-    } else {
-      s.now = begin + costs_.backward_weight;
-      s.list.push_back(backward_weight(s.weights++));
-      return true;
-    }
-    s.last = kind;
-    return true;
+  bool has_room(double sets) const {
+    return sets + 1 <= search_.memory_limit + 1e-9;
   }
-
-  /// As many forwards as fit before the first gradient.
-  bool plan_warm_up() {
-    const double now = stage().now;
-    const Arrival f = forward_arrival(), b = input_arrival();
-    const bool may_forward =
-        stage().forwards < m_ && has_room() && f.is_known && f.time < kNever;
-    if (b.is_known && b.time < kNever) {
-      const double begin = std::max(now, f.time);
-      const bool fits = begin + costs_.forward <= b.time ||
-                        (variant_.forwards_late && begin < b.time);
-      if (may_forward && fits) return act(ActionKind::kForward, begin);
-      return act(ActionKind::kBackwardInput, std::max(now, b.time));
-    }
-    if (!may_forward) return false;
-    return act(ActionKind::kForward, std::max(now, f.time));
-  }
-
-  bool plan_steady() {
-    const Stage& s = stage();
-    const Arrival f = forward_arrival(), b = input_arrival();
-    const bool can_weigh = s.weights < s.inputs;
-    const bool may_forward = s.forwards < m_ && has_room();
-    const bool wants_forward =
-        variant_.alternates && s.last == ActionKind::kBackwardInput;
-    const bool is_forward_ready = may_forward && f.is_known && f.time <= s.now;
-    const bool is_input_ready = b.is_known && b.time <= s.now;
-    // Make room
-    if (wants_forward && s.forwards < m_ && !has_room() && can_weigh &&
-        f.is_known) {
-      return act(ActionKind::kBackwardWeight, s.now);
-    }
-    if (is_forward_ready && (wants_forward || !is_input_ready)) {
-      return act(ActionKind::kForward, s.now);
-    }
-    if (is_input_ready) return act(ActionKind::kBackwardInput, s.now);
-    // Fill the gap
-    const double next = std::min(may_forward ? f.time : kNever, b.time);
-    if (can_weigh && fills(next)) {
-      return act(ActionKind::kBackwardWeight, s.now);
-    }
-    // Take what is known to come, when nothing can come before it
-    const double known_f = may_forward && f.is_known ? f.time : kNever;
-    const double known_b = b.is_known ? b.time : kNever;
-    const double soonest = std::min(known_f, known_b);
-    if (soonest == kNever || soonest > earliest_news()) return false;
-    return act(
-        known_f <= known_b ? ActionKind::kForward : ActionKind::kBackwardInput,
-        soonest);
-  }
-
-  bool fills(double next) const {
-    const double gap = next - stage().now;
-    if (gap >= costs_.backward_weight - moment_) return true;
-    if (!variant_.fills_small) return false;
-    // Too long by a little; worth it where the bubble is the largest of all
+  /// By how much the bubble may grow before it is the largest of all.
+  double slack(const Stage& s) const {
     double largest = 0;
-    for (const Stage& s : stages_) largest = std::max(largest, s.bubble);
-    return stage().bubble + gap >= largest;
+    for (const Stage& each : stages_) largest = std::max(largest, each.bubble);
+    return largest - s.bubble;
   }
-
-  double earliest_news() const {
-    double free = kNever;
-    for (const Stage& s : stages_) {
-      if (&s != &stage() && !is_done(s)) free = std::min(free, s.now);
+  /// Weights' gradients until `arrival`.
+  void fill(Stage* s, double arrival) const {
+    while (s->can_weigh() && s->now + costs_.backward_weight <= arrival) {
+      weigh(s);
     }
-    return free + costs_.forward + costs_.communication;
+    if (!s->can_weigh() || s->now >= arrival) return;
+    // The gap is shorter than W, which makes the next action late: the bubble
+    // does no harm where another stage has a larger one
+    if (arrival - s->now > slack(*s) || variant_.fills_early) weigh(s);
   }
 
-  /// Until another stage has planned more.
-  void wait() {
-    Stage& self = stage();
-    double later = kNever;
-    for (const Stage& s : stages_) {
-      if (s.now > self.now + moment_) later = std::min(later, s.now);
+  // --- Rounds ---
+
+  void plan_warm_up() {
+    for (int i = 0; i < p_; ++i) forward_at(i);
+    std::vector<int> more(at(p_), 0);
+    double gradient = stages_.back().now + costs_.backward_input;
+    for (int i = p_ - 2; i >= 0; --i) {
+      const Stage& s = stages_[at(i)];
+      const double arrival = gradient + costs_.communication;
+      double end = s.now, sets = s.sets;
+      while (s.forwards() + more[at(i)] < m_ && has_room(sets) &&
+             (variant_.waits_for_first ? end < arrival
+                                       : end + costs_.forward <= arrival)) {
+        end += costs_.forward;
+        sets += 1;
+        ++more[at(i)];
+      }
+      gradient = std::max(end, arrival) + costs_.backward_input;
     }
-    if (later == kNever) later = self.now + 1e6 * moment_;
-    if (!self.list.empty()) self.bubble += later - self.now;
-    self.now = later;
+    // No stage can forward as often as the one before, but for the last ones
+    for (int i = 1; i < p_; ++i) {
+      int& own = more[at(i)];
+      while (own > 0 && own >= more[at(i - 1)] && own + 1 < m_) --own;
+    }
+    for (int i = 0; i < p_; ++i) {
+      for (int k = 0; k < more[at(i)]; ++k) forward_at(i);
+    }
+    for (int i = p_ - 1; i >= 0; --i) input_at(i);
   }
 
-  int m_;
+  void plan_round() {
+    std::vector<bool> forwards(at(p_));
+    for (int i = 0; i < p_; ++i) forwards[at(i)] = wants_forward(i);
+    // What the stage behind does not take would lie there
+    for (int i = p_ - 2; i >= 0; --i) {
+      forwards[at(i)] = forwards[at(i)] && forwards[at(i + 1)];
+    }
+    for (int i = 0; i < p_; ++i) {
+      if (!forwards[at(i)]) continue;
+      Stage& s = stages_[at(i)];
+      while (!has_room(s.sets) && s.can_weigh()) weigh(&s);
+      if (i > 0) fill(&s, forward_arrival(i));
+      forward_at(i);
+    }
+    for (int i = p_ - 1; i >= 0; --i) {
+      Stage& s = stages_[at(i)];
+      if (i + 1 < p_) fill(&s, input_arrival(i));
+      if (i == 0 && s.forwards() == m_) {
+        while (s.can_weigh()) weigh(&s);
+      }
+      input_at(i);
+    }
+  }
+
+  bool wants_forward(int i) const {
+    const Stage& s = stages_[at(i)];
+    if (s.forwards() == m_) return false;
+    if (!variant_.prefers_input || i + 1 == p_) return true;
+    const Stage& behind = stages_[at(i + 1)];
+    if (s.forwards() < behind.forwards() + 2) return true;
+    // When the gradient comes if the stage behind forwards first
+    const double gradient = behind.now + costs_.forward +
+                            costs_.backward_input + costs_.communication;
+    if (s.now >= gradient) return false;
+    double end = s.now + costs_.forward, sets = s.sets;
+    for (int w = s.weights; !has_room(sets) && w < s.inputs(); ++w) {
+      end += costs_.backward_weight;
+      sets -= search_.weight_share;
+    }
+    return end <= gradient || gradient - s.now > slack(s);
+  }
+
+  int p_, m_;
   const ZeroBubbleSearch& search_;
   const Costs& costs_;
   Variant variant_;
   std::vector<Stage> stages_;
-  double moment_ = 0;
-  int i_ = 0;
 };
 
 void check_search(const ZeroBubbleSearch& search) {
@@ -256,7 +240,7 @@ Schedule zb_auto(int num_ranks, int micro_batches,
     candidates.push_back(planned);
   }
   const Schedule* best = nullptr;
-  double smallest = kNever;
+  double smallest = std::numeric_limits<double>::infinity();
   for (const Schedule& each : candidates) {
     const Replay result = replay(each, search.costs);
     const double bubble = window_bubble(result);

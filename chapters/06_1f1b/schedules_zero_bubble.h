@@ -18,11 +18,15 @@ struct ZeroBubbleSearch {
   Costs costs;
 };
 
-/// A stage forwards as much as fits before the first gradient comes back, then
-/// alternates; W fills gaps, and makes room when the limit is hit: the
-/// heuristic that Qi et al. 2023, section 3.1, describe in words. Of eight
-/// variants of it, and ZB-H1 and ZB-H2 where they fit, the one with the
-/// smallest bubble. Cost: p operations per action and variant.
+/// A stage forwards as often as fits before the first gradient comes back. From
+/// then on all stages go in rounds of one forward and one input gradient; W
+/// fills the gaps, and makes room when the limit is hit. Three questions have
+/// two answers each: may a forward make the first gradient wait, may one be put
+/// off for a gradient, and does W go into every gap that is shorter than W? Of
+/// the eight schedules, and ZB-H1 and ZB-H2 where they fit, the one with the
+/// smallest bubble. Qi et al. 2023, section 3.1, and as published:
+/// sail-sg/zero-bubble-pipeline-parallelism, auto_schedule.py. Cost: p
+/// operations per action and variant.
 Schedule zb_auto(int num_ranks, int micro_batches,
                  const ZeroBubbleSearch& search);
 

@@ -32,11 +32,15 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how, Plan plan,
   if (how.post_validation) {
     post_.emplace(model_, *optimizer_, options.clip, world);
   }
+  if (post_ || updates_) {
+    engine_->set_on_loss([this](int b, double loss) { note_loss(b, loss); });
+  }
 }
 
 StepResult Trainer::step(std::int64_t step) {
   if (plan_.is_asynchronous()) return asynchronous_step(step);
   feed_.set_first_step(step);
+  first_step_ = step;
   if (post_) return post_validated_step(step);
   const double loss = engine_->run();
   model_.reduce_shared_gradients();
@@ -52,47 +56,51 @@ void Trainer::finish() {
 
 // --- Steps that are validated later ------------------------------------------
 
+// The loss leaves with the last micro-batch's gradient, ahead of the step.
 StepResult Trainer::post_validated_step(std::int64_t step) {
-  // The loss leaves with the last micro-batch's gradient, ahead of the step
-  int losses = 0;
-  double loss = 0;
-  engine_->set_on_loss([&](int micro_batch) {
-    loss += engine_->loss(micro_batch);
-    if (++losses == plan_.schedule.num_micro_batches) send_loss(step, loss);
-  });
   engine_->run([&] {
     const bool stands = post_->validate();
     num_redone_ += stands ? 0 : 1;
     return stands;
   });
-  engine_->set_on_loss(nullptr);
   model_.reduce_shared_gradients();
   post_->step();
   StepResult result;
-  result.loss = loss_rank(0) == 0 ? loss : receive_loss(step);
+  result.loss = step_loss(step);
   result.grad_norm = std::numeric_limits<double>::quiet_NaN();
   return result;
 }
 
 // --- Without a flush ---------------------------------------------------------
 
-// Ranks are at different places of the run: the loss of a step goes from where
-// it is made to rank 0, ahead of the gradients that end the step there. Nobody
-// waits for it.
 StepResult Trainer::asynchronous_step(std::int64_t step) {
-  engine_->run_to_update();
   StepResult result;
+  const int stage = plan_.schedule.stage_at(world_.rank(), 0);
+  const int replicas = plan_.schedule.num_replicas(stage);
+  result.is_open = (step + 1) % replicas != 0;
+  if (result.is_open) return result;
+  engine_->run_to_update();
   result.grad_norm = updates_->grad_norm();
-  // A replica of the last stage has every replicas-th loss
-  const auto replicas =
-      static_cast<std::int64_t>(model_.layout().owners.back().size());
-  while (next_loss_ < std::min(options_.steps, (step + 1) * replicas)) {
-    const std::int64_t k = next_loss_++;
-    if (loss_rank(k) == world_.rank()) send_loss(k, step_loss(k));
+  for (std::int64_t k = step - replicas + 1; k < step; ++k) {
+    result.open_losses.push_back(step_loss(k));
   }
-  if (world_.rank() != 0) return result;
-  result.loss = loss_rank(step) == 0 ? step_loss(step) : receive_loss(step);
+  result.loss = step_loss(step);
   return result;
+}
+
+// --- Losses ------------------------------------------------------------------
+
+// Ranks are at different places of the run: the loss of a step goes from where
+// it is made to rank 0, ahead of the gradients that end the step there. Neither
+// waits: rank 0 asks when its own gradients of the step are complete.
+void Trainer::note_loss(int micro_batch, double loss) {
+  const auto m = static_cast<int>(plan_.pieces.size());
+  const std::int64_t step = first_step_ + micro_batch / m;
+  Losses& losses = losses_[step];
+  losses.sum += loss;
+  if (++losses.count < m || world_.rank() == 0) return;
+  send_loss(step, losses.sum);
+  losses_.erase(step);
 }
 
 int Trainer::loss_rank(std::int64_t step) const {
@@ -104,21 +112,13 @@ int Trainer::loss_rank(std::int64_t step) const {
 int Trainer::loss_tag(std::int64_t step) const {
   // Behind the tags of all activations and gradients
   const int messages =
-      2 * plan_.schedule.num_micro_batches * plan_.schedule.num_stages;
+      2 * plan_.schedule.total_micro_batches() * plan_.schedule.num_stages;
   return messages + static_cast<int>(step);
 }
 
-double Trainer::step_loss(std::int64_t step) const {
-  const auto m = static_cast<int>(plan_.pieces.size());
-  double loss = 0;
-  for (int i = 0; i < m; ++i) {
-    loss += engine_->loss(static_cast<int>(step) * m + i);
-  }
-  return loss;
-}
-
 void Trainer::send_loss(std::int64_t step, double loss) {
-  if (loss_rank(step) != world_.rank() || world_.rank() == 0) return;
+  // The last one stays: `finish` waits until it has left
+  while (sent_.size() > 1 && sent_.front().work.done()) sent_.pop_front();
   const MemoryScope kind(MemoryKind::kCommunication);
   Sent sent;
   sent.value = Tensor::full({}, loss, {DType::kF64, Device()});
@@ -126,8 +126,13 @@ void Trainer::send_loss(std::int64_t step, double loss) {
   sent_.push_back(std::move(sent));
 }
 
-double Trainer::receive_loss(std::int64_t step) {
+double Trainer::step_loss(std::int64_t step) {
   if (world_.rank() != 0) return 0;
+  if (loss_rank(step) == 0) {
+    const double loss = losses_.at(step).sum;
+    losses_.erase(step);
+    return loss;
+  }
   const MemoryScope kind(MemoryKind::kCommunication);
   const Tensor loss = Tensor::empty({}, {DType::kF64, Device()});
   world_.recv(loss, loss_rank(step), loss_tag(step), "loss").wait();

@@ -2,6 +2,8 @@
 
 // A language model in a pipeline: what main.cpp and the benchmarks repeat.
 
+#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +23,8 @@ struct TrainerOptions {
   std::int64_t micro_batches = 8;
   int chunks = 2;        ///< per rank: interleaved schedules
   int group = 0;         ///< interleaved-grouped; 0: the number of ranks
+  /// zb-auto: sets of activations that a rank may keep; 0: twice the ranks.
+  double memory_limit = 0;
   std::string replicas;  ///< pipedream: "2,1,1", ranks per stage
   /// "uniform", "parameters", "type:REGEX" or layers per stage ("2,1,2").
   std::string partition = "uniform";
@@ -28,6 +32,12 @@ struct TrainerOptions {
   bool vertical_sync = false;
   bool post_validation = false;
   bool print_schedule = false;
+  std::string write_schedule;  ///< FILE.json
+  /// Flags that were given: those that the schedule does not read are refused.
+  std::vector<std::string> given;
+
+  /// Nothing is run.
+  bool only_shows() const { return print_schedule || !write_schedule.empty(); }
 };
 
 /// What the options say, before there are ranks.
@@ -38,8 +48,13 @@ struct Plan {
   std::vector<MicroBatch> pieces;  ///< of a step
   std::vector<int> cuts;
   bool is_asynchronous() const { return !schedule.flushes; }
+  /// The same for a run on shapes of `options`, and the options for it: without
+  /// a flush, all steps that the lists have and none that repeat.
+  Plan on_shapes(Options* options) const;
 };
-/// Throws Error for what does not go together.
+/// Throws Error for what does not go together. Where nothing is to be run
+/// (TrainerOptions::only_shows) there are a schedule and no model, and the batch
+/// has as many rows as it needs.
 Plan make_plan(const Options& options, const TrainerOptions& how);
 /// DeepSpeed's partition_method, and torchgpipe's balance.
 std::vector<int> cuts_of(const std::string& partition, const LayerList& layers,
@@ -58,7 +73,8 @@ class Trainer {
   /// One optimizer step. Schedules that flush: the mean loss of the batch, and
   /// the norm, on every rank; with post-validation the loss on rank 0, and no
   /// norm (NaN). Others: this rank's list up to its next update; the loss on
-  /// rank 0, and the norm of this stage's own gradient.
+  /// rank 0, and the norm of this stage's own gradient. R replicas of a stage
+  /// update every R steps: the steps before that stay open.
   StepResult step(std::int64_t step);
   /// After the last step: waits for what is on its way, and validates.
   void finish();
@@ -83,11 +99,11 @@ class Trainer {
  private:
   StepResult asynchronous_step(std::int64_t step);
   StepResult post_validated_step(std::int64_t step);
+  void note_loss(int micro_batch, double loss);
   void send_loss(std::int64_t step, double loss);
-  double receive_loss(std::int64_t step);
+  double step_loss(std::int64_t step);
   int loss_rank(std::int64_t step) const;
   int loss_tag(std::int64_t step) const;
-  double step_loss(std::int64_t step) const;
 
   Options options_;
   TrainerOptions how_;
@@ -106,8 +122,14 @@ class Trainer {
     Tensor value;
     Work work;
   };
-  std::vector<Sent> sent_;
-  std::int64_t next_loss_ = 0;
+  std::deque<Sent> sent_;
+  std::int64_t first_step_ = 0;  ///< micro-batch 0 belongs to it
+  /// Of the micro-batches of a step that have ended here, by step.
+  struct Losses {
+    int count = 0;
+    double sum = 0;
+  };
+  std::map<std::int64_t, Losses> losses_;
 };
 
 }  // namespace shardbook::pipeline

@@ -51,7 +51,9 @@ void WeightStash::advance(int oldest_needed) {
 
 StashedUpdates::StashedUpdates(const Schedule& schedule, PipelineModel& model,
                                Optimizer& optimizer, int rank, bool stashes)
-    : model_(model),
+    : schedule_(schedule),
+      reads_(schedule),
+      model_(model),
       optimizer_(optimizer),
       stashes_(stashes),
       stash_(model.parameters()) {
@@ -60,26 +62,55 @@ StashedUpdates::StashedUpdates(const Schedule& schedule, PipelineModel& model,
            " has several stages; updates in between are for "
            "ranks with one");
   stage_ = schedule.stage_at(rank, 0);
-  replicas_ = static_cast<int>(
-      model.layout().owners[static_cast<std::size_t>(stage_)].size());
-  for (const VersionRecord& each : versions(schedule)) {
-    if (each.stage != stage_) continue;
-    if (schedule.place(each.micro_batch, stage_).rank != rank) continue;
-    visits_.push_back({each.micro_batch, each.read});
+  replicas_ = schedule.num_replicas(stage_);
+  const auto& list = schedule.actions[static_cast<std::size_t>(rank)];
+  Schedule::Part steady;
+  if (schedule.repeats > 0) {
+    steady = schedule.steady[static_cast<std::size_t>(rank)];
+  }
+  for (int i = 0; static_cast<std::size_t>(i) < list.size(); ++i) {
+    const Action& each = list[static_cast<std::size_t>(i)];
+    if (each.kind != ActionKind::kForward) continue;
+    oldest_from_.push_back(version_of(each.micro_batch));
+    first_steady_ += i < steady.begin ? 1 : 0;
+    steady_forwards_ += i >= steady.begin && i < steady.end ? 1 : 0;
+  }
+  for (std::size_t n = oldest_from_.size(); n-- > 1;) {
+    oldest_from_[n - 1] = std::min(oldest_from_[n - 1], oldest_from_[n]);
   }
 }
 
-const StashedUpdates::Visit& StashedUpdates::visit_of(int micro_batch) const {
-  const auto found = std::find_if(
-      visits_.begin(), visits_.end(),
-      [&](const Visit& each) { return each.micro_batch == micro_batch; });
-  SB_CHECK(found != visits_.end(), "weight stash: micro-batch ", micro_batch,
-           " does not come to stage ", stage_);
-  return *found;
+int StashedUpdates::version_of(int micro_batch) const {
+  const int listed = schedule_.listed(micro_batch);
+  return reads_.of(stage_, listed) +
+         (micro_batch - listed) / reads_.micro_batches_per_update(stage_);
+}
+
+// What the next forward and those behind it read, and what backwards will.
+int StashedUpdates::oldest_needed() const {
+  // The next forward's place in the list, and how often the list has gone round
+  int next = forwards_, rounds = 0;
+  if (steady_forwards_ > 0 && forwards_ > first_steady_) {
+    rounds = std::min((forwards_ - first_steady_) / steady_forwards_,
+                      schedule_.repeats);
+    next -= rounds * steady_forwards_;
+  }
+  int needed = stash_.newest() + 1;
+  if (static_cast<std::size_t>(next) < oldest_from_.size()) {
+    const int later = rounds * schedule_.period /
+                      reads_.micro_batches_per_update(stage_);
+    needed = std::min(needed,
+                      oldest_from_[static_cast<std::size_t>(next)] + later);
+  }
+  if (!in_use_.empty()) needed = std::min(needed, *in_use_.begin());
+  return needed;
 }
 
 void StashedUpdates::before_forward(int micro_batch) {
-  stash_.load(visit_of(micro_batch).version);
+  const int version = version_of(micro_batch);
+  stash_.load(version);
+  in_use_.insert(version);
+  ++forwards_;
 }
 
 void StashedUpdates::before_backward(int micro_batch, const StageRun& run,
@@ -87,19 +118,22 @@ void StashedUpdates::before_backward(int micro_batch, const StageRun& run,
   VersionUse use;
   use.stage = stage_;
   use.micro_batch = micro_batch;
-  use.forward = visit_of(micro_batch).version;
+  use.forward = version_of(micro_batch);
   use.newest = stash_.newest();
   use.backward = stashes_ ? use.forward : use.newest;
   if (use.backward != use.forward) {
     use.error = gradient_error(use, run, grad_outputs);
   }
-  uses_.push_back(use);
+  if (micro_batch < schedule_.num_micro_batches) uses_.push_back(use);
   stash_.load(use.backward);
 }
 
-void StashedUpdates::after_backward(int) { stash_.load(stash_.newest()); }
+void StashedUpdates::after_backward(int micro_batch) {
+  in_use_.erase(in_use_.find(version_of(micro_batch)));
+  stash_.load(stash_.newest());
+}
 
-void StashedUpdates::update(int micro_batch) {
+void StashedUpdates::update(int) {
   if (replicas_ > 1) {
     model_.reduce_shared_gradients();
     for (const Tensor& each : model_.parameters()) {
@@ -107,14 +141,7 @@ void StashedUpdates::update(int micro_batch) {
     }
   }
   grad_norm_ = shardbook::grad_norm(model_.parameters());
-  // Whoever comes next needs at least the version that it has read or will
-  int needed = stash_.newest() + 1;
-  for (const Visit& each : visits_) {
-    if (each.micro_batch <= micro_batch) continue;
-    needed = each.version;
-    break;
-  }
-  stash_.advance(needed);
+  stash_.advance(oldest_needed());
   optimizer_.step();
   for (const Tensor& each : model_.parameters()) each.clear_grad();
 }

@@ -17,10 +17,11 @@
 // versions. Narayanan et al. 2019, section 3.3.
 
 #include <deque>
+#include <set>
 #include <vector>
 
 #include "chapters/06_1f1b/engine.h"
-#include "chapters/06_1f1b/replay.h"
+#include "chapters/06_1f1b/versions.h"
 #include "core/optim.h"
 
 namespace shardbook::pipeline {
@@ -62,7 +63,8 @@ class StashedUpdates : public WeightVersions {
  public:
   /// `stashes` false: backward reads the newest weights, whatever the forward
   /// read. (Versions are then kept for VersionUse::error alone.) Keeps
-  /// references. Throws Error for a rank with several stages.
+  /// references, one to the schedule among them. Throws Error for a rank with
+  /// several stages.
   StashedUpdates(const Schedule& schedule, PipelineModel& model,
                  Optimizer& optimizer, int rank, bool stashes = true);
 
@@ -73,28 +75,33 @@ class StashedUpdates : public WeightVersions {
   /// Replicas of the stage take the mean of their gradients.
   void update(int micro_batch) override;
 
+  /// Of the first backwards of a run, as many as the lists have.
   const std::vector<VersionUse>& uses() const { return uses_; }
   const WeightStash& stash() const { return stash_; }
   /// Of the gradient of the last update.
   double grad_norm() const { return grad_norm_; }
 
  private:
-  struct Visit {
-    int micro_batch = 0;
-    int version = 0;
-  };
-  const Visit& visit_of(int micro_batch) const;
+  int version_of(int micro_batch) const;
+  int oldest_needed() const;
   double gradient_error(const VersionUse& use, const StageRun& run,
                         const Tensors& grad_outputs);
 
+  const Schedule& schedule_;
+  ReadVersions reads_;
   PipelineModel& model_;
   Optimizer& optimizer_;
   bool stashes_;
   int stage_ = 0;
   int replicas_ = 1;
   WeightStash stash_;
-  /// Micro-batches that come here, in order, and what their forward reads.
-  std::vector<Visit> visits_;
+  /// Versions that forwards have read whose backward is to come.
+  std::multiset<int> in_use_;
+  /// The oldest version that the n-th forward of the rank's list and those
+  /// behind it read.
+  std::vector<int> oldest_from_;
+  int forwards_ = 0;                             ///< so far
+  int first_steady_ = 0, steady_forwards_ = 0;  ///< forwards, by the list
   std::vector<VersionUse> uses_;
   double grad_norm_ = 0;
 };

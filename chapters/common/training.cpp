@@ -64,6 +64,8 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
   }
   TrainingLog result;
   std::vector<double> seconds;
+  std::vector<double> open_lrs;  // of steps that have not ended
+  double begin = now_s();
   RandomState& random = RankContext::current().random;
   random.seed = options.seed;
   sim::VirtualClock* clock = sim::VirtualClock::current();
@@ -82,26 +84,37 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     optimizer.set_lr(lr);
     random.step = static_cast<std::uint64_t>(k);
     random.next_op = 0;
-    const double begin = now_s();
+    if (open_lrs.empty()) begin = now_s();
     const StepResult done = step(k);
-    seconds.push_back(now_s() - begin);
+    open_lrs.push_back(lr);
+    if (done.is_open) continue;
+    const auto count = static_cast<std::int64_t>(open_lrs.size());
+    const double each_s = (now_s() - begin) / static_cast<double>(count);
     if (clock != nullptr) clock->end_step();
-    result.losses.push_back(done.loss);
-    if (!is_main) continue;
-    show_progress(k + 1, options.steps, done.loss);
-    if (!log.is_open()) continue;
-    nlohmann::ordered_json line = {
-        {"step", k},
-        {"loss", done.loss},
-        {"grad_norm", done.grad_norm},
-        {"lr", lr},
-        {"tokens_per_s",
-         static_cast<double>(options.batch * options.seq) / seconds.back()},
-        {"virtual_s", nullptr},
-        {"wall_s", seconds.back()}};
-    if (clock != nullptr) line["virtual_s"] = clock->last_step_s();
-    log << line.dump() << std::endl;
-    SB_CHECK(log, "--log ", options.log, ": could not be written to its end");
+    for (std::int64_t i = 0; i < count; ++i) {
+      const bool is_this = i == count - 1;
+      const double loss =
+          is_this ? done.loss : done.open_losses[static_cast<std::size_t>(i)];
+      result.losses.push_back(loss);
+      seconds.push_back(each_s);
+      if (!log.is_open()) continue;
+      nlohmann::ordered_json line = {
+          {"step", k - count + 1 + i},
+          {"loss", loss},
+          {"grad_norm", done.grad_norm},
+          {"lr", open_lrs[static_cast<std::size_t>(i)]},
+          {"tokens_per_s",
+           static_cast<double>(options.batch * options.seq) / each_s},
+          {"virtual_s", nullptr},
+          {"wall_s", each_s}};
+      if (clock != nullptr) {
+        line["virtual_s"] = clock->last_step_s() / static_cast<double>(count);
+      }
+      log << line.dump() << std::endl;
+      SB_CHECK(log, "--log ", options.log, ": could not be written to its end");
+    }
+    open_lrs.clear();
+    if (is_main) show_progress(k + 1, options.steps, done.loss);
   }
   if (seconds.size() > 1) seconds.erase(seconds.begin());
   if (!seconds.empty()) {

@@ -19,6 +19,11 @@ namespace shardbook {
 struct StepResult {
   double loss = 0;
   double grad_norm = 0;
+  /// The step ends together with a later one (replicas of a stage that take
+  /// batches in turn), whose result has its loss. All of them share that one's
+  /// norm, and the time that they took together.
+  bool is_open = false;
+  std::vector<double> open_losses;  ///< of the open steps before this one
 };
 
 struct TrainingLog {

@@ -67,7 +67,8 @@ std::vector<std::string> shardbook::fuzz_seeds() {
       "", "{}",
       R"({"name": "mine", "micro_batches": 2,
           "ranks": ["F0 F1 B0 B1", "F0 B0 F1 B1"]})",
-      R"({"micro_batches": 3, "ranks": ["F0 F1&B0 B1 U F2 I2 W2 U2"]})"};
+      R"({"micro_batches": 4, "micro_batches_per_step": 2,
+          "ranks": ["F0 F1&B0 B1 U F2 I2 W2 F3 B3 U3"]})"};
   for (const auto& schedule :
        {one_f_one_b(2, 3), zb_h1(2, 2), interleaved(2, 2, 2), dualpipe(2, 4),
         pipedream({2, 1}, 4, true), pipedream_2bw(2, 2, 2)}) {

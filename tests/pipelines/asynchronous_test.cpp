@@ -60,7 +60,7 @@ AsynchronousOutcome run_asynchronously(
         pipeline::Engine engine(schedule, model, world, feed, &updates);
         engine.run();
         const int last = schedule.num_stages - 1;
-        for (int b = 0; b < schedule.num_micro_batches; ++b) {
+        for (int b = 0; b < schedule.total_micro_batches(); ++b) {
           if (schedule.place(b, last).rank == world.rank()) {
             losses[r][b] = engine.loss(b);
           }
@@ -141,8 +141,7 @@ TEST_P(AsynchronousRanks, PipeDreamFollowsTheVersionFormula) {
         training_options(4, steps, vertical ? "adamw" : "sgd");
     const Schedule schedule = schedules::pipedream(p, steps, vertical);
     const auto version = [&](int s, int b) {
-      return vertical ? pipeline::vertical_sync_version(b, p)
-                      : pipeline::pipedream_version(b, s, p);
+      return std::max(0, b - (vertical ? p - 1 : p - 1 - s));
     };
     const auto ranks =
         run_asynchronously(schedule, layers, cuts, options, pieces);
@@ -226,41 +225,124 @@ TEST_P(AsynchronousRanks, WithoutStashingGradientsAreWrong) {
 INSTANTIATE_TEST_SUITE_P(WorldSizes, AsynchronousRanks,
                          ::testing::Values(1, 2, 3, 4, 8));
 
+// Forward, backward, step, and nothing of this chapter.
 TEST(AsynchronousTest, OneRankIsPlainSgd) {
   const auto layers = std::make_shared<PairLayers>();
   const Options options = training_options(4, 5, "sgd");
   const auto pieces = ceil_micro_batches(4, 1);
-  const auto newest = [](int, int b) { return b; };
-  expect_bits(
-      run_asynchronously(schedules::pipedream(1, 5), layers, {0, kLayers},
-                         options, pieces),
-      run_sequentially(*layers, options, {{0, kLayers}, newest, {1}}, pieces),
-      1);
+  ReferenceRun plain;
+  {
+    RankContext context(Device::cpu(0), 0, 1);
+    context.deterministic = true;
+    const RankContext::Scope scope(context);
+    context.random = random_of(options);
+    InitOptions init;
+    init.seed = options.seed;
+    init.dtype = options.dtype;
+    Stage model(*layers, 0, kLayers, init);
+    const auto optimizer = make_optimizer("sgd", model.parameters(),
+                                          options.optimizer_options);
+    const Dataset data = small_data(options);
+    for (int step = 0; step < 5; ++step) {
+      context.random.step = static_cast<std::uint64_t>(step);
+      context.random.batch = pieces[0].slice;
+      context.random.next_op = 0;
+      const Batch batch = data.batch(step, options.batch);
+      const Tensor loss =
+          language_loss(model(Tensors{batch.inputs})[0], batch.targets);
+      plain.losses.push_back(loss.item());
+      autograd::backward({loss}, {Tensor::full({}, 1, loss.options())});
+      optimizer->step();
+      for (const Tensor& each : model.parameters()) each.clear_grad();
+    }
+    plain.parameters = model.named_parameters();
+  }
+  expect_bits(run_asynchronously(schedules::pipedream(1, 5), layers,
+                                 {0, kLayers}, options, pieces),
+              plain, 1);
+}
+
+/// What the mini-batch reads by the rule in words: a stage of R ranks runs
+/// ceil(ranks behind it / R) rounds of R forwards ahead of its updates.
+int read_version(const std::vector<int>& replicas, int stage, int b) {
+  const auto s = static_cast<std::size_t>(stage);
+  int behind = 0;
+  for (std::size_t i = s + 1; i < replicas.size(); ++i) behind += replicas[i];
+  int rounds_ahead = 0;
+  while (rounds_ahead * replicas[s] < behind) ++rounds_ahead;
+  const int round = b / replicas[s];
+  return round < rounds_ahead ? 0 : round - rounds_ahead;
 }
 
 TEST(AsynchronousTest, ReplicasAverageTheirGradients) {
   const auto layers = std::make_shared<PairLayers>();
   const auto pieces = ceil_micro_batches(4, 1);
   for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
-           {2, 1}, {1, 2}, {3, 1}, {2, 1, 1}, {2, 2}}) {
-    const int steps = 6 * replicas[0],
-              stages = static_cast<int>(replicas.size());
-    const Options options = training_options(4, steps, "adamw");
-    const auto cuts = cut_uniform(kLayers, stages);
-    const Schedule schedule = schedules::pipedream(replicas, steps);
-    const auto ranks =
-        run_asynchronously(schedule, layers, cuts, options, pieces);
-    EXPECT_TRUE(ranks.replicas_agree);
-    std::map<std::pair<int, int>, int> read;
-    for (const pipeline::VersionRecord& each : pipeline::versions(schedule)) {
-      read[{each.stage, each.micro_batch}] = each.read;
+           {2, 1}, {1, 2}, {3, 1}, {2, 1, 1}, {2, 2}, {4, 4}, {3, 2, 3}}) {
+    for (const bool vertical : {false, true}) {
+      SCOPED_TRACE(::testing::PrintToString(replicas) +
+                   (vertical ? " vertical sync" : ""));
+      const int stages = static_cast<int>(replicas.size());
+      const Options options = training_options(4, 12, "adamw");
+      const auto cuts = cut_uniform(kLayers, stages);
+      const Schedule schedule = schedules::pipedream(replicas, 12, vertical);
+      const auto ranks =
+          run_asynchronously(schedule, layers, cuts, options, pieces);
+      EXPECT_TRUE(ranks.replicas_agree);
+      const auto version = [&](int s, int b) {
+        if (!vertical) return read_version(replicas, s, b);
+        return replicas[0] * read_version(replicas, 0, b) /
+               replicas[static_cast<std::size_t>(s)];
+      };
+      expect_bits(
+          ranks,
+          run_sequentially(*layers, options, {cuts, version, replicas}, pieces),
+          1);
     }
-    const auto version = [&](int s, int b) { return read.at({s, b}); };
-    expect_bits(
-        ranks,
-        run_sequentially(*layers, options, {cuts, version, replicas}, pieces),
-        1);
   }
+}
+
+// Lists of a short run whose steady state comes again are those of a long run.
+TEST(AsynchronousTest, SteadyStatesRepeat) {
+  const auto layers = std::make_shared<PairLayers>();
+  const auto expect_same = [&](Schedule few, const Schedule& all,
+                               const Options& options,
+                               const std::vector<MicroBatch>& pieces) {
+    ASSERT_GT(few.period, 0);
+    few.repeats = (all.num_micro_batches - few.num_micro_batches) / few.period;
+    ASSERT_EQ(few.total_micro_batches(), all.num_micro_batches);
+    for (int rank = 0; rank < all.num_ranks; ++rank) {
+      const auto& list = all.actions[static_cast<std::size_t>(rank)];
+      pipeline::Walk walk(few, rank);
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        ASSERT_FALSE(walk.is_at_end());
+        EXPECT_EQ(to_string(walk.next()), to_string(list[i]));
+      }
+      EXPECT_TRUE(walk.is_at_end());
+    }
+    const auto cuts = cut_uniform(kLayers, all.num_stages);
+    const auto a = run_asynchronously(few, layers, cuts, options, pieces);
+    const auto b = run_asynchronously(all, layers, cuts, options, pieces);
+    EXPECT_EQ(a.parameters, b.parameters);
+    EXPECT_EQ(a.losses, b.losses);
+    EXPECT_EQ(a.peak, b.peak);
+    EXPECT_EQ(a.kept, b.kept);
+  };
+  const auto whole = ceil_micro_batches(4, 1);
+  for (const bool vertical : {false, true}) {
+    expect_same(schedules::pipedream(3, 8, vertical),
+                schedules::pipedream(3, 21, vertical),
+                training_options(4, 21, "adamw"), whole);
+    expect_same(schedules::pipedream({2, 1}, 8, vertical),
+                schedules::pipedream({2, 1}, 20, vertical),
+                training_options(4, 20, "adamw"), whole);
+    expect_same(schedules::pipedream({1, 3}, 9, vertical),
+                schedules::pipedream({1, 3}, 21, vertical),
+                training_options(4, 21, "adamw"), whole);
+  }
+  expect_same(schedules::pipedream_2bw(3, 4, 3),
+              schedules::pipedream_2bw(3, 4, 8),
+              training_options(8, 8, "adamw"), ceil_micro_batches(8, 4));
 }
 
 TEST(AsynchronousTest, HeadsAreUntied) {
@@ -287,9 +369,7 @@ TEST(AsynchronousTest, HeadsAreUntied) {
   const Options options = training_options(4, steps, "adamw");
   const auto pieces = ceil_micro_batches(4, 1);
   const auto cuts = cut_uniform(layers->size(), p);
-  const auto version = [](int s, int b) {
-    return pipeline::pipedream_version(b, s, p);
-  };
+  const auto version = [](int s, int b) { return std::max(0, b - (p - 1 - s)); };
   expect_bits(run_asynchronously(schedules::pipedream(p, steps), layers, cuts,
                                  options, pieces),
               run_sequentially(*layers, options,

@@ -71,10 +71,11 @@ class PairLayer : public ModuleOf<PairLayer> {
   Dropout drop_;
 };
 
-/// Nine layers, two of them without parameters.
+/// Nine layers or more, two of them without parameters.
 class PairLayers : public LayerList {
  public:
-  int size() const override { return kLayers; }
+  explicit PairLayers(int size = kLayers) : size_(size) {}
+  int size() const override { return size_; }
   std::string name(int layer) const override {
     return "layer" + std::to_string(layer);
   }
@@ -82,11 +83,14 @@ class PairLayers : public LayerList {
                                const InitOptions& init) const override {
     using Kind = PairLayer::Kind;
     const Kind kind = layer == 0                 ? Kind::kEmbedding
-                      : layer == kLayers - 1     ? Kind::kHead
+                      : layer == size_ - 1       ? Kind::kHead
                       : layer == 3 || layer == 6 ? Kind::kRelu
                                                  : Kind::kLinear;
     return std::make_unique<PairLayer>(kind, name(layer), init);
   }
+
+ private:
+  int size_;
 };
 
 inline Options small_options(std::int64_t batch, DType dtype = DType::kF32) {
@@ -118,6 +122,8 @@ struct Outcome {
   Values grads;
   int live = 0;
   double predicted = 0, counted = 0;  ///< bytes between stages
+  /// "send 36 to 1: activations micro-batch 0 stage 1", in order.
+  std::vector<std::string> messages;
 };
 
 inline RandomState random_of(const Options& options) {
@@ -184,6 +190,15 @@ inline std::vector<Outcome> on_ranks(
         mine.live = engine.max_live();
         mine.predicted = engine.predicted_bytes();
         mine.counted = wire_bytes(world.records());
+        for (const CommRecord& each : world.records()) {
+          const bool is_send = each.op == CommOp::kSend;
+          if (!is_send && each.op != CommOp::kRecv) continue;
+          mine.messages.push_back((is_send ? "send " : "recv ") +
+                                  std::to_string(each.numel) +
+                                  (is_send ? " to " : " from ") +
+                                  std::to_string(each.root_or_peer) + ": " +
+                                  each.label);
+        }
         const int last = schedule.num_stages - 1;
         for (int b = 0; b < schedule.num_micro_batches; ++b) {
           if (schedule.place(b, last).rank == world.rank()) {

@@ -187,6 +187,87 @@ TEST(Check, UpdatesHaveTheirGradientsAndNoOthers) {
             "follows the lists");
 }
 
+// A gradient of biases and norms is there after I.
+TEST(Check, UpdatesHaveNoBiasesOfLaterMicroBatches) {
+  Schedule s = mine(2, {{{F}, {F, 1}, {I}, {I, 1}, {W}, {U}, {W, 1}, {U, 1}}});
+  s.flushes = false;
+  s.micro_batches_per_step = 1;
+  EXPECT_EQ(fault(s),
+            "tick 5, rank 0: U0 after the gradient of micro-batch 1, which it "
+            "does not claim");
+}
+
+TEST(Check, StepsHaveTheirSize) {
+  Schedule flushing = schedules::one_f_one_b(2, 4);
+  flushing.micro_batches_per_step = 2;
+  EXPECT_EQ(fault(flushing),
+            "2 micro-batches per step; a schedule without updates is one step; "
+            "give 4");
+  Schedule s = schedules::pipedream_2bw(2, 2, 3);
+  s.micro_batches_per_step = 4;
+  EXPECT_EQ(fault(s),
+            "4 micro-batches per step; give a divisor of 6, the micro-batches");
+  // Ranks that update at different rates
+  s = mine(2, {{{F}, {B}, {U}, {F, 1}, {B, 1}, {U, 1}},
+               {{F}, {B}, {F, 1}, {B, 1}, {U, 1}}});
+  s.flushes = false;
+  s.micro_batches_per_step = 1;
+  EXPECT_EQ(fault(s),
+            "tick 7, rank 1: U1 claims 2 micro-batches; each update of this "
+            "stage claims 1 (micro_batches_per_step times the stage's ranks)");
+  // Updates of every micro-batch in steps of two
+  s = schedules::pipedream(1, 4);
+  s.micro_batches_per_step = 2;
+  EXPECT_EQ(fault(s),
+            "tick 2, rank 0: U0 claims 1 micro-batches; each update of this "
+            "stage claims 2 (micro_batches_per_step times the stage's ranks)");
+}
+
+// Vertical sync: stage 0 is ahead of what the stage behind has.
+TEST(Check, FirstStagesVersionExistsEverywhere) {
+  Schedule s = mine(3, {{{F}, {B}, {U}, {F, 1}, {B, 1}, {U, 1}, {F, 2}, {B, 2},
+                         {U, 2}},
+                        {{F}, {B}, {F, 1}, {U}, {B, 1}, {U, 1}, {F, 2}, {B, 2},
+                         {U, 2}}});
+  s.flushes = false;
+  s.micro_batches_per_step = 1;
+  EXPECT_EQ(fault(s), "");
+  s.versions = VersionRule::kFirstStage;
+  EXPECT_EQ(fault(s),
+            "tick 3, rank 1: F1 reads version 1 of the weights, which no "
+            "update has made yet");
+}
+
+// Replicas take the mean of their gradients: none goes on before all have come
+// to the update.
+TEST(Check, ReplicasWaitForEachOther) {
+  Schedule s = schedules::pipedream({1, 2}, 4);
+  s.actions[0] = {{F},    {F, 1}, {B},    {U},    {B, 1}, {U, 1},
+                  {F, 2}, {B, 2}, {U, 2}, {F, 3}, {B, 3}, {U, 3}};
+  s.actions[1] = {{F}, {B}, {U, 1}, {F, 2}, {B, 2}, {U, 3}};
+  s.actions[2] = {{F, 1}, {B, 1}, {U, 1}, {F, 3}, {B, 3}, {U, 3}};
+  EXPECT_EQ(fault(s), "");
+  // Rank 2 wants F3 before the update, rank 0 wants B2 before F3
+  s.actions[2] = {{F, 1}, {B, 1}, {F, 3}, {U, 1}, {B, 3}, {U, 3}};
+  EXPECT_EQ(fault(s),
+            "tick 6, rank 0: deadlock: rank 0 (at B2) waits for B2 of rank 1, "
+            "rank 1 (at U1) waits for F3 of rank 2, rank 2 (at F3) waits for "
+            "F3 of rank 0");
+  // A replica that has no update for the others to meet
+  s.actions[2] = {{F, 1}, {B, 1}, {F, 3}, {B, 3}};
+  EXPECT_NE(fault(s).find("rank 1 (at U1) waits for U1 of rank 2"),
+            std::string::npos)
+      << fault(s);
+}
+
+TEST(Check, ChunksAreNumberedFromZero) {
+  Schedule s = schedules::gpipe(2, 1);
+  s.routes[0][1].chunk = 1;
+  EXPECT_EQ(fault(s),
+            "rank 1 has a stage at chunk 1 and none at chunk 0; number chunks "
+            "from 0");
+}
+
 // More forwards under way than two versions of the weights allow for.
 TEST(Check, DoubleBuffersReadVersionsThatExist) {
   Schedule s = mine(6, {{{F, 0}, {F, 1}, {F, 2}, {F, 3}, {F, 4}, {B, 0}}});

@@ -15,8 +15,9 @@
 namespace shardbook::pipeline {
 namespace {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using shardbook::testing::TempFolder;
 
 std::string error_of(const std::string& text) {
   try {
@@ -43,10 +44,12 @@ TEST(ScheduleJson, ReadsWhatTheHeaderSays) {
 
 TEST(ScheduleJson, AnUpdateAloneTakesAllSoFar) {
   const Schedule s = schedule_from_json(
-      R"({"micro_batches": 3, "ranks": ["F0 F1 B0 B1 U F2 B2 U"]})", "");
+      R"({"micro_batches": 4, "micro_batches_per_step": 2,
+          "ranks": ["F0 F1 B0 B1 U F2 F3 B2 B3 U"]})",
+      "");
   EXPECT_FALSE(s.flushes);
   EXPECT_EQ(to_string(s.actions[0][4]), "U1");
-  EXPECT_EQ(to_string(s.actions[0][7]), "U2");
+  EXPECT_EQ(to_string(s.actions[0][9]), "U3");
 }
 
 TEST(ScheduleJson, WrittenAndReadIsTheSame) {
@@ -102,6 +105,10 @@ TEST(ScheduleJson, NamesFileKeyValueAndWhatIsAllowed) {
        "versions is \"old\"; give newest, first-stage or delay-one"},
       {R"({"micro_batches": 65536, "ranks": ["F0"], "routes": [["0.99"]]})",
        "6553600 chunks times micro-batches; give at most 1048576"},
+      {R"({"micro_batches": 4, "micro_batches_per_step": 2,
+           "ranks": ["F0 F1 F2 F3 B0 B1 B2 B3"]})",
+       "2 micro-batches per step; a schedule without updates is one step; give "
+       "4"},
       {R"({"name": "x", "micro_batches": 1, "ranks": ["B0 F0"]})",
        "schedule 'x': tick 0, rank 0: B0 before its forward F0"},
   };
@@ -112,7 +119,7 @@ TEST(ScheduleJson, NamesFileKeyValueAndWhatIsAllowed) {
 
 TEST(ScheduleJson, FilesStandWhereNamesDo) {
   const TempFolder folder;
-  const std::string file = folder / "zb.json";
+  const std::string file = folder / "mine.json";
   std::ofstream(file) << to_json(schedules::zb_h1(2, 4));
   schedules::ScheduleOptions options;
   options.num_ranks = 2;

@@ -160,8 +160,24 @@ TEST(Replays, GoldenNumbers) {
   EXPECT_DOUBLE_EQ(bubble_over_work(ri), 0.1875);
   EXPECT_THAT(max_live_activations(i, ri, Until::kInput),
               ElementsAre(11, 9, 7, 5));
-  // Megatron-LM's factor for the first rank: 1 + (p-1)/(p v), in whole models
-  EXPECT_DOUBLE_EQ(11 / 2.0 / 4, 1 + 3.0 / 8);
+}
+
+// Korthikanti et al. 2022, section 4.2.3: the first rank keeps 1 + (p-1)/(p v)
+// times the activations of plain 1F1B, in sets of a whole stage.
+TEST(Replays, InterleavingCostsMemory) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    for (const int v : {2, 3, 4}) {
+      const int m = 3 * p;
+      const Schedule plain = schedules::one_f_one_b(p, m);
+      const Schedule chunks = schedules::interleaved(p, m, v);
+      const auto live = [&](const Schedule& s) {
+        return max_live_activations(s, replay(s, kUnit), Until::kInput)[0];
+      };
+      EXPECT_DOUBLE_EQ(1.0 * live(chunks) / v / live(plain),
+                       1 + (p - 1.0) / (p * v))
+          << p << " ranks, " << v << " chunks";
+    }
+  }
 }
 
 TEST(Replays, StagesMayDiffer) {
@@ -275,6 +291,55 @@ TEST(PipeDream, ReplicasTakeTurnsAndUpdateTogether) {
   for (const std::vector<int>& each : std::vector<std::vector<int>>{
            {1}, {4}, {2, 1}, {1, 2}, {1, 4}, {2, 2, 2}, {1, 3, 2}, {4, 3, 2}}) {
     check(schedules::pipedream(each, 24));
+  }
+}
+
+// NOAM, and the lists keep to it. Narayanan et al. 2019, section 3.2.
+TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
+  const std::pair<std::vector<int>, int> cases[] = {
+      {{1}, 1},       {{4}, 1},       {{1, 1}, 2},    {{1, 1, 1, 1}, 4},
+      {{2, 1}, 2},    {{1, 2}, 3},    {{2, 2}, 2},    {{3, 1}, 2},
+      {{1, 3, 2}, 6}, {{4, 3, 2}, 3}, {{2, 1, 1}, 2}, {{3, 2, 1}, 2}};
+  for (const auto& [replicas, in_flight] : cases) {
+    EXPECT_EQ(schedules::pipedream_in_flight(replicas), in_flight);
+    const Schedule s = schedules::pipedream(replicas, 24);
+    const auto live = max_live_activations(s, replay(s, kUnit), Until::kInput);
+    for (int rank = 0; rank < replicas[0]; ++rank) {
+      EXPECT_EQ(live[static_cast<std::size_t>(rank)], in_flight);
+    }
+  }
+}
+
+// Versions count updates, of R mini-batches each where a stage has R replicas.
+TEST(PipeDream, VerticalSyncWithReplicasReadsWhatTheFirstStageHasSeen) {
+  for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
+           {2, 1}, {1, 2}, {3, 1}, {2, 2}, {1, 3, 2}, {4, 3, 2}}) {
+    const Schedule s = schedules::pipedream(replicas, 48, true);
+    check(s);
+    int ranks = 0;
+    for (const int each : replicas) ranks += each;
+    for (const VersionRecord& each : versions(s)) {
+      const int r = replicas[static_cast<std::size_t>(each.stage)];
+      // ceil((ranks - R0) / R0) rounds behind
+      const int ahead = (ranks - 1) / replicas[0];
+      const int seen =
+          replicas[0] * std::max(0, each.micro_batch / replicas[0] - ahead);
+      EXPECT_EQ(each.read, seen / r)
+          << "stage " << each.stage << ", mini-batch " << each.micro_batch;
+    }
+    // Longer runs keep no more
+    EXPECT_EQ(max_versions(s),
+              max_versions(schedules::pipedream(replicas, 96, true)));
+  }
+}
+
+// Replicas meet before they update: the others' gradients are in its time.
+TEST(PipeDream, UpdatesOfReplicasBeginTogether) {
+  const Schedule s = schedules::pipedream({2, 1}, 4);
+  const Replay r = replay(s, Costs{.forward = 1, .backward = 1, .update = 3});
+  for (std::size_t i = 0; i < s.actions[0].size(); ++i) {
+    if (s.actions[0][i].kind != ActionKind::kUpdate) continue;
+    EXPECT_EQ(r.spans[0][i].begin, r.spans[1][i].begin);
   }
 }
 

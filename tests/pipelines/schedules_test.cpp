@@ -82,6 +82,30 @@ TEST(Schedules, GroupsOfRanksAreTheClassicOrder) {
             "F4 B0 F5 B1 F6 B2 F4.1 B3 F5.1 B4.1 F6.1 B5.1 B6.1 B4 B5 B6");
 }
 
+// With as many micro-batches as ranks: 1F1B, too. Older versions of Megatron-LM
+// ran all forwards first.
+TEST(Schedules, InterleavedWithAsManyMicroBatchesAsRanks) {
+  const Schedule s = schedules::interleaved(4, 4, 2);
+  EXPECT_EQ(list(s, 3),
+            "F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 B0 B1 B2 B3");
+  EXPECT_EQ(list(s, 2),
+            "F0 F1 F2 F3 F0.1 F1.1 F2.1 B0.1 F3.1 B1.1 B2.1 B3.1 B0 B1 B2 B3");
+}
+
+// DeepSpeed's num_pipe_buffers(): two where one set is kept.
+TEST(Schedules, BuffersUnderTheClock) {
+  const std::pair<int, std::vector<int>> cases[] = {{1, {2, 2, 2, 2}},
+                                                    {2, {2, 2, 2, 2}},
+                                                    {3, {3, 3, 2, 2}},
+                                                    {8, {4, 3, 2, 2}}};
+  for (const auto& [m, buffers] : cases) {
+    for (int stage = 0; stage < 4; ++stage) {
+      EXPECT_EQ(schedules::one_f_one_b_buffers(stage, 4, m),
+                buffers[static_cast<std::size_t>(stage)]);
+    }
+  }
+}
+
 class ClockedSchedule : public testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(ClockedSchedule, HasTheListsOfTheOneWithoutAClock) {
@@ -141,6 +165,13 @@ TEST(Schedules, HaveNames) {
   }
   options.replicas = {2, 2};
   EXPECT_EQ(schedules::make_schedule("pipedream", options).num_stages, 2);
+  EXPECT_THAT(
+      error_of([&] {
+        schedules::ScheduleOptions none = options;
+        none.memory_limit = 0.5;
+        schedules::make_schedule("zb-auto", none);
+      }),
+      HasSubstr("a memory limit of 0.5 sets of activations; give at least 1"));
   EXPECT_THAT(error_of([&] { schedules::make_schedule("1f2b", options); }),
               HasSubstr("--schedule 1f2b: give one of 1f1b, "));
 }

@@ -39,8 +39,13 @@ TEST_P(ZeroBubbleRanks, HasTheBitsOfOneFOneB) {
     const auto cuts = cut_uniform(layers->size(), p);
     const Outcome one = together(
         on_ranks(schedules::one_f_one_b(p, m), layers, cuts, options, pieces));
+    schedules::ScheduleOptions search;
+    search.num_ranks = p;
+    search.micro_batches = m;
+    search.memory_limit = p;
     for (const Schedule& schedule :
-         {schedules::zb_h1(p, m), schedules::zb_h2(p, m)}) {
+         {schedules::zb_h1(p, m), schedules::zb_h2(p, m),
+          schedules::make_schedule("zb-auto", search)}) {
       SCOPED_TRACE(schedule.name);
       const auto ranks = on_ranks(schedule, layers, cuts, options, pieces);
       const Outcome all = together(ranks);

@@ -1,0 +1,29 @@
+#pragma once
+
+// Which version of its weights a stage reads, where updates come in between.
+// Version n has had n updates.
+
+#include <vector>
+
+#include "chapters/06_1f1b/schedule.h"
+
+namespace shardbook::pipeline {
+
+/// Version that the forward of every micro-batch of the lists reads at every
+/// stage. Keeps a reference to the schedule, whose routes must be sound; its
+/// actions need not be.
+class ReadVersions {
+ public:
+  explicit ReadVersions(const Schedule& schedule);
+  /// 0 where the schedule flushes.
+  int of(int stage, int micro_batch) const;
+  /// Micro-batches whose gradients are in one update of a stage.
+  int micro_batches_per_update(int stage) const;
+
+ private:
+  const Schedule& schedule_;
+  std::vector<int> replicas_;             ///< by stage
+  std::vector<std::vector<int>> newest_;  ///< by stage and micro-batch
+};
+
+}  // namespace shardbook::pipeline
