@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/internal/op_scope.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook {
 
@@ -151,8 +152,9 @@ void blend(const Tensor& running, const Tensor& now, double keep,
   } else {
     std::vector<double> values = running.to_vector<double>();
     blend(values.data(), now.data<double>(), now.numel(), keep, share);
-    running.copy_from(
-        Tensor::from_values(values, running.shape(), running.device()));
+    // The kernel alone: this is one operation, whatever the type
+    kernels::cast(RankContext::current().kernels(), DType::kF64, values.data(),
+                  running.dtype(), running.raw(), running.numel());
   }
 }
 

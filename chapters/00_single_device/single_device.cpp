@@ -73,7 +73,9 @@ StepResult SingleDevice::step(std::int64_t step) {
   const Tensors& parameters = optimizer_->parameters();
   result.grad_norm = grad_norm(parameters) / loss_scale;
   const bool overflow = !std::isfinite(result.grad_norm);
+  last_step_updated_ = !overflow;
   if (!overflow) {
+    has_updated_ = true;
     double factor = 1 / loss_scale;
     if (options_.clip > 0) {
       factor *= std::min(1.0, options_.clip / (result.grad_norm + 1e-6));
@@ -86,14 +88,17 @@ StepResult SingleDevice::step(std::int64_t step) {
 }
 
 MemoryBill SingleDevice::bill() const {
-  const std::int64_t n = how_.num_micro_batches;
-  MemoryBill bill =
-      single_device_bill(options_, loaded_.config, (options_.batch + n - 1) / n,
-                         how_.recompute, /*accumulates=*/n > 1);
+  MemoryBill bill = single_device_bill(
+      options_, loaded_.config,
+      strided_micro_batches(options_.batch, how_.num_micro_batches),
+      how_.recompute);
+  // The optimizer takes its state with the first update: f16 may have had none
+  if (options_.dtype == DType::kF16 && !has_updated_) {
+    bill[MemoryKind::kOptimizerState] = 0;
+  }
   if (how_.master_weights) {
-    const double parameters = bill[MemoryKind::kParameter] /
-                              static_cast<double>(dtype_bytes(options_.dtype));
-    bill[MemoryKind::kOptimizerState] += 4 * parameters;
+    bill[MemoryKind::kOptimizerState] +=
+        4 * static_cast<double>(loaded_.model->num_parameters());
   }
   return bill;
 }

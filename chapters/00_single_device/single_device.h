@@ -60,6 +60,8 @@ class SingleDevice {
   Optimizer& optimizer() { return *optimizer_; }
   const Dataset& data() const { return data_; }
   const DynamicLossScaler& scaler() const { return scaler_; }
+  /// False where the last step's gradients overflowed: it took less time.
+  bool last_step_updated() const { return last_step_updated_; }
   /// Predicted peaks, by kind.
   MemoryBill bill() const;
 
@@ -70,6 +72,8 @@ class SingleDevice {
   Dataset data_;
   std::unique_ptr<Optimizer> optimizer_;
   DynamicLossScaler scaler_;
+  bool has_updated_ = false;
+  bool last_step_updated_ = true;
 };
 
 }  // namespace shardbook::single_device

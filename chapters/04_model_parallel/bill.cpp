@@ -15,10 +15,19 @@ double bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
-double largest_of(const Tensors& tensors) {
+/// The most that one operation of backward hands to a module's parameters: a
+/// linear layer's weight and bias together, a batch norm's two.
+double largest_gradients_of(Stage& part) {
   double bytes = 0;
-  for (const Tensor& tensor : tensors) {
-    bytes = std::max(bytes, static_cast<double>(tensor.bytes()));
+  for (const NamedModule& each : part.named_modules()) {
+    if (auto* linear = dynamic_cast<Linear*>(each.module)) {
+      bytes = std::max(bytes, bytes_of(linear->parameters()));
+    } else if (auto* norm = dynamic_cast<BatchNorm*>(each.module)) {
+      bytes = std::max(bytes, bytes_of(norm->parameters()));
+    }
+  }
+  for (const Tensor& weight : part.parameters()) {
+    bytes = std::max(bytes, static_cast<double>(weight.bytes()));
   }
   return bytes;
 }
@@ -93,9 +102,10 @@ std::vector<MemoryBill> memory_bills(const Options& options,
     bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
     bill[MemoryKind::kCommunication] = bill[MemoryKind::kInput] = 0;
     if (options.steps == 0) continue;
-    // Of several splits, the next gradient of a weight stands beside the sum.
+    // Of several splits, the next gradients of a layer exist beside the sums.
     bill[MemoryKind::kGradient] =
-        bytes_of(weights) + (in_splits ? largest_of(weights) : 0);
+        bytes_of(weights) +
+        (in_splits ? largest_gradients_of(trainer.part(i)) : 0);
     bill[MemoryKind::kOptimizerState] =
         states * elements_of(weights) *
         (options.dtype == DType::kF64 ? 8.0 : 4.0);

@@ -7,6 +7,8 @@
 //
 // Read before: 01_data_parallel. Read next: 05_gpipe.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <optional>
@@ -14,6 +16,7 @@
 #include "chapters/01_data_parallel/device_trace.h"
 #include "chapters/04_model_parallel/bill.h"
 #include "chapters/04_model_parallel/sweep.h"
+#include "chapters/04_model_parallel/toy.h"
 #include "chapters/04_model_parallel/trainer.h"
 #include "chapters/common/report.h"
 #include "chapters/common/worlds.h"
@@ -43,6 +46,9 @@ int main(int argc, char** argv) {
     line.add("--loss", &loss,
              "mse (against one-hot labels; of images, where not told "
              "otherwise) or cross_entropy");
+    bool toy = false;
+    line.add("--toy", &toy,
+             "train the two-layer model of PyTorch's tutorial, and end");
     std::string sweep_sizes;
     std::int64_t repeats = 5;
     line.add("--sweep", &sweep_sizes,
@@ -69,6 +75,14 @@ int main(int argc, char** argv) {
     }
     SB_CHECK(options.world_size == 2, "--world-size ", options.world_size,
              ": the model is cut once; give 2");
+    if (toy) {
+      SB_CHECK(options.backend == "threads" && options.steps >= 1,
+               "--toy: shows numbers; give --backend threads and at least one "
+               "of --steps");
+      fmt::print("{}", model_parallel::toy_text(model_parallel::train_toy(
+                           options, settings.split_size)));
+      return 0;
+    }
     const Options on_two = options;
     const int n = options.world_size = settings.num_devices();
 
@@ -76,7 +90,6 @@ int main(int argc, char** argv) {
     const auto cost = cost_model(options);
     const int cores = std::max(1, num_threads() / 2);
     std::vector<NamedTensor> trained;
-    std::vector<double> foreseen;  // activations of each device, on shapes
     Report report = with_prediction(options, [&](const Options& options,
                                                  Report& report) {
       std::vector<Device> devices;
@@ -110,15 +123,14 @@ int main(int argc, char** argv) {
       if (!options.trace.empty()) traces.write(options.trace);
       if (options.backend != "sim") report.losses = log.losses;
       report.wall_step_s = log.step_s;
+      report.rank_threads = cores;
 
       const auto traffic =
           model_parallel::step_traffic(options, settings, trainer);
-      auto bills = model_parallel::memory_bills(options, settings, trainer);
+      const auto bills =
+          model_parallel::memory_bills(options, settings, trainer);
       std::vector<sim::TimeSummary> times;
       for (std::size_t i = 0; i < devices.size(); ++i) {
-        if (!foreseen.empty()) {
-          bills[i][MemoryKind::kActivation] = foreseen[i];
-        }
         report.ranks.push_back(
             rank_report(traffic[i] * static_cast<double>(options.steps),
                         data_parallel::bytes_sent(ledger.records(devices[i])),
@@ -127,27 +139,16 @@ int main(int argc, char** argv) {
         times.push_back(clock->clock().devices()[i]->summary());
         report.timelines.push_back(clock->clock().devices()[i]->timeline());
       }
-      if (options.backend == "sim") {
-        for (const Device& device : devices) {
-          foreseen.push_back(static_cast<double>(
-              device.memory().peak(MemoryKind::kActivation)));
-        }
-      }
       if (clock) report.time = virtual_time(clock->clock(), times);
       save_results(options, trainer.whole_model(), trainer.data());
       trained = trainer.named_parameters();
     });
 
     // 7. Compare parameters with the single-device run, over the same splits.
-    if (options.check && options.backend != "sim") {
-      // With the cores of one device: sums in the same order
-      RankContext one(Device::cpu(0), /*rank=*/0, cores);
-      one.deterministic = options.deterministic;
-      RankContext::Scope alone(one);
-      report.parity = compare_with_one_device(
-          options, report.losses, trained,
-          model_parallel::train_reference(options, settings));
-    }
+    compare_with_reference(
+        options, trained,
+        [&] { return model_parallel::train_reference(options, settings); },
+        report);
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     show_timeline(options, report);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "chapters/common/worlds.h"
 #include "core/check.h"
@@ -66,23 +67,16 @@ void measure(const Options& options, std::int64_t repeats,
   }
   const Batch batch = trainers[0]->batch(0);
   std::vector<std::vector<double>> seconds(times.size());
-  for (std::int64_t round = -1; round < repeats; ++round) {
+  for (std::int64_t round = 0; round <= repeats; ++round) {
     for (std::size_t i = 0; i < trainers.size(); ++i) {
       if (interrupted()) throw Interrupted("interrupted while measuring");
       const double begin = now_s();
       trainers[i]->step(batch);
-      if (round >= 0) seconds[i].push_back(now_s() - begin);
+      seconds[i].push_back(now_s() - begin);
     }
   }
   for (std::size_t i = 0; i < times.size(); ++i) {
-    const std::vector<double>& all = seconds[i];
-    const auto n = static_cast<double>(all.size());
-    double sum = 0, squares = 0;
-    for (const double each : all) sum += each;
-    for (const double each : all) squares += std::pow(each - sum / n, 2);
-    times[i]->mean_s = sum / n;
-    times[i]->sd_s = n > 1 ? std::sqrt(squares / (n - 1)) : 0;
-    times[i]->fastest_s = *std::min_element(all.begin(), all.end());
+    set_wall_times(seconds[i], *times[i]);
   }
 }
 
@@ -100,6 +94,20 @@ nlohmann::ordered_json time_json(const StepTime& time) {
 }
 
 }  // namespace
+
+void set_wall_times(const std::vector<double>& seconds, StepTime& time) {
+  SB_CHECK(seconds.size() >= 2, "wall times: ", seconds.size(),
+           " steps; give one to warm up and at least one to be measured");
+  const auto begin = seconds.begin() + 1;
+  const auto n = static_cast<double>(seconds.end() - begin);
+  time.mean_s = std::accumulate(begin, seconds.end(), 0.0) / n;
+  double squares = 0;
+  for (auto each = begin; each != seconds.end(); ++each) {
+    squares += std::pow(*each - time.mean_s, 2);
+  }
+  time.sd_s = n > 1 ? std::sqrt(squares / (n - 1)) : 0;
+  time.fastest_s = *std::min_element(begin, seconds.end());
+}
 
 const StepTime& Sweep::best() const {
   return *std::min_element(pipelined.begin(), pipelined.end(),

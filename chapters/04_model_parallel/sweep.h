@@ -27,6 +27,10 @@ struct StepTime {
   double virtual_s = -1;
 };
 
+/// Fills in the wall times, from the seconds of a variant's steps. The first
+/// step warms up and does not count. The deviation is that of a sample: n - 1.
+void set_wall_times(const std::vector<double>& seconds, StepTime& time);
+
 struct Sweep {
   std::int64_t repeats = 0;
   std::string cluster;

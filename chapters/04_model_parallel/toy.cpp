@@ -1,6 +1,15 @@
 #include "chapters/04_model_parallel/toy.h"
 
-#include <string>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "chapters/04_model_parallel/model_parallel.h"
+#include "core/autograd.h"
+#include "core/context.h"
+#include "core/ops.h"
 
 namespace shardbook::model_parallel {
 namespace {
@@ -42,6 +51,105 @@ class ToyLayers : public LayerList {
 
 std::unique_ptr<LayerList> toy_layers() {
   return std::make_unique<ToyLayers>();
+}
+
+namespace {
+
+constexpr std::int64_t kRows = 20;
+
+Tensor random_rows(const Options& options, std::int64_t width,
+                   std::uint64_t stream) {
+  const Tensor rows = Tensor::empty({kRows, width}, {options.dtype, Device()});
+  fill_normal(rows, options.seed, stream, 0, 1);
+  return rows;
+}
+
+/// `forward` is a model with these parameters.
+ToyRun train_one(const std::string& name, const Options& options,
+                 const std::function<Tensor(const Tensor&)>& forward,
+                 const std::vector<NamedTensor>& parameters) {
+  const Tensor x = random_rows(options, 10, 1), y = random_rows(options, 5, 2);
+  Tensors weights;
+  for (const NamedTensor& each : parameters) weights.push_back(each.tensor);
+  const auto optimizer =
+      make_optimizer(options.optimizer, weights, options.optimizer_options);
+  ToyRun run;
+  run.name = name;
+  for (std::int64_t step = 0; step < options.steps; ++step) {
+    const Tensor output = forward(x);
+    // The labels must be where the output is
+    const Tensor loss = mse_loss(output, to_device(y, output.device()));
+    loss.backward();
+    optimizer->step();
+    for (const Tensor& weight : weights) weight.clear_grad();
+    run.losses.push_back(loss.item());
+  }
+  const NoGrad no_grad;
+  run.values = parameters;
+  run.values.push_back({"output", forward(x)});
+  return run;
+}
+
+double largest_difference(const ToyRun& a, const ToyRun& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.values.size(); ++i) {
+    const auto x = a.values[i].tensor.to_vector<double>();
+    const auto y = b.values[i].tensor.to_vector<double>();
+    for (std::size_t j = 0; j < x.size(); ++j) {
+      largest = std::max(largest, std::abs(x[j] - y[j]));
+    }
+  }
+  return largest;
+}
+
+}  // namespace
+
+std::vector<ToyRun> train_toy(const Options& options, std::int64_t split_size) {
+  const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
+  RankContext context(devices[0], /*rank=*/0, /*num_threads=*/1);
+  context.deterministic = true;
+  const RankContext::Scope scope(context);
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  const auto layers = toy_layers();
+  Stage one(*layers, 0, 2, init);
+  ModelParallel naive(*layers, 1, devices, init);
+  PipelineParallel pipelined(*layers, 1, devices, init, split_size);
+  std::vector<ToyRun> runs = {
+      train_one(
+          "one device", options, [&](const Tensor& x) { return one(x); },
+          one.named_parameters()),
+      train_one(
+          "naive", options, [&](const Tensor& x) { return naive(x); },
+          naive.named_parameters()),
+      train_one(
+          "splits of " + std::to_string(split_size), options,
+          [&](const Tensor& x) { return pipelined(x); },
+          pipelined.named_parameters())};
+  for (ToyRun& run : runs) {
+    run.largest_difference = largest_difference(run, runs[0]);
+  }
+  return runs;
+}
+
+std::string toy_text(const std::vector<ToyRun>& runs) {
+  std::string text =
+      "toy: net1 is Linear(10, 10) and ReLU, net2 is Linear(10, 5)\n";
+  for (const NamedTensor& each : runs.back().values) {
+    text += fmt::format("  {:<14}{:<12}{}\n", each.name,
+                        shape_text(each.tensor.shape()),
+                        each.tensor.device().name());
+  }
+  for (const ToyRun& run : runs) {
+    text += fmt::format("  {:<14}loss {:.4f} -> {:.4f}", run.name,
+                        run.losses.front(), run.losses.back());
+    text += &run == &runs[0]
+                ? "\n"
+                : fmt::format("  largest difference from one device {:.3g}\n",
+                              run.largest_difference);
+  }
+  return text;
 }
 
 }  // namespace shardbook::model_parallel

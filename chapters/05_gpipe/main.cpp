@@ -89,14 +89,10 @@ int main(int argc, char** argv) {
     if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.
-    if (options.check && options.backend != "sim") {
-      RankContext one(Device::cpu(0), /*rank=*/0, report.rank_threads);
-      one.deterministic = options.deterministic;
-      RankContext::Scope alone(one);
-      report.parity = compare_with_one_device(
-          options, report.losses, trained,
-          gpipe::train_one_device_in_reverse(options, how));
-    }
+    compare_with_reference(
+        options, trained,
+        [&] { return gpipe::train_one_device_in_reverse(options, how); },
+        report);
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     show_timeline(options, report);

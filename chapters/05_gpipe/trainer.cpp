@@ -1,6 +1,7 @@
 #include "chapters/05_gpipe/trainer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "chapters/05_gpipe/long_skips.h"
@@ -45,6 +46,9 @@ std::vector<int> cuts_of(const Options& options, const LayerList& layers,
   SB_CHECK(static_cast<int>(counts.size()) == num_stages, "--balance ", balance,
            ": ", counts.size(), " stages for --world-size ", num_stages,
            "; each rank holds one");
+  const int sum = std::accumulate(counts.begin(), counts.end(), 0);
+  SB_CHECK(sum == layers.size(), "--balance ", balance, ": adds up to ", sum,
+           " layers; ", options.model, " has ", layers.size());
   return cut_by_balance(layers.size(), counts);
 }
 
@@ -148,6 +152,7 @@ StagePeaks Trainer::predicted_peaks() const {
     StageMemoryOptions how;
     how.dtype = options_.dtype;
     how.recompute = pipeline_->recomputes(b);
+    how.early_recompute = how_.early_recompute;
     if (is_last()) {
       how.loss = [&](const Tensors& outputs) {
         const MemoryScope kind(MemoryKind::kInput);

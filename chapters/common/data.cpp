@@ -17,6 +17,7 @@ namespace shardbook {
 namespace {
 
 constexpr std::int64_t kRandomTokens = 1 << 20;
+constexpr std::int64_t kWalkTokens = 32;
 
 bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() &&
@@ -67,6 +68,19 @@ std::vector<std::int32_t> random_tokens(std::int64_t vocab,
   return tokens;
 }
 
+// Up by one, two or three at random, modulo the number of tokens in use.
+std::vector<std::int32_t> walk_tokens(std::int64_t vocab, std::uint64_t seed) {
+  const auto size = static_cast<std::uint64_t>(std::min(vocab, kWalkTokens));
+  std::vector<std::int32_t> tokens(kRandomTokens);
+  std::uint64_t token = 0;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::uint64_t bits = kernels::random_bits({seed, 2}, i);
+    token = (token + 1 + (bits * 3 >> 32)) % size;
+    tokens[i] = static_cast<std::int32_t>(token);
+  }
+  return tokens;
+}
+
 }  // namespace
 
 std::string utf8_problem(const std::string& text) {
@@ -100,7 +114,8 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
   SB_CHECK(seq >= 1, "--seq ", seq, ": a sample has at least one token");
   Dataset data;
   data.seq_ = seq;
-  if (source == "random" && RankContext::current().device.is_meta()) {
+  const bool is_drawn = source == "random" || source == "walk";
+  if (is_drawn && RankContext::current().device.is_meta()) {
     // On shapes nobody looks at the values: as many as are asked for.
     data.num_tokens_ = std::max<std::int64_t>(kRandomTokens, seq + 1);
     return data;
@@ -110,6 +125,8 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
     tokens = tokens_of_bytes(book_text());
   } else if (source == "random") {
     tokens = random_tokens(vocab, seed);
+  } else if (source == "walk") {
+    tokens = walk_tokens(vocab, seed);
   } else {
     const std::string bytes = read_file(source);
     SB_CHECK(!bytes.empty(), "--data ", source, ": the file is empty");

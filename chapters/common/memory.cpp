@@ -12,6 +12,7 @@ struct Sizes {
   double tokens, h, heads, vocab, layers;
   double element;  // bytes of an element
   double stat;     // bytes of a statistic
+  bool has_dropout;
 };
 
 // What the forward of one block keeps for its backward, in elements per token:
@@ -31,9 +32,10 @@ double block_bytes(const Sizes& s) {
 
 // Gradients inside the last block at its widest point, the GELU: dy, then d of
 // GELU's output and input, while c_proj's input has been dropped (or not yet,
-// and GELU's input gradient is not there yet): h + 4h + 4h - 4h.
+// and GELU's input gradient is not there yet): h + 4h + 4h - 4h. Dropout behind
+// c_proj has a gradient of its own beside dy.
 double block_gradients(const Sizes& s) {
-  return s.tokens * 5 * s.h * s.element;
+  return s.tokens * (s.has_dropout ? 6 : 5) * s.h * s.element;
 }
 
 double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
@@ -121,8 +123,8 @@ double optimizer_states(const Options& options) {
   return options.optimizer_options.momentum > 0 ? 1 : 0;
 }
 
-/// Activations of a ResNet are counted, not predicted: what is largest at one
-/// time depends on every block's shape.
+/// Activations of a ResNet are left open, since their widest point depends on
+/// the shape of every block: a run on shapes predicts them (worlds.h).
 MemoryBill resnet_bill(const Options& options, const ModelConfig& config,
                        std::int64_t rows) {
   const ResNetSize size = resnet_size(config);
@@ -143,18 +145,20 @@ MemoryBill resnet_bill(const Options& options, const ModelConfig& config,
 
 }  // namespace
 
-MemoryBill single_device_bill(const Options& options,
-                              const ModelConfig& config, std::int64_t rows,
-                              bool recompute, bool accumulates) {
+MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
+                              const std::vector<MicroBatch>& pieces,
+                              bool recompute) {
+  std::int64_t rows = 0;
+  for (const MicroBatch& piece : pieces) rows = std::max(rows, piece.rows);
   if (config.is_image()) return resnet_bill(options, config, rows);
   Sizes s;
-  s.tokens = static_cast<double>(rows * options.seq);
   s.h = static_cast<double>(config.n_embd);
   s.heads = static_cast<double>(config.n_head);
   s.vocab = static_cast<double>(config.vocab_size);
   s.layers = static_cast<double>(config.n_layer);
   s.element = static_cast<double>(dtype_bytes(options.dtype));
   s.stat = options.dtype == DType::kF64 ? 8 : 4;
+  s.has_dropout = options.dropout > 0;
   const bool is_gpt = config.type == "gpt2";
 
   const double parameters = parameters_of(config);
@@ -167,11 +171,25 @@ MemoryBill single_device_bill(const Options& options,
       (parameters + (is_gpt ? s.vocab * s.h : 0)) * s.element;
   bill[MemoryKind::kOptimizerState] =
       optimizer_states(options) * parameters * s.stat;
-  bill[MemoryKind::kActivation] =
-      is_gpt ? gpt_activations(s, recompute, accumulates)
-             : mlp_activations(s, accumulates);
-  bill[MemoryKind::kInput] = s.tokens * 2 * 8;
+  // The first piece may be the largest, a later one needs more for each row
+  double& activations = bill[MemoryKind::kActivation];
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    s.tokens = static_cast<double>(pieces[i].rows * options.seq);
+    activations =
+        std::max(activations, is_gpt ? gpt_activations(s, recompute, i > 0)
+                                     : mlp_activations(s, i > 0));
+  }
+  bill[MemoryKind::kInput] = static_cast<double>(rows * options.seq) * 2 * 8;
   return bill;
+}
+
+MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
+                              std::int64_t rows, bool recompute,
+                              bool accumulates) {
+  const MicroBatch piece = {BatchSlice{}, rows};
+  return single_device_bill(options, config,
+                            std::vector<MicroBatch>(accumulates ? 2 : 1, piece),
+                            recompute);
 }
 
 }  // namespace shardbook

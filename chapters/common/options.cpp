@@ -255,9 +255,10 @@ void add_shared_options(CommandLine& line, Options& o,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
            "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-175b, resnet18, resnet50, or a "
            "config FILE.json of GPT-2 or ResNet");
-  line.add("--data", &o.data,
-           "book, random, FILE (bytes) or FILE.u16 (GPT-2 token ids); images "
-           "are random");
+  line.add(
+      "--data", &o.data,
+      "book, random, walk (a random walk), FILE (bytes) or FILE.u16 (GPT-2 "
+      "token ids); images are random");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
   line.add("--steps", &o.steps, "optimizer steps");

@@ -99,9 +99,13 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine);
 
 /// Peak bytes of parameters, gradients, optimizer state, activations and input
-/// of one device that trains `config` on `rows` samples at a time; with
-/// `accumulates`, several such pieces make one step. Workspace is not
-/// predicted. See memory.cpp for the derivation.
+/// of one device that trains `config` on these pieces of a batch, one after
+/// another. Workspace is not predicted, nor are a ResNet's activations. See
+/// memory.cpp for the derivation.
+MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
+                              const std::vector<MicroBatch>& pieces,
+                              bool recompute = false);
+/// One piece of `rows` samples; with `accumulates`, several of them.
 MemoryBill single_device_bill(const Options& options,
                               const ModelConfig& config, std::int64_t rows,
                               bool recompute = false, bool accumulates = false);

@@ -69,11 +69,20 @@ class Measured {
   }
 
   void backward() {
-    if (options_.recompute) {
-      run_ = run_forward_again(function_, received_, in_, random_);
-      received_.clear();
-      run_.outputs.clear();
-    }
+    if (options_.recompute && options_.early_recompute) recompute();
+    Tensors grads = receive_gradients();
+    if (options_.recompute && !options_.early_recompute) recompute();
+    run_backward(std::exchange(run_, {}), std::move(grads));
+  }
+
+ private:
+  void recompute() {
+    run_ = run_forward_again(function_, received_, in_, random_);
+    received_.clear();
+    run_.outputs.clear();
+  }
+
+  Tensors receive_gradients() {
     Tensors grads;
     if (options_.loss) {
       grads = {Tensor::full({}, 1, {loss_dtype_, Device()})};
@@ -84,10 +93,9 @@ class Measured {
                             : Tensor());
       }
     }
-    run_backward(std::exchange(run_, {}), std::move(grads));
+    return grads;
   }
 
- private:
   static InitOptions init(const StageMemoryOptions& options) {
     InitOptions init;
     init.dtype = options.dtype;

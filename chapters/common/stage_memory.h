@@ -4,8 +4,9 @@
 //
 //   F        the inputs arrive, the stage computes, the outputs are sent
 //   F .. B   kept: the graph, or (with recomputation) the inputs alone
-//   B        the outputs' gradients arrive; the graph again, where it was not
-//            kept; backward, from the widest point of which the peak comes
+//   B        the outputs' gradients arrive, and before or after them the graph
+//            again, where it was not kept; backward, whose widest point is the
+//            peak
 //
 // One micro-batch is run on shapes, and its bytes are read off. A schedule then
 // says which micro-batches are kept at the same time:
@@ -38,8 +39,10 @@ struct MicroBatchMemory {
 
 struct StageMemoryOptions {
   DType dtype = DType::kF32;
-  /// The graph is dropped after the forward, and made again.
+  /// The graph is dropped after the forward, and made again ...
   bool recompute = false;
+  /// ... before the outputs' gradients arrive, or when they are there.
+  bool early_recompute = true;
   /// Of the last stage: turns outputs into the scalar that backward begins at.
   std::function<Tensor(const Tensors& outputs)> loss;
 };

@@ -128,8 +128,9 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
 ModelConfig model_config(const Options& options) {
   ModelConfig config = ModelConfig::read(options.model);
   config.dropout = options.dropout;
-  SB_CHECK(!config.is_image() || options.dropout == 0, "--dropout ",
-           options.dropout, ": ", options.model, " has no dropout");
+  SB_CHECK(config.type == "gpt2" || options.dropout == 0, "--dropout ",
+           options.dropout, ": ", options.model,
+           " has no dropout; give 0, or a GPT");
   SB_CHECK(config.is_image() || options.seq <= config.n_positions, "--seq ",
            options.seq, ": ", options.model, " has ", config.n_positions,
            " positions");

@@ -29,6 +29,17 @@ Options on_shapes(const Options& options) {
   return shapes;
 }
 
+// A ResNet's activations have no formula: the run on shapes predicts them.
+void adopt_activations(const Report& shapes, Report& report) {
+  const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
+  const std::size_t n = std::min(shapes.ranks.size(), report.ranks.size());
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    Claim& claim = report.ranks[rank].peak[kind];
+    if (claim.predicted >= 0) continue;
+    claim.predicted = shapes.ranks[rank].peak[kind].counted;
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
@@ -61,7 +72,20 @@ Report with_prediction(
   }
   run(options, report);
   report.time.predicted_step_s = predicted.time.step_s;
+  adopt_activations(predicted, report);
   return report;
+}
+
+void compare_with_reference(const Options& options,
+                            const std::vector<NamedTensor>& trained,
+                            const std::function<ReferenceRun()>& reference,
+                            Report& report) {
+  if (!options.check || options.backend == "sim") return;
+  RankContext one(Device::cpu(0), /*rank=*/0, report.rank_threads);
+  one.deterministic = options.deterministic;
+  const RankContext::Scope alone(one);
+  report.parity =
+      compare_with_one_device(options, report.losses, trained, reference());
 }
 
 Report run_chapter(const Options& options, const ChapterBody& body,

@@ -44,10 +44,20 @@ Report run_chapter(const Options& options, const ChapterBody& body,
 
 /// For chapters that start no ranks: calls `run` with the options, and where
 /// virtual time is kept beside real data, once before with those of the
-/// prediction (backend "sim", few steps, nothing written).
+/// prediction (backend "sim", few steps, nothing written). That run also
+/// predicts the peak of activations where the bill leaves it open.
 Report with_prediction(
     const Options& options,
     const std::function<void(const Options& options, Report& report)>& run);
+
+/// Compares with what one device trains (`reference`), unless --no-check says
+/// otherwise; the world `sim` has no numbers. One device computes with as many
+/// cores as a rank did, so that both add up in the same order: batch norms of
+/// few images amplify the rounding of their sums.
+void compare_with_reference(const Options& options,
+                            const std::vector<NamedTensor>& trained,
+                            const std::function<ReferenceRun()>& reference,
+                            Report& report);
 
 /// Gathers what the ranks counted. Collective; `report` is filled on rank 0.
 void finish_rank(const Options& options, ProcessGroup& world,

@@ -167,6 +167,27 @@ TEST(Dataset, RandomTokensDependOnTheSeed) {
   }
 }
 
+TEST(Dataset, AWalkGoesUpByOneToThree) {
+  const auto draw = [](std::uint64_t seed) {
+    const Batch batch = Dataset::open("walk", 64, 256, seed).batch(2, 4);
+    const auto tokens = ints(batch.inputs), targets = ints(batch.targets);
+    std::vector<std::int64_t> steps;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      EXPECT_LT(tokens[i], 32);
+      steps.push_back((targets[i] - tokens[i] + 32) % 32);
+    }
+    return steps;
+  };
+  EXPECT_NE(draw(1), draw(2));
+  const auto steps = draw(3);
+  for (const std::int64_t step : {1, 2, 3}) {
+    EXPECT_GT(std::count(steps.begin(), steps.end(), step), 64) << step;
+  }
+  EXPECT_EQ(std::count_if(steps.begin(), steps.end(),
+                          [](std::int64_t s) { return s < 1 || s > 3; }),
+            0);
+}
+
 TEST(Dataset, TheBookReadsItself) {
   const Dataset data = Dataset::open("book", 64, 256, 0);
   EXPECT_EQ(data.num_tokens(), static_cast<std::int64_t>(book_text().size()));

@@ -95,6 +95,72 @@ TEST_P(SingleDevicePieces, PeakMemoryEqualsTheBill) {
   }
 }
 
+// The first piece is larger than the later ones, which need more for each row.
+TEST(SingleDevice, PeakMemoryOfUnevenPiecesEqualsTheBill) {
+  for (const std::int64_t batch : {3, 5, 9, 25}) {
+    for (const std::int64_t pieces : {2, 3}) {
+      for (const bool recompute : {false, true}) {
+        Options options = small_options();
+        options.batch = batch;
+        options.seq = 64;
+        options.steps = 2;
+        SingleDeviceOptions how;
+        how.num_micro_batches = pieces;
+        how.recompute = recompute;
+        TrainedRun run = train_with(options, how);
+        EXPECT_EQ(static_cast<double>(run.memory.peak(MemoryKind::kActivation)),
+                  run.bill[MemoryKind::kActivation])
+            << batch << " in " << pieces << (recompute ? " recomputed" : "");
+        EXPECT_EQ(static_cast<double>(run.memory.peak(MemoryKind::kInput)),
+                  run.bill[MemoryKind::kInput]);
+      }
+    }
+  }
+}
+
+// Dropout behind c_proj has a gradient of its own.
+TEST(SingleDevice, PeakMemoryWithDropoutEqualsTheBill) {
+  for (const std::int64_t pieces : {1, 3, 8}) {
+    for (const bool recompute : {false, true}) {
+      for (const std::int64_t seq : {2, 16, 64}) {
+        Options options = small_options();
+        options.dropout = 0.1;
+        options.seq = seq;
+        SingleDeviceOptions how;
+        how.num_micro_batches = pieces;
+        how.recompute = recompute;
+        TrainedRun run = train_with(options, how);
+        EXPECT_EQ(static_cast<double>(run.memory.peak(MemoryKind::kActivation)),
+                  run.bill[MemoryKind::kActivation])
+            << pieces << " of " << seq << (recompute ? " recomputed" : "");
+      }
+    }
+  }
+}
+
+// Running statistics of a ResNet have no masters; a step of f16 that overflows
+// leaves the optimizer without a state.
+TEST(SingleDevice, OptimizerStateInSixteenBitsEqualsTheBill) {
+  Options options = small_options();
+  options.model = R"({"model_type": "resnet", "depths": [1, 1],
+      "embedding_size": 4, "num_labels": 5})";
+  options.image_size = 16;
+  options.seq = 1;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const std::int64_t steps : {1, 8}) {
+      options.dtype = dtype;
+      options.steps = steps;
+      SingleDeviceOptions how;
+      how.master_weights = true;
+      TrainedRun run = train_with(options, how);
+      EXPECT_EQ(
+          static_cast<double>(run.memory.peak(MemoryKind::kOptimizerState)),
+          run.bill[MemoryKind::kOptimizerState])
+          << dtype_name(dtype) << " " << steps;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Pieces, SingleDevicePieces,
                          testing::Values(1, 2, 3, 4, 8));
 
@@ -218,6 +284,8 @@ TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
   const Tensor before = weight.clone();
   const StepResult result = device.step(0);
   EXPECT_FALSE(std::isfinite(result.grad_norm));
+  EXPECT_FALSE(device.last_step_updated());
+  EXPECT_EQ(device.bill()[MemoryKind::kOptimizerState], 0);
   EXPECT_TRUE(bitwise_equal(weight, before));
   EXPECT_FALSE(weight.grad().defined());
 }

@@ -92,6 +92,42 @@ TEST(GpipeBill, WithRecomputationItKeepsItsInput) {
   }
 }
 
+// What was sent goes when the next stage has it, long before its backward.
+TEST(GpipeBill, SentOutputsDoNotWaitForTheirGradients) {
+  const std::int64_t rows = 512, width = 1024;
+  const int m = 8;
+  const SkipNet net(9, width);
+  const std::shared_ptr<const LayerList> layers(&net, [](const LayerList*) {});
+  sim::WorldOptions options;
+  options.launch.backend = "sim";
+  options.cost =
+      std::make_shared<sim::CostModel>(sim::Cluster::read("dgx-a100"));
+  options.fold_class = [](int rank) { return rank; };
+  double peak = 0;
+  sim::run_world(
+      2,
+      [&](ProcessGroup& world) {
+        // The second stage is the faster one: it takes each output at once
+        PipelineModel model(Options{}, layers, one_stage_per_rank({0, 8, 9}),
+                            world);
+        const auto pieces = ceil_micro_batches(rows * m, m);
+        const Tensor x = Tensor::empty({rows, width});
+        Pipeline pipeline(model, world, pieces,
+                          gpipe::trace_pieces(net, pieces, {x}, DType::kF32),
+                          {Checkpoint::kNever, true});
+        pipeline.train(
+            {[&](int) { return Tensors{x}; },
+             [&](const Tensors& out, int) { return mse_loss(out[0], x); }});
+        if (world.rank() != 0) return;
+        peak = static_cast<double>(RankContext::current().device.memory().peak(
+            MemoryKind::kCommunication));
+      },
+      options);
+  const double output = 4.0 * rows * width;
+  EXPECT_GE(peak, output);
+  EXPECT_LE(peak, 2 * output);
+}
+
 TEST(StageMemory, AScheduleIsWalkedThrough) {
   MicroBatchMemory each;
   each.forward_peak = 10;

@@ -3,7 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
+#include <cstdlib>
+#include <filesystem>
 
 #include "chapters/05_gpipe/trainer.h"
 #include "tests/pipelines/gpipe_support.h"
@@ -127,6 +128,30 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
   }
 }
 
+// A graph that is made again when the gradient is there, beside it.
+TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
+  for (const int p : {2, 6, 8}) {
+    Options options = options_of(small_gpt());
+    options.batch = 5;
+    TrainerOptions how;
+    how.micro_batches = 4;
+    how.checkpoint = "always";
+    std::vector<double> late, early;
+    for (const bool is_early : {false, true}) {
+      how.early_recompute = is_early;
+      for (const Trained& rank : train_ranks(p, options, how)) {
+        expect_as_predicted(rank.report, is_early ? "early" : "late");
+        const auto kind = static_cast<int>(MemoryKind::kActivation);
+        (is_early ? early : late).push_back(rank.report.peak[at(kind)].counted);
+      }
+    }
+    // In front of the last stage the gradient waits while the stage computes
+    if (p == 8) {
+      EXPECT_GT(late[3], early[3]);
+    }
+  }
+}
+
 // No parameter stands twice: every bit is that of one device.
 TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
   for (int p = 1; p <= 4; ++p) {
@@ -187,28 +212,38 @@ TEST(GpipeParity, ImagesTrainToo) {
 // Running statistics are updated once per mini-batch, from all its rows, also
 // where a split gives fewer pieces than asked for; recomputation counts once.
 TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
-  std::vector<std::vector<double>> variances;
+  Options options = options_of(small_resnet());
+  options.image_size = 32;
+  options.dtype = DType::kF64;
+  options.batch = 5;
+  options.steps = 1;
+  // One device and the whole batch. The first norm sees images alone, whatever
+  // the pieces: its statistics are the same in all runs
+  RankContext context(Device::cpu(0), 0, 1);
+  const RankContext::Scope scope(context);
+  const auto layers = layers_of(model_config(options));
+  Stage whole(*layers, 0, layers->size(),
+              {.seed = options.seed, .dtype = options.dtype});
+  const Dataset data = Dataset::open(options, model_config(options));
+  whole(data.batch(0, options.batch).inputs);
   for (const char* checkpoint : {"always", "except_last", "never"}) {
-    for (const std::int64_t chunks : {1, 4, 5}) {
-      Options options = options_of(small_resnet());
-      options.image_size = 32;
-      options.dtype = DType::kF64;
-      options.batch = 5;  // 4 chunks give 2 2 1
-      options.steps = 1;
+    for (const std::int64_t chunks : {1, 4, 5}) {  // 4 chunks give 2 2 1
       const auto ranks = on_ranks(2, [&](ProcessGroup& world) {
         Trainer trainer(options, {chunks, checkpoint}, world);
         trainer.step(0);
-        // The first norm sees images alone, whatever the pieces
-        const auto buffers = trainer.model().stage(world.rank()).buffers();
-        return buffers.at(1).to_vector<double>();
+        const Tensors buffers = trainer.model().stage(world.rank()).buffers();
+        return std::vector{buffers.at(0).to_vector<double>(),
+                           buffers.at(1).to_vector<double>()};
       });
-      variances.push_back(ranks[0]);
-    }
-  }
-  for (const auto& each : variances) {
-    ASSERT_EQ(each.size(), variances[0].size());
-    for (std::size_t i = 0; i < each.size(); ++i) {
-      EXPECT_NEAR(each[i], variances[0][i], 1e-12);
+      for (std::size_t which : {0, 1}) {  // mean, variance
+        const auto expected = whole.buffers().at(which).to_vector<double>();
+        EXPECT_NE(expected[0], which == 0 ? 0.0 : 1.0) << "has moved";
+        ASSERT_EQ(ranks[0][which].size(), expected.size());
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_NEAR(ranks[0][which][i], expected[i], 1e-12)
+              << checkpoint << " " << chunks;
+        }
+      }
     }
   }
 }
@@ -259,7 +294,7 @@ TEST(GpipeBalance, StagesAreCutAsAsked) {
             "--balance 2,x: give uniform, parameters, time, or numbers of "
             "layers such as 2,1,3");
   EXPECT_EQ(error_of([&] { cuts("2,3", 2); }),
-            "balance: adds up to 5 layers, the model has 6");
+            "--balance 2,3: adds up to 5 layers; gpt-nano has 6");
 }
 
 TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
@@ -293,6 +328,7 @@ TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
   const auto two = train_ranks(2, options, {3});
   const ReferenceRun one = reference(options, {3});
   EXPECT_EQ(two[0].losses[0], one.losses[0]);
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

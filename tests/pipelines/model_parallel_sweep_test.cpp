@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/pipelines/model_parallel_support.h"
 
 namespace shardbook::model_parallel {
@@ -37,6 +39,36 @@ TEST(ModelParallelSweep, TimesHaveABottomBetweenSmallAndLarge) {
   EXPECT_LT(best.settings.split_size, 60);
   EXPECT_LT(best.virtual_s, 0.75 * sweep.single.virtual_s);
   EXPECT_GT(sweep.pipelined.front().virtual_s, sweep.naive.virtual_s);
+}
+
+// What `./shardbook run` trains: small enough to be quick, and large enough for
+// the devices of the tutorial's time that the lesson shows.
+TEST(ModelParallelSweep, AModelThatTrainsInSecondsShowsTheLesson) {
+  Options options = tiny_options();
+  options.backend = "sim";
+  options.cluster = "k80-pcie";
+  options.model = R"({"model_type": "resnet", "embedding_size": 32,
+      "depths": [2, 2]})";
+  options.batch = 24;
+  options.image_size = 96;
+  const Sweep sweep = run_sweep(options, {}, {1, 2, 4, 8, 12}, 1);
+  EXPECT_GT(sweep.naive.virtual_s, sweep.single.virtual_s);
+  EXPECT_GT(sweep.pipelined.front().virtual_s, sweep.naive.virtual_s);
+  EXPECT_EQ(sweep.best().settings.split_size, 8);
+  EXPECT_LT(sweep.best().virtual_s, 0.9 * sweep.single.virtual_s);
+  EXPECT_GT(sweep.pipelined.back().virtual_s, sweep.best().virtual_s);
+}
+
+TEST(ModelParallelSweep, WallTimesLeaveOutTheWarmUp) {
+  StepTime time;
+  set_wall_times({90, 1, 2, 6}, time);
+  EXPECT_DOUBLE_EQ(time.mean_s, 3);
+  EXPECT_DOUBLE_EQ(time.sd_s, std::sqrt((4 + 1 + 9) / 2.0));
+  EXPECT_DOUBLE_EQ(time.fastest_s, 1);
+  set_wall_times({90, 4}, time);
+  EXPECT_DOUBLE_EQ(time.mean_s, 4);
+  EXPECT_EQ(time.sd_s, 0);
+  EXPECT_THROW(set_wall_times({90}, time), Error);
 }
 
 TEST(ModelParallelSweep, MeasuresEveryVariantOnThreads) {

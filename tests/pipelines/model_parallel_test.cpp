@@ -236,6 +236,30 @@ TEST(ModelParallelToy, PipelinedOutputsAreBitsAndGradientsSums) {
   }
 }
 
+TEST(ModelParallelToy, TrainsToTheSameNumbersOnTwoDevices) {
+  Options options;
+  options.steps = 5;
+  options.optimizer = "sgd";
+  options.optimizer_options.lr = 0.1;
+  const std::vector<ToyRun> runs = train_toy(options, /*split_size=*/6);
+  ASSERT_EQ(runs.size(), 3u);
+  for (const ToyRun& run : runs) {
+    ASSERT_EQ(run.losses.size(), 5u);
+    EXPECT_LT(run.losses.back(), run.losses.front()) << run.name;
+    ASSERT_EQ(run.values.size(), 5u);
+  }
+  EXPECT_EQ(runs[1].largest_difference, 0);
+  EXPECT_EQ(runs[1].losses, runs[0].losses);
+  // Gradients of four splits are added up in another order
+  EXPECT_GT(runs[2].largest_difference, 0);
+  EXPECT_LT(runs[2].largest_difference, 1e-6);
+  const std::string text = toy_text(runs);
+  EXPECT_NE(text.find("net1.weight   [10, 10]    cpu:0"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("output        [20, 5]     cpu:1"), std::string::npos)
+      << text;
+}
+
 TEST(ModelParallelTrainer, ClippingUsesTheNormOfBothHalves) {
   Options options = tiny_options(DType::kF64);
   options.clip = 0.05;
@@ -327,6 +351,38 @@ TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
   EXPECT_EQ(kept[1], kept[2]);
 }
 
+// Splits: the next gradients of a layer exist beside the sums. What a linear
+// layer gets at a time is the gradient of its weight and of its bias.
+TEST(ModelParallelBill, GradientsOfSplitsAreThosePredicted) {
+  Options mlp = tiny_options();
+  mlp.model = "mlp";
+  mlp.seq = 8;
+  // Labels beyond measure, so that the head is the largest layer
+  Options head = tiny_options();
+  head.model = R"({"model_type": "resnet", "depths": [1, 1],
+      "embedding_size": 4, "num_labels": 500})";
+  for (const Options& options : {mlp, head, tiny_options()}) {
+    for (const std::int64_t split : {1, 3, 10}) {
+      const Settings settings = {
+          .variant = "pipeline",
+          .split_size = split,
+          .loss = options.model == "mlp" ? "cross_entropy" : "mse"};
+      const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
+      RankContext context(devices[0], 0, 1);
+      RankContext::Scope scope(context);
+      Trainer trainer(options, settings, devices, 1);
+      trainer.step(trainer.batch(0));
+      auto bills = memory_bills(options, settings, trainer);
+      for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(static_cast<double>(
+                      devices[i].memory().peak(MemoryKind::kGradient)),
+                  bills[i][MemoryKind::kGradient])
+            << options.model << " in splits of " << split << " on " << i;
+      }
+    }
+  }
+}
+
 // --- Time --------------------------------------------------------------------
 
 /// A layer without bias: [n, 8] -> [n, 8].
@@ -407,8 +463,16 @@ TEST(ModelParallelTime, IsTheSameOnThreadsEveryTime) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(pipelined_s(false, 24, 4), on_shapes);
 }
 
-TEST(ModelParallelTime, StepsOfTwoDevicesRepeatExactly) {
-  Options options = tiny_options();
+class ModelParallelStepTime : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(DTypes, ModelParallelStepTime,
+                         ::testing::Values(DType::kF32, DType::kBF16,
+                                           DType::kF16),
+                         [](const auto& info) {
+                           return std::string(dtype_name(info.param));
+                         });
+
+TEST_P(ModelParallelStepTime, OfTwoDevicesRepeatsExactly) {
+  const Options options = tiny_options(GetParam());
   const auto step_s = [&](DeviceType type) {
     const sim::CostModel costs(sim::Cluster::read("kaggle-t4x2"));
     std::vector<Device> devices;
