@@ -134,6 +134,19 @@ double unfused_attention_seconds(const DeviceSpec& device,
              passes * pairs * static_cast<double>(dtype_bytes(event.dtype)));
 }
 
+/// What the device's file says of this operation, of all products or of
+/// everything else; null where it says nothing.
+const MeasuredOperation* measured_operation(const DeviceSpec& device,
+                                            const OpEvent& event) {
+  if (device.operations.empty()) return nullptr;
+  auto found = device.operations.find(std::string(event.name) + " " +
+                                      phase_name(event.phase));
+  if (found == device.operations.end()) {
+    found = device.operations.find(event.product.m > 0 ? "product" : "other");
+  }
+  return found == device.operations.end() ? nullptr : &found->second;
+}
+
 /// One rank's share of the node's host.
 DeviceSpec share_of_host(const Cluster& cluster) {
   DeviceSpec host = cluster.host;
@@ -152,15 +165,10 @@ CostModel::CostModel(Cluster cluster)
 Cost CostModel::operation(const OpEvent& event, bool on_host) const {
   const DeviceSpec& device =
       on_host ? share_of_host(cluster_) : cluster_.device;
-  if (!device.operations.empty()) {
-    const auto found = device.operations.find(
-        std::string(event.name) + " " + phase_name(event.phase));
-    if (found != device.operations.end()) {
-      const MeasuredOperation& measured = found->second;
-      return {measured.fixed_s + event.flops * measured.s_per_flop +
-                  event.bytes * measured.s_per_byte,
-              device.trust, "measured"};
-    }
+  if (const MeasuredOperation* measured = measured_operation(device, event)) {
+    return {measured->fixed_s + event.flops * measured->s_per_flop +
+                event.bytes * measured->s_per_byte,
+            device.trust, "measured"};
   }
   const ProductShape& shape = event.product;
   const double memory = memory_seconds(device, event.bytes);

@@ -80,6 +80,41 @@ Cost all_reduce(const MessageTimer& timer, const Cluster& cluster,
   return best;
 }
 
+/// A network that is flat: each device has a line of its own to a switch that
+/// is never busy, and each algorithm takes what textbooks say, n members and
+/// B bytes: latency * steps + bytes / bandwidth. The collectives are those of
+/// Chan et al. 2007 (Collective communication: theory, practice, and
+/// experience), sections 3 to 5: rings, and trees that halve the members.
+Cost on_flat_network(const LinkSpec& link, CommOp op, double bytes, double n) {
+  double steps = n - 1, share = (n - 1) / n;
+  switch (op) {
+    case CommOp::kAllReduce:
+      steps *= 2;
+      share *= 2;
+      break;
+    case CommOp::kBarrier:
+      steps *= 2;
+      share = 0;
+      break;
+    case CommOp::kBroadcast:
+    case CommOp::kReduce:
+      steps = share = std::ceil(std::log2(n));
+      break;
+    case CommOp::kSend:
+    case CommOp::kRecv:
+      steps = share = 1;
+      break;
+    default:  // a part of the bytes to or from each other member
+      break;
+  }
+  return {steps * link.latency_s + share * bytes / link.speed(), link.trust,
+          "flat"};
+}
+
+bool is_flat(const Cluster& cluster) {
+  return cluster.intra_node.name == "flat";
+}
+
 }  // namespace
 
 int CostModel::rings_among(const std::vector<int>& devices) const {
@@ -93,6 +128,9 @@ Cost CostModel::collective(CommOp op, double bytes,
   if (group.size <= 1) return {};
   if (op == CommOp::kSend || op == CommOp::kRecv) {
     return message(bytes, ranks[0], ranks[1]);
+  }
+  if (is_flat(cluster_)) {
+    return on_flat_network(cluster_.intra_node, op, bytes, group.size);
   }
   if (cluster_.shares_memory) {
     // An all-reduce was measured; the others touch each byte half as often.
@@ -167,6 +205,9 @@ Cost CostModel::collective(CommOp op, double bytes,
 Cost CostModel::message(double bytes, int from, int to) const {
   Group group = make_group(cluster_, {from, to});
   if (from == to) return {};
+  if (is_flat(cluster_)) {
+    return on_flat_network(cluster_.intra_node, CommOp::kSend, bytes, 2);
+  }
   if (cluster_.shares_memory) {
     return {0.5 * bytes / cluster_.intra_node.speed(),
             cluster_.intra_node.trust, "memory"};

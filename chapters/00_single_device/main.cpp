@@ -65,9 +65,8 @@ int main(int argc, char** argv) {
     const bool in_pieces = model_config(options).is_image();
     compare_with_reference(
         options, trained,
-        [&] {
-          return train_one_device(options,
-                                  in_pieces ? how.num_micro_batches : 1);
+        [&](const Options& as) {
+          return train_one_device(as, in_pieces ? how.num_micro_batches : 1);
         },
         report);
 

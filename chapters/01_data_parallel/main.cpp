@@ -84,8 +84,12 @@ int main(int argc, char** argv) {
                                              step);
           });
       if (!options.trace.empty()) traces.write(options.trace);
-      if (options.backend != "sim") report.losses = log.losses;
+      if (options.backend != "sim") {
+        report.losses = log.losses;
+        report.grad_norms = log.grad_norms;
+      }
       report.wall_step_s = log.step_s;
+      report.rank_threads = num_threads();
 
       const auto traffic = data_parallel::step_traffic(options, loaded.config);
       const auto bills =
@@ -106,13 +110,9 @@ int main(int argc, char** argv) {
     });
 
     // 7. Compare parameters with the single-device run.
-    if (options.check && options.backend != "sim") {
-      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
-      one.deterministic = options.deterministic;
-      RankContext::Scope alone(one);
-      report.parity = compare_with_one_device(options, report.losses, trained,
-                                              train_one_device(options));
-    }
+    compare_with_reference(
+        options, trained,
+        [](const Options& as) { return train_one_device(as); }, report);
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     show_timeline(options, report);

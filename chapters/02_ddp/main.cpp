@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
              {"none", "bf16"});
     line.parse(argc, argv);
     check_options(options);
+    if (how.comm_hook == "bf16") narrow(options, DType::kBF16);
     refuse_image_models(options,
                         "batch norm sees its rank's images only, so that no "
                         "run on several ranks equals one device; see "
@@ -81,16 +82,9 @@ int main(int argc, char** argv) {
     if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.
-    if (options.check && options.backend != "sim") {
-      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
-      one.deterministic = options.deterministic;
-      RankContext::Scope alone(one);
-      // Gradients that travel in bf16 agree as well as bf16 does
-      Options as_sent = options;
-      if (how.comm_hook == "bf16") as_sent.dtype = DType::kBF16;
-      report.parity = compare_with_one_device(as_sent, report.losses, trained,
-                                              train_one_device(options));
-    }
+    compare_with_reference(
+        options, trained,
+        [](const Options& as) { return train_one_device(as); }, report);
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     show_timeline(options, report);

@@ -81,6 +81,7 @@ int main(int argc, char** argv) {
     line.parse(argc, argv);
     check_options(options);
     zero_fsdp::check_given(how, line.given());
+    narrow(options, zero_fsdp::shortest_dtype(options.dtype, how));
     refuse_image_models(options,
                         "batch norm sees its rank's images only, so that no "
                         "run on several ranks equals one device; see "
@@ -127,16 +128,9 @@ int main(int argc, char** argv) {
     if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.
-    if (options.check && options.backend != "sim") {
-      RankContext one(Device::cpu(0), /*rank=*/0, num_threads());
-      one.deterministic = options.deterministic;
-      RankContext::Scope alone(one);
-      // Results agree as well as the shortest dtype in use does
-      Options as_sent = options;
-      as_sent.dtype = zero_fsdp::shortest_dtype(options.dtype, how);
-      report.parity = compare_with_one_device(as_sent, report.losses, trained,
-                                              train_one_device(options));
-    }
+    compare_with_reference(
+        options, trained,
+        [](const Options& as) { return train_one_device(as); }, report);
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     show_timeline(options, report);

@@ -121,7 +121,10 @@ int main(int argc, char** argv) {
           options, trainer.optimizer(), /*is_main=*/true,
           [&](std::int64_t step) { return trainer.step(trainer.batch(step)); });
       if (!options.trace.empty()) traces.write(options.trace);
-      if (options.backend != "sim") report.losses = log.losses;
+      if (options.backend != "sim") {
+        report.losses = log.losses;
+        report.grad_norms = log.grad_norms;
+      }
       report.wall_step_s = log.step_s;
       report.rank_threads = cores;
 
@@ -147,7 +150,9 @@ int main(int argc, char** argv) {
     // 7. Compare parameters with the single-device run, over the same splits.
     compare_with_reference(
         options, trained,
-        [&] { return model_parallel::train_reference(options, settings); },
+        [&](const Options& as) {
+          return model_parallel::train_reference(as, settings);
+        },
         report);
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "chapters/common/parity.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
@@ -164,14 +165,9 @@ ReferenceRun train_reference(const Options& options, const Settings& settings) {
   RankContext& context = RankContext::current();
   Trainer trainer(quiet, on_one_device(settings), {context.device},
                   context.num_threads);
-  ReferenceRun run;
-  run.losses = train(quiet, trainer.optimizer(), /*is_main=*/false,
-                     [&](std::int64_t step) {
-                       return trainer.step(trainer.batch(step));
-                     })
-                   .losses;
-  run.parameters = trainer.named_parameters();
-  return run;
+  return train_yardstick(
+      quiet, trainer.optimizer(), trainer.named_parameters(),
+      [&](std::int64_t step) { return trainer.step(trainer.batch(step)); });
 }
 
 }  // namespace shardbook::model_parallel

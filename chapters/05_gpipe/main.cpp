@@ -91,7 +91,9 @@ int main(int argc, char** argv) {
     // 7. Compare parameters with the single-device run.
     compare_with_reference(
         options, trained,
-        [&] { return gpipe::train_one_device_in_reverse(options, how); },
+        [&](const Options& as) {
+          return gpipe::train_one_device_in_reverse(as, how);
+        },
         report);
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.

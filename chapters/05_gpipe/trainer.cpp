@@ -210,16 +210,13 @@ ReferenceRun train_one_device_in_reverse(const Options& options,
                                         options.optimizer_options);
   Options quiet = options;
   quiet.log.clear();
-  ReferenceRun run;
-  run.losses =
-      train(quiet, *optimizer, /*is_main=*/false, [&](std::int64_t step) {
+  return train_yardstick(
+      quiet, *optimizer, model.named_parameters(), [&](std::int64_t step) {
         StepResult result;
         result.loss = accumulate_gradients(quiet, model, data, step, pieces);
         result.grad_norm = update_parameters(quiet, *optimizer);
         return result;
-      }).losses;
-  run.parameters = model.named_parameters();
-  return run;
+      });
 }
 
 }  // namespace shardbook::gpipe

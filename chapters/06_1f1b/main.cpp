@@ -135,14 +135,12 @@ int main(int argc, char** argv) {
     if (num_amended > 0) report.time.predicted_step_s = -1;
 
     // 7. Compare parameters with the single-device run.
-    if (options.check && options.backend != "sim") {
-      RankContext one(Device::cpu(0), /*rank=*/0, report.rank_threads);
-      one.deterministic = options.deterministic;
-      RankContext::Scope alone(one);
-      report.parity =
-          compare_with_one_device(options, report.losses, trained,
-                                  pipeline::reference_run(options, how, plan));
-    }
+    compare_with_reference(
+        options, trained,
+        [&](const Options& as) {
+          return pipeline::reference_run(as, how, plan);
+        },
+        report);
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     show_timeline(options, report);

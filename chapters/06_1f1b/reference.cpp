@@ -5,6 +5,7 @@
 
 #include "chapters/06_1f1b/feed.h"
 #include "chapters/common/checkpoint.h"
+#include "chapters/common/parity.h"
 #include "core/autograd.h"
 #include "core/inplace.h"
 
@@ -88,6 +89,7 @@ ReferenceRun train_sequentially(const Options& options, const LayerList& layers,
     stages[s].stage =
         std::make_unique<Stage>(layers, rule.cuts[s], rule.cuts[s + 1], init);
     if (!options.load.empty()) load_model(options.load, *stages[s].stage);
+    nudge(options, stages[s].stage->parameters());
     stages[s].optimizer =
         make_optimizer(options.optimizer, stages[s].stage->parameters(),
                        options.optimizer_options);

@@ -37,6 +37,11 @@ struct Options {
   std::string device = "cpu";
   std::string model = "gpt-nano";
   DType dtype = DType::kF32;
+  /// The narrowest type that a chapter computes in, or sends; `dtype` where
+  /// that is narrower. Set by chapters that offer one, not on the command line.
+  DType narrowest = DType::kF64;
+  /// Training begins with weights that differ in their last bit (parity.h).
+  bool nudged = false;
   std::string data = "book";
   std::int64_t steps = 60;
   std::int64_t batch = 24;  ///< samples per step, over all ranks

@@ -10,6 +10,7 @@
 
 #include "chapters/common/models.h"
 #include "chapters/common/options.h"
+#include "chapters/common/parity.h"
 #include "chapters/common/training.h"
 #include "comm/process_group.h"
 #include "core/device.h"
@@ -18,16 +19,30 @@
 
 namespace shardbook {
 
+/// In place of a prediction: none was made, and the claim is not judged.
+constexpr double kNotPredicted = -1;
+/// In place of a prediction: no claim is made. The scratch memory of kernels
+/// depends on the machine; how long a pipeline's message waits for its
+/// receiver, on who is late.
+constexpr double kNoClaim = -2;
+
 /// A quantity that a formula predicts and the program counts.
 struct Claim {
   double predicted = 0;
   double counted = 0;
 };
 
+/// "failed" where one of the claims does not hold; else "not predicted" where
+/// something was counted that nothing predicted; else "passed".
+const char* verdict_of(const std::vector<Claim>& claims);
+
 /// One rank's bill.
 struct RankReport {
   Claim bytes;  ///< on the wire, sent by this rank
   std::array<Claim, kNumMemoryKinds> peak{};  ///< bytes, by MemoryKind
+  /// The most bytes of all kinds at one time: less than the sum of `peak`,
+  /// whose kinds have their peaks at different times.
+  double peak_total = 0;
   sim::TimeSummary time;  ///< of its device, where virtual time is kept
 };
 
@@ -35,38 +50,30 @@ struct RankReport {
 struct VirtualTime {
   std::string cluster;  ///< empty: none was kept
   sim::Trust trust = sim::Trust::kInterpolated;
-  double predicted_step_s = -1;  ///< by the world `sim`; negative: not
+  double predicted_step_s = kNotPredicted;  ///< by the world `sim`
   double step_s = 0;
   double idle_share = 0;      ///< mean over the ranks
   double exposed_comm_s = 0;  ///< of the slowest rank
   std::vector<sim::LinkBytes> links;  ///< per step, over all ranks
+  double capacity_bytes = 0;  ///< of the memory of one of its devices
 };
 
-/// Predicted peaks by kind; negative: not predicted.
+/// Predicted peaks by kind.
 struct MemoryBill {
-  MemoryBill() { bytes.fill(-1); }
+  MemoryBill() {
+    bytes.fill(kNotPredicted);
+    (*this)[MemoryKind::kWorkspace] = kNoClaim;
+  }
   double& operator[](MemoryKind kind) {
     return bytes[static_cast<std::size_t>(kind)];
   }
   std::array<double, kNumMemoryKinds> bytes;
 };
 
-/// Equality with one device.
-struct Parity {
-  bool checked = false;
-  double max_abs = 0;
-  /// Of a loss, |a - b| / |b|; of a parameter, ||a - b|| / ||b|| (Euclidean:
-  /// Adam makes whole steps of the rounding in a gradient that is nearly zero,
-  /// so that single elements say little). In 16 bits, where all gradients are
-  /// rounded that much, of all parameters together.
-  double max_rel = 0;
-  double tolerance = 0;
-  bool passed = false;
-};
-
 struct Report {
   std::string chapter;
   std::vector<double> losses;
+  std::vector<double> grad_norms;
   Parity parity;
   std::vector<RankReport> ranks;
   double wall_step_s = 0;
@@ -81,20 +88,10 @@ struct Report {
   std::vector<std::pair<std::string, std::string>> more;
 };
 
-/// Compares losses and parameters, by name, with the single-device run.
-/// Tolerance: spec 0.5, relative: f64 1e-10 per step done, f32 1e-5 for one
-/// step and 1e-3 beyond, 16-bit types 5e-2. The bias of attention's keys, which
-/// has no gradient, is left out.
-Parity compare_with_one_device(const Options& options,
-                               const std::vector<double>& losses,
-                               const std::vector<NamedTensor>& parameters,
-                               const ReferenceRun& reference);
-double parity_tolerance(DType dtype, std::int64_t steps);
-
 /// What this rank counted, beside what was predicted.
 RankReport rank_report(double predicted_bytes, double counted_bytes,
                        const MemoryBill& predicted, const MemoryStats& counted);
-/// Every rank's report, on rank 0; empty elsewhere.
+/// Every rank's report, on rank 0; empty elsewhere. Collective.
 std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine);
 
@@ -110,8 +107,20 @@ MemoryBill single_device_bill(const Options& options,
                               const ModelConfig& config, std::int64_t rows,
                               bool recompute = false, bool accumulates = false);
 
+/// The most that one device has to hold, and what it can hold: --device-memory,
+/// or the cluster's devices; 0 where neither says.
+struct Fit {
+  double needed_bytes = 0;
+  double capacity_bytes = 0;
+  bool fits() const {
+    return capacity_bytes == 0 || needed_bytes <= capacity_bytes;
+  }
+};
+Fit fit_of(const Options& options, const Report& report);
+
 /// Prints the report as --format says; returns the exit status: 0, or
-/// kExitClaimFailed when a claim does not hold.
+/// kExitClaimFailed when a claim does not hold. A claim that was not predicted
+/// is said so, and does not fail.
 int print_report(const Options& options, const CommandLine& line,
                  const Report& report);
 

@@ -181,6 +181,8 @@ StagePeaks stage_peaks(
 MemoryBill stage_bill(const Options& options, const Tensors& parameters,
                       const Tensors& buffers) {
   MemoryBill bill;
+  // How long a message waits for its receiver depends on who is late
+  bill[MemoryKind::kCommunication] = kNoClaim;
   double elements = 0, bytes = 0;
   for (const Tensor& parameter : parameters) {
     elements += static_cast<double>(parameter.numel());

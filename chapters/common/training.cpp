@@ -7,9 +7,11 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "chapters/common/checkpoint.h"
+#include "chapters/common/parity.h"
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/ops.h"
@@ -96,6 +98,8 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
       const double loss =
           is_this ? done.loss : done.open_losses[static_cast<std::size_t>(i)];
       result.losses.push_back(loss);
+      result.grad_norms.push_back(
+          is_this ? done.grad_norm : std::numeric_limits<double>::quiet_NaN());
       seconds.push_back(each_s);
       if (!log.is_open()) continue;
       nlohmann::ordered_json line = {
@@ -230,18 +234,15 @@ ReferenceRun train_one_device(const Options& options,
   const auto optimizer =
       make_optimizer(options.optimizer, loaded.model->parameters(),
                      options.optimizer_options);
-  ReferenceRun run;
-  run.losses = train(quiet, *optimizer, /*is_main=*/false,
-                     [&](std::int64_t step) {
-                       StepResult result;
-                       result.loss = accumulate_gradients(
-                           quiet, *loaded.model, data, step, pieces);
-                       result.grad_norm = update_parameters(quiet, *optimizer);
-                       return result;
-                     })
-                   .losses;
-  run.parameters = loaded.model->named_parameters();
-  return run;
+  return train_yardstick(
+      quiet, *optimizer, loaded.model->named_parameters(),
+      [&](std::int64_t step) {
+        StepResult result;
+        result.loss =
+            accumulate_gradients(quiet, *loaded.model, data, step, pieces);
+        result.grad_norm = update_parameters(quiet, *optimizer);
+        return result;
+      });
 }
 
 void save_results(const Options& options, const LoadedModel& loaded,

@@ -28,6 +28,7 @@ struct StepResult {
 
 struct TrainingLog {
   std::vector<double> losses;
+  std::vector<double> grad_norms;
   /// Median over the steps, without the first.
   double step_s = 0;
 };
@@ -64,8 +65,12 @@ std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch, std::int64_t n);
 /// compared with. Each piece counts by its share of the rows; gradients are
 /// summed in the order of the list.
 struct ReferenceRun {
-  std::vector<double> losses;
-  std::vector<NamedTensor> parameters;
+  std::vector<double> losses = {};
+  std::vector<double> grad_norms = {};  ///< empty: not known
+  std::vector<NamedTensor> parameters = {};
+  /// How far Adam may carry the rounding of gradients, for each element of each
+  /// parameter (parity.h); empty: not known.
+  std::vector<std::vector<double>> slack = {};
 };
 ReferenceRun train_one_device(const Options& options,
                               const std::vector<MicroBatch>& pieces);

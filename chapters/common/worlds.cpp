@@ -76,16 +76,16 @@ Report with_prediction(
   return report;
 }
 
-void compare_with_reference(const Options& options,
-                            const std::vector<NamedTensor>& trained,
-                            const std::function<ReferenceRun()>& reference,
-                            Report& report) {
+void compare_with_reference(
+    const Options& options, const std::vector<NamedTensor>& trained,
+    const std::function<ReferenceRun(const Options& options)>& train_one,
+    Report& report) {
   if (!options.check || options.backend == "sim") return;
   RankContext one(Device::cpu(0), /*rank=*/0, report.rank_threads);
   one.deterministic = options.deterministic;
   const RankContext::Scope alone(one);
-  report.parity =
-      compare_with_one_device(options, report.losses, trained, reference());
+  report.parity = compare_with_one_device(
+      options, {report.losses, report.grad_norms, trained}, train_one);
 }
 
 Report run_chapter(const Options& options, const ChapterBody& body,
@@ -122,6 +122,8 @@ VirtualTime virtual_time(const sim::VirtualClock& clock,
   VirtualTime time;
   time.cluster = clock.model().cluster().name;
   time.trust = clock.trust();
+  time.capacity_bytes =
+      static_cast<double>(clock.model().cluster().device.memory_bytes);
   for (const sim::TimeSummary& rank : ranks) {
     const auto count = static_cast<double>(ranks.size());
     time.step_s = std::max(time.step_s, rank.step_s);
@@ -154,7 +156,10 @@ void finish_rank(const Options& options, ProcessGroup& world,
   report.ranks = ranks;
   report.wall_step_s = log.step_s;
   report.rank_threads = num_threads();
-  if (options.backend != "sim") report.losses = log.losses;
+  if (options.backend != "sim") {
+    report.losses = log.losses;
+    report.grad_norms = log.grad_norms;
+  }
   if (clock == nullptr) return;
   std::vector<sim::TimeSummary> times;
   for (const RankReport& rank : ranks) times.push_back(rank.time);

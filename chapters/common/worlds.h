@@ -50,14 +50,14 @@ Report with_prediction(
     const Options& options,
     const std::function<void(const Options& options, Report& report)>& run);
 
-/// Compares with what one device trains (`reference`), unless --no-check says
-/// otherwise; the world `sim` has no numbers. One device computes with as many
-/// cores as a rank did, so that both add up in the same order: batch norms of
-/// few images amplify the rounding of their sums.
-void compare_with_reference(const Options& options,
-                            const std::vector<NamedTensor>& trained,
-                            const std::function<ReferenceRun()>& reference,
-                            Report& report);
+/// Compares with what one device trains (`train_one`, with the options that it
+/// is given), unless --no-check says otherwise; the world `sim` has no numbers.
+/// One device computes with as many cores as a rank did, so that both add up in
+/// the same order: batch norms of few images amplify the rounding of their sums.
+void compare_with_reference(
+    const Options& options, const std::vector<NamedTensor>& trained,
+    const std::function<ReferenceRun(const Options& options)>& train_one,
+    Report& report);
 
 /// Gathers what the ranks counted. Collective; `report` is filled on rank 0.
 void finish_rank(const Options& options, ProcessGroup& world,

@@ -167,10 +167,11 @@ void read_intra_node(const Json& json, const Source& source, Cluster& cluster) {
   const std::string before = cluster.intra_node.name.empty()     ? ""
                              : cluster.shares_memory             ? "memory"
                              : cluster.intra_node.name == "pcie" ? "pcie"
+                             : cluster.intra_node.name == "flat" ? "flat"
                              : cluster.mesh.empty()              ? "switch"
                                                                  : "mesh";
   std::string kind = before;
-  object.choice("kind", {"switch", "mesh", "pcie", "memory"}, kind);
+  object.choice("kind", {"switch", "mesh", "pcie", "memory", "flat"}, kind);
   // What is known of one kind of link says nothing about another.
   if (kind != before) {
     cluster.intra_node = LinkSpec();
@@ -178,11 +179,11 @@ void read_intra_node(const Json& json, const Source& source, Cluster& cluster) {
   }
   cluster.shares_memory = kind == "memory";
   cluster.intra_node.name =
-      kind == "pcie" || kind == "memory" ? kind : "nvlink";
+      kind == "switch" || kind == "mesh" ? "nvlink" : kind;
   read_link_fields(object, cluster.intra_node);
   if (kind == "mesh") read_mesh(object, cluster);
   SB_CHECK(!kind.empty(), object.where("kind"),
-           ": missing; give switch, mesh, pcie or memory");
+           ": missing; give switch, mesh, pcie, memory or flat");
   SB_CHECK(kind != "mesh" || !cluster.mesh.empty(), object.where("links"),
            ": missing; a mesh needs its links: [[device, device, number]]");
   object.finish();
