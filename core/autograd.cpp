@@ -15,6 +15,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/kernel_orders.h"
 #include "core/internal/op_scope.h"
 #include "core/internal/tensor_impl.h"
 #include "core/kernels/elementwise.h"
@@ -109,10 +110,14 @@ Tensor sum_of(const Tensor& a, const Tensor& b, bool in_place) {
   Tensor result = in_place ? a : a.empty_like();
   internal::OpScope scope("add", static_cast<double>(a.numel()),
                           internal::bytes_of({&a, &b, &result}), a);
-  if (scope.runs()) {
-    kernels::binary(scope.kernels(), kernels::BinaryOp::kAdd, a.dtype(),
-                    a.numel(), a.raw(), b.raw(), result.raw());
-  }
+  if (!scope.runs()) return result;
+  // Gradients of a convolution's weight may add up in the kernel's order
+  const bool as_they_lie = in_place && internal::share_kernel_order(a, b);
+  const auto address = [as_they_lie](const Tensor& tensor) {
+    return as_they_lie ? internal::address_as_it_lies(tensor) : tensor.raw();
+  };
+  kernels::binary(scope.kernels(), kernels::BinaryOp::kAdd, a.dtype(),
+                  a.numel(), address(a), address(b), address(result));
   return result;
 }
 

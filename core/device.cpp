@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/kernel_orders.h"
 
 namespace shardbook {
 namespace {
@@ -195,6 +196,7 @@ Storage::Storage(const Device& device, std::int64_t bytes, MemoryKind kind)
 }
 
 Storage::~Storage() {
+  delete known_kernel_orders();
   if (bytes_ == 0) return;
   device_.state()->free(data_, bytes_, kind_);
   notify({device_, kind_, -bytes_});
@@ -210,6 +212,7 @@ void Storage::set_kind(MemoryKind kind) {
 
 void Storage::resize(std::int64_t bytes) {
   if (bytes == bytes_) return;
+  if (internal::KernelOrders* orders = known_kernel_orders()) orders->forget();
   if (bytes_ > 0) {
     device_.state()->free(std::exchange(data_, nullptr), bytes_, kind_);
     notify({device_, kind_, -bytes_});
@@ -220,6 +223,18 @@ void Storage::resize(std::int64_t bytes) {
     bytes_ = bytes;
     notify({device_, kind_, bytes});
   }
+}
+
+internal::KernelOrders& Storage::kernel_orders() {
+  if (internal::KernelOrders* known = known_kernel_orders()) return *known;
+  auto made = std::make_unique<internal::KernelOrders>();
+  internal::KernelOrders* first = nullptr;
+  // Another thread may have been faster.
+  if (!kernel_orders_.compare_exchange_strong(first, made.get(),
+                                              std::memory_order_acq_rel)) {
+    return *first;
+  }
+  return *made.release();
 }
 
 }  // namespace shardbook

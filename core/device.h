@@ -15,12 +15,18 @@
 // the last handle or tensor on it.
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace shardbook {
+
+namespace internal {
+class KernelOrders;
+}
 
 /// What a piece of memory is for.
 enum class MemoryKind {
@@ -117,12 +123,24 @@ class Storage {
   /// Frees the bytes (0) or takes them again; contents are lost. Views keep
   /// their shape and must not be read while the storage is empty.
   void resize(std::int64_t bytes);
+  /// Exchanges the memory of two storages of one size on one device; each keeps
+  /// its kind.
+  void swap_memory(Storage& other) { std::swap(data_, other.data_); }
+
+  /// What is known of kernels' own orders of these values, made when first
+  /// asked for; see core/internal/kernel_orders.h.
+  internal::KernelOrders& kernel_orders();
+  /// The same, or null where nobody has asked.
+  internal::KernelOrders* known_kernel_orders() const {
+    return kernel_orders_.load(std::memory_order_acquire);
+  }
 
  private:
   Device device_;
   std::int64_t bytes_ = 0;
   MemoryKind kind_;
   void* data_ = nullptr;
+  std::atomic<internal::KernelOrders*> kernel_orders_{nullptr};
 };
 
 }  // namespace shardbook

@@ -1,5 +1,6 @@
 // Images: convolutions and pooling.
 
+#include "core/internal/kernel_orders.h"
 #include "core/internal/op_scope.h"
 #include "core/kernels/conv.h"
 #include "core/kernels/pool.h"
@@ -67,8 +68,10 @@ Tensor data_gradient(const kernels::ConvShape& s, const Tensor& x,
   OpScope scope("conv2d", conv_flops(s), bytes_of({&dy, &weight, &dx}), dy,
                 {s.rows(), s.depth(), s.out, 1});
   if (scope.runs()) {
+    internal::CopiesOf copies(weight);
     kernels::conv2d_backward_data(scope.kernels(), dy.dtype(), s, dy.raw(),
-                                  weight.raw(), dx.raw());
+                                  internal::address_to_read(weight), dx.raw(),
+                                  &copies);
   }
   return dx;
 }
@@ -83,8 +86,10 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
     OpScope scope("conv2d", conv_flops(s), bytes_of({&x, &weight, &bias, &y}),
                   y, {s.rows(), s.out, s.depth(), 1});
     if (scope.runs()) {
-      kernels::conv2d(scope.kernels(), x.dtype(), s, x.raw(), weight.raw(),
-                      bias.defined() ? bias.raw() : nullptr, y.raw());
+      internal::CopiesOf copies(weight);
+      kernels::conv2d(scope.kernels(), x.dtype(), s, x.raw(),
+                      internal::address_to_read(weight),
+                      bias.defined() ? bias.raw() : nullptr, y.raw(), &copies);
     }
   }
   // An absent bias is not an input: it would have no device.
@@ -100,8 +105,11 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
         OpScope scope("conv2d", conv_flops(s), bytes_of({&x, &dy, &dweight}),
                       dy, {s.depth(), s.out, s.rows(), 1});
         if (scope.runs()) {
-          kernels::conv2d_backward_weight(scope.kernels(), dy.dtype(), s,
-                                          x.raw(), dy.raw(), dweight.raw());
+          SharedKernelOrder order;
+          kernels::conv2d_backward_weight(
+              scope.kernels(), dy.dtype(), s, x.raw(), dy.raw(), dweight.raw(),
+              internal::may_keep_kernel_order(dy.device()) ? &order : nullptr);
+          if (order != nullptr) internal::set_kernel_order(dweight, order);
         }
         return dweight;
       });

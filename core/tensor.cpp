@@ -6,6 +6,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/kernel_orders.h"
 #include "core/internal/op_scope.h"
 #include "core/internal/tensor_impl.h"
 #include "core/kernels/elementwise.h"
@@ -174,6 +175,9 @@ bool Tensor::shares_storage(const Tensor& other) const {
 
 void* Tensor::raw() const {
   check_defined(*this, "raw");
+  if (auto* orders = impl_->storage->known_kernel_orders()) {
+    orders->settle(*impl_->storage);
+  }
   auto* base = static_cast<std::byte*>(impl_->storage->data());
   if (base == nullptr) {
     // Under sharding, outside its unit's forward and backward

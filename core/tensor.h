@@ -96,7 +96,9 @@ class Tensor {
 
   // --- Reading and writing --------------------------------------------------
 
-  /// Address of the first element; null on meta and for empty tensors.
+  /// Address of the first element; null on meta and for empty tensors. To read
+  /// or write after another operation has used the tensor, ask again:
+  /// convolutions keep copies of a weight for as long as nobody asks.
   void* raw() const;
   /// The same as T*; throws when T is not the dtype's C++ type.
   template <typename T>

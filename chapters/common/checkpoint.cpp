@@ -1,5 +1,7 @@
 #include "chapters/common/checkpoint.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "core/safetensors.h"
 

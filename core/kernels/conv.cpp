@@ -204,7 +204,8 @@ void in_order(KernelContext& context, DType dtype, const Fn& fn) {
 }  // namespace
 
 void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
-            const void* x, const void* weight, const void* bias, void* y) {
+            const void* x, const void* weight, const void* bias, void* y,
+            OrderedCopies* copies) {
   if (shape.rows() * shape.out == 0) return;
   if (!context.deterministic && is_better_as_product(dtype, shape)) {
     return matmul(context, dtype,
@@ -213,7 +214,7 @@ void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
   }
   if (dnnl_has(context, dtype) &&
       conv_dnnl(context, dtype, ConvPass::kForward, shape, const_cast<void*>(x),
-                const_cast<void*>(weight), bias, y)) {
+                const_cast<void*>(weight), bias, y, copies, nullptr)) {
     return;
   }
   in_order(context, dtype, [&](auto zero) {
@@ -226,7 +227,7 @@ void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
 
 void conv2d_backward_data(KernelContext& context, DType dtype,
                           const ConvShape& shape, const void* dy,
-                          const void* weight, void* dx) {
+                          const void* weight, void* dx, OrderedCopies* copies) {
   if (shape.n * shape.h * shape.w * shape.in == 0) return;
   if (!context.deterministic && is_better_as_product(dtype, shape)) {
     return matmul(context, dtype,
@@ -235,7 +236,8 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
   }
   if (dnnl_has(context, dtype) &&
       conv_dnnl(context, dtype, ConvPass::kBackwardData, shape, dx,
-                const_cast<void*>(weight), nullptr, const_cast<void*>(dy))) {
+                const_cast<void*>(weight), nullptr, const_cast<void*>(dy),
+                copies, nullptr)) {
     return;
   }
   in_order(context, dtype, [&](auto zero) {
@@ -247,7 +249,8 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
 
 void conv2d_backward_weight(KernelContext& context, DType dtype,
                             const ConvShape& shape, const void* x,
-                            const void* dy, void* dweight) {
+                            const void* dy, void* dweight,
+                            SharedKernelOrder* order) {
   if (!context.deterministic && is_better_as_product(dtype, shape)) {
     return matmul(context, dtype,
                   product_args(shape.out, shape.in, shape.rows(), true, false),
@@ -256,8 +259,8 @@ void conv2d_backward_weight(KernelContext& context, DType dtype,
   if (dnnl_has(context, dtype) && shape.rows() > 0 &&
       (dtype == DType::kF32 || every_tap_counts(shape)) &&
       conv_dnnl(context, dtype, ConvPass::kBackwardWeight, shape,
-                const_cast<void*>(x), dweight, nullptr,
-                const_cast<void*>(dy))) {
+                const_cast<void*>(x), dweight, nullptr, const_cast<void*>(dy),
+                nullptr, order)) {
     return;
   }
   in_order(context, dtype, [&](auto zero) {

@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel_order.h"
 
 namespace shardbook::kernels {
 
@@ -30,18 +31,23 @@ struct ConvShape {
 /// f32 and bf16 are oneDNN's. f64, f16 and all with `context.deterministic`
 /// are products, image by image, of the image's windows laid side by side: the
 /// bits of an image's result depend on that image alone.
+/// Copies of the weight in oneDNN's order go to `copies`, if there is such.
 /// Cost: 2 rows out depth flops.
 void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
-            const void* x, const void* weight, const void* bias, void* y);
+            const void* x, const void* weight, const void* bias, void* y,
+            OrderedCopies* copies = nullptr);
 
 /// dx from dy.
 void conv2d_backward_data(KernelContext& context, DType dtype,
                           const ConvShape& shape, const void* dy,
-                          const void* weight, void* dx);
+                          const void* weight, void* dx,
+                          OrderedCopies* copies = nullptr);
 
-/// dweight from x and dy; images are added in order.
+/// dweight from x and dy; images are added in order. With `order`, dweight may
+/// be left in an order other than row-major, which is then written there.
 void conv2d_backward_weight(KernelContext& context, DType dtype,
                             const ConvShape& shape, const void* x,
-                            const void* dy, void* dweight);
+                            const void* dy, void* dweight,
+                            SharedKernelOrder* order = nullptr);
 
 }  // namespace shardbook::kernels

@@ -1,8 +1,11 @@
 #include "core/kernels/conv_dnnl.h"
 
+#include <memory>
 #include <unordered_map>
+#include <utility>
 
 #include "core/check.h"
+#include "core/kernels/dnnl_compat.h"
 #include "core/kernels/parallel.h"
 #include "core/kernels/plans.h"
 
@@ -12,6 +15,33 @@ namespace {
 
 using dnnl::memory;
 using Plan = KernelContext::Plans::ConvPlan;
+
+// The weight as a primitive likes it.
+class WeightOrder : public KernelOrder {
+ public:
+  WeightOrder(memory::desc ordered, memory::desc plain)
+      : ordered_(std::move(ordered)), plain_(std::move(plain)) {}
+
+  bool equals(const KernelOrder& other) const override {
+    const auto* order = dynamic_cast<const WeightOrder*>(&other);
+    return order != nullptr && order->ordered_ == ordered_ &&
+           order->plain_ == plain_;
+  }
+
+  void to_plain(KernelContext& context, const void* ordered,
+                void* plain) const override {
+    KernelContext::Plans& plans = context.plans();
+    const dnnl::engine& engine = plans.engine;
+    const memory from(ordered_, engine, const_cast<void*>(ordered));
+    const memory to(plain_, engine, plain);
+    dnnl::reorder(from, to).execute(plans.stream,
+                                    {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
+    plans.stream.wait();
+  }
+
+ private:
+  memory::desc ordered_, plain_;
+};
 
 // Images lie as ours do; the weight as the primitive likes it best.
 Plan make_plan(const dnnl::engine& engine, memory::data_type type,
@@ -37,12 +67,13 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
 
   using Forward = dnnl::convolution_forward;
   const auto kind = dnnl::prop_kind::forward_training;
-  const Forward::primitive_desc forward(
+  const Forward::primitive_desc forward =
       with_bias
-          ? Forward::desc(kind, direct, x, any, plan.bias, y, strides, padding,
-                          behind)
-          : Forward::desc(kind, direct, x, any, y, strides, padding, behind),
-      attributes, engine);
+          ? describe_primitive<Forward>(engine, attributes, kind, direct, x,
+                                        any, plan.bias, y, strides, padding,
+                                        behind)
+          : describe_primitive<Forward>(engine, attributes, kind, direct, x,
+                                        any, y, strides, padding, behind);
   const auto adopt = [&plan](const auto& chosen, const auto& weight,
                              dnnl::primitive primitive) {
     plan.weight = weight;
@@ -53,15 +84,15 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
     adopt(forward, forward.weights_desc(), Forward(forward));
   } else if (pass == ConvPass::kBackwardData) {
     using Backward = dnnl::convolution_backward_data;
-    const Backward::primitive_desc chosen(
-        {direct, x, any, y, strides, padding, behind}, attributes, engine,
-        forward);
+    const auto chosen =
+        describe_backward<Backward>(engine, attributes, forward, direct, x, any,
+                                    y, strides, padding, behind);
     adopt(chosen, chosen.weights_desc(), Backward(chosen));
   } else {
     using Backward = dnnl::convolution_backward_weights;
-    const Backward::primitive_desc chosen(
-        {direct, x, any, y, strides, padding, behind}, attributes, engine,
-        forward);
+    const auto chosen =
+        describe_backward<Backward>(engine, attributes, forward, direct, x, any,
+                                    y, strides, padding, behind);
     adopt(chosen, chosen.diff_weights_desc(), Backward(chosen));
   }
   if (plan.weight != plan.own_weight) {
@@ -69,6 +100,7 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
     plan.reorder = dnnl::reorder(dnnl::reorder::primitive_desc(
         engine, writes ? plan.weight : plan.own_weight, engine,
         writes ? plan.own_weight : plan.weight, attributes));
+    plan.order = std::make_shared<WeightOrder>(plan.weight, plan.own_weight);
   }
   return plan;
 }
@@ -111,23 +143,43 @@ const Plan& plan_of(KernelContext::Plans& plans, DType dtype, ConvPass pass,
 
 bool conv_dnnl(KernelContext& context, DType dtype, ConvPass pass,
                const ConvShape& shape, void* x, void* weight, const void* bias,
-               void* y) {
+               void* y, OrderedCopies* copies, SharedKernelOrder* order) {
   KernelContext::Plans& plans = context.plans();
   const Plan& plan = plan_of(plans, dtype, pass, shape, bias != nullptr);
   if (!plan.primitive) return false;
 
   Scratch scratch(context, plan.scratch.get_size());
-  Scratch ordered(context, plan.reorder ? plan.weight.get_size() : 0);
   const auto wrap = [&](const memory::desc& desc, const void* data) {
     return memory(desc, plans.engine, const_cast<void*>(data));
   };
   const bool writes_weight = pass == ConvPass::kBackwardWeight;
   const memory own = wrap(plan.own_weight, weight);
-  const memory liked = plan.reorder ? wrap(plan.weight, ordered.data()) : own;
-  if (plan.reorder && !writes_weight) {
-    plan.reorder.execute(plans.stream,
-                         {{DNNL_ARG_FROM, own}, {DNNL_ARG_TO, liked}});
+  const std::size_t liked_bytes = plan.weight.get_size();
+  const auto reorder = [&](void* to) {
+    plan.reorder.execute(plans.stream, {{DNNL_ARG_FROM, own},
+                                        {DNNL_ARG_TO, wrap(plan.weight, to)}});
+  };
+  // The array that the primitive sees as the weight: ours, one that is kept, or
+  // one of this call
+  void* liked_data = weight;
+  bool is_left_in_order = false;
+  std::unique_ptr<Scratch> ordered;
+  if (plan.reorder) {
+    // Blocks at the edge of an odd number of channels are padded
+    is_left_in_order = writes_weight && order != nullptr &&
+                       liked_bytes == plan.own_weight.get_size();
+    if (copies != nullptr) {
+      liked_data = copies->find_or_make(plan.order, liked_bytes, reorder);
+    } else if (!is_left_in_order) {
+      liked_data = nullptr;
+    }
+    if (liked_data == nullptr) {
+      ordered = std::make_unique<Scratch>(context, liked_bytes);
+      liked_data = ordered->data();
+      if (!writes_weight) reorder(liked_data);
+    }
   }
+  const memory liked = wrap(plan.weight, liked_data);
   std::unordered_map<int, memory> arguments = {
       {DNNL_ARG_SCRATCHPAD, wrap(plan.scratch, scratch.data())}};
   arguments[pass == ConvPass::kBackwardData ? DNNL_ARG_DIFF_SRC
@@ -137,7 +189,9 @@ bool conv_dnnl(KernelContext& context, DType dtype, ConvPass pass,
       wrap(plan.y, y);
   if (bias != nullptr) arguments[DNNL_ARG_BIAS] = wrap(plan.bias, bias);
   plan.primitive.execute(plans.stream, arguments);
-  if (plan.reorder && writes_weight) {
+  if (is_left_in_order) {
+    *order = plan.order;
+  } else if (plan.reorder && writes_weight) {
     plan.reorder.execute(plans.stream,
                          {{DNNL_ARG_FROM, liked}, {DNNL_ARG_TO, own}});
   }

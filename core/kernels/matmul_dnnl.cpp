@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "core/check.h"
+#include "core/kernels/dnnl_compat.h"
 #include "core/kernels/parallel.h"
 #include "core/kernels/plans.h"
 
@@ -43,10 +44,11 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
                     ? memory::desc({1, args.n}, type, {args.n, 1})
                     : memory::desc({1, 1, args.n}, type, {args.n, args.n, 1});
   }
-  const auto operation =
-      with_bias ? dnnl::matmul::desc(plan.a, plan.b, plan.bias, plan.c)
-                : dnnl::matmul::desc(plan.a, plan.b, plan.c);
-  const dnnl::matmul::primitive_desc chosen(operation, attributes, engine);
+  const dnnl::matmul::primitive_desc chosen =
+      with_bias ? describe_primitive<dnnl::matmul>(
+                      engine, attributes, plan.a, plan.b, plan.bias, plan.c)
+                : describe_primitive<dnnl::matmul>(engine, attributes, plan.a,
+                                                   plan.b, plan.c);
   plan.scratch = chosen.scratchpad_desc();
   plan.primitive = dnnl::matmul(chosen);
   return plan;

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel_order.h"
 
 namespace shardbook {
 
@@ -18,10 +19,11 @@ struct KernelContext::Plans {
     dnnl::memory::desc a, b, c, bias, scratch;
   };
   /// A convolution; the weight is reordered where the primitive likes another
-  /// layout than ours.
+  /// layout than ours, which `order` then is.
   struct ConvPlan {
     dnnl::primitive primitive, reorder;
     dnnl::memory::desc x, y, weight, own_weight, bias, scratch;
+    SharedKernelOrder order;
   };
   /// Everything that shapes a primitive, threads included.
   using Key = std::array<std::int64_t, 14>;

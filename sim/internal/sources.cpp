@@ -1,5 +1,6 @@
 #include "sim/internal/sources.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>

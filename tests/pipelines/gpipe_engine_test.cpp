@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "chapters/05_gpipe/gpipe.h"
 #include "core/autograd.h"
 #include "tests/pipelines/gpipe_support.h"

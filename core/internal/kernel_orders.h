@@ -1,0 +1,87 @@
+#pragma once
+
+// What a storage knows of kernels' orders. Read by core/*.cpp only.
+//
+// The storage of a weight has copies of it in the orders of convolutions. They
+// end when the weight may be written. The storage of a weight's gradient may
+// lie in such an order itself. It becomes row-major when it may be read. An
+// operation that asks for a tensor's address (Tensor::raw) may do both, so
+// Tensor::raw settles the storage first; convolutions do not ask it.
+//
+// Devices with a capacity have neither: their memory belongs to the program.
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "core/device.h"
+#include "core/kernels/kernel_order.h"
+#include "core/tensor.h"
+
+namespace shardbook::internal {
+
+/// Of one storage. Safe to use from several threads.
+class KernelOrders {
+ public:
+  /// The storage may be read or written from now on: its values become
+  /// row-major, and copies end.
+  void settle(Storage& storage);
+  /// The storage's contents are lost.
+  void forget();
+
+  /// The storage's values lie in `order`; null is row-major.
+  void set_order(SharedKernelOrder order);
+  SharedKernelOrder order() const;
+
+  /// A copy of the array that begins `offset` elements into the storage, as
+  /// OrderedCopies::find_or_make gives it. A copy is worth keeping from the
+  /// second use on, and from the first if the array was used more than once
+  /// before it was written last.
+  std::shared_ptr<Storage> find_or_make(const Storage& storage,
+                                        std::int64_t offset,
+                                        const SharedKernelOrder& order,
+                                        std::size_t bytes,
+                                        const std::function<void(void*)>& fill);
+
+ private:
+  struct Copy {
+    SharedKernelOrder order;
+    std::int64_t offset = 0;
+    int uses = 0;  ///< since the array was last written
+    bool is_used_often = false;
+    std::shared_ptr<Storage> data;
+  };
+  void end_copies();
+
+  mutable std::mutex mutex_;
+  SharedKernelOrder order_;
+  std::vector<Copy> copies_;
+};
+
+/// Copies of one tensor, for the duration of an operation.
+class CopiesOf : public OrderedCopies {
+ public:
+  explicit CopiesOf(const Tensor& tensor) : tensor_(tensor) {}
+  void* find_or_make(const SharedKernelOrder& order, std::size_t bytes,
+                     const std::function<void(void*)>& fill) override;
+
+ private:
+  const Tensor& tensor_;
+  std::vector<std::shared_ptr<Storage>> kept_;
+};
+
+/// Address of the first element, in whatever order the storage is.
+void* address_as_it_lies(const Tensor& tensor);
+/// Address of row-major elements, for an operation that only reads: copies in
+/// kernels' orders stay.
+void* address_to_read(const Tensor& tensor);
+
+/// True where gradients of this device may stay in a kernel's order.
+bool may_keep_kernel_order(const Device& device);
+/// Says that `tensor`, which fills its storage, lies in `order`.
+void set_kernel_order(const Tensor& tensor, SharedKernelOrder order);
+/// True when both lie in one kernel's order: not row-major, but alike.
+bool share_kernel_order(const Tensor& a, const Tensor& b);
+
+}  // namespace shardbook::internal

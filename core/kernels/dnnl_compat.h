@@ -1,0 +1,39 @@
+#pragma once
+
+// oneDNN 2 (Debian 12) and 3 (Debian 13) behind one call. Read by
+// core/kernels/*.cpp only.
+//
+// A primitive's description takes what the operation is, attributes, an engine
+// and, for a backward pass, the description of its forward. Version 2 wraps the
+// operation in a `desc` of its own; version 3 takes all in a row.
+
+#include <dnnl.hpp>
+
+namespace shardbook::kernels {
+
+/// The description of a forward primitive such as dnnl::matmul; `operation` is
+/// what oneDNN 3 wants between the engine and the attributes.
+template <typename Primitive, typename... Operation>
+typename Primitive::primitive_desc describe_primitive(
+    const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
+    const Operation&... operation) {
+#if DNNL_VERSION_MAJOR >= 3
+  return {engine, operation..., attributes};
+#else
+  return {typename Primitive::desc(operation...), attributes, engine};
+#endif
+}
+
+/// The same for a backward primitive of `forward`.
+template <typename Primitive, typename Forward, typename... Operation>
+typename Primitive::primitive_desc describe_backward(
+    const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
+    const Forward& forward, const Operation&... operation) {
+#if DNNL_VERSION_MAJOR >= 3
+  return {engine, operation..., forward, attributes};
+#else
+  return {typename Primitive::desc(operation...), attributes, engine, forward};
+#endif
+}
+
+}  // namespace shardbook::kernels
