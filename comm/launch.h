@@ -5,10 +5,25 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/process_group.h"
+#include "core/check.h"
 
 namespace shardbook {
+
+/// A rank was lost, came too late, or made another call than its peers.
+class RunError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Ranks met that were started with different options.
+class OptionsDiffer : public Error {
+ public:
+  using Error::Error;
+};
 
 struct LaunchOptions {
   std::string backend = "threads";  ///< "threads" or "gloo"
@@ -24,6 +39,9 @@ struct LaunchOptions {
   /// gloo: network interface of this host, such as "eth0". Empty: the one that
   /// reaches the rendezvous, which is loopback on a single host.
   std::string network_interface;
+  /// gloo: names and values that every rank must share. Ranks compare them when
+  /// they meet, and throw OptionsDiffer.
+  std::vector<std::pair<std::string, std::string>> agreed;
 };
 
 /// Runs `body` once per rank, each with a RankContext on its own device "cpu:r"

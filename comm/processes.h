@@ -13,9 +13,10 @@
 //     if (is_first_process()) print_results();
 //   }
 //
-// The process that the user started becomes a supervisor: it passes on SIGINT
-// and SIGTERM, notices when a rank ends, gives the others five seconds, kills
-// what is left and waits for all of them. Copies die with their supervisor.
+// The process that the user started becomes a supervisor: it passes on SIGINT,
+// SIGTERM and SIGHUP, notices when a rank ends or is stopped, gives the others
+// three seconds, kills what is left and waits for all of them. Copies die with
+// their supervisor.
 
 #include <functional>
 #include <optional>
@@ -49,11 +50,17 @@ std::optional<RankEnvironment> rank_environment();
 /// True in rank 0 and in a process that is no rank: the one that prints.
 bool is_first_process();
 
+/// Exit status of a run that failed: a rank was lost or late, a disk is full.
+constexpr int kExitRunFailed = 3;
+
 /// Starts `world_size` copies of this program with the same arguments and
-/// returns their exit status (the first that is not 0; 128 + n for signal n),
-/// or returns nothing in a process that is a rank already. Call it before
-/// anything that prints. Throws Error where the environment has another number
-/// of ranks.
+/// returns their exit status, or returns nothing in a process that is a rank
+/// already. The status is 128 + n when signal n has reached the supervisor and
+/// stopped the run; otherwise the smallest with which a rank exited that is not
+/// 0; kExitRunFailed when ranks did not exit but were killed. Call it before
+/// anything that prints or starts threads; it watches the signals
+/// (comm/signals.h). Throws Error where the environment has another number of
+/// ranks.
 std::optional<int> launch_processes(int world_size,
                                     const LaunchOptions& options = {});
 

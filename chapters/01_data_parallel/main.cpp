@@ -27,17 +27,15 @@ int main(int argc, char** argv) {
     options.chapter = "01_data_parallel";
     CommandLine line("ch01_data_parallel",
                      "DataParallel: one process, a thread per device.");
-    add_shared_options(line, options, {"threads", "gloo", "nccl", "sim"});
+    add_shared_options(line, options, {"threads", "sim"},
+                       "DataParallel is one process with a thread per device; "
+                       "see 02_ddp for ranks that are processes");
     line.parse(argc, argv);
     check_options(options);
     refuse_image_models(options,
                         "batch norm sees its rank's images only, so that no "
                         "run on several ranks equals one device; see "
                         "04_model_parallel and 00_single_device");
-    SB_CHECK(options.backend == "threads" || options.backend == "sim",
-             "--backend ", options.backend,
-             ": DataParallel is one process with a thread per device; use "
-             "--backend threads, or 02_ddp for ranks that are processes");
 
     // 2. Start the ranks: one, which owns all devices and divides the cores.
     const int n = options.world_size;

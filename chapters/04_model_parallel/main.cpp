@@ -38,7 +38,9 @@ int main(int argc, char** argv) {
     Settings settings;
     CommandLine line("ch04_model_parallel",
                      "Model parallelism: half of the layers on each device.");
-    add_shared_options(line, options, {"threads", "gloo", "nccl", "sim"});
+    add_shared_options(line, options, {"threads", "sim"},
+                       "one process works on both devices; see 05_gpipe for "
+                       "ranks that are processes");
     line.add("--variant", &settings.variant, "devices, and how they take turns",
              model_parallel::kVariants);
     line.add("--split-size", &settings.split_size, "rows of a split", 1);
@@ -58,10 +60,6 @@ int main(int argc, char** argv) {
     check_options(options);
     std::vector<std::int64_t> sizes;
     if (!sweep_sizes.empty()) sizes = model_parallel::split_sizes(sweep_sizes);
-    SB_CHECK(options.backend == "threads" || options.backend == "sim",
-             "--backend ", options.backend,
-             ": one process works on both devices; use --backend threads or "
-             "sim, or 05_gpipe for ranks that are processes");
     SB_CHECK(loss.empty() || loss == "mse" || loss == "cross_entropy",
              "--loss ", loss, ": give mse or cross_entropy");
     if (loss.empty()) {

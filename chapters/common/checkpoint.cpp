@@ -1,6 +1,7 @@
 #include "chapters/common/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/check.h"
 #include "core/safetensors.h"
@@ -45,6 +46,16 @@ void save_model(const std::string& path, Module& model,
                 const ModelConfig& config) {
   write_safetensors(path, items_of(state_of(model)),
                     {{"format", "pt"}, {"config", config.to_json()}});
+}
+
+std::string first_not_finite(Module& model) {
+  for (const NamedTensor& entry : state_of(model)) {
+    if (entry.tensor.is_meta() || !is_floating(entry.tensor.dtype())) continue;
+    for (const double value : entry.tensor.to_vector<double>()) {
+      if (!std::isfinite(value)) return entry.name;
+    }
+  }
+  return "";
 }
 
 void save_tensors(const std::string& path,

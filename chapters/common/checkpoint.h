@@ -13,6 +13,10 @@ namespace shardbook {
 void save_model(const std::string& path, Module& model,
                 const ModelConfig& config);
 
+/// The first parameter or buffer with a value that is infinite or not a number;
+/// empty where there is none.
+std::string first_not_finite(Module& model);
+
 /// Fills the model from FILE.safetensors, or from a FILE.safetensors.index.json
 /// with its shards. Names may lack the leading "transformer."; floating dtypes
 /// are converted; further tensors in the file are ignored. Throws Error that

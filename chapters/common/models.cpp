@@ -9,6 +9,7 @@
 
 #include "chapters/common/data.h"
 #include "chapters/common/resnet.h"
+#include "chapters/common/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
 
@@ -149,6 +150,8 @@ ModelConfig ModelConfig::from_json(const std::string& text,
     object = json::parse(text);
   } catch (const json::parse_error& error) {
     SB_FAIL(label, ": not JSON (byte ", error.byte, ")");
+  } catch (const json::out_of_range&) {
+    SB_FAIL(label, ": a number is too large; give numbers below 1.8e308");
   }
   SB_CHECK(object.is_object(), label, ": not a JSON object");
   ModelConfig config;
@@ -416,7 +419,9 @@ void set_recompute(Module& model, bool on) {
 
 Tensor language_loss(const Tensor& logits, const Tensor& targets,
                      Reduction reduction) {
-  return cross_entropy(logits, targets, reduction);
+  const Tensor loss = cross_entropy(logits, targets, reduction);
+  note_local_loss(loss);
+  return loss;
 }
 
 }  // namespace shardbook

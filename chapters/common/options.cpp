@@ -6,46 +6,66 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
 #include <limits>
+#include <system_error>
 
 #include "chapters/common/models.h"
+#include "comm/processes.h"
+#include "comm/signals.h"
 
 namespace shardbook {
 namespace {
 
-std::atomic<bool> stop_requested{false};
+std::atomic<bool> has_begun{false};
 
-void on_signal(int) {
-  // A second signal ends a program that does not come to its next step.
-  if (stop_requested.exchange(true)) _exit(130);
+constexpr const char* kFooter =
+    "--save keeps the weights only. --load begins a new run with them: the\n"
+    "optimizer's state, the step and the place in the data begin anew.\n"
+    "\n"
+    "Exit status: 0, every claim holds; 1, a claim does not hold; 2, the\n"
+    "options cannot be followed; 3, the run failed (a rank was lost or late, a\n"
+    "disk is full); 128 + n, signal n ended it (130 after Ctrl-C, 143 after\n"
+    "SIGTERM).";
+
+std::string quoted(const std::string& text) {
+  return text.empty() ? "''" : text;
 }
 
 }  // namespace
 
 struct CommandLine::Impl {
+  using Show = std::function<std::string()>;
+
   CLI::App app;
   std::vector<std::pair<std::string, std::string>> given;
+  std::vector<std::pair<std::string, Show>> shows;
   std::vector<std::function<void()>> after_parse;
+  std::vector<std::function<void()>> at_end;
 
   /// Adds an option that takes one value and is checked by `parse_value`,
-  /// which returns what is wrong, or nothing.
-  void add(const std::string& flag, const std::string& help,
-           const std::string& default_text,
+  /// which returns what is wrong, or nothing. `show` returns its value.
+  void add(const std::string& flag, const std::string& type,
+           const std::string& help, const Show& show,
            std::function<std::string(const std::string&)> parse_value) {
+    shows.emplace_back(flag, show);
     app.add_option_function<std::string>(
            flag,
            [this, flag, parse_value](const std::string& text) {
              const std::string wrong = parse_value(text);
              if (!wrong.empty()) {
-               SB_FAIL(flag, " ", text.empty() ? "''" : text, ": ", wrong);
+               SB_FAIL(flag, " ", quoted(text), ": ", wrong);
              }
              given.emplace_back(flag, text);
            },
            help)
-        ->default_str(default_text)
+        ->default_str(show())
+        ->type_name(type)
         ->take_last();
   }
 };
@@ -54,6 +74,7 @@ CommandLine::CommandLine(const std::string& program, const std::string& summary)
     : impl_(std::make_unique<Impl>()) {
   impl_->app.name(program);
   impl_->app.description(summary);
+  impl_->app.footer(kFooter);
   impl_->app.allow_windows_style_options(false);
 }
 
@@ -94,55 +115,68 @@ std::string parse_number(const std::string& text, T* value, T min, T max,
 
 void CommandLine::add(const std::string& flag, std::string* value,
                       const std::string& help,
-                      const std::vector<std::string>& allowed) {
+                      const std::vector<std::string>& allowed,
+                      const std::string& otherwise) {
   std::string list;
   for (const std::string& name : allowed) {
     list += (list.empty() ? "" : ", ") + name;
   }
-  impl_->add(flag, list.empty() ? help : help + " (" + list + ")", *value,
-             [value, allowed, list](const std::string& text) -> std::string {
-               if (!allowed.empty() && std::find(allowed.begin(), allowed.end(),
-                                                 text) == allowed.end()) {
-                 return "give one of " + list;
-               }
-               *value = text;
-               return "";
-             });
+  const bool is_free = allowed.empty();
+  impl_->add(
+      flag, is_free ? "TEXT" : "NAME",
+      is_free ? help : help + " (" + list + ")", [value] { return *value; },
+      [=](const std::string& text) -> std::string {
+        if (is_free && text.empty()) return "give a value that is not empty";
+        if (!is_free && std::find(allowed.begin(), allowed.end(), text) ==
+                            allowed.end()) {
+          return "give one of " + list +
+                 (otherwise.empty() ? "" : "; " + otherwise);
+        }
+        *value = text;
+        return "";
+      });
 }
 
 void CommandLine::add(const std::string& flag, std::int64_t* value,
                       const std::string& help, std::int64_t min,
                       std::int64_t max) {
-  impl_->add(flag, help, std::to_string(*value), [=](const std::string& text) {
-    return parse_number(text, value, min, max, "an integer");
-  });
+  impl_->add(
+      flag, "INTEGER", help, [value] { return std::to_string(*value); },
+      [=](const std::string& text) {
+        return parse_number(text, value, min, max, "an integer");
+      });
 }
 
 void CommandLine::add(const std::string& flag, int* value,
                       const std::string& help, int min, int max) {
-  impl_->add(flag, help, std::to_string(*value), [=](const std::string& text) {
-    return parse_number(text, value, min, max, "an integer");
-  });
+  impl_->add(
+      flag, "INTEGER", help, [value] { return std::to_string(*value); },
+      [=](const std::string& text) {
+        return parse_number(text, value, min, max, "an integer");
+      });
 }
 
 void CommandLine::add(const std::string& flag, double* value,
                       const std::string& help, double min, double max) {
-  impl_->add(flag, help, fmt::format("{}", *value),
-             [=](const std::string& text) {
-               return parse_number(text, value, min, max, "a number");
-             });
+  impl_->add(
+      flag, "NUMBER", help, [value] { return fmt::format("{}", *value); },
+      [=](const std::string& text) {
+        return parse_number(text, value, min, max, "a number");
+      });
 }
 
 void CommandLine::add(const std::string& flag, std::uint64_t* value,
                       const std::string& help) {
-  impl_->add(flag, help, std::to_string(*value), [=](const std::string& text) {
-    std::int64_t number = 0;
-    const std::string wrong =
-        parse_number(text, &number, std::int64_t{0},
-                     std::numeric_limits<std::int64_t>::max(), "an integer");
-    *value = static_cast<std::uint64_t>(number);
-    return wrong;
-  });
+  impl_->add(
+      flag, "INTEGER", help, [value] { return std::to_string(*value); },
+      [=](const std::string& text) {
+        std::int64_t number = 0;
+        const std::string wrong = parse_number(
+            text, &number, std::int64_t{0},
+            std::numeric_limits<std::int64_t>::max(), "an integer");
+        *value = static_cast<std::uint64_t>(number);
+        return wrong;
+      });
 }
 
 void CommandLine::add(const std::string& flag, DType* value,
@@ -156,7 +190,11 @@ void CommandLine::add(const std::string& flag, DType* value,
 
 void CommandLine::add(const std::string& flag, bool* value,
                       const std::string& help) {
-  const std::string both = flag + ",!--no-" + flag.substr(2);
+  const std::string name = flag.substr(2);
+  const std::string both =
+      flag + ",!--" + (name.rfind("no-", 0) == 0 ? name.substr(3) : "no-" + name);
+  impl_->shows.emplace_back(flag,
+                            [value] { return *value ? "true" : "false"; });
   impl_->app.add_flag_function(
       both,
       [this, flag, value](std::int64_t count) {
@@ -169,7 +207,7 @@ void CommandLine::add(const std::string& flag, bool* value,
 void CommandLine::add_bytes(const std::string& flag, std::int64_t* value,
                             const std::string& help) {
   impl_->add(
-      flag, help, std::to_string(*value),
+      flag, "BYTES", help, [value] { return std::to_string(*value); },
       [value](const std::string& text) -> std::string {
         const char* allowed =
             "give bytes, such as 1000000, 64MiB, 2GiB or 1.5GB";
@@ -201,11 +239,17 @@ void CommandLine::after_parse(std::function<void()> finish) {
   impl_->after_parse.push_back(std::move(finish));
 }
 
+void CommandLine::at_end(std::function<void()> finish) {
+  impl_->at_end.push_back(std::move(finish));
+}
+
 void CommandLine::parse(int argc, char** argv) {
   try {
     impl_->app.parse(argc, argv);
   } catch (const CLI::Success& help) {
-    std::exit(impl_->app.exit(help));
+    const int status = impl_->app.exit(help);
+    std::cout.flush();
+    std::exit(std::cout ? status : kExitRunFailed);
   } catch (const CLI::ParseError& error) {
     std::string text = error.what();
     for (char& c : text) {
@@ -221,11 +265,21 @@ void CommandLine::parse(int argc, char** argv) {
     SB_FAIL(text, "; see ", impl_->app.get_name(), " --help");
   }
   for (const auto& finish : impl_->after_parse) finish();
+  for (const auto& finish : impl_->at_end) finish();
 }
 
 const std::vector<std::pair<std::string, std::string>>& CommandLine::given()
     const {
   return impl_->given;
+}
+
+std::vector<std::pair<std::string, std::string>> CommandLine::values() const {
+  std::vector<std::pair<std::string, std::string>> values = {
+      {"the program", impl_->app.get_name()}};
+  for (const auto& [flag, show] : impl_->shows) {
+    values.emplace_back(flag, show());
+  }
+  return values;
 }
 
 std::vector<int> read_counts(const std::string& option, const std::string& text,
@@ -247,9 +301,10 @@ std::vector<int> read_counts(const std::string& option, const std::string& text,
 }
 
 void add_shared_options(CommandLine& line, Options& o,
-                        const std::vector<std::string>& backends) {
+                        const std::vector<std::string>& backends,
+                        const std::string& no_other) {
   line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16);
-  line.add("--backend", &o.backend, "what the ranks are", backends);
+  line.add("--backend", &o.backend, "what the ranks are", backends, no_other);
   line.add("--device", &o.device, "where tensors live", {"cpu"});
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
@@ -282,8 +337,13 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--warmup", &o.warmup, "steps over which the rate rises");
   line.add("--clip", &o.clip, "largest gradient norm; 0 for none");
   line.add("--dropout", &o.dropout, "probability", 0, 0.999);
-  line.add("--load", &o.load, "begin with these weights (safetensors)");
-  line.add("--save", &o.save, "write the weights here (safetensors)");
+  line.add("--load", &o.load,
+           "begin with these weights (safetensors); does not continue a run");
+  line.add("--save", &o.save,
+           "write the weights here at the end (safetensors); the file is "
+           "replaced as a whole or not at all");
+  line.add("--save-non-finite", &o.save_non_finite,
+           "--save also weights that are infinite or not a number");
   line.add("--log", &o.log, "one JSON object per step (JSON lines)");
   line.add("--trace", &o.trace, "events for Perfetto (Chrome trace JSON)");
   line.add("--cluster", &o.cluster,
@@ -325,7 +385,36 @@ void add_shared_options(CommandLine& line, Options& o,
     }
     o.steps = 3;
   });
+  line.at_end([&line, &o] { o.effective = line.values(); });
 }
+
+namespace {
+
+// Throws unless the run can write this file at its end: in its place, or as a
+// new file that replaces it.
+void check_writable(const std::string& option, const std::string& path,
+                    bool replaces) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return;
+  std::error_code ignored;
+  SB_CHECK(!fs::is_directory(path, ignored), option, " ", path,
+           ": it is a folder; give the name of a file");
+  const bool exists = fs::exists(path, ignored);
+  SB_CHECK(!replaces || !exists || fs::is_regular_file(path, ignored), option,
+           " ", path, ": it exists and is not an ordinary file");
+  if (exists && !replaces) {
+    SB_CHECK(access(path.c_str(), W_OK) == 0, option, " ", path,
+             ": cannot be written: ", std::strerror(errno));
+    return;
+  }
+  fs::path folder = fs::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  SB_CHECK(access(folder.c_str(), W_OK | X_OK) == 0, option, " ", path,
+           ": cannot create a file in ", folder.string(), ": ",
+           std::strerror(errno));
+}
+
+}  // namespace
 
 void check_options(const Options& o) {
   const OptimizerOptions& opt = o.optimizer_options;
@@ -335,6 +424,15 @@ void check_options(const Options& o) {
            opt.momentum, ": only --optimizer sgd has a momentum");
   SB_CHECK(opt.beta1 < 1 && opt.beta2 < 1,
            "--beta1, --beta2: give values below 1");
+  // The first rank writes; its files may be out of the others' sight.
+  if (!is_first_process()) return;
+  check_writable("--save", o.save, /*replaces=*/true);
+  check_writable("--logits", o.logits, /*replaces=*/true);
+  check_writable("--log", o.log, /*replaces=*/false);
+  check_writable("--trace", o.trace, /*replaces=*/false);
+  if (o.timeline != "text") {
+    check_writable("--timeline", o.timeline, /*replaces=*/false);
+  }
 }
 
 void refuse_image_models(const Options& options, const std::string& reason) {
@@ -351,24 +449,53 @@ LaunchOptions launch_options(const Options& o) {
   launch.deterministic = o.deterministic;
   launch.rendezvous = o.rendezvous;
   launch.network_interface = o.network_interface;
+  // Each host has its own name for the place where the ranks meet.
+  for (const auto& [option, value] : o.effective) {
+    if (option == "--rendezvous" || option == "--interface") continue;
+    launch.agreed.emplace_back(option, value);
+  }
   return launch;
 }
 
-bool interrupted() { return stop_requested; }
+bool interrupted() { return received_signal() != 0; }
+
+void begin_run() { has_begun = true; }
+
+namespace {
+
+// What went wrong, as the exit status tells it.
+int status_of(const std::exception& error) {
+  if (dynamic_cast<const OptionsDiffer*>(&error) != nullptr) {
+    return kExitBadInput;
+  }
+  // The system's answer, such as a full disk, is no mistake in the options.
+  if (dynamic_cast<const RunError*>(&error) != nullptr ||
+      dynamic_cast<const std::system_error*>(&error) != nullptr) {
+    return kExitRunFailed;
+  }
+  return has_begun ? kExitRunFailed : kExitBadInput;
+}
+
+}  // namespace
 
 int chapter_main(const std::function<int()>& body) {
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  watch_signals();
   try {
-    return body();
+    const int status = body();
+    // A program that reports to a full disk must not end well.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      throw RunError(std::string("standard output cannot be written: ") +
+                     std::strerror(errno));
+    }
+    return status;
   } catch (const Interrupted& stop) {
-    std::fprintf(stderr, "%s\n", stop.what());
-    return 130;
+    if (is_first_process()) std::fprintf(stderr, "%s\n", stop.what());
+    return 128 + received_signal();
   } catch (const std::exception& error) {
+    // What fails after a signal, fails because another rank has stopped.
+    if (interrupted()) return 128 + received_signal();
     std::fprintf(stderr, "error: %s\n", error.what());
-    return kExitBadInput;
+    return status_of(error);
   }
 }
 

@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/launch.h"
@@ -74,6 +75,10 @@ struct Options {
   double timeout_s = 300;
   std::string rendezvous;
   std::string network_interface;
+  /// --save also writes weights that are not finite.
+  bool save_non_finite = false;
+  /// Every option of the program with its value, for ranks that meet.
+  std::vector<std::pair<std::string, std::string>> effective;
 };
 
 /// Options by name, each with a check of its own. Wraps CLI11.
@@ -82,8 +87,10 @@ class CommandLine {
   CommandLine(const std::string& program, const std::string& summary);
   ~CommandLine();
 
+  /// `otherwise` adds to the refusal of a value that is not allowed.
   void add(const std::string& flag, std::string* value, const std::string& help,
-           const std::vector<std::string>& allowed = {});
+           const std::vector<std::string>& allowed = {},
+           const std::string& otherwise = "");
   void add(const std::string& flag, std::int64_t* value,
            const std::string& help, std::int64_t min = 0,
            std::int64_t max = std::int64_t{1} << 40);
@@ -96,7 +103,7 @@ class CommandLine {
   /// By name: "f32".
   void add(const std::string& flag, DType* value, const std::string& help,
            const std::vector<std::string>& allowed);
-  /// "--check": also understands "--no-check".
+  /// "--check": also understands "--no-check", and "--no-sync" "--sync".
   void add(const std::string& flag, bool* value, const std::string& help);
   /// "512MiB", "2GB", "100000": bytes.
   void add_bytes(const std::string& flag, std::int64_t* value,
@@ -104,11 +111,15 @@ class CommandLine {
 
   /// Runs after the options have been read.
   void after_parse(std::function<void()> finish);
+  /// Runs after all that, when every option has its value.
+  void at_end(std::function<void()> finish);
   /// Throws Error for anything it does not understand; --help prints and
   /// exits with status 0.
   void parse(int argc, char** argv);
   /// Option and value of everything that was given, for the report.
   const std::vector<std::pair<std::string, std::string>>& given() const;
+  /// Every option and its value, given or not.
+  std::vector<std::pair<std::string, std::string>> values() const;
 
  private:
   struct Impl;
@@ -120,11 +131,14 @@ class CommandLine {
 std::vector<int> read_counts(const std::string& option, const std::string& text,
                              const std::string& allowed);
 
-/// Adds the shared options. `backends` are those that the chapter knows.
+/// Adds the shared options. `backends` are those that the chapter knows;
+/// `no_other` says why it knows no other.
 void add_shared_options(CommandLine& line, Options& options,
                         const std::vector<std::string>& backends = {
-                            "threads", "gloo", "sim"});
-/// Checks what single options cannot say (seq against the model, files, ...).
+                            "threads", "gloo", "sim"},
+                        const std::string& no_other = "");
+/// Checks what single options cannot say, and that the files which the run
+/// writes at its end can be written.
 void check_options(const Options& options);
 /// For chapters whose claims hold for language models only: throws Error that
 /// names `--model` where it reads images, and says why not.
@@ -132,20 +146,26 @@ void refuse_image_models(const Options& options, const std::string& reason);
 /// What run_ranks needs of them.
 LaunchOptions launch_options(const Options& options);
 
-/// Exit status of a program whose input was bad / whose claim failed.
-constexpr int kExitBadInput = 2;
+// The exit status of a program. 0: every claim holds. kExitRunFailed (3,
+// comm/processes.h): a rank was lost or late, a disk is full, ... 128 + n:
+// signal n ended it.
 constexpr int kExitClaimFailed = 1;
+constexpr int kExitBadInput = 2;
 
-/// Thrown by `train` after SIGINT or SIGTERM.
+/// The options have been found good: from here on an Error is a failure of the
+/// run (kExitRunFailed) and not of its options (kExitBadInput).
+void begin_run();
+
+/// Thrown by `train` after a signal.
 class Interrupted : public Error {
  public:
   using Error::Error;
 };
-/// True once SIGINT or SIGTERM has come, from chapter_main on.
+/// True once SIGINT, SIGTERM or SIGHUP has come, from chapter_main on.
 bool interrupted();
 
-/// Runs `body` and turns what it throws into a sentence and an exit status:
-/// Error 2, Interrupted 130.
+/// Runs `body` and turns what it throws into a sentence and an exit status.
+/// Watches the signals (comm/signals.h).
 int chapter_main(const std::function<int()>& body);
 
 }  // namespace shardbook

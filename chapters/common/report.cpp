@@ -142,6 +142,7 @@ ordered_json to_json(const Options& options, const CommandLine& line,
   if (report.parity.last_bit >= 0) {
     json["parity"]["last_bit"] = report.parity.last_bit;
   }
+  if (!report.not_finite.empty()) json["not_finite"] = report.not_finite;
   json["bytes"] = ordered_json::array();
   json["peak_memory"] = ordered_json::array();
   for (const RankReport& rank : report.ranks) {
@@ -212,7 +213,9 @@ void print_text(const Options& o, const Report& report) {
     fmt::print("loss     {:.4f} -> {:.4f}\n", report.losses.front(),
                report.losses.back());
   }
-  if (report.parity.checked) {
+  if (!report.not_finite.empty()) {
+    fmt::print("numbers  {}: nothing to compare\n", report.not_finite);
+  } else if (report.parity.checked) {
     fmt::print(
         "numbers  largest difference from one device {:.3g}, relative {:.3g} "
         "(allowed {:.3g}): {}\n",

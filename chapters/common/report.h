@@ -84,6 +84,8 @@ struct Report {
   VirtualTime time;
   /// Of the first ranks; empty where none were kept.
   std::vector<sim::RankTimeline> timelines;
+  /// "the loss is nan in step 3, first on rank 1"; empty while all is finite.
+  std::string not_finite;
   /// More of the chapter's own: keys of the JSON object, and their JSON.
   std::vector<std::pair<std::string, std::string>> more;
 };

@@ -5,15 +5,20 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "chapters/common/checkpoint.h"
 #include "chapters/common/parity.h"
 #include "core/autograd.h"
 #include "core/context.h"
+#include "comm/launch.h"
+#include "comm/signals.h"
 #include "core/ops.h"
 #include "sim/virtual_clock.h"
 
@@ -34,26 +39,43 @@ void show_progress(std::int64_t done, std::int64_t total, double loss) {
   std::fflush(stderr);
 }
 
-/// On shapes a step may simulate a thousand devices: SIGINT and SIGTERM are
-/// noticed at every operation of it.
-class StopsAtOperations : public Observer {
- public:
-  StopsAtOperations() {
-    if (context_.device.is_meta()) context_.add_observer(this);
-  }
-  ~StopsAtOperations() override { context_.remove_observer(this); }
-  StopsAtOperations(const StopsAtOperations&) = delete;
-  StopsAtOperations& operator=(const StopsAtOperations&) = delete;
+// Whether the losses that this rank computed in a step are finite.
+thread_local bool local_loss_is_finite = true;
 
-  void on_op_begin(const OpEvent&) override {
-    if (interrupted()) throw Interrupted("interrupted while simulating a step");
+// Finds the first step whose loss or gradient is not finite.
+class FiniteWatch {
+ public:
+  void see(std::int64_t step, const StepResult& result, bool is_main,
+           TrainingLog::NotFinite& first) {
+    const bool was_finite = std::exchange(local_loss_is_finite, true);
+    if (first.step >= 0) return;
+    if (!was_finite || (is_main && !std::isfinite(result.loss))) {
+      // A gradient that is not finite spoils the weights, and they the loss.
+      first = gradient_ ? *gradient_
+                        : TrainingLog::NotFinite{step, !was_finite, false};
+      return;
+    }
+    // Some steps do not know their norm, and f16 skips those that overflow: a
+    // norm that is not finite counts where the next loss is not finite either.
+    const bool is_news = !gradient_ && !has_survived_;
+    if (gradient_) has_survived_ = true;
+    gradient_.reset();
+    if (is_news && !std::isfinite(result.grad_norm)) {
+      gradient_ = TrainingLog::NotFinite{step, false, true};
+    }
   }
 
  private:
-  RankContext& context_ = RankContext::current();
+  std::optional<TrainingLog::NotFinite> gradient_;
+  bool has_survived_ = false;
 };
 
 }  // namespace
+
+void note_local_loss(const Tensor& loss) {
+  if (loss.is_meta() || loss.numel() != 1) return;
+  if (!std::isfinite(loss.item())) local_loss_is_finite = false;
+}
 
 TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
                   const std::function<StepResult(std::int64_t)>& step) {
@@ -72,7 +94,12 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
   random.seed = options.seed;
   sim::VirtualClock* clock = sim::VirtualClock::current();
   if (clock != nullptr) clock->begin_steps();
-  const StopsAtOperations stops;
+  // On shapes there is nothing to end in good order
+  if (options.backend != "sim") {
+    begin_checking_signals();
+    begin_run();
+  }
+  FiniteWatch finite;
   for (std::int64_t k = 0; k < options.steps; ++k) {
     if (interrupted()) {
       throw Interrupted("interrupted after " + std::to_string(k) + " of " +
@@ -117,6 +144,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
       log << line.dump() << std::endl;
       SB_CHECK(log, "--log ", options.log, ": could not be written to its end");
     }
+    finite.see(k, done, is_main, result.not_finite);
     open_lrs.clear();
     if (is_main) show_progress(k + 1, options.steps, done.loss);
   }
@@ -248,6 +276,15 @@ ReferenceRun train_one_device(const Options& options,
 void save_results(const Options& options, const LoadedModel& loaded,
                   const Dataset& data) {
   if (!options.save.empty()) {
+    const std::string name = options.save_non_finite
+                                 ? ""
+                                 : first_not_finite(*loaded.model);
+    if (!name.empty()) {
+      throw RunError("--save " + options.save + ": '" + name +
+                     "' has values that are infinite or not a number; the "
+                     "file is as it was before (--save-non-finite writes it "
+                     "all the same)");
+    }
     save_model(options.save, *loaded.model, loaded.config);
   }
   if (options.logits.empty()) return;

@@ -31,11 +31,23 @@ struct TrainingLog {
   std::vector<double> grad_norms;
   /// Median over the steps, without the first.
   double step_s = 0;
+  /// Where numbers first stopped to be finite on this rank; step -1: nowhere.
+  struct NotFinite {
+    std::int64_t step = -1;
+    /// This rank computed the loss itself; otherwise it heard of it, or the
+    /// gradient of all ranks was to blame.
+    bool is_own_loss = false;
+    bool is_gradient = false;
+  } not_finite;
 };
+
+/// Told by whoever computes a loss on this rank: `train` wants to know which
+/// rank's loss was the first that is not finite.
+void note_local_loss(const Tensor& loss);
 
 /// Runs options.steps steps: sets the learning rate and the random state of
 /// each, calls `step(k)`, and (on the main rank) writes --log and shows
-/// progress on a terminal. Throws Interrupted after SIGINT.
+/// progress on a terminal. Throws Interrupted after a signal.
 TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
                   const std::function<StepResult(std::int64_t)>& step);
 
@@ -93,7 +105,8 @@ double accumulate_gradients(const Options& options, Module& model,
 /// Norm, clipping (--clip), update; forgets the gradients. Returns the norm.
 double update_parameters(const Options& options, Optimizer& optimizer);
 
-/// Writes what --save and --logits ask for.
+/// Writes what --save and --logits ask for. Throws RunError, and leaves the
+/// file as it was, where weights are not finite and nobody asked for them.
 void save_results(const Options& options, const LoadedModel& model,
                   const Dataset& data);
 

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
+#include <sstream>
 
 #include "core/check.h"
 #include "sim/chrome_trace.h"
@@ -40,6 +42,68 @@ void adopt_activations(const Report& shapes, Report& report) {
   }
 }
 
+// The words of a failure on shapes, as a reader who has never heard of them
+// expects: "out of memory on meta:3: ..." is what device 3 will say.
+std::string with_data(const Options& options, std::string text) {
+  const std::string meta = "meta:";
+  for (auto at = text.find(meta); at != std::string::npos;
+       at = text.find(meta, at)) {
+    text.replace(at, meta.size(), "device ");
+  }
+  if (text.rfind("out of memory", 0) != 0) return text;
+  return "--device-memory " + std::to_string(options.device_memory_bytes) +
+         ": " + text;
+}
+
+const char* number_name(double value) {
+  return std::isnan(value) ? "nan" : "infinite";
+}
+
+// For chapters whose only rank has told no more than its losses.
+void name_not_finite(Report& report) {
+  if (!report.not_finite.empty()) return;
+  for (std::size_t step = 0; step < report.losses.size(); ++step) {
+    const double loss = report.losses[step];
+    if (std::isfinite(loss)) continue;
+    report.not_finite = fmt::format("the loss is {} from step {} on, on rank 0",
+                                    number_name(loss), step);
+    return;
+  }
+}
+
+// Which rank's numbers were the first that are not finite; empty where all are.
+// Collective; the answer is on rank 0.
+std::string first_not_finite(ProcessGroup& world, const TrainingLog& log) {
+  const TrainingLog::NotFinite& mine = log.not_finite;
+  const std::vector<std::string> texts = world.collect(fmt::format(
+      "{} {:d} {:d}", mine.step, mine.is_own_loss, mine.is_gradient));
+  std::int64_t first = -1;
+  bool is_gradient = false;
+  std::vector<int> owners;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    std::istringstream in(texts[rank]);
+    std::int64_t step = -1;
+    bool is_own = false, from_gradient = false;
+    in >> step >> is_own >> from_gradient;
+    if (step < 0 || (first >= 0 && step > first)) continue;
+    if (step != first) owners.clear();
+    first = step;
+    is_gradient = from_gradient;
+    if (is_own) owners.push_back(static_cast<int>(rank));
+  }
+  if (first < 0) return "";
+  if (is_gradient) {
+    return fmt::format("the gradient of all ranks is not finite in step {}",
+                       first);
+  }
+  const double loss = log.losses[static_cast<std::size_t>(first)];
+  return fmt::format("the loss is {} from step {} on{}", number_name(loss),
+                     first,
+                     owners.empty()
+                         ? ""
+                         : fmt::format(", first on rank {}", owners.front()));
+}
+
 }  // namespace
 
 std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
@@ -59,18 +123,20 @@ Report with_prediction(
   if (options.backend == "sim" || options.cluster == "none" ||
       options.steps == 0) {
     run(options, report);
+    begin_run();
+    name_not_finite(report);
     return report;
   }
   Report predicted;
   try {
     run(on_shapes(options), predicted);
-  } catch (const Interrupted&) {
-    throw;
   } catch (const Error& error) {
     // It would fail with data as well, later and on any rank first.
-    SB_FAIL("foreseen on shapes: ", error.what());
+    throw Error(with_data(options, error.what()));
   }
+  begin_run();
   run(options, report);
+  name_not_finite(report);
   report.time.predicted_step_s = predicted.time.step_s;
   adopt_activations(predicted, report);
   return report;
@@ -152,7 +218,14 @@ void finish_rank(const Options& options, ProcessGroup& world,
   sim::VirtualClock* clock = sim::VirtualClock::current();
   if (clock != nullptr) mine.time = clock->main().summary();
   const std::vector<RankReport> ranks = gather_reports(world, mine);
+  std::string not_finite;
+  if (options.backend != "sim") not_finite = first_not_finite(world, log);
   if (world.rank() != 0) return;
+  report.not_finite = not_finite;
+  // Weights that are not finite are not saved, and then there is no report
+  if (!not_finite.empty() && !options.save.empty()) {
+    fmt::print(stderr, "{}\n", not_finite);
+  }
   report.ranks = ranks;
   report.wall_step_s = log.step_s;
   report.rank_threads = num_threads();

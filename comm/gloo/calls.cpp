@@ -28,8 +28,10 @@ class CallQueue::CallState : public Work::State {
 // thread that waits.
 class CallQueue::MessageState : public Work::State {
  public:
-  MessageState(CallInfo info, Message message, std::shared_ptr<void> keep)
-      : info_(std::move(info)),
+  MessageState(GlooWorld& world, CallInfo info, Message message,
+               std::shared_ptr<void> keep)
+      : world_(world),
+        info_(std::move(info)),
         message_(std::move(message)),
         keep_(std::move(keep)) {}
   ~MessageState() override {
@@ -37,6 +39,9 @@ class CallQueue::MessageState : public Work::State {
   }
 
   void wait() override {
+    if (ended_ && !error_) return;
+    // Another thread may be waiting for the message already.
+    const ControlLine::Wait wait(world_.line());
     const std::lock_guard lock(mutex_);
     if (!ended_) {
       try {
@@ -66,6 +71,7 @@ class CallQueue::MessageState : public Work::State {
   bool ended() const { return ended_; }
 
  private:
+  GlooWorld& world_;
   CallInfo info_;
   Message message_;
   std::shared_ptr<void> keep_;
@@ -102,8 +108,9 @@ Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
     messages.pop_front();
     oldest->wait();
   }
-  auto state = std::make_shared<MessageState>(
-      std::move(info), std::move(message), std::move(keep));
+  auto state = std::make_shared<MessageState>(queue->world_, std::move(info),
+                                              std::move(message),
+                                              std::move(keep));
   messages.push_back(state);
   return Work(std::move(state));
 }
@@ -152,6 +159,7 @@ void CallQueue::wait(const std::shared_ptr<Call>& call) {
     if (!running_ && !calls_.empty()) {
       run_front(lock);
     } else {
+      const ControlLine::Wait wait(world_.line());
       changed_.wait(lock);
     }
   }
@@ -169,6 +177,7 @@ void CallQueue::drain() {
     if (!running_) {
       run_front(lock);
     } else {
+      const ControlLine::Wait wait(world_.line());
       changed_.wait(lock);
     }
   }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "comm/launch.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -15,11 +16,52 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// The coordinator keeps the time and names who is missing; a rank that hears
-// nothing waits this much longer before it gives up by itself.
-constexpr milliseconds kGrace{4000};
+// The coordinator names who holds the others up. A rank that hears nothing from
+// it waits this much longer before it gives up by itself.
+constexpr milliseconds kGrace{3500};
+
+// How often the reader looks at the waits.
+constexpr int kTickMs = 200;
+
+std::string after(milliseconds time) {
+  return "timeout after " + std::to_string(time.count()) + " ms: ";
+}
 
 }  // namespace
+
+ControlLine::Wait::Wait(ControlLine& line, const std::string& text, int peer,
+                        milliseconds timeout)
+    : line_(line),
+      text_(&text),
+      peer_(std::to_string(peer)),
+      timeout_(timeout) {
+  begin();
+}
+
+ControlLine::Wait::Wait(ControlLine& line, const std::string& text,
+                        std::string key, milliseconds timeout)
+    : line_(line), text_(&text), key_(std::move(key)), timeout_(timeout) {
+  begin();
+}
+
+ControlLine::Wait::Wait(ControlLine& line) : line_(line) { begin(); }
+
+void ControlLine::Wait::begin() {
+  began_ = Clock::now();
+  thread_ = std::this_thread::get_id();
+  const std::lock_guard lock(line_.mutex_);
+  id_ = line_.num_waits_++;
+  place_ = line_.waits_.insert(line_.waits_.end(), this);
+}
+
+std::vector<std::string> ControlLine::Wait::fields() const {
+  return {std::to_string(id_), *text_, peer_, key_};
+}
+
+ControlLine::Wait::~Wait() {
+  const std::lock_guard lock(line_.mutex_);
+  line_.waits_.erase(place_);
+}
 
 ControlLine::ControlLine(Options options) : options_(std::move(options)) {
   connect();
@@ -47,9 +89,9 @@ void ControlLine::connect() {
     }
     std::this_thread::sleep_for(milliseconds(20));
   }
-  SB_FAIL("rendezvous: rank ", options_.rank, " found no ",
-          options_.coordinator_name, " at ", place, " within ",
-          options_.timeout.count(), " ms");
+  throw RunError("rendezvous: rank " + std::to_string(options_.rank) +
+                 " found no " + options_.coordinator_name + " at " + place +
+                 " within " + std::to_string(options_.timeout.count()) + " ms");
 }
 
 bool ControlLine::shake_hands() {
@@ -79,6 +121,9 @@ void ControlLine::read() {
       while (auto frame = take_frame(input_, kMaxFrameBytes)) {
         handle(std::move(*frame));
       }
+      check_waits();
+      pollfd waiting{socket_.value(), POLLIN, 0};
+      if (poll(&waiting, 1, kTickMs) == 0) continue;
       char bytes[1 << 14];
       const ssize_t count = recv(socket_.value(), bytes, sizeof bytes, 0);
       if (count < 0 && errno == EINTR) continue;
@@ -105,6 +150,10 @@ void ControlLine::handle(Frame frame) {
     set_failure(frame.fields[0]);
     return;
   }
+  if (frame.kind == FrameKind::kAsk && frame.fields.size() == 1) {
+    send(describe_waits(frame.fields[0]));
+    return;
+  }
   const std::lock_guard lock(mutex_);
   if (frame.kind == FrameKind::kAllLeft) {
     all_left_ = true;
@@ -114,6 +163,48 @@ void ControlLine::handle(Frame frame) {
     answers_[key] = std::move(frame.fields);
   }
   changed_.notify_all();
+}
+
+// Tells the coordinator of waits that are overdue; gives up when it has been
+// told and does not react.
+void ControlLine::check_waits() {
+  std::vector<Frame> overdue;
+  std::string silence;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return;
+    const auto now = Clock::now();
+    for (Wait* wait : waits_) {
+      if (wait->text_ == nullptr || now < wait->began_ + wait->timeout_) {
+        continue;
+      }
+      if (!wait->is_reported_) {
+        wait->is_reported_ = true;
+        overdue.push_back({FrameKind::kOverdue, wait->fields()});
+        overdue.back().fields.push_back(
+            std::to_string(wait->timeout_.count()));
+      } else if (now > wait->began_ + wait->timeout_ + kGrace) {
+        silence = after(wait->timeout_) + options_.coordinator_name +
+                  " does not answer: its process is stopped, or its host "
+                  "cannot be reached";
+      }
+    }
+  }
+  if (!silence.empty()) return set_failure(silence);
+  for (const Frame& frame : overdue) send(frame);
+}
+
+Frame ControlLine::describe_waits(const std::string& question) const {
+  const std::lock_guard lock(mutex_);
+  Frame frame{FrameKind::kWaits, {question, "0"}};
+  for (const Wait* wait : waits_) {
+    if (wait->thread_ == owner_) frame.fields[1] = "1";
+    if (wait->text_ == nullptr) continue;
+    for (std::string& field : wait->fields()) {
+      frame.fields.push_back(std::move(field));
+    }
+  }
+  return frame;
 }
 
 void ControlLine::set_failure(const std::string& message) {
@@ -160,17 +251,29 @@ void ControlLine::send(const Frame& frame) {
   }
 }
 
-void ControlLine::wait_until(std::unique_lock<std::mutex>& lock,
-                             milliseconds timeout, const std::string& what,
+void ControlLine::wait_until(const std::string& key, milliseconds timeout,
+                             const std::string& what,
                              const std::function<bool()>& ready) {
-  const bool woken = changed_.wait_for(
-      lock, timeout + kGrace, [&] { return ready() || !failure_.empty(); });
-  if (woken && ready()) return;
-  SB_CHECK(failure_.empty(), failure_, " (while rank ", options_.rank,
-           " was in ", what, ")");
-  SB_FAIL("timeout after ", (timeout + kGrace).count(), " ms: rank ",
-          options_.rank, " waits for ", options_.coordinator_name, " in ",
-          what);
+  const Wait wait(*this, what, key, timeout);
+  std::unique_lock lock(mutex_);
+  // The reader gives up first; this is the last resort.
+  const milliseconds limit = timeout + 2 * kGrace;
+  changed_.wait_for(lock, limit,
+                    [&] { return ready() || !failure_.empty(); });
+  if (ready()) return;
+  const std::string me = "rank " + std::to_string(options_.rank);
+  if (!failure_.empty()) {
+    throw RunError(failure_ + " (while " + me + " was in " + what + ")");
+  }
+  throw RunError(after(limit) + me + " waits for " +
+                 options_.coordinator_name + " in " + what);
+}
+
+std::vector<std::string> ControlLine::take_answer(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> answer = std::move(answers_[key]);
+  answers_.erase(key);
+  return answer;
 }
 
 void ControlLine::set(const std::string& key, const std::string& value) {
@@ -179,20 +282,17 @@ void ControlLine::set(const std::string& key, const std::string& value) {
 
 std::string ControlLine::get(const std::string& key, milliseconds timeout) {
   send({FrameKind::kGet, {key}});
-  std::unique_lock lock(mutex_);
-  wait_until(lock, timeout, "the rendezvous, reading \"" + key + "\"",
+  wait_until("", timeout, "the rendezvous, reading \"" + key + "\"",
              [&] { return answers_.count(key) > 0; });
-  std::vector<std::string> answer = std::move(answers_[key]);
-  answers_.erase(key);
+  const std::vector<std::string> answer = take_answer(key);
   return answer.empty() ? "" : answer.front();
 }
 
 void ControlLine::report_call(const std::string& key,
                               const std::string& members,
                               const std::string& signature,
-                              const std::string& text, milliseconds timeout) {
-  send({FrameKind::kCall,
-        {key, members, signature, text, std::to_string(timeout.count())}});
+                              const std::string& text) {
+  send({FrameKind::kCall, {key, members, signature, text}});
 }
 
 std::vector<std::string> ControlLine::exchange(const std::string& key,
@@ -201,12 +301,9 @@ std::vector<std::string> ControlLine::exchange(const std::string& key,
                                                const std::string& text,
                                                milliseconds timeout) {
   send({FrameKind::kExchange,
-        {key, members, name, std::to_string(timeout.count()), text}});
-  std::unique_lock lock(mutex_);
-  wait_until(lock, timeout, name, [&] { return answers_.count(key) > 0; });
-  std::vector<std::string> answer = std::move(answers_[key]);
-  answers_.erase(key);
-  return answer;
+        {key, members, name, text}});
+  wait_until(key, timeout, name, [&] { return answers_.count(key) > 0; });
+  return take_answer(key);
 }
 
 void ControlLine::fail(const std::string& reason) {
@@ -217,9 +314,7 @@ void ControlLine::fail(const std::string& reason) {
 
 void ControlLine::leave(milliseconds timeout) {
   send({FrameKind::kLeave, {}});
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, timeout,
-                    [&] { return all_left_ || !failure_.empty(); });
+  wait_until(kLeaveKey, timeout, "leaving the world", [&] { return all_left_; });
 }
 
 }  // namespace shardbook::internal

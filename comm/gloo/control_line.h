@@ -1,11 +1,20 @@
 #pragma once
 
 // A rank's line to the coordinator.
+//
+// The line also knows what this rank waits for. A thread registers each wait;
+// the line's reader tells the coordinator of one that has lasted longer than
+// its timeout, and answers when the coordinator asks what this rank waits for.
+// The coordinator asks all ranks when something takes too long: a rank that
+// does not answer is stopped or cut off, and the waits of the others lead from
+// whoever complains to the rank that holds everybody up. A rank whose
+// coordinator does not answer gives up by itself.
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -31,7 +40,42 @@ class ControlLine {
     std::chrono::milliseconds timeout{std::chrono::minutes(5)};
   };
 
-  /// Connects; throws Error when nobody answers before the timeout.
+  /// A wait of the calling thread, from construction to destruction.
+  class Wait {
+   public:
+    /// The thread waits in `text` for a message of world rank `peer`.
+    Wait(ControlLine& line, const std::string& text, int peer,
+         std::chrono::milliseconds timeout);
+    /// The thread waits in `text` for the ranks that lack in the coordinator's
+    /// meeting `key`, or (where it is empty) for any of them.
+    Wait(ControlLine& line, const std::string& text, std::string key,
+         std::chrono::milliseconds timeout);
+    /// The thread waits for another thread of this rank.
+    explicit Wait(ControlLine& line);
+    ~Wait();
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    friend class ControlLine;
+    void begin();
+    /// Id, text, peers, key: what the coordinator hears of it.
+    std::vector<std::string> fields() const;
+
+    ControlLine& line_;
+    std::uint64_t id_ = 0;
+    const std::string* text_ = nullptr;  // null: another thread's wait counts
+    std::string peer_;
+    std::string key_;
+    std::chrono::milliseconds timeout_{0};
+    std::chrono::steady_clock::time_point began_;
+    std::thread::id thread_;
+    bool is_reported_ = false;
+    std::list<Wait*>::iterator place_;
+  };
+
+  /// Connects; throws RunError when nobody answers before the timeout. The
+  /// calling thread counts as the rank's own: the rank waits when it does.
   explicit ControlLine(Options options);
   ~ControlLine();
   ControlLine(const ControlLine&) = delete;
@@ -52,8 +96,7 @@ class ControlLine {
   std::string get(const std::string& key, std::chrono::milliseconds timeout);
   /// Tells what this rank calls. Returns at once.
   void report_call(const std::string& key, const std::string& members,
-                   const std::string& signature, const std::string& text,
-                   std::chrono::milliseconds timeout);
+                   const std::string& signature, const std::string& text);
   /// Every member's text, by position among `members`.
   std::vector<std::string> exchange(const std::string& key,
                                     const std::string& members,
@@ -72,10 +115,12 @@ class ControlLine {
   void handle(Frame frame);
   void set_failure(const std::string& message);
   void send(const Frame& frame);
-  /// Waits for `ready`; throws on failure and when the time is over.
-  void wait_until(std::unique_lock<std::mutex>& lock,
-                  std::chrono::milliseconds timeout, const std::string& what,
-                  const std::function<bool()>& ready);
+  void check_waits();
+  Frame describe_waits(const std::string& question) const;
+  /// Waits for `ready`; throws RunError on failure and when the time is over.
+  void wait_until(const std::string& key, std::chrono::milliseconds timeout,
+                  const std::string& what, const std::function<bool()>& ready);
+  std::vector<std::string> take_answer(const std::string& key);
 
   Options options_;
   Descriptor socket_;
@@ -88,6 +133,9 @@ class ControlLine {
   std::map<std::string, std::vector<std::string>> answers_;
   std::string failure_;
   std::function<void()> failure_callback_;
+  std::list<Wait*> waits_;
+  std::uint64_t num_waits_ = 0;
+  const std::thread::id owner_ = std::this_thread::get_id();
   bool all_left_ = false;
   bool ending_ = false;
   std::thread reader_;

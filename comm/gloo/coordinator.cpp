@@ -17,6 +17,10 @@ namespace {
 // A stranger may not make us keep more than this before it has said hello.
 constexpr std::size_t kMaxHelloBytes = 1024;
 
+// A rank's control line answers at once, whatever the rank computes. A rank
+// that has not answered by then is not running.
+constexpr std::chrono::milliseconds kAnswerPatience{2000};
+
 std::int64_t parse_number(const std::string& text, std::int64_t limit) {
   SB_CHECK(!text.empty() && text.size() <= 18 &&
                text.find_first_not_of("0123456789") == std::string::npos,
@@ -166,9 +170,7 @@ int Coordinator::milliseconds_to_deadline() const {
   auto nearest = Clock::now() + std::chrono::hours(1);
   for (const auto& [generation, world] : worlds_) {
     if (!world.failure.empty()) continue;
-    for (const auto& [key, meeting] : world.meetings) {
-      nearest = std::min(nearest, meeting.deadline);
-    }
+    if (world.inquiry) nearest = std::min(nearest, world.inquiry->deadline);
   }
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(nearest - Clock::now());
@@ -271,6 +273,12 @@ void Coordinator::handle(Line& line, const Frame& frame) {
     case FrameKind::kLeave:
       handle_leave(line);
       break;
+    case FrameKind::kOverdue:
+      handle_overdue(line, frame);
+      break;
+    case FrameKind::kWaits:
+      handle_waits(line, frame);
+      break;
     default:
       SB_FAIL("a rank sent a control message of kind ", int(frame.kind));
   }
@@ -321,7 +329,7 @@ void Coordinator::handle_hello(Line& line, const Frame& frame) {
 }
 
 void Coordinator::handle_call(Line& line, const Frame& frame) {
-  check_fields(frame, 5);
+  check_fields(frame, 4);
   World& world = worlds_[line.generation];
   if (!world.failure.empty()) return;
   const bool is_exchange = frame.kind == FrameKind::kExchange;
@@ -329,7 +337,6 @@ void Coordinator::handle_call(Line& line, const Frame& frame) {
   const std::string& signature = frame.fields[2];
   // An exchange is described by its name, which is also its signature.
   const std::string& text = is_exchange ? signature : frame.fields[3];
-  const std::string& timeout = frame.fields[is_exchange ? 3 : 4];
 
   auto [found, is_first] = world.meetings.try_emplace(key);
   Meeting& meeting = found->second;
@@ -337,9 +344,6 @@ void Coordinator::handle_call(Line& line, const Frame& frame) {
     meeting.members = split_ranks(frame.fields[1], options_.world_size);
     meeting.signature = signature;
     meeting.is_exchange = is_exchange;
-    meeting.timeout_ms = parse_number(timeout, std::int64_t{1} << 40);
-    meeting.deadline =
-        Clock::now() + std::chrono::milliseconds(meeting.timeout_ms);
   } else if (meeting.signature != signature) {
     const auto& [other, other_text] = *meeting.texts.begin();
     fail_world(line.generation,
@@ -349,7 +353,7 @@ void Coordinator::handle_call(Line& line, const Frame& frame) {
     return;
   }
   meeting.texts[line.rank] = text;
-  if (is_exchange) meeting.values[line.rank] = frame.fields[4];
+  if (is_exchange) meeting.values[line.rank] = frame.fields[3];
 
   if (meeting.texts.size() == meeting.members.size()) {
     if (is_exchange) finish_exchange(line.generation, key, meeting);
@@ -401,21 +405,173 @@ bool Coordinator::misses(const World& world, int rank) {
 void Coordinator::check_deadlines() {
   const auto now = Clock::now();
   for (auto& [generation, world] : worlds_) {
-    if (!world.failure.empty()) continue;
-    for (const auto& [key, meeting] : world.meetings) {
-      if (meeting.deadline > now) continue;
-      std::vector<int> here, missing;
-      for (const int member : meeting.members) {
-        (meeting.texts.count(member) > 0 ? here : missing).push_back(member);
+    if (world.inquiry && world.inquiry->deadline <= now) conclude(generation);
+  }
+}
+
+// --- Who holds the others up -------------------------------------------------
+
+std::vector<int> Coordinator::awaited(const World& world, int rank,
+                                      const std::string& peers,
+                                      const std::string& key) const {
+  if (!peers.empty()) return split_ranks(peers, options_.world_size);
+  std::vector<int> members;
+  const auto meeting = world.meetings.find(key);
+  if (meeting != world.meetings.end()) {
+    members = meeting->second.members;
+  } else if (key.empty() || key == kLeaveKey) {
+    for (int r = 0; r < options_.world_size; ++r) members.push_back(r);
+  }
+  const auto has_come = [&](int member) {
+    if (member == rank) return true;
+    if (key == kLeaveKey) return world.left.count(member) > 0;
+    return meeting != world.meetings.end() &&
+           meeting->second.texts.count(member) > 0;
+  };
+  members.erase(std::remove_if(members.begin(), members.end(), has_come),
+                members.end());
+  return members;
+}
+
+Coordinator::Wait Coordinator::read_wait(const World& world, int rank,
+                                         const Frame& frame,
+                                         std::size_t at) const {
+  return {frame.fields[at], frame.fields[at + 1],
+          awaited(world, rank, frame.fields[at + 2], frame.fields[at + 3])};
+}
+
+void Coordinator::handle_overdue(Line& line, const Frame& frame) {
+  check_fields(frame, 5);
+  World& world = worlds_[line.generation];
+  if (!world.failure.empty() || world.inquiry) return;
+  Inquiry inquiry;
+  inquiry.number = ++num_inquiries_;
+  inquiry.rank = line.rank;
+  inquiry.wait = read_wait(world, line.rank, frame, 0);
+  inquiry.timeout_ms = parse_number(frame.fields[4], std::int64_t{1} << 40);
+  inquiry.deadline = Clock::now() + kAnswerPatience;
+  for (Line& other : lines_) {
+    if (other.rank < 0 || other.generation != line.generation) continue;
+    inquiry.asked.insert(other.rank);
+    queue(other, {FrameKind::kAsk, {std::to_string(inquiry.number)}});
+  }
+  world.inquiry = std::move(inquiry);
+}
+
+void Coordinator::handle_waits(Line& line, const Frame& frame) {
+  World& world = worlds_[line.generation];
+  SB_CHECK(frame.fields.size() >= 2 && frame.fields.size() % 4 == 2,
+           "control message of kind ", int(frame.kind), " has ",
+           frame.fields.size(), " fields");
+  if (!world.inquiry ||
+      frame.fields[0] != std::to_string(world.inquiry->number)) {
+    return;
+  }
+  Answer& answer = world.inquiry->answers[line.rank];
+  answer.is_waiting = frame.fields[1] == "1";
+  for (std::size_t i = 2; i < frame.fields.size(); i += 4) {
+    answer.waits.push_back(read_wait(world, line.rank, frame, i));
+  }
+  if (world.inquiry->answers.size() == world.inquiry->asked.size()) {
+    conclude(line.generation);
+  }
+}
+
+void Coordinator::conclude(std::uint64_t generation) {
+  World& world = worlds_[generation];
+  const Inquiry inquiry = std::move(*world.inquiry);
+  world.inquiry.reset();
+  // The wait may have ended while we asked.
+  const auto answer = inquiry.answers.find(inquiry.rank);
+  const bool is_over =
+      answer != inquiry.answers.end() &&
+      std::none_of(
+          answer->second.waits.begin(), answer->second.waits.end(),
+          [&](const Wait& wait) { return wait.id == inquiry.wait.id; });
+  if (!is_over) fail_world(generation, verdict(inquiry));
+}
+
+std::string Coordinator::verdict(const Inquiry& inquiry) {
+  const std::string after =
+      "timeout after " + std::to_string(inquiry.timeout_ms) + " ms: ";
+
+  // Walk along the waits, beginning with the one that takes too long.
+  struct Step {
+    int from;  // the rank that waits for this one
+    std::string text;
+  };
+  std::map<int, Step> steps;
+  std::vector<int> reached, silent, at_work;
+  const auto reach = [&](int from, const Wait& wait) {
+    for (const int peer : wait.peers) {
+      if (steps.emplace(peer, Step{from, wait.text}).second) {
+        reached.push_back(peer);
       }
-      fail_world(generation,
-                 "timeout after " + std::to_string(meeting.timeout_ms) +
-                     " ms: " + rank_list(missing) + " did not join " +
-                     meeting.texts.begin()->second + ", in which " +
-                     rank_list(here) + (here.size() == 1 ? " waits" : " wait"));
-      break;
+    }
+  };
+  reach(inquiry.rank, inquiry.wait);
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    const int rank = reached[i];
+    const auto answer = inquiry.answers.find(rank);
+    if (answer == inquiry.answers.end()) {
+      (inquiry.asked.count(rank) > 0 ? silent : at_work).push_back(rank);
+    } else if (!answer->second.is_waiting) {
+      at_work.push_back(rank);
+    } else {
+      for (const Wait& wait : answer->second.waits) reach(rank, wait);
     }
   }
+  if (silent.empty()) {
+    for (const int rank : inquiry.asked) {
+      if (inquiry.answers.count(rank) == 0) silent.push_back(rank);
+    }
+  }
+
+  // "rank 0 waits for rank 1 in recv ..., rank 1 for ...", up to `rank`.
+  const auto chain = [&](int rank) {
+    std::string text;
+    std::set<int> seen;
+    for (auto step = steps.find(rank);
+         step != steps.end() && seen.insert(step->first).second;
+         step = steps.find(step->second.from)) {
+      text = "; rank " + std::to_string(step->second.from) +
+             " waits for rank " + std::to_string(step->first) + " in " +
+             step->second.text + text;
+      if (step->second.from == inquiry.rank) break;
+    }
+    return text;
+  };
+  if (!silent.empty()) {
+    std::sort(silent.begin(), silent.end());
+    const bool is_one = silent.size() == 1;
+    return after + rank_list(silent) + (is_one ? " does" : " do") +
+           " not answer: " +
+           (is_one ? "its process is stopped, or its host"
+                   : "their processes are stopped, or their hosts") +
+           " cannot be reached" + chain(silent.front());
+  }
+  if (at_work.empty()) {
+    return after + "all ranks wait for each other" +
+           (reached.empty() ? "" : chain(reached.back()));
+  }
+  // Those that the same wait is for are missing together.
+  const Step& last = steps.at(at_work.front());
+  std::vector<int> late, waiting;
+  for (const int rank : at_work) {
+    if (steps.at(rank).text == last.text) late.push_back(rank);
+  }
+  std::sort(late.begin(), late.end());
+  for (const auto& [rank, answer] : inquiry.answers) {
+    const bool waits_there = std::any_of(
+        answer.waits.begin(), answer.waits.end(),
+        [&](const Wait& wait) { return wait.text == last.text; });
+    if (answer.is_waiting && waits_there) waiting.push_back(rank);
+  }
+  if (waiting.empty()) waiting.push_back(last.from);
+  return after + rank_list(late) + " did not join " + last.text +
+         ", in which " + rank_list(waiting) +
+         (waiting.size() == 1 ? " waits" : " wait") +
+         (last.from == inquiry.rank ? "" : chain(last.from));
 }
 
 void Coordinator::fail_world(std::uint64_t generation,

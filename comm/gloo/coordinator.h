@@ -5,7 +5,11 @@
 //
 //   - keeps the addresses by which the ranks find each other,
 //   - sees the description of every call of every rank, compares them, and so
-//     notices calls that differ and ranks that do not come,
+//     notices calls that differ and ranks that never come,
+//   - finds out who holds the others up: when a rank complains about a wait, it
+//     asks every rank what it waits for. A rank that does not answer is to
+//     blame; otherwise the one that waits for nobody, at the end of the chain
+//     of waits,
 //   - notices the end of a rank by the end of its line,
 //   - and tells all ranks the first thing that went wrong.
 //
@@ -65,8 +69,27 @@ class Coordinator {
     std::map<int, std::string> texts;   // by rank: what it calls
     std::map<int, std::string> values;  // exchanges only
     bool is_exchange = false;
-    Clock::time_point deadline;
+  };
+
+  // What a rank waits for, in its own words.
+  struct Wait {
+    std::string id;  // among the waits of its rank
+    std::string text;
+    std::vector<int> peers;
+  };
+  struct Answer {
+    bool is_waiting = false;  // the rank's own thread
+    std::vector<Wait> waits;
+  };
+  // What every rank waits for, asked because `wait` of `rank` takes too long.
+  struct Inquiry {
+    std::uint64_t number = 0;
+    int rank = 0;
+    Wait wait;
     std::int64_t timeout_ms = 0;
+    Clock::time_point deadline;
+    std::set<int> asked;
+    std::map<int, Answer> answers;
   };
 
   struct World {
@@ -74,6 +97,7 @@ class Coordinator {
     std::multimap<std::string, int> value_waiters;  // key, rank
     std::map<std::string, Meeting> meetings;
     std::set<int> left;
+    std::optional<Inquiry> inquiry;
     std::string failure;
   };
 
@@ -96,6 +120,17 @@ class Coordinator {
   void handle_hello(Line& line, const Frame& frame);
   void handle_call(Line& line, const Frame& frame);
   void handle_leave(Line& line);
+  void handle_overdue(Line& line, const Frame& frame);
+  void handle_waits(Line& line, const Frame& frame);
+  // The ranks that a wait is for, by the peers or the key that it names.
+  std::vector<int> awaited(const World& world, int rank,
+                           const std::string& peers,
+                           const std::string& key) const;
+  // Four fields of a frame: id, text, peers, key.
+  Wait read_wait(const World& world, int rank, const Frame& frame,
+                 std::size_t at) const;
+  void conclude(std::uint64_t generation);
+  static std::string verdict(const Inquiry& inquiry);
   void finish_exchange(std::uint64_t generation, const std::string& key,
                        const Meeting& meeting);
   static bool misses(const World& world, int rank);
@@ -117,6 +152,7 @@ class Coordinator {
   std::set<int> ended_;
   std::list<Line> lines_;
   std::map<std::uint64_t, World> worlds_;
+  std::uint64_t num_inquiries_ = 0;
   std::thread thread_;
 };
 

@@ -100,8 +100,7 @@ Channel GlooGroup::open(const CommCall& call) {
   const std::string key = id_ + "/" + std::to_string(num_collectives_++);
   const std::string signature = signature_of(call);
   channel.slot = hash(key + signature);
-  world_->line().report_call(key, members_, signature, channel.info.text,
-                             timeout_);
+  world_->line().report_call(key, members_, signature, channel.info.text);
   return channel;
 }
 
@@ -124,7 +123,7 @@ std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
                                 std::to_string(call.numel) + "]";
   world_->line().report_call(key,
                              join_ranks({world_rank(from), world_rank(to)}),
-                             signature, info.text, timeout_);
+                             signature, info.text);
   return hash(key + signature);
 }
 

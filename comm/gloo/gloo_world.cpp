@@ -8,6 +8,8 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
+#include <map>
+#include <sstream>
 #include <utility>
 
 #include "comm/gloo/calls.h"
@@ -53,6 +55,50 @@ void ignore_broken_pipes() {
   struct sigaction current {};
   sigaction(SIGPIPE, nullptr, &current);
   if (current.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
+// What must agree, as one text: names and values, each ended by a zero byte.
+std::string agreement_text(const LaunchOptions& options) {
+  std::string text;
+  for (const auto& [name, value] : options.agreed) {
+    text += name + '\0' + value + '\0';
+  }
+  return text;
+}
+
+std::map<std::string, std::string> read_agreement(const std::string& text) {
+  std::map<std::string, std::string> values;
+  std::istringstream in(text);
+  std::string name, value;
+  while (std::getline(in, name, '\0') && std::getline(in, value, '\0')) {
+    values[name] = value;
+  }
+  return values;
+}
+
+// Every rank has all texts, so all of them throw the same.
+void check_agreement(const std::vector<std::string>& texts) {
+  std::vector<std::map<std::string, std::string>> ranks;
+  for (const std::string& text : texts) ranks.push_back(read_agreement(text));
+  const auto value_on = [&](std::size_t rank, const std::string& name) {
+    const auto found = ranks[rank].find(name);
+    return found == ranks[rank].end() ? "not known"
+           : found->second.empty()    ? "not given"
+                                      : found->second;
+  };
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    for (const auto* side : {&ranks[0], &ranks[rank]}) {
+      for (const auto& [name, value] : *side) {
+        const std::string first = value_on(0, name);
+        const std::string other = value_on(rank, name);
+        if (first == other) continue;
+        throw OptionsDiffer("the ranks' options differ: " + name + " is " +
+                            first + " on rank 0 and " + other + " on rank " +
+                            std::to_string(rank) +
+                            "; start every rank with the same options");
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -102,11 +148,15 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
   std::vector<int> everybody;
   for (int rank = 0; rank < size_; ++rank) everybody.push_back(rank);
   const std::string joining = "joining the world of " + std::to_string(size_);
-  line_->exchange("join", join_ranks(everybody), joining, "", timeout_);
+  check_agreement(line_->exchange("join", join_ranks(everybody), joining,
+                                  agreement_text(options), timeout_));
   try {
-    transport_ = std::make_unique<GlooTransport>(rank_, size_, line_->host(),
-                                                 options.network_interface,
-                                                 *line_, timeout_);
+    const ControlLine::Wait wait(*line_, joining, "", timeout_);
+    // The coordinator keeps the time; Gloo's clock is the last resort. It also
+    // ends the attempt after a failure, which Gloo cannot be told of.
+    transport_ = std::make_unique<GlooTransport>(
+        rank_, size_, line_->host(), options.network_interface, *line_,
+        timeout_ + kReasonPatience);
   } catch (const std::exception& error) {
     throw_failure({joining, timeout_}, -1, error.what());
   }
@@ -128,7 +178,8 @@ void GlooWorld::check(const CallInfo& info) const {
     const std::lock_guard lock(mutex_);
     if (!failed_) return;
   }
-  SB_FAIL(line_->failure(), " (while rank ", rank_, " was in ", info.text, ")");
+  throw RunError(line_->failure() + " (while rank " + std::to_string(rank_) +
+                 " was in " + info.text + ")");
 }
 
 void GlooWorld::fail(const std::string& reason) {
@@ -138,9 +189,6 @@ void GlooWorld::fail(const std::string& reason) {
 void GlooWorld::leave() {
   for (const auto& queue : queues_) queue->drain();
   line_->leave(timeout_);
-  const std::string failure = line_->failure();
-  SB_CHECK(failure.empty(), failure, " (while rank ", rank_,
-           " was at its end)");
 }
 
 void GlooWorld::add_queue(std::shared_ptr<CallQueue> queue) {
@@ -173,7 +221,8 @@ void GlooWorld::throw_failure(const CallInfo& info, int peer,
     failure = line_->failure();
     if (failure.empty()) failure = lost;
   }
-  SB_FAIL(failure, " (while rank ", rank_, " was in ", info.text, ")");
+  throw RunError(failure + " (while rank " + std::to_string(rank_) +
+                 " was in " + info.text + ")");
 }
 
 Message::Message() = default;
@@ -222,6 +271,8 @@ void Message::wait(const CallInfo& info) {
   bool arrived = false;
   std::string cause;
   try {
+    const ControlLine::Wait wait(world_->line(), info.text, peer_,
+                                 info.timeout);
     // The coordinator keeps the time; Gloo's clock is the last resort.
     const milliseconds limit = info.timeout + milliseconds(10000);
     arrived = is_send_ ? buffer_->waitSend(nullptr, limit)

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +24,7 @@
 
 #include "comm/gloo/coordinator.h"
 #include "comm/gloo/gloo_group.h"
+#include "comm/signals.h"
 #include "core/check.h"
 
 namespace shardbook {
@@ -36,15 +36,23 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 // After a failure the other ranks have this long to say what they were doing.
-constexpr milliseconds kGrace{5000};
+constexpr milliseconds kGrace{3000};
 
 struct Child {
   pid_t pid = -1;
   Descriptor pipe;     // its answer, in run_processes
   std::string answer;  // what came through the pipe
   bool ended = false;
-  int status = 0;  // exit status, or 128 + signal
+  int status = 0;  // exit status, or kExitRunFailed
+  std::optional<Clock::time_point> stopped_since;
 };
+
+bool is_stopped(pid_t pid) {
+  siginfo_t info{};
+  return waitid(P_PID, static_cast<id_t>(pid), &info,
+                WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid != 0;
+}
 
 // How a process ended, without collecting it; empty while it runs.
 std::optional<siginfo_t> ended(pid_t pid) {
@@ -83,8 +91,10 @@ Meeting open_meeting(const LaunchOptions& options) {
 // Watches children until all have ended.
 class Supervisor {
  public:
-  Supervisor(std::vector<Child> children, Descriptor listener)
-      : children_(std::move(children)) {
+  // A rank that is stopped for longer than `timeout` has failed.
+  Supervisor(std::vector<Child> children, Descriptor listener,
+             milliseconds timeout)
+      : children_(std::move(children)), timeout_(timeout) {
     if (!listener.valid()) return;
     Coordinator::Options options;
     options.listener = std::move(listener);
@@ -103,20 +113,21 @@ class Supervisor {
     }
   }
 
-  // `signals` may be -1; what arrives there is passed on.
-  void run(int signals) {
+  // The signal that has come to this process is passed on.
+  void run() {
     std::optional<Clock::time_point> kill_at;
     while (std::any_of(children_.begin(), children_.end(),
                        [](const Child& child) { return !child.ended; })) {
-      std::vector<pollfd> waiting = {{signals, POLLIN, 0}};
+      std::vector<pollfd> waiting;
       for (const Child& child : children_) {
         waiting.push_back({child.pipe.value(), POLLIN, 0});
       }
       poll(waiting.data(), waiting.size(), 20);
-      if (waiting[0].revents & POLLIN) pass_on(signals);
+      pass_on_signal();
       for (std::size_t i = 0; i < children_.size(); ++i) {
-        if (waiting[i + 1].revents != 0) read_answer(children_[i]);
+        if (waiting[i].revents != 0) read_answer(children_[i]);
         check_end(static_cast<int>(i));
+        check_stop(static_cast<int>(i));
       }
       if (!kill_at && has_failure()) kill_at = Clock::now() + kGrace;
       if (kill_at && Clock::now() > *kill_at) send_signal(SIGKILL);
@@ -137,6 +148,12 @@ class Supervisor {
  private:
   bool has_failure() const { return status_ != 0 || !failure().empty(); }
 
+  void fail(const std::string& failure) {
+    if (!this->failure().empty()) return;
+    failure_ = failure;
+    if (coordinator_) coordinator_->fail(failure_);
+  }
+
   // Called by the coordinator when a rank's line has ended: its end may show a
   // moment later.
   std::string explain(int rank) {
@@ -155,13 +172,29 @@ class Supervisor {
     if (!info) return;
     child.ended = true;
     child.status =
-        info->si_code == CLD_EXITED ? info->si_status : 128 + info->si_status;
-    if (status_ == 0) status_ = child.status;
+        info->si_code == CLD_EXITED ? info->si_status : kExitRunFailed;
     if (coordinator_ && child.status == 0) coordinator_->rank_ended(rank);
-    if (child.status != 0 && failure().empty()) {
-      failure_ = "rank " + std::to_string(rank) + " failed: " + end_text(*info);
-      if (coordinator_) coordinator_->fail(failure_);
+    if (child.status == 0) return;
+    status_ = status_ == 0 ? child.status : std::min(status_, child.status);
+    fail("rank " + std::to_string(rank) + " failed: " + end_text(*info));
+  }
+
+  // A stopped rank neither computes nor answers. Its peers may take long to
+  // miss it, and after its last call nobody does.
+  void check_stop(int rank) {
+    Child& child = children_[static_cast<std::size_t>(rank)];
+    if (child.ended || !is_stopped(child.pid)) {
+      child.stopped_since.reset();
+      return;
     }
+    const auto now = Clock::now();
+    if (!child.stopped_since) child.stopped_since = now;
+    if (now >= *child.stopped_since + timeout_) {
+      fail("timeout after " + std::to_string(timeout_.count()) + " ms: rank " +
+           std::to_string(rank) + " does not answer: its process is stopped");
+    }
+    // It cannot end by itself.
+    if (has_failure()) kill(child.pid, SIGKILL);
   }
 
   void read_answer(Child& child) {
@@ -174,12 +207,11 @@ class Supervisor {
     }
   }
 
-  // The first SIGINT or SIGTERM asks; the next one insists.
-  void pass_on(int signals) {
-    signalfd_siginfo info{};
-    if (read(signals, &info, sizeof info) != sizeof info) return;
-    send_signal(signalled_ ? SIGKILL : static_cast<int>(info.ssi_signo));
-    signalled_ = true;
+  // It asks the ranks to end; a second one ends this process, and they with it.
+  void pass_on_signal() {
+    if (has_passed_on_ || received_signal() == 0) return;
+    has_passed_on_ = true;
+    send_signal(received_signal());
   }
 
   void send_signal(int signal) {
@@ -191,8 +223,9 @@ class Supervisor {
   std::vector<Child> children_;
   std::unique_ptr<Coordinator> coordinator_;
   std::string failure_;  // of a rank that never reached the coordinator
+  milliseconds timeout_;
   int status_ = 0;
-  bool signalled_ = false;
+  bool has_passed_on_ = false;
 };
 
 // A child does not outlive its parent.
@@ -292,8 +325,9 @@ std::vector<std::string> run_processes(
     children.push_back(std::move(child));
   }
 
-  Supervisor supervisor(std::move(children), std::move(meeting.listener));
-  supervisor.run(/*signals=*/-1);
+  Supervisor supervisor(std::move(children), std::move(meeting.listener),
+                        options.timeout);
+  supervisor.run();
 
   // The coordinator knows what went wrong first; a rank that never reached it
   // has said so itself.
@@ -357,7 +391,7 @@ std::vector<std::string> rank_variables(int rank, int world_size,
 
 // In the child, between fork and exec: only calls that are safe there.
 [[noreturn]] void become_rank(int rank, pid_t parent, char* const* arguments,
-                              char* const* variables, const sigset_t& mask) {
+                              char* const* variables) {
   // A group of its own: Ctrl-C reaches the supervisor, which passes it on once.
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -366,7 +400,13 @@ std::vector<std::string> rank_variables(int rank, int world_size,
     const int nowhere = open("/dev/null", O_WRONLY);
     if (nowhere >= 0) dup2(nowhere, STDOUT_FILENO);
   }
-  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  // A program that does not watch the signals is ended by them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGHUP);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   execve("/proc/self/exe", arguments, variables);
   _exit(127);
 }
@@ -386,15 +426,8 @@ std::optional<int> launch_processes(int world_size,
   Meeting meeting = open_meeting(options);
   std::fflush(nullptr);
 
-  // Signals are read, not handled, so that none is lost.
-  sigset_t signals, previous;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGHUP);
-  pthread_sigmask(SIG_BLOCK, &signals, &previous);
-  const Descriptor arriving(signalfd(-1, &signals, SFD_CLOEXEC));
-
+  watch_signals();
+  begin_checking_signals();
   std::vector<std::string> arguments = own_arguments();
   const std::vector<char*> argument_pointers = pointers(arguments);
   const pid_t parent = getpid();
@@ -407,7 +440,7 @@ std::optional<int> launch_processes(int world_size,
     child.pid = fork();
     if (child.pid == 0) {
       become_rank(rank, parent, argument_pointers.data(),
-                  variable_pointers.data(), previous);
+                  variable_pointers.data());
     }
     if (child.pid < 0) break;  // the others notice that it never joins
     children.push_back(std::move(child));
@@ -415,10 +448,11 @@ std::optional<int> launch_processes(int world_size,
   const bool all_started = static_cast<int>(children.size()) == world_size;
 
   std::string failure;
-  int status = all_started ? 0 : 1;
+  int status = kExitRunFailed;
   if (all_started) {
-    Supervisor supervisor(std::move(children), std::move(meeting.listener));
-    supervisor.run(arriving.value());
+    Supervisor supervisor(std::move(children), std::move(meeting.listener),
+                          options.timeout);
+    supervisor.run();
     failure = supervisor.failure();
     status = supervisor.status();
   } else {
@@ -426,9 +460,11 @@ std::optional<int> launch_processes(int world_size,
     for (const Child& child : children) kill(child.pid, SIGKILL);
     for (const Child& child : children) waitpid(child.pid, nullptr, 0);
   }
-  pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+  if (status == 0 && !failure.empty()) status = kExitRunFailed;
+  // The ranks stopped because they were asked to: that is no error.
+  if (status != 0 && received_signal() != 0) return 128 + received_signal();
   if (!failure.empty()) std::fprintf(stderr, "error: %s\n", failure.c_str());
-  return status == 0 && !failure.empty() ? 1 : status;
+  return status;
 }
 
 }  // namespace shardbook

@@ -62,19 +62,26 @@ enum class FrameKind : std::uint8_t {
   kSet,        // key, value
   kGet,        // key
   kValue,      // key, value
-  kCall,       // key, members, signature, text, timeout in ms
-  kExchange,   // key, members, name, timeout in ms, text
+  kCall,       // key, members, signature, text
+  kExchange,   // key, members, name, text
   kExchanged,  // key, texts by position among the members
   kFail,       // reason
   kFailed,     // message
   kLeave,      //
-  kAllLeft     //
+  kAllLeft,    //
+  kOverdue,    // id, text, peers, key, timeout in ms: a wait that is too long
+  kAsk,        // number of the question: what does this rank wait for?
+  kWaits       // number, "1" if the rank itself waits, then for each wait
+               // id, text, peers, key
 };
 
 struct Frame {
   FrameKind kind = FrameKind::kHello;
   std::vector<std::string> fields;
 };
+
+/// The key of a wait for the ranks that have not left the world.
+constexpr const char* kLeaveKey = "leave";
 
 constexpr std::size_t kMaxFrameBytes = std::size_t{64} << 20;
 

@@ -16,6 +16,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Names that are taken before we give up.
+constexpr int kMaxAttempts = 1000;
+
 /// Not built from the target's name, which may already be as long as allowed.
 /// O_EXCL settles ties between processes of several hosts on one file system.
 std::string next_temporary(const std::string& folder) {
@@ -53,7 +56,17 @@ AtomicFile::AtomicFile(const std::string& path)
   const fs::path parent = fs::path(target_).parent_path();
   folder_ = parent.empty() ? "." : parent.string();
 
-  constexpr int kMaxAttempts = 1000;
+  descriptor_ =
+      ::open(folder_.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+  // EISDIR: a kernel that does not know O_TMPFILE.
+  const bool is_refused =
+      descriptor_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR ||
+                          errno == EINVAL || errno == EINTR);
+  if (is_refused) create_named();
+  if (descriptor_ < 0) fail("create a file in this folder", errno);
+}
+
+void AtomicFile::create_named() {
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     temporary_ = next_temporary(folder_);
     descriptor_ = ::open(temporary_.c_str(),
@@ -61,9 +74,21 @@ AtomicFile::AtomicFile(const std::string& path)
     if (descriptor_ >= 0) return;
     if (errno != EEXIST && errno != EINTR) break;
   }
-  const int cause = errno;
   temporary_.clear();
-  fail("create a file in this folder", cause);
+}
+
+void AtomicFile::give_name() {
+  const std::string self = "/proc/self/fd/" + std::to_string(descriptor_);
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    const std::string name = next_temporary(folder_);
+    if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(),
+                 AT_SYMLINK_FOLLOW) == 0) {
+      temporary_ = name;
+      return;
+    }
+    if (errno != EEXIST) break;
+  }
+  fail("give the new file a name", errno);
 }
 
 AtomicFile::~AtomicFile() { discard(); }
@@ -87,6 +112,7 @@ void AtomicFile::commit() {
            ": cannot commit: the file is complete or an earlier write failed");
   // Data first, then the name: a crash between the two leaves the old file.
   if (::fsync(descriptor_) != 0) fail("sync", errno);
+  if (temporary_.empty()) give_name();
   const int descriptor = descriptor_;
   descriptor_ = -1;
   if (::close(descriptor) != 0) fail("close", errno);

@@ -7,10 +7,12 @@
 
 namespace shardbook::internal {
 
-/// Writes to a temporary name in the folder of `path`; commit() syncs, renames
-/// and syncs the folder. Until then `path` is untouched, and the destructor or
-/// any failure removes the temporary file. Throws shardbook::Error that names
-/// the path, the step and the cause.
+/// Writes to a file without a name in the folder of `path`; commit() syncs it,
+/// gives it a temporary name, renames that and syncs the folder. Until then
+/// `path` is untouched, and nothing is left of a process that is killed. Where
+/// the file system has no files without a name, the file has its temporary name
+/// from the beginning; the destructor or any failure removes it. Throws
+/// shardbook::Error that names the path, the step and the cause.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -24,11 +26,13 @@ class AtomicFile {
  private:
   [[noreturn]] void fail(const char* step, int cause);
   void discard() noexcept;
+  void create_named();
+  void give_name();
 
   std::string label_;   // as the caller wrote it, for messages
   std::string target_;  // links followed
   std::string folder_;
-  std::string temporary_;
+  std::string temporary_;  // empty while the file has no name
   int descriptor_ = -1;
 };
 

@@ -190,6 +190,46 @@ TEST_F(GlooFailure, TimeoutNamesWhoIsMissing) {
   EXPECT_THAT(said_by(1), HasSubstr("rank 2 did not join"));
 }
 
+TEST_F(GlooFailure, TimeoutNamesWhoIsAtTheEndOfTheChainOfWaits) {
+  options_.timeout = std::chrono::milliseconds(300);
+  const std::string error = run(3, [](ProcessGroup& world) {
+    if (world.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::seconds(60));
+    }
+    const int next = world.rank() + 1;
+    // A message that nobody waits for must not make rank 1 look guilty.
+    if (world.rank() == 0) world.send(Tensor::zeros({7}), next, /*tag=*/1);
+    world.recv(ten(), next).wait();
+  });
+  EXPECT_THAT(error, HasSubstr("rank 2 did not join recv f32[10] from rank 2 "
+                               "over 'world', in which rank 1 waits"));
+}
+
+TEST_F(GlooFailure, TimeoutTellsACircleOfWaits) {
+  options_.timeout = std::chrono::milliseconds(300);
+  const std::string error = run(3, [](ProcessGroup& world) {
+    world.recv(ten(), (world.rank() + 1) % 3).wait();
+  });
+  EXPECT_THAT(error, AllOf(HasSubstr("all ranks wait for each other"),
+                           HasSubstr("rank 2 waits for rank 0 in recv")));
+}
+
+TEST_F(GlooFailure, MessagesThatNobodyWaitsForMayTakeLong) {
+  options_.timeout = std::chrono::milliseconds(300);
+  EXPECT_EQ(run(2,
+                [](ProcessGroup& world) {
+                  if (world.rank() == 0) {
+                    world.send(ten(), 1);
+                    std::this_thread::sleep_for(std::chrono::seconds(1));
+                  } else {
+                    std::this_thread::sleep_for(
+                        std::chrono::milliseconds(900));
+                    world.recv(ten(), 0).wait();
+                  }
+                }),
+            "");
+}
+
 // --- Calls that differ
 // ---------------------------------------------------------
 
