@@ -303,12 +303,12 @@ Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
                        ? representatives_[static_cast<std::size_t>(from)]
                        : from;
   const Tensor times = Tensor::empty({3}, {DType::kF64, clock_memory_});
-  const double ready = clock_.issue_message();
+  clock_.issue_message();
   Work arrival = inner_.recv(times, peer, call.tag + kClockTag);
   Work data = moves(tensor) ? inner_.recv(tensor, peer, call.tag, call.label)
                             : Work();
   inner_.clear_records();
-  const auto arrive = [this, times, ready, call, from,
+  const auto arrive = [this, times, call, from,
                        arrival = std::make_shared<Work>(arrival)] {
     arrival->wait();
     const double* values = times.data<double>();
@@ -316,9 +316,9 @@ Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
     event.queue = "recv " + name();
     event.peer = world_rank(from);
     event.message = static_cast<std::int64_t>(values[2]);
-    event.begin_s = std::max(values[0], std::min(ready, values[1]));
-    event.end_s = std::max(values[1], ready);
-    const double begin = event.begin_s, end = event.end_s;
+    // On the wire; what waits for its receiver is no longer communication
+    const double begin = event.begin_s = values[0];
+    const double end = event.end_s = values[1];
     clock_.add_message(std::move(event),
                        clock_.model()
                            .link({world_rank(from), world_rank(rank())})

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,9 @@ namespace shardbook::sim {
 struct TimelineEvent {
   std::string name;      ///< "matmul", "all_reduce"
   std::string label;     ///< what it is for: "bucket 2"; may be empty
-  std::string category;  ///< "forward", "backward", "optimizer", "comm", "copy"
+  /// Work: "forward", "backward", "optimizer", "comm", "copy", "host".
+  /// A queue that is held back: "bubble", "exposed", "wait" (see TimeSummary).
+  std::string category;
   std::string queue;     ///< "compute", "unshard", "comm world", "host"
   double begin_s = 0;
   double end_s = 0;
@@ -27,10 +30,15 @@ struct TimelineEvent {
   std::int64_t message = -1;
 };
 
-/// Bytes in use by kind from `time_s` on.
+/// Bytes in use by kind from `time_s` on. Two samples may have one time: a
+/// moment's peak, and what stays of it.
 struct MemorySample {
   double time_s = 0;
   std::array<std::int64_t, kNumMemoryKinds> bytes{};
+
+  std::int64_t total() const {
+    return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+  }
 };
 
 /// What travelled over one kind of link, sent by this rank.
@@ -39,8 +47,11 @@ struct LinkBytes {
   double bytes = 0;
 };
 
-/// One rank's run. Events are in the order of their issue; per queue they do
-/// not overlap.
+/// Whether a queue works during an event, or is held back.
+bool is_work(const TimelineEvent& event);
+
+/// One rank's run. Events are in the order of their issue. Those of one queue
+/// do not overlap, except for messages to and from several ranks.
 struct RankTimeline {
   int rank = 0;
   std::vector<TimelineEvent> events;
@@ -50,13 +61,23 @@ struct RankTimeline {
 };
 
 /// Figures of one rank's last step: the first ones may do more than the others
-/// (buckets are rebuilt, prefetching learns its order).
+/// (buckets are rebuilt, prefetching learns its order). Where ranks do not
+/// flush, the last step that still begins a forward.
+///
+/// At every instant of the step the compute queue is in one of four states:
+///
+///   busy     an operation runs on it
+///   exposed  it waits for a message that is on the wire
+///   bubble   it waits for a message that has not been sent: the sender is
+///            still computing, or waits itself
+///   rest     the host has given it nothing, or it waits for another queue
+///
+/// The idle share is all that is not busy: exposed, bubble and rest.
 struct TimeSummary {
   double step_s = 0;
-  /// Share of the step in which the compute queue does nothing.
   double idle_share = 0;
-  /// Time in which the compute queue waits for a message.
   double exposed_comm_s = 0;
+  double bubble_s = 0;
   std::vector<LinkBytes> links;
 };
 

@@ -78,11 +78,9 @@ class Writer {
       if (static_cast<int>(groups.size()) == max_groups) break;
       groups.push_back(group_json(group));
     }
-    return {{"world_size", view_.world_size},
-            {"step_s", view_.step_s},
-            {"ops", ops_},
-            {"kinds", kinds_json()},
-            {"groups", std::move(groups)}};
+    return {{"world_size", view_.world_size}, {"step_s", view_.step_s},
+            {"num_steps", view_.num_steps},   {"ops", ops_},
+            {"kinds", kinds_json()},          {"groups", std::move(groups)}};
   }
 
  private:

@@ -3,7 +3,7 @@
 // The last step of a run as compact JSON: "virtual.timeline" in what a chapter
 // prints under --format json, and what report.html draws.
 //
-//   {"world_size": 4, "step_s": 0.0013,
+//   {"world_size": 4, "step_s": 0.0013, "num_steps": 1,
 //    "ops": [["matmul", "", "forward"], ["all_reduce", "bucket 0", "comm"]],
 //    "kinds": ["parameter", "gradient"],
 //    "groups": [{

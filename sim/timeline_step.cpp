@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace shardbook::sim {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 struct Window {
   double begin_s = 0;
   double end_s = 0;
+  int num_steps = 1;
 };
 
 // All events and samples, when no rank counts steps.
@@ -26,19 +28,90 @@ Window whole_run(const std::vector<RankTimeline>& timelines) {
   return std::isinf(window.begin_s) ? Window{} : window;
 }
 
-// Step number `num_steps` of every rank: from the first begin to the last end.
+bool computes(const TimelineEvent& event) {
+  return event.queue == "compute" && is_work(event);
+}
+
+// The last of a rank's first `num_steps` steps that begins a forward; the very
+// last where none does.
+std::size_t last_forward_step(const RankTimeline& rank, std::size_t num_steps) {
+  const auto begins_forward = [&](std::size_t step) {
+    return std::any_of(
+        rank.events.begin(), rank.events.end(), [&](const auto& event) {
+          return computes(event) && event.category == "forward" &&
+                 event.begin_s >= rank.steps[step] &&
+                 event.begin_s < rank.steps[step + 1];
+        });
+  };
+  for (std::size_t step = num_steps; step-- > 0;) {
+    if (begins_forward(step)) return step;
+  }
+  return num_steps - 1;
+}
+
+// When a rank first computes in a step.
+double first_work_s(const RankTimeline& rank, std::size_t step) {
+  double first_s = rank.steps[step + 1];
+  for (const TimelineEvent& event : rank.events) {
+    if (computes(event) && event.begin_s >= rank.steps[step]) {
+      first_s = std::min(first_s, event.begin_s);
+    }
+  }
+  return first_s;
+}
+
+// The same step of ranks that end it together, or one after the other.
+Window flushing_window(const std::vector<RankTimeline>& timelines,
+                       std::size_t step) {
+  double first_work = std::numeric_limits<double>::infinity();
+  double last_begin = 0, longest = 0;
+  for (const RankTimeline& rank : timelines) {
+    const double begin_s = rank.steps[step];
+    first_work = std::min(first_work, first_work_s(rank, step));
+    last_begin = std::max(last_begin, begin_s);
+    longest = std::max(longest, rank.steps[step + 1] - begin_s);
+  }
+  const double begin_s = std::min(first_work, last_begin);
+  return {begin_s, begin_s + longest, 1};
+}
+
+// The steps before the first rank drains, as far back as all have filled.
+Window steady_window(const std::vector<RankTimeline>& timelines,
+                     const std::vector<std::size_t>& steps) {
+  constexpr int kMostSteps = 4;
+  Window window{0, std::numeric_limits<double>::infinity(), 1};
+  double filled_s = 0;
+  for (std::size_t r = 0; r < timelines.size(); ++r) {
+    const std::vector<double>& marks = timelines[r].steps;
+    filled_s = std::max(filled_s, marks[1]);
+    if (marks[steps[r] + 1] < window.end_s) {
+      window.begin_s = marks[steps[r]];
+      window.end_s = marks[steps[r] + 1];
+    }
+  }
+  const double period_s = window.end_s - window.begin_s;
+  while (window.num_steps < kMostSteps &&
+         window.begin_s - period_s >= filled_s) {
+    window.begin_s -= period_s;
+    ++window.num_steps;
+  }
+  return window;
+}
+
 Window find_window(const std::vector<RankTimeline>& timelines) {
   std::size_t marks = timelines.empty() ? 0 : timelines.front().steps.size();
   for (const RankTimeline& rank : timelines) {
     marks = std::min(marks, rank.steps.size());
   }
   if (marks < 2) return whole_run(timelines);
-  Window window{std::numeric_limits<double>::infinity(), 0};
+  std::vector<std::size_t> steps;
   for (const RankTimeline& rank : timelines) {
-    window.begin_s = std::min(window.begin_s, rank.steps[marks - 2]);
-    window.end_s = std::max(window.end_s, rank.steps[marks - 1]);
+    steps.push_back(last_forward_step(rank, marks - 1));
   }
-  return window;
+  const bool together = std::all_of(
+      steps.begin(), steps.end(), [&](auto step) { return step == steps[0]; });
+  return together ? flushing_window(timelines, steps[0])
+                  : steady_window(timelines, steps);
 }
 
 RankTimeline cut(const RankTimeline& rank, const Window& window) {
@@ -59,12 +132,9 @@ RankTimeline cut(const RankTimeline& rank, const Window& window) {
     // What happens at the end belongs to what follows.
     if (sample.time_s >= window.end_s) break;
     const double time_s = std::max(sample.time_s - window.begin_s, 0.0);
-    // Of several samples at one time, the last is what stays.
-    if (!step.memory.empty() && step.memory.back().time_s == time_s) {
-      step.memory.back() = sample;
-    } else {
-      step.memory.push_back(sample);
-    }
+    // Of what was before, the last is what stays.
+    if (sample.time_s <= window.begin_s) step.memory.clear();
+    step.memory.push_back(sample);
     step.memory.back().time_s = time_s;
   }
   return step;
@@ -89,13 +159,71 @@ bool alike(const RankTimeline& a, const RankTimeline& b, double tolerance_s) {
                     });
 }
 
+// Spans of time, joined. `add` returns how much longer they have become.
+struct Cover {
+  std::vector<std::pair<double, double>> spans;  // ascending, apart
+
+  double add(std::vector<std::pair<double, double>> more) {
+    const double before = length();
+    spans.insert(spans.end(), more.begin(), more.end());
+    std::sort(spans.begin(), spans.end());
+    std::vector<std::pair<double, double>> merged;
+    for (const auto& span : spans) {
+      if (!merged.empty() && span.first <= merged.back().second) {
+        merged.back().second = std::max(merged.back().second, span.second);
+      } else {
+        merged.push_back(span);
+      }
+    }
+    spans = std::move(merged);
+    return length() - before;
+  }
+
+  double length() const {
+    double sum = 0;
+    for (const auto& [begin_s, end_s] : spans) sum += end_s - begin_s;
+    return sum;
+  }
+};
+
 }  // namespace
+
+bool is_work(const TimelineEvent& event) {
+  return event.category != "bubble" && event.category != "exposed" &&
+         event.category != "wait" && event.category != "idle";
+}
+
+QueueShares queue_shares(const RankTimeline& timeline, const std::string& queue,
+                         double step_s) {
+  const auto spans = [&](auto belongs) {
+    std::vector<std::pair<double, double>> found;
+    for (const TimelineEvent& event : timeline.events) {
+      if (event.queue == queue && belongs(event)) {
+        found.emplace_back(event.begin_s, event.end_s);
+      }
+    }
+    return found;
+  };
+  const auto of_category = [&](const char* name) {
+    return spans(
+        [&](const TimelineEvent& event) { return event.category == name; });
+  };
+  QueueShares shares;
+  if (!(step_s > 0)) return shares;
+  Cover cover;
+  shares.busy = cover.add(spans(is_work)) / step_s;
+  shares.exposed = cover.add(of_category("exposed")) / step_s;
+  shares.bubble = cover.add(of_category("bubble")) / step_s;
+  shares.rest = std::max(0.0, 1 - shares.busy - shares.exposed - shares.bubble);
+  return shares;
+}
 
 StepView last_step(const std::vector<RankTimeline>& timelines) {
   const Window window = find_window(timelines);
   StepView view;
   view.world_size = static_cast<int>(timelines.size());
   view.step_s = window.end_s - window.begin_s;
+  view.num_steps = window.num_steps;
   for (const RankTimeline& rank : timelines) {
     RankTimeline step = cut(rank, window);
     const auto same = std::find_if(

@@ -1,7 +1,8 @@
 #pragma once
 
 // One step of a run, cut out of the ranks' timelines and folded: ranks that do
-// the same at the same times are kept once.
+// the same at the same times are kept once. Of a run without flushes, several
+// steps of its steady state.
 //
 //   StepView view = last_step(timelines);     // 1024 ranks, 4 stages
 //   view.groups.size();                       // 4
@@ -25,18 +26,37 @@ struct RankGroup {
 /// One step of all ranks.
 struct StepView {
   int world_size = 0;
-  double step_s = 0;  ///< from the first rank's begin to the last rank's end
+  double step_s = 0;  ///< length of the view
+  int num_steps = 1;  ///< how many steps it shows
   std::vector<RankGroup> groups;
 };
 
 /// The last step that all ranks have; the whole run where a rank has none.
-/// Events that reach beyond the step end at its border, and memory starts with
-/// what was in use when the step began. Two ranks are alike when queues,
-/// operations and bytes are equal and times differ by at most a millionth of
-/// the step; whom they talk to does not matter.
+///
+/// The stages of a pipeline end a step one after the other. The view begins
+/// when the last of them has ended the step before, or earlier where a rank has
+/// begun to compute by then, and is as long as a step. Ranks that do not flush
+/// drain at the end of a run, in steps without a forward: the view then shows
+/// up to four steps before that, when every rank is busy.
+///
+/// Events that reach beyond the view end at its border, and memory starts with
+/// what was in use when it begins. Two ranks are alike when queues, operations
+/// and bytes are equal and times differ by at most a millionth of the step;
+/// whom they talk to does not matter.
 ///
 /// Cost: ranks times groups, in comparisons that mostly end early.
 StepView last_step(const std::vector<RankTimeline>& timelines);
+
+/// How one queue spends the view, in shares that add up to 1. The states are
+/// those of TimeSummary; `rest` is what is left.
+struct QueueShares {
+  double busy = 0;
+  double exposed = 0;
+  double bubble = 0;
+  double rest = 1;
+};
+QueueShares queue_shares(const RankTimeline& timeline, const std::string& queue,
+                         double step_s);
 
 /// Names of the queues that have events: "compute" first, then as they come.
 std::vector<std::string> queue_names(const RankTimeline& timeline);

@@ -24,12 +24,13 @@ struct Category {
   char letter;
   int color;  // of 256: backgrounds on which black letters can be read
 };
-constexpr std::array<Category, 6> kCategories = {{
+constexpr std::array<Category, 7> kCategories = {{
     {"forward", "forward", 'F', 75},
     {"backward", "backward", 'B', 215},
     {"optimizer", "optimizer", 'O', 114},
     {"comm", "communication", 'C', 177},
     {"copy", "memory copy", 'M', 109},
+    {"host", "host", 'H', 180},
     {"", "other", 'X', 250},
 }};
 constexpr std::size_t kOther = kCategories.size() - 1;
@@ -43,27 +44,22 @@ std::size_t category_of(const TimelineEvent& event) {
   return kOther;
 }
 
-// Waiting is what a queue does when it does nothing.
-bool is_idle(const TimelineEvent& event) {
-  return event.category == "wait" || event.category == "idle";
-}
-
 // Seconds of each category in one column of the picture.
 using Cell = std::array<double, kCategories.size()>;
 
 // One queue of one rank, cut into columns.
 struct Lane {
   std::vector<Cell> cells;
-  double busy_s = 0;
+  double busy_share = 0;
 };
 
 Lane make_lane(const RankTimeline& timeline, const std::string& queue,
                double step_s, int columns) {
-  Lane lane{std::vector<Cell>(static_cast<std::size_t>(columns)), 0};
+  Lane lane{std::vector<Cell>(static_cast<std::size_t>(columns)),
+            queue_shares(timeline, queue, step_s).busy};
   const double cell_s = step_s / columns;
   for (const TimelineEvent& event : timeline.events) {
-    if (event.queue != queue || is_idle(event)) continue;
-    lane.busy_s += event.end_s - event.begin_s;
+    if (event.queue != queue || !is_work(event)) continue;
     const std::size_t category = category_of(event);
     const int first = static_cast<int>(event.begin_s / cell_s);
     for (int i = std::max(first, 0); i < columns; ++i) {
@@ -214,7 +210,7 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
       for (const Cell& cell : lane.cells) {
         text += cell_text(cell, cell_s, style);
       }
-      text += fmt::format("{:>5.0f} %\n", 100 * lane.busy_s / view.step_s);
+      text += fmt::format("{:>5.0f} %\n", 100 * lane.busy_share);
     }
   }
   if (hidden > 0) {

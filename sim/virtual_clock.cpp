@@ -84,10 +84,14 @@ void DeviceClock::run(const OpEvent& event, double seconds,
   double& free = queue(event.stream);
   const double begin = std::max({free, host_, earliest_s});
   free = begin + seconds;
-  if (event.stream == kComputeStream) steps_.back().busy_s += seconds;
+  if (event.stream == kComputeStream) {
+    steps_.back().busy_s += seconds;
+    if (event.phase == Phase::kForward) steps_.back().forward_s += seconds;
+  }
   if (!records_events_) return;
   TimelineEvent entry;
   entry.name = event.name;
+  entry.label = label_;
   entry.category =
       event.source.defined() ? "copy" : phase_name(event.phase);
   entry.queue = queue_name(event.stream);
@@ -98,11 +102,71 @@ void DeviceClock::run(const OpEvent& event, double seconds,
   timeline_.events.push_back(std::move(entry));
 }
 
-void DeviceClock::wait(int stream, double until_s, bool is_message) {
+// Notes why a queue did nothing for a while.
+void DeviceClock::hold(int stream, double begin_s, double end_s,
+                       const char* category) {
+  if (end_s <= begin_s) return;
+  const std::string kind = category;
+  if (stream == kComputeStream) {
+    StepSums& sums = steps_.back();
+    if (kind == "exposed") sums.exposed_s += end_s - begin_s;
+    if (kind == "bubble") sums.bubble_s += end_s - begin_s;
+  }
+  if (!records_events_) return;
+  TimelineEvent entry;
+  entry.name = "wait";
+  entry.category = kind;
+  entry.queue = queue_name(stream);
+  entry.begin_s = begin_s;
+  entry.end_s = end_s;
+  timeline_.events.push_back(std::move(entry));
+}
+
+void DeviceClock::wait_message(int stream, double sent_s, double until_s) {
   const double from = ready(stream);
   if (until_s <= from) return;
-  if (is_message && stream == kComputeStream) {
-    steps_.back().exposed_s += until_s - from;
+  const double sent = std::clamp(sent_s, from, until_s);
+  hold(stream, from, sent, "bubble");
+  hold(stream, sent, until_s, "exposed");
+  if (stream != kComputeStream) passages_.push_back({from, sent, until_s});
+  queue(stream) = until_s;
+}
+
+void DeviceClock::note_copy(double from_s, double begin_s, double end_s) {
+  passages_.push_back({from_s, begin_s, end_s});
+}
+
+// The other queue has waited for messages, perhaps, and the time in which it
+// did is time in which this one waits for them too.
+void DeviceClock::wait_event(int stream, double until_s) {
+  const double from = ready(stream);
+  if (until_s <= from) return;
+  passages_.erase(
+      std::remove_if(passages_.begin(), passages_.end(),
+                     [&](const Passage& p) { return p.until_s <= from; }),
+      passages_.end());
+  std::vector<double> borders = {from, until_s};
+  for (const Passage& passage : passages_) {
+    for (const double at : {passage.from_s, passage.sent_s, passage.until_s}) {
+      if (at > from && at < until_s) borders.push_back(at);
+    }
+  }
+  std::sort(borders.begin(), borders.end());
+  const auto covered = [&](double at, double Passage::*begin,
+                           double Passage::*end) {
+    return std::any_of(passages_.begin(), passages_.end(),
+                       [&](const Passage& passage) {
+                         return passage.*begin <= at && at < passage.*end;
+                       });
+  };
+  for (std::size_t i = 0; i + 1 < borders.size(); ++i) {
+    const double middle = (borders[i] + borders[i + 1]) / 2;
+    const bool on_wire = covered(middle, &Passage::sent_s, &Passage::until_s);
+    const bool missing = covered(middle, &Passage::from_s, &Passage::sent_s);
+    hold(stream, borders[i], borders[i + 1],
+         on_wire   ? "exposed"
+         : missing ? "bubble"
+                   : "wait");
   }
   queue(stream) = until_s;
 }
@@ -118,11 +182,16 @@ void DeviceClock::count_link(const std::string& link, double bytes) {
 void DeviceClock::on_memory(MemoryKind kind, std::int64_t bytes) {
   bytes_[static_cast<std::size_t>(kind)] += bytes;
   if (!records_events_) return;
-  const double time = ready(kComputeStream);
-  if (timeline_.memory.empty() || timeline_.memory.back().time_s != time) {
-    timeline_.memory.push_back({time, {}});
-  }
-  timeline_.memory.back().bytes = bytes_;
+  // Of one instant, keep the fullest moment and what stays.
+  std::vector<MemorySample>& samples = timeline_.memory;
+  const MemorySample now = {ready(kComputeStream), bytes_};
+  const auto is_now = [&](std::size_t from_end) {
+    return samples.size() >= from_end &&
+           samples[samples.size() - from_end].time_s == now.time_s;
+  };
+  if (is_now(2)) samples.pop_back();
+  if (is_now(1) && samples.back().total() <= now.total()) samples.pop_back();
+  samples.push_back(now);
 }
 
 void DeviceClock::begin_steps() {
@@ -131,6 +200,7 @@ void DeviceClock::begin_steps() {
   timeline_.steps = {0};
   timeline_.events.clear();
   timeline_.memory.clear();
+  passages_.clear();
   steps_.assign(1, {});
   on_memory(MemoryKind::kParameter, 0);
 }
@@ -138,6 +208,7 @@ void DeviceClock::begin_steps() {
 void DeviceClock::end_step(double at_s) {
   for (double& each : queues_) each = at_s;
   host_ = at_s;
+  passages_.clear();
   timeline_.steps.push_back(at_s);
   steps_.emplace_back();
 }
@@ -157,7 +228,9 @@ void DeviceClock::advance(const State& from, const State& to,
   host_ += count * (to.times.back() - from.times.back());
   StepSums& sums = steps_.back();
   sums.busy_s += count * (to.sums.busy_s - from.sums.busy_s);
+  sums.forward_s += count * (to.sums.forward_s - from.sums.forward_s);
   sums.exposed_s += count * (to.sums.exposed_s - from.sums.exposed_s);
+  sums.bubble_s += count * (to.sums.bubble_s - from.sums.bubble_s);
   for (const LinkBytes& link : to.sums.links) {
     double before = 0;
     for (const LinkBytes& each : from.sums.links) {
@@ -171,9 +244,14 @@ TimeSummary DeviceClock::summary() const {
   TimeSummary result;
   const std::size_t num_steps = timeline_.steps.size() - 1;
   if (num_steps == 0) return result;
-  const StepSums& last = steps_[num_steps - 1];
-  result.step_s = timeline_.steps[num_steps] - timeline_.steps[num_steps - 1];
+  // At the end of a run without flushes, ranks drain.
+  std::size_t step = num_steps - 1;
+  while (step > 0 && steps_[step].forward_s == 0) --step;
+  if (steps_[step].forward_s == 0) step = num_steps - 1;
+  const StepSums& last = steps_[step];
+  result.step_s = timeline_.steps[step + 1] - timeline_.steps[step];
   result.exposed_comm_s = last.exposed_s;
+  result.bubble_s = last.bubble_s;
   result.links = last.links;
   if (result.step_s > 0) result.idle_share = 1 - last.busy_s / result.step_s;
   return result;
@@ -224,7 +302,8 @@ void VirtualClock::on_op_begin(const OpEvent& event) {
     mine.host() = begin + cost.seconds;
     TimelineEvent entry;
     entry.name = event.name;
-    entry.category = phase_name(event.phase);
+    entry.label = phase_name(event.phase);
+    entry.category = "host";
     entry.queue = "host";
     entry.begin_s = begin;
     entry.end_s = mine.host();
@@ -255,12 +334,16 @@ void VirtualClock::transfer(const OpEvent& event) {
       DeviceClock& other = from == &mine ? *to : *from;
       const double free = other.queue(event.stream);
       mine.run(event, cost.seconds, free);
-      other.queue(event.stream) = mine.queue(event.stream);
+      const double end = other.queue(event.stream) = mine.queue(event.stream);
+      from->note_copy(0, end - cost.seconds, end);
+      to->note_copy(0, end - cost.seconds, end);
       mine.count_link(model_.link({from->rank(), to->rank()}).name, bytes);
       return;
     }
     const double begin = std::max({from->ready(event.stream),
                                    to->ready(event.stream), mine.host()});
+    from->wait_message(event.stream, begin, begin);
+    to->wait_message(event.stream, begin, begin);
     from->run(event, cost.seconds, begin);
     to->run(event, cost.seconds, begin);
     from->count_link(model_.link({from->rank(), to->rank()}).name, bytes);
@@ -274,6 +357,10 @@ void VirtualClock::transfer(const OpEvent& event) {
   const Cost cost = model_.host_copy(bytes);
   note(cost.trust);
   on->run(event, cost.seconds);
+  if (event.stream != kComputeStream) {
+    const double end = on->queue(event.stream);
+    on->note_copy(end - cost.seconds, end - cost.seconds, end);
+  }
   on->count_link(model_.cluster().host_link.name, bytes);
 }
 
@@ -291,7 +378,7 @@ void VirtualClock::on_event_record(int stream, double& time_s) {
 
 void VirtualClock::on_event_wait(int stream, double time_s) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  issuer().wait(stream, time_s, /*is_message=*/false);
+  issuer().wait_event(stream, time_s);
 }
 
 void VirtualClock::on_event_synchronize(double time_s) {
@@ -323,7 +410,12 @@ void VirtualClock::wait_message(double begin_s, double end_s) {
     const double hidden = std::min(mine.ready(stream), end_s) - begin_s;
     if (hidden > 0) end_s = std::max(end_s, mine.ready(stream)) + hidden;
   }
-  mine.wait(stream, end_s, /*is_message=*/true);
+  mine.wait_message(stream, begin_s, end_s);
+}
+
+void VirtualClock::set_label(const std::string& label) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  issuer().set_label(label);
 }
 
 void VirtualClock::add_message(TimelineEvent event, const std::string& link,
@@ -379,6 +471,15 @@ VirtualClock* VirtualClock::current() {
     if (auto* clock = dynamic_cast<VirtualClock*>(observer)) return clock;
   }
   return nullptr;
+}
+
+ActivityScope::ActivityScope(const std::string& label)
+    : clock_(VirtualClock::current()) {
+  if (clock_ != nullptr) clock_->set_label(label);
+}
+
+ActivityScope::~ActivityScope() {
+  if (clock_ != nullptr) clock_->set_label("");
 }
 
 ClockScope::ClockScope(const CostModel& model, int rank,

@@ -35,7 +35,9 @@ class DeviceClock {
   /// What a step has added up so far.
   struct StepSums {
     double busy_s = 0;
+    double forward_s = 0;  ///< the part of busy_s that forwards take
     double exposed_s = 0;
+    double bubble_s = 0;
     std::vector<LinkBytes> links;
   };
 
@@ -50,8 +52,16 @@ class DeviceClock {
 
   /// Puts work of `seconds` on a queue, not before `earliest_s`.
   void run(const OpEvent& event, double seconds, double earliest_s = 0);
-  /// Holds a queue back.
-  void wait(int stream, double until_s, bool is_message);
+  /// Holds a queue back for a message that is sent at `sent_s` and arrives at
+  /// `until_s`.
+  void wait_message(int stream, double sent_s, double until_s);
+  /// Holds a queue back for work on another queue of this device.
+  void wait_event(int stream, double until_s);
+  /// A copy to or from this device is on its way: whoever waits for it waits
+  /// for a message. Before `begin_s`, the wait is a bubble from `from_s` on.
+  void note_copy(double from_s, double begin_s, double end_s);
+  /// What the operations to come are for: "micro-batch 3".
+  void set_label(std::string label) { label_ = std::move(label); }
   void add(TimelineEvent event);
   void count_link(const std::string& link, double bytes);
   void on_memory(MemoryKind kind, std::int64_t bytes);
@@ -78,10 +88,21 @@ class DeviceClock {
   void set_records_events(bool on) { records_events_ = on; }
 
  private:
+  /// A message, as the queues that wait for it see it: missing until `sent_s`,
+  /// then on the wire.
+  struct Passage {
+    double from_s, sent_s, until_s;
+  };
+  void hold(int stream, double begin_s, double end_s, const char* category);
+
   const CostModel& model_;
   int rank_;
   Device device_;
   std::vector<double> queues_;
+  /// Messages that queues other than `compute` wait for; `compute` may wait for
+  /// those queues.
+  std::vector<Passage> passages_;
+  std::string label_;
   double host_ = 0;
   bool records_events_ = true;
   std::uint64_t num_ops_ = 0;
@@ -108,6 +129,9 @@ class VirtualClock : public Observer {
   void on_event_wait(int stream, double time_s) override;
   void on_event_synchronize(double time_s) override;
   void on_host_read(const Device& device) override;
+
+  /// Labels the operations that this thread's device is given from now on.
+  void set_label(const std::string& label);
 
   /// The host issues a message from the current stream; returns when its data
   /// are ready.
@@ -158,6 +182,19 @@ class VirtualClock : public Observer {
   Trust trust_ = Trust::kCalibrated;
   int epoch_ = 0;
   double skipped_s_ = 0;
+};
+
+/// Says on the timeline what this rank's operations are for, for the lifetime
+/// of the scope: "micro-batch 3". Does nothing where no virtual time is kept.
+class ActivityScope {
+ public:
+  explicit ActivityScope(const std::string& label);
+  ~ActivityScope();
+  ActivityScope(const ActivityScope&) = delete;
+  ActivityScope& operator=(const ActivityScope&) = delete;
+
+ private:
+  VirtualClock* clock_;
 };
 
 /// Keeps virtual time on this thread's rank for the lifetime of the scope.

@@ -8,6 +8,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/ops.h"
+#include "sim/virtual_clock.h"
 
 namespace shardbook::gpipe {
 
@@ -39,6 +40,8 @@ Pipeline::Pipeline(PipelineModel& model, ProcessGroup& world,
 double Pipeline::train(const Feed& feed) {
   feed_ = &feed;
   for (const Action& action : schedule(num_micro_batches())) {
+    const sim::ActivityScope activity("micro-batch " +
+                                      std::to_string(action.micro_batch));
     switch (action.kind) {
       case ActionKind::kForward:
         forward(action.micro_batch);

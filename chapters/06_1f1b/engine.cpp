@@ -4,6 +4,7 @@
 
 #include "chapters/06_1f1b/check.h"
 #include "core/check.h"
+#include "sim/virtual_clock.h"
 
 namespace shardbook::pipeline {
 
@@ -130,10 +131,25 @@ double Engine::predicted_redo_bytes() {
 
 // --- The list ----------------------------------------------------------------
 
+namespace {
+
+// What the timeline says of an action: "micro-batch 3, stage 5".
+std::string activity_name(const Action& action, int stage) {
+  if (action.kind == ActionKind::kUpdate) return "update";
+  std::string name = "micro-batch " + std::to_string(action.micro_batch);
+  if (stage >= 0) name += ", stage " + std::to_string(stage);
+  const bool weights = action.kind == ActionKind::kBackwardWeight;
+  return weights ? "weights of " + name : name;
+}
+
+}  // namespace
+
 void Engine::perform(const Action& action) {
   const int b = action.micro_batch;
   const auto chunk = static_cast<std::size_t>(action.chunk);
   const int stage = stages_[chunk];
+  const sim::ActivityScope activity(
+      activity_name(action, stages_.size() > 1 ? stage : -1));
   // The letters of a list
   switch (action.kind) {
     case ActionKind::kForward:

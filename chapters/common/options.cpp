@@ -355,6 +355,8 @@ void add_shared_options(CommandLine& line, Options& o,
            "write the first batch and its logits after training "
            "(safetensors)");
   line.add("--format", &o.format, "of the report", {"text", "json"});
+  line.add("--report", &o.report,
+           "write the report here, as JSON, beside what --format prints");
   line.add("--check", &o.check, "compare with one device");
   line.add("--deterministic", &o.deterministic,
            "sum in one fixed order, whatever the shape");

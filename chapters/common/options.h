@@ -69,6 +69,7 @@ struct Options {
   bool fold = true;
   std::string logits;
   std::string format = "text";
+  std::string report;  ///< a file for the report as JSON
   bool check = true;
   bool deterministic = false;
   std::int64_t device_memory_bytes = 0;

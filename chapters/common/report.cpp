@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -108,13 +109,14 @@ constexpr const char* kTimelinePlace = "@timeline@";
 ordered_json time_json(const Report& report) {
   const VirtualTime& time = report.time;
   if (time.cluster.empty()) return nullptr;
-  ordered_json json = {{"cluster", time.cluster},
-                       {"trust", sim::trust_name(time.trust)},
-                       {"step_s", {{"predicted", nullptr},
-                                   {"counted", time.step_s}}},
-                       {"idle_share", time.idle_share},
-                       {"exposed_comm_s", time.exposed_comm_s},
-                       {"links", ordered_json::array()}};
+  ordered_json json = {
+      {"cluster", time.cluster},
+      {"trust", sim::trust_name(time.trust)},
+      {"step_s", {{"predicted", nullptr}, {"counted", time.step_s}}},
+      {"idle_share", time.idle_share},
+      {"exposed_comm_s", time.exposed_comm_s},
+      {"bubble_s", time.bubble_s},
+      {"links", ordered_json::array()}};
   if (time.predicted_step_s >= 0) {
     json["step_s"]["predicted"] = time.predicted_step_s;
   }
@@ -322,6 +324,7 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
                        {"step_s", mine.time.step_s},
                        {"idle_share", mine.time.idle_share},
                        {"exposed_comm_s", mine.time.exposed_comm_s},
+                       {"bubble_s", mine.time.bubble_s},
                        {"links", ordered_json::array()}};
   for (const Claim& claim : mine.peak) json["peak"].push_back(pair(claim));
   for (const sim::LinkBytes& link : mine.time.links) {
@@ -341,7 +344,9 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
     other["peak_total"].get_to(rank.peak_total);
     other["step_s"].get_to(rank.time.step_s);
     other["idle_share"].get_to(rank.time.idle_share);
+    other["peak"]["total"]["counted"].get_to(rank.peak_total);
     other["exposed_comm_s"].get_to(rank.time.exposed_comm_s);
+    other["bubble_s"].get_to(rank.time.bubble_s);
     for (const auto& link : other["links"]) {
       rank.time.links.push_back({link[0], link[1]});
     }
@@ -350,15 +355,34 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
   return ranks;
 }
 
+namespace {
+
+std::string json_text(const Options& options, const CommandLine& line,
+                      const Report& report) {
+  std::string text = to_json(options, line, report).dump(2);
+  const std::string place = std::string("\"") + kTimelinePlace + "\"";
+  if (const auto at = text.find(place); at != std::string::npos) {
+    text.replace(at, place.size(), sim::timeline_json(report.timelines));
+  }
+  return text + "\n";
+}
+
+void write_report(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  SB_CHECK(file, "--report ", path, ": this file cannot be written");
+}
+
+}  // namespace
+
 int print_report(const Options& options, const CommandLine& line,
                  const Report& report) {
+  if (!options.report.empty()) {
+    write_report(options.report, json_text(options, line, report));
+  }
   if (options.format == "json") {
-    std::string text = to_json(options, line, report).dump(2);
-    const std::string place = std::string("\"") + kTimelinePlace + "\"";
-    if (const auto at = text.find(place); at != std::string::npos) {
-      text.replace(at, place.size(), sim::timeline_json(report.timelines));
-    }
-    fmt::print("{}\n", text);
+    fmt::print("{}", json_text(options, line, report));
   } else {
     print_text(options, report);
   }

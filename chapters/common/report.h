@@ -52,8 +52,10 @@ struct VirtualTime {
   sim::Trust trust = sim::Trust::kInterpolated;
   double predicted_step_s = kNotPredicted;  ///< by the world `sim`
   double step_s = 0;
-  double idle_share = 0;      ///< mean over the ranks
-  double exposed_comm_s = 0;  ///< of the slowest rank
+  /// Means over the ranks, see sim::TimeSummary.
+  double idle_share = 0;
+  double exposed_comm_s = 0;
+  double bubble_s = 0;
   std::vector<sim::LinkBytes> links;  ///< per step, over all ranks
   double capacity_bytes = 0;  ///< of the memory of one of its devices
 };

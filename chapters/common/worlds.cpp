@@ -28,6 +28,7 @@ Options on_shapes(const Options& options) {
   shapes.trace.clear();
   shapes.logits.clear();
   shapes.timeline.clear();
+  shapes.report.clear();
   return shapes;
 }
 
@@ -194,7 +195,8 @@ VirtualTime virtual_time(const sim::VirtualClock& clock,
     const auto count = static_cast<double>(ranks.size());
     time.step_s = std::max(time.step_s, rank.step_s);
     time.idle_share += rank.idle_share / count;
-    time.exposed_comm_s = std::max(time.exposed_comm_s, rank.exposed_comm_s);
+    time.exposed_comm_s += rank.exposed_comm_s / count;
+    time.bubble_s += rank.bubble_s / count;
     for (const sim::LinkBytes& link : rank.links) {
       auto found = std::find_if(
           time.links.begin(), time.links.end(),

@@ -1,7 +1,11 @@
-// The table of several program runs, side by side, and their report.
+// The tables of program runs, and their report.
 //
-//   shardbook_table build/run/02_ddp-threads-2.json ...
-//   shardbook_table --html build/report.html build/run/*.json
+//   shardbook_table build/runs/last
+//   shardbook_table --html build/report.html build/runs/last
+//   shardbook_table --html build/report.html build/runs/a build/runs/b
+//
+// Several folders are compared. A JSON file is a run of its own. With --quiet,
+// a report is written and nothing is printed but claims that failed.
 //
 // Exit status: 0 all claims hold, 1 a claim failed, 2 a file cannot be read or
 // written.
@@ -11,9 +15,9 @@
 #include <clocale>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 
 #include "chapters/table/html.h"
+#include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
 #include "core/check.h"
 
@@ -24,7 +28,8 @@ using shardbook::table::ProgramRun;
 
 struct Arguments {
   std::string html_file;  // empty: no report
-  std::vector<std::string> files;
+  bool quiet = false;
+  std::vector<std::string> paths;
 };
 
 Arguments read_arguments(int argc, char** argv) {
@@ -34,13 +39,16 @@ Arguments read_arguments(int argc, char** argv) {
     if (word == "--html") {
       SB_CHECK(i + 1 < argc, "--html needs the name of a file to write");
       arguments.html_file = argv[++i];
+    } else if (word == "--quiet") {
+      arguments.quiet = true;
     } else {
       SB_CHECK(word.compare(0, 2, "--") != 0, word,
-               ": unknown option; there is --html FILE");
-      arguments.files.push_back(word);
+               ": unknown option; there are --html FILE and --quiet");
+      arguments.paths.push_back(word);
     }
   }
-  SB_CHECK(!arguments.files.empty(), "give the JSON files of one or more runs");
+  SB_CHECK(!arguments.paths.empty(),
+           "give folders of runs, or the JSON files of runs");
   return arguments;
 }
 
@@ -48,14 +56,6 @@ Charset terminal_charset() {
   std::setlocale(LC_CTYPE, "");
   const std::string codeset = nl_langinfo(CODESET);
   return codeset == "UTF-8" ? Charset::kUtf8 : Charset::kAscii;
-}
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  SB_CHECK(file && !file.bad(), path, ": this file cannot be read");
-  SB_CHECK(!text.empty(), path, ": this file is empty");
-  return text;
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -71,15 +71,25 @@ int main(int argc, char** argv) {
   try {
     const Arguments arguments = read_arguments(argc, argv);
     std::vector<ProgramRun> runs;
-    for (const std::string& path : arguments.files) {
-      runs.push_back(shardbook::table::read_run(read_file(path), path));
+    for (const std::string& path : arguments.paths) {
+      for (ProgramRun& run : shardbook::table::read_run_set(path)) {
+        runs.push_back(std::move(run));
+      }
     }
-    std::cout << format_table(runs, terminal_charset()) << std::flush;
-    SB_CHECK(std::cout, "the table cannot be written");
+    const bool failed = count_claims(runs).failed > 0;
+    if (!arguments.quiet || failed) {
+      const Charset charset = terminal_charset();
+      std::cout << (arguments.paths.size() > 1
+                        ? format_comparison(runs) + "\n" +
+                              format_claims(runs, charset)
+                        : format_table(runs, charset))
+                << std::flush;
+      SB_CHECK(std::cout, "the table cannot be written");
+    }
     if (!arguments.html_file.empty()) {
       write_file(arguments.html_file, report_html(runs));
     }
-    return count_claims(runs).failed == 0 ? 0 : 1;
+    return failed ? 1 : 0;
   } catch (const std::exception& error) {
     std::cerr << "shardbook_table: " << error.what() << "\n";
     return 2;

@@ -10,6 +10,7 @@
 
 #include "chapters/table/internal/json_reader.h"
 #include "core/check.h"
+#include "sim/cluster.h"
 #include "sim/timeline_json.h"
 #include "sim/timeline_text.h"
 
@@ -94,7 +95,7 @@ void read_bytes(const JsonReader& reader, ProgramRun& run) {
     add_difference(run.bytes.failure, fmt::format("rank {}", r), sent);
     run.sent_bytes = std::max(run.sent_bytes, sent.counted);
   }
-  run.bytes.value = format_bytes(run.sent_bytes);
+  run.bytes.value = format_bytes(sent_per_step(run));
 }
 
 // The peak of a rank is its "total" where it states one; else the kinds' sum.
@@ -120,6 +121,33 @@ void read_memory(const JsonReader& reader, ProgramRun& run) {
   run.memory.value = format_bytes(run.peak_bytes);
 }
 
+// The devices' memory: as the run states it, or that of its cluster.
+double read_capacity(const JsonReader& reader, const ProgramRun& run) {
+  if (const auto stated = reader.amount("capacity_bytes")) return *stated;
+  if (!run.virtual_run || run.virtual_run->cluster.empty()) return 0;
+  try {
+    return static_cast<double>(
+        sim::Cluster::read(run.virtual_run->cluster).device.memory_bytes);
+  } catch (const Error&) {
+    return 0;  // a cluster of a file that is not here
+  }
+}
+
+// "32 x 512 tokens", "120 images".
+std::string read_samples(const JsonReader& reader) {
+  if (reader.at("options.batch").is_null()) return "";
+  const std::int64_t batch = reader.count("options.batch");
+  const bool images =
+      reader.words({"options.model"}).find("resnet") != std::string::npos;
+  if (images) {
+    const std::string size = reader.words({"options.image_size"});
+    return fmt::format("{} images", batch) +
+           (size.empty() ? "" : fmt::format(" of {0} x {0}", size));
+  }
+  if (reader.at("options.seq").is_null()) return "";
+  return fmt::format("{} x {} tokens", batch, reader.count("options.seq"));
+}
+
 std::optional<VirtualRun> read_virtual(const JsonReader& reader,
                                        const std::string& source) {
   if (!reader.object("virtual")) return std::nullopt;
@@ -130,6 +158,7 @@ std::optional<VirtualRun> read_virtual(const JsonReader& reader,
   run.step_s.predicted = reader.amount("virtual.step_s.predicted").value_or(-1);
   run.idle_share = reader.amount("virtual.idle_share").value_or(0);
   run.exposed_comm_s = reader.amount("virtual.exposed_comm_s").value_or(0);
+  run.bubble_s = reader.amount("virtual.bubble_s").value_or(0);
   for (const Json& link : reader.list("virtual.links")) {
     const JsonReader one(link, source + ": virtual.links");
     run.links.push_back({one.text("link"), one.amount("bytes").value_or(0)});
@@ -202,8 +231,10 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   if (!reader.at("options.steps").is_null()) {
     run.steps = reader.count("options.steps");
   }
+  run.samples = read_samples(reader);
   run.ranks = read_bills(reader);
   run.virtual_run = read_virtual(reader, source);
+  run.capacity_bytes = read_capacity(reader, run);
   run.numbers = read_numbers(reader);
   if (const auto tolerance = reader.number("parity.tolerance")) {
     run.tolerance = fmt::format("{:.1e}", *tolerance);
@@ -215,22 +246,42 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   return run;
 }
 
+bool fits(const ProgramRun& run) {
+  return run.capacity_bytes == 0 || run.peak_bytes <= run.capacity_bytes;
+}
+
+double sent_per_step(const ProgramRun& run) {
+  if (run.sent_bytes < 0 || run.steps == 0) return run.sent_bytes;
+  return run.sent_bytes / static_cast<double>(run.steps);
+}
+
 std::string run_name(const ProgramRun& run) {
+  if (!run.label.empty()) return run.label;
   return run.variant.empty() ? run.chapter : run.chapter + " " + run.variant;
 }
 
-std::string format_bytes(double bytes) {
-  static constexpr std::array<const char*, 6> kUnits = {"B",   "KiB", "MiB",
-                                                        "GiB", "TiB", "PiB"};
-  double value = bytes;
+namespace {
+
+std::string with_unit(double value, double step,
+                      const std::array<const char*, 6>& units) {
   std::size_t unit = 0;
   // 1000 KiB reads better as 1.0 MiB, and never needs a fourth digit.
-  while (value >= 999.5 && unit + 1 < kUnits.size()) {
-    value /= 1024;
+  while (value >= 999.5 && unit + 1 < units.size()) {
+    value /= step;
     ++unit;
   }
   const int decimals = unit == 0 || value >= 99.95 ? 0 : 1;
-  return fmt::format("{:.{}f} {}", value, decimals, kUnits[unit]);
+  return fmt::format("{:.{}f} {}", value, decimals, units[unit]);
+}
+
+}  // namespace
+
+std::string format_bytes(double bytes) {
+  return with_unit(bytes, 1024, {"B", "KiB", "MiB", "GiB", "TiB", "PiB"});
+}
+
+std::string format_decimal_bytes(double bytes) {
+  return with_unit(bytes, 1000, {"B", "KB", "MB", "GB", "TB", "PB"});
 }
 
 }  // namespace shardbook::table

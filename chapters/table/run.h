@@ -40,8 +40,9 @@ struct VirtualRun {
   std::string cluster;  ///< "dgx-a100"
   std::string trust;    ///< "interpolated"
   Figure step_s;
-  double idle_share = 0;
+  double idle_share = 0;  ///< means over the ranks, see sim::TimeSummary
   double exposed_comm_s = 0;
+  double bubble_s = 0;
   std::vector<sim::LinkBytes> links;  ///< per step
   std::optional<sim::StepView> timeline;
   std::string timeline_json;  ///< the same, as it was read
@@ -51,16 +52,23 @@ struct VirtualRun {
 struct ProgramRun {
   std::string chapter;
   std::string variant;  ///< what was chosen of it: "zb-h1"; may be empty
+  /// Where the run comes from (see run_set.h); all may be empty.
+  std::string label;    ///< "ZeRO-2"
+  std::string title;    ///< of the rows that it belongs to
+  std::string command;  ///< "./shardbook run ddp -- --world-size 4"
+  std::string set;      ///< the name of the set of runs
   std::string backend;
   int world_size = 1;
   std::int64_t steps = 0;         ///< of training; 0: not stated
   std::string setting;            ///< "gpt-nano, f32, sgd"; may be empty
+  std::string samples;            ///< "32 x 512 tokens"; may be empty
   std::vector<std::string> loss;  ///< first and last step; empty: not measured
   Claim numbers, bytes, memory, time;
   std::string tolerance;    ///< of the numbers: "1.0e-05"; may be empty
   double wall_step_s = -1;  ///< negative: not measured
   double peak_bytes = -1;   ///< of the fullest rank; negative: not measured
   double sent_bytes = -1;   ///< by the busiest rank; negative: not measured
+  double capacity_bytes = 0;  ///< of one device's memory; 0: no limit
   std::vector<RankBill> ranks;
   std::optional<VirtualRun> virtual_run;
   std::optional<Sweep> sweep;
@@ -74,10 +82,19 @@ struct ProgramRun {
 /// its world or its claims are missing, or when a value has the wrong type.
 ProgramRun read_run(const std::string& text, const std::string& source);
 
-/// "06_1f1b zb-h1".
+/// Its label, or "06_1f1b zb-h1".
 std::string run_name(const ProgramRun& run);
+
+/// Whether the run lies within the memory of its devices.
+bool fits(const ProgramRun& run);
+
+/// Bytes that the busiest rank sends in a step, mean of the run; negative where
+/// they were not measured.
+double sent_per_step(const ProgramRun& run);
 
 /// "0 B", "999 B", "1.5 KiB", "12.3 MiB", "119 GiB".
 std::string format_bytes(double bytes);
+/// "0 B", "999 B", "1.5 KB", "12.3 MB", "119 GB": as links are measured.
+std::string format_decimal_bytes(double bytes);
 
 }  // namespace shardbook::table

@@ -1,13 +1,18 @@
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <map>
+#include <sstream>
 
+#include "chapters/table/internal/text_table.h"
+#include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
+#include "sim/timeline_text.h"
 
 namespace shardbook::table {
 namespace {
 
-using Row = std::vector<std::string>;
+using internal::align;
+using internal::Row;
 
 // What a terminal can show.
 struct Marks {
@@ -19,18 +24,20 @@ struct Marks {
 constexpr Marks kUtf8Marks = {"\u2713", "\u2717", " \u2192 ", " \u00d7"};
 constexpr Marks kAsciiMarks = {"ok", "no", " -> ", " x"};
 
-constexpr const char* kLegend =
-    "numbers: largest relative difference to one device. bytes sent: by the "
-    "busiest rank.\n"
-    "peak memory: of the fullest rank. step: virtual time; "
-    "(wall time).\nA mark compares with what was predicted.\n";
+constexpr const char* kProofLegend =
+    "Each mark compares with a prediction. numbers: largest relative "
+    "difference to one device.\n"
+    "sent: bytes per step, by the busiest rank. peak memory: of the fullest "
+    "rank, all kinds at once.\n"
+    "time: the virtual time of a step; (wall time) where there is none.\n";
 
-// Columns on the screen: continuation bytes of UTF-8 take none.
-std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(),
-                    [](unsigned char c) { return (c & 0xC0) != 0x80; }));
-}
+constexpr const char* kBuysLegend =
+    "Simulated (--backend sim). step: virtual time. speed-up: over one "
+    "device; in brackets where that\n"
+    "device or these do not have the memory. memory: peak of the fullest "
+    "device. sent: bytes per step\n"
+    "over each kind of link, by all devices. idle: share of the step in which "
+    "a device computes nothing.\n";
 
 std::string world_name(const ProgramRun& run, const Marks& marks) {
   if (run.world_size == 1) return "1 rank";
@@ -44,10 +51,14 @@ std::string claim_cell(const Claim& claim, const Marks& marks) {
   return fmt::format("{} {}", passed ? marks.passed : marks.failed, value);
 }
 
-// Wall time stands in brackets: nothing is claimed about it.
+// The models are too small to teach how long a step takes: the time itself is
+// in the other table. Wall time stands in brackets: nothing is claimed about it.
 std::string time_cell(const ProgramRun& run, const Marks& marks) {
-  const std::string cell = claim_cell(run.time, marks);
-  return run.virtual_run || run.time.value.empty() ? cell : "(" + cell + ")";
+  if (run.time.verdict == Verdict::kPassed) return marks.passed;
+  if (run.virtual_run || run.time.value.empty()) {
+    return claim_cell(run.time, marks);
+  }
+  return "(" + run.time.value + ")";
 }
 
 Row row_of(const ProgramRun& run, const Marks& marks) {
@@ -61,25 +72,6 @@ Row row_of(const ProgramRun& run, const Marks& marks) {
       time_cell(run, marks)};
 }
 
-std::string align(const std::vector<Row>& rows) {
-  std::vector<std::size_t> widths(rows.front().size(), 0);
-  for (const Row& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], width(row[i]));
-    }
-  }
-  std::string text;
-  for (const Row& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      line += row[i] + std::string(widths[i] - width(row[i]) + 2, ' ');
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
-  }
-  return text;
-}
-
 // Calls visit(name, claim) for the four claims of a run.
 template <typename Visit>
 void for_each_claim(const ProgramRun& run, Visit visit) {
@@ -87,6 +79,96 @@ void for_each_claim(const ProgramRun& run, Visit visit) {
   visit("bytes", run.bytes);
   visit("memory", run.memory);
   visit("time", run.time);
+}
+
+// Where most runs have one setting, it stands above them.
+std::string common_setting(const std::vector<const ProgramRun*>& runs) {
+  std::map<std::string, std::size_t> count;
+  for (const ProgramRun* run : runs) {
+    if (run->setting.empty()) continue;
+    ++count[run->setting +
+            (run->samples.empty() ? "" : ", " + run->samples)];
+  }
+  for (const auto& [setting, number] : count) {
+    if (2 * number > runs.size()) return setting;
+  }
+  return "";
+}
+
+std::string proof_table(const std::vector<const ProgramRun*>& runs,
+                        const Marks& marks) {
+  std::vector<Row> rows = {{"PROOF", "world", "loss", "numbers", "sent",
+                            "peak memory", "time"}};
+  for (const ProgramRun* run : runs) rows.push_back(row_of(*run, marks));
+  const std::string setting = common_setting(runs);
+  return align(rows) + "\n" +
+         (setting.empty() ? ""
+                          : "Trained here: " + setting +
+                                ", unless the row says otherwise.\n") +
+         kProofLegend + "\n";
+}
+
+std::string memory_cell(const ProgramRun& run) {
+  if (run.peak_bytes < 0) return "-";
+  const std::string peak = format_gigabytes(run.peak_bytes) + " GB";
+  return fits(run) ? peak : peak + ", does not fit";
+}
+
+std::string links_cell(const VirtualRun& run) {
+  std::string text;
+  for (const sim::LinkBytes& link : run.links) {
+    if (link.bytes <= 0) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", link.link,
+                        format_decimal_bytes(link.bytes));
+  }
+  return text.empty() ? "-" : text;
+}
+
+Row buys_row(const ProgramRun& run, const ProgramRun* one) {
+  std::string step = "-", speed_up = "-", links = "-", idle = "-";
+  if (run.virtual_run) {
+    const VirtualRun& time = *run.virtual_run;
+    step = sim::seconds_text(time.step_s.counted);
+    idle = fmt::format("{:.1f} %", 100 * time.idle_share);
+    links = links_cell(time);
+    if (one != nullptr && time.step_s.counted > 0) {
+      const double ratio =
+          one->virtual_run->step_s.counted / time.step_s.counted;
+      const bool possible = fits(run) && fits(*one);
+      speed_up = fmt::format(possible ? "{:.2f}" : "({:.2f})", ratio);
+    }
+  }
+  return {"  " + run_name(run), fmt::format("{}", run.world_size),
+          step,                 speed_up,
+          memory_cell(run),     links,
+          idle};
+}
+
+std::string buys_table(const std::vector<RunGroup>& groups) {
+  std::vector<Row> rows = {{"WHAT IT BUYS", "devices", "step", "speed-up",
+                            "memory", "sent", "idle"}};
+  std::vector<std::string> titles;  // of the rows before which they stand
+  for (const RunGroup& group : groups) {
+    for (const ProgramRun* run : group.runs) {
+      const bool first = run == group.runs.front();
+      titles.push_back(!first ? ""
+                              : "\n" +
+                                    (group.title.empty() ? ""
+                                                         : group.title + "\n") +
+                                    setting_of(*run) + "\n");
+      rows.push_back(buys_row(*run, yardstick(group)));
+    }
+  }
+  // Titles may be wider than columns: they are put in afterwards.
+  std::istringstream lines(align(rows));
+  std::string text, line;
+  std::getline(lines, line);
+  text = line + "\n";
+  for (const std::string& title : titles) {
+    std::getline(lines, line);
+    text += title + line + "\n";
+  }
+  return text + "\n" + kBuysLegend + "\n";
 }
 
 }  // namespace
@@ -102,17 +184,16 @@ ClaimCount count_claims(const std::vector<ProgramRun>& runs) {
   return count;
 }
 
-std::string format_table(const std::vector<ProgramRun>& runs, Charset charset) {
+std::string format_claims(const std::vector<ProgramRun>& runs,
+                          Charset charset) {
   const Marks& marks = charset == Charset::kUtf8 ? kUtf8Marks : kAsciiMarks;
-  std::vector<Row> rows = {{"chapter", "world", "loss", "numbers", "bytes sent",
-                            "peak memory", "step"}};
   std::string failures;
   for (const ProgramRun& run : runs) {
-    rows.push_back(row_of(run, marks));
     for_each_claim(run, [&](const char* name, const Claim& claim) {
       if (claim.verdict != Verdict::kFailed) return;
       failures += fmt::format(
-          "{} {}, {}: {}\n", marks.failed, run_name(run), world_name(run, marks),
+          "{} {}, {}: {}\n", marks.failed, run_name(run),
+          world_name(run, marks),
           claim.failure.empty() ? fmt::format("the claim on {} failed", name)
                                 : fmt::format("{}: {}", name, claim.failure));
     });
@@ -122,7 +203,16 @@ std::string format_table(const std::vector<ProgramRun>& runs, Charset charset) {
       claims == 0   ? "No claim was measured."
       : failed == 0 ? fmt::format("All {} claims hold.", claims)
                     : fmt::format("{} of {} claims failed:", failed, claims);
-  return align(rows) + "\n" + kLegend + verdict + "\n" + failures;
+  return verdict + "\n" + failures;
+}
+
+std::string format_table(const std::vector<ProgramRun>& runs, Charset charset) {
+  const Marks& marks = charset == Charset::kUtf8 ? kUtf8Marks : kAsciiMarks;
+  const std::vector<const ProgramRun*> trained = trained_runs(runs);
+  const std::vector<RunGroup> groups = simulated_groups(runs);
+  return (trained.empty() ? "" : proof_table(trained, marks)) +
+         (groups.empty() ? "" : buys_table(groups)) +
+         format_claims(runs, charset);
 }
 
 }  // namespace shardbook::table

@@ -1,11 +1,18 @@
 #pragma once
 
-// The table that `./shardbook run` ends with: one row per program run, side
-// by side, with the claims of each.
+// The tables that `./shardbook run` ends with.
 //
-//   chapter           world       loss         numbers    bytes sent  ...
-//   00_single_device  1 rank      5.55 → 2.91  ✓ exact    ✓ 0 B       ...
-//   02_ddp            threads ×2  5.55 → 2.91  ✓ 3.1e-07  ✓ 3.2 MiB   ...
+//   PROOF                 world       loss         numbers    sent     ...
+//   DataParallel          threads ×4  5.53 → 3.44  ✓ 5.6e-05  ✓ 3.8 MiB ...
+//
+//   WHAT IT BUYS          devices  step    speed-up  memory    sent    idle
+//   gpt2, 32 x 512 tokens on dgx-a100 (80 GB per device)
+//   One device            1        1.19 s  1.00      18 GB     -       0 %
+//   DistributedDataP...   4        327 ms  3.64      6.8 GB    ...     2 %
+//
+// Runs that trained are proofs: their claims are shown. Runs on shapes alone
+// (--backend sim) show what a strategy buys: each group of rows has one model
+// on one cluster, and the group's run on one device is the yardstick.
 
 #include <string>
 #include <vector>
@@ -17,9 +24,16 @@ namespace shardbook::table {
 /// How marks and arrows are written.
 enum class Charset { kUtf8, kAscii };
 
-/// Lays out the table, at most 100 columns wide, a legend, and a sentence for
-/// each claim that failed.
+/// Both tables, at most 100 columns wide, with their legends, and a sentence
+/// for each claim that failed.
 std::string format_table(const std::vector<ProgramRun>& runs, Charset charset);
+
+/// How many claims hold, and a sentence for each that failed.
+std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset);
+
+/// Sets of runs side by side: rows of the same title and label (or, where each
+/// set has one row, that row) share lines, and ratios are to the first set.
+std::string format_comparison(const std::vector<ProgramRun>& runs);
 
 /// The claims of all runs that were measured, and how many of them failed.
 struct ClaimCount {

@@ -4,6 +4,7 @@
 #include "chapters/common/worlds.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>

@@ -1,0 +1,41 @@
+#pragma once
+
+// Runs that are kept: a folder that `./shardbook run` has filled.
+//
+//   build/runs/last/
+//     rows.tsv      one line per run: file, title, label, command
+//     01.json       what the program wrote under --report
+//     02.json
+
+#include <string>
+#include <vector>
+
+#include "chapters/table/run.h"
+
+namespace shardbook::table {
+
+/// The runs of a folder, or the one run of a JSON file. Throws Error that names
+/// the file when one cannot be read.
+std::vector<ProgramRun> read_run_set(const std::string& path);
+
+/// Runs of the same title, one after the other.
+struct RunGroup {
+  std::string title;
+  std::vector<const ProgramRun*> runs;
+};
+/// Runs on shapes alone, grouped by title and by what is trained where.
+std::vector<RunGroup> simulated_groups(const std::vector<ProgramRun>& runs);
+/// The runs that trained.
+std::vector<const ProgramRun*> trained_runs(
+    const std::vector<ProgramRun>& runs);
+
+/// The group's run on one device; null without one.
+const ProgramRun* yardstick(const RunGroup& group);
+
+/// "gpt2, f32, adamw, 32 x 512 tokens on dgx-a100 (80 GB per device)".
+std::string setting_of(const ProgramRun& run);
+
+/// "80", "17.2", "0.61": decimal gigabytes with three digits.
+std::string format_gigabytes(double bytes);
+
+}  // namespace shardbook::table
