@@ -3,14 +3,9 @@
 #include <algorithm>
 
 #include "chapters/06_1f1b/dependencies.h"
+#include "chapters/06_1f1b/internal/at.h"
 
 namespace shardbook::pipeline {
-namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 ReadVersions::ReadVersions(const Schedule& schedule) : schedule_(schedule) {
   if (schedule.flushes) return;
   const int m = schedule.num_micro_batches;

@@ -135,7 +135,8 @@ Row buys_row(const ProgramRun& run, const ProgramRun* one) {
       const double ratio =
           one->virtual_run->step_s.counted / time.step_s.counted;
       const bool possible = fits(run) && fits(*one);
-      speed_up = fmt::format(possible ? "{:.2f}" : "({:.2f})", ratio);
+      speed_up = possible ? fmt::format("{:.2f}", ratio)
+                          : fmt::format("({:.2f})", ratio);
     }
   }
   return {"  " + run_name(run), fmt::format("{}", run.world_size),

@@ -14,7 +14,6 @@ using ddp::Bucket;
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 
-constexpr double kByte = 1.0 / (1 << 20);
 
 /// This rank's samples of one of several global batches.
 Samples mine_of(const ProcessGroup& world, std::uint64_t seed) {

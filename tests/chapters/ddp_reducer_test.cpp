@@ -15,7 +15,6 @@ using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 using Numels = std::vector<std::int64_t>;
 
-constexpr double kByte = 1.0 / (1 << 20);
 
 DdpOptions tiny_buckets(double bytes = 1) {
   DdpOptions options;

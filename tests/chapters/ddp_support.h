@@ -16,6 +16,9 @@
 
 namespace shardbook::ddp_test {
 
+/// As options in MiB say it.
+constexpr double kByte = 1.0 / (1 << 20);
+
 using Values = std::vector<double>;
 
 /// Runs `body` on thread ranks that sum in a fixed order; what it returns, by

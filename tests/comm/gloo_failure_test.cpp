@@ -106,7 +106,7 @@ TEST_F(GlooFailure, KilledFirstRankIsNamed) {
 }
 
 TEST_F(GlooFailure, KilledFirstRankIsNamedWhenItServesTheRendezvous) {
-  options_.rendezvous = "file:" + (folder_ / "meet").string();
+  options_.rendezvous = "file:" + (folder_ / "meet");
   const std::string error = run(3, [](ProcessGroup& world) {
     world.barrier();
     if (world.rank() == 0) raise(SIGKILL);
