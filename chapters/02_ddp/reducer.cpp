@@ -209,7 +209,8 @@ void Reducer::expect_reduction(const Tensors& outputs, double divisor) {
 // Refuse a backward whose reduction is over
 void Reducer::check_expecting() {
   std::lock_guard<std::mutex> lock(mutex_);
-  SB_CHECK(is_expecting_, "ddp: rank ", group_.rank(), " runs a backward "
+  SB_CHECK(is_expecting_, "ddp: rank ", group_.rank(),
+           " runs a backward "
            "whose gradients no reduction awaits: another forward or backward "
            "came between it and its forward. Run each backward before the "
            "next forward, or add the losses and run one backward");

@@ -12,6 +12,7 @@
 #include "chapters/common/checkpoint.h"
 #include "chapters/common/data.h"
 #include "chapters/common/models.h"
+#include "chapters/common/report.h"
 #include "chapters/common/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
@@ -484,6 +485,37 @@ TEST(Training, RefusesMoreMicroBatchesThanSamples) {
   Options options = tiny_run();
   options.seq = 257;
   expect_error([&] { build_model(options); }, {"--seq 257", "256 positions"});
+}
+
+// --- The claim about numbers ------------------------------------------------
+
+/// Losses and one parameter of a run, beside 2 and {1, 2} on one device.
+bool passes(double loss, const std::vector<double>& values,
+            DType dtype = DType::kF64) {
+  Options options;
+  options.dtype = dtype;
+  options.steps = 1;
+  const auto parameter = [&](const std::vector<double>& of) {
+    const Tensor tensor = Tensor::empty({2}, {dtype, Device()});
+    tensor.copy_from(Tensor::from_values<double>(of, {2}));
+    return std::vector<NamedTensor>{{"w", tensor}};
+  };
+  ReferenceRun one;
+  one.losses = {2};
+  one.parameters = parameter({1, 2});
+  return compare_with_one_device(options, {loss}, parameter(values), one)
+      .passed;
+}
+
+TEST(ParityClaim, FailsForWhatDiffersAndForWhatIsNoNumber) {
+  const double nan = std::nan("");
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    EXPECT_TRUE(passes(2, {1, 2}, dtype));
+    EXPECT_FALSE(passes(2.5, {1, 2}, dtype)) << dtype_name(dtype);
+    EXPECT_FALSE(passes(2, {1.5, 2}, dtype)) << dtype_name(dtype);
+    EXPECT_FALSE(passes(nan, {1, 2}, dtype)) << dtype_name(dtype);
+    EXPECT_FALSE(passes(2, {1, nan}, dtype)) << dtype_name(dtype);
+  }
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ std::vector<DdpOptions> ways() {
   return all;
 }
 
-// --- Several forwards --------------------------------------------------------
+// --- Several forwards -------------------------------------------------------
 
 TEST(DdpForwards, TheirLossesMayShareOneBackward) {
   const Values right = gradients_of_two_batches();
@@ -87,7 +87,8 @@ TEST(DdpTrap, ASecondBackwardAfterTwoForwardsIsRefused) {
       first.backward();
       second.backward();
     });
-    EXPECT_TRUE(has_text(error, "whose gradients no reduction awaits")) << error;
+    EXPECT_TRUE(has_text(error, "whose gradients no reduction awaits"))
+        << error;
     EXPECT_TRUE(has_text(error, "add the losses and run one backward"));
   }
 }
@@ -155,7 +156,7 @@ TEST(DdpForwards, AGraphMayOutliveDdp) {
   EXPECT_NE(grads[0], grads[1]);
 }
 
-// --- Buckets ------------------------------------------------------------------
+// --- Buckets ----------------------------------------------------------------
 
 TEST(DdpBuckets, TheFirstLimitIsAnOptionOfItsOwn) {
   // Parameters of 140, 28, 168, 24, 72 and 12 bytes
@@ -203,7 +204,7 @@ TEST(DdpOrder, EvaluationDoesNotRebuildTheBuckets) {
   });
 }
 
-// --- SyncBatchNorm ------------------------------------------------------------
+// --- SyncBatchNorm ----------------------------------------------------------
 
 /// A branch with batch norm and one without, added in either order.
 class NormBranches : public ModuleOf<NormBranches> {

@@ -9,7 +9,7 @@
 namespace shardbook::fsdp_test {
 namespace {
 
-// --- The values that training begins with ---------------------------------------
+// --- The values that training begins with -----------------------------------
 
 /// Two layers and a batch norm, all filled with one value.
 Sequential filled_model(double value) {
@@ -40,7 +40,7 @@ TEST(FsdpOptions, SyncModuleStatesBeginsWithRankZerosValues) {
   }
 }
 
-// --- Clipping -------------------------------------------------------------------
+// --- Clipping ---------------------------------------------------------------
 
 TEST(FsdpOptions, AGradientWithinTheLimitIsNotClipped) {
   for (const bool rows : {false, true}) {
@@ -64,7 +64,7 @@ TEST(FsdpOptions, AGradientWithinTheLimitIsNotClipped) {
   }
 }
 
-// --- Hybrid sharding ------------------------------------------------------------
+// --- Hybrid sharding --------------------------------------------------------
 
 FsdpOptions hybrid(int shard_size) {
   FsdpOptions options;
@@ -92,8 +92,7 @@ TEST(FsdpHybrid, ConsecutiveRanksShareACopy) {
       for (const CommRecord& record : world.records()) {
         const bool among_replicas = record.op == CommOp::kAllReduce;
         EXPECT_EQ(record.group_rank, among_replicas ? rank / f : rank % f);
-        EXPECT_EQ(record.group_size,
-                  among_replicas ? world.size() / f : f);
+        EXPECT_EQ(record.group_size, among_replicas ? world.size() / f : f);
       }
       return 0;
     });
@@ -126,7 +125,7 @@ TEST(FsdpHybrid, ReplicasAverageInEveryDtype) {
   }
 }
 
-// --- Offload --------------------------------------------------------------------
+// --- Offload ----------------------------------------------------------------
 
 TEST(FsdpOffload, CountsTheBytesOfEveryDtype) {
   struct Case {
@@ -135,11 +134,11 @@ TEST(FsdpOffload, CountsTheBytesOfEveryDtype) {
     double to_device, to_host;  // bytes per element
   };
   // Shards travel as they lie, gradients as they were reduced
-  for (const Case& c : std::vector<Case>{
-           {DType::kF64, {}, {}, 8, 8},
-           {DType::kF32, DType::kBF16, {}, 4, 2},
-           {DType::kF32, DType::kBF16, DType::kF32, 4, 4},
-           {DType::kBF16, {}, {}, 2, 2}}) {
+  for (const Case& c :
+       std::vector<Case>{{DType::kF64, {}, {}, 8, 8},
+                         {DType::kF32, DType::kBF16, {}, 4, 2},
+                         {DType::kF32, DType::kBF16, DType::kF32, 4, 4},
+                         {DType::kBF16, {}, {}, 2, 2}}) {
     on_ranks(2, [&](ProcessGroup& world) {
       Linear model("0", 8, 4, init_of(c.model), /*with_bias=*/false);
       FsdpOptions options;

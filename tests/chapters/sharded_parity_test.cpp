@@ -29,7 +29,7 @@ constexpr double kOneStepRelative = 1e-5;
 constexpr double kOneStepAbsolute = 1e-6;
 constexpr double kTenSteps = 1e-3;
 
-// --- Models -----------------------------------------------------------------------
+// --- Models -----------------------------------------------------------------
 
 /// Causal attention of four query heads over two heads of keys and values, each
 /// shared by two neighbours.
@@ -133,7 +133,7 @@ OptimizerOptions options_of(const Task& task) {
   return options;
 }
 
-// --- Runs -------------------------------------------------------------------------
+// --- Runs -------------------------------------------------------------------
 
 /// Parameters, then the running statistics of batch norm.
 void append_buffers(Module& model, Values& values) {
@@ -165,8 +165,8 @@ Values train_zero(const Task& task, int stage, ProcessGroup& world) {
   options.stage = stage;
   options.persistence_threshold = 7;
   options.reduce_bucket_size = 40;
-  const auto zero = zero::make_zero(*model, world, options, task.optimizer,
-                                    options_of(task));
+  const auto zero =
+      zero::make_zero(*model, world, options, task.optimizer, options_of(task));
   for (int step = 0; step < task.steps; ++step) {
     const Samples mine = local_batch(task, step, world);
     mse_loss((*zero)(mine.x), mine.y).backward();
@@ -236,8 +236,8 @@ std::vector<Values> train(const std::string& strategy, int d,
     }
     fsdp::FsdpOptions options;
     if (strategy != "fsdp one") {
-      options.auto_wrap_policy = fsdp::transformer_auto_wrap_policy(
-          {"Linear", "Conv2d", "BatchNorm"});
+      options.auto_wrap_policy =
+          fsdp::transformer_auto_wrap_policy({"Linear", "Conv2d", "BatchNorm"});
     }
     options.per_parameter = strategy == "fsdp2";
     if (strategy == "fsdp shard grad op") {
@@ -247,7 +247,7 @@ std::vector<Values> train(const std::string& strategy, int d,
   });
 }
 
-// --- Parity -----------------------------------------------------------------------
+// --- Parity -----------------------------------------------------------------
 
 class ShardedParity : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, ShardedParity,

@@ -12,7 +12,7 @@
 namespace shardbook::zero_test {
 namespace {
 
-// --- Clipping and overflow ----------------------------------------------------
+// --- Clipping and overflow --------------------------------------------------
 
 TEST(ZeroOptions, AGradientWithinTheLimitIsNotClipped) {
   const Training run = optimizers(DType::kF32)[0];
@@ -65,7 +65,7 @@ TEST(ZeroOptions, OnlyF16LeavesStepsOut) {
   }
 }
 
-// --- Layout -------------------------------------------------------------------
+// --- Layout -----------------------------------------------------------------
 
 TEST(ZeroOptions, AlignmentPadsTheShards) {
   for (const int number : {1, 2}) {
@@ -102,7 +102,7 @@ TEST(ZeroOptions, RoundRobinGivesNeighboursToDifferentOwners) {
   }
 }
 
-// --- Loading ------------------------------------------------------------------
+// --- Loading ----------------------------------------------------------------
 
 // What is frozen is loaded as well, also where it stays gathered.
 TEST(ZeroOptions, FrozenParametersAreLoaded) {
@@ -133,7 +133,7 @@ TEST(ZeroOptions, FrozenParametersAreLoaded) {
   }
 }
 
-// --- Offload ------------------------------------------------------------------
+// --- Offload ----------------------------------------------------------------
 
 TEST(ZeroOptions, OffloadCountsTheBytesOfEveryDtype) {
   for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF64}) {
@@ -144,8 +144,8 @@ TEST(ZeroOptions, OffloadCountsTheBytesOfEveryDtype) {
         options.offload_optimizer = true;
         const auto zero = make_zero(model, world, options, "adam", {});
         const zero::HostTraffic before = zero->host_traffic();
-        const Tensor x = Tensor::full({2, 8}, 1.0 + world.rank(),
-                                      {dtype, Device()});
+        const Tensor x =
+            Tensor::full({2, 8}, 1.0 + world.rank(), {dtype, Device()});
         sum((*zero)(x)).backward();
         zero->step();
         const zero::HostTraffic after = zero->host_traffic();

@@ -164,8 +164,7 @@ TEST(ZeroTrap, ReadingGatheredShardsByParameterMixesThemUp) {
   const auto ranks = on_ranks(2, [](ProcessGroup& world) {
     Sequential model = make_184(DType::kF64);
     const auto zero = make_zero(model, world, stage(3), "sgd", {});
-    const Values shard =
-        zero->optimizer().parameters()[0].to_vector<double>();
+    const Values shard = zero->optimizer().parameters()[0].to_vector<double>();
     zero->gather_parameters();
     const Values whole = values_of(model.parameters());
     zero->release_parameters();

@@ -23,8 +23,10 @@ using nlohmann::json;
 /// The report of a short run in which all sums have one order.
 json report_of(const std::string& chapter, const std::string& options) {
   const Outcome outcome =
-      run(chapter, "--format json --data random --steps 3 --batch 12 --seq 8 "
-                   "--deterministic " + options);
+      run(chapter,
+          "--format json --data random --steps 3 --batch 12 --seq 8 "
+          "--deterministic " +
+              options);
   EXPECT_EQ(outcome.status, 0) << chapter << " " << options << "\n"
                                << outcome.text;
   return json::parse(outcome.text, nullptr, /*allow_exceptions=*/false);
@@ -67,7 +69,7 @@ TEST(DataParallelPrograms, ZeroAndFsdpOfProcessesTrainAsOneDevice) {
   }
 }
 
-// --- Ctrl-C ---------------------------------------------------------------------
+// --- Ctrl-C -----------------------------------------------------------------
 
 /// A program in the background; its output goes to a file.
 class Started {
@@ -136,9 +138,11 @@ TEST(DataParallelPrograms, AnInterruptEndsTrainingAndWritesNothing) {
     const TempFolder folder;
     const std::string log = folder / "log", output = folder / "output";
     const std::string save = folder / "weights.safetensors";
-    Started program(chapter, options + "--world-size 2 --data random "
-                                       "--steps 1000000 --no-check --log " +
-                                 log + " --save " + save,
+    Started program(chapter,
+                    options +
+                        "--world-size 2 --data random "
+                        "--steps 1000000 --no-check --log " +
+                        log + " --save " + save,
                     output);
     // In the midst of training
     EXPECT_TRUE(comes_true(

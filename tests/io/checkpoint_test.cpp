@@ -12,9 +12,9 @@ namespace {
 using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
+using testing::num_files;
 using testing::read_bytes;
 using ::testing::StartsWith;
-using testing::num_files;
 using testing::write_bytes;
 
 constexpr const char* kManifest = "model.safetensors.index.json";

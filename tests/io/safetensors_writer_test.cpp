@@ -19,9 +19,9 @@ using ::testing::AllOf;
 using testing::error_of;
 using testing::file_bytes;
 using ::testing::HasSubstr;
+using testing::num_files;
 using testing::read_bytes;
 using ::testing::StartsWith;
-using testing::num_files;
 using testing::write_bytes;
 
 constexpr DType kAllTypes[] = {DType::kF64, DType::kF32, DType::kBF16,
