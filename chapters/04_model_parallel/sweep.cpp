@@ -171,7 +171,7 @@ std::string sweep_text(const Sweep& sweep) {
     }
     if (time.virtual_s >= 0) {
       text +=
-          fmt::format("{:>14}  x{:<5.2f}", sim::seconds_text(time.virtual_s),
+          fmt::format("{:>14}  x{:.2f}", sim::seconds_text(time.virtual_s),
                       sweep.single.virtual_s / time.virtual_s);
     }
     text += "\n";

@@ -51,6 +51,8 @@ int main(int argc, char** argv) {
       return 0;
     }
 
+    gpipe::check_trainer_options(options, how);
+
     // 2. Start the ranks: threads of this process, processes, or fibers.
     if (options.backend == "gloo") {
       if (const auto status =

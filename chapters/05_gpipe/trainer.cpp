@@ -18,6 +18,13 @@ std::shared_ptr<const LayerList> make_layers(const ModelConfig& config,
   return with_long_skips(std::move(layers), config);
 }
 
+Batch batch_on_shapes(const Options& options, const Dataset& data,
+                      std::int64_t rows) {
+  RankContext context(Device::meta());
+  const RankContext::Scope scope(context);
+  return data.batch(0, options.batch, BatchSlice{}, rows);
+}
+
 }  // namespace
 
 std::vector<int> cuts_of(const Options& options, const LayerList& layers,
@@ -52,6 +59,21 @@ std::vector<int> cuts_of(const Options& options, const LayerList& layers,
   return cut_by_balance(layers.size(), counts);
 }
 
+void check_trainer_options(const Options& options, const TrainerOptions& how) {
+  const ModelConfig config = model_config(options);
+  const auto layers = make_layers(config, how);
+  const auto pieces = ceil_micro_batches(options.batch, how.micro_batches);
+  if (const auto cost = cost_model(options)) {
+    const int devices = cost->cluster().num_devices();
+    SB_CHECK(options.world_size <= devices, "--world-size ", options.world_size,
+             ": --cluster ", options.cluster, " has ", devices, " devices");
+  }
+  const Dataset data = Dataset::open(options, config);
+  cuts_of(options, *layers,
+          {batch_on_shapes(options, data, pieces[0].rows).inputs}, how.balance,
+          options.world_size);
+}
+
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
                  ProcessGroup& world)
     : options_(options),
@@ -62,7 +84,8 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how,
       layers_(make_layers(config_, how)),
       pieces_(ceil_micro_batches(options.batch, how.micro_batches)) {
   // Everybody knows all shapes: no rank has to send any
-  const Tensors inputs = {on_shapes(pieces_[0].rows).inputs};
+  const Tensors inputs = {
+      batch_on_shapes(options, data_, pieces_[0].rows).inputs};
   shapes_ = trace_pieces(*layers_, pieces_, inputs, options.dtype);
   model_ = std::make_unique<PipelineModel>(
       options, layers_,
@@ -90,12 +113,6 @@ StepResult Trainer::step(std::int64_t step) {
 Batch Trainer::read(int b) const {
   const MicroBatch& piece = pieces_[static_cast<std::size_t>(b)];
   return data_.batch(step_, options_.batch, piece.slice, piece.rows);
-}
-
-Batch Trainer::on_shapes(std::int64_t rows) const {
-  RankContext context(Device::meta());
-  const RankContext::Scope scope(context);
-  return data_.batch(0, options_.batch, BatchSlice{}, rows);
 }
 
 Tensors Trainer::read_inputs(int b) {
@@ -133,7 +150,7 @@ double Trainer::predicted_input_bytes() const {
   if (!is_first() && !is_last()) return 0;
   double kept = 0, peak = 0;
   for (const MicroBatch& piece : pieces_) {
-    const Batch batch = on_shapes(piece.rows);
+    const Batch batch = batch_on_shapes(options_, data_, piece.rows);
     const auto inputs = static_cast<double>(batch.inputs.bytes());
     const auto targets = static_cast<double>(batch.targets.bytes());
     peak = std::max(peak, kept + inputs + targets);

@@ -31,6 +31,11 @@ std::vector<int> cuts_of(const Options& options, const LayerList& layers,
                          const Tensors& inputs, const std::string& balance,
                          int num_stages);
 
+/// Throws Error for options that no rank could run with: more ranks than layers
+/// or devices, more micro-batches than samples, a balance that does not add up.
+/// Call it before ranks start: then one sentence is printed, not one per rank.
+void check_trainer_options(const Options& options, const TrainerOptions& how);
+
 /// Rank s holds stage s. The first stage reads inputs, the last one targets.
 class Trainer {
  public:
@@ -60,7 +65,6 @@ class Trainer {
   Tensors read_inputs(int b);
   Tensor loss(const Tensors& outputs, int b);
   Batch read(int b) const;
-  Batch on_shapes(std::int64_t rows) const;
   double predicted_input_bytes() const;
   StagePeaks predicted_peaks() const;
   bool is_first() const { return world_.rank() == 0; }

@@ -14,7 +14,6 @@ using ddp::Bucket;
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 
-
 /// This rank's samples of one of several global batches.
 Samples mine_of(const ProcessGroup& world, std::uint64_t seed) {
   return every(make_samples(12, DType::kF64, seed), world.rank(), world.size());

@@ -15,7 +15,6 @@ using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 using Numels = std::vector<std::int64_t>;
 
-
 DdpOptions tiny_buckets(double bytes = 1) {
   DdpOptions options;
   options.bucket_cap_mb = options.first_bucket_mb = bytes * kByte;
