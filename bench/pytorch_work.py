@@ -108,6 +108,10 @@ class GlooRanks:
         return int(message.item())
 
     def close(self):
+        # A group that still has its threads when Python ends aborts the process
+        # ("terminate called without an active exception";
+        # https://github.com/pytorch/pytorch/issues/190489).
+        dist.destroy_process_group()
         for child in self.children:
             try:
                 child.wait(timeout=5)
@@ -333,6 +337,7 @@ def main():
     if ranks.rank != 0:
         while count := ranks.command(0):
             seconds_of(ranks, body, count)
+        ranks.close()
         return
     ready = {"version": torch.__version__, "variant": name, "tried": tried}
     print("ready " + json.dumps(ready), flush=True)

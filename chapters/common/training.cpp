@@ -15,10 +15,10 @@
 
 #include "chapters/common/checkpoint.h"
 #include "chapters/common/parity.h"
-#include "core/autograd.h"
-#include "core/context.h"
 #include "comm/launch.h"
 #include "comm/signals.h"
+#include "core/autograd.h"
+#include "core/context.h"
 #include "core/ops.h"
 #include "sim/virtual_clock.h"
 
@@ -276,9 +276,8 @@ ReferenceRun train_one_device(const Options& options,
 void save_results(const Options& options, const LoadedModel& loaded,
                   const Dataset& data) {
   if (!options.save.empty()) {
-    const std::string name = options.save_non_finite
-                                 ? ""
-                                 : first_not_finite(*loaded.model);
+    const std::string name =
+        options.save_non_finite ? "" : first_not_finite(*loaded.model);
     if (!name.empty()) {
       throw RunError("--save " + options.save + ": '" + name +
                      "' has values that are infinite or not a number; the "

@@ -98,11 +98,9 @@ std::string first_not_finite(ProcessGroup& world, const TrainingLog& log) {
                        first);
   }
   const double loss = log.losses[static_cast<std::size_t>(first)];
-  return fmt::format("the loss is {} from step {} on{}", number_name(loss),
-                     first,
-                     owners.empty()
-                         ? ""
-                         : fmt::format(", first on rank {}", owners.front()));
+  return fmt::format(
+      "the loss is {} from step {} on{}", number_name(loss), first,
+      owners.empty() ? "" : fmt::format(", first on rank {}", owners.front()));
 }
 
 }  // namespace

@@ -108,9 +108,8 @@ Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
     messages.pop_front();
     oldest->wait();
   }
-  auto state = std::make_shared<MessageState>(queue->world_, std::move(info),
-                                              std::move(message),
-                                              std::move(keep));
+  auto state = std::make_shared<MessageState>(
+      queue->world_, std::move(info), std::move(message), std::move(keep));
   messages.push_back(state);
   return Work(std::move(state));
 }

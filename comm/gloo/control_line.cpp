@@ -85,7 +85,7 @@ void ControlLine::connect() {
     if (const auto address = options_.locate()) {
       place = address->host + ":" + std::to_string(address->port);
       socket_ = try_connect(*address, milliseconds(1000));
-      if (socket_.valid() && shake_hands()) return;
+      if (socket_.valid() && shake_hands(deadline)) return;
     }
     std::this_thread::sleep_for(milliseconds(20));
   }
@@ -94,13 +94,14 @@ void ControlLine::connect() {
                  " within " + std::to_string(options_.timeout.count()) + " ms");
 }
 
-bool ControlLine::shake_hands() {
+bool ControlLine::shake_hands(Clock::time_point give_up) {
   input_.clear();
   send({FrameKind::kHello,
         {std::to_string(options_.generation),
          std::to_string(options_.world_size), std::to_string(options_.rank)}});
   // The answer may be long in coming when the coordinator is busy.
-  const auto deadline = Clock::now() + milliseconds(5000);
+  const auto deadline =
+      std::min(Clock::now() + milliseconds(5000), give_up + milliseconds(1000));
   while (Clock::now() < deadline) {
     pollfd waiting{socket_.value(), POLLIN, 0};
     if (poll(&waiting, 1, 100) != 1) continue;
@@ -129,6 +130,7 @@ void ControlLine::read() {
       if (count < 0 && errno == EINTR) continue;
       if (count <= 0) break;
       input_.append(bytes, static_cast<std::size_t>(count));
+      last_heard_ = Clock::now();
     }
   } catch (const std::exception& error) {
     set_failure(options_.coordinator_name + " failed: " + error.what());
@@ -181,9 +183,9 @@ void ControlLine::check_waits() {
       if (!wait->is_reported_) {
         wait->is_reported_ = true;
         overdue.push_back({FrameKind::kOverdue, wait->fields()});
-        overdue.back().fields.push_back(
-            std::to_string(wait->timeout_.count()));
-      } else if (now > wait->began_ + wait->timeout_ + kGrace) {
+        overdue.back().fields.push_back(std::to_string(wait->timeout_.count()));
+      } else if (now > std::max(wait->began_ + wait->timeout_, last_heard_) +
+                           kGrace) {
         silence = after(wait->timeout_) + options_.coordinator_name +
                   " does not answer: its process is stopped, or its host "
                   "cannot be reached";
@@ -258,15 +260,14 @@ void ControlLine::wait_until(const std::string& key, milliseconds timeout,
   std::unique_lock lock(mutex_);
   // The reader gives up first; this is the last resort.
   const milliseconds limit = timeout + 2 * kGrace;
-  changed_.wait_for(lock, limit,
-                    [&] { return ready() || !failure_.empty(); });
+  changed_.wait_for(lock, limit, [&] { return ready() || !failure_.empty(); });
   if (ready()) return;
   const std::string me = "rank " + std::to_string(options_.rank);
   if (!failure_.empty()) {
     throw RunError(failure_ + " (while " + me + " was in " + what + ")");
   }
-  throw RunError(after(limit) + me + " waits for " +
-                 options_.coordinator_name + " in " + what);
+  throw RunError(after(limit) + me + " waits for " + options_.coordinator_name +
+                 " in " + what);
 }
 
 std::vector<std::string> ControlLine::take_answer(const std::string& key) {
@@ -300,8 +301,7 @@ std::vector<std::string> ControlLine::exchange(const std::string& key,
                                                const std::string& name,
                                                const std::string& text,
                                                milliseconds timeout) {
-  send({FrameKind::kExchange,
-        {key, members, name, text}});
+  send({FrameKind::kExchange, {key, members, name, text}});
   wait_until(key, timeout, name, [&] { return answers_.count(key) > 0; });
   return take_answer(key);
 }
@@ -314,7 +314,8 @@ void ControlLine::fail(const std::string& reason) {
 
 void ControlLine::leave(milliseconds timeout) {
   send({FrameKind::kLeave, {}});
-  wait_until(kLeaveKey, timeout, "leaving the world", [&] { return all_left_; });
+  wait_until(kLeaveKey, timeout, "leaving the world",
+             [&] { return all_left_; });
 }
 
 }  // namespace shardbook::internal

@@ -110,7 +110,7 @@ class ControlLine {
 
  private:
   void connect();
-  bool shake_hands();
+  bool shake_hands(std::chrono::steady_clock::time_point give_up);
   void read();
   void handle(Frame frame);
   void set_failure(const std::string& message);
@@ -126,6 +126,7 @@ class ControlLine {
   Descriptor socket_;
   std::string host_;
   std::string input_;
+  std::chrono::steady_clock::time_point last_heard_;  // by the reader
 
   std::mutex write_mutex_;
   mutable std::mutex mutex_;

@@ -562,9 +562,9 @@ std::string Coordinator::verdict(const Inquiry& inquiry) {
   }
   std::sort(late.begin(), late.end());
   for (const auto& [rank, answer] : inquiry.answers) {
-    const bool waits_there = std::any_of(
-        answer.waits.begin(), answer.waits.end(),
-        [&](const Wait& wait) { return wait.text == last.text; });
+    const bool waits_there =
+        std::any_of(answer.waits.begin(), answer.waits.end(),
+                    [&](const Wait& wait) { return wait.text == last.text; });
     if (answer.is_waiting && waits_there) waiting.push_back(rank);
   }
   if (waiting.empty()) waiting.push_back(last.from);

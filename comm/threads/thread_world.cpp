@@ -194,12 +194,8 @@ void ThreadWorld::wait(Operation& operation, int world_rank,
     me.blocked_in = nullptr;
     if (status == std::cv_status::timeout && !operation.complete() &&
         !failed()) {
-      std::ostringstream text;
-      text << "timeout after " << timeout.count() << " ms:";
-      for (int missing : operation.missing()) text << " rank " << missing;
-      text << " did not join " << operation.text_of(world_rank)
-           << ", in which rank " << world_rank << " waits";
-      poison_and_throw(world_rank, text.str());
+      poison_and_throw(world_rank,
+                       timeout_text(operation, world_rank, timeout));
     }
   }
 }
@@ -384,6 +380,38 @@ std::string ThreadWorld::cycle_text(const std::vector<int>& path) {
          << path[(i + 1) % path.size()] << " in "
          << rank(path[i]).blocked_in->text_of(path[i]);
   }
+  return text.str();
+}
+
+// A missing rank may itself wait for another one: names the ranks at the end
+// of the waits, which wait for nobody.
+std::string ThreadWorld::timeout_text(const Operation& operation,
+                                      int world_rank,
+                                      std::chrono::milliseconds timeout) {
+  const Operation* late = &operation;
+  int waiter = world_rank;
+  std::string chain;
+  std::vector<bool> seen(ranks_.size(), false);
+  const auto waits = [&](int r) {
+    const Rank& them = rank(r);
+    return them.blocked_in != nullptr && !them.blocked_in->complete() &&
+           !them.has_several_threads && !seen[static_cast<std::size_t>(r)];
+  };
+  for (;;) {
+    const std::vector<int> missing = late->missing();
+    const auto next = std::find_if(missing.begin(), missing.end(), waits);
+    if (next == missing.end()) break;
+    seen[static_cast<std::size_t>(*next)] = true;
+    chain = "; rank " + std::to_string(waiter) + " waits for rank " +
+            std::to_string(*next) + " in " + late->text_of(waiter) + chain;
+    waiter = *next;
+    late = rank(waiter).blocked_in;
+  }
+  std::ostringstream text;
+  text << "timeout after " << timeout.count() << " ms:";
+  for (int missing : late->missing()) text << " rank " << missing;
+  text << " did not join " << late->text_of(waiter) << ", in which rank "
+       << waiter << " waits" << chain;
   return text.str();
 }
 

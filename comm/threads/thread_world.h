@@ -131,6 +131,8 @@ class ThreadWorld {
   bool find_cycle(int from, int target, std::vector<bool>& seen,
                   std::vector<int>& path);
   std::string cycle_text(const std::vector<int>& path);
+  std::string timeout_text(const Operation& operation, int world_rank,
+                           std::chrono::milliseconds timeout);
   void poison(int world_rank, const std::string& reason,
               std::exception_ptr cause);
   [[noreturn]] void poison_and_throw(int world_rank, const std::string& reason);

@@ -11,14 +11,8 @@
 namespace shardbook {
 namespace {
 
-/// A file of this program's own.
-std::string own_file(const std::string& name) {
-  static const TempFolder folder;
-  return folder / name;
-}
-
 std::string write_file(const std::string& name, const std::string& bytes) {
-  const std::string path = own_file(name);
+  const std::string path = folder() / name;
   std::ofstream(path, std::ios::binary) << bytes;
   return path;
 }
@@ -51,7 +45,10 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"00_single_device", "--master-weights", "needs --dtype bf16"},
            {"00_single_device", "--device-memory lots", "give bytes"},
            {"00_single_device", "--nesterov", "needs --optimizer sgd"},
-           {"01_data_parallel", "--backend gloo", "--backend gloo"},
+           {"00_single_device", "--save ''", "--save '': give a value"},
+           {"01_data_parallel", "--backend gloo",
+            "--backend gloo: give one of threads, sim; DataParallel is one "
+            "process"},
            {"02_ddp", "--world-size 0", "--world-size 0: out of range"},
            {"02_ddp", "--world-size 5", "does not divide"},
            {"02_ddp", "--backend nccl", "--backend nccl: give one of"},
@@ -71,13 +68,21 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
 }
 
 TEST(CommandLine, FilesThatLie) {
-  const std::string missing = own_file("there/is/none");
+  const std::string missing = folder() / "there/is/none";
   expect_refused({"00_single_device", "--load " + missing, "no such"});
   expect_refused({"00_single_device", "--data " + missing, "cannot be read"});
   expect_refused({"00_single_device", "--data /", "--data /"});
   expect_refused({"00_single_device", "--save " + missing + " --steps 0",
                   "cannot create a file"});
-  expect_refused({"00_single_device", "--log " + missing, "cannot be written"});
+  // Found before the training, which would take long
+  for (const char* option :
+       {"--log ", "--trace ", "--logits ", "--save ", "--timeline "}) {
+    expect_refused({"00_single_device",
+                    std::string("--steps 1000000000 ") + option + missing,
+                    "cannot create a file in"});
+  }
+  expect_refused({"00_single_device", "--steps 1000000000 --save /dev/null",
+                  "is not an ordinary file"});
   expect_refused({"00_single_device",
                   "--data " + write_file("empty.txt", ""), "is empty"});
   expect_refused({"00_single_device",
@@ -96,10 +101,13 @@ TEST(CommandLine, FilesThatLie) {
   expect_refused({"00_single_device",
                   "--model " + write_file("bad.json", "{\"n_embd\": -1}"),
                   "\"n_embd\" is -1"});
+  expect_refused({"00_single_device",
+                  "--model " + write_file("big.json", "{\"n_embd\": 1e309}"),
+                  "a number is too large"});
 }
 
 TEST(CommandLine, AModelOfAnotherShapeIsRefused) {
-  const std::string path = own_file("nano.safetensors");
+  const std::string path = folder() / "nano.safetensors";
   EXPECT_EQ(run("00_single_device",
                 "--steps 0 --no-check --save " + path).status, 0);
   expect_refused({"00_single_device", "--model gpt-micro --load " + path,
@@ -118,11 +126,78 @@ TEST(CommandLine, TheOldCheckpointSurvivesAFullDisk) {
   std::array<char, 4096> buffer{};
   const std::size_t n = fread(buffer.data(), 1, buffer.size() - 1, pipe);
   const int status = pclose(pipe);
-  EXPECT_EQ(WEXITSTATUS(status), 2) << std::string(buffer.data(), n);
+  EXPECT_EQ(WEXITSTATUS(status), 3) << std::string(buffer.data(), n);
   std::ifstream file(path);
   std::string text;
   file >> text;
   EXPECT_EQ(text, "old");
+}
+
+TEST(CommandLine, AFullDiskBelowTheReportIsNoSuccess) {
+  for (const char* options :
+       {"--steps 1 --seq 8 --batch 2 >/dev/full", "--help >/dev/full",
+        "--steps 1 --seq 8 --batch 2 --format json >/dev/full"}) {
+    EXPECT_EQ(run("00_single_device", options).status, 3) << options;
+  }
+}
+
+// A learning rate that no weight survives.
+constexpr const char* kDiverging =
+    "--steps 8 --seq 8 --batch 4 --optimizer sgd --lr 1e30 --data random ";
+
+TEST(CommandLine, NumbersThatAreNotFiniteAreNamedWhereTheyBegin) {
+  const Outcome one = run("00_single_device", kDiverging);
+  EXPECT_EQ(one.status, 1) << one.text;
+  EXPECT_NE(one.text.find("numbers  the loss is nan from step "),
+            std::string::npos)
+      << one.text;
+  EXPECT_EQ(one.text.find("DIFFERENT"), std::string::npos) << one.text;
+  // Of a pipeline, the last stage computes the loss.
+  const Outcome pipeline =
+      run("05_gpipe", std::string("--world-size 2 ") + kDiverging);
+  EXPECT_EQ(pipeline.status, 1) << pipeline.text;
+  EXPECT_NE(pipeline.text.find("first on rank 1: nothing to compare"),
+            std::string::npos)
+      << pipeline.text;
+}
+
+TEST(CommandLine, WeightsThatAreNotFiniteReplaceNoFileUnasked) {
+  const std::string path = write_file("good.safetensors", "good");
+  const std::string options = kDiverging + std::string("--save ") + path;
+  const Outcome refused = run("00_single_device", options);
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_NE(refused.text.find("the loss is nan from step "), std::string::npos)
+      << refused.text;
+  EXPECT_NE(refused.text.find("the file is as it was before"),
+            std::string::npos)
+      << refused.text;
+  EXPECT_EQ(fs::file_size(path), 4u);
+  EXPECT_EQ(run("00_single_device", options + " --save-non-finite").status, 1);
+  EXPECT_GT(fs::file_size(path), 1000u);
+}
+
+TEST(CommandLine, MemoryThatCannotDoIsASentence) {
+  const Outcome outcome =
+      run("02_ddp", "--world-size 2 --device-memory 100000");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(outcome.text.rfind("error: --device-memory 100000: out of memory "
+                               "on device ",
+                               0),
+            0u)
+      << outcome.text;
+}
+
+TEST(CommandLine, HelpSaysWhatOptionsTakeAndWhatStatusesMean) {
+  const std::string ddp = run("02_ddp", "--help").text;
+  for (const char* part :
+       {"--lr NUMBER", "--steps INTEGER", "--device-memory BYTES",
+        "--save keeps the weights only", "2, the", "143 after"}) {
+    EXPECT_NE(ddp.find(part), std::string::npos) << part << "\n" << ddp;
+  }
+  const std::string zero = run("03_zero_fsdp", "--help").text;
+  EXPECT_EQ(zero.find("--no-no-sync"), std::string::npos);
+  EXPECT_EQ(run("01_data_parallel", "--help").text.find("gloo,"),
+            std::string::npos);
 }
 
 TEST(CommandLine, HelpIsNotAMistake) {

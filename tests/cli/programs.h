@@ -6,7 +6,10 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
+
+#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 
@@ -14,6 +17,12 @@ struct Outcome {
   int status = -1;
   std::string text;
 };
+
+/// A folder for this run of the tests alone.
+inline const TempFolder& folder() {
+  static const TempFolder kFolder;
+  return kFolder;
+}
 
 // "02_ddp" with options; standard output and error together.
 inline Outcome run(const std::string& chapter, const std::string& options) {

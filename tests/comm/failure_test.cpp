@@ -64,6 +64,29 @@ TEST(ThreadFailure, ARankThatThrowsStopsAllOthersByName) {
             "f32[10] over 'world')");
 }
 
+TEST(ThreadFailure, TimeoutNamesWhoIsAtTheEndOfTheChainOfWaits) {
+  std::atomic<bool> stop{false};
+  const Outcome outcome = run(3, [&](ProcessGroup& world) {
+    // Only rank 0 is impatient, and its neighbour is not to blame.
+    world.set_timeout(world.rank() == 0 ? std::chrono::milliseconds(300)
+                                        : std::chrono::minutes(1));
+    if (world.rank() == 2) {
+      while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return;
+    }
+    try {
+      world.recv(Tensor::zeros({10}), world.rank() + 1).wait();
+    } catch (...) {
+      stop = true;
+      throw;
+    }
+  });
+  EXPECT_EQ(outcome.first_cause,
+            "timeout after 300 ms: rank 2 did not join recv f32[10] from rank "
+            "2 over 'world', in which rank 1 waits; rank 0 waits for rank 1 in "
+            "recv f32[10] from rank 1 over 'world'");
+}
+
 TEST(ThreadFailure, TheTypeOfTheFirstCauseIsKept) {
   EXPECT_THROW(run_ranks(2,
                          [](ProcessGroup& world) {

@@ -222,8 +222,7 @@ TEST_F(GlooFailure, MessagesThatNobodyWaitsForMayTakeLong) {
                     world.send(ten(), 1);
                     std::this_thread::sleep_for(std::chrono::seconds(1));
                   } else {
-                    std::this_thread::sleep_for(
-                        std::chrono::milliseconds(900));
+                    std::this_thread::sleep_for(std::chrono::milliseconds(900));
                     world.recv(ten(), 0).wait();
                   }
                 }),

@@ -179,9 +179,8 @@ TEST(GlooLaunch, RefusesNonsenseInTheEnvironment) {
 }
 
 TEST(GlooLaunch, RanksWithOtherOptionsAreRefusedWhenTheyMeet) {
-  const Variables common = {
-      "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1",
-      "MASTER_PORT=" + std::to_string(free_port())};
+  const Variables common = {"WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1",
+                            "MASTER_PORT=" + std::to_string(free_port())};
   const auto rank = [&](int number, const std::string& agreed) {
     Variables variables = common;
     variables.push_back("RANK=" + std::to_string(number));
@@ -402,9 +401,12 @@ TEST(GlooHosts, BothSidesOfACutCableNameTheOther) {
     GTEST_SKIP() << "network namespaces need root and the ip command";
   }
   const auto variables = [](const std::string& rank) {
-    return Variables{"RANK=" + rank,          "WORLD_SIZE=2",
-                     "LOCAL_WORLD_SIZE=1",    "LOCAL_RANK=0",
-                     "MASTER_ADDR=10.77.0.1", "MASTER_PORT=29500",
+    return Variables{"RANK=" + rank,
+                     "WORLD_SIZE=2",
+                     "LOCAL_WORLD_SIZE=1",
+                     "LOCAL_RANK=0",
+                     "MASTER_ADDR=10.77.0.1",
+                     "MASTER_PORT=29500",
                      "SHARDBOOK_TIMEOUT_MS=1000"};
   };
   const Variables command = {program(), "2", "reduce"};

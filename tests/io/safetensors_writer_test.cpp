@@ -4,6 +4,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -49,6 +50,21 @@ TEST(SafetensorsWriter, GoldenBytes) {
   const std::string data("\x00\x00\x80\x3f\x00\x00\x00\xc0\x07\x00\x00\x00",
                          12);
   EXPECT_EQ(read_bytes(folder / "f"), file_bytes(144, header + data));
+}
+
+TEST(SafetensorsWriter, AKilledProcessLeavesNothingBehind) {
+  const TempFolder folder;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const float weight[2] = {1.0f, -2.0f};
+    SafetensorsWriter writer(folder / "f", {{"w", DType::kF32, {2}}});
+    writer.append("w", weight, 4);
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(folder.num_files(), 0);
 }
 
 TEST(SafetensorsWriter, NoTensorsIsAFile) {
