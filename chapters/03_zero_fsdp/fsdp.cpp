@@ -73,7 +73,7 @@ void FullyShardedDataParallel::begin_orders() {
   finished_.clear();
   for (const auto& unit : units_) {
     unit->finished.clear();
-    unit->calls = 0;
+    unit->calls = unit->awaited = 0;
   }
   reshard_all();
 }
@@ -133,6 +133,7 @@ void FullyShardedDataParallel::post_forward(Unit& unit, Tensors& outputs) {
     }
   }
   if (unit.flat && !RankContext::current().is_recomputing) {
+    unit.awaited += 1;
     unit.finished.push_back(finished_.size());
     finished_.push_back(&unit);
   }
@@ -160,14 +161,8 @@ void FullyShardedDataParallel::pre_backward(Unit& unit, std::size_t nth) {
   check_no_failure("backward");
   if (!is_in_backward_) {
     is_in_backward_ = true;
-    zero_fsdp::on_end_of_backward(
-        [this] { end_of_backward(); },
-        [this] {
-          is_in_backward_ = false;
-          has_failed_ = true;
-          // An optimizer leaves parameters without gradients as they are
-          for (const Tensor& shard : parameters()) shard.clear_grad();
-        });
+    zero_fsdp::on_end_of_backward([this] { end_of_backward(); },
+                                  [this] { backward_failed(); });
   }
   unshard(unit);
   if (options_.backward_prefetch == BackwardPrefetch::kPre) {
@@ -180,6 +175,7 @@ void FullyShardedDataParallel::pre_backward(Unit& unit, std::size_t nth) {
 
 void FullyShardedDataParallel::post_backward(Unit& unit, std::size_t nth) {
   unit.calls -= 1;
+  unit.awaited -= 1;
   if (unit.calls > 0) return;  // an earlier call's backward is yet to come
   if (!unit.is_root) reshard(unit);
   if (options_.backward_prefetch == BackwardPrefetch::kPost) {
@@ -213,7 +209,7 @@ void FullyShardedDataParallel::end_of_backward() {
     if ((*unit)->flat) {
       (*unit)->flat->has_grads() ? reduce(**unit) : (*unit)->flat->drop_grads();
     }
-    (*unit)->calls = 0;
+    (*unit)->calls = (*unit)->awaited = 0;
   }
   reshard_all();
   finish_reduction();
@@ -229,10 +225,18 @@ void FullyShardedDataParallel::end_of_backward() {
   is_first_iteration_ = is_in_backward_ = false;
 }
 
+void FullyShardedDataParallel::backward_failed() {
+  is_in_backward_ = false;
+  has_failed_ = true;
+  // An optimizer leaves parameters without gradients as they are
+  for (const Tensor& shard : parameters()) shard.clear_grad();
+}
+
 void FullyShardedDataParallel::check_no_failure(const char* what) const {
-  SB_CHECK(!has_failed_, "fsdp: ", what, " after a backward that failed: this "
-           "step's gradients are lost; call clear_grad() and run the step "
-           "again from its first micro-batch");
+  SB_CHECK(!has_failed_, "fsdp: ", what,
+           " after a backward that failed: this step's gradients are lost; "
+           "call clear_grad() and run the step again from its first "
+           "micro-batch");
 }
 
 void FullyShardedDataParallel::forget_failed_backward() {
@@ -276,7 +280,8 @@ void FullyShardedDataParallel::reshard_all() {
 void FullyShardedDataParallel::prefetch_for_backward(const Unit& unit,
                                                      std::size_t nth) {
   if (nth >= unit.finished.size() || unit.finished[nth] == 0) return;
-  unshard(*finished_[unit.finished[nth] - 1]);
+  Unit& next = *finished_[unit.finished[nth] - 1];
+  if (next.awaited > 0) unshard(next);
 }
 
 void FullyShardedDataParallel::prefetch_for_forward(const Unit& unit) {

@@ -186,6 +186,7 @@ class FullyShardedDataParallel {
     int calls = 0;  ///< forwards whose backward is not known to be complete
     std::size_t begun = 0;  ///< place of the last forward in `begun_`
     std::vector<std::size_t> finished;  ///< places of all in `finished_`
+    int awaited = 0;  ///< of these, those that backward has not met
   };
 
   void make_groups();
@@ -200,6 +201,7 @@ class FullyShardedDataParallel {
   void post_backward(Unit& unit, std::size_t nth);
   void end_of_backward();
   void begin_orders();
+  void backward_failed();
   void forget_failed_backward();
   void check_no_failure(const char* what) const;
 

@@ -87,6 +87,7 @@ class Walk {
   void micro_step(bool is_first, bool is_last, bool reduces) {
     reduces_ = reduces;
     prefetches_forward_ = options_.forward_prefetch && !is_first;
+    has_ended_.assign(nodes_.size(), false);
     forward(0);
     if (is_last) messages.add(beside_);
     backward(0);
@@ -113,7 +114,9 @@ class Walk {
 
   double bytes(std::int64_t n) const { return static_cast<double>(n); }
   double shard_grad(std::size_t i) const {
-    return nodes_[i].unit->is_on_host() ? 0 : bytes(nodes_[i].unit->shard_grad_bytes());
+    return nodes_[i].unit->is_on_host()
+               ? 0
+               : bytes(nodes_[i].unit->shard_grad_bytes());
   }
 
   // Units with parameters in the order in which forwards begin and end
@@ -152,6 +155,7 @@ class Walk {
       backward(children[c]);
     }
     if (nodes_[i].ends_last) return;
+    has_ended_[i] = true;
     free(i);
     if (options_.backward_prefetch == BackwardPrefetch::kPost) {
       start_neighbour(finished_, i, -1);
@@ -184,7 +188,8 @@ class Walk {
     if (at == order.end()) return;
     const auto place = at - order.begin() + distance;
     if (place < 0 || place >= static_cast<std::ptrdiff_t>(order.size())) return;
-    start(order[static_cast<std::size_t>(place)]);
+    const std::size_t neighbour = order[static_cast<std::size_t>(place)];
+    if (distance > 0 || !has_ended_[neighbour]) start(neighbour);
   }
 
   void start(std::size_t i) {
@@ -266,6 +271,7 @@ class Walk {
   std::vector<std::size_t> begun_, finished_;
   std::vector<State> state_;
   std::vector<bool> has_shard_grad_, has_grads_;
+  std::vector<bool> has_ended_;  ///< backward has left it behind
   const double beside_;
   bool prefetches_forward_ = false, reduces_ = true;
   bool is_reducing_ = false;
@@ -286,8 +292,9 @@ double predicted_bytes(const FullyShardedDataParallel& fsdp,
     p = static_cast<double>(unit.ranks());
     // Forward and backward; the root (and SHARD_GRAD_OP) keeps what it has
     const bool is_root = i == 0 && fsdp.root_has_parameters();
-    const double gathers =
-        unit.ranks() == 1 ? 0 : is_zero3(fsdp.options()) && !is_root ? 2 : 1;
+    const double gathers = unit.ranks() == 1                      ? 0
+                           : is_zero3(fsdp.options()) && !is_root ? 2
+                                                                  : 1;
     total += micro * gathers * (p - 1) / p *
              static_cast<double>(unit.full_bytes());
     // Gradients, in the shards' group and then among the replicas

@@ -40,7 +40,8 @@ void add_options(CommandLine& line, zero_fsdp::TrainerOptions& how) {
            "zero1, zero2: neighbouring gradients to different owners");
   line.add("--persistence-threshold", &how.zero.persistence_threshold,
            "zero3: parameters of so many elements stay gathered; -1: ten times "
-           "the model's width", -1);
+           "the model's width",
+           -1);
   line.add("--prefetch-bucket-size", &how.zero.prefetch_bucket_size,
            "zero3: elements gathered ahead of their use; -1: a block", -1);
   // FSDP

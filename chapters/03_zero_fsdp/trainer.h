@@ -51,8 +51,8 @@ struct TrainerOptions {
   bool no_sync = false;
 };
 
-/// Options of the program and the strategies that they mean something to; throws
-/// Error that names one in `given` which is of another.
+/// Throws Error that names the first option in `given` (options and values)
+/// that belongs to another strategy than the chosen one.
 void check_given(const TrainerOptions& how,
                  const std::vector<std::pair<std::string, std::string>>& given);
 

@@ -144,12 +144,12 @@ double ZeroOptimizer::global_norm() {
 }
 
 void ZeroOptimizer::check_usable(const char* what) const {
-  SB_CHECK(!has_failed_backward_, "zero: ", what, " after a backward that "
-           "failed: gradients hold a part of it; call clear_grad() and run the "
-           "step again from its first micro-batch");
-  SB_CHECK(!is_updating_, "zero: ", what, " after a step that failed while it "
-           "updated parameters: ranks may hold different ones; load a "
-           "checkpoint");
+  SB_CHECK(!has_failed_backward_, "zero: ", what,
+           " after a backward that failed: gradients hold a part of it; call "
+           "clear_grad() and run the step again from its first micro-batch");
+  SB_CHECK(!is_updating_, "zero: ", what,
+           " after a step that failed while it updated parameters: ranks may "
+           "hold different ones; load a checkpoint");
 }
 
 void ZeroOptimizer::watch_backward(std::function<void()> ended) {

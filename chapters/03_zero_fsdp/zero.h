@@ -31,8 +31,8 @@
 //
 // An exception may leave a forward: the next one begins anew. When one leaves a
 // backward, the object refuses to go on until clear_grad() says that the step
-// will be run again; when one leaves step() after parameters have changed, until
-// load_shards() brings back a consistent state.
+// will be run again; when one leaves step() after parameters have changed,
+// until load_shards() brings back a consistent state.
 //
 // Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
 // Trillion Parameter Models"; Ren et al. 2021, "ZeRO-Offload". The names of

@@ -158,7 +158,8 @@ void ZeroStage12::publish(bool) {
           .wait();
       // Column by column, the own one among them
       const std::int64_t width = flat.layout.padded - begin;
-      copy_runs({{flat.flat.flat_view(begin, {width}), buffer, d, n, shard, n}});
+      copy_runs(
+          {{flat.flat.flat_view(begin, {width}), buffer, d, n, shard, n}});
     }
   }
 }

@@ -147,8 +147,8 @@ void ZeroStage12::finish(Bucket& bucket) {
 }
 
 // A rank copies much out of one bucket and nothing out of the next, and a shard
-// in all. Observers are told of an equal share of every bucket, whose sum is the
-// same: so ranks do the same in virtual time, and one may stand for all.
+// in all. Observers are told of an equal share of every bucket, whose sum is
+// the same: so ranks do the same in virtual time, and one may stand for all.
 void ZeroStage12::take_own_part(const Bucket& bucket) {
   const Tensor& shard = groups_[bucket.group].grad;
   // A large gradient of stage 1 was reduced in its place
@@ -165,8 +165,7 @@ void ZeroStage12::take_own_part(const Bucket& bucket) {
   }
   const Shape none{0};  // names the device where this rank owns nothing
   runs.push_back({shard.flat_view(0, none), shard.flat_view(0, none)});
-  const double share =
-      static_cast<double>(bucket.plan.numel) / group_.size();
+  const double share = static_cast<double>(bucket.plan.numel) / group_.size();
   num_accumulated_ > 0 ? add_runs(runs, share) : copy_runs(runs, 1, share);
 }
 

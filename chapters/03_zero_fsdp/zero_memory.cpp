@@ -325,10 +325,10 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
     if (options.steps * micro_steps > 1) later.micro_step(root, sizes.is_gpt);
     parameters =
         (zero.options().offload_parameters ? 0 : shard * bytes.parameter) +
-        static_cast<double>(std::max(
-            sliced->construction_bytes(),
-            sliced->persistent_bytes() +
-                std::max(first.parameters(), later.parameters())));
+        static_cast<double>(
+            std::max(sliced->construction_bytes(),
+                     sliced->persistent_bytes() +
+                         std::max(first.parameters(), later.parameters())));
     in_step = std::max({in_step, static_cast<double>(first.communication()),
                         static_cast<double>(later.communication()),
                         static_cast<double>(sliced->refresh_buffer_bytes())});

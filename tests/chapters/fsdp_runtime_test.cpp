@@ -332,18 +332,18 @@ Prefetched prefetched(BackwardPrefetch how) {
 // those.
 TEST(FsdpGathers, BackwardPrefetchesInTheReverseOrderOfFinishedForwards) {
   const Prefetched pre = prefetched(BackwardPrefetch::kPre);
-  EXPECT_EQ(pre.labels,
-            (Labels{"gather outer", "gather outer.second", "gather outer.first",
-                    "reduce outer.second", "gather before",
-                    "reduce outer.first", "reduce outer", "reduce before",
-                    "reduce root"}));
+  EXPECT_EQ(
+      pre.labels,
+      (Labels{"gather outer", "gather outer.second", "gather outer.first",
+              "reduce outer.second", "gather before", "reduce outer.first",
+              "reduce outer", "reduce before", "reduce root"}));
   EXPECT_TRUE(pre.is_outer_gathered_at_the_root);
   const Prefetched none = prefetched(BackwardPrefetch::kNone);
-  EXPECT_EQ(none.labels,
-            (Labels{"gather outer", "gather outer.second",
-                    "reduce outer.second", "gather outer.first",
-                    "reduce outer.first", "reduce outer", "gather before",
-                    "reduce before", "reduce root"}));
+  EXPECT_EQ(
+      none.labels,
+      (Labels{"gather outer", "gather outer.second", "reduce outer.second",
+              "gather outer.first", "reduce outer.first", "reduce outer",
+              "gather before", "reduce before", "reduce root"}));
   EXPECT_FALSE(none.is_outer_gathered_at_the_root);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "tests/chapters/fsdp_support.h"
@@ -20,28 +21,28 @@ Options language_options(const std::string& model = "gpt-nano") {
   Options options;
   options.model = model;
   options.data = "random";
-  options.batch = 8;
-  options.seq = 16;
+  options.batch = 4;
+  options.seq = 8;
   options.steps = 3;
   options.deterministic = true;
   return options;
 }
 
-struct Run {
+struct Billed {
   RankReport report;
   int fetches = 0;  ///< ZeRO-3's all-gathers of units
 };
 
-std::vector<Run> run(int d, Options options, const TrainerOptions& how) {
+std::vector<Billed> run(int d, Options options, const TrainerOptions& how) {
   options.world_size = d;
   return on_ranks(d, [&](ProcessGroup& world) {
     Trainer trainer(options, how, world);
     train(options, trainer.optimizer(), false,
           [&](std::int64_t k) { return trainer.step(k); });
-    Run result;
-    result.report = rank_report(
-        trainer.predicted_bytes(), wire_bytes(world.records()), trainer.bill(),
-        RankContext::current().device.memory());
+    Billed result;
+    result.report =
+        rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
+                    trainer.bill(), RankContext::current().device.memory());
     for (const std::string& label : labels_of(world, CommOp::kAllGather)) {
       result.fetches += label.rfind("fetch ", 0) == 0;
     }
@@ -50,8 +51,9 @@ std::vector<Run> run(int d, Options options, const TrainerOptions& how) {
 }
 
 /// Of all kinds but workspace, which depends on the kernels.
-void expect_predicted(const std::vector<Run>& ranks, const std::string& name) {
-  for (const Run& rank : ranks) {
+void expect_predicted(const std::vector<Billed>& ranks,
+                      const std::string& name) {
+  for (const Billed& rank : ranks) {
     EXPECT_NEAR(rank.report.bytes.predicted, rank.report.bytes.counted,
                 1e-9 * rank.report.bytes.counted)
         << name;
@@ -73,7 +75,7 @@ TrainerOptions of(const std::string& strategy) {
 
 TEST(ZeroFsdpBill, UnitsInsideUnitsArePredicted) {
   // 10000: blocks, their MLPs or attentions, alone and inside one another
-  for (const std::int64_t numel : {3000, 10000, 17000, 30000, 60000}) {
+  for (const std::int64_t numel : {10000, 17000, 30000}) {
     for (const char* strategy : {"fsdp", "fsdp2"}) {
       for (const bool recompute : {false, true}) {
         for (const char* prefetch : {"pre", "post", "none"}) {
@@ -118,8 +120,8 @@ TEST(ZeroFsdpBill, GradientsLargerThanABucketArePredicted) {
           how.zero.reduce_bucket_size = size;
           how.zero.overlap_comm = overlaps;
           expect_predicted(run(2, language_options(model), how),
-                           std::string(strategy) + " " + model + ", buckets of " +
-                               std::to_string(size) +
+                           std::string(strategy) + " " + model +
+                               ", buckets of " + std::to_string(size) +
                                (overlaps ? "" : ", no overlap"));
         }
       }
@@ -159,7 +161,7 @@ TEST(ZeroFsdpBill, EveryThresholdOfZero3IsPredicted) {
   }
 }
 
-// --- Closed formulas -----------------------------------------------------------
+// --- Closed formulas --------------------------------------------------------
 
 /// gpt-nano, in elements.
 constexpr double kH = 64, kVocab = 256, kPositions = 256, kLayers = 4;
@@ -177,7 +179,7 @@ double padded(const std::vector<double>& numels, int d) {
   return sum;
 }
 
-double counted(const Run& rank, MemoryKind kind) {
+double counted(const Billed& rank, MemoryKind kind) {
   return rank.report.peak[static_cast<std::size_t>(kind)].counted;
 }
 
@@ -188,7 +190,7 @@ TEST(ZeroFsdpFormula, PeaksOfFsdpAreShardsTheRootAndTwoBlocks) {
     options.batch = 24;
     const double root = padded((kVocab + kPositions + 2) * kH, d);
     const double block = padded(12 * kH * kH + 13 * kH, d);
-    for (const Run& rank : run(d, options, of("fsdp"))) {
+    for (const Billed& rank : run(d, options, of("fsdp"))) {
       EXPECT_EQ(counted(rank, MemoryKind::kParameter),
                 4 * ((root + kLayers * block) / d + root + 2 * block));
       // The first block's shard is not there yet when its gradients are
@@ -200,7 +202,7 @@ TEST(ZeroFsdpFormula, PeaksOfFsdpAreShardsTheRootAndTwoBlocks) {
   }
 }
 
-// Shards, what stays whole, the root's tables and a block; the next one travels.
+// Shards, what stays whole, the tables and a block; the next one travels.
 TEST(ZeroFsdpFormula, PeaksOfZero3AreShardsTheRootABlockAndItsMessages) {
   for (const int d : {2, 3, 4}) {
     Options options = language_options();
@@ -210,15 +212,15 @@ TEST(ZeroFsdpFormula, PeaksOfZero3AreShardsTheRootABlockAndItsMessages) {
     const double matrices = padded(kMatrices, d), vectors = padded(kVectors, d);
     const double all = tables + norm + kLayers * (matrices + vectors);
     const double whole = norm + kLayers * vectors;
-    for (const Run& rank : run(d, options, of("zero3"))) {
+    for (const Billed& rank : run(d, options, of("zero3"))) {
       EXPECT_EQ(counted(rank, MemoryKind::kParameter),
                 4 * (all / d + whole + tables + matrices));
       // Gradients pass one layer at a time; the table's waits for its second
       const double table = kVocab * kH;
       const double widest = 4 * kH * kH + 4 * kH;
-      EXPECT_EQ(counted(rank, MemoryKind::kGradient),
-                4 * (all / d + table +
-                     std::max({widest, table, kPositions * kH})));
+      EXPECT_EQ(
+          counted(rank, MemoryKind::kGradient),
+          4 * (all / d + table + std::max({widest, table, kPositions * kH})));
       // Buckets of the root, of the block in backward and of the one before
       // it, and the block that is gathered ahead; the loss and its like
       EXPECT_EQ(counted(rank, MemoryKind::kCommunication),
@@ -228,7 +230,7 @@ TEST(ZeroFsdpFormula, PeaksOfZero3AreShardsTheRootABlockAndItsMessages) {
   }
 }
 
-// --- What the program chooses ---------------------------------------------------
+// --- What the program chooses -----------------------------------------------
 
 TEST(ZeroFsdpDefaults, Zero3GathersWhatItUses) {
   const auto third = run(4, language_options(), of("zero3"));

@@ -228,8 +228,7 @@ TEST_P(Failure, ABackwardThatThrewIsRefusedUntilItsGradientsAreCleared) {
       EXPECT_TRUE(
           has_text(error_of([&] { sharded.backward(1, micro); }), "blown"));
       const std::string reason = "after a backward that failed";
-      const std::string forward =
-          error_of([&] { sharded.backward(1, micro); });
+      const std::string forward = error_of([&] { sharded.backward(1, micro); });
       EXPECT_TRUE(has_text(forward, "forward " + reason)) << forward;
       const std::string update = error_of([&] { sharded.update(); });
       EXPECT_TRUE(has_text(update, reason)) << update;
@@ -283,8 +282,7 @@ TEST_P(Failure, AStepThatThrewIsRunAgainOrRefused) {
         std::string error;
         {
           // Enough for the norm, not for the new parameters
-          const Tensor taken =
-              take_memory(kCapacity, sharded.zero ? 64 : 0);
+          const Tensor taken = take_memory(kCapacity, sharded.zero ? 64 : 0);
           error = error_of([&] { sharded.update(); });
         }
         EXPECT_TRUE(has_text(error, "out of memory")) << error;
@@ -292,7 +290,8 @@ TEST_P(Failure, AStepThatThrewIsRunAgainOrRefused) {
           sharded.update();  // clipping threw: nothing was updated
         } else {
           const std::string again = error_of([&] { sharded.update(); });
-          EXPECT_TRUE(has_text(again, "step after a step that failed")) << again;
+          EXPECT_TRUE(has_text(again, "step after a step that failed"))
+              << again;
           EXPECT_TRUE(has_text(error_of([&] { sharded.backward(1, 0); }),
                                "load a checkpoint"));
           sharded.zero->load_shards(saved, 1);
