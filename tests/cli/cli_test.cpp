@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "tests/cli/programs.h"
-#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 namespace {
@@ -171,9 +171,9 @@ TEST(CommandLine, WeightsThatAreNotFiniteReplaceNoFileUnasked) {
   EXPECT_NE(refused.text.find("the file is as it was before"),
             std::string::npos)
       << refused.text;
-  EXPECT_EQ(fs::file_size(path), 4u);
+  EXPECT_EQ(std::filesystem::file_size(path), 4u);
   EXPECT_EQ(run("00_single_device", options + " --save-non-finite").status, 1);
-  EXPECT_GT(fs::file_size(path), 1000u);
+  EXPECT_GT(std::filesystem::file_size(path), 1000u);
 }
 
 TEST(CommandLine, MemoryThatCannotDoIsASentence) {
