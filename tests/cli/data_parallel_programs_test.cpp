@@ -21,7 +21,8 @@ namespace {
 using nlohmann::json;
 
 /// The report of a short run in which all sums have one order.
-json report_of(const std::string& chapter, const std::string& options) {
+json deterministic_report_of(const std::string& chapter,
+                             const std::string& options) {
   const Outcome outcome =
       run(chapter,
           "--format json --data random --steps 3 --batch 12 --seq 8 "
@@ -36,8 +37,10 @@ json report_of(const std::string& chapter, const std::string& options) {
 void expect_processes_equal_threads(const std::string& chapter,
                                     const std::string& options) {
   SCOPED_TRACE(chapter + " " + options);
-  const json threads = report_of(chapter, "--no-check " + options);
-  const json processes = report_of(chapter, "--backend gloo " + options);
+  const json threads =
+      deterministic_report_of(chapter, "--no-check " + options);
+  const json processes =
+      deterministic_report_of(chapter, "--backend gloo " + options);
   ASSERT_TRUE(threads.is_object() && processes.is_object());
   for (const char* claim : {"numbers", "bytes", "memory"}) {
     EXPECT_EQ(processes["claims"][claim], "passed");

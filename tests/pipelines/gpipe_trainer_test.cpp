@@ -143,7 +143,7 @@ TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
     std::vector<double> late, early;
     for (const bool is_early : {false, true}) {
       how.early_recompute = is_early;
-      for (const Trained& rank : train_ranks(p, options, how)) {
+      for (const TrainedRank& rank : train_ranks(p, options, how)) {
         expect_as_predicted(rank.report, is_early ? "early" : "late");
         const auto kind = static_cast<int>(MemoryKind::kActivation);
         (is_early ? early : late).push_back(rank.report.peak[at(kind)].counted);

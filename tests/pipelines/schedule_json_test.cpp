@@ -17,8 +17,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using shardbook::testing::TempFolder;
-
 std::string error_of(const std::string& text) {
   try {
     schedule_from_json(text, "mine.json");

@@ -3,8 +3,9 @@
   run_tests.py targets BUILD [FILTER...]       prints what has to be built
   run_tests.py run BUILD [OPTIONS] [FILTER...] runs; the last line is the count
 
-A FILTER is a room (the name of a Meson test), a pattern, or room:pattern. A
-pattern is GoogleTest's; without a * it may stand anywhere in Suite.Case.
+A FILTER is a room (the name of a Meson test), a pattern, room:pattern, or
+!room: all rooms but that one. A pattern is GoogleTest's; without a * it may
+stand anywhere in Suite.Case.
 
 Exit status: 0 all passed, 1 a test failed or none ran, 2 nothing matches.
 """
@@ -28,15 +29,20 @@ def read_json(build, name):
 
 
 def select(rooms, filters):
-    """Pairs (room names, pattern or None), one for each filter."""
-    if not filters:
-        return [(rooms, None)]
-    chosen = []
+    """Pairs (room names, pattern or None): what runs together."""
+    left_out = {text[1:] for text in filters if text.startswith("!")}
+    for room in left_out - set(rooms):
+        sys.exit(f"shardbook: !{room}: there is no such room; there are "
+                 + ", ".join(rooms))
+    rooms = [room for room in rooms if room not in left_out]
+    filters = [text for text in filters if not text.startswith("!")]
+    whole = [room for room in rooms if room in filters or not filters]
+    chosen = [(whole, None)] if whole else []
     for text in filters:
         room, _, pattern = text.partition(":")
         if text in rooms:
-            chosen.append(([text], None))
-        elif room in rooms and pattern:
+            continue
+        if room in rooms and pattern:
             chosen.append(([room], pattern))
         else:
             chosen.append((rooms, text))
