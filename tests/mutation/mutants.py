@@ -224,15 +224,15 @@ sharded("flat_parameter.cpp",
 common = chapter("common", "chapters")
 
 common("training.cpp", "mean_loss += loss.item() * share;",
-       "mean_loss += loss.item();", "SingleDevice.*")
-common("training.cpp", "commit_batch_norms(model);", "", "ResNet*")
+       "mean_loss += loss.item();", "*SingleDevicePieces.MicroBatches*")
+common("training.cpp", "commit_batch_norms(model);", "", "ResNet.*")
 common("training.cpp", "{BatchSlice{i, n}, (batch - i + n - 1) / n}",
-       "{BatchSlice{i, n}, batch / n}", "SingleDevice.*:DatasetFiles.*")
+       "{BatchSlice{i, n}, batch / n}", "*SingleDevicePieces.MicroBatches*")
 common("data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
        "(step * global_batch + slice.first + row) %",
        "*DdpParity.ATiedGpt*/1:DatasetFiles.*")
 common("data.cpp", "target[row * seq_ + i] = token[i + 1];",
-       "target[row * seq_ + i] = token[i];", "DatasetFiles.*:SingleDevice.*")
+       "target[row * seq_ + i] = token[i];", "DatasetFiles.*")
 common("report.cpp", "finite = finite && std::isfinite(difference);", "",
        "ParityClaim.*")
 common("report.cpp", "finite = finite && std::isfinite(mine[j]);", "",
@@ -241,7 +241,7 @@ common("report.cpp", "finite && parity.max_rel <= parity.tolerance;",
        "finite;", "ParityClaim.*")
 common("memory.cpp", "return s.tokens * 5 * s.h * s.element;",
        "return s.tokens * 4 * s.h * s.element;",
-       "*DdpParity.Bytes*/1:SingleDevice*")
+       "*SingleDevicePieces.PeakMemory*")
 
 shared_by_pipelines = chapter("common", "pipelines")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Changes one line at a time and asks whether a test notices.
 
-    tests/mutation/run.py [--only TEXT] [--from N] [--to N] [--list]
+    tests/mutation/run.py [--only TEXT]... [--from N] [--to N] [--list]
                           [--scratch FOLDER] [--setup OPTION]...
 
 The changes are in mutants.py, each with the test program and the filter that
@@ -147,7 +147,7 @@ def try_mutant(tree, build, mutant):
 def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", default="", metavar="TEXT",
+    parser.add_argument("--only", action="append", metavar="TEXT",
                         help="those with this text in file, line or tests")
     parser.add_argument("--from", dest="first", type=int, default=1,
                         metavar="N", help="from mutant N on")
@@ -167,10 +167,10 @@ def main():
     args = parse()
     chosen = [(number, mutant) for number, mutant in enumerate(MUTANTS, 1)
               if args.first <= number <= args.last and
-              any(args.only in text for text in
+              any(wanted in text for wanted in args.only or [""] for text in
                   (mutant.file, mutant.line, mutant.tests, mutant.program))]
     if not chosen:
-        return fail("", f"--only {args.only}: no mutant has this text")
+        return fail("", "no mutant matches --only, --from and --to")
     if args.list:
         for number, mutant in chosen:
             print(f"{number:3} {mutant.file}: {one_line(mutant.line)}  ->  "
