@@ -101,7 +101,7 @@ std::vector<Kind> pipeline_kinds() {
             "memory_limit_per_stage", "T_F_ms", "T_B_ms", "T_W_ms", "T_comm_ms",
             "bubble_rate"},
            true,
-           mean_aim(0.10, "MAPE within 10 %"),
+           digits_aim(),
            automatic_bubble_rate,
            note}};
 }

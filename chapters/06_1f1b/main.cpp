@@ -33,7 +33,7 @@ void add_options(CommandLine& line, pipeline::TrainerOptions& how) {
   line.add("--micro-batches", &how.micro_batches,
            "pieces of a batch, all but the last equally large; not for "
            "pipedream, which has whole batches",
-           1);
+           1, 1 << 20);
   line.add("--chunks", &how.chunks, "interleaved: stages per rank", 2);
   line.add("--group", &how.group,
            "interleaved-grouped: micro-batches after which chunks take turns; "

@@ -83,7 +83,7 @@ std::string line_of(const ProcessGroup& world, int stage,
                     const std::vector<std::string>& numbers) {
   std::string text =
       fmt::format("  {:>4}  {:>5}  {:<20}", world.rank(), stage, what);
-  for (const std::string& each : numbers) text += fmt::format("{:>6}", each);
+  for (const std::string& each : numbers) text += fmt::format("{:>7}", each);
   return text + "\n";
 }
 
@@ -110,7 +110,7 @@ std::string lines_of(const std::vector<VersionUse>& uses,
   for (const auto& [number, each] : updates) {
     forward.push_back(std::to_string(each.forward));
     backward.push_back(std::to_string(each.backward));
-    error.push_back(fmt::format("{:.1f}", 100 * each.error / each.wrong));
+    error.push_back(fmt::format("{:.3g}", 100 * each.error / each.wrong));
   }
   const int stage = uses[0].stage;
   if (!is_wrong) return line_of(world, stage, "forward and backward", forward);
@@ -132,7 +132,7 @@ std::string staleness_table(const Trainer& trainer, ProcessGroup& world) {
       "how many updates old the weights were, by the update that their "
       "gradient went into\n";
   table += fmt::format("  {:>4}  {:>5}  {:<20}", "rank", "stage", "weights of");
-  for (int i = 1; i <= kShownUpdates; ++i) table += fmt::format("{:>6}", i);
+  for (int i = 1; i <= kShownUpdates; ++i) table += fmt::format("{:>7}", i);
   return table + "\n" + lines;
 }
 

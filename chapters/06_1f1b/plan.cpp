@@ -32,6 +32,11 @@ bool is_given(const TrainerOptions& how, const std::string& flag) {
   return std::find(how.given.begin(), how.given.end(), flag) != how.given.end();
 }
 
+/// How many micro-batches there are is the user's wish.
+bool is_asked(const TrainerOptions& how) {
+  return is_given(how, "--micro-batches") || is_file(how);
+}
+
 /// Options that the schedule does not read.
 void refuse_unread(const TrainerOptions& how) {
   const bool is_pipedream = how.schedule == "pipedream";
@@ -63,15 +68,19 @@ std::vector<MicroBatch> pieces_of(const Options& options,
                                   std::int64_t micro_batches) {
   const std::int64_t m = micro_batches;
   if (how.only_shows()) return ceil_micro_batches(m, m);
-  const bool is_asked = is_given(how, "--micro-batches") || is_file(how);
-  std::vector<MicroBatch> pieces = ceil_micro_batches(
-      options.batch, is_asked ? m : std::min(m, options.batch));
+  if (!is_asked(how)) {
+    return ceil_micro_batches(options.batch, std::min(m, options.batch));
+  }
+  SB_CHECK(m <= options.batch, "--batch ", options.batch, ": ", m,
+           " micro-batches; give at least as many samples");
+  std::vector<MicroBatch> pieces = ceil_micro_batches(options.batch, m);
   const auto count = static_cast<std::int64_t>(pieces.size());
-  SB_CHECK(!is_asked || count == m, is_file(how) ? "--schedule " : "",
-           is_file(how) ? how.schedule + ": " : "", "--micro-batches ", m,
-           ": --batch ", options.batch, " makes ", count, " of ",
-           pieces[0].rows, " samples (rule CEIL); give ", count,
-           ", or a --batch that divides by ", m);
+  SB_CHECK(count == m, "--batch ", options.batch, ": makes ", count,
+           " micro-batches of ", pieces[0].rows, " samples (rule CEIL), not ",
+           m, "; give a multiple of ", m,
+           is_file(how)
+               ? std::string()
+               : ", or --micro-batches " + std::to_string(count));
   return pieces;
 }
 
@@ -113,12 +122,12 @@ Schedule pipedream_of(const Options& options, const TrainerOptions& how) {
 }
 
 Schedule schedule_of(const Options& options, const TrainerOptions& how,
-                     int micro_batches) {
+                     std::int64_t micro_batches) {
   if (is_file(how)) return read_schedule(how.schedule);
   if (how.schedule == "pipedream") return pipedream_of(options, how);
   schedules::ScheduleOptions as;
   as.num_ranks = options.world_size;
-  as.micro_batches = micro_batches;
+  as.micro_batches = static_cast<int>(micro_batches);
   as.chunks = how.chunks;
   as.group = how.group;
   as.memory_limit = how.memory_limit;
@@ -209,9 +218,13 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
   refuse_unread(how);
   std::int64_t m = how.schedule == "pipedream" ? 1 : how.micro_batches;
   if (is_file(how)) m = read_schedule(how.schedule).micro_batches_per_step;
+  // First what the schedule has to say about a number that was asked for
+  if (is_asked(how)) plan.schedule = schedule_of(options, how, m);
   plan.pieces = pieces_of(options, how, m);
-  plan.schedule =
-      schedule_of(options, how, static_cast<int>(plan.pieces.size()));
+  if (!is_asked(how)) {
+    m = static_cast<std::int64_t>(plan.pieces.size());
+    plan.schedule = schedule_of(options, how, m);
+  }
   const Schedule& schedule = plan.schedule;
   SB_CHECK(schedule.num_ranks == options.world_size, "--world-size ",
            options.world_size, ": the ", schedule.name, " schedule is for ",

@@ -72,7 +72,6 @@ StashedUpdates::StashedUpdates(const Schedule& schedule, PipelineModel& model,
     const Action& each = list[static_cast<std::size_t>(i)];
     if (each.kind != ActionKind::kForward) continue;
     oldest_from_.push_back(version_of(each.micro_batch));
-    first_steady_ += i < steady.begin ? 1 : 0;
     steady_forwards_ += i >= steady.begin && i < steady.end ? 1 : 0;
   }
   for (std::size_t n = oldest_from_.size(); n-- > 1;) {
@@ -88,15 +87,13 @@ int StashedUpdates::version_of(int micro_batch) const {
 
 // What the next forward and those behind it read, and what backwards will.
 int StashedUpdates::oldest_needed() const {
-  // The next forward's place in the list, and how often the list has gone round
-  int next = forwards_, rounds = 0;
-  if (steady_forwards_ > 0 && forwards_ > first_steady_) {
-    rounds = std::min((forwards_ - first_steady_) / steady_forwards_,
-                      schedule_.repeats);
-    next -= rounds * steady_forwards_;
-  }
   int needed = stash_.newest() + 1;
-  if (static_cast<std::size_t>(next) < oldest_from_.size()) {
+  const auto listed = static_cast<int>(oldest_from_.size());
+  if (forwards_ < listed + schedule_.repeats * steady_forwards_) {
+    // As the list's last forwards, so many rounds later
+    const int rounds =
+        forwards_ < listed ? 0 : (forwards_ - listed) / steady_forwards_ + 1;
+    const int next = forwards_ - rounds * steady_forwards_;
     const int later = rounds * schedule_.period /
                       reads_.micro_batches_per_update(stage_);
     needed = std::min(needed,

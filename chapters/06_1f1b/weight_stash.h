@@ -100,8 +100,8 @@ class StashedUpdates : public WeightVersions {
   /// The oldest version that the n-th forward of the rank's list and those
   /// behind it read.
   std::vector<int> oldest_from_;
-  int forwards_ = 0;                             ///< so far
-  int first_steady_ = 0, steady_forwards_ = 0;  ///< forwards, by the list
+  int forwards_ = 0;         ///< so far
+  int steady_forwards_ = 0;  ///< forwards that each round of the list repeats
   std::vector<VersionUse> uses_;
   double grad_norm_ = 0;
 };

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
+#include "chapters/06_1f1b/picture.h"
+#include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/trainer.h"
 #include "chapters/common/worlds.h"
 #include "core/check.h"
@@ -44,10 +46,12 @@ WorldRun run(const Options& options, const TrainerOptions& how) {
       options,
       [&](const Options& as, ProcessGroup& world, Report& report) {
         Options here = as;
-        if (plan.is_asynchronous()) here.steps = options.steps;
-        pipeline::Trainer trainer(here, how, plan, world);
+        const bool is_foreseen =
+            as.backend == "sim" && options.backend != "sim";
+        const Plan mine = is_foreseen ? plan.on_shapes(&here) : plan;
+        pipeline::Trainer trainer(here, how, mine, world);
         const TrainingLog log =
-            train(here, trainer.optimizer(), false,
+            train(here, trainer.optimizer(), world.rank() == 0,
                   [&](std::int64_t step) { return trainer.step(step); });
         trainer.finish();
         finish_rank(here, world, log, trainer.predicted_bytes(), trainer.bill(),
@@ -74,6 +78,20 @@ void expect_claims(const Report& report) {
   }
 }
 
+void expect_one_device(const Options& options, const TrainerOptions& how) {
+  const WorldRun threads = run(options, how);
+  expect_claims(threads.report);
+  EXPECT_NEAR(threads.report.time.predicted_step_s, threads.report.time.step_s,
+              1e-9 * threads.report.time.step_s);
+  RankContext one(Device::cpu(0), 0, 1);
+  one.deterministic = true;
+  const RankContext::Scope scope(one);
+  const Parity parity = compare_with_one_device(
+      options, threads.report.losses, threads.parameters,
+      pipeline::reference_run(options, how, pipeline::make_plan(options, how)));
+  EXPECT_TRUE(parity.passed) << parity.max_rel;
+}
+
 struct Variant {
   std::string name;
   int world_size;
@@ -97,7 +115,8 @@ std::vector<Variant> variants() {
       variant("zb-h1", 4),        variant("zb-h2", 3),
       variant("dualpipe", 2),     variant("dualpipe", 4),
       variant("pipedream", 4),    variant("pipedream", 3),
-      variant("pipedream", 3),    variant("pipedream-2bw", 4)};
+      variant("pipedream", 3),    variant("pipedream-2bw", 4),
+      variant("zb-auto", 4),      variant("zb-h1", 8)};
   all[9].how.group = 3;
   all[15].how.vertical_sync = true;
   all[16].how.replicas = "2,1";
@@ -205,15 +224,132 @@ TEST(EngineWorlds, AUsersOwnScheduleRuns) {
   const Plan plan = pipeline::make_plan(options, how);
   EXPECT_EQ(plan.schedule.name, "mine");
   EXPECT_EQ(plan.pieces.size(), 2u);
+  expect_one_device(options, how);
+}
+
+// The loss is on its way before the stage that made it updates: rank 0 asks for
+// it while the last stage waits for rank 0.
+TEST(EngineWorlds, LossesDoNotWaitForUpdates) {
+  const TempFolder folder;
+  const std::string file = folder / "late.json";
+  std::ofstream(file) << R"({"micro_batches": 2, "ranks":
+                             ["F0 B0 U F1 B1 U", "F0 B0 F1 U0 B1 U"]})";
+  Options options = worlds_options(2);
+  options.steps = 2;
+  options.timeout_s = 20;
+  TrainerOptions how;
+  how.schedule = file;
+  expect_one_device(options, how);
+}
+
+TEST(EngineWorlds, WrittenSchedulesRun) {
+  const TempFolder folder;
+  TrainerOptions how;
+  how.schedule = "zb-auto";
+  how.memory_limit = 3;
+  how.micro_batches = 6;
+  how.write_schedule = folder / "found.json";
+  Options options = worlds_options(2);
+  options.batch = 6;
+  const Plan written = pipeline::make_plan(options, how);
+  pipeline::show_schedule(written, how);
+  TrainerOptions again;
+  again.schedule = how.write_schedule;
+  EXPECT_EQ(to_json(pipeline::make_plan(options, again).schedule),
+            to_json(written.schedule));
+  expect_one_device(options, again);
+  const auto error = [&](const std::string& path, std::int64_t steps) {
+    how.schedule = "pipedream";
+    how.write_schedule = path;
+    options.steps = steps;
+    try {
+      pipeline::show_schedule(pipeline::make_plan(options, how), how);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(error(folder / "mine.txt", 4),
+              ::testing::HasSubstr("mine.txt: give a FILE.json"));
+  EXPECT_THAT(error(folder / "no/mine.json", 4),
+              ::testing::HasSubstr("no/mine.json: cannot be written"));
+  EXPECT_THAT(error(folder / "mine.json", 1000),
+              ::testing::HasSubstr("repeat themselves; give at most --steps"));
+}
+
+// The lists, and with them what is foreseen on shapes, do not grow with steps.
+TEST(EngineWorlds, LongRunsHaveShortLists) {
+  for (const auto& [schedule, replicas] :
+       {std::pair("pipedream", ""), std::pair("pipedream", "2,1,1"),
+        std::pair("pipedream-2bw", "")}) {
+    SCOPED_TRACE(std::string(schedule) + " " + replicas);
+    TrainerOptions how;
+    how.schedule = schedule;
+    how.replicas = replicas;
+    Options options = worlds_options(4);
+    std::vector<std::size_t> sizes;
+    for (const std::int64_t steps : {1000, 1000000}) {
+      options.steps = steps;
+      const Plan plan = pipeline::make_plan(options, how);
+      const auto m = static_cast<int>(plan.pieces.size());
+      EXPECT_EQ(plan.schedule.total_micro_batches(), steps * m);
+      sizes.push_back(plan.schedule.actions[0].size());
+      Options shapes = options;
+      EXPECT_EQ(plan.on_shapes(&shapes).schedule.repeats, 0);
+      EXPECT_LT(shapes.steps, 100);
+      EXPECT_EQ(plan.schedule.num_micro_batches, shapes.steps * m);
+    }
+    EXPECT_EQ(sizes[0], sizes[1]);
+    options.steps = std::int64_t{1} << 39;
+    EXPECT_THROW(pipeline::make_plan(options, how), Error);
+  }
+}
+
+TEST(EngineWorlds, LongRunsKeepTheirClaims) {
+  for (const char* replicas : {"", "2,1"}) {
+    TrainerOptions how;
+    how.schedule = "pipedream";
+    how.replicas = replicas;
+    Options options = worlds_options(3);
+    options.model = "mlp";
+    options.batch = 2;
+    options.seq = 4;
+    options.steps = 90;
+    ASSERT_GT(pipeline::make_plan(options, how).schedule.repeats, 0);
+    expect_one_device(options, how);
+  }
+}
+
+// Rank 0 updates every second step, and has the losses of both.
+TEST(EngineWorlds, ReplicasLogEveryStep) {
+  const TempFolder folder;
+  Options options = worlds_options(3);
+  options.steps = 8;
+  options.log = folder / "log.jsonl";
+  TrainerOptions how;
+  how.schedule = "pipedream";
+  how.replicas = "2,1";
   const WorldRun threads = run(options, how);
-  expect_claims(threads.report);
-  RankContext one(Device::cpu(0), 0, 1);
-  one.deterministic = true;
-  const RankContext::Scope scope(one);
-  EXPECT_TRUE(compare_with_one_device(
-                  options, threads.report.losses, threads.parameters,
-                  pipeline::reference_run(options, how, plan))
-                  .passed);
+  const ReferenceRun one =
+      pipeline::reference_run(options, how, pipeline::make_plan(options, how));
+  ASSERT_EQ(threads.report.losses.size(), 8u);
+  std::ifstream log(options.log);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(log, line);) {
+    lines.push_back(nlohmann::json::parse(line));
+  }
+  ASSERT_EQ(lines.size(), 8u);
+  for (std::size_t k = 0; k < 8; ++k) {
+    EXPECT_EQ(lines[k]["step"], k);
+    EXPECT_DOUBLE_EQ(lines[k]["loss"], threads.report.losses[k]);
+    EXPECT_NEAR(lines[k]["loss"], one.losses[k], 1e-5);
+    // Steps of one update share its norm and its time
+    EXPECT_EQ(lines[k]["grad_norm"], lines[k / 2 * 2]["grad_norm"]);
+    EXPECT_EQ(lines[k]["wall_s"], lines[k / 2 * 2]["wall_s"]);
+    if (k >= 2) {
+      EXPECT_NE(lines[k]["grad_norm"], lines[k - 2]["grad_norm"]);
+    }
+  }
 }
 
 TEST(EngineWorlds, BadOptionsAreSentences) {
@@ -268,6 +404,54 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
                 o.batch = how.micro_batches = 6;
               }),
               HasSubstr("6 micro-batches do not divide over 4 ranks"));
+  // What the schedule does not read, or the batch does not give
+  EXPECT_THAT(error([](auto&, auto& how) { how.given = {"--chunks"}; }),
+              HasSubstr("--chunks: --schedule 1f1b does not read it"));
+  EXPECT_THAT(error([](auto&, auto& how) {
+                how.schedule = "interleaved";
+                how.given = {"--group"};
+              }),
+              HasSubstr("--group: --schedule interleaved does not read it; "
+                        "give it with --schedule interleaved-grouped"));
+  EXPECT_THAT(error([](auto&, auto& how) {
+                how.schedule = "zb-h1";
+                how.given = {"--memory-limit"};
+              }),
+              HasSubstr("give it with --schedule zb-auto"));
+  EXPECT_THAT(error([](auto&, auto& how) {
+                how.schedule = "pipedream";
+                how.given = {"--micro-batches"};
+              }),
+              HasSubstr("--micro-batches 8: --schedule pipedream updates after "
+                        "every mini-batch"));
+  EXPECT_THAT(error([](auto& o, auto& how) {
+                o.batch = 24;
+                how.micro_batches = 16;
+                how.given = {"--micro-batches"};
+              }),
+              HasSubstr("--batch 24: makes 12 micro-batches of 2 samples (rule "
+                        "CEIL), not 16; give a multiple of 16, or "
+                        "--micro-batches 12"));
+  EXPECT_THAT(error([](auto& o, auto& how) {
+                o.batch = 24;
+                how.schedule = "dualpipe";
+                how.micro_batches = 7;
+                how.given = {"--micro-batches"};
+              }),
+              HasSubstr("--schedule dualpipe: 7 micro-batches on 4 ranks"));
+  EXPECT_THAT(error([](auto& o, auto& how) {
+                o.steps = 5;
+                how.schedule = "pipedream";
+                how.replicas = "2,2";
+              }),
+              HasSubstr("--steps 5: mini-batches do not divide over the 2"));
+  // A default gives way; to draw a schedule there need be no layers
+  EXPECT_EQ(error([](auto& o, auto&) { o.batch = 4; }), "");
+  EXPECT_EQ(error([](auto& o, auto& how) {
+              o.world_size = 16;
+              how.print_schedule = true;
+            }),
+            "");
   EXPECT_THAT(error([](auto& o, auto&) { o.model = "resnet18"; }),
               HasSubstr("--model resnet18"));
 }

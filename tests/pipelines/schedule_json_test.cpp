@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+
 std::string error_of(const std::string& text) {
   try {
     schedule_from_json(text, "mine.json");
