@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 namespace shardbook::sim {
@@ -14,6 +15,7 @@ struct Window {
   double begin_s = 0;
   double end_s = 0;
   int num_steps = 1;
+  std::optional<std::size_t> step = {};  ///< the one that is shown, of one
 };
 
 // All events and samples, when no rank counts steps.
@@ -64,15 +66,27 @@ double first_work_s(const RankTimeline& rank, std::size_t step) {
 Window flushing_window(const std::vector<RankTimeline>& timelines,
                        std::size_t step) {
   double first_work = std::numeric_limits<double>::infinity();
-  double last_begin = 0, longest = 0;
+  double last_begin = 0, last_end = 0;
   for (const RankTimeline& rank : timelines) {
-    const double begin_s = rank.steps[step];
     first_work = std::min(first_work, first_work_s(rank, step));
-    last_begin = std::max(last_begin, begin_s);
-    longest = std::max(longest, rank.steps[step + 1] - begin_s);
+    last_begin = std::max(last_begin, rank.steps[step]);
+    last_end = std::max(last_end, rank.steps[step + 1]);
   }
-  const double begin_s = std::min(first_work, last_begin);
-  return {begin_s, begin_s + longest, 1};
+  Window window{std::min(first_work, last_begin), last_end};
+  window.step = step;
+  return window;
+}
+
+// Whether a rank does this in the step that the window shows, and not in the
+// step before or after.
+bool belongs(const TimelineEvent& event, const RankTimeline& rank,
+             const Window& window) {
+  if (!window.step || !is_work(event)) return true;
+  const double begin_s = rank.steps[*window.step];
+  const double end_s = rank.steps[*window.step + 1];
+  // A message may have been sent before its receiver was ready for it.
+  const double from_s = event.category == "comm" ? event.end_s : event.begin_s;
+  return from_s >= begin_s && event.begin_s < end_s;
 }
 
 // The steps before the first rank drains, as far back as all have filled.
@@ -120,7 +134,8 @@ RankTimeline cut(const RankTimeline& rank, const Window& window) {
   step.rank = rank.rank;
   step.steps = {0, length_s};
   for (const TimelineEvent& event : rank.events) {
-    if (event.end_s <= window.begin_s || event.begin_s >= window.end_s) {
+    if (event.end_s <= window.begin_s || event.begin_s >= window.end_s ||
+        !belongs(event, rank, window)) {
       continue;
     }
     step.events.push_back(event);

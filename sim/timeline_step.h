@@ -35,9 +35,11 @@ struct StepView {
 ///
 /// The stages of a pipeline end a step one after the other. The view begins
 /// when the last of them has ended the step before, or earlier where a rank has
-/// begun to compute by then, and is as long as a step. Ranks that do not flush
-/// drain at the end of a run, in steps without a forward: the view then shows
-/// up to four steps before that, when every rank is busy.
+/// begun to compute by then, and ends with the last rank. It shows what each
+/// rank does in this step, and nothing of its steps before and after. Ranks
+/// that do not flush drain at the end of a run, in steps without a forward: the
+/// view then shows all of up to four steps before that, when every rank is
+/// busy.
 ///
 /// Events that reach beyond the view end at its border, and memory starts with
 /// what was in use when it begins. Two ranks are alike when queues, operations

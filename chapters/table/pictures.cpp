@@ -1,7 +1,11 @@
+// The frames of a run's drawings: who has which lanes, how the time of a step
+// is spent, how full the memory is. The script timeline.js fills them.
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <set>
 
 #include "chapters/table/internal/page.h"
@@ -15,31 +19,6 @@ using sim::RankGroup;
 using sim::StepView;
 using svg::escape;
 
-double busy_share(const sim::RankTimeline& timeline, const std::string& queue,
-                  double step_s) {
-  double busy_s = 0;
-  for (const sim::TimelineEvent& event : timeline.events) {
-    const bool waits = event.category == "wait" || event.category == "idle";
-    if (event.queue == queue && !waits) busy_s += event.end_s - event.begin_s;
-  }
-  return busy_s / step_s;
-}
-
-// Round times below the drawings.
-std::string axis_html(double step_s) {
-  std::string text = "<div class=\"axis\" aria-hidden=\"true\">";
-  const double distance_s = sim::axis_distance(step_s, 5);
-  for (int i = 0; distance_s > 0 && i * distance_s <= step_s; ++i) {
-    // Near the end, the text stands before its mark.
-    const bool late = i * distance_s > 0.8 * step_s;
-    text += fmt::format("<span{} style=\"left:{:.2f}%\">{}</span>",
-                        late ? " class=\"late\"" : "",
-                        100 * i * distance_s / step_s,
-                        i == 0 ? "0" : sim::seconds_text(i * distance_s));
-  }
-  return text + "</div>";
-}
-
 std::string swatch(const std::string& css_class, const std::string& title) {
   return fmt::format(
       "<li><svg class=\"swatch\" viewBox=\"0 0 10 10\" aria-hidden=\"true\">"
@@ -47,49 +26,101 @@ std::string swatch(const std::string& css_class, const std::string& title) {
       css_class, title);
 }
 
+// The class of an event in the drawings, as timeline.js has it.
+std::string class_of(const sim::TimelineEvent& event) {
+  if (event.queue == "host") return "host";
+  if (event.category == "backward" && event.label.rfind("weights", 0) == 0) {
+    return "weights";
+  }
+  return event.category;
+}
+
 std::string categories_legend(const StepView& view) {
-  static constexpr std::array<std::array<const char*, 2>, 6> kTitles = {
+  static constexpr std::array<std::array<const char*, 2>, 9> kTitles = {
       {{"forward", "forward"},
        {"backward", "backward"},
+       {"weights", "weight gradients that waited"},
        {"optimizer", "optimizer"},
        {"comm", "communication"},
        {"copy", "memory copy"},
-       {"other", "other"}}};
+       {"host", "host"},
+       {"exposed", "exposed communication"},
+       {"bubble", "bubble"}}};
   std::set<std::string> used;
   for (const RankGroup& group : view.groups) {
     for (const sim::TimelineEvent& event : group.timeline.events) {
-      used.insert(svg::category_class(event.category));
+      used.insert(class_of(event));
     }
   }
   std::string text = "<ul class=\"legend\">";
   for (const auto& [css_class, title] : kTitles) {
     if (used.count(css_class) > 0) text += swatch(css_class, title);
   }
-  return text + swatch("nothing", "idle") + "</ul>\n";
+  return text + "</ul>\n";
 }
 
-std::string lanes_html(std::size_t run_number, std::size_t g,
-                       const RankGroup& group, double step_s) {
-  std::string text = fmt::format("<h4>{}</h4><div class=\"lanes\">\n",
-                                 sim::rank_list(group.ranks));
+// Shares in percent, to one decimal, that add up to 100.0.
+std::string shares_text(const sim::QueueShares& shares) {
+  const auto tenths = [](double share) {
+    return static_cast<int>(std::lround(1000 * share));
+  };
+  const int busy = tenths(shares.busy), bubble = tenths(shares.bubble),
+            exposed = tenths(shares.exposed);
+  const auto text = [](int value) {
+    return fmt::format("{:.1f} %", value / 10.0);
+  };
+  return fmt::format("busy {} + bubble {} + exposed communication {} + rest {}",
+                     text(busy), text(bubble), text(exposed),
+                     text(1000 - busy - bubble - exposed));
+}
+
+std::string tools_html(bool has_messages) {
+  const auto button = [](const char* action, const char* sign,
+                         const char* name) {
+    return fmt::format(
+        "<button type=\"button\" data-do=\"{}\" aria-label=\"{}\" "
+        "title=\"{}\">{}</button>",
+        action, name, name, sign);
+  };
+  return "<div class=\"tools\" hidden>" + button("in", "+", "zoom in") +
+         button("out", "\u2212", "zoom out") +
+         button("left", "\u2190", "earlier") +
+         button("right", "\u2192", "later") +
+         button("all", "All", "the whole step") +
+         (has_messages ? "<label><input type=\"checkbox\" class=\"messages\" "
+                         "checked> messages</label>"
+                       : "") +
+         "</div>\n";
+}
+
+std::string track_html(std::size_t g, const RankGroup& group, double step_s) {
   const auto queues = sim::queue_names(group.timeline);
+  const std::string who = sim::rank_list(group.ranks);
+  std::string text = fmt::format(
+      "<div class=\"track\"><h4>{}</h4><p class=\"shares\">{}</p>"
+      "<div class=\"lanes\">\n",
+      who, shares_text(sim::queue_shares(group.timeline, "compute", step_s)));
   for (std::size_t q = 0; q < queues.size(); ++q) {
-    const double share = busy_share(group.timeline, queues[q], step_s);
-    const std::string title = fmt::format(
-        "{}, {}: busy for {:.0f} % of the step. Arrow keys move "
-        "from one operation to the next.",
-        sim::rank_list(group.ranks), queues[q], 100 * share);
+    const sim::QueueShares shares =
+        sim::queue_shares(group.timeline, queues[q], step_s);
     text += fmt::format(
-        "<span class=\"label\">{}</span>{}<span class=\"number\">{:.0f} %"
-        "</span>\n",
-        escape(queues[q]),
-        svg::lane(group.timeline, queues[q], step_s, title,
-                  fmt::format("tabindex=\"0\" data-run=\"{}\" "
-                              "data-group=\"{}\" data-queue=\"{}\"",
-                              run_number, g, q)),
-        100 * share);
+        "<span class=\"label\">{0}</span><svg class=\"lane{1}\" role=\"img\" "
+        "aria-label=\"{2}, {0}: {3}. Arrow keys move from one operation to "
+        "the next, + and - zoom.\" tabindex=\"0\" data-group=\"{4}\" "
+        "data-queue=\"{5}\"></svg><span class=\"number\">{6:.0f} %</span>\n",
+        escape(queues[q]), queues[q] == "compute" ? " compute" : "", who,
+        shares_text(shares), g, q, 100 * shares.busy);
   }
-  return text + axis_html(step_s) + "</div>\n";
+  return text + "</div></div>\n";
+}
+
+bool has_messages(const StepView& view) {
+  return std::any_of(
+      view.groups.begin(), view.groups.end(), [](const RankGroup& group) {
+        return std::any_of(
+            group.timeline.events.begin(), group.timeline.events.end(),
+            [](const auto& event) { return event.message >= 0; });
+      });
 }
 
 std::string hidden_ranks(const StepView& view) {
@@ -104,31 +135,34 @@ std::string hidden_ranks(const StepView& view) {
 }
 
 std::string timeline_html(std::size_t run_number, const StepView& view) {
+  const bool messages = has_messages(view);
+  const std::string what =
+      view.num_steps == 1
+          ? "of one step"
+          : fmt::format("of {} steps in the steady state", view.num_steps);
   std::string text = fmt::format(
-      "<figure class=\"timeline\"><figcaption><b>Timeline</b> of the last "
-      "step, {} of virtual time; at the right, how much of it each queue is "
-      "busy</figcaption>\n{}",
-      sim::seconds_text(view.step_s), categories_legend(view));
+      "<figure class=\"timeline\" data-run=\"{}\"><figcaption><b>Timeline</b> "
+      "{}, {} of virtual time. The numbers in boxes are micro-batches; at the "
+      "right is how much of the time a queue is busy.</figcaption>\n{}{}"
+      "<div class=\"tracks\">\n",
+      run_number, what, sim::seconds_text(view.step_s), categories_legend(view),
+      tools_html(messages));
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
-    text += lanes_html(run_number, g, view.groups[g], view.step_s);
+    text += track_html(g, view.groups[g], view.step_s);
   }
-  return text + hidden_ranks(view) + "</figure>\n";
-}
-
-double total(const sim::MemorySample& sample) {
-  double sum = 0;
-  for (const std::int64_t bytes : sample.bytes) {
-    sum += static_cast<double>(bytes);
-  }
-  return sum;
+  if (messages) text += "<svg class=\"arrows\" aria-hidden=\"true\"></svg>";
+  return text +
+         "<div class=\"lanes\"><div class=\"axis\" aria-hidden=\"true\">"
+         "</div></div></div>\n" +
+         hidden_ranks(view) + "</figure>\n";
 }
 
 double peak(const RankGroup& group) {
-  double most = 0;
+  std::int64_t most = 0;
   for (const sim::MemorySample& sample : group.timeline.memory) {
-    most = std::max(most, total(sample));
+    most = std::max(most, sample.total());
   }
-  return most;
+  return static_cast<double>(most);
 }
 
 std::string kinds_legend(const StepView& view) {
@@ -157,27 +191,22 @@ std::string memory_html(std::size_t run_number, const StepView& view) {
     most = std::max(most, peak(group));
   }
   if (most <= 0) return "";
-  std::string text =
-      "<figure class=\"memories\"><figcaption><b>Memory</b> in use during the "
-      "step, by kind</figcaption>\n" +
-      kinds_legend(view) + "<div class=\"plots\">\n";
+  std::string text = fmt::format(
+      "<figure class=\"memories\" data-run=\"{}\"><figcaption><b>Memory</b> in "
+      "use during the same time, by kind</figcaption>\n{}{}"
+      "<div class=\"plots\">\n",
+      run_number, kinds_legend(view), tools_html(false));
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
     const RankGroup& group = view.groups[g];
     const std::string who = sim::rank_list(group.ranks);
-    const std::string title = fmt::format(
-        "{}: memory over the step, at most {}. Arrow keys move "
-        "through time.",
-        who, format_bytes(peak(group)));
     text += fmt::format(
-        "<div class=\"plot\"><h4>{}, at most {}</h4>"
-        "<div class=\"scale\" aria-hidden=\"true\"><span>{}</span>"
-        "<span>0</span></div>{}{}</div>\n",
-        who, format_bytes(peak(group)), format_bytes(most),
-        svg::memory(group.timeline, view.step_s, most, title,
-                    fmt::format("tabindex=\"0\" data-run=\"{}\" "
-                                "data-group=\"{}\"",
-                                run_number, g)),
-        axis_html(view.step_s));
+        "<div class=\"plot\"><h4>{0}, at most {1}</h4>"
+        "<div class=\"scale\" aria-hidden=\"true\"><span>{2}</span>"
+        "<span>0</span></div><svg class=\"memory\" role=\"img\" "
+        "aria-label=\"{0}: memory over the step, at most {1}. Arrow keys move "
+        "through time.\" tabindex=\"0\" data-group=\"{3}\" data-most=\"{4}\">"
+        "</svg><div class=\"axis\" aria-hidden=\"true\"></div></div>\n",
+        who, format_bytes(peak(group)), format_bytes(most), g, most);
   }
   return text + "</div></figure>\n";
 }
@@ -189,13 +218,13 @@ std::string links_html(const VirtualRun& run) {
     most = std::max(most, link.bytes);
   }
   std::string text =
-      "<figure class=\"chart\"><figcaption><b>Bytes by link</b> per step"
-      "</figcaption>\n<div class=\"bars\">";
+      "<figure class=\"chart\"><figcaption><b>Bytes by link</b> per step, sent "
+      "by all devices</figcaption>\n<div class=\"bars\">";
   for (const sim::LinkBytes& link : run.links) {
     text += fmt::format(
         "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
         escape(link.link), svg::bar(most > 0 ? link.bytes / most : 0, "comm"),
-        format_bytes(link.bytes));
+        format_decimal_bytes(link.bytes));
   }
   return text + "</div></figure>\n";
 }

@@ -220,8 +220,8 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   if (first && last) {
     run.loss = {fmt::format("{:.2f}", *first), fmt::format("{:.2f}", *last)};
   }
-  run.variant = reader.words(
-      {"options.schedule", "options.strategy", "options.variant"});
+  run.variant =
+      reader.words({"options.schedule", "options.strategy", "options.variant"});
   run.setting =
       reader.words({"options.model", "options.dtype", "options.optimizer"});
   // The world sim is as slow as it is: nobody waits for its steps.

@@ -64,10 +64,10 @@ struct ProgramRun {
   std::string samples;            ///< "32 x 512 tokens"; may be empty
   std::vector<std::string> loss;  ///< first and last step; empty: not measured
   Claim numbers, bytes, memory, time;
-  std::string tolerance;    ///< of the numbers: "1.0e-05"; may be empty
-  double wall_step_s = -1;  ///< negative: not measured
-  double peak_bytes = -1;   ///< of the fullest rank; negative: not measured
-  double sent_bytes = -1;   ///< by the busiest rank; negative: not measured
+  std::string tolerance;      ///< of the numbers: "1.0e-05"; may be empty
+  double wall_step_s = -1;    ///< negative: not measured
+  double peak_bytes = -1;     ///< of the fullest rank; negative: not measured
+  double sent_bytes = -1;     ///< by the busiest rank; negative: not measured
   double capacity_bytes = 0;  ///< of one device's memory; 0: no limit
   std::vector<RankBill> ranks;
   std::optional<VirtualRun> virtual_run;

@@ -6,7 +6,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <set>
 #include <sstream>
+#include <tuple>
 
 #include "core/check.h"
 
@@ -82,6 +85,26 @@ const ProgramRun* yardstick(const RunGroup& group) {
     if (run->world_size == 1 && run->virtual_run) return run;
   }
   return nullptr;
+}
+
+std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs) {
+  std::set<std::string> sets;
+  for (const ProgramRun& run : runs) sets.insert(run.set);
+  const bool one_each = runs.size() == sets.size();
+  // Rows of one set may share a name: they are paired in their order.
+  using Key = std::tuple<std::string, std::string, int>;
+  std::map<Key, std::size_t> lines;
+  std::map<std::tuple<std::string, std::string, std::string>, int> seen;
+  std::vector<ComparedRuns> compared;
+  for (const ProgramRun& run : runs) {
+    Key key = {run.title, run_name(run),
+               seen[{run.set, run.title, run_name(run)}]++};
+    if (one_each) key = {};
+    const auto [line, added] = lines.try_emplace(key, compared.size());
+    if (added) compared.emplace_back();
+    compared[line->second].runs.push_back(&run);
+  }
+  return compared;
 }
 
 std::string setting_of(const ProgramRun& run) {

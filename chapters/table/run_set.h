@@ -32,6 +32,13 @@ std::vector<const ProgramRun*> trained_runs(
 /// The group's run on one device; null without one.
 const ProgramRun* yardstick(const RunGroup& group);
 
+/// The same row in several sets.
+struct ComparedRuns {
+  std::vector<const ProgramRun*> runs;  ///< in the order of the sets
+};
+/// Pairs rows of the same title and name; where each set has one row, those.
+std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs);
+
 /// "gpt2, f32, adamw, 32 x 512 tokens on dgx-a100 (80 GB per device)".
 std::string setting_of(const ProgramRun& run);
 

@@ -52,7 +52,8 @@ std::string claim_cell(const Claim& claim, const Marks& marks) {
 }
 
 // The models are too small to teach how long a step takes: the time itself is
-// in the other table. Wall time stands in brackets: nothing is claimed about it.
+// in the other table. Wall time stands in brackets: nothing is claimed about
+// it.
 std::string time_cell(const ProgramRun& run, const Marks& marks) {
   if (run.time.verdict == Verdict::kPassed) return marks.passed;
   if (run.virtual_run || run.time.value.empty()) {
@@ -86,8 +87,7 @@ std::string common_setting(const std::vector<const ProgramRun*>& runs) {
   std::map<std::string, std::size_t> count;
   for (const ProgramRun* run : runs) {
     if (run->setting.empty()) continue;
-    ++count[run->setting +
-            (run->samples.empty() ? "" : ", " + run->samples)];
+    ++count[run->setting + (run->samples.empty() ? "" : ", " + run->samples)];
   }
   for (const auto& [setting, number] : count) {
     if (2 * number > runs.size()) return setting;
@@ -97,8 +97,8 @@ std::string common_setting(const std::vector<const ProgramRun*>& runs) {
 
 std::string proof_table(const std::vector<const ProgramRun*>& runs,
                         const Marks& marks) {
-  std::vector<Row> rows = {{"PROOF", "world", "loss", "numbers", "sent",
-                            "peak memory", "time"}};
+  std::vector<Row> rows = {
+      {"PROOF", "world", "loss", "numbers", "sent", "peak memory", "time"}};
   for (const ProgramRun* run : runs) rows.push_back(row_of(*run, marks));
   const std::string setting = common_setting(runs);
   return align(rows) + "\n" +
@@ -134,14 +134,16 @@ Row buys_row(const ProgramRun& run, const ProgramRun* one) {
     if (one != nullptr && time.step_s.counted > 0) {
       const double ratio =
           one->virtual_run->step_s.counted / time.step_s.counted;
-      const bool possible = fits(run) && fits(*one);
-      speed_up = possible ? fmt::format("{:.2f}", ratio)
-                          : fmt::format("({:.2f})", ratio);
+      speed_up = fmt::format("{:.2f}", ratio);
+      if (!fits(run) || !fits(*one)) speed_up = "(" + speed_up + ")";
     }
   }
-  return {"  " + run_name(run), fmt::format("{}", run.world_size),
-          step,                 speed_up,
-          memory_cell(run),     links,
+  return {"  " + run_name(run),
+          fmt::format("{}", run.world_size),
+          step,
+          speed_up,
+          memory_cell(run),
+          links,
           idle};
 }
 
@@ -152,11 +154,10 @@ std::string buys_table(const std::vector<RunGroup>& groups) {
   for (const RunGroup& group : groups) {
     for (const ProgramRun* run : group.runs) {
       const bool first = run == group.runs.front();
-      titles.push_back(!first ? ""
-                              : "\n" +
-                                    (group.title.empty() ? ""
-                                                         : group.title + "\n") +
-                                    setting_of(*run) + "\n");
+      titles.push_back(
+          !first ? ""
+                 : "\n" + (group.title.empty() ? "" : group.title + "\n") +
+                       setting_of(*run) + "\n");
       rows.push_back(buys_row(*run, yardstick(group)));
     }
   }
@@ -192,11 +193,11 @@ std::string format_claims(const std::vector<ProgramRun>& runs,
   for (const ProgramRun& run : runs) {
     for_each_claim(run, [&](const char* name, const Claim& claim) {
       if (claim.verdict != Verdict::kFailed) return;
-      failures += fmt::format(
-          "{} {}, {}: {}\n", marks.failed, run_name(run),
-          world_name(run, marks),
-          claim.failure.empty() ? fmt::format("the claim on {} failed", name)
-                                : fmt::format("{}: {}", name, claim.failure));
+      failures += fmt::format("{} {}, {}: {}\n", marks.failed, run_name(run),
+                              world_name(run, marks),
+                              claim.failure.empty()
+                                  ? fmt::format("the claim on {} failed", name)
+                                  : fmt::format("{}: {}", name, claim.failure));
     });
   }
   const auto [failed, claims] = count_claims(runs);

@@ -4,13 +4,37 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "chapters/table/run.h"
 
 namespace shardbook::table::internal {
 
-/// The page with its style and script, and marks where text goes.
+/// The page, with marks where style, script and text go.
 std::string page_template();
+std::string page_style();
+std::string page_script();
+
+/// A sign and, for those who do not see it, a word.
+std::string sign_html(Verdict verdict);
+
+/// The name of a run as a link to its section.
+std::string link_to(std::size_t run_number, const ProgramRun& run);
+
+/// The runs that trained: a table of their claims.
+std::string proof_html(const std::vector<ProgramRun>& runs);
+/// The simulated runs: per group a table with bars, and step time against
+/// memory.
+std::string buys_html(const std::vector<ProgramRun>& runs);
+/// Several sets of runs, line by line.
+std::string comparison_html(const std::vector<ProgramRun>& runs);
+
+/// What the page's words mean.
+std::string glossary_html();
+
+/// Everything about one run; closed, its first line.
+std::string run_html(std::size_t run_number, const ProgramRun& run,
+                     bool is_open);
 
 /// Timeline, memory over time and bytes by link; empty without virtual time.
 std::string pictures_html(std::size_t run_number, const ProgramRun& run);

@@ -1,0 +1,264 @@
+// The top of report.html: tables of all runs, and step time against memory.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "chapters/table/html.h"
+#include "chapters/table/internal/page.h"
+#include "chapters/table/run_set.h"
+#include "chapters/table/svg.h"
+#include "chapters/table/table.h"
+#include "sim/timeline_text.h"
+
+namespace shardbook::table::internal {
+namespace {
+
+using svg::escape;
+
+std::string open_table(const std::string& name,
+                       const std::vector<const char*>& columns) {
+  std::string text = fmt::format(
+      "<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
+      "aria-label=\"{}\"><table><thead><tr>",
+      escape(name));
+  for (const char* column : columns) {
+    text += fmt::format("<th scope=\"col\">{}</th>", column);
+  }
+  return text + "</tr></thead><tbody>\n";
+}
+
+constexpr const char* kCloseTable = "</tbody></table></div>\n";
+
+// Runs are numbered by their place in the list.
+std::size_t number_of(const ProgramRun* run,
+                      const std::vector<ProgramRun>& runs) {
+  return static_cast<std::size_t>(run - runs.data());
+}
+
+std::string claim_cell(const ProgramRun& run, const Claim& claim) {
+  // A value without a verdict is shown without a sign.
+  const bool plain =
+      claim.verdict == Verdict::kNotMeasured && !claim.value.empty();
+  const bool wall = &claim == &run.time && plain && !run.virtual_run;
+  return fmt::format("<td>{} {}{}</td>", plain ? "" : sign_html(claim.verdict),
+                     escape(claim.value), wall ? " wall" : "");
+}
+
+// ---- What it buys.
+
+std::string step_cell(const ProgramRun& run, double most_s) {
+  if (!run.virtual_run) return "<td>\u2013</td>";
+  const double step_s = run.virtual_run->step_s.counted;
+  return fmt::format("<td class=\"with-bar\">{}{}</td>",
+                     sim::seconds_text(step_s),
+                     svg::bar(most_s > 0 ? step_s / most_s : 0, "time"));
+}
+
+std::string speed_up_cell(const ProgramRun& run, const ProgramRun* one) {
+  if (one == nullptr || !run.virtual_run) return "<td>\u2013</td>";
+  const double ratio = one->virtual_run->step_s.counted /
+                       std::max(run.virtual_run->step_s.counted, 1e-12);
+  const std::string text = fmt::format("{:.2f}", ratio);
+  return fits(run) && fits(*one) ? "<td>" + text + "</td>"
+                                 : "<td class=\"muted\">(" + text + ")</td>";
+}
+
+// Full is the device's memory; what does not fit is full, and says so.
+std::string memory_cell(const ProgramRun& run) {
+  if (run.peak_bytes < 0) return "<td>\u2013</td>";
+  const std::string peak = format_gigabytes(run.peak_bytes) + " GB";
+  if (run.capacity_bytes <= 0) return "<td>" + peak + "</td>";
+  return fmt::format(
+      "<td class=\"with-bar\">{}{}{}</td>", peak,
+      fits(run) ? "" : " <span class=\"over\">does not fit</span>",
+      svg::bar(run.peak_bytes / run.capacity_bytes,
+               fits(run) ? "space" : "over"));
+}
+
+std::string sent_cell(const ProgramRun& run) {
+  std::string text;
+  if (run.virtual_run) {
+    for (const sim::LinkBytes& link : run.virtual_run->links) {
+      if (link.bytes <= 0) continue;
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
+                          escape(link.link), format_decimal_bytes(link.bytes));
+    }
+  }
+  return "<td>" + (text.empty() ? "\u2013" : text) + "</td>";
+}
+
+std::string idle_cell(const ProgramRun& run) {
+  if (!run.virtual_run) return "<td>\u2013</td>";
+  const VirtualRun& time = *run.virtual_run;
+  const double step_s = std::max(time.step_s.counted, 1e-12);
+  const double bubble = time.bubble_s / step_s;
+  const double exposed = time.exposed_comm_s / step_s;
+  return fmt::format(
+      "<td class=\"with-bar\">{:.1f} %{}</td>", 100 * time.idle_share,
+      svg::stacked_bar({{bubble, "bubble"},
+                        {exposed, "exposed"},
+                        {time.idle_share - bubble - exposed, "rest"}}));
+}
+
+std::string scatter_html(const RunGroup& group,
+                         const std::vector<ProgramRun>& runs) {
+  std::string points, capacity;
+  int count = 0;
+  for (const ProgramRun* run : group.runs) {
+    if (!run->virtual_run || run->peak_bytes <= 0 ||
+        run->virtual_run->step_s.counted <= 0) {
+      continue;
+    }
+    ++count;
+    points += fmt::format(
+        "<a class=\"point{}\" href=\"#run-{}\" data-memory=\"{}\" "
+        "data-time=\"{}\" title=\"{}: {}, {} GB\">{}</a>\n",
+        fits(*run) ? "" : " over", number_of(run, runs), run->peak_bytes,
+        run->virtual_run->step_s.counted, escape(run_name(*run)),
+        sim::seconds_text(run->virtual_run->step_s.counted),
+        format_gigabytes(run->peak_bytes), count);
+    if (run->capacity_bytes > 0) {
+      capacity = fmt::format("<span class=\"limit\" data-memory=\"{}\"></span>",
+                             run->capacity_bytes);
+    }
+  }
+  if (count < 2) return "";
+  return "<figure class=\"scatter\"><figcaption><b>Step time against "
+         "memory</b> lower is faster, further left is smaller; the numbers "
+         "are the rows of the table" +
+         std::string(capacity.empty() ? ""
+                                      : ", the line is what a device holds") +
+         "</figcaption><div class=\"plane\">" + capacity + points +
+         "</div><button type=\"button\" hidden></button></figure>\n";
+}
+
+std::string group_html(const RunGroup& group,
+                       const std::vector<ProgramRun>& runs) {
+  double most_s = 0;
+  for (const ProgramRun* run : group.runs) {
+    if (run->virtual_run) {
+      most_s = std::max(most_s, run->virtual_run->step_s.counted);
+    }
+  }
+  const std::string title = group.title.empty() ? "Simulated" : group.title;
+  std::string text = fmt::format(
+      "<section class=\"group\"><h3>{}</h3><p class=\"about\">{}</p>\n",
+      escape(title), escape(setting_of(*group.runs.front())));
+  text += open_table(title, {"", "Strategy", "Devices", "Step", "Speed-up",
+                             "Peak memory", "Sent per step", "Idle"});
+  int row = 0;
+  for (const ProgramRun* run : group.runs) {
+    text += fmt::format("<tr><td>{}</td><th scope=\"row\">{}</th><td>{}</td>",
+                        ++row, link_to(number_of(run, runs), *run),
+                        run->world_size) +
+            step_cell(*run, most_s) + speed_up_cell(*run, yardstick(group)) +
+            memory_cell(*run) + sent_cell(*run) + idle_cell(*run) + "</tr>\n";
+  }
+  return text + kCloseTable + scatter_html(group, runs) + "</section>\n";
+}
+
+// ---- Several sets.
+
+double step_s(const ProgramRun& run) {
+  return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
+}
+
+}  // namespace
+
+std::string proof_html(const std::vector<ProgramRun>& runs) {
+  const std::vector<const ProgramRun*> trained = trained_runs(runs);
+  if (trained.empty()) return "";
+  std::string text =
+      "<section id=\"proof\"><h2>Proof</h2><p class=\"about\">Small models, "
+      "trained here. Each run makes four claims: a formula predicts, the "
+      "program counts.</p>\n" +
+      open_table("Proof", {"Strategy", "World", "Loss", "Numbers",
+                           "Sent per step", "Peak memory", "Step"});
+  for (const ProgramRun* run : trained) {
+    text += fmt::format(
+        "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>",
+        link_to(number_of(run, runs), *run), escape(world_name(*run)),
+        run->loss.empty() ? "\u2013"
+                          : run->loss.front() + " \u2192 " + run->loss.back());
+    for (const Claim* claim :
+         {&run->numbers, &run->bytes, &run->memory, &run->time}) {
+      text += claim_cell(*run, *claim);
+    }
+    text += "</tr>\n";
+  }
+  return text + kCloseTable +
+         "<p class=\"note\">These models are so small that launching an "
+         "operation takes longer than the operation: their virtual step times "
+         "prove the prediction and say nothing about speed.</p></section>\n";
+}
+
+std::string buys_html(const std::vector<ProgramRun>& runs) {
+  const std::vector<RunGroup> groups = simulated_groups(runs);
+  if (groups.empty()) return "";
+  std::string text =
+      "<section id=\"buys\"><h2>What it buys</h2><p class=\"about\">Large "
+      "models on real clusters, simulated. The first row of a group is the "
+      "yardstick of its speed-ups; a speed-up in brackets needs memory that "
+      "the devices do not have.</p>\n";
+  for (const RunGroup& group : groups) text += group_html(group, runs);
+  return text + "</section>\n";
+}
+
+std::string comparison_html(const std::vector<ProgramRun>& runs) {
+  std::set<std::string> sets;
+  for (const ProgramRun& run : runs) sets.insert(run.set);
+  if (sets.size() < 2) return "";
+  std::string text =
+      "<section id=\"comparison\"><h2>Compared</h2><p class=\"about\">In "
+      "brackets: times as much as in the first set.</p>\n" +
+      open_table("Compared", {"Run", "Set", "Step", "Peak memory",
+                              "Sent per step", "Idle"});
+  for (const ComparedRuns& line : compare_sets(runs)) {
+    for (const ProgramRun* run : line.runs) {
+      const ProgramRun& first = *line.runs.front();
+      const auto cell = [&](double value, double base, const auto& name) {
+        if (value < 0) return std::string("<td>\u2013</td>");
+        const bool ratio = run != &first && base > 0;
+        return "<td>" + name(value) +
+               (ratio ? fmt::format(" ({:.2f})", value / base) : "") + "</td>";
+      };
+      text +=
+          fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td>",
+                      link_to(number_of(run, runs), *run), escape(run->set)) +
+          cell(step_s(*run), step_s(first), sim::seconds_text) +
+          cell(run->peak_bytes, first.peak_bytes, format_bytes) +
+          cell(sent_per_step(*run), sent_per_step(first), format_bytes) +
+          (run->virtual_run ? fmt::format("<td>{:.1f} %</td>",
+                                          100 * run->virtual_run->idle_share)
+                            : "<td>\u2013</td>") +
+          "</tr>\n";
+    }
+  }
+  return text + kCloseTable + "</section>\n";
+}
+
+std::string glossary_html() {
+  return R"html(<section id="words"><h2>What the words mean</h2>
+<p class="about">At every instant of a step, the queue of operations on a
+device is in one of four states. Their shares add up to the step.</p>
+<dl>
+<dt>busy</dt><dd>An operation runs.</dd>
+<dt>exposed communication</dt><dd>The queue waits for a message that is on the
+wire.</dd>
+<dt>bubble</dt><dd>The queue waits for a message that has not been sent: the
+sender is still computing, or waits itself.</dd>
+<dt>rest</dt><dd>The host has not given the device anything to do, or the device
+waits for a queue of its own.</dd>
+<dt>idle</dt><dd>All that is not busy: bubble, exposed communication and
+rest.</dd>
+<dt>peak memory</dt><dd>The most bytes in use at one time, the sum over all
+kinds: the top of the curve.</dd>
+<dt>steady state</dt><dd>Steps of a pipeline that does not flush, after it has
+filled and before it drains.</dd>
+</dl></section>
+)html";
+}
+
+}  // namespace shardbook::table::internal

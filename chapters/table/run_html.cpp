@@ -1,0 +1,154 @@
+// A section of report.html: one run.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chapters/table/html.h"
+#include "chapters/table/internal/page.h"
+#include "chapters/table/run_set.h"
+#include "chapters/table/svg.h"
+#include "sim/timeline_text.h"
+
+namespace shardbook::table::internal {
+namespace {
+
+using svg::escape;
+
+struct Mark {
+  const char* css_class;
+  const char* sign;
+  const char* word;  // for those who do not see the sign
+};
+
+Mark mark_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kPassed:
+      return {"passed", "\u2713", "holds"};
+    case Verdict::kFailed:
+      return {"failed", "\u2717", "failed"};
+    default:
+      return {"unmeasured", "\u2013", "not measured"};
+  }
+}
+
+std::string claim_html(const char* name, const Claim& claim,
+                       const std::string& explanation) {
+  const bool failed = claim.verdict == Verdict::kFailed;
+  return fmt::format(
+      "<li class=\"claim {}\">{}<h3>{}</h3><p class=\"value\">{}</p><p>{}</p>"
+      "</li>\n",
+      mark_of(claim.verdict).css_class, sign_html(claim.verdict), name,
+      claim.value.empty() ? "not measured" : escape(claim.value),
+      escape(failed ? claim.failure : explanation));
+}
+
+// Where the time goes that is not computed in, in shares of the step.
+std::string idle_text(const VirtualRun& run) {
+  const double step_s = run.step_s.counted;
+  if (!(step_s > 0)) return "";
+  const double bubble = run.bubble_s / step_s;
+  const double exposed = run.exposed_comm_s / step_s;
+  const double rest = std::max(0.0, run.idle_share - bubble - exposed);
+  std::string text = fmt::format(
+      "idle {:.1f} % = bubble {:.1f} + exposed communication {:.1f} + rest "
+      "{:.1f}",
+      100 * run.idle_share, 100 * bubble, 100 * exposed, 100 * rest);
+  if (rest > 0.25) {
+    text +=
+        ". The operations are shorter than what it takes to launch them: a "
+        "larger model or batch would keep this device busy";
+  }
+  return text;
+}
+
+std::string time_explanation(const ProgramRun& run) {
+  if (!run.virtual_run) {
+    return run.wall_step_s >= 0 ? "wall time of a step on this machine; no "
+                                  "claim without a virtual cluster"
+                                : "";
+  }
+  const VirtualRun& virtual_run = *run.virtual_run;
+  return fmt::format(
+      "virtual time of a step on {}{}; {}", virtual_run.cluster,
+      virtual_run.trust.empty() ? "" : " (" + virtual_run.trust + ")",
+      idle_text(virtual_run));
+}
+
+std::string memory_explanation(const ProgramRun& run) {
+  std::string text = "peak of the fullest rank, all kinds at once";
+  if (run.capacity_bytes > 0) {
+    text += fmt::format(": {} of {} GB{}", format_gigabytes(run.peak_bytes),
+                        format_gigabytes(run.capacity_bytes),
+                        fits(run) ? "" : ", does not fit");
+  }
+  return text;
+}
+
+std::string claims_html(const ProgramRun& run) {
+  return "<ul class=\"claims\">\n" +
+         claim_html(
+             "Numbers", run.numbers,
+             "largest relative difference to one device" +
+                 (run.tolerance.empty() ? ""
+                                        : "; allowed is " + run.tolerance)) +
+         claim_html("Bytes", run.bytes, "sent per step by the busiest rank") +
+         claim_html("Memory", run.memory, memory_explanation(run)) +
+         claim_html("Time", run.time, time_explanation(run)) + "</ul>\n";
+}
+
+// The line that is seen while the section is closed.
+std::string headline(const ProgramRun& run) {
+  return run_name(run) + ", " + world_name(run);
+}
+
+std::string source_html(const ProgramRun& run) {
+  std::string text = "<p class=\"source\">";
+  if (!run.command.empty()) {
+    text += "<code>" + escape(run.command) + "</code> ";
+  }
+  // The report lies in build/.
+  return text + fmt::format(
+                    "<a href=\"../chapters/{0}/README.md\">the page of {0}</a>"
+                    "</p>\n",
+                    escape(run.chapter));
+}
+
+}  // namespace
+
+std::string sign_html(Verdict verdict) {
+  const Mark mark = mark_of(verdict);
+  return fmt::format(
+      "<span class=\"sign {}\" role=\"img\" aria-label=\"{}\">{}</span>",
+      mark.css_class, mark.word, mark.sign);
+}
+
+std::string link_to(std::size_t run_number, const ProgramRun& run) {
+  return fmt::format("<a href=\"#run-{}\">{}</a>", run_number,
+                     escape(run_name(run)));
+}
+
+std::string run_html(std::size_t run_number, const ProgramRun& run,
+                     bool is_open) {
+  std::string about = run.title.empty() ? "" : run.title + " \u00b7 ";
+  about += run.chapter;
+  if (!setting_of(run).empty()) about += " \u00b7 " + setting_of(run);
+  if (!run.loss.empty()) {
+    about += fmt::format(" \u00b7 loss {} \u2192 {}", run.loss.front(),
+                         run.loss.back());
+  }
+  const std::string step =
+      run.time.value.empty() ? "" : " \u00b7 " + run.time.value + " per step";
+  return fmt::format(
+             "<details class=\"run\" id=\"run-{}\"{}><summary><h2>{}</h2> "
+             "<span class=\"about\">{}{}</span></summary>"
+             "<p class=\"about\">{}</p>\n",
+             run_number, is_open ? " open" : "", escape(headline(run)),
+             run.set.empty() || run.set == "last" ? "" : escape(run.set + " "),
+             escape(step), escape(about)) +
+         source_html(run) + claims_html(run) + pictures_html(run_number, run) +
+         (run.sweep ? sweep_html(*run.sweep) : "") + bills_html(run) +
+         "</details>\n";
+}
+
+}  // namespace shardbook::table::internal
