@@ -344,7 +344,6 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
     other["peak_total"].get_to(rank.peak_total);
     other["step_s"].get_to(rank.time.step_s);
     other["idle_share"].get_to(rank.time.idle_share);
-    other["peak"]["total"]["counted"].get_to(rank.peak_total);
     other["exposed_comm_s"].get_to(rank.time.exposed_comm_s);
     other["bubble_s"].get_to(rank.time.bubble_s);
     for (const auto& link : other["links"]) {
