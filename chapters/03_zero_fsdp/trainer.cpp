@@ -31,6 +31,11 @@ Options checked(const Options& options, const TrainerOptions& how, int ranks) {
                             how.reduce_dtype.empty() && !how.no_sync),
            "--strategy ", how.strategy, ": --param-dtype, --reduce-dtype and "
            "--no-sync belong to fsdp and fsdp2");
+  const int shard_size = how.fsdp.shard_size;
+  SB_CHECK(how.sharding_strategy != "hybrid_shard" ||
+               (shard_size >= 1 && ranks % shard_size == 0),
+           "--shard-size ", shard_size, ": hybrid_shard needs a divisor of "
+           "--world-size ", ranks, ", such as the devices of a node");
   SB_CHECK(is_fsdp(how) || how.strategy != "zero1" || !how.cpu_offload,
            "--cpu-offload: with zero2, zero3, fsdp or fsdp2; stage 1 keeps "
            "whole gradients on the device");

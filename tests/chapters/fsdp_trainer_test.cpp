@@ -220,6 +220,11 @@ TEST(FsdpTrainerOptions, WhatDoesNotGoTogetherIsRefused) {
   how.param_dtype = "bf16";
   EXPECT_TRUE(has_text(error_of(how), "--strategy zero3: --param-dtype"));
   how.param_dtype = "";
+  how.strategy = "fsdp";
+  how.sharding_strategy = "hybrid_shard";
+  EXPECT_TRUE(has_text(error_of(how), "--shard-size 0: hybrid_shard needs a "
+                                      "divisor of --world-size 2"));
+  how.sharding_strategy = "full_shard";
   how.strategy = "zero1";
   how.cpu_offload = true;
   EXPECT_TRUE(has_text(error_of(how), "--cpu-offload: with zero2"));
