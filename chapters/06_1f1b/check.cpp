@@ -82,8 +82,10 @@ void check_routes(const Schedule& s) {
   }
   const int per_step = s.micro_batches_per_step;
   if (s.flushes && per_step != s.num_micro_batches) {
-    fail(per_step, " micro-batches per step; a schedule without updates is one "
-         "step; give ", s.num_micro_batches);
+    fail(per_step,
+         " micro-batches per step; a schedule without updates is one "
+         "step; give ",
+         s.num_micro_batches);
   }
   if (per_step < 1 || s.num_micro_batches % per_step != 0) {
     fail(per_step, " micro-batches per step; give a divisor of ",

@@ -34,7 +34,7 @@ class RankState {
     int stage = -1;
     std::vector<unsigned> done;  ///< by micro-batch, one bit per kind
     std::deque<int> waiting;     ///< for the gradient of the weights
-    int last_gradient = -1;  ///< I counts: it has those of biases and norms
+    int last_gradient = -1;      ///< I counts: it has those of biases and norms
     int updated = -1;  ///< last micro-batch that an update has claimed
     int version = 0;   ///< updates so far
   };

@@ -27,7 +27,7 @@ PipelineLayout layout_of(const Schedule& schedule,
 
 namespace {
 
-/// One that is sound and for these ranks.
+/// Returns the schedule if it is sound and made for these ranks.
 Schedule checked(Schedule schedule, const ProcessGroup& world) {
   check(schedule);
   SB_CHECK(schedule.num_ranks == world.size(), "schedule '", schedule.name,

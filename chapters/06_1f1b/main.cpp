@@ -95,8 +95,7 @@ int main(int argc, char** argv) {
       const bool is_main = world.rank() == 0;
       Options options_here = as;
       // A run without flushes is one schedule from the first step to the last
-      const bool is_foreseen =
-          as.backend == "sim" && options.backend != "sim";
+      const bool is_foreseen = as.backend == "sim" && options.backend != "sim";
       const pipeline::Plan here =
           is_foreseen ? plan.on_shapes(&options_here) : plan;
       TraceScope trace(as, world);

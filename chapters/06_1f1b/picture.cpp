@@ -47,7 +47,7 @@ void print_schedule(const Schedule& schedule) {
       buffers.push_back(schedules::one_f_one_b_buffers(
           stage, schedule.num_ranks, schedule.num_micro_batches));
     }
-    fmt::print("buffers             {}set aside by DeepSpeed\n", list(buffers));
+    fmt::print("buffers             {}set aside under the clock\n", list(buffers));
   }
   if (!schedule.flushes) {
     fmt::print("versions alive      {}of the weights\n",
@@ -62,10 +62,10 @@ void show_schedule(const Plan& plan, const TrainerOptions& how) {
   SB_CHECK(file.size() > 5 && file.substr(file.size() - 5) == ".json",
            "--write-schedule ", file,
            ": give a FILE.json, which --schedule can read");
-  SB_CHECK(plan.schedule.repeats == 0, "--write-schedule ", file,
-           ": the lists of this run repeat themselves; give at most --steps ",
-           plan.schedule.num_micro_batches /
-               plan.schedule.micro_batches_per_step);
+  SB_CHECK(
+      plan.schedule.repeats == 0, "--write-schedule ", file,
+      ": the lists of this run repeat themselves; give at most --steps ",
+      plan.schedule.num_micro_batches / plan.schedule.micro_batches_per_step);
   const std::string text = to_json(plan.schedule);
   schedule_from_json(text, "--write-schedule " + file);
   std::ofstream stream(file);
@@ -83,11 +83,11 @@ std::string line_of(const ProcessGroup& world, int stage,
                     const std::vector<std::string>& numbers) {
   std::string text =
       fmt::format("  {:>4}  {:>5}  {:<20}", world.rank(), stage, what);
-  for (const std::string& each : numbers) text += fmt::format("{:>7}", each);
+  for (const std::string& each : numbers) text += fmt::format(" {:>6}", each);
   return text + "\n";
 }
 
-/// What went into one update.
+/// The gradients of one update.
 struct Staleness {
   int forward = 0, backward = 0, wrong = 0;
   double error = 0;
@@ -110,7 +110,7 @@ std::string lines_of(const std::vector<VersionUse>& uses,
   for (const auto& [number, each] : updates) {
     forward.push_back(std::to_string(each.forward));
     backward.push_back(std::to_string(each.backward));
-    error.push_back(fmt::format("{:.3g}", 100 * each.error / each.wrong));
+    error.push_back(fmt::format("{:.2f}", 100 * each.error / each.wrong));
   }
   const int stage = uses[0].stage;
   if (!is_wrong) return line_of(world, stage, "forward and backward", forward);

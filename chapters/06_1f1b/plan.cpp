@@ -32,7 +32,7 @@ bool is_given(const TrainerOptions& how, const std::string& flag) {
   return std::find(how.given.begin(), how.given.end(), flag) != how.given.end();
 }
 
-/// How many micro-batches there are is the user's wish.
+/// The user asked for a number of micro-batches, by option or in a file.
 bool is_asked(const TrainerOptions& how) {
   return is_given(how, "--micro-batches") || is_file(how);
 }
@@ -61,8 +61,8 @@ void refuse_unread(const TrainerOptions& how) {
            how.schedule, " says how many there are; leave the option out");
 }
 
-/// A step's rows. Rule CEIL may give fewer pieces than asked for: only where
-/// nobody asked.
+/// A step's rows. Rule CEIL may give fewer pieces than the default, but not
+/// fewer than the user asked for.
 std::vector<MicroBatch> pieces_of(const Options& options,
                                   const TrainerOptions& how,
                                   std::int64_t micro_batches) {
@@ -78,16 +78,15 @@ std::vector<MicroBatch> pieces_of(const Options& options,
   SB_CHECK(count == m, "--batch ", options.batch, ": makes ", count,
            " micro-batches of ", pieces[0].rows, " samples (rule CEIL), not ",
            m, "; give a multiple of ", m,
-           is_file(how)
-               ? std::string()
-               : ", or --micro-batches " + std::to_string(count));
+           is_file(how) ? std::string()
+                        : ", or --micro-batches " + std::to_string(count));
   return pieces;
 }
 
-/// A run without a flush: `make` lists so many steps, the rest are repeats.
-Schedule without_flush(
-    const Options& options, std::int64_t micro_batches, std::int64_t round,
-    const std::function<Schedule(int listed_steps)>& make) {
+/// A run without a flush: `make` lists some of its steps, the rest repeat.
+Schedule without_flush(const Options& options, std::int64_t micro_batches,
+                       std::int64_t round,
+                       const std::function<Schedule(int listed_steps)>& make) {
   const std::int64_t steps = std::max<std::int64_t>(options.steps, 1);
   // Micro-batches are numbered in tags of messages, two for each stage
   const std::int64_t most = std::numeric_limits<int>::max() /
@@ -96,8 +95,8 @@ Schedule without_flush(
            ": a run without a flush numbers its messages from its first step; "
            "give at most ",
            most);
-  const std::int64_t listed = schedules::listed_steps(
-      steps, options.world_size, static_cast<int>(round));
+  const std::int64_t listed = schedules::listed_steps(steps, options.world_size,
+                                                      static_cast<int>(round));
   Schedule schedule = make(static_cast<int>(listed));
   schedule.repeats = static_cast<int>((steps - listed) / round);
   return schedule;
@@ -153,11 +152,11 @@ void check_asynchronous(const Options& options, const TrainerOptions& how,
       " trains the head's token embedding apart from the first layer's; "
       "a file has one");
   const auto m = static_cast<int>(plan.pieces.size());
-  SB_CHECK(options.steps == 0 ||
-               schedule.total_micro_batches() == m * options.steps,
-           "--steps ", options.steps, ": ", how.schedule, " has ",
-           schedule.num_micro_batches, " micro-batches, ", m,
-           " per step; give --steps ", schedule.num_micro_batches / m);
+  SB_CHECK(
+      options.steps == 0 || schedule.total_micro_batches() == m * options.steps,
+      "--steps ", options.steps, ": ", how.schedule, " has ",
+      schedule.num_micro_batches, " micro-batches, ", m,
+      " per step; give --steps ", schedule.num_micro_batches / m);
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
     SB_CHECK(schedule.num_chunks(rank) == 1, "--schedule ", how.schedule,
              ": rank ", rank,
@@ -166,11 +165,10 @@ void check_asynchronous(const Options& options, const TrainerOptions& how,
   }
   const int last = schedule.num_stages - 1;
   for (int b = 0; b < schedule.num_micro_batches; ++b) {
-    SB_CHECK(schedule.place(b, last).rank ==
-                 schedule.place(b / m * m, last).rank,
-             "--schedule ", how.schedule, ": micro-batches ", b / m * m,
-             " and ", b,
-             " of one step end on different ranks; let a step end on one");
+    SB_CHECK(
+        schedule.place(b, last).rank == schedule.place(b / m * m, last).rank,
+        "--schedule ", how.schedule, ": micro-batches ", b / m * m, " and ", b,
+        " of one step end on different ranks; let a step end on one");
   }
 }
 
@@ -218,7 +216,7 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
   refuse_unread(how);
   std::int64_t m = how.schedule == "pipedream" ? 1 : how.micro_batches;
   if (is_file(how)) m = read_schedule(how.schedule).micro_batches_per_step;
-  // First what the schedule has to say about a number that was asked for
+  // A number that was asked for must suit the schedule before the batch
   if (is_asked(how)) plan.schedule = schedule_of(options, how, m);
   plan.pieces = pieces_of(options, how, m);
   if (!is_asked(how)) {

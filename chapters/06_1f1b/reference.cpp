@@ -48,8 +48,7 @@ void update(const Options& options, const LrSchedule& rate, std::int64_t step,
   for (const Tensor& each : history->parameters()) {
     if (replicas > 1) scale_in_place(each.grad(), 1.0 / replicas);
   }
-  history->optimizer->set_lr(options.optimizer_options.lr *
-                             rate(step));
+  history->optimizer->set_lr(options.optimizer_options.lr * rate(step));
   history->optimizer->step();
   for (const Tensor& each : history->parameters()) each.clear_grad();
   history->push();

@@ -49,7 +49,7 @@ struct Replay {
 Replay replay(const Schedule& schedule, const Costs& costs = Costs());
 /// Costs by stage. Throws Error when there are more or fewer.
 Replay replay(const Schedule& schedule, const std::vector<Costs>& costs);
-/// 1F1B by DeepSpeed's clock: forward b of stage s begins at tick 2b + s, even
+/// 1F1B by the clock (one_f_one_b_clock): forward b of stage s begins at tick 2b + s, even
 /// when it could begin before. All actions take one tick.
 Replay replay_clocked(int num_ranks, int micro_batches);
 

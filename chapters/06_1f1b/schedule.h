@@ -3,9 +3,9 @@
 // Schedules: what every rank does, in order, as data.
 //
 //   Schedule s = schedules::one_f_one_b(/*num_ranks=*/4, /*micro_batches=*/8);
-//   check(s);                                    // throws the first broken
-//   rule Replay r = replay(s, {.forward = 1, .backward = 2}); std::cout <<
-//   draw(s, r);                     // the figure of the paper
+//   check(s);  // throws the first broken rule
+//   Replay r = replay(s, {.forward = 1, .backward = 2});
+//   std::cout << draw(s, r);  // the figure of the paper
 //
 // A model is cut into stages, numbered along the way of the data. A stage lies
 // at a place: a rank, and which of that rank's chunks. Most schedules have one
@@ -40,8 +40,9 @@ enum class ActionKind {
 /// reads the same ones.
 enum class VersionRule {
   kNewest,  ///< those of the last update of its stage (PipeDream)
-  /// The newest that have seen no mini-batch which stage 0's had not (PipeDream,
-  /// vertical sync). Where all stages update equally often: stage 0's version.
+  /// The newest that have seen no mini-batch which stage 0's had not
+  /// (PipeDream, vertical sync). Where all stages update equally often: stage
+  /// 0's version.
   kFirstStage,
   kDelayOne,  ///< without the gradients of the batch before (2BW)
 };

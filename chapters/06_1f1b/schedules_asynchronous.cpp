@@ -53,10 +53,9 @@ void set_period(int period, Schedule* schedule) {
   for (int rank = 0; rank < schedule->num_ranks; ++rank) {
     const auto& list = schedule->actions[at(rank)];
     const Schedule::Part& part = schedule->steady[at(rank)];
-    const bool is_whole =
-        at(part.end) <= list.size() &&
-        list[at(part.end - 1)].kind == ActionKind::kUpdate &&
-        list[at(part.end - 3)].kind == ActionKind::kForward;
+    const bool is_whole = at(part.end) <= list.size() &&
+                          list[at(part.end - 1)].kind == ActionKind::kUpdate &&
+                          list[at(part.end - 3)].kind == ActionKind::kForward;
     if (!is_whole) {
       schedule->steady.clear();
       return;
@@ -90,8 +89,8 @@ Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
         backwards.push_back(backward(b));
       }
       Actions& list = schedule.actions[at(rank + replica)];
-      for (const Action& each : warm_up_pairs_drain(
-               forwards, backwards, warm_up)) {
+      for (const Action& each :
+           warm_up_pairs_drain(forwards, backwards, warm_up)) {
         list.push_back(each);
         if (each.kind == ActionKind::kForward) continue;
         // The mean over the replicas, each of which has one of this round

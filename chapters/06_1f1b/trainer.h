@@ -53,9 +53,10 @@ struct Plan {
   Plan on_shapes(Options* options) const;
 };
 /// Throws Error for what does not go together. Where nothing is to be run
-/// (TrainerOptions::only_shows) there are a schedule and no model, and the batch
-/// has as many rows as it needs.
+/// (TrainerOptions::only_shows) there are a schedule and no model, and the
+/// batch has as many rows as it needs.
 Plan make_plan(const Options& options, const TrainerOptions& how);
+/// First layers of the stages, and the end, as --partition says. After
 /// DeepSpeed's partition_method, and torchgpipe's balance.
 std::vector<int> cuts_of(const std::string& partition, const LayerList& layers,
                          int num_stages);

@@ -85,7 +85,7 @@ int StashedUpdates::version_of(int micro_batch) const {
          (micro_batch - listed) / reads_.micro_batches_per_update(stage_);
 }
 
-// What the next forward and those behind it read, and what backwards will.
+// The oldest version that a forward to come or a pending backward reads.
 int StashedUpdates::oldest_needed() const {
   int needed = stash_.newest() + 1;
   const auto listed = static_cast<int>(oldest_from_.size());
@@ -94,10 +94,10 @@ int StashedUpdates::oldest_needed() const {
     const int rounds =
         forwards_ < listed ? 0 : (forwards_ - listed) / steady_forwards_ + 1;
     const int next = forwards_ - rounds * steady_forwards_;
-    const int later = rounds * schedule_.period /
-                      reads_.micro_batches_per_update(stage_);
-    needed = std::min(needed,
-                      oldest_from_[static_cast<std::size_t>(next)] + later);
+    const int later =
+        rounds * schedule_.period / reads_.micro_batches_per_update(stage_);
+    needed =
+        std::min(needed, oldest_from_[static_cast<std::size_t>(next)] + later);
   }
   if (!in_use_.empty()) needed = std::min(needed, *in_use_.begin());
   return needed;

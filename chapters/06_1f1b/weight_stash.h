@@ -75,7 +75,7 @@ class StashedUpdates : public WeightVersions {
   /// Replicas of the stage take the mean of their gradients.
   void update(int micro_batch) override;
 
-  /// Of the first backwards of a run, as many as the lists have.
+  /// Of the first backwards of a run, as many as its lists contain.
   const std::vector<VersionUse>& uses() const { return uses_; }
   const WeightStash& stash() const { return stash_; }
   /// Of the gradient of the last update.

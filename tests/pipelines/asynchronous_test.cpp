@@ -240,8 +240,8 @@ TEST(AsynchronousTest, OneRankIsPlainSgd) {
     init.seed = options.seed;
     init.dtype = options.dtype;
     Stage model(*layers, 0, kLayers, init);
-    const auto optimizer = make_optimizer("sgd", model.parameters(),
-                                          options.optimizer_options);
+    const auto optimizer =
+        make_optimizer("sgd", model.parameters(), options.optimizer_options);
     const Dataset data = small_data(options);
     for (int step = 0; step < 5; ++step) {
       context.random.step = static_cast<std::uint64_t>(step);
@@ -369,7 +369,9 @@ TEST(AsynchronousTest, HeadsAreUntied) {
   const Options options = training_options(4, steps, "adamw");
   const auto pieces = ceil_micro_batches(4, 1);
   const auto cuts = cut_uniform(layers->size(), p);
-  const auto version = [](int s, int b) { return std::max(0, b - (p - 1 - s)); };
+  const auto version = [](int s, int b) {
+    return std::max(0, b - (p - 1 - s));
+  };
   expect_bits(run_asynchronously(schedules::pipedream(p, steps), layers, cuts,
                                  options, pieces),
               run_sequentially(*layers, options,

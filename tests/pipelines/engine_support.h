@@ -193,11 +193,10 @@ inline std::vector<Outcome> on_ranks(
         for (const CommRecord& each : world.records()) {
           const bool is_send = each.op == CommOp::kSend;
           if (!is_send && each.op != CommOp::kRecv) continue;
-          mine.messages.push_back((is_send ? "send " : "recv ") +
-                                  std::to_string(each.numel) +
-                                  (is_send ? " to " : " from ") +
-                                  std::to_string(each.root_or_peer) + ": " +
-                                  each.label);
+          mine.messages.push_back(
+              (is_send ? "send " : "recv ") + std::to_string(each.numel) +
+              (is_send ? " to " : " from ") +
+              std::to_string(each.root_or_peer) + ": " + each.label);
         }
         const int last = schedule.num_stages - 1;
         for (int b = 0; b < schedule.num_micro_batches; ++b) {

@@ -82,8 +82,8 @@ TEST_P(EngineRanks, InterleavedSchedulesEqualOneDevice) {
   const int p = GetParam();
   // As many micro-batches as ranks, and more; a last one that is short
   for (const int m : {p, 2 * p}) {
-    expect_one_device(schedules::interleaved(p, m, 2),
-                      small_options(2 * m - 1), ascending(m));
+    expect_one_device(schedules::interleaved(p, m, 2), small_options(2 * m - 1),
+                      ascending(m));
   }
   // Two groups, the last one of p
   const int m = 2 * p + 1;
@@ -114,10 +114,9 @@ TEST(EngineTest, ChunksThatAreAlive) {
 TEST(EngineTest, MessagesAreThoseOfTheList) {
   // Two samples of three tokens: 36 activations, and the tokens themselves,
   // which have no gradient
-  const auto ranks =
-      on_ranks(schedules::one_f_one_b(3, 2), pair_layers(),
-               cut_uniform(kLayers, 3), small_options(4),
-               ceil_micro_batches(4, 2));
+  const auto ranks = on_ranks(schedules::one_f_one_b(3, 2), pair_layers(),
+                              cut_uniform(kLayers, 3), small_options(4),
+                              ceil_micro_batches(4, 2));
   const auto activations = [](const std::string& what, int b, int stage) {
     const std::string label = ": activations micro-batch " + std::to_string(b) +
                               " stage " + std::to_string(stage);
@@ -138,24 +137,20 @@ TEST(EngineTest, MessagesAreThoseOfTheList) {
     }
     return all;
   };
-  EXPECT_EQ(ranks[0].messages,
-            joined({activations("send to 1", 0, 1), activations("send to 1", 1, 1),
-                    gradients("recv from 1", 0, 1),
-                    gradients("recv from 1", 1, 1)}));
-  EXPECT_EQ(ranks[1].messages,
-            joined({activations("recv from 0", 0, 1),
-                    activations("send to 2", 0, 2),
-                    activations("recv from 0", 1, 1),
-                    activations("send to 2", 1, 2),
-                    gradients("recv from 2", 0, 2),
-                    gradients("send to 0", 0, 1),
-                    gradients("recv from 2", 1, 2),
-                    gradients("send to 0", 1, 1)}));
-  EXPECT_EQ(ranks[2].messages,
-            joined({activations("recv from 1", 0, 2),
-                    gradients("send to 1", 0, 2),
-                    activations("recv from 1", 1, 2),
-                    gradients("send to 1", 1, 2)}));
+  EXPECT_EQ(
+      ranks[0].messages,
+      joined({activations("send to 1", 0, 1), activations("send to 1", 1, 1),
+              gradients("recv from 1", 0, 1), gradients("recv from 1", 1, 1)}));
+  EXPECT_EQ(
+      ranks[1].messages,
+      joined({activations("recv from 0", 0, 1), activations("send to 2", 0, 2),
+              activations("recv from 0", 1, 1), activations("send to 2", 1, 2),
+              gradients("recv from 2", 0, 2), gradients("send to 0", 0, 1),
+              gradients("recv from 2", 1, 2), gradients("send to 0", 1, 1)}));
+  EXPECT_EQ(
+      ranks[2].messages,
+      joined({activations("recv from 1", 0, 2), gradients("send to 1", 0, 2),
+              activations("recv from 1", 1, 2), gradients("send to 1", 1, 2)}));
 }
 
 /// Counts what it is asked for.
@@ -257,9 +252,9 @@ TEST(EngineTest, BackwardsBetweenInputAndWeightsSumInAnotherOrder) {
   Schedule schedule = schedules::one_f_one_b(1, 3);
   using pipeline::ActionKind;
   schedule.actions[0] = {
-      {ActionKind::kForward, 0},   {ActionKind::kForward, 1},
-      {ActionKind::kForward, 2},   {ActionKind::kBackwardInput, 0},
-      {ActionKind::kBackward, 1},  {ActionKind::kBackward, 2},
+      {ActionKind::kForward, 0},       {ActionKind::kForward, 1},
+      {ActionKind::kForward, 2},       {ActionKind::kBackwardInput, 0},
+      {ActionKind::kBackward, 1},      {ActionKind::kBackward, 2},
       {ActionKind::kBackwardWeight, 0}};
   const auto pieces = ceil_micro_batches(6, 3);
   for (const DType dtype : {DType::kF32, DType::kF64}) {
@@ -268,8 +263,8 @@ TEST(EngineTest, BackwardsBetweenInputAndWeightsSumInAnotherOrder) {
         on_ranks(schedule, pair_layers(), {0, kLayers}, options, pieces));
     const Outcome one =
         on_one_device(*pair_layers(), options, pieces, ascending(3));
-    const Outcome weights = on_one_device(*pair_layers(), options, pieces,
-                                          {1, 2, 0});
+    const Outcome weights =
+        on_one_device(*pair_layers(), options, pieces, {1, 2, 0});
     EXPECT_EQ(all.losses, one.losses);
     EXPECT_NE(all.grads, one.grads);
     EXPECT_LT(largest_difference(all.grads, one.grads),

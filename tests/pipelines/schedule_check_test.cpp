@@ -225,10 +225,9 @@ TEST(Check, StepsHaveTheirSize) {
 
 // Vertical sync: stage 0 is ahead of what the stage behind has.
 TEST(Check, FirstStagesVersionExistsEverywhere) {
-  Schedule s = mine(3, {{{F}, {B}, {U}, {F, 1}, {B, 1}, {U, 1}, {F, 2}, {B, 2},
-                         {U, 2}},
-                        {{F}, {B}, {F, 1}, {U}, {B, 1}, {U, 1}, {F, 2}, {B, 2},
-                         {U, 2}}});
+  Schedule s = mine(
+      3, {{{F}, {B}, {U}, {F, 1}, {B, 1}, {U, 1}, {F, 2}, {B, 2}, {U, 2}},
+          {{F}, {B}, {F, 1}, {U}, {B, 1}, {U, 1}, {F, 2}, {B, 2}, {U, 2}}});
   s.flushes = false;
   s.micro_batches_per_step = 1;
   EXPECT_EQ(fault(s), "");

@@ -15,6 +15,7 @@
 namespace shardbook::pipeline {
 namespace {
 
+using shardbook::testing::TempFolder;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 

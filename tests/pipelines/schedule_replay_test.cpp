@@ -194,6 +194,18 @@ TEST(Replays, StagesMayDiffer) {
   EXPECT_THROW(replay(schedule, std::vector<Costs>(3)), Error);
 }
 
+// A rank on a way that no micro-batch takes has nothing to do.
+TEST(Replays, RanksMayHaveNoActions) {
+  Schedule s = schedules::gpipe(1, 1);
+  s.num_ranks = 2;
+  s.routes.push_back({{1, 0}});
+  s.actions.emplace_back();
+  const Replay r = replay(s);
+  EXPECT_THAT(r.busy, ElementsAre(3, 0));
+  EXPECT_THAT(r.window, ElementsAre(3, 0));
+  EXPECT_THAT(max_versions(s), ElementsAre(1, 0));
+}
+
 // DeepSeek-V3, table 2: the bubble, two copies of the parameters, p+1 live.
 TEST(DualPipe, BubbleAndActivations) {
   for (const int p : {2, 4, 6, 8, 16}) {
