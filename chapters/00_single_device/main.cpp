@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
 
     // 2. Start the ranks: there is one.
     std::vector<NamedTensor> trained;
-    bool last_step_updated = true;
+    bool last_step_is_regular = true;
     const ChapterBody body = [&](const Options& options, ProcessGroup& world,
                                  Report& report) {
       TraceScope trace(options, world);
@@ -53,12 +53,11 @@ int main(int argc, char** argv) {
                   report);
       trace.write();
       save_results(options, device.model(), device.data());
-      last_step_updated = device.last_step_updated();
+      last_step_is_regular = device.last_step_is_regular();
       trained = device.model().model->named_parameters();
     };
     Report report = run_chapter(options, body);
-    // Shapes cannot tell which steps of f16 overflow and have no update.
-    if (!last_step_updated) report.time.predicted_step_s = -1;
+    if (!last_step_is_regular) report.time.predicted_step_s = -1;
 
     // 7. Compare with the plain run: the whole batch at once, nothing twice.
     // Batch norm sees pieces, so that a ResNet's plain run has the same ones.
@@ -66,7 +65,8 @@ int main(int argc, char** argv) {
     compare_with_reference(
         options, trained,
         [&](const Options& as) {
-          return train_one_device(as, in_pieces ? how.num_micro_batches : 1);
+          return single_device::train_plain(
+              as, in_pieces ? how.num_micro_batches : 1);
         },
         report);
 

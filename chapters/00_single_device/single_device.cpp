@@ -75,7 +75,7 @@ StepResult SingleDevice::step(std::int64_t step) {
   const bool overflow = !std::isfinite(result.grad_norm);
   last_step_updated_ = !overflow;
   if (!overflow) {
-    has_updated_ = true;
+    num_updates_ += 1;
     double factor = 1 / loss_scale;
     if (options_.clip > 0) {
       factor *= std::min(1.0, options_.clip / (result.grad_norm + 1e-6));
@@ -87,13 +87,37 @@ StepResult SingleDevice::step(std::int64_t step) {
   return result;
 }
 
+bool SingleDevice::last_step_is_regular() const {
+  if (options_.dtype != DType::kF16) return true;
+  return last_step_updated_ && (num_updates_ > 1 || options_.steps == 1);
+}
+
+ReferenceRun train_plain(const Options& options,
+                         std::int64_t num_micro_batches) {
+  if (options.dtype != DType::kF16) {
+    return train_one_device(options, num_micro_batches);
+  }
+  // With a scaled loss, too, so that the same steps are skipped
+  Options quiet = options;
+  quiet.log.clear();
+  SingleDeviceOptions plain;
+  plain.num_micro_batches = num_micro_batches;
+  SingleDevice device(quiet, plain);
+  ReferenceRun run;
+  run.losses = train(quiet, device.optimizer(), /*is_main=*/false,
+                     [&](std::int64_t step) { return device.step(step); })
+                   .losses;
+  run.parameters = device.model().model->named_parameters();
+  return run;
+}
+
 MemoryBill SingleDevice::bill() const {
   MemoryBill bill = single_device_bill(
       options_, loaded_.config,
       strided_micro_batches(options_.batch, how_.num_micro_batches),
       how_.recompute);
   // The optimizer takes its state with the first update: f16 may have had none
-  if (options_.dtype == DType::kF16 && !has_updated_) {
+  if (options_.dtype == DType::kF16 && num_updates_ == 0) {
     bill[MemoryKind::kOptimizerState] = 0;
   }
   if (how_.master_weights) {

@@ -60,8 +60,10 @@ class SingleDevice {
   Optimizer& optimizer() { return *optimizer_; }
   const Dataset& data() const { return data_; }
   const DynamicLossScaler& scaler() const { return scaler_; }
-  /// False where the last step's gradients overflowed: it took less time.
-  bool last_step_updated() const { return last_step_updated_; }
+  /// Whether the last step took the time that a run on shapes predicts. In f16
+  /// it may have had no update, or the first one, in which the optimizer takes
+  /// its state: gradients of shapes never overflow.
+  bool last_step_is_regular() const;
   /// Predicted peaks, by kind.
   MemoryBill bill() const;
 
@@ -72,8 +74,12 @@ class SingleDevice {
   Dataset data_;
   std::unique_ptr<Optimizer> optimizer_;
   DynamicLossScaler scaler_;
-  bool has_updated_ = false;
+  std::int64_t num_updates_ = 0;  // in f16
   bool last_step_updated_ = true;
 };
+
+/// What a run is compared with: the same precision, nothing computed twice.
+ReferenceRun train_plain(const Options& options,
+                         std::int64_t num_micro_batches);
 
 }  // namespace shardbook::single_device

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "chapters/common/checkpoint.h"
@@ -230,6 +231,41 @@ TEST(SingleDevice, SixteenBitsStayNearF32) {
   }
 }
 
+// The first steps overflow and are skipped, also by the run that one compares
+// with. The step that updates first takes longer than those behind it.
+TEST(SingleDevice, SkippedStepsAreSkippedByThePlainRunToo) {
+  Options options = small_options();
+  options.model = R"({"model_type": "resnet", "depths": [1, 1, 1],
+      "embedding_size": 8, "num_labels": 5})";
+  options.image_size = 16;
+  options.seq = 1;
+  options.dtype = DType::kF16;
+  options.optimizer_options.lr = 0.1;
+  RankContext context(Device::cpu(0));
+  RankContext::Scope scope(context);
+  SingleDeviceOptions how;
+  how.num_micro_batches = 2;
+  SingleDevice device(options, how);
+  std::vector<bool> updates, is_regular;
+  for (std::int64_t k = 0; k < 8; ++k) {
+    updates.push_back(std::isfinite(device.step(k).grad_norm));
+    is_regular.push_back(device.last_step_is_regular());
+  }
+  const auto first = std::find(updates.begin(), updates.end(), true);
+  ASSERT_NE(first, updates.begin()) << "nothing overflows";
+  ASSERT_LT(first + 1, updates.end() - 1) << "all of it overflows";
+  const auto at = static_cast<std::size_t>(first - updates.begin());
+  EXPECT_FALSE(is_regular[at]);
+  EXPECT_EQ(is_regular[at + 1], updates[at + 1]);
+
+  options.steps = 8;
+  const TrainedRun run = train_with(options, how);
+  const ReferenceRun plain = train_plain(options, 2);
+  EXPECT_TRUE(same_bits(run, {plain.losses, plain.parameters, {}, {}}));
+  const ReferenceRun unscaled = train_one_device(options, 2);
+  EXPECT_FALSE(same_bits(run, {unscaled.losses, unscaled.parameters, {}, {}}));
+}
+
 TEST(SingleDevice, WithoutMastersSmallUpdatesVanish) {
   Options options = small_options();
   options.optimizer = "sgd";
@@ -284,7 +320,7 @@ TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
   const Tensor before = weight.clone();
   const StepResult result = device.step(0);
   EXPECT_FALSE(std::isfinite(result.grad_norm));
-  EXPECT_FALSE(device.last_step_updated());
+  EXPECT_FALSE(device.last_step_is_regular());
   EXPECT_EQ(device.bill()[MemoryKind::kOptimizerState], 0);
   EXPECT_TRUE(bitwise_equal(weight, before));
   EXPECT_FALSE(weight.grad().defined());

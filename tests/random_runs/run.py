@@ -127,6 +127,17 @@ class Draw:
         self.give("--model", json.dumps(config, separators=(",", ":")))
         return kind != "resnet"
 
+    def draw_world_size(self):
+        self.world_size = {"00": 1, "04": 2}.get(
+            self.chapter,
+            self.one_of(1, 2, 3, 4) if self.backend == "gloo"
+            else self.one_of(1, 2, 2, 3, 4, 4, 6, 8))
+        # Mostly a layer for each stage
+        if self.chapter in ("05", "06") and self.sometimes(0.9):
+            self.world_size = min(self.world_size, self.layers)
+        if self.chapter not in ("00", "04"):
+            self.give("--world-size", self.world_size)
+
     def draw_shared(self, backends):
         self.backend = self.one_of(*backends)
         if self.chapter == "00" and self.backend == "gloo":
@@ -134,22 +145,17 @@ class Draw:
         if self.chapter in ("01", "04") and self.backend == "gloo":
             self.backend = "threads"
         self.give("--backend", self.backend)
-        self.world_size = {"00": 1, "04": 2}.get(
-            self.chapter,
-            self.one_of(1, 2, 3, 4) if self.backend == "gloo"
-            else self.one_of(1, 2, 2, 3, 4, 4, 6, 8))
-        if self.chapter not in ("00", "04"):
-            self.give("--world-size", self.world_size)
         self.is_text = self.draw_model()
+        self.draw_world_size()
         if self.is_text:
-            self.give("--seq", self.rng.randint(2, 16))
+            self.give("--seq", self.rng.randint(2, 32))
             data = ["random", "book"] if self.vocab == 256 else ["random"]
             self.give("--data", self.one_of(*data))
             if self.layers != 4 or self.sometimes(0.05):
                 self.maybe(0.15, "--dropout", 0.1, 0.5)
         else:
             self.give("--image-size", self.one_of(16, 17, 32))
-        self.batch = self.rng.randint(1, 24)
+        self.batch = self.rng.randint(1, 30)
         if self.chapter in ("02", "03") and self.sometimes(0.9):
             self.batch = self.world_size * self.rng.randint(1, 4)
         self.give("--batch", self.batch)
@@ -167,8 +173,11 @@ class Draw:
         self.maybe(0.25, "--clip", 0.1, 1, 100)
         self.maybe(0.1, "--lr-schedule", "linear", "cosine")
         self.maybe(0.1, "--warmup", 1, 3)
-        self.maybe(0.2, "--cluster", "none" if self.backend != "sim"
-                   else "selene", "kaggle-t4x2", "dgx-h100")
+        clusters = ["dgx-h100"]
+        clusters.append("selene" if self.backend == "sim" else "none")
+        if self.world_size <= 2 or self.sometimes(0.1):
+            clusters.append("kaggle-t4x2")
+        self.maybe(0.3, "--cluster", *clusters)
         self.flag(0.2, "--deterministic")
         self.flag(0.1, "--fold")
         self.maybe(0.03, "--device-memory", "64KiB", "1MiB", "1GiB")
