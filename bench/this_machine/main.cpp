@@ -29,15 +29,29 @@ namespace {
 struct Run {
   std::string program;  ///< "00_single_device/ch00_single_device"
   int ranks = 1;
+  std::string variant = "";
+  /// Beside those that all runs have, and --variant.
+  std::vector<std::string> options = {};
 };
 
-const std::vector<Run> kRuns = {{"00_single_device/ch00_single_device", 1},
-                                {"01_data_parallel/ch01_data_parallel", 1},
-                                {"01_data_parallel/ch01_data_parallel", 2},
-                                {"02_ddp/ch02_ddp", 1},
-                                {"02_ddp/ch02_ddp", 2},
-                                {"03_zero_fsdp/ch03_zero_fsdp", 1},
-                                {"03_zero_fsdp/ch03_zero_fsdp", 2}};
+/// As in the other runs; the chapter's own model is a ResNet.
+const std::vector<std::string> kGptInHalves = {"--model", "gpt-nano",
+                                               "--optimizer", "adamw"};
+
+const std::vector<Run> kRuns = {
+    {"00_single_device/ch00_single_device", 1},
+    {"01_data_parallel/ch01_data_parallel", 1},
+    {"01_data_parallel/ch01_data_parallel", 2},
+    {"02_ddp/ch02_ddp", 1},
+    {"02_ddp/ch02_ddp", 2},
+    {"03_zero_fsdp/ch03_zero_fsdp", 1},
+    {"03_zero_fsdp/ch03_zero_fsdp", 2},
+    {"04_model_parallel/ch04_model_parallel", 2, "naive", kGptInHalves},
+    {"04_model_parallel/ch04_model_parallel", 2, "pipeline", kGptInHalves},
+    {"05_gpipe/ch05_gpipe", 1},
+    {"05_gpipe/ch05_gpipe", 2},
+    {"06_1f1b/ch06_1f1b", 1},
+    {"06_1f1b/ch06_1f1b", 2}};
 
 /// What the program prints, run on the first `cores` cores that this process
 /// may use.
@@ -75,8 +89,8 @@ std::string output_of(const std::vector<std::string>& command, int cores) {
   close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  SB_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "this-machine: ",
-           command[0], " ended with status ",
+  SB_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+           "this-machine: ", command[0], " ended with status ",
            WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
   return text;
 }
@@ -88,10 +102,22 @@ struct Result {
 };
 
 Result predict_and_measure(const std::string& folder, const Run& run) {
-  const std::vector<std::string> command = {
-      folder + "/" + run.program, "--world-size", std::to_string(run.ranks),
-      "--data", "random", "--steps", "40", "--no-check", "--cluster",
-      "this-machine", "--format", "json"};
+  std::vector<std::string> command = {folder + "/" + run.program,
+                                      "--world-size",
+                                      std::to_string(run.ranks),
+                                      "--data",
+                                      "random",
+                                      "--steps",
+                                      "40",
+                                      "--no-check",
+                                      "--cluster",
+                                      "this-machine",
+                                      "--format",
+                                      "json"};
+  command.insert(command.end(), run.options.begin(), run.options.end());
+  if (!run.variant.empty()) {
+    command.insert(command.end(), {"--variant", run.variant});
+  }
   const auto json = nlohmann::json::parse(output_of(command, run.ranks));
   Result result;
   result.run = run;
@@ -127,15 +153,17 @@ int run(const std::string& folder, bool as_json) {
     const Result result = predict_and_measure(folder, each);
     sum += std::abs(result.error());
     ++count;
-    const std::string chapter =
-        each.program.substr(0, each.program.find('/'));
-    json.push_back({{"chapter", chapter},
-                    {"ranks", each.ranks},
-                    {"predicted_s", result.predicted_s},
-                    {"measured_s", result.measured_s},
-                    {"error", result.error()}});
+    const std::string chapter = each.program.substr(0, each.program.find('/'));
+    json.push_back(
+        {{"chapter", chapter},
+         {"ranks", each.ranks},
+         {"variant", each.variant},
+         {"predicted_s", result.predicted_s},
+         {"measured_s", result.measured_s},
+         {"error", result.error()}});
     if (!as_json) {
-      fmt::print("{:<36}{:>6}{:>9.2f} ms{:>9.2f} ms{:>+8.1f}%\n", chapter,
+      fmt::print("{:<36}{:>6}{:>9.2f} ms{:>9.2f} ms{:>+8.1f}%\n",
+                 each.variant.empty() ? chapter : chapter + " " + each.variant,
                  each.ranks, result.predicted_s * 1e3, result.measured_s * 1e3,
                  result.error() * 100);
     }

@@ -39,7 +39,9 @@ class Slack {
   void add_step() {
     for (std::size_t i = 0; i < sums_.size(); ++i) {
       const OptimizerSlot& slot = optimizer_.slots()[i];
-      if (slot.state.size() == 2) add(slot, sums_[i]);
+      const Shape& shape = optimizer_.parameters()[i].shape();
+      const auto row = static_cast<std::size_t>(shape.empty() ? 1 : shape.back());
+      if (slot.state.size() == 2) add(slot, row, sums_[i]);
     }
   }
 
@@ -52,24 +54,30 @@ class Slack {
   }
 
  private:
-  void add(const OptimizerSlot& slot, std::vector<double>& sums) const {
+  void add(const OptimizerSlot& slot, std::size_t row,
+           std::vector<double>& sums) const {
     const OptimizerOptions& o = optimizer_.options();
-    const double bias =
-        1 - std::pow(o.beta2, static_cast<double>(slot.step));
+    const double bias = 1 - std::pow(o.beta2, static_cast<double>(slot.step));
     std::vector<double> size = slot.state[1].to_vector<double>();
     double squares = 0;
     for (double& each : size) {
       squares += each / bias;
       each = std::sqrt(each / bias);
     }
-    const double error = gradient_error_ *
-                         std::sqrt(squares / static_cast<double>(size.size()));
+    const double error =
+        gradient_error_ * std::sqrt(squares / static_cast<double>(size.size()));
     const double two_steps =
         2 * std::max(1.0, (1 - o.beta1) / std::sqrt(1 - o.beta2));
-    for (std::size_t i = 0; i < size.size(); ++i) {
-      // A gradient that was never there is not rounded
-      if (size[i] == 0) continue;
-      sums[i] += o.lr * std::min(two_steps, error / (size[i] + o.eps));
+    for (std::size_t begin = 0; begin < size.size(); begin += row) {
+      // A row that was never used has no gradient, rounded or not
+      const auto first = size.begin() + static_cast<std::ptrdiff_t>(begin);
+      if (std::all_of(first, first + static_cast<std::ptrdiff_t>(row),
+                      [](double each) { return each == 0; })) {
+        continue;
+      }
+      for (std::size_t i = begin; i < begin + row; ++i) {
+        sums[i] += o.lr * std::min(two_steps, error / (size[i] + o.eps));
+      }
     }
   }
 
@@ -91,9 +99,8 @@ struct Norms {
 }  // namespace
 
 DType narrowest_of(const Options& options) {
-  return unit_of(options.narrowest) > unit_of(options.dtype)
-             ? options.narrowest
-             : options.dtype;
+  return unit_of(options.narrowest) > unit_of(options.dtype) ? options.narrowest
+                                                             : options.dtype;
 }
 
 void narrow(Options& options, DType dtype) {
@@ -198,7 +205,8 @@ Parity compare_with_one_device(
   // Is it the last bit that grew?
   Options nudged = options;
   nudged.nudged = true;
-  parity.last_bit = compare_runs(options, train_one(nudged), one_device).max_rel;
+  parity.last_bit =
+      compare_runs(options, train_one(nudged), one_device).max_rel;
   parity.tolerance =
       std::max(parity.tolerance,
                std::min(kMostAllowed, kLastBitFactor * parity.last_bit));

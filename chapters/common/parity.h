@@ -28,9 +28,10 @@
 //    with Adam's second moment v, corrected for bias. No step is longer than
 //    max(1, (1 - beta1) / sqrt(1 - beta2)) lr (Kingma and Ba 2015, section
 //    2.1); kTwoSteps is twice that. The sum over the steps is the element's
-//    *slack*. Only what differs by more counts. Of an element with a usual
-//    gradient, that is nearly everything; the bias of attention's keys, whose
-//    gradient is zero but for rounding, has slack for all that it does.
+//    *slack*; rows of a table that no sample looks up have none. Only what
+//    differs by more counts. Of an element with a usual gradient, that is
+//    nearly everything; the bias of attention's keys, whose gradient is zero
+//    but for rounding, has slack for all that it does.
 //
 // 3. In the course of many steps differences grow, as in any dynamical system:
 //    how fast depends on model, data and rate. Where a run is beyond the

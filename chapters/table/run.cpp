@@ -47,13 +47,13 @@ Claim read_numbers(const JsonReader& reader) {
   return claim;
 }
 
-// Both members of the pair at `path`; predicted may be missing there.
+// Both members of the pair at `path`; predicted may be null, or missing there.
 Figure read_figure(const JsonReader& reader, const Json& pair,
                    const std::string& path, bool needs_prediction) {
   Figure figure;
   figure.counted = static_cast<double>(reader.member(pair, "counted", path));
-  if (needs_prediction ||
-      (pair.contains("predicted") && !pair["predicted"].is_null())) {
+  if (pair.contains("predicted") ? !pair["predicted"].is_null()
+                                 : needs_prediction) {
     figure.predicted =
         static_cast<double>(reader.member(pair, "predicted", path));
   }

@@ -16,8 +16,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// The coordinator names who holds the others up. A rank that hears nothing from
-// it waits this much longer before it gives up by itself.
+// The coordinator answers at once. A rank that hears nothing from it gives up.
+constexpr milliseconds kAnswerPatience{1500};
+
+// It takes longer to find out who holds the others up.
 constexpr milliseconds kGrace{3500};
 
 // How often the reader looks at the waits.
@@ -159,6 +161,8 @@ void ControlLine::handle(Frame frame) {
   const std::lock_guard lock(mutex_);
   if (frame.kind == FrameKind::kAllLeft) {
     all_left_ = true;
+  } else if (frame.kind == FrameKind::kPong) {
+    ++num_pongs_;
   } else if (!frame.fields.empty()) {
     const std::string key = frame.fields.front();
     frame.fields.erase(frame.fields.begin());
@@ -171,7 +175,7 @@ void ControlLine::handle(Frame frame) {
 // told and does not react.
 void ControlLine::check_waits() {
   std::vector<Frame> overdue;
-  std::string silence;
+  std::string failure;
   {
     const std::lock_guard lock(mutex_);
     if (!failure_.empty()) return;
@@ -180,20 +184,25 @@ void ControlLine::check_waits() {
       if (wait->text_ == nullptr || now < wait->began_ + wait->timeout_) {
         continue;
       }
-      if (!wait->is_reported_) {
-        wait->is_reported_ = true;
+      if (!wait->reported_) {
+        wait->reported_ = now;
         overdue.push_back({FrameKind::kOverdue, wait->fields()});
         overdue.back().fields.push_back(std::to_string(wait->timeout_.count()));
-      } else if (now > std::max(wait->began_ + wait->timeout_, last_heard_) +
-                           kGrace) {
-        silence = after(wait->timeout_) + options_.coordinator_name +
-                  " does not answer: its process is stopped, or its host "
-                  "cannot be reached";
+      } else if (now > (last_heard_ < *wait->reported_
+                            ? *wait->reported_ + kAnswerPatience
+                            : last_heard_ + kGrace)) {
+        failure = after(wait->timeout_) + silence();
       }
     }
   }
-  if (!silence.empty()) return set_failure(silence);
+  if (!failure.empty()) return set_failure(failure);
   for (const Frame& frame : overdue) send(frame);
+}
+
+std::string ControlLine::silence() const {
+  return options_.coordinator_name +
+         " does not answer: its process is stopped, or its host cannot be "
+         "reached";
 }
 
 Frame ControlLine::describe_waits(const std::string& question) const {
@@ -236,8 +245,21 @@ std::string ControlLine::failure() const {
 }
 
 std::string ControlLine::wait_for_failure(milliseconds patience) {
+  const auto deadline = Clock::now() + patience;
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, patience, [&] { return !failure_.empty(); });
+  const int num_before = num_pongs_;
+  lock.unlock();
+  send({FrameKind::kPing, {}});
+  lock.lock();
+  const bool is_there = changed_.wait_for(lock, kAnswerPatience, [&] {
+    return !failure_.empty() || num_pongs_ > num_before;
+  });
+  if (!is_there) {
+    lock.unlock();
+    set_failure(silence());
+    lock.lock();
+  }
+  changed_.wait_until(lock, deadline, [&] { return !failure_.empty(); });
   return failure_;
 }
 

@@ -70,7 +70,8 @@ class ControlLine {
     std::chrono::milliseconds timeout_{0};
     std::chrono::steady_clock::time_point began_;
     std::thread::id thread_;
-    bool is_reported_ = false;
+    // When the coordinator was told that it takes too long.
+    std::optional<std::chrono::steady_clock::time_point> reported_;
     std::list<Wait*>::iterator place_;
   };
 
@@ -89,7 +90,8 @@ class ControlLine {
   void set_failure_callback(std::function<void()> callback);
   /// The first thing that went wrong in the world; empty while nothing did.
   std::string failure() const;
-  /// The same; gives a failure that must be on its way some time to arrive.
+  /// The same; gives a failure that must be on its way some time to arrive. A
+  /// coordinator that does not even answer is the failure.
   std::string wait_for_failure(std::chrono::milliseconds patience);
 
   void set(const std::string& key, const std::string& value);
@@ -116,6 +118,7 @@ class ControlLine {
   void set_failure(const std::string& message);
   void send(const Frame& frame);
   void check_waits();
+  std::string silence() const;
   Frame describe_waits(const std::string& question) const;
   /// Waits for `ready`; throws RunError on failure and when the time is over.
   void wait_until(const std::string& key, std::chrono::milliseconds timeout,
@@ -138,6 +141,7 @@ class ControlLine {
   std::uint64_t num_waits_ = 0;
   const std::thread::id owner_ = std::this_thread::get_id();
   bool all_left_ = false;
+  int num_pongs_ = 0;
   bool ending_ = false;
   std::thread reader_;
 };

@@ -21,6 +21,11 @@ constexpr std::size_t kMaxHelloBytes = 1024;
 // that has not answered by then is not running.
 constexpr std::chrono::milliseconds kAnswerPatience{2000};
 
+// After a failure, ranks that are still starting have this long to come and
+// hear of it.
+constexpr std::chrono::milliseconds kLatePatience{2000};
+constexpr std::chrono::milliseconds kLateTick{50};
+
 std::int64_t parse_number(const std::string& text, std::int64_t limit) {
   SB_CHECK(!text.empty() && text.size() <= 18 &&
                text.find_first_not_of("0123456789") == std::string::npos,
@@ -83,6 +88,7 @@ Coordinator::~Coordinator() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    stopped_ = Clock::now();
   }
   eventfd_write(wake_.value(), 1);
   thread_.join();
@@ -116,7 +122,7 @@ std::string Coordinator::failure() const {
 
 void Coordinator::serve() {
   std::unique_lock lock(mutex_);
-  while (!stopping_) {
+  while (!stopping_ || awaits_late_ranks()) {
     // Wait for a new line, bytes on a line, room to write, or a deadline.
     std::vector<pollfd> waiting = {{listener_.value(), POLLIN, 0},
                                    {wake_.value(), POLLIN, 0}};
@@ -166,12 +172,24 @@ void Coordinator::drain() {
   }
 }
 
+// A rank that finds nobody could not know whose failure has ended the others.
+// The launcher knows when all ranks have ended, and does not wait.
+bool Coordinator::awaits_late_ranks() const {
+  if (!options_.generation || Clock::now() > stopped_ + kLatePatience) {
+    return false;
+  }
+  const auto world = worlds_.find(*options_.generation);
+  return world != worlds_.end() && !world->second.failure.empty() &&
+         static_cast<int>(world->second.seen.size()) < options_.world_size;
+}
+
 int Coordinator::milliseconds_to_deadline() const {
   auto nearest = Clock::now() + std::chrono::hours(1);
   for (const auto& [generation, world] : worlds_) {
     if (!world.failure.empty()) continue;
     if (world.inquiry) nearest = std::min(nearest, world.inquiry->deadline);
   }
+  if (stopping_) nearest = std::min(nearest, Clock::now() + kLateTick);
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(nearest - Clock::now());
   return static_cast<int>(std::max<std::int64_t>(0, left.count()));
@@ -273,6 +291,9 @@ void Coordinator::handle(Line& line, const Frame& frame) {
     case FrameKind::kLeave:
       handle_leave(line);
       break;
+    case FrameKind::kPing:
+      queue(line, {FrameKind::kPong, {}});
+      break;
     case FrameKind::kOverdue:
       handle_overdue(line, frame);
       break;
@@ -323,6 +344,7 @@ void Coordinator::handle_hello(Line& line, const Frame& frame) {
   }
   line.rank = static_cast<int>(rank);
   line.generation = generation;
+  world.seen.insert(line.rank);
   if (!world.failure.empty()) {
     queue(line, {FrameKind::kFailed, {world.failure}});
   }
@@ -443,6 +465,8 @@ Coordinator::Wait Coordinator::read_wait(const World& world, int rank,
 void Coordinator::handle_overdue(Line& line, const Frame& frame) {
   check_fields(frame, 5);
   World& world = worlds_[line.generation];
+  // The rank must hear that we are alive, also where another one has asked.
+  queue(line, {FrameKind::kPong, {}});
   if (!world.failure.empty() || world.inquiry) return;
   Inquiry inquiry;
   inquiry.number = ++num_inquiries_;

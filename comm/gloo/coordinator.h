@@ -96,6 +96,7 @@ class Coordinator {
     std::map<std::string, std::string> values;
     std::multimap<std::string, int> value_waiters;  // key, rank
     std::map<std::string, Meeting> meetings;
+    std::set<int> seen;  // those that have come
     std::set<int> left;
     std::optional<Inquiry> inquiry;
     std::string failure;
@@ -111,6 +112,7 @@ class Coordinator {
   };
 
   void serve();
+  bool awaits_late_ranks() const;
   int milliseconds_to_deadline() const;
   void accept_line();
   void read_line(Line& line);
@@ -147,6 +149,7 @@ class Coordinator {
 
   mutable std::mutex mutex_;
   bool stopping_ = false;
+  Clock::time_point stopped_;
   std::string first_failure_;
   std::string job_failure_;
   std::set<int> ended_;

@@ -69,6 +69,8 @@ enum class FrameKind : std::uint8_t {
   kFailed,     // message
   kLeave,      //
   kAllLeft,    //
+  kPing,       //
+  kPong,       //
   kOverdue,    // id, text, peers, key, timeout in ms: a wait that is too long
   kAsk,        // number of the question: what does this rank wait for?
   kWaits       // number, "1" if the rank itself waits, then for each wait

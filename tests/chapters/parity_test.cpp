@@ -22,7 +22,7 @@ Options small_options(const std::string& optimizer, std::int64_t steps) {
   options.optimizer = optimizer;
   options.steps = steps;
   options.batch = 12;
-  options.seq = 16;
+  options.seq = 8;
   return options;
 }
 
@@ -58,28 +58,34 @@ ReferenceRun train_ddp(Options options, int world_size,
 // Some of these seeds have an element whose gradient is rounding and little
 // else, of which Adam's first step makes 1e-5 of a parameter and more.
 TEST(Parity, OneStepOfFortySeedsIsEqual) {
-  int beyond_without_slack = 0;
+  int beyond_without_slack = 0, beyond_with_slack = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     Options options = small_options("adamw", 1);
     options.seed = seed;
     const ReferenceRun run = train_ddp(options, 2);
-    const Parity parity = compare_with_one_device(options, run, train_plainly);
+    ReferenceRun one;
+    const Parity parity =
+        compare_with_one_device(options, run, [&](const Options& as) {
+          ReferenceRun each = train_one_device(as);
+          if (!as.nudged) one = each;
+          return each;
+        });
     EXPECT_TRUE(parity.passed) << seed << ": " << parity.max_rel;
-    EXPECT_LT(parity.last_bit, 0) << "rule 3 is not needed";
-    ReferenceRun one = train_one_device(options);
+    if (parity.last_bit >= 0) ++beyond_with_slack;
     one.slack.clear();
     if (!compare_runs(options, run, one).passed) ++beyond_without_slack;
   }
-  EXPECT_GT(beyond_without_slack, 3) << "the test does not test rule 2";
+  EXPECT_GT(beyond_without_slack, 10) << "the test does not test rule 2";
+  EXPECT_LT(beyond_with_slack, 4) << "rule 2 does not do its part";
 }
 
 // A rate at which differences grow to a hundred times what they were.
 TEST(Parity, TheLastBitExplainsWhatGrows) {
-  Options options = small_options("adamw", 40);
+  Options options = small_options("adamw", 24);
   options.optimizer_options.lr = 1e-2;
   const Parity parity =
       compare_with_one_device(options, train_ddp(options, 3), train_plainly);
-  EXPECT_GT(parity.max_rel, parity_tolerance(DType::kF32, 40))
+  EXPECT_GT(parity.max_rel, parity_tolerance(DType::kF32, 24))
       << "the test does not test rule 3";
   EXPECT_TRUE(parity.passed) << parity.max_rel << " " << parity.tolerance;
   EXPECT_LE(parity.tolerance, kMostAllowed);
@@ -110,9 +116,8 @@ ReferenceRun train_wrongly(
                                std::int64_t step)>& gradients) {
   const LoadedModel loaded = build_model(options);
   const Dataset data = Dataset::open(options, loaded.config);
-  const auto optimizer =
-      make_optimizer(options.optimizer, loaded.model->parameters(),
-                     options.optimizer_options);
+  const auto optimizer = make_optimizer(
+      options.optimizer, loaded.model->parameters(), options.optimizer_options);
   return train_yardstick(options, *optimizer, loaded.model->named_parameters(),
                          [&](std::int64_t step) {
                            StepResult result;
@@ -138,9 +143,9 @@ class WrongRuns
 
 TEST_P(WrongRuns, AGradientDividedTwiceIsFarOff) {
   const Options options = this->options();
-  expect_far_off(options, train_wrongly(options, [&](Module& model,
-                                                     const Dataset& data,
-                                                     std::int64_t step) {
+  expect_far_off(options,
+                 train_wrongly(options, [&](Module& model, const Dataset& data,
+                                            std::int64_t step) {
                    return accumulate_gradients(options, model, data, step, 2,
                                                /*loss_scale=*/0.5);
                  }));
@@ -148,9 +153,9 @@ TEST_P(WrongRuns, AGradientDividedTwiceIsFarOff) {
 
 TEST_P(WrongRuns, AMicroBatchThatIsNotScaledIsFarOff) {
   const Options options = this->options();
-  expect_far_off(options, train_wrongly(options, [&](Module& model,
-                                                     const Dataset& data,
-                                                     std::int64_t step) {
+  expect_far_off(options,
+                 train_wrongly(options, [&](Module& model, const Dataset& data,
+                                            std::int64_t step) {
                    return accumulate_gradients(options, model, data, step, 4,
                                                /*loss_scale=*/4);
                  }));
@@ -159,13 +164,12 @@ TEST_P(WrongRuns, AMicroBatchThatIsNotScaledIsFarOff) {
 TEST_P(WrongRuns, AGradientThatIsLostIsFarOff) {
   const Options options = this->options();
   expect_far_off(
-      options,
-      train_wrongly(options, [&](Module& model, const Dataset& data,
-                                 std::int64_t step) {
+      options, train_wrongly(options, [&](Module& model, const Dataset& data,
+                                          std::int64_t step) {
         const auto pieces = strided_micro_batches(options.batch, 4);
         // The loss is right, and so is the scale
-        const double loss = accumulate_gradients(options, model, data, step,
-                                                 pieces);
+        const double loss =
+            accumulate_gradients(options, model, data, step, pieces);
         for (const Tensor& each : model.parameters()) each.clear_grad();
         accumulate_gradients(options, model, data, step,
                              {pieces[0], pieces[1], pieces[2]}, 4.0 / 3);
@@ -177,9 +181,8 @@ TEST_P(WrongRuns, AGradientThatIsLostIsFarOff) {
 TEST_P(WrongRuns, ABiasThatIsNotReducedIsFarOff) {
   const Options options = this->options();
   expect_far_off(
-      options,
-      train_wrongly(options, [&](Module& model, const Dataset& data,
-                                 std::int64_t step) {
+      options, train_wrongly(options, [&](Module& model, const Dataset& data,
+                                          std::int64_t step) {
         const auto pieces = strided_micro_batches(options.batch, 4);
         accumulate_gradients(options, model, data, step, {pieces[0]}, 4);
         Tensor alone;
@@ -200,10 +203,9 @@ TEST_P(WrongRuns, ABiasThatIsNotReducedIsFarOff) {
       }));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    OptimizersAndSteps, WrongRuns,
-    ::testing::Combine(::testing::Values("adamw", "sgd"),
-                       ::testing::Values(1, 12)));
+INSTANTIATE_TEST_SUITE_P(OptimizersAndSteps, WrongRuns,
+                         ::testing::Combine(::testing::Values("adamw", "sgd"),
+                                            ::testing::Values(1, 4)));
 
 TEST(Parity, NaNIsNotEqual) {
   const Options options = small_options("adamw", 1);
@@ -250,8 +252,7 @@ TEST(Parity, NudgedWeightsDifferInTheirLastBit) {
   Options options = small_options("sgd", 1);
   const Tensor weights = Tensor::from_values<float>({1, -2, 0, 1e-3f}, {4});
   nudge(options, {weights});
-  EXPECT_EQ(weights.to_vector<float>(),
-            (std::vector<float>{1, -2, 0, 1e-3f}));
+  EXPECT_EQ(weights.to_vector<float>(), (std::vector<float>{1, -2, 0, 1e-3f}));
   options.nudged = true;
   nudge(options, {weights});
   const std::vector<float> values = weights.to_vector<float>();

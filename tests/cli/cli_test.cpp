@@ -143,7 +143,7 @@ TEST(CommandLine, AFullDiskBelowTheReportIsNoSuccess) {
 
 // A learning rate that no weight survives.
 constexpr const char* kDiverging =
-    "--steps 8 --seq 8 --batch 4 --optimizer sgd --lr 1e30 --data random ";
+    "--steps 8 --seq 8 --batch 8 --optimizer sgd --lr 1e30 --data random ";
 
 TEST(CommandLine, NumbersThatAreNotFiniteAreNamedWhereTheyBegin) {
   const Outcome one = run("00_single_device", kDiverging);

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -54,6 +55,9 @@ TEST(SafetensorsWriter, GoldenBytes) {
 
 TEST(SafetensorsWriter, AKilledProcessLeavesNothingBehind) {
   const TempFolder folder;
+  const int nameless = open(folder.path().c_str(), O_WRONLY | O_TMPFILE, 0600);
+  if (nameless < 0) GTEST_SKIP() << "no files without a name here";
+  close(nameless);
   const pid_t pid = fork();
   if (pid == 0) {
     const float weight[2] = {1.0f, -2.0f};
@@ -64,7 +68,7 @@ TEST(SafetensorsWriter, AKilledProcessLeavesNothingBehind) {
   int status = 0;
   ASSERT_EQ(waitpid(pid, &status, 0), pid);
   EXPECT_TRUE(WIFSIGNALED(status));
-  EXPECT_EQ(folder.num_files(), 0);
+  EXPECT_EQ(num_files(folder), 0);
 }
 
 TEST(SafetensorsWriter, NoTensorsIsAFile) {
@@ -210,7 +214,6 @@ TEST(SafetensorsWriter, WithoutCommitNothingIsLeft) {
   {
     SafetensorsWriter writer(folder / "f", {{"a", DType::kF32, {1}}});
     writer.append("a", "dddd", 4);
-    EXPECT_EQ(num_files(folder), 2);
   }
   EXPECT_EQ(num_files(folder), 1);
   EXPECT_EQ(read_bytes(folder / "f"), "old");

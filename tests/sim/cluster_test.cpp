@@ -42,6 +42,7 @@ TEST_P(ClusterPresets, AreComplete) {
   const Cluster cluster = Cluster::read(GetParam());
   EXPECT_EQ(cluster.name, GetParam());
   EXPECT_GT(cluster.num_devices(), 1);
+  if (cluster.name == "textbook") return;  // where nothing is lost
   EXPECT_GT(cluster.device.peak_flops.at(DType::kF32), 1e12);
   EXPECT_GT(cluster.device.memory_bytes_per_s, 1e11);
   EXPECT_GT(cluster.device.launch_s, 0);
@@ -77,8 +78,8 @@ void find_bare_numbers(const internal::Json& json, const std::string& path,
   for (const auto& [key, value] : json.items()) {
     has_number |= value.is_number();
     has_remark |= key[0] == '_';
-    // Peaks have theirs beside them.
-    if (value.is_object() && key != "peak_TFLOPS") {
+    // Peaks and operations have theirs beside them.
+    if (value.is_object() && key != "peak_TFLOPS" && key != "operations") {
       find_bare_numbers(value, path + "/" + key, bare);
     }
   }
@@ -287,7 +288,7 @@ const std::vector<BadFile>& bad_files() {
       {"UnknownType", changed(R"("device": {"peak_TFLOPS": {"f8": 1}})"),
        "/device/peak_TFLOPS/f8", "give f64, f32, bf16 or f16"},
       {"UnknownKind", changed(R"("intra_node": {"kind": "torus"})"),
-       "/intra_node/kind", "give switch, mesh, pcie or memory"},
+       "/intra_node/kind", "give switch, mesh, pcie, memory or flat"},
       {"NoLinks", changed(R"("intra_node": {"kind": "mesh",
                                             "bandwidth_GB_per_s": 25})"),
        "/intra_node/links", "a mesh needs its links"},

@@ -111,6 +111,25 @@ TEST(NumRings, OfTheDgx1AreNcclsOwn) {
   EXPECT_EQ(num_rings(mesh, {0, 1, 2}), 2);
 }
 
+// Of 0 to 4, device 4 is linked with 0 alone: 3-7-4 and 4-5-1 close rounds.
+TEST(NumRings, OfTheDgx1MayPassThroughADeviceOutside) {
+  const Cluster cluster = Cluster::read("dgx-v100");
+  EXPECT_EQ(num_rings(cluster.mesh, {0, 1, 2, 3, 4}), 4);
+  const CostModel costs(cluster);
+  EXPECT_EQ(costs.link({0, 1, 2, 3, 4}).name, "nvlink");
+  // Four rings as among 0 to 3, and a little more to send
+  const double four =
+      costs.collective(CommOp::kAllReduce, 1e9, {0, 1, 2, 3}).seconds;
+  const double five =
+      costs.collective(CommOp::kAllReduce, 1e9, {0, 1, 2, 3, 4}).seconds;
+  EXPECT_GT(five, four);
+  EXPECT_LT(five, 1.1 * four);
+  // One link each to a device outside: one round
+  const std::vector<MeshLink> around = {{0, 1, 2}, {1, 2, 2}, {2, 3, 1},
+                                        {3, 0, 1}};
+  EXPECT_EQ(num_rings(around, {0, 1, 2}), 2);
+}
+
 TEST(NumRings, AreNoneWhereTheRoundDoesNotClose) {
   const std::vector<MeshLink> chain = {{0, 1, 2}, {1, 2, 2}};
   EXPECT_EQ(num_rings(chain, {0, 1, 2}), 0);
@@ -403,6 +422,45 @@ TEST(CostModel, UnfusedAttentionPaysForItsScores) {
   const double scores = 2048.0 * 2048 * 64 * 2;
   EXPECT_GT(unfused, 3 * fused);
   EXPECT_GT(unfused, 7 * scores / cluster.device.memory_bytes_per_s);
+}
+
+// --- The textbook's cluster ---------------------------------------------------
+
+TEST(Textbook, ProductsTakeTheirFlopsAndNothingElseTakesTime) {
+  const CostModel costs(Cluster::read("textbook"));
+  EXPECT_EQ(costs.cluster().device.launch_s, 0);
+  for (const std::int64_t n : {1, 100, 4097}) {
+    const OpEvent each = product(n, n, n, DType::kF32);
+    EXPECT_DOUBLE_EQ(costs.operation(each).seconds, each.flops / 1e14);
+  }
+  const OpEvent gelu = event("gelu", 1e12, 1e12, DType::kF32);
+  EXPECT_EQ(costs.operation(gelu).seconds, 0);
+  EXPECT_EQ(costs.operation(gelu, /*on_host=*/true).seconds, 0);
+}
+
+TEST(Textbook, MessagesTakeLatencyPlusBytesOverBandwidth) {
+  const CostModel costs(Cluster::read("textbook"));
+  constexpr double kAlpha = 5e-6, kBeta = 1e11;
+  const double bytes = 8e6;
+  EXPECT_DOUBLE_EQ(costs.message(bytes, 0, 1023).seconds,
+                   kAlpha + bytes / kBeta);
+  EXPECT_EQ(costs.message(bytes, 3, 3).seconds, 0);
+  for (const int n : {2, 4, 8}) {
+    std::vector<int> ranks;
+    for (int r = 0; r < n; ++r) ranks.push_back(100 * r);
+    const auto seconds = [&](CommOp op) {
+      return costs.collective(op, bytes, ranks).seconds;
+    };
+    const double part = kAlpha + bytes / n / kBeta;
+    EXPECT_DOUBLE_EQ(seconds(CommOp::kAllReduce), 2 * (n - 1) * part);
+    EXPECT_DOUBLE_EQ(seconds(CommOp::kAllGather), (n - 1) * part);
+    EXPECT_DOUBLE_EQ(seconds(CommOp::kReduceScatter), (n - 1) * part);
+    EXPECT_DOUBLE_EQ(seconds(CommOp::kAllToAll), (n - 1) * part);
+    EXPECT_DOUBLE_EQ(seconds(CommOp::kBroadcast),
+                     std::log2(n) * (kAlpha + bytes / kBeta));
+    EXPECT_DOUBLE_EQ(seconds(CommOp::kBarrier), 2 * (n - 1) * kAlpha);
+  }
+  EXPECT_EQ(costs.collective(CommOp::kAllReduce, bytes, {5}).seconds, 0);
 }
 
 }  // namespace

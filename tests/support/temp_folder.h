@@ -5,9 +5,7 @@
 
 #include <stdlib.h>
 
-#include <cstdint>
 #include <filesystem>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -33,11 +31,6 @@ class TempFolder {
   }
 
   const std::string& path() const { return path_; }
-  /// Files and folders in it, hidden ones too.
-  std::int64_t num_files() const {
-    return std::distance(std::filesystem::directory_iterator(path_),
-                         std::filesystem::directory_iterator());
-  }
   /// The path of a file in it.
   std::string operator/(const std::string& name) const {
     return path_ + "/" + name;

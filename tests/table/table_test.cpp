@@ -56,6 +56,27 @@ TEST(Table, ARowShowsEveryMeasuredValue) {
   EXPECT_EQ(count_claims({run}).measured, 3);
 }
 
+TEST(Table, WhatWasNotPredictedGetsNoTick) {
+  const ProgramRun run = read_run(
+      Sample{.bytes = R"([{"predicted": null, "counted": 3355440},
+                          {"predicted": 3355440, "counted": 3355440}])",
+             .memory = R"([{"gradient": {"predicted": null,
+                                         "counted": 1572864}}])",
+             .claims = R"({"numbers": "passed", "bytes": "not predicted",
+                           "memory": "not predicted",
+                           "time": "not predicted"})"}
+          .json(),
+      "run.json");
+  const std::string text = format_table({run}, Charset::kAscii);
+  EXPECT_NE(text.find("ok 3.1e-07"), std::string::npos) << text;
+  EXPECT_NE(text.find("3.2 MiB"), std::string::npos) << text;
+  EXPECT_EQ(text.find("ok 3.2 MiB"), std::string::npos) << text;
+  EXPECT_NE(text.find("1.5 MiB"), std::string::npos) << text;
+  EXPECT_EQ(text.find("ok 1.5 MiB"), std::string::npos) << text;
+  EXPECT_EQ(count_claims({run}).failed, 0);
+  EXPECT_EQ(count_claims({run}).measured, 1);
+}
+
 TEST(Table, AsciiTerminalsGetWords) {
   const ProgramRun run = read_run(Sample{}.json(), "run.json");
   const std::string text = format_table({run}, Charset::kAscii);
