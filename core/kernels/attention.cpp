@@ -19,6 +19,12 @@
 //
 // Keys and values are repacked once per head, so that every product runs on
 // the panels of gemm.h. Queries carry the scale.
+//
+// Under a causal mask each register tile (kTileRows queries) has its own end:
+//
+//   keys  0 ........ 16 ...... 32            x computed, . left out
+//         x x x x x x x x . . . . . .
+//         x x x x x x x x x x x x . .
 
 namespace shardbook::kernels {
 
@@ -84,57 +90,91 @@ void pack_left(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
   }
 }
 
-// Dot products of packed rows with packed columns [from, from + count).
+// Which part of a block of scores the mask leaves: queries [first, first +
+// rows), keys [from, from + count). The others are not computed.
+struct Block {
+  const AttentionArgs& args;
+  std::int64_t first, rows, from, count;
+
+  /// Keys that query `row` of the block sees.
+  std::int64_t seen_by(std::int64_t row) const {
+    if (!args.causal) return count;
+    const std::int64_t end =
+        args.q_position + first + row - args.k_position + 1 - from;
+    return std::clamp<std::int64_t>(end, 0, count);
+  }
+  /// Keys that some query of the tile sees whose first row is `row`.
+  std::int64_t seen_by_tile(std::int64_t row) const {
+    return seen_by(std::min<std::int64_t>(row + kTileRows, rows) - 1);
+  }
+  /// The first query that sees `key` of the block.
+  std::int64_t first_to_see(std::int64_t key) const {
+    if (!args.causal) return 0;
+    return std::clamp<std::int64_t>(
+        from + key + args.k_position - args.q_position - first, 0, rows);
+  }
+  /// Where weights that tiles read end for a query that sees `seen` keys: a
+  /// tile's last query sees at most this many. Those past `seen` are zero.
+  std::int64_t end_of_row(std::int64_t seen) const {
+    return std::min<std::int64_t>(count, seen + kTileRows - 1);
+  }
+};
+
+// Dot products of packed rows with packed columns.
 template <typename S>
-void multiply_scores(std::int64_t rows, std::int64_t dim, const S* left,
-                     const S* panels, std::int64_t from, std::int64_t count,
-                     S* scores) {
+void multiply_scores(const Block& block, std::int64_t dim, const S* left,
+                     const S* panels, S* scores) {
   constexpr std::int64_t kCols = kTileCols<S>;
-  for (std::int64_t j = 0; j < count; j += kCols) {
-    for (std::int64_t i = 0; i < rows; i += kTileRows) {
-      multiply_panel<1>(std::min<std::int64_t>(kTileRows, rows - i), kCols, dim,
-                        left + i * dim, kTileRows, panels + (from + j) * dim,
-                        kCols, TileEnds<S>(), scores + i * kScoreLd + j,
-                        kScoreLd);
+  for (std::int64_t j = 0; j < block.count; j += kCols) {
+    for (std::int64_t i = 0; i < block.rows; i += kTileRows) {
+      const std::int64_t seen = block.seen_by_tile(i) - j;
+      if (seen <= 0) continue;
+      multiply_panel<1>(std::min<std::int64_t>(kTileRows, block.rows - i),
+                        seen > kLanes<S> ? kCols : kLanes<S>, dim,
+                        left + i * dim, kTileRows,
+                        panels + (block.from + j) * dim, kCols, TileEnds<S>(),
+                        scores + i * kScoreLd + j, kScoreLd);
     }
   }
 }
 
-// out[rows, dim] (+)= weights[rows, depth] times rows [from, from + depth) of a
-// matrix packed along its dims.
+// out[rows, dim] (+)= weights[rows, count] times the block's keys' rows of a
+// matrix packed along its dims; the first block of keys is not added.
 template <typename S>
-void multiply_weights(std::int64_t rows, std::int64_t depth, const S* weights,
-                      const S* panels, std::int64_t panel_rows,
-                      std::int64_t from, std::int64_t dim, bool add, S* out,
+void multiply_weights(const Block& block, const S* weights, const S* panels,
+                      std::int64_t panel_rows, std::int64_t dim, S* out,
                       std::int64_t ld) {
   constexpr std::int64_t kCols = kTileCols<S>;
+  const bool add = block.from != 0;
   for (std::int64_t c = 0; c < dim; c += kCols) {
-    for (std::int64_t i = 0; i < rows; i += kTileRows) {
+    for (std::int64_t i = 0; i < block.rows; i += kTileRows) {
       S* const to = out + i * ld + c;
       TileEnds<S> ends;
       if (add) ends.partial = to, ends.partial_ld = ld;
-      multiply_panel<kScoreLd>(std::min<std::int64_t>(kTileRows, rows - i),
-                               kCols, depth, weights + i * kScoreLd, 1,
-                               panels + c * panel_rows + from * kCols, kCols,
-                               ends, to, ld);
+      multiply_panel<kScoreLd>(
+          std::min<std::int64_t>(kTileRows, block.rows - i), kCols,
+          block.seen_by_tile(i), weights + i * kScoreLd, 1,
+          panels + c * panel_rows + block.from * kCols, kCols, ends, to, ld);
     }
   }
 }
 
-// out[depth rows, dim] += weights[rows, depth]^T times `rows` rows packed along
-// their dims.
+// out[count, dim] += weights[rows, count]^T times the queries' rows packed
+// along their dims.
 template <typename S>
-void multiply_transposed(std::int64_t rows, std::int64_t depth,
-                         const S* weights, const S* panels, std::int64_t dim,
-                         S* out, std::int64_t ld) {
+void multiply_transposed(const Block& block, const S* weights, const S* panels,
+                         std::int64_t dim, S* out, std::int64_t ld) {
   constexpr std::int64_t kCols = kTileCols<S>;
   for (std::int64_t c = 0; c < dim; c += kCols) {
-    for (std::int64_t j = 0; j < depth; j += kTileRows) {
+    for (std::int64_t j = 0; j < block.count; j += kTileRows) {
+      const std::int64_t row = block.first_to_see(j);
+      if (row == block.rows) continue;
       S* const to = out + j * ld + c;
       TileEnds<S> ends;
       ends.partial = to, ends.partial_ld = ld;
-      multiply_panel<1>(std::min<std::int64_t>(kTileRows, depth - j), kCols,
-                        rows, weights + j, kScoreLd, panels + c * rows, kCols,
+      multiply_panel<1>(std::min<std::int64_t>(kTileRows, block.count - j),
+                        kCols, block.rows - row, weights + row * kScoreLd + j,
+                        kScoreLd, panels + c * block.rows + row * kCols, kCols,
                         ends, to, ld);
     }
   }
@@ -244,12 +284,10 @@ class Dropout {
   std::int64_t step_[4] = {};
 };
 
-// How many of the keys [from, from + count) query `row` sees.
+// How many of `keys` keys the query `row` of a head sees.
 std::int64_t visible(const AttentionArgs& args, std::int64_t row,
-                     std::int64_t from, std::int64_t count) {
-  if (!args.causal) return count;
-  const std::int64_t end = args.q_position + row - args.k_position + 1 - from;
-  return std::clamp<std::int64_t>(end, 0, count);
+                     std::int64_t keys) {
+  return Block{args, row, 1, 0, keys}.seen_by(0);
 }
 
 void check_args(const char* kernel, AttentionArgs* args) {
@@ -306,30 +344,29 @@ class Forward {
                  std::int64_t rows) {
     std::fill(max_, max_ + rows, -std::numeric_limits<S>::infinity());
     std::fill(total_, total_ + rows, S(0));
-    const std::int64_t end = visible(args_, first + rows - 1, 0, sizes_.keys);
+    const std::int64_t end = visible(args_, first + rows - 1, sizes_.keys);
     for (std::int64_t from = 0; from < end; from += kKeyBlock) {
-      const std::int64_t count = std::min(kKeyBlock, end - from);
-      multiply_scores(rows, sizes_.dim, queries_, keys_, from, count, scores_);
-      for (std::int64_t i = 0; i < rows; ++i) {
-        soften_row(b, h, first + i, i, from, count);
-      }
-      multiply_weights(rows, count, scores_, values_, sizes_.keys, from,
-                       sizes_.dim, from != 0, sums_, sizes_.padded_dim);
+      const Block block{args_, first, rows, from,
+                        std::min(kKeyBlock, end - from)};
+      multiply_scores(block, sizes_.dim, queries_, keys_, scores_);
+      for (std::int64_t i = 0; i < rows; ++i) soften_row(b, h, block, i);
+      multiply_weights(block, scores_, values_, sizes_.keys, sizes_.dim, sums_,
+                       sizes_.padded_dim);
     }
   }
 
   // Scores become weights relative to the largest score so far.
-  void soften_row(std::int64_t b, std::int64_t h, std::int64_t row,
-                  std::int64_t i, std::int64_t from, std::int64_t count) {
+  void soften_row(std::int64_t b, std::int64_t h, const Block& block,
+                  std::int64_t i) {
     S* const scores = scores_ + i * kScoreLd;
-    const std::int64_t seen = visible(args_, row, from, count);
-    const std::int64_t end = round_up(count, kTileCols<S>);
+    const std::int64_t seen = block.seen_by(i);
+    const std::int64_t end = block.end_of_row(seen);
     const S old = max_[i];
     const S max = std::max(old, max_padded(scores, seen));
     // A row that has seen nothing keeps weights of zero.
     const bool nothing = max == -std::numeric_limits<S>::infinity();
     const S sum = exp_padded(scores, nothing ? 0 : seen, end, max);
-    if (from != 0 && max != old && !nothing) {
+    if (block.from != 0 && max != old && !nothing) {
       const S fade = std::exp(old - max);
       total_[i] *= fade;
       S* const sums = sums_ + i * sizes_.padded_dim;
@@ -340,7 +377,7 @@ class Forward {
     total_[i] += sum;
     if (dropout_.active()) {
       S mask[kKeyBlock];
-      dropout_.mask(b, h, row, from, seen, mask);
+      dropout_.mask(b, h, block.first + i, block.from, seen, mask);
       for (std::int64_t j = 0; j < seen; ++j) scores[j] *= mask[j];
     }
   }
@@ -452,35 +489,31 @@ class Backward {
   // False when the queries see no key; then dq_ is not written.
   bool run_block(std::int64_t b, std::int64_t h, std::int64_t first,
                  std::int64_t rows) {
-    const std::int64_t end = visible(args_, first + rows - 1, 0, sizes_.keys);
+    const std::int64_t end = visible(args_, first + rows - 1, sizes_.keys);
     for (std::int64_t from = 0; from < end; from += kKeyBlock) {
-      const std::int64_t count = std::min(kKeyBlock, end - from);
-      multiply_scores(rows, sizes_.dim, queries_left_, keys_across_, from,
-                      count, weights_);
-      multiply_scores(rows, sizes_.dim, dout_left_, values_across_, from, count,
-                      slopes_);
-      for (std::int64_t i = 0; i < rows; ++i) {
-        differentiate_row(b, h, first + i, i, from, count);
-      }
-      multiply_transposed(rows, count, weights_, dout_along_, sizes_.dim,
+      const Block block{args_, first, rows, from,
+                        std::min(kKeyBlock, end - from)};
+      multiply_scores(block, sizes_.dim, queries_left_, keys_across_, weights_);
+      multiply_scores(block, sizes_.dim, dout_left_, values_across_, slopes_);
+      for (std::int64_t i = 0; i < rows; ++i) differentiate_row(b, h, block, i);
+      multiply_transposed(block, weights_, dout_along_, sizes_.dim,
                           dv_ + from * sizes_.padded_dim, sizes_.padded_dim);
-      multiply_transposed(rows, count, slopes_, queries_along_, sizes_.dim,
+      multiply_transposed(block, slopes_, queries_along_, sizes_.dim,
                           dk_ + from * sizes_.padded_dim, sizes_.padded_dim);
-      multiply_weights(rows, count, slopes_, keys_along_, sizes_.keys, from,
-                       sizes_.dim, from != 0, dq_, sizes_.padded_dim);
+      multiply_weights(block, slopes_, keys_along_, sizes_.keys, sizes_.dim,
+                       dq_, sizes_.padded_dim);
     }
     if (end == 0) std::fill(dq_, dq_ + rows * sizes_.padded_dim, S(0));
     return end > 0;
   }
 
   // Scores become weights, and gradients of weights those of scores.
-  void differentiate_row(std::int64_t b, std::int64_t h, std::int64_t row,
-                         std::int64_t i, std::int64_t from,
-                         std::int64_t count) {
+  void differentiate_row(std::int64_t b, std::int64_t h, const Block& block,
+                         std::int64_t i) {
     S* const weights = weights_ + i * kScoreLd;
     S* const slopes = slopes_ + i * kScoreLd;
-    const std::int64_t seen = visible(args_, row, from, count);
-    const std::int64_t end = round_up(count, kTileCols<S>);
+    const std::int64_t seen = block.seen_by(i);
+    const std::int64_t end = block.end_of_row(seen);
     const Vec<S> delta(delta_[i]), shift(shift_[i]);
     if (!dropout_.active()) {
       for_padded(seen, weights, -std::numeric_limits<S>::infinity(),
@@ -492,7 +525,7 @@ class Backward {
     } else {
       exp_padded(weights, seen, end, shift_[i]);
       S mask[kKeyBlock];
-      dropout_.mask(b, h, row, from, seen, mask);
+      dropout_.mask(b, h, block.first + i, block.from, seen, mask);
       for (std::int64_t j = 0; j < seen; ++j) {
         slopes[j] = weights[j] * (mask[j] * slopes[j] - delta_[i]);
         weights[j] *= mask[j];
