@@ -12,8 +12,9 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::size_t kMostEvents = 4000;   // of a queue
-constexpr double kShortShare = 1.0 / 2000;  // of the step: less than a pixel
+constexpr std::size_t kMostEvents = 2000;   // of a queue
+constexpr std::size_t kMostSamples = 1000;  // of memory
+constexpr double kShortShare = 1.0 / 1000;  // of the step: about a pixel
 
 std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
@@ -40,8 +41,10 @@ std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
   std::vector<TimelineEvent> joined;
   std::int64_t count = 0;
   for (const TimelineEvent& event : events) {
+    // What is done for different things, such as micro-batches, stays apart.
     const bool joins = !joined.empty() &&
                        joined.back().category == event.category &&
+                       joined.back().label == event.label &&
                        event.end_s - joined.back().begin_s <= shortest_s;
     if (!joins) {
       joined.push_back(event);
@@ -50,7 +53,6 @@ std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
     }
     TimelineEvent& last = joined.back();
     last.name = fmt::format("{} operations", ++count);
-    last.label.clear();
     last.end_s = event.end_s;
     last.bytes += event.bytes;
     last.flops += event.flops;
@@ -58,6 +60,31 @@ std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
     last.message = -1;
   }
   return joined;
+}
+
+// Within a short time, the fullest sample and what stays.
+std::vector<MemorySample> thin_memory(const std::vector<MemorySample>& all,
+                                      double shortest_s) {
+  std::vector<MemorySample> kept;
+  std::size_t open = 0;  // how many of `kept` the time now being filled has
+  double begin_s = 0;
+  for (const MemorySample& sample : all) {
+    if (open > 0 && sample.time_s - begin_s < shortest_s) {
+      MemorySample& fullest = kept[kept.size() - open];
+      if (sample.total() > fullest.total()) fullest = sample;
+      if (open == 2) kept.pop_back();
+      open = 1;
+      if (sample.total() < kept.back().total()) {
+        kept.push_back(sample);
+        open = 2;
+      }
+      continue;
+    }
+    kept.push_back(sample);
+    begin_s = sample.time_s;
+    open = 1;
+  }
+  return kept;
 }
 
 class Writer {
@@ -96,7 +123,11 @@ class Writer {
       queues.push_back({{"name", name}, {"events", std::move(list)}});
     }
     OrderedJson memory = OrderedJson::array();
-    for (const MemorySample& sample : group.timeline.memory) {
+    std::vector<MemorySample> samples = group.timeline.memory;
+    if (samples.size() > kMostSamples) {
+      samples = thin_memory(samples, kShortShare * view_.step_s);
+    }
+    for (const MemorySample& sample : samples) {
       OrderedJson values = {nanoseconds(sample.time_s)};
       for (std::size_t k = 0; k < sample.bytes.size(); ++k) {
         if (used_[k]) values.push_back(sample.bytes[k]);

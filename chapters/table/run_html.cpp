@@ -87,11 +87,11 @@ std::string memory_explanation(const ProgramRun& run) {
 
 std::string claims_html(const ProgramRun& run) {
   return "<ul class=\"claims\">\n" +
-         claim_html(
-             "Numbers", run.numbers,
-             "largest relative difference to one device" +
-                 (run.tolerance.empty() ? ""
-                                        : "; allowed is " + run.tolerance)) +
+         claim_html("Numbers", run.numbers,
+                    "largest relative difference to one device" +
+                        (run.tolerance.empty() || run.numbers.value.empty()
+                             ? ""
+                             : "; allowed is " + run.tolerance)) +
          claim_html("Bytes", run.bytes, "sent per step by the busiest rank") +
          claim_html("Memory", run.memory, memory_explanation(run)) +
          claim_html("Time", run.time, time_explanation(run)) + "</ul>\n";

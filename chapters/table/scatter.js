@@ -10,7 +10,8 @@
     const memory = numbers("memory"), time = numbers("time");
     const capacity = limit ? Number(limit.dataset.memory) : 0;
     const spread = (values) => Math.max(...values) / Math.min(...values);
-    let isLog = spread(memory) > 8 || spread(time) > 8;
+    let isLog = spread(capacity ? [...memory, capacity] : memory) > 3 ||
+                spread(time) > 3;
 
     // From 0 to 1 between the ends of an axis.
     function axis(values) {

@@ -137,13 +137,13 @@
 
     // Pixels from the left edge of a drawing.
     const scale = (svg) => {
-      const width = svg.clientWidth || 1;
-      return { width, x: (time) => (time - begin) / (end - begin) * width };
+      const { width, height } = svg.getBoundingClientRect();
+      return { width, height,
+               x: (time) => (time - begin) / (end - begin) * width };
     };
 
     function drawLane({ svg, spans, queue, boxes }) {
-      const { width, x } = scale(svg);
-      const height = svg.clientHeight;
+      const { width, height, x } = scale(svg);
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       svg.replaceChildren();
       const rows = new Map();
@@ -186,8 +186,7 @@
     }
 
     function drawMemory({ svg, spans }) {
-      const { width, x } = scale(svg);
-      const height = svg.clientHeight;
+      const { width, height, x } = scale(svg);
       const most = Number(svg.dataset.most);
       const y = (sum) => (height * (1 - sum / most)).toFixed(1);
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -326,10 +325,10 @@
       hide();
       drawing.at = i;
       const { svg, spans, isLane } = drawing;
-      const { x } = scale(svg);
+      const { x, height } = scale(svg);
       const span = spans[i];
       pointer = element(svg, "rect", {
-        class: "pointer", x: x(span.begin), height: svg.clientHeight,
+        class: "pointer", x: x(span.begin), height,
         width: Math.max(x(span.end) - x(span.begin), 1) });
       tip.textContent = isLane ? sayEvent(span) : sayMemory(run, span);
 
