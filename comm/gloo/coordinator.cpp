@@ -19,7 +19,7 @@ constexpr std::size_t kMaxHelloBytes = 1024;
 
 // A rank's control line answers at once, whatever the rank computes. A rank
 // that has not answered by then is not running.
-constexpr std::chrono::milliseconds kAnswerPatience{2000};
+constexpr std::chrono::milliseconds kInquiryPatience{2000};
 
 // After a failure, ranks that are still starting have this long to come and
 // hear of it.
@@ -473,7 +473,7 @@ void Coordinator::handle_overdue(Line& line, const Frame& frame) {
   inquiry.rank = line.rank;
   inquiry.wait = read_wait(world, line.rank, frame, 0);
   inquiry.timeout_ms = parse_number(frame.fields[4], std::int64_t{1} << 40);
-  inquiry.deadline = Clock::now() + kAnswerPatience;
+  inquiry.deadline = Clock::now() + kInquiryPatience;
   for (Line& other : lines_) {
     if (other.rank < 0 || other.generation != line.generation) continue;
     inquiry.asked.insert(other.rank);
