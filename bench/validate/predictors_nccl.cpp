@@ -111,7 +111,10 @@ std::string fabric_cluster(const Row& row) {
 
 // What an all-reduce of 8 GB sends per rank and second.
 std::vector<Outcome> bus_bandwidth(const Row& row) {
-  const sim::CostModel& costs = costs_of(fabric_cluster(row), row.place());
+  // Named: a reference from a call on temporaries looks dangling to GCC 14
+  const std::string cluster = fabric_cluster(row);
+  const std::string place = row.place();
+  const sim::CostModel& costs = costs_of(cluster, place);
   const bool has_many_nodes =
       row.text("fabric").find("multi-node") != std::string::npos;
   const int ranks =

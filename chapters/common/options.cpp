@@ -29,9 +29,9 @@ constexpr const char* kFooter =
     "optimizer's state, the step and the place in the data begin anew.\n"
     "\n"
     "Exit status: 0, every claim holds; 1, a claim does not hold; 2, the\n"
-    "options cannot be followed; 3, the run failed (a rank was lost or late, a\n"
-    "disk is full); 128 + n, signal n ended it (130 after Ctrl-C, 143 after\n"
-    "SIGTERM).";
+    "options cannot be followed; 3, the run failed (a rank was lost or late,\n"
+    "a disk is full); 128 + n, signal n ended it (130 after Ctrl-C, 143\n"
+    "after SIGTERM).";
 
 std::string quoted(const std::string& text) {
   return text.empty() ? "''" : text;
@@ -127,8 +127,8 @@ void CommandLine::add(const std::string& flag, std::string* value,
       is_free ? help : help + " (" + list + ")", [value] { return *value; },
       [=](const std::string& text) -> std::string {
         if (is_free && text.empty()) return "give a value that is not empty";
-        if (!is_free && std::find(allowed.begin(), allowed.end(), text) ==
-                            allowed.end()) {
+        if (!is_free &&
+            std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
           return "give one of " + list +
                  (otherwise.empty() ? "" : "; " + otherwise);
         }
@@ -192,7 +192,8 @@ void CommandLine::add(const std::string& flag, bool* value,
                       const std::string& help) {
   const std::string name = flag.substr(2);
   const std::string both =
-      flag + ",!--" + (name.rfind("no-", 0) == 0 ? name.substr(3) : "no-" + name);
+      flag + ",!--" +
+      (name.rfind("no-", 0) == 0 ? name.substr(3) : "no-" + name);
   impl_->shows.emplace_back(flag,
                             [value] { return *value ? "true" : "false"; });
   impl_->app.add_flag_function(

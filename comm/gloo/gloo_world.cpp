@@ -8,8 +8,11 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <exception>
 #include <map>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "comm/gloo/calls.h"
@@ -23,26 +26,84 @@ using std::chrono::milliseconds;
 // How long a broken connection waits for the coordinator to say why.
 constexpr milliseconds kReasonPatience{2000};
 
+// Connects to all ranks. Gloo cannot be told to give up, so a thread of its own
+// connects; when the world fails meanwhile, that thread is left behind, and
+// Gloo's own timeout ends it.
+struct Connecting {
+  std::mutex line_mutex;
+  ControlLine* line = nullptr;  // null once nobody waits for the connections
+  milliseconds timeout{0};
+  std::shared_ptr<::gloo::rendezvous::Context> mesh;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool has_ended = false;
+  std::exception_ptr error;
+};
+
 // Gloo finds its peers' addresses at the coordinator.
 class ControlStore : public ::gloo::rendezvous::Store {
  public:
-  ControlStore(ControlLine& line, milliseconds timeout)
-      : line_(line), timeout_(timeout) {}
+  explicit ControlStore(Connecting& state) : state_(state) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
-    line_.set(key, {data.begin(), data.end()});
+    const std::lock_guard lock(state_.line_mutex);
+    line().set(key, {data.begin(), data.end()});
   }
   std::vector<char> get(const std::string& key) override {
-    const std::string value = line_.get(key, timeout_);
+    const std::lock_guard lock(state_.line_mutex);
+    const std::string value = line().get(key, state_.timeout);
     return {value.begin(), value.end()};
   }
   // `get` waits already.
   void wait(const std::vector<std::string>& keys) override {}
 
  private:
-  ControlLine& line_;
-  milliseconds timeout_;
+  ControlLine& line() {
+    if (state_.line == nullptr) throw Error("nobody waits any longer");
+    return *state_.line;
+  }
+
+  Connecting& state_;
 };
+
+std::shared_ptr<::gloo::rendezvous::Context> connect(
+    std::shared_ptr<::gloo::rendezvous::Context> mesh,
+    std::shared_ptr<::gloo::transport::Device> device, ControlLine& line,
+    milliseconds timeout) {
+  const auto state = std::make_shared<Connecting>();
+  state->line = &line;
+  state->timeout = timeout;
+  state->mesh = std::move(mesh);
+  std::thread thread([state, device] {
+    std::exception_ptr error;
+    try {
+      ControlStore store(*state);
+      std::shared_ptr<::gloo::transport::Device> shared = device;
+      state->mesh->connectFullMesh(store, shared);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(state->mutex);
+    state->error = error;
+    state->has_ended = true;
+    state->changed.notify_all();
+  });
+  std::unique_lock lock(state->mutex);
+  const auto has_ended = [&] { return state->has_ended; };
+  while (!state->changed.wait_for(lock, milliseconds(20), has_ended)) {
+    if (line.failure().empty()) continue;
+    lock.unlock();
+    const std::lock_guard line_lock(state->line_mutex);
+    state->line = nullptr;
+    thread.detach();
+    throw RunError(line.failure());
+  }
+  lock.unlock();
+  thread.join();
+  if (state->error) std::rethrow_exception(state->error);
+  return state->mesh;
+}
 
 // The wait in progress, or the next one, returns false.
 void abort_wait(::gloo::transport::UnboundBuffer& buffer) {
@@ -113,10 +174,9 @@ class GlooTransport {
     attributes.iface = network_interface;
     std::shared_ptr<::gloo::transport::Device> device =
         ::gloo::transport::tcp::CreateDevice(attributes);
-    mesh_ = std::make_shared<::gloo::rendezvous::Context>(rank, size);
-    mesh_->setTimeout(timeout);
-    ControlStore store(line, timeout);
-    mesh_->connectFullMesh(store, device);
+    auto mesh = std::make_shared<::gloo::rendezvous::Context>(rank, size);
+    mesh->setTimeout(timeout);
+    mesh_ = connect(std::move(mesh), std::move(device), line, timeout);
   }
 
   std::unique_ptr<::gloo::transport::UnboundBuffer> buffer(void* data,
@@ -152,8 +212,7 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
                                   agreement_text(options), timeout_));
   try {
     const ControlLine::Wait wait(*line_, joining, "", timeout_);
-    // The coordinator keeps the time; Gloo's clock is the last resort. It also
-    // ends the attempt after a failure, which Gloo cannot be told of.
+    // The coordinator keeps the time; Gloo's clock is the last resort.
     transport_ = std::make_unique<GlooTransport>(
         rank_, size_, line_->host(), options.network_interface, *line_,
         timeout_ + kReasonPatience);

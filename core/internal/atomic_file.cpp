@@ -56,8 +56,7 @@ AtomicFile::AtomicFile(const std::string& path)
   const fs::path parent = fs::path(target_).parent_path();
   folder_ = parent.empty() ? "." : parent.string();
 
-  descriptor_ =
-      ::open(folder_.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+  descriptor_ = ::open(folder_.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
   // EISDIR: a kernel that does not know O_TMPFILE.
   const bool is_refused =
       descriptor_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR ||

@@ -10,10 +10,11 @@ namespace shardbook::kernels {
 
 #ifdef __AVX512F__
 /// out[c * out_ld + r] = x[r * x_ld + c] for r < 4 * kQuads, c < 16, r >= rows
-/// reads nothing. Four 4 x 16 strips, each transposed within its lanes.
+/// reads nothing. Four 4 x 16 strips, each transposed within its lanes. Inlined
+/// in a large function, the strips would be spilled to the stack.
 template <int kQuads>
-inline void transpose_16(const float* x, std::int64_t x_ld, float* out,
-                         std::int64_t out_ld) {
+[[gnu::noinline]] inline void transpose_16(const float* x, std::int64_t x_ld,
+                                           float* out, std::int64_t out_ld) {
   static_assert(kQuads >= 1 && kQuads <= 4);
   // Strip q holds rows 4q .. 4q+3; after the shuffles column c of the strip is
   // lane c / 4 of t[q][c % 4].

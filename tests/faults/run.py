@@ -49,7 +49,8 @@ ON_PROCESSES = [
     ("02_ddp", 4, ["--accumulate", "3"]),
     ("03_zero_fsdp", 2, ["--strategy", "zero1"]),
     ("03_zero_fsdp", 3, ["--strategy", "zero2"]),
-    ("03_zero_fsdp", 4, ["--strategy", "zero3", "--persistence-threshold", "0"]),
+    ("03_zero_fsdp", 4,
+     ["--strategy", "zero3", "--persistence-threshold", "0"]),
     ("03_zero_fsdp", 3, ["--strategy", "fsdp"]),
     ("03_zero_fsdp", 2, ["--strategy", "fsdp2"]),
     ("05_gpipe", 3, []),
@@ -71,6 +72,12 @@ ON_THREADS = [
 
 def program(build, chapter):
     return str(build / "chapters" / chapter / f"ch{chapter}")
+
+
+def is_sanitized(path):
+    """A sanitizer has an allocator of its own, which checks by itself."""
+    text = pathlib.Path(path).read_bytes()
+    return b"__asan_init" in text or b"__tsan_init" in text
 
 
 def free_port():
@@ -227,7 +234,7 @@ class Faults:
         self.slowest, done, missed = 0, 0, 0
         wrong = len(self.failures)
         while done < count and missed < count + 20:
-            if self.hurt(done, how, 1 if self.args.short else 5):
+            if self.hurt(done, how, timeout_s=5):
                 done += 1
             else:
                 missed += 1
@@ -239,6 +246,8 @@ class Faults:
     def interrupts(self, count):
         checks = {"LD_PRELOAD": "libc_malloc_debug.so.0",
                   "GLIBC_TUNABLES": "glibc.malloc.check=3"}
+        if is_sanitized(program(self.args.build, "00_single_device")):
+            checks = {}
         unharmed, durations, hit, wrong = {}, {}, 0, len(self.failures)
         for number in range(count):
             chapter, options = self.random.choice(ON_THREADS)
@@ -258,7 +267,8 @@ class Faults:
             status, words = finish(process, 120)
             hit += status == 128 + how
             # Before main the signal has its usual effect.
-            if status not in (unharmed[chapter], 128 + how, -how) or "corrupt" in words:
+            is_fine = status in (unharmed[chapter], 128 + how, -how)
+            if not is_fine or "corrupt" in words:
                 self.complain(f"{how.name} {number}: status {status}", command,
                               words)
         self.report("interrupts", count, f", {hit} came in time, "
@@ -390,9 +400,9 @@ def main():
                                  "pairs", "lock"])
     args = parser.parse_args()
     if args.short:
-        args.kills, args.freezes, args.interrupts = 3, 3, 7
+        args.kills, args.freezes, args.interrupts = 3, 2, 7
     if args.seed is None:
-        args.seed = random.randrange(1 << 30)
+        args.seed = 1 if args.short else random.randrange(1 << 30)
     print(f"seed {args.seed}", flush=True)
     faults = Faults(args)
     wanted = args.only or ["lock", "options", "pairs", "kills", "freezes",
