@@ -173,7 +173,9 @@ StepView read_timeline_json(const std::string& text,
   StepView view;
   view.world_size = static_cast<int>(root["world_size"].whole(0, kMostRanks));
   view.step_s = root["step_s"].positive();
-  view.num_steps = static_cast<int>(root["num_steps"].whole(1, 1000));
+  if (json.contains("num_steps")) {
+    view.num_steps = static_cast<int>(root["num_steps"].whole(1, 1000));
+  }
   const std::vector<std::size_t> kinds = read_kinds(root["kinds"]);
   const Node groups = root["groups"];
   std::size_t num_ranks = 0;

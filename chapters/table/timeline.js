@@ -25,7 +25,7 @@
       (value, i) => value.toFixed(i === 0 || value >= 99.95 ? 0 : 1));
 
   function element(parent, name, attributes, text) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    const made = document.createElementNS(parent.namespaceURI, name);
     for (const [key, value] of Object.entries(attributes)) {
       made.setAttribute(key, value);
     }
@@ -158,7 +158,8 @@
         const last = row[row.length - 1];
         // Neighbours too near to be told apart are one block.
         if (last && from >= last.from && from - last.to < 0.4 &&
-            !(numberOf(span.label) !== last.number && to - from > 3)) {
+            !(numberOf(span.label) !== last.number &&
+              last.to - last.from > 3)) {
           last.to = Math.max(last.to, to);
         } else {
           row.push({ from, to, number: numberOf(span.label) });
@@ -232,7 +233,13 @@
         mark.style.left = `${left}px`;
         mark.textContent = i === 0 ? "0" : seconds(i * distance);
         // Near the end, the text stands before its mark, if it has room there.
-        if (left > width - 64) mark.className = "late";
+        const apart = distance / (end - begin) * width;
+        if (left > width - 60) {
+          mark.className = "late";
+          if (apart < 120 && i * distance > begin + distance) {
+            mark.textContent = "";
+          }
+        }
         axis.append(mark);
       }
     }

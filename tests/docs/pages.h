@@ -27,8 +27,8 @@ Lines split_lines(const std::string& text);
 /// The fences of a Markdown page that name a file and a step.
 std::vector<Excerpt> find_excerpts(const std::string& page);
 
-/// A fence "```console" whose first line is "$ ch00_single_device --steps 5":
-/// a program of a chapter, and what it prints.
+/// A fence "```console" whose first line is "$ ./shardbook run gpipe -- --steps
+/// 5": a program of a chapter, and what it prints.
 struct QuotedRun {
   int line = 0;  // of the fence, from 1
   std::string command;
@@ -36,8 +36,9 @@ struct QuotedRun {
 };
 std::vector<QuotedRun> find_quoted_runs(const std::string& page);
 
-/// Runs "chNN_name OPTIONS" of the build in folder `build`; its lines on
-/// standard output and error.
+/// Runs the program of "./shardbook run NAME -- OPTIONS" (or "chNN_name
+/// OPTIONS") in the build folder `build`; its lines on standard output and
+/// error.
 Lines run_program(const std::string& build, const std::string& command);
 
 /// Compares what a page quotes with what a program printed; returns an empty

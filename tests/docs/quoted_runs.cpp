@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <sstream>
 
 #include "tests/docs/pages.h"
@@ -51,8 +52,8 @@ bool same_line(const std::string& a, const std::string& b) {
   const auto x = words_of(a), y = words_of(b);
   const auto free = [](const std::vector<std::string>& words) {
     // Wall time, and peaks that nobody predicts
-    return !words.empty() && (words[0] == "time" || (words[0] == "peak" &&
-                                                     words.back() != "equal"));
+    return !words.empty() && (words[0] == "time" ||
+                              (words[0] == "peak" && words.back() != "equal"));
   };
   if (free(x) && free(y) && x[0] == y[0]) return true;
   if (x.size() != y.size()) return false;
@@ -60,6 +61,26 @@ bool same_line(const std::string& a, const std::string& b) {
     if (!same_word(x[i], y[i])) return false;
   }
   return true;
+}
+
+// What starts the program itself: "./shardbook run ddp -- --steps 5" and
+// "ch02_ddp --steps 5" are build/chapters/02_ddp/ch02_ddp.
+std::string program_line(const std::string& build, const std::string& command) {
+  const std::string script = "./shardbook run ";
+  std::string name = command.substr(0, command.find(' '));
+  std::string options = command.substr(name.size());
+  if (command.rfind(script, 0) == 0) {
+    const std::size_t end = command.find(" --", script.size());
+    const std::string word = command.substr(script.size(), end - script.size());
+    options = end == std::string::npos ? "" : command.substr(end + 3);
+    for (const auto& entry :
+         std::filesystem::directory_iterator(build + "/chapters")) {
+      const std::string folder = entry.path().filename().string();
+      if (folder.size() > 3 && folder.substr(3) == word) name = "ch" + folder;
+    }
+  }
+  return "'" + build + "/chapters/" +
+         (name.size() > 2 ? name.substr(2) : name) + "/" + name + "'" + options;
 }
 
 }  // namespace
@@ -81,12 +102,8 @@ std::vector<QuotedRun> find_quoted_runs(const std::string& page) {
 }
 
 Lines run_program(const std::string& build, const std::string& command) {
-  // "ch02_ddp --steps 5" is build/chapters/02_ddp/ch02_ddp.
-  const std::string name = command.substr(0, command.find(' '));
-  const std::string folder =
-      build + "/chapters/" + (name.size() > 2 ? name.substr(2) : name);
   // Braces: of a pipe, only the first command reads nothing
-  const std::string line = "{ LC_ALL=C.UTF-8 '" + folder + "'/" + command +
+  const std::string line = "{ LC_ALL=C.UTF-8 " + program_line(build, command) +
                            "; } 2>&1 </dev/null";
   FILE* pipe = popen(line.c_str(), "r");
   if (pipe == nullptr) return {"could not be started"};

@@ -51,7 +51,7 @@ class Recorder {
 
   double compute(const char* name, const std::string& label,
                  const char* category, double flops, double ready_s = 0) {
-    return run("compute", name, label, category,
+    return run("compute", name, label_.empty() ? label : label_, category,
                slowdown_ * flops / kFlopsPerS + 4e-6, ready_s, flops,
                flops / 200);
   }
@@ -62,6 +62,18 @@ class Recorder {
     return run(queue, name, label, "comm", 12e-6 + bytes / kLinkBytesPerS,
                ready_s, 0, bytes);
   }
+
+  // Computing stands still until `until_s`: for a message that is sent at
+  // `sent_s`.
+  void wait(double sent_s, double until_s) {
+    const double from_s = free_s_["compute"];
+    const double sent = std::clamp(sent_s, from_s, std::max(from_s, until_s));
+    if (sent > from_s) run("compute", "wait", "", "bubble", sent - from_s);
+    if (until_s > sent) run("compute", "wait", "", "exposed", until_s - sent);
+  }
+
+  // What the operations to come are for.
+  void label(const std::string& label) { label_ = label; }
 
   void message(const char* name, int peer, std::int64_t number, double begin_s,
                double end_s, double bytes) {
@@ -96,6 +108,7 @@ class Recorder {
     std::int64_t bytes;
   };
   double slowdown_;
+  std::string label_;
   RankTimeline timeline_;
   std::map<std::string, double> free_s_;
   std::vector<Change> changes_;
@@ -215,6 +228,8 @@ std::vector<RankTimeline> pipeline_ranks() {
         const int s = forward ? k : kStages - 1 - k;
         const int next = forward ? s + 1 : s - 1;
         double end_s = arrived_s;
+        stages[s].wait(end_s - (k == 0 ? 0 : kWire), end_s);
+        stages[s].label(fmt::format("micro-batch {}", m));
         for (int i = 0; i < 3; ++i) {
           end_s = layer(stages[s], 3 * s + i, forward, end_s);
         }
@@ -229,6 +244,7 @@ std::vector<RankTimeline> pipeline_ranks() {
   }
   double end_s = 0;
   for (Recorder& stage : stages) {
+    stage.label("");
     stage.run("compute", "adamw", "", "optimizer", 2e-4);
     end_s = std::max(end_s, stage.now("compute"));
   }
@@ -332,11 +348,15 @@ std::vector<std::string> fixture_runs() {
   one["bytes"] = {pair(0)};
   const std::vector<RankTimeline> ddp = ddp_ranks();
   one["peak_memory"] = {bill(ddp.front())};
+  Json again = run_json("05_gpipe", "sim", 4);
+  again["options"]["variant"] = "gpipe-again";
   std::vector<RankTimeline> zero;
   for (int r = 0; r < 4; ++r) zero.push_back(zero_rank(r));
-  return {one.dump(), with_ranks(run_json("02_ddp", "threads", 4), ddp).dump(),
+  return {one.dump(),
+          with_ranks(run_json("02_ddp", "threads", 4), ddp).dump(),
           with_ranks(run_json("03_zero_fsdp", "threads", 4), zero).dump(),
           with_ranks(run_json("05_gpipe", "sim", 4), pipeline_ranks()).dump(),
+          with_ranks(again, pipeline_ranks()).dump(),
           failed_run().dump()};
 }
 

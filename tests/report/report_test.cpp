@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -31,6 +33,11 @@ addEventListener("load", () => {
   const all = (query) => [...document.querySelectorAll(query)];
   const tip = document.getElementById("tip");
   const said = [];
+  // Runs are closed until the reader opens them; a run is drawn when opened.
+  for (const details of all("details.run")) {
+    details.open = true;
+    details.dispatchEvent(new Event("toggle"));
+  }
   for (const svg of all("svg.lane, svg.memory")) {
     const box = svg.getBoundingClientRect();
     for (const at of [0.1, 0.5, 0.9]) {
@@ -44,6 +51,38 @@ addEventListener("load", () => {
     svg.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
     if (tip.textContent) errors.push("Escape leaves the words");
   }
+
+  // What the lanes of computing show, in shares of their width, beside what is
+  // written about them.
+  const widthOf = (svg, names) => [...svg.querySelectorAll("path")]
+      .filter((path) => names.includes(path.getAttribute("class")))
+      .flatMap((path) => [...path.getAttribute("d").matchAll(/h([\d.]+)v/g)])
+      .reduce((sum, [, width]) => sum + Number(width), 0) /
+          svg.viewBox.baseVal.width;
+  const work = ["forward", "backward", "weights", "optimizer", "copy", "other"];
+  const shares = all("svg.lane.compute").map((svg) => ({
+    drawn: { busy: widthOf(svg, work), bubble: widthOf(svg, ["bubble"]),
+             exposed: widthOf(svg, ["exposed"]) },
+    said: svg.closest(".track").querySelector(".shares").textContent,
+  }));
+
+  // Zoomed in, a lane shows less in more detail; All shows the step again.
+  const figure = document.querySelector("figure.timeline");
+  const drawing = () => figure.querySelector("svg.lane").innerHTML;
+  const whole = drawing();
+  figure.querySelector("[data-do=in]").click();
+  const isZoomed = figure.classList.contains("zoomed") && drawing() !== whole;
+  figure.querySelector("[data-do=all]").click();
+  const zoom = { in: isZoomed, back: drawing() === whole };
+
+  // Labels of one axis must not touch.
+  const touching = all(".axis").filter((axis) => {
+    const boxes = [...axis.children].map((mark) => mark.getBoundingClientRect())
+        .sort((a, b) => a.left - b.left);
+    return boxes.some((box, i) => i > 0 && box.left < boxes[i - 1].right - 1);
+  }).length;
+  const arrows = all("svg.arrows path").map(
+      (path) => path.getAttribute("d").split("M").length - 1);
 
   // Contrast as WCAG 2 defines it, against the nearest background.
   const rgb = (text) => text.match(/[\d.]+/g).map(Number);
@@ -84,13 +123,16 @@ addEventListener("load", () => {
   audit.id = "audit";
   audit.textContent = JSON.stringify({
     errors, pale, said, themes,
+    shares, zoom, touching, arrows,
+    numbers: all("svg.lane text").map((text) => text.textContent),
     headings: all("h2").map((h) => h.textContent),
+    points: all(".point").length,
     drawings: all("svg").length,
     lanes: all("svg.lane").length,
     blocks: all("svg.lane path").length,
     curves: all("svg.memory").length,
     claims: all(".claim").length,
-    empty: all("svg").filter((svg) => {
+    empty: all("svg:not(.arrows)").filter((svg) => {
       const box = svg.getBoundingClientRect();
       return !(box.width >= 5 && box.height >= 5);
     }).length,
@@ -152,6 +194,10 @@ class Report : public testing::Test {
     std::ofstream(file_, std::ios::binary) << with_audit(html());
   }
 
+  void TearDown() override {
+    if (!folder_.empty()) fs::remove_all(folder_);
+  }
+
   json audit(Visit visit) {
     visit.file = file_;
     const Page page = shardbook::report::visit(browser_, visit);
@@ -174,6 +220,7 @@ void expect_sound(const json& audit) {
   EXPECT_EQ(audit["empty"], 0);
   EXPECT_EQ(audit["unnamed"], 0);
   EXPECT_EQ(audit["overhanging"], 0) << "marks of an axis";
+  EXPECT_EQ(audit["touching"], 0) << "labels of an axis";
   EXPECT_EQ(audit["requests"], 0);
   EXPECT_LE(audit["outside"], 0) << "the page is wider than the window";
 }
@@ -182,13 +229,17 @@ TEST_F(Report, ShowsEveryRun) {
   const json found = audit({});
   expect_sound(found);
   EXPECT_EQ(found["headings"],
-            json({"Side by side", "00_single_device", "02_ddp", "03_zero_fsdp",
-                  "05_gpipe", "99_<b>&\"hostile\"</script>"}));
-  EXPECT_EQ(found["claims"], 5 * 4);
-  // DDP: two kinds of ranks with 3 queues; ZeRO: one with 3; GPipe: four with
-  // 2.
-  EXPECT_EQ(found["lanes"], 2 * 3 + 3 + 4 * 2);
-  EXPECT_EQ(found["curves"], 2 + 1 + 4);
+            json({"Proof", "What it buys", "What the words mean", "The runs",
+                  "00_single_device, 1 rank", "02_ddp, threads \u00d74",
+                  "03_zero_fsdp, threads \u00d74", "05_gpipe, sim \u00d74",
+                  "05_gpipe gpipe-again, sim \u00d74",
+                  "99_<b>&\"hostile\"</script>, gloo \u00d72"}));
+  EXPECT_EQ(found["claims"], 6 * 4);
+  // DDP: two kinds of ranks with 3 queues; ZeRO: one with 3; GPipe, twice: four
+  // with 2.
+  EXPECT_EQ(found["lanes"], 2 * 3 + 3 + 2 * 4 * 2);
+  EXPECT_EQ(found["curves"], 2 + 1 + 2 * 4);
+  EXPECT_EQ(found["points"], 2);
   EXPECT_GE(found["blocks"], found["lanes"]);
   EXPECT_EQ(found["elements"], 0) << "names of runs became elements";
 }
@@ -203,6 +254,42 @@ TEST_F(Report, SaysWhatLiesUnderThePointer) {
   }
   EXPECT_EQ(said.find("NaN"), std::string::npos) << said;
   EXPECT_EQ(said.find("undefined"), std::string::npos) << said;
+}
+
+TEST_F(Report, LanesShowWhatIsWrittenAboutThem) {
+  const json found = audit({});
+  ASSERT_EQ(found["shares"].size(), 2u + 1 + 2 * 4);
+  for (const json& lane : found["shares"]) {
+    const std::string said = lane["said"];
+    double busy = 0, bubble = 0, exposed = 0, rest = 0;
+    ASSERT_EQ(std::sscanf(said.c_str(),
+                          "busy %lf %% + bubble %lf %% + exposed communication "
+                          "%lf %% + rest %lf %%",
+                          &busy, &bubble, &exposed, &rest),
+              4)
+        << said;
+    EXPECT_NEAR(busy + bubble + exposed + rest, 100, 1e-6) << said;
+    // Blocks have seams, and are at least half a pixel wide.
+    EXPECT_NEAR(100 * lane["drawn"]["busy"].get<double>(), busy, 2) << said;
+    EXPECT_NEAR(100 * lane["drawn"]["bubble"].get<double>(), bubble, 2) << said;
+    EXPECT_NEAR(100 * lane["drawn"]["exposed"].get<double>(), exposed, 2)
+        << said;
+  }
+}
+
+TEST_F(Report, MicroBatchesHaveNumbersAndMessagesHaveArrows) {
+  const json found = audit({});
+  const std::string numbers = found["numbers"].dump();
+  for (const char* number : {"\"0\"", "\"7\""}) {
+    EXPECT_NE(numbers.find(number), std::string::npos) << numbers;
+  }
+  // Three stage borders, eight micro-batches, there and back; twice.
+  ASSERT_EQ(found["arrows"].size(), 2u);
+  EXPECT_EQ(found["arrows"][0], 3 * 8 * 2);
+}
+
+TEST_F(Report, CanBeZoomed) {
+  EXPECT_EQ(audit({})["zoom"], json({{"in", true}, {"back", true}}));
 }
 
 TEST_F(Report, IsDarkWhereTheSystemIs) {
@@ -224,11 +311,14 @@ TEST_F(Report, TheButtonSwitchesBetweenLightAndDark) {
   EXPECT_EQ(audit(visit)["themes"], json::array({dark, light}));
 }
 
-TEST_F(Report, FitsAPhone) {
-  Visit visit;
-  visit.width = 390;
-  visit.height = 844;
-  expect_sound(audit(visit));
+TEST_F(Report, FitsWindowsFromAPhoneToAScreen) {
+  for (const int width : {390, 800, 1400}) {
+    SCOPED_TRACE(width);
+    Visit visit;
+    visit.width = width;
+    visit.height = 844;
+    expect_sound(audit(visit));
+  }
 }
 
 TEST_F(Report, CanBePhotographed) {

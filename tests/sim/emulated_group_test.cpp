@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -145,9 +146,38 @@ TEST(EmulatedGroup, AMessageArrivesAfterItsTime) {
     }
   });
   EXPECT_NEAR(step_us(ranks.at(1)), 50 + cost * 1e6 + 5, 1e-6);
-  // Both ends know which message it is.
-  EXPECT_EQ(ranks.at(0).events.back().peer, 1);
-  EXPECT_EQ(ranks.at(0).events.back().message, 0);
+  // Both ends know which message it is, and when it is on the wire.
+  const auto named = [&](int rank, const std::string& name) {
+    const auto& events = ranks.at(rank).events;
+    return *std::find_if(events.begin(), events.end(),
+                         [&](const auto& each) { return each.name == name; });
+  };
+  EXPECT_EQ(named(0, "send").peer, 1);
+  EXPECT_EQ(named(0, "send").message, 0);
+  EXPECT_EQ(named(1, "recv").begin_s, named(0, "send").begin_s);
+  EXPECT_EQ(named(1, "recv").end_s, named(0, "send").end_s);
+}
+
+// A message that its receiver does not need yet is on the wire no longer than
+// one that it waits for.
+TEST(EmulatedGroup, AMessageThatWaitsForItsReceiverIsNoCommunication) {
+  const auto options = plain_world("sim", plain_cluster());
+  const double cost = options.cost->message(4000, 0, 1).seconds;
+  const auto ranks = timelines(2, options, [&](ProcessGroup& world) {
+    const Tensor x = Tensor::empty({1000});
+    if (world.rank() == 0) {
+      world.send(x, 1).wait();
+    } else {
+      work(500);
+      world.recv(x, 0).wait();
+    }
+  });
+  const auto& events = ranks.at(1).events;
+  const auto recv =
+      std::find_if(events.begin(), events.end(),
+                   [](const auto& each) { return each.name == "recv"; });
+  ASSERT_NE(recv, events.end());
+  EXPECT_NEAR((recv->end_s - recv->begin_s) * 1e6, cost * 1e6, 1e-6);
 }
 
 TEST(EmulatedGroup, ThreadsAndFibersCountTheSameTime) {

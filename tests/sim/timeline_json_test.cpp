@@ -75,12 +75,45 @@ TEST(TimelineJson, LongQueuesAreJoined) {
   }
   const StepView read = read_timeline_json(timeline_json({rank}), "test");
   const auto& events = read.groups[0].timeline.events;
-  EXPECT_LE(events.size(), 4001u);
-  EXPECT_GE(events.size(), 1500u);
+  EXPECT_LE(events.size(), 2001u);
+  EXPECT_GE(events.size(), 800u);
   double bytes = 0;
   for (const TimelineEvent& event : events) bytes += event.bytes;
   EXPECT_EQ(bytes, 8.0 * kEvents);
-  EXPECT_EQ(events[1].name, "50 operations");
+  EXPECT_EQ(events[1].name, "100 operations");
+}
+
+TEST(TimelineJson, WhatIsForAnotherMicroBatchIsNotJoined) {
+  RankTimeline rank;
+  rank.steps = {0, 1};
+  constexpr int kEvents = 10'000;
+  for (int i = 0; i < kEvents; ++i) {
+    rank.events.push_back(event("add", "forward", "compute", 1.0 * i / kEvents,
+                                (i + 1.0) / kEvents));
+    rank.events.back().label = i % 4 < 2 ? "micro-batch 0" : "micro-batch 1";
+  }
+  const StepView read = read_timeline_json(timeline_json({rank}), "test");
+  const auto& events = read.groups[0].timeline.events;
+  ASSERT_EQ(events.size(), kEvents / 2u);
+  EXPECT_EQ(events[1].label, "micro-batch 1");
+}
+
+TEST(TimelineJson, ManySamplesOfMemoryKeepThePeakAndWhatStays) {
+  RankTimeline rank;
+  rank.steps = {0, 1};
+  constexpr int kSamples = 10'000;
+  for (int i = 0; i < kSamples; ++i) {
+    rank.memory.push_back(sample(1.0 * i / kSamples, MemoryKind::kActivation,
+                                 i == 5004 ? 1000 : i % 10));
+  }
+  rank.events = {event("add", "forward", "compute", 0, 1)};
+  const StepView read = read_timeline_json(timeline_json({rank}), "test");
+  const auto& memory = read.groups[0].timeline.memory;
+  EXPECT_LE(memory.size(), 2002u);
+  std::int64_t most = 0;
+  for (const MemorySample& each : memory) most = std::max(most, each.total());
+  EXPECT_EQ(most, 1000);
+  EXPECT_EQ(memory.back().total(), 9);
 }
 
 std::string reading_error(const std::string& text) {

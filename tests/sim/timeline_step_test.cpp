@@ -50,6 +50,82 @@ TEST(TimelineStep, RanksThatDoTheSameAreOneGroup) {
   EXPECT_EQ(view.groups[1].ranks, (std::vector<int>{1}));
 }
 
+// Stage 0 ends a step at 1, 2; stage 1, whose optimizer is slower, at 1.25,
+// 2.25.
+std::vector<RankTimeline> two_stages() {
+  std::vector<RankTimeline> ranks(2);
+  ranks[0].steps = {0, 1, 2};
+  ranks[1].rank = 1;
+  ranks[1].steps = {0, 1.25, 2.25};
+  for (const double begin : {0.0, 1.0}) {
+    ranks[0].events.push_back(
+        event("matmul", "forward", "compute", begin, begin + 0.25));
+    ranks[0].events.push_back(
+        event("wait", "bubble", "compute", begin + 0.25, begin + 1));
+    ranks[1].events.push_back(
+        event("matmul", "forward", "compute", begin + 0.25, begin + 0.75));
+    ranks[1].events.push_back(
+        event("adam", "optimizer", "compute", begin + 0.75, begin + 1.25));
+  }
+  return ranks;
+}
+
+TEST(TimelineStep, APipelineDoesNotShowTheOptimizerOfTheStepBefore) {
+  const StepView view = last_step(two_stages());
+  EXPECT_EQ(view.step_s, 1.25);
+  EXPECT_EQ(view.num_steps, 1);
+  ASSERT_EQ(view.groups.size(), 2u);
+  const RankTimeline& second = view.groups[1].timeline;
+  ASSERT_EQ(second.events.size(), 2u);
+  EXPECT_EQ(second.events[0].category, "forward");
+  EXPECT_EQ(second.events[1].end_s, 1.25);
+}
+
+// Stage 0 is one mini-batch ahead of stage 1 and drains in its last step, which
+// has no forward.
+TEST(TimelineStep, RanksThatDoNotFlushShowTheirSteadyState) {
+  std::vector<RankTimeline> ranks(2);
+  constexpr int kSteps = 10;
+  for (int r = 0; r < 2; ++r) {
+    ranks[r].rank = r;
+    ranks[r].steps = {0};
+    for (int step = 0; step < kSteps; ++step) {
+      const double begin = 2 + step;
+      if (r == 1 || step + 1 < kSteps) {
+        ranks[r].events.push_back(
+            event("matmul", "forward", "compute", begin, begin + 0.25));
+      }
+      ranks[r].events.push_back(
+          event("matmul", "backward", "compute", begin + 0.5, begin + 1));
+      ranks[r].steps.push_back(begin + 1);
+    }
+  }
+  const StepView view = last_step(ranks);
+  EXPECT_EQ(view.num_steps, 4);
+  EXPECT_EQ(view.step_s, 4);
+  for (const RankGroup& group : view.groups) {
+    const QueueShares shares = queue_shares(group.timeline, "compute", 4);
+    EXPECT_DOUBLE_EQ(shares.busy, 0.75);
+  }
+}
+
+TEST(TimelineStep, SharesOfAQueueAddUpToOne) {
+  RankTimeline rank;
+  rank.events = {event("matmul", "forward", "compute", 0, 1),
+                 event("wait", "bubble", "compute", 1, 1.5),
+                 event("wait", "exposed", "compute", 1.5, 2),
+                 event("wait", "wait", "compute", 2, 3),
+                 // Two messages to different ranks, at the same time.
+                 event("send", "comm", "send", 0, 2),
+                 event("send", "comm", "send", 1, 3)};
+  const QueueShares compute = queue_shares(rank, "compute", 4);
+  EXPECT_EQ(compute.busy, 0.25);
+  EXPECT_EQ(compute.bubble, 0.125);
+  EXPECT_EQ(compute.exposed, 0.125);
+  EXPECT_EQ(compute.rest, 0.5);
+  EXPECT_EQ(queue_shares(rank, "send", 4).busy, 0.75);
+}
+
 TEST(TimelineStep, WithoutStepsTheWholeRunIsShown) {
   const StepView view = last_step(one_message());
   EXPECT_DOUBLE_EQ(view.step_s, 2e-3);

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/ops.h"
 #include "core/stream.h"
 #include "tests/sim/sim_support.h"
@@ -158,6 +160,84 @@ TEST_F(VirtualClock, JitterDependsOnSeedRankAndOperationOnly) {
   EXPECT_NE(run(1, 0), run(1, 1));
   EXPECT_GT(run(1, 0), 100);
   EXPECT_LT(run(1, 0), 150);
+}
+
+TEST_F(VirtualClock, AWaitIsABubbleUntilTheMessageIsSent) {
+  start();
+  work(10);
+  clock().wait_message(14e-6, 17e-6);
+  work(3);
+  clock().end_step();
+  const sim::TimeSummary summary = clock().main().summary();
+  EXPECT_NEAR(summary.bubble_s * 1e6, 4, 1e-6);
+  EXPECT_NEAR(summary.exposed_comm_s * 1e6, 3, 1e-6);
+  EXPECT_NEAR(summary.idle_share, 7.0 / 20, 1e-9);
+}
+
+TEST_F(VirtualClock, AMessageThatWasSentEarlyIsExposedForItsRestOnly) {
+  start();
+  work(10);
+  clock().wait_message(2e-6, 12e-6);
+  clock().wait_message(3e-6, 9e-6);  // has arrived
+  clock().end_step();
+  EXPECT_EQ(clock().main().summary().bubble_s, 0);
+  EXPECT_NEAR(clock().main().summary().exposed_comm_s * 1e6, 2, 1e-6);
+}
+
+TEST_F(VirtualClock, AQueueThatWaitsForAQueueThatWaitsForAMessageWaitsForIt) {
+  start();
+  Event gathered;
+  {
+    StreamScope side(kUnshardStream);
+    clock().wait_message(4e-6, 9e-6);
+    gathered.record();
+  }
+  work(2);
+  gathered.wait();
+  clock().end_step();
+  EXPECT_NEAR(clock().main().summary().bubble_s * 1e6, 2, 1e-6);
+  EXPECT_NEAR(clock().main().summary().exposed_comm_s * 1e6, 5, 1e-6);
+}
+
+TEST_F(VirtualClock, StepsWithoutAForwardAreNotSummedUp) {
+  start();
+  clock().begin_steps();
+  work(10);
+  clock().end_step();
+  {
+    const PhaseScope backward(Phase::kBackward);
+    work(4);
+  }
+  clock().end_step();
+  EXPECT_NEAR(clock().main().summary().step_s * 1e6, 10, 1e-6);
+}
+
+TEST_F(VirtualClock, OperationsSayWhatTheyAreFor) {
+  start();
+  {
+    const sim::ActivityScope activity("micro-batch 3");
+    work(1);
+  }
+  work(1);
+  EXPECT_EQ(clock().main().timeline().events[0].label, "micro-batch 3");
+  EXPECT_EQ(clock().main().timeline().events[1].label, "");
+}
+
+// What is allocated and freed at one time is a peak all the same.
+TEST_F(VirtualClock, TheTopOfTheCurveIsThePeak) {
+  start();
+  RankContext::current().device.reset_peak_memory();
+  clock().begin_steps();
+  const Tensor kept = Tensor::empty({100}, {DType::kF32, Device()});
+  work(10);
+  { const Tensor gone = Tensor::empty({5000}, {DType::kF32, Device()}); }
+  work(10);
+  std::int64_t most = 0;
+  for (const sim::MemorySample& sample : clock().main().timeline().memory) {
+    most = std::max(most, sample.total());
+  }
+  EXPECT_EQ(most, RankContext::current().device.memory().peak_total);
+  EXPECT_EQ(clock().main().timeline().memory.back().total(), 400);
 }
 
 TEST_F(VirtualClock, MemoryIsSampledByKindInVirtualTime) {

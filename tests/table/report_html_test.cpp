@@ -79,66 +79,73 @@ TEST(ReportHtml, AnEmptyReportIsAPage) {
             std::string::npos);
 }
 
-// The subpaths of a lane's picture.
-int blocks(const sim::RankTimeline& timeline) {
-  return count(svg::lane(timeline, "compute", 1, "", ""), "M");
+TEST(ReportHtml, SharesOfALaneAddUpToTheStep) {
+  ProgramRun run = one_run();
+  run.virtual_run.emplace();
+  sim::StepView& view = run.virtual_run->timeline.emplace();
+  view.world_size = 1;
+  view.step_s = 3;
+  sim::RankGroup group;
+  group.ranks = {0};
+  group.timeline.events = {event("forward", 0, 1), event("bubble", 1, 2),
+                           event("exposed", 2, 2.25)};
+  view.groups = {group};
+  run.virtual_run->timeline_json = "{}";
+  const std::string page = report_html({run});
+  EXPECT_NE(page.find(">busy 33.3 % + bubble 33.3 % + exposed communication "
+                      "8.3 % + rest 25.1 %</p>"),
+            std::string::npos)
+      << page.substr(page.find("class=\"shares\""), 200);
 }
 
-TEST(ReportSvg, ShortNeighboursAreOneBlock) {
-  sim::RankTimeline timeline;
-  for (int i = 0; i < 1000; ++i) {
-    timeline.events.push_back(event("forward", i * 1e-3, (i + 1) * 1e-3));
-  }
-  EXPECT_EQ(blocks(timeline), 1);
+// ---- What simulated runs show.
+
+ProgramRun simulated(const std::string& label, int world_size, double step_s,
+                     double peak_bytes) {
+  ProgramRun run = one_run();
+  run.label = label;
+  run.backend = "sim";
+  run.world_size = world_size;
+  run.setting = "gpt2";
+  run.peak_bytes = peak_bytes;
+  run.capacity_bytes = 32e9;
+  run.virtual_run.emplace();
+  run.virtual_run->cluster = "dgx-v100";
+  run.virtual_run->step_s.counted = step_s;
+  return run;
 }
 
-TEST(ReportSvg, LongNeighboursStayApart) {
-  sim::RankTimeline timeline;
-  timeline.events = {event("comm", 0, 0.25), event("comm", 0.25, 0.5)};
-  EXPECT_EQ(blocks(timeline), 2);
+TEST(ReportBuys, ModelsOfDifferentKindsDoNotShareAxes) {
+  ProgramRun other = simulated("Naive", 2, 0.1, 3e9);
+  other.setting = "resnet50";
+  ProgramRun more = other;
+  more.label = "Splits";
+  const std::string page =
+      report_html({simulated("One device", 1, 2, 40e9),
+                   simulated("DDP", 4, 0.5, 20e9), other, more});
+  EXPECT_EQ(count(page, "<section class=\"group\">"), 2);
+  EXPECT_EQ(count(page, "<figure class=\"scatter\">"), 2);
+  // The longest step of each group fills its bar.
+  EXPECT_EQ(count(page, "<rect class=\"time\" width=\"1000.0\""), 3);
 }
 
-TEST(ReportSvg, WaitsAreNotDrawn) {
-  sim::RankTimeline timeline;
-  timeline.events = {event("wait", 0, 0.25), event("forward", 0.25, 0.5)};
-  EXPECT_EQ(blocks(timeline), 1);
-}
-
-TEST(ReportSvg, ShortOperationsCanStillBeSeen) {
-  sim::RankTimeline timeline;
-  timeline.events = {event("comm", 0.5, 0.5000001)};
-  EXPECT_NE(svg::lane(timeline, "compute", 1, "", "").find("M500.0 0h0.8"),
+TEST(ReportBuys, WhatDoesNotFitIsMarked) {
+  const std::string page = report_html({simulated("DDP", 4, 0.5, 40e9)});
+  EXPECT_NE(page.find("40 GB <span class=\"over\">does not fit</span>"),
+            std::string::npos);
+  EXPECT_EQ(report_html({simulated("DDP", 4, 0.5, 32e9)})
+                .find("<span class=\"over\">"),
             std::string::npos);
 }
 
-TEST(ReportSvg, KindsAreStacked) {
-  sim::RankTimeline timeline;
-  sim::MemorySample sample;
-  sample.bytes[0] = 30;
-  sample.bytes[1] = 20;
-  timeline.memory = {sample};
-  const std::string picture = svg::memory(timeline, 1, 100, "", "");
-  // The sum of both stands behind the first kind.
-  const std::size_t both =
-      picture.find("kind-gradient\" d=\"M0 100H0.0V50.0H1000V100z");
-  const std::size_t first =
-      picture.find("kind-parameter\" d=\"M0 100H0.0V70.0H1000V100z");
-  ASSERT_NE(both, std::string::npos) << picture;
-  ASSERT_NE(first, std::string::npos) << picture;
-  EXPECT_LT(both, first);
-}
-
-TEST(ReportSvg, ThePeakIsDrawnHoweverShort) {
-  sim::RankTimeline timeline;
-  for (int i = 0; i < 10'000; ++i) {
-    sim::MemorySample sample;
-    sample.time_s = i * 1e-4;
-    sample.bytes[0] = i == 5001 ? 100 : 10;
-    timeline.memory.push_back(sample);
-  }
-  const std::string picture = svg::memory(timeline, 1, 100, "", "");
-  EXPECT_NE(picture.find("V0.0H"), std::string::npos);
-  EXPECT_LT(picture.size(), 1000u);
+TEST(ReportHtml, ARunShowsItsCommandAndItsPage) {
+  ProgramRun run = one_run();
+  run.command = "./shardbook run ddp -- --trace 'a<b'";
+  const std::string page = report_html({run});
+  EXPECT_NE(page.find("<code>./shardbook run ddp -- --trace 'a&lt;b'</code>"),
+            std::string::npos);
+  EXPECT_NE(page.find("href=\"../chapters/02_ddp/README.md\""),
+            std::string::npos);
 }
 
 // ---- A sweep over split sizes.

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 
+#include "chapters/table/run_set.h"
 #include "core/check.h"
 
 namespace shardbook::table {
@@ -24,10 +27,13 @@ struct Sample {
                            "memory": "passed", "time": "not measured"})";
   std::string wall = R"({"step_s": 0.0412})";
   std::string virtual_run = "null";
+  std::string backend = "threads";
+  std::string more = "";  // members of the object, each with a comma behind it
 
   std::string json() const {
-    return R"({"chapter": )" + chapter + R"(, "options": {"world_size": )" +
-           world_size + R"(, "backend": "threads"}, "loss": )" + loss +
+    return "{" + more + R"("chapter": )" + chapter +
+           R"(, "options": {"world_size": )" + world_size +
+           R"(, "backend": ")" + backend + R"("}, "loss": )" + loss +
            R"(, "parity": {"max_abs": 1e-8, "tolerance": 1e-5, "max_rel": )" +
            max_rel + R"(}, "bytes": )" + bytes + R"(, "peak_memory": )" +
            memory + R"(, "claims": )" + claims + R"(, "virtual": )" +
@@ -47,8 +53,8 @@ std::string error_of(const std::string& text) {
 TEST(Table, ARowShowsEveryMeasuredValue) {
   const ProgramRun run = read_run(Sample{}.json(), "run.json");
   const std::string text = format_table({run}, Charset::kUtf8);
-  EXPECT_NE(text.find("02_ddp   threads ×2  5.55 → 2.91  ✓ 3.1e-07  "
-                      "✓ 3.2 MiB   ✓ 1.5 MiB    (41.2 ms)\n"),
+  EXPECT_NE(text.find("02_ddp  threads ×2  5.55 → 2.91  ✓ 3.1e-07  "
+                      "✓ 3.2 MiB  ✓ 1.5 MiB    (41.2 ms)\n"),
             std::string::npos)
       << text;
   EXPECT_NE(text.find("All 3 claims hold.\n"), std::string::npos) << text;
@@ -186,7 +192,7 @@ TEST(Table, WhatIsNotMeasuredMayBeMissing) {
           "options": {"world_size": 1, "backend": "threads"}})",
       "run.json");
   const std::string text = format_table({run}, Charset::kUtf8);
-  EXPECT_NE(text.find("00_single_device  1 rank  -     -        -"),
+  EXPECT_NE(text.find("00_single_device  1 rank  -     -        -     -"),
             std::string::npos)
       << text;
   EXPECT_NE(text.find("No claim was measured."), std::string::npos) << text;
@@ -209,6 +215,126 @@ TEST(Table, NeverWiderThanAHundredColumns) {
       EXPECT_LE(columns, 100) << line;
     }
   }
+}
+
+// ---- What simulated runs show.
+
+ProgramRun simulated(const std::string& label, int world_size, double step_s,
+                     double peak_bytes, double capacity_bytes) {
+  ProgramRun run = read_run(Sample{.backend = "sim"}.json(), "run.json");
+  run.label = label;
+  run.world_size = world_size;
+  run.setting = "gpt2";
+  run.peak_bytes = peak_bytes;
+  run.capacity_bytes = capacity_bytes;
+  run.virtual_run.emplace();
+  run.virtual_run->cluster = "dgx-v100";
+  run.virtual_run->step_s.counted = step_s;
+  run.virtual_run->idle_share = 0.125;
+  run.virtual_run->links = {{"nvlink", 2.5e9}, {"pcie", 0}};
+  return run;
+}
+
+TEST(TableBuys, SpeedUpsAreOverTheGroupsRunOnOneDevice) {
+  const std::string text =
+      format_table({simulated("One device", 1, 2, 4e9, 32e9),
+                    simulated("DDP", 4, 0.5, 8e9, 32e9)},
+                   Charset::kUtf8);
+  EXPECT_NE(text.find("gpt2 on dgx-v100 (32 GB per device)\n"
+                      "  One device  1        2.00 s  1.00      4 GB    nvlink "
+                      "2.5 GB  12.5 %\n"
+                      "  DDP         4        500 ms  4.00      8 GB    nvlink "
+                      "2.5 GB  12.5 %\n"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("PROOF"), std::string::npos) << text;
+}
+
+TEST(TableBuys, GroupsHaveYardsticksOfTheirOwn) {
+  ProgramRun other = simulated("Naive", 2, 0.1, 1e9, 16e9);
+  other.setting = "resnet50";
+  const std::string text = format_table(
+      {simulated("One device", 1, 2, 4e9, 32e9), other}, Charset::kUtf8);
+  EXPECT_NE(text.find("  Naive       2        100 ms  -  "), std::string::npos)
+      << text;
+}
+
+TEST(TableBuys, WhatDoesNotFitSaysSo) {
+  const std::string text =
+      format_table({simulated("One device", 1, 2, 40e9, 32e9),
+                    simulated("DDP", 4, 0.5, 32e9, 32e9)},
+                   Charset::kUtf8);
+  EXPECT_NE(text.find("(1.00)    40 GB, does not fit"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("(4.00)    32 GB   "), std::string::npos) << text;
+}
+
+TEST(TableBuys, TheCapacityIsTheRunsOrItsClusters) {
+  const std::string on_cluster =
+      R"({"cluster": "dgx-v100", "step_s": {"counted": 1}})";
+  Sample sample{.virtual_run = on_cluster, .backend = "sim"};
+  EXPECT_EQ(read_run(sample.json(), "run.json").capacity_bytes, 32e9);
+  sample.more = R"("capacity_bytes": 5000, )";
+  EXPECT_EQ(read_run(sample.json(), "run.json").capacity_bytes, 5000);
+  EXPECT_EQ(read_run(Sample{}.json(), "run.json").capacity_bytes, 0);
+}
+
+TEST(Table, BytesAreThoseOfAStep) {
+  std::string text = Sample{}.json();
+  text.replace(text.find("\"world_size\""), 0, "\"steps\": 5, ");
+  EXPECT_EQ(read_run(text, "run.json").bytes.value, "655 KiB");
+}
+
+// ---- Sets of runs.
+
+TEST(TableComparison, RowsOfOneNameArePairedAndComparedWithTheFirst) {
+  ProgramRun a = simulated("DDP", 4, 0.5, 8e9, 32e9), b = a;
+  ProgramRun only_a = simulated("FSDP", 4, 0.4, 4e9, 32e9);
+  a.set = only_a.set = "a";
+  b.set = "b";
+  b.virtual_run->step_s.counted = 0.75;
+  b.peak_bytes = 4e9;
+  const std::string text = format_comparison({a, only_a, b});
+  EXPECT_NE(text.find("DDP   a    500 ms         7.5 GiB"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("      b    750 ms (1.50)  3.7 GiB (0.50)"),
+            std::string::npos)
+      << text;
+  EXPECT_LT(text.find(" b "), text.find("FSDP")) << text;
+}
+
+TEST(TableComparison, SingleRunsAreComparedWhateverTheirNames) {
+  ProgramRun a = simulated("DDP", 4, 0.5, 8e9, 32e9);
+  ProgramRun b = simulated("FSDP", 4, 0.25, 8e9, 32e9);
+  a.set = "a";
+  b.set = "b";
+  EXPECT_EQ(compare_sets({a, b}).size(), 1u);
+  EXPECT_NE(format_comparison({a, b}).find("FSDP  b    250 ms (0.50)"),
+            std::string::npos);
+}
+
+TEST(RunSet, AFolderNamesItsRuns) {
+  std::string folder =
+      (std::filesystem::path(testing::TempDir()) / "runs-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  std::ofstream(folder + "/01.json") << Sample{}.json();
+  std::ofstream(folder + "/rows.tsv")
+      << "01.json\tSplit\tDDP on two\t./shardbook run ddp -- --steps 5\n";
+  const std::vector<ProgramRun> runs = read_run_set(folder);
+  ASSERT_EQ(runs.size(), 1u);
+  EXPECT_EQ(run_name(runs[0]), "DDP on two");
+  EXPECT_EQ(runs[0].title, "Split");
+  EXPECT_EQ(runs[0].command, "./shardbook run ddp -- --steps 5");
+  EXPECT_EQ(runs[0].set, std::filesystem::path(folder).filename().string());
+  std::ofstream(folder + "/rows.tsv") << "01.json\n";
+  try {
+    read_run_set(folder);
+    ADD_FAILURE() << "a row of one column was read";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("has 1 columns"),
+              std::string::npos);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(TableInput, MistakesAreSentences) {

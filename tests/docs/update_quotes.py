@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Writes what the programs print now into the pages that quote them.
+
+    python3 tests/docs/update_quotes.py build chapters/05_gpipe/README.md ...
+
+A quotation is a fence that begins with a command:
+
+    ```console
+    $ ./shardbook run gpipe -- --steps 5
+    ...
+    ```
+
+Without pages, all chapters. Look at the difference before you keep it: a claim
+that has failed is written down as well.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+FENCE = re.compile(r"^```console\n\$ (?P<command>.*)\n(?P<output>[^`]*)^```$",
+                   re.MULTILINE)
+
+
+def program(build, command):
+    """The command line of the program that a quoted command starts."""
+    words = re.match(r"\./shardbook run (\S+) --(.*)", command)
+    if words:
+        folder = next(f for f in (build / "chapters").iterdir()
+                      if re.fullmatch(r"\d\d_" + words[1], f.name))
+        return f"'{folder}/ch{folder.name}'{words[2]}"
+    name = command.split()[0]
+    return f"'{build}/chapters/{name[2:]}'/{command}"
+
+
+def update(build, page):
+    def run(fence):
+        line = "{ " + program(build, fence["command"]) + "; } 2>&1 </dev/null"
+        done = subprocess.run(line, shell=True, text=True,
+                              stdout=subprocess.PIPE, check=False,
+                              env={**os.environ, "LC_ALL": "C.UTF-8"})
+        return f"```console\n$ {fence['command']}\n{done.stdout}```"
+
+    text = page.read_text(encoding="utf-8")
+    page.write_text(FENCE.sub(run, text), encoding="utf-8")
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    build = pathlib.Path(sys.argv[1]).resolve()
+    root = pathlib.Path(__file__).resolve().parents[2]
+    pages = [pathlib.Path(p) for p in sys.argv[2:]]
+    for page in pages or sorted((root / "chapters").glob("*/README.md")):
+        update(build, page)
+
+
+if __name__ == "__main__":
+    main()
