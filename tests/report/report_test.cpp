@@ -194,10 +194,6 @@ class Report : public testing::Test {
     std::ofstream(file_, std::ios::binary) << with_audit(html());
   }
 
-  void TearDown() override {
-    if (!folder_.empty()) fs::remove_all(folder_);
-  }
-
   json audit(Visit visit) {
     visit.file = file_;
     const Page page = shardbook::report::visit(browser_, visit);
