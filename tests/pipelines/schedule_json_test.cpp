@@ -15,7 +15,6 @@
 namespace shardbook::pipeline {
 namespace {
 
-using shardbook::testing::TempFolder;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 

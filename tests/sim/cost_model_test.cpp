@@ -433,7 +433,7 @@ TEST(Textbook, ProductsTakeTheirFlopsAndNothingElseTakesTime) {
     const OpEvent each = product(n, n, n, DType::kF32);
     EXPECT_DOUBLE_EQ(costs.operation(each).seconds, each.flops / 1e14);
   }
-  const OpEvent gelu = event("gelu", 1e12, 1e12, DType::kF32);
+  const OpEvent gelu = op_event("gelu", 1e12, 1e12, DType::kF32);
   EXPECT_EQ(costs.operation(gelu).seconds, 0);
   EXPECT_EQ(costs.operation(gelu, /*on_host=*/true).seconds, 0);
 }
