@@ -113,8 +113,7 @@ std::string fabric_cluster(const Row& row) {
 std::vector<Outcome> bus_bandwidth(const Row& row) {
   // Named: a reference from a call on temporaries looks dangling to GCC 14
   const std::string cluster = fabric_cluster(row);
-  const std::string place = row.place();
-  const sim::CostModel& costs = costs_of(cluster, place);
+  const sim::CostModel& costs = costs_of(cluster, row.place());
   const bool has_many_nodes =
       row.text("fabric").find("multi-node") != std::string::npos;
   const int ranks =

@@ -54,7 +54,7 @@ while (($#)); do
 done
 [[ -n $release ]] || die "which release? Give bookworm or trixie"
 ((EUID == 0)) || die "only root can make a chroot; try sudo"
-for tool in debootstrap git unshare chroot; do
+for tool in debootstrap git setpriv unshare chroot; do
   command -v "$tool" >/dev/null || die "$tool is missing; install it"
 done
 
@@ -94,7 +94,8 @@ git clone --quiet --no-hardlinks -- "$checkout" "$root/book"
 chown -R 0:0 "$root/book"
 
 # 3. Run it. Mounts and processes live in namespaces of their own, which end
-# with this script, however it ends.
+# with this script, however it ends: unshare is killed when its parent dies, and
+# kills what it started.
 commands='./shardbook run --jobs "$1" && ./shardbook test --jobs "$1"'
 if ((core_only)); then commands='./shardbook test --jobs "$1" core kernels'; fi
 inside='set -e
@@ -108,7 +109,8 @@ inside='set -e
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     sh -c "cd /book && $4" sh "$3"'
 status=0
-unshare --mount --propagation private --pid --fork --kill-child \
+setpriv --pdeathsig KILL \
+  unshare --mount --propagation private --pid --fork --kill-child \
   sh -c "$inside" sh "$root" "$folder/ccache-$release" "$jobs" "$commands" ||
   status=$?
 if ((status == 0)); then
