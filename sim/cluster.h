@@ -75,14 +75,14 @@ struct DeviceSpec {
   /// of training: benchmarks of single products run at clocks that the power
   /// limit does not allow for hours.
   double sustained = 1;
-  /// Operations that were measured one by one ("gelu forward"), in place of all
-  /// of the above.
+  /// Operations that were measured one by one ("gelu forward"), or all products
+  /// ("product") and all else ("other"), in place of all of the above.
   std::map<std::string, MeasuredOperation> operations;
   Trust trust = Trust::kInterpolated;
 };
 
 struct LinkSpec {
-  std::string name;  ///< "nvlink", "network", "pcie"
+  std::string name;  ///< "nvlink", "network", "pcie", "memory", "flat"
   /// Of one step of a collective, or of a message, from device to device.
   double latency_s = 0;
   double bytes_per_s = 0;  ///< each way, by the data sheet
