@@ -35,13 +35,22 @@ def program(build, command):
     return f"'{build}/chapters/{name[2:]}'/{command}"
 
 
+def keep_wall_times(quoted, printed):
+    """Wall times say something about one machine only: the old ones stay."""
+    times = [line for line in quoted.splitlines() if line.startswith("time ")]
+    lines = printed.splitlines(keepends=True)
+    return "".join(times.pop(0) + "\n" if line.startswith("time ") and times
+                   else line for line in lines)
+
+
 def update(build, page):
     def run(fence):
         line = "{ " + program(build, fence["command"]) + "; } 2>&1 </dev/null"
         done = subprocess.run(line, shell=True, text=True,
                               stdout=subprocess.PIPE, check=False,
                               env={**os.environ, "LC_ALL": "C.UTF-8"})
-        return f"```console\n$ {fence['command']}\n{done.stdout}```"
+        printed = keep_wall_times(fence["output"], done.stdout)
+        return f"```console\n$ {fence['command']}\n{printed}```"
 
     text = page.read_text(encoding="utf-8")
     page.write_text(FENCE.sub(run, text), encoding="utf-8")

@@ -1,0 +1,215 @@
+// ./shardbook run and report: which programs it starts, what it shows of them,
+// and what it keeps. Nothing is built here: the script runs in a copy of the
+// tree whose programs, Meson and Ninja are stand-ins.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace shardbook {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A chapter's program: says what it was given, and writes it as its report.
+constexpr const char* kProgram = R"sh(#!/bin/bash
+name=${0##*/} report=
+echo "$name ${*:3}"
+[[ " $* " != *" --help "* ]] || exit 0
+[[ " $* " != *" --slow "* ]] || sleep 1
+[[ $1 == --report ]] || exit 2
+echo "{\"run\": \"$name ${*:3}\"}" >"$2"
+)sh";
+
+// shardbook_table: prints the rows of the folders.
+constexpr const char* kTable = R"sh(#!/bin/bash
+for word; do
+  case $word in
+    --quiet) quiet=1 ;;
+    --html) next=1 ;;
+    *)
+      if [[ ${next-} ]]; then echo page >"$word"; next=; continue; fi
+      [[ ${quiet-} ]] || cat -- "$word/rows.tsv"
+      ;;
+  esac
+done
+)sh";
+
+struct Outcome {
+  int status = -1;
+  std::string text;
+};
+
+class Script : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = (fs::path(testing::TempDir()) / "script-XXXXXX").string();
+    ASSERT_NE(mkdtemp(root_.data()), nullptr);
+    fs::copy_file(SHARDBOOK_ROOT "/shardbook", root_ + "/shardbook");
+    for (const char* name : {"00_single_device", "02_ddp", "03_zero_fsdp",
+                             "05_gpipe", "06_1f1b"}) {
+      const std::string chapter = std::string("/chapters/") + name;
+      write(chapter + "/main.cpp", "");
+      write("/build" + chapter + "/ch" + name, kProgram);
+    }
+    write("/chapters/rows.txt",
+          "# a comment\n"
+          "[Proof] --backend threads\n"
+          "00_single_device | One device\n"
+          "02_ddp           | DDP        | --world-size 2\n"
+          "\n"
+          "[Split] --backend sim\n"
+          "00_single_device | One device\n"
+          "02_ddp           | DDP        | --world-size 8\n"
+          "[Stages] --backend sim\n"
+          "00_single_device | One device\n"
+          "05_gpipe         | GPipe      | --world-size 4\n");
+    write("/build/chapters/table/shardbook_table", kTable);
+    write("/build/compile_commands.json", "");
+    for (const char* name : {"meson", "ninja", "dpkg-query"}) {
+      write(std::string("/bin/") + name, "#!/bin/sh\nexit 0\n");
+    }
+    // Every package is there.
+    write("/bin/dpkg-query",
+          "#!/bin/sh\n"
+          "sed -n '/^package_table/,/^END/p' '" +
+              root_ +
+              "/shardbook' | "
+              "sed -n 's/^\\([a-z][-a-z0-9+]*\\) .*/installed \\1 1/p'\n");
+  }
+
+  void TearDown() override { fs::remove_all(root_); }
+
+  void write(const std::string& path, const std::string& text) {
+    const fs::path file = root_ + path;
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+    fs::permissions(file, fs::perms::owner_all);
+  }
+
+  std::string read(const std::string& path) const {
+    std::ifstream file(root_ + path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  // Standard output and error together.
+  Outcome run(const std::string& words) const {
+    const std::string command = "cd '" + root_ + "' && PATH='" + root_ +
+                                "/bin':$PATH bash -c 'PATH=$PATH; " + words +
+                                "' 2>&1 </dev/null";
+    Outcome outcome;
+    FILE* pipe = popen(command.c_str(), "r");
+    if (pipe == nullptr) return outcome;
+    std::array<char, 4096> buffer;
+    for (std::size_t n = 0;
+         (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
+      outcome.text.append(buffer.data(), n);
+    }
+    const int status = pclose(pipe);
+    outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return outcome;
+  }
+
+  std::string root_;
+};
+
+bool has(const std::string& text, const std::string& words) {
+  return text.find(words) != std::string::npos;
+}
+
+TEST_F(Script, ChaptersHaveManyNames) {
+  for (const auto& [word, program] : {std::pair{"zero", "ch03_zero_fsdp"},
+                                      {"fsdp", "ch03_zero_fsdp"},
+                                      {"zero-fsdp", "ch03_zero_fsdp"},
+                                      {"pipeline", "ch06_1f1b"},
+                                      {"3", "ch03_zero_fsdp"},
+                                      {"05_gpipe", "ch05_gpipe"},
+                                      {"chapters/02_ddp/", "ch02_ddp"}}) {
+    const Outcome outcome =
+        run(std::string("./shardbook run ") + word + " -- --steps 5");
+    EXPECT_EQ(outcome.status, 0) << outcome.text;
+    EXPECT_TRUE(has(outcome.text, std::string(program) + " --steps 5"))
+        << outcome.text;
+  }
+  const Outcome unknown = run("./shardbook run nothing");
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_TRUE(has(unknown.text, "nothing: no such chapter")) << unknown.text;
+}
+
+TEST_F(Script, WithOptionsTheProgramsOwnWordsAreShown) {
+  const Outcome outcome = run("./shardbook run gpipe -- --timeline text");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_EQ(outcome.text,
+            "ch05_gpipe --timeline text\nAs pictures: build/report.html\n");
+  EXPECT_EQ(read("/build/runs/last/rows.tsv"),
+            "01.json\t\t\t./shardbook run gpipe -- --timeline text\n");
+  EXPECT_EQ(read("/build/report.html"), "page\n");
+}
+
+TEST_F(Script, WhatLeavesNoReportLeavesNoTable) {
+  const Outcome outcome = run("./shardbook run gpipe -- --help");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.text, "ch05_gpipe --help\n");
+  EXPECT_FALSE(fs::exists(root_ + "/build/runs/last"));
+}
+
+TEST_F(Script, AGroupOfAChapterBringsItsYardstick) {
+  EXPECT_EQ(run("./shardbook run ddp").status, 0);
+  EXPECT_EQ(read("/build/runs/last/rows.tsv"),
+            "01.json\t\tDDP\t./shardbook run ddp -- --backend threads "
+            "--world-size 2\n"
+            "02.json\tSplit\tOne device\t./shardbook run single_device -- "
+            "--backend sim\n"
+            "03.json\tSplit\tDDP\t./shardbook run ddp -- --backend sim "
+            "--world-size 8\n");
+}
+
+TEST_F(Script, TwoRunsAtOnceKeepApart) {
+  const Outcome outcome =
+      run("./shardbook run ddp --name a -- --slow --steps 1 & "
+          "./shardbook run ddp --name b -- --slow --steps 2 & "
+          "./shardbook run gpipe -- --slow & ./shardbook run zero -- --slow & "
+          "wait");
+  EXPECT_TRUE(has(read("/build/runs/a/01.json"), "--steps 1")) << outcome.text;
+  EXPECT_TRUE(has(read("/build/runs/b/01.json"), "--steps 2")) << outcome.text;
+  // Whoever came last is whole.
+  const bool gpipe = has(read("/build/runs/last/rows.tsv"), "gpipe");
+  EXPECT_TRUE(has(read("/build/runs/last/01.json"),
+                  gpipe ? "ch05_gpipe" : "ch03_zero_fsdp"));
+  // Nothing else is left.
+  int folders = 0;
+  for (const auto& entry : fs::directory_iterator(root_ + "/build/runs")) {
+    (void)entry;
+    ++folders;
+  }
+  EXPECT_EQ(folders, 3);
+}
+
+TEST_F(Script, ReportComparesWhatWasKept) {
+  run("./shardbook run ddp --name a -- --steps 1");
+  run("./shardbook run ddp --name b -- --steps 2");
+  const Outcome outcome = run("./shardbook report a b");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_TRUE(has(outcome.text, "--steps 1\n01.json")) << outcome.text;
+  EXPECT_EQ(run("./shardbook report none").status, 2);
+  EXPECT_EQ(run("./shardbook report ../runs").status, 2);
+  EXPECT_EQ(run("./shardbook run ddp --name a/b").status, 2);
+  EXPECT_EQ(run("./shardbook test --name a").status, 2);
+}
+
+TEST_F(Script, WhatFailsIsNotKept) {
+  write("/build/chapters/02_ddp/ch02_ddp", "#!/bin/sh\nexit 2\n");
+  EXPECT_EQ(run("./shardbook run ddp -- --steps 1").status, 2);
+  EXPECT_FALSE(fs::exists(root_ + "/build/runs/last"));
+  EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
+}
+
+}  // namespace
+}  // namespace shardbook
