@@ -64,6 +64,27 @@ TEST(FsdpOptions, AGradientWithinTheLimitIsNotClipped) {
   }
 }
 
+// --- Padding ----------------------------------------------------------------
+
+// 41 elements over 8 ranks: the last shard is mostly padding, and what freed
+// memory held is no gradient.
+TEST(FsdpPadding, GarbageInFreedMemoryIsNotCounted) {
+  const auto norms = on_ranks(8, [](ProcessGroup& world) {
+    Linear model("0", 1, 41, init_of(DType::kF64), /*with_bias=*/false);
+    FullyShardedDataParallel fsdp(model, world);
+    const Tensor loss =
+        sum(fsdp(Tensor::full({1, 1}, 1, {DType::kF64, Device()})));
+    Tensors spoilt;
+    for (int i = 0; i < 40; ++i) {
+      spoilt.push_back(Tensor::full({48}, 1e9, loss.options()));
+    }
+    spoilt.clear();
+    loss.backward();
+    return fsdp.clip_grad_norm_(1e12);
+  });
+  for (const double norm : norms) EXPECT_NEAR(norm, std::sqrt(41.0), 1e-12);
+}
+
 // --- Hybrid sharding --------------------------------------------------------
 
 FsdpOptions hybrid(int shard_size) {
