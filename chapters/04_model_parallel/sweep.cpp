@@ -170,9 +170,8 @@ std::string sweep_text(const Sweep& sweep) {
           sim::seconds_text(time.sd_s), sweep.single.mean_s / time.mean_s);
     }
     if (time.virtual_s >= 0) {
-      text +=
-          fmt::format("{:>14}  x{:.2f}", sim::seconds_text(time.virtual_s),
-                      sweep.single.virtual_s / time.virtual_s);
+      text += fmt::format("{:>14}  x{:.2f}", sim::seconds_text(time.virtual_s),
+                          sweep.single.virtual_s / time.virtual_s);
     }
     text += "\n";
   };

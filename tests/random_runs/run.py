@@ -465,7 +465,7 @@ def read_arguments():
     parser.add_argument("--chapter", action="append", choices=sorted(NAMES))
     parser.add_argument("--backend", action="append", dest="backends",
                         choices=["threads", "gloo", "sim"])
-    parser.add_argument("--limit", type=float, default=60,
+    parser.add_argument("--limit", type=float, default=120,
                         help="seconds that a run may take")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--show", action="store_true",
