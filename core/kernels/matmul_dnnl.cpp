@@ -45,8 +45,8 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
                     : memory::desc({1, 1, args.n}, type, {args.n, args.n, 1});
   }
   const dnnl::matmul::primitive_desc chosen =
-      with_bias ? describe_primitive<dnnl::matmul>(
-                      engine, attributes, plan.a, plan.b, plan.bias, plan.c)
+      with_bias ? describe_primitive<dnnl::matmul>(engine, attributes, plan.a,
+                                                   plan.b, plan.bias, plan.c)
                 : describe_primitive<dnnl::matmul>(engine, attributes, plan.a,
                                                    plan.b, plan.c);
   plan.scratch = chosen.scratchpad_desc();
@@ -55,19 +55,28 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
 }
 
 // On plain row-major f32, oneDNN's GEMM is a tenth faster than its matmul
-// primitive, which packs B anew for each block of rows. The primitive wins where
-// A^T is tall, and it adds a bias for nothing. GEMM holds its own packing
+// primitive, which packs B anew for each block of rows. The primitive wins
+// where A^T is tall, and it adds a bias for nothing. GEMM holds its own packing
 // buffers.
 bool gemm_is_faster(DType dtype, const MatmulArgs& args, bool has_bias) {
   return dtype == DType::kF32 && args.batch == 1 && !has_bias &&
          !(args.trans_a && args.m > args.n);
 }
 
+// Of a bf16 product with one row or one column whose elements lie apart, oneDNN
+// 3.7 reads the wrong elements. A leading dimension is then larger than it need
+// be.
+bool is_misread(DType dtype, const MatmulArgs& args) {
+  return dtype == DType::kBF16 && (args.m == 1 || args.n == 1) &&
+         (args.lda > (args.trans_a ? args.m : args.k) ||
+          args.ldb > (args.trans_b ? args.k : args.n) || args.ldc > args.n);
+}
+
 void gemm(const MatmulArgs& args, const float* a, const float* b, float* c) {
-  const dnnl_status_t status = dnnl_sgemm(
-      args.trans_a ? 'T' : 'N', args.trans_b ? 'T' : 'N', args.m, args.n,
-      args.k, 1.0f, a, args.lda, b, args.ldb, args.accumulate ? 1.0f : 0.0f, c,
-      args.ldc);
+  const dnnl_status_t status =
+      dnnl_sgemm(args.trans_a ? 'T' : 'N', args.trans_b ? 'T' : 'N', args.m,
+                 args.n, args.k, 1.0f, a, args.lda, b, args.ldb,
+                 args.accumulate ? 1.0f : 0.0f, c, args.ldc);
   SB_CHECK(status == dnnl_success, "matmul: oneDNN's GEMM failed with status ",
            static_cast<int>(status));
 }
@@ -81,6 +90,7 @@ bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
          static_cast<float*>(c));
     return true;
   }
+  if (is_misread(dtype, args)) return false;
   KernelContext::Plans& plans = context.plans();
   const KernelContext::Plans::Key key = {
       static_cast<std::int64_t>(dtype),
