@@ -166,7 +166,6 @@ Report run_chapter(const Options& options, const ChapterBody& body,
     sim::run_world(
         as.world_size,
         [&](ProcessGroup& group) {
-          const StopsAtOperations stops;
           body(as, group, report);
           const sim::VirtualClock* clock = sim::VirtualClock::current();
           if (clock == nullptr) return;
