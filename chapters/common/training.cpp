@@ -74,7 +74,8 @@ class FiniteWatch {
 
 void note_local_loss(const Tensor& loss) {
   if (loss.is_meta() || loss.numel() != 1) return;
-  if (!std::isfinite(loss.item())) local_loss_is_finite = false;
+  // Not item(), which is a wait of the host for the device, and takes time.
+  if (!std::isfinite(loss.to_vector<double>()[0])) local_loss_is_finite = false;
 }
 
 TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
