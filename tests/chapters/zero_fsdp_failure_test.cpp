@@ -141,12 +141,16 @@ class Sharded {
   }
 
   std::shared_ptr<Fuse> fuse;
+
+ private:
+  ProcessGroup& world_;
+  Net net_;  // outlives what holds its layers
+
+ public:
   std::unique_ptr<ZeroOptimizer> zero;
   std::unique_ptr<FullyShardedDataParallel> fsdp;
 
  private:
-  ProcessGroup& world_;
-  Net net_;
   std::unique_ptr<Optimizer> optimizer_;
 };
 

@@ -17,7 +17,10 @@ namespace {
 // Runs `body` in a process of its own, which returns its exit status.
 int status_of(const std::function<int()>& body) {
   const pid_t pid = fork();
-  if (pid == 0) _exit(body());
+  if (pid == 0) {
+    signal(SIGHUP, SIG_DFL);  // these tests may run under nohup
+    _exit(body());
+  }
   int status = 0;
   waitpid(pid, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
