@@ -16,7 +16,8 @@
 namespace shardbook {
 namespace {
 
-constexpr std::int64_t kRandomTokens = 1 << 20;
+// More than the default run reads; each rank draws them before it trains.
+constexpr std::int64_t kRandomTokens = 1 << 17;
 constexpr std::int64_t kWalkTokens = 32;
 
 bool ends_with(const std::string& text, const std::string& end) {
