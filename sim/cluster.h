@@ -90,6 +90,13 @@ struct LinkSpec {
   double efficiency = 1;
   /// Before the first byte of a collective: launch, and meeting the peers.
   double start_s = 0;
+  /// The same for NCCL's protocol LL128, and the share of `speed()` that LL128
+  /// reaches. 0: nobody has measured them; typical figures stand in, and each
+  /// collective has the protocol that is fastest, not the one that NCCL takes.
+  double ll128_start_s = 0;
+  double ll128_share = 0.7;
+  /// What NCCL expects of this link when it chooses a protocol; 0: `speed()`.
+  double nccl_bytes_per_s = 0;
   /// In a ring, each piece ends in a step that only receives. What this step
   /// costs beyond what hides behind the pieces before and after, in steps.
   double last_step = 0;
@@ -101,6 +108,9 @@ struct LinkSpec {
   Trust trust = Trust::kInterpolated;
 
   double speed() const { return bytes_per_s * efficiency; }
+  double expected() const {
+    return nccl_bytes_per_s > 0 ? nccl_bytes_per_s : speed();
+  }
 };
 
 /// One direct connection between two devices of a node.

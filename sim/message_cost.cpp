@@ -13,6 +13,7 @@
 namespace shardbook::sim {
 
 using internal::Group;
+using internal::kMeasuredBytes;
 using internal::make_group;
 using internal::MessageTimer;
 
@@ -20,9 +21,6 @@ namespace {
 
 /// Messages of one rank that are under way at a time.
 constexpr double kMessagesAtOnce = 8;
-/// Smaller collectives than this are not in the tables that links are fitted
-/// to.
-constexpr double kMeasuredBytes = 1 << 20;
 
 /// Speed of the direct way between two devices of a node.
 double pair_speed(const Cluster& cluster, int a, int b) {

@@ -128,6 +128,11 @@ void read_link_fields(JsonObject& object, LinkSpec& link) {
                   link.bytes_per_s);
   object.quantity("latency", seconds(), kMaxSeconds, true, link.latency_s);
   object.quantity("start", seconds(), kMaxSeconds, true, link.start_s);
+  object.quantity("ll128_start", seconds(), kMaxSeconds, true,
+                  link.ll128_start_s);
+  object.number("ll128_share", 0.001, 1, link.ll128_share);
+  object.quantity("nccl", bytes_per_second(), kMaxBytesPerS, true,
+                  link.nccl_bytes_per_s);
   object.number("efficiency", 0.001, 1, link.efficiency);
   object.number("last_step", 0, 10, link.last_step);
   object.quantity("reduction", bytes_per_second(), kMaxBytesPerS, true,

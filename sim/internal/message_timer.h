@@ -8,6 +8,12 @@
 
 namespace shardbook::sim::internal {
 
+struct Protocol;
+
+/// Smaller collectives than this are not in the tables that links are fitted
+/// to.
+constexpr double kMeasuredBytes = 1 << 20;
+
 /// What a group's algorithms see of the cluster.
 struct Group {
   double size = 0;
@@ -54,7 +60,7 @@ class MessageTimer {
               double hops) const;
 
  private:
-  double start(double protocol_start_s) const;
+  double start(const Protocol& protocol) const;
 
   const Cluster& cluster_;
   const Group& group_;
