@@ -24,6 +24,7 @@ Exit status: 0 when all went as it should.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import pathlib
@@ -86,13 +87,22 @@ def free_port():
         return listener.getsockname()[1]
 
 
+LIBC = ctypes.CDLL(None)
+
+
+def end_with_parent():
+    """A child of this script ends with it, whatever ends the script."""
+    PR_SET_PDEATHSIG = 1
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def start(command, **environment):
     """A program in a session of its own; its words go to a file."""
     words = tempfile.TemporaryFile()
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=words, env={**os.environ, **environment},
-        start_new_session=True)
+        start_new_session=True, preexec_fn=end_with_parent)
     process.words = words
     return process
 
