@@ -1,8 +1,8 @@
 """The changes that run.py makes: one line each, and the tests to notice it.
 
 `line` is text of `file`, once in it; `becomes` takes its place. `tests` is a
-filter of GoogleTest for `program` ("chapters", "pipelines" or "cli"), narrow
-enough to run for seconds. `reason` is for those that no test can notice.
+filter of GoogleTest for `program` ("chapters", "claims", "pipelines" or "cli"),
+narrow enough to run for seconds. `reason` is for those that no test can notice.
 """
 
 import typing
@@ -188,8 +188,8 @@ sharded("fsdp.cpp", "options_.limit_all_gathers && freed_.size() >= 2",
         "options_.limit_all_gathers && freed_.size() >= 3", "FsdpStreams.*")
 sharded("fsdp.cpp", "return (is_zero3 && !unit.is_root) ||",
         "return is_zero3 ||", "FsdpGathers.*")
-sharded("fsdp.cpp", "unit.calls -= 1;\n  if (unit.calls > 0) return;",
-        "unit.calls -= 1;", "FsdpUses.*")
+sharded("fsdp.cpp", "unit.awaited -= 1;\n  if (unit.calls > 0) return;",
+        "unit.awaited -= 1;", "FsdpUses.*")
 sharded("fsdp_units.cpp",
         "if (options.sync_module_states) broadcast_states();", "",
         "FsdpOptions.*")
@@ -234,15 +234,19 @@ common("data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
        "*DdpParity.ATiedGpt*/1:DatasetFiles.*")
 common("data.cpp", "target[row * seq_ + i] = token[i + 1];",
        "target[row * seq_ + i] = token[i];", "DatasetFiles.*")
-common("report.cpp", "finite = finite && std::isfinite(difference);", "",
-       "ParityClaim.*")
-common("report.cpp", "finite = finite && std::isfinite(mine[j]);", "",
-       "ParityClaim.*")
-common("report.cpp", "finite && parity.max_rel <= parity.tolerance;",
-       "finite;", "ParityClaim.*")
-common("memory.cpp", "return s.tokens * 5 * s.h * s.element;",
-       "return s.tokens * 4 * s.h * s.element;",
+common("memory.cpp", "return s.tokens * (s.has_dropout ? 6 : 5) * s.h",
+       "return s.tokens * (s.has_dropout ? 5 : 4) * s.h",
        "*SingleDevicePieces.PeakMemory*")
+
+claims = chapter("common", "claims")
+
+claims("parity.cpp", "parity.finite = parity.finite && std::isfinite(difference);",
+       "", "Parity.*:Report.*")
+claims("parity.cpp", "parity.finite = parity.finite && std::isfinite(mine[j]);",
+       "", "Parity.*:Report.*")
+claims("parity.cpp",
+       "parity.passed = parity.finite && parity.max_rel <= parity.tolerance;",
+       "parity.passed = parity.finite;", "Parity.*:*WrongRuns*")
 
 shared_by_pipelines = chapter("common", "pipelines")
 
@@ -278,12 +282,11 @@ shared_by_pipelines(
 model_parallel = chapter("04_model_parallel", "pipelines")
 
 model_parallel(
-    "sweep.cpp",
-    "times[i]->sd_s = n > 1 ? std::sqrt(squares / (n - 1)) : 0;",
-    "times[i]->sd_s = 0;", "ModelParallel*Sweep*:Sweep*")
+    "sweep.cpp", "time.sd_s = n > 1 ? std::sqrt(squares / (n - 1)) : 0;",
+    "time.sd_s = 0;", "ModelParallel*Sweep*:Sweep*")
 model_parallel(
-    "sweep.cpp", "if (round >= 0) seconds[i].push_back(now_s() - begin);",
-    "seconds[i].push_back(now_s() - begin);", "ModelParallel*Sweep*:Sweep*")
+    "sweep.cpp", "const auto begin = seconds.begin() + 1;",
+    "const auto begin = seconds.begin();", "ModelParallel*Sweep*:Sweep*")
 model_parallel(
     "sweep.cpp", "? a.mean_s < b.mean_s", "? a.mean_s > b.mean_s",
     "ModelParallel*Sweep*:Sweep*")
@@ -329,13 +332,13 @@ gpipe("schedule.cpp", "return 2 * (num_micro_batches + num_stages - 1);",
 kin = chapter("06_1f1b", "pipelines")
 
 # An update that waits for nobody, and one that waits for its own rank alone
-kin("dependencies.cpp", "for (int each = first; each <= b; ++each) {",
-    "for (int each = first; each < first; ++each) {",
+kin("dependencies.cpp",
+    "for (const Place& each : owners_[at(stage(rank, a.chunk))]) {",
+    "for (const Place& each : std::vector<Place>{}) {",
     "Check.*:PipeDream.*:Replays.*:Asynchronous*")
 kin("dependencies.cpp",
-    "for (int each = first; each <= b; ++each) {",
-    "for (int each = first; each <= b; ++each) {\n"
-    "        if (schedule_.place(each, stage).rank != rank) continue;",
+    "if (each.rank == rank && each.chunk == a.chunk) continue;",
+    "if (each.rank != rank || each.chunk == a.chunk) continue;",
     "Check.*:PipeDream.*:Replays.*:Asynchronous*")
 kin("engine.cpp", "run.outputs.clear();", "",
     "*Engine*:*ZeroBubble*:Stage*:PeakBytes*")
@@ -378,7 +381,10 @@ kin("check.cpp",
     "if (!is_backward(b)) {", "Check.*")
 kin("check.cpp", "if (b.overlaps_next) return both", "if (false) return both",
     "Check.*")
-kin("check.cpp", "if (!s.flushes && s.micro_batches_per_step < 1) {",
-    "if (!s.flushes && s.micro_batches_per_step < 0) {", "Check.*")
+kin("check.cpp",
+    "if (per_step < 1 || s.num_micro_batches % per_step != 0) {",
+    "if (per_step < 1) {", "Check.*")
+kin("check.cpp", "if (s.flushes && per_step != s.num_micro_batches) {",
+    "if (false) {", "Check.*:ScheduleJson.*")
 kin("replay.cpp", "each.rank == rank ? 0", "each.rank != rank ? 0",
     "Replays.*:ZeroBubbleTable5.*")

@@ -39,6 +39,7 @@ from mutants import MUTANTS  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = {
     "chapters": "tests/chapters/chapters_test",
+    "claims": "tests/chapters/claims_test",
     "pipelines": "tests/pipelines/pipelines_test",
     "cli": "tests/cli/cli_test",
 }
