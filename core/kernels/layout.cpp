@@ -24,13 +24,13 @@ void dispatch_size(DType dtype, const Fn& fn) {
 }
 
 // Nested loops over both arrays, outermost first.
-struct Loops {
+struct CopyLoops {
   Dims sizes, src, dst;
 };
 
 // Drops dims of one element, orders loops by dst's strides, and joins loops
 // that run on in both arrays.
-Loops plan_loops(const Dims& shape, const Dims& src, const Dims& dst) {
+CopyLoops plan_copy_loops(const Dims& shape, const Dims& src, const Dims& dst) {
   std::vector<std::size_t> dims;
   for (std::size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] != 1) dims.push_back(d);
@@ -38,7 +38,7 @@ Loops plan_loops(const Dims& shape, const Dims& src, const Dims& dst) {
   std::stable_sort(dims.begin(), dims.end(), [&](std::size_t x, std::size_t y) {
     return dst[x] > dst[y];
   });
-  Loops loops;
+  CopyLoops loops;
   for (const std::size_t d : dims) {
     if (!loops.sizes.empty() && loops.src.back() == src[d] * shape[d] &&
         loops.dst.back() == dst[d] * shape[d]) {
@@ -57,7 +57,7 @@ Loops plan_loops(const Dims& shape, const Dims& src, const Dims& dst) {
 // Runs fn(src_offset, dst_offset) for all loops but the last, each call worth
 // `work` elements.
 template <typename Fn>
-void for_outer(const Loops& loops, std::int64_t work, const Fn& fn) {
+void for_outer(const CopyLoops& loops, std::int64_t work, const Fn& fn) {
   const std::size_t outer = loops.sizes.size() - 1;
   std::int64_t count = 1;
   for (std::size_t d = 0; d < outer; ++d) count *= loops.sizes[d];
@@ -104,7 +104,7 @@ void copy_row(const T* src, std::int64_t src_step, T* dst,
 // dst runs along its last loop, src along loop `along`: strips of rows are
 // transposed from cache to cache.
 template <typename T>
-void copy_transposed(const Loops& loops, std::size_t along, const T* src,
+void copy_transposed(const CopyLoops& loops, std::size_t along, const T* src,
                      T* dst) {
   const std::size_t last = loops.sizes.size() - 1;
   const std::int64_t rows = loops.sizes[last], x_ld = loops.src[last];
@@ -135,7 +135,7 @@ void copy_transposed(const Loops& loops, std::size_t along, const T* src,
 }
 
 template <typename T>
-void copy_loops(const Loops& loops, const T* src, T* dst) {
+void copy_loops(const CopyLoops& loops, const T* src, T* dst) {
   if (loops.sizes.empty()) {
     *dst = *src;
     return;
@@ -178,7 +178,7 @@ void copy_strided(KernelContext&, DType dtype, const Dims& shape,
   for (const std::int64_t size : shape) {
     if (size == 0) return;
   }
-  const Loops loops = plan_loops(shape, src_strides, dst_strides);
+  const CopyLoops loops = plan_copy_loops(shape, src_strides, dst_strides);
   dispatch_size(dtype, [&](auto zero) {
     using T = decltype(zero);
     copy_loops(loops, static_cast<const T*>(src), static_cast<T*>(dst));

@@ -22,7 +22,7 @@ void for_rows(std::int64_t rows, std::int64_t cols, const Fn& fn) {
 
 // Applies fn(i, count) to vectors of a row, the last one in part.
 template <typename T, typename Fn>
-void for_vectors(std::int64_t n, const Fn& fn) {
+void for_row_vectors(std::int64_t n, const Fn& fn) {
   std::int64_t i = 0;
   for (; i + kLanes<T> <= n; i += kLanes<T>) fn(i, kLanes<T>);
   if (i < n) fn(i, n - i);
