@@ -161,6 +161,8 @@ class RankContext {
   /// Queue of the device that work is issued to; see core/stream.h.
   int stream = 0;
   RandomState random;
+  /// False once a loss of the running step was infinite or no number.
+  bool losses_are_finite = true;
   /// True while recomputation runs a forward a second time.
   bool is_recomputing = false;
   /// Where operations leave weight gradients that can wait, or null: see

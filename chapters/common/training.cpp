@@ -39,15 +39,13 @@ void show_progress(std::int64_t done, std::int64_t total, double loss) {
   std::fflush(stderr);
 }
 
-// Whether the losses that this rank computed in a step are finite.
-thread_local bool local_loss_is_finite = true;
-
 // Finds the first step whose loss or gradient is not finite.
 class FiniteWatch {
  public:
   void see(std::int64_t step, const StepResult& result, bool is_main,
            TrainingLog::NotFinite& first) {
-    const bool was_finite = std::exchange(local_loss_is_finite, true);
+    const bool was_finite =
+        std::exchange(RankContext::current().losses_are_finite, true);
     if (first.step >= 0) return;
     if (!was_finite || (is_main && !std::isfinite(result.loss))) {
       // A gradient that is not finite spoils the weights, and they the loss.
@@ -75,7 +73,9 @@ class FiniteWatch {
 void note_local_loss(const Tensor& loss) {
   if (loss.is_meta() || loss.numel() != 1) return;
   // Not item(), which is a wait of the host for the device, and takes time.
-  if (!std::isfinite(loss.to_vector<double>()[0])) local_loss_is_finite = false;
+  if (!std::isfinite(loss.to_vector<double>()[0])) {
+    RankContext::current().losses_are_finite = false;
+  }
 }
 
 TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
