@@ -63,11 +63,6 @@ void check_trainer_options(const Options& options, const TrainerOptions& how) {
   const ModelConfig config = model_config(options);
   const auto layers = make_layers(config, how);
   const auto pieces = ceil_micro_batches(options.batch, how.micro_batches);
-  if (const auto cost = cost_model(options)) {
-    const int devices = cost->cluster().num_devices();
-    SB_CHECK(options.world_size <= devices, "--world-size ", options.world_size,
-             ": --cluster ", options.cluster, " has ", devices, " devices");
-  }
   const Dataset data = Dataset::open(options, config);
   cuts_of(options, *layers,
           {batch_on_shapes(options, data, pieces[0].rows).inputs}, how.balance,

@@ -246,6 +246,10 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
     check_asynchronous(options, how, plan);
     plan.layers = untied(plan.layers);
   }
+  SB_CHECK(schedule.num_stages <= plan.layers->size(), "--world-size ",
+           options.world_size, ", --schedule ", how.schedule, ": ",
+           schedule.num_stages, " stages; ", options.model, " has ",
+           plan.layers->size(), " layers; give at most one stage per layer");
   plan.cuts = cuts_of(how.partition, *plan.layers, schedule.num_stages);
   return plan;
 }

@@ -28,6 +28,14 @@ std::vector<NamedTensor> state_of(Module& model) {
   return state;
 }
 
+CheckpointReader open_to_load(const std::string& path) {
+  try {
+    return CheckpointReader::open(path);
+  } catch (const Error& error) {
+    SB_FAIL("--load ", path, ": ", error.what());
+  }
+}
+
 /// The name under which the file has this tensor.
 std::string name_in(const CheckpointReader& file, const std::string& path,
                     const std::string& name) {
@@ -64,7 +72,7 @@ void save_tensors(const std::string& path,
 }
 
 void load_model(const std::string& path, Module& model) {
-  const CheckpointReader file = CheckpointReader::open(path);
+  const CheckpointReader file = open_to_load(path);
   struct Source {
     Tensor target;
     std::string name;

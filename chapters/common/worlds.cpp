@@ -158,6 +158,11 @@ Report run_chapter(const Options& options, const ChapterBody& body,
   sim::WorldOptions world;
   world.launch = launch_options(options);
   world.cost = cost_model(options);
+  if (world.cost != nullptr) {
+    const int devices = world.cost->cluster().num_devices();
+    SB_CHECK(options.world_size <= devices, "--world-size ", options.world_size,
+             ": --cluster ", options.cluster, " has ", devices, " devices");
+  }
   if (options.fold) world.fold_class = fold_class;
   return with_prediction(options, [&](const Options& as, Report& report) {
     world.launch.backend = as.backend;

@@ -117,7 +117,9 @@ TEST(ProgramWorlds, ClustersThatCannotBeAreRefused) {
            {"--cluster dgx-a1000", "dgx-a1000"},
            {"--backend sim --cluster none", "needs a cluster"},
            {"--backend sim --world-size 3 --batch 24 --cluster kaggle-t4x2",
-            "has 2 devices"},
+            "--world-size 3: --cluster kaggle-t4x2 has 2 devices"},
+           {"--load /no/such/file.safetensors",
+            "--load /no/such/file.safetensors: "},
            {"--backend sim --timeline /no/such/folder/t.json",
             "/no/such/folder/t.json"}}) {
     const Outcome outcome = run("02_ddp", "--data random --steps 1 " + options);
