@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "bench/pytorch_peer.h"
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "comm/launch.h"
 #include "core/check.h"
 #include "core/context.h"

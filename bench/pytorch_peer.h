@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "comm/process_group.h"
 #include "core/optim.h"
 

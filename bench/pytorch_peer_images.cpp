@@ -1,9 +1,9 @@
 // Training steps on images for `./shardbook bench pytorch`.
 
 #include "bench/pytorch_peer.h"
-#include "chapters/common/data.h"
-#include "chapters/common/models.h"
-#include "chapters/common/options.h"
+#include "chapters/common/models/data.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
 
 namespace shardbook::bench {
 

@@ -6,7 +6,7 @@
 #include <benchmark/benchmark.h>
 
 #include "chapters/02_ddp/trainer.h"
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/worlds.h"
 
 namespace shardbook {
 namespace {

@@ -32,7 +32,10 @@ ProcessGroup& DeviceMesh::group(const std::string& axes) {
   std::shared_ptr<ProcessGroup>& made = groups_[name];
   if (made != nullptr) return *made;
 
-  made = world_.partition(lists, name);
+  // All ranks together are a group already
+  made = lists.size() == 1 ? std::shared_ptr<ProcessGroup>(
+                                 &world_, [](ProcessGroup*) {})
+                           : world_.partition(lists, name);
   return *made;
 }
 

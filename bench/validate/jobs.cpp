@@ -4,7 +4,7 @@
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "chapters/05_gpipe/trainer.h"
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/worlds.h"
 #include "sim/cost_model.h"
 
 namespace shardbook::validate {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "core/dtype.h"
 #include "sim/cluster.h"
 

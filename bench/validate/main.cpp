@@ -12,7 +12,7 @@
 #include <filesystem>
 
 #include "bench/validate/validation.h"
-#include "chapters/common/options.h"
+#include "chapters/common/run/options.h"
 
 using namespace shardbook;
 

@@ -7,9 +7,7 @@
 // Read next: 01_data_parallel.
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/common/report.h"
-#include "chapters/common/trace.h"
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/program.h"
 
 using namespace shardbook;
 
@@ -33,45 +31,26 @@ int main(int argc, char** argv) {
              ": this chapter has one device; see 01_data_parallel");
 
     // 2. Start the ranks: there is one.
-    std::vector<NamedTensor> trained;
-    bool last_step_is_regular = true;
-    const ChapterBody body = [&](const Options& options, ProcessGroup& world,
-                                 Report& report) {
-      TraceScope trace(options, world);
-
+    ChapterRun chapter;
+    chapter.rank = [&](const Options& options, ProcessGroup&, Run& run) {
       // 3. Name the axes of the device mesh: none.
       // 4. Build the model from the seed.
       // 5. Apply the strategy: pieces, recomputation, precision.
-      single_device::SingleDevice device(options, how);
+      single_device::SingleDevice strategy(options, how);
 
       // 6. Train a few steps on the same data.
-      const TrainingLog log =
-          train(options, device.optimizer(), /*is_main=*/true,
-                [&](std::int64_t step) { return device.step(step); });
-
-      finish_rank(options, world, log, /*predicted_bytes=*/0, device.bill(),
-                  report);
-      trace.write();
-      save_results(options, device.model(), device.data());
-      last_step_is_regular = device.last_step_is_regular();
-      trained = device.model().model->named_parameters();
+      run.train(options, strategy);
     };
-    Report report = run_chapter(options, body);
-    if (!last_step_is_regular) report.time.predicted_step_s = -1;
 
     // 7. Compare with the plain run: the whole batch at once, nothing twice.
-    // Batch norm sees pieces, so that a ResNet's plain run has the same ones.
-    const bool in_pieces = model_config(options).is_image();
-    compare_with_reference(
-        options, trained,
-        [&](const Options& as) {
-          return single_device::train_plain(
-              as, in_pieces ? how.num_micro_batches : 1);
-        },
-        report);
+    // Batch norm sees pieces, so a ResNet's plain run has the same ones.
+    chapter.reference = [&](const Options& as) {
+      const bool in_pieces = model_config(as).is_image();
+      return single_device::train_plain(as,
+                                        in_pieces ? how.num_micro_batches : 1);
+    };
 
     // 8. Report loss, largest difference, bytes sent, peak memory, time.
-    show_timeline(options, report);
-    return print_report(options, line, report);
+    return run_program(options, line, chapter);
   });
 }

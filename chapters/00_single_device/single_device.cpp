@@ -87,7 +87,11 @@ StepResult SingleDevice::step(std::int64_t step) {
   return result;
 }
 
-bool SingleDevice::last_step_is_regular() const {
+std::vector<NamedTensor> SingleDevice::full_state() {
+  return state_of(*loaded_.model);
+}
+
+bool SingleDevice::has_predictable_time() const {
   if (options_.dtype != DType::kF16) return true;
   return last_step_updated_ && (num_updates_ > 1 || options_.steps == 1);
 }

@@ -7,8 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "chapters/common/report.h"
-#include "chapters/common/training.h"
+#include "chapters/common/run/strategy.h"
 
 namespace shardbook::single_device {
 
@@ -47,23 +46,24 @@ struct SingleDeviceOptions {
 };
 
 /// Trains one model on the current device.
-class SingleDevice {
+class SingleDevice : public Strategy {
  public:
   /// Builds model, data and optimizer as `options` say.
   SingleDevice(const Options& options, const SingleDeviceOptions& how);
 
   /// One optimizer step on global batch `step`. A step whose gradients overflow
   /// in f16 changes nothing; its grad_norm is infinite.
-  StepResult step(std::int64_t step);
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override { return *optimizer_; }
+  std::vector<Bill> bills() override { return {{0, bill()}}; }
+  std::vector<NamedTensor> full_state() override;
+  /// In f16, whether the last step had an update, and not the first one, in
+  /// which the optimizer takes its state: gradients of shapes never overflow.
+  bool has_predictable_time() const override;
 
   LoadedModel& model() { return loaded_; }
-  Optimizer& optimizer() { return *optimizer_; }
   const Dataset& data() const { return data_; }
   const DynamicLossScaler& scaler() const { return scaler_; }
-  /// Whether the last step took the time that a run on shapes predicts. In f16
-  /// it may have had no update, or the first one, in which the optimizer takes
-  /// its state: gradients of shapes never overflow.
-  bool last_step_is_regular() const;
   /// Predicted peaks, by kind.
   MemoryBill bill() const;
 

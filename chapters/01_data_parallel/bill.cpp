@@ -34,7 +34,7 @@ Sizes sizes_of(const Options& options, const ModelConfig& config) {
   return s;
 }
 
-// What a replica's forward keeps, per token; chapters/common/memory.cpp says
+// What a replica's forward keeps, per token; chapters/common/run/memory.cpp says
 // why. The logits are not among it: they leave for the main device.
 double kept_bytes(const Sizes& s) {
   if (!s.is_gpt) return 11 * s.h * s.element;

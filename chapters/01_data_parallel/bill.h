@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "chapters/common/report.h"
+#include "chapters/common/run/report.h"
 
 namespace shardbook::data_parallel {
 

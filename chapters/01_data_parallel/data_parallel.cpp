@@ -5,7 +5,7 @@
 #include <thread>
 #include <typeinfo>
 
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"

@@ -25,8 +25,8 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/01_data_parallel/copies.h"
 #include "chapters/01_data_parallel/value.h"
+#include "comm/device_copies.h"
 #include "core/module.h"
 
 namespace shardbook::data_parallel {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <numeric>
 
-#include "chapters/02_ddp/coalesce.h"
+#include "comm/coalesce.h"
 #include "core/check.h"
 
 namespace shardbook::ddp {

@@ -8,12 +8,33 @@
 // Read before: 01_data_parallel. Read next: 03_zero_fsdp.
 
 #include "chapters/02_ddp/trainer.h"
-#include "chapters/common/report.h"
-#include "chapters/common/trace.h"
-#include "chapters/common/worlds.h"
-#include "comm/processes.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
 
 using namespace shardbook;
+
+namespace {
+
+void add_options(CommandLine& line, ddp::TrainerOptions& how) {
+  line.add("--bucket-mb", &how.ddp.bucket_cap_mb,
+           "MiB after which a bucket is full", 1e-6, 1e6);
+  line.add("--first-bucket-mb", &how.ddp.first_bucket_mb,
+           "the same for the first bucket", 1e-6, 1e6);
+  line.add("--find-unused-parameters", &how.ddp.find_unused_parameters,
+           "look for parameters that a forward does not use");
+  line.add("--gradient-as-bucket-view", &how.ddp.gradient_as_bucket_view,
+           "gradients lie in the buckets");
+  line.add("--static-graph", &how.ddp.static_graph,
+           "every step uses the same parameters equally often");
+  line.add("--broadcast-buffers", &how.ddp.broadcast_buffers,
+           "rank 0's buffers before each forward");
+  line.add("--accumulate", &how.accumulate,
+           "micro-batches per step; only the last one communicates", 1);
+  line.add("--comm-hook", &how.comm_hook, "what travels in place of buckets",
+           {"none", "bf16"});
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   return chapter_main([&] {
@@ -24,70 +45,30 @@ int main(int argc, char** argv) {
     CommandLine line("ch02_ddp", "DistributedDataParallel: Reducer, buckets, "
                                  "overlap.");
     add_shared_options(line, options);
-    line.add("--bucket-mb", &how.ddp.bucket_cap_mb,
-             "MiB after which a bucket is full", 1e-6, 1e6);
-    line.add("--first-bucket-mb", &how.ddp.first_bucket_mb,
-             "the same for the first bucket", 1e-6, 1e6);
-    line.add("--find-unused-parameters", &how.ddp.find_unused_parameters,
-             "look for parameters that a forward does not use");
-    line.add("--gradient-as-bucket-view", &how.ddp.gradient_as_bucket_view,
-             "gradients lie in the buckets");
-    line.add("--static-graph", &how.ddp.static_graph,
-             "every step uses the same parameters equally often");
-    line.add("--broadcast-buffers", &how.ddp.broadcast_buffers,
-             "rank 0's buffers before each forward");
-    line.add("--accumulate", &how.accumulate,
-             "micro-batches per step; only the last one communicates", 1);
-    line.add("--comm-hook", &how.comm_hook, "what travels in place of buckets",
-             {"none", "bf16"});
+    add_options(line, how);
     line.parse(argc, argv);
     check_options(options);
     if (how.comm_hook == "bf16") narrow(options, DType::kBF16);
-    refuse_image_models(options,
-                        "batch norm sees its rank's images only, so that no "
-                        "run on several ranks equals one device; see "
-                        "04_model_parallel and 00_single_device");
+    refuse_image_models(options, kBatchNormDiffers);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
-    if (options.backend == "gloo") {
-      if (const auto status =
-              launch_processes(options.world_size, launch_options(options))) {
-        return *status;
-      }
-    }
-    std::vector<NamedTensor> trained;
-    const ChapterBody body = [&](const Options& options, ProcessGroup& world,
-                                 Report& report) {
-      const bool is_main = world.rank() == 0;
-      TraceScope trace(options, world);
+    ChapterRun chapter;
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: one, over the whole world.
+      DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
 
-      // 3. Name the axes of the device mesh: one, "dp", is the whole world.
       // 4. Build the same model from the same seed on every rank.
       // 5. Apply the strategy: wrap the model, register hooks, make buckets.
-      ddp::Trainer trainer(options, how, world);
+      ddp::Trainer strategy(options, how, mesh.group("dp"));
 
       // 6. Train a few steps on the same data.
-      const TrainingLog log =
-          train(options, trainer.optimizer(), is_main,
-                [&](std::int64_t step) { return trainer.step(step); });
-
-      finish_rank(options, world, log, trainer.predicted_bytes(),
-                  trainer.bill(), report);
-      trace.write();
-      if (!is_main) return;
-      save_results(options, trainer.model(), trainer.data());
-      trained = trainer.model().model->named_parameters();
+      run.train(options, strategy);
     };
-    Report report = run_chapter(options, body);
-    if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.
-    compare_with_reference(
-        options, trained,
-        [](const Options& as) { return train_one_device(as); }, report);
+    chapter.reference = [](const Options& as) { return train_one_device(as); };
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
-    show_timeline(options, report);
-    return print_report(options, line, report);
+    return run_program(options, line, chapter);
   });
 }

@@ -3,22 +3,15 @@
 #include <algorithm>
 #include <optional>
 
-#include "chapters/02_ddp/coalesce.h"
-#include "core/autograd.h"
+#include "chapters/common/models/checkpoint.h"
+#include "comm/coalesce.h"
 #include "core/check.h"
-#include "sim/repeat.h"
 
 namespace shardbook::ddp {
 namespace {
 
 Options checked(const Options& options, const TrainerOptions& how, int ranks) {
-  SB_CHECK(options.batch % ranks == 0, "--batch ", options.batch,
-           ": does not divide by --world-size ", ranks,
-           "; a mean over ranks is the mean over samples only where all ranks "
-           "have equally many");
-  SB_CHECK(options.batch % (ranks * how.accumulate) == 0, "--accumulate ",
-           how.accumulate, ": a rank's ", options.batch / ranks,
-           " samples do not divide into so many equal micro-batches");
+  check_even_batch(options, ranks, how.accumulate, "--accumulate");
   SB_CHECK(how.comm_hook == "none" || how.comm_hook == "bf16", "--comm-hook ",
            how.comm_hook, ": give none or bf16");
   return options;
@@ -27,61 +20,43 @@ Options checked(const Options& options, const TrainerOptions& how, int ranks) {
 }  // namespace
 
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
-                 ProcessGroup& world)
-    : options_(checked(options, how, world.size())),
+                 ProcessGroup& dp)
+    : options_(checked(options, how, dp.size())),
       how_(how),
-      world_(world),
+      dp_(dp),
       loaded_(build_model(options)),
       data_(Dataset::open(options.data, options.seq, loaded_.config.vocab_size,
                           options.seed)),
       optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
                                 options.optimizer_options)),
-      ddp_(*loaded_.model, world, how.ddp) {
+      ddp_(*loaded_.model, dp, how.ddp) {
   if (how.comm_hook == "bf16") ddp_.register_comm_hook(bf16_compress_hook());
 }
 
 StepResult Trainer::step(std::int64_t step) {
-  const std::int64_t d = world_.size(), g = how_.accumulate;
-  RandomState& random = RankContext::current().random;
-  Tensor mean_loss;
-  Work loss_work;
-  double local_loss = 0;
-  sim::repeat(world_, g, [&](std::int64_t i) {
-    // All but the last micro-batch keep their gradients to themselves
-    std::optional<NoSync> no_sync;
-    if (i + 1 < g) no_sync.emplace(ddp_);
-
-    // Take every d-th sample, and draw dropout at their global positions
-    const Batch batch = data_.batch(
-        step, options_.batch, BatchSlice{world_.rank() + d * i, d * g},
-        options_.batch / (d * g));
-    random.batch = batch.slice;
-    random.next_op = 0;
-
-    const Tensor loss = language_loss(ddp_(batch.inputs), batch.targets);
-    local_loss += loss.item() / static_cast<double>(g);
-    if (i + 1 == g) {
-      // The loss travels while backward runs
-      MemoryScope kind(MemoryKind::kCommunication);
-      mean_loss = Tensor::full({}, local_loss / static_cast<double>(d),
-                               {DType::kF64, Device()});
-      loss_work = world_.all_reduce(mean_loss, ReduceOp::kSum, "loss");
-    }
-    // DDP divides by d; the g micro-batches are ours to divide
-    const double share = 1 / static_cast<double>(g);
-    autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
-  });
-  random.batch = BatchSlice{};
-  loss_work.wait();
+  // All but the last micro-batch keep their gradients to themselves
+  std::optional<NoSync> no_sync;
+  const Tensor loss = data_parallel_gradients(
+      options_, dp_, data_, step, how_.accumulate,
+      [&](bool is_last) {
+        no_sync.reset();
+        if (!is_last) no_sync.emplace(ddp_);
+      },
+      [&](const Tensor& inputs) { return ddp_(inputs); });
 
   StepResult result;
-  result.loss = mean_loss.item();
+  result.loss = loss.item();
   result.grad_norm = update_parameters(options_, *optimizer_);
   return result;
 }
 
+std::vector<NamedTensor> Trainer::full_state() {
+  if (dp_.rank() != 0) return {};
+  return state_of(*loaded_.model);
+}
+
 double Trainer::predicted_bytes() const {
-  const double d = world_.size();
+  const double d = dp_.size();
   if (d == 1) return 0;
   const auto steps = static_cast<double>(options_.steps);
   const auto parameters =
@@ -106,7 +81,7 @@ double Trainer::predicted_bytes() const {
 MemoryBill Trainer::bill() const {
   const bool is_view = how_.ddp.gradient_as_bucket_view;
   const std::int64_t rows =
-      options_.batch / (world_.size() * how_.accumulate);
+      options_.batch / (dp_.size() * how_.accumulate);
   // With views, a new gradient is always added to (or put into) one that
   // exists, as it is when micro-batches accumulate
   MemoryBill bill =
@@ -130,7 +105,7 @@ MemoryBill Trainer::bill() const {
     }
     peak = buckets + usage + in_flight;
   }
-  if (world_.size() > 1) {
+  if (dp_.size() > 1) {
     peak = std::max(
         peak, static_cast<double>(coalescing_buffer_bytes(parameters)));
     if (options_.steps >= 2 && !finds_unused) {

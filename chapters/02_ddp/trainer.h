@@ -6,8 +6,7 @@
 #include <string>
 
 #include "chapters/02_ddp/ddp.h"
-#include "chapters/common/report.h"
-#include "chapters/common/training.h"
+#include "chapters/common/run/strategy.h"
 
 namespace shardbook::ddp {
 
@@ -20,19 +19,21 @@ struct TrainerOptions {
 
 /// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
 /// its micro-batch i of g the samples r + d i, r + d (i + g), ... of those.
-class Trainer {
+class Trainer : public Strategy {
  public:
-  /// Throws Error when the global batch does not divide by d g. Collective.
-  Trainer(const Options& options, const TrainerOptions& how,
-          ProcessGroup& world);
+  /// `dp` is the group of all replicas. Throws Error when the global batch does
+  /// not divide by d g. Collective.
+  Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& dp);
 
   /// One optimizer step. The loss is the mean over the global batch, on every
   /// rank: an all-reduce of one f64.
-  StepResult step(std::int64_t step);
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override { return *optimizer_; }
+  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::vector<NamedTensor> full_state() override;
 
   const LoadedModel& model() const { return loaded_; }
   const Dataset& data() const { return data_; }
-  Optimizer& optimizer() { return *optimizer_; }
   DistributedDataParallel& ddp() { return ddp_; }
 
   /// Bytes that a rank sends in options.steps steps, construction included.
@@ -43,7 +44,7 @@ class Trainer {
  private:
   Options options_;
   TrainerOptions how_;
-  ProcessGroup& world_;
+  ProcessGroup& dp_;
   LoadedModel loaded_;
   Dataset data_;
   std::unique_ptr<Optimizer> optimizer_;

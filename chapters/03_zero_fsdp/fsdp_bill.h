@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "chapters/03_zero_fsdp/fsdp.h"
-#include "chapters/common/report.h"
+#include "chapters/common/run/report.h"
 
 namespace shardbook::fsdp {
 

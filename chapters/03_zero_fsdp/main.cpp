@@ -10,10 +10,8 @@
 // Read before: 02_ddp. Read next: 04_model_parallel.
 
 #include "chapters/03_zero_fsdp/trainer.h"
-#include "chapters/common/report.h"
-#include "chapters/common/trace.h"
-#include "chapters/common/worlds.h"
-#include "comm/processes.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
 
 using namespace shardbook;
 
@@ -83,58 +81,27 @@ int main(int argc, char** argv) {
     check_options(options);
     zero_fsdp::check_given(how, line.given());
     narrow(options, zero_fsdp::shortest_dtype(options.dtype, how));
-    refuse_image_models(options,
-                        "batch norm sees its rank's images only, so that no "
-                        "run on several ranks equals one device; see "
-                        "04_model_parallel and 00_single_device");
+    refuse_image_models(options, kBatchNormDiffers);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
-    if (options.backend == "gloo") {
-      if (const auto status =
-              launch_processes(options.world_size, launch_options(options))) {
-        return *status;
-      }
-    }
-    std::vector<NamedTensor> trained;
-    const ChapterBody body = [&](const Options& options, ProcessGroup& world,
-                                 Report& report) {
-      const bool is_main = world.rank() == 0;
-      TraceScope trace(options, world);
+    ChapterRun chapter;
+    chapter.fold_class = zero_fsdp::fold_class(options, how);
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: one, over the whole world.
+      DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
 
-      // 3. Name the axes of the device mesh: one, "dp", is the whole world.
       // 4. Build the same model from the same seed on every rank's host.
       // 5. Apply the strategy: move shards to the device, register hooks.
-      zero_fsdp::Trainer trainer(options, how, world);
+      zero_fsdp::Trainer strategy(options, how, mesh.group("dp"));
 
       // 6. Train a few steps on the same data.
-      const TrainingLog log =
-          train(options, trainer.optimizer(), is_main,
-                [&](std::int64_t step) { return trainer.step(step); });
-
-      finish_rank(options, world, log, trainer.predicted_bytes(),
-                  trainer.bill(), report);
-      trace.write();
-      if (options.backend == "sim") return;
-      // Gather the shards, a few at a time, on rank 0's host
-      const std::vector<NamedTensor> whole = trainer.full_parameters();
-      if (!is_main) return;
-      trained = whole;
-      if (options.save.empty() && options.logits.empty()) return;
-      ContextValue<Device> on_host(&RankContext::device,
-                                   RankContext::current().host());
-      save_results(options, trainer.whole_model(whole), trainer.data());
+      run.train(options, strategy);
     };
-    Report report =
-        run_chapter(options, body, zero_fsdp::fold_class(options, how));
-    if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.
-    compare_with_reference(
-        options, trained,
-        [](const Options& as) { return train_one_device(as); }, report);
+    chapter.reference = [](const Options& as) { return train_one_device(as); };
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
-    show_timeline(options, report);
-    return print_report(options, line, report);
+    return run_program(options, line, chapter);
   });
 }

@@ -7,10 +7,8 @@
 
 #include "chapters/03_zero_fsdp/state_dict.h"
 #include "chapters/03_zero_fsdp/zero_memory.h"
-#include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
-#include "sim/repeat.h"
 
 namespace shardbook::zero_fsdp {
 namespace {
@@ -20,13 +18,7 @@ bool is_fsdp(const TrainerOptions& how) {
 }
 
 Options checked(const Options& options, const TrainerOptions& how, int ranks) {
-  SB_CHECK(options.batch % ranks == 0, "--batch ", options.batch,
-           ": does not divide by --world-size ", ranks,
-           "; a mean over ranks is the mean over samples only where all ranks "
-           "have equally many");
-  SB_CHECK(options.batch % (ranks * how.accumulate) == 0, "--accumulate ",
-           how.accumulate, ": a rank's ", options.batch / ranks,
-           " samples do not divide into so many equal micro-batches");
+  check_even_batch(options, ranks, how.accumulate, "--accumulate");
   SB_CHECK(is_fsdp(how) || (how.param_dtype.empty() &&
                             how.reduce_dtype.empty() && !how.no_sync),
            "--strategy ", how.strategy, ": --param-dtype, --reduce-dtype and "
@@ -196,21 +188,21 @@ FoldClass fold_class(const Options& options, const TrainerOptions& how) {
 }
 
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
-                 ProcessGroup& world)
-    : options_(checked(options, how, world.size())),
+                 ProcessGroup& dp)
+    : options_(checked(options, how, dp.size())),
       how_(how),
-      world_(world),
+      dp_(dp),
       loaded_(build_on_host(options, how.recompute)),
       data_(Dataset::open(options.data, options.seq, loaded_.config.vocab_size,
                           options.seed)) {
   if (is_fsdp(how)) {
     fsdp_ = std::make_unique<fsdp::FullyShardedDataParallel>(
-        *loaded_.model, world, fsdp_options(options, how, loaded_.config));
+        *loaded_.model, dp, fsdp_options(options, how, loaded_.config));
     optimizer_ = make_optimizer(options.optimizer, fsdp_->parameters(),
                                 options.optimizer_options);
     return;
   }
-  zero_ = zero::make_zero(*loaded_.model, world,
+  zero_ = zero::make_zero(*loaded_.model, dp,
                           zero_options(options, how, loaded_.config),
                           options.optimizer, options.optimizer_options);
 }
@@ -219,51 +211,27 @@ Optimizer& Trainer::optimizer() {
   return zero_ ? zero_->optimizer() : *optimizer_;
 }
 
-Tensor Trainer::forward(const Tensor& inputs) {
-  return zero_ ? (*zero_)(inputs) : (*fsdp_)(inputs);
-}
-
 StepResult Trainer::step(std::int64_t step) {
-  const std::int64_t d = world_.size(), g = how_.accumulate;
-  RandomState& random = RankContext::current().random;
-  Tensor mean_loss;
-  Work loss_work;
-  double local_loss = 0;
-  sim::repeat(world_, g, [&](std::int64_t i) {
-    // Say which micro-batch is the last
-    std::optional<fsdp::NoSync> no_sync;
-    if (fsdp_ && how_.no_sync && i + 1 < g) no_sync.emplace(*fsdp_);
-    if (zero_) zero_->set_boundary(i + 1 == g);
-
-    // Take every d-th sample, and draw dropout at their global positions
-    const Batch batch = data_.batch(
-        step, options_.batch, BatchSlice{world_.rank() + d * i, d * g},
-        options_.batch / (d * g));
-    random.batch = batch.slice;
-    random.next_op = 0;
-
-    const Tensor loss = language_loss(forward(batch.inputs), batch.targets);
-    local_loss += loss.item() / static_cast<double>(g);
-    if (i + 1 == g) {
-      // The loss travels while backward runs
-      MemoryScope kind(MemoryKind::kCommunication);
-      mean_loss = Tensor::full({}, local_loss / static_cast<double>(d),
-                               {DType::kF64, Device()});
-      loss_work = world_.all_reduce(mean_loss, ReduceOp::kSum, "loss");
-    }
-    const double share = 1 / static_cast<double>(g);
-    autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
-  });
-  random.batch = BatchSlice{};
-  loss_work.wait();
+  std::optional<fsdp::NoSync> no_sync;
+  const auto begin_piece = [&](bool is_last) {
+    // FSDP may keep whole gradients up to the last micro-batch
+    no_sync.reset();
+    if (fsdp_ && how_.no_sync && !is_last) no_sync.emplace(*fsdp_);
+    if (zero_) zero_->set_boundary(is_last);
+  };
+  Tensor loss = data_parallel_gradients(
+      options_, dp_, data_, step, how_.accumulate, begin_piece,
+      [&](const Tensor& inputs) {
+        return zero_ ? (*zero_)(inputs) : (*fsdp_)(inputs);
+      });
 
   StepResult result;
-  result.loss = mean_loss.item();
+  result.loss = loss.item();
   if (zero_) {
     result.grad_norm = zero_->step();
     return result;
   }
-  mean_loss = Tensor();
+  loss = Tensor();
   result.grad_norm = fsdp_->clip_grad_norm_(
       options_.clip > 0 ? options_.clip
                         : std::numeric_limits<double>::infinity());
@@ -278,16 +246,8 @@ std::vector<NamedTensor> Trainer::full_parameters() {
                                         /*rank0_only=*/true});
 }
 
-LoadedModel Trainer::whole_model(const std::vector<NamedTensor>& values) const {
-  Options fresh = options_;
-  fresh.load.clear();
-  LoadedModel loaded = build_on_host(fresh, /*recompute=*/false);
-  loaded.model->load_values(values);
-  return loaded;
-}
-
 double Trainer::predicted_bytes() const {
-  const double d = world_.size();
+  const double d = dp_.size();
   const auto steps = static_cast<double>(options_.steps);
   const double losses = steps * 2 * (d - 1) / d * 8;
   if (zero_) {
@@ -311,7 +271,7 @@ fsdp::StepPlan Trainer::step_plan() const {
 
 MemoryBill Trainer::bill() const {
   const std::int64_t rows =
-      options_.batch / (world_.size() * how_.accumulate);
+      options_.batch / (dp_.size() * how_.accumulate);
   if (zero_) {
     return zero::zero_bill(*zero_, options_, loaded_.config, rows,
                            how_.accumulate, how_.recompute, 8);

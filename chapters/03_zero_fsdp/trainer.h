@@ -11,9 +11,8 @@
 #include "chapters/03_zero_fsdp/fsdp.h"
 #include "chapters/03_zero_fsdp/fsdp_bill.h"
 #include "chapters/03_zero_fsdp/zero.h"
-#include "chapters/common/report.h"
-#include "chapters/common/training.h"
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/strategy.h"
+#include "chapters/common/run/worlds.h"
 
 namespace shardbook::zero_fsdp {
 
@@ -65,20 +64,22 @@ FoldClass fold_class(const Options& options, const TrainerOptions& how);
 /// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
 /// its micro-batch i of g the samples r + d i, r + d (i + g), ... of those. The
 /// model is built on the host: the device never holds all of it.
-class Trainer {
+class Trainer : public Strategy {
  public:
   /// Throws Error when the global batch does not divide by d g, and for
   /// options that do not go together. Collective.
-  Trainer(const Options& options, const TrainerOptions& how,
-          ProcessGroup& world);
+  Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& dp);
 
   /// One optimizer step. The loss is the mean over the global batch, on every
   /// rank: an all-reduce of one f64.
-  StepResult step(std::int64_t step);
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override;
+  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  /// Gathers the shards, a few at a time.
+  std::vector<NamedTensor> full_state() override { return full_parameters(); }
 
   const LoadedModel& model() const { return loaded_; }
   const Dataset& data() const { return data_; }
-  Optimizer& optimizer();
   /// One of them is there.
   fsdp::FullyShardedDataParallel* fsdp() { return fsdp_.get(); }
   zero::ZeroOptimizer* zero() { return zero_.get(); }
@@ -86,8 +87,6 @@ class Trainer {
   /// All parameters by name, whole, on the host of rank 0 (none elsewhere).
   /// Collective.
   std::vector<NamedTensor> full_parameters();
-  /// A model on the host with these values, to save or to run.
-  LoadedModel whole_model(const std::vector<NamedTensor>& values) const;
 
   /// Bytes that a rank sends in options.steps steps, construction included.
   double predicted_bytes() const;
@@ -95,12 +94,11 @@ class Trainer {
   MemoryBill bill() const;
 
  private:
-  Tensor forward(const Tensor& inputs);
   fsdp::StepPlan step_plan() const;
 
   Options options_;
   TrainerOptions how_;
-  ProcessGroup& world_;
+  ProcessGroup& dp_;
   LoadedModel loaded_;
   Dataset data_;
   std::unique_ptr<zero::ZeroOptimizer> zero_;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chapters/02_ddp/coalesce.h"
+#include "comm/coalesce.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -17,7 +17,7 @@ ZeroStage12::ZeroStage12(Module& module, ProcessGroup& group,
     : ZeroOptimizer(module, group, options) {
   groups_ = group_parameters(/*with_frozen=*/false);
   for (std::size_t i = 0; i < groups_.size(); ++i) make_flat(i);
-  ddp::broadcast_coalesced(group, module.buffers(), 0, "buffers");
+  broadcast_coalesced(group, module.buffers(), 0, "buffers");
   make_buckets();
   make_sharded_optimizer(optimizer, how);
 

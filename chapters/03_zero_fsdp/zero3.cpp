@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "chapters/02_ddp/coalesce.h"
+#include "comm/coalesce.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -22,7 +22,7 @@ ZeroStage3::ZeroStage3(Module& module, ProcessGroup& group,
   for (auto& unit : units_) {
     for (Slot& slot : unit->slots) partition(slot);
   }
-  ddp::broadcast_coalesced(group, module.buffers(), 0, "buffers");
+  broadcast_coalesced(group, module.buffers(), 0, "buffers");
   make_sharded_optimizer(optimizer, how);
   add_hooks();
 }

@@ -17,7 +17,7 @@
 #include <cstdint>
 
 #include "chapters/03_zero_fsdp/zero.h"
-#include "chapters/common/report.h"
+#include "chapters/common/run/report.h"
 
 namespace shardbook::zero {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "chapters/04_model_parallel/trainer.h"
-#include "chapters/common/report.h"
+#include "chapters/common/run/report.h"
 
 namespace shardbook::model_parallel {
 

@@ -12,7 +12,7 @@ namespace {
 // One message from device to device, on the ledger.
 void copy(const Tensor& from, const Tensor& to, const char* label,
           CopyLedger& ledger) {
-  data_parallel::DeviceCopy message;
+  DeviceCopy message;
   message.op = CommOp::kSend;
   message.devices = {from.device(), to.device()};
   message.dtype = from.dtype();

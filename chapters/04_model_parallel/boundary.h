@@ -2,13 +2,11 @@
 
 // What crosses from the first device to the second, and its gradient back.
 
-#include "chapters/01_data_parallel/copies.h"
+#include "comm/device_copies.h"
 #include "core/tensor.h"
 
 namespace shardbook::model_parallel {
 
-using data_parallel::CopyLedger;
-using data_parallel::SharedLedger;
 
 /// A copy of `x` on another device. Differentiable: the gradient is copied
 /// back. Both copies are booked, as a message from device to device.

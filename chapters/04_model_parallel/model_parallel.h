@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "chapters/04_model_parallel/boundary.h"
-#include "chapters/common/models.h"
-#include "chapters/common/stages.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/pipeline/stages.h"
 #include "core/device_queue.h"
 
 namespace shardbook::model_parallel {

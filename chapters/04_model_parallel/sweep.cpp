@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/worlds.h"
 #include "core/check.h"
 #include "sim/timeline_text.h"
 

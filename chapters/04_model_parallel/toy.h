@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "chapters/common/options.h"
-#include "chapters/common/stages.h"
+#include "chapters/common/run/options.h"
+#include "chapters/common/pipeline/stages.h"
 
 namespace shardbook::model_parallel {
 

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <functional>
 
-#include "chapters/common/parity.h"
+#include "chapters/04_model_parallel/bill.h"
+#include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/parity.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
@@ -61,11 +63,7 @@ Trainer::Trainer(const Options& options, const Settings& settings,
   if (!options.load.empty()) loaded = build_model(options);
   for (int i = 0; i < settings.num_devices(); ++i) {
     if (loaded.model != nullptr) {
-      std::vector<NamedTensor> values = loaded.model->named_parameters();
-      for (NamedTensor& each : loaded.model->named_buffers()) {
-        values.push_back(std::move(each));
-      }
-      part(i).load_values(values);
+      part(i).load_values(state_of(*loaded.model));
     }
     optimizers_.push_back(make_optimizer(
         options.optimizer, part(i).parameters(), options.optimizer_options));
@@ -83,7 +81,7 @@ std::vector<NamedTensor> Trainer::named_parameters() {
                             : parallel_->named_parameters();
 }
 
-CopyLedger* Trainer::ledger() const {
+CopyLedger* Trainer::copies() {
   return parallel_ == nullptr ? nullptr : parallel_->ledger().get();
 }
 
@@ -146,17 +144,24 @@ double Trainer::update() {
   return norm;
 }
 
-LoadedModel Trainer::whole_model() {
-  Options from_seed = options_;
-  from_seed.load.clear();
-  LoadedModel whole = build_model(from_seed);
-  std::vector<NamedTensor> values;
-  for (int i = 0; i < settings_.num_devices(); ++i) {
-    for (NamedTensor& each : part(i).named_parameters()) values.push_back(each);
-    for (NamedTensor& each : part(i).named_buffers()) values.push_back(each);
+std::vector<Bill> Trainer::bills() {
+  const std::vector<double> traffic = step_traffic(options_, settings_, *this);
+  const std::vector<MemoryBill> memory =
+      memory_bills(options_, settings_, *this);
+  std::vector<Bill> bills;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    bills.push_back(
+        {traffic[i] * static_cast<double>(options_.steps), memory[i]});
   }
-  whole.model->load_values(values);
-  return whole;
+  return bills;
+}
+
+std::vector<NamedTensor> Trainer::full_state() {
+  std::vector<NamedTensor> state;
+  for (int i = 0; i < settings_.num_devices(); ++i) {
+    for (NamedTensor& each : state_of(part(i))) state.push_back(each);
+  }
+  return state;
 }
 
 ReferenceRun train_reference(const Options& options, const Settings& settings) {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "chapters/04_model_parallel/model_parallel.h"
-#include "chapters/common/data.h"
-#include "chapters/common/training.h"
+#include "chapters/common/models/data.h"
+#include "chapters/common/run/strategy.h"
 
 namespace shardbook::model_parallel {
 
@@ -35,14 +35,14 @@ Settings on_one_device(const Settings& settings);
 /// Labels i64 [n] as rows [n, classes] of zeros and a one, where they are.
 Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype);
 
-class Trainer {
+class Trainer : public Strategy {
  public:
   /// `devices`: as many as the variant has; the first is the current one. Each
   /// computes on `num_threads` cores. Loads --load. Throws Error for a loss or
   /// a model that does not fit the variant.
   Trainer(const Options& options, const Settings& settings,
           const std::vector<Device>& devices, int num_threads);
-  ~Trainer();
+  ~Trainer() override;
 
   /// The next batch, on the first device.
   Batch batch(std::int64_t step) const {
@@ -52,20 +52,22 @@ class Trainer {
   /// Forward, loss, backward, and an update of each parameter where it lies.
   /// The gradients' norm is computed where --clip or --log wants it.
   StepResult step(const Batch& batch);
+  StepResult step(std::int64_t step) override {
+    return this->step(batch(step));
+  }
   /// The first device's; the others follow its learning rate.
-  Optimizer& optimizer() { return *optimizers_[0]; }
+  Optimizer& optimizer() override { return *optimizers_[0]; }
+  std::vector<Bill> bills() override;
+  std::vector<NamedTensor> full_state() override;
+  /// Null on one device.
+  CopyLedger* copies() override;
 
   /// Of each device.
   Stage& part(int device);
   std::vector<NamedTensor> named_parameters();
-  /// Null on one device.
-  CopyLedger* ledger() const;
   const ModelConfig& config() const { return config_; }
   const LayerList& layers() const { return *layers_; }
   int cut() const { return cut_; }
-  const Dataset& data() const { return data_; }
-  /// The whole model with the present values, to be saved.
-  LoadedModel whole_model();
 
  private:
   Tensor loss_of(const Tensor& output, const Tensor& targets);

@@ -25,9 +25,9 @@
 #include <string>
 #include <vector>
 
-#include "chapters/common/pipeline.h"
-#include "chapters/common/stages.h"
-#include "chapters/common/training.h"
+#include "chapters/common/pipeline/pipeline.h"
+#include "chapters/common/pipeline/stages.h"
+#include "chapters/common/run/training.h"
 #include "comm/process_group.h"
 
 namespace shardbook::gpipe {

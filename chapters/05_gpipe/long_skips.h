@@ -16,7 +16,7 @@
 
 #include <memory>
 
-#include "chapters/common/stages.h"
+#include "chapters/common/pipeline/stages.h"
 
 namespace shardbook::gpipe {
 

@@ -10,10 +10,8 @@
 #include <fmt/format.h>
 
 #include "chapters/05_gpipe/trainer.h"
-#include "chapters/common/report.h"
-#include "chapters/common/trace.h"
-#include "chapters/common/worlds.h"
-#include "comm/processes.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
 
 using namespace shardbook;
 
@@ -54,52 +52,28 @@ int main(int argc, char** argv) {
     gpipe::check_trainer_options(options, how);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
-    if (options.backend == "gloo") {
-      if (const auto status =
-              launch_processes(options.world_size, launch_options(options))) {
-        return *status;
-      }
-    }
-    std::vector<NamedTensor> trained;
-    const ChapterBody body = [&](const Options& options, ProcessGroup& world,
-                                 Report& report) {
-      const bool is_main = world.rank() == 0;
-      TraceScope trace(options, world);
+    ChapterRun chapter;
+    // No two stages do the same: all ranks run
+    chapter.fold_class = [](int rank) { return rank; };
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: one, over the whole world.
+      DeviceMesh mesh(world, Topology({"pp"}, {world.size()}));
 
-      // 3. Name the axes of the device mesh: one, "pp", is the whole world.
       // 4. Build the same model from the same seed: each rank its layers.
       // 5. Apply the strategy: cut the layers into stages, the batch into
       // micro-batches.
-      gpipe::Trainer trainer(options, how, world);
+      gpipe::Trainer strategy(options, how, mesh.group("pp"));
 
       // 6. Train a few steps on the same data.
-      const TrainingLog log =
-          train(options, trainer.optimizer(), is_main,
-                [&](std::int64_t step) { return trainer.step(step); });
-
-      finish_rank(options, world, log, trainer.predicted_bytes(),
-                  trainer.bill(), report);
-      trace.write();
-      if (options.backend == "sim") return;
-      LoadedModel whole = trainer.full_model();
-      if (!is_main) return;
-      save_results(options, whole, trainer.data());
-      trained = whole.model->named_parameters();
+      run.train(options, strategy);
     };
-    // No two stages do the same: all ranks run
-    Report report = run_chapter(options, body, [](int rank) { return rank; });
-    if (report.ranks.empty()) return 0;  // the first rank reports
 
     // 7. Compare parameters with the single-device run.
-    compare_with_reference(
-        options, trained,
-        [&](const Options& as) {
-          return gpipe::train_one_device_in_reverse(as, how);
-        },
-        report);
+    chapter.reference = [&](const Options& as) {
+      return gpipe::train_one_device_in_reverse(as, how);
+    };
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
-    show_timeline(options, report);
-    return print_report(options, line, report);
+    return run_program(options, line, chapter);
   });
 }

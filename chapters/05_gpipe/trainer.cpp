@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "chapters/05_gpipe/long_skips.h"
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/worlds.h"
 #include "core/check.h"
 
 namespace shardbook::gpipe {
@@ -70,10 +70,10 @@ void check_trainer_options(const Options& options, const TrainerOptions& how) {
 }
 
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
-                 ProcessGroup& world)
+                 ProcessGroup& pp)
     : options_(options),
       how_(how),
-      world_(world),
+      pp_(pp),
       config_(model_config(options)),
       data_(Dataset::open(options, config_)),
       layers_(make_layers(config_, how)),
@@ -85,12 +85,12 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how,
   model_ = std::make_unique<PipelineModel>(
       options, layers_,
       one_stage_per_rank(
-          cuts_of(options, *layers_, inputs, how.balance, world.size())),
-      world);
+          cuts_of(options, *layers_, inputs, how.balance, pp.size())),
+      pp);
   optimizer_ = make_optimizer(options.optimizer, model_->parameters(),
                               options.optimizer_options);
   pipeline_ = std::make_unique<Pipeline>(
-      *model_, world, pieces_, shapes_,
+      *model_, pp, pieces_, shapes_,
       PipelineOptions{checkpoint_from_name(how.checkpoint),
                       how.early_recompute});
   feed_.inputs = [this](int b) { return read_inputs(b); };
@@ -121,17 +121,6 @@ Tensor Trainer::loss(const Tensors& outputs, int b) {
   return language_loss(outputs[0], targets_.at(b));
 }
 
-LoadedModel Trainer::full_model() {
-  const std::vector<NamedTensor> all = model_->full_parameters();
-  LoadedModel whole;
-  if (!is_first()) return whole;
-  Options fresh = options_;
-  fresh.load.clear();
-  whole = build_model(fresh);
-  whole.model->load_values(all);
-  return whole;
-}
-
 // --- Predictions -------------------------------------------------------------
 
 double Trainer::predicted_bytes() const {
@@ -156,7 +145,7 @@ double Trainer::predicted_input_bytes() const {
 
 StagePeaks Trainer::predicted_peaks() const {
   const auto& cuts = model_->layout().cuts;
-  const auto stage = static_cast<std::size_t>(world_.rank());
+  const auto stage = static_cast<std::size_t>(pp_.rank());
   // At most four kinds: full or short, with recomputation or without
   std::map<std::pair<std::int64_t, bool>, MicroBatchMemory> measured;
   for (int b = 0; b < pipeline_->num_micro_batches(); ++b) {
@@ -192,7 +181,7 @@ StagePeaks Trainer::predicted_peaks() const {
 
 MemoryBill Trainer::bill() const {
   MemoryBill bill = stage_bill(options_, model_->parameters(),
-                               model_->stage(world_.rank()).buffers());
+                               model_->stage(pp_.rank()).buffers());
   const bool trains = options_.steps > 0;
   bill[MemoryKind::kInput] = trains ? predicted_input_bytes() : 0;
   const StagePeaks peaks = trains ? predicted_peaks() : StagePeaks{};

@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "chapters/05_gpipe/gpipe.h"
-#include "chapters/common/report.h"
-#include "chapters/common/stage_memory.h"
-#include "chapters/common/training.h"
+#include "chapters/common/pipeline/stage_memory.h"
+#include "chapters/common/run/strategy.h"
 
 namespace shardbook::gpipe {
 
@@ -37,24 +36,24 @@ std::vector<int> cuts_of(const Options& options, const LayerList& layers,
 void check_trainer_options(const Options& options, const TrainerOptions& how);
 
 /// Rank s holds stage s. The first stage reads inputs, the last one targets.
-class Trainer {
+class Trainer : public Strategy {
  public:
   /// Throws Error for more ranks than layers. Collective.
-  Trainer(const Options& options, const TrainerOptions& how,
-          ProcessGroup& world);
+  Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& pp);
 
   /// One optimizer step. The loss is the mean over the global batch, on every
   /// rank: it travels with the norm, in an all-reduce of two f64.
-  StepResult step(std::int64_t step);
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override { return *optimizer_; }
+  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::vector<NamedTensor> full_state() override {
+    return model_->full_parameters();
+  }
 
   const Dataset& data() const { return data_; }
   const ModelConfig& config() const { return config_; }
-  Optimizer& optimizer() { return *optimizer_; }
   PipelineModel& model() { return *model_; }
   const Pipeline& pipeline() const { return *pipeline_; }
-  /// The whole model, on rank 0; empty elsewhere. Collective; after the bytes
-  /// have been counted.
-  LoadedModel full_model();
 
   /// Bytes that this rank sends in options.steps steps.
   double predicted_bytes() const;
@@ -67,12 +66,12 @@ class Trainer {
   Batch read(int b) const;
   double predicted_input_bytes() const;
   StagePeaks predicted_peaks() const;
-  bool is_first() const { return world_.rank() == 0; }
-  bool is_last() const { return world_.rank() == world_.size() - 1; }
+  bool is_first() const { return pp_.rank() == 0; }
+  bool is_last() const { return pp_.rank() == pp_.size() - 1; }
 
   Options options_;
   TrainerOptions how_;
-  ProcessGroup& world_;
+  ProcessGroup& pp_;
   ModelConfig config_;
   Dataset data_;
   std::shared_ptr<const LayerList> layers_;

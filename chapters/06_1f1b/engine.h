@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "chapters/06_1f1b/schedule.h"
-#include "chapters/common/pipeline.h"
+#include "chapters/common/pipeline/pipeline.h"
 #include "core/weight_gradients.h"
 
 namespace shardbook::pipeline {

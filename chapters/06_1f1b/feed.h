@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "chapters/06_1f1b/engine.h"
-#include "chapters/common/data.h"
-#include "chapters/common/training.h"
+#include "chapters/common/models/data.h"
+#include "chapters/common/run/training.h"
 
 namespace shardbook::pipeline {
 

@@ -15,10 +15,8 @@
 #include "chapters/06_1f1b/picture.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/trainer.h"
-#include "chapters/common/report.h"
-#include "chapters/common/trace.h"
-#include "chapters/common/worlds.h"
-#include "comm/processes.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
 
 using namespace shardbook;
 
@@ -81,69 +79,33 @@ int main(int argc, char** argv) {
     }
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
-    if (options.backend == "gloo") {
-      if (const auto status =
-              launch_processes(options.world_size, launch_options(options))) {
-        return *status;
-      }
-    }
-    std::vector<NamedTensor> trained;
-    std::string staleness;
-    int num_amended = 0;
-    const ChapterBody body = [&](const Options& as, ProcessGroup& world,
-                                 Report& report) {
-      const bool is_main = world.rank() == 0;
-      Options options_here = as;
+    ChapterRun chapter;
+    // Stages differ: no rank can stand for another
+    chapter.fold_class = [](int rank) { return rank; };
+    const bool has_data = options.backend != "sim";
+    chapter.rank = [&](Options options, ProcessGroup& world, Run& run) {
       // A run without flushes is one schedule from the first step to the last
-      const bool is_foreseen = as.backend == "sim" && options.backend != "sim";
+      const bool is_prediction = has_data && options.backend == "sim";
       const pipeline::Plan here =
-          is_foreseen ? plan.on_shapes(&options_here) : plan;
-      TraceScope trace(as, world);
+          is_prediction ? plan.on_shapes(&options) : plan;
 
-      // 3. Name the axes of the device mesh: one, "pp", is the whole world.
+      // 3. Name the axes of the device mesh: one, over the whole world.
+      DeviceMesh mesh(world, Topology({"pp"}, {world.size()}));
+
       // 4. Build the same model from the same seed: this rank's stages of it.
       // 5. Apply the strategy: an engine that walks down this rank's list.
-      pipeline::Trainer trainer(options_here, how, here, world);
+      pipeline::Trainer strategy(options, how, here, mesh.group("pp"));
 
       // 6. Train a few steps on the same data.
-      const TrainingLog log =
-          train(options_here, trainer.optimizer(), is_main,
-                [&](std::int64_t step) { return trainer.step(step); });
-      trainer.finish();
-
-      finish_rank(options_here, world, log, trainer.predicted_bytes(),
-                  trainer.bill(), report);
-      trace.write();
-      if (as.backend == "sim") return;
-      const std::string table = pipeline::staleness_table(trainer, world);
-      // Gather the stages on rank 0's host
-      ContextValue<Device> on_host(&RankContext::device,
-                                   RankContext::current().host());
-      const std::vector<NamedTensor> whole = trainer.full_parameters();
-      if (!is_main) return;
-      trained = whole;
-      staleness = table;
-      num_amended = trainer.num_amended();
-      if (as.save.empty() && as.logits.empty()) return;
-      save_results(as, trainer.whole_model(whole), trainer.data());
+      run.train(options, strategy);
     };
-    // Stages differ: no rank can stand for another
-    Report report = run_chapter(options, body, [](int rank) { return rank; });
-    if (report.ranks.empty()) return 0;  // the first rank reports
-    // Steps that were taken back cost time that no formula foresees
-    if (num_amended > 0) report.time.predicted_step_s = -1;
 
     // 7. Compare parameters with the single-device run.
-    compare_with_reference(
-        options, trained,
-        [&](const Options& as) {
-          return pipeline::reference_run(as, how, plan);
-        },
-        report);
+    chapter.reference = [&](const Options& as) {
+      return pipeline::reference_run(as, how, plan);
+    };
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
-    show_timeline(options, report);
-    if (options.format == "text") pipeline::print(staleness);
-    return print_report(options, line, report);
+    return run_program(options, line, chapter);
   });
 }

@@ -121,13 +121,13 @@ std::string lines_of(const std::vector<VersionUse>& uses,
 
 }  // namespace
 
-std::string staleness_table(const Trainer& trainer, ProcessGroup& world) {
-  const std::vector<VersionUse>& uses = trainer.version_uses();
+std::string staleness_table(const std::vector<VersionUse>& uses,
+                            ProcessGroup& pp) {
   const std::vector<std::string> rows =
-      world.collect(uses.empty() ? "" : lines_of(uses, world));
+      pp.collect(uses.empty() ? "" : lines_of(uses, pp));
   std::string lines;
   for (const std::string& each : rows) lines += each;
-  if (world.rank() != 0 || lines.empty()) return "";
+  if (pp.rank() != 0 || lines.empty()) return "";
   std::string table =
       "how many updates old the weights were, by the update that their "
       "gradient went into\n";
@@ -135,7 +135,5 @@ std::string staleness_table(const Trainer& trainer, ProcessGroup& world) {
   for (int i = 1; i <= kShownUpdates; ++i) table += fmt::format("{:>7}", i);
   return table + "\n" + lines;
 }
-
-void print(const std::string& text) { fmt::print("{}", text); }
 
 }  // namespace shardbook::pipeline

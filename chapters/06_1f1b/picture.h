@@ -3,6 +3,7 @@
 // What the program prints besides its report.
 
 #include <string>
+#include <vector>
 
 #include "chapters/06_1f1b/schedule.h"
 #include "chapters/06_1f1b/trainer.h"
@@ -19,8 +20,7 @@ void show_schedule(const Plan& plan, const TrainerOptions& how);
 /// How old the weights were whose gradient went into each of the first updates,
 /// by rank, for schedules that do not flush; "" for others. Collective; the
 /// text is on rank 0.
-std::string staleness_table(const Trainer& trainer, ProcessGroup& world);
-
-void print(const std::string& text);
+std::string staleness_table(const std::vector<VersionUse>& uses,
+                            ProcessGroup& pp);
 
 }  // namespace shardbook::pipeline

@@ -26,7 +26,7 @@
 
 #include <vector>
 
-#include "chapters/common/pipeline.h"
+#include "chapters/common/pipeline/pipeline.h"
 #include "core/optim.h"
 
 namespace shardbook::pipeline {

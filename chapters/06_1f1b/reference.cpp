@@ -4,8 +4,8 @@
 #include <deque>
 
 #include "chapters/06_1f1b/feed.h"
-#include "chapters/common/checkpoint.h"
-#include "chapters/common/parity.h"
+#include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/parity.h"
 #include "core/autograd.h"
 #include "core/inplace.h"
 

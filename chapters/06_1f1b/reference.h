@@ -9,8 +9,8 @@
 #include <functional>
 #include <vector>
 
-#include "chapters/common/stages.h"
-#include "chapters/common/training.h"
+#include "chapters/common/pipeline/stages.h"
+#include "chapters/common/run/training.h"
 
 namespace shardbook::pipeline {
 

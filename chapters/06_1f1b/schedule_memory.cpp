@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "chapters/06_1f1b/replay.h"
-#include "chapters/common/stage_memory.h"
+#include "chapters/common/pipeline/stage_memory.h"
 
 namespace shardbook::pipeline {
 namespace {

@@ -12,7 +12,7 @@
 // sent are booked as communication, which is left open.
 
 #include "chapters/06_1f1b/engine.h"
-#include "chapters/common/report.h"
+#include "chapters/common/run/report.h"
 
 namespace shardbook::pipeline {
 

@@ -3,34 +3,35 @@
 #include <algorithm>
 #include <limits>
 
+#include "chapters/06_1f1b/picture.h"
 #include "chapters/06_1f1b/schedule_memory.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
 
 Trainer::Trainer(const Options& options, const TrainerOptions& how, Plan plan,
-                 ProcessGroup& world)
+                 ProcessGroup& pp)
     : options_(options),
       how_(how),
       plan_(std::move(plan)),
-      world_(world),
+      pp_(pp),
       data_(Dataset::open(options, plan_.config)),
       feed_(options, data_, plan_.pieces),
       model_(options, plan_.layers, layout_of(plan_.schedule, plan_.cuts),
-             world),
+             pp),
       optimizer_(make_optimizer(options.optimizer, model_.parameters(),
                                 options.optimizer_options)) {
   // A stage is built from more than it keeps: a whole small model, the second
   // copy of a tied weight. The step is what is measured
   RankContext::current().device.reset_peak_memory();
   if (plan_.is_asynchronous()) {
-    updates_.emplace(plan_.schedule, model_, *optimizer_, world.rank(),
+    updates_.emplace(plan_.schedule, model_, *optimizer_, pp.rank(),
                      how.stash);
   }
-  engine_.emplace(plan_.schedule, model_, world, feed_,
+  engine_.emplace(plan_.schedule, model_, pp, feed_,
                   updates_ ? &*updates_ : nullptr);
   if (how.post_validation) {
-    post_.emplace(model_, *optimizer_, options.clip, world);
+    post_.emplace(model_, *optimizer_, options.clip, pp);
   }
   if (post_ || updates_) {
     engine_->set_on_loss([this](int b, double loss) { note_loss(b, loss); });
@@ -75,7 +76,7 @@ StepResult Trainer::post_validated_step(std::int64_t step) {
 
 StepResult Trainer::asynchronous_step(std::int64_t step) {
   StepResult result;
-  const int stage = plan_.schedule.stage_at(world_.rank(), 0);
+  const int stage = plan_.schedule.stage_at(pp_.rank(), 0);
   const int replicas = plan_.schedule.num_replicas(stage);
   result.is_open = (step + 1) % replicas != 0;
   if (result.is_open) return result;
@@ -98,7 +99,7 @@ void Trainer::note_loss(int micro_batch, double loss) {
   const std::int64_t step = first_step_ + micro_batch / m;
   Losses& losses = losses_[step];
   losses.sum += loss;
-  if (++losses.count < m || world_.rank() == 0) return;
+  if (++losses.count < m || pp_.rank() == 0) return;
   send_loss(step, losses.sum);
   losses_.erase(step);
 }
@@ -122,12 +123,12 @@ void Trainer::send_loss(std::int64_t step, double loss) {
   const MemoryScope kind(MemoryKind::kCommunication);
   Sent sent;
   sent.value = Tensor::full({}, loss, {DType::kF64, Device()});
-  sent.work = world_.send(sent.value, 0, loss_tag(step), "loss");
+  sent.work = pp_.send(sent.value, 0, loss_tag(step), "loss");
   sent_.push_back(std::move(sent));
 }
 
 double Trainer::step_loss(std::int64_t step) {
-  if (world_.rank() != 0) return 0;
+  if (pp_.rank() != 0) return 0;
   if (loss_rank(step) == 0) {
     const double loss = losses_.at(step).sum;
     losses_.erase(step);
@@ -135,7 +136,7 @@ double Trainer::step_loss(std::int64_t step) {
   }
   const MemoryScope kind(MemoryKind::kCommunication);
   const Tensor loss = Tensor::empty({}, {DType::kF64, Device()});
-  world_.recv(loss, loss_rank(step), loss_tag(step), "loss").wait();
+  pp_.recv(loss, loss_rank(step), loss_tag(step), "loss").wait();
   return loss.item();
 }
 
@@ -151,13 +152,13 @@ double Trainer::predicted_bytes() {
   const auto steps = static_cast<double>(options_.steps);
   double losses = 0;
   for (std::int64_t k = 0; k < options_.steps; ++k) {
-    if (loss_rank(k) == world_.rank() && world_.rank() != 0) losses += 8;
+    if (loss_rank(k) == pp_.rank() && pp_.rank() != 0) losses += 8;
   }
   if (!plan_.is_asynchronous()) {
     double update = model_.predicted_update_bytes();
     if (!post_) return steps * (engine_->predicted_bytes() + update);
     // The norm goes hand over hand, the loss to rank 0
-    const double ranks = world_.size();
+    const double ranks = pp_.size();
     update += post_->predicted_bytes() - 2 * (ranks - 1) / ranks * 16;
     // How often forwards are repeated is a matter of data, not of formulas
     return steps * (engine_->predicted_bytes() + update) + losses +
@@ -165,7 +166,7 @@ double Trainer::predicted_bytes() {
   }
   // Replicas of a stage average their gradients, each time
   double bytes = engine_->predicted_bytes() + losses;
-  const int stage = plan_.schedule.stage_at(world_.rank(), 0);
+  const int stage = plan_.schedule.stage_at(pp_.rank(), 0);
   const auto replicas = static_cast<double>(
       model_.layout().owners[static_cast<std::size_t>(stage)].size());
   for (const Tensor& each : model_.parameters()) {
@@ -177,8 +178,8 @@ double Trainer::predicted_bytes() {
 
 MemoryBill Trainer::bill() {
   MemoryBill bill =
-      schedule_bill(options_, plan_.schedule, world_.rank(), model_, feed_);
-  if (post_ && options_.steps > 0 && world_.rank() + 1 < world_.size()) {
+      schedule_bill(options_, plan_.schedule, pp_.rank(), model_, feed_);
+  if (post_ && options_.steps > 0 && pp_.rank() + 1 < pp_.size()) {
     // What the step overwrites; the state of the first one begins with it
     bill[MemoryKind::kParameter] *= 2;
     if (options_.steps > 1) bill[MemoryKind::kOptimizerState] *= 2;
@@ -190,18 +191,6 @@ MemoryBill Trainer::bill() {
   return bill;
 }
 
-// --- The whole model ---------------------------------------------------------
-
-std::vector<NamedTensor> Trainer::full_parameters() {
-  return model_.full_parameters();
-}
-
-LoadedModel Trainer::whole_model(const std::vector<NamedTensor>& values) const {
-  Options fresh = options_;
-  fresh.load.clear();
-  LoadedModel loaded = build_model(fresh);
-  loaded.model->load_values(values);
-  return loaded;
-}
+std::string Trainer::remarks() { return staleness_table(version_uses(), pp_); }
 
 }  // namespace shardbook::pipeline

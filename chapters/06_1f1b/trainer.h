@@ -13,8 +13,7 @@
 #include "chapters/06_1f1b/feed.h"
 #include "chapters/06_1f1b/post_validation.h"
 #include "chapters/06_1f1b/weight_stash.h"
-#include "chapters/common/report.h"
-#include "chapters/common/training.h"
+#include "chapters/common/run/strategy.h"
 
 namespace shardbook::pipeline {
 
@@ -65,22 +64,30 @@ std::vector<int> cuts_of(const std::string& partition, const LayerList& layers,
 ReferenceRun reference_run(const Options& options, const TrainerOptions& how,
                            const Plan& plan);
 
-class Trainer {
+class Trainer : public Strategy {
  public:
   /// Collective.
   Trainer(const Options& options, const TrainerOptions& how, Plan plan,
-          ProcessGroup& world);
+          ProcessGroup& pp);
 
   /// One optimizer step. Schedules that flush: the mean loss of the batch, and
   /// the norm, on every rank; with post-validation the loss on rank 0, and no
   /// norm (NaN). Others: this rank's list up to its next update; the loss on
   /// rank 0, and the norm of this stage's own gradient. R replicas of a stage
   /// update every R steps: the steps before that stay open.
-  StepResult step(std::int64_t step);
-  /// After the last step: waits for what is on its way, and validates.
-  void finish();
+  StepResult step(std::int64_t step) override;
+  /// Validates, and waits for messages that are on their way.
+  void finish() override;
+  Optimizer& optimizer() override { return *optimizer_; }
+  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  /// Steps that were taken back cost time that no formula foresees.
+  bool has_predictable_time() const override { return num_amended() == 0; }
+  std::vector<NamedTensor> full_state() override {
+    return model_.full_parameters();
+  }
+  /// Of schedules that do not flush: how old the weights were.
+  std::string remarks() override;
 
-  Optimizer& optimizer() { return *optimizer_; }
   const Dataset& data() const { return data_; }
   /// Empty for schedules that flush.
   const std::vector<VersionUse>& version_uses() const;
@@ -91,11 +98,6 @@ class Trainer {
   double predicted_bytes();
   /// Peak memory of a rank, by kind.
   MemoryBill bill();
-
-  /// All parameters by name, on rank 0's host. Collective.
-  std::vector<NamedTensor> full_parameters();
-  /// The model that these are, where the current device is.
-  LoadedModel whole_model(const std::vector<NamedTensor>& values) const;
 
  private:
   StepResult asynchronous_step(std::int64_t step);
@@ -109,7 +111,7 @@ class Trainer {
   Options options_;
   TrainerOptions how_;
   Plan plan_;
-  ProcessGroup& world_;
+  ProcessGroup& pp_;
   Dataset data_;
   LanguageFeed feed_;
   PipelineModel model_;

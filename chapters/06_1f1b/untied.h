@@ -10,7 +10,7 @@
 
 #include <memory>
 
-#include "chapters/common/stages.h"
+#include "chapters/common/pipeline/stages.h"
 
 namespace shardbook::pipeline {
 

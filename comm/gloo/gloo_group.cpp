@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/internal/arguments.h"
 #include "comm/gloo/calls.h"
 #include "comm/gloo/collectives.h"
 #include "comm/gloo/coordinator.h"
@@ -14,9 +15,6 @@
 
 namespace shardbook::internal {
 namespace {
-
-// Up to this size a send copies its message and is complete.
-constexpr std::size_t kEagerBytes = 64 << 10;
 
 std::uint64_t hash(const std::string& text) {
   std::uint64_t value = 14695981039346656037u;  // FNV-1a
@@ -206,7 +204,7 @@ Work GlooGroup::do_send(const Tensor& tensor, const CommCall& call) {
   const std::uint64_t slot = open_message(call, rank(), to);
   const CallInfo info = info_of(call);
   const std::size_t bytes = size_in_bytes(tensor);
-  const bool is_eager = bytes <= kEagerBytes;
+  const bool is_eager = tensor.bytes() <= kEagerBytes;
   std::shared_ptr<void> keep;
   const void* data = tensor.raw();
   if (is_eager) {

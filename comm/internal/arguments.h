@@ -13,6 +13,9 @@
 
 namespace shardbook::internal {
 
+// Up to this size a send copies its message and is complete.
+constexpr std::int64_t kEagerBytes = 64 << 10;
+
 // Buffers of one call may coincide as its comment allows and not overlap
 // otherwise.
 inline bool overlap(const Tensor& a, const Tensor& b) {

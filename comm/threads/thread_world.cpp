@@ -5,6 +5,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "comm/internal/arguments.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -13,9 +14,6 @@ namespace {
 // Below this many bytes read and written, waking a helper takes longer than
 // doing the work.
 constexpr std::int64_t kSmallBytes = 512 << 10;
-
-// A message up to this size leaves its buffer at once when nobody waits for it.
-constexpr std::int64_t kEagerBytes = 64 << 10;
 
 std::string call_over(const Slot& slot, const SharedGroup& group) {
   return slot_text(slot) + " over '" + group.name + "'";

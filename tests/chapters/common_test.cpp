@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "chapters/common/checkpoint.h"
-#include "chapters/common/data.h"
-#include "chapters/common/models.h"
-#include "chapters/common/report.h"
-#include "chapters/common/training.h"
+#include "chapters/common/models/checkpoint.h"
+#include "chapters/common/models/data.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/report.h"
+#include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"

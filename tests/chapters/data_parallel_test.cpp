@@ -14,8 +14,8 @@
 
 #include "chapters/01_data_parallel/bill.h"
 #include "chapters/01_data_parallel/data_parallel.h"
-#include "chapters/01_data_parallel/device_trace.h"
-#include "chapters/01_data_parallel/train_step.h"
+#include "chapters/common/run/device_trace.h"
+#include "chapters/01_data_parallel/trainer.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"

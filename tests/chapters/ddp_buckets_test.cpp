@@ -7,9 +7,9 @@
 #include <set>
 
 #include "chapters/02_ddp/buckets.h"
-#include "chapters/02_ddp/coalesce.h"
+#include "comm/coalesce.h"
 #include "chapters/02_ddp/sampler.h"
-#include "chapters/common/data.h"
+#include "chapters/common/models/data.h"
 #include "core/check.h"
 
 namespace shardbook::ddp {

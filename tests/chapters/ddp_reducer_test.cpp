@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "chapters/common/trace.h"
+#include "chapters/common/run/trace.h"
 #include "tests/chapters/ddp_support.h"
 
 namespace shardbook::ddp_test {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "chapters/03_zero_fsdp/fsdp.h"
-#include "chapters/common/data.h"
-#include "chapters/common/models.h"
+#include "chapters/common/models/data.h"
+#include "chapters/common/models/models.h"
 #include "tests/chapters/ddp_support.h"
 
 namespace shardbook::fsdp_test {

@@ -1,6 +1,6 @@
 // Equality with one device: what rounding may do, and what mistakes do.
 
-#include "chapters/common/parity.h"
+#include "chapters/common/run/parity.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "chapters/02_ddp/trainer.h"
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/worlds.h"
 #include "core/ops.h"
 
 namespace shardbook {

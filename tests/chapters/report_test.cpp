@@ -1,6 +1,6 @@
 // The claims of a report: what is judged, and what is said.
 
-#include "chapters/common/report.h"
+#include "chapters/common/run/report.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // ResNets: torchvision's names and sizes, layers as a list, images as data.
 
-#include "chapters/common/resnet.h"
+#include "chapters/common/models/resnet.h"
 
 #include <gtest/gtest.h>
 
@@ -10,10 +10,10 @@
 #include <set>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/common/checkpoint.h"
-#include "chapters/common/data.h"
-#include "chapters/common/report.h"
-#include "chapters/common/training.h"
+#include "chapters/common/models/checkpoint.h"
+#include "chapters/common/models/data.h"
+#include "chapters/common/run/report.h"
+#include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "tests/support/temp_folder.h"
 

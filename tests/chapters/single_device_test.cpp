@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "chapters/common/checkpoint.h"
+#include "chapters/common/models/checkpoint.h"
 #include "core/ops.h"
 #include "tests/support/temp_folder.h"
 
@@ -249,7 +249,7 @@ TEST(SingleDevice, SkippedStepsAreSkippedByThePlainRunToo) {
   std::vector<bool> updates, is_regular;
   for (std::int64_t k = 0; k < 8; ++k) {
     updates.push_back(std::isfinite(device.step(k).grad_norm));
-    is_regular.push_back(device.last_step_is_regular());
+    is_regular.push_back(device.has_predictable_time());
   }
   const auto first = std::find(updates.begin(), updates.end(), true);
   ASSERT_NE(first, updates.begin()) << "nothing overflows";
@@ -320,7 +320,7 @@ TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
   const Tensor before = weight.clone();
   const StepResult result = device.step(0);
   EXPECT_FALSE(std::isfinite(result.grad_norm));
-  EXPECT_FALSE(device.last_step_is_regular());
+  EXPECT_FALSE(device.has_predictable_time());
   EXPECT_EQ(device.bill()[MemoryKind::kOptimizerState], 0);
   EXPECT_TRUE(bitwise_equal(weight, before));
   EXPECT_FALSE(weight.grad().defined());

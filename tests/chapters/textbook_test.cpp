@@ -13,7 +13,7 @@
 
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/01_data_parallel/data_parallel.h"
-#include "chapters/01_data_parallel/train_step.h"
+#include "chapters/01_data_parallel/trainer.h"
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "chapters/04_model_parallel/trainer.h"
@@ -21,7 +21,7 @@
 #include "chapters/06_1f1b/engine.h"
 #include "chapters/06_1f1b/feed.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/worlds.h"
 #include "core/ops.h"
 #include "sim/world.h"
 

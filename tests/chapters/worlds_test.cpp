@@ -1,7 +1,7 @@
 // One program, four worlds: what the chapters count with data is what the world
 // `sim` charges on shapes.
 
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/worlds.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

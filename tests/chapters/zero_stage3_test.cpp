@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "chapters/common/training.h"
+#include "chapters/common/run/training.h"
 #include "core/stream.h"
 #include "tests/chapters/zero_support.h"
 

@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "sim/cluster.h"
 #include "sim/world.h"
 #include "tests/chapters/zero_support.h"

@@ -223,57 +223,57 @@ sharded("flat_parameter.cpp",
 
 common = chapter("common", "chapters")
 
-common("training.cpp", "mean_loss += loss.item() * share;",
+common("run/training.cpp", "mean_loss += loss.item() * share;",
        "mean_loss += loss.item();", "*SingleDevicePieces.MicroBatches*")
-common("training.cpp", "commit_batch_norms(model);", "", "ResNet.*",
+common("run/training.cpp", "commit_batch_norms(model);", "", "ResNet.*",
        "no model that is trained this way defers its running statistics")
-common("training.cpp", "{BatchSlice{i, n}, (batch - i + n - 1) / n}",
+common("run/training.cpp", "{BatchSlice{i, n}, (batch - i + n - 1) / n}",
        "{BatchSlice{i, n}, batch / n}", "*SingleDevicePieces.MicroBatches*")
-common("data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
+common("models/data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
        "(step * global_batch + slice.first + row) %",
        "*DdpParity.ATiedGpt*/1:DatasetFiles.*")
-common("data.cpp", "target[row * seq_ + i] = token[i + 1];",
+common("models/data.cpp", "target[row * seq_ + i] = token[i + 1];",
        "target[row * seq_ + i] = token[i];", "DatasetFiles.*")
-common("memory.cpp", "return s.tokens * (s.has_dropout ? 6 : 5) * s.h",
+common("run/memory.cpp", "return s.tokens * (s.has_dropout ? 6 : 5) * s.h",
        "return s.tokens * (s.has_dropout ? 5 : 4) * s.h",
        "*SingleDevicePieces.PeakMemory*")
 
 claims = chapter("common", "claims")
 
-claims("parity.cpp", "parity.finite = parity.finite && std::isfinite(difference);",
+claims("run/parity.cpp", "parity.finite = parity.finite && std::isfinite(difference);",
        "", "Parity.*:Report.*")
-claims("parity.cpp", "parity.finite = parity.finite && std::isfinite(mine[j]);",
+claims("run/parity.cpp", "parity.finite = parity.finite && std::isfinite(mine[j]);",
        "", "Parity.*:Report.*")
-claims("parity.cpp",
+claims("run/parity.cpp",
        "parity.passed = parity.finite && parity.max_rel <= parity.tolerance;",
        "parity.passed = parity.finite;", "Parity.*:*WrongRuns*")
 
 shared_by_pipelines = chapter("common", "pipelines")
 
 shared_by_pipelines(
-    "stage_memory.cpp", "kept -= each.kept;", "", "StageMemory.*:GpipeBill.*")
+    "pipeline/stage_memory.cpp", "kept -= each.kept;", "", "StageMemory.*:GpipeBill.*")
 shared_by_pipelines(
-    "stage_memory.cpp", "have_gradients = true;", "",
+    "pipeline/stage_memory.cpp", "have_gradients = true;", "",
     "StageMemory.*:GpipeBill.*")
 shared_by_pipelines(
-    "stage_cuts.cpp",
+    "pipeline/stage_cuts.cpp",
     "const double cost = std::max(at(worst, s - 1, cut), here);",
     "const double cost = at(worst, s - 1, cut) + here;", "Stages.*")
 shared_by_pipelines(
-    "stage_cuts.cpp", "for (int cut = s - 1; cut < i; ++cut) {",
+    "pipeline/stage_cuts.cpp", "for (int cut = s - 1; cut < i; ++cut) {",
     "for (int cut = s; cut < i; ++cut) {", "Stages.*")
 shared_by_pipelines(
-    "training.cpp", "const std::int64_t size = (batch + n - 1) / n;",
+    "run/training.cpp", "const std::int64_t size = (batch + n - 1) / n;",
     "const std::int64_t size = batch / n;", "*Gpipe*")
 # A graph that keeps what was only there to be sent
 shared_by_pipelines(
-    "pipeline.cpp",
+    "pipeline/pipeline.cpp",
     "[grads = run.grad_outputs](const Tensors&) { return std::move(*grads); });",
     "[grads = run.grad_outputs, kept = run.outputs](const Tensors&) {\n"
     "        return std::move(*grads); });",
     "Stage*:Gpipe*:*Engine*")
 shared_by_pipelines(
-    "pipeline.cpp", "if (*holders[name].begin() == world.rank())",
+    "pipeline/pipeline.cpp", "if (*holders[name].begin() == world.rank())",
     "if (holders[name].count(world.rank()) > 0)",
     "*PostValidation*:GpipeParity.*:Pipeline*")
 

@@ -7,7 +7,7 @@
 #include "chapters/06_1f1b/reference.h"
 #include "chapters/06_1f1b/untied.h"
 #include "chapters/06_1f1b/weight_stash.h"
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "core/check.h"
 #include "tests/pipelines/engine_support.h"
 

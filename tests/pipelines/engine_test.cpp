@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "core/check.h"
 #include "tests/pipelines/engine_support.h"
 

@@ -10,7 +10,7 @@
 #include "chapters/06_1f1b/picture.h"
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/trainer.h"
-#include "chapters/common/worlds.h"
+#include "chapters/common/run/worlds.h"
 #include "core/check.h"
 #include "tests/support/temp_folder.h"
 
@@ -59,7 +59,7 @@ WorldRun run(const Options& options, const TrainerOptions& how) {
         if (as.backend == "sim") return;
         ContextValue<Device> on_host(&RankContext::device,
                                      RankContext::current().host());
-        const auto whole = trainer.full_parameters();
+        const auto whole = trainer.full_state();
         if (world.rank() == 0) run.parameters = whole;
       },
       [](int rank) { return rank; });

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "chapters/05_gpipe/gpipe.h"
-#include "chapters/common/stage_memory.h"
+#include "chapters/common/pipeline/stage_memory.h"
 #include "core/autograd.h"
 #include "sim/world.h"
 #include "tests/pipelines/gpipe_support.h"

@@ -57,9 +57,7 @@ std::vector<TrainedRank> train_ranks(int p, Options options,
     result.report =
         rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
                     trainer.bill(), RankContext::current().device.memory());
-    const LoadedModel whole = trainer.full_model();
-    if (whole.model == nullptr) return result;
-    for (const NamedTensor& each : whole.model->named_parameters()) {
+    for (const NamedTensor& each : trainer.full_state()) {
       result.parameters.push_back({each.name, each.tensor.clone()});
     }
     return result;
@@ -335,11 +333,11 @@ TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
   on_ranks(4, [&](ProcessGroup& world) {
     Trainer trainer(options, {3}, world);
     trainer.step(0);
-    LoadedModel whole = trainer.full_model();
+    const std::vector<NamedTensor> state = trainer.full_state();
     if (world.rank() != 0) return 0;
     Options save = options;
     save.save = path;
-    save_results(save, whole, trainer.data());
+    save_results(save, model_with(options, state), trainer.data());
     return 0;
   });
   options.load = path;

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "chapters/common/options.h"
+#include "chapters/common/run/options.h"
 #include "core/check.h"
 
 namespace shardbook::model_parallel::test {

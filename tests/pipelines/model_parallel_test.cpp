@@ -11,7 +11,7 @@
 #include "chapters/04_model_parallel/bill.h"
 #include "chapters/04_model_parallel/toy.h"
 #include "chapters/04_model_parallel/trainer.h"
-#include "chapters/common/resnet.h"
+#include "chapters/common/models/resnet.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/ops.h"
@@ -45,9 +45,9 @@ Outcome run(const Options& options, const Settings& settings) {
       train(options, trainer.optimizer(), false, [&](std::int64_t step) {
         return trainer.step(trainer.batch(step));
       }).losses;
-  if (trainer.ledger() != nullptr) {
+  if (trainer.copies() != nullptr) {
     for (const Device& device : devices) {
-      outcome.records.push_back(trainer.ledger()->records(device));
+      outcome.records.push_back(trainer.copies()->records(device));
     }
   }
   for (int i = 0; i < settings.num_devices(); ++i) {
@@ -294,7 +294,7 @@ Sent sent_by(int device, const Settings& settings) {
   trainer.step(trainer.batch(0));
   Sent sent;
   for (const CommRecord& record :
-       trainer.ledger()->records(devices[static_cast<std::size_t>(device)])) {
+       trainer.copies()->records(devices[static_cast<std::size_t>(device)])) {
     if (record.numel_to_peers > 0)
       sent.emplace_back(record.label, record.numel);
   }
@@ -329,9 +329,9 @@ TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
     const auto layers = resnet_layers(ModelConfig::read(kTiny));
     const double boundary = boundary_numel(options, *layers, 3) * 4;
     EXPECT_EQ(boundary, 4 * 4 * 32 * 4);  // 4x4 pixels of 8 * 4 channels
-    EXPECT_EQ(data_parallel::bytes_sent(outcome.records[0]),
+    EXPECT_EQ(bytes_sent(outcome.records[0]),
               3 * (10 * boundary + 10 * 8));
-    EXPECT_EQ(data_parallel::bytes_sent(outcome.records[1]), 3 * 10 * boundary);
+    EXPECT_EQ(bytes_sent(outcome.records[1]), 3 * 10 * boundary);
   }
 }
 

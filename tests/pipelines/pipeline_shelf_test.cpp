@@ -1,11 +1,11 @@
 // What every pipeline has around its schedule.
 
-#include "chapters/common/pipeline.h"
+#include "chapters/common/pipeline/pipeline.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chapters/common/checkpoint.h"
+#include "chapters/common/models/checkpoint.h"
 #include "core/autograd.h"
 #include "core/optim.h"
 #include "tests/pipelines/gpipe_support.h"

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "tests/pipelines/engine_support.h"
 
 namespace shardbook::pipeline_test {

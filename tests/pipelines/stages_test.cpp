@@ -1,6 +1,6 @@
 // Models in pieces: the pieces together are the model.
 
-#include "chapters/common/stages.h"
+#include "chapters/common/pipeline/stages.h"
 
 #include <gtest/gtest.h>
 

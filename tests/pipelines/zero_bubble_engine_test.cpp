@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "core/check.h"
 #include "tests/pipelines/engine_support.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bench/validate/table.h"
-#include "chapters/common/models.h"
+#include "chapters/common/models/models.h"
 #include "core/device.h"
 #include "sim/cost_model.h"
 

@@ -1,0 +1,56 @@
+#include "chapters/01_data_parallel/trainer.h"
+
+#include "chapters/01_data_parallel/bill.h"
+#include "chapters/common/models/checkpoint.h"
+#include "core/context.h"
+
+namespace shardbook::data_parallel {
+
+StepResult train_step(const Options& options, DataParallel& model,
+                      Optimizer& optimizer, const Dataset& data,
+                      std::int64_t step) {
+  // Forward: the whole batch goes in and the whole output comes out, on main.
+  const Batch batch = data.batch(step, options.batch);
+  RankContext::current().random.batch = batch.slice;
+  RankContext::current().random.next_op = 0;
+  const Tensor loss = language_loss(model(batch.inputs), batch.targets);
+  StepResult result;
+  result.loss = loss.item();
+
+  // Backward: the replicas' gradients arrive on main as one sum.
+  loss.backward();
+
+  // Step on main; the next forward sends the new weights out again.
+  const Tensors& parameters = optimizer.parameters();
+  result.grad_norm = options.clip > 0
+                         ? clip_grad_norm(parameters, options.clip)
+                         : grad_norm(parameters);
+  optimizer.step();
+  for (const Tensor& parameter : parameters) parameter.clear_grad();
+  return result;
+}
+
+Trainer::Trainer(const Options& options, const std::vector<Device>& devices)
+    : options_(options),
+      loaded_(build_model(options)),
+      data_(Dataset::open(options, loaded_.config)),
+      optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
+                                options.optimizer_options)),
+      model_(*loaded_.model, devices) {}
+
+std::vector<Bill> Trainer::bills() {
+  const auto traffic = step_traffic(options_, loaded_.config);
+  const auto memory = memory_bills(options_, loaded_.config, *loaded_.model);
+  std::vector<Bill> bills;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    bills.push_back(
+        {traffic[i].total() * static_cast<double>(options_.steps), memory[i]});
+  }
+  return bills;
+}
+
+std::vector<NamedTensor> Trainer::full_state() {
+  return state_of(*loaded_.model);
+}
+
+}  // namespace shardbook::data_parallel

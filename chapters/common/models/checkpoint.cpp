@@ -1,0 +1,112 @@
+#include "chapters/common/models/checkpoint.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "core/safetensors.h"
+
+namespace shardbook {
+namespace {
+
+constexpr char kPrefix[] = "transformer.";
+
+std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
+  std::vector<SafetensorsItem> items;
+  for (const NamedTensor& entry : tensors) {
+    items.push_back({entry.name, entry.tensor.dtype(), entry.tensor.shape(),
+                     entry.tensor.raw()});
+  }
+  return items;
+}
+
+CheckpointReader open_to_load(const std::string& path) {
+  try {
+    return CheckpointReader::open(path);
+  } catch (const Error& error) {
+    SB_FAIL("--load ", path, ": ", error.what());
+  }
+}
+
+/// The name under which the file has this tensor.
+std::string name_in(const CheckpointReader& file, const std::string& path,
+                    const std::string& name) {
+  if (file.contains(name)) return name;
+  const std::string prefix = kPrefix;
+  if (name.compare(0, prefix.size(), prefix) == 0 &&
+      file.contains(name.substr(prefix.size()))) {
+    return name.substr(prefix.size());
+  }
+  SB_FAIL("--load ", path, ": no tensor is named '", name, "'");
+}
+
+}  // namespace
+
+std::vector<NamedTensor> state_of(Module& model) {
+  std::vector<NamedTensor> state = model.named_parameters();
+  for (NamedTensor& buffer : model.named_buffers()) {
+    state.push_back(std::move(buffer));
+  }
+  return state;
+}
+
+void save_model(const std::string& path, Module& model,
+                const ModelConfig& config) {
+  write_safetensors(path, items_of(state_of(model)),
+                    {{"format", "pt"}, {"config", config.to_json()}});
+}
+
+std::string first_not_finite(Module& model) {
+  for (const NamedTensor& entry : state_of(model)) {
+    if (entry.tensor.is_meta() || !is_floating(entry.tensor.dtype())) continue;
+    for (const double value : entry.tensor.to_vector<double>()) {
+      if (!std::isfinite(value)) return entry.name;
+    }
+  }
+  return "";
+}
+
+void save_tensors(const std::string& path,
+                  const std::vector<NamedTensor>& tensors) {
+  write_safetensors(path, items_of(tensors), {{"format", "pt"}});
+}
+
+void load_model(const std::string& path, Module& model) {
+  const CheckpointReader file = open_to_load(path);
+  struct Source {
+    Tensor target;
+    std::string name;
+  };
+  // Everything is checked before anything is changed.
+  std::vector<Source> sources;
+  for (const NamedTensor& target : state_of(model)) {
+    const std::string name = name_in(file, path, target.name);
+    const SafetensorsEntry& entry = file.find(name);
+    SB_CHECK(entry.shape == target.tensor.shape(), "--load ", path, ": '",
+             name, "' has shape ", shape_text(entry.shape),
+             ", the model needs ", shape_text(target.tensor.shape()));
+    SB_CHECK(entry.supported && is_floating(entry.dtype), "--load ", path,
+             ": '", name, "' is ", entry.type_name,
+             "; weights are F64, F32, BF16 or F16");
+    sources.push_back({target.tensor, name});
+  }
+  for (const Source& source : sources) {
+    const SafetensorsEntry& entry = file.find(source.name);
+    Tensor staged =
+        Tensor::empty(entry.shape, {entry.dtype, source.target.device()});
+    if (staged.is_meta()) continue;
+    std::copy_n(static_cast<const std::byte*>(file.data(source.name)),
+                staged.bytes(), static_cast<std::byte*>(staged.raw()));
+    source.target.copy_from(staged);
+  }
+}
+
+ModelConfig config_of_file(const std::string& path) {
+  const CheckpointReader file = CheckpointReader::open(path);
+  const auto found = file.metadata().find("config");
+  SB_CHECK(found != file.metadata().end(), path,
+           ": the metadata has no \"config\"; name the model with --model");
+  return ModelConfig::from_json(found->second, path);
+}
+
+}  // namespace shardbook

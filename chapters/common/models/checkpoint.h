@@ -1,0 +1,36 @@
+#pragma once
+
+// Models in files: safetensors under the published names.
+
+#include <string>
+
+#include "chapters/common/models/models.h"
+
+namespace shardbook {
+
+/// The parameters of a model, then its buffers.
+std::vector<NamedTensor> state_of(Module& model);
+
+/// Writes all parameters (and buffers) by name, each in its own dtype, with the
+/// config as JSON in the metadata. The old file survives any failure.
+void save_model(const std::string& path, Module& model,
+                const ModelConfig& config);
+
+/// The first parameter or buffer with a value that is infinite or not a number;
+/// empty where there is none.
+std::string first_not_finite(Module& model);
+
+/// Fills the model from FILE.safetensors, or from a FILE.safetensors.index.json
+/// with its shards. Names may lack the leading "transformer."; floating dtypes
+/// are converted; further tensors in the file are ignored. Throws Error that
+/// names the file, the tensor, and what differs.
+void load_model(const std::string& path, Module& model);
+
+/// The config that a saved model carries; Error when it has none.
+ModelConfig config_of_file(const std::string& path);
+
+/// Writes named tensors as they are.
+void save_tensors(const std::string& path,
+                  const std::vector<NamedTensor>& tensors);
+
+}  // namespace shardbook

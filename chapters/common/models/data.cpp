@@ -1,0 +1,226 @@
+#include "chapters/common/models/data.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
+#include "core/check.h"
+#include "core/kernels/random.h"
+#include "core/ops.h"
+
+namespace shardbook {
+namespace {
+
+// More than the default run reads; each rank draws them before it trains.
+constexpr std::int64_t kRandomTokens = 1 << 17;
+constexpr std::int64_t kWalkTokens = 32;
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() &&
+         text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+std::string read_file(const std::string& path) {
+  SB_CHECK(!std::filesystem::is_directory(path), "--data ", path,
+           ": cannot be read: it is a folder");
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  SB_CHECK(file, "--data ", path, ": cannot be read: ",
+           std::strerror(errno != 0 ? errno : EIO));
+  std::string bytes((std::istreambuf_iterator<char>(file)),
+                    std::istreambuf_iterator<char>());
+  SB_CHECK(!file.bad(), "--data ", path, ": cannot be read to its end");
+  return bytes;
+}
+
+std::vector<std::int32_t> tokens_of_bytes(const std::string& bytes) {
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(bytes.size());
+  for (unsigned char byte : bytes) tokens.push_back(byte);
+  return tokens;
+}
+
+std::vector<std::int32_t> tokens_of_u16(const std::string& path,
+                                        const std::string& bytes) {
+  SB_CHECK(bytes.size() % 2 == 0, "--data ", path, ": ", bytes.size(),
+           " bytes are not a whole number of 16-bit token ids");
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(bytes.size() / 2);
+  for (std::size_t i = 0; i < bytes.size(); i += 2) {
+    tokens.push_back(static_cast<unsigned char>(bytes[i]) |
+                     static_cast<unsigned char>(bytes[i + 1]) << 8);
+  }
+  return tokens;
+}
+
+std::vector<std::int32_t> random_tokens(std::int64_t vocab,
+                                        std::uint64_t seed) {
+  std::vector<std::int32_t> tokens(kRandomTokens);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::uint64_t bits = kernels::random_bits({seed, 1}, i);
+    tokens[i] = static_cast<std::int32_t>(
+        bits * static_cast<std::uint64_t>(vocab) >> 32);
+  }
+  return tokens;
+}
+
+// Up by one, two or three at random, modulo the number of tokens in use.
+std::vector<std::int32_t> walk_tokens(std::int64_t vocab, std::uint64_t seed) {
+  const auto size = static_cast<std::uint64_t>(std::min(vocab, kWalkTokens));
+  std::vector<std::int32_t> tokens(kRandomTokens);
+  std::uint64_t token = 0;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::uint64_t bits = kernels::random_bits({seed, 2}, i);
+    token = (token + 1 + (bits * 3 >> 32)) % size;
+    tokens[i] = static_cast<std::int32_t>(token);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+std::string utf8_problem(const std::string& text) {
+  std::size_t i = 0;
+  while (i < text.size()) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const std::size_t length = lead < 0x80             ? 1
+                               : (lead >> 5) == 0x06   ? 2
+                               : (lead >> 4) == 0x0e   ? 3
+                               : (lead >> 3) == 0x1e   ? 4
+                                                       : 0;
+    bool valid = length > 0 && i + length <= text.size();
+    std::uint32_t code = length == 1 ? lead : lead & (0x7fu >> length);
+    for (std::size_t j = 1; valid && j < length; ++j) {
+      const auto next = static_cast<unsigned char>(text[i + j]);
+      valid = (next >> 6) == 0x02;
+      code = code << 6 | (next & 0x3fu);
+    }
+    // Overlong forms, surrogates and numbers beyond Unicode are no text.
+    const std::uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+    valid = valid && code >= smallest[length] && code <= 0x10ffff &&
+            (code < 0xd800 || code > 0xdfff);
+    if (!valid) return "byte " + std::to_string(i) + " is not UTF-8 text";
+    i += length;
+  }
+  return "";
+}
+
+Dataset Dataset::open(const std::string& source, std::int64_t seq,
+                      std::int64_t vocab, std::uint64_t seed) {
+  SB_CHECK(seq >= 1, "--seq ", seq, ": a sample has at least one token");
+  Dataset data;
+  data.seq_ = seq;
+  const bool is_drawn = source == "random" || source == "walk";
+  if (is_drawn && RankContext::current().device.is_meta()) {
+    // On shapes nobody looks at the values: as many as are asked for.
+    data.num_tokens_ = std::max<std::int64_t>(kRandomTokens, seq + 1);
+    return data;
+  }
+  std::vector<std::int32_t> tokens;
+  if (source == "book") {
+    tokens = tokens_of_bytes(book_text());
+  } else if (source == "random") {
+    tokens = random_tokens(vocab, seed);
+  } else if (source == "walk") {
+    tokens = walk_tokens(vocab, seed);
+  } else {
+    const std::string bytes = read_file(source);
+    SB_CHECK(!bytes.empty(), "--data ", source, ": the file is empty");
+    if (ends_with(source, ".u16")) {
+      tokens = tokens_of_u16(source, bytes);
+    } else {
+      const std::string problem =
+          ends_with(source, ".txt") || ends_with(source, ".md")
+              ? utf8_problem(bytes)
+              : "";
+      SB_CHECK(problem.empty(), "--data ", source, ": ", problem,
+               "; text files are UTF-8 (files not named .txt or .md are read "
+               "as plain bytes)");
+      tokens = tokens_of_bytes(bytes);
+    }
+  }
+  SB_CHECK(static_cast<std::int64_t>(tokens.size()) > seq, "--data ", source,
+           ": ", tokens.size(), " tokens are too few for --seq ", seq,
+           "; a sample and its targets need ", seq + 1);
+  const auto largest = std::max_element(tokens.begin(), tokens.end());
+  SB_CHECK(*largest < vocab, "--data ", source, ": token ", *largest,
+           " at position ", largest - tokens.begin(),
+           " is not in the model's vocabulary of ", vocab);
+  data.num_tokens_ = static_cast<std::int64_t>(tokens.size());
+  data.tokens_ =
+      std::make_shared<const std::vector<std::int32_t>>(std::move(tokens));
+  return data;
+}
+
+Dataset Dataset::open(const Options& options, const ModelConfig& config) {
+  if (!config.is_image()) {
+    return open(options.data, options.seq, config.vocab_size, options.seed);
+  }
+  SB_CHECK(options.data == "random", "--data ", options.data, ": ",
+           options.model, " reads images; give --data random");
+  Dataset data;
+  data.image_size_ = options.image_size;
+  data.num_labels_ = config.num_labels;
+  data.seed_ = options.seed;
+  data.dtype_ = options.dtype;
+  return data;
+}
+
+void Dataset::fill_images(const Batch& batch, std::int64_t first,
+                          std::int64_t stride) const {
+  // The kernels themselves: data come from the host, the device has no work.
+  const std::int64_t rows = batch.inputs.size(0);
+  if (rows == 0) return;
+  kernels::GlobalView view;
+  view.shape = view.global_shape = batch.inputs.shape();
+  view.global_shape[0] = first + (rows - 1) * stride + 1;
+  view.offset = {first, 0, 0, 0};
+  view.step = {stride, 1, 1, 1};
+  kernels::fill_normal(RankContext::current().kernels(), dtype_, view,
+                       {seed_, stream_of("images")}, 0, 1, batch.inputs.raw());
+  const kernels::RandomKey labels = {seed_, stream_of("labels")};
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::uint64_t bits = kernels::random_bits(
+        labels, static_cast<std::uint64_t>(first + row * stride));
+    batch.targets.data<std::int64_t>()[row] = static_cast<std::int64_t>(
+        bits * static_cast<std::uint64_t>(num_labels_) >> 32);
+  }
+}
+
+Batch Dataset::batch(std::int64_t step, std::int64_t global_batch,
+                     BatchSlice slice, std::int64_t count) const {
+  MemoryScope kind(MemoryKind::kInput);
+  Batch batch;
+  batch.slice = slice;
+  if (image_size_ > 0) {
+    batch.inputs = Tensor::empty({count, 3, image_size_, image_size_},
+                                 {dtype_, Device()});
+    batch.targets = Tensor::empty({count}, {DType::kI64, Device()});
+    if (batch.inputs.is_meta()) return batch;
+    fill_images(batch, step * global_batch + slice.first, slice.stride);
+    return batch;
+  }
+  batch.inputs = Tensor::empty({count, seq_}, {DType::kI64, Device()});
+  batch.targets = Tensor::empty({count, seq_}, {DType::kI64, Device()});
+  if (batch.inputs.is_meta()) return batch;
+  auto* input = batch.inputs.data<std::int64_t>();
+  auto* target = batch.targets.data<std::int64_t>();
+  for (std::int64_t row = 0; row < count; ++row) {
+    const std::int64_t sample =
+        (step * global_batch + slice.first + row * slice.stride) %
+        num_samples();
+    const std::int32_t* token = tokens_->data() + sample * seq_;
+    for (std::int64_t i = 0; i < seq_; ++i) {
+      input[row * seq_ + i] = token[i];
+      target[row * seq_ + i] = token[i + 1];
+    }
+  }
+  return batch;
+}
+
+}  // namespace shardbook

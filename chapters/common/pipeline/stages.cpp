@@ -1,0 +1,207 @@
+#include "chapters/common/pipeline/stages.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "chapters/common/models/resnet.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook {
+namespace {
+
+// --- GPT ---------------------------------------------------------------------
+
+/// One module under its name in the whole model.
+template <typename M>
+class Named : public ModuleOf<Named<M>> {
+ public:
+  Named(std::string name, M module)
+      : name_(std::move(name)), module_(std::move(module)) {}
+  Tensor forward(const Tensor& x) override { return module_(x); }
+  void members(MemberVisitor& visit) override { visit.module(name_, module_); }
+  std::string type_name() const override { return module_.type_name(); }
+
+ private:
+  std::string name_;
+  M module_;
+};
+
+class GptLayers : public LayerList {
+ public:
+  explicit GptLayers(const ModelConfig& config) : config_(config) {}
+  int size() const override { return static_cast<int>(config_.n_layer) + 2; }
+  std::string name(int layer) const override {
+    if (layer == 0) return "transformer.wte";
+    if (layer == size() - 1) return "transformer.ln_f";
+    return "transformer.h." + std::to_string(layer - 1);
+  }
+  std::unique_ptr<Module> make(int layer,
+                               const InitOptions& init) const override {
+    if (layer == 0) return std::make_unique<GptEmbedding>(config_, init);
+    if (layer == size() - 1) return std::make_unique<GptHead>(config_, init);
+    return std::make_unique<Named<GptBlock>>(
+        name(layer), GptBlock(name(layer), config_, init));
+  }
+
+ private:
+  ModelConfig config_;
+};
+
+// --- MLP ---------------------------------------------------------------------
+
+/// A linear layer, with ReLU behind it.
+class LinearRelu : public ModuleOf<LinearRelu> {
+ public:
+  LinearRelu(std::string name, Linear linear)
+      : name_(std::move(name)), linear_(std::move(linear)) {}
+  Tensor forward(const Tensor& x) override { return relu(linear_(x)); }
+  void members(MemberVisitor& visit) override { visit.module(name_, linear_); }
+  std::string type_name() const override { return "LinearRelu"; }
+
+ private:
+  std::string name_;
+  Linear linear_;
+};
+
+class MlpLayers : public LayerList {
+ public:
+  explicit MlpLayers(const ModelConfig& config) : config_(config) {}
+  int size() const override { return 4; }
+  std::string name(int layer) const override {
+    return layer == 0 ? "wte" : "fc" + std::to_string(layer);
+  }
+  std::unique_ptr<Module> make(int layer,
+                               const InitOptions& init) const override {
+    const std::int64_t v = config_.vocab_size, h = config_.n_embd;
+    switch (layer) {
+      case 0:
+        return std::make_unique<Named<Embedding>>(
+            "wte", Embedding("wte", v, h, init, 1.0));
+      case 1:
+        return std::make_unique<LinearRelu>("fc1",
+                                            Linear("fc1", h, 4 * h, init));
+      case 2:
+        return std::make_unique<LinearRelu>("fc2",
+                                            Linear("fc2", 4 * h, h, init));
+      default:
+        return std::make_unique<Named<Linear>>("fc3",
+                                               Linear("fc3", h, v, init));
+    }
+  }
+
+ private:
+  ModelConfig config_;
+};
+
+// A layer whose parameters that are in `seen` are those: they never exist twice
+// on the device.
+std::unique_ptr<Module> make_layer(const LayerList& layers, int i,
+                                   const InitOptions& init,
+                                   std::map<std::string, Tensor>& seen) {
+  const auto parameters = layer_parameters_on_shapes(layers, i);
+  const bool is_shared = std::any_of(
+      parameters.begin(), parameters.end(),
+      [&](const NamedTensor& each) { return seen.count(each.name) != 0; });
+  InitOptions where = init;
+  const bool on_host = is_shared && !init.device.defined();
+  if (on_host) where.device = RankContext::current().host();
+  auto layer = layers.make(i, where);
+  layer->replace_tensors([&](const std::string& name, const Tensor& tensor) {
+    const auto found = seen.find(name);
+    if (found != seen.end()) return found->second;
+    Tensor here = tensor;
+    if (on_host) {
+      const MemoryScope kind(MemoryKind::kParameter);
+      here = Tensor::empty(tensor.shape(), {tensor.dtype(), Device()});
+      here.copy_from(tensor);
+      if (tensor.requires_grad()) here.set_requires_grad();
+    }
+    return seen.emplace(name, here).first->second;
+  });
+  return layer;
+}
+
+}  // namespace
+
+std::unique_ptr<LayerList> layers_of(const ModelConfig& config) {
+  if (config.type == "mlp") return std::make_unique<MlpLayers>(config);
+  if (config.is_image()) return resnet_layers(config);
+  return std::make_unique<GptLayers>(config);
+}
+
+// --- Stage -------------------------------------------------------------------
+
+Stage::Stage(const LayerList& layers, int begin, int end,
+             const InitOptions& init, std::map<std::string, Tensor>* existing) {
+  std::map<std::string, Tensor> own;
+  auto& seen = existing != nullptr ? *existing : own;
+  for (int i = begin; i < end; ++i) {
+    layers_.push_back(make_layer(layers, i, init, seen));
+    skips_.push_back(layers.skips(i));
+    for (const std::string& name : skips_.back().pop) {
+      const auto here = std::find(outgoing_.begin(), outgoing_.end(), name);
+      if (here == outgoing_.end()) {
+        incoming_.push_back(name);
+      } else {
+        outgoing_.erase(here);
+      }
+    }
+    for (const std::string& name : skips_.back().stash) {
+      outgoing_.push_back(name);
+    }
+  }
+  // Sender and receiver agree on an order
+  std::sort(incoming_.begin(), incoming_.end());
+  std::sort(outgoing_.begin(), outgoing_.end());
+}
+
+Stage::Stage(const Stage& other)
+    : Module(other),
+      skips_(other.skips_),
+      incoming_(other.incoming_),
+      outgoing_(other.outgoing_) {
+  for (const auto& layer : other.layers_) layers_.push_back(layer->clone());
+}
+
+Tensors Stage::forward_all(const Tensors& inputs) {
+  SB_CHECK(inputs.size() > incoming_.size(), "stage: ", inputs.size(),
+           " inputs, of which ", incoming_.size(),
+           " are skip connections; the first layer needs at least one");
+  Tensors values(inputs.begin(),
+                 inputs.end() - static_cast<std::ptrdiff_t>(incoming_.size()));
+  std::map<std::string, Tensor> stashed;
+  for (std::size_t i = 0; i < incoming_.size(); ++i) {
+    stashed[incoming_[i]] = inputs[values.size() + i];
+  }
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    for (const std::string& name : skips_[i].pop) {
+      values.push_back(stashed.at(name));
+      stashed.erase(name);
+    }
+    values = (*layers_[i])(values);
+    const auto& stash = skips_[i].stash;
+    SB_CHECK(values.size() > stash.size(), "stage: a layer returns ",
+             values.size(), " tensors and stashes ", stash.size(),
+             "; at least one goes to the next layer");
+    for (auto name = stash.rbegin(); name != stash.rend(); ++name) {
+      stashed[*name] = values.back();
+      values.pop_back();
+    }
+  }
+  for (const std::string& name : outgoing_) values.push_back(stashed.at(name));
+  return values;
+}
+
+void Stage::members(MemberVisitor& visit) {
+  for (const auto& layer : layers_) layer->members(visit);
+}
+
+std::vector<NamedTensor> layer_parameters_on_shapes(const LayerList& layers,
+                                                    int layer) {
+  InitOptions init;
+  init.device = Device::meta();
+  return layers.make(layer, init)->named_parameters();
+}
+
+}  // namespace shardbook

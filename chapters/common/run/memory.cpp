@@ -1,0 +1,195 @@
+// Peak memory of one device, derived by walking through a training step.
+
+#include <algorithm>
+
+#include "chapters/common/run/report.h"
+#include "chapters/common/models/resnet.h"
+
+namespace shardbook {
+namespace {
+
+struct Sizes {
+  double tokens, h, heads, vocab, layers;
+  double element;  // bytes of an element
+  double stat;     // bytes of a statistic
+  bool has_dropout;
+};
+
+// What the forward of one block keeps for its backward, in elements per token:
+//
+//   x                h   input of ln_1 (the residual stream)
+//   ln_1             h   input of c_attn
+//   q, k, v         3h   input of attention
+//   attention        h   its output, input of c_proj
+//   x + attention    h   input of ln_2
+//   ln_2             h   input of c_fc
+//   c_fc            4h   input of GELU
+//   GELU            4h   input of c_proj
+//                  16h   and statistics: 2 + 2 of the norms, one per head
+double block_bytes(const Sizes& s) {
+  return s.tokens * (16 * s.h * s.element + (4 + s.heads) * s.stat);
+}
+
+// Gradients inside the last block at its widest point, the GELU: dy, then d of
+// GELU's output and input, while c_proj's input has been dropped (or not yet,
+// and GELU's input gradient is not there yet): h + 4h + 4h - 4h. Dropout behind
+// c_proj has a gradient of its own beside dy.
+double block_gradients(const Sizes& s) {
+  return s.tokens * (s.has_dropout ? 6 : 5) * s.h * s.element;
+}
+
+double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
+  const double in_blocks =
+      recompute ? s.layers * s.tokens * s.h * s.element
+                : s.layers * block_bytes(s);
+  // Behind the blocks: input and output of ln_f, its statistics, the logits,
+  // and the logarithms of the softmax's sums.
+  const double tail = s.tokens * (2 * s.h * s.element + 2 * s.stat +
+                                  s.vocab * s.element + s.stat);
+  // Scalars: the loss, and the gradient that backward starts from.
+  const double scalars = 2 * s.stat;
+  const double at_loss =
+      in_blocks + tail + s.tokens * s.vocab * s.element + scalars;
+  double at_last_block = in_blocks + block_gradients(s) + scalars;
+  if (recompute) {
+    // The last block's activations again, but for its input, which is kept.
+    at_last_block += block_bytes(s) - s.tokens * s.h * s.element;
+  }
+  if (accumulates) {
+    // Later micro-batches hold new gradients beside the accumulated ones: that
+    // of the head until the embedding's joins it, those of c_proj for a moment.
+    at_last_block += (s.vocab * s.h + (4 * s.h + 1) * s.h) * s.element;
+    // Few tokens and a large vocabulary: at the head, when its own gradient
+    // and those of its output and input are there; or at the very end, when
+    // the embedding's gradient meets the head's.
+    const double head = s.vocab * s.h * s.element;
+    const double at_head =
+        in_blocks +
+        s.tokens * ((3 * s.h + s.vocab) * s.element + 2 * s.stat) + head +
+        scalars;
+    const double at_end = s.tokens * s.h * s.element + 2 * head + scalars;
+    return std::max({at_loss, at_last_block, at_head, at_end});
+  }
+  return std::max(at_loss, at_last_block);
+}
+
+double mlp_activations(const Sizes& s, bool accumulates) {
+  const double scalars = 2 * s.stat;
+  // Embedding h, fc1 4h, ReLU 4h, fc2 h, ReLU h, logits, their gradient.
+  const double at_loss =
+      s.tokens * (11 * s.h * s.element + 2 * s.vocab * s.element + s.stat) +
+      scalars;
+  // At the wide ReLU: embedding, its input, and the gradients of both sides.
+  const double at_relu = s.tokens * 13 * s.h * s.element + scalars;
+  if (accumulates) {
+    // New gradients stand beside the accumulated ones: those of the head, with
+    // the gradients of its output and input, or the embedding's at the end.
+    const double at_head =
+        (s.tokens * (12 * s.h + s.vocab) + (s.h + 1) * s.vocab) * s.element +
+        scalars;
+    const double at_end = (s.tokens + s.vocab) * s.h * s.element + scalars;
+    return std::max({at_loss, at_relu, at_head, at_end});
+  }
+  return std::max(at_loss, at_relu);
+}
+
+double parameters_of(const ModelConfig& c) {
+  const auto v = static_cast<double>(c.vocab_size);
+  const auto h = static_cast<double>(c.n_embd);
+  if (c.type == "mlp") {
+    return v * h + (h * 4 * h + 4 * h) + (4 * h * h + h) + (h * v + v);
+  }
+  // Per block: c_attn, attention's c_proj, c_fc, c_proj, two norms.
+  const double block = (3 * h * h + 3 * h) + (h * h + h) + (4 * h * h + 4 * h) +
+                       (4 * h * h + h) + 4 * h;
+  return v * h + static_cast<double>(c.n_positions) * h +
+         static_cast<double>(c.n_layer) * block + 2 * h;
+}
+
+/// Kinds that are on no bill before training, and some not after.
+MemoryBill empty_bill() {
+  MemoryBill bill;
+  for (const MemoryKind kind :
+       {MemoryKind::kGradient, MemoryKind::kOptimizerState,
+        MemoryKind::kActivation, MemoryKind::kInput,
+        MemoryKind::kCommunication}) {
+    bill[kind] = 0;
+  }
+  return bill;
+}
+
+double optimizer_states(const Options& options) {
+  if (options.optimizer != "sgd") return 2;
+  return options.optimizer_options.momentum > 0 ? 1 : 0;
+}
+
+/// Activations of a ResNet are left open, since their widest point depends on
+/// the shape of every block: a run on shapes predicts them (worlds.h).
+MemoryBill resnet_bill(const Options& options, const ModelConfig& config,
+                       std::int64_t rows) {
+  const ResNetSize size = resnet_size(config);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  const double stat = options.dtype == DType::kF64 ? 8 : 4;
+  const double image = 3.0 * static_cast<double>(options.image_size) *
+                       static_cast<double>(options.image_size);
+  MemoryBill bill = empty_bill();
+  bill[MemoryKind::kParameter] = (size.trained + size.statistics) * element;
+  if (options.steps == 0) return bill;
+  bill[MemoryKind::kGradient] = size.trained * element;
+  bill[MemoryKind::kOptimizerState] =
+      optimizer_states(options) * size.trained * stat;
+  bill[MemoryKind::kActivation] = -1;
+  bill[MemoryKind::kInput] = static_cast<double>(rows) * (image * element + 8);
+  return bill;
+}
+
+}  // namespace
+
+MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
+                              const std::vector<MicroBatch>& pieces,
+                              bool recompute) {
+  std::int64_t rows = 0;
+  for (const MicroBatch& piece : pieces) rows = std::max(rows, piece.rows);
+  if (config.is_image()) return resnet_bill(options, config, rows);
+  Sizes s;
+  s.h = static_cast<double>(config.n_embd);
+  s.heads = static_cast<double>(config.n_head);
+  s.vocab = static_cast<double>(config.vocab_size);
+  s.layers = static_cast<double>(config.n_layer);
+  s.element = static_cast<double>(dtype_bytes(options.dtype));
+  s.stat = options.dtype == DType::kF64 ? 8 : 4;
+  s.has_dropout = options.dropout > 0;
+  const bool is_gpt = config.type == "gpt2";
+
+  const double parameters = parameters_of(config);
+  MemoryBill bill = empty_bill();
+  bill[MemoryKind::kParameter] = parameters * s.element;
+  if (options.steps == 0) return bill;
+  // The tied table receives one gradient from the head and one from the
+  // embedding; both exist until they are added.
+  bill[MemoryKind::kGradient] =
+      (parameters + (is_gpt ? s.vocab * s.h : 0)) * s.element;
+  bill[MemoryKind::kOptimizerState] =
+      optimizer_states(options) * parameters * s.stat;
+  // The first piece may be the largest, a later one needs more for each row
+  double& activations = bill[MemoryKind::kActivation];
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    s.tokens = static_cast<double>(pieces[i].rows * options.seq);
+    activations =
+        std::max(activations, is_gpt ? gpt_activations(s, recompute, i > 0)
+                                     : mlp_activations(s, i > 0));
+  }
+  bill[MemoryKind::kInput] = static_cast<double>(rows * options.seq) * 2 * 8;
+  return bill;
+}
+
+MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
+                              std::int64_t rows, bool recompute,
+                              bool accumulates) {
+  const MicroBatch piece = {BatchSlice{}, rows};
+  return single_device_bill(options, config,
+                            std::vector<MicroBatch>(accumulates ? 2 : 1, piece),
+                            recompute);
+}
+
+}  // namespace shardbook

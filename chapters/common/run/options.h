@@ -1,0 +1,174 @@
+#pragma once
+
+// The command line that every chapter shares.
+//
+//   int main(int argc, char** argv) {
+//     return chapter_main([&] {
+//       Options options;
+//       CommandLine line("ch02_ddp", "DistributedDataParallel");
+//       add_shared_options(line, options);
+//       line.add("--bucket-mb", &bucket_mb, "size limit of a bucket", 0.001);
+//       line.parse(argc, argv);
+//       ...
+//       return report(...);
+//     });
+//   }
+//
+// Bad input is one clear sentence on stderr and exit status 2.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/launch.h"
+#include "core/check.h"
+#include "core/dtype.h"
+#include "core/optim.h"
+
+namespace shardbook {
+
+/// What all chapters understand; names and meaning as printed by --help.
+struct Options {
+  std::string chapter;  ///< "02_ddp"
+  int world_size = 1;
+  std::string backend = "threads";
+  std::string device = "cpu";
+  std::string model = "gpt-nano";
+  DType dtype = DType::kF32;
+  /// The narrowest type that a chapter computes in, or sends; `dtype` where
+  /// that is narrower. Set by chapters that offer one, not on the command line.
+  DType narrowest = DType::kF64;
+  /// Training begins with weights that differ in their last bit (parity.h).
+  bool nudged = false;
+  std::string data = "book";
+  std::int64_t steps = 60;
+  std::int64_t batch = 24;  ///< samples per step, over all ranks
+  /// Tokens per sample; the command line sets 1 for an image, which is one thing
+  /// to be right or wrong about.
+  std::int64_t seq = 64;
+  std::int64_t image_size = 64;  ///< height and width
+  std::uint64_t seed = 0;
+  std::string optimizer = "adamw";
+  OptimizerOptions optimizer_options;
+  std::string lr_schedule = "constant";
+  std::int64_t warmup = 0;
+  double clip = 0;  ///< largest gradient norm; 0: no clipping
+  double dropout = 0;
+  std::string load;
+  std::string save;
+  std::string log;
+  std::string trace;
+  /// Of virtual time: "text", a FILE.json, or empty.
+  std::string timeline;
+  /// Where virtual time passes: a preset, a FILE.json, or "none".
+  std::string cluster = "dgx-a100";
+  /// sim: ranks that do the same are run once.
+  bool fold = true;
+  std::string logits;
+  std::string format = "text";
+  std::string report;  ///< a file for the report as JSON
+  bool check = true;
+  bool deterministic = false;
+  std::int64_t device_memory_bytes = 0;
+  double timeout_s = 300;
+  std::string rendezvous;
+  std::string network_interface;
+  /// --save also writes weights that are not finite.
+  bool save_non_finite = false;
+  /// Every option of the program with its value, for ranks that meet.
+  std::vector<std::pair<std::string, std::string>> effective;
+};
+
+/// Options by name, each with a check of its own. Wraps CLI11.
+class CommandLine {
+ public:
+  CommandLine(const std::string& program, const std::string& summary);
+  ~CommandLine();
+
+  /// `otherwise` adds to the refusal of a value that is not allowed.
+  void add(const std::string& flag, std::string* value, const std::string& help,
+           const std::vector<std::string>& allowed = {},
+           const std::string& otherwise = "");
+  void add(const std::string& flag, std::int64_t* value,
+           const std::string& help, std::int64_t min = 0,
+           std::int64_t max = std::int64_t{1} << 40);
+  void add(const std::string& flag, int* value, const std::string& help,
+           int min = 0, int max = 1 << 20);
+  void add(const std::string& flag, double* value, const std::string& help,
+           double min = 0, double max = 1e30);
+  void add(const std::string& flag, std::uint64_t* value,
+           const std::string& help);
+  /// By name: "f32".
+  void add(const std::string& flag, DType* value, const std::string& help,
+           const std::vector<std::string>& allowed);
+  /// "--check": also understands "--no-check", and "--no-sync" "--sync".
+  void add(const std::string& flag, bool* value, const std::string& help);
+  /// "512MiB", "2GB", "100000": bytes.
+  void add_bytes(const std::string& flag, std::int64_t* value,
+                 const std::string& help);
+
+  /// Runs after the options have been read.
+  void after_parse(std::function<void()> finish);
+  /// Runs after all that, when every option has its value.
+  void at_end(std::function<void()> finish);
+  /// Throws Error for anything it does not understand; --help prints and
+  /// exits with status 0.
+  void parse(int argc, char** argv);
+  /// Option and value of everything that was given, for the report.
+  const std::vector<std::pair<std::string, std::string>>& given() const;
+  /// Every option and its value, given or not.
+  std::vector<std::pair<std::string, std::string>> values() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// "2,1,1": whole numbers from 1 up. Throws Error "OPTION TEXT: ALLOWED" for
+/// anything else.
+std::vector<int> read_counts(const std::string& option, const std::string& text,
+                             const std::string& allowed);
+
+/// Adds the shared options. `backends` are those that the chapter knows;
+/// `no_other` says why it knows no other.
+void add_shared_options(CommandLine& line, Options& options,
+                        const std::vector<std::string>& backends = {
+                            "threads", "gloo", "sim"},
+                        const std::string& no_other = "");
+/// Checks what single options cannot say, and that the files which the run
+/// writes at its end can be written.
+void check_options(const Options& options);
+/// For chapters whose claims hold for language models only: throws Error that
+/// names `--model` where it reads images, and says why not.
+void refuse_image_models(const Options& options, const std::string& reason);
+/// The reason of data-parallel chapters.
+extern const char* const kBatchNormDiffers;
+/// What run_ranks needs of them.
+LaunchOptions launch_options(const Options& options);
+
+// The exit status of a program. 0: every claim holds. kExitRunFailed (3,
+// comm/processes.h): a rank was lost or late, a disk is full, ... 128 + n:
+// signal n ended it.
+constexpr int kExitClaimFailed = 1;
+constexpr int kExitBadInput = 2;
+
+/// The options have been found good: from here on an Error is a failure of the
+/// run (kExitRunFailed) and not of its options (kExitBadInput).
+void begin_run();
+
+/// Thrown by `train` after a signal.
+class Interrupted : public Error {
+ public:
+  using Error::Error;
+};
+/// True once SIGINT, SIGTERM or SIGHUP has come, from chapter_main on.
+bool interrupted();
+
+/// Runs `body` and turns what it throws into a sentence and an exit status.
+/// Watches the signals (comm/signals.h).
+int chapter_main(const std::function<int()>& body);
+
+}  // namespace shardbook

@@ -1,0 +1,99 @@
+#pragma once
+
+// Does a run on many ranks compute what one device computes?
+//
+// The sums of the two are rounded differently, so their numbers differ a
+// little. This is how much they may differ, and why. All differences are
+// relative: of a loss |a - b| / |b|; of the first step's gradient, whose
+// weights are equal, the same for its norm (Adam forgets the scale of
+// gradients, so weights alone would not show that one is twice too large); of
+// each parameter ||a - b|| / ||b||.
+//
+// 1. The tolerance follows the narrowest type that the run computes in or
+//    sends: f64 1e-10 per step, f32 1e-5 for one step and 1e-3 beyond, 16 bits
+//    5e-2, there of all parameters together.
+//
+// 2. Adam divides by the size of the gradient. Where an element's gradient is
+//    nearly zero, what remains of it is rounding, and Adam makes up to a whole
+//    step of that. Errors of a sum of n terms grow like sqrt(n); gradients are
+//    sums of thousands, in a few layers one after the other. So each element of
+//    a gradient g is taken to be known up to
+//
+//      e = kGradientRounding * unit * rms(g)
+//
+//    over the parameter, and step k may carry element i apart by
+//
+//      lr * min(kTwoSteps, e / (sqrt(v_i) + eps))
+//
+//    with Adam's second moment v, corrected for bias. No step is longer than
+//    max(1, (1 - beta1) / sqrt(1 - beta2)) lr (Kingma and Ba 2015, section
+//    2.1); kTwoSteps is twice that. The sum over the steps is the element's
+//    *slack*; rows of a table that no sample looks up have none. Only what
+//    differs by more counts. Of an element with a usual gradient, that is
+//    nearly everything; the bias of attention's keys, whose gradient is zero
+//    but for rounding, has slack for all that it does.
+//
+// 3. In the course of many steps differences grow, as in any dynamical system:
+//    how fast depends on model, data and rate. Where a run is beyond the
+//    tolerance, one device trains once more, from weights that differ in their
+//    last bit. Both runs of that device are right. What the last bit does to
+//    it, the order of sums may do kLastBitFactor times, but never more than
+//    kMostAllowed: beyond that, equality would say nothing.
+
+#include <functional>
+#include <vector>
+
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
+#include "chapters/common/run/training.h"
+
+namespace shardbook {
+
+constexpr double kGradientRounding = 128;
+constexpr double kLastBitFactor = 10;
+constexpr double kMostAllowed = 5e-2;
+
+/// Equality with one device.
+struct Parity {
+  bool checked = false;
+  double max_abs = 0;  ///< over losses and elements, slack included
+  double max_rel = 0;  ///< beyond the slack
+  double tolerance = 0;
+  /// What the last bit does to one device; negative: not needed.
+  double last_bit = -1;
+  bool finite = true;  ///< no NaN among the numbers
+  bool passed = false;
+};
+
+/// The type that decides the tolerance: options.narrowest or options.dtype.
+DType narrowest_of(const Options& options);
+/// Some of the run computes in `dtype`, or sends it.
+void narrow(Options& options, DType dtype);
+/// The first of the three rules above.
+double parity_tolerance(DType dtype, std::int64_t steps);
+
+/// Compares with a run of one device by rules 1 and 2: all of its parameters,
+/// by name.
+Parity compare_runs(const Options& options, const ReferenceRun& run,
+                    const ReferenceRun& one_device);
+Parity compare_with_one_device(const Options& options,
+                               const std::vector<double>& losses,
+                               const std::vector<NamedTensor>& parameters,
+                               const ReferenceRun& reference);
+/// By all three rules. `train_one` trains one device, as its options say.
+Parity compare_with_one_device(
+    const Options& options, const ReferenceRun& run,
+    const std::function<ReferenceRun(const Options& options)>& train_one);
+
+/// `train` for a run that others are compared with: adds up the slack, and
+/// returns everything. `optimizer` has all `parameters` of the model.
+ReferenceRun train_yardstick(
+    const Options& options, Optimizer& optimizer,
+    const std::vector<NamedTensor>& parameters,
+    const std::function<StepResult(std::int64_t)>& step);
+
+/// Where options.nudged: moves each weight up or down by one unit in the last
+/// place of the narrowest type.
+void nudge(const Options& options, const Tensors& parameters);
+
+}  // namespace shardbook

@@ -1,0 +1,182 @@
+#include "chapters/common/run/program.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+
+#include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/device_trace.h"
+#include "chapters/common/run/trace.h"
+#include "comm/processes.h"
+#include "core/context.h"
+
+namespace shardbook {
+namespace {
+
+/// What rank 0 keeps of a run until it is compared with one device.
+struct Trained {
+  std::vector<NamedTensor> state;
+  bool has_predictable_time = true;
+};
+
+void keep_results(const Options& options, Strategy& strategy, bool is_main,
+                  Report& report, Trained& trained) {
+  const ContextValue<Device> on_host(&RankContext::device,
+                                     RankContext::current().host());
+  const std::vector<NamedTensor> state = strategy.full_state();
+  const std::string remarks = strategy.remarks();
+  if (!is_main) return;
+  report.remarks = remarks;
+  trained.state = state;
+  trained.has_predictable_time = strategy.has_predictable_time();
+  if (options.save.empty() && options.logits.empty()) return;
+  const LoadedModel whole = model_with(options, state);
+  save_results(options, whole, Dataset::open(options, whole.config));
+}
+
+TrainingLog train_to_the_end(const Options& options, Strategy& strategy,
+                             bool is_main) {
+  const TrainingLog log =
+      train(options, strategy.optimizer(), is_main,
+            [&](std::int64_t step) { return strategy.step(step); });
+  strategy.finish();
+  return log;
+}
+
+class RunOnRank : public Run {
+ public:
+  RunOnRank(const Options& options, ProcessGroup& world, Report& report,
+            Trained& trained)
+      : world_(world),
+        report_(report),
+        trained_(trained),
+        trace_(options, world) {}
+
+  void train(const Options& options, Strategy& strategy) override {
+    const bool is_main = world_.rank() == 0;
+    const TrainingLog log = train_to_the_end(options, strategy, is_main);
+    const Bill bill = strategy.bills().at(0);
+    finish_rank(options, world_, log, bill.bytes, bill.memory, report_);
+    trace_.write();
+    if (options.backend == "sim") return;
+    keep_results(options, strategy, is_main, report_, trained_);
+  }
+
+ private:
+  ProcessGroup& world_;
+  Report& report_;
+  Trained& trained_;
+  TraceScope trace_;
+};
+
+/// Several devices, all worked on by this thread's rank.
+class RunOnDevices : public Run {
+ public:
+  RunOnDevices(const std::vector<Device>& devices, sim::VirtualClock* clock,
+               Report& report, Trained& trained)
+      : devices_(devices), clock_(clock), report_(report), trained_(trained) {}
+
+  void train(const Options& options, Strategy& strategy) override {
+    DeviceTraces traces(devices_);
+    CopyLedger no_copies;
+    CopyLedger& copies =
+        strategy.copies() != nullptr ? *strategy.copies() : no_copies;
+    if (!options.trace.empty()) {
+      traces.watch(RankContext::current(), copies);
+    }
+    const TrainingLog log = train_to_the_end(options, strategy, true);
+    if (!options.trace.empty()) traces.write(options.trace);
+    if (options.backend != "sim") {
+      report_.losses = log.losses;
+      report_.grad_norms = log.grad_norms;
+    }
+    report_.wall_step_s = log.step_s;
+    report_.rank_threads = num_threads();
+
+    const std::vector<Bill> bills = strategy.bills();
+    std::vector<sim::TimeSummary> times;
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      report_.ranks.push_back(rank_report(
+          bills[i].bytes, bytes_sent(copies.records(devices_[i])),
+          bills[i].memory, devices_[i].memory()));
+      if (clock_ == nullptr) continue;
+      times.push_back(clock_->devices()[i]->summary());
+      report_.timelines.push_back(clock_->devices()[i]->timeline());
+    }
+    if (clock_ != nullptr) report_.time = virtual_time(*clock_, times);
+    if (options.backend == "sim") return;
+    keep_results(options, strategy, true, report_, trained_);
+  }
+
+ private:
+  const std::vector<Device>& devices_;
+  sim::VirtualClock* clock_;
+  Report& report_;
+  Trained& trained_;
+};
+
+Report run_on_devices(const Options& options, const ChapterRun& chapter,
+                      Trained& trained) {
+  const int n = options.world_size;
+  const auto cost = cost_model(options);
+  const int sharing = chapter.cores_shared_by > 0 ? chapter.cores_shared_by : n;
+  const int cores = std::max(1, num_threads() / sharing);
+  return with_prediction(options, [&](const Options& as, Report& report) {
+    std::vector<Device> devices;
+    for (int i = 0; i < n; ++i) {
+      devices.push_back(as.backend == "sim"
+                            ? Device::meta(i, as.device_memory_bytes)
+                            : Device::cpu(i, as.device_memory_bytes));
+    }
+    RankContext context(devices[0], /*rank=*/0, cores);
+    context.deterministic = as.deterministic;
+    const RankContext::Scope scope(context);
+    std::optional<sim::ClockScope> clock;
+    if (cost != nullptr) {
+      clock.emplace(*cost, 0, n);
+      for (int i = 1; i < n; ++i) clock->clock().add_device(devices[i], i);
+    }
+    RunOnDevices run(devices, clock ? &clock->clock() : nullptr, report,
+                     trained);
+    chapter.devices(as, devices, run);
+  });
+}
+
+}  // namespace
+
+Report run_and_compare(const Options& options, const ChapterRun& chapter) {
+  Trained trained;
+  Report report =
+      chapter.devices
+          ? run_on_devices(options, chapter, trained)
+          : run_chapter(
+                options,
+                [&](const Options& as, ProcessGroup& world, Report& report) {
+                  RunOnRank run(as, world, report, trained);
+                  chapter.rank(as, world, run);
+                },
+                chapter.fold_class);
+  if (report.ranks.empty()) return report;
+  if (!trained.has_predictable_time) report.time.predicted_step_s = -1;
+  compare_with_reference(options, trained.state, chapter.reference, report);
+  return report;
+}
+
+int run_program(const Options& options, const CommandLine& line,
+                const ChapterRun& chapter) {
+  if (options.backend == "gloo") {
+    if (const auto status =
+            launch_processes(options.world_size, launch_options(options))) {
+      return *status;
+    }
+  }
+  Report report = run_and_compare(options, chapter);
+  if (report.ranks.empty()) return 0;  // the first rank reports
+  if (chapter.add_to_report) chapter.add_to_report(report);
+  show_timeline(options, report);
+  return print_report(options, line, report);
+}
+
+}  // namespace shardbook

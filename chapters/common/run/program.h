@@ -1,0 +1,68 @@
+#pragma once
+
+// The shell of a chapter's program: everything that is the same in all of them.
+//
+//   ChapterRun chapter;
+//   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+//     DeviceMesh mesh(world, Topology({{"dp", world.size()}}));
+//     ddp::Trainer strategy(options, how, mesh.group("dp"));
+//     run.train(options, strategy);
+//   };
+//   chapter.reference = [](const Options& as) { return train_one_device(as); };
+//   return run_program(options, line, chapter);
+//
+// A chapter that starts ranks fills in `rank`, one that works on several
+// devices from one process `devices`. Where virtual time is kept beside real
+// data, either is called once more before, in the world `sim`: that run on
+// shapes predicts the time which the real one then counts.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/common/run/options.h"
+#include "chapters/common/run/strategy.h"
+#include "chapters/common/run/worlds.h"
+
+namespace shardbook {
+
+/// One rank's training, from the first step to what the report needs of it.
+class Run {
+ public:
+  virtual ~Run() = default;
+  /// Trains, gathers what the ranks counted, and on rank 0 the whole model,
+  /// which --save and --logits then write. Collective.
+  virtual void train(const Options& options, Strategy& strategy) = 0;
+};
+
+struct ChapterRun {
+  /// Called on every rank.
+  std::function<void(const Options& options, ProcessGroup& world, Run& run)>
+      rank;
+  /// Called once, in place of `rank`: one process that works on `devices`, the
+  /// first of which is current. Each has num_threads() cores.
+  std::function<void(const Options& options,
+                     const std::vector<Device>& devices, Run& run)>
+      devices;
+  /// `devices`: the number that share this machine's cores; 0: --world-size.
+  int cores_shared_by = 0;
+  /// `rank`: ranks of one class do the same on the same shapes, so the world
+  /// `sim` runs one of each class.
+  FoldClass fold_class = one_class;
+  /// The same training on one device, with the options that it is given.
+  std::function<ReferenceRun(const Options& options)> reference;
+  /// Adds more to the finished report; may be empty.
+  std::function<void(Report& report)> add_to_report;
+};
+
+/// Starts the ranks (or devices), trains, compares with one device, prints the
+/// report. Returns the program's exit status.
+int run_program(const Options& options, const CommandLine& line,
+                const ChapterRun& chapter);
+
+/// The same without printing: for benchmarks and tests. The list of ranks is
+/// empty where rank 0 is another process.
+Report run_and_compare(const Options& options, const ChapterRun& chapter);
+
+}  // namespace shardbook

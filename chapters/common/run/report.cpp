@@ -1,0 +1,399 @@
+#include "chapters/common/run/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "sim/timeline_json.h"
+#include "sim/timeline_text.h"
+
+namespace shardbook {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Bytes are whole numbers; sums of shares such as (P-1)/P may end in another
+// last bit.
+bool holds(const Claim& claim) {
+  return std::abs(claim.predicted - claim.counted) <=
+         1e-12 * std::abs(claim.predicted);
+}
+
+const char* bytes_verdict(const Report& report) {
+  std::vector<Claim> claims;
+  for (const RankReport& rank : report.ranks) claims.push_back(rank.bytes);
+  return verdict_of(claims);
+}
+
+const char* memory_verdict(const Report& report) {
+  std::vector<Claim> claims;
+  for (const RankReport& rank : report.ranks) {
+    claims.insert(claims.end(), rank.peak.begin(), rank.peak.end());
+  }
+  return verdict_of(claims);
+}
+
+std::string bytes_text(double bytes) {
+  if (bytes < 1024) return fmt::format("{:.0f} B", bytes);
+  if (bytes < 1024 * 1024) return fmt::format("{:.1f} KiB", bytes / 1024);
+  if (bytes < 1024.0 * 1024 * 1024) {
+    return fmt::format("{:.2f} MiB", bytes / (1024 * 1024));
+  }
+  return fmt::format("{:.2f} GiB", bytes / (1024.0 * 1024 * 1024));
+}
+
+ordered_json bytes_json(double bytes) {
+  if (bytes < 0) return nullptr;
+  if (bytes == std::floor(bytes)) return static_cast<std::int64_t>(bytes);
+  return bytes;
+}
+
+ordered_json claim_json(const Claim& claim) {
+  return {{"predicted", bytes_json(claim.predicted)},
+          {"counted", bytes_json(claim.counted)}};
+}
+
+ordered_json peak_json(const RankReport& rank) {
+  ordered_json peak;
+  for (int k = 0; k < kNumMemoryKinds; ++k) {
+    peak[memory_kind_name(static_cast<MemoryKind>(k))] =
+        claim_json(rank.peak[static_cast<std::size_t>(k)]);
+  }
+  peak["total"] = {{"counted", bytes_json(rank.peak_total)}};
+  return peak;
+}
+
+const char* numbers_verdict(const Parity& parity) {
+  return !parity.checked ? "not measured" : parity.passed ? "passed" : "failed";
+}
+
+ordered_json options_json(const Options& o, const CommandLine& line) {
+  ordered_json options = {{"world_size", o.world_size},
+                          {"backend", o.backend},
+                          {"device", o.device},
+                          {"model", o.model},
+                          {"dtype", dtype_name(o.dtype)},
+                          {"data", o.data},
+                          {"steps", o.steps},
+                          {"batch", o.batch},
+                          {"seq", o.seq},
+                          {"seed", o.seed},
+                          {"optimizer", o.optimizer},
+                          {"lr", o.optimizer_options.lr}};
+  for (const auto& [flag, value] : line.given()) {
+    std::string key = flag.substr(2);
+    std::replace(key.begin(), key.end(), '-', '_');
+    if (!options.contains(key)) options[key] = value;
+  }
+  return options;
+}
+
+const char* time_verdict(const VirtualTime& time) {
+  if (time.cluster.empty() || time.step_s == 0) return "not measured";
+  if (time.predicted_step_s < 0) return "not predicted";
+  // Times of one run differ from those of another in rounding only.
+  return std::abs(time.predicted_step_s - time.step_s) <= 1e-9 * time.step_s
+             ? "passed"
+             : "failed";
+}
+
+// Where the timeline goes in the text: on one line of its own, however the
+// rest is indented.
+constexpr const char* kTimelinePlace = "@timeline@";
+
+ordered_json time_json(const Report& report) {
+  const VirtualTime& time = report.time;
+  if (time.cluster.empty()) return nullptr;
+  ordered_json json = {
+      {"cluster", time.cluster},
+      {"trust", sim::trust_name(time.trust)},
+      {"step_s", {{"predicted", nullptr}, {"counted", time.step_s}}},
+      {"idle_share", time.idle_share},
+      {"exposed_comm_s", time.exposed_comm_s},
+      {"bubble_s", time.bubble_s},
+      {"links", ordered_json::array()}};
+  if (time.predicted_step_s >= 0) {
+    json["step_s"]["predicted"] = time.predicted_step_s;
+  }
+  for (const sim::LinkBytes& link : time.links) {
+    json["links"].push_back({{"link", link.link}, {"bytes", link.bytes}});
+  }
+  if (!report.timelines.empty()) json["timeline"] = kTimelinePlace;
+  return json;
+}
+
+ordered_json to_json(const Options& options, const CommandLine& line,
+                     const Report& report) {
+  ordered_json json;
+  json["chapter"] = report.chapter;
+  json["options"] = options_json(options, line);
+  if (!report.losses.empty()) {
+    json["loss"] = {{"first", report.losses.front()},
+                    {"last", report.losses.back()}};
+  }
+  json["parity"] = {{"max_abs", report.parity.max_abs},
+                    {"max_rel", report.parity.max_rel},
+                    {"tolerance", report.parity.tolerance},
+                    {"last_bit", nullptr},
+                    {"passed", report.parity.checked && report.parity.passed}};
+  if (report.parity.last_bit >= 0) {
+    json["parity"]["last_bit"] = report.parity.last_bit;
+  }
+  if (!report.not_finite.empty()) json["not_finite"] = report.not_finite;
+  json["bytes"] = ordered_json::array();
+  json["peak_memory"] = ordered_json::array();
+  for (const RankReport& rank : report.ranks) {
+    json["bytes"].push_back(claim_json(rank.bytes));
+    json["peak_memory"].push_back(peak_json(rank));
+  }
+  const Fit fit = fit_of(options, report);
+  json["fits"] = nullptr;
+  json["capacity_bytes"] = nullptr;
+  if (fit.capacity_bytes > 0) {
+    json["fits"] = fit.fits();
+    json["capacity_bytes"] = bytes_json(fit.capacity_bytes);
+  }
+  json["claims"] = {{"numbers", numbers_verdict(report.parity)},
+                    {"bytes", bytes_verdict(report)},
+                    {"memory", memory_verdict(report)},
+                    {"time", time_verdict(report.time)}};
+  json["virtual"] = time_json(report);
+  json["wall"] = {{"step_s", report.wall_step_s}};
+  for (const auto& [key, text] : report.more) {
+    json[key] = ordered_json::parse(text);
+  }
+  return json;
+}
+
+void print_claim(const std::string& name, const Claim& claim) {
+  if (claim.predicted < 0 && claim.counted == 0) return;
+  if (claim.predicted == 0 && claim.counted == 0) return;
+  fmt::print("  {:<22}", name);
+  if (claim.predicted < 0) {
+    fmt::print("{:>14}  {:>14}\n",
+               claim.predicted == kNoClaim ? "" : "not predicted",
+               bytes_text(claim.counted));
+    return;
+  }
+  fmt::print("{:>14}  {:>14}  {}\n", bytes_text(claim.predicted),
+             bytes_text(claim.counted), holds(claim) ? "equal" : "DIFFERENT");
+}
+
+std::string time_text(const Options& options, const VirtualTime& time) {
+  const std::string verdict = time_verdict(time);
+  if (verdict == "passed") return ": as predicted";
+  if (verdict == "failed") {
+    return fmt::format("; predicted {}: DIFFERENT",
+                       sim::seconds_text(time.predicted_step_s));
+  }
+  // In the world `sim` the time is the prediction
+  return verdict == "not predicted" && options.backend != "sim"
+             ? ": not predicted"
+             : "";
+}
+
+/// "324", "80.4".
+std::string gigabytes_text(double bytes) {
+  const double tenths = std::round(bytes / 1e8);
+  return fmt::format("{}", tenths / 10);
+}
+
+void print_text(const Options& o, const Report& report) {
+  const bool images = ModelConfig::read(o.model).is_image();
+  fmt::print("{}: {}, {} rank{} on {}, {} steps of {}, {} {}\n",
+             report.chapter, o.model, o.world_size, o.world_size == 1 ? "" : "s",
+             o.backend, o.steps,
+             images ? fmt::format("{} images", o.batch)
+                    : fmt::format("{} x {} tokens", o.batch, o.seq),
+             o.optimizer, dtype_name(o.dtype));
+  if (!report.losses.empty()) {
+    fmt::print("loss     {:.4f} -> {:.4f}\n", report.losses.front(),
+               report.losses.back());
+  }
+  if (!report.not_finite.empty()) {
+    fmt::print("numbers  {}: nothing to compare\n", report.not_finite);
+  } else if (report.parity.checked) {
+    fmt::print(
+        "numbers  largest difference from one device {:.3g}, relative {:.3g} "
+        "(allowed {:.3g}): {}\n",
+        report.parity.max_abs, report.parity.max_rel, report.parity.tolerance,
+        report.parity.passed ? "equal" : "DIFFERENT");
+    if (report.parity.last_bit >= 0) {
+      fmt::print(
+          "         one device whose weights differ in their last bit: "
+          "{:.3g}\n",
+          report.parity.last_bit);
+    }
+  }
+  // Ranks of one kind have one bill: they are shown together.
+  std::size_t rank = 0;
+  while (rank < report.ranks.size()) {
+    std::size_t end = rank + 1;
+    while (end < report.ranks.size() &&
+           peak_json(report.ranks[end]) == peak_json(report.ranks[rank]) &&
+           claim_json(report.ranks[end].bytes) ==
+               claim_json(report.ranks[rank].bytes)) {
+      ++end;
+    }
+    const std::string who =
+        end - rank == 1 ? fmt::format("rank {}", rank)
+                        : fmt::format("ranks {} to {}, each", rank, end - 1);
+    fmt::print("{:<24}{:>14}  {:>14}\n", who, "predicted", "counted");
+    print_claim("bytes sent", report.ranks[rank].bytes);
+    for (int k = 0; k < kNumMemoryKinds; ++k) {
+      const auto kind = static_cast<MemoryKind>(k);
+      print_claim(std::string("peak ") + memory_kind_name(kind),
+                  report.ranks[rank].peak[static_cast<std::size_t>(k)]);
+    }
+    rank = end;
+  }
+  const VirtualTime& time = report.time;
+  if (!time.cluster.empty()) {
+    fmt::print("virtual  {} per step on {} ({}), idle {:.1f} %, exposed "
+               "communication {}{}\n",
+               sim::seconds_text(time.step_s), time.cluster,
+               sim::trust_name(time.trust), 100 * time.idle_share,
+               sim::seconds_text(time.exposed_comm_s),
+               time_text(o, time));
+    const Fit fit = fit_of(o, report);
+    if (!fit.fits()) {
+      fmt::print("memory   does not fit: {} of {} GB\n",
+                 gigabytes_text(fit.needed_bytes),
+                 gigabytes_text(fit.capacity_bytes));
+    }
+  }
+  if (o.backend == "sim") return;
+  fmt::print("time     {:.2f} ms per step, {:.0f} {}/s\n",
+             report.wall_step_s * 1e3,
+             report.wall_step_s > 0
+                 ? static_cast<double>(o.batch * o.seq) / report.wall_step_s
+                 : 0.0,
+             images ? "images" : "tokens");
+}
+
+}  // namespace
+
+const char* verdict_of(const std::vector<Claim>& claims) {
+  bool all_predicted = true;
+  for (const Claim& claim : claims) {
+    if (claim.predicted >= 0 && !holds(claim)) return "failed";
+    if (claim.predicted == kNotPredicted && claim.counted > 0) {
+      all_predicted = false;
+    }
+  }
+  return all_predicted ? "passed" : "not predicted";
+}
+
+Fit fit_of(const Options& options, const Report& report) {
+  Fit fit;
+  for (const RankReport& rank : report.ranks) {
+    fit.needed_bytes = std::max(fit.needed_bytes, rank.peak_total);
+  }
+  fit.capacity_bytes = options.device_memory_bytes > 0
+                           ? static_cast<double>(options.device_memory_bytes)
+                           : report.time.capacity_bytes;
+  return fit;
+}
+
+RankReport rank_report(double predicted_bytes, double counted_bytes,
+                       const MemoryBill& predicted,
+                       const MemoryStats& counted) {
+  RankReport rank;
+  rank.bytes = {predicted_bytes, counted_bytes};
+  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+    rank.peak[k] = {predicted.bytes[k],
+                    static_cast<double>(counted.peak_by_kind[k])};
+  }
+  rank.peak_total = static_cast<double>(counted.peak_total);
+  return rank;
+}
+
+std::vector<RankReport> gather_reports(ProcessGroup& world,
+                                       const RankReport& mine) {
+  const auto pair = [](const Claim& claim) {
+    return ordered_json{claim.predicted, claim.counted};
+  };
+  ordered_json json = {{"bytes", pair(mine.bytes)},
+                       {"peak", ordered_json::array()},
+                       {"peak_total", mine.peak_total},
+                       {"step_s", mine.time.step_s},
+                       {"idle_share", mine.time.idle_share},
+                       {"exposed_comm_s", mine.time.exposed_comm_s},
+                       {"bubble_s", mine.time.bubble_s},
+                       {"links", ordered_json::array()}};
+  for (const Claim& claim : mine.peak) json["peak"].push_back(pair(claim));
+  for (const sim::LinkBytes& link : mine.time.links) {
+    json["links"].push_back({link.link, link.bytes});
+  }
+  std::vector<RankReport> ranks;
+  for (const std::string& text : world.collect(json.dump())) {
+    const ordered_json other = ordered_json::parse(text);
+    RankReport rank;
+    const auto claim = [](const ordered_json& pair) {
+      return Claim{pair[0], pair[1]};
+    };
+    rank.bytes = claim(other["bytes"]);
+    for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+      rank.peak[k] = claim(other["peak"][k]);
+    }
+    other["peak_total"].get_to(rank.peak_total);
+    other["step_s"].get_to(rank.time.step_s);
+    other["idle_share"].get_to(rank.time.idle_share);
+    other["exposed_comm_s"].get_to(rank.time.exposed_comm_s);
+    other["bubble_s"].get_to(rank.time.bubble_s);
+    for (const auto& link : other["links"]) {
+      rank.time.links.push_back({link[0], link[1]});
+    }
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+namespace {
+
+std::string json_text(const Options& options, const CommandLine& line,
+                      const Report& report) {
+  std::string text = to_json(options, line, report).dump(2);
+  const std::string place = std::string("\"") + kTimelinePlace + "\"";
+  if (const auto at = text.find(place); at != std::string::npos) {
+    text.replace(at, place.size(), sim::timeline_json(report.timelines));
+  }
+  return text + "\n";
+}
+
+void write_report(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  SB_CHECK(file, "--report ", path, ": this file cannot be written");
+}
+
+}  // namespace
+
+int print_report(const Options& options, const CommandLine& line,
+                 const Report& report) {
+  if (!options.report.empty()) {
+    write_report(options.report, json_text(options, line, report));
+  }
+  if (options.format == "json") {
+    fmt::print("{}", json_text(options, line, report));
+  } else {
+    std::fputs(report.remarks.c_str(), stdout);
+    print_text(options, report);
+    std::fputs(report.appendix.c_str(), stdout);
+  }
+  std::fflush(stdout);
+  for (const char* verdict :
+       {numbers_verdict(report.parity), bytes_verdict(report),
+        memory_verdict(report), time_verdict(report.time)}) {
+    if (std::string_view(verdict) == "failed") return kExitClaimFailed;
+  }
+  return 0;
+}
+
+}  // namespace shardbook

@@ -1,0 +1,56 @@
+#pragma once
+
+// What a chapter adds to the shell (program.h): a way to train one model on
+// several devices, and the bill for it.
+//
+//   class Trainer : public Strategy { ... };
+//   Trainer strategy(options, how, mesh.group("dp"));
+//   run.train(options, strategy);
+//
+// Each rank has a strategy of its own. Every call on it is collective: all
+// ranks make the same calls in the same order.
+
+#include <string>
+#include <vector>
+
+#include "chapters/common/run/report.h"
+#include "chapters/common/run/training.h"
+#include "comm/device_copies.h"
+#include "core/optim.h"
+
+namespace shardbook {
+
+/// What one device costs in options.steps steps, by the formulas of the page.
+struct Bill {
+  double bytes = 0;   ///< that it sends, construction included
+  MemoryBill memory;  ///< peaks by kind
+};
+
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+
+  /// One optimizer step on global batch `step`.
+  virtual StepResult step(std::int64_t step) = 0;
+  /// After the last step: what is still under way comes to its end.
+  virtual void finish() {}
+  /// The one whose learning rate the schedule sets.
+  virtual Optimizer& optimizer() = 0;
+
+  /// One for each device that this rank works on. Read after training.
+  virtual std::vector<Bill> bills() = 0;
+  /// False where the run took a time that a run on shapes cannot predict: it
+  /// repeated a step, or left one out.
+  virtual bool has_predictable_time() const { return true; }
+
+  /// All parameters and buffers, whole, under the names that they have on one
+  /// device; on rank 0, where they lie on the host. Empty on other ranks.
+  virtual std::vector<NamedTensor> full_state() = 0;
+
+  /// Copies between the devices of this rank; null where it has one device.
+  virtual CopyLedger* copies() { return nullptr; }
+  /// Text that rank 0 prints above the report; empty for most chapters.
+  virtual std::string remarks() { return ""; }
+};
+
+}  // namespace shardbook

@@ -1,0 +1,363 @@
+#include "chapters/common/run/training.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/parity.h"
+#include "comm/launch.h"
+#include "comm/signals.h"
+#include "core/autograd.h"
+#include "core/context.h"
+#include "core/ops.h"
+#include "sim/repeat.h"
+#include "sim/virtual_clock.h"
+
+namespace shardbook {
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// A line that overwrites itself, on terminals only.
+void show_progress(std::int64_t done, std::int64_t total, double loss) {
+  if (!isatty(STDERR_FILENO)) return;
+  fmt::print(stderr, "\r  step {}/{}  loss {:.4f}{}", done, total, loss,
+             done == total ? "\r\033[K" : "");
+  std::fflush(stderr);
+}
+
+// Finds the first step whose loss or gradient is not finite.
+class FiniteWatch {
+ public:
+  void see(std::int64_t step, const StepResult& result, bool is_main,
+           TrainingLog::NotFinite& first) {
+    const bool was_finite =
+        std::exchange(RankContext::current().losses_are_finite, true);
+    if (first.step >= 0) return;
+    if (!was_finite || (is_main && !std::isfinite(result.loss))) {
+      // A gradient that is not finite spoils the weights, and they the loss.
+      first = gradient_ ? *gradient_
+                        : TrainingLog::NotFinite{step, !was_finite, false};
+      return;
+    }
+    // Some steps do not know their norm, and f16 skips those that overflow: a
+    // norm that is not finite counts where the next loss is not finite either.
+    const bool is_news = !gradient_ && !has_survived_;
+    if (gradient_) has_survived_ = true;
+    gradient_.reset();
+    if (is_news && !std::isfinite(result.grad_norm)) {
+      gradient_ = TrainingLog::NotFinite{step, false, true};
+    }
+  }
+
+ private:
+  std::optional<TrainingLog::NotFinite> gradient_;
+  bool has_survived_ = false;
+};
+
+}  // namespace
+
+void note_local_loss(const Tensor& loss) {
+  if (loss.is_meta() || loss.numel() != 1) return;
+  // Not item(), which is a wait of the host for the device, and takes time.
+  if (!std::isfinite(loss.to_vector<double>()[0])) {
+    RankContext::current().losses_are_finite = false;
+  }
+}
+
+TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
+                  const std::function<StepResult(std::int64_t)>& step) {
+  const LrSchedule schedule =
+      make_schedule(options.lr_schedule, options.warmup, options.steps);
+  std::ofstream log;
+  if (is_main && !options.log.empty()) {
+    log.open(options.log);
+    SB_CHECK(log, "--log ", options.log, ": cannot be written");
+  }
+  TrainingLog result;
+  std::vector<double> seconds;
+  std::vector<double> open_lrs;  // of steps that have not ended
+  double begin = now_s();
+  RandomState& random = RankContext::current().random;
+  random.seed = options.seed;
+  sim::VirtualClock* clock = sim::VirtualClock::current();
+  if (clock != nullptr) clock->begin_steps();
+  // On shapes there is nothing to end in good order
+  if (options.backend != "sim") {
+    begin_checking_signals();
+    begin_run();
+  }
+  FiniteWatch finite;
+  for (std::int64_t k = 0; k < options.steps; ++k) {
+    if (interrupted()) {
+      throw Interrupted("interrupted after " + std::to_string(k) + " of " +
+                        std::to_string(options.steps) + " steps" +
+                        (options.save.empty()
+                             ? ""
+                             : "; " + options.save + " is as it was before"));
+    }
+    const double lr =
+        options.optimizer_options.lr * schedule(k);
+    optimizer.set_lr(lr);
+    random.step = static_cast<std::uint64_t>(k);
+    random.next_op = 0;
+    if (open_lrs.empty()) begin = now_s();
+    const StepResult done = step(k);
+    open_lrs.push_back(lr);
+    if (done.is_open) continue;
+    const auto count = static_cast<std::int64_t>(open_lrs.size());
+    const double each_s = (now_s() - begin) / static_cast<double>(count);
+    if (clock != nullptr) clock->end_step();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const bool is_this = i == count - 1;
+      const double loss =
+          is_this ? done.loss : done.open_losses[static_cast<std::size_t>(i)];
+      result.losses.push_back(loss);
+      result.grad_norms.push_back(
+          is_this ? done.grad_norm : std::numeric_limits<double>::quiet_NaN());
+      seconds.push_back(each_s);
+      if (!log.is_open()) continue;
+      nlohmann::ordered_json line = {
+          {"step", k - count + 1 + i},
+          {"loss", loss},
+          {"grad_norm", done.grad_norm},
+          {"lr", open_lrs[static_cast<std::size_t>(i)]},
+          {"tokens_per_s",
+           static_cast<double>(options.batch * options.seq) / each_s},
+          {"virtual_s", nullptr},
+          {"wall_s", each_s}};
+      if (clock != nullptr) {
+        line["virtual_s"] = clock->last_step_s() / static_cast<double>(count);
+      }
+      log << line.dump() << std::endl;
+      SB_CHECK(log, "--log ", options.log, ": could not be written to its end");
+    }
+    finite.see(k, done, is_main, result.not_finite);
+    open_lrs.clear();
+    if (is_main) show_progress(k + 1, options.steps, done.loss);
+  }
+  if (seconds.size() > 1) seconds.erase(seconds.begin());
+  if (!seconds.empty()) {
+    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2,
+                     seconds.end());
+    result.step_s = seconds[seconds.size() / 2];
+  }
+  return result;
+}
+
+ModelConfig model_config(const Options& options) {
+  ModelConfig config = ModelConfig::read(options.model);
+  config.dropout = options.dropout;
+  SB_CHECK(config.type == "gpt2" || options.dropout == 0, "--dropout ",
+           options.dropout, ": ", options.model,
+           " has no dropout; give 0, or a GPT");
+  SB_CHECK(config.is_image() || options.seq <= config.n_positions, "--seq ",
+           options.seq, ": ", options.model, " has ", config.n_positions,
+           " positions");
+  return config;
+}
+
+LoadedModel build_model(const Options& options) {
+  LoadedModel loaded;
+  loaded.config = model_config(options);
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  loaded.model = make_model(loaded.config, init);
+  if (!options.load.empty()) load_model(options.load, *loaded.model);
+  return loaded;
+}
+
+LoadedModel model_with(const Options& options,
+                       const std::vector<NamedTensor>& state) {
+  Options fresh = options;
+  fresh.load.clear();
+  LoadedModel loaded = build_model(fresh);
+  loaded.model->load_values(state);
+  return loaded;
+}
+
+std::vector<MicroBatch> strided_micro_batches(std::int64_t batch,
+                                              std::int64_t n) {
+  SB_CHECK(n >= 1 && n <= batch, "--micro-batches ", n, ": give 1 to ", batch,
+           ", the samples of a batch");
+  std::vector<MicroBatch> pieces;
+  for (std::int64_t i = 0; i < n; ++i) {
+    pieces.push_back({BatchSlice{i, n}, (batch - i + n - 1) / n});
+  }
+  return pieces;
+}
+
+std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch,
+                                           std::int64_t n) {
+  SB_CHECK(n >= 1 && n <= batch, "--micro-batches ", n, ": give 1 to ", batch,
+           ", the samples of a batch");
+  const std::int64_t size = (batch + n - 1) / n;
+  std::vector<MicroBatch> pieces;
+  for (std::int64_t first = 0; first < batch; first += size) {
+    pieces.push_back(
+        {BatchSlice{first, 1}, std::min(size, batch - first)});
+  }
+  return pieces;
+}
+
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            const std::vector<MicroBatch>& pieces,
+                            double loss_scale) {
+  RandomState& random = RankContext::current().random;
+  double mean_loss = 0;
+  for (const MicroBatch& piece : pieces) {
+    const Batch batch =
+        data.batch(step, options.batch, piece.slice, piece.rows);
+    random.batch = batch.slice;
+    random.next_op = 0;
+    // The share of this piece in the mean over the whole batch.
+    const double share = static_cast<double>(piece.rows) /
+                         static_cast<double>(options.batch);
+    const Tensor loss = language_loss(model(batch.inputs), batch.targets);
+    mean_loss += loss.item() * share;
+    autograd::backward(
+        {loss}, {Tensor::full({}, share * loss_scale, loss.options())});
+  }
+  random.batch = BatchSlice{};
+  commit_batch_norms(model);
+  return mean_loss;
+}
+
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            std::int64_t num_micro_batches,
+                            double loss_scale) {
+  return accumulate_gradients(
+      options, model, data, step,
+      strided_micro_batches(options.batch, num_micro_batches), loss_scale);
+}
+
+void check_even_batch(const Options& options, int num_ranks,
+                      std::int64_t num_micro_batches,
+                      const std::string& option) {
+  SB_CHECK(options.batch % num_ranks == 0, "--batch ", options.batch,
+           ": does not divide by --world-size ", num_ranks,
+           "; a mean over ranks is the mean over samples only where all ranks "
+           "have equally many");
+  SB_CHECK(options.batch % (num_ranks * num_micro_batches) == 0, option, " ",
+           num_micro_batches, ": a rank's ", options.batch / num_ranks,
+           " samples do not divide into so many equal micro-batches");
+}
+
+Tensor data_parallel_gradients(
+    const Options& options, ProcessGroup& dp, const Dataset& data,
+    std::int64_t step, std::int64_t num_micro_batches,
+    const std::function<void(bool is_last)>& begin_piece,
+    const std::function<Tensor(const Tensor& inputs)>& forward) {
+  const std::int64_t d = dp.size(), g = num_micro_batches;
+  RandomState& random = RankContext::current().random;
+  Tensor mean_loss;
+  Work loss_work;
+  double local_loss = 0;
+  sim::repeat(dp, g, [&](std::int64_t i) {
+    begin_piece(i + 1 == g);
+    // Take every d-th sample, and draw dropout at their global positions
+    const Batch batch =
+        data.batch(step, options.batch, BatchSlice{dp.rank() + d * i, d * g},
+                   options.batch / (d * g));
+    random.batch = batch.slice;
+    random.next_op = 0;
+
+    const Tensor loss = language_loss(forward(batch.inputs), batch.targets);
+    local_loss += loss.item() / static_cast<double>(g);
+    if (i + 1 == g) {
+      // The loss travels while backward runs
+      const MemoryScope kind(MemoryKind::kCommunication);
+      mean_loss = Tensor::full({}, local_loss / static_cast<double>(d),
+                               {DType::kF64, Device()});
+      loss_work = dp.all_reduce(mean_loss, ReduceOp::kSum, "loss");
+    }
+    const double share = 1 / static_cast<double>(g);
+    autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
+  });
+  random.batch = BatchSlice{};
+  loss_work.wait();
+  return mean_loss;
+}
+
+double update_parameters(const Options& options, Optimizer& optimizer) {
+  const Tensors& parameters = optimizer.parameters();
+  const double norm = options.clip > 0
+                          ? clip_grad_norm(parameters, options.clip)
+                          : grad_norm(parameters);
+  optimizer.step();
+  for (const Tensor& parameter : parameters) parameter.clear_grad();
+  return norm;
+}
+
+ReferenceRun train_one_device(const Options& options,
+                              std::int64_t num_micro_batches) {
+  return train_one_device(
+      options, strided_micro_batches(options.batch, num_micro_batches));
+}
+
+ReferenceRun train_one_device(const Options& options,
+                              const std::vector<MicroBatch>& pieces) {
+  Options quiet = options;
+  quiet.log.clear();
+  const LoadedModel loaded = build_model(quiet);
+  const Dataset data = Dataset::open(options, loaded.config);
+  const auto optimizer =
+      make_optimizer(options.optimizer, loaded.model->parameters(),
+                     options.optimizer_options);
+  return train_yardstick(
+      quiet, *optimizer, loaded.model->named_parameters(),
+      [&](std::int64_t step) {
+        StepResult result;
+        result.loss =
+            accumulate_gradients(quiet, *loaded.model, data, step, pieces);
+        result.grad_norm = update_parameters(quiet, *optimizer);
+        return result;
+      });
+}
+
+void save_results(const Options& options, const LoadedModel& loaded,
+                  const Dataset& data) {
+  if (!options.save.empty()) {
+    const std::string name =
+        options.save_non_finite ? "" : first_not_finite(*loaded.model);
+    if (!name.empty()) {
+      throw RunError("--save " + options.save + ": '" + name +
+                     "' has values that are infinite or not a number; the "
+                     "file is as it was before (--save-non-finite writes it "
+                     "all the same)");
+    }
+    save_model(options.save, *loaded.model, loaded.config);
+  }
+  if (options.logits.empty()) return;
+  NoGrad no_grad;
+  loaded.model->train(false);
+  const Batch batch = data.batch(0, options.batch);
+  const Tensor logits = (*loaded.model)(batch.inputs);
+  loaded.model->train(true);
+  const bool images = loaded.config.is_image();
+  std::vector<NamedTensor> results = {
+      {images ? "pixel_values" : "input_ids", batch.inputs},
+      {"logits", logits}};
+  // Random ones: no reader of the data could know them
+  if (images) results.push_back({"labels", batch.targets});
+  save_tensors(options.logits, results);
+}
+
+}  // namespace shardbook

@@ -1,0 +1,136 @@
+#pragma once
+
+// The loop around a chapter's training step, the same for every chapter.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chapters/common/models/data.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
+#include "comm/process_group.h"
+#include "core/optim.h"
+
+namespace shardbook {
+
+/// What one optimizer step reports: the mean loss over the global batch, and
+/// the norm of the global gradient before clipping.
+struct StepResult {
+  double loss = 0;
+  double grad_norm = 0;
+  /// The step ends together with a later one (replicas of a stage that take
+  /// batches in turn), whose result has its loss. All of them share that one's
+  /// norm, and the time that they took together.
+  bool is_open = false;
+  std::vector<double> open_losses;  ///< of the open steps before this one
+};
+
+struct TrainingLog {
+  std::vector<double> losses;
+  std::vector<double> grad_norms;
+  /// Median over the steps, without the first.
+  double step_s = 0;
+  /// Where numbers first stopped to be finite on this rank; step -1: nowhere.
+  struct NotFinite {
+    std::int64_t step = -1;
+    /// This rank computed the loss itself; otherwise it heard of it, or the
+    /// gradient of all ranks was to blame.
+    bool is_own_loss = false;
+    bool is_gradient = false;
+  } not_finite;
+};
+
+/// Told by whoever computes a loss on this rank: `train` wants to know which
+/// rank's loss was the first that is not finite.
+void note_local_loss(const Tensor& loss);
+
+/// Runs options.steps steps: sets the learning rate and the random state of
+/// each, calls `step(k)`, and (on the main rank) writes --log and shows
+/// progress on a terminal. Throws Interrupted after a signal.
+TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
+                  const std::function<StepResult(std::int64_t)>& step);
+
+/// Model, config and weights as the options say: built from the seed on the
+/// current device, then loaded from --load.
+struct LoadedModel {
+  ModelConfig config;
+  std::unique_ptr<Module> model;
+};
+ModelConfig model_config(const Options& options);
+LoadedModel build_model(const Options& options);
+/// The model of the options with these parameters and buffers, by name.
+LoadedModel model_with(const Options& options,
+                       const std::vector<NamedTensor>& state);
+
+/// Rows of a global batch that are computed together.
+struct MicroBatch {
+  BatchSlice slice;
+  std::int64_t rows = 0;
+};
+/// n pieces, piece i takes rows i, i + n, ...: what data-parallel ranks take.
+/// Throws Error unless 1 <= n <= batch.
+std::vector<MicroBatch> strided_micro_batches(std::int64_t batch,
+                                              std::int64_t n);
+/// Consecutive rows, ceil(batch / n) at a time, the last piece short: rule CEIL,
+/// which may give fewer than n pieces. What pipelines cut.
+std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch, std::int64_t n);
+
+/// One device, the whole batch in these pieces: the run that every chapter is
+/// compared with. Each piece counts by its share of the rows; gradients are
+/// summed in the order of the list.
+struct ReferenceRun {
+  std::vector<double> losses = {};
+  std::vector<double> grad_norms = {};  ///< empty: not known
+  std::vector<NamedTensor> parameters = {};
+  /// How far Adam may carry the rounding of gradients, for each element of each
+  /// parameter (parity.h); empty: not known.
+  std::vector<std::vector<double>> slack = {};
+};
+ReferenceRun train_one_device(const Options& options,
+                              const std::vector<MicroBatch>& pieces);
+/// In strided pieces.
+ReferenceRun train_one_device(const Options& options,
+                              std::int64_t num_micro_batches = 1);
+
+/// Forward and backward of one global batch in pieces, on this device: adds
+/// `loss_scale` times the gradient of the mean loss to the parameters, and
+/// returns the mean loss.
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            const std::vector<MicroBatch>& pieces,
+                            double loss_scale = 1);
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            std::int64_t num_micro_batches,
+                            double loss_scale = 1);
+
+/// Forward and backward of this rank's samples of a global batch, in
+/// `num_micro_batches` pieces: rank r of d takes samples r, r + d, r + 2d, ...,
+/// and its piece i of g the samples r + d i, r + d (i + g), ... of those.
+/// `begin_piece` says whether a piece is the last one, `forward` returns the
+/// outputs for its inputs. Each piece counts 1/g in the gradients; the mean over
+/// the ranks is up to the strategy. Returns the mean loss over the global
+/// batch, an f64 on every rank: its all-reduce is under way during the last
+/// backward.
+Tensor data_parallel_gradients(
+    const Options& options, ProcessGroup& dp, const Dataset& data,
+    std::int64_t step, std::int64_t num_micro_batches,
+    const std::function<void(bool is_last)>& begin_piece,
+    const std::function<Tensor(const Tensor& inputs)>& forward);
+/// Throws Error where the ranks, or their pieces, would not have equally many
+/// samples. `option` sets the number of pieces.
+void check_even_batch(const Options& options, int num_ranks,
+                      std::int64_t num_micro_batches,
+                      const std::string& option);
+
+/// Norm, clipping (--clip), update; forgets the gradients. Returns the norm.
+double update_parameters(const Options& options, Optimizer& optimizer);
+
+/// Writes what --save and --logits ask for. Throws RunError, and leaves the
+/// file as it was, where weights are not finite and nobody asked for them.
+void save_results(const Options& options, const LoadedModel& model,
+                  const Dataset& data);
+
+}  // namespace shardbook

@@ -1,0 +1,257 @@
+#include "chapters/common/run/worlds.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <sstream>
+
+#include "core/check.h"
+#include "sim/chrome_trace.h"
+#include "sim/timeline_text.h"
+#include "sim/world.h"
+
+namespace shardbook {
+namespace {
+
+// Steps that the prediction takes: one to begin with, one that repeats.
+constexpr std::int64_t kPredictedSteps = 3;
+
+// The same run on shapes, which writes nothing.
+Options on_shapes(const Options& options) {
+  Options shapes = options;
+  shapes.backend = "sim";
+  shapes.steps = std::min(options.steps, kPredictedSteps);
+  shapes.log.clear();
+  shapes.save.clear();
+  shapes.trace.clear();
+  shapes.logits.clear();
+  shapes.timeline.clear();
+  shapes.report.clear();
+  return shapes;
+}
+
+// A ResNet's activations have no formula: the run on shapes predicts them.
+void adopt_activations(const Report& shapes, Report& report) {
+  const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
+  const std::size_t n = std::min(shapes.ranks.size(), report.ranks.size());
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    Claim& claim = report.ranks[rank].peak[kind];
+    if (claim.predicted >= 0) continue;
+    claim.predicted = shapes.ranks[rank].peak[kind].counted;
+  }
+}
+
+// The words of a failure on shapes, as a reader who has never heard of them
+// expects: "out of memory on meta:3: ..." is what device 3 will say.
+std::string with_data(const Options& options, std::string text) {
+  const std::string meta = "meta:";
+  for (auto at = text.find(meta); at != std::string::npos;
+       at = text.find(meta, at)) {
+    text.replace(at, meta.size(), "device ");
+  }
+  if (text.rfind("out of memory", 0) != 0) return text;
+  return "--device-memory " + std::to_string(options.device_memory_bytes) +
+         ": " + text;
+}
+
+const char* number_name(double value) {
+  return std::isnan(value) ? "nan" : "infinite";
+}
+
+// For chapters whose only rank has told no more than its losses.
+void name_not_finite(Report& report) {
+  if (!report.not_finite.empty()) return;
+  for (std::size_t step = 0; step < report.losses.size(); ++step) {
+    const double loss = report.losses[step];
+    if (std::isfinite(loss)) continue;
+    report.not_finite = fmt::format("the loss is {} from step {} on, on rank 0",
+                                    number_name(loss), step);
+    return;
+  }
+}
+
+// Which rank's numbers were the first that are not finite; empty where all are.
+// Collective; the answer is on rank 0.
+std::string first_not_finite(ProcessGroup& world, const TrainingLog& log) {
+  const TrainingLog::NotFinite& mine = log.not_finite;
+  const std::vector<std::string> texts = world.collect(fmt::format(
+      "{} {:d} {:d}", mine.step, mine.is_own_loss, mine.is_gradient));
+  std::int64_t first = -1;
+  bool is_gradient = false;
+  std::vector<int> owners;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    std::istringstream in(texts[rank]);
+    std::int64_t step = -1;
+    bool is_own = false, from_gradient = false;
+    in >> step >> is_own >> from_gradient;
+    if (step < 0 || (first >= 0 && step > first)) continue;
+    if (step != first) owners.clear();
+    first = step;
+    is_gradient = from_gradient;
+    if (is_own) owners.push_back(static_cast<int>(rank));
+  }
+  if (first < 0) return "";
+  if (is_gradient) {
+    return fmt::format("the gradient of all ranks is not finite in step {}",
+                       first);
+  }
+  const double loss = log.losses[static_cast<std::size_t>(first)];
+  return fmt::format(
+      "the loss is {} from step {} on{}", number_name(loss), first,
+      owners.empty() ? "" : fmt::format(", first on rank {}", owners.front()));
+}
+
+}  // namespace
+
+std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
+  if (options.cluster == "none") {
+    SB_CHECK(options.backend != "sim",
+             "--cluster none: --backend sim needs a cluster");
+    return nullptr;
+  }
+  return std::make_shared<sim::CostModel>(sim::Cluster::read(options.cluster));
+}
+
+Report with_prediction(
+    const Options& options,
+    const std::function<void(const Options& options, Report& report)>& run) {
+  Report report;
+  report.chapter = options.chapter;
+  if (options.backend == "sim" || options.cluster == "none" ||
+      options.steps == 0) {
+    run(options, report);
+    begin_run();
+    name_not_finite(report);
+    return report;
+  }
+  Report predicted;
+  try {
+    run(on_shapes(options), predicted);
+  } catch (const Error& error) {
+    // It would fail with data as well, later and on any rank first.
+    throw Error(with_data(options, error.what()));
+  }
+  begin_run();
+  run(options, report);
+  name_not_finite(report);
+  report.time.predicted_step_s = predicted.time.step_s;
+  adopt_activations(predicted, report);
+  return report;
+}
+
+void compare_with_reference(
+    const Options& options, const std::vector<NamedTensor>& trained,
+    const std::function<ReferenceRun(const Options& options)>& train_one,
+    Report& report) {
+  if (!options.check || options.backend == "sim") return;
+  RankContext one(Device::cpu(0), /*rank=*/0, report.rank_threads);
+  one.deterministic = options.deterministic;
+  const RankContext::Scope alone(one);
+  report.parity = compare_with_one_device(
+      options, {report.losses, report.grad_norms, trained}, train_one);
+}
+
+Report run_chapter(const Options& options, const ChapterBody& body,
+                   const FoldClass& fold_class) {
+  sim::WorldOptions world;
+  world.launch = launch_options(options);
+  world.cost = cost_model(options);
+  if (world.cost != nullptr) {
+    const int devices = world.cost->cluster().num_devices();
+    SB_CHECK(options.world_size <= devices, "--world-size ", options.world_size,
+             ": --cluster ", options.cluster, " has ", devices, " devices");
+  }
+  if (options.fold) world.fold_class = fold_class;
+  return with_prediction(options, [&](const Options& as, Report& report) {
+    world.launch.backend = as.backend;
+    std::mutex mutex;
+    std::vector<sim::RankTimeline> timelines;
+    sim::run_world(
+        as.world_size,
+        [&](ProcessGroup& group) {
+          body(as, group, report);
+          const sim::VirtualClock* clock = sim::VirtualClock::current();
+          if (clock == nullptr) return;
+          const std::lock_guard<std::mutex> lock(mutex);
+          for (const auto& device : clock->devices()) {
+            const sim::RankTimeline& each = device->timeline();
+            if (!each.events.empty()) timelines.push_back(each);
+          }
+        },
+        world);
+    std::sort(timelines.begin(), timelines.end(),
+              [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    report.timelines = std::move(timelines);
+  });
+}
+
+VirtualTime virtual_time(const sim::VirtualClock& clock,
+                         const std::vector<sim::TimeSummary>& ranks) {
+  VirtualTime time;
+  time.cluster = clock.model().cluster().name;
+  time.trust = clock.trust();
+  time.capacity_bytes =
+      static_cast<double>(clock.model().cluster().device.memory_bytes);
+  for (const sim::TimeSummary& rank : ranks) {
+    const auto count = static_cast<double>(ranks.size());
+    time.step_s = std::max(time.step_s, rank.step_s);
+    time.idle_share += rank.idle_share / count;
+    time.exposed_comm_s += rank.exposed_comm_s / count;
+    time.bubble_s += rank.bubble_s / count;
+    for (const sim::LinkBytes& link : rank.links) {
+      auto found = std::find_if(
+          time.links.begin(), time.links.end(),
+          [&](const auto& each) { return each.link == link.link; });
+      if (found == time.links.end()) {
+        time.links.push_back({link.link, 0});
+        found = std::prev(time.links.end());
+      }
+      found->bytes += link.bytes;
+    }
+  }
+  return time;
+}
+
+void finish_rank(const Options& options, ProcessGroup& world,
+                 const TrainingLog& log, double predicted_bytes,
+                 const MemoryBill& predicted_memory, Report& report) {
+  RankReport mine = rank_report(predicted_bytes, wire_bytes(world.records()),
+                                predicted_memory,
+                                RankContext::current().device.memory());
+  sim::VirtualClock* clock = sim::VirtualClock::current();
+  if (clock != nullptr) mine.time = clock->main().summary();
+  const std::vector<RankReport> ranks = gather_reports(world, mine);
+  std::string not_finite;
+  if (options.backend != "sim") not_finite = first_not_finite(world, log);
+  if (world.rank() != 0) return;
+  report.not_finite = not_finite;
+  // Weights that are not finite are not saved, and then there is no report
+  if (!not_finite.empty() && !options.save.empty()) {
+    fmt::print(stderr, "{}\n", not_finite);
+  }
+  report.ranks = ranks;
+  report.wall_step_s = log.step_s;
+  report.rank_threads = num_threads();
+  if (options.backend != "sim") {
+    report.losses = log.losses;
+    report.grad_norms = log.grad_norms;
+  }
+  if (clock == nullptr) return;
+  std::vector<sim::TimeSummary> times;
+  for (const RankReport& rank : ranks) times.push_back(rank.time);
+  report.time = virtual_time(*clock, times);
+}
+
+void show_timeline(const Options& options, const Report& report) {
+  if (options.timeline.empty() || report.timelines.empty()) return;
+  if (options.timeline == "text") {
+    fmt::print("{}", sim::timeline_text(report.timelines,
+                                        sim::terminal_style()));
+  } else {
+    sim::write_chrome_trace(options.timeline, report.timelines);
+  }
+}
+
+}  // namespace shardbook

@@ -1,0 +1,75 @@
+#pragma once
+
+// A chapter's ranks in the world that the options name.
+//
+//   const ChapterBody body = [&](const Options& options, ProcessGroup& world,
+//                                Report& report) {
+//     Trainer trainer(options, world);
+//     const TrainingLog log = train(options, ...);
+//     finish_rank(options, world, log, predicted_bytes, bill, report);
+//   };
+//   Report report = run_chapter(options, body);
+//
+// Where virtual time is kept beside real data, the same body runs once before
+// in the world `sim`, on shapes alone: that run predicts the time which the
+// real one then counts. The chapter's code cannot tell the two apart.
+
+#include <functional>
+#include <memory>
+
+#include "chapters/common/run/report.h"
+#include "chapters/common/run/training.h"
+#include "comm/process_group.h"
+#include "sim/cost_model.h"
+#include "sim/virtual_clock.h"
+
+namespace shardbook {
+
+using ChapterBody = std::function<void(const Options& options,
+                                       ProcessGroup& world, Report& report)>;
+/// Ranks of one class do the same on the same shapes.
+using FoldClass = std::function<int(int rank)>;
+
+/// All ranks do the same.
+inline int one_class(int) { return 0; }
+
+/// Costs on --cluster; null for "none".
+std::shared_ptr<const sim::CostModel> cost_model(const Options& options);
+
+/// Runs `body` on every rank and returns rank 0's report; its list of ranks is
+/// empty where rank 0 is another process. `fold_class` says which ranks need
+/// not all run in the world `sim`.
+Report run_chapter(const Options& options, const ChapterBody& body,
+                   const FoldClass& fold_class = one_class);
+
+/// For chapters that start no ranks: calls `run` with the options, and where
+/// virtual time is kept beside real data, once before with those of the
+/// prediction (backend "sim", few steps, nothing written). That run also
+/// predicts the peak of activations where the bill leaves it open.
+Report with_prediction(
+    const Options& options,
+    const std::function<void(const Options& options, Report& report)>& run);
+
+/// Compares with what one device trains (`train_one`, with the options that it
+/// is given), unless --no-check says otherwise; the world `sim` has no numbers.
+/// One device computes with as many cores as a rank did, so that both add up in
+/// the same order: batch norms of few images amplify the rounding of their sums.
+void compare_with_reference(
+    const Options& options, const std::vector<NamedTensor>& trained,
+    const std::function<ReferenceRun(const Options& options)>& train_one,
+    Report& report);
+
+/// Gathers what the ranks counted. Collective; `report` is filled on rank 0.
+void finish_rank(const Options& options, ProcessGroup& world,
+                 const TrainingLog& log, double predicted_bytes,
+                 const MemoryBill& predicted_memory, Report& report);
+
+/// Step time as the report has it, from a clock and what it summed up for each
+/// rank (or device); the prediction is left open.
+VirtualTime virtual_time(const sim::VirtualClock& clock,
+                         const std::vector<sim::TimeSummary>& ranks);
+
+/// Writes --timeline, or prints it.
+void show_timeline(const Options& options, const Report& report);
+
+}  // namespace shardbook
