@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "chapters/common/models/checkpoint.h"
 #include "core/ops.h"
 
 namespace shardbook::single_device {

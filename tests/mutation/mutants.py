@@ -20,12 +20,16 @@ class Mutant(typing.NamedTuple):
 MUTANTS = []
 
 
-def chapter(folder, program):
+def folder(path, program):
     """A function that adds mutants of files of one folder."""
     def add(file, line, becomes, tests, reason=""):
-        MUTANTS.append(Mutant(f"chapters/{folder}/{file}", line, becomes,
-                              program, tests, reason))
+        MUTANTS.append(Mutant(f"{path}/{file}", line, becomes, program, tests,
+                              reason))
     return add
+
+
+def chapter(name, program):
+    return folder(f"chapters/{name}", program)
 
 
 # --- Data parallelism in one process -----------------------------------------
@@ -121,13 +125,6 @@ ddp("sampler.cpp",
     "const std::int64_t position = (rank_ + i * num_ranks_) % num_samples_;",
     "const std::int64_t position = (rank_ * size_ + i) % num_samples_;",
     "DdpSampler.*")
-ddp("coalesce.cpp",
-    "bytes_of(pieces.back()) + tensor.bytes() <= max_bytes",
-    "bytes_of(pieces.back()) <= max_bytes", "DdpCoalesce.*")
-ddp("trainer.cpp", "const double share = 1 / static_cast<double>(g);",
-    "const double share = 1;", "*DdpParity.ATiedGpt*/1")
-ddp("trainer.cpp", "random.batch = batch.slice;", "",
-    "*DdpParity.ATiedGpt*/1")
 
 # --- ZeRO and FSDP --------------------------------------------------------------
 
@@ -229,6 +226,12 @@ common("run/training.cpp", "commit_batch_norms(model);", "", "ResNet.*",
        "no model that is trained this way defers its running statistics")
 common("run/training.cpp", "{BatchSlice{i, n}, (batch - i + n - 1) / n}",
        "{BatchSlice{i, n}, batch / n}", "*SingleDevicePieces.MicroBatches*")
+common("run/training.cpp",
+       "const double share = 1 / static_cast<double>(g);",
+       "const double share = 1;", "*DdpParity.ATiedGpt*/1")
+common("run/training.cpp",
+       "options.batch / (d * g));\n    random.batch = batch.slice;",
+       "options.batch / (d * g));", "*DdpParity.ATiedGpt*/1")
 common("models/data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
        "(step * global_batch + slice.first + row) %",
        "*DdpParity.ATiedGpt*/1:DatasetFiles.*")
@@ -237,6 +240,11 @@ common("models/data.cpp", "target[row * seq_ + i] = token[i + 1];",
 common("run/memory.cpp", "return s.tokens * (s.has_dropout ? 6 : 5) * s.h",
        "return s.tokens * (s.has_dropout ? 5 : 4) * s.h",
        "*SingleDevicePieces.PeakMemory*")
+
+comm = folder("comm", "chapters")
+
+comm("coalesce.cpp", "bytes_of(pieces.back()) + tensor.bytes() <= max_bytes",
+     "bytes_of(pieces.back()) <= max_bytes", "DdpCoalesce.*")
 
 claims = chapter("common", "claims")
 

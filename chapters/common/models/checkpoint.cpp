@@ -24,7 +24,7 @@ CheckpointReader open_to_load(const std::string& path) {
   try {
     return CheckpointReader::open(path);
   } catch (const Error& error) {
-    SB_FAIL("--load ", path, ": ", error.what());
+    SB_FAIL("--load ", error.what());  // which begins with the path
   }
 }
 

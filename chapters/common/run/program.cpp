@@ -166,6 +166,7 @@ Report run_and_compare(const Options& options, const ChapterRun& chapter) {
 
 int run_program(const Options& options, const CommandLine& line,
                 const ChapterRun& chapter) {
+  check_world_size(options);  // before ranks start, which would all say it
   if (options.backend == "gloo") {
     if (const auto status =
             launch_processes(options.world_size, launch_options(options))) {

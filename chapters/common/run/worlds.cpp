@@ -114,6 +114,14 @@ std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
   return std::make_shared<sim::CostModel>(sim::Cluster::read(options.cluster));
 }
 
+void check_world_size(const Options& options) {
+  const auto cost = cost_model(options);
+  if (cost == nullptr) return;
+  const int devices = cost->cluster().num_devices();
+  SB_CHECK(options.world_size <= devices, "--world-size ", options.world_size,
+           ": --cluster ", options.cluster, " has ", devices, " devices");
+}
+
 Report with_prediction(
     const Options& options,
     const std::function<void(const Options& options, Report& report)>& run) {
@@ -158,11 +166,6 @@ Report run_chapter(const Options& options, const ChapterBody& body,
   sim::WorldOptions world;
   world.launch = launch_options(options);
   world.cost = cost_model(options);
-  if (world.cost != nullptr) {
-    const int devices = world.cost->cluster().num_devices();
-    SB_CHECK(options.world_size <= devices, "--world-size ", options.world_size,
-             ": --cluster ", options.cluster, " has ", devices, " devices");
-  }
   if (options.fold) world.fold_class = fold_class;
   return with_prediction(options, [&](const Options& as, Report& report) {
     world.launch.backend = as.backend;

@@ -36,6 +36,9 @@ inline int one_class(int) { return 0; }
 /// Costs on --cluster; null for "none".
 std::shared_ptr<const sim::CostModel> cost_model(const Options& options);
 
+/// Throws Error where --cluster has fewer devices than --world-size.
+void check_world_size(const Options& options);
+
 /// Runs `body` on every rank and returns rank 0's report; its list of ranks is
 /// empty where rank 0 is another process. `fold_class` says which ranks need
 /// not all run in the world `sim`.
