@@ -358,6 +358,8 @@ class Faults:
         with tempfile.TemporaryDirectory(prefix="shardbook-") as name:
             folder = pathlib.Path(name)
             shutil.copy(ROOT / "shardbook", folder)
+            shutil.copytree(ROOT / "chapters" / "table",
+                            folder / "chapters" / "table")
             chapter = folder / "chapters" / "00_slow"
             chapter.mkdir(parents=True)
             (chapter / "main.cpp").touch()

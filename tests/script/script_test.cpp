@@ -53,6 +53,7 @@ class Script : public testing::Test {
     root_ = (fs::path(testing::TempDir()) / "script-XXXXXX").string();
     ASSERT_NE(mkdtemp(root_.data()), nullptr);
     fs::copy_file(SHARDBOOK_ROOT "/shardbook", root_ + "/shardbook");
+    copy_python("/chapters/table");
     for (const char* name : {"00_single_device", "02_ddp", "03_zero_fsdp",
                              "05_gpipe", "06_1f1b"}) {
       const std::string chapter = std::string("/chapters/") + name;
@@ -86,6 +87,15 @@ class Script : public testing::Test {
   }
 
   void TearDown() override { fs::remove_all(root_); }
+
+  void copy_python(const std::string& folder) {
+    fs::create_directories(root_ + folder);
+    for (const auto& entry : fs::directory_iterator(SHARDBOOK_ROOT + folder)) {
+      if (entry.path().extension() != ".py") continue;
+      fs::copy_file(entry.path(),
+                    fs::path(root_ + folder) / entry.path().filename());
+    }
+  }
 
   void write(const std::string& path, const std::string& text) {
     const fs::path file = root_ + path;

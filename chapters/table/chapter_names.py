@@ -1,0 +1,55 @@
+"""The chapters there are, and the words that mean them."""
+
+import os
+
+from programs import ROOT, die
+
+_ALIASES = {
+    "one": "single_device",
+    "one_device": "single_device",
+    "single": "single_device",
+    "dp": "data_parallel",
+    "distributed_data_parallel": "ddp",
+    "zero": "zero_fsdp",
+    "zero1": "zero_fsdp",
+    "zero2": "zero_fsdp",
+    "zero3": "zero_fsdp",
+    "fsdp": "zero_fsdp",
+    "mp": "model_parallel",
+    "naive": "model_parallel",
+    "splits": "model_parallel",
+    "pipeline": "1f1b",
+    "pipedream": "1f1b",
+    "zero_bubble": "1f1b",
+    "dualpipe": "1f1b",
+}
+
+
+def all_chapters():
+    """The folders with a program, in reading order."""
+    folder = os.path.join(ROOT, "chapters")
+    return [name for name in sorted(os.listdir(folder))
+            if name[:2].isdecimal() and name[2:3] == "_"
+            and os.path.isfile(os.path.join(folder, name, "main.cpp"))]
+
+
+def find_chapters(words):
+    """The chapters that the words mean; without words, all."""
+    chapters = all_chapters()
+    if not chapters:
+        die("run: there is no chapter yet")
+    return [_find(word, chapters) for word in words] or chapters
+
+
+def _find(word, chapters):
+    """What 2, 02, ddp, 02_ddp or chapters/02_ddp/ means."""
+    name = word.removesuffix("/").rpartition("/")[2].replace("-", "_")
+    name = _ALIASES.get(name, name)
+    if len(name) == 1 and name.isdecimal():
+        name = "0" + name
+    for chapter in chapters:
+        number, _, title = chapter.partition("_")
+        if name in (chapter, number, title):
+            return chapter
+    return die(f"{word}: no such chapter; there are: {' '.join(chapters)}, "
+               "also by number or by name (zero, fsdp, pipeline, ...)")

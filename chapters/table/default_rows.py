@@ -1,0 +1,46 @@
+"""Reads chapters/rows.txt: what runs when the command has no options."""
+
+import collections
+import os
+
+from programs import ROOT
+
+YARDSTICK = "00_single_device"
+
+Row = collections.namedtuple("Row", "title chapter label options")
+_Group = collections.namedtuple("_Group", "title options rows")
+
+
+def default_rows(chosen):
+    """The rows of the chosen chapters.
+
+    A group of simulated rows also has its run on one device, the yardstick.
+    """
+    rows = []
+    for group in _read_groups():
+        has_chosen = any(chapter in chosen for chapter, _, _ in group.rows)
+        needs_yardstick = group.title and has_chosen
+        for chapter, label, options in group.rows:
+            if chapter in chosen or (needs_yardstick and chapter == YARDSTICK):
+                options = f"{group.options} {options}"
+                rows.append(Row(group.title, chapter, label, options.split()))
+    return rows
+
+
+def _read_groups():
+    """[Title] options, then lines of a chapter, a label and more options."""
+    groups = [_Group("", "", [])]
+    with open(os.path.join(ROOT, "chapters", "rows.txt"), "rb") as file:
+        lines = os.fsdecode(file.read()).split("\n")
+    for line in lines:
+        if line.startswith("#") or not line.strip():
+            continue
+        if line.startswith("["):
+            title, _, options = line[1:].partition("]")
+            if title == "Proof":
+                title = ""  # The first table has none.
+            groups.append(_Group(title, options, []))
+        else:
+            cells = [cell.strip() for cell in line.split("|", 2)]
+            groups[-1].rows.append(cells + [""] * (3 - len(cells)))
+    return groups

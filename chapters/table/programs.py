@@ -1,0 +1,137 @@
+"""Runs programs one after the other, and ends them when a signal comes.
+
+Each program has a process group of its own, so that one signal reaches it and
+all that it started. Signals are blocked in this process: they count while it
+waits for a program, and never interrupt its own work on files.
+"""
+
+import os
+import signal
+import sys
+import time
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+BUILD = os.path.join(ROOT, "build")
+
+# A caller such as nohup has a reason to ignore one of them.
+_stopping = {number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+             if signal.getsignal(number) != signal.SIG_IGN}
+
+
+class Stopped(BaseException):
+    """A signal asks this process to end."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.number = number
+
+
+def say(text):
+    """Prints a line on stderr; results of programs are on stdout."""
+    os.write(2, os.fsencode(text + "\n"))
+
+
+def die(text):
+    """Names a mistake in the command, and ends with status 2."""
+    say("shardbook: " + text)
+    sys.exit(2)
+
+
+def run(command, output=None, environment=None):
+    """Runs a program and returns its status, 128 + n after signal n.
+
+    Its stdout goes to the file `output` if there is one. Throws Stopped when a
+    signal comes: then the program and all that it started have ended.
+    """
+    _check_signals()
+    files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    if output:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        files.append((os.POSIX_SPAWN_OPEN, 1, output, flags, 0o666))
+    program = os.posix_spawnp(
+        command[0], command, {**os.environ, **(environment or {})},
+        file_actions=files, setpgroup=0, setsigmask=[],
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])  # ignored by Python
+    while True:
+        number = signal.sigwait(_stopping | {signal.SIGCHLD})
+        if number in _stopping:
+            _end(program, number)
+            raise Stopped(number)
+        ended, status = os.waitpid(program, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _end(program, number):
+    """Passes the signal on, gives the group five seconds, then kills it."""
+    deadline = time.monotonic() + 5
+    try:
+        os.killpg(program, number)
+        while time.monotonic() < deadline:
+            _reap(program)
+            os.killpg(program, 0)
+            time.sleep(0.1)
+        os.killpg(program, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # All of the group have ended.
+
+
+def _reap(program):
+    """A program that has ended belongs to its group until it is waited for."""
+    try:
+        os.waitpid(program, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
+def _check_signals():
+    waiting = signal.sigtimedwait(_stopping, 0)
+    if waiting:
+        raise Stopped(waiting.si_signo)
+
+
+def _end_by(number):
+    """Ending by the signal itself tells a calling script to stop as well."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+
+
+def _describe(error):
+    return ": ".join(str(part) for part in (error.filename, error.strerror)
+                     if part)
+
+
+def _guarded(work):
+    """The status that `work` returns, unless a signal comes."""
+    # Blocked signals stay until they are asked for; ignored children do not.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _stopping | {signal.SIGCHLD})
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        status = work()
+        _check_signals()
+        return status
+    except Stopped as stopped:
+        say(f"\nshardbook: stopped by {signal.Signals(stopped.number).name}")
+        return _end_by(stopped.number)
+    except BrokenPipeError:
+        return _end_by(signal.SIGPIPE)
+    except OSError as error:
+        say("shardbook: " + _describe(error))
+        return 1
+
+
+def main(print_targets, work):
+    """What ./shardbook starts: first with `targets`, then with `run`.
+
+    The words after that are arguments of `print_targets`, which names what
+    Ninja has to build, and of `work`, which returns the status to end with.
+    """
+    # ./shardbook sets this for the start of Python alone.
+    os.environ.pop("PYTHONCOERCECLOCALE", None)
+    action, *words = sys.argv[1:]
+    if action == "targets":
+        print_targets(*words)
+    else:
+        sys.exit(_guarded(lambda: work(*words)))

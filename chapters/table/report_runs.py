@@ -1,0 +1,60 @@
+"""Writes the report of runs that were kept: ./shardbook report.
+
+  report_runs.py targets [NAME...]   checks the names, prints what to build
+  report_runs.py run [NAME...]       several runs are compared
+"""
+
+import os
+import sys
+
+import programs
+from programs import BUILD, die, say
+from run_folder import RUNS
+
+TABLE = os.path.join("chapters", "table", "shardbook_table")
+
+
+def write_report(folders, is_quiet=False):
+    """Writes build/report.html, whole or not at all, and prints the tables."""
+    page = os.path.join(BUILD, ".report-" + os.urandom(6).hex())
+    try:
+        quiet = ["--quiet"] if is_quiet else []
+        status = programs.run([os.path.join(BUILD, TABLE), "--html", page,
+                               *quiet, *folders])
+        if status < 2:
+            os.chmod(page, 0o644)
+            os.replace(page, os.path.join(BUILD, "report.html"))
+            say("As pictures: build/report.html")
+    finally:
+        if os.path.exists(page):
+            os.unlink(page)
+    return status
+
+
+def kept_names():
+    names = os.listdir(RUNS) if os.path.isdir(RUNS) else []
+    return sorted(name for name in names if not name.startswith("."))
+
+
+def kept_folders(names):
+    """The folders of the runs; without names, that of the last."""
+    names = names or ["last"]
+    for name in names:
+        is_name = not name.startswith(".") and "/" not in name
+        if not is_name or not os.path.isdir(os.path.join(RUNS, name)):
+            die(f"report {name}: no runs have that name; there are: "
+                + " ".join(kept_names()))
+    return [os.path.join(RUNS, name) for name in names]
+
+
+def print_targets(*names):
+    kept_folders(names)
+    print(TABLE)
+
+
+def report(*names):
+    return write_report(kept_folders(names))
+
+
+if __name__ == "__main__":
+    programs.main(print_targets, report)

@@ -1,0 +1,151 @@
+"""Runs chapters and reports on them: ./shardbook run.
+
+  run_chapters.py targets NAME [CHAPTER...] [-- OPTIONS]   prints what to build
+  run_chapters.py run NAME [CHAPTER...] [-- OPTIONS]       runs what was built
+
+The runs are kept as build/runs/NAME. Without OPTIONS each chapter runs as
+chapters/rows.txt says; with OPTIONS, once, and prints what its program prints.
+"""
+
+import os
+import signal
+import sys
+
+import programs
+from chapter_names import find_chapters
+from default_rows import YARDSTICK, default_rows
+from programs import BUILD, say
+from report_runs import TABLE, write_report
+from run_folder import keep_folder, new_folder, remove_folder
+
+
+def program_of(chapter):
+    return os.path.join("chapters", chapter, "ch" + chapter)
+
+
+def quoted(word):
+    """The word as bash quotes it."""
+    if not word.isprintable():
+        octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(word))
+        return f"$'{octal}'"
+    text = ""
+    for c in word:
+        is_home = c == "~" and text[-1:] in ("", ":", "=")
+        is_comment = c == "#" and not text
+        if is_home or is_comment or c in " !\"$&'()*,;<>?[\\]^`{|}":
+            text += "\\"
+        text += c
+    return text or "''"
+
+
+class Runs:
+    """Runs programs; a folder gets the report and the row of each."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.count = 0
+        self.status = 0  # the first that is not 0
+
+    def file(self, name):
+        return os.path.join(self.folder, name)
+
+    def add(self, chapter, options, title="", label="", output=None):
+        self.count += 1
+        name = f"{self.count:02}.json"
+        report = self.file(name)
+        status = programs.run([os.path.join(BUILD, program_of(chapter)),
+                               "--report", report, *options], output)
+        self.status = self.status or status
+        complain(label or chapter, status)
+        if status < 2 and os.path.exists(report) and os.path.getsize(report):
+            words = ["./shardbook", "run", chapter.partition("_")[2], "--",
+                     *map(quoted, options)]
+            self.add_row(name, title, label, " ".join(words))
+        elif os.path.exists(report):
+            os.unlink(report)
+
+    def add_row(self, *cells):
+        with open(self.file("rows.tsv"), "ab") as rows:
+            rows.write(os.fsencode("\t".join(cells) + "\n"))
+
+    def have_rows(self):
+        return os.path.exists(self.file("rows.tsv"))
+
+
+def complain(label, status):
+    """Up to 3, the program itself has said what is wrong."""
+    if status > 128:
+        try:
+            number = signal.Signals(status - 128).name.removeprefix("SIG")
+        except ValueError:
+            number = status - 128
+        say(f"shardbook: {label} was ended by signal {number}")
+    elif status > 3:
+        say(f"shardbook: {label} ended with status {status}")
+
+
+def gloo_is_built():
+    """Gloo is in the build when something is linked with it."""
+    with open(os.path.join(BUILD, "build.ninja"), "rb") as file:
+        return b"libgloo" in file.read()
+
+
+def run_default_rows(runs, chapters):
+    output = runs.file("output")
+    for title, chapter, label, options in default_rows(chapters):
+        if "--backend gloo" in " ".join(options) and not gloo_is_built():
+            say(f"skipping {chapter}, {label}, gloo: this build has no Gloo "
+                "(package libgloo-dev)")
+            continue
+        say(f"running {chapter}, {label} ...")
+        runs.add(chapter, options, title, label, output)
+    if os.path.exists(output):
+        os.unlink(output)
+
+
+def is_quiet(chapters, options):
+    """A program's own words are the result; a table compares several."""
+    if options is None:
+        return False
+    return len(chapters) == 1 or any(option.startswith("--format")
+                                     for option in options)
+
+
+def read_words(words):
+    """The chapters, and the options, None without a --."""
+    if "--" not in words:
+        return find_chapters(words), None
+    end = words.index("--")
+    return find_chapters(words[:end]), words[end + 1:]
+
+
+def print_targets(_name, *words):
+    chapters, options = read_words(words)
+    needed = [program_of(chapter) for chapter in chapters]
+    if options is None:
+        needed.append(program_of(YARDSTICK))
+    print(TABLE, *needed, sep="\n")
+
+
+def run_and_report(name, *words):
+    chapters, options = read_words(words)
+    folder = new_folder()
+    try:
+        runs = Runs(folder)
+        if options is None:
+            run_default_rows(runs, chapters)
+        else:
+            for chapter in chapters:
+                runs.add(chapter, options)
+        # Some options, such as --help, leave nothing to report.
+        if not runs.have_rows():
+            return runs.status
+        kept = keep_folder(folder, name)
+    finally:
+        remove_folder(folder)
+    status = write_report([kept], is_quiet(chapters, options))
+    return runs.status or status
+
+
+if __name__ == "__main__":
+    programs.main(print_targets, run_and_report)
