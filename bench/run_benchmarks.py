@@ -1,0 +1,135 @@
+"""Runs the benchmarks: ./shardbook bench.
+
+  run_benchmarks.py targets [NAME...] [-- OPTIONS]   prints what to build
+  run_benchmarks.py run [NAME...] [-- OPTIONS]       runs what was built
+
+A NAME is a program of Google Benchmark (kernels for kernels_bench); without one
+all of them run. A single NAME may also be one of those in ALONE.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "chapters", "table"))
+
+import programs  # noqa: E402
+from programs import BUILD, die, say  # noqa: E402
+
+VALIDATE = "bench/validate/validate"
+THIS_MACHINE = "bench/this_machine"
+MODEL_PARALLEL = "chapters/04_model_parallel/ch04_model_parallel"
+
+
+def built(target):
+    return os.path.join(BUILD, target)
+
+
+def known_targets():
+    """Pairs of a target and its rule, of all that Ninja can build."""
+    listing = subprocess.run(["ninja", "-C", BUILD, "-t", "targets", "all"],
+                             stdout=subprocess.PIPE, text=True, check=False)
+    return [line.partition(": ")[::2] for line in listing.stdout.splitlines()]
+
+
+def with_chapters(program):
+    """The program and those of the chapters, as far as this build has them."""
+    pattern = program + r"|chapters/[0-9][^/]*/ch[^/]*"
+    return [target for target, rule in known_targets()
+            if "_LINKER" in rule and re.fullmatch(pattern, target)]
+
+
+def run_pytorch(options):
+    """The same work here and in PyTorch, by a Python that has it."""
+    return programs.run([os.environ["SHARDBOOK_PYTHON"],
+                         os.path.join(ROOT, "bench", "pytorch.py"), *options])
+
+
+def run_validate(options):
+    return programs.run([built(VALIDATE), *options])
+
+
+def run_this_machine(options):
+    """Predicts the chapters' wall time here, and measures it."""
+    return programs.run([built(THIS_MACHINE), built("chapters"), *options])
+
+
+def run_model_parallel(options):
+    """ResNet-50 on one device, on two in turn, and in splits.
+
+    Each is measured round by round, one core per device, beside what the
+    simulator makes of it.
+    """
+    cluster = "this-machine"
+    cache = (os.environ.get("XDG_CACHE_HOME")
+             or os.path.join(os.environ["HOME"], ".cache"))
+    if not os.path.isfile(os.path.join(cache, "shardbook/this-machine.json")):
+        say("Predictions need ./shardbook bench this-machine, once.")
+        cluster = "none"
+    command = [built(MODEL_PARALLEL), "--model", "resnet50", "--batch", "24",
+               "--image-size", "128", "--steps", "1", "--no-check",
+               "--cluster", cluster, "--sweep", "3,4,6,8,12", "--repeats", "5"]
+    return programs.run([*command, *options],
+                        environment={"OMP_NUM_THREADS": "2"})
+
+
+# What each needs built, and what runs it.
+ALONE = {
+    "pytorch": (lambda: with_chapters("bench/pytorch_peer"), run_pytorch),
+    "validate": (lambda: [VALIDATE], run_validate),
+    "this-machine": (lambda: with_chapters(THIS_MACHINE), run_this_machine),
+    "model-parallel": (lambda: [MODEL_PARALLEL], run_model_parallel),
+}
+
+
+def find_benchmarks(words):
+    """The programs that the words name; without words, all."""
+    names = [match[1] for target, _ in known_targets()
+             if (match := re.fullmatch(r"bench/([^/]*)_bench", target))]
+    chosen = [word.removesuffix("_bench") for word in words]
+    for word, name in zip(words, chosen):
+        if name not in names:
+            die(f"bench {word}: there is no such benchmark; there are: "
+                + " ".join([*names, *ALONE]))
+    return chosen or names or die("bench: there is no benchmark in this build")
+
+
+def run_benchmark(name, options):
+    say(f"running {name} ...")
+    results = os.path.join(BUILD, "bench-results")
+    os.makedirs(results, exist_ok=True)
+    return programs.run([built(f"bench/{name}_bench"),
+                         f"--benchmark_out={results}/{name}.json",
+                         "--benchmark_out_format=json", *options])
+
+
+def read_words(words):
+    """The names, and the options after --."""
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end + 1:]
+
+
+def print_targets(*words):
+    names, _ = read_words(words)
+    if len(names) == 1 and names[0] in ALONE:
+        targets, _ = ALONE[names[0]]
+        print(*targets(), sep="\n")
+    else:
+        for name in find_benchmarks(names):
+            print(f"bench/{name}_bench")
+
+
+def run(*words):
+    names, options = read_words(words)
+    if len(names) == 1 and names[0] in ALONE:
+        _, run_alone = ALONE[names[0]]
+        return run_alone(options)
+    statuses = [run_benchmark(name, options) for name in find_benchmarks(names)]
+    say("Results as JSON are in build/bench-results/.")
+    return 1 if any(statuses) else 0
+
+
+if __name__ == "__main__":
+    programs.main(print_targets, run)
