@@ -3,6 +3,9 @@
   run_tests.py targets BUILD [FILTER...]       prints what has to be built
   run_tests.py run BUILD [OPTIONS] [FILTER...] runs; the last line is the count
 
+  --jobs N         at most N programs at once
+  --sanitize LIST  what the build was made with
+
 A FILTER is a room (the name of a Meson test), a pattern, room:pattern, or
 !room: all rooms but that one. A pattern is GoogleTest's; without a * it may
 stand anywhere in Suite.Case.
@@ -13,6 +16,7 @@ Exit status: 0 all passed, 1 a test failed or none ran, 2 nothing matches.
 import argparse
 import collections
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -98,16 +102,38 @@ GTEST_OUTPUT="xml:$folder/" exec "$@"
 """
 
 
-def run_meson(build, rooms, pattern, reports, args):
+Pace = collections.namedtuple("Pace", "timeout_multiplier prefix")
+
+
+def suit_sanitizer(sanitizers):
+    """Sanitized programs need more time; the thread sanitizer, more than that.
+
+    Returns the pace of the tests, and sets the environment of their programs.
+    """
+    if sanitizers != "thread":
+        return Pace(5 if sanitizers else 1, [])
+    # oneDNN's own OpenMP is out of the sanitizer's sight: one thread each.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    suppressions = pathlib.Path(__file__).with_name("tsan_suppressions.txt")
+    options = os.environ.get("TSAN_OPTIONS", "second_deadlock_stack=1")
+    os.environ["TSAN_OPTIONS"] = f"{options}:suppressions={suppressions}"
+    # Some kernels randomise addresses more than the sanitizer can map.
+    prefix = ["setarch", "-R"]
+    works = shutil.which("setarch") and not subprocess.run(
+        prefix + ["true"], stderr=subprocess.DEVNULL).returncode
+    return Pace(10, prefix if works else [])
+
+
+def run_meson(build, rooms, pattern, reports, pace, jobs):
     """Runs `rooms`; returns Meson's record of each."""
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
     for log in (build / "meson-logs").glob("testlog*.json"):
         log.unlink()
-    wrapper = args.prefix + ["bash", "-c", WRAPPER, str(reports)]
+    wrapper = pace.prefix + ["bash", "-c", WRAPPER, str(reports)]
     command = ["meson", "test", "-C", str(build), "--no-rebuild",
-               "--num-processes", str(args.jobs),
-               "--timeout-multiplier", str(args.timeout_multiplier),
+               "--num-processes", str(jobs),
+               "--timeout-multiplier", str(pace.timeout_multiplier),
                "--wrapper", shlex.join(wrapper)]
     if pattern:
         command = ["env", f"GTEST_FILTER={pattern}"] + command
@@ -213,20 +239,21 @@ def run(build, args):
     tests = read_json(build, "intro-tests.json")
     if not tests:
         sys.exit("shardbook: no test ran; this build knows none")
+    pace = suit_sanitizer(args.sanitize)
     results = {}
     for rooms, pattern in select([t["name"] for t in tests], args.filter):
         chosen = [t for t in tests if t["name"] in rooms]
         if pattern:
             pattern = gtest_filter(pattern)
             chosen = [t for t in chosen if is_googletest(t["cmd"]) and
-                      has_match(t["cmd"], pattern, args.prefix)]
+                      has_match(t["cmd"], pattern, pace.prefix)]
             if not chosen:
                 print(f"shardbook: no test matches {pattern}; the rooms are "
                       + ", ".join(t["name"] for t in tests), file=sys.stderr)
                 return 2
         reports = build / "test-reports"
         records = run_meson(build, [t["name"] for t in chosen], pattern,
-                            reports, args)
+                            reports, pace, args.jobs)
         for test in chosen:
             for record in records:
                 size = len(test["cmd"])
@@ -274,8 +301,7 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("filter", nargs="*")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--timeout-multiplier", type=float, default=1)
-    parser.add_argument("--prefix", type=shlex.split, default=[])
+    parser.add_argument("--sanitize", default="")
     args = parser.parse_intermixed_args()
     build = args.build.resolve()
     if args.action == "targets":
