@@ -357,7 +357,8 @@ class Faults:
         wrong = len(self.failures)
         with tempfile.TemporaryDirectory(prefix="shardbook-") as name:
             folder = pathlib.Path(name)
-            shutil.copy(ROOT / "shardbook", folder)
+            for file in ["shardbook", "packages.sh"]:
+                shutil.copy(ROOT / file, folder)
             shutil.copytree(ROOT / "chapters" / "table",
                             folder / "chapters" / "table")
             chapter = folder / "chapters" / "00_slow"
@@ -368,7 +369,7 @@ class Faults:
             for tool, text in [
                 ("meson", "exit 0"),
                 ("dpkg-query", "sed -n 's/^\\([a-z][^ ]*\\) .*/installed "
-                 "\\1 1/p' " + str(folder / "shardbook")),
+                 "\\1 1/p' " + str(folder / "packages.sh")),
                 ("ninja", f"echo $$ > {folder}/ninja; exec sleep 60"),
             ]:
                 (tools / tool).write_text(f"#!/bin/sh\n{text}\n")

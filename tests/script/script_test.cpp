@@ -52,7 +52,9 @@ class Script : public testing::Test {
   void SetUp() override {
     root_ = (fs::path(testing::TempDir()) / "script-XXXXXX").string();
     ASSERT_NE(mkdtemp(root_.data()), nullptr);
-    fs::copy_file(SHARDBOOK_ROOT "/shardbook", root_ + "/shardbook");
+    for (const char* name : {"/shardbook", "/packages.sh"}) {
+      fs::copy_file(std::string(SHARDBOOK_ROOT) + name, root_ + name);
+    }
     copy_python("/chapters/table");
     for (const char* name : {"00_single_device", "02_ddp", "03_zero_fsdp",
                              "05_gpipe", "06_1f1b"}) {
@@ -82,7 +84,7 @@ class Script : public testing::Test {
           "#!/bin/sh\n"
           "sed -n '/^package_table/,/^END/p' '" +
               root_ +
-              "/shardbook' | "
+              "/packages.sh' | "
               "sed -n 's/^\\([a-z][-a-z0-9+]*\\) .*/installed \\1 1/p'\n");
   }
 

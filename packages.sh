@@ -1,0 +1,238 @@
+# The packages that the book needs from Debian or Ubuntu: what they are, how
+# apt-get installs the missing ones, and what `./shardbook doctor` prints.
+# ./shardbook sources this file, which uses its variables root, build and
+# no_install, and its functions say and die.
+# shellcheck shell=bash disable=SC2154
+
+# A package `for` test or bench is installed when that command is first asked
+# for; `compare` ones never are.
+package_table() {
+  sed -e '/^#/d' <<'END'
+# package           need      for      what it adds
+g++                 required  all      the C++20 compiler
+meson               required  all      the build system
+ninja-build         required  all      runs what Meson plans
+pkg-config          required  all      tells Meson where libraries are
+libdnnl-dev         required  all      oneDNN: fast matrix products
+libxtensor-dev      required  all      element-wise operations and broadcasting
+libxsimd-dev        required  all      vector instructions below xtensor
+nlohmann-json3-dev  required  all      reads and writes JSON
+libfmt-dev          required  all      formats numbers and messages
+libcli11-dev        required  all      reads the options of the programs
+libboost-context-dev required all      fibers: thousands of ranks in one thread
+libgloo-dev         optional  all      ranks as processes: --backend gloo
+ccache              optional  all      builds again in seconds
+libgtest-dev        required  test     GoogleTest, which every test uses
+libgmock-dev        required  test     GoogleTest's matchers
+redis-server        optional  test     the tests of Gloo's Redis rendezvous
+iproute2            optional  test     the test of two hosts (when run as root)
+chromium            optional  test     the tests of report.html in a browser
+libbenchmark-dev    required  bench    Google Benchmark
+python3-torch       optional  compare  ./shardbook bench pytorch
+END
+}
+
+# ---- What is installed
+
+# The packages of the table that dpkg has, with their versions, one per line.
+installed=
+look_up_packages() {
+  local names
+  names=$(package_table | cut -d ' ' -f 1)
+  # shellcheck disable=SC2086  # one word per package
+  installed=$(dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\n' \
+    $names 2>/dev/null | sed -n 's/^installed //p' || true)
+}
+
+# Prints what dpkg does not have of the table's rows for a command; * means any.
+missing_packages() {
+  local command=$1 package need scope reason
+  while read -r package need scope reason; do
+    # shellcheck disable=SC2053  # a pattern
+    [[ $scope == all || $scope == $command ]] || continue
+    [[ $'\n'$installed == *$'\n'"$package "* ]] && continue
+    printf '%s %s %s\n' "$package" "$need" "$reason"
+  done < <(package_table)
+}
+
+list_packages() {
+  local package need reason
+  while read -r package need reason; do
+    printf '  %-19s %-9s %s\n' "$package" "$need" "$reason" >&2
+  done <<<"$1"
+}
+
+# Says why these packages stay away. Without a required one, the command ends.
+do_without() {
+  local why=$1 missing=$2
+  say "$why:"
+  list_packages "$missing"
+  if grep -q '^[^ ]* required ' <<<"$missing"; then
+    die "a required package is missing; install it and try again"
+  fi
+}
+
+# ---- Installation
+
+# Why apt-get cannot be used here; empty when it can.
+apt_obstacle() {
+  if ((no_install)); then
+    echo "--no-install was given"
+  elif ! command -v apt-get >/dev/null; then
+    echo "this system has no apt-get"
+  elif ((EUID != 0)) && ! command -v sudo >/dev/null; then
+    echo "this needs root, and there is no sudo"
+  elif ((EUID != 0)) && [[ ! -t 0 ]] && ! sudo -n true 2>/dev/null; then
+    echo "this needs root, and sudo wants a password"
+  fi
+}
+
+# apt-get in the foreground: it (or sudo) may have a question on a terminal.
+apt() {
+  local log=$root/build/apt.log
+  set -- env DEBIAN_FRONTEND=noninteractive apt-get -q "$@"
+  ((EUID == 0)) || set -- sudo "$@"
+  mkdir -p "$root/build"
+  if [[ -t 2 ]]; then
+    "$@" >&2
+  else
+    "$@" >"$log" 2>&1 </dev/null || { tail -n 5 -- "$log" >&2; return 1; }
+  fi
+}
+
+known_to_apt() { [[ -n $(apt-cache show -- "$1" 2>/dev/null) ]]; }
+
+# Installs what it can. Lists that are empty or old are fetched once.
+apt_install() {
+  local package known=() updated=0
+  for package; do
+    known_to_apt "$package" && continue
+    apt update || true
+    updated=1
+    break
+  done
+  for package; do
+    if known_to_apt "$package"; then known+=("$package"); fi
+  done
+  ((${#known[@]})) || return 1
+  apt install -y --no-install-recommends "${known[@]}" && return
+  ((updated)) && return 1
+  apt update && apt install -y --no-install-recommends "${known[@]}"
+}
+
+# Installs what `command` needs and does not have.
+check_packages() {
+  local command=$1 missing required optional obstacle tried
+  if ! command -v dpkg-query >/dev/null; then
+    say "This system has no dpkg; Meson will say which libraries are missing."
+    return
+  fi
+  # An optional package that could not be installed is not tried each time.
+  tried=$root/build/.not-installed
+  look_up_packages
+  missing=$(missing_packages "$command")
+  if [[ -f $tried ]] && ((!no_install)); then
+    missing=$(grep -vxFf "$tried" <<<"$missing" || true)
+  fi
+  [[ -n $missing ]] || return 0
+
+  obstacle=$(apt_obstacle)
+  if [[ -n $obstacle ]]; then
+    do_without "Not installed ($obstacle)" "$missing"
+    return
+  fi
+  say "apt-get installs what is missing:"
+  list_packages "$missing"
+  mapfile -t required < <(sed -n 's/ required .*//p' <<<"$missing")
+  mapfile -t optional < <(sed -n 's/ optional .*//p' <<<"$missing")
+  if ! apt_install "${required[@]}" "${optional[@]}"; then
+    ((${#required[@]} == 0)) || apt_install "${required[@]}" || true
+  fi
+
+  look_up_packages
+  missing=$(missing_packages "$command")
+  [[ -n $missing ]] || return 0
+  do_without "apt-get could not install" "$missing"
+  mkdir -p "$root/build"
+  printf '%s\n' "$missing" >>"$tried"
+}
+
+# ---- Doctor
+
+# The Python that can import torch, or nothing.
+find_torch() {
+  local python
+  for python in ${SHARDBOOK_PYTHON:+"$SHARDBOOK_PYTHON"} python3 \
+    /usr/bin/python3; do
+    if "$python" -c 'import torch' >/dev/null 2>&1; then
+      echo "$python"
+      return
+    fi
+  done
+}
+
+print_machine() {
+  printf 'machine   %s, %s cores, %s GiB memory (%s GiB free)\n' \
+    "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" \
+    "$(nproc)" \
+    "$(awk '/^MemTotal/ {printf "%.0f", $2 / 1048576}' /proc/meminfo)" \
+    "$(awk '/^MemAvailable/ {printf "%.0f", $2 / 1048576}' /proc/meminfo)"
+  printf 'system    %s, %s\n' \
+    "$(sed -n 's/^PRETTY_NAME="*\([^"]*\).*/\1/p' /etc/os-release)" \
+    "$(uname -sr)"
+  printf 'compiler  %s\n' "$("${CXX:-g++}" --version 2>/dev/null | head -n 1 ||
+    echo "none: install g++")"
+}
+
+print_packages() {
+  local package need scope reason version
+  printf 'packages\n'
+  while read -r package need scope reason; do
+    version=$(sed -n "s/^$package //p" <<<"$installed" | head -n 1)
+    if [[ -n $version ]]; then
+      printf '  has    %-19s %s\n' "$package" "$version"
+    else
+      printf '  lacks  %-19s %s; it adds: %s\n' "$package" "$need" "$reason"
+    fi
+  done < <(package_table)
+}
+
+print_torch() {
+  local python version
+  python=$(find_torch)
+  if [[ -n $python ]]; then
+    version=$("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
+    printf 'pytorch   %s, in %s\n' "$version" "$python"
+  else
+    printf 'pytorch   no Python here can import torch; it would add %s\n' \
+      "./shardbook bench pytorch"
+  fi
+}
+
+print_build() {
+  local gloo=without
+  if [[ -f $build/compile_commands.json ]]; then
+    ! grep -q libgloo -- "$build/build.ninja" || gloo=with
+    printf 'build     build/, %s Gloo\n' "$gloo"
+  else
+    printf 'build     none yet; ./shardbook run makes it\n'
+  fi
+}
+
+command_doctor() {
+  local missing=''
+  print_machine
+  if command -v dpkg-query >/dev/null; then
+    look_up_packages
+    print_packages
+    missing=$(missing_packages '*')
+  else
+    printf 'packages  unknown: this system has no dpkg\n'
+  fi
+  print_torch
+  print_build
+  [[ -n $missing ]] || return 0
+  printf 'To install all that is missing: apt-get install %s\n' \
+    "$(cut -d ' ' -f 1 <<<"$missing" | paste -s -d ' ')"
+  ! grep -q '^[^ ]* required ' <<<"$missing" || return 2
+}
