@@ -44,7 +44,8 @@ look_up_packages() {
     $names 2>/dev/null | sed -n 's/^installed //p' || true)
 }
 
-# Prints what dpkg does not have of the table's rows for a command; * means any.
+# Prints the rows of the table that a command wants and dpkg does not have. The
+# command * stands for all.
 missing_packages() {
   local command=$1 package need scope reason
   while read -r package need scope reason; do
@@ -62,7 +63,7 @@ list_packages() {
   done <<<"$1"
 }
 
-# Says why these packages stay away. Without a required one, the command ends.
+# Names packages that stay missing, and why. A required one ends the command.
 do_without() {
   local why=$1 missing=$2
   say "$why:"

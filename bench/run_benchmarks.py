@@ -75,7 +75,7 @@ def run_model_parallel(options):
                         environment={"OMP_NUM_THREADS": "2"})
 
 
-# What each needs built, and what runs it.
+# The targets of each, and the function that runs it.
 ALONE = {
     "pytorch": (lambda: with_chapters("bench/pytorch_peer"), run_pytorch),
     "validate": (lambda: [VALIDATE], run_validate),

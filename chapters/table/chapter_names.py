@@ -42,7 +42,7 @@ def find_chapters(words):
 
 
 def _find(word, chapters):
-    """What 2, 02, ddp, 02_ddp or chapters/02_ddp/ means."""
+    """The chapter that 2, 02, ddp, 02_ddp or chapters/02_ddp/ means."""
     name = word.removesuffix("/").rpartition("/")[2].replace("-", "_")
     name = _ALIASES.get(name, name)
     if len(name) == 1 and name.isdecimal():

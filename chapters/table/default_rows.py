@@ -1,4 +1,4 @@
-"""Reads chapters/rows.txt: what runs when the command has no options."""
+"""Reads chapters/rows.txt: the rows that run without options."""
 
 import collections
 import os
@@ -28,7 +28,7 @@ def default_rows(chosen):
 
 
 def _read_groups():
-    """[Title] options, then lines of a chapter, a label and more options."""
+    """Each begins with [Title] and options; rows add a label and options."""
     groups = [_Group("", "", [])]
     with open(os.path.join(ROOT, "chapters", "rows.txt"), "rb") as file:
         lines = os.fsdecode(file.read()).split("\n")

@@ -13,7 +13,7 @@ import time
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 BUILD = os.path.join(ROOT, "build")
 
-# A caller such as nohup has a reason to ignore one of them.
+# A signal that the caller ignores, as nohup does, stays ignored.
 _stopping = {number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
              if signal.getsignal(number) != signal.SIG_IGN}
 
@@ -105,8 +105,8 @@ def _describe(error):
 
 def _guarded(work):
     """The status that `work` returns, unless a signal comes."""
-    # Blocked signals stay until they are asked for; ignored children do not.
     signal.pthread_sigmask(signal.SIG_BLOCK, _stopping | {signal.SIGCHLD})
+    # Where the caller ignored SIGCHLD, none would come.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         status = work()
@@ -123,10 +123,10 @@ def _guarded(work):
 
 
 def main(print_targets, work):
-    """What ./shardbook starts: first with `targets`, then with `run`.
+    """Serves ./shardbook, which starts a program twice.
 
-    The words after that are arguments of `print_targets`, which names what
-    Ninja has to build, and of `work`, which returns the status to end with.
+    With `targets`, `print_targets` names what Ninja has to build; with `run`,
+    `work` returns the status to end with. Both take the words that follow.
     """
     # ./shardbook sets this for the start of Python alone.
     os.environ.pop("PYTHONCOERCECLOCALE", None)

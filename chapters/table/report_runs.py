@@ -32,6 +32,7 @@ def write_report(folders, is_quiet=False):
 
 
 def kept_names():
+    """The runs in build/runs; names with a dot are of runs that go on."""
     names = os.listdir(RUNS) if os.path.isdir(RUNS) else []
     return sorted(name for name in names if not name.startswith("."))
 

@@ -1,6 +1,6 @@
-// ./shardbook run and report: which programs it starts, what it shows of them,
-// and what it keeps. Nothing is built here: the script runs in a copy of the
-// tree whose programs, Meson and Ninja are stand-ins.
+// ./shardbook run, report and bench: which programs it starts, what it shows of
+// them, and what it keeps. Nothing is built here: the script runs in a copy of
+// the tree whose programs, Meson and Ninja are stand-ins.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -24,6 +24,7 @@ name=${0##*/} report=
 echo "$name ${*:3}"
 [[ " $* " != *" --help "* ]] || exit 0
 [[ " $* " != *" --slow "* ]] || sleep 1
+[[ " $* " != *" --stay "* ]] || sleep 60
 [[ $1 == --report ]] || exit 2
 echo "{\"run\": \"$name ${*:3}\"}" >"$2"
 )sh";
@@ -56,6 +57,7 @@ class Script : public testing::Test {
       fs::copy_file(std::string(SHARDBOOK_ROOT) + name, root_ + name);
     }
     copy_python("/chapters/table");
+    copy_python("/bench");
     for (const char* name : {"00_single_device", "02_ddp", "03_zero_fsdp",
                              "05_gpipe", "06_1f1b"}) {
       const std::string chapter = std::string("/chapters/") + name;
@@ -204,6 +206,19 @@ TEST_F(Script, TwoRunsAtOnceKeepApart) {
   EXPECT_EQ(folders, 3);
 }
 
+TEST_F(Script, AStoppedRunLeavesNothing) {
+  // Ends the script when its program has begun.
+  const Outcome outcome =
+      run("./shardbook run gpipe -- --stay >text 2>&1 & "
+          "for ((i = 0; i < 600; ++i)); do"
+          "  ! grep -q stay text || break; sleep 0.1; "
+          "done; kill -TERM $!; wait $!; echo status $?; cat text");
+  EXPECT_TRUE(has(outcome.text, "status 143")) << outcome.text;
+  EXPECT_TRUE(has(outcome.text, "shardbook: stopped by SIGTERM"))
+      << outcome.text;
+  EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
+}
+
 TEST_F(Script, ReportComparesWhatWasKept) {
   run("./shardbook run ddp --name a -- --steps 1");
   run("./shardbook run ddp --name b -- --steps 2");
@@ -214,6 +229,27 @@ TEST_F(Script, ReportComparesWhatWasKept) {
   EXPECT_EQ(run("./shardbook report ../runs").status, 2);
   EXPECT_EQ(run("./shardbook run ddp --name a/b").status, 2);
   EXPECT_EQ(run("./shardbook test --name a").status, 2);
+}
+
+TEST_F(Script, BenchmarksRunOneByOne) {
+  write("/bin/ninja",
+        "#!/bin/sh\n"
+        "case $* in *targets*) echo bench/one_bench: cpp_LINKER; "
+        "echo bench/two_bench: cpp_LINKER; esac\n");
+  write("/build/bench/one_bench", "#!/bin/sh\necho one ${1##*/} $3\nexit 1\n");
+  write("/build/bench/two_bench", "#!/bin/sh\necho two ${1##*/} $3\n");
+  const Outcome all = run("./shardbook bench -- --quick");
+  EXPECT_EQ(all.status, 1);
+  EXPECT_EQ(all.text,
+            "running one ...\none one.json --quick\n"
+            "running two ...\ntwo two.json --quick\n"
+            "Results as JSON are in build/bench-results/.\n");
+  const Outcome one = run("./shardbook bench two");
+  EXPECT_EQ(one.status, 0);
+  EXPECT_FALSE(has(one.text, "running one")) << one.text;
+  const Outcome unknown = run("./shardbook bench three");
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_TRUE(has(unknown.text, "there are: one two pytorch")) << unknown.text;
 }
 
 TEST_F(Script, WhatFailsIsNotKept) {
