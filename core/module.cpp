@@ -174,11 +174,41 @@ void Module::clear_hooks() {
   post_hooks_.clear();
 }
 
+Shape Shard::shape_of(const Shape& whole) const {
+  if (count == 1) return whole;
+  const auto d = static_cast<std::size_t>(dim);
+  SB_CHECK(d < whole.size() && index >= 0 && index < count &&
+               whole[d] % (blocks * count) == 0,
+           "shard ", index, " of ", count, ": dim ", dim, " of shape ",
+           shape_text(whole), " does not divide into ", blocks, " blocks of ",
+           count, " equal parts");
+  Shape part = whole;
+  part[d] /= count;
+  return part;
+}
+
 namespace {
 
 Tensor empty_parameter(const Shape& shape, const InitOptions& init) {
   MemoryScope kind(MemoryKind::kParameter);
-  return Tensor::empty(shape, {init.dtype, init.device});
+  return Tensor::empty(init.shard.shape_of(shape), {init.dtype, init.device});
+}
+
+// Fills a part as `fill` fills the whole: [before, blocks, block, after].
+void fill_shard(
+    const Tensor& part, const Shape& whole, const Shard& shard,
+    const std::function<void(const Tensor& x, const ShardView& view)>& fill) {
+  if (shard.count == 1) return fill(part, {});
+  const auto d = static_cast<std::size_t>(shard.dim);
+  std::int64_t before = 1, after = 1;
+  for (std::size_t i = 0; i < d; ++i) before *= whole[i];
+  for (std::size_t i = d + 1; i < whole.size(); ++i) after *= whole[i];
+  const std::int64_t block = whole[d] / shard.blocks;
+  const std::int64_t own = block / shard.count;
+  const ShardView view{{before, shard.blocks, block, after},
+                       {0, 0, shard.index * own, 0},
+                       {}};
+  fill(reshape(part, {before, shard.blocks, own, after}), view);
 }
 
 }  // namespace
@@ -189,7 +219,10 @@ Tensor make_parameter(const std::string& name, const Shape& shape,
   if (stddev == 0) {
     parameter.zero();
   } else {
-    fill_normal(parameter, init.seed, stream_of(name), 0, stddev);
+    fill_shard(parameter, shape, init.shard,
+               [&](const Tensor& x, const ShardView& view) {
+                 fill_normal(x, init.seed, stream_of(name), 0, stddev, view);
+               });
   }
   return parameter.set_requires_grad();
 }
@@ -197,7 +230,10 @@ Tensor make_parameter(const std::string& name, const Shape& shape,
 Tensor make_uniform_parameter(const std::string& name, const Shape& shape,
                               double bound, const InitOptions& init) {
   Tensor parameter = empty_parameter(shape, init);
-  fill_uniform(parameter, init.seed, stream_of(name), -bound, bound);
+  fill_shard(parameter, shape, init.shard,
+             [&](const Tensor& x, const ShardView& view) {
+               fill_uniform(x, init.seed, stream_of(name), -bound, bound, view);
+             });
   return parameter.set_requires_grad();
 }
 

@@ -24,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/tensor.h"
@@ -120,15 +121,56 @@ class ModuleOf : public Base {
   }
 };
 
+/// A module of any type, held by value: a copy of it is a clone. For models
+/// whose layers can be replaced.
+class AnyModule {
+ public:
+  AnyModule(std::unique_ptr<Module> module) : module_(std::move(module)) {}
+  AnyModule(const AnyModule& other) : module_(other.module_->clone()) {}
+  AnyModule(AnyModule&&) = default;
+  AnyModule& operator=(AnyModule other) {
+    module_ = std::move(other.module_);
+    return *this;
+  }
+
+  Tensor operator()(const Tensor& x) { return (*module_)(x); }
+  Module& operator*() const { return *module_; }
+  /// As what it is; throws std::bad_cast for another type.
+  template <typename M>
+  M& as() const {
+    return dynamic_cast<M&>(*module_);
+  }
+
+ private:
+  std::unique_ptr<Module> module_;
+};
+
+/// A part of a parameter: `dim` is cut into `blocks` equal blocks (attention's
+/// queries, keys and values are three), and each block into `count` equal
+/// parts, of which this is number `index`. A count of 1: all of it.
+struct Shard {
+  std::int64_t dim = 0;
+  std::int64_t index = 0;
+  std::int64_t count = 1;
+  std::int64_t blocks = 1;
+
+  /// Of this part. Throws Error when the dimension does not divide.
+  Shape shape_of(const Shape& whole) const;
+};
+
 /// How weights begin: drawn from named streams, or left on meta.
 struct InitOptions {
   std::uint64_t seed = 0;
   DType dtype = DType::kF32;
   Device device{};
+  /// The part that is made: it draws the elements that the whole one would
+  /// have there, whoever else makes the other parts.
+  Shard shard{};
 };
 
 /// A parameter with values from normal(0, stddev) in the stream of `name`
-/// (stddev 0: zeros).
+/// (stddev 0: zeros). Here and below, `shape` is that of the whole parameter,
+/// and init.shard says which part of it is made.
 Tensor make_parameter(const std::string& name, const Shape& shape,
                       double stddev, const InitOptions& init);
 /// A parameter with values from uniform(-bound, bound).

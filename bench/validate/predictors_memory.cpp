@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "bench/validate/kinds.h"
-#include "chapters/03_zero_fsdp/zero_memory.h"
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "core/check.h"
 
 namespace shardbook::validate {

@@ -5,8 +5,8 @@
 #include <map>
 #include <optional>
 
-#include "chapters/03_zero_fsdp/state_dict.h"
-#include "chapters/03_zero_fsdp/zero_memory.h"
+#include "chapters/03_zero_fsdp/fsdp/state_dict.h"
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -58,12 +58,6 @@ zero::ZeroOptions zero_options(const Options& options,
   return zero;
 }
 
-std::optional<DType> dtype_of(const std::string& name) {
-  if (name.empty()) return std::nullopt;
-  return name == "bf16" ? DType::kBF16 : name == "f16" ? DType::kF16
-                                                       : DType::kF32;
-}
-
 fsdp::FsdpOptions fsdp_options(const Options& options,
                                const TrainerOptions& how,
                                const ModelConfig& config) {
@@ -96,58 +90,6 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
 }
 
 }  // namespace
-
-void check_given(
-    const TrainerOptions& how,
-    const std::vector<std::pair<std::string, std::string>>& given) {
-  using Strategies = std::vector<std::string>;
-  const Strategies buckets = {"zero1", "zero2"}, zero3 = {"zero3"};
-  const Strategies zero = {"zero1", "zero2", "zero3"}, fsdp = {"fsdp", "fsdp2"};
-  const std::map<std::string, Strategies> owners = {
-      {"--reduce-bucket-size", buckets},
-      {"--allgather-bucket-size", buckets},
-      {"--reduce-scatter", buckets},
-      {"--round-robin-gradients", buckets},
-      {"--overlap-comm", zero},
-      {"--persistence-threshold", zero3},
-      {"--prefetch-bucket-size", zero3},
-      {"--sharding-strategy", fsdp},
-      {"--shard-size", fsdp},
-      {"--wrap", fsdp},
-      {"--min-num-params", fsdp},
-      {"--backward-prefetch", fsdp},
-      {"--forward-prefetch", fsdp},
-      {"--limit-all-gathers", fsdp},
-      {"--param-dtype", fsdp},
-      {"--reduce-dtype", fsdp},
-      {"--no-sync", fsdp}};
-  for (const auto& [flag, value] : given) {
-    const auto owner = owners.find(flag);
-    if (owner == owners.end()) continue;
-    const Strategies& known = owner->second;
-    std::string list;
-    for (std::size_t i = 0; i < known.size(); ++i) {
-      list += (i == 0 ? "" : i + 1 < known.size() ? ", " : " or ") + known[i];
-    }
-    SB_CHECK(std::count(known.begin(), known.end(), how.strategy) > 0, flag,
-             " ", value, ": means nothing to --strategy ", how.strategy,
-             "; it belongs to --strategy ", list);
-    SB_CHECK(flag != "--shard-size" || how.sharding_strategy == "hybrid_shard",
-             flag, " ", value, ": means nothing to --sharding-strategy ",
-             how.sharding_strategy, "; it belongs to hybrid_shard");
-    SB_CHECK(flag != "--min-num-params" || how.wrap == "size", flag, " ", value,
-             ": means nothing to --wrap ", how.wrap, "; it belongs to size");
-  }
-}
-
-DType shortest_dtype(DType parameters, const TrainerOptions& how) {
-  DType shortest = parameters;
-  for (const std::string& name : {how.param_dtype, how.reduce_dtype}) {
-    const DType dtype = dtype_of(name).value_or(parameters);
-    if (dtype_bytes(dtype) < dtype_bytes(shortest)) shortest = dtype;
-  }
-  return shortest;
-}
 
 // Rows that the ranks do not divide give the last ranks of fully_shard smaller
 // parts, and gradients go to their owners on the host one by one. All other

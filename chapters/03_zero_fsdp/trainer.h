@@ -4,13 +4,14 @@
 // repeat.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/fsdp.h"
-#include "chapters/03_zero_fsdp/fsdp_bill.h"
-#include "chapters/03_zero_fsdp/zero.h"
+#include "chapters/03_zero_fsdp/fsdp/fsdp.h"
+#include "chapters/03_zero_fsdp/fsdp/fsdp_bill.h"
+#include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/run/worlds.h"
 
@@ -50,11 +51,14 @@ struct TrainerOptions {
   bool no_sync = false;
 };
 
+void add_options(CommandLine& line, TrainerOptions& how);
 /// Throws Error that names the first option in `given` (options and values)
 /// that belongs to another strategy than the chosen one.
 void check_given(const TrainerOptions& how,
                  const std::vector<std::pair<std::string, std::string>>& given);
 
+/// The dtype with this name; none for "".
+std::optional<DType> dtype_of(const std::string& name);
 /// Of the dtypes that compute or travel, the one with the fewest bits.
 DType shortest_dtype(DType parameters, const TrainerOptions& how);
 

@@ -7,65 +7,13 @@
 //
 // Read before: 01_data_parallel. Read next: 05_gpipe.
 
-#include <fmt/format.h>
-
+#include "chapters/04_model_parallel/options.h"
 #include "chapters/04_model_parallel/sweep.h"
-#include "chapters/04_model_parallel/toy.h"
 #include "chapters/04_model_parallel/trainer.h"
 #include "chapters/common/run/program.h"
 
 using namespace shardbook;
 using model_parallel::Settings;
-
-namespace {
-
-/// What the program does, beside Settings.
-struct Extras {
-  bool toy = false;
-  std::string sweep;  ///< split sizes; empty: none
-  std::int64_t repeats = 5;
-};
-
-void add_options(CommandLine& line, Settings& settings, Extras& extras) {
-  line.add("--variant", &settings.variant, "devices, and how they take turns",
-           model_parallel::kVariants);
-  line.add("--split-size", &settings.split_size, "rows of a split", 1);
-  line.add("--loss", &settings.loss,
-           "mse (against one-hot labels; of images, where not told otherwise) "
-           "or cross_entropy");
-  line.add("--toy", &extras.toy,
-           "train the two-layer model of PyTorch's tutorial, and end");
-  line.add("--sweep", &extras.sweep,
-           "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60");
-  line.add("--repeats", &extras.repeats, "of each measurement of the sweep", 1);
-}
-
-void check_settings(const Options& options, Settings& settings) {
-  SB_CHECK(options.world_size == 2, "--world-size ", options.world_size,
-           ": the model is cut once; give 2");
-  std::string& loss = settings.loss;
-  SB_CHECK(loss.empty() || loss == "mse" || loss == "cross_entropy", "--loss ",
-           loss, ": give mse or cross_entropy");
-  if (loss.empty()) {
-    loss =
-        ModelConfig::read(options.model).is_image() ? "mse" : "cross_entropy";
-  }
-  // One device, and all of the batch, unless told otherwise
-  if (settings.variant == "single") {
-    settings = model_parallel::on_one_device(settings);
-  }
-}
-
-int show_toy(const Options& options, const Settings& settings) {
-  SB_CHECK(options.backend == "threads" && options.steps >= 1,
-           "--toy: shows numbers; give --backend threads and at least one of "
-           "--steps");
-  fmt::print("{}", model_parallel::toy_text(model_parallel::train_toy(
-                       options, settings.split_size)));
-  return 0;
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   return chapter_main([&] {
@@ -79,19 +27,19 @@ int main(int argc, char** argv) {
     options.steps = 6;
     Settings settings;
     settings.loss.clear();
-    Extras extras;
+    model_parallel::Extras extras;
     CommandLine line("ch04_model_parallel",
                      "Model parallelism: half of the layers on each device.");
     add_shared_options(line, options, {"threads", "sim"},
                        "one process works on both devices; see 05_gpipe for "
                        "ranks that are processes");
-    add_options(line, settings, extras);
+    model_parallel::add_options(line, settings, extras);
     line.parse(argc, argv);
     check_options(options);
     std::vector<std::int64_t> sizes;
     if (!extras.sweep.empty()) sizes = model_parallel::split_sizes(extras.sweep);
-    check_settings(options, settings);
-    if (extras.toy) return show_toy(options, settings);
+    model_parallel::check_settings(options, settings);
+    if (extras.toy) return model_parallel::show_toy(options, settings);
 
     // 2. Start the ranks: one, which owns both devices; each has its cores.
     const Options on_two = options;

@@ -39,6 +39,8 @@ struct TrainerOptions {
   bool only_shows() const { return print_schedule || !write_schedule.empty(); }
 };
 
+void add_options(CommandLine& line, TrainerOptions& how);
+
 /// What the options say, before there are ranks.
 struct Plan {
   ModelConfig config;

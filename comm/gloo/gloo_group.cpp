@@ -8,7 +8,7 @@
 #include "comm/internal/arguments.h"
 #include "comm/gloo/calls.h"
 #include "comm/gloo/collectives.h"
-#include "comm/gloo/coordinator.h"
+#include "comm/processes/coordinator.h"
 #include "comm/internal/cores.h"
 #include "core/check.h"
 #include "core/context.h"

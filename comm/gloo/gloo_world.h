@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/gloo/control_line.h"
-#include "comm/gloo/rendezvous.h"
+#include "comm/processes/control_line.h"
+#include "comm/processes/rendezvous.h"
 #include "comm/launch.h"
 #include "comm/processes.h"
 

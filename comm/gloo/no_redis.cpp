@@ -1,4 +1,4 @@
-#include "comm/gloo/rendezvous.h"
+#include "comm/processes/rendezvous.h"
 #include "core/check.h"
 
 namespace shardbook::internal {

@@ -2,7 +2,7 @@
 
 #include <gloo/rendezvous/redis_store.h>
 
-#include "comm/gloo/rendezvous.h"
+#include "comm/processes/rendezvous.h"
 #include "core/check.h"
 
 namespace shardbook::internal {

@@ -401,8 +401,8 @@ TEST_F(ModelFiles, AreConvertedToTheModelsDtype) {
   Gpt saved(tiny(), f64_init(1)), loaded(tiny(), bf16);
   save_model(path("m.safetensors"), saved, tiny());
   load_model(path("m.safetensors"), loaded);
-  EXPECT_EQ(loaded.wte.weight.dtype(), DType::kBF16);
-  EXPECT_LT(max_abs_difference(loaded.wte.weight, saved.wte.weight), 1e-3);
+  EXPECT_EQ(loaded.wte.as<Embedding>().weight.dtype(), DType::kBF16);
+  EXPECT_LT(max_abs_difference(loaded.wte.as<Embedding>().weight, saved.wte.as<Embedding>().weight), 1e-3);
 }
 
 TEST_F(ModelFiles, MayLackTheNameOfTheWhole) {
@@ -420,12 +420,12 @@ TEST_F(ModelFiles, ThatDoNotFitAreRefusedAndChangeNothing) {
   ModelConfig wide = tiny();
   wide.n_positions = 7;
   Gpt saved(wide, f64_init(1)), model(tiny(), f64_init(2));
-  const Tensor before = model.wte.weight.clone();
+  const Tensor before = model.wte.as<Embedding>().weight.clone();
   save_model(path("wide.safetensors"), saved, wide);
   expect_error(
       [&] { load_model(path("wide.safetensors"), model); },
       {"wide.safetensors", "'transformer.wpe.weight'", "[7, 8]", "[6, 8]"});
-  EXPECT_TRUE(bitwise_equal(model.wte.weight, before));
+  EXPECT_TRUE(bitwise_equal(model.wte.as<Embedding>().weight, before));
 
   std::vector<NamedTensor> some = model.named_parameters();
   some.pop_back();
@@ -437,7 +437,7 @@ TEST_F(ModelFiles, ThatDoNotFitAreRefusedAndChangeNothing) {
   save_tensors(path("ints.safetensors"), some);
   expect_error([&] { load_model(path("ints.safetensors"), model); },
                {"'transformer.wte.weight'", "I64", "BF16"});
-  EXPECT_TRUE(bitwise_equal(model.wte.weight, before));
+  EXPECT_TRUE(bitwise_equal(model.wte.as<Embedding>().weight, before));
   expect_error([&] { load_model(path("none.safetensors"), model); },
                {"none.safetensors"});
   expect_error([&] { config_of_file(path("some.safetensors")); },

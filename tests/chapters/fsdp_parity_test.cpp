@@ -5,7 +5,7 @@
 #include <map>
 
 #include "chapters/02_ddp/ddp.h"
-#include "chapters/03_zero_fsdp/fully_shard.h"
+#include "chapters/03_zero_fsdp/fsdp/fully_shard.h"
 #include "tests/chapters/fsdp_support.h"
 
 namespace shardbook::fsdp_test {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "chapters/03_zero_fsdp/fully_shard.h"
+#include "chapters/03_zero_fsdp/fsdp/fully_shard.h"
 #include "core/stream.h"
 #include "tests/chapters/fsdp_support.h"
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/03_zero_fsdp/state_dict.h"
+#include "chapters/03_zero_fsdp/fsdp/state_dict.h"
 #include "tests/chapters/fsdp_support.h"
 
 namespace shardbook::fsdp_test {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/fsdp.h"
+#include "chapters/03_zero_fsdp/fsdp/fsdp.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "tests/chapters/ddp_support.h"

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "chapters/02_ddp/sync_batch_norm.h"
-#include "chapters/03_zero_fsdp/fully_shard.h"
+#include "chapters/03_zero_fsdp/fsdp/fully_shard.h"
 #include "tests/chapters/fsdp_support.h"
 #include "tests/chapters/zero_support.h"
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/03_zero_fsdp/fsdp.h"
+#include "chapters/03_zero_fsdp/fsdp/fsdp.h"
 #include "tests/chapters/zero_support.h"
 
 namespace shardbook::zero_test {

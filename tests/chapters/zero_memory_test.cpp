@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "bench/validate/table.h"
-#include "chapters/03_zero_fsdp/zero_memory.h"
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "tests/chapters/zero_support.h"
 
 namespace shardbook::zero_test {

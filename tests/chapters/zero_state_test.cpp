@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "chapters/03_zero_fsdp/zero_checkpoint.h"
+#include "chapters/03_zero_fsdp/zero/zero_checkpoint.h"
 #include "tests/chapters/zero_support.h"
 #include "tests/support/temp_folder.h"
 

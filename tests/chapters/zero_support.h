@@ -6,8 +6,8 @@
 #include <map>
 #include <optional>
 
-#include "chapters/03_zero_fsdp/zero12.h"
-#include "chapters/03_zero_fsdp/zero3.h"
+#include "chapters/03_zero_fsdp/zero/zero12.h"
+#include "chapters/03_zero_fsdp/zero/zero3.h"
 #include "tests/chapters/ddp_support.h"
 
 namespace shardbook::zero_test {

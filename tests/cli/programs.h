@@ -24,11 +24,11 @@ inline const TempFolder& folder() {
   return kFolder;
 }
 
-// "02_ddp" with options; standard output and error together.
-inline Outcome run(const std::string& chapter, const std::string& options) {
-  const std::string command = "timeout 120 '" SHARDBOOK_BUILD "/chapters/" +
-                              chapter + "/ch" + chapter + "' " + options +
-                              " 2>&1 </dev/null";
+// A program below the build folder; standard output and error together.
+inline Outcome run_program(const std::string& path,
+                           const std::string& options) {
+  const std::string command = "timeout 120 '" SHARDBOOK_BUILD "/" + path +
+                              "' " + options + " 2>&1 </dev/null";
   Outcome outcome;
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return outcome;
@@ -40,6 +40,11 @@ inline Outcome run(const std::string& chapter, const std::string& options) {
   const int status = pclose(pipe);
   outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return outcome;
+}
+
+// "02_ddp" with options.
+inline Outcome run(const std::string& chapter, const std::string& options) {
+  return run_program("chapters/" + chapter + "/ch" + chapter, options);
 }
 
 }  // namespace shardbook

@@ -7,8 +7,8 @@
 
 #include <thread>
 
-#include "comm/gloo/control_line.h"
-#include "comm/gloo/coordinator.h"
+#include "comm/processes/control_line.h"
+#include "comm/processes/coordinator.h"
 #include "core/check.h"
 
 namespace shardbook::internal {

@@ -12,7 +12,7 @@
 #include <memory>
 #include <thread>
 
-#include "comm/gloo/socket.h"
+#include "comm/processes/socket.h"
 #include "comm/processes.h"
 #include "core/check.h"
 #include "core/tensor.h"

@@ -130,88 +130,88 @@ ddp("sampler.cpp",
 
 sharded = chapter("03_zero_fsdp", "chapters")
 
-sharded("zero.cpp", "factor *= std::min(1.0, options_.clip / (norm + 1e-6));",
+sharded("zero/zero.cpp", "factor *= std::min(1.0, options_.clip / (norm + 1e-6));",
         "factor *= options_.clip / (norm + 1e-6);", "ZeroOptions.*")
-sharded("zero.cpp", "group.shard.dtype() == DType::kF16;",
+sharded("zero/zero.cpp", "group.shard.dtype() == DType::kF16;",
         "dtype_bytes(group.shard.dtype()) == 2;", "ZeroOptions.*")
-sharded("zero.cpp", "return std::sqrt(sum.item()) / options_.loss_scale;",
+sharded("zero/zero.cpp", "return std::sqrt(sum.item()) / options_.loss_scale;",
         "return std::sqrt(sum.item());", "ZeroOptions.*")
-sharded("zero12.cpp", "options_.round_robin_gradients);", "false);",
+sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
         "ZeroOptions.*")
-sharded("zero12.cpp", "flat_layout(numels, group_.size(), options_.alignment,",
+sharded("zero/zero12.cpp", "flat_layout(numels, group_.size(), options_.alignment,",
         "flat_layout(numels, group_.size(), 2,", "ZeroOptions.*")
-sharded("zero_state.cpp", "publish(/*with_frozen=*/true);",
+sharded("zero/zero_state.cpp", "publish(/*with_frozen=*/true);",
         "publish(/*with_frozen=*/false);", "ZeroOptions.*")
-sharded("zero_offload.cpp", ": traffic.to_device) += source.bytes();",
+sharded("zero/zero_offload.cpp", ": traffic.to_device) += source.bytes();",
         ": traffic.to_device) += 4 * source.numel();", "ZeroOptions.*")
-sharded("zero12_backward.cpp", "const double share = 1.0 / group_.size();",
+sharded("zero/zero12_backward.cpp", "const double share = 1.0 / group_.size();",
         "const double share = 1.0;", "ZeroTrap.*")
-sharded("zero12_backward.cpp",
+sharded("zero/zero12_backward.cpp",
         "bucket.buffer.flat_view(piece.bucket_begin, {piece.numel}).zero();",
         "", "ZeroTrap.*")
-sharded("zero12_backward.cpp",
+sharded("zero/zero12_backward.cpp",
         "take_runs(runs, num_accumulated_ > 0, host_traffic_);",
         "take_runs(runs, false, host_traffic_);",
         "*ZeroParity.Accumulation*/1")
-sharded("zero12_backward.cpp",
+sharded("zero/zero12_backward.cpp",
         "if (options_.stage == 2) entry.parameter.clear_grad();", "",
         "*ZeroPeaks*/1:*ZeroParity.Accumulation*/1")
-sharded("zero_buckets.cpp",
+sharded("zero/zero_buckets.cpp",
         "if (buckets.empty() || filled + numel > bucket_size) {",
         "if (buckets.empty() || filled + numel >= bucket_size) {",
         "ZeroBuckets.*")
 sharded("flat_buffer.cpp",
         "layout.padded = rounded_up(layout.numel, alignment * ranks);",
         "layout.padded = rounded_up(layout.numel, ranks);", "ZeroLayout.*")
-sharded("zero3_runtime.cpp", "const double share = 1.0 / group_.size();",
+sharded("zero/zero3_runtime.cpp", "const double share = 1.0 / group_.size();",
         "const double share = 1.0;", "ZeroTrap.*")
-sharded("zero3_runtime.cpp",
+sharded("zero/zero3_runtime.cpp",
         "if (elements > options_.prefetch_bucket_size) return;", "",
         "ZeroOverlap.*")
-sharded("zero3_runtime.cpp",
+sharded("zero/zero3_runtime.cpp",
         "places.flat_view(rank * stride + real, {slice - real}).zero();", "",
         "ZeroTrap.*")
-sharded("fsdp.cpp",
+sharded("fsdp/fsdp.cpp",
         "const double factor = std::min(1.0, max_norm / (norm + 1e-6));",
         "const double factor = max_norm / (norm + 1e-6);", "FsdpOptions.*")
-sharded("fsdp.cpp",
+sharded("fsdp/fsdp.cpp",
         "groups_.shards->all_reduce(total, ReduceOp::kSum, \"norm\").wait();",
         "", "*FsdpParity.Clips*/1")
-sharded("fsdp.cpp",
+sharded("fsdp/fsdp.cpp",
         "while (num_ranks % factor == 0 && num_ranks / factor > factor)",
         "while (num_ranks % factor == 0 && num_ranks / factor >= factor)",
         "FsdpDivision.*")
-sharded("fsdp.cpp", "options_.limit_all_gathers && freed_.size() >= 2",
+sharded("fsdp/fsdp.cpp", "options_.limit_all_gathers && freed_.size() >= 2",
         "options_.limit_all_gathers && freed_.size() >= 3", "FsdpStreams.*")
-sharded("fsdp.cpp", "return (is_zero3 && !unit.is_root) ||",
+sharded("fsdp/fsdp.cpp", "return (is_zero3 && !unit.is_root) ||",
         "return is_zero3 ||", "FsdpGathers.*")
-sharded("fsdp.cpp", "unit.awaited -= 1;\n  if (unit.calls > 0) return;",
+sharded("fsdp/fsdp.cpp", "unit.awaited -= 1;\n  if (unit.calls > 0) return;",
         "unit.awaited -= 1;", "FsdpUses.*")
-sharded("fsdp_units.cpp",
+sharded("fsdp/fsdp_units.cpp",
         "if (options.sync_module_states) broadcast_states();", "",
         "FsdpOptions.*")
 # Nodes of every other rank
-sharded("fsdp_units.cpp",
+sharded("fsdp/fsdp_units.cpp",
         "nodes[static_cast<std::size_t>(rank / f)].push_back(rank);\n"
         "    peers[static_cast<std::size_t>(rank % f)].push_back(rank);",
         "nodes[static_cast<std::size_t>(rank % (d / f))].push_back(rank);\n"
         "    peers[static_cast<std::size_t>(rank / (d / f))].push_back(rank);",
         "FsdpHybrid.*")
-sharded("flat_parameter.cpp", "if (groups_.replicas != nullptr) {",
+sharded("fsdp/flat_parameter.cpp", "if (groups_.replicas != nullptr) {",
         "if (groups_.replicas != nullptr && reduce_dtype_ != DType::kBF16) {",
         "FsdpHybrid.*")
-sharded("flat_parameter.cpp",
+sharded("fsdp/flat_parameter.cpp",
         "part_of(grads_, end, grads_.numel() - end).zero();", "",
         "FsdpPadding.*")
-sharded("flat_parameter.cpp",
+sharded("fsdp/flat_parameter.cpp",
         "host_traffic_.to_host += static_cast<double>(output.bytes());",
         "host_traffic_.to_host += 4.0 * static_cast<double>(output.numel());",
         "FsdpOffload.*")
-sharded("flat_parameter.cpp",
+sharded("fsdp/flat_parameter.cpp",
         "host_traffic_.to_device += static_cast<double>(shard_.bytes());",
         "host_traffic_.to_device += 4.0 * static_cast<double>(shard_.numel());",
         "FsdpOffload.*")
-sharded("flat_parameter.cpp",
+sharded("fsdp/flat_parameter.cpp",
         "options.mixed_precision.reduce_dtype.value_or(compute_dtype_);",
         "options.mixed_precision.reduce_dtype.value_or(dtype_);",
         "FsdpMixedPrecision.*")

@@ -101,15 +101,6 @@ ModelConfig resnet_from_json(const json& object, const std::string& label) {
   return config;
 }
 
-/// Weights normal(0, stddev), bias zeros: GPT-2's beginning.
-Linear gpt_linear(const std::string& name, std::int64_t in, std::int64_t out,
-                  double stddev, const InitOptions& init) {
-  Linear linear;
-  linear.weight = make_parameter(name + ".weight", {in, out}, stddev, init);
-  linear.bias = make_constant_parameter({out}, 0, init);
-  return linear;
-}
-
 /// The output of each residual branch begins smaller in deeper models.
 double residual_stddev(const ModelConfig& config) {
   return kStddev / std::sqrt(2.0 * static_cast<double>(config.n_layer));
@@ -228,35 +219,65 @@ std::string ModelConfig::to_json() const {
 
 // --- GPT ---------------------------------------------------------------------
 
+LayerFactory::LayerFactory() {
+  linear = [](const std::string& name, std::int64_t in, std::int64_t out,
+              double stddev, const InitOptions& init) -> AnyModule {
+    auto made = std::make_unique<Linear>();
+    made->weight = make_parameter(name + ".weight", {in, out}, stddev, init);
+    made->bias = make_constant_parameter({out}, 0, init);
+    return {std::move(made)};
+  };
+  embedding = [](const std::string& name, std::int64_t rows,
+                 std::int64_t width, double stddev,
+                 const InitOptions& init) -> AnyModule {
+    return {std::make_unique<Embedding>(name, rows, width, init, stddev)};
+  };
+  layer_norm = [](std::int64_t width, double eps,
+                  const InitOptions& init) -> AnyModule {
+    return {std::make_unique<LayerNorm>(width, init, eps)};
+  };
+  attention = [](const Tensor& qkv, const AttentionOptions& options) {
+    return shardbook::attention(qkv, options);
+  };
+  // The token embedding once more: logits = x wte^T
+  logits = [](const Tensor& x, AnyModule& wte) {
+    const Tensor& weight = wte.as<Embedding>().weight;
+    const Tensor rows = reshape(x, {-1, weight.size(1)});
+    return reshape(matmul(rows, weight, false, true),
+                   {x.size(0), x.size(1), weight.size(0)});
+  };
+}
+
 GptAttention::GptAttention(const std::string& name, const ModelConfig& config,
-                           const InitOptions& init)
-    : c_attn(gpt_linear(name + ".c_attn", config.n_embd, 3 * config.n_embd,
-                        kStddev, init)),
-      c_proj(gpt_linear(name + ".c_proj", config.n_embd, config.n_embd,
-                        residual_stddev(config), init)),
+                           const InitOptions& init, const LayerFactory& layers)
+    : c_attn(layers.linear(name + ".c_attn", config.n_embd, 3 * config.n_embd,
+                           kStddev, init)),
+      c_proj(layers.linear(name + ".c_proj", config.n_embd, config.n_embd,
+                           residual_stddev(config), init)),
       resid_dropout(config.dropout),
       heads(config.n_head),
-      attention_dropout(config.dropout) {}
+      attention_dropout(config.dropout),
+      attention_(layers.attention) {}
 
 Tensor GptAttention::forward(const Tensor& x) {
   AttentionOptions options;
   options.heads = heads;
   options.dropout = is_training() ? attention_dropout : 0;
-  return resid_dropout(c_proj(attention(c_attn(x), options)));
+  return resid_dropout(c_proj(attention_(c_attn(x), options)));
 }
 
 void GptAttention::members(MemberVisitor& visit) {
-  visit.module("c_attn", c_attn);
-  visit.module("c_proj", c_proj);
+  visit.module("c_attn", *c_attn);
+  visit.module("c_proj", *c_proj);
   visit.module("resid_dropout", resid_dropout);
 }
 
 GptMlp::GptMlp(const std::string& name, const ModelConfig& config,
-               const InitOptions& init)
-    : c_fc(gpt_linear(name + ".c_fc", config.n_embd, 4 * config.n_embd,
-                      kStddev, init)),
-      c_proj(gpt_linear(name + ".c_proj", 4 * config.n_embd, config.n_embd,
-                        residual_stddev(config), init)),
+               const InitOptions& init, const LayerFactory& layers)
+    : c_fc(layers.linear(name + ".c_fc", config.n_embd, 4 * config.n_embd,
+                         kStddev, init)),
+      c_proj(layers.linear(name + ".c_proj", 4 * config.n_embd, config.n_embd,
+                           residual_stddev(config), init)),
       resid_dropout(config.dropout) {}
 
 Tensor GptMlp::forward(const Tensor& x) {
@@ -264,17 +285,17 @@ Tensor GptMlp::forward(const Tensor& x) {
 }
 
 void GptMlp::members(MemberVisitor& visit) {
-  visit.module("c_fc", c_fc);
-  visit.module("c_proj", c_proj);
+  visit.module("c_fc", *c_fc);
+  visit.module("c_proj", *c_proj);
   visit.module("resid_dropout", resid_dropout);
 }
 
 GptBlock::GptBlock(const std::string& name, const ModelConfig& config,
-                   const InitOptions& init)
-    : ln_1(config.n_embd, init, config.layer_norm_epsilon),
-      ln_2(config.n_embd, init, config.layer_norm_epsilon),
-      attn(name + ".attn", config, init),
-      mlp(name + ".mlp", config, init) {}
+                   const InitOptions& init, const LayerFactory& layers)
+    : ln_1(layers.layer_norm(config.n_embd, config.layer_norm_epsilon, init)),
+      ln_2(layers.layer_norm(config.n_embd, config.layer_norm_epsilon, init)),
+      attn(name + ".attn", config, init, layers),
+      mlp(name + ".mlp", config, init, layers) {}
 
 Tensor GptBlock::compute(const Tensor& x) {
   const Tensor y = add(x, attn(ln_1(x)));
@@ -289,16 +310,18 @@ Tensor GptBlock::forward(const Tensor& x) {
 }
 
 void GptBlock::members(MemberVisitor& visit) {
-  visit.module("ln_1", ln_1);
+  visit.module("ln_1", *ln_1);
   visit.module("attn", attn);
-  visit.module("ln_2", ln_2);
+  visit.module("ln_2", *ln_2);
   visit.module("mlp", mlp);
 }
 
 namespace {
 
-Embedding token_embedding(const ModelConfig& config, const InitOptions& init) {
-  return {"transformer.wte", config.vocab_size, config.n_embd, init, kStddev};
+AnyModule token_embedding(const ModelConfig& config, const InitOptions& init,
+                          const LayerFactory& layers) {
+  return layers.embedding("transformer.wte", config.vocab_size, config.n_embd,
+                          kStddev, init);
 }
 
 Embedding position_embedding(const ModelConfig& config,
@@ -306,7 +329,7 @@ Embedding position_embedding(const ModelConfig& config,
   return {"transformer.wpe", config.n_positions, config.n_embd, init, kStddev};
 }
 
-Tensor embed(Embedding& wte, const Embedding& wpe, Dropout& dropout,
+Tensor embed(AnyModule& wte, const Embedding& wpe, Dropout& dropout,
              const Tensor& tokens) {
   const std::int64_t s = tokens.size(-1), positions = wpe.weight.size(0);
   SB_CHECK(s <= positions, "gpt: ", s, " tokens, the model has ", positions,
@@ -316,17 +339,11 @@ Tensor embed(Embedding& wte, const Embedding& wpe, Dropout& dropout,
   return dropout(add(token_vectors, slice(wpe.weight, 0, 0, s)));
 }
 
-// The head is the token embedding once more: logits = x wte^T.
-Tensor logits_of(const Tensor& x, const Embedding& wte) {
-  const Tensor rows = reshape(x, {-1, wte.weight.size(1)});
-  return reshape(matmul(rows, wte.weight, false, true),
-                 {x.size(0), x.size(1), wte.weight.size(0)});
-}
-
 }  // namespace
 
-GptEmbedding::GptEmbedding(const ModelConfig& config, const InitOptions& init)
-    : wte(token_embedding(config, init)),
+GptEmbedding::GptEmbedding(const ModelConfig& config, const InitOptions& init,
+                           const LayerFactory& layers)
+    : wte(token_embedding(config, init, layers)),
       wpe(position_embedding(config, init)),
       embd_dropout(config.dropout) {}
 
@@ -335,47 +352,51 @@ Tensor GptEmbedding::forward(const Tensor& tokens) {
 }
 
 void GptEmbedding::members(MemberVisitor& visit) {
-  visit.module("transformer.wte", wte);
+  visit.module("transformer.wte", *wte);
   visit.module("transformer.wpe", wpe);
   visit.module("transformer.embd_dropout", embd_dropout);
 }
 
-GptHead::GptHead(const ModelConfig& config, const InitOptions& init)
-    : ln_f(config.n_embd, init, config.layer_norm_epsilon),
-      wte(token_embedding(config, init)) {}
+GptHead::GptHead(const ModelConfig& config, const InitOptions& init,
+                 const LayerFactory& layers)
+    : ln_f(layers.layer_norm(config.n_embd, config.layer_norm_epsilon, init)),
+      wte(token_embedding(config, init, layers)),
+      logits_(layers.logits) {}
 
-Tensor GptHead::forward(const Tensor& x) { return logits_of(ln_f(x), wte); }
+Tensor GptHead::forward(const Tensor& x) { return logits_(ln_f(x), wte); }
 
 void GptHead::members(MemberVisitor& visit) {
-  visit.module("transformer.ln_f", ln_f);
-  visit.module("transformer.wte", wte);
+  visit.module("transformer.ln_f", *ln_f);
+  visit.module("transformer.wte", *wte);
 }
 
-Gpt::Gpt(const ModelConfig& config, const InitOptions& init)
+Gpt::Gpt(const ModelConfig& config, const InitOptions& init,
+         const LayerFactory& layers)
     : config(config),
-      wte(token_embedding(config, init)),
+      wte(token_embedding(config, init, layers)),
       wpe(position_embedding(config, init)),
       embd_dropout(config.dropout),
-      ln_f(config.n_embd, init, config.layer_norm_epsilon) {
+      ln_f(layers.layer_norm(config.n_embd, config.layer_norm_epsilon, init)),
+      logits_(layers.logits) {
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
-    h.emplace_back("transformer.h." + std::to_string(i), config, init);
+    h.emplace_back("transformer.h." + std::to_string(i), config, init, layers);
   }
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {
   Tensor x = embed(wte, wpe, embd_dropout, tokens);
   for (GptBlock& block : h) x = block(x);
-  return logits_of(ln_f(x), wte);
+  return logits_(ln_f(x), wte);
 }
 
 void Gpt::members(MemberVisitor& visit) {
-  visit.module("transformer.wte", wte);
+  visit.module("transformer.wte", *wte);
   visit.module("transformer.wpe", wpe);
   visit.module("transformer.embd_dropout", embd_dropout);
   for (std::size_t i = 0; i < h.size(); ++i) {
     visit.module("transformer.h." + std::to_string(i), h[i]);
   }
-  visit.module("transformer.ln_f", ln_f);
+  visit.module("transformer.ln_f", *ln_f);
 }
 
 // --- MLP ---------------------------------------------------------------------

@@ -7,6 +7,7 @@
 // loss is the mean cross-entropy over all tokens (images) of the global batch.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -53,31 +54,62 @@ struct ModelConfig {
   std::string to_json() const;
 };
 
+/// What GPT is made of. A chapter that shards a layer replaces it here, by a
+/// module with the same inputs and outputs; names of parameters stay. After
+/// ModuleSpec of Megatron-LM (core/transformer/spec_utils.py).
+struct LayerFactory {
+  /// y = x W + b, W [in, out] from normal(0, stddev) in the stream
+  /// "NAME.weight", b zeros.
+  std::function<AnyModule(const std::string& name, std::int64_t in,
+                          std::int64_t out, double stddev,
+                          const InitOptions& init)>
+      linear;
+  /// Token ids [n, S] -> [n, S, width]; `rows` is the vocabulary.
+  std::function<AnyModule(const std::string& name, std::int64_t rows,
+                          std::int64_t width, double stddev,
+                          const InitOptions& init)>
+      embedding;
+  std::function<AnyModule(std::int64_t width, double eps,
+                          const InitOptions& init)>
+      layer_norm;
+  /// [n, S, 3h] -> [n, S, h], as core's.
+  std::function<Tensor(const Tensor& qkv, const AttentionOptions& options)>
+      attention;
+  /// [n, S, h] and the token embedding -> [n, S, V].
+  std::function<Tensor(const Tensor& x, AnyModule& wte)> logits;
+
+  /// Those of one device.
+  LayerFactory();
+};
+
 /// GPT-2's attention block: c_attn [h, 3h], heads, c_proj [h, h].
 class GptAttention : public ModuleOf<GptAttention> {
  public:
   GptAttention(const std::string& name, const ModelConfig& config,
-               const InitOptions& init);
+               const InitOptions& init, const LayerFactory& layers = {});
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptAttention"; }
 
-  Linear c_attn, c_proj;
+  AnyModule c_attn, c_proj;
   Dropout resid_dropout;
   std::int64_t heads;
   double attention_dropout;
+
+ private:
+  std::function<Tensor(const Tensor&, const AttentionOptions&)> attention_;
 };
 
 /// c_fc [h, 4h], GELU, c_proj [4h, h].
 class GptMlp : public ModuleOf<GptMlp> {
  public:
   GptMlp(const std::string& name, const ModelConfig& config,
-         const InitOptions& init);
+         const InitOptions& init, const LayerFactory& layers = {});
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptMlp"; }
 
-  Linear c_fc, c_proj;
+  AnyModule c_fc, c_proj;
   Dropout resid_dropout;
 };
 
@@ -86,12 +118,12 @@ class GptMlp : public ModuleOf<GptMlp> {
 class GptBlock : public ModuleOf<GptBlock> {
  public:
   GptBlock(const std::string& name, const ModelConfig& config,
-           const InitOptions& init);
+           const InitOptions& init, const LayerFactory& layers = {});
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptBlock"; }
 
-  LayerNorm ln_1, ln_2;
+  AnyModule ln_1, ln_2;
   GptAttention attn;
   GptMlp mlp;
   bool recompute = false;
@@ -103,14 +135,16 @@ class GptBlock : public ModuleOf<GptBlock> {
 /// What comes before the blocks, alone: token and position embeddings.
 class GptEmbedding : public ModuleOf<GptEmbedding> {
  public:
-  GptEmbedding(const ModelConfig& config, const InitOptions& init);
+  GptEmbedding(const ModelConfig& config, const InitOptions& init,
+               const LayerFactory& layers = {});
   /// i64 [n, S] -> [n, S, h].
   Tensor forward(const Tensor& tokens) override;
   /// Under their names in the whole model.
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptEmbedding"; }
 
-  Embedding wte, wpe;
+  AnyModule wte;
+  Embedding wpe;
   Dropout embd_dropout;
 };
 
@@ -118,30 +152,38 @@ class GptEmbedding : public ModuleOf<GptEmbedding> {
 /// more: logits = ln_f(x) wte^T.
 class GptHead : public ModuleOf<GptHead> {
  public:
-  GptHead(const ModelConfig& config, const InitOptions& init);
+  GptHead(const ModelConfig& config, const InitOptions& init,
+          const LayerFactory& layers = {});
   /// [n, S, h] -> [n, S, V].
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptHead"; }
 
-  LayerNorm ln_f;
-  Embedding wte;
+  AnyModule ln_f, wte;
+
+ private:
+  std::function<Tensor(const Tensor&, AnyModule&)> logits_;
 };
 
 /// GPT-2 as published: pre-norm, learned positions, output tied to wte.
 /// Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 class Gpt : public ModuleOf<Gpt> {
  public:
-  Gpt(const ModelConfig& config, const InitOptions& init);
+  Gpt(const ModelConfig& config, const InitOptions& init,
+      const LayerFactory& layers = {});
   Tensor forward(const Tensor& tokens) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "Gpt"; }
 
   ModelConfig config;
-  Embedding wte, wpe;
+  AnyModule wte;
+  Embedding wpe;
   Dropout embd_dropout;
   std::vector<GptBlock> h;
-  LayerNorm ln_f;
+  AnyModule ln_f;
+
+ private:
+  std::function<Tensor(const Tensor&, AnyModule&)> logits_;
 };
 
 /// Predicts each token from the one before it: an embedding and three linear

@@ -1,0 +1,158 @@
+#pragma once
+
+// The parameters of one unit: sharded most of the time, whole when needed.
+//
+//   shard  [S]     always there, in the parameters' own dtype; what the
+//                  optimizer updates (on the host when offloaded)
+//   full   [d S]   its storage comes with the gather and goes with `free_full`;
+//                  the module's parameters are views of it
+//   grads  [d S]   every parameter's gradient buffer; from the beginning of the
+//                  unit's backward to its reduce-scatter
+//
+// The leaves of the graph are the single parameters, whose gradients fall into
+// one array (Tensor::set_grad_buffer). PyTorch's FSDP v1 has one flat leaf and
+// splits it in a recorded operation, which holds a unit's gradients twice.
+//
+// v1 and v2 differ in the layout alone. v1's full array IS the gathered
+// message. v2 cuts each parameter by rows, so that a message is ordered by
+// rank, and is copied to (and, for gradients, from) the parameters' order.
+//
+// With one rank to share with (NO_SHARD, d = 1) shard and full are one array.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/fsdp/flat_parameter_layout.h"
+#include "chapters/03_zero_fsdp/fsdp/wrap.h"
+#include "comm/process_group.h"
+#include "core/module.h"
+
+namespace shardbook::fsdp {
+
+/// Bytes between host and device; not on the wire.
+struct HostTraffic {
+  double to_device = 0;
+  double to_host = 0;
+};
+
+/// The ranks that a unit is spread over; null stands for this rank alone.
+struct UnitGroups {
+  ProcessGroup* shards = nullptr;
+  ProcessGroup* replicas = nullptr;
+};
+
+class FlatParameter {
+ public:
+  /// Moves `parameters` (of one dtype) into a shard on the current device. In
+  /// v1 all or none of them require gradients, unless `use_orig_params`.
+  FlatParameter(const std::string& name, std::vector<NamedTensor> parameters,
+                const UnitGroups& groups, const UnitOptions& options,
+                bool per_parameter, bool use_orig_params);
+
+  const std::string& name() const { return name_; }
+  const ShardLayout& layout() const { return layout_; }
+  const std::vector<std::string>& names() const { return names_; }
+  /// What stands in the module, in the layout's order: views of `full`.
+  const Tensors& leaves() const { return leaves_; }
+  const Tensor& shard() const { return shard_; }
+  DType compute_dtype() const { return compute_dtype_; }
+  bool needs_grad() const { return grad_numel_ > 0; }
+  /// What the optimizer updates: the shard (v1), or its part of each trained
+  /// parameter (v2, use_orig_params). Gradients arrive here.
+  const std::vector<NamedTensor>& trained() const { return trained_; }
+
+  // --- Gather ------------------------------------------------------------------
+
+  bool is_sharded() const { return state_ == State::kSharded; }
+  /// Takes memory, casts, sends; the caller chooses the stream.
+  void start_gather();
+  /// Full parameters may be read by what follows.
+  void finish_gather();
+  void free_full();
+
+  // --- Gradients ---------------------------------------------------------------
+
+  /// Takes memory for the gradients and leads them there.
+  void prepare_grads();
+  bool has_grads() const;
+  /// Forgets the gradients that have come, and the memory for them.
+  void drop_grads();
+  /// Sum over ranks of the gradients / `divide_before`, on its way; the full
+  /// gradients are gone (or are the message).
+  void start_reduce(double divide_before);
+  bool is_reducing() const { return message_.defined(); }
+  /// Adds the arrived sum / `divide_after` to the gradient of `trained`.
+  void finish_reduce(double divide_after);
+  /// Waits for a sum that is on its way, and forgets it.
+  void drop_reduction();
+
+  // --- State -------------------------------------------------------------------
+
+  /// Copies pieces of full tensors into the shard and back.
+  Tensor gather(const Tensor& shard, const std::string& label) const;
+  /// Parameter i in what `gather` returned.
+  Tensor view(const Tensor& full, std::size_t i) const;
+  /// shard = this rank's pieces of `full` (as `gather` returns it).
+  void scatter(const Tensor& full, const Tensor& shard) const;
+
+  int shard_rank() const { return groups_.shards ? groups_.shards->rank() : 0; }
+  const UnitGroups& groups() const { return groups_; }
+  const HostTraffic& host_traffic() const { return host_traffic_; }
+
+  // Bytes, for the bill: exactly what start_gather and so on take.
+  std::int64_t shard_bytes() const { return shard_.bytes(); }
+  bool is_on_host() const { return options_.offload_params; }
+  std::int64_t full_bytes() const;      ///< 0 where full is the shard
+  std::int64_t staging_bytes() const;   ///< gathered message of v2
+  std::int64_t grads_bytes() const;     ///< the full gradients
+  std::int64_t message_bytes() const;   ///< reduced message, if not the above
+  std::int64_t output_bytes() const;    ///< reduced shard, in reduce_dtype
+  std::int64_t shard_grad_bytes() const;
+  /// The reduced shard becomes the gradient without another copy.
+  bool output_is_grad() const;
+  bool sends_copy() const { return message_bytes() > 0; }
+  DType reduce_dtype() const { return reduce_dtype_; }
+  /// Elements of a gradient message, padding included.
+  std::int64_t grad_message_numel() const { return ranks() * grad_numel_; }
+  std::int64_t ranks() const { return layout_.num_ranks; }
+
+ private:
+  enum class State { kSharded, kGathering, kFull };
+
+  void make_shard(const std::vector<NamedTensor>& parameters);
+  void make_trained(bool per_parameter);
+  Tensor gathered_message();
+  Tensor own_part(const Tensor& message, std::int64_t numel) const;
+  void copy_out(const Tensor& message, const Tensor& full) const;
+  void copy_in(const Tensor& full, const Tensor& message,
+               std::int64_t part) const;
+  void take(const Tensor& output);
+
+  std::string name_;
+  UnitGroups groups_;
+  UnitOptions options_;
+  ShardLayout layout_;
+  std::vector<std::string> names_;
+  DType dtype_, compute_dtype_, reduce_dtype_;
+  std::vector<bool> requires_grad_;
+  /// Elements of a shard that are reduced: all of them in v1, in v2 those of
+  /// the trained parameters, which come first.
+  std::int64_t grad_numel_ = 0;
+  bool is_whole_ = false;  ///< full is the shard
+
+  State state_ = State::kSharded;
+  Tensor shard_, full_;
+  Tensors leaves_;
+  std::vector<NamedTensor> trained_;
+  std::vector<Piece> trained_pieces_;
+  Tensor staging_;  ///< v2: the gathered message
+  Work gather_work_;
+  Tensor grads_;
+  Tensor message_, output_;
+  Work reduce_work_;
+  HostTraffic host_traffic_;
+};
+
+}  // namespace shardbook::fsdp

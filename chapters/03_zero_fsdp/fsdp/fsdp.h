@@ -1,0 +1,242 @@
+#pragma once
+
+// FullyShardedDataParallel: parameters, gradients and optimizer state in
+// shards; a unit at a time is made whole when it computes.
+//
+//   FsdpOptions how;
+//   how.auto_wrap_policy = transformer_auto_wrap_policy({"GptBlock"});
+//   FullyShardedDataParallel fsdp(model, world, how);
+//   auto optimizer = make_optimizer("adamw", fsdp.parameters(), {});
+//   for (each step) {
+//     language_loss(fsdp(batch.inputs), batch.targets).backward();
+//     fsdp.clip_grad_norm_(1.0);
+//     optimizer->step();                   // on this rank's shards
+//     fsdp.clear_grad();
+//   }
+//
+//   forward    gather u | compute u | free u       (the root stays whole)
+//   backward   gather u, prefetch u - 1 | compute u | free u, reduce-scatter u
+//
+// Gathers per unit and micro-step: FULL_SHARD 2 (the root 1), SHARD_GRAD_OP 1.
+// One reduce-scatter travels while the next unit computes. Gradients are those
+// of DDP: the mean over ranks; bit for bit where d is a power of two and ranks
+// sum in order.
+//
+// The model's tensors are replaced: make the optimizer afterwards, from
+// parameters(). Between steps the model's own parameters hold nothing; read
+// them under summon_full_params. The optimizer must work element by element
+// (LAMB and LARS would see norms of slices). All ranks construct, call and
+// destroy it in the same order, and use the same units in the same order; the
+// first iteration checks that. Model and group must outlive it, and the model
+// is empty after it: take a full state dict before.
+//
+// A module that runs twice is gathered for each forward and reduced once. A
+// unit that no output depends on gets no gradient; a parameter without one in a
+// unit that has some counts as zero.
+//
+// An exception may leave a forward: the next one begins anew. When an exception
+// leaves a backward, this object drops the gradients of the step, and refuses
+// to go on until clear_grad() says that the step will be run again.
+//
+// Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+// Parallel", sections 3 and 4; Rajbhandari et al. 2020, section 5.3.
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/fsdp/flat_parameter.h"
+#include "chapters/03_zero_fsdp/fsdp/wrap.h"
+#include "comm/process_group.h"
+#include "core/module.h"
+#include "core/stream.h"
+
+namespace shardbook::fsdp {
+
+enum class ShardingStrategy {
+  kFullShard,    ///< parameters are freed after forward and after backward
+  kShardGradOp,  ///< freed after backward only (ZeRO-2's memory)
+  kNoShard,      ///< DDP
+  kHybridShard   ///< FULL_SHARD inside a node, replicas across nodes
+};
+/// When the next unit of backward is gathered: before this one computes, after
+/// it, or when it is needed.
+enum class BackwardPrefetch { kNone, kPre, kPost };
+
+struct CpuOffload {
+  /// Shards, their gradients and the optimizer live on the host.
+  bool offload_params = false;
+};
+
+struct FsdpOptions {
+  ShardingStrategy sharding_strategy = ShardingStrategy::kFullShard;
+  /// HYBRID_SHARD: ranks of a node, which hold one copy together.
+  int shard_size = 0;
+  WrapPolicy auto_wrap_policy;
+  CpuOffload cpu_offload;
+  MixedPrecision mixed_precision;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  /// The next unit of the last iteration is gathered before this one computes.
+  bool forward_prefetch = false;
+  /// The host issues a gather only when all but two earlier ones are used up.
+  bool limit_all_gathers = true;
+  /// parameters() has one entry per parameter, so that a unit may mix trained
+  /// and frozen ones.
+  bool use_orig_params = false;
+  /// Begin with rank 0's values.
+  bool sync_module_states = false;
+  /// First iteration: all ranks gather the same units in the same order.
+  bool check_execution_order = true;
+  /// FSDP v2 (fully_shard.h).
+  bool per_parameter = false;
+};
+
+/// Divide before the sum by f, and after it by d / f: neither addends nor sum
+/// leave the range of few bits. d = 8: 4, then 2. A power of two, so that for
+/// such d nothing is rounded.
+double gradient_predivide_factor(int num_ranks);
+
+class FullyShardedDataParallel;
+
+/// While it lives, backward keeps whole gradients on this rank and sends none.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(FullyShardedDataParallel& fsdp);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  FullyShardedDataParallel& fsdp_;
+  bool previous_;
+};
+
+/// While it lives, the model's parameters are whole, in the shards' dtype. What
+/// is written to them is kept (on every rank its own shard) when it ends. A
+/// forward inside gathers nothing, so that one rank may run it alone. Collective. Costs the memory of the whole model.
+class [[nodiscard]] SummonFullParams {
+ public:
+  explicit SummonFullParams(FullyShardedDataParallel& fsdp,
+                            bool writeback = true);
+  ~SummonFullParams();
+  SummonFullParams(const SummonFullParams&) = delete;
+  SummonFullParams& operator=(const SummonFullParams&) = delete;
+
+ private:
+  FullyShardedDataParallel& fsdp_;
+  const bool writeback_;
+  Tensors full_;
+};
+
+class FullyShardedDataParallel {
+ public:
+  /// Units: the root, `plan`'s, and what the policy chooses. Throws Error for
+  /// parameters that stand in two units, for mixed dtypes, and for a shard
+  /// size that does not divide the ranks.
+  FullyShardedDataParallel(Module& module, ProcessGroup& group,
+                           const FsdpOptions& options = {},
+                           const WrapPlan& plan = {});
+  ~FullyShardedDataParallel();
+  FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
+  FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;
+
+  Tensor operator()(const Tensor& x) { return module_(x); }
+  Tensors operator()(const Tensors& inputs) { return module_(inputs); }
+
+  NoSync no_sync() { return NoSync(*this); }
+  SummonFullParams summon_full_params(bool writeback = true) {
+    return SummonFullParams(*this, writeback);
+  }
+  /// What the optimizer updates on this rank.
+  Tensors parameters() const;
+  /// Forgets all gradients: those of the shards, whole ones that no_sync has
+  /// kept, and what a failed backward has left.
+  void clear_grad();
+  /// Norm of the global gradient over all shards; scales them when it exceeds
+  /// `max_norm`. An all-reduce of one f64. Use it in place of clip_grad_norm.
+  double clip_grad_norm_(double max_norm);
+
+  Module& module() { return module_; }
+  ProcessGroup& group() { return group_; }
+  const FsdpOptions& options() const { return options_; }
+  /// In the order of definition.
+  std::vector<const FlatParameter*> units() const;
+  /// Whether units()[0] is the root's, which has none when all parameters lie
+  /// in other units.
+  bool root_has_parameters() const { return units_[0]->flat != nullptr; }
+  /// Path of the first parameter that the model defines.
+  const std::string& first_parameter() const { return first_parameter_; }
+  /// Frees what is gathered, for instance before shards are overwritten.
+  void reshard_all();
+  HostTraffic host_traffic() const;
+
+ private:
+  friend class NoSync;
+  friend class SummonFullParams;
+
+  struct Unit {
+    Module* module = nullptr;
+    bool is_root = false;
+    /// BatchNorm under mixed precision: computes in its own dtype.
+    bool keeps_dtype = false;
+    std::unique_ptr<FlatParameter> flat;  ///< null: no parameters of its own
+    std::vector<DType> input_dtypes;
+    int calls = 0;  ///< forwards whose backward is not known to be complete
+    std::size_t begun = 0;  ///< place of the last forward in `begun_`
+    std::vector<std::size_t> finished;  ///< places of all in `finished_`
+    int awaited = 0;  ///< of these, those that backward has not met
+  };
+
+  void make_groups();
+  void make_units(const WrapPlan& plan);
+  void convert_buffers();
+  void broadcast_states();
+  void hook(Unit& unit);
+
+  void pre_forward(Unit& unit, Tensors& inputs);
+  void post_forward(Unit& unit, Tensors& outputs);
+  void pre_backward(Unit& unit, std::size_t nth);
+  void post_backward(Unit& unit, std::size_t nth);
+  void end_of_backward();
+  void begin_orders();
+  void backward_failed();
+  void forget_failed_backward();
+  void check_no_failure(const char* what) const;
+
+  void cast_inputs(Unit& unit, Tensors& inputs);
+  void watch_end(Unit& unit, std::size_t nth, Tensors& inputs);
+  void unshard(Unit& unit);
+  void reshard(Unit& unit);
+  void prefetch_for_backward(const Unit& unit, std::size_t nth);
+  void prefetch_for_forward(const Unit& unit);
+  void reduce(Unit& unit);
+  void finish_reduction();
+  void check_order(const Unit& unit);
+  bool frees_after_forward(const Unit& unit) const;
+
+  Module& module_;
+  ProcessGroup& group_;
+  const FsdpOptions options_;
+  std::shared_ptr<ProcessGroup> shard_group_, replica_group_;
+  UnitGroups groups_;
+  std::vector<std::unique_ptr<Unit>> units_;  // the root is first
+  std::string first_parameter_;
+  double divide_before_ = 1, divide_after_ = 1;
+
+  bool is_syncing_ = true;
+  bool is_first_iteration_ = true;
+  bool is_in_backward_ = false;
+  bool has_failed_ = false;  ///< a backward, since the last clear_grad
+  bool is_summoned_ = false;
+  /// Lives as long as a graph that backward may still walk through.
+  std::weak_ptr<void> graph_;
+  /// Units with parameters, in the order in which forwards began (now, and in
+  /// the last iteration) and ended.
+  std::vector<Unit*> begun_, last_begun_, finished_;
+  Unit* reducing_ = nullptr;
+  std::deque<Event> freed_;  ///< on the compute stream, one per freed unit
+};
+
+}  // namespace shardbook::fsdp

@@ -1,0 +1,103 @@
+#pragma once
+
+// Which modules become units. The root is always one; these choose the others.
+//
+//   auto policy = size_based_auto_wrap_policy(1'000'000);
+//   std::vector<Module*> units = auto_wrap(model, policy);
+//
+// or by hand, bottom-up, as torch.distributed.fsdp.wrap:
+//
+//   WrapPlan plan;
+//   {
+//     EnableWrap scope(plan, {/* options of every wrap inside */});
+//     wrap(plan, model.h[0]);
+//     wrap(plan, model.h[1], own_options);     // these win over the scope's
+//   }
+//   wrap(plan, model.ln_f);                    // outside the scope: nothing
+//
+// A unit is gathered for its own forward and backward and freed between. So a
+// parameter that is used outside its module's forward (GPT's tied head) must
+// belong to an outer unit, and tied parameters must lie in one.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/fsdp/mixed_precision.h"
+#include "core/module.h"
+
+namespace shardbook::fsdp {
+
+/// recurse: may the walk go into this module's children? Otherwise: does the
+/// module, with `numel` elements not yet wrapped, become a unit?
+using WrapPolicy =
+    std::function<bool(Module& module, bool recurse, std::int64_t numel)>;
+
+/// Units of at least `min_num_params` elements. Does not go into modules of
+/// the types `force_leaf`, and never wraps those of `exclude`. (Earlier names:
+/// default_auto_wrap_policy, given as fsdp_auto_wrap_policy.)
+WrapPolicy size_based_auto_wrap_policy(
+    std::int64_t min_num_params = 100'000'000,
+    std::set<std::string> force_leaf = {"GptAttention"},
+    std::set<std::string> exclude = {"ModuleList", "ModuleDict"});
+
+/// Every module of these types: a transformer's blocks.
+WrapPolicy transformer_auto_wrap_policy(std::set<std::string> types);
+
+/// What a wrap may say about one unit.
+struct UnitOptions {
+  bool offload_params = false;
+  MixedPrecision mixed_precision;
+};
+
+struct PlannedUnit {
+  Module* module = nullptr;
+  std::optional<UnitOptions> options;
+};
+
+/// Units that were chosen by hand. Modules must stay where they are: wrap the
+/// members of the finished model.
+class WrapPlan {
+ public:
+  const std::vector<PlannedUnit>& units() const { return units_; }
+  bool contains(const Module* module) const;
+
+ private:
+  friend class EnableWrap;
+  friend Module& wrap(WrapPlan&, Module&, const std::optional<UnitOptions>&);
+  std::vector<PlannedUnit> units_;
+  bool is_enabled_ = false;
+  std::optional<UnitOptions> defaults_;
+};
+
+/// The scope in which `wrap` wraps.
+class [[nodiscard]] EnableWrap {
+ public:
+  explicit EnableWrap(WrapPlan& plan,
+                      const std::optional<UnitOptions>& defaults = {});
+  ~EnableWrap();
+  EnableWrap(const EnableWrap&) = delete;
+  EnableWrap& operator=(const EnableWrap&) = delete;
+
+ private:
+  WrapPlan& plan_;
+  WrapPlan previous_;
+};
+
+/// Makes `module` a unit inside the scope of EnableWrap; does nothing outside.
+Module& wrap(WrapPlan& plan, Module& module,
+             const std::optional<UnitOptions>& options = {});
+
+/// The units below `root` (itself left out), parents before children. Children
+/// are asked first; a parent is asked with what they left. Modules in `plan`
+/// are units already.
+std::vector<Module*> auto_wrap(Module& root, const WrapPolicy& policy,
+                               const WrapPlan& plan = {});
+
+/// The modules that stand directly in `module`.
+std::vector<Module*> children_of(Module& module);
+
+}  // namespace shardbook::fsdp

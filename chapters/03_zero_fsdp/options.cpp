@@ -1,0 +1,118 @@
+// The chapter's own options.
+
+#include <algorithm>
+#include <map>
+
+#include "chapters/03_zero_fsdp/trainer.h"
+#include "core/check.h"
+
+namespace shardbook::zero_fsdp {
+
+void add_options(CommandLine& line, TrainerOptions& how) {
+  line.add("--strategy", &how.strategy, "what is sharded, and how",
+           {"zero1", "zero2", "zero3", "fsdp", "fsdp2"});
+  line.add("--accumulate", &how.accumulate, "micro-batches per step", 1);
+  line.add("--recompute", &how.recompute,
+           "each block's activations once more in backward");
+  line.add("--cpu-offload", &how.cpu_offload,
+           "shards and optimizer on the host (zero2: optimizer only)");
+  // ZeRO
+  line.add("--reduce-bucket-size", &how.zero.reduce_bucket_size,
+           "zero1, zero2: elements of gradients that travel together", 1);
+  line.add("--allgather-bucket-size", &how.zero.allgather_bucket_size,
+           "zero1, zero2: elements that are gathered together after a step", 1);
+  line.add("--overlap-comm", &how.zero.overlap_comm,
+           "zero1 to zero3: gradients travel while backward runs");
+  line.add("--reduce-scatter", &how.zero.reduce_scatter,
+           "zero1, zero2, no-: all-reduce, and keep the own part");
+  line.add("--round-robin-gradients", &how.zero.round_robin_gradients,
+           "zero1, zero2: neighbouring gradients to different owners");
+  line.add("--persistence-threshold", &how.zero.persistence_threshold,
+           "zero3: parameters of so many elements stay gathered; -1: ten times "
+           "the model's width",
+           -1);
+  line.add("--prefetch-bucket-size", &how.zero.prefetch_bucket_size,
+           "zero3: elements gathered ahead of their use; -1: a block", -1);
+  // FSDP
+  line.add("--sharding-strategy", &how.sharding_strategy, "fsdp: what is freed",
+           {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"});
+  line.add("--shard-size", &how.fsdp.shard_size,
+           "hybrid_shard: ranks that hold one copy together", 1);
+  line.add("--wrap", &how.wrap, "fsdp: what becomes a unit",
+           {"transformer", "size", "none"});
+  line.add("--min-num-params", &how.min_num_params,
+           "--wrap size: elements of a unit", 1);
+  line.add("--backward-prefetch", &how.backward_prefetch,
+           "fsdp: gather the next unit before or after this one's backward",
+           {"pre", "post", "none"});
+  line.add("--forward-prefetch", &how.fsdp.forward_prefetch,
+           "fsdp: gather the next unit before this one's forward");
+  line.add("--limit-all-gathers", &how.fsdp.limit_all_gathers,
+           "fsdp: at most two gathered units ahead");
+  line.add("--param-dtype", &how.param_dtype,
+           "fsdp: what computes and is gathered", {"f32", "bf16", "f16"});
+  line.add("--reduce-dtype", &how.reduce_dtype,
+           "fsdp: what gradients travel in", {"f32", "bf16", "f16"});
+  line.add("--no-sync", &how.no_sync,
+           "fsdp: only the last micro-batch reduces");
+}
+
+void check_given(
+    const TrainerOptions& how,
+    const std::vector<std::pair<std::string, std::string>>& given) {
+  using Strategies = std::vector<std::string>;
+  const Strategies buckets = {"zero1", "zero2"}, zero3 = {"zero3"};
+  const Strategies zero = {"zero1", "zero2", "zero3"}, fsdp = {"fsdp", "fsdp2"};
+  const std::map<std::string, Strategies> owners = {
+      {"--reduce-bucket-size", buckets},
+      {"--allgather-bucket-size", buckets},
+      {"--reduce-scatter", buckets},
+      {"--round-robin-gradients", buckets},
+      {"--overlap-comm", zero},
+      {"--persistence-threshold", zero3},
+      {"--prefetch-bucket-size", zero3},
+      {"--sharding-strategy", fsdp},
+      {"--shard-size", fsdp},
+      {"--wrap", fsdp},
+      {"--min-num-params", fsdp},
+      {"--backward-prefetch", fsdp},
+      {"--forward-prefetch", fsdp},
+      {"--limit-all-gathers", fsdp},
+      {"--param-dtype", fsdp},
+      {"--reduce-dtype", fsdp},
+      {"--no-sync", fsdp}};
+  for (const auto& [flag, value] : given) {
+    const auto owner = owners.find(flag);
+    if (owner == owners.end()) continue;
+    const Strategies& known = owner->second;
+    std::string list;
+    for (std::size_t i = 0; i < known.size(); ++i) {
+      list += (i == 0 ? "" : i + 1 < known.size() ? ", " : " or ") + known[i];
+    }
+    SB_CHECK(std::count(known.begin(), known.end(), how.strategy) > 0, flag,
+             " ", value, ": means nothing to --strategy ", how.strategy,
+             "; it belongs to --strategy ", list);
+    SB_CHECK(flag != "--shard-size" || how.sharding_strategy == "hybrid_shard",
+             flag, " ", value, ": means nothing to --sharding-strategy ",
+             how.sharding_strategy, "; it belongs to hybrid_shard");
+    SB_CHECK(flag != "--min-num-params" || how.wrap == "size", flag, " ", value,
+             ": means nothing to --wrap ", how.wrap, "; it belongs to size");
+  }
+}
+
+std::optional<DType> dtype_of(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  return name == "bf16" ? DType::kBF16 : name == "f16" ? DType::kF16
+                                                       : DType::kF32;
+}
+
+DType shortest_dtype(DType parameters, const TrainerOptions& how) {
+  DType shortest = parameters;
+  for (const std::string& name : {how.param_dtype, how.reduce_dtype}) {
+    const DType dtype = dtype_of(name).value_or(parameters);
+    if (dtype_bytes(dtype) < dtype_bytes(shortest)) shortest = dtype;
+  }
+  return shortest;
+}
+
+}  // namespace shardbook::zero_fsdp

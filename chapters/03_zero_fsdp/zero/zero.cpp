@@ -1,0 +1,221 @@
+#include "chapters/03_zero_fsdp/zero/zero.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "chapters/03_zero_fsdp/backward_end.h"
+#include "chapters/03_zero_fsdp/zero/zero12.h"
+#include "chapters/03_zero_fsdp/zero/zero3.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/ops.h"
+
+namespace shardbook::zero {
+namespace {
+
+void check_options(const ZeroOptions& options) {
+  SB_CHECK(options.stage >= 1 && options.stage <= 3, "zero: stage ",
+           options.stage, "; give 1, 2 or 3");
+  SB_CHECK(
+      options.reduce_bucket_size >= 1 && options.allgather_bucket_size >= 1,
+      "zero: buckets of ", options.reduce_bucket_size, " and ",
+      options.allgather_bucket_size, "; give at least 1 element");
+  SB_CHECK(options.loss_scale > 0, "zero: loss_scale ", options.loss_scale,
+           "; give a number above 0");
+  SB_CHECK(!options.offload_optimizer || options.stage >= 2,
+           "zero: offload_optimizer with stage ", options.stage,
+           "; gradients stream to the host as shards, from stage 2 on");
+  SB_CHECK(!options.offload_parameters ||
+               (options.stage == 3 && options.offload_optimizer),
+           "zero: offload_parameters with stage ", options.stage,
+           "; needs stage 3 and offload_optimizer");
+}
+
+/// The text by which ranks compare their models.
+std::string describe(Module& module) {
+  std::string text;
+  for (const auto& [name, tensor] : module.named_parameters()) {
+    text += "'" + name + "' " + dtype_name(tensor.dtype()) +
+            shape_text(tensor.shape()) +
+            (tensor.requires_grad() ? "" : " (frozen)") + "\n";
+  }
+  return text;
+}
+
+void check_same_model(Module& module, ProcessGroup& group) {
+  if (group.size() == 1) return;
+  const std::vector<std::string> all = group.exchange(describe(module));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    auto line_at = [&](const std::string& text) {
+      const auto [a, b] = std::mismatch(all[0].begin(), all[0].end(),
+                                        all[rank].begin(), all[rank].end());
+      auto at = static_cast<std::size_t>(a - all[0].begin());
+      const std::size_t begin = all[0].rfind('\n', at == 0 ? 0 : at - 1);
+      at = begin == std::string::npos ? 0 : begin + 1;
+      if (at >= text.size()) return std::string("nothing");
+      return text.substr(at, text.find('\n', at) - at);
+    };
+    SB_FAIL("zero: models differ: ", line_at(all[0]), " on rank 0 and ",
+            line_at(all[rank]), " on rank ", rank,
+            "; build the same model on every rank");
+  }
+}
+
+}  // namespace
+
+ZeroOptimizer::ZeroOptimizer(Module& module, ProcessGroup& group,
+                             const ZeroOptions& options)
+    : module_(module), group_(group), options_(options) {
+  check_options(options);
+  check_same_model(module, group);
+  for (const Tensor& parameter : module.parameters()) {
+    if (parameter.device() == RankContext::current().device) {
+      initial_device_bytes_ += parameter.bytes();
+    }
+  }
+}
+
+ZeroOptimizer::~ZeroOptimizer() = default;
+
+std::vector<ZeroOptimizer::ShardGroup> ZeroOptimizer::group_parameters(
+    bool with_frozen) {
+  std::vector<ShardGroup> groups;
+  for (const NamedTensor& entry : module_.named_parameters()) {
+    const bool is_trained = entry.tensor.requires_grad();
+    if (!is_trained && !with_frozen) continue;
+    auto found = std::find_if(groups.begin(), groups.end(), [&](auto& group) {
+      return group.is_trained == is_trained &&
+             group.parameters[0].tensor.dtype() == entry.tensor.dtype();
+    });
+    if (found == groups.end()) {
+      groups.emplace_back().is_trained = is_trained;
+      found = std::prev(groups.end());
+    }
+    found->parameters.push_back(entry);
+    found->shapes.push_back(entry.tensor.shape());
+  }
+  const bool any = std::any_of(groups.begin(), groups.end(),
+                               [](auto& group) { return group.is_trained; });
+  SB_CHECK(any, "zero: no parameter of ", module_.type_name(),
+           " requires a gradient; run the module itself");
+  return groups;
+}
+
+const Device& ZeroOptimizer::optimizer_device() const {
+  RankContext& context = RankContext::current();
+  return options_.offload_optimizer ? context.host() : context.device;
+}
+
+void ZeroOptimizer::make_sharded_optimizer(const std::string& name,
+                                           const OptimizerOptions& how) {
+  // Trained groups come first, so that optimizer slot i is group i
+  std::stable_sort(groups_.begin(), groups_.end(), [](auto& a, auto& b) {
+    return a.is_trained > b.is_trained;
+  });
+  Tensors shards;
+  for (const ShardGroup& group : groups_) {
+    if (group.is_trained) shards.push_back(group.shard);
+  }
+  optimizer_ = make_optimizer(name, shards, how);
+  optimizer_->keep_master_copies();
+}
+
+std::int64_t ZeroOptimizer::shard_numel() const {
+  std::int64_t numel = 0;
+  for (const ShardGroup& group : groups_) numel += group.shard.numel();
+  return numel;
+}
+
+// --- The step ----------------------------------------------------------------
+
+// Each element is in one shard, and padding is zero: the sum over ranks counts
+// everything once. An overflow on one rank is one on all: inf and nan survive
+// the sum.
+double ZeroOptimizer::global_norm() {
+  double total = 0;
+  for (const ShardGroup& group : groups_) {
+    if (group.is_trained) total += sum_of_squares(group.grad);
+  }
+  MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
+  group_.all_reduce(sum, ReduceOp::kSum, "norm").wait();
+  return std::sqrt(sum.item()) / options_.loss_scale;
+}
+
+void ZeroOptimizer::check_usable(const char* what) const {
+  SB_CHECK(!has_failed_backward_, "zero: ", what,
+           " after a backward that failed: gradients hold a part of it; call "
+           "clear_grad() and run the step again from its first micro-batch");
+  SB_CHECK(!is_updating_, "zero: ", what,
+           " after a step that failed while it updated parameters: ranks may "
+           "hold different ones; load a checkpoint");
+}
+
+void ZeroOptimizer::watch_backward(std::function<void()> ended) {
+  if (is_in_backward_) return;
+  check_usable("backward");
+  is_in_backward_ = true;
+  zero_fsdp::on_end_of_backward(
+      [this, ended = std::move(ended)] {
+        ended();
+        is_in_backward_ = false;
+      },
+      [this] {
+        is_in_backward_ = false;
+        has_failed_backward_ = true;
+      });
+}
+
+void ZeroOptimizer::clear_grad() {
+  clear_gradients();
+  has_failed_backward_ = false;
+}
+
+double ZeroOptimizer::step() {
+  check_usable("step");
+  PhaseScope phase(Phase::kOptimizer);
+  NoGrad no_grad;
+  finish_gradients();
+  const double norm = global_norm();
+
+  // Leave the step out when a 16-bit gradient has overflowed
+  const bool is_f16 =
+      std::any_of(groups_.begin(), groups_.end(), [](auto& group) {
+        return group.is_trained && group.shard.dtype() == DType::kF16;
+      });
+  if (is_f16 && !std::isfinite(norm)) {
+    num_skipped_ += 1;
+    clear_gradients();
+    return norm;
+  }
+
+  // Unscale and clip with one factor, on the way into the update
+  double factor = 1 / options_.loss_scale;
+  if (options_.clip > 0) {
+    factor *= std::min(1.0, options_.clip / (norm + 1e-6));
+  }
+  is_updating_ = true;
+  for (std::size_t i = 0; i < optimizer_->slots().size(); ++i) {
+    optimizer_->step_one(i, groups_[i].grad, factor);
+  }
+  steps_done_ += 1;
+
+  // Publish the new parameters, forget the gradients
+  publish(/*with_frozen=*/false);
+  is_updating_ = false;
+  clear_gradients();
+  return norm;
+}
+
+std::unique_ptr<ZeroOptimizer> make_zero(Module& module, ProcessGroup& group,
+                                         const ZeroOptions& options,
+                                         const std::string& optimizer,
+                                         const OptimizerOptions& how) {
+  if (options.stage == 3) {
+    return std::make_unique<ZeroStage3>(module, group, options, optimizer, how);
+  }
+  return std::make_unique<ZeroStage12>(module, group, options, optimizer, how);
+}
+
+}  // namespace shardbook::zero

@@ -1,0 +1,242 @@
+#pragma once
+
+// ZeRO: data parallelism without copies that nobody needs.
+//
+// Under DDP all ranks hold the same parameters, the same gradients and the same
+// optimizer state. ZeRO gives each rank a shard of them, and fetches the rest
+// when it is needed:
+//
+//               parameters   gradients   optimizer state   traffic per step
+//   DDP              all         all          all              2 Np
+//   ZeRO stage 1     all         all         shard             2 Np
+//   ZeRO stage 2     all        shard        shard             2 Np
+//   ZeRO stage 3    shard       shard        shard             3 Np
+//
+//   auto zero = zero::make_zero(model, world, options, "adamw", adam_options);
+//   for (each step) {
+//     language_loss((*zero)(batch.inputs), batch.targets).backward();
+//     zero->step();            // clips, updates, publishes, forgets gradients
+//   }
+//
+// The update is the one of DDP, bit for bit, where sums add in the order of
+// ranks: an optimizer that treats elements one by one does not see that they
+// lie in shards. The optimizers of this book all do. One that needs norms of
+// whole tensors (LAMB, LARS) would see norms of slices, and be wrong.
+//
+// Parameters that the loss does not depend on get zero gradients, unlike under
+// DDP: one flat tensor has one update. All ranks construct, call, step and
+// destroy in the same order. Model and group must outlive the object. A
+// parameter belongs to this rank's current device afterwards, wherever the
+// model was built: build it on the host when it does not fit the device.
+//
+// An exception may leave a forward: the next one begins anew. When one leaves a
+// backward, the object refuses to go on until clear_grad() says that the step
+// will be run again; when one leaves step() after parameters have changed,
+// until load_shards() brings back a consistent state.
+//
+// Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
+// Trillion Parameter Models"; Ren et al. 2021, "ZeRO-Offload". The names of
+// options are DeepSpeed's.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/03_zero_fsdp/zero/zero_offload.h"
+#include "comm/process_group.h"
+#include "core/module.h"
+#include "core/optim.h"
+
+namespace shardbook::zero {
+
+struct ZeroOptions {
+  int stage = 2;  ///< 1, 2 or 3
+  /// Elements of gradients that travel together, stages 1 and 2.
+  std::int64_t reduce_bucket_size = 500'000'000;
+  /// Elements that are gathered together after a step, stages 1 and 2.
+  std::int64_t allgather_bucket_size = 500'000'000;
+  /// Backward goes on while gradients travel. Stages 1 and 2: takes a second
+  /// bucket.
+  bool overlap_comm = true;
+  /// Each rank receives its own shard; false: all of the bucket is all-reduced
+  /// and each rank keeps its part, at twice the bytes (DeepSpeed's way).
+  bool reduce_scatter = true;
+  /// Neighbouring gradients go to different owners, stages 1 and 2.
+  bool round_robin_gradients = false;
+  std::int64_t alignment = 2;  ///< elements, stages 1 and 2
+  double clip = 0;             ///< largest norm of the gradient; 0: any
+  /// What the loss was multiplied by before backward. With f16 parameters a
+  /// step whose gradient has overflowed on any rank is left out on all.
+  double loss_scale = 1;
+  /// Optimizer state, master copies and gradient shards stay on the host, and
+  /// so does the update. Stages 2 and 3.
+  bool offload_optimizer = false;
+
+  // Stage 3 only.
+  /// Parameters of at most so many elements stay gathered.
+  std::int64_t persistence_threshold = 100'000;
+  /// Elements that may be gathered ahead of their use; 0: none.
+  std::int64_t prefetch_bucket_size = 50'000'000;
+  /// Modules of these types are fetched as a whole; see zero3.h.
+  std::vector<std::string> unit_types = {"GptBlock"};
+  /// Shards of the parameters lie on the host as well; needs
+  /// offload_optimizer.
+  bool offload_parameters = false;
+};
+
+/// A part of one tensor of the training state: what one rank saves.
+struct ShardPiece {
+  std::string name;        ///< the parameter's name
+  std::string field;       ///< "parameter", "master", "exp_avg", ...
+  Shape shape;             ///< of the whole parameter
+  std::int64_t begin = 0;  ///< first element, of the flattened parameter
+  Tensor values;           ///< [n]
+};
+
+class ZeroOptimizer {
+ public:
+  virtual ~ZeroOptimizer();
+  ZeroOptimizer(const ZeroOptimizer&) = delete;
+  ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
+
+  /// The model's forward.
+  Tensor operator()(const Tensor& x) {
+    check_usable("forward");
+    return module_(x);
+  }
+
+  /// Says whether the backward that comes is the last one of its step
+  /// (DeepSpeed's gradient accumulation boundary); true until said otherwise.
+  /// Nothing divides by the number of micro-steps: scale the loss.
+  void set_boundary(bool is_last) { is_boundary_ = is_last; }
+  bool is_boundary() const { return is_boundary_; }
+
+  /// Clips, updates this rank's shard, gives every rank the new parameters and
+  /// forgets the gradients. Returns the norm of the global gradient before
+  /// clipping (one all-reduce of an f64); inf or nan when the step was left
+  /// out. Collective.
+  double step();
+  /// Forgets the gradients of the step, and what a failed backward has left.
+  void clear_grad();
+
+  /// Updates this rank's flat shards, one per dtype.
+  Optimizer& optimizer() { return *optimizer_; }
+  void set_lr(double lr) { optimizer_->set_lr(lr); }
+  std::int64_t num_skipped_steps() const { return num_skipped_; }
+
+  Module& module() { return module_; }
+  ProcessGroup& group() const { return group_; }
+  const ZeroOptions& options() const { return options_; }
+  /// Bytes between host and device since construction; not on the wire.
+  const HostTraffic& host_traffic() const { return host_traffic_; }
+
+  /// Bytes that this rank sends: construction, then `steps` steps of
+  /// `micro_steps` micro-steps each.
+  virtual double predicted_bytes(std::int64_t steps,
+                                 std::int64_t micro_steps) const = 0;
+  virtual HostTraffic predicted_host_traffic(
+      std::int64_t steps, std::int64_t micro_steps) const = 0;
+  /// Elements of this rank's shard, padding included.
+  std::int64_t shard_numel() const;
+  /// Bytes of the model on this rank's device when construction began.
+  std::int64_t initial_device_bytes() const { return initial_device_bytes_; }
+
+  /// Makes every parameter whole, on every rank, until release_parameters:
+  /// for reading, saving, or a forward on one rank alone (DeepSpeed's
+  /// GatheredParameters). Stages 1 and 2 have them whole anyway. What stage 3
+  /// has not gathered when it is destroyed is lost. Collective.
+  virtual void gather_parameters() {}
+  virtual void release_parameters() {}
+
+  // --- State (zero_state.cpp) ------------------------------------------------
+
+  /// This rank's parts of parameters, master copies and optimizer state, as
+  /// views: no communication, no copies. Padding is not part of it; nor are
+  /// frozen parameters in stages 1 and 2, which do not shard them.
+  std::vector<ShardPiece> shards() const;
+  /// Takes what belongs to this rank out of pieces of any sharding. Throws
+  /// Error that names the parameter, the field and the first element that no
+  /// piece covers. `steps_done` counts optimizer steps. Collective.
+  void load_shards(const std::vector<ShardPiece>& pieces,
+                   std::int64_t steps_done);
+  /// Parameters by name, whole, on the host, on every rank (or, with
+  /// `rank0_only`, empty elsewhere). Gathers at most allgather_bucket_size
+  /// elements at a time. Collective.
+  std::vector<NamedTensor> full_parameters(bool rank0_only = false);
+  /// The same for the optimizer's state: "name.exp_avg", and "name.master"
+  /// where there are master copies.
+  std::vector<NamedTensor> full_optimizer_state(bool rank0_only = false);
+  /// Whether elements [begin, begin + numel) of a parameter are partly in this
+  /// rank's shard.
+  bool owns_part_of(const std::string& name, std::int64_t begin,
+                    std::int64_t numel) const;
+  std::int64_t steps_done() const { return steps_done_; }
+
+ protected:
+  /// Parameters that are sharded together: one dtype, trained or frozen.
+  struct ShardGroup {
+    bool is_trained = true;
+    std::vector<NamedTensor> parameters;
+    std::vector<Shape> shapes;
+    /// All ranks' parts; `parameter` counts in `parameters`.
+    std::vector<OwnedPart> parts;
+    Tensor shard;  ///< [S], this rank's parameters; what is updated
+    Tensor grad;   ///< [S], trained groups only; padding is zero
+  };
+
+  ZeroOptimizer(Module& module, ProcessGroup& group,
+                const ZeroOptions& options);
+  /// Once the derived class has filled `groups_`.
+  void make_sharded_optimizer(const std::string& name,
+                              const OptimizerOptions& options);
+  /// The parameters as groups without shards, in order of definition.
+  std::vector<ShardGroup> group_parameters(bool with_frozen);
+  /// Where shards of the optimizer lie: the device, or the host.
+  const Device& optimizer_device() const;
+
+  /// Before an update: the last reductions have arrived in `grad`.
+  virtual void finish_gradients() = 0;
+  /// After an update (or a load, which changes frozen ones too): all ranks see
+  /// the new parameters.
+  virtual void publish(bool with_frozen) = 0;
+  /// Forgets the gradients, also those on their way.
+  virtual void clear_gradients() = 0;
+  /// From the first gradient of a backward on: calls `ended` at its end, and
+  /// refuses to go on where an exception leaves it before.
+  void watch_backward(std::function<void()> ended);
+  bool is_in_backward() const { return is_in_backward_; }
+
+  Module& module_;
+  ProcessGroup& group_;
+  const ZeroOptions options_;
+  std::vector<ShardGroup> groups_;
+  std::unique_ptr<Optimizer> optimizer_;
+  HostTraffic host_traffic_;
+  bool is_boundary_ = true;
+
+ private:
+  /// Throws Error where something that failed has left half of its work.
+  void check_usable(const char* what) const;
+  double global_norm();
+  std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);
+
+  std::int64_t initial_device_bytes_ = 0;
+  std::int64_t steps_done_ = 0;
+  std::int64_t num_skipped_ = 0;
+  bool is_in_backward_ = false;
+  bool has_failed_backward_ = false;
+  bool is_updating_ = false;  ///< true outside of step() when it has failed
+};
+
+/// ZeRO of stage options.stage. Begins with rank 0's values on every rank.
+/// Throws Error on every rank when models differ, and for options that make no
+/// sense. Collective.
+std::unique_ptr<ZeroOptimizer> make_zero(Module& module, ProcessGroup& group,
+                                         const ZeroOptions& options,
+                                         const std::string& optimizer,
+                                         const OptimizerOptions& how);
+
+}  // namespace shardbook::zero

@@ -1,0 +1,261 @@
+#include "chapters/03_zero_fsdp/zero/zero12.h"
+
+#include <algorithm>
+
+#include "comm/coalesce.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook::zero {
+
+// --- Construction ------------------------------------------------------------
+
+ZeroStage12::ZeroStage12(Module& module, ProcessGroup& group,
+                         const ZeroOptions& options,
+                         const std::string& optimizer,
+                         const OptimizerOptions& how)
+    : ZeroOptimizer(module, group, options) {
+  groups_ = group_parameters(/*with_frozen=*/false);
+  for (std::size_t i = 0; i < groups_.size(); ++i) make_flat(i);
+  broadcast_coalesced(group, module.buffers(), 0, "buffers");
+  make_buckets();
+  make_sharded_optimizer(optimizer, how);
+
+  // One hook per parameter
+  slots_.resize(groups_.size());
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    for (const NamedTensor& entry : groups_[i].parameters) {
+      Slot& slot = slots_[i].emplace_back();
+      slot.parameter = entry.tensor;
+      const auto parameter = static_cast<int>(slots_[i].size()) - 1;
+      slot.hook_key = entry.tensor.add_accumulate_hook(
+          [this, i, parameter](Tensor&) { on_gradient(i, parameter); });
+    }
+  }
+}
+
+ZeroStage12::~ZeroStage12() {
+  for (auto& slots : slots_) {
+    for (Slot& slot : slots) {
+      slot.parameter.remove_accumulate_hook(slot.hook_key);
+      slot.parameter.set_grad_buffer({});
+    }
+  }
+}
+
+void ZeroStage12::make_flat(std::size_t index) {
+  ShardGroup& group = groups_[index];
+  Flat& flat = flats_.emplace_back();
+  std::vector<std::int64_t> numels;
+  for (const NamedTensor& entry : group.parameters) {
+    numels.push_back(entry.tensor.numel());
+  }
+  flat.layout = flat_layout(numels, group_.size(), options_.alignment,
+                            options_.round_robin_gradients);
+  for (int i = 0; i < static_cast<int>(numels.size()); ++i) {
+    const std::vector<OwnedPart> parts = flat.layout.parts(i);
+    group.parts.insert(group.parts.end(), parts.begin(), parts.end());
+  }
+
+  // Parameters become views; rank 0's values count
+  const Device& device = RankContext::current().device;
+  flat.flat = flatten(group.parameters, flat.layout, device);
+  group_.broadcast(flat.flat, 0, "parameters").wait();
+  const std::int64_t shard = flat.layout.shard();
+  const std::int64_t begin = group_.rank() * shard;
+  flat.own = flat.flat.flat_view(begin, {shard});
+
+  // The shard that is updated: the own part itself, or a copy on the host
+  const TensorOptions kept{flat.flat.dtype(), optimizer_device()};
+  group.shard = flat.own;
+  if (options_.offload_optimizer) {
+    MemoryScope kind(MemoryKind::kParameter);
+    group.shard = Tensor::empty({shard}, kept);
+    copy_across(group.shard, flat.own, host_traffic_);
+  }
+
+  // Gradients: all of them in stage 1, the own shard in stage 2
+  MemoryScope kind(MemoryKind::kGradient);
+  if (options_.stage == 2) {
+    group.grad = Tensor::zeros({shard}, kept);
+    return;
+  }
+  flat.flat_grad = Tensor::zeros({flat.layout.padded}, flat.flat.options());
+  group.grad = flat.flat_grad.flat_view(begin, {shard});
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    group.parameters[i].tensor.set_grad_buffer(
+        flat.flat_grad.flat_view(flat.layout.offsets[i], group.shapes[i]));
+  }
+}
+
+void ZeroStage12::make_buckets() {
+  // Buckets are full when their first-defined parameter has its gradient
+  std::vector<std::pair<std::size_t, Bucket>> sorted;
+  const std::vector<NamedTensor> all = module_.named_parameters();
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    for (GradientBucket& plan :
+         plan_buckets(flats_[i].layout, options_.reduce_bucket_size)) {
+      const auto first = static_cast<std::size_t>(plan.parameters.back());
+      const std::string& name = groups_[i].parameters[first].name;
+      const auto found = std::find_if(all.begin(), all.end(), [&](auto& entry) {
+        return entry.name == name;
+      });
+      Bucket bucket;
+      bucket.group = i;
+      bucket.plan = std::move(plan);
+      sorted.emplace_back(found - all.begin(), std::move(bucket));
+    }
+  }
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](auto& a, auto& b) { return a.first > b.first; });
+  for (auto& [order, bucket] : sorted) buckets_.push_back(std::move(bucket));
+}
+
+std::vector<GradientBucket> ZeroStage12::buckets(std::size_t group) const {
+  std::vector<GradientBucket> plans;
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.group == group) plans.push_back(bucket.plan);
+  }
+  return plans;
+}
+
+std::vector<std::string> ZeroStage12::trained_names(std::size_t group) const {
+  std::vector<std::string> names;
+  for (const NamedTensor& entry : groups_[group].parameters) {
+    names.push_back(entry.name);
+  }
+  return names;
+}
+
+// --- The step ----------------------------------------------------------------
+
+void ZeroStage12::finish_gradients() {
+  SB_CHECK(num_accumulated_ > 0,
+           "zero: step without a reduced gradient; run a backward of a "
+           "boundary (set_boundary(true)) before");
+}
+
+void ZeroStage12::publish(bool) {
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    const Flat& flat = flats_[i];
+    if (options_.offload_optimizer) {
+      copy_across(flat.own, groups_[i].shard, host_traffic_);
+    }
+    const std::int64_t shard = flat.layout.shard();
+    const std::int64_t d = group_.size();
+    const std::int64_t piece =
+        std::clamp<std::int64_t>(options_.allgather_bucket_size / d, 1, shard);
+    if (piece == shard) {
+      group_.all_gather(flat.flat, flat.own, "parameters").wait();
+      continue;
+    }
+    // In pieces: the same columns of every shard, through a buffer
+    for (std::int64_t begin = 0; begin < shard; begin += piece) {
+      const std::int64_t n = std::min(piece, shard - begin);
+      MemoryScope kind(MemoryKind::kCommunication);
+      const Tensor buffer = Tensor::empty({d * n}, flat.flat.options());
+      group_.all_gather(buffer, flat.own.flat_view(begin, {n}), "parameters")
+          .wait();
+      // Column by column, the own one among them
+      const std::int64_t width = flat.layout.padded - begin;
+      copy_runs(
+          {{flat.flat.flat_view(begin, {width}), buffer, d, n, shard, n}});
+    }
+  }
+}
+
+void ZeroStage12::clear_gradients() {
+  for (auto& slots : slots_) {
+    for (Slot& slot : slots) slot.parameter.clear_grad();
+  }
+  // Left behind by a failed backward
+  for (Bucket& bucket : buckets_) {
+    for (Work& work : bucket.works) work.wait();
+    bucket.works.clear();
+    bucket.buffer = Tensor();
+  }
+  in_flight_.reset();
+  num_accumulated_ = 0;
+}
+
+// --- The bill ----------------------------------------------------------------
+
+std::int64_t ZeroStage12::bucket_bytes() const {
+  // The one that is filled and, with overlap, the one in flight
+  std::int64_t largest = 0, before = 0;
+  for (const Bucket& bucket : buckets_) {
+    const std::int64_t bytes =
+        bucket.plan.is_large
+            ? 0
+            : bucket.plan.numel * static_cast<std::int64_t>(dtype_bytes(
+                                      flats_[bucket.group].flat.dtype()));
+    largest = std::max(largest, bytes + (options_.overlap_comm ? before : 0));
+    before = bytes;
+  }
+  return largest;
+}
+
+bool ZeroStage12::has_large_gradients() const {
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [](auto& bucket) { return bucket.plan.is_large; });
+}
+
+std::int64_t ZeroStage12::gather_bytes() const {
+  std::int64_t largest = 0;
+  for (const Flat& flat : flats_) {
+    const std::int64_t d = group_.size();
+    const std::int64_t piece = std::clamp<std::int64_t>(
+        options_.allgather_bucket_size / d, 1, flat.layout.shard());
+    if (piece == flat.layout.shard()) continue;
+    largest = std::max(
+        largest,
+        d * piece * static_cast<std::int64_t>(dtype_bytes(flat.flat.dtype())));
+  }
+  return largest;
+}
+
+double ZeroStage12::predicted_bytes(std::int64_t steps,
+                                    std::int64_t micro_steps) const {
+  const double d = group_.size();
+  double once = 0, gradients = 0, parameters = 0;
+  for (const Tensor& buffer : module_.buffers()) {
+    once += static_cast<double>(buffer.bytes());
+  }
+  for (const Flat& flat : flats_) {
+    once += static_cast<double>(flat.flat.bytes());
+    parameters += static_cast<double>(flat.flat.bytes());
+  }
+  for (const Bucket& bucket : buckets_) {
+    gradients += static_cast<double>(bucket.plan.numel *
+                                     static_cast<std::int64_t>(dtype_bytes(
+                                         flats_[bucket.group].flat.dtype())));
+  }
+  const double passes = options_.stage == 1 ? 1 : micro_steps;
+  const double units = options_.reduce_scatter ? 1 : 2;
+  const double norm = 2 * 8;
+  const double step = passes * units * gradients + parameters + norm;
+  return (d - 1) / d * (once + static_cast<double>(steps) * step);
+}
+
+HostTraffic ZeroStage12::predicted_host_traffic(
+    std::int64_t steps, std::int64_t micro_steps) const {
+  HostTraffic traffic;
+  if (!options_.offload_optimizer) return traffic;
+  // The first copy of the shards, and the updated ones back after each step
+  for (const Flat& flat : flats_) {
+    traffic.to_host += flat.own.bytes();
+    traffic.to_device += flat.own.bytes() * steps;
+  }
+  // Gradients of the own shards in every micro-step
+  for (const Bucket& bucket : buckets_) {
+    const Tensor& own = flats_[bucket.group].own;
+    for (const BucketPiece& piece : bucket.plan.pieces) {
+      if (piece.owner != group_.rank()) continue;
+      traffic.to_host +=
+          steps * micro_steps * piece.numel * (own.bytes() / own.numel());
+    }
+  }
+  return traffic;
+}
+
+}  // namespace shardbook::zero

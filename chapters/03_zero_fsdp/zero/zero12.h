@@ -1,0 +1,102 @@
+#pragma once
+
+// ZeRO-1 and ZeRO-2: parameters everywhere, the rest in shards.
+//
+//   backward   grad d | grad c | grad b | grad a
+//              copied, divided by d, into buckets
+//   network           | bucket 0 ...... | bucket 1 ...... |
+//   step       norm | update of the own shard | all_gather of the parameters
+//
+// Stage 1 keeps all gradients while micro-steps accumulate and reduces in the
+// last one. Stage 2 keeps its own shard only: every micro-step reduces, adds
+// what it receives to an accumulator, and drops the rest.
+//
+// With overlap_comm two buckets take turns: one is filled while the other
+// travels. A bucket is filled again only after its reduction has been taken
+// out; otherwise the next gradients would overwrite what is in flight.
+//
+// DeepSpeed, deepspeed/runtime/zero/stage_1_and_2.py.
+
+#include <optional>
+
+#include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/03_zero_fsdp/zero/zero_buckets.h"
+#include "core/stream.h"
+
+namespace shardbook::zero {
+
+class ZeroStage12 : public ZeroOptimizer {
+ public:
+  ZeroStage12(Module& module, ProcessGroup& group, const ZeroOptions& options,
+              const std::string& optimizer, const OptimizerOptions& how);
+  ~ZeroStage12() override;
+
+  double predicted_bytes(std::int64_t steps,
+                         std::int64_t micro_steps) const override;
+  HostTraffic predicted_host_traffic(std::int64_t steps,
+                                     std::int64_t micro_steps) const override;
+  /// The layout of one group of parameters, in the order of their first
+  /// members, and its buckets.
+  const FlatLayout& layout(std::size_t group) const {
+    return flats_[group].layout;
+  }
+  std::vector<GradientBucket> buckets(std::size_t group) const;
+  /// Names of the group's parameters, in the order of the layout.
+  std::vector<std::string> trained_names(std::size_t group) const;
+  /// Bytes of the largest buckets that exist at one time.
+  std::int64_t bucket_bytes() const;
+  /// Whether some gradient is larger than a bucket.
+  bool has_large_gradients() const;
+  /// Bytes of the buffer that parameters are gathered through.
+  std::int64_t gather_bytes() const;
+
+ private:
+  struct Flat {
+    FlatLayout layout;
+    Tensor flat;       ///< [padded]; all parameters are views of it
+    Tensor own;        ///< [S], this rank's part of `flat`
+    Tensor flat_grad;  ///< [padded], stage 1 only; gradients are views of it
+  };
+  struct Slot {
+    Tensor parameter;
+    int hook_key = 0;
+    bool has_arrived = false;
+    bool is_copied = false;
+  };
+  struct Bucket {
+    std::size_t group = 0;
+    GradientBucket plan;
+    Tensor buffer;  ///< while it is filled or in flight
+    Tensors received;
+    std::vector<Work> works;
+  };
+
+  void make_flat(std::size_t group);
+  void make_buckets();
+  Slot& slot(const Bucket& bucket, int parameter);
+  void on_gradient(std::size_t group, int parameter);
+  void begin_backward();
+  void drain();
+  void open(Bucket& bucket);
+  void copy_in(Bucket& bucket, int parameter);
+  void launch(Bucket& bucket);
+  void finish(Bucket& bucket);
+  void take_own_part(const Bucket& bucket);
+  void finish_in_flight();
+  void end_of_backward();
+  bool reduces_now() const { return options_.stage == 2 || is_boundary_; }
+
+  void finish_gradients() override;
+  void publish(bool with_frozen) override;
+  void clear_gradients() override;
+
+  std::vector<Flat> flats_;
+  std::vector<std::vector<Slot>> slots_;  ///< by group and parameter
+  std::vector<Bucket> buckets_;           ///< in launch order
+  std::size_t next_bucket_ = 0;
+  std::optional<std::size_t> in_flight_;
+  /// Backward passes whose sum the shards hold.
+  int num_accumulated_ = 0;
+};
+
+}  // namespace shardbook::zero

@@ -1,0 +1,244 @@
+#include "chapters/03_zero_fsdp/zero/zero3.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "comm/coalesce.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook::zero {
+
+// --- Construction ------------------------------------------------------------
+
+ZeroStage3::ZeroStage3(Module& module, ProcessGroup& group,
+                       const ZeroOptions& options, const std::string& optimizer,
+                       const OptimizerOptions& how)
+    : ZeroOptimizer(module, group, options),
+      self_(std::make_shared<ZeroStage3*>(this)) {
+  move_to_host(module.named_parameters());
+  make_groups();
+  make_units();
+  for (auto& unit : units_) {
+    for (Slot& slot : unit->slots) partition(slot);
+  }
+  broadcast_coalesced(group, module.buffers(), 0, "buffers");
+  make_sharded_optimizer(optimizer, how);
+  add_hooks();
+}
+
+ZeroStage3::~ZeroStage3() {
+  *self_ = nullptr;
+  for (auto& unit : units_) {
+    for (Slot& slot : unit->slots) {
+      if (slot.is_trained) {
+        slot.parameter.remove_accumulate_hook(slot.hook_key);
+      }
+    }
+  }
+}
+
+void ZeroStage3::make_groups() {
+  groups_ = group_parameters(/*with_frozen=*/true);
+  // Trained groups first, as the optimizer wants them
+  std::stable_sort(groups_.begin(), groups_.end(), [](auto& a, auto& b) {
+    return a.is_trained > b.is_trained;
+  });
+  RankContext& context = RankContext::current();
+  for (ShardGroup& group : groups_) {
+    std::vector<std::int64_t> numels;
+    for (const NamedTensor& entry : group.parameters) {
+      numels.push_back(entry.tensor.numel());
+    }
+    const SliceLayout layout = slice_layout(numels, group_.size());
+    for (int i = 0; i < static_cast<int>(numels.size()); ++i) {
+      const std::vector<OwnedPart> parts = layout.parts(i);
+      group.parts.insert(group.parts.end(), parts.begin(), parts.end());
+    }
+
+    // The shard that is updated, and the one that is gathered
+    const DType dtype = group.parameters[0].tensor.dtype();
+    const bool on_host = group.is_trained ? options_.offload_optimizer
+                                          : options_.offload_parameters;
+    const Device& home = on_host ? context.host() : context.device;
+    {
+      MemoryScope kind(MemoryKind::kParameter);
+      group.shard = Tensor::zeros({layout.shard}, {dtype, home});
+      const bool needs_copy = on_host && !options_.offload_parameters;
+      gather_shards_.push_back(
+          needs_copy ? Tensor::zeros({layout.shard}, {dtype, context.device})
+                     : group.shard);
+    }
+    if (!group.is_trained) continue;
+    MemoryScope kind(MemoryKind::kGradient);
+    group.grad = Tensor::zeros({layout.shard}, {dtype, home});
+  }
+}
+
+void ZeroStage3::make_units() {
+  // Where each parameter's slice lies
+  struct Place {
+    std::size_t group;
+    std::int64_t offset, slice;
+  };
+  std::unordered_map<const void*, Place> places;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    std::int64_t offset = 0;
+    for (const NamedTensor& entry : groups_[g].parameters) {
+      const std::int64_t slice =
+          (entry.tensor.numel() + group_.size() - 1) / group_.size();
+      places[entry.tensor.id()] = {g, offset, slice};
+      offset += slice;
+    }
+  }
+
+  // One unit per module and dtype
+  for (const UnitPlan& plan : plan_units(module_, options_.unit_types)) {
+    const std::size_t first = units_.size();
+    for (const NamedTensor& entry : plan.parameters) {
+      auto found = std::find_if(
+          units_.begin() + static_cast<std::ptrdiff_t>(first), units_.end(),
+          [&](auto& unit) {
+            return unit->slots[0].parameter.dtype() == entry.tensor.dtype();
+          });
+      if (found == units_.end()) {
+        units_.push_back(std::make_unique<Unit>());
+        found = std::prev(units_.end());
+        (*found)->name = plan.name;
+        (*found)->module = plan.module;
+      }
+      Unit& unit = **found;
+      const Place& place = places.at(entry.tensor.id());
+      Slot& slot = unit.slots.emplace_back();
+      slot.name = entry.name;
+      slot.parameter = entry.tensor;
+      slot.group = place.group;
+      slot.offset = place.offset;
+      slot.slice = place.slice;
+      slot.is_trained = groups_[place.group].is_trained;
+      slot.is_persistent =
+          entry.tensor.numel() <= options_.persistence_threshold;
+      if (!slot.is_persistent) unit.numel += slot.slice * group_.size();
+      if (!slot.is_trained) continue;
+      slot.bucket_offset = unit.bucket_slice;
+      unit.bucket_slice += slot.slice;
+    }
+  }
+}
+
+// Rank 0's values, cut into slices; the parameter becomes a view of memory
+// that comes and goes.
+void ZeroStage3::partition(Slot& slot) {
+  const std::int64_t d = group_.size(), n = slot.parameter.numel();
+  MemoryScope kind(MemoryKind::kParameter);
+  slot.full = Tensor::empty({d * slot.slice}, {slot.parameter.dtype(),
+                                               RankContext::current().device});
+  const Tensor view = slot.full.flat_view(0, slot.parameter.shape());
+  view.copy_from(slot.parameter);
+  slot.full.flat_view(n, {d * slot.slice - n}).zero();
+  group_.broadcast(view, 0, "parameters").wait();
+  const Tensor own =
+      slot.full.flat_view(group_.rank() * slot.slice, {slot.slice});
+  const Tensor& kept = groups_[slot.group].shard;
+  const Tensor& gathered = gather_shards_[slot.group];
+  copy_across(kept.flat_view(slot.offset, {slot.slice}), own, host_traffic_);
+  if (!gathered.is_same(kept)) {
+    gathered.flat_view(slot.offset, {slot.slice}).copy_from(own);
+  }
+  slot.parameter.set_data(view);
+  if (!slot.is_persistent) slot.full.release_storage();
+}
+
+void ZeroStage3::add_hooks() {
+  const std::shared_ptr<ZeroStage3*> self = self_;
+  module_.add_forward_pre_hook([self](Module&, Tensors&) {
+    if (*self != nullptr) (*self)->begin_forward();
+  });
+  for (auto& owned : units_) {
+    Unit* unit = owned.get();
+    unit->module->add_forward_pre_hook([self, unit](Module&, Tensors&) {
+      if (*self != nullptr) (*self)->fetch(*unit);
+    });
+    unit->module->add_forward_hook([self, unit](Module&, Tensors& outputs) {
+      if (*self != nullptr) (*self)->after_forward(*unit, outputs);
+    });
+    for (Slot& slot : unit->slots) {
+      if (!slot.is_trained) continue;
+      slot.hook_key = slot.parameter.add_accumulate_hook(
+          [this, unit, &slot](Tensor&) { on_gradient(*unit, slot); });
+    }
+  }
+}
+
+// --- The step ----------------------------------------------------------------
+
+void ZeroStage3::finish_gradients() {
+  SB_CHECK(num_accumulated_ > 0,
+           "zero: step without a gradient; run a backward before");
+  // Units that no backward has reached
+  for (auto& unit : units_) {
+    if (unit->num_reduced > 0) continue;
+    for (const Slot& slot : unit->slots) {
+      if (!slot.is_trained) continue;
+      groups_[slot.group].grad.flat_view(slot.offset, {slot.slice}).zero();
+    }
+  }
+}
+
+void ZeroStage3::publish(bool with_frozen) {
+  drop_gathered();  // a forward without a backward leaves units behind
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (!groups_[i].is_trained || gather_shards_[i].is_same(groups_[i].shard)) {
+      continue;
+    }
+    copy_across(gather_shards_[i], groups_[i].shard, host_traffic_);
+  }
+  refresh_persistent(with_frozen);
+  updated_.record();
+}
+
+void ZeroStage3::refresh_persistent(bool with_frozen) {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    std::vector<Slot*> slots;
+    for (auto& unit : units_) {
+      for (Slot& slot : unit->slots) {
+        if (slot.group == i && slot.is_persistent &&
+            (slot.is_trained || with_frozen)) {
+          slots.push_back(&slot);
+        }
+      }
+    }
+    if (slots.empty()) continue;
+    Tensor buffer;
+    gather(slots, buffer, "persistent").wait();
+    unpack(slots, buffer);
+  }
+}
+
+void ZeroStage3::clear_gradients() {
+  for (auto& unit : units_) {
+    unit->num_reduced = 0;
+    // Left behind by a failed backward
+    unit->reduction.wait();
+    unit->bucket = Tensor();
+    for (Slot& slot : unit->slots) slot.parameter.clear_grad();
+  }
+  reducing_ = nullptr;
+  num_accumulated_ = 0;
+}
+
+void ZeroStage3::gather_parameters() {
+  for (auto& unit : units_) {
+    if (unit->numel == 0 || unit->state == Unit::State::kFull) continue;
+    if (unit->state == Unit::State::kSharded) start_gather(*unit);
+    finish_gather(*unit);
+  }
+  is_pinned_ = true;
+}
+
+void ZeroStage3::release_parameters() {
+  is_pinned_ = false;
+  for (auto& unit : units_) release(*unit);
+}
+
+}  // namespace shardbook::zero

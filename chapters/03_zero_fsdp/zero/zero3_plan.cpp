@@ -1,0 +1,188 @@
+// Which parameters are fetched together, and what that costs.
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "chapters/03_zero_fsdp/zero/zero3.h"
+
+namespace shardbook::zero {
+namespace {
+
+/// A module's own parameters, without those of the modules below it.
+class OwnParameters : public MemberVisitor {
+ public:
+  explicit OwnParameters(Module& module) { module.members(*this); }
+  void parameter(const std::string&, Tensor& tensor) override {
+    if (tensor.defined()) tensors.push_back(tensor);
+  }
+  void buffer(const std::string&, Tensor&) override {}
+  void module(const std::string&, Module&) override {}
+  Tensors tensors;
+};
+
+bool is_below(const std::string& name, const std::string& parent) {
+  return name.compare(0, parent.size() + 1, parent + ".") == 0;
+}
+
+std::int64_t element_bytes(const Tensor& tensor) {
+  return static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));
+}
+
+}  // namespace
+
+std::vector<UnitPlan> plan_units(Module& module,
+                                 const std::vector<std::string>& unit_types) {
+  const std::vector<NamedModule> modules = module.named_modules();
+  auto is_unit_type = [&](const NamedModule& entry) {
+    return std::count(unit_types.begin(), unit_types.end(),
+                      entry.module->type_name()) > 0;
+  };
+  const bool has_types =
+      std::any_of(modules.begin(), modules.end(), is_unit_type);
+
+  // Candidates: modules of the types, or all that have parameters; the root
+  // takes what remains
+  std::vector<UnitPlan> units;
+  std::unordered_map<const void*, std::vector<std::size_t>> users;
+  for (const NamedModule& entry : modules) {
+    const bool is_root = entry.module == &module;
+    const bool is_inside = !units.empty() && !units.back().name.empty() &&
+                           is_below(entry.name, units.back().name) && has_types;
+    if (is_inside || (!is_root && has_types && !is_unit_type(entry))) continue;
+    Tensors own;
+    if (!has_types) {
+      own = OwnParameters(*entry.module).tensors;
+    } else if (!is_root) {
+      own = entry.module->parameters();
+    }
+    for (const Tensor& tensor : own) {
+      users[tensor.id()].push_back(units.size());
+    }
+    units.push_back({entry.name, entry.module, {}});
+  }
+
+  // One that two units use is the root's, whose forward is always running
+  for (const NamedTensor& entry : module.named_parameters()) {
+    const auto found = users.find(entry.tensor.id());
+    const bool is_shared = found == users.end() || found->second.size() != 1;
+    units[is_shared ? 0 : found->second[0]].parameters.push_back(entry);
+  }
+  units.erase(std::remove_if(
+                  units.begin(), units.end(),
+                  [](const UnitPlan& unit) { return unit.parameters.empty(); }),
+              units.end());
+  return units;
+}
+
+std::vector<ZeroStage3::UnitSize> ZeroStage3::unit_sizes() const {
+  std::vector<UnitSize> sizes;
+  for (const auto& unit : units_) {
+    UnitSize size;
+    const std::int64_t element = element_bytes(unit->slots[0].parameter);
+    const auto fetched =
+        std::count_if(unit->slots.begin(), unit->slots.end(),
+                      [](const Slot& slot) { return !slot.is_persistent; });
+    size.name = unit->name;
+    size.full_elements = unit->numel;
+    size.full_bytes = unit->numel * element;
+    size.gather_bytes = fetched > 1 ? unit->numel * element : 0;
+    size.reduce_bytes = unit->bucket_slice * group_.size() * element;
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+std::int64_t ZeroStage3::persistent_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& unit : units_) {
+    for (const Slot& slot : unit->slots) {
+      if (!slot.is_persistent) continue;
+      bytes += slot.slice * group_.size() * element_bytes(slot.parameter);
+    }
+  }
+  return bytes;
+}
+
+std::int64_t ZeroStage3::construction_bytes() const {
+  // One after another they are whole, cut, and released unless they stay
+  std::int64_t kept = 0, peak = 0;
+  for (const auto& unit : units_) {
+    for (const Slot& slot : unit->slots) {
+      const std::int64_t bytes =
+          slot.slice * group_.size() * element_bytes(slot.parameter);
+      peak = std::max(peak, kept + bytes);
+      if (slot.is_persistent) kept += bytes;
+    }
+  }
+  return peak;
+}
+
+std::int64_t ZeroStage3::refresh_buffer_bytes() const {
+  std::int64_t largest = 0;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    std::int64_t bytes = 0;
+    int count = 0;
+    for (const auto& unit : units_) {
+      for (const Slot& slot : unit->slots) {
+        if (slot.group != i || !slot.is_persistent || !slot.is_trained) {
+          continue;
+        }
+        bytes += slot.slice * group_.size() * element_bytes(slot.parameter);
+        count += 1;
+      }
+    }
+    if (count > 1) largest = std::max(largest, bytes);
+  }
+  return largest;
+}
+
+double ZeroStage3::predicted_bytes(std::int64_t steps,
+                                   std::int64_t micro_steps) const {
+  const double d = group_.size();
+  double once = 0, micro_step = 0, step = 2 * 8;  // the norm
+  for (const Tensor& buffer : module_.buffers()) {
+    once += static_cast<double>(buffer.bytes());
+  }
+  for (const auto& unit : units_) {
+    for (const Slot& slot : unit->slots) {
+      const auto padded = static_cast<double>(slot.slice * group_.size() *
+                                              element_bytes(slot.parameter));
+      once += static_cast<double>(slot.parameter.bytes());
+      // Gathered for forward and for backward, or once per step
+      if (!slot.is_persistent) {
+        micro_step += 2 * padded;
+      } else if (slot.is_trained) {
+        step += padded;
+      }
+      if (slot.is_trained) micro_step += padded;
+    }
+  }
+  step += static_cast<double>(micro_steps) * micro_step;
+  return (d - 1) / d * (once + static_cast<double>(steps) * step);
+}
+
+HostTraffic ZeroStage3::predicted_host_traffic(std::int64_t steps,
+                                               std::int64_t micro_steps) const {
+  HostTraffic traffic;
+  if (!options_.offload_optimizer) return traffic;
+  for (const auto& unit : units_) {
+    for (const Slot& slot : unit->slots) {
+      const std::int64_t bytes = slot.slice * element_bytes(slot.parameter);
+      // The shard, once; its gradient, in every micro-step
+      if (slot.is_trained || options_.offload_parameters) {
+        traffic.to_host += bytes;
+      }
+      if (slot.is_trained) traffic.to_host += steps * micro_steps * bytes;
+      // Back after every step, or for every gather
+      if (!options_.offload_parameters || slot.is_persistent) {
+        if (slot.is_trained) traffic.to_device += steps * bytes;
+      } else {
+        traffic.to_device += steps * micro_steps * 2 * bytes;
+      }
+    }
+  }
+  return traffic;
+}
+
+}  // namespace shardbook::zero

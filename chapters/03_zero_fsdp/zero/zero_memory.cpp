@@ -1,0 +1,345 @@
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "chapters/03_zero_fsdp/zero/zero12.h"
+#include "chapters/03_zero_fsdp/zero/zero3.h"
+#include "core/check.h"
+
+namespace shardbook::zero {
+
+// --- The paper's table -------------------------------------------------------
+
+StateBytes state_bytes(DType dtype, const std::string& optimizer,
+                       const OptimizerOptions& how) {
+  const auto element = static_cast<double>(dtype_bytes(dtype));
+  const double stat = dtype == DType::kF64 ? 8 : 4;
+  const double moments = optimizer != "sgd" ? 2 : (how.momentum > 0 ? 1 : 0);
+  const double master = element < 4 ? 4 : 0;
+  return {element, element, moments * stat + master};
+}
+
+ModelStates model_states(int stage, double parameters, int ranks,
+                         const StateBytes& bytes) {
+  SB_CHECK(stage >= 0 && stage <= 3, "zero: stage ", stage,
+           "; give 0 (DDP) to 3");
+  const double d = ranks;
+  return {parameters * bytes.parameter / (stage >= 3 ? d : 1),
+          parameters * bytes.gradient / (stage >= 2 ? d : 1),
+          parameters * bytes.optimizer / (stage >= 1 ? d : 1)};
+}
+
+double max_parameters(int stage, double capacity_bytes, int ranks,
+                      const StateBytes& bytes) {
+  return capacity_bytes / model_states(stage, 1, ranks, bytes).total();
+}
+
+// --- DeepSpeed's estimators --------------------------------------------------
+
+DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup) {
+  SB_CHECK(stage == 2 || stage == 3,
+           "zero: DeepSpeed estimates stages 2 and "
+           "3, not ",
+           stage);
+  constexpr double kSlack = 1.5;  // "additional_buffer_factor"
+  const double n = setup.parameters;
+  const double on_node = setup.devices_per_node;
+  const double all = on_node * setup.nodes;
+  // Every rank builds the whole model in f32 on the host
+  const double building = 4 * on_node;
+  if (stage == 2) {
+    if (!setup.offload_optimizer) {
+      return {4 * n + std::floor(16 * n / all), n * building * kSlack};
+    }
+    return {2 * n, n * std::max(4 * all, 16.0) * kSlack};
+  }
+
+  const double layer = 4 * setup.largest_layer;
+  if (!setup.offload_optimizer) {
+    const double built = setup.zero_init ? setup.largest_layer : n;
+    return {layer + std::floor(18 * n / all), built * building * kSlack};
+  }
+  const double kept = (setup.offload_parameters ? 18.0 : 16.0) / setup.nodes;
+  const double host =
+      n * (setup.zero_init ? kept : std::max(building, kept)) * kSlack;
+  return {layer + (setup.offload_parameters ? 0 : std::floor(2 * n / all)),
+          host};
+}
+
+// --- This program's peaks ----------------------------------------------------
+
+namespace {
+
+struct Sizes {
+  double h, vocab, positions;
+  bool is_gpt;
+};
+
+// The most gradients that exist at one time when each is dropped as it comes,
+// in elements. A linear layer makes those of weight and bias together. The
+// tied table's gradient from the head lives until the embedding's joins it.
+double passing_gradients(const Sizes& s) {
+  const double widest = 4 * s.h * s.h + 4 * s.h;  // c_fc, or fc1
+  if (!s.is_gpt) return std::max({widest, (s.h + 1) * s.vocab});
+  const double table = s.vocab * s.h;
+  return table + std::max({widest, table, s.positions * s.h});
+}
+
+/// Something that grows and shrinks, and its peak.
+class Level {
+ public:
+  void add(std::int64_t bytes) {
+    now_ += bytes;
+    peak_ = std::max(peak_, now_);
+  }
+  std::int64_t peak() const { return peak_; }
+
+ private:
+  std::int64_t now_ = 0, peak_ = 0;
+};
+
+/// Walks through the fetches and reductions of a micro-step of stage 3.
+class Walk {
+ public:
+  Walk(const ZeroStage3& zero, bool prefetches)
+      : units_(zero.unit_sizes()),
+        is_full_(units_.size()),
+        is_in_flight_(units_.size()),
+        budget_(prefetches ? zero.options().prefetch_bucket_size : 0),
+        overlaps_(zero.options().overlap_comm) {}
+
+  /// `root`: a unit whose forward and backward contain all others; -1: none.
+  /// Its gradients begin before the others' where it holds the head.
+  void micro_step(int root, bool root_has_head) {
+    std::vector<std::size_t> order;
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      if (static_cast<int>(u) != root) order.push_back(u);
+    }
+    make_trace(order, root);
+
+    // Forward
+    if (root >= 0) fetch(static_cast<std::size_t>(root));
+    for (const std::size_t u : order) {
+      fetch(u);
+      release(u);
+    }
+    // Backward: the root's first gradient opens its bucket
+    if (root >= 0) {
+      const auto r = static_cast<std::size_t>(root);
+      release(r);
+      fetch(r);
+      if (root_has_head) communication_.add(units_[r].reduce_bytes);
+    }
+    for (auto u = order.rbegin(); u != order.rend(); ++u) {
+      fetch(*u);
+      communication_.add(units_[*u].reduce_bytes);
+      reduce(units_[*u].reduce_bytes);
+      release(*u);
+    }
+    if (root >= 0) {
+      const auto r = static_cast<std::size_t>(root);
+      if (!root_has_head) communication_.add(units_[r].reduce_bytes);
+      reduce(units_[r].reduce_bytes);
+      release(r);
+    }
+    reduce(0);
+  }
+
+  std::int64_t parameters() const { return parameters_.peak(); }
+  std::int64_t communication() const { return communication_.peak(); }
+
+ private:
+  void make_trace(const std::vector<std::size_t>& order, int root) {
+    trace_.clear();
+    cursor_ = 0;
+    auto add = [&](std::size_t u) {
+      if (units_[u].full_bytes > 0) trace_.push_back(u);
+    };
+    if (root >= 0) add(static_cast<std::size_t>(root));
+    for (const std::size_t u : order) add(u);
+    if (root >= 0) add(static_cast<std::size_t>(root));
+    for (auto u = order.rbegin(); u != order.rend(); ++u) add(*u);
+  }
+
+  void start(std::size_t u) {
+    const ZeroStage3::UnitSize& unit = units_[u];
+    // One parameter is gathered in its place
+    if (unit.gather_bytes == 0) parameters_.add(unit.full_bytes);
+    communication_.add(unit.gather_bytes);
+    is_in_flight_[u] = true;
+  }
+
+  void fetch(std::size_t u) {
+    const ZeroStage3::UnitSize& unit = units_[u];
+    if (unit.full_bytes == 0) return;
+    cursor_ += 1;
+    if (!is_in_flight_[u]) start(u);
+    std::int64_t elements = 0;
+    for (std::size_t i = cursor_; i < trace_.size(); ++i) {
+      const std::size_t next = trace_[i];
+      if (next == u || is_full_[next]) break;
+      elements += units_[next].full_elements;
+      if (elements > budget_) break;
+      if (!is_in_flight_[next]) start(next);
+    }
+    if (unit.gather_bytes > 0) parameters_.add(unit.full_bytes);
+    communication_.add(-unit.gather_bytes);
+    is_in_flight_[u] = false;
+    is_full_[u] = true;
+  }
+
+  void release(std::size_t u) {
+    if (!is_full_[u]) return;
+    parameters_.add(-units_[u].full_bytes);
+    is_full_[u] = false;
+  }
+
+  // The reduction before is finished, this one flies.
+  void reduce(std::int64_t bytes) {
+    communication_.add(-flying_);
+    flying_ = bytes;
+    if (overlaps_) return;
+    communication_.add(-flying_);
+    flying_ = 0;
+  }
+
+  const std::vector<ZeroStage3::UnitSize> units_;
+  std::vector<bool> is_full_, is_in_flight_;
+  const std::int64_t budget_;
+  const bool overlaps_;
+  std::vector<std::size_t> trace_;
+  std::size_t cursor_ = 0;
+  std::int64_t flying_ = 0;
+  Level parameters_, communication_;
+};
+
+/// The most gradients that exist at one time in a backward of stage 2 in which
+/// some are larger than a bucket: those stay until their reduction is done.
+class LargeGradients {
+ public:
+  explicit LargeGradients(const ZeroStage12& zero)
+      : names_(zero.trained_names(0)),
+        numels_(zero.layout(0).numels),
+        buckets_(zero.buckets(0)),
+        overlaps_(zero.options().overlap_comm),
+        has_arrived_(names_.size()) {}
+
+  /// In elements. Gradients come in the reverse order of definition, those of
+  /// one module together. With `is_tied` the head's part of the first
+  /// parameter's gradient comes before all and waits for the embedding's part.
+  std::int64_t peak(bool is_tied) {
+    if (is_tied) level_.add(numels_[0]);
+    for (std::size_t end = names_.size(); end > 0;) {
+      std::size_t begin = end - 1;
+      while (begin > 0 && module_of(begin - 1) == module_of(end - 1)) --begin;
+      for (std::size_t i = begin; i < end; ++i) level_.add(numels_[i]);
+      if (is_tied && begin == 0) level_.add(-numels_[0]);  // the two are added
+      for (std::size_t i = begin; i < end; ++i) has_arrived_[i] = true;
+      drain();
+      end = begin;
+    }
+    return level_.peak();
+  }
+
+ private:
+  std::string module_of(std::size_t i) const {
+    return names_[i].substr(0, names_[i].rfind('.'));
+  }
+
+  void drain() {
+    for (; next_ < buckets_.size(); ++next_) {
+      bool is_full = true;
+      for (const int parameter : buckets_[next_].parameters) {
+        const auto i = static_cast<std::size_t>(parameter);
+        is_full = is_full && has_arrived_[i];
+        if (!has_arrived_[i] || numels_[i] == 0) continue;
+        // Copied and dropped, or its own message
+        if (!buckets_[next_].is_large) level_.add(-numels_[i]);
+        numels_[i] = 0;
+      }
+      if (!is_full) return;
+      level_.add(-flying_);
+      flying_ = buckets_[next_].is_large ? buckets_[next_].numel : 0;
+      if (overlaps_) continue;
+      level_.add(-flying_);
+      flying_ = 0;
+    }
+  }
+
+  const std::vector<std::string> names_;
+  std::vector<std::int64_t> numels_;
+  const std::vector<GradientBucket> buckets_;
+  const bool overlaps_;
+  std::vector<bool> has_arrived_;
+  std::size_t next_ = 0;
+  std::int64_t flying_ = 0;
+  Level level_;
+};
+
+/// The unit that contains the others: the root, beside units of its blocks.
+int root_of(const std::vector<ZeroStage3::UnitSize>& units) {
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    if (units[u].name.empty() && units.size() > 1) return static_cast<int>(u);
+  }
+  return -1;
+}
+
+}  // namespace
+
+MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
+                     const ModelConfig& config, std::int64_t rows,
+                     std::int64_t micro_steps, bool recompute,
+                     double sent_beside) {
+  const int stage = zero.options().stage;
+  const bool is_offloaded = zero.options().offload_optimizer;
+  const StateBytes bytes =
+      state_bytes(options.dtype, options.optimizer, options.optimizer_options);
+  const auto shard = static_cast<double>(zero.shard_numel());
+  MemoryBill bill = single_device_bill(options, config, rows, recompute,
+                                       /*accumulates=*/stage == 1);
+  const bool trains = options.steps > 0;
+
+  bill[MemoryKind::kOptimizerState] =
+      is_offloaded || !trains ? 0 : shard * bytes.optimizer;
+  const Sizes sizes{static_cast<double>(config.n_embd),
+                    static_cast<double>(config.vocab_size),
+                    static_cast<double>(config.n_positions),
+                    config.type == "gpt2"};
+  // Stage 1 keeps all gradients; later stages see each of them pass
+  double passing = trains ? passing_gradients(sizes) : 0;
+  double in_step = 8;  // the norm
+  double parameters = 0;
+  if (const auto* flat = dynamic_cast<const ZeroStage12*>(&zero)) {
+    parameters = shard * zero.group().size() * bytes.parameter;
+    in_step = std::max({in_step, static_cast<double>(flat->bucket_bytes()),
+                        static_cast<double>(flat->gather_bytes())});
+    if (flat->has_large_gradients() && trains) {
+      passing = static_cast<double>(LargeGradients(*flat).peak(sizes.is_gpt));
+    }
+  } else if (const auto* sliced = dynamic_cast<const ZeroStage3*>(&zero)) {
+    const int root = root_of(sliced->unit_sizes());
+    // The first micro-step records, the others gather ahead
+    Walk first(*sliced, false), later(*sliced, true);
+    if (trains) first.micro_step(root, sizes.is_gpt);
+    if (options.steps * micro_steps > 1) later.micro_step(root, sizes.is_gpt);
+    parameters =
+        (zero.options().offload_parameters ? 0 : shard * bytes.parameter) +
+        static_cast<double>(
+            std::max(sliced->construction_bytes(),
+                     sliced->persistent_bytes() +
+                         std::max(first.parameters(), later.parameters())));
+    in_step = std::max({in_step, static_cast<double>(first.communication()),
+                        static_cast<double>(later.communication()),
+                        static_cast<double>(sliced->refresh_buffer_bytes())});
+  }
+  bill[MemoryKind::kParameter] =
+      std::max(parameters, static_cast<double>(zero.initial_device_bytes()));
+  bill[MemoryKind::kGradient] =
+      bytes.gradient * (stage == 1 ? shard * zero.group().size()
+                                   : (is_offloaded ? 0 : shard) + passing);
+  bill[MemoryKind::kCommunication] = trains ? sent_beside + in_step : 0;
+  return bill;
+}
+
+}  // namespace shardbook::zero

@@ -1,0 +1,41 @@
+#pragma once
+
+// The host's share of the work: ZeRO-Offload.
+//
+//   device   parameters (16 bit), forward, backward
+//               | gradient shard                ^ updated shard
+//               v                               |
+//   host     gradient shard, master copy, moments: Adam
+//
+// The optimizer state is most of what a step keeps and is touched once per
+// step, so it is what moves first. Bytes between host and device are not on
+// the wire between ranks, and are counted apart.
+//
+// Ren et al. 2021, "ZeRO-Offload: Democratizing Billion-Scale Model Training",
+// section 4.
+
+#include <cstdint>
+
+#include "core/copy_runs.h"
+#include "core/tensor.h"
+
+namespace shardbook::zero {
+
+struct HostTraffic {
+  std::int64_t to_host = 0;    ///< bytes
+  std::int64_t to_device = 0;  ///< bytes
+};
+
+/// target = source, on the copy stream when they lie on two devices; what
+/// follows on the current stream waits for it. Bytes are added to `traffic` by
+/// direction: towards the host of this rank, or away from it.
+void copy_across(const Tensor& target, const Tensor& source,
+                 HostTraffic& traffic);
+
+/// For all runs: target += source, or target = source without `accumulates`;
+/// the arrays may lie on two devices. Memory: each source once more on the
+/// target's device when a sum crosses devices.
+void take_runs(const std::vector<CopyRun>& runs, bool accumulates,
+               HostTraffic& traffic);
+
+}  // namespace shardbook::zero

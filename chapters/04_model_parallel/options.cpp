@@ -1,0 +1,49 @@
+#include "chapters/04_model_parallel/options.h"
+
+#include <fmt/format.h>
+
+#include "chapters/04_model_parallel/toy.h"
+#include "core/check.h"
+
+namespace shardbook::model_parallel {
+
+void add_options(CommandLine& line, Settings& settings, Extras& extras) {
+  line.add("--variant", &settings.variant, "devices, and how they take turns",
+           kVariants);
+  line.add("--split-size", &settings.split_size, "rows of a split", 1);
+  line.add("--loss", &settings.loss,
+           "mse (against one-hot labels; of images, where not told otherwise) "
+           "or cross_entropy");
+  line.add("--toy", &extras.toy,
+           "train the two-layer model of PyTorch's tutorial, and end");
+  line.add("--sweep", &extras.sweep,
+           "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60");
+  line.add("--repeats", &extras.repeats, "of each measurement of the sweep", 1);
+}
+
+void check_settings(const Options& options, Settings& settings) {
+  SB_CHECK(options.world_size == 2, "--world-size ", options.world_size,
+           ": the model is cut once; give 2");
+  std::string& loss = settings.loss;
+  SB_CHECK(loss.empty() || loss == "mse" || loss == "cross_entropy", "--loss ",
+           loss, ": give mse or cross_entropy");
+  if (loss.empty()) {
+    loss =
+        ModelConfig::read(options.model).is_image() ? "mse" : "cross_entropy";
+  }
+  // One device, and all of the batch, unless told otherwise
+  if (settings.variant == "single") {
+    settings = on_one_device(settings);
+  }
+}
+
+int show_toy(const Options& options, const Settings& settings) {
+  SB_CHECK(options.backend == "threads" && options.steps >= 1,
+           "--toy: shows numbers; give --backend threads and at least one of "
+           "--steps");
+  fmt::print("{}", toy_text(train_toy(
+                       options, settings.split_size)));
+  return 0;
+}
+
+}  // namespace shardbook::model_parallel

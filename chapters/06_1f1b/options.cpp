@@ -1,0 +1,43 @@
+// The chapter's own options.
+
+#include "chapters/06_1f1b/schedules.h"
+#include "chapters/06_1f1b/trainer.h"
+
+namespace shardbook::pipeline {
+
+void add_options(CommandLine& line, TrainerOptions& how) {
+  std::string names;
+  for (const std::string& name : schedules::schedule_names()) {
+    names += name + ", ";
+  }
+  line.add("--schedule", &how.schedule, names + "or FILE.json");
+  line.add("--micro-batches", &how.micro_batches,
+           "pieces of a batch, all but the last equally large; not for "
+           "pipedream, which has whole batches",
+           1, 1 << 20);
+  line.add("--chunks", &how.chunks, "interleaved: stages per rank", 2);
+  line.add("--group", &how.group,
+           "interleaved-grouped: micro-batches after which chunks take turns; "
+           "0: the ranks");
+  line.add("--memory-limit", &how.memory_limit,
+           "zb-auto: sets of activations that a rank may keep; 0: twice the "
+           "ranks");
+  line.add("--replicas", &how.replicas, "pipedream: ranks of each stage (2,1)");
+  line.add("--partition", &how.partition,
+           "where to cut: uniform, parameters, type:REGEX, or layers of each "
+           "stage (2,1,2)");
+  line.add("--stash", &how.stash,
+           "pipedream: backward reads the weights that its forward read");
+  line.add("--vertical-sync", &how.vertical_sync,
+           "pipedream: a mini-batch reads the same version at every stage");
+  line.add("--post-validation", &how.post_validation,
+           "1f1b, zb-h1, zb-h2: step before the norm of all is known, and take "
+           "it back where that was wrong");
+  line.add("--print-schedule", &how.print_schedule,
+           "draw it and what it costs, and run nothing");
+  line.add("--write-schedule", &how.write_schedule,
+           "write it to FILE.json, to be edited and read with --schedule, and "
+           "run nothing");
+}
+
+}  // namespace shardbook::pipeline

@@ -1,0 +1,149 @@
+#pragma once
+
+// A rank's line to the coordinator.
+//
+// The line also knows what this rank waits for. A thread registers each wait;
+// the line's reader tells the coordinator of one that has lasted longer than
+// its timeout, and answers when the coordinator asks what this rank waits for.
+// The coordinator asks all ranks when something takes too long: a rank that
+// does not answer is stopped or cut off, and the waits of the others lead from
+// whoever complains to the rank that holds everybody up. A rank whose
+// coordinator does not answer gives up by itself.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/processes/socket.h"
+
+namespace shardbook::internal {
+
+/// Safe to use from several threads.
+class ControlLine {
+ public:
+  struct Options {
+    /// Where the coordinator is, once that is known.
+    std::function<std::optional<HostPort>()> locate;
+    /// For messages: "rank 0", "the launcher".
+    std::string coordinator_name = "rank 0";
+    int rank = 0;
+    int world_size = 1;
+    std::uint64_t generation = 0;
+    std::chrono::milliseconds timeout{std::chrono::minutes(5)};
+  };
+
+  /// A wait of the calling thread, from construction to destruction.
+  class Wait {
+   public:
+    /// The thread waits in `text` for a message of world rank `peer`.
+    Wait(ControlLine& line, const std::string& text, int peer,
+         std::chrono::milliseconds timeout);
+    /// The thread waits in `text` for the ranks that lack in the coordinator's
+    /// meeting `key`, or (where it is empty) for any of them.
+    Wait(ControlLine& line, const std::string& text, std::string key,
+         std::chrono::milliseconds timeout);
+    /// The thread waits for another thread of this rank.
+    explicit Wait(ControlLine& line);
+    ~Wait();
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    friend class ControlLine;
+    void begin();
+    /// Id, text, peers, key: what the coordinator hears of it.
+    std::vector<std::string> fields() const;
+
+    ControlLine& line_;
+    std::uint64_t id_ = 0;
+    const std::string* text_ = nullptr;  // null: another thread's wait counts
+    std::string peer_;
+    std::string key_;
+    std::chrono::milliseconds timeout_{0};
+    std::chrono::steady_clock::time_point began_;
+    std::thread::id thread_;
+    // When the coordinator was told that it takes too long.
+    std::optional<std::chrono::steady_clock::time_point> reported_;
+    std::list<Wait*>::iterator place_;
+  };
+
+  /// Connects; throws RunError when nobody answers before the timeout. The
+  /// calling thread counts as the rank's own: the rank waits when it does.
+  explicit ControlLine(Options options);
+  ~ControlLine();
+  ControlLine(const ControlLine&) = delete;
+  ControlLine& operator=(const ControlLine&) = delete;
+
+  /// The address of this host that reaches the coordinator.
+  const std::string& host() const { return host_; }
+
+  /// Called once, by the reader's thread, when the world fails; at once when
+  /// it has failed already.
+  void set_failure_callback(std::function<void()> callback);
+  /// The first thing that went wrong in the world; empty while nothing did.
+  std::string failure() const;
+  /// The same; gives a failure that must be on its way some time to arrive. A
+  /// coordinator that does not even answer is the failure.
+  std::string wait_for_failure(std::chrono::milliseconds patience);
+
+  void set(const std::string& key, const std::string& value);
+  std::string get(const std::string& key, std::chrono::milliseconds timeout);
+  /// Tells what this rank calls. Returns at once.
+  void report_call(const std::string& key, const std::string& members,
+                   const std::string& signature, const std::string& text);
+  /// Every member's text, by position among `members`.
+  std::vector<std::string> exchange(const std::string& key,
+                                    const std::string& members,
+                                    const std::string& name,
+                                    const std::string& text,
+                                    std::chrono::milliseconds timeout);
+  /// Tells all ranks that this one failed, and returns when they are told.
+  void fail(const std::string& reason);
+  /// Ends this rank's part; returns when all ranks have, or the world failed.
+  void leave(std::chrono::milliseconds timeout);
+
+ private:
+  void connect();
+  bool shake_hands(std::chrono::steady_clock::time_point give_up);
+  void read();
+  void handle(Frame frame);
+  void set_failure(const std::string& message);
+  void send(const Frame& frame);
+  void check_waits();
+  std::string silence() const;
+  Frame describe_waits(const std::string& question) const;
+  /// Waits for `ready`; throws RunError on failure and when the time is over.
+  void wait_until(const std::string& key, std::chrono::milliseconds timeout,
+                  const std::string& what, const std::function<bool()>& ready);
+  std::vector<std::string> take_answer(const std::string& key);
+
+  Options options_;
+  Descriptor socket_;
+  std::string host_;
+  std::string input_;
+  std::chrono::steady_clock::time_point last_heard_;  // by the reader
+
+  std::mutex write_mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::vector<std::string>> answers_;
+  std::string failure_;
+  std::function<void()> failure_callback_;
+  std::list<Wait*> waits_;
+  std::uint64_t num_waits_ = 0;
+  const std::thread::id owner_ = std::this_thread::get_id();
+  bool all_left_ = false;
+  int num_pongs_ = 0;
+  bool ending_ = false;
+  std::thread reader_;
+};
+
+}  // namespace shardbook::internal

@@ -1,0 +1,168 @@
+#pragma once
+
+// The coordinator of ranks that are processes: one thread, in rank 0 or in the
+// launcher, with one control line to every rank. No data passes through it. It
+//
+//   - keeps the addresses by which the ranks find each other,
+//   - sees the description of every call of every rank, compares them, and so
+//     notices calls that differ and ranks that never come,
+//   - finds out who holds the others up: when a rank complains about a wait, it
+//     asks every rank what it waits for. A rank that does not answer is to
+//     blame; otherwise the one that waits for nobody, at the end of the chain
+//     of waits,
+//   - notices the end of a rank by the end of its line,
+//   - and tells all ranks the first thing that went wrong.
+//
+// Every world (a call of run_ranks) of a job has a number, its generation.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/processes/socket.h"
+
+namespace shardbook::internal {
+
+class Coordinator {
+ public:
+  struct Options {
+    HostPort address{"127.0.0.1", 0};
+    /// A socket that listens already, instead of `address`.
+    Descriptor listener;
+    int world_size = 1;
+    /// Serves only this world; empty: all that come, one after another.
+    std::optional<std::uint64_t> generation;
+    /// Why a rank's line ended ("killed by signal 9"), if the owner knows.
+    std::function<std::string(int rank)> explain_end;
+  };
+
+  /// Listens at once; port() tells where.
+  explicit Coordinator(Options options);
+  /// Closes all lines.
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  int port() const { return port_; }
+  /// Tells every rank, now and later, that the job failed.
+  void fail(const std::string& message);
+  /// This rank's process ended in good order: nobody may wait for it.
+  void rank_ended(int rank);
+  /// The first failure of any world; empty while there is none.
+  std::string failure() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Calls that belong together: one per member.
+  struct Meeting {
+    std::vector<int> members;
+    std::string signature;              // of the first that came
+    std::map<int, std::string> texts;   // by rank: what it calls
+    std::map<int, std::string> values;  // exchanges only
+    bool is_exchange = false;
+  };
+
+  // What a rank waits for, in its own words.
+  struct Wait {
+    std::string id;  // among the waits of its rank
+    std::string text;
+    std::vector<int> peers;
+  };
+  struct Answer {
+    bool is_waiting = false;  // the rank's own thread
+    std::vector<Wait> waits;
+  };
+  // What every rank waits for, asked because `wait` of `rank` takes too long.
+  struct Inquiry {
+    std::uint64_t number = 0;
+    int rank = 0;
+    Wait wait;
+    std::int64_t timeout_ms = 0;
+    Clock::time_point deadline;
+    std::set<int> asked;
+    std::map<int, Answer> answers;
+  };
+
+  struct World {
+    std::map<std::string, std::string> values;
+    std::multimap<std::string, int> value_waiters;  // key, rank
+    std::map<std::string, Meeting> meetings;
+    std::set<int> seen;  // those that have come
+    std::set<int> left;
+    std::optional<Inquiry> inquiry;
+    std::string failure;
+  };
+
+  struct Line {
+    Descriptor socket;
+    std::string input;
+    std::string output;
+    int rank = -1;  // -1 until kHello
+    std::uint64_t generation = 0;
+    bool closing = false;
+  };
+
+  void serve();
+  bool awaits_late_ranks() const;
+  int milliseconds_to_deadline() const;
+  void accept_line();
+  void read_line(Line& line);
+  void flush(Line& line);
+  void end_line(Line& line, const std::string& cause);
+  void handle(Line& line, const Frame& frame);
+  void handle_hello(Line& line, const Frame& frame);
+  void handle_call(Line& line, const Frame& frame);
+  void handle_leave(Line& line);
+  void handle_overdue(Line& line, const Frame& frame);
+  void handle_waits(Line& line, const Frame& frame);
+  // The ranks that a wait is for, by the peers or the key that it names.
+  std::vector<int> awaited(const World& world, int rank,
+                           const std::string& peers,
+                           const std::string& key) const;
+  // Four fields of a frame: id, text, peers, key.
+  Wait read_wait(const World& world, int rank, const Frame& frame,
+                 std::size_t at) const;
+  void conclude(std::uint64_t generation);
+  static std::string verdict(const Inquiry& inquiry);
+  void finish_exchange(std::uint64_t generation, const std::string& key,
+                       const Meeting& meeting);
+  static bool misses(const World& world, int rank);
+  void check_deadlines();
+  void drain();
+  void fail_world(std::uint64_t generation, const std::string& message);
+  void send(std::uint64_t generation, int rank, const Frame& frame);
+  static void queue(Line& line, const Frame& frame);
+
+  Options options_;
+  Descriptor listener_;
+  Descriptor wake_;
+  int port_ = 0;
+
+  mutable std::mutex mutex_;
+  bool stopping_ = false;
+  Clock::time_point stopped_;
+  std::string first_failure_;
+  std::string job_failure_;
+  std::set<int> ended_;
+  std::list<Line> lines_;
+  std::map<std::uint64_t, World> worlds_;
+  std::uint64_t num_inquiries_ = 0;
+  std::thread thread_;
+};
+
+/// "rank 1", "ranks 0, 2".
+std::string rank_list(const std::vector<int>& ranks);
+/// "0,2,5" and back. Throws Error on anything else.
+std::string join_ranks(const std::vector<int>& ranks);
+std::vector<int> split_ranks(const std::string& text, int world_size);
+
+}  // namespace shardbook::internal

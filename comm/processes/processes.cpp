@@ -1,0 +1,470 @@
+// Starts ranks as processes and sees them to their end.
+
+#include "comm/processes.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "comm/processes/coordinator.h"
+#include "comm/gloo/gloo_group.h"
+#include "comm/signals.h"
+#include "core/check.h"
+
+namespace shardbook {
+namespace {
+
+using internal::Coordinator;
+using internal::Descriptor;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// After a failure the other ranks have this long to say what they were doing.
+constexpr milliseconds kGrace{3000};
+
+struct Child {
+  pid_t pid = -1;
+  Descriptor pipe;     // its answer, in run_processes
+  std::string answer;  // what came through the pipe
+  bool ended = false;
+  int status = 0;  // exit status, or kExitRunFailed
+  std::optional<Clock::time_point> stopped_since;
+};
+
+bool is_stopped(pid_t pid) {
+  siginfo_t info{};
+  return waitid(P_PID, static_cast<id_t>(pid), &info,
+                WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid != 0;
+}
+
+// How a process ended, without collecting it; empty while it runs.
+std::optional<siginfo_t> ended(pid_t pid) {
+  siginfo_t info{};
+  if (waitid(P_PID, static_cast<id_t>(pid), &info,
+             WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid == 0) {
+    return {};
+  }
+  return info;
+}
+
+std::string end_text(const siginfo_t& info) {
+  if (info.si_code == CLD_EXITED) {
+    return "its process exited with status " + std::to_string(info.si_status);
+  }
+  return "its process was killed by signal " + std::to_string(info.si_status) +
+         " (" + strsignal(info.si_status) + ")";
+}
+
+// Where the ranks meet: the supervisor serves them, unless told otherwise.
+struct Meeting {
+  Descriptor listener;
+  std::string rendezvous;
+};
+
+Meeting open_meeting(const LaunchOptions& options) {
+  if (!options.rendezvous.empty()) return {{}, options.rendezvous};
+  Meeting meeting;
+  meeting.listener = internal::listen_on({"127.0.0.1", 0});
+  meeting.rendezvous =
+      "tcp:127.0.0.1:" + std::to_string(internal::bound_port(meeting.listener));
+  return meeting;
+}
+
+// Watches children until all have ended.
+class Supervisor {
+ public:
+  // A rank that is stopped for longer than `timeout` has failed.
+  Supervisor(std::vector<Child> children, Descriptor listener,
+             milliseconds timeout)
+      : children_(std::move(children)), timeout_(timeout) {
+    if (!listener.valid()) return;
+    Coordinator::Options options;
+    options.listener = std::move(listener);
+    options.world_size = static_cast<int>(children_.size());
+    options.explain_end = [this](int rank) { return explain(rank); };
+    coordinator_ = std::make_unique<Coordinator>(std::move(options));
+  }
+
+  ~Supervisor() {
+    coordinator_.reset();
+    // Collect them, so that nothing of them stays behind.
+    for (const Child& child : children_) {
+      if (!child.ended) kill(child.pid, SIGKILL);
+      while (waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
+    }
+  }
+
+  // The signal that has come to this process is passed on.
+  void run() {
+    std::optional<Clock::time_point> kill_at;
+    while (std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return !child.ended; })) {
+      std::vector<pollfd> waiting;
+      for (const Child& child : children_) {
+        waiting.push_back({child.pipe.value(), POLLIN, 0});
+      }
+      poll(waiting.data(), waiting.size(), 20);
+      pass_on_signal();
+      for (std::size_t i = 0; i < children_.size(); ++i) {
+        if (waiting[i].revents != 0) read_answer(children_[i]);
+        check_end(static_cast<int>(i));
+        check_stop(static_cast<int>(i));
+      }
+      if (!kill_at && has_failure()) kill_at = Clock::now() + kGrace;
+      if (kill_at && Clock::now() > *kill_at) send_signal(SIGKILL);
+    }
+    for (Child& child : children_) {
+      while (child.pipe.valid()) read_answer(child);
+    }
+  }
+
+  /// The first failure, or empty.
+  std::string failure() const {
+    if (!failure_.empty()) return failure_;
+    return coordinator_ ? coordinator_->failure() : "";
+  }
+  int status() const { return status_; }
+  const std::vector<Child>& children() const { return children_; }
+
+ private:
+  bool has_failure() const { return status_ != 0 || !failure().empty(); }
+
+  void fail(const std::string& failure) {
+    if (!this->failure().empty()) return;
+    failure_ = failure;
+    if (coordinator_) coordinator_->fail(failure_);
+  }
+
+  // Called by the coordinator when a rank's line has ended: its end may show a
+  // moment later.
+  std::string explain(int rank) {
+    const pid_t pid = children_[static_cast<std::size_t>(rank)].pid;
+    for (int i = 0; i < 100; ++i) {
+      if (const auto info = ended(pid)) return end_text(*info);
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    return "it left without a word";
+  }
+
+  void check_end(int rank) {
+    Child& child = children_[static_cast<std::size_t>(rank)];
+    if (child.ended) return;
+    const auto info = ended(child.pid);
+    if (!info) return;
+    child.ended = true;
+    child.status =
+        info->si_code == CLD_EXITED ? info->si_status : kExitRunFailed;
+    if (coordinator_ && child.status == 0) coordinator_->rank_ended(rank);
+    if (child.status == 0) return;
+    status_ = status_ == 0 ? child.status : std::min(status_, child.status);
+    fail("rank " + std::to_string(rank) + " failed: " + end_text(*info));
+  }
+
+  // A stopped rank neither computes nor answers. Its peers may take long to
+  // miss it, and after its last call nobody does.
+  void check_stop(int rank) {
+    Child& child = children_[static_cast<std::size_t>(rank)];
+    if (child.ended || !is_stopped(child.pid)) {
+      child.stopped_since.reset();
+      return;
+    }
+    const auto now = Clock::now();
+    if (!child.stopped_since) child.stopped_since = now;
+    if (now >= *child.stopped_since + timeout_) {
+      fail("timeout after " + std::to_string(timeout_.count()) + " ms: rank " +
+           std::to_string(rank) + " does not answer: its process is stopped");
+    }
+    // It cannot end by itself.
+    if (has_failure()) kill(child.pid, SIGKILL);
+  }
+
+  void read_answer(Child& child) {
+    char bytes[1 << 16];
+    const ssize_t count = read(child.pipe.value(), bytes, sizeof bytes);
+    if (count > 0) {
+      child.answer.append(bytes, static_cast<std::size_t>(count));
+    } else if (count == 0 || errno != EINTR) {
+      child.pipe.close();
+    }
+  }
+
+  // It asks the ranks to end; a second one ends this process, and they with it.
+  void pass_on_signal() {
+    if (has_passed_on_ || received_signal() == 0) return;
+    has_passed_on_ = true;
+    send_signal(received_signal());
+  }
+
+  void send_signal(int signal) {
+    for (const Child& child : children_) {
+      if (!child.ended) kill(child.pid, signal);
+    }
+  }
+
+  std::vector<Child> children_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::string failure_;  // of a rank that never reached the coordinator
+  milliseconds timeout_;
+  int status_ = 0;
+  bool has_passed_on_ = false;
+};
+
+// A child does not outlive its parent.
+void die_with(pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+}
+
+void check_world_size(int world_size) {
+  SB_CHECK(world_size >= 1 && world_size <= 1024, "world size ", world_size,
+           ": give 1 to 1024 processes");
+}
+
+// --- run_processes -----------------------------------------------------------
+
+void check_single_thread() {
+#ifndef __SANITIZE_THREAD__  // has a thread of its own
+  const auto threads = std::filesystem::directory_iterator("/proc/self/task");
+  const auto count = std::distance(begin(threads), end(threads));
+  SB_CHECK(count == 1, "run_processes: this process has ", count,
+           " threads, and a fork copies only one; start the ranks before "
+           "anything that makes threads");
+#endif
+}
+
+void write_answer(int pipe, const std::string& text) {
+  for (std::size_t sent = 0; sent < text.size();) {
+    const ssize_t count = write(pipe, text.data() + sent, text.size() - sent);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return;
+    sent += static_cast<std::size_t>(count);
+  }
+}
+
+// What a forked rank does: its answer is a letter and a text.
+[[noreturn]] void run_child(
+    const RankEnvironment& environment, int pipe,
+    const std::function<std::string(ProcessGroup&)>& body,
+    const LaunchOptions& options) {
+  bool returned = false;
+  std::string text;
+  try {
+    internal::run_as_rank(
+        environment, [&](ProcessGroup& world) { text = body(world); }, options);
+    returned = true;
+  } catch (const std::exception& error) {
+    text = error.what();
+  } catch (...) {
+    text = "an exception of unknown type";
+  }
+  write_answer(pipe, returned ? "R" : "E");
+  write_answer(pipe, text);
+  std::fflush(nullptr);
+  // Without the destructors and exit handlers of the process we came from.
+  _exit(returned ? 0 : 1);
+}
+
+}  // namespace
+
+std::vector<std::string> run_processes(
+    int world_size, const std::function<std::string(ProcessGroup&)>& body,
+    const LaunchOptions& options) {
+  check_world_size(world_size);
+  check_single_thread();
+  Meeting meeting = open_meeting(options);
+  std::fflush(nullptr);  // or every child prints it once more
+
+  const pid_t parent = getpid();
+  std::vector<Child> children;
+  for (int rank = 0; rank < world_size; ++rank) {
+    int ends[2];
+    SB_CHECK(pipe2(ends, O_CLOEXEC) == 0,
+             "run_processes: ", std::strerror(errno));
+    Child child;
+    child.pipe = Descriptor(ends[0]);
+    Descriptor writer(ends[1]);
+    child.pid = fork();
+    if (child.pid == 0) {
+      die_with(parent);
+      RankEnvironment environment;
+      environment.rank = environment.local_rank = rank;
+      environment.world_size = environment.local_world_size = world_size;
+      environment.launcher = "shardbook";
+      environment.rendezvous = meeting.rendezvous;
+      environment.is_served_by_launcher = meeting.listener.valid();
+      meeting.listener.close();
+      children.clear();
+      run_child(environment, writer.value(), body, options);
+    }
+    if (child.pid < 0) {
+      const int cause = errno;
+      for (const Child& other : children) kill(other.pid, SIGKILL);
+      for (const Child& other : children) waitpid(other.pid, nullptr, 0);
+      SB_FAIL("run_processes: cannot start rank ", rank, ": ",
+              std::strerror(cause));
+    }
+    children.push_back(std::move(child));
+  }
+
+  Supervisor supervisor(std::move(children), std::move(meeting.listener),
+                        options.timeout);
+  supervisor.run();
+
+  // The coordinator knows what went wrong first; a rank that never reached it
+  // has said so itself.
+  std::string failure = supervisor.failure();
+  std::vector<std::string> results;
+  for (std::size_t rank = 0; rank < supervisor.children().size(); ++rank) {
+    const Child& child = supervisor.children()[rank];
+    if (child.status == 1 && child.answer.rfind('E', 0) == 0 &&
+        failure == "rank " + std::to_string(rank) +
+                       " failed: its process exited with status 1") {
+      failure =
+          "rank " + std::to_string(rank) + " failed: " + child.answer.substr(1);
+    }
+    results.push_back(child.answer.empty() ? "" : child.answer.substr(1));
+  }
+  if (!failure.empty()) throw Error(failure);
+  return results;
+}
+
+// --- launch_processes --------------------------------------------------------
+
+namespace {
+
+std::vector<std::string> own_arguments() {
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(in, argument, '\0');) {
+    arguments.push_back(argument);
+  }
+  return arguments;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (std::string& text : texts) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+// This environment, and what makes a copy rank `rank`.
+std::vector<std::string> rank_variables(int rank, int world_size,
+                                        const Meeting& meeting) {
+  std::vector<std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (std::strncmp(*entry, "SHARDBOOK_", 10) != 0 ||
+        std::strncmp(*entry, "SHARDBOOK_PYTHON", 16) == 0) {
+      variables.emplace_back(*entry);
+    }
+  }
+  const auto set = [&](const std::string& name, const std::string& value) {
+    variables.push_back("SHARDBOOK_" + name + "=" + value);
+  };
+  set("RANK", std::to_string(rank));
+  set("WORLD_SIZE", std::to_string(world_size));
+  set("LOCAL_RANK", std::to_string(rank));
+  set("LOCAL_WORLD_SIZE", std::to_string(world_size));
+  set("RENDEZVOUS", meeting.rendezvous);
+  set("SERVED_BY_LAUNCHER", meeting.listener.valid() ? "1" : "0");
+  return variables;
+}
+
+// In the child, between fork and exec: only calls that are safe there.
+[[noreturn]] void become_rank(int rank, pid_t parent, char* const* arguments,
+                              char* const* variables) {
+  // A group of its own: Ctrl-C reaches the supervisor, which passes it on once.
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  if (rank > 0) {
+    const int nowhere = open("/dev/null", O_WRONLY);
+    if (nowhere >= 0) dup2(nowhere, STDOUT_FILENO);
+  }
+  // A program that does not watch the signals is ended by them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGHUP);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  execve("/proc/self/exe", arguments, variables);
+  _exit(127);
+}
+
+}  // namespace
+
+std::optional<int> launch_processes(int world_size,
+                                    const LaunchOptions& options) {
+  check_world_size(world_size);
+  if (const auto environment = rank_environment()) {
+    SB_CHECK(environment->world_size == world_size, "world size ", world_size,
+             ": ", environment->launcher, " has started ",
+             environment->world_size, " ranks; give --world-size ",
+             environment->world_size);
+    return {};
+  }
+  Meeting meeting = open_meeting(options);
+  std::fflush(nullptr);
+
+  watch_signals();
+  begin_checking_signals();
+  std::vector<std::string> arguments = own_arguments();
+  const std::vector<char*> argument_pointers = pointers(arguments);
+  const pid_t parent = getpid();
+  std::vector<Child> children;
+  for (int rank = 0; rank < world_size; ++rank) {
+    std::vector<std::string> variables =
+        rank_variables(rank, world_size, meeting);
+    const std::vector<char*> variable_pointers = pointers(variables);
+    Child child;
+    child.pid = fork();
+    if (child.pid == 0) {
+      become_rank(rank, parent, argument_pointers.data(),
+                  variable_pointers.data());
+    }
+    if (child.pid < 0) break;  // the others notice that it never joins
+    children.push_back(std::move(child));
+  }
+  const bool all_started = static_cast<int>(children.size()) == world_size;
+
+  std::string failure;
+  int status = kExitRunFailed;
+  if (all_started) {
+    Supervisor supervisor(std::move(children), std::move(meeting.listener),
+                          options.timeout);
+    supervisor.run();
+    failure = supervisor.failure();
+    status = supervisor.status();
+  } else {
+    failure = "cannot start another process: " + std::string(strerror(errno));
+    for (const Child& child : children) kill(child.pid, SIGKILL);
+    for (const Child& child : children) waitpid(child.pid, nullptr, 0);
+  }
+  if (status == 0 && !failure.empty()) status = kExitRunFailed;
+  // The ranks stopped because they were asked to: that is no error.
+  if (status != 0 && received_signal() != 0) return 128 + received_signal();
+  if (!failure.empty()) std::fprintf(stderr, "error: %s\n", failure.c_str());
+  return status;
+}
+
+}  // namespace shardbook

@@ -1,0 +1,96 @@
+#pragma once
+
+// TCP sockets and the frames of the control line between the ranks and their
+// coordinator (comm/processes/coordinator.h).
+//
+//   frame   u32 bytes that follow | u8 kind | fields
+//   field   u32 bytes             | the bytes
+//
+// Numbers are little endian. A frame is at most kMaxFrameBytes long; whoever
+// sends a longer or a broken one is disconnected.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardbook::internal {
+
+/// Owns a file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int value) : value_(value) {}
+  Descriptor(Descriptor&& other) noexcept : value_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor() { close(); }
+
+  int value() const { return value_; }
+  bool valid() const { return value_ >= 0; }
+  int release();
+  void close();
+
+ private:
+  int value_ = -1;
+};
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+
+/// "host:port", "[v6]:port". Throws Error that shows the text.
+HostPort parse_host_port(const std::string& text);
+
+/// A socket that listens on this address only. Port 0 takes a free one.
+Descriptor listen_on(const HostPort& address);
+/// The port a socket is bound to.
+int bound_port(const Descriptor& socket);
+/// The numeric address of this end of a connection.
+std::string local_host(const Descriptor& socket);
+/// The first numeric address of an interface such as "eth0".
+std::string interface_host(const std::string& name);
+/// Connects, or returns an invalid descriptor when nobody answers.
+Descriptor try_connect(const HostPort& address,
+                       std::chrono::milliseconds timeout);
+
+enum class FrameKind : std::uint8_t {
+  kHello,      // generation, world size, rank
+  kWelcome,    //
+  kSet,        // key, value
+  kGet,        // key
+  kValue,      // key, value
+  kCall,       // key, members, signature, text
+  kExchange,   // key, members, name, text
+  kExchanged,  // key, texts by position among the members
+  kFail,       // reason
+  kFailed,     // message
+  kLeave,      //
+  kAllLeft,    //
+  kPing,       //
+  kPong,       //
+  kOverdue,    // id, text, peers, key, timeout in ms: a wait that is too long
+  kAsk,        // number of the question: what does this rank wait for?
+  kWaits       // number, "1" if the rank itself waits, then for each wait
+               // id, text, peers, key
+};
+
+struct Frame {
+  FrameKind kind = FrameKind::kHello;
+  std::vector<std::string> fields;
+};
+
+/// The key of a wait for the ranks that have not left the world.
+constexpr const char* kLeaveKey = "leave";
+
+constexpr std::size_t kMaxFrameBytes = std::size_t{64} << 20;
+
+std::string encode_frame(const Frame& frame);
+
+/// Takes the first whole frame off `buffer`; empty while it is incomplete.
+/// Throws Error on bytes that cannot be a frame of up to `max_bytes`.
+std::optional<Frame> take_frame(std::string& buffer, std::size_t max_bytes);
+
+}  // namespace shardbook::internal

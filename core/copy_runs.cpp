@@ -1,0 +1,131 @@
+#include "core/copy_runs.h"
+
+#include <cstddef>
+#include <functional>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "core/kernels/elementwise.h"
+
+namespace shardbook {
+namespace {
+
+// One piece of a run.
+struct Piece {
+  DType dtype;
+  std::int64_t numel;
+  const void* source;
+  void* target;
+};
+
+void check_run(const char* name, const CopyRun& run, const Device& device) {
+  const bool has_pieces = run.numel > 0;
+  SB_CHECK((has_pieces || run.target.numel() == run.source.numel()) &&
+               run.target.dtype() == run.source.dtype() &&
+               run.target.device() == run.source.device() &&
+               run.target.device() == device,
+           name, ": runs of ", run.source.numel(), " and ", run.target.numel(),
+           " elements, ", dtype_name(run.source.dtype()), " and ",
+           dtype_name(run.target.dtype()),
+           "; both sides must agree, devices too");
+  const std::int64_t last = run.count - 1;
+  SB_CHECK(!has_pieces ||
+               (last * run.target_stride + run.numel <= run.target.numel() &&
+                last * run.source_stride + run.numel <= run.source.numel()),
+           name, ": ", run.count, " pieces of ", run.numel,
+           " elements reach beyond the end");
+}
+
+std::int64_t numel_of(const CopyRun& run) {
+  return run.numel == 0 ? run.target.numel() : run.count * run.numel;
+}
+
+void fused(const char* name, const std::vector<CopyRun>& runs,
+           double passes,  // arrays read and written per run
+           double counted,
+           const std::function<void(KernelContext&, const Piece&)>& kernel) {
+  if (runs.empty()) return;
+  RankContext& context = RankContext::current();
+  const Tensor& first = runs[0].target;
+  OpEvent event;
+  event.name = name;
+  event.flops = 0;
+  event.phase = context.phase;
+  event.device = first.device();
+  event.dtype = first.dtype();
+  event.stream = context.stream;
+  for (const CopyRun& run : runs) {
+    check_run(name, run, first.device());
+    event.flops += static_cast<double>(numel_of(run));
+  }
+  if (counted >= 0) event.flops = counted;
+  event.bytes =
+      passes * event.flops * static_cast<double>(dtype_bytes(event.dtype));
+  context.notify_op_begin(event);
+  for (const CopyRun& run : runs) {
+    if (run.target.is_meta() || numel_of(run) == 0) continue;
+    const auto element =
+        static_cast<std::int64_t>(dtype_bytes(run.target.dtype()));
+    const auto* source = static_cast<const std::byte*>(run.source.raw());
+    auto* target = static_cast<std::byte*>(run.target.raw());
+    for (std::int64_t i = 0; i < run.count; ++i) {
+      kernel(context.kernels(),
+             {run.target.dtype(), numel_of(run) / run.count,
+              source + i * run.source_stride * element,
+              target + i * run.target_stride * element});
+    }
+  }
+  context.notify_op_end(event);
+}
+
+}  // namespace
+
+void copy_runs(const std::vector<CopyRun>& runs, double factor,
+               double counted) {
+  fused("copy_runs", runs, 2, counted,
+        [factor](KernelContext& context, const Piece& piece) {
+          if (factor == 1) {
+            kernels::cast(context, piece.dtype, piece.source, piece.dtype,
+                          piece.target, piece.numel);
+          } else {
+            kernels::scale(context, piece.dtype, piece.numel, factor,
+                           piece.source, piece.target);
+          }
+        });
+}
+
+void add_runs(const std::vector<CopyRun>& runs, double counted) {
+  fused("add_runs", runs, 3, counted,
+        [](KernelContext& context, const Piece& piece) {
+          kernels::axpy(context, piece.dtype, piece.numel, 1, piece.source,
+                        piece.target);
+        });
+}
+
+ManyCopies::ManyCopies(const char* name, const Tensor& to, const Tensor& from)
+    : context_(RankContext::current()), to_(to), from_(from) {
+  event_.name = name;
+  event_.flops = 0;
+  event_.bytes = static_cast<double>(to.bytes() + from.bytes());
+  event_.phase = context_.phase;
+  event_.device = to.device();
+  event_.dtype = to.dtype();
+  event_.stream = context_.stream;
+  context_.notify_op_begin(event_);
+}
+
+ManyCopies::~ManyCopies() { context_.notify_op_end(event_); }
+
+void ManyCopies::copy(std::int64_t to, std::int64_t from,
+                      std::int64_t n) const {
+  if (to_.is_meta() || n == 0) return;
+  const auto* source = static_cast<const std::byte*>(from_.raw());
+  auto* target = static_cast<std::byte*>(to_.raw());
+  kernels::cast(
+      context_.kernels(), from_.dtype(),
+      source + from * static_cast<std::int64_t>(dtype_bytes(from_.dtype())),
+      to_.dtype(),
+      target + to * static_cast<std::int64_t>(dtype_bytes(to_.dtype())), n);
+}
+
+}  // namespace shardbook

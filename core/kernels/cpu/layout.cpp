@@ -1,0 +1,216 @@
+#include "core/kernels/layout.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/kernels/cpu/transpose_block.h"
+
+namespace shardbook::kernels {
+
+namespace {
+
+// Calls fn with an unsigned integer (or float) as large as an element.
+template <typename Fn>
+void dispatch_size(DType dtype, const Fn& fn) {
+  switch (dtype_bytes(dtype)) {
+    case 8:
+      return fn(double());
+    case 4:
+      return fn(float());
+    default:
+      return fn(std::uint16_t());
+  }
+}
+
+// Nested loops over both arrays, outermost first.
+struct CopyLoops {
+  Dims sizes, src, dst;
+};
+
+// Drops dims of one element, orders loops by dst's strides, and joins loops
+// that run on in both arrays.
+CopyLoops plan_copy_loops(const Dims& shape, const Dims& src, const Dims& dst) {
+  std::vector<std::size_t> dims;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] != 1) dims.push_back(d);
+  }
+  std::stable_sort(dims.begin(), dims.end(), [&](std::size_t x, std::size_t y) {
+    return dst[x] > dst[y];
+  });
+  CopyLoops loops;
+  for (const std::size_t d : dims) {
+    if (!loops.sizes.empty() && loops.src.back() == src[d] * shape[d] &&
+        loops.dst.back() == dst[d] * shape[d]) {
+      loops.sizes.back() *= shape[d];
+      loops.src.back() = src[d];
+      loops.dst.back() = dst[d];
+    } else {
+      loops.sizes.push_back(shape[d]);
+      loops.src.push_back(src[d]);
+      loops.dst.push_back(dst[d]);
+    }
+  }
+  return loops;
+}
+
+// Runs fn(src_offset, dst_offset) for all loops but the last, each call worth
+// `work` elements.
+template <typename Fn>
+void for_outer(const CopyLoops& loops, std::int64_t work, const Fn& fn) {
+  const std::size_t outer = loops.sizes.size() - 1;
+  std::int64_t count = 1;
+  for (std::size_t d = 0; d < outer; ++d) count *= loops.sizes[d];
+  parallel_for(0, count, row_grain(work),
+               [&](std::int64_t from, std::int64_t to) {
+                 // Count like an odometer: no division in the loop.
+                 std::int64_t index[kMaxDims] = {};
+                 std::int64_t rest = from, s = 0, t = 0;
+                 for (std::size_t d = outer; d-- > 0;) {
+                   index[d] = rest % loops.sizes[d];
+                   rest /= loops.sizes[d];
+                   s += index[d] * loops.src[d];
+                   t += index[d] * loops.dst[d];
+                 }
+                 for (std::int64_t i = from; i < to; ++i) {
+                   fn(s, t);
+                   for (std::size_t d = outer; d-- > 0;) {
+                     s += loops.src[d];
+                     t += loops.dst[d];
+                     if (++index[d] < loops.sizes[d]) break;
+                     s -= loops.src[d] * loops.sizes[d];
+                     t -= loops.dst[d] * loops.sizes[d];
+                     index[d] = 0;
+                   }
+                 }
+               });
+}
+
+template <typename T>
+void copy_row(const T* src, std::int64_t src_step, T* dst,
+              std::int64_t dst_step, std::int64_t n) {
+  if (src_step == 1 && dst_step == 1) {
+    // Short rows are cheaper without a call.
+    if (n * sizeof(T) >= 256) {
+      std::memcpy(dst, src, n * sizeof(T));
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) dst[i] = src[i];
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) dst[i * dst_step] = src[i * src_step];
+}
+
+// dst runs along its last loop, src along loop `along`: strips of rows are
+// transposed from cache to cache.
+template <typename T>
+void copy_transposed(const CopyLoops& loops, std::size_t along, const T* src,
+                     T* dst) {
+  const std::size_t last = loops.sizes.size() - 1;
+  const std::int64_t rows = loops.sizes[last], x_ld = loops.src[last];
+  const std::int64_t cols = loops.sizes[along], out_ld = loops.dst[along];
+  constexpr std::int64_t kStrip = 64;
+  const std::int64_t strips = (rows + kStrip - 1) / kStrip;
+  std::int64_t count = strips;
+  for (std::size_t d = 0; d < last; ++d) {
+    if (d != along) count *= loops.sizes[d];
+  }
+  const std::int64_t work = std::min(rows, kStrip) * cols;
+  parallel_for(0, count, row_grain(work),
+               [&](std::int64_t from, std::int64_t to) {
+                 for (std::int64_t i = from; i < to; ++i) {
+                   const std::int64_t row = i % strips * kStrip;
+                   std::int64_t rest = i / strips;
+                   std::int64_t s = row * x_ld, t = row;
+                   for (std::size_t d = last; d-- > 0;) {
+                     if (d == along) continue;
+                     s += rest % loops.sizes[d] * loops.src[d];
+                     t += rest % loops.sizes[d] * loops.dst[d];
+                     rest /= loops.sizes[d];
+                   }
+                   transpose_into(src + s, x_ld, std::min(kStrip, rows - row),
+                                  cols, dst + t, out_ld);
+                 }
+               });
+}
+
+template <typename T>
+void copy_loops(const CopyLoops& loops, const T* src, T* dst) {
+  if (loops.sizes.empty()) {
+    *dst = *src;
+    return;
+  }
+  const std::size_t last = loops.sizes.size() - 1;
+  if (loops.dst[last] == 1 && loops.src[last] != 1) {
+    for (std::size_t along = 0; along < last; ++along) {
+      if (loops.src[along] == 1) {
+        return copy_transposed(loops, along, src, dst);
+      }
+    }
+  }
+  for_outer(loops, loops.sizes[last], [&](std::int64_t s, std::int64_t t) {
+    copy_row(src + s, loops.src[last], dst + t, loops.dst[last],
+             loops.sizes[last]);
+  });
+}
+
+}  // namespace
+
+Dims contiguous_strides(const Dims& shape) {
+  Dims strides(shape.size());
+  std::int64_t stride = 1;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= shape[d];
+  }
+  return strides;
+}
+
+void copy_strided(KernelContext&, DType dtype, const Dims& shape,
+                  const void* src, const Dims& src_strides, void* dst,
+                  const Dims& dst_strides) {
+  SB_CHECK(shape.size() <= kMaxDims, "copy_strided: ", shape.size(),
+           " dims; at most ", kMaxDims);
+  SB_CHECK(
+      src_strides.size() == shape.size() && dst_strides.size() == shape.size(),
+      "copy_strided: ", src_strides.size(), " strides of src and ",
+      dst_strides.size(), " of dst for ", shape.size(), " dims");
+  for (const std::int64_t size : shape) {
+    if (size == 0) return;
+  }
+  const CopyLoops loops = plan_copy_loops(shape, src_strides, dst_strides);
+  dispatch_size(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    copy_loops(loops, static_cast<const T*>(src), static_cast<T*>(dst));
+  });
+}
+
+void transpose(KernelContext& context, DType dtype, std::int64_t batch,
+               std::int64_t rows, std::int64_t cols, const void* src,
+               void* dst) {
+  copy_strided(context, dtype, {batch, cols, rows}, src, {rows * cols, 1, cols},
+               dst, {rows * cols, rows, 1});
+}
+
+void permute(KernelContext& context, DType dtype, const Dims& shape,
+             const Dims& order, const void* src, void* dst) {
+  const std::size_t ndim = shape.size();
+  SB_CHECK(order.size() == ndim, "permute: an order of ", order.size(),
+           " dims for a shape of ", ndim);
+  std::vector<bool> seen(ndim, false);
+  const Dims strides = contiguous_strides(shape);
+  Dims out_shape(ndim), src_strides(ndim);
+  for (std::size_t d = 0; d < ndim; ++d) {
+    const std::int64_t from = order[d];
+    SB_CHECK(from >= 0 && from < static_cast<std::int64_t>(ndim) && !seen[from],
+             "permute: order names dim ", from, "; each of the ", ndim,
+             " dims comes once");
+    seen[from] = true;
+    out_shape[d] = shape[from];
+    src_strides[d] = strides[from];
+  }
+  copy_strided(context, dtype, out_shape, src, src_strides, dst,
+               contiguous_strides(out_shape));
+}
+
+}  // namespace shardbook::kernels

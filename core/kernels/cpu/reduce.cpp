@@ -1,0 +1,397 @@
+#include "core/kernels/reduce.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/check.h"
+#include "core/kernels/elementwise.h"
+#include "core/kernels/cpu/reduce_rows.h"
+#include "core/kernels/cpu/simd.h"
+
+namespace shardbook::kernels {
+
+namespace {
+
+// out[c] (+)= sum over r of x[r, c] for columns [from, to): blocks of rows in
+// order, a few vectors of columns at a time so that the sums stay in registers.
+template <typename T>
+void sum_columns(std::int64_t rows, std::int64_t cols, std::int64_t from,
+                 std::int64_t to, const T* x, Compute<T>* out) {
+  using V = VecOf<T>;
+  constexpr std::int64_t kWidth = kLanes<T>;
+  constexpr std::int64_t kVecs = 8;
+  std::int64_t c = from;
+  for (; c + kVecs * kWidth <= to; c += kVecs * kWidth) {
+    V sums[kVecs];
+    for (V& sum : sums) sum = V(Compute<T>(0));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const T* row = x + r * cols + c;
+#pragma GCC unroll 8
+      for (std::int64_t v = 0; v < kVecs; ++v) {
+        sums[v] = sums[v] + load(row + v * kWidth);
+      }
+    }
+    for (std::int64_t v = 0; v < kVecs; ++v) {
+      Compute<T>* to_out = out + c + v * kWidth;
+      store(to_out, load(to_out) + sums[v]);
+    }
+  }
+  for (; c + kWidth <= to; c += kWidth) {
+    V sum(Compute<T>(0));
+    for (std::int64_t r = 0; r < rows; ++r) sum = sum + load(x + r * cols + c);
+    store(out + c, load(out + c) + sum);
+  }
+  for (; c < to; ++c) {
+    Compute<T> sum(0);
+    for (std::int64_t r = 0; r < rows; ++r) sum += widen(x[r * cols + c]);
+    out[c] += sum;
+  }
+}
+
+template <typename T>
+void sum_rows_typed(KernelContext& context, std::int64_t rows,
+                    std::int64_t cols, const T* x, T* out, bool accumulate) {
+  using S = Compute<T>;
+  Scratch scratch(context, cols * sizeof(S));
+  S* const sums = scratch.as<S>();
+  // Threads share the columns: the order of rows is the same for any number.
+  const std::int64_t grain =
+      std::max<std::int64_t>(128, kGrain / std::max<std::int64_t>(1, rows));
+  parallel_for(0, cols, grain, [&](std::int64_t from, std::int64_t to) {
+    std::fill(sums + from, sums + to, S(0));
+    for (std::int64_t r = 0; r < rows; r += kRowBlock) {
+      sum_columns(std::min(kRowBlock, rows - r), cols, from, to, x + r * cols,
+                  sums);
+    }
+    for (std::int64_t c = from; c < to; ++c) {
+      out[c] = narrow<T>(accumulate ? widen(out[c]) + sums[c] : sums[c]);
+    }
+  });
+}
+
+// Sum of fn(part of x, its size) over parts of 1024, in chunks of kGrain that
+// threads share.
+template <typename T, typename Fn>
+double sum_f64(KernelContext& context, std::int64_t n, const T* x,
+               const Fn& fn) {
+  const std::int64_t chunks = (n + kGrain - 1) / kGrain;
+  Scratch scratch(context, chunks * sizeof(double));
+  double* const partial = scratch.as<double>();
+  parallel_for(0, chunks, 1, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t chunk = from; chunk < to; ++chunk) {
+      const std::int64_t end = std::min(n, (chunk + 1) * kGrain);
+      double sum = 0.0;
+      for (std::int64_t i = chunk * kGrain; i < end; i += 1024) {
+        sum += fn(x + i, std::min<std::int64_t>(1024, end - i));
+      }
+      partial[chunk] = sum;
+    }
+  });
+  double sum = 0.0;
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk];
+  return sum;
+}
+
+// The sum of the elements, or of their squares, in f64.
+template <bool kSquare, typename T>
+double sum_chunk(const T* x, std::int64_t n) {
+  if constexpr (std::is_integral_v<T>) {
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]);
+    return sum;
+  } else {
+    // Plain loops over a fixed number of sums: the compiler makes vectors.
+    constexpr std::int64_t kSums = 32;
+    double sums[kSums] = {};
+    std::int64_t i = 0;
+    for (; i + kSums <= n; i += kSums) {
+      for (std::int64_t j = 0; j < kSums; ++j) {
+        const double v = widen(x[i + j]);
+        sums[j] += kSquare ? v * v : v;
+      }
+    }
+    for (; i < n; ++i) {
+      const double v = widen(x[i]);
+      sums[i % kSums] += kSquare ? v * v : v;
+    }
+    for (std::int64_t width = kSums / 2; width > 0; width /= 2) {
+      for (std::int64_t j = 0; j < width; ++j) sums[j] += sums[j + width];
+    }
+    return sums[0];
+  }
+}
+
+// The largest fn(i) over [0, n), where NaN is larger than anything.
+template <typename Fn>
+double max_over(KernelContext& context, std::int64_t n, const Fn& fn) {
+  const std::int64_t chunks = (n + kGrain - 1) / kGrain;
+  Scratch scratch(context, chunks * sizeof(double));
+  double* const partial = scratch.as<double>();
+  parallel_for(0, chunks, 1, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t chunk = from; chunk < to; ++chunk) {
+      const std::int64_t end = std::min(n, (chunk + 1) * kGrain);
+      double best = 0.0;
+      bool any_nan = false;
+      for (std::int64_t i = chunk * kGrain; i < end; ++i) {
+        const double v = fn(i);
+        any_nan |= v != v;
+        best = v > best ? v : best;
+      }
+      partial[chunk] =
+          any_nan ? std::numeric_limits<double>::quiet_NaN() : best;
+    }
+  });
+  double best = 0.0;
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    if (partial[chunk] != partial[chunk]) return partial[chunk];
+    best = std::max(best, partial[chunk]);
+  }
+  return best;
+}
+
+template <typename T>
+double as_double(T x) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<double>(x);
+  } else {
+    return widen(x);
+  }
+}
+
+// A reduction to a broadcast shape as alternating kept and summed dims.
+struct Groups {
+  Dims sizes;
+  std::vector<bool> summed;
+};
+
+Groups plan_groups(const Dims& x, const Dims& out) {
+  SB_CHECK(x.size() <= kMaxDims && out.size() <= x.size(),
+           "sum_to_shape: ", x.size(), " dims to ", out.size(),
+           "; not more than before, and at most ", kMaxDims);
+  Groups groups;
+  const std::size_t missing = x.size() - out.size();
+  for (std::size_t d = 0; d < x.size(); ++d) {
+    const std::int64_t to = d < missing ? 1 : out[d - missing];
+    SB_CHECK(to == x[d] || to == 1, "sum_to_shape: dim ", d, " of size ", x[d],
+             " cannot become ", to, "; it stays or becomes 1");
+    if (x[d] == 1) continue;
+    const bool summed = to == 1;
+    if (!groups.sizes.empty() && groups.summed.back() == summed) {
+      groups.sizes.back() *= x[d];
+    } else {
+      groups.sizes.push_back(x[d]);
+      groups.summed.push_back(summed);
+    }
+  }
+  return groups;
+}
+
+}  // namespace
+
+void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
+              std::int64_t cols, const void* x, void* out, bool accumulate) {
+  dispatch_floating("sum_rows", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    sum_rows_typed(context, rows, cols, static_cast<const T*>(x),
+                   static_cast<T*>(out), accumulate);
+  });
+}
+
+void sum_last(KernelContext&, DType dtype, std::int64_t rows, std::int64_t cols,
+              const void* x, void* out, bool accumulate) {
+  dispatch_floating("sum_last", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* in = static_cast<const T*>(x);
+    T* to_out = static_cast<T*>(out);
+    parallel_for(
+        0, rows, row_grain(cols), [&](std::int64_t from, std::int64_t to) {
+          for (std::int64_t r = from; r < to; ++r) {
+            const auto sum = sum_row(in + r * cols, cols);
+            to_out[r] = narrow<T>(accumulate ? widen(to_out[r]) + sum : sum);
+          }
+        });
+  });
+}
+
+void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
+                  const void* x, const Dims& out_shape, void* out,
+                  bool accumulate) {
+  dispatch_floating("sum_to_shape", dtype, [](auto) {});
+  Groups groups = plan_groups(x_shape, out_shape);
+  std::int64_t out_size = 1;
+  for (const std::int64_t size : out_shape) out_size *= size;
+  if (out_size == 0) return;
+  for (const std::int64_t size : x_shape) {
+    if (size == 0) {
+      if (!accumulate) fill(context, dtype, out_size, out, 0.0);
+      return;
+    }
+  }
+  const bool sums = std::find(groups.summed.begin(), groups.summed.end(),
+                              true) != groups.summed.end();
+  if (!sums) {
+    if (accumulate) return axpy(context, dtype, out_size, 1.0, x, out);
+    return cast(context, dtype, x, dtype, out, out_size);
+  }
+  // Sum one group after the other, innermost first; all but the last pass go
+  // through scratch of the compute type's dtype.
+  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const std::size_t wide_bytes = dtype_bytes(wide);
+  std::int64_t size = 1;
+  for (const std::int64_t s : groups.sizes) size *= s;
+  const auto summed_groups =
+      std::count(groups.summed.begin(), groups.summed.end(), true);
+  const bool direct = summed_groups == 1;
+
+  // Sums the group at `g` of an array of `dtype`.
+  const auto pass = [&](DType type, std::size_t g, const void* from, void* to,
+                        bool add) {
+    std::int64_t outer = 1, inner = 1;
+    for (std::size_t d = 0; d < g; ++d) outer *= groups.sizes[d];
+    for (std::size_t d = g + 1; d < groups.sizes.size(); ++d) {
+      inner *= groups.sizes[d];
+    }
+    const std::int64_t n = groups.sizes[g];
+    if (inner == 1) return sum_last(context, type, outer, n, from, to, add);
+    const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(type));
+    for (std::int64_t o = 0; o < outer; ++o) {
+      sum_rows(context, type, n, inner,
+               static_cast<const char*>(from) + o * n * inner * bytes,
+               static_cast<char*>(to) + o * inner * bytes, add);
+    }
+  };
+  if (direct) {
+    const std::size_t g =
+        std::find(groups.summed.begin(), groups.summed.end(), true) -
+        groups.summed.begin();
+    return pass(dtype, g, x, out, accumulate);
+  }
+  Scratch widened(context, wide == dtype ? 0 : size * wide_bytes);
+  const void* from = x;
+  if (wide != dtype) {
+    cast(context, dtype, x, wide, widened.data(), size);
+    from = widened.data();
+  }
+  Scratch first(context, size / 2 * wide_bytes + wide_bytes);
+  Scratch second(context, size / 4 * wide_bytes + wide_bytes);
+  bool to_first = true;
+  for (std::size_t g = groups.sizes.size(); g-- > 0;) {
+    if (!groups.summed[g]) continue;
+    void* to = to_first ? first.data() : second.data();
+    pass(wide, g, from, to, false);
+    groups.sizes[g] = 1;
+    from = to;
+    to_first = !to_first;
+  }
+  if (!accumulate) return cast(context, wide, from, dtype, out, out_size);
+  if (wide == dtype) return axpy(context, dtype, out_size, 1.0, from, out);
+  // 16 bits: widen the old value, add, round once.
+  Scratch old(context, out_size * wide_bytes);
+  cast(context, dtype, out, wide, old.data(), out_size);
+  axpy(context, wide, out_size, 1.0, from, old.data());
+  cast(context, wide, old.data(), dtype, out, out_size);
+}
+
+double sum_all(KernelContext& context, DType dtype, std::int64_t n,
+               const void* x) {
+  return dispatch_any("sum_all", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    return sum_f64(context, n, static_cast<const T*>(x), sum_chunk<false, T>);
+  });
+}
+
+double sum_squares(KernelContext& context, DType dtype, std::int64_t n,
+                   const void* x) {
+  return dispatch_floating("sum_squares", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    return sum_f64(context, n, static_cast<const T*>(x), sum_chunk<true, T>);
+  });
+}
+
+void max_last(KernelContext& context, DType dtype, std::int64_t rows,
+              std::int64_t cols, const void* x, void* out) {
+  SB_CHECK(cols >= 1, "max_last: rows of ", cols, " elements; at least 1");
+  dispatch_floating("max_last", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* in = static_cast<const T*>(x);
+    parallel_for(0, rows, row_grain(cols),
+                 [&](std::int64_t from, std::int64_t to) {
+                   for (std::int64_t r = from; r < to; ++r) {
+                     const T* row = in + r * cols;
+                     T best = row[0];
+                     for (std::int64_t c = 1; c < cols; ++c) {
+                       const auto v = widen(row[c]), b = widen(best);
+                       if (v > b || v != v) best = row[c];
+                       if (v != v) break;
+                     }
+                     static_cast<T*>(out)[r] = best;
+                   }
+                 });
+  });
+}
+
+void argmax_last(KernelContext&, DType dtype, std::int64_t rows,
+                 std::int64_t cols, const void* x, std::int64_t* out) {
+  SB_CHECK(cols >= 1, "argmax_last: rows of ", cols, " elements; at least 1");
+  dispatch_floating("argmax_last", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* in = static_cast<const T*>(x);
+    parallel_for(0, rows, row_grain(cols),
+                 [&](std::int64_t from, std::int64_t to) {
+                   for (std::int64_t r = from; r < to; ++r) {
+                     const T* row = in + r * cols;
+                     std::int64_t best = 0;
+                     auto value = widen(row[0]);
+                     for (std::int64_t c = 1; c < cols && value == value; ++c) {
+                       const auto v = widen(row[c]);
+                       if (v > value || v != v) value = v, best = c;
+                     }
+                     out[r] = best;
+                   }
+                 });
+  });
+}
+
+std::int64_t count_nonfinite(KernelContext& context, DType dtype,
+                             std::int64_t n, const void* x) {
+  return dispatch_floating("count_nonfinite", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    return static_cast<std::int64_t>(
+        sum_f64(context, n, static_cast<const T*>(x),
+                [](const T* chunk, std::int64_t size) {
+                  std::int64_t count = 0;
+                  for (std::int64_t i = 0; i < size; ++i) {
+                    const auto v = widen(chunk[i]);
+                    // v - v is 0 for numbers, NaN otherwise
+                    count += v - v == 0 ? 0 : 1;
+                  }
+                  return static_cast<double>(count);
+                }));
+  });
+}
+
+double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
+                          const void* a, const void* b) {
+  return dispatch_any("max_abs_difference", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* x = static_cast<const T*>(a);
+    const T* y = static_cast<const T*>(b);
+    return max_over(context, n, [&](std::int64_t i) {
+      const double u = as_double(x[i]), v = as_double(y[i]);
+      return u == v ? 0.0 : std::fabs(u - v);
+    });
+  });
+}
+
+double max_abs(KernelContext& context, DType dtype, std::int64_t n,
+               const void* x) {
+  return dispatch_any("max_abs", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    return max_over(context, n, [&](std::int64_t i) {
+      return std::fabs(as_double(static_cast<const T*>(x)[i]));
+    });
+  });
+}
+
+}  // namespace shardbook::kernels
