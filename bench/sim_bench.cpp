@@ -28,8 +28,8 @@ void simulate(benchmark::State& state, bool folds) {
           const TrainingLog log =
               train(as, trainer.optimizer(), false,
                     [&](std::int64_t step) { return trainer.step(step); });
-          finish_rank(as, world, log, trainer.predicted_bytes(),
-                      trainer.bill(), result);
+          finish_rank(as, world, log, trainer.predicted_bytes(), trainer.bill(),
+                      result);
         });
     step_s = report.time.step_s;
   }
@@ -43,10 +43,8 @@ BENCHMARK(BM_Unfolded)
     ->RangeMultiplier(4)
     ->Range(4, 4096)
     ->Unit(benchmark::kMillisecond);
-BENCHMARK(BM_Folded)
-    ->RangeMultiplier(4)
-    ->Range(4, 4096)
-    ->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_Folded)->RangeMultiplier(4)->Range(4, 4096)->Unit(
+    benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace shardbook

@@ -16,10 +16,10 @@ std::int64_t bytes_of(const Tensors& tensors) {
 std::vector<Tensors> coalesce(const Tensors& tensors, std::int64_t max_bytes) {
   std::vector<Tensors> pieces;
   for (const Tensor& tensor : tensors) {
-    const bool fits =
-        !pieces.empty() && pieces.back()[0].dtype() == tensor.dtype() &&
-        pieces.back()[0].device() == tensor.device() &&
-        bytes_of(pieces.back()) + tensor.bytes() <= max_bytes;
+    const bool fits = !pieces.empty() &&
+                      pieces.back()[0].dtype() == tensor.dtype() &&
+                      pieces.back()[0].device() == tensor.device() &&
+                      bytes_of(pieces.back()) + tensor.bytes() <= max_bytes;
     if (!fits) pieces.emplace_back();
     pieces.back().push_back(tensor);
   }

@@ -33,9 +33,9 @@ ProcessGroup& DeviceMesh::group(const std::string& axes) {
   if (made != nullptr) return *made;
 
   // All ranks together are a group already
-  made = lists.size() == 1 ? std::shared_ptr<ProcessGroup>(
-                                 &world_, [](ProcessGroup*) {})
-                           : world_.partition(lists, name);
+  made = lists.size() == 1
+             ? std::shared_ptr<ProcessGroup>(&world_, [](ProcessGroup*) {})
+             : world_.partition(lists, name);
   return *made;
 }
 

@@ -340,9 +340,8 @@ Work ProcessGroup::send(const Tensor& tensor, int to, int tag,
   CommCall call = make_call(CommOp::kSend, tensor, tensor.numel(), label);
   call.root_or_peer = to;
   call.tag = tag;
-  return issue(call, tensor.numel(), [&] {
-    return moves(tensor) ? do_send(tensor, call) : Work();
-  });
+  return issue(call, tensor.numel(),
+               [&] { return moves(tensor) ? do_send(tensor, call) : Work(); });
 }
 
 Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
@@ -353,9 +352,8 @@ Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
   CommCall call = make_call(CommOp::kRecv, tensor, tensor.numel(), label);
   call.root_or_peer = from;
   call.tag = tag;
-  return issue(call, 0, [&] {
-    return moves(tensor) ? do_recv(tensor, call) : Work();
-  });
+  return issue(call, 0,
+               [&] { return moves(tensor) ? do_recv(tensor, call) : Work(); });
 }
 
 void ProcessGroup::repeat_records(std::size_t first, std::int64_t times) {

@@ -212,8 +212,7 @@ class GraphTask {
   void work(const Device& device);
   std::size_t queue_of(const Device& device) const {
     return static_cast<std::size_t>(
-        std::find(devices_.begin(), devices_.end(), device) -
-        devices_.begin());
+        std::find(devices_.begin(), devices_.end(), device) - devices_.begin());
   }
 
   const bool retain_graph_;
@@ -302,11 +301,11 @@ void GraphTask::add_what_came(Node& node) {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (inputs.num_added == inputs.expected.size()) return;
       const auto& [from, input] = inputs.expected[inputs.num_added];
-      const auto found = std::find_if(
-          inputs.arrivals.begin(), inputs.arrivals.end(),
-          [from = from, input = input](const Arrival& arrival) {
-            return arrival.from == from && arrival.input == input;
-          });
+      const auto found =
+          std::find_if(inputs.arrivals.begin(), inputs.arrivals.end(),
+                       [from = from, input = input](const Arrival& arrival) {
+                         return arrival.from == from && arrival.input == input;
+                       });
       if (found == inputs.arrivals.end()) return;
       next = std::move(*found);
       inputs.arrivals.erase(found);
@@ -359,7 +358,8 @@ void GraphTask::execute(const std::shared_ptr<Node>& node) {
                node->name, "': ", grad_inputs.size(), " gradients for ",
                node->next.size(), " inputs");
       for (std::size_t i = 0; i < grad_inputs.size(); ++i) {
-        if (node->next[i].node == nullptr || !grad_inputs[i].defined()) continue;
+        if (node->next[i].node == nullptr || !grad_inputs[i].defined())
+          continue;
         check_gradient(node->name, grad_inputs[i], node->next[i]);
       }
     } else {
@@ -422,8 +422,8 @@ void GraphTask::run(Tensors outputs, Tensors grad_outputs) {
   std::vector<std::shared_ptr<Node>> root_nodes;
   for (const Tensor& output : outputs) {
     roots.push_back(edge_to(output));
-    SB_CHECK(roots.back().node != nullptr,
-             "backward: the output of shape ", shape_text(output.shape()),
+    SB_CHECK(roots.back().node != nullptr, "backward: the output of shape ",
+             shape_text(output.shape()),
              " depends on nothing that requires a gradient");
     root_nodes.push_back(roots.back().node);
   }
@@ -522,14 +522,14 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs,
               bool retain_graph) {
   SB_CHECK(!outputs.empty(), "backward: no outputs were given");
   SB_CHECK(grad_outputs.empty() || grad_outputs.size() == outputs.size(),
-           "backward: ", grad_outputs.size(), " gradients for ",
-           outputs.size(), " outputs");
+           "backward: ", grad_outputs.size(), " gradients for ", outputs.size(),
+           " outputs");
   Tensors grads = grad_outputs;
   grads.resize(outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!grads[i].defined()) {
-      SB_CHECK(outputs[i].numel() == 1,
-               "backward: an output of shape ", shape_text(outputs[i].shape()),
+      SB_CHECK(outputs[i].numel() == 1, "backward: an output of shape ",
+               shape_text(outputs[i].shape()),
                " is not a scalar and needs a gradient to start from");
       grads[i] = Tensor::full(outputs[i].shape(), 1, outputs[i].options());
     }
@@ -639,9 +639,9 @@ double check_gradients(const std::function<Tensor(const Tensors&)>& function,
              dtype_name(input.dtype()));
     const Tensor grad = input.grad();
     const std::vector<double> analytic =
-        grad.defined() ? grad.to_vector<double>()
-                       : std::vector<double>(
-                             static_cast<std::size_t>(input.numel()), 0.0);
+        grad.defined()
+            ? grad.to_vector<double>()
+            : std::vector<double>(static_cast<std::size_t>(input.numel()), 0.0);
     auto* x = input.data<double>();
     for (std::int64_t i = 0; i < input.numel(); ++i) {
       const double saved = x[i];
@@ -652,9 +652,9 @@ double check_gradients(const std::function<Tensor(const Tensors&)>& function,
       x[i] = saved;
       const double numeric = (above - below) / (2 * epsilon);
       const double a = analytic[static_cast<std::size_t>(i)];
-      worst = std::max(worst, std::abs(a - numeric) /
-                                  std::max({1.0, std::abs(a),
-                                            std::abs(numeric)}));
+      worst =
+          std::max(worst, std::abs(a - numeric) /
+                              std::max({1.0, std::abs(a), std::abs(numeric)}));
     }
   }
   return worst;

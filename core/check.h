@@ -27,11 +27,11 @@ template <typename... Parts>
 }  // namespace shardbook
 
 /// Throws shardbook::Error with the concatenated parts unless `condition`.
-#define SB_CHECK(condition, ...)                          \
-  do {                                                    \
-    if (!(condition)) {                                   \
-      ::shardbook::internal::throw_error(__VA_ARGS__);    \
-    }                                                     \
+#define SB_CHECK(condition, ...)                       \
+  do {                                                 \
+    if (!(condition)) {                                \
+      ::shardbook::internal::throw_error(__VA_ARGS__); \
+    }                                                  \
   } while (false)
 
 /// Throws shardbook::Error with the concatenated parts.

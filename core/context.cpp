@@ -136,9 +136,8 @@ void RankContext::add_observer(Observer* observer) {
 }
 
 void RankContext::remove_observer(Observer* observer) {
-  observers_.erase(
-      std::remove(observers_.begin(), observers_.end(), observer),
-      observers_.end());
+  observers_.erase(std::remove(observers_.begin(), observers_.end(), observer),
+                   observers_.end());
 }
 
 void RankContext::notify_op_begin(const OpEvent& event) {

@@ -45,9 +45,9 @@ struct ProductShape {
 
 /// One operation of core: what an ideal device would have to do.
 struct OpEvent {
-  const char* name;   ///< "matmul", "gelu", ...
-  double flops;       ///< floating-point operations
-  double bytes;       ///< read plus written, each operand once
+  const char* name;  ///< "matmul", "gelu", ...
+  double flops;      ///< floating-point operations
+  double bytes;      ///< read plus written, each operand once
   Phase phase;
   Device device;
   DType dtype = DType::kF32;

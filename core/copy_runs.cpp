@@ -69,10 +69,9 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
     const auto* source = static_cast<const std::byte*>(run.source.raw());
     auto* target = static_cast<std::byte*>(run.target.raw());
     for (std::int64_t i = 0; i < run.count; ++i) {
-      kernel(context.kernels(),
-             {run.target.dtype(), numel_of(run) / run.count,
-              source + i * run.source_stride * element,
-              target + i * run.target_stride * element});
+      kernel(context.kernels(), {run.target.dtype(), numel_of(run) / run.count,
+                                 source + i * run.source_stride * element,
+                                 target + i * run.target_stride * element});
     }
   }
   context.notify_op_end(event);

@@ -6,8 +6,8 @@
 
 namespace shardbook {
 
-using internal::OpScope;
 using internal::bytes_of;
+using internal::OpScope;
 
 namespace {
 

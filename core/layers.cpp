@@ -46,8 +46,7 @@ void LayerNorm::members(MemberVisitor& visit) {
 }
 
 Embedding::Embedding(const std::string& name, std::int64_t rows,
-                     std::int64_t width, const InitOptions& init,
-                     double stddev)
+                     std::int64_t width, const InitOptions& init, double stddev)
     : weight(make_parameter(name + ".weight", {rows, width}, stddev, init)) {}
 
 void Embedding::members(MemberVisitor& visit) {
@@ -138,8 +137,8 @@ template <typename T>
 void blend(T* running, const double* now, std::int64_t count, double keep,
            double share) {
   for (std::int64_t i = 0; i < count; ++i) {
-    running[i] = static_cast<T>(keep * static_cast<double>(running[i]) +
-                                share * now[i]);
+    running[i] =
+        static_cast<T>(keep * static_cast<double>(running[i]) + share * now[i]);
   }
 }
 

@@ -133,8 +133,7 @@ class BatchNorm : public ModuleOf<BatchNorm> {
  private:
   Tensor normalize(const Tensor& x, const Tensor& addend);
   void remember(const BatchNormResult& result);
-  void update_running(const Tensor& mean, const Tensor& variance,
-                      double count);
+  void update_running(const Tensor& mean, const Tensor& variance, double count);
 
   // Of the pieces since the last commit.
   Tensor sum_, sum_of_squares_;  // f64 [c]

@@ -51,11 +51,14 @@ class Walk : public MemberVisitor {
 std::vector<NamedTensor> collect(Module& root, bool parameters) {
   std::vector<NamedTensor> found;
   std::unordered_set<const void*> seen;
-  Walk([&](const std::string& name, Tensor& tensor, bool is_parameter) {
-    if (is_parameter == parameters && seen.insert(tensor.id()).second) {
-      found.push_back({name, tensor});
-    }
-  }, nullptr).start(root);
+  Walk(
+      [&](const std::string& name, Tensor& tensor, bool is_parameter) {
+        if (is_parameter == parameters && seen.insert(tensor.id()).second) {
+          found.push_back({name, tensor});
+        }
+      },
+      nullptr)
+      .start(root);
   return found;
 }
 
@@ -120,15 +123,18 @@ void Module::replace_tensors(
     const std::function<Tensor(const std::string&, const Tensor&)>& replace) {
   // Keeps the old tensors alive, so that their identities stay distinct.
   std::unordered_map<const void*, std::pair<Tensor, Tensor>> replaced;
-  Walk([&](const std::string& name, Tensor& tensor, bool) {
-    auto found = replaced.find(tensor.id());
-    if (found == replaced.end()) {
-      const Tensor old = tensor;
-      found = replaced.emplace(old.id(), std::pair(old, replace(name, old)))
-                  .first;
-    }
-    tensor = found->second.second;
-  }, nullptr).start(*this);
+  Walk(
+      [&](const std::string& name, Tensor& tensor, bool) {
+        auto found = replaced.find(tensor.id());
+        if (found == replaced.end()) {
+          const Tensor old = tensor;
+          found = replaced.emplace(old.id(), std::pair(old, replace(name, old)))
+                      .first;
+        }
+        tensor = found->second.second;
+      },
+      nullptr)
+      .start(*this);
 }
 
 void Module::load_values(const std::vector<NamedTensor>& values) {
@@ -136,8 +142,8 @@ void Module::load_values(const std::vector<NamedTensor>& values) {
   for (const NamedTensor& value : values) by_name[value.name] = value.tensor;
   auto load = [&](const NamedTensor& target) {
     const auto found = by_name.find(target.name);
-    SB_CHECK(found != by_name.end(), "load: no tensor is named '",
-             target.name, "'");
+    SB_CHECK(found != by_name.end(), "load: no tensor is named '", target.name,
+             "'");
     SB_CHECK(found->second.shape() == target.tensor.shape(), "load: '",
              target.name, "' has shape ", shape_text(found->second.shape()),
              ", the model needs ", shape_text(target.tensor.shape()));
@@ -205,9 +211,8 @@ void fill_shard(
   for (std::size_t i = d + 1; i < whole.size(); ++i) after *= whole[i];
   const std::int64_t block = whole[d] / shard.blocks;
   const std::int64_t own = block / shard.count;
-  const ShardView view{{before, shard.blocks, block, after},
-                       {0, 0, shard.index * own, 0},
-                       {}};
+  const ShardView view{
+      {before, shard.blocks, block, after}, {0, 0, shard.index * own, 0}, {}};
   fill(reshape(part, {before, shard.blocks, own, after}), view);
 }
 

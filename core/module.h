@@ -89,8 +89,8 @@ class Module {
   /// Replaces every parameter and buffer by `replace(path, tensor)`; tensors
   /// that stood in two places still do.
   void replace_tensors(
-      const std::function<Tensor(const std::string& name, const Tensor& tensor)>&
-          replace);
+      const std::function<Tensor(const std::string& name,
+                                 const Tensor& tensor)>& replace);
   /// Copies values by name. Throws Error for a missing name or another shape.
   void load_values(const std::vector<NamedTensor>& values);
   /// Forgets all gradients.

@@ -145,10 +145,10 @@ Tensor mse_loss(const Tensor& x, const Tensor& target);
 using SumOverRanks = std::function<void(const Tensor& sums)>;
 
 struct BatchNormResult {
-  Tensor y;         ///< like x
-  Tensor mean;      ///< f64 [c], over all ranks
-  Tensor variance;  ///< f64 [c], biased
-  double count = 0; ///< values per channel, over all ranks
+  Tensor y;          ///< like x
+  Tensor mean;       ///< f64 [c], over all ranks
+  Tensor variance;   ///< f64 [c], biased
+  double count = 0;  ///< values per channel, over all ranks
 };
 struct BatchNormOptions {
   double eps = 1e-5;
@@ -167,9 +167,8 @@ BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
                                  const Tensor& beta, double eps,
                                  const SumOverRanks& sum_over_ranks = nullptr);
 /// With given statistics [c].
-Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma,
-                       const Tensor& beta, const Tensor& mean,
-                       const Tensor& variance, double eps);
+Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                       const Tensor& mean, const Tensor& variance, double eps);
 
 // --- Filling; not recorded -----------------------------------------------------------
 

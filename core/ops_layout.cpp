@@ -50,12 +50,13 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   if (open != sizes.end()) {
     *open = 1;
     const std::int64_t known = shape_numel(sizes);
-    SB_CHECK(known > 0 && x.numel() % known == 0, "reshape: ",
-             shape_text(x.shape()), " cannot become ", shape_text(shape));
+    SB_CHECK(known > 0 && x.numel() % known == 0,
+             "reshape: ", shape_text(x.shape()), " cannot become ",
+             shape_text(shape));
     *open = x.numel() / known;
   }
-  SB_CHECK(shape_numel(sizes) == x.numel(), "reshape: ",
-           shape_text(x.shape()), " cannot become ", shape_text(shape));
+  SB_CHECK(shape_numel(sizes) == x.numel(), "reshape: ", shape_text(x.shape()),
+           " cannot become ", shape_text(shape));
   Tensor y = internal::make_view(x, 0, sizes);
   record("reshape", {x}, {y}, [from = x.shape()](const Tensors& grads) {
     return Tensors{internal::make_view(grads[0], 0, from)};
@@ -157,9 +158,8 @@ Tensor transpose(const Tensor& x, std::int64_t dim0, std::int64_t dim1) {
   for (std::size_t i = 0; i < order.size(); ++i) {
     order[i] = static_cast<std::int64_t>(i);
   }
-  std::swap(
-      order[static_cast<std::size_t>(checked_dim("transpose", x, dim0))],
-      order[static_cast<std::size_t>(checked_dim("transpose", x, dim1))]);
+  std::swap(order[static_cast<std::size_t>(checked_dim("transpose", x, dim0))],
+            order[static_cast<std::size_t>(checked_dim("transpose", x, dim1))]);
   return permute(x, order);
 }
 

@@ -39,19 +39,17 @@ Tensor product(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
   SB_CHECK((trans_b ? sb.cols : sb.rows) == args.k && a.ndim() == b.ndim() &&
                sa.batch == sb.batch,
            "matmul: shapes ", shape_text(a.shape()), trans_a ? "^T" : "",
-           " and ", shape_text(b.shape()), trans_b ? "^T" : "",
-           " do not fit");
+           " and ", shape_text(b.shape()), trans_b ? "^T" : "", " do not fit");
   args.batch = sa.batch;
   args.stride_a = sa.rows * sa.cols;
   args.stride_b = sb.rows * sb.cols;
   args.stride_c = args.m * args.n;
-  Tensor y = Tensor::empty(a.ndim() == 3 ? Shape{args.batch, args.m, args.n}
-                                         : Shape{args.m, args.n},
-                           a.options());
-  const double flops = 2.0 * static_cast<double>(args.batch) *
-                       static_cast<double>(args.m) *
-                       static_cast<double>(args.n) *
-                       static_cast<double>(args.k);
+  Tensor y = Tensor::empty(
+      a.ndim() == 3 ? Shape{args.batch, args.m, args.n} : Shape{args.m, args.n},
+      a.options());
+  const double flops =
+      2.0 * static_cast<double>(args.batch) * static_cast<double>(args.m) *
+      static_cast<double>(args.n) * static_cast<double>(args.k);
   OpScope scope("matmul", flops, bytes_of({&a, &b, &y}), y,
                 {args.m, args.n, args.k, args.batch});
   if (scope.runs()) {
@@ -96,7 +94,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   if (bias.defined()) internal::check_same_kind("linear", x, bias);
   SB_CHECK(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(0),
            "linear: input ", shape_text(x.shape()), " and weight ",
-           shape_text(weight.shape()), "; the last dim of the input is the "
+           shape_text(weight.shape()),
+           "; the last dim of the input is the "
            "first of the weight");
   SB_CHECK(!bias.defined() || bias.shape() == Shape{weight.size(1)},
            "linear: bias ", shape_text(bias.shape()), " for weight ",
@@ -126,8 +125,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     const Tensor dy = as_rows(grads[0]);
     Tensors result(bias.defined() ? 3 : 2);
     if (x.requires_grad()) {
-      result[0] = internal::make_view(product(dy, weight, false, true), 0,
-                                      x.shape());
+      result[0] =
+          internal::make_view(product(dy, weight, false, true), 0, x.shape());
     }
     if (weight.requires_grad()) {
       result[1] = weight_gradient(

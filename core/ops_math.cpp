@@ -145,8 +145,8 @@ Tensor add_scalar(const Tensor& x, double value) {
   {
     OpScope scope("add_scalar", count(x), bytes_of({&x, &y}), x);
     if (scope.runs()) {
-      kernels::add_scalar(scope.kernels(), x.dtype(), x.numel(), value,
-                          x.raw(), y.raw());
+      kernels::add_scalar(scope.kernels(), x.dtype(), x.numel(), value, x.raw(),
+                          y.raw());
     }
   }
   record("add_scalar", {x}, {y},
@@ -208,7 +208,8 @@ namespace {
 
 /// A tensor of `like`'s shape that repeats one value.
 Tensor repeated(const Tensor& scalar, const Shape& shape, double factor) {
-  return Tensor::full(shape, internal::scalar_of(scalar) * factor, scalar.options());
+  return Tensor::full(shape, internal::scalar_of(scalar) * factor,
+                      scalar.options());
 }
 
 Tensor sum_all(const char* name, const Tensor& x, double factor) {
@@ -252,8 +253,8 @@ Tensor sum(const Tensor& x, std::int64_t dim) {
     }
   }
   record("sum", {x}, {y}, [kept, shape = x.shape()](const Tensors& grads) {
-    return Tensors{add(Tensor::zeros(shape, grads[0].options()),
-                       reshape(grads[0], kept))};
+    return Tensors{
+        add(Tensor::zeros(shape, grads[0].options()), reshape(grads[0], kept))};
   });
   return y;
 }

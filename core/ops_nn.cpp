@@ -42,8 +42,8 @@ void check_same_device(const char* op, const Tensor& a, const Tensor& b) {
 kernels::RandomKey next_random_key() {
   RandomState& random = RankContext::current().random;
   // The top bit keeps operations apart from the streams of names.
-  const std::uint64_t stream = (std::uint64_t{1} << 63) |
-                               (random.step << 16) | random.next_op++;
+  const std::uint64_t stream =
+      (std::uint64_t{1} << 63) | (random.step << 16) | random.next_op++;
   return {random.seed, stream};
 }
 
@@ -89,10 +89,9 @@ Tensor embedding(const Tensor& table, const Tensor& indices) {
              OpScope scope("embedding", count(dy),
                            bytes_of({&indices, &dy, &dtable}), dy);
              if (scope.runs()) {
-               kernels::scatter_add_rows(scope.kernels(), dy.dtype(),
-                                         table_shape, dtable.raw(),
-                                         indices.dtype(), indices.raw(),
-                                         indices.numel(), dy.raw());
+               kernels::scatter_add_rows(
+                   scope.kernels(), dy.dtype(), table_shape, dtable.raw(),
+                   indices.dtype(), indices.raw(), indices.numel(), dy.raw());
              }
              return dtable;
            };
@@ -117,8 +116,8 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
     OpScope scope("layer_norm", 8 * count(x), bytes_of({&x, &y}), x);
     if (scope.runs()) {
       kernels::layer_norm(scope.kernels(), x.dtype(), n.rows, n.cols, eps,
-                          x.raw(), gamma.raw(), beta.raw(), y.raw(),
-                          mean.raw(), rstd.raw());
+                          x.raw(), gamma.raw(), beta.raw(), y.raw(), mean.raw(),
+                          rstd.raw());
     }
   }
   record("layer_norm", {x, gamma, beta}, {y},
@@ -131,8 +130,8 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
              dgamma = gamma.empty_like();
              dbeta = beta.empty_like();
            }
-           OpScope scope("layer_norm", 16 * count(dy),
-                         bytes_of({&x, &dy, &dx}), dy);
+           OpScope scope("layer_norm", 16 * count(dy), bytes_of({&x, &dy, &dx}),
+                         dy);
            if (scope.runs()) {
              kernels::layer_norm_backward(
                  scope.kernels(), dy.dtype(), n.rows, n.cols, x.raw(),
@@ -169,8 +168,7 @@ Tensor row_op(const char* name, const Tensor& x, RowKernel forward,
          [name, n, backward, saved = y.detach()](const Tensors& grads) {
            const Tensor& dy = grads[0];
            Tensor dx = dy.empty_like();
-           OpScope scope(name, 4 * count(dy), bytes_of({&saved, &dy, &dx}),
-                         dy);
+           OpScope scope(name, 4 * count(dy), bytes_of({&saved, &dy, &dx}), dy);
            if (scope.runs()) {
              backward(scope.kernels(), dy.dtype(), n.rows, n.cols, saved.raw(),
                       dy.raw(), dx.raw());
@@ -223,8 +221,8 @@ kernels::AttentionArgs attention_args(const AttentionShape& shape,
   args.out = heads_in(shape.q_rows, shape.width, args.head_dim);
   args.dropout = options.dropout;
   if (options.dropout > 0) args.dropout_key = next_random_key();
-  args.dropout_view = batch_view(
-      {shape.batch, options.heads, shape.q_rows, shape.k_rows});
+  args.dropout_view =
+      batch_view({shape.batch, options.heads, shape.q_rows, shape.k_rows});
   return args;
 }
 
@@ -274,9 +272,9 @@ Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
            if (scope.runs()) {
              kernels::attention_backward(
                  scope.kernels(), qkv.dtype(), args,
-                 {args.q, args.k, args.v, args.out}, part(qkv, 0),
-                 part(qkv, 1), part(qkv, 2), saved.raw(), dout.raw(),
-                 lse.raw(), part(dqkv, 0), part(dqkv, 1), part(dqkv, 2));
+                 {args.q, args.k, args.v, args.out}, part(qkv, 0), part(qkv, 1),
+                 part(qkv, 2), saved.raw(), dout.raw(), lse.raw(),
+                 part(dqkv, 0), part(dqkv, 1), part(dqkv, 2));
            }
            return Tensors{dqkv};
          });
@@ -316,11 +314,11 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                          bytes_of({&q, &k, &v, &saved, &dout, &dq, &dk, &dv}),
                          dout, attention_product(args));
            if (scope.runs()) {
-             kernels::attention_backward(
-                 scope.kernels(), q.dtype(), args,
-                 {args.q, args.k, args.v, args.out}, q.raw(), k.raw(), v.raw(),
-                 saved.raw(), dout.raw(), lse.raw(), dq.raw(), dk.raw(),
-                 dv.raw());
+             kernels::attention_backward(scope.kernels(), q.dtype(), args,
+                                         {args.q, args.k, args.v, args.out},
+                                         q.raw(), k.raw(), v.raw(), saved.raw(),
+                                         dout.raw(), lse.raw(), dq.raw(),
+                                         dk.raw(), dv.raw());
            }
            return Tensors{dq, dk, dv};
          });
@@ -346,9 +344,8 @@ Tensor dropout(const Tensor& x, double p) {
   };
   Tensor y = apply(x);
   // The mask is drawn again from the same key: nothing is kept.
-  record("dropout", {x}, {y}, [apply](const Tensors& grads) {
-    return Tensors{apply(grads[0])};
-  });
+  record("dropout", {x}, {y},
+         [apply](const Tensors& grads) { return Tensors{apply(grads[0])}; });
   return y;
 }
 
@@ -378,8 +375,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
       for (std::int64_t i = 0; i < n.rows; ++i) {
         if (target[i] == kernels::kIgnoreIndex) counted -= 1;
       }
-      const double total = kernels::sum_all(scope.kernels(), stat, n.rows,
-                                            losses.raw());
+      const double total =
+          kernels::sum_all(scope.kernels(), stat, n.rows, losses.raw());
       kernels::fill(scope.kernels(), loss.dtype(), 1, loss.raw(),
                     reduction == Reduction::kMean ? total / counted : total);
     }

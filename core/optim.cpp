@@ -41,17 +41,16 @@ class Sgd : public Optimizer {
   void update(const Tensor& parameter, const Tensor& grad, double grad_scale,
               OptimizerSlot& slot) override {
     const OptimizerOptions& o = options();
-    internal::OpScope scope(
-        "sgd", 4.0 * static_cast<double>(parameter.numel()),
-        internal::bytes_of({&parameter, &parameter, &grad}), parameter);
+    internal::OpScope scope("sgd", 4.0 * static_cast<double>(parameter.numel()),
+                            internal::bytes_of({&parameter, &parameter, &grad}),
+                            parameter);
     if (!scope.runs()) return;
     kernels::SgdOptions options{o.lr, o.momentum, o.dampening, o.weight_decay,
                                 o.nesterov};
-    kernels::sgd_step(scope.kernels(),
-                      slice_of(parameter, grad, grad_scale, slot.master),
-                      options,
-                      slot.state.empty() ? nullptr : slot.state[0].raw(),
-                      slot.step == 1);
+    kernels::sgd_step(
+        scope.kernels(), slice_of(parameter, grad, grad_scale, slot.master),
+        options, slot.state.empty() ? nullptr : slot.state[0].raw(),
+        slot.step == 1);
   }
 };
 
@@ -81,10 +80,9 @@ class Adam : public Optimizer {
     options.eps = o.eps;
     options.weight_decay = o.weight_decay;
     options.decoupled = decoupled_;
-    kernels::adam_step(scope.kernels(),
-                       slice_of(parameter, grad, grad_scale, slot.master),
-                       options, slot.step, slot.state[0].raw(),
-                       slot.state[1].raw());
+    kernels::adam_step(
+        scope.kernels(), slice_of(parameter, grad, grad_scale, slot.master),
+        options, slot.step, slot.state[0].raw(), slot.state[1].raw());
   }
 
  private:
@@ -103,8 +101,8 @@ void Optimizer::keep_master_copies() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const DType dtype = parameters_[i].dtype();
     if (dtype != DType::kBF16 && dtype != DType::kF16) continue;
-    slots_[i].master = Tensor::empty(
-        parameters_[i].shape(), {DType::kF32, parameters_[i].device()});
+    slots_[i].master = Tensor::empty(parameters_[i].shape(),
+                                     {DType::kF32, parameters_[i].device()});
     slots_[i].master.copy_from(parameters_[i]);
   }
 }
@@ -125,10 +123,9 @@ void Optimizer::step_one(std::size_t index, const Tensor& grad,
   OptimizerSlot& slot = slots_[index];
   while (slot.state.size() < state_names().size()) {
     MemoryScope kind(MemoryKind::kOptimizerState);
-    slot.state.push_back(
-        Tensor::zeros({parameter.numel()},
-                      {internal::stat_dtype(parameter.dtype()),
-                       parameter.device()}));
+    slot.state.push_back(Tensor::zeros(
+        {parameter.numel()},
+        {internal::stat_dtype(parameter.dtype()), parameter.device()}));
   }
   slot.step += 1;
   // A shard may be empty.
@@ -156,9 +153,9 @@ namespace {
 // Share of the way from the end of the warm-up to `total`, 0 to 1.
 double progress(std::int64_t step, std::int64_t warmup, std::int64_t total) {
   if (total <= warmup) return 1;
-  return std::clamp(static_cast<double>(step - warmup) /
-                        static_cast<double>(total - warmup),
-                    0.0, 1.0);
+  return std::clamp(
+      static_cast<double>(step - warmup) / static_cast<double>(total - warmup),
+      0.0, 1.0);
 }
 
 double warmup_factor(std::int64_t step, std::int64_t warmup) {
@@ -179,9 +176,8 @@ LrSchedule warmup_cosine_schedule(std::int64_t warmup, std::int64_t total,
                                   double floor) {
   return [=](std::int64_t step) {
     if (step < warmup) return warmup_factor(step, warmup);
-    return floor +
-           (1 - floor) * 0.5 *
-               (1 + std::cos(kPi * progress(step, warmup, total)));
+    return floor + (1 - floor) * 0.5 *
+                       (1 + std::cos(kPi * progress(step, warmup, total)));
   };
 }
 
@@ -207,9 +203,13 @@ double grad_norm(const Tensors& parameters) {
   return std::sqrt(total);
 }
 
+double clip_factor(double norm, double max_norm) {
+  return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
 double clip_grad_norm(const Tensors& parameters, double max_norm) {
   const double norm = grad_norm(parameters);
-  const double factor = std::min(1.0, max_norm / (norm + 1e-6));
+  const double factor = clip_factor(norm, max_norm);
   PhaseScope phase(Phase::kOptimizer);
   for (const Tensor& parameter : parameters) {
     const Tensor grad = parameter.grad();

@@ -82,8 +82,7 @@ Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   SB_CHECK(!__builtin_mul_overflow(shape_numel(shape), element, &bytes),
            "empty: shape ", shape_text(shape), " in ",
            dtype_name(options.dtype), " has more bytes than can be counted");
-  auto storage =
-      std::make_shared<Storage>(device, bytes, context.memory_kind);
+  auto storage = std::make_shared<Storage>(device, bytes, context.memory_kind);
   return make_tensor(std::move(storage), 0, shape, options.dtype);
 }
 
@@ -182,7 +181,8 @@ void* Tensor::raw() const {
   if (base == nullptr) {
     // Under sharding, outside its unit's forward and backward
     SB_CHECK(numel() == 0 || is_meta(), "a tensor of shape ",
-             shape_text(shape()), " whose storage was released is read; a "
+             shape_text(shape()),
+             " whose storage was released is read; a "
              "sharded parameter has values only while its unit runs");
     return nullptr;
   }
@@ -230,10 +230,11 @@ void Tensor::copy_from(const Tensor& source) const {
            shape_text(shape()));
   if (numel() == 0) return;
   const bool is_transfer = device() != source.device();
-  const internal::OpScope scope(
-      is_transfer ? "transfer" : dtype() == source.dtype() ? "copy" : "cast", 0,
-      internal::bytes_of({this, &source}), *this, {},
-      is_transfer ? source.device() : Device());
+  const internal::OpScope scope(is_transfer                 ? "transfer"
+                                : dtype() == source.dtype() ? "copy"
+                                                            : "cast",
+                                0, internal::bytes_of({this, &source}), *this,
+                                {}, is_transfer ? source.device() : Device());
   if (is_meta() || source.is_meta()) return;
   kernels::cast(kernels_of_thread(), source.dtype(), source.raw(), dtype(),
                 raw(), numel());
@@ -300,10 +301,11 @@ bool Tensor::requires_grad() const {
 }
 
 const Tensor& Tensor::set_requires_grad(bool on) const {
-  SB_CHECK(is_leaf(), "set_requires_grad: only leaves can be told; this tensor "
-                      "is the result of an operation");
-  SB_CHECK(!on || is_floating(dtype()), "set_requires_grad: ",
-           dtype_name(dtype()), " has no gradient");
+  SB_CHECK(is_leaf(),
+           "set_requires_grad: only leaves can be told; this tensor "
+           "is the result of an operation");
+  SB_CHECK(!on || is_floating(dtype()),
+           "set_requires_grad: ", dtype_name(dtype()), " has no gradient");
   impl_->grad_meta().requires_grad = on;
   return *this;
 }

@@ -168,8 +168,7 @@ void EmulatedGroup::resolve(Pending& last) {
     const Cost cost = model.collective(next->call.op, times[1], ranks());
     TimelineEvent event = event_of(next->call);
     event.begin_s = std::max(times[0], free_s_);
-    event.end_s =
-        event.begin_s + cost.seconds * model.link_slowdown(ranks());
+    event.end_s = event.begin_s + cost.seconds * model.link_slowdown(ranks());
     event.bytes = wire_bytes(record);
     next->begin_s = event.begin_s;
     next->end_s = free_s_ = event.end_s;
@@ -179,9 +178,9 @@ void EmulatedGroup::resolve(Pending& last) {
 }
 
 Work EmulatedGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
-  return timed(call, moves(tensor) ? inner_.all_reduce(tensor, call.reduce_op,
-                                                       call.label)
-                                   : Work());
+  return timed(call, moves(tensor)
+                         ? inner_.all_reduce(tensor, call.reduce_op, call.label)
+                         : Work());
 }
 
 Work EmulatedGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
@@ -194,30 +193,28 @@ Work EmulatedGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
 
 Work EmulatedGroup::do_all_gather(const Tensor& output, const Tensor& input,
                                   const CommCall& call) {
-  return timed(call, moves(input)
-                         ? inner_.all_gather(output, input, call.label)
-                         : Work());
+  return timed(call, moves(input) ? inner_.all_gather(output, input, call.label)
+                                  : Work());
 }
 
 Work EmulatedGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
-  return timed(call, moves(tensor) ? inner_.broadcast(
-                                         tensor, call.root_or_peer, call.label)
+  return timed(call, moves(tensor) ? inner_.broadcast(tensor, call.root_or_peer,
+                                                      call.label)
                                    : Work());
 }
 
 Work EmulatedGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
-  return timed(call, moves(tensor)
-                         ? inner_.reduce(tensor, call.root_or_peer,
-                                         call.reduce_op, call.label)
-                         : Work());
+  return timed(call, moves(tensor) ? inner_.reduce(tensor, call.root_or_peer,
+                                                   call.reduce_op, call.label)
+                                   : Work());
 }
 
 Work EmulatedGroup::do_scatter(const Tensor& output, const Tensor& input,
                                const CommCall& call) {
-  return timed(call, moves(output) ? inner_.scatter(output, input,
-                                                    call.root_or_peer,
-                                                    call.label)
-                                   : Work());
+  return timed(
+      call, moves(output)
+                ? inner_.scatter(output, input, call.root_or_peer, call.label)
+                : Work());
 }
 
 Work EmulatedGroup::do_gather(const Tensor& output, const Tensor& input,
@@ -231,10 +228,10 @@ Work EmulatedGroup::do_all_to_all_v(
     const Tensor& output, const Tensor& input,
     const std::vector<std::int64_t>& send_counts,
     const std::vector<std::int64_t>& recv_counts, const CommCall& call) {
-  return timed(call,
-               moves(input) ? inner_.all_to_all_v(output, input, send_counts,
-                                                  recv_counts, call.label)
-                            : Work());
+  return timed(call, moves(input)
+                         ? inner_.all_to_all_v(output, input, send_counts,
+                                               recv_counts, call.label)
+                         : Work());
 }
 
 Work EmulatedGroup::do_barrier(const CommCall& call) {
@@ -282,31 +279,31 @@ Work EmulatedGroup::do_send(const Tensor& tensor, const CommCall& call) {
   const double end = line_free_s_[to] = event.end_s;
 
   // The receiver learns when it arrives, and which message it is.
-  const int peer = is_folded() ? representatives_[static_cast<std::size_t>(to)]
-                               : to;
+  const int peer =
+      is_folded() ? representatives_[static_cast<std::size_t>(to)] : to;
   const Tensor times = Tensor::from_values<double>(
       {event.begin_s, end, static_cast<double>(event.message)}, {3},
       clock_memory_);
   while (!sent_.empty() && sent_.front().first.done()) sent_.pop_front();
   sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
-  Work data = moves(tensor) ? inner_.send(tensor, peer, call.tag, call.label)
-                            : Work();
+  Work data =
+      moves(tensor) ? inner_.send(tensor, peer, call.tag, call.label) : Work();
   inner_.clear_records();
   clock_.add_message(std::move(event), model.link(ends).name, cost.trust);
   return Work(std::make_shared<MessageWork>(
-      std::move(data), [this, begin, end] { clock_.wait_message(begin, end); }));
+      std::move(data),
+      [this, begin, end] { clock_.wait_message(begin, end); }));
 }
 
 Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
   const int from = call.root_or_peer;
-  const int peer = is_folded()
-                       ? representatives_[static_cast<std::size_t>(from)]
-                       : from;
+  const int peer =
+      is_folded() ? representatives_[static_cast<std::size_t>(from)] : from;
   const Tensor times = Tensor::empty({3}, {DType::kF64, clock_memory_});
   clock_.issue_message();
   Work arrival = inner_.recv(times, peer, call.tag + kClockTag);
-  Work data = moves(tensor) ? inner_.recv(tensor, peer, call.tag, call.label)
-                            : Work();
+  Work data =
+      moves(tensor) ? inner_.recv(tensor, peer, call.tag, call.label) : Work();
   inner_.clear_records();
   const auto arrive = [this, times, call, from,
                        arrival = std::make_shared<Work>(arrival)] {
@@ -319,11 +316,10 @@ Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
     // On the wire; what waits for its receiver is no longer communication
     const double begin = event.begin_s = values[0];
     const double end = event.end_s = values[1];
-    clock_.add_message(std::move(event),
-                       clock_.model()
-                           .link({world_rank(from), world_rank(rank())})
-                           .name,
-                       Trust::kCalibrated);
+    clock_.add_message(
+        std::move(event),
+        clock_.model().link({world_rank(from), world_rank(rank())}).name,
+        Trust::kCalibrated);
     clock_.wait_message(begin, end);
   };
   return Work(std::make_shared<MessageWork>(std::move(data), arrive));

@@ -33,8 +33,8 @@ class Switch {
   Switch(const void* bottom, std::size_t bytes)
       : bottom_(bottom), bytes_(bytes) {
 #ifdef __SANITIZE_THREAD__
-    thread_fiber_ = bottom == nullptr ? __tsan_get_current_fiber()
-                                      : __tsan_create_fiber(0);
+    thread_fiber_ =
+        bottom == nullptr ? __tsan_get_current_fiber() : __tsan_create_fiber(0);
 #endif
   }
   ~Switch() {
@@ -49,8 +49,8 @@ class Switch {
   void leave_for([[maybe_unused]] const Switch& other,
                  [[maybe_unused]] bool ends = false) {
 #ifdef __SANITIZE_ADDRESS__
-    __sanitizer_start_switch_fiber(ends ? nullptr : &fake_stack_,
-                                   other.bottom_, other.bytes_);
+    __sanitizer_start_switch_fiber(ends ? nullptr : &fake_stack_, other.bottom_,
+                                   other.bytes_);
 #endif
 #ifdef __SANITIZE_THREAD__
     __tsan_switch_to_fiber(other.thread_fiber_, 0);
@@ -59,8 +59,7 @@ class Switch {
   // When it has come (back) from `other`'s.
   void arrive_from([[maybe_unused]] Switch& other) {
 #ifdef __SANITIZE_ADDRESS__
-    __sanitizer_finish_switch_fiber(fake_stack_, &other.bottom_,
-                                    &other.bytes_);
+    __sanitizer_finish_switch_fiber(fake_stack_, &other.bottom_, &other.bytes_);
 #endif
   }
 
@@ -88,9 +87,8 @@ class Scheduler {
     me.stack = std::make_unique<Switch>(
         static_cast<const char*>(stack.sp) - stack.size, stack.size);
     me.fiber = context::fiber(
-        std::allocator_arg,
-        context::preallocated(stack.sp, stack.size, stack), stacks,
-        [this, &me, body](context::fiber&& scheduler) {
+        std::allocator_arg, context::preallocated(stack.sp, stack.size, stack),
+        stacks, [this, &me, body](context::fiber&& scheduler) {
           me.stack->arrive_from(mine_);
           me.scheduler = std::move(scheduler);
           body();

@@ -37,9 +37,8 @@ bool has_settled(ProcessGroup& world, double before, double now) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.8e", mine ? now : -1.0);
   const std::vector<std::string> all = world.exchange(text);
-  return mine && std::all_of(all.begin(), all.end(), [&](const auto& other) {
-           return other == text;
-         });
+  return mine && std::all_of(all.begin(), all.end(),
+                             [&](const auto& other) { return other == text; });
 }
 
 }  // namespace

@@ -14,12 +14,12 @@ namespace shardbook::sim {
 
 /// One operation, message or wait on one queue of a rank.
 struct TimelineEvent {
-  std::string name;      ///< "matmul", "all_reduce"
-  std::string label;     ///< what it is for: "bucket 2"; may be empty
+  std::string name;   ///< "matmul", "all_reduce"
+  std::string label;  ///< what it is for: "bucket 2"; may be empty
   /// Work: "forward", "backward", "optimizer", "comm", "copy", "host".
   /// A queue that is held back: "bubble", "exposed", "wait" (see TimeSummary).
   std::string category;
-  std::string queue;     ///< "compute", "unshard", "comm world", "host"
+  std::string queue;  ///< "compute", "unshard", "comm world", "host"
   double begin_s = 0;
   double end_s = 0;
   double flops = 0;

@@ -120,8 +120,10 @@ std::string legend(const std::vector<bool>& used, bool small, double cell_s,
   }
   text += style.utf8 ? "\u00b7 idle\n" : ". idle\n";
   if (small) text += "A small letter: busy for less than half of its cell.\n";
-  return text + fmt::format("A cell is {}. At the right: how much of the step is busy.\n",
-                            seconds_text(cell_s));
+  return text +
+         fmt::format(
+             "A cell is {}. At the right: how much of the step is busy.\n",
+             seconds_text(cell_s));
 }
 
 // Marks the categories of a lane, and tells whether a letter is small.

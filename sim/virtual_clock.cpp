@@ -79,8 +79,7 @@ double DeviceClock::slowdown() {
   return factor;
 }
 
-void DeviceClock::run(const OpEvent& event, double seconds,
-                      double earliest_s) {
+void DeviceClock::run(const OpEvent& event, double seconds, double earliest_s) {
   double& free = queue(event.stream);
   const double begin = std::max({free, host_, earliest_s});
   free = begin + seconds;
@@ -92,8 +91,7 @@ void DeviceClock::run(const OpEvent& event, double seconds,
   TimelineEvent entry;
   entry.name = event.name;
   entry.label = label_;
-  entry.category =
-      event.source.defined() ? "copy" : phase_name(event.phase);
+  entry.category = event.source.defined() ? "copy" : phase_name(event.phase);
   entry.queue = queue_name(event.stream);
   entry.begin_s = begin;
   entry.end_s = free;
@@ -340,8 +338,8 @@ void VirtualClock::transfer(const OpEvent& event) {
       mine.count_link(model_.link({from->rank(), to->rank()}).name, bytes);
       return;
     }
-    const double begin = std::max({from->ready(event.stream),
-                                   to->ready(event.stream), mine.host()});
+    const double begin = std::max(
+        {from->ready(event.stream), to->ready(event.stream), mine.host()});
     from->wait_message(event.stream, begin, begin);
     to->wait_message(event.stream, begin, begin);
     from->run(event, cost.seconds, begin);
@@ -482,8 +480,7 @@ ActivityScope::~ActivityScope() {
   if (clock_ != nullptr) clock_->set_label("");
 }
 
-ClockScope::ClockScope(const CostModel& model, int rank,
-                       int num_recorded_ranks)
+ClockScope::ClockScope(const CostModel& model, int rank, int num_recorded_ranks)
     : clock_(model, rank, RankContext::current().device) {
   clock_.main().set_records_events(rank < num_recorded_ranks);
   RankContext::current().add_observer(&clock_);

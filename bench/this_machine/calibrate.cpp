@@ -67,10 +67,10 @@ struct Size {
 // Around the sizes of gpt-nano and mlp, and never the same. As deep as they
 // are, since what a step keeps for backward pushes the rest out of the caches.
 const std::vector<Size> kSizes = {
-    {"gpt2", 48, 4, 4, 28, 48},  {"gpt2", 48, 4, 4, 14, 56},
-    {"gpt2", 56, 4, 4, 24, 72},  {"gpt2", 72, 4, 4, 26, 60},
-    {"gpt2", 72, 4, 4, 11, 72},  {"gpt2", 80, 4, 4, 22, 56},
-    {"gpt2", 96, 4, 4, 10, 64},  {"mlp", 48, 1, 3, 28, 48},
+    {"gpt2", 48, 4, 4, 28, 48}, {"gpt2", 48, 4, 4, 14, 56},
+    {"gpt2", 56, 4, 4, 24, 72}, {"gpt2", 72, 4, 4, 26, 60},
+    {"gpt2", 72, 4, 4, 11, 72}, {"gpt2", 80, 4, 4, 22, 56},
+    {"gpt2", 96, 4, 4, 10, 64}, {"mlp", 48, 1, 3, 28, 48},
     {"mlp", 80, 1, 3, 14, 72}};
 
 // Around ResNet-50 with images of 128 x 128, which the chapter on model
@@ -235,8 +235,11 @@ std::vector<OperationFit> measure_operations() {
   for (const auto& [key, list] : samples) {
     if (key.first == "conv2d") {
       const FitByBoth both = fit_by_both(list);
-      fits.push_back({key.first, key.second, true,
-                      {both.fixed_s, both.per_unit_s}, both.per_byte_s});
+      fits.push_back({key.first,
+                      key.second,
+                      true,
+                      {both.fixed_s, both.per_unit_s},
+                      both.per_byte_s});
       continue;
     }
     fits.push_back({key.first, key.second, by_flops[key], fit(list)});

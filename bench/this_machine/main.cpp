@@ -154,13 +154,12 @@ int run(const std::string& folder, bool as_json) {
     sum += std::abs(result.error());
     ++count;
     const std::string chapter = each.program.substr(0, each.program.find('/'));
-    json.push_back(
-        {{"chapter", chapter},
-         {"ranks", each.ranks},
-         {"variant", each.variant},
-         {"predicted_s", result.predicted_s},
-         {"measured_s", result.measured_s},
-         {"error", result.error()}});
+    json.push_back({{"chapter", chapter},
+                    {"ranks", each.ranks},
+                    {"variant", each.variant},
+                    {"predicted_s", result.predicted_s},
+                    {"measured_s", result.measured_s},
+                    {"error", result.error()}});
     if (!as_json) {
       fmt::print("{:<36}{:>6}{:>9.2f} ms{:>9.2f} ms{:>+8.1f}%\n",
                  each.variant.empty() ? chapter : chapter + " " + each.variant,

@@ -48,9 +48,9 @@ Aim order_aim(double limit, const std::string& text) {
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = [] {
     std::vector<Kind> result;
-    for (const auto& some : {memory_kinds(), nccl_kinds(), pipeline_kinds(),
-                             training_kinds(), gpipe_kinds(),
-                             model_parallel_kinds()}) {
+    for (const auto& some :
+         {memory_kinds(), nccl_kinds(), pipeline_kinds(), training_kinds(),
+          gpipe_kinds(), model_parallel_kinds()}) {
       result.insert(result.end(), some.begin(), some.end());
     }
     return result;

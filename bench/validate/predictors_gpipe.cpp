@@ -34,9 +34,8 @@ std::optional<Transformer> read(const std::string& text) {
 /// Products with their biases, two norms per layer; tables for input and output
 /// of their own.
 double parameters(const Transformer& t) {
-  const double layer = 4 * t.hidden * (t.hidden + 1) +
-                       2 * t.hidden * t.inner + t.inner + t.hidden +
-                       4 * t.hidden;
+  const double layer = 4 * t.hidden * (t.hidden + 1) + 2 * t.hidden * t.inner +
+                       t.inner + t.hidden + 4 * t.hidden;
   return t.layers * layer + 2 * t.vocab * t.hidden;
 }
 
@@ -61,9 +60,9 @@ Outcome outcome_of(const Row& row, const std::string& what,
                    const std::string& column, double bytes) {
   Outcome outcome;
   const std::string& model = row.text("model");
-  outcome.row = fmt::format("{}, {}, {}",
-                            model.substr(0, model.find(" (d_model")),
-                            row.text("config"), what);
+  outcome.row =
+      fmt::format("{}, {}, {}", model.substr(0, model.find(" (d_model")),
+                  row.text("config"), what);
   outcome.unit = "GiB";
   outcome.pair.predicted = bytes / kGiB;
   outcome.pair.published = row.positive(column);
@@ -132,8 +131,8 @@ std::vector<Outcome> gpipe_throughput(const Row& row) {
   const bool is_table_3 = row.integer("table") == 3;
   const int first_m = is_table_3 ? 32 : 1;
   Outcome outcome;
-  outcome.row = fmt::format("table {}, {}, K={}, M={}", row.text("table"),
-                            model, k, m);
+  outcome.row =
+      fmt::format("table {}, {}, K={}, M={}", row.text("table"), model, k, m);
   outcome.unit = "times row 1";
   const std::string transformer = "Transformer-";
   if (model.rfind(transformer, 0) == 0 && 32 % m == 0) {
@@ -200,21 +199,18 @@ std::vector<Outcome> torchgpipe(const Row& row) {
   const std::string pipeline = "pipeline-";
   const bool is_baseline = experiment == "baseline";
   SB_CHECK(is_baseline || experiment.rfind(pipeline, 0) == 0, row.place(),
-           ": experiment is \"", experiment,
-           "\"; give baseline or pipeline-K");
+           ": experiment is \"", experiment, "\"; give baseline or pipeline-K");
   const int stages =
       is_baseline ? 1 : std::stoi(experiment.substr(pipeline.size()));
   const int micro_batches = is_baseline ? 1 : stages == 1 ? 2 : 32 * stages;
   const int images = is_baseline ? 118 : stages == 1 ? 110 : 22;
   if (benchmark.rfind("ResNet-101", 0) == 0) {
-    outcome.pair.predicted =
-        resnet101_speed(stages, micro_batches, images) /
-        resnet101_speed(1, 1, 118);
+    outcome.pair.predicted = resnet101_speed(stages, micro_batches, images) /
+                             resnet101_speed(1, 1, 118);
     outcome.trust = "extrapolated";
   } else {
     // Equal stages; all forwards twice but the last: 3 + 1 - 1/m for 3
-    const double recomputed =
-        is_baseline ? 0 : (1 - 1.0 / micro_batches) / 3;
+    const double recomputed = is_baseline ? 0 : (1 - 1.0 / micro_batches) / 3;
     outcome.pair.predicted =
         bubble_bound(stages, micro_batches) / (1 + recomputed);
   }
@@ -225,26 +221,27 @@ std::vector<Outcome> torchgpipe(const Row& row) {
 
 std::vector<Kind> gpipe_kinds() {
   std::vector<Kind> kinds;
-  kinds.push_back({"gpipe_table1_memory",
-                   {"model", "config", "partitions", "rematerialization",
-                    "params", "bytes_per_param", "param_memory_GB",
-                    "peak_activation_GB"},
-                   true,
-                   mean_aim(0.1, "MAPE within 10 %"),
-                   gpipe_memory,
-                   "micro-batches are taken as single sequences (32 of them); "
-                   "rows of AmoebaNet agree better in decimal GB; its "
-                   "activations, and those of rows without re-materialisation, "
-                   "whose batch did not fit, are not predicted"});
-  kinds.push_back({"gpipe_throughput",
-                   {"table", "model", "partitions_K", "micro_batches_M",
-                    "normalized_throughput"},
-                   false,
-                   order_aim(0.9, "the order of the rows: Spearman 0.9"),
-                   gpipe_throughput,
-                   "batches are taken as 32 sequences; the paper lets them grow "
-                   "with the memory of more devices, which lifts its rows with "
-                   "few micro-batches above the bound of the bubble"});
+  kinds.push_back(
+      {"gpipe_table1_memory",
+       {"model", "config", "partitions", "rematerialization", "params",
+        "bytes_per_param", "param_memory_GB", "peak_activation_GB"},
+       true,
+       mean_aim(0.1, "MAPE within 10 %"),
+       gpipe_memory,
+       "micro-batches are taken as single sequences (32 of them); "
+       "rows of AmoebaNet agree better in decimal GB; its "
+       "activations, and those of rows without re-materialisation, "
+       "whose batch did not fit, are not predicted"});
+  kinds.push_back(
+      {"gpipe_throughput",
+       {"table", "model", "partitions_K", "micro_batches_M",
+        "normalized_throughput"},
+       false,
+       order_aim(0.9, "the order of the rows: Spearman 0.9"),
+       gpipe_throughput,
+       "batches are taken as 32 sequences; the paper lets them grow "
+       "with the memory of more devices, which lifts its rows with "
+       "few micro-batches above the bound of the bubble"});
   kinds.push_back({"torchgpipe",
                    {"benchmark", "experiment", "speedup", "partitions",
                     "micro_batches", "params", "memory_GiB"},

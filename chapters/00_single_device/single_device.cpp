@@ -21,8 +21,10 @@ DynamicLossScaler::DynamicLossScaler(double scale, std::int64_t window,
 void DynamicLossScaler::update(bool overflow) {
   if (overflow) {
     if (forgiveness_ == 1) {
-      SB_CHECK(scale_ > min_scale_, "loss scale: gradients overflow at the "
-               "smallest scale ", min_scale_, "; the model diverges");
+      SB_CHECK(scale_ > min_scale_,
+               "loss scale: gradients overflow at the "
+               "smallest scale ",
+               min_scale_, "; the model diverges");
       scale_ = std::max(scale_ / 2, min_scale_);
     } else {
       forgiveness_ -= 1;
@@ -62,9 +64,8 @@ StepResult SingleDevice::step(std::int64_t step) {
   StepResult result;
   // Accumulate the gradients of all pieces
   const double loss_scale = scaler_.scale();
-  result.loss =
-      accumulate_gradients(options_, *loaded_.model, data_, step,
-                           how_.num_micro_batches, loss_scale);
+  result.loss = accumulate_gradients(options_, *loaded_.model, data_, step,
+                                     how_.num_micro_batches, loss_scale);
 
   // Update, or skip a step that overflowed
   if (options_.dtype != DType::kF16) {
@@ -79,7 +80,7 @@ StepResult SingleDevice::step(std::int64_t step) {
     num_updates_ += 1;
     double factor = 1 / loss_scale;
     if (options_.clip > 0) {
-      factor *= std::min(1.0, options_.clip / (result.grad_norm + 1e-6));
+      factor *= clip_factor(result.grad_norm, options_.clip);
     }
     optimizer_->step(factor);
   }

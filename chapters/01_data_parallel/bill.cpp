@@ -47,8 +47,8 @@ double kept_bytes(const Sizes& s) {
 // the gradient of its input; later, the widest point inside the layers.
 double replica_activations(const Sizes& s, double tokens,
                            double logit_gradients) {
-  const double at_head = tokens * (kept_bytes(s) + s.h * s.element) +
-                         logit_gradients * s.element;
+  const double at_head =
+      tokens * (kept_bytes(s) + s.h * s.element) + logit_gradients * s.element;
   // Behind the blocks: input and output of the last norm, and its statistics.
   const double behind =
       s.is_gpt ? 2 * s.h * s.element + 2 * s.stat : 11 * s.h * s.element;
@@ -62,11 +62,9 @@ double replica_activations(const Sizes& s, double tokens,
 double main_activations(const Sizes& s, double tokens, double all_tokens) {
   const double scalars = 2 * s.stat;
   const double at_loss =
-      tokens * kept_bytes(s) +
-      all_tokens * (2 * s.vocab * s.element + s.stat);
-  return scalars +
-         std::max(at_loss,
-                  replica_activations(s, tokens, all_tokens * s.vocab));
+      tokens * kept_bytes(s) + all_tokens * (2 * s.vocab * s.element + s.stat);
+  return scalars + std::max(at_loss, replica_activations(s, tokens,
+                                                         all_tokens * s.vocab));
 }
 
 // Buffers that parameters and gradients travel in. The main device packs what
@@ -87,14 +85,12 @@ double communication_bytes(const Tensors& parameters, bool is_main) {
 
 std::vector<Traffic> step_traffic(std::int64_t batch, int num_devices,
                                   double row_bytes_in, double row_bytes_out,
-                                  double parameter_bytes,
-                                  double buffer_bytes) {
+                                  double parameter_bytes, double buffer_bytes) {
   std::vector<Traffic> traffic(static_cast<std::size_t>(num_devices));
   const auto chunks = ceil_chunks(batch, num_devices);
   const double others = static_cast<double>(chunks.size() - 1);
   for (std::size_t i = 1; i < chunks.size(); ++i) {
-    const double rows =
-        static_cast<double>(chunks[i].second - chunks[i].first);
+    const double rows = static_cast<double>(chunks[i].second - chunks[i].first);
     traffic[0].scatter_inputs += rows * row_bytes_in;
     traffic[0].scatter_gradients += rows * row_bytes_out;
     traffic[i].gather_outputs = rows * row_bytes_out;
@@ -115,8 +111,7 @@ std::vector<Traffic> step_traffic(const Options& options,
 }
 
 std::vector<MemoryBill> memory_bills(const Options& options,
-                                     const ModelConfig& config,
-                                     Module& model) {
+                                     const ModelConfig& config, Module& model) {
   const auto n = static_cast<std::size_t>(options.world_size);
   MemoryBill nothing;
   for (int k = 0; k < kNumMemoryKinds; ++k) {
@@ -144,8 +139,8 @@ std::vector<MemoryBill> memory_bills(const Options& options,
     if (i == 0) {
       // The gradients of replica 0, and beside them their sum over devices.
       bill[MemoryKind::kGradient] = 2 * parameter_bytes;
-      bill[MemoryKind::kActivation] = main_activations(
-          s, tokens, static_cast<double>(options.batch) * seq);
+      bill[MemoryKind::kActivation] =
+          main_activations(s, tokens, static_cast<double>(options.batch) * seq);
       continue;
     }
     // The tied table receives one gradient from the head and one from the

@@ -12,11 +12,11 @@ namespace shardbook::data_parallel {
 /// Bytes that leave one device in one step, by reason. X, Y: bytes of the whole
 /// input and output; Wb, Bb: of parameters and buffers; share: of the rows.
 struct Traffic {
-  double scatter_inputs = 0;    ///< main: (1 - share_0) X
-  double replicate = 0;         ///< main: (n - 1) (Wb + Bb)
-  double gather_outputs = 0;    ///< device i > 0: share_i Y
-  double scatter_gradients = 0; ///< main: (1 - share_0) Y
-  double reduce_gradients = 0;  ///< device i > 0: Wb
+  double scatter_inputs = 0;     ///< main: (1 - share_0) X
+  double replicate = 0;          ///< main: (n - 1) (Wb + Bb)
+  double gather_outputs = 0;     ///< device i > 0: share_i Y
+  double scatter_gradients = 0;  ///< main: (1 - share_0) Y
+  double reduce_gradients = 0;   ///< device i > 0: Wb
 
   double total() const {
     return scatter_inputs + replicate + gather_outputs + scatter_gradients +
@@ -28,8 +28,7 @@ struct Traffic {
 /// `row_bytes_out` are those of one row of the batch.
 std::vector<Traffic> step_traffic(std::int64_t batch, int num_devices,
                                   double row_bytes_in, double row_bytes_out,
-                                  double parameter_bytes,
-                                  double buffer_bytes);
+                                  double parameter_bytes, double buffer_bytes);
 
 /// The same for a run of the book's models.
 std::vector<Traffic> step_traffic(const Options& options,

@@ -66,7 +66,8 @@ void check_keeps_activations(Module& module) {
   for (const NamedModule& entry : module.named_modules()) {
     const auto* block = dynamic_cast<const GptBlock*>(entry.module);
     SB_CHECK(block == nullptr || !block->recompute, "DataParallel: '",
-             entry.name, "' recomputes its activations, which replicas "
+             entry.name,
+             "' recomputes its activations, which replicas "
              "cannot; turn recomputation off, or use 02_ddp");
   }
 }
@@ -100,8 +101,8 @@ std::string imbalance_warning(const std::vector<Device>& devices) {
 Value call_module(Module& module, const Value& inputs) {
   if (inputs.is_tensor()) return module(inputs.tensor());
   SB_CHECK(inputs.is_list(), module.type_name(),
-           ": takes a tensor or a list of tensors, given ",
-           inputs.kind_name(), "; pass a Forward that unpacks it");
+           ": takes a tensor or a list of tensors, given ", inputs.kind_name(),
+           "; pass a Forward that unpacks it");
   Tensors tensors;
   for (const Value& entry : inputs.list()) tensors.push_back(entry.tensor());
   const Tensors outputs = module(tensors);
@@ -114,8 +115,8 @@ std::vector<Value> parallel_apply(const Replicas& replicas,
                                   const Forward& forward) {
   const std::size_t n = replicas.size();
   SB_CHECK(n >= 1 && inputs.size() == n && devices.size() >= n,
-           "parallel_apply: ", n, " replicas, ", inputs.size(),
-           " inputs and ", devices.size(), " devices");
+           "parallel_apply: ", n, " replicas, ", inputs.size(), " inputs and ",
+           devices.size(), " devices");
   RankContext& caller = RankContext::current();
   BatchSlice rows = caller.random.batch;
   std::vector<RankContext*> workers;
@@ -161,8 +162,8 @@ DataParallel::DataParallel(Module& module, std::vector<Device> device_ids,
     SB_CHECK(device_ids_[i].defined(), "DataParallel: device_ids[", i,
              "] is no device");
     for (std::size_t j = 0; j < i; ++j) {
-      SB_CHECK(device_ids_[i] != device_ids_[j], "DataParallel: device_ids[",
-               j, "] and device_ids[", i, "] are the same device, ",
+      SB_CHECK(device_ids_[i] != device_ids_[j], "DataParallel: device_ids[", j,
+               "] and device_ids[", i, "] are the same device, ",
                device_ids_[i].name());
     }
   }
@@ -186,8 +187,7 @@ Value DataParallel::operator()(const Value& inputs, const Forward& forward) {
 
   check_keeps_activations(module_);
   // Scatter, replicate, apply, gather.
-  const std::vector<Value> chunks =
-      scatter(inputs, device_ids_, dim_, ledger_);
+  const std::vector<Value> chunks = scatter(inputs, device_ids_, dim_, ledger_);
   const std::vector<Device> used(
       device_ids_.begin(),
       device_ids_.begin() + static_cast<std::ptrdiff_t>(chunks.size()));

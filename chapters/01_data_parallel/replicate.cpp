@@ -53,8 +53,7 @@ std::vector<Tensors> broadcast(const Tensors& tensors,
     copy.dtype = tensors[chunk[0]].dtype();
     copy.numel = numel_of(tensors, chunk);
     copy.sent.assign(devices.size(), 0);
-    copy.sent[0] =
-        copy.numel * static_cast<std::int64_t>(devices.size() - 1);
+    copy.sent[0] = copy.numel * static_cast<std::int64_t>(devices.size() - 1);
     copy.label = label;
     ledger->run(copy, [&] {
       const Tensor buffer = pack(tensors, chunk);
@@ -221,8 +220,7 @@ Replicas replicate(Module& module, const std::vector<Device>& devices,
     (parameter.requires_grad() ? trained : fixed).push_back(parameter);
   }
   for (const Tensor& buffer : module.buffers()) fixed.push_back(buffer);
-  const auto trained_copies =
-      broadcast_with_gradient(trained, devices, ledger);
+  const auto trained_copies = broadcast_with_gradient(trained, devices, ledger);
   const auto fixed_copies = broadcast(fixed, devices, "buffers", ledger);
 
   Replicas replicas;

@@ -36,8 +36,8 @@ DeviceCopy copy_of(CommOp op, const Pieces& pieces, const std::string& label) {
   copy.dtype = pieces.dtype;
   copy.numel = shape_numel(pieces.shape);
   copy.label = label;
-  auto root = std::find(copy.devices.begin(), copy.devices.end(),
-                        pieces.whole_device);
+  auto root =
+      std::find(copy.devices.begin(), copy.devices.end(), pieces.whole_device);
   if (root == copy.devices.end()) {
     copy.devices.push_back(pieces.whole_device);
     root = std::prev(copy.devices.end());
@@ -61,8 +61,8 @@ void run(const SharedLedger& ledger, const DeviceCopy& copy,
 
 /// The pieces, each on its device; the one that is there already is a view
 /// where dim 0 is cut.
-Tensors cut(const Tensor& whole, const Pieces& pieces,
-            const std::string& label, const SharedLedger& ledger) {
+Tensors cut(const Tensor& whole, const Pieces& pieces, const std::string& label,
+            const SharedLedger& ledger) {
   NoGrad no_grad;
   MemoryScope kind(whole.memory_kind());
   Tensors parts;
@@ -116,8 +116,8 @@ Tensors scatter_tensor(const Tensor& x, const std::vector<Device>& devices,
                        std::int64_t dim, const SharedLedger& ledger) {
   Pieces pieces;
   pieces.dim = dim < 0 ? dim + x.ndim() : dim;
-  pieces.ranges = ceil_chunks(x.size(dim),
-                              static_cast<std::int64_t>(devices.size()));
+  pieces.ranges =
+      ceil_chunks(x.size(dim), static_cast<std::int64_t>(devices.size()));
   pieces.devices.assign(
       devices.begin(),
       devices.begin() + static_cast<std::ptrdiff_t>(pieces.ranges.size()));
@@ -143,8 +143,8 @@ Tensor gather_tensor(Tensors parts, const Device& output_device,
   Pieces pieces;
   pieces.shape = parts[0].shape();
   const std::int64_t n = parts[0].ndim();
-  SB_CHECK(dim >= -n && dim < n, "gather: dim ", dim,
-           " of outputs of shape ", shape_text(pieces.shape));
+  SB_CHECK(dim >= -n && dim < n, "gather: dim ", dim, " of outputs of shape ",
+           shape_text(pieces.shape));
   pieces.dim = dim < 0 ? dim + n : dim;
   const auto d = static_cast<std::size_t>(pieces.dim);
   pieces.shape[d] = 0;
@@ -169,10 +169,10 @@ Tensor gather_tensor(Tensors parts, const Device& output_device,
   pieces.whole_device = output_device;
   pieces.dtype = parts[0].dtype();
   const Tensor whole = join(parts, pieces, "outputs", ledger);
-  autograd::record(
-      "gather", parts, {whole}, [pieces, ledger](const Tensors& grads) {
-        return cut(grads[0], pieces, "output gradients", ledger);
-      });
+  autograd::record("gather", parts, {whole},
+                   [pieces, ledger](const Tensors& grads) {
+                     return cut(grads[0], pieces, "output gradients", ledger);
+                   });
   return whole;
 }
 
@@ -185,11 +185,10 @@ std::size_t num_chunks(const Value& inputs, std::size_t num_devices,
              shape_text(x.shape()), " has no dim ", dim,
              "; pass what all replicas share as an object");
     const std::size_t chunks =
-        ceil_chunks(x.size(dim), static_cast<std::int64_t>(num_devices))
-            .size();
-    SB_CHECK(count == 0 || chunks == count,
-             "scatter: the tensors fall into ", count, " and ", chunks,
-             " chunks along dim ", dim, "; all tensors of a call have the "
+        ceil_chunks(x.size(dim), static_cast<std::int64_t>(num_devices)).size();
+    SB_CHECK(count == 0 || chunks == count, "scatter: the tensors fall into ",
+             count, " and ", chunks, " chunks along dim ", dim,
+             "; all tensors of a call have the "
              "rows of one batch");
     count = chunks;
   }
@@ -238,8 +237,8 @@ std::vector<RowRange> ceil_chunks(std::int64_t n, std::int64_t parts) {
 }
 
 std::vector<Value> scatter(const Value& inputs,
-                           const std::vector<Device>& devices,
-                           std::int64_t dim, const SharedLedger& ledger) {
+                           const std::vector<Device>& devices, std::int64_t dim,
+                           const SharedLedger& ledger) {
   SB_CHECK(!devices.empty(), "scatter: no devices were given");
   std::size_t count = num_chunks(inputs, devices.size(), dim);
   if (count == 0) count = devices.size();
@@ -257,8 +256,7 @@ Value gather(const std::vector<Value>& outputs, const Device& output_device,
         (!first.is_dictionary() ||
          output.dictionary().size() == first.dictionary().size());
     SB_CHECK(alike, "gather: one replica returned ", first.kind_name(),
-             ", another ", output.kind_name(),
-             "; all return the same entries");
+             ", another ", output.kind_name(), "; all return the same entries");
   }
   // The outputs' entries that stand in one place, joined.
   auto entries = [&](const auto& entry_of) {
@@ -281,8 +279,8 @@ Value gather(const std::vector<Value>& outputs, const Device& output_device,
   if (first.is_dictionary()) {
     Value::Dictionary dictionary;
     for (const auto& [key, unused] : first.dictionary()) {
-      dictionary[key] = entries(
-          [&key = key](const Value& output) { return output[key]; });
+      dictionary[key] =
+          entries([&key = key](const Value& output) { return output[key]; });
     }
     return dictionary;
   }

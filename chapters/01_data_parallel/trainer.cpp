@@ -21,12 +21,7 @@ StepResult train_step(const Options& options, DataParallel& model,
   loss.backward();
 
   // Step on main; the next forward sends the new weights out again.
-  const Tensors& parameters = optimizer.parameters();
-  result.grad_norm = options.clip > 0
-                         ? clip_grad_norm(parameters, options.clip)
-                         : grad_norm(parameters);
-  optimizer.step();
-  for (const Tensor& parameter : parameters) parameter.clear_grad();
+  result.grad_norm = update_parameters(options, optimizer);
   return result;
 }
 

@@ -33,8 +33,7 @@ const Value& Value::operator[](std::size_t index) const {
 
 const Value& Value::operator[](const std::string& key) const {
   const auto found = dictionary().find(key);
-  SB_CHECK(found != dictionary().end(), "value: no entry is named '", key,
-           "'");
+  SB_CHECK(found != dictionary().end(), "value: no entry is named '", key, "'");
   return found->second;
 }
 

@@ -49,8 +49,8 @@ std::vector<Bucket> assign_buckets(const std::vector<BucketItem>& items,
     // Append first, then ask whether the bucket is full
     bucket->members.push_back(index);
     bucket->bytes += item.bytes;
-    if (bucket->bytes >= (bucket->has_closed_one ? limits.other_bytes
-                                                 : limits.first_bytes)) {
+    if (bucket->bytes >=
+        (bucket->has_closed_one ? limits.other_bytes : limits.first_bytes)) {
       buckets.push_back(std::move(bucket->members));
       *bucket = {item.dtype, item.device, {}, 0, /*has_closed_one=*/true};
     }
@@ -76,9 +76,8 @@ std::vector<Bucket> initial_buckets(const std::vector<BucketItem>& items,
   std::vector<int> definition_order(items.size());
   std::iota(definition_order.begin(), definition_order.end(), 0);
   std::vector<Bucket> buckets = assign_buckets(items, definition_order, limits);
-  std::sort(buckets.begin(), buckets.end(), [](auto& a, auto& b) {
-    return a.front() < b.front();
-  });
+  std::sort(buckets.begin(), buckets.end(),
+            [](auto& a, auto& b) { return a.front() < b.front(); });
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
 }

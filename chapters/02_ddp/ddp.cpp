@@ -85,9 +85,8 @@ void DistributedDataParallel::check_same_model() {
              "; build the same model on every rank");
     const auto [a, b] =
         std::mismatch(first.begin(), first.end(), other.begin());
-    SB_FAIL("ddp: parameter ", a - first.begin(), " is ", *a,
-            " on rank 0 and ", *b, " on rank ", rank,
-            "; build the same model on every rank");
+    SB_FAIL("ddp: parameter ", a - first.begin(), " is ", *a, " on rank 0 and ",
+            *b, " on rank ", rank, "; build the same model on every rank");
   }
 }
 
@@ -146,8 +145,8 @@ void DistributedDataParallel::after_forward(const Tensors& outputs) {
   }
   double divisor = group_.size();
   if (is_joining_ && !join_options_.divide_by_initial_world_size) {
-    divisor = std::accumulate(status_.begin(),
-                              status_.begin() + group_.size(), 0);
+    divisor =
+        std::accumulate(status_.begin(), status_.begin() + group_.size(), 0);
   }
   reducer_->expect_reduction(outputs, divisor);
 
@@ -178,8 +177,7 @@ void DistributedDataParallel::register_comm_hook(CommHook hook) {
 // One flag per rank, and how many of them will reduce in this backward.
 std::vector<std::int32_t> DistributedDataParallel::tell_who_is_active(
     bool is_active) {
-  std::vector<std::int32_t> status(
-      static_cast<std::size_t>(group_.size() + 1));
+  std::vector<std::int32_t> status(static_cast<std::size_t>(group_.size() + 1));
   if (is_active) status[static_cast<std::size_t>(group_.rank())] = 1;
   status.back() = is_active && will_reduce();
   MemoryScope kind(MemoryKind::kCommunication);
@@ -214,8 +212,8 @@ void DistributedDataParallel::join(const std::function<void()>& body,
   // The last rank that trained has the final weights
   if (!last.empty()) {
     const auto end = last.begin() + group_.size();
-    const int root = static_cast<int>(std::find(last.begin(), end, 1) -
-                                      last.begin());
+    const int root =
+        static_cast<int>(std::find(last.begin(), end, 1) - last.begin());
     broadcast_coalesced(group_, module_.parameters(), root, "parameters");
     broadcast_coalesced(group_, module_.buffers(), root, "buffers");
   }
@@ -228,18 +226,18 @@ void DistributedDataParallel::shadow_one_forward(
   const int num_active = std::accumulate(status.begin(), end, 0);
   reducer_->rebuild_buckets();
   if (last_forward_synced_) {
-    broadcast_buffers(static_cast<int>(
-        std::find(status.begin(), end, 1) - status.begin()));
+    broadcast_buffers(
+        static_cast<int>(std::find(status.begin(), end, 1) - status.begin()));
   }
   const int num_reducing = status.back();
-  SB_CHECK(num_reducing == 0 || num_reducing == num_active, "ddp: ",
-           num_reducing, " of ", num_active, " ranks are about to reduce; "
+  SB_CHECK(num_reducing == 0 || num_reducing == num_active,
+           "ddp: ", num_reducing, " of ", num_active,
+           " ranks are about to reduce; "
            "no_sync must cover the same steps on all ranks");
   last_forward_synced_ = num_reducing > 0;
   if (num_reducing == 0) return;
-  reducer_->reduce_zeros(join_options_.divide_by_initial_world_size
-                             ? group_.size()
-                             : num_active);
+  reducer_->reduce_zeros(
+      join_options_.divide_by_initial_world_size ? group_.size() : num_active);
 }
 
 }  // namespace shardbook::ddp

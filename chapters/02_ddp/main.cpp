@@ -42,8 +42,9 @@ int main(int argc, char** argv) {
     Options options;
     options.chapter = "02_ddp";
     ddp::TrainerOptions how;
-    CommandLine line("ch02_ddp", "DistributedDataParallel: Reducer, buckets, "
-                                 "overlap.");
+    CommandLine line("ch02_ddp",
+                     "DistributedDataParallel: Reducer, buckets, "
+                     "overlap.");
     add_shared_options(line, options);
     add_options(line, how);
     line.parse(argc, argv);

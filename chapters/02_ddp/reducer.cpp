@@ -92,8 +92,7 @@ void Reducer::make_buckets(const std::vector<Bucket>& assignment) {
     }
     const auto first = static_cast<std::size_t>(members[0]);
     BucketState bucket;
-    bucket.buffer =
-        Tensor::empty({numel}, slots_[first].parameter.options());
+    bucket.buffer = Tensor::empty({numel}, slots_[first].parameter.options());
     std::int64_t offset = 0;
     for (const int i : members) {
       Slot& slot = slots_[static_cast<std::size_t>(i)];
@@ -165,11 +164,12 @@ void Reducer::check_finished() const {
   for (const Slot& slot : slots_) {
     if (!slot.is_ready) missing.push_back(slot.name);
   }
-  SB_FAIL("ddp: expected to have finished reduction in the prior iteration "
-          "before starting a new one; on rank ",
-          group_.rank(), " no gradient came for ", list_of(missing),
-          ". Set find_unused_parameters when a forward does not use all "
-          "parameters; parameters must not be frozen after construction");
+  SB_FAIL(
+      "ddp: expected to have finished reduction in the prior iteration "
+      "before starting a new one; on rank ",
+      group_.rank(), " no gradient came for ", list_of(missing),
+      ". Set find_unused_parameters when a forward does not use all "
+      "parameters; parameters must not be frozen after construction");
 }
 
 void Reducer::expect_reduction(const Tensors& outputs, double divisor) {
@@ -287,10 +287,10 @@ void Reducer::copy_into_bucket(Slot& slot, bool is_used) {
 void Reducer::launch(std::size_t bucket) {
   BucketState& state = buckets_[bucket];
   if (comm_hook_) {
-    state.finish = comm_hook_({static_cast<int>(bucket),
-                               bucket + 1 == buckets_.size(), state.buffer,
-                               divisor_},
-                              group_);
+    state.finish =
+        comm_hook_({static_cast<int>(bucket), bucket + 1 == buckets_.size(),
+                    state.buffer, divisor_},
+                   group_);
     return;
   }
   // Backward goes on while the bucket travels

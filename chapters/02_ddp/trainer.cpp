@@ -59,10 +59,8 @@ double Trainer::predicted_bytes() const {
   const double d = dp_.size();
   if (d == 1) return 0;
   const auto steps = static_cast<double>(options_.steps);
-  const auto parameters =
-      static_cast<double>(loaded_.model->num_parameters());
-  const auto tensors =
-      static_cast<double>(loaded_.model->parameters().size());
+  const auto parameters = static_cast<double>(loaded_.model->num_parameters());
+  const auto tensors = static_cast<double>(loaded_.model->parameters().size());
   const auto element = static_cast<double>(dtype_bytes(options_.dtype));
   const double on_wire = how_.comm_hook == "bf16" ? 2 : element;
   const bool is_static = how_.ddp.static_graph;
@@ -80,8 +78,7 @@ double Trainer::predicted_bytes() const {
 
 MemoryBill Trainer::bill() const {
   const bool is_view = how_.ddp.gradient_as_bucket_view;
-  const std::int64_t rows =
-      options_.batch / (dp_.size() * how_.accumulate);
+  const std::int64_t rows = options_.batch / (dp_.size() * how_.accumulate);
   // With views, a new gradient is always added to (or put into) one that
   // exists, as it is when micro-batches accumulate
   MemoryBill bill =
@@ -106,8 +103,8 @@ MemoryBill Trainer::bill() const {
     peak = buckets + usage + in_flight;
   }
   if (dp_.size() > 1) {
-    peak = std::max(
-        peak, static_cast<double>(coalescing_buffer_bytes(parameters)));
+    peak = std::max(peak,
+                    static_cast<double>(coalescing_buffer_bytes(parameters)));
     if (options_.steps >= 2 && !finds_unused) {
       peak = std::max(peak, buckets + usage + 4 * tensors);
     }

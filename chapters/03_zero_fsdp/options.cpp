@@ -102,8 +102,9 @@ void check_given(
 
 std::optional<DType> dtype_of(const std::string& name) {
   if (name.empty()) return std::nullopt;
-  return name == "bf16" ? DType::kBF16 : name == "f16" ? DType::kF16
-                                                       : DType::kF32;
+  return name == "bf16"  ? DType::kBF16
+         : name == "f16" ? DType::kF16
+                         : DType::kF32;
 }
 
 DType shortest_dtype(DType parameters, const TrainerOptions& how) {

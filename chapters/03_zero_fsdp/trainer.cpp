@@ -21,13 +21,16 @@ Options checked(const Options& options, const TrainerOptions& how, int ranks) {
   check_even_batch(options, ranks, how.accumulate, "--accumulate");
   SB_CHECK(is_fsdp(how) || (how.param_dtype.empty() &&
                             how.reduce_dtype.empty() && !how.no_sync),
-           "--strategy ", how.strategy, ": --param-dtype, --reduce-dtype and "
+           "--strategy ", how.strategy,
+           ": --param-dtype, --reduce-dtype and "
            "--no-sync belong to fsdp and fsdp2");
   const int shard_size = how.fsdp.shard_size;
   SB_CHECK(how.sharding_strategy != "hybrid_shard" ||
                (shard_size >= 1 && ranks % shard_size == 0),
-           "--shard-size ", shard_size, ": hybrid_shard needs a divisor of "
-           "--world-size ", ranks, ", such as the devices of a node");
+           "--shard-size ", shard_size,
+           ": hybrid_shard needs a divisor of "
+           "--world-size ",
+           ranks, ", such as the devices of a node");
   SB_CHECK(is_fsdp(how) || how.strategy != "zero1" || !how.cpu_offload,
            "--cpu-offload: with zero2, zero3, fsdp or fsdp2; stage 1 keeps "
            "whole gradients on the device");
@@ -66,11 +69,10 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
   fsdp::FsdpOptions fsdp = how.fsdp;
   fsdp.per_parameter = how.strategy == "fsdp2";
   fsdp.sharding_strategy =
-      how.sharding_strategy == "shard_grad_op" ? ShardingStrategy::kShardGradOp
-      : how.sharding_strategy == "no_shard"    ? ShardingStrategy::kNoShard
-      : how.sharding_strategy == "hybrid_shard"
-          ? ShardingStrategy::kHybridShard
-          : ShardingStrategy::kFullShard;
+      how.sharding_strategy == "shard_grad_op"  ? ShardingStrategy::kShardGradOp
+      : how.sharding_strategy == "no_shard"     ? ShardingStrategy::kNoShard
+      : how.sharding_strategy == "hybrid_shard" ? ShardingStrategy::kHybridShard
+                                                : ShardingStrategy::kFullShard;
   fsdp.backward_prefetch =
       how.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
       : how.backward_prefetch == "post" ? BackwardPrefetch::kPost
@@ -212,8 +214,7 @@ fsdp::StepPlan Trainer::step_plan() const {
 }
 
 MemoryBill Trainer::bill() const {
-  const std::int64_t rows =
-      options_.batch / (dp_.size() * how_.accumulate);
+  const std::int64_t rows = options_.batch / (dp_.size() * how_.accumulate);
   if (zero_) {
     return zero::zero_bill(*zero_, options_, loaded_.config, rows,
                            how_.accumulate, how_.recompute, 8);
@@ -225,18 +226,16 @@ MemoryBill Trainer::bill() const {
   MemoryBill bill = single_device_bill(computed, loaded_.config, rows,
                                        how_.recompute, /*accumulates=*/true);
   const MemoryBill sharded = fsdp::predicted_memory(*fsdp_, step_plan(), 8);
-  for (const MemoryKind kind :
-       {MemoryKind::kParameter, MemoryKind::kGradient,
-        MemoryKind::kCommunication}) {
+  for (const MemoryKind kind : {MemoryKind::kParameter, MemoryKind::kGradient,
+                                MemoryKind::kCommunication}) {
     bill.bytes[static_cast<std::size_t>(kind)] =
         sharded.bytes[static_cast<std::size_t>(kind)];
   }
   // Optimizer state of the own shards
   double state = 0;
-  const double states =
-      options_.optimizer != "sgd"
-          ? 2
-          : (options_.optimizer_options.momentum > 0 ? 1 : 0);
+  const double states = options_.optimizer != "sgd"
+                            ? 2
+                            : (options_.optimizer_options.momentum > 0 ? 1 : 0);
   const double stat = options_.dtype == DType::kF64 ? 8 : 4;
   for (const Tensor& shard : optimizer_->parameters()) {
     state += states * stat * static_cast<double>(shard.numel());

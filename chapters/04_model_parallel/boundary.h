@@ -7,7 +7,6 @@
 
 namespace shardbook::model_parallel {
 
-
 /// A copy of `x` on another device. Differentiable: the gradient is copied
 /// back. Both copies are booked, as a message from device to device.
 ///

@@ -37,7 +37,8 @@ int main(int argc, char** argv) {
     line.parse(argc, argv);
     check_options(options);
     std::vector<std::int64_t> sizes;
-    if (!extras.sweep.empty()) sizes = model_parallel::split_sizes(extras.sweep);
+    if (!extras.sweep.empty())
+      sizes = model_parallel::split_sizes(extras.sweep);
     model_parallel::check_settings(options, settings);
     if (extras.toy) return model_parallel::show_toy(options, settings);
 

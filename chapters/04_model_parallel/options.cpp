@@ -41,8 +41,7 @@ int show_toy(const Options& options, const Settings& settings) {
   SB_CHECK(options.backend == "threads" && options.steps >= 1,
            "--toy: shows numbers; give --backend threads and at least one of "
            "--steps");
-  fmt::print("{}", toy_text(train_toy(
-                       options, settings.split_size)));
+  fmt::print("{}", toy_text(train_toy(options, settings.split_size)));
   return 0;
 }
 

@@ -118,9 +118,9 @@ const StepTime& Sweep::best() const {
 }
 
 std::vector<std::int64_t> split_sizes(const std::string& text) {
-  const std::vector<int> sizes = read_counts(
-      "--sweep", text,
-      "give split sizes from 1 up, such as 1,3,5,8,10,12,20,40,60");
+  const std::vector<int> sizes =
+      read_counts("--sweep", text,
+                  "give split sizes from 1 up, such as 1,3,5,8,10,12,20,40,60");
   return {sizes.begin(), sizes.end()};
 }
 

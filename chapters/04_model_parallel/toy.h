@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "chapters/common/run/options.h"
 #include "chapters/common/pipeline/stages.h"
+#include "chapters/common/run/options.h"
 
 namespace shardbook::model_parallel {
 

@@ -136,7 +136,7 @@ double Trainer::update() {
     for (const double each : norms) norm += each * each;
     norm = std::sqrt(norm);
   }
-  if (options_.clip > 0) factor = std::min(1.0, options_.clip / (norm + 1e-6));
+  if (options_.clip > 0) factor = clip_factor(norm, options_.clip);
   on_each([&](std::size_t i) {
     optimizers_[i]->step(factor);
     for (const Tensor& each : optimizers_[i]->parameters()) each.clear_grad();

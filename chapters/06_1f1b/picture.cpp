@@ -47,7 +47,8 @@ void print_schedule(const Schedule& schedule) {
       buffers.push_back(schedules::one_f_one_b_buffers(
           stage, schedule.num_ranks, schedule.num_micro_batches));
     }
-    fmt::print("buffers             {}set aside under the clock\n", list(buffers));
+    fmt::print("buffers             {}set aside under the clock\n",
+               list(buffers));
   }
   if (!schedule.flushes) {
     fmt::print("versions alive      {}of the weights\n",

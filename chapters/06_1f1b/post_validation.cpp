@@ -19,7 +19,7 @@ Verdict verdict_of(double squared_norm, double clip) {
   Verdict verdict;
   verdict.skips = !std::isfinite(squared_norm);
   if (clip > 0 && !verdict.skips) {
-    verdict.factor = std::min(1.0, clip / (std::sqrt(squared_norm) + 1e-6));
+    verdict.factor = clip_factor(std::sqrt(squared_norm), clip);
   }
   return verdict;
 }

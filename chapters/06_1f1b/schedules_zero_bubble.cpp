@@ -14,7 +14,6 @@ using namespace parts;
 
 namespace {
 
-
 /// Questions that the paper leaves to a search.
 struct Variant {
   bool waits_for_first = false;  ///< one more F though the first I then waits

@@ -17,16 +17,14 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how, Plan plan,
       pp_(pp),
       data_(Dataset::open(options, plan_.config)),
       feed_(options, data_, plan_.pieces),
-      model_(options, plan_.layers, layout_of(plan_.schedule, plan_.cuts),
-             pp),
+      model_(options, plan_.layers, layout_of(plan_.schedule, plan_.cuts), pp),
       optimizer_(make_optimizer(options.optimizer, model_.parameters(),
                                 options.optimizer_options)) {
   // A stage is built from more than it keeps: a whole small model, the second
   // copy of a tied weight. The step is what is measured
   RankContext::current().device.reset_peak_memory();
   if (plan_.is_asynchronous()) {
-    updates_.emplace(plan_.schedule, model_, *optimizer_, pp.rank(),
-                     how.stash);
+    updates_.emplace(plan_.schedule, model_, *optimizer_, pp.rank(), how.stash);
   }
   engine_.emplace(plan_.schedule, model_, pp, feed_,
                   updates_ ? &*updates_ : nullptr);

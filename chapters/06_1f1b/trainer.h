@@ -20,8 +20,8 @@ namespace shardbook::pipeline {
 struct TrainerOptions {
   std::string schedule = "1f1b";  ///< a name, or FILE.json
   std::int64_t micro_batches = 8;
-  int chunks = 2;        ///< per rank: interleaved schedules
-  int group = 0;         ///< interleaved-grouped; 0: the number of ranks
+  int chunks = 2;  ///< per rank: interleaved schedules
+  int group = 0;   ///< interleaved-grouped; 0: the number of ranks
   /// zb-auto: sets of activations that a rank may keep; 0: twice the ranks.
   double memory_limit = 0;
   std::string replicas;  ///< pipedream: "2,1,1", ranks per stage

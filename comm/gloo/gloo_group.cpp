@@ -5,11 +5,11 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/internal/arguments.h"
 #include "comm/gloo/calls.h"
 #include "comm/gloo/collectives.h"
-#include "comm/processes/coordinator.h"
+#include "comm/internal/arguments.h"
 #include "comm/internal/cores.h"
+#include "comm/processes/coordinator.h"
 #include "core/check.h"
 #include "core/context.h"
 

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/processes/control_line.h"
-#include "comm/processes/rendezvous.h"
 #include "comm/launch.h"
 #include "comm/processes.h"
+#include "comm/processes/control_line.h"
+#include "comm/processes/rendezvous.h"
 
 namespace gloo::transport {
 class UnboundBuffer;

@@ -22,8 +22,8 @@
 #include <thread>
 #include <utility>
 
-#include "comm/processes/coordinator.h"
 #include "comm/gloo/gloo_group.h"
+#include "comm/processes/coordinator.h"
 #include "comm/signals.h"
 #include "core/check.h"
 

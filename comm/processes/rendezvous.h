@@ -12,9 +12,9 @@
 #include <optional>
 #include <string>
 
-#include "comm/processes/coordinator.h"
 #include "comm/launch.h"
 #include "comm/processes.h"
+#include "comm/processes/coordinator.h"
 
 namespace shardbook::internal {
 

@@ -184,9 +184,8 @@ void ThreadWorld::wait(Operation& operation, int world_rank,
       check_progress(world_rank, operation);
     }
     // A call that all have joined ends by itself.
-    const auto until = operation.complete()
-                           ? deadline + std::chrono::hours(24)
-                           : deadline;
+    const auto until =
+        operation.complete() ? deadline + std::chrono::hours(24) : deadline;
     if (!failed()) status = sleeper_->sleep(world_rank, lock, until);
     --me.num_blocked;
     me.blocked_in = nullptr;

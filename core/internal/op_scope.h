@@ -22,9 +22,9 @@ class OpScope {
           const ProductShape& product = {}, const Device& source = Device())
       : context_(RankContext::current()), runs_(!on.is_meta()) {
     if (context_.observed()) {
-      event_ = {name,        flops,      bytes,   context_.phase,
-                on.device(), on.dtype(), product, context_.stream,
-                source};
+      event_ = {name,           flops,           bytes,
+                context_.phase, on.device(),     on.dtype(),
+                product,        context_.stream, source};
       context_.notify_op_begin(event_);
     }
   }

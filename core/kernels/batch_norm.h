@@ -43,9 +43,8 @@ void row_norm_backward_sums(KernelContext& context, DType dtype,
 /// dx = gamma * rstd * (dz - sum_dz / count - xhat * sum_dz_xhat / count).
 /// `dy` is dz where that was written (with norm.relu off), dy otherwise. dx may
 /// be dy.
-void row_norm_backward(KernelContext& context, DType dtype,
-                       const RowNorm& norm, const void* x, const void* dy,
-                       const double* sum_dz, const double* sum_dz_xhat,
-                       double count, void* dx);
+void row_norm_backward(KernelContext& context, DType dtype, const RowNorm& norm,
+                       const void* x, const void* dy, const double* sum_dz,
+                       const double* sum_dz_xhat, double count, void* dx);
 
 }  // namespace shardbook::kernels

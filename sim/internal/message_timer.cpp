@@ -149,9 +149,9 @@ Cost MessageTimer::tree(double bytes) const {
         2 * ((group_.members - 1) * protocol->tree_s +
              std::ceil(std::log2(group_.nodes)) * protocol->net_tree_s);
     const double transfer =
-        2 * bytes / (group_.ring_speed() * protocol->bandwidth * kTreeBandwidth);
-    keep_faster(best, start(*protocol) + latency + transfer,
-                protocol->tree);
+        2 * bytes /
+        (group_.ring_speed() * protocol->bandwidth * kTreeBandwidth);
+    keep_faster(best, start(*protocol) + latency + transfer, protocol->tree);
   }
   return best;
 }

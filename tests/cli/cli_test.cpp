@@ -27,7 +27,8 @@ void expect_refused(const BadInput& bad) {
   const Outcome outcome = run(bad.chapter, bad.options);
   EXPECT_EQ(outcome.status, 2) << bad.options << "\n" << outcome.text;
   EXPECT_NE(outcome.text.find(bad.sentence), std::string::npos)
-      << bad.options << "\n" << outcome.text;
+      << bad.options << "\n"
+      << outcome.text;
   EXPECT_LT(outcome.text.size(), 1500u) << "more than a sentence";
 }
 
@@ -83,8 +84,8 @@ TEST(CommandLine, FilesThatLie) {
   }
   expect_refused({"00_single_device", "--steps 1000000000 --save /dev/null",
                   "is not an ordinary file"});
-  expect_refused({"00_single_device",
-                  "--data " + write_file("empty.txt", ""), "is empty"});
+  expect_refused({"00_single_device", "--data " + write_file("empty.txt", ""),
+                  "is empty"});
   expect_refused({"00_single_device",
                   "--data " + write_file("short.txt", "abc"), "too few"});
   expect_refused(
@@ -93,11 +94,10 @@ TEST(CommandLine, FilesThatLie) {
        "byte 3 is not UTF-8"});
   expect_refused({"00_single_device",
                   "--load " + write_file("cut.safetensors", "abc"), "cut"});
-  expect_refused(
-      {"00_single_device",
-       "--load " + write_file("lie.safetensors",
-                              "\xff\xff\xff\xff\xff\xff\xff\x7f{}"),
-       "header length"});
+  expect_refused({"00_single_device",
+                  "--load " + write_file("lie.safetensors",
+                                         "\xff\xff\xff\xff\xff\xff\xff\x7f{}"),
+                  "header length"});
   expect_refused({"00_single_device",
                   "--model " + write_file("bad.json", "{\"n_embd\": -1}"),
                   "\"n_embd\" is -1"});
@@ -108,8 +108,8 @@ TEST(CommandLine, FilesThatLie) {
 
 TEST(CommandLine, AModelOfAnotherShapeIsRefused) {
   const std::string path = folder() / "nano.safetensors";
-  EXPECT_EQ(run("00_single_device",
-                "--steps 0 --no-check --save " + path).status, 0);
+  EXPECT_EQ(
+      run("00_single_device", "--steps 0 --no-check --save " + path).status, 0);
   expect_refused({"00_single_device", "--model gpt-micro --load " + path,
                   "the model needs"});
 }
@@ -118,9 +118,11 @@ TEST(CommandLine, TheOldCheckpointSurvivesAFullDisk) {
   const std::string path = write_file("old.safetensors", "old");
   // The shell's limit on file sizes stands for the full disk.
   const std::string limited =
-      "sh -c 'ulimit -f 8; trap \"\" XFSZ; exec \"$0\" \"$@\"' '"
-      SHARDBOOK_BUILD "/chapters/00_single_device/ch00_single_device' "
-      "--steps 0 --no-check --save " + path + " 2>&1";
+      "sh -c 'ulimit -f 8; trap \"\" XFSZ; exec \"$0\" \"$@\"' "
+      "'" SHARDBOOK_BUILD
+      "/chapters/00_single_device/ch00_single_device' "
+      "--steps 0 --no-check --save " +
+      path + " 2>&1";
   FILE* pipe = popen(limited.c_str(), "r");
   ASSERT_NE(pipe, nullptr);
   std::array<char, 4096> buffer{};
@@ -201,8 +203,8 @@ TEST(CommandLine, HelpSaysWhatOptionsTakeAndWhatStatusesMean) {
 }
 
 TEST(CommandLine, HelpIsNotAMistake) {
-  for (const char* chapter : {"00_single_device", "01_data_parallel",
-                              "02_ddp"}) {
+  for (const char* chapter :
+       {"00_single_device", "01_data_parallel", "02_ddp"}) {
     const Outcome outcome = run(chapter, "--help");
     EXPECT_EQ(outcome.status, 0);
     EXPECT_NE(outcome.text.find("--world-size"), std::string::npos);

@@ -15,9 +15,9 @@ namespace {
 using nlohmann::json;
 
 json report_of(const std::string& chapter, const std::string& options) {
-  const Outcome outcome =
-      run(chapter, "--format json --no-check --data random --steps 3 --seq 16 " +
-                       options);
+  const Outcome outcome = run(
+      chapter,
+      "--format json --no-check --data random --steps 3 --seq 16 " + options);
   EXPECT_EQ(outcome.status, 0) << chapter << " " << options << "\n"
                                << outcome.text;
   return json::parse(outcome.text, nullptr, /*allow_exceptions=*/false);
@@ -40,8 +40,7 @@ json counted_memory(json report) {
 void expect_same(const std::string& chapter, int world_size,
                  const std::string& backend) {
   const std::string size = "--world-size " + std::to_string(world_size);
-  const json real =
-      report_of(chapter, size + " --backend " + backend);
+  const json real = report_of(chapter, size + " --backend " + backend);
   const json shapes = report_of(chapter, size + " --backend sim");
   ASSERT_TRUE(real.is_object() && shapes.is_object());
   SCOPED_TRACE(chapter + " on " + std::to_string(world_size) + " " + backend);
@@ -124,8 +123,8 @@ TEST(ProgramWorlds, ClustersThatCannotBeAreRefused) {
             "/no/such/folder/t.json"}}) {
     const Outcome outcome = run("02_ddp", "--data random --steps 1 " + options);
     EXPECT_EQ(outcome.status, 2) << options << "\n" << outcome.text;
-    EXPECT_NE(outcome.text.find(sentence), std::string::npos)
-        << options << "\n" << outcome.text;
+    EXPECT_NE(outcome.text.find(sentence), std::string::npos) << options << "\n"
+                                                              << outcome.text;
     EXPECT_LT(outcome.text.size(), 500u) << "more than a sentence";
   }
 }
@@ -137,9 +136,9 @@ TEST(ProgramWorlds, AStragglerInAClusterFileHoldsAllRanksUp) {
       "faults": [{"rank": 2, "compute_slowdown": 5}]})";
   const std::string options = "--backend sim --world-size 4 --model gpt2 ";
   const auto step = [&](const std::string& cluster) {
-    return report_of("02_ddp", options + "--cluster " + cluster)["virtual"]
-                    ["step_s"]["counted"]
-                        .get<double>();
+    return report_of("02_ddp", options + "--cluster " +
+                                   cluster)["virtual"]["step_s"]["counted"]
+        .get<double>();
   };
   EXPECT_GT(step(file), 1.5 * step("dgx-a100"));
 }

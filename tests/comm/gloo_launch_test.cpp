@@ -12,8 +12,8 @@
 #include <memory>
 #include <thread>
 
-#include "comm/processes/socket.h"
 #include "comm/processes.h"
+#include "comm/processes/socket.h"
 #include "core/check.h"
 #include "core/tensor.h"
 #include "tests/support/temp_folder.h"

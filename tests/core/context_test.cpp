@@ -27,8 +27,8 @@ class Notebook : public Observer {
   std::int64_t net = 0;
 
   const OpEvent& only(const std::string& name) const {
-    static const OpEvent kNone{"none", -1, -1, Phase::kForward, Device(),
-                               DType::kF32, {}, 0, Device()};
+    static const OpEvent kNone{"none",      -1, -1, Phase::kForward, Device(),
+                               DType::kF32, {}, 0,  Device()};
     const OpEvent* found = &kNone;
     for (const OpEvent& event : begun) {
       if (event.name == name) found = &event;

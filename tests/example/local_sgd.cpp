@@ -58,8 +58,9 @@ class LocalSgd : public Strategy {
       parameters += static_cast<double>(each.bytes());
     }
     Bill bill;
-    bill.bytes = all * (8 * static_cast<double>(options_.steps) +
-                        parameters * static_cast<double>(options_.steps / every_));
+    bill.bytes =
+        all * (8 * static_cast<double>(options_.steps) +
+               parameters * static_cast<double>(options_.steps / every_));
     bill.memory = single_device_bill(options_, loaded_.config,
                                      options_.batch / dp_.size());
     bill.memory[MemoryKind::kCommunication] = 8;
@@ -97,7 +98,8 @@ ReferenceRun train_in_turns(const Options& options, std::int64_t every) {
   for (std::int64_t k = 0; k < options.steps; ++k) {
     double loss = 0;
     for (std::size_t r = 0; r < models.size(); ++r) {
-      const MicroBatch own{{static_cast<std::int64_t>(r), d}, options.batch / d};
+      const MicroBatch own{{static_cast<std::int64_t>(r), d},
+                           options.batch / d};
       loss += accumulate_gradients(options, *models[r].model, data, k, {own},
                                    static_cast<double>(d));
       update_parameters(options, *optimizers[r]);

@@ -68,7 +68,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
 
 std::vector<std::string> shardbook::fuzz_seeds() {
   std::vector<std::string> seeds = {
-      "", "{}", R"({"extends": "dgx-a100", "nodes": 2})",
+      "",
+      "{}",
+      R"({"extends": "dgx-a100", "nodes": 2})",
       R"({"extends": "dgx-v100", "intra_node": {"kind": "mesh", "links":
           [[0, 1, 2], [1, 2, 1]]}, "devices_per_node": 3})",
       R"({"extends": "selene", "device": {"extends": "t4", "launch_us": 1},

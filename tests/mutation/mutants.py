@@ -118,8 +118,8 @@ ddp("sync_batch_norm.cpp",
     "norm->sum_over_ranks = [own, &group](const Tensor& sums) {\n"
     "      group.all_reduce", "DdpSyncBatchNorm.*")
 ddp("buckets.cpp",
-    "if (bucket->bytes >= (bucket->has_closed_one ? limits.other_bytes",
-    "if (bucket->bytes > (bucket->has_closed_one ? limits.other_bytes",
+    "if (bucket->bytes >=\n        (bucket->has_closed_one",
+    "if (bucket->bytes >\n        (bucket->has_closed_one",
     "DdpBuckets.*")
 ddp("sampler.cpp",
     "const std::int64_t position = (rank_ + i * num_ranks_) % num_samples_;",
@@ -130,7 +130,7 @@ ddp("sampler.cpp",
 
 sharded = chapter("03_zero_fsdp", "chapters")
 
-sharded("zero/zero.cpp", "factor *= std::min(1.0, options_.clip / (norm + 1e-6));",
+sharded("zero/zero.cpp", "factor *= clip_factor(norm, options_.clip);",
         "factor *= options_.clip / (norm + 1e-6);", "ZeroOptions.*")
 sharded("zero/zero.cpp", "group.shard.dtype() == DType::kF16;",
         "dtype_bytes(group.shard.dtype()) == 2;", "ZeroOptions.*")
@@ -172,7 +172,7 @@ sharded("zero/zero3_runtime.cpp",
         "places.flat_view(rank * stride + real, {slice - real}).zero();", "",
         "ZeroTrap.*")
 sharded("fsdp/fsdp.cpp",
-        "const double factor = std::min(1.0, max_norm / (norm + 1e-6));",
+        "const double factor = clip_factor(norm, max_norm);",
         "const double factor = max_norm / (norm + 1e-6);", "FsdpOptions.*")
 sharded("fsdp/fsdp.cpp",
         "groups_.shards->all_reduce(total, ReduceOp::kSum, \"norm\").wait();",
@@ -379,7 +379,7 @@ kin("weight_stash.cpp", "while (oldest_ < oldest_needed && size() > 1) {",
 kin("post_validation.cpp", "verdict.skips = !std::isfinite(squared_norm);",
     "verdict.skips = false;", "*PostValidation*")
 kin("post_validation.cpp",
-    "std::min(1.0, clip / (std::sqrt(squared_norm) + 1e-6));",
+    "clip_factor(std::sqrt(squared_norm), clip);",
     "clip / (std::sqrt(squared_norm) + 1e-6);", "*PostValidation*")
 kin("post_validation.cpp", "if (is_amended && has_stepped_) roll_back();", "",
     "*PostValidation*")

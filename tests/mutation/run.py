@@ -40,7 +40,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = {
     "chapters": "tests/chapters/chapters_test",
     "claims": "tests/chapters/claims_test",
-    "pipelines": "tests/pipelines/pipelines_test",
+    "pipelines": "tests/chapters/pipelines_test",
     "cli": "tests/cli/cli_test",
 }
 BUILD = "build"  # in the copy, where a checkout has its own

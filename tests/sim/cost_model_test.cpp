@@ -148,8 +148,8 @@ TEST(NumRings, OfTheDgx1MayPassThroughADeviceOutside) {
   EXPECT_GT(five, four);
   EXPECT_LT(five, 1.1 * four);
   // One link each to a device outside: one round
-  const std::vector<MeshLink> around = {{0, 1, 2}, {1, 2, 2}, {2, 3, 1},
-                                        {3, 0, 1}};
+  const std::vector<MeshLink> around = {
+      {0, 1, 2}, {1, 2, 2}, {2, 3, 1}, {3, 0, 1}};
   EXPECT_EQ(num_rings(around, {0, 1, 2}), 2);
 }
 

@@ -21,9 +21,7 @@ namespace {
 using sim::RankTimeline;
 using sim::VirtualClock;
 
-void work(int microseconds) {
-  Tensor::empty({250 * microseconds}).zero();
-}
+void work(int microseconds) { Tensor::empty({250 * microseconds}).zero(); }
 
 // Runs `body` and returns what each rank that ran did.
 std::map<int, RankTimeline> timelines(
@@ -248,13 +246,12 @@ TEST(EmulatedGroup, ARankWithAFaultIsNotFolded) {
 }
 
 TEST(EmulatedGroup, CallsThatDoNotMatchAreAnErrorOnShapesToo) {
-  EXPECT_THROW(
-      timelines(2, plain_world("sim", plain_cluster()),
-                [](ProcessGroup& world) {
-                  const Tensor x = Tensor::empty({world.rank() + 1});
-                  world.all_reduce(x).wait();
-                }),
-      Error);
+  EXPECT_THROW(timelines(2, plain_world("sim", plain_cluster()),
+                         [](ProcessGroup& world) {
+                           const Tensor x = Tensor::empty({world.rank() + 1});
+                           world.all_reduce(x).wait();
+                         }),
+               Error);
 }
 
 TEST(EmulatedGroup, RanksThatWaitForEachOtherAreADeadlock) {
@@ -298,8 +295,8 @@ TEST(EmulatedGroup, TheLedgerCountsEachCallOnce) {
 
 TEST(EmulatedGroup, AClusterThatIsTooSmallIsNamed) {
   try {
-    sim::run_world(9, [](ProcessGroup&) {},
-                   plain_world("sim", plain_cluster()));
+    sim::run_world(
+        9, [](ProcessGroup&) {}, plain_world("sim", plain_cluster()));
     FAIL() << "nobody noticed";
   } catch (const Error& error) {
     EXPECT_EQ(std::string(error.what()),

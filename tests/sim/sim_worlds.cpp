@@ -7,17 +7,18 @@
 namespace shardbook::test {
 namespace {
 
-using Start = std::function<void(int, const std::function<void(ProcessGroup&)>&)>;
+using Start =
+    std::function<void(int, const std::function<void(ProcessGroup&)>&)>;
 
 World world(const std::string& name, const Start& start) {
-  return {name, [start](int world_size, const RankBody& body) {
-            std::vector<std::string> results(
-                static_cast<std::size_t>(world_size));
-            start(world_size, [&](ProcessGroup& group) {
-              results[static_cast<std::size_t>(group.rank())] = body(group);
-            });
-            return results;
-          }};
+  return {
+      name, [start](int world_size, const RankBody& body) {
+        std::vector<std::string> results(static_cast<std::size_t>(world_size));
+        start(world_size, [&](ProcessGroup& group) {
+          results[static_cast<std::size_t>(group.rank())] = body(group);
+        });
+        return results;
+      }};
 }
 
 }  // namespace

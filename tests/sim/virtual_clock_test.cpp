@@ -19,8 +19,7 @@ using sim::CostModel;
 // An operation that reads and writes 1000 bytes: 1 us at 1 GB/s (and 1 us is
 // also the shortest operation).
 void work(int microseconds) {
-  const Tensor x = Tensor::empty({250 * microseconds},
-                                 {DType::kF32, Device()});
+  const Tensor x = Tensor::empty({250 * microseconds}, {DType::kF32, Device()});
   x.zero();
 }
 

@@ -44,8 +44,7 @@ FlatParameter::FlatParameter(const std::string& name,
   // One dtype, and (v1) trained or frozen as a whole
   dtype_ = parameters[0].tensor.dtype();
   compute_dtype_ = options.mixed_precision.param_dtype.value_or(dtype_);
-  reduce_dtype_ =
-      options.mixed_precision.reduce_dtype.value_or(compute_dtype_);
+  reduce_dtype_ = options.mixed_precision.reduce_dtype.value_or(compute_dtype_);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& [path, tensor] = parameters[i];
     SB_CHECK(tensor.dtype() == dtype_, "fsdp: unit '", name, "' has '",
@@ -60,9 +59,8 @@ FlatParameter::FlatParameter(const std::string& name,
     names_.push_back(path);
     requires_grad_.push_back(tensor.requires_grad());
     if (!tensor.requires_grad()) continue;
-    grad_numel_ = per_parameter
-                      ? layout_.full_offset[i] / d + layout_.chunk[i]
-                      : layout_.shard_numel;
+    grad_numel_ = per_parameter ? layout_.full_offset[i] / d + layout_.chunk[i]
+                                : layout_.shard_numel;
   }
   is_whole_ = d == 1 && compute_dtype_ == dtype_ && !options.offload_params;
   make_shard(parameters);
@@ -211,9 +209,8 @@ void FlatParameter::prepare_grads() {
 }
 
 bool FlatParameter::has_grads() const {
-  return std::any_of(leaves_.begin(), leaves_.end(), [](const Tensor& leaf) {
-    return leaf.grad().defined();
-  });
+  return std::any_of(leaves_.begin(), leaves_.end(),
+                     [](const Tensor& leaf) { return leaf.grad().defined(); });
 }
 
 void FlatParameter::drop_grads() {
@@ -264,9 +261,9 @@ void FlatParameter::start_reduce(double divide_before) {
   grads = Tensor();
   output_ = message_;
   if (ranks() == 1) return;
-  output_ = empty(grad_numel_, reduce_dtype_, message_.device(),
-                  output_is_grad() ? MemoryKind::kGradient
-                                   : MemoryKind::kCommunication);
+  output_ = empty(
+      grad_numel_, reduce_dtype_, message_.device(),
+      output_is_grad() ? MemoryKind::kGradient : MemoryKind::kCommunication);
   reduce_work_ = groups_.shards->reduce_scatter(
       output_, message_, ReduceOp::kSum, "reduce " + name_);
 }
@@ -275,8 +272,7 @@ void FlatParameter::finish_reduce(double divide_after) {
   reduce_work_.wait();
   message_ = Tensor();
   if (groups_.replicas != nullptr) {
-    groups_.replicas
-        ->all_reduce(output_, ReduceOp::kSum, "replicas " + name_)
+    groups_.replicas->all_reduce(output_, ReduceOp::kSum, "replicas " + name_)
         .wait();
   }
   scale_into(output_, output_, 1 / divide_after);
@@ -297,8 +293,7 @@ void FlatParameter::take(const Tensor& output) {
     grad.set_memory_kind(MemoryKind::kGradient);
   } else {
     grad = empty(output.numel(), dtype_, shard_.device(),
-                 is_first ? MemoryKind::kGradient
-                          : MemoryKind::kCommunication);
+                 is_first ? MemoryKind::kGradient : MemoryKind::kCommunication);
     grad.copy_from(output);
   }
   for (std::size_t i = 0; i < trained_.size(); ++i) {
@@ -335,8 +330,8 @@ Tensor FlatParameter::gather(const Tensor& shard,
   }
   groups_.shards->all_gather(message, input, label + " " + name_).wait();
   if (!layout_.per_parameter) return message;
-  const Tensor full = message.empty_like().set_memory_kind(
-      MemoryKind::kParameter);
+  const Tensor full =
+      message.empty_like().set_memory_kind(MemoryKind::kParameter);
   copy_out(message, full);
   return full;
 }
@@ -370,8 +365,8 @@ std::int64_t FlatParameter::grads_bytes() const {
 }
 
 std::int64_t FlatParameter::message_bytes() const {
-  const bool copies = reduce_dtype_ != compute_dtype_ ||
-                      (layout_.per_parameter && ranks() > 1);
+  const bool copies =
+      reduce_dtype_ != compute_dtype_ || (layout_.per_parameter && ranks() > 1);
   return copies ? bytes(grad_message_numel(), reduce_dtype_) : 0;
 }
 

@@ -104,11 +104,11 @@ class FlatParameter {
   // Bytes, for the bill: exactly what start_gather and so on take.
   std::int64_t shard_bytes() const { return shard_.bytes(); }
   bool is_on_host() const { return options_.offload_params; }
-  std::int64_t full_bytes() const;      ///< 0 where full is the shard
-  std::int64_t staging_bytes() const;   ///< gathered message of v2
-  std::int64_t grads_bytes() const;     ///< the full gradients
-  std::int64_t message_bytes() const;   ///< reduced message, if not the above
-  std::int64_t output_bytes() const;    ///< reduced shard, in reduce_dtype
+  std::int64_t full_bytes() const;     ///< 0 where full is the shard
+  std::int64_t staging_bytes() const;  ///< gathered message of v2
+  std::int64_t grads_bytes() const;    ///< the full gradients
+  std::int64_t message_bytes() const;  ///< reduced message, if not the above
+  std::int64_t output_bytes() const;   ///< reduced shard, in reduce_dtype
   std::int64_t shard_grad_bytes() const;
   /// The reduced shard becomes the gradient without another copy.
   bool output_is_grad() const;

@@ -24,7 +24,8 @@ ShardLayout row_layout(const std::vector<Shape>& shapes, int num_ranks) {
   layout.per_parameter = true;
   layout.shapes = shapes;
   for (const Shape& shape : shapes) {
-    SB_CHECK(!shape.empty(), "fully_shard: a parameter of shape [] has no dim "
+    SB_CHECK(!shape.empty(),
+             "fully_shard: a parameter of shape [] has no dim "
              "0 to shard; give it shape [1]");
     const std::int64_t rows = (shape[0] + num_ranks - 1) / num_ranks;
     const std::int64_t row = shape[0] == 0 ? 0 : shape_numel(shape) / shape[0];

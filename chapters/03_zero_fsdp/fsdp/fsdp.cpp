@@ -342,7 +342,7 @@ double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {
   }
   const double norm = std::sqrt(total.item());
   if (std::isinf(max_norm)) return norm;
-  const double factor = std::min(1.0, max_norm / (norm + 1e-6));
+  const double factor = clip_factor(norm, max_norm);
   for (const Tensor& shard : parameters()) {
     const Tensor grad = shard.grad();
     if (grad.defined()) scale_in_place(grad, factor);

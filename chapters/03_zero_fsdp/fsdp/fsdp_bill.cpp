@@ -249,10 +249,10 @@ class Walk {
     Level& home = unit.sends_copy() ? messages : gradients;
     const double message = unit.sends_copy() ? bytes(unit.message_bytes())
                                              : bytes(unit.grads_bytes());
-    Level& arrived = unit.ranks() == 1 ? home
-                     : unit.output_is_grad() ? gradients : messages;
-    const double sum =
-        unit.ranks() == 1 ? message : bytes(unit.output_bytes());
+    Level& arrived = unit.ranks() == 1       ? home
+                     : unit.output_is_grad() ? gradients
+                                             : messages;
+    const double sum = unit.ranks() == 1 ? message : bytes(unit.output_bytes());
     if (unit.ranks() > 1) home.add(-message);
     if (unit.output_is_grad()) {
       arrived.add(-sum);
@@ -295,8 +295,8 @@ double predicted_bytes(const FullyShardedDataParallel& fsdp,
     const double gathers = unit.ranks() == 1                      ? 0
                            : is_zero3(fsdp.options()) && !is_root ? 2
                                                                   : 1;
-    total += micro * gathers * (p - 1) / p *
-             static_cast<double>(unit.full_bytes());
+    total +=
+        micro * gathers * (p - 1) / p * static_cast<double>(unit.full_bytes());
     // Gradients, in the shards' group and then among the replicas
     const double message =
         static_cast<double>(unit.grad_message_numel()) *

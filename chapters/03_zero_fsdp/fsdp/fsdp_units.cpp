@@ -31,7 +31,8 @@ class UnitWalk : public MemberVisitor {
     const Placed& first = placed[seen->second];
     SB_CHECK(first.unit == unit_, "fsdp: '", first.parameter.name,
              "' of unit '", units_.at(first.unit), "' and '", prefix_ + name,
-             "' of unit '", units_.at(unit_), "' are one tensor; tied "
+             "' of unit '", units_.at(unit_),
+             "' are one tensor; tied "
              "parameters must lie in one unit: leave both to the unit around "
              "them");
   }
@@ -141,11 +142,13 @@ void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
     auto& unit = units_.emplace_back(std::make_unique<Unit>());
     unit->module = entry.module;
     unit->is_root = entry.module == &module_;
-    unit->keeps_dtype =
-        is_mixed && entry.module->type_name() == "BatchNorm";
+    unit->keeps_dtype = is_mixed && entry.module->type_name() == "BatchNorm";
   }
-  SB_CHECK(units_.size() == options.size(), "fsdp: a module that was wrapped "
-           "is no part of the ", module_.type_name(), " given; wrap members of "
+  SB_CHECK(units_.size() == options.size(),
+           "fsdp: a module that was wrapped "
+           "is no part of the ",
+           module_.type_name(),
+           " given; wrap members of "
            "the model where they finally stand");
 
   // Shard one after another; the model lets go of what it had
@@ -189,8 +192,8 @@ void FullyShardedDataParallel::convert_buffers() {
     const bool casts =
         dtype && is_floating(buffer.dtype()) && kept.count(buffer.id()) == 0;
     MemoryScope kind(MemoryKind::kParameter);
-    Tensor moved = Tensor::empty(
-        buffer.shape(), {casts ? *dtype : buffer.dtype(), device});
+    Tensor moved = Tensor::empty(buffer.shape(),
+                                 {casts ? *dtype : buffer.dtype(), device});
     moved.copy_from(buffer);
     converted[buffer.id()] = moved;
   }
@@ -230,11 +233,11 @@ SummonFullParams::~SummonFullParams() {
       leaves[units[u]->names()[i]] = units[u]->leaves()[i];
     }
   }
-  fsdp_.module_.replace_tensors([&](const std::string& name,
-                                    const Tensor& whole) {
-    const auto leaf = leaves.find(name);
-    return leaf == leaves.end() ? whole : leaf->second;
-  });
+  fsdp_.module_.replace_tensors(
+      [&](const std::string& name, const Tensor& whole) {
+        const auto leaf = leaves.find(name);
+        return leaf == leaves.end() ? whole : leaf->second;
+      });
 }
 
 }  // namespace shardbook::fsdp

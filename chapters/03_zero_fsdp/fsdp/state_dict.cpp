@@ -107,8 +107,8 @@ std::vector<ShardedTensor> sharded_state_dict(FullyShardedDataParallel& fsdp) {
       if (piece.numel() == 0) continue;
       const Tensor values =
           part_of(unit->shard(), piece.shard_offset, piece.numel());
-      pieces.push_back({unit->names()[i], unit->layout().shapes[i],
-                        piece.begin, copy_of(values, /*to_host=*/true)});
+      pieces.push_back({unit->names()[i], unit->layout().shapes[i], piece.begin,
+                        copy_of(values, /*to_host=*/true)});
     }
   }
   return pieces;
@@ -138,13 +138,13 @@ void load_sharded_state_dict(FullyShardedDataParallel& fsdp,
                  "' has shape ", shape_text(piece->shape),
                  " in the state, the model needs ",
                  shape_text(unit->layout().shapes[i]));
-        const std::int64_t end = std::min(
-            own.end, piece->begin + piece->values.numel());
+        const std::int64_t end =
+            std::min(own.end, piece->begin + piece->values.numel());
         if (piece->begin > covered || end <= covered) continue;
         part_of(unit->shard(), own.shard_offset + covered - own.begin,
                 end - covered)
-            .copy_from(part_of(piece->values, covered - piece->begin,
-                               end - covered));
+            .copy_from(
+                part_of(piece->values, covered - piece->begin, end - covered));
         covered = end;
       }
       SB_CHECK(covered >= own.end, "fsdp: the state has no element ", covered,
@@ -228,11 +228,12 @@ void load_full_optim_state_dict(
       if (!unit->leaves()[i].requires_grad()) continue;
       OptimizerSlot& slot = optimizer.slots()[is_flat ? first : next++];
       const auto entry = state.find(unit->names()[i]);
-      const std::int64_t step =
-          entry == state.end() ? 0 : entry->second.step;
+      const std::int64_t step = entry == state.end() ? 0 : entry->second.step;
       SB_CHECK(!is_flat || is_first || slot.step == step, "fsdp: '",
-               unit->names()[i], "' was updated ", step, " times, others of "
-               "unit '", unit->name(), "' ", slot.step,
+               unit->names()[i], "' was updated ", step,
+               " times, others of "
+               "unit '",
+               unit->name(), "' ", slot.step,
                "; set use_orig_params for a step count each");
       slot.step = step;
       const bool starts = is_first || !is_flat;
@@ -246,9 +247,9 @@ void load_full_optim_state_dict(
         if (starts) {
           MemoryScope kind(MemoryKind::kOptimizerState);
           if (s == 0) slot.state.clear();
-          slot.state.push_back(Tensor::zeros(
-              {is_flat ? unit->shard().numel() : piece.numel()},
-              {whole.dtype(), unit->shard().device()}));
+          slot.state.push_back(
+              Tensor::zeros({is_flat ? unit->shard().numel() : piece.numel()},
+                            {whole.dtype(), unit->shard().device()}));
         }
         part_of(slot.state[s], is_flat ? piece.shard_offset : 0, piece.numel())
             .copy_from(part_of(whole, piece.begin, piece.numel()));

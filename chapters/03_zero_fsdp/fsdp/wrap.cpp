@@ -37,16 +37,15 @@ WrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params,
 }
 
 WrapPolicy transformer_auto_wrap_policy(std::set<std::string> types) {
-  return [types = std::move(types)](Module& module, bool recurse,
-                                    std::int64_t) {
-    return recurse || types.count(module.type_name()) > 0;
-  };
+  return
+      [types = std::move(types)](Module& module, bool recurse, std::int64_t) {
+        return recurse || types.count(module.type_name()) > 0;
+      };
 }
 
 bool WrapPlan::contains(const Module* module) const {
-  return std::any_of(units_.begin(), units_.end(), [&](const PlannedUnit& u) {
-    return u.module == module;
-  });
+  return std::any_of(units_.begin(), units_.end(),
+                     [&](const PlannedUnit& u) { return u.module == module; });
 }
 
 EnableWrap::EnableWrap(WrapPlan& plan,

@@ -192,9 +192,7 @@ double ZeroOptimizer::step() {
 
   // Unscale and clip with one factor, on the way into the update
   double factor = 1 / options_.loss_scale;
-  if (options_.clip > 0) {
-    factor *= std::min(1.0, options_.clip / (norm + 1e-6));
-  }
+  if (options_.clip > 0) factor *= clip_factor(norm, options_.clip);
   is_updating_ = true;
   for (std::size_t i = 0; i < optimizer_->slots().size(); ++i) {
     optimizer_->step_one(i, groups_[i].grad, factor);

@@ -82,9 +82,9 @@ void load_model(const std::string& path, Module& model) {
   for (const NamedTensor& target : state_of(model)) {
     const std::string name = name_in(file, path, target.name);
     const SafetensorsEntry& entry = file.find(name);
-    SB_CHECK(entry.shape == target.tensor.shape(), "--load ", path, ": '",
-             name, "' has shape ", shape_text(entry.shape),
-             ", the model needs ", shape_text(target.tensor.shape()));
+    SB_CHECK(entry.shape == target.tensor.shape(), "--load ", path, ": '", name,
+             "' has shape ", shape_text(entry.shape), ", the model needs ",
+             shape_text(target.tensor.shape()));
     SB_CHECK(entry.supported && is_floating(entry.dtype), "--load ", path,
              ": '", name, "' is ", entry.type_name,
              "; weights are F64, F32, BF16 or F16");

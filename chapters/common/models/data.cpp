@@ -30,8 +30,8 @@ std::string read_file(const std::string& path) {
            ": cannot be read: it is a folder");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  SB_CHECK(file, "--data ", path, ": cannot be read: ",
-           std::strerror(errno != 0 ? errno : EIO));
+  SB_CHECK(file, "--data ", path,
+           ": cannot be read: ", std::strerror(errno != 0 ? errno : EIO));
   std::string bytes((std::istreambuf_iterator<char>(file)),
                     std::istreambuf_iterator<char>());
   SB_CHECK(!file.bad(), "--data ", path, ": cannot be read to its end");
@@ -88,11 +88,11 @@ std::string utf8_problem(const std::string& text) {
   std::size_t i = 0;
   while (i < text.size()) {
     const auto lead = static_cast<unsigned char>(text[i]);
-    const std::size_t length = lead < 0x80             ? 1
-                               : (lead >> 5) == 0x06   ? 2
-                               : (lead >> 4) == 0x0e   ? 3
-                               : (lead >> 3) == 0x1e   ? 4
-                                                       : 0;
+    const std::size_t length = lead < 0x80           ? 1
+                               : (lead >> 5) == 0x06 ? 2
+                               : (lead >> 4) == 0x0e ? 3
+                               : (lead >> 3) == 0x1e ? 4
+                                                     : 0;
     bool valid = length > 0 && i + length <= text.size();
     std::uint32_t code = length == 1 ? lead : lead & (0x7fu >> length);
     for (std::size_t j = 1; valid && j < length; ++j) {
@@ -198,8 +198,8 @@ Batch Dataset::batch(std::int64_t step, std::int64_t global_batch,
   Batch batch;
   batch.slice = slice;
   if (image_size_ > 0) {
-    batch.inputs = Tensor::empty({count, 3, image_size_, image_size_},
-                                 {dtype_, Device()});
+    batch.inputs =
+        Tensor::empty({count, 3, image_size_, image_size_}, {dtype_, Device()});
     batch.targets = Tensor::empty({count}, {DType::kI64, Device()});
     if (batch.inputs.is_meta()) return batch;
     fill_images(batch, step * global_batch + slice.first, slice.stride);

@@ -48,9 +48,7 @@ class Dataset {
   static Dataset open(const Options& options, const ModelConfig& config);
 
   std::int64_t num_tokens() const { return num_tokens_; }
-  std::int64_t num_samples() const {
-    return (num_tokens() - 1) / seq_;
-  }
+  std::int64_t num_samples() const { return (num_tokens() - 1) / seq_; }
   std::int64_t seq() const { return seq_; }
 
   /// Rows first, first + stride, ... (`count` of them) of step `step`'s global

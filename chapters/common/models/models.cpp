@@ -95,9 +95,9 @@ ModelConfig resnet_from_json(const json& object, const std::string& label) {
   read_size(object, label, "num_labels", &config.num_labels);
   SB_CHECK(config.width <= kMaxResNetSize &&
                config.num_labels <= (std::int64_t{1} << 24),
-           label, ": \"embedding_size\" ", config.width,
-           " and \"num_labels\" ", config.num_labels, "; give at most ",
-           kMaxResNetSize, " and ", std::int64_t{1} << 24);
+           label, ": \"embedding_size\" ", config.width, " and \"num_labels\" ",
+           config.num_labels, "; give at most ", kMaxResNetSize, " and ",
+           std::int64_t{1} << 24);
   return config;
 }
 
@@ -177,9 +177,8 @@ ModelConfig ModelConfig::from_json(const std::string& text,
              "; give \"gelu_new\"");
   }
   if (object.contains("n_inner") && !object["n_inner"].is_null()) {
-    SB_CHECK(object["n_inner"] == 4 * config.n_embd, label,
-             ": \"n_inner\" is ", object["n_inner"].dump(),
-             "; give null or 4 * n_embd");
+    SB_CHECK(object["n_inner"] == 4 * config.n_embd, label, ": \"n_inner\" is ",
+             object["n_inner"].dump(), "; give null or 4 * n_embd");
   }
   SB_CHECK(config.n_embd % config.n_head == 0, label, ": n_embd ",
            config.n_embd, " is not a multiple of n_head ", config.n_head);
@@ -196,24 +195,24 @@ std::string ModelConfig::to_json() const {
                 {"num_labels", num_labels}}
         .dump();
   }
-  json object = {{"model_type", type},
-                 {"architectures", {type == "gpt2" ? "GPT2LMHeadModel"
-                                                   : "MlpModel"}},
-                 {"vocab_size", vocab_size},
-                 {"n_positions", n_positions},
-                 {"n_embd", n_embd},
-                 {"n_layer", n_layer},
-                 {"n_head", n_head},
-                 {"n_inner", nullptr},
-                 {"activation_function", "gelu_new"},
-                 {"layer_norm_epsilon", layer_norm_epsilon},
-                 {"attn_pdrop", dropout},
-                 {"embd_pdrop", dropout},
-                 {"resid_pdrop", dropout},
-                 {"tie_word_embeddings", true},
-                 // Bytes have no token that begins or ends a text.
-                 {"bos_token_id", nullptr},
-                 {"eos_token_id", nullptr}};
+  json object = {
+      {"model_type", type},
+      {"architectures", {type == "gpt2" ? "GPT2LMHeadModel" : "MlpModel"}},
+      {"vocab_size", vocab_size},
+      {"n_positions", n_positions},
+      {"n_embd", n_embd},
+      {"n_layer", n_layer},
+      {"n_head", n_head},
+      {"n_inner", nullptr},
+      {"activation_function", "gelu_new"},
+      {"layer_norm_epsilon", layer_norm_epsilon},
+      {"attn_pdrop", dropout},
+      {"embd_pdrop", dropout},
+      {"resid_pdrop", dropout},
+      {"tie_word_embeddings", true},
+      // Bytes have no token that begins or ends a text.
+      {"bos_token_id", nullptr},
+      {"eos_token_id", nullptr}};
   return object.dump();
 }
 
@@ -227,9 +226,8 @@ LayerFactory::LayerFactory() {
     made->bias = make_constant_parameter({out}, 0, init);
     return {std::move(made)};
   };
-  embedding = [](const std::string& name, std::int64_t rows,
-                 std::int64_t width, double stddev,
-                 const InitOptions& init) -> AnyModule {
+  embedding = [](const std::string& name, std::int64_t rows, std::int64_t width,
+                 double stddev, const InitOptions& init) -> AnyModule {
     return {std::make_unique<Embedding>(name, rows, width, init, stddev)};
   };
   layer_norm = [](std::int64_t width, double eps,

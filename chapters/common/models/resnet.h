@@ -45,9 +45,9 @@ class ResNetBlock : public ModuleOf<ResNetBlock> {
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "ResNetBlock"; }
 
-  std::vector<Conv2d> convs;      ///< conv1, conv2, and conv3 of a bottleneck
-  std::vector<BatchNorm> norms;   ///< bn1, ...
-  Sequential downsample;          ///< 1x1 and batch norm, or empty
+  std::vector<Conv2d> convs;     ///< conv1, conv2, and conv3 of a bottleneck
+  std::vector<BatchNorm> norms;  ///< bn1, ...
+  Sequential downsample;         ///< 1x1 and batch norm, or empty
   bool recompute = false;
 
  private:

@@ -118,8 +118,7 @@ StepResult PipelineModel::update(const Options& options, Optimizer& optimizer,
   result.loss = sums.rows_view(0, 1).item();
   result.grad_norm = std::sqrt(sums.rows_view(1, 2).item());
   if (options.clip > 0) {
-    const double factor =
-        std::min(1.0, options.clip / (result.grad_norm + 1e-6));
+    const double factor = clip_factor(result.grad_norm, options.clip);
     PhaseScope phase(Phase::kOptimizer);
     for (const Tensor& parameter : parameters_) {
       if (parameter.grad().defined()) scale_in_place(parameter.grad(), factor);

@@ -19,8 +19,8 @@
 #include <functional>
 #include <vector>
 
-#include "chapters/common/run/report.h"
 #include "chapters/common/pipeline/stages.h"
+#include "chapters/common/run/report.h"
 
 namespace shardbook {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/device_copies.h"
 #include "chapters/common/run/trace.h"
+#include "comm/device_copies.h"
 #include "core/context.h"
 
 namespace shardbook {

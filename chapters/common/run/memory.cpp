@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "chapters/common/run/report.h"
 #include "chapters/common/models/resnet.h"
+#include "chapters/common/run/report.h"
 
 namespace shardbook {
 namespace {
@@ -39,9 +39,8 @@ double block_gradients(const Sizes& s) {
 }
 
 double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
-  const double in_blocks =
-      recompute ? s.layers * s.tokens * s.h * s.element
-                : s.layers * block_bytes(s);
+  const double in_blocks = recompute ? s.layers * s.tokens * s.h * s.element
+                                     : s.layers * block_bytes(s);
   // Behind the blocks: input and output of ln_f, its statistics, the logits,
   // and the logarithms of the softmax's sums.
   const double tail = s.tokens * (2 * s.h * s.element + 2 * s.stat +
@@ -64,9 +63,8 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
     // the embedding's gradient meets the head's.
     const double head = s.vocab * s.h * s.element;
     const double at_head =
-        in_blocks +
-        s.tokens * ((3 * s.h + s.vocab) * s.element + 2 * s.stat) + head +
-        scalars;
+        in_blocks + s.tokens * ((3 * s.h + s.vocab) * s.element + 2 * s.stat) +
+        head + scalars;
     const double at_end = s.tokens * s.h * s.element + 2 * head + scalars;
     return std::max({at_loss, at_last_block, at_head, at_end});
   }

@@ -221,9 +221,15 @@ void CommandLine::add_bytes(const std::string& flag, std::int64_t* value,
         }
         const std::string unit = text.substr(used);
         const std::pair<const char*, double> kUnits[] = {
-            {"", 1},         {"B", 1},           {"KB", 1e3},
-            {"MB", 1e6},     {"GB", 1e9},        {"TB", 1e12},
-            {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0},
+            {"", 1},
+            {"B", 1},
+            {"KB", 1e3},
+            {"MB", 1e6},
+            {"GB", 1e9},
+            {"TB", 1e12},
+            {"KiB", 1024.0},
+            {"MiB", 1048576.0},
+            {"GiB", 1073741824.0},
             {"TiB", 1099511627776.0}};
         for (const auto& [name, factor] : kUnits) {
           const double bytes = number * factor;

@@ -135,8 +135,9 @@ std::vector<int> read_counts(const std::string& option, const std::string& text,
 /// Adds the shared options. `backends` are those that the chapter knows;
 /// `no_other` says why it knows no other.
 void add_shared_options(CommandLine& line, Options& options,
-                        const std::vector<std::string>& backends = {
-                            "threads", "gloo", "sim"},
+                        const std::vector<std::string>& backends = {"threads",
+                                                                    "gloo",
+                                                                    "sim"},
                         const std::string& no_other = "");
 /// Checks what single options cannot say, and that the files which the run
 /// writes at its end can be written.

@@ -41,7 +41,8 @@ class Slack {
     for (std::size_t i = 0; i < sums_.size(); ++i) {
       const OptimizerSlot& slot = optimizer_.slots()[i];
       const Shape& shape = optimizer_.parameters()[i].shape();
-      const auto row = static_cast<std::size_t>(shape.empty() ? 1 : shape.back());
+      const auto row =
+          static_cast<std::size_t>(shape.empty() ? 1 : shape.back());
       if (slot.state.size() == 2) add(slot, row, sums_[i]);
     }
   }
@@ -125,9 +126,9 @@ Parity compare_runs(const Options& options, const ReferenceRun& run,
   Parity parity;
   parity.checked = true;
   parity.tolerance = parity_tolerance(narrowest, options.steps);
-  SB_CHECK(run.losses.size() == one_device.losses.size(), "compare: ",
-           run.losses.size(), " losses here, ", one_device.losses.size(),
-           " on one device");
+  SB_CHECK(run.losses.size() == one_device.losses.size(),
+           "compare: ", run.losses.size(), " losses here, ",
+           one_device.losses.size(), " on one device");
   std::map<std::string, Tensor> trained;
   for (const NamedTensor& each : run.parameters) {
     trained.emplace(each.name, each.tensor);

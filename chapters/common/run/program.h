@@ -42,8 +42,8 @@ struct ChapterRun {
       rank;
   /// Called once, in place of `rank`: one process that works on `devices`, the
   /// first of which is current. Each has num_threads() cores.
-  std::function<void(const Options& options,
-                     const std::vector<Device>& devices, Run& run)>
+  std::function<void(const Options& options, const std::vector<Device>& devices,
+                     Run& run)>
       devices;
   /// `devices`: the number that share this machine's cores; 0: --world-size.
   int cores_shared_by = 0;

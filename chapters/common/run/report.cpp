@@ -205,9 +205,9 @@ std::string gigabytes_text(double bytes) {
 
 void print_text(const Options& o, const Report& report) {
   const bool images = ModelConfig::read(o.model).is_image();
-  fmt::print("{}: {}, {} rank{} on {}, {} steps of {}, {} {}\n",
-             report.chapter, o.model, o.world_size, o.world_size == 1 ? "" : "s",
-             o.backend, o.steps,
+  fmt::print("{}: {}, {} rank{} on {}, {} steps of {}, {} {}\n", report.chapter,
+             o.model, o.world_size, o.world_size == 1 ? "" : "s", o.backend,
+             o.steps,
              images ? fmt::format("{} images", o.batch)
                     : fmt::format("{} x {} tokens", o.batch, o.seq),
              o.optimizer, dtype_name(o.dtype));
@@ -254,12 +254,12 @@ void print_text(const Options& o, const Report& report) {
   }
   const VirtualTime& time = report.time;
   if (!time.cluster.empty()) {
-    fmt::print("virtual  {} per step on {} ({}), idle {:.1f} %, exposed "
-               "communication {}{}\n",
-               sim::seconds_text(time.step_s), time.cluster,
-               sim::trust_name(time.trust), 100 * time.idle_share,
-               sim::seconds_text(time.exposed_comm_s),
-               time_text(o, time));
+    fmt::print(
+        "virtual  {} per step on {} ({}), idle {:.1f} %, exposed "
+        "communication {}{}\n",
+        sim::seconds_text(time.step_s), time.cluster,
+        sim::trust_name(time.trust), 100 * time.idle_share,
+        sim::seconds_text(time.exposed_comm_s), time_text(o, time));
     const Fit fit = fit_of(o, report);
     if (!fit.fits()) {
       fmt::print("memory   does not fit: {} of {} GB\n",

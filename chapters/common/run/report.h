@@ -57,7 +57,7 @@ struct VirtualTime {
   double exposed_comm_s = 0;
   double bubble_s = 0;
   std::vector<sim::LinkBytes> links;  ///< per step, over all ranks
-  double capacity_bytes = 0;  ///< of the memory of one of its devices
+  double capacity_bytes = 0;          ///< of the memory of one of its devices
 };
 
 /// Predicted peaks by kind.
@@ -109,9 +109,9 @@ MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               const std::vector<MicroBatch>& pieces,
                               bool recompute = false);
 /// One piece of `rows` samples; with `accumulates`, several of them.
-MemoryBill single_device_bill(const Options& options,
-                              const ModelConfig& config, std::int64_t rows,
-                              bool recompute = false, bool accumulates = false);
+MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
+                              std::int64_t rows, bool recompute = false,
+                              bool accumulates = false);
 
 /// The most that one device has to hold, and what it can hold: --device-memory,
 /// or the cluster's devices; 0 where neither says.

@@ -60,8 +60,7 @@ void Trace::end(const std::string& name, const std::string& category) {
 }
 
 void Trace::on_op_begin(const OpEvent& event) {
-  begin({event.name, phase_name(event.phase), 0, -1, event.flops,
-         event.bytes});
+  begin({event.name, phase_name(event.phase), 0, -1, event.flops, event.bytes});
 }
 
 void Trace::on_op_end(const OpEvent& event) {

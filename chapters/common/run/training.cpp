@@ -110,8 +110,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
                              ? ""
                              : "; " + options.save + " is as it was before"));
     }
-    const double lr =
-        options.optimizer_options.lr * schedule(k);
+    const double lr = options.optimizer_options.lr * schedule(k);
     optimizer.set_lr(lr);
     random.step = static_cast<std::uint64_t>(k);
     random.next_op = 0;
@@ -202,15 +201,13 @@ std::vector<MicroBatch> strided_micro_batches(std::int64_t batch,
   return pieces;
 }
 
-std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch,
-                                           std::int64_t n) {
+std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch, std::int64_t n) {
   SB_CHECK(n >= 1 && n <= batch, "--micro-batches ", n, ": give 1 to ", batch,
            ", the samples of a batch");
   const std::int64_t size = (batch + n - 1) / n;
   std::vector<MicroBatch> pieces;
   for (std::int64_t first = 0; first < batch; first += size) {
-    pieces.push_back(
-        {BatchSlice{first, 1}, std::min(size, batch - first)});
+    pieces.push_back({BatchSlice{first, 1}, std::min(size, batch - first)});
   }
   return pieces;
 }
@@ -227,12 +224,12 @@ double accumulate_gradients(const Options& options, Module& model,
     random.batch = batch.slice;
     random.next_op = 0;
     // The share of this piece in the mean over the whole batch.
-    const double share = static_cast<double>(piece.rows) /
-                         static_cast<double>(options.batch);
+    const double share =
+        static_cast<double>(piece.rows) / static_cast<double>(options.batch);
     const Tensor loss = language_loss(model(batch.inputs), batch.targets);
     mean_loss += loss.item() * share;
-    autograd::backward(
-        {loss}, {Tensor::full({}, share * loss_scale, loss.options())});
+    autograd::backward({loss},
+                       {Tensor::full({}, share * loss_scale, loss.options())});
   }
   random.batch = BatchSlice{};
   commit_batch_norms(model);
@@ -241,8 +238,7 @@ double accumulate_gradients(const Options& options, Module& model,
 
 double accumulate_gradients(const Options& options, Module& model,
                             const Dataset& data, std::int64_t step,
-                            std::int64_t num_micro_batches,
-                            double loss_scale) {
+                            std::int64_t num_micro_batches, double loss_scale) {
   return accumulate_gradients(
       options, model, data, step,
       strided_micro_batches(options.batch, num_micro_batches), loss_scale);
@@ -318,18 +314,17 @@ ReferenceRun train_one_device(const Options& options,
   quiet.log.clear();
   const LoadedModel loaded = build_model(quiet);
   const Dataset data = Dataset::open(options, loaded.config);
-  const auto optimizer =
-      make_optimizer(options.optimizer, loaded.model->parameters(),
-                     options.optimizer_options);
-  return train_yardstick(
-      quiet, *optimizer, loaded.model->named_parameters(),
-      [&](std::int64_t step) {
-        StepResult result;
-        result.loss =
-            accumulate_gradients(quiet, *loaded.model, data, step, pieces);
-        result.grad_norm = update_parameters(quiet, *optimizer);
-        return result;
-      });
+  const auto optimizer = make_optimizer(
+      options.optimizer, loaded.model->parameters(), options.optimizer_options);
+  return train_yardstick(quiet, *optimizer, loaded.model->named_parameters(),
+                         [&](std::int64_t step) {
+                           StepResult result;
+                           result.loss = accumulate_gradients(
+                               quiet, *loaded.model, data, step, pieces);
+                           result.grad_norm =
+                               update_parameters(quiet, *optimizer);
+                           return result;
+                         });
 }
 
 void save_results(const Options& options, const LoadedModel& loaded,

@@ -220,9 +220,9 @@ VirtualTime virtual_time(const sim::VirtualClock& clock,
 void finish_rank(const Options& options, ProcessGroup& world,
                  const TrainingLog& log, double predicted_bytes,
                  const MemoryBill& predicted_memory, Report& report) {
-  RankReport mine = rank_report(predicted_bytes, wire_bytes(world.records()),
-                                predicted_memory,
-                                RankContext::current().device.memory());
+  RankReport mine =
+      rank_report(predicted_bytes, wire_bytes(world.records()),
+                  predicted_memory, RankContext::current().device.memory());
   sim::VirtualClock* clock = sim::VirtualClock::current();
   if (clock != nullptr) mine.time = clock->main().summary();
   const std::vector<RankReport> ranks = gather_reports(world, mine);
@@ -250,8 +250,8 @@ void finish_rank(const Options& options, ProcessGroup& world,
 void show_timeline(const Options& options, const Report& report) {
   if (options.timeline.empty() || report.timelines.empty()) return;
   if (options.timeline == "text") {
-    fmt::print("{}", sim::timeline_text(report.timelines,
-                                        sim::terminal_style()));
+    fmt::print("{}",
+               sim::timeline_text(report.timelines, sim::terminal_style()));
   } else {
     sim::write_chrome_trace(options.timeline, report.timelines);
   }

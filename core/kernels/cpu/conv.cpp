@@ -5,10 +5,10 @@
 
 #include "core/check.h"
 #include "core/kernels/cpu/conv_dnnl.h"
+#include "core/kernels/cpu/simd.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/layout.h"
 #include "core/kernels/matmul.h"
-#include "core/kernels/cpu/simd.h"
 
 namespace shardbook::kernels {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "core/kernels/elementwise.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/matmul_dnnl.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook::kernels {
 

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "core/kernels/elementwise.h"
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook::kernels {
 

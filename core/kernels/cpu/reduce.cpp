@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "core/check.h"
-#include "core/kernels/elementwise.h"
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook::kernels {
 

@@ -1,0 +1,370 @@
+// One device: pieces, recomputation and precision change nothing (or only
+// rounding), and the bill is exact.
+
+#include "chapters/00_single_device/single_device.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "chapters/common/models/checkpoint.h"
+#include "core/ops.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook::single_device {
+namespace {
+
+Options small_options() {
+  Options options;
+  options.data = "random";
+  options.steps = 3;
+  options.batch = 8;
+  options.seq = 16;
+  return options;
+}
+
+struct TrainedRun {
+  std::vector<double> losses;
+  std::vector<NamedTensor> parameters;
+  MemoryStats memory;
+  MemoryBill bill;
+};
+
+TrainedRun train_with(const Options& options,
+                      const SingleDeviceOptions& how = {}) {
+  RankContext context(Device::cpu(0));
+  RankContext::Scope scope(context);
+  SingleDevice device(options, how);
+  TrainedRun run;
+  run.losses = train(options, device.optimizer(), false, [&](std::int64_t k) {
+                 return device.step(k);
+               }).losses;
+  run.parameters = device.model().model->named_parameters();
+  run.memory = context.device.memory();
+  run.bill = device.bill();
+  return run;
+}
+
+bool same_bits(const TrainedRun& a, const TrainedRun& b) {
+  if (a.losses != b.losses) return false;
+  for (std::size_t i = 0; i < a.parameters.size(); ++i) {
+    if (!bitwise_equal(a.parameters[i].tensor, b.parameters[i].tensor)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+double largest_relative_difference(const Options& options, const TrainedRun& a,
+                                   const TrainedRun& b) {
+  return compare_with_one_device(options, a.losses, a.parameters,
+                                 {b.losses, {}, b.parameters})
+      .max_rel;
+}
+
+class SingleDevicePieces : public testing::TestWithParam<int> {};
+
+TEST_P(SingleDevicePieces, MicroBatchesEqualTheWholeBatch) {
+  Options options = small_options();
+  options.dtype = DType::kF64;
+  SingleDeviceOptions how;
+  how.num_micro_batches = GetParam();
+  const TrainedRun whole = train_with(options);
+  const TrainedRun pieces = train_with(options, how);
+  // Also 3 pieces of 8 samples, of 3, 3 and 2: each has its share of the mean.
+  EXPECT_LT(largest_relative_difference(options, pieces, whole), 1e-10);
+}
+
+TEST_P(SingleDevicePieces, PeakMemoryEqualsTheBill) {
+  for (const bool recompute : {false, true}) {
+    for (const char* model : {"gpt-nano", "mlp"}) {
+      if (recompute && model == std::string("mlp")) continue;
+      Options options = small_options();
+      options.model = model;
+      SingleDeviceOptions how;
+      how.num_micro_batches = GetParam();
+      how.recompute = recompute;
+      const TrainedRun run = train_with(options, how);
+      for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+        if (run.bill.bytes[k] < 0) continue;
+        EXPECT_EQ(static_cast<double>(run.memory.peak_by_kind[k]),
+                  run.bill.bytes[k])
+            << model << " " << memory_kind_name(static_cast<MemoryKind>(k))
+            << (recompute ? " recomputed" : "");
+      }
+    }
+  }
+}
+
+// The first piece is larger than the later ones, which need more for each row.
+TEST(SingleDevice, PeakMemoryOfUnevenPiecesEqualsTheBill) {
+  for (const std::int64_t batch : {3, 5, 9, 25}) {
+    for (const std::int64_t pieces : {2, 3}) {
+      for (const bool recompute : {false, true}) {
+        Options options = small_options();
+        options.batch = batch;
+        options.seq = 64;
+        options.steps = 2;
+        SingleDeviceOptions how;
+        how.num_micro_batches = pieces;
+        how.recompute = recompute;
+        TrainedRun run = train_with(options, how);
+        EXPECT_EQ(static_cast<double>(run.memory.peak(MemoryKind::kActivation)),
+                  run.bill[MemoryKind::kActivation])
+            << batch << " in " << pieces << (recompute ? " recomputed" : "");
+        EXPECT_EQ(static_cast<double>(run.memory.peak(MemoryKind::kInput)),
+                  run.bill[MemoryKind::kInput]);
+      }
+    }
+  }
+}
+
+// Dropout behind c_proj has a gradient of its own.
+TEST(SingleDevice, PeakMemoryWithDropoutEqualsTheBill) {
+  for (const std::int64_t pieces : {1, 3, 8}) {
+    for (const bool recompute : {false, true}) {
+      for (const std::int64_t seq : {2, 16, 64}) {
+        Options options = small_options();
+        options.dropout = 0.1;
+        options.seq = seq;
+        SingleDeviceOptions how;
+        how.num_micro_batches = pieces;
+        how.recompute = recompute;
+        TrainedRun run = train_with(options, how);
+        EXPECT_EQ(static_cast<double>(run.memory.peak(MemoryKind::kActivation)),
+                  run.bill[MemoryKind::kActivation])
+            << pieces << " of " << seq << (recompute ? " recomputed" : "");
+      }
+    }
+  }
+}
+
+// Running statistics of a ResNet have no masters; a step of f16 that overflows
+// leaves the optimizer without a state.
+TEST(SingleDevice, OptimizerStateInSixteenBitsEqualsTheBill) {
+  Options options = small_options();
+  options.model = R"({"model_type": "resnet", "depths": [1, 1],
+      "embedding_size": 4, "num_labels": 5})";
+  options.image_size = 16;
+  options.seq = 1;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const std::int64_t steps : {1, 8}) {
+      options.dtype = dtype;
+      options.steps = steps;
+      SingleDeviceOptions how;
+      how.master_weights = true;
+      TrainedRun run = train_with(options, how);
+      EXPECT_EQ(
+          static_cast<double>(run.memory.peak(MemoryKind::kOptimizerState)),
+          run.bill[MemoryKind::kOptimizerState])
+          << dtype_name(dtype) << " " << steps;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Pieces, SingleDevicePieces,
+                         testing::Values(1, 2, 3, 4, 8));
+
+TEST(SingleDevice, AveragingTheMeansOfUnevenPiecesIsWrong) {
+  Options options = small_options();
+  options.dtype = DType::kF64;
+  RankContext context(Device::cpu(0));
+  RankContext::Scope scope(context);
+  const LoadedModel loaded = build_model(options);
+  const Dataset data = Dataset::open("random", 16, 256, 0);
+  const double right = accumulate_gradients(options, *loaded.model, data, 0, 3);
+  double mean_of_means = 0;
+  for (std::int64_t i = 0; i < 3; ++i) {
+    NoGrad no_grad;
+    const Batch batch = data.batch(0, 8, BatchSlice{i, 3}, (8 - i + 2) / 3);
+    mean_of_means +=
+        language_loss((*loaded.model)(batch.inputs), batch.targets).item() / 3;
+  }
+  EXPECT_GT(std::abs(mean_of_means - right), 1e-6);
+}
+
+TEST(SingleDevice, RecomputationEqualsThePlainRunBitForBit) {
+  for (const double dropout : {0.0, 0.2}) {
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      Options options = small_options();
+      options.dropout = dropout;
+      options.dtype = dtype;
+      SingleDeviceOptions recompute;
+      recompute.recompute = true;
+      EXPECT_TRUE(
+          same_bits(train_with(options), train_with(options, recompute)))
+          << dtype_name(dtype) << " dropout " << dropout;
+    }
+  }
+}
+
+TEST(SingleDevice, DropoutDoesNotDependOnThePieces) {
+  Options options = small_options();
+  options.dtype = DType::kF64;
+  options.dropout = 0.3;
+  SingleDeviceOptions pieces;
+  pieces.num_micro_batches = 4;
+  const TrainedRun whole = train_with(options);
+  EXPECT_LT(
+      largest_relative_difference(options, train_with(options, pieces), whole),
+      1e-10);
+  Options other = options;
+  other.seed = 1;
+  EXPECT_FALSE(same_bits(whole, train_with(other)));
+}
+
+TEST(SingleDevice, SixteenBitsStayNearF32) {
+  Options options = small_options();
+  options.steps = 10;
+  const TrainedRun f32 = train_with(options);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    options.dtype = dtype;
+    SingleDeviceOptions how;
+    how.master_weights = true;
+    TrainedRun run = train_with(options, how);
+    for (std::size_t i = 0; i < run.losses.size(); ++i) {
+      EXPECT_NEAR(run.losses[i], f32.losses[i], 1e-2 * f32.losses[i]);
+    }
+    EXPECT_EQ(static_cast<double>(run.memory.peak(MemoryKind::kOptimizerState)),
+              run.bill[MemoryKind::kOptimizerState]);
+  }
+}
+
+// The first steps overflow and are skipped, also by the run that one compares
+// with. The step that updates first takes longer than those behind it.
+TEST(SingleDevice, SkippedStepsAreSkippedByThePlainRunToo) {
+  Options options = small_options();
+  options.model = R"({"model_type": "resnet", "depths": [1, 1, 1],
+      "embedding_size": 8, "num_labels": 5})";
+  options.image_size = 16;
+  options.seq = 1;
+  options.dtype = DType::kF16;
+  options.optimizer_options.lr = 0.1;
+  RankContext context(Device::cpu(0));
+  RankContext::Scope scope(context);
+  SingleDeviceOptions how;
+  how.num_micro_batches = 2;
+  SingleDevice device(options, how);
+  std::vector<bool> updates, is_regular;
+  for (std::int64_t k = 0; k < 8; ++k) {
+    updates.push_back(std::isfinite(device.step(k).grad_norm));
+    is_regular.push_back(device.has_predictable_time());
+  }
+  const auto first = std::find(updates.begin(), updates.end(), true);
+  ASSERT_NE(first, updates.begin()) << "nothing overflows";
+  ASSERT_LT(first + 1, updates.end() - 1) << "all of it overflows";
+  const auto at = static_cast<std::size_t>(first - updates.begin());
+  EXPECT_FALSE(is_regular[at]);
+  EXPECT_EQ(is_regular[at + 1], updates[at + 1]);
+
+  options.steps = 8;
+  const TrainedRun run = train_with(options, how);
+  const ReferenceRun plain = train_plain(options, 2);
+  EXPECT_TRUE(same_bits(run, {plain.losses, plain.parameters, {}, {}}));
+  const ReferenceRun unscaled = train_one_device(options, 2);
+  EXPECT_FALSE(same_bits(run, {unscaled.losses, unscaled.parameters, {}, {}}));
+}
+
+TEST(SingleDevice, WithoutMastersSmallUpdatesVanish) {
+  Options options = small_options();
+  options.optimizer = "sgd";
+  options.optimizer_options.lr = 3e-3;
+  options.steps = 40;
+  const TrainedRun f32 = train_with(options);
+  options.dtype = DType::kBF16;
+  SingleDeviceOptions masters;
+  masters.master_weights = true;
+  auto distance_from_f32 = [&](const TrainedRun& run) {
+    double distance = 0;
+    for (std::size_t i = 0; i < run.parameters.size(); ++i) {
+      const auto a = run.parameters[i].tensor.to_vector<double>();
+      const auto b = f32.parameters[i].tensor.to_vector<double>();
+      for (std::size_t j = 0; j < a.size(); ++j) {
+        distance += std::abs(a[j] - b[j]);
+      }
+    }
+    return distance;
+  };
+  EXPECT_LT(distance_from_f32(train_with(options, masters)),
+            distance_from_f32(train_with(options)));
+}
+
+TEST(SingleDevice, LossScaleFollowsTheGoldenSequence) {
+  // Start 2^15, window 4, hysteresis 2.
+  DynamicLossScaler scaler(32768, 4, 2);
+  const bool overflow[] = {0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 1};
+  const int exponent[] = {15, 15, 15, 16, 16, 16, 15, 14, 14, 14, 14, 15, 15};
+  for (std::size_t i = 0; i < 13; ++i) {
+    scaler.update(overflow[i]);
+    EXPECT_EQ(scaler.scale(), std::ldexp(1.0, exponent[i])) << "step " << i;
+  }
+}
+
+TEST(SingleDevice, LossScaleHasAFloor) {
+  DynamicLossScaler scaler(2, 100, 1, 1);
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 1);
+  EXPECT_THROW(scaler.update(true), Error);
+}
+
+TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
+  Options options = small_options();
+  options.dtype = DType::kF16;
+  RankContext context(Device::cpu(0));
+  RankContext::Scope scope(context);
+  SingleDevice device(options, {});
+  const Tensor weight = device.optimizer().parameters()[0];
+  // Products of such weights are beyond f16's largest number.
+  fill_normal(weight, 0, 0, 0, 20000);
+  const Tensor before = weight.clone();
+  const StepResult result = device.step(0);
+  EXPECT_FALSE(std::isfinite(result.grad_norm));
+  EXPECT_FALSE(device.has_predictable_time());
+  EXPECT_EQ(device.bill()[MemoryKind::kOptimizerState], 0);
+  EXPECT_TRUE(bitwise_equal(weight, before));
+  EXPECT_FALSE(weight.grad().defined());
+}
+
+TEST(SingleDevice, LearnsTheBook) {
+  Options options;
+  options.steps = 30;
+  const TrainedRun run = train_with(options);
+  EXPECT_LT(run.losses.back(), run.losses.front() - 1);
+}
+
+TEST(SingleDevice, ASavedModelGoesOnAsIfNothingHadHappened) {
+  const TempFolder folder;
+  const std::string path = folder / "resume.safetensors";
+  Options options = small_options();
+  options.optimizer = "sgd";
+  options.steps = 2;
+  RankContext context(Device::cpu(0));
+  RankContext::Scope scope(context);
+  SingleDevice first(options, {});
+  for (std::int64_t k = 0; k < 2; ++k) first.step(k);
+  save_model(path, *first.model().model, first.model().config);
+  Options loaded = options;
+  loaded.load = path;
+  SingleDevice second(loaded, {});
+  const double expected = first.step(2).loss;
+  EXPECT_EQ(second.step(2).loss, expected);
+}
+
+TEST(SingleDevice, ADeviceThatIsTooSmallSaysWhatItHolds) {
+  RankContext context(Device::cpu(0, 4 << 20));
+  RankContext::Scope scope(context);
+  SingleDevice device(Options{}, {});
+  try {
+    device.step(0);
+    FAIL() << "28 MiB of activations fitted into 4 MiB";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("out of memory on cpu:0"), std::string::npos) << text;
+    EXPECT_NE(text.find("activation"), std::string::npos) << text;
+    EXPECT_NE(text.find("capacity 4194304"), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::single_device

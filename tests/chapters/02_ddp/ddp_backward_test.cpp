@@ -1,0 +1,261 @@
+// DDP: which backward reduces, and options that few models need.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "chapters/02_ddp/sync_batch_norm.h"
+#include "tests/chapters/02_ddp/ddp_support.h"
+
+namespace shardbook::ddp_test {
+namespace {
+
+using ddp::Bucket;
+using ddp::DdpOptions;
+using ddp::DistributedDataParallel;
+
+/// This rank's samples of one of several global batches.
+Samples mine_of(const ProcessGroup& world, std::uint64_t seed) {
+  return every(make_samples(12, DType::kF64, seed), world.rank(), world.size());
+}
+
+/// Gradients of the sum of the mean losses over two global batches.
+Values gradients_of_two_batches() {
+  Sequential model = make_mlp(DType::kF64);
+  mse(model, make_samples(12, DType::kF64, 1)).backward();
+  mse(model, make_samples(12, DType::kF64, 2)).backward();
+  return grads_of(model);
+}
+
+std::vector<DdpOptions> ways() {
+  std::vector<DdpOptions> all(4);
+  all[1].gradient_as_bucket_view = true;
+  all[2].find_unused_parameters = true;
+  all[3].static_graph = true;
+  return all;
+}
+
+// --- Several forwards -------------------------------------------------------
+
+TEST(DdpForwards, TheirLossesMayShareOneBackward) {
+  const Values right = gradients_of_two_batches();
+  for (const DdpOptions& options : ways()) {
+    const auto grads = on_ranks(3, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF64);
+      DistributedDataParallel ddp(model, world, options);
+      for (int step = 0; step < 2; ++step) {
+        model.clear_grad();
+        const Samples a = mine_of(world, 1), b = mine_of(world, 2);
+        const Tensor first = mse_loss(ddp(a.x), a.y);
+        const Tensor second = mse_loss(ddp(b.x), b.y);
+        add(first, second).backward();
+      }
+      return grads_of(model);
+    });
+    for (const Values& rank : grads) {
+      EXPECT_LT(largest_difference(rank, right), 1e-12);
+    }
+  }
+}
+
+TEST(DdpForwards, EachMayHaveItsBackwardBeforeTheNextOne) {
+  const Values right = gradients_of_two_batches();
+  const auto grads = on_ranks(3, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    for (const std::uint64_t seed : {1u, 2u}) {
+      const Samples mine = mine_of(world, seed);
+      mse_loss(ddp(mine.x), mine.y).backward();
+    }
+    return grads_of(model);
+  });
+  for (const Values& rank : grads) {
+    EXPECT_LT(largest_difference(rank, right), 1e-12);
+  }
+}
+
+// The second gradient would stay on its rank, and nobody would notice.
+TEST(DdpTrap, ASecondBackwardAfterTwoForwardsIsRefused) {
+  for (const DdpOptions& options : ways()) {
+    const std::string error = error_on_ranks(2, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF64);
+      DistributedDataParallel ddp(model, world, options);
+      const Samples a = mine_of(world, 1), b = mine_of(world, 2);
+      const Tensor first = mse_loss(ddp(a.x), a.y);
+      const Tensor second = mse_loss(ddp(b.x), b.y);
+      first.backward();
+      second.backward();
+    });
+    EXPECT_TRUE(has_text(error, "whose gradients no reduction awaits"))
+        << error;
+    EXPECT_TRUE(has_text(error, "add the losses and run one backward"));
+  }
+}
+
+TEST(DdpTrap, ASecondBackwardThroughOneForwardIsRefused) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    const Samples mine = mine_of(world, 1);
+    const Tensor loss = mse_loss(ddp(mine.x), mine.y);
+    autograd::backward({loss}, {}, /*retain_graph=*/true);
+    loss.backward();
+  });
+  EXPECT_TRUE(has_text(error, "no reduction awaits")) << error;
+}
+
+TEST(DdpTrap, AForwardUnderNoSyncBeforeTheBackwardIsRefused) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    const Samples mine = mine_of(world, 1);
+    const Tensor loss = mse_loss(ddp(mine.x), mine.y);
+    {
+      auto no_sync = ddp.no_sync();
+      ddp(mine.x);
+    }
+    loss.backward();
+  });
+  EXPECT_TRUE(has_text(error, "no reduction awaits")) << error;
+}
+
+TEST(DdpForwards, EvaluationBetweenForwardAndBackwardChangesNothing) {
+  const auto grads = on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    const Samples mine = mine_of(world, 1);
+    const Tensor loss = mse_loss(ddp(mine.x), mine.y);
+    {
+      NoGrad no_grad;
+      ddp(mine.x);
+    }
+    loss.backward();
+    return grads_of(model);
+  });
+  Sequential model = make_mlp(DType::kF64);
+  mse(model, make_samples(12, DType::kF64, 1)).backward();
+  EXPECT_EQ(grads[0], grads[1]);
+  EXPECT_LT(largest_difference(grads[0], grads_of(model)), 1e-12);
+}
+
+TEST(DdpForwards, AGraphMayOutliveDdp) {
+  const auto grads = on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    const Samples mine = mine_of(world, 1);
+    Tensor loss;
+    {
+      DistributedDataParallel ddp(model, world);
+      loss = mse_loss(ddp(mine.x), mine.y);
+    }
+    world.clear_records();
+    loss.backward();
+    EXPECT_TRUE(world.records().empty());
+    return grads_of(model);
+  });
+  EXPECT_NE(grads[0], grads[1]);
+}
+
+// --- Buckets ----------------------------------------------------------------
+
+TEST(DdpBuckets, TheFirstLimitIsAnOptionOfItsOwn) {
+  // Parameters of 140, 28, 168, 24, 72 and 12 bytes
+  DdpOptions options;
+  options.first_bucket_mb = 80 * kByte;
+  options.bucket_cap_mb = 200 * kByte;
+  on_ranks(2, [&](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF32);
+    DistributedDataParallel ddp(model, world, options);
+    EXPECT_EQ(ddp.reducer().buckets(),
+              (std::vector<Bucket>{{4, 5}, {1, 2, 3}, {0}}));
+    const Samples mine = every(make_samples(4, DType::kF32), world.rank(), 2);
+    for (int step = 0; step < 2; ++step) {
+      mse_loss(ddp(mine.x), mine.y).backward();
+    }
+    // Once rebuilt, the small bucket is the first one
+    const Bucket first = ddp.reducer().buckets()[0];
+    std::int64_t bytes = 0, last = 0;
+    for (const int i : first) {
+      last = model.parameters()[static_cast<std::size_t>(i)].bytes();
+      bytes += last;
+    }
+    EXPECT_GE(bytes, 80);
+    EXPECT_LT(bytes - last, 80);
+    return 0;
+  });
+}
+
+TEST(DdpOrder, EvaluationDoesNotRebuildTheBuckets) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    const Samples mine = mine_of(world, 1);
+    mse_loss(ddp(mine.x), mine.y).backward();
+    world.clear_records();
+    {
+      NoGrad no_grad;
+      ddp(mine.x);
+    }
+    EXPECT_FALSE(ddp.reducer().has_rebuilt());
+    EXPECT_TRUE(world.records().empty());
+    ddp(mine.x);
+    EXPECT_TRUE(ddp.reducer().has_rebuilt());
+    return 0;
+  });
+}
+
+// --- SyncBatchNorm ----------------------------------------------------------
+
+/// A branch with batch norm and one without, added in either order.
+class NormBranches : public ModuleOf<NormBranches> {
+ public:
+  NormBranches()
+      : a("a", 5, 3, init_of(DType::kF64)),
+        norm(3, init_of(DType::kF64)),
+        b("b", 5, 3, init_of(DType::kF64)) {}
+  Tensor forward(const Tensor& x) override {
+    if (a_first) {
+      const Tensor y = norm(a(x));
+      return add(y, b(x));
+    }
+    const Tensor y = b(x);
+    return add(y, norm(a(x)));
+  }
+  void members(MemberVisitor& visit) override {
+    visit.module("a", a);
+    visit.module("norm", norm);
+    visit.module("b", b);
+  }
+  Linear a;
+  BatchNorm norm;
+  Linear b;
+  bool a_first = true;
+};
+
+// Backward meets the statistics before b's gradients on one rank and behind
+// them on the other: on the gradients' own group, calls would not match.
+TEST(DdpSyncBatchNorm, StatisticsTravelBesideTheBucketsInAGroupOfTheirOwn) {
+  DdpOptions tiny;
+  tiny.bucket_cap_mb = tiny.first_bucket_mb = kByte;
+  const auto ranks = on_ranks(2, [&](ProcessGroup& world) {
+    NormBranches model;
+    model.a_first = world.rank() == 0;
+    ddp::convert_sync_batchnorm(model, world);
+    DistributedDataParallel ddp(model, world, tiny);
+    const Samples mine = mine_of(world, 1);
+    mse_loss(ddp(mine.x), mine.y).backward();
+    std::vector<std::string> groups;
+    for (const CommRecord& record :
+         records_of(world, CommOp::kAllReduce, "statistics")) {
+      groups.push_back(record.group);
+    }
+    EXPECT_EQ(groups, std::vector<std::string>(3, "sync_batch_norm"));
+    return grads_of(model);
+  });
+  NormBranches one;
+  mse(one, make_samples(12, DType::kF64, 1)).backward();
+  EXPECT_EQ(ranks[0], ranks[1]);
+  EXPECT_LT(largest_difference(ranks[0], grads_of(one)), 1e-12);
+}
+
+}  // namespace
+}  // namespace shardbook::ddp_test

@@ -1,0 +1,424 @@
+// DDP against one device: the numbers, and what is identical bit for bit.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "chapters/02_ddp/sync_batch_norm.h"
+#include "chapters/02_ddp/trainer.h"
+#include "tests/chapters/02_ddp/ddp_support.h"
+
+namespace shardbook::ddp_test {
+namespace {
+
+using ddp::DdpOptions;
+using ddp::DistributedDataParallel;
+
+/// A way to configure DDP; all of them compute the same.
+struct Variant {
+  const char* name;
+  DdpOptions options;
+};
+
+std::vector<Variant> variants() {
+  DdpOptions tiny;  // several buckets, also after the rebuild
+  tiny.bucket_cap_mb = 150.0 / (1 << 20);
+  tiny.first_bucket_mb = 30.0 / (1 << 20);
+  std::vector<Variant> all = {{"one bucket", {}}, {"tiny buckets", tiny}};
+  DdpOptions view = tiny;
+  view.gradient_as_bucket_view = true;
+  all.push_back({"views", view});
+  DdpOptions unused = tiny;
+  unused.find_unused_parameters = true;
+  all.push_back({"find unused", unused});
+  DdpOptions static_graph = view;
+  static_graph.static_graph = true;
+  all.push_back({"static graph", static_graph});
+  return all;
+}
+
+class DdpParity : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSizes, DdpParity, testing::Values(1, 2, 3, 4, 8));
+
+/// State after `steps` steps on each rank.
+std::vector<Values> train_ddp(int d, DType dtype, const std::string& optimizer,
+                              const OptimizerOptions& how, int steps,
+                              const DdpOptions& options) {
+  return on_ranks(d, [&](ProcessGroup& world) {
+    // Different weights on each rank: construction makes them rank 0's
+    Sequential model =
+        make_mlp(dtype, 1 + static_cast<std::uint64_t>(world.rank()));
+    DistributedDataParallel ddp(model, world, options);
+    const auto optim = make_optimizer(optimizer, model.parameters(), how);
+    for (int step = 0; step < steps; ++step) {
+      const Samples mine =
+          every(make_samples(24, dtype, 10 + static_cast<std::uint64_t>(step)),
+                world.rank(), d);
+      mse_loss(ddp(mine.x), mine.y).backward();
+      optim->step();
+      model.clear_grad();
+    }
+    return state_of(model, *optim);
+  });
+}
+
+/// The same on one device: `chunks` chunks, one after another.
+Values train_chunks(int chunks, DType dtype, const std::string& optimizer,
+                    const OptimizerOptions& how, int steps) {
+  RankContext context(Device::cpu(), 0, 1);
+  context.deterministic = true;
+  RankContext::Scope scope(context);
+  Sequential model = make_mlp(dtype);
+  const auto optim = make_optimizer(optimizer, model.parameters(), how);
+  for (int step = 0; step < steps; ++step) {
+    chunk_gradients(
+        model, make_samples(24, dtype, 10 + static_cast<std::uint64_t>(step)),
+        chunks, mse);
+    optim->step();
+    model.clear_grad();
+  }
+  return state_of(model, *optim);
+}
+
+OptimizerOptions sgd_options() {
+  OptimizerOptions options;
+  options.lr = 0.05;
+  options.momentum = 0.9;
+  options.weight_decay = 0.01;
+  return options;
+}
+
+// [BIT] parameters and optimizer state, on all ranks, in every configuration.
+TEST_P(DdpParity, EqualsTheChunksOneAfterAnotherBitForBit) {
+  const int d = GetParam();
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    const Values adamw = train_chunks(d, dtype, "adamw", {}, 4);
+    const Values sgd = train_chunks(d, dtype, "sgd", sgd_options(), 4);
+    for (const Variant& variant : variants()) {
+      for (const Values& rank :
+           train_ddp(d, dtype, "adamw", {}, 4, variant.options)) {
+        EXPECT_EQ(rank, adamw) << variant.name << " " << dtype_name(dtype);
+      }
+      for (const Values& rank :
+           train_ddp(d, dtype, "sgd", sgd_options(), 4, variant.options)) {
+        EXPECT_EQ(rank, sgd) << variant.name << " " << dtype_name(dtype);
+      }
+    }
+  }
+}
+
+// [RED] against the whole batch at once.
+TEST_P(DdpParity, EqualsOneDeviceAfterTenSteps) {
+  const int d = GetParam();
+  for (const auto& [optimizer, how] :
+       {std::pair<std::string, OptimizerOptions>{"sgd", sgd_options()},
+        std::pair<std::string, OptimizerOptions>{"adamw", {}}}) {
+    EXPECT_LT(
+        largest_difference(train_ddp(d, DType::kF64, optimizer, how, 10, {})[0],
+                           train_chunks(1, DType::kF64, optimizer, how, 10)),
+        1e-10)
+        << optimizer;
+    EXPECT_LT(
+        largest_difference(train_ddp(d, DType::kF32, optimizer, how, 10, {})[0],
+                           train_chunks(1, DType::kF32, optimizer, how, 10)),
+        1e-3)
+        << optimizer;
+  }
+}
+
+// --- The traps, each of which must fail -------------------------------------------
+
+TEST(DdpTrap, WithoutTheDivisionTheGradientIsDTimesTooLarge) {
+  const auto grads = on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    ddp.register_comm_hook(
+        [](const ddp::GradBucket& bucket, ProcessGroup& group) {
+          group.all_reduce(bucket.gradients).wait();
+          return [] {};
+        });
+    const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
+    mse_loss(ddp(mine.x), mine.y).backward();
+    return grads_of(model);
+  });
+  Sequential model = make_mlp(DType::kF64);
+  mse(model, make_samples(8, DType::kF64)).backward();
+  Values right = grads_of(model);
+  EXPECT_GT(largest_difference(grads[0], right), 1e-3);
+  for (double& value : right) value *= 2;
+  EXPECT_LT(largest_difference(grads[0], right), 1e-12);
+}
+
+// Rank 0 has 5 samples, rank 1 has 3.
+std::vector<Values> uneven_gradients(bool by_sum) {
+  return on_ranks(2, [by_sum](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    const Samples all = make_samples(8, DType::kF64);
+    const bool first = world.rank() == 0;
+    const Samples mine{slice(all.x, 0, first ? 0 : 5, first ? 5 : 8),
+                       slice(all.y, 0, first ? 0 : 5, first ? 5 : 8)};
+    Tensor loss = mse_loss(ddp(mine.x), mine.y);
+    if (by_sum) {
+      // Sum the numerators, divide by the global count; DDP's 1/d is undone
+      const Tensor count = Tensor::full({}, static_cast<double>(mine.x.size(0)),
+                                        {DType::kF64, Device()});
+      const double local = count.item();
+      world.all_reduce(count).wait();
+      loss = scale(loss, local * world.size() / count.item());
+    }
+    loss.backward();
+    return grads_of(model);
+  });
+}
+
+TEST(DdpTrap, TheMeanOfLocalMeansIsNotTheMeanWhenCountsDiffer) {
+  Sequential model = make_mlp(DType::kF64);
+  mse(model, make_samples(8, DType::kF64)).backward();
+  const Values right = grads_of(model);
+  EXPECT_GT(largest_difference(uneven_gradients(false)[0], right), 1e-3);
+  const auto remedied = uneven_gradients(true);
+  EXPECT_LT(largest_difference(remedied[0], right), 1e-12);
+  EXPECT_EQ(remedied[0], remedied[1]);
+}
+
+// --- Batch normalisation -----------------------------------------------------------
+
+Sequential make_norm_net() {
+  Sequential model;
+  const InitOptions init = init_of(DType::kF64);
+  model.add(Linear("0", 5, 6, init));
+  model.add(BatchNorm(6, init));
+  model.add(Relu());
+  model.add(Linear("3", 6, 3, init));
+  return model;
+}
+
+/// Two steps; parameters and buffers of rank 0.
+Values train_norm_net(int d, bool synchronised) {
+  return on_ranks(d, [&](ProcessGroup& world) {
+    Sequential model = make_norm_net();
+    if (synchronised) ddp::convert_sync_batchnorm(model, world);
+    DistributedDataParallel ddp(model, world);
+    const auto optimizer = make_optimizer("sgd", model.parameters(), {0.1});
+    for (std::uint64_t step = 0; step < 2; ++step) {
+      const Samples mine =
+          every(make_samples(24, DType::kF64, 20 + step), world.rank(), d);
+      mse_loss(ddp(mine.x), mine.y).backward();
+      optimizer->step();
+      model.clear_grad();
+    }
+    Values values = values_of(model.parameters());
+    const Values buffers = values_of(model.buffers());
+    values.insert(values.end(), buffers.begin(), buffers.end());
+    return values;
+  })[0];
+}
+
+TEST_P(DdpParity, SyncBatchNormEqualsOneDeviceAndBatchNormDoesNot) {
+  const int d = GetParam();
+  const Values one = train_norm_net(1, false);
+  EXPECT_LT(largest_difference(train_norm_net(d, true), one), 1e-10);
+  if (d > 1) {
+    EXPECT_GT(largest_difference(train_norm_net(d, false), one), 1e-3);
+  }
+}
+
+TEST(DdpSyncBatchNorm, SendsCountsAndSumsForwardAndTwoSumsBackward) {
+  const auto logs = on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_norm_net();
+    EXPECT_EQ(ddp::convert_sync_batchnorm(model, world), 1);
+    const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
+    mse(model, mine).backward();
+    return numels(records_of(world, CommOp::kAllReduce, "statistics"));
+  });
+  EXPECT_EQ(logs[0], (std::vector<std::int64_t>{6 + 1, 6, 2 * 6}));
+  EXPECT_EQ(logs[0], logs[1]);
+}
+
+TEST(DdpSyncBatchNorm, RanksWithDifferentCountsAreWeightedByThem) {
+  // 5 and 3 samples: the statistics are those of all 8.
+  const auto stats = on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_norm_net();
+    ddp::convert_sync_batchnorm(model, world);
+    const Samples all = make_samples(8, DType::kF64);
+    const bool first = world.rank() == 0;
+    NoGrad no_grad;
+    model(slice(all.x, 0, first ? 0 : 5, first ? 5 : 8));
+    return values_of(model.buffers());
+  });
+  Sequential model = make_norm_net();
+  NoGrad no_grad;
+  model(make_samples(8, DType::kF64).x);
+  EXPECT_LT(largest_difference(stats[0], values_of(model.buffers())), 1e-12);
+  EXPECT_EQ(stats[0], stats[1]);
+}
+
+// --- The language models, as the program trains them --------------------------------
+
+/// The text of its config.
+std::string tiny_gpt() {
+  return R"({"model_type": "gpt2", "vocab_size": 256,)"
+         R"("n_positions": 16, "n_embd": 16, "n_layer": 2,)"
+         R"("n_head": 2})";
+}
+
+Options tiny_options(DType dtype, const std::string& model) {
+  Options options;
+  options.model = model;
+  options.data = "random";
+  options.dtype = dtype;
+  options.batch = 24;
+  options.seq = 8;
+  options.steps = 3;
+  options.optimizer_options.lr = 1e-3;
+  options.deterministic = true;
+  return options;
+}
+
+struct Trained {
+  std::vector<double> losses;
+  Values parameters;
+  RankReport report;
+};
+
+std::vector<Trained> train_language(int d, Options options,
+                                    const ddp::TrainerOptions& how) {
+  options.world_size = d;
+  return on_ranks(d, [&](ProcessGroup& world) {
+    ddp::Trainer trainer(options, how, world);
+    Trained result;
+    result.losses =
+        train(options, trainer.optimizer(), false, [&](std::int64_t k) {
+          return trainer.step(k);
+        }).losses;
+    result.report =
+        rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
+                    trainer.bill(), RankContext::current().device.memory());
+    result.parameters = values_of(trainer.model().model->parameters());
+    return result;
+  });
+}
+
+struct Reference {
+  std::vector<double> losses;
+  Values parameters;
+};
+
+Reference train_reference(const Options& options, std::int64_t pieces = 1) {
+  RankContext context(Device::cpu(), 0, 1);
+  context.deterministic = true;
+  RankContext::Scope scope(context);
+  const ReferenceRun run = train_one_device(options, pieces);
+  Tensors tensors;
+  for (const NamedTensor& parameter : run.parameters) {
+    tensors.push_back(parameter.tensor);
+  }
+  return {run.losses, values_of(tensors)};
+}
+
+TEST_P(DdpParity, ATiedGptEqualsOneDeviceAlsoWithDropout) {
+  const int d = GetParam();
+  for (const double dropout : {0.0, 0.1}) {
+    Options options = tiny_options(DType::kF64, tiny_gpt());
+    options.dropout = dropout;
+    const Reference one = train_reference(options);
+    for (const std::int64_t accumulate : {1, d == 3 ? 4 : 3}) {
+      ddp::TrainerOptions how;
+      how.accumulate = accumulate;
+      const auto ranks = train_language(d, options, how);
+      EXPECT_LT(largest_difference(ranks[0].parameters, one.parameters), 1e-9)
+          << "dropout " << dropout << ", accumulate " << accumulate;
+      EXPECT_LT(largest_difference(ranks[0].losses, one.losses), 1e-10);
+      for (const Trained& rank : ranks) {
+        EXPECT_EQ(rank.parameters, ranks[0].parameters);
+        EXPECT_EQ(rank.losses, ranks[0].losses);
+      }
+    }
+  }
+}
+
+TEST(DdpParityOfOne, WorldSizeOneEqualsTheSingleDeviceBitForBit) {
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    for (const char* model : {"", "mlp"}) {
+      const Options options =
+          tiny_options(dtype, *model ? model : tiny_gpt().c_str());
+      const Reference one = train_reference(options);
+      for (const bool view : {false, true}) {
+        ddp::TrainerOptions how;
+        how.ddp.gradient_as_bucket_view = view;
+        const auto ranks = train_language(1, options, how);
+        EXPECT_EQ(ranks[0].parameters, one.parameters) << dtype_name(dtype);
+        EXPECT_EQ(ranks[0].losses, one.losses) << dtype_name(dtype);
+      }
+    }
+  }
+}
+
+TEST(DdpTrap, WithoutGlobalPositionsDropoutMasksRepeatOnEveryRank) {
+  const auto masks = on_ranks(2, [](ProcessGroup& world) {
+    RandomState& random = RankContext::current().random;
+    NoGrad no_grad;
+    const Tensor ones = Tensor::full({8, 4}, 1);
+    const Values same = dropout(ones, 0.5).to_vector<double>();
+    random.next_op = 0;
+    random.batch = BatchSlice{world.rank(), 2};
+    const Values own = dropout(ones, 0.5).to_vector<double>();
+    return std::pair(same, own);
+  });
+  EXPECT_EQ(masks[0].first, masks[1].first);
+  EXPECT_NE(masks[0].second, masks[1].second);
+}
+
+// --- The bill -------------------------------------------------------------------------
+
+TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
+  const int d = GetParam();
+  std::vector<ddp::TrainerOptions> all(7);
+  all[1].ddp.gradient_as_bucket_view = true;
+  all[2].ddp.find_unused_parameters = true;
+  all[3].ddp.static_graph = true;
+  all[3].ddp.gradient_as_bucket_view = true;
+  all[4].accumulate = d == 3 ? 4 : 3;
+  all[5].comm_hook = "bf16";
+  all[6].ddp.bucket_cap_mb = all[6].ddp.first_bucket_mb = 0.005;
+  for (const char* model : {"", "mlp"}) {
+    const Options options =
+        tiny_options(DType::kF32, *model ? model : tiny_gpt().c_str());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (const Trained& rank : train_language(d, options, all[i])) {
+        EXPECT_DOUBLE_EQ(rank.report.bytes.predicted, rank.report.bytes.counted)
+            << "configuration " << i;
+        for (int k = 0; k < kNumMemoryKinds; ++k) {
+          const Claim& claim = rank.report.peak[static_cast<std::size_t>(k)];
+          if (claim.predicted < 0) continue;
+          EXPECT_EQ(claim.predicted, claim.counted)
+              << memory_kind_name(static_cast<MemoryKind>(k))
+              << ", configuration " << i << ", " << options.model;
+        }
+      }
+    }
+  }
+}
+
+TEST(DdpBill, ABatchThatDoesNotDivideIsRefused) {
+  Options options = tiny_options(DType::kF32, "mlp");
+  options.batch = 25;
+  const std::string error = error_on_ranks(4, [&](ProcessGroup& world) {
+    ddp::Trainer trainer(options, {}, world);
+  });
+  EXPECT_TRUE(has_text(error, "--batch 25: does not divide by --world-size 4"))
+      << error;
+  options.batch = 24;
+  ddp::TrainerOptions how;
+  how.accumulate = 4;
+  EXPECT_TRUE(has_text(error_on_ranks(4,
+                                      [&](ProcessGroup& world) {
+                                        ddp::Trainer trainer(options, how,
+                                                             world);
+                                      }),
+                       "--accumulate 4: a rank's 6 samples"));
+}
+
+}  // namespace
+}  // namespace shardbook::ddp_test

@@ -1,0 +1,195 @@
+#pragma once
+
+// Small models and data for the tests of DistributedDataParallel.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/02_ddp/ddp.h"
+#include "comm/launch.h"
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/layers.h"
+#include "core/optim.h"
+
+namespace shardbook::ddp_test {
+
+/// As options in MiB say it.
+constexpr double kByte = 1.0 / (1 << 20);
+
+using Values = std::vector<double>;
+
+/// Runs `body` on thread ranks that sum in a fixed order; what it returns, by
+/// rank.
+template <typename Body>
+auto on_ranks(int world_size, Body body, double timeout_s = 30) {
+  using Result = decltype(body(std::declval<ProcessGroup&>()));
+  std::vector<Result> results(static_cast<std::size_t>(world_size));
+  LaunchOptions options;
+  options.deterministic = true;
+  options.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1000));
+  run_ranks(
+      world_size,
+      [&](ProcessGroup& world) {
+        results[static_cast<std::size_t>(world.rank())] = body(world);
+      },
+      options);
+  return results;
+}
+
+/// What `body` threw on some rank; "" when all ended well.
+template <typename Body>
+std::string error_on_ranks(int world_size, Body body, double timeout_s = 30) {
+  try {
+    on_ranks(
+        world_size,
+        [&](ProcessGroup& world) {
+          body(world);
+          return 0;
+        },
+        timeout_s);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline InitOptions init_of(DType dtype, std::uint64_t seed = 1) {
+  InitOptions init;
+  init.seed = seed;
+  init.dtype = dtype;
+  return init;
+}
+
+/// 5 -> 7 -> 6 -> 3 with ReLU: 42 + 48 + 21 = 111 parameters.
+inline Sequential make_mlp(DType dtype, std::uint64_t seed = 1) {
+  const InitOptions init = init_of(dtype, seed);
+  Sequential model;
+  model.add(Linear("0", 5, 7, init));
+  model.add(Relu());
+  model.add(Linear("2", 7, 6, init));
+  model.add(Relu());
+  model.add(Linear("4", 6, 3, init));
+  return model;
+}
+
+struct Samples {
+  Tensor x, y;
+};
+
+/// Rows of the same global data on every rank.
+inline Samples make_samples(std::int64_t count, DType dtype,
+                            std::uint64_t seed = 7) {
+  Samples all{Tensor::empty({count, 5}, {dtype, Device()}),
+              Tensor::empty({count, 3}, {dtype, Device()})};
+  fill_normal(all.x, seed, 1, 0, 1);
+  fill_normal(all.y, seed, 2, 0, 1);
+  return all;
+}
+
+/// Rows first, first + stride, ... of `all`.
+inline Tensor every(const Tensor& all, std::int64_t first,
+                    std::int64_t stride) {
+  Tensors rows;
+  for (std::int64_t i = first; i < all.size(0); i += stride) {
+    rows.push_back(slice(all, 0, i, i + 1));
+  }
+  NoGrad no_grad;
+  return concat(rows, 0);
+}
+
+inline Samples every(const Samples& all, std::int64_t first,
+                     std::int64_t stride) {
+  return {every(all.x, first, stride), every(all.y, first, stride)};
+}
+
+/// Bits of all values, end to end, as doubles.
+inline Values values_of(const Tensors& tensors) {
+  Values values;
+  for (const Tensor& tensor : tensors) {
+    const Values part = tensor.to_vector<double>();
+    values.insert(values.end(), part.begin(), part.end());
+  }
+  return values;
+}
+
+inline Values grads_of(Module& model) {
+  Tensors grads;
+  for (const Tensor& parameter : model.parameters()) {
+    grads.push_back(parameter.grad().defined() ? parameter.grad()
+                                               : parameter.zeros_like());
+  }
+  return values_of(grads);
+}
+
+/// Parameters, then the optimizer's state.
+inline Values state_of(Module& model, Optimizer& optimizer) {
+  Values values = values_of(model.parameters());
+  for (const OptimizerSlot& slot : optimizer.slots()) {
+    const Values part = values_of(slot.state);
+    values.insert(values.end(), part.begin(), part.end());
+  }
+  return values;
+}
+
+inline double largest_difference(const Values& a, const Values& b) {
+  if (a.size() != b.size()) return 1e300;
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    worst =
+        std::max(worst, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
+  }
+  return worst;
+}
+
+/// Sum over chunks r = 0..d-1 (rows r, r + d, ...) of gradient / d, computed
+/// one after another in rank order: what DDP must equal bit for bit. Leaves
+/// the result in the parameters' gradients.
+inline void chunk_gradients(
+    Module& model, const Samples& all, int d,
+    const std::function<Tensor(Module&, const Samples&)>& loss) {
+  Tensors sums(model.parameters().size());
+  for (int r = 0; r < d; ++r) {
+    model.clear_grad();
+    loss(model, every(all, r, d)).backward();
+    NoGrad no_grad;
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const Tensor part = scale(model.parameters()[i].grad(), 1.0 / d);
+      sums[i] = r == 0 ? part : add(sums[i], part);
+    }
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    model.parameters()[i].set_grad(sums[i]);
+  }
+}
+
+inline Tensor mse(Module& model, const Samples& samples) {
+  return mse_loss(model(samples.x), samples.y);
+}
+
+/// The records of one operation.
+inline std::vector<CommRecord> records_of(const ProcessGroup& group, CommOp op,
+                                          const std::string& label = "") {
+  std::vector<CommRecord> found;
+  for (const CommRecord& record : group.records()) {
+    if (record.op == op && record.label.compare(0, label.size(), label) == 0) {
+      found.push_back(record);
+    }
+  }
+  return found;
+}
+
+inline std::vector<std::int64_t> numels(const std::vector<CommRecord>& log) {
+  std::vector<std::int64_t> counts;
+  for (const CommRecord& record : log) counts.push_back(record.numel);
+  return counts;
+}
+
+inline bool has_text(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace shardbook::ddp_test

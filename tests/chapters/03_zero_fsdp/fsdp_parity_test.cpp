@@ -1,0 +1,374 @@
+// FSDP against DDP, bit for bit, in every configuration.
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "chapters/02_ddp/ddp.h"
+#include "chapters/03_zero_fsdp/fsdp/fully_shard.h"
+#include "tests/chapters/03_zero_fsdp/fsdp_support.h"
+
+namespace shardbook::fsdp_test {
+namespace {
+
+using fsdp::BackwardPrefetch;
+
+class FsdpParity : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSizes, FsdpParity,
+                         testing::Values(1, 2, 3, 4, 8));
+
+struct Variant {
+  std::string name;
+  FsdpOptions options;
+};
+
+std::vector<Variant> variants(const fsdp::WrapPolicy& policy) {
+  FsdpOptions units;
+  units.auto_wrap_policy = policy;
+  std::vector<Variant> all = {{"one unit", {}}, {"units", units}};
+  FsdpOptions grad_op = units;
+  grad_op.sharding_strategy = ShardingStrategy::kShardGradOp;
+  grad_op.backward_prefetch = BackwardPrefetch::kPost;
+  all.push_back({"shard grad op", grad_op});
+  FsdpOptions no_shard = units;
+  no_shard.sharding_strategy = ShardingStrategy::kNoShard;
+  all.push_back({"no shard", no_shard});
+  FsdpOptions ahead = units;
+  ahead.forward_prefetch = true;
+  ahead.limit_all_gathers = false;
+  ahead.backward_prefetch = BackwardPrefetch::kPost;
+  all.push_back({"forward prefetch", ahead});
+  FsdpOptions late = units;
+  late.backward_prefetch = BackwardPrefetch::kNone;
+  late.use_orig_params = true;
+  all.push_back({"original parameters", late});
+  FsdpOptions rows = units;
+  rows.per_parameter = true;
+  all.push_back({"per parameter", rows});
+  FsdpOptions host = units;
+  host.cpu_offload.offload_params = true;
+  all.push_back({"offload", host});
+  return all;
+}
+
+/// DDP's hook that divides as FSDP does: the same bits for every d.
+ddp::CommHook divide_twice(int d) {
+  const double f = fsdp::gradient_predivide_factor(d);
+  return [f, d](const ddp::GradBucket& bucket, ProcessGroup& group) {
+    bucket.gradients.copy_from(scale(bucket.gradients, 1 / f));
+    group.all_reduce(bucket.gradients).wait();
+    bucket.gradients.copy_from(scale(bucket.gradients, 1 / (d / f)));
+    return [] {};
+  };
+}
+
+OptimizerOptions options_of(const std::string& optimizer) {
+  OptimizerOptions options;
+  options.lr = optimizer == "sgd" ? 0.05 : 0.01;
+  options.momentum = optimizer == "sgd" ? 0.9 : 0;
+  options.weight_decay = 0.01;
+  return options;
+}
+
+Tensor gpt_loss(Module& model, const Batch& batch) {
+  return language_loss(model(batch.inputs), batch.targets);
+}
+
+constexpr int kSteps = 3;
+
+Values train_gpt_ddp(int d, DType dtype, const std::string& optimizer,
+                     bool hooked) {
+  return on_ranks(d, [&](ProcessGroup& world) {
+    Gpt model(tiny_gpt_config(), init_of(dtype));
+    ddp::DistributedDataParallel ddp(model, world);
+    if (hooked) ddp.register_comm_hook(divide_twice(d));
+    const auto optim =
+        make_optimizer(optimizer, model.parameters(), options_of(optimizer));
+    for (int step = 0; step < kSteps; ++step) {
+      const Batch mine =
+          tokens_of(24, static_cast<std::uint64_t>(step), world.rank(), d);
+      language_loss(ddp(mine.inputs), mine.targets).backward();
+      optim->step();
+      model.clear_grad();
+    }
+    return values_of(model.parameters());
+  })[0];
+}
+
+std::vector<Values> train_gpt(int d, DType dtype, const std::string& optimizer,
+                              const FsdpOptions& options,
+                              bool recompute = false) {
+  return on_ranks(d, [&](ProcessGroup& world) {
+    Gpt model(tiny_gpt_config(), init_of(dtype));
+    set_recompute(model, recompute);
+    FullyShardedDataParallel fsdp(model, world, options);
+    const auto optim =
+        make_optimizer(optimizer, fsdp.parameters(), options_of(optimizer));
+    for (int step = 0; step < kSteps; ++step) {
+      const Batch mine =
+          tokens_of(24, static_cast<std::uint64_t>(step), world.rank(), d);
+      language_loss(fsdp(mine.inputs), mine.targets).backward();
+      optim->step();
+      fsdp.clear_grad();
+    }
+    return whole_parameters(fsdp);
+  });
+}
+
+// [BIT]
+TEST_P(FsdpParity, EqualsDdpBitForBitInEveryConfiguration) {
+  const int d = GetParam();
+  const bool is_power = (d & (d - 1)) == 0;
+  for (const std::string optimizer : {"sgd", "adam", "adamw"}) {
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      if (dtype == DType::kF64 && optimizer != "adamw") continue;
+      const Values want = train_gpt_ddp(d, dtype, optimizer, !is_power);
+      for (const Variant& variant : variants(every_block())) {
+        for (const Values& rank :
+             train_gpt(d, dtype, optimizer, variant.options)) {
+          EXPECT_EQ(rank, want)
+              << variant.name << " " << optimizer << " " << dtype_name(dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST(FsdpDivision, IsRoundedTwiceUnlessRanksAreAPowerOfTwo) {
+  EXPECT_EQ(fsdp::gradient_predivide_factor(1), 1);
+  EXPECT_EQ(fsdp::gradient_predivide_factor(2), 2);
+  EXPECT_EQ(fsdp::gradient_predivide_factor(3), 2);
+  EXPECT_EQ(fsdp::gradient_predivide_factor(4), 2);
+  EXPECT_EQ(fsdp::gradient_predivide_factor(8), 4);
+  EXPECT_EQ(fsdp::gradient_predivide_factor(64), 8);
+  EXPECT_NE(train_gpt_ddp(3, DType::kF32, "sgd", true),
+            train_gpt_ddp(3, DType::kF32, "sgd", false));
+}
+
+TEST_P(FsdpParity, RecomputedBlocksChangeNothing) {
+  const int d = GetParam();
+  for (const Variant& variant : variants(every_block())) {
+    EXPECT_EQ(train_gpt(d, DType::kF32, "adamw", variant.options, true),
+              train_gpt(d, DType::kF32, "adamw", variant.options, false))
+        << variant.name;
+  }
+  // Units inside what is recomputed
+  FsdpOptions inner;
+  inner.auto_wrap_policy = every_linear();
+  EXPECT_EQ(train_gpt(d, DType::kF32, "adamw", inner, true),
+            train_gpt(d, DType::kF32, "adamw", inner, false));
+}
+
+// [RED] the sum is taken in another order.
+TEST(FsdpHybrid, EqualsFullShardUpToTheOrderOfSums) {
+  const Values want = train_gpt_ddp(8, DType::kF64, "adamw", false);
+  for (const int f : {1, 2, 4, 8}) {
+    FsdpOptions options;
+    options.auto_wrap_policy = every_block();
+    options.sharding_strategy = ShardingStrategy::kHybridShard;
+    options.shard_size = f;
+    for (const Values& rank : train_gpt(8, DType::kF64, "adamw", options)) {
+      EXPECT_LT(largest_difference(rank, want), 1e-10) << f;
+    }
+  }
+}
+
+TEST(FsdpHybrid, TheNodeMustDivideTheRanks) {
+  FsdpOptions options;
+  options.sharding_strategy = ShardingStrategy::kHybridShard;
+  options.shard_size = 3;
+  EXPECT_TRUE(has_text(
+      error_on_ranks(4,
+                     [&](ProcessGroup& world) {
+                       Sequential model = make_mlp(DType::kF32);
+                       FullyShardedDataParallel fsdp(model, world, options);
+                     }),
+      "shard_size 3 for 4 ranks; give a divisor of 4"));
+}
+
+// --- Accumulation -------------------------------------------------------------
+
+/// Two micro-batches per step; rank 0's parameters and gather counts.
+struct Accumulated {
+  Values parameters;
+  std::size_t gathers = 0, reductions = 0;
+};
+
+Accumulated accumulate(int d, bool no_sync, const FsdpOptions& options) {
+  return on_ranks(d, [&](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    FullyShardedDataParallel fsdp(model, world, options);
+    const auto optim = make_optimizer("sgd", fsdp.parameters(), {0.05});
+    world.clear_records();
+    for (int micro = 0; micro < 2; ++micro) {
+      const Samples mine = every(
+          make_samples(24, DType::kF64, 10 + static_cast<std::uint64_t>(micro)),
+          world.rank(), d);
+      std::optional<fsdp::NoSync> scope;
+      if (no_sync && micro == 0) scope.emplace(fsdp);
+      scale(mse_loss(fsdp(mine.x), mine.y), 0.5).backward();
+    }
+    Accumulated result;
+    result.gathers = records_of(world, CommOp::kAllGather, "gather").size();
+    result.reductions = records_of(world, CommOp::kReduceScatter).size();
+    optim->step();
+    result.parameters = whole_parameters(fsdp);
+    return result;
+  })[0];
+}
+
+TEST_P(FsdpParity, AccumulatesInShardsOrWholeWithoutSync) {
+  const int d = GetParam();
+  Sequential one = make_mlp(DType::kF64);
+  for (std::uint64_t micro = 0; micro < 2; ++micro) {
+    scale(mse(one, make_samples(24, DType::kF64, 10 + micro)), 0.5).backward();
+  }
+  make_optimizer("sgd", one.parameters(), {0.05})->step();
+  for (const Variant& variant : variants(every_linear())) {
+    const Accumulated synced = accumulate(d, false, variant.options);
+    const Accumulated kept = accumulate(d, true, variant.options);
+    EXPECT_LT(
+        largest_difference(synced.parameters, values_of(one.parameters())),
+        1e-12)
+        << variant.name;
+    EXPECT_LT(largest_difference(kept.parameters, synced.parameters), 1e-12);
+    EXPECT_EQ(synced.gathers, kept.gathers);
+    EXPECT_EQ(synced.reductions, 2 * kept.reductions) << variant.name;
+  }
+}
+
+// --- Mixed precision ------------------------------------------------------------
+
+/// One step of SGD by hand, whose gradients are computed in bf16 and travel in
+/// `reduce`: what FSDP must equal bit for bit.
+Values step_in_few_bits(int d, DType reduce) {
+  return on_ranks(d, [&](ProcessGroup& world) {
+    Gpt full(tiny_gpt_config(), init_of(DType::kF32));
+    Gpt model(tiny_gpt_config(), init_of(DType::kBF16));
+    const Tensors kept = full.parameters(), cast = model.parameters();
+    for (std::size_t i = 0; i < kept.size(); ++i) cast[i].copy_from(kept[i]);
+    gpt_loss(model, tokens_of(8, 3, world.rank(), d)).backward();
+    NoGrad no_grad;
+    const double f = fsdp::gradient_predivide_factor(d);
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      Tensor grad = to_dtype(scale(cast[i].grad(), 1 / f), reduce);
+      world.all_reduce(grad).wait();
+      kept[i].set_grad(to_dtype(scale(grad, f / d), DType::kF32));
+    }
+    make_optimizer("sgd", kept, {0.5})->step();
+    return values_of(kept);
+  })[0];
+}
+
+TEST(FsdpMixedPrecision, TravelsInFewBitsAndUpdatesInF32) {
+  FsdpOptions options;
+  options.auto_wrap_policy = every_block();
+  options.mixed_precision.param_dtype = DType::kBF16;
+  for (const bool wide : {false, true}) {
+    if (wide) options.mixed_precision.reduce_dtype = DType::kF32;
+    for (const bool rows : {false, true}) {
+      options.per_parameter = rows;
+      const auto ranks = on_ranks(4, [&](ProcessGroup& world) {
+        Gpt model(tiny_gpt_config(), init_of(DType::kF32));
+        FullyShardedDataParallel fsdp(model, world, options);
+        world.clear_records();
+        const Batch mine = tokens_of(8, 3, world.rank(), 4);
+        const Tensor loss = language_loss(fsdp(mine.inputs), mine.targets);
+        loss.backward();
+        for (const CommRecord& record : world.records()) {
+          EXPECT_EQ(record.dtype, record.op == CommOp::kReduceScatter && wide
+                                      ? DType::kF32
+                                      : DType::kBF16);
+        }
+        for (const Tensor& shard : fsdp.parameters()) {
+          EXPECT_EQ(shard.dtype(), DType::kF32);
+          EXPECT_EQ(shard.grad().dtype(), DType::kF32);
+        }
+        make_optimizer("sgd", fsdp.parameters(), {0.5})->step();
+        return whole_parameters(fsdp);
+      });
+      const Values want =
+          step_in_few_bits(4, wide ? DType::kF32 : DType::kBF16);
+      for (const Values& rank : ranks) EXPECT_EQ(rank, want);
+    }
+  }
+}
+
+class NormNet : public ModuleOf<NormNet> {
+ public:
+  NormNet()
+      : a("a", 5, 6, init_of(DType::kF32)),
+        norm(6, init_of(DType::kF32)),
+        b("b", 6, 3, init_of(DType::kF32)),
+        table(Tensor::full({4}, 0.1)) {}
+  Tensor forward(const Tensor& x) override { return b(relu(norm(a(x)))); }
+  void members(MemberVisitor& visit) override {
+    visit.module("a", a);
+    visit.module("norm", norm);
+    visit.module("b", b);
+    visit.buffer("table", table);
+  }
+  Linear a;
+  BatchNorm norm;
+  Linear b;
+  Tensor table;
+};
+
+TEST(FsdpMixedPrecision, BatchNormStaysOutOfIt) {
+  on_ranks(2, [](ProcessGroup& world) {
+    NormNet model;
+    FsdpOptions options;
+    options.mixed_precision.param_dtype = DType::kBF16;
+    options.mixed_precision.buffer_dtype = DType::kBF16;
+    FullyShardedDataParallel fsdp(model, world, options);
+    const Samples mine = every(make_samples(8, DType::kF32), world.rank(), 2);
+    const Tensor y = fsdp(mine.x);
+    EXPECT_EQ(y.dtype(), DType::kBF16);
+    sum(y).backward();
+    EXPECT_EQ(model.norm.weight.dtype(), DType::kF32);
+    EXPECT_EQ(model.norm.running_mean.dtype(), DType::kF32);
+    EXPECT_EQ(model.table.dtype(), DType::kBF16);
+    EXPECT_EQ(model.a.weight.dtype(), DType::kBF16);
+    EXPECT_EQ(fsdp.units().size(), 2u);
+    return 0;
+  });
+}
+
+// --- Clipping -------------------------------------------------------------------
+
+TEST_P(FsdpParity, ClipsByTheNormOverAllShards) {
+  const int d = GetParam();
+  Sequential one = make_mlp(DType::kF64);
+  mse(one, make_samples(24, DType::kF64)).backward();
+  const double want = clip_grad_norm(one.parameters(), 0.1);
+  make_optimizer("sgd", one.parameters(), {0.5})->step();
+  for (const Variant& variant : variants(every_linear())) {
+    const auto ranks = on_ranks(d, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF64);
+      FullyShardedDataParallel fsdp(model, world, variant.options);
+      const Samples mine =
+          every(make_samples(24, DType::kF64), world.rank(), d);
+      mse_loss(fsdp(mine.x), mine.y).backward();
+      const double local = grad_norm(fsdp.parameters());
+      const double norm = fsdp.clip_grad_norm_(0.1);
+      make_optimizer("sgd", fsdp.parameters(), {0.5})->step();
+      Values result = {norm, local};
+      const Values whole = whole_parameters(fsdp);
+      result.insert(result.end(), whole.begin(), whole.end());
+      return result;
+    });
+    for (const Values& rank : ranks) {
+      EXPECT_NEAR(rank[0], want, 1e-12) << variant.name;
+      EXPECT_LT(largest_difference({rank.begin() + 2, rank.end()},
+                                   values_of(one.parameters())),
+                1e-12);
+      // The trap: a norm of this rank's shards alone
+      if (d > 1 && variant.name != "no shard") {
+        EXPECT_LT(rank[1], want - 1e-6);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::fsdp_test

@@ -1,0 +1,239 @@
+// The program's trainer: parity, bytes and peaks, for every way to shard.
+
+#include <gtest/gtest.h>
+
+#include "chapters/03_zero_fsdp/trainer.h"
+#include "tests/chapters/03_zero_fsdp/fsdp_support.h"
+
+namespace shardbook::fsdp_test {
+namespace {
+
+using zero_fsdp::Trainer;
+using zero_fsdp::TrainerOptions;
+
+/// The text of its config.
+std::string tiny_gpt() {
+  return R"({"model_type": "gpt2", "vocab_size": 256,)"
+         R"("n_positions": 16, "n_embd": 16, "n_layer": 3,)"
+         R"("n_head": 2})";
+}
+
+Options tiny_options(const std::string& model) {
+  Options options;
+  options.model = model;
+  options.data = "random";
+  options.batch = 24;
+  options.seq = 8;
+  options.steps = 2;
+  options.deterministic = true;
+  return options;
+}
+
+struct Trained {
+  std::vector<double> losses;
+  Values parameters;
+  RankReport report;
+};
+
+std::vector<Trained> train_language(int d, Options options,
+                                    const TrainerOptions& how) {
+  options.world_size = d;
+  return on_ranks(d, [&](ProcessGroup& world) {
+    Trainer trainer(options, how, world);
+    Trained result;
+    result.losses =
+        train(options, trainer.optimizer(), false, [&](std::int64_t k) {
+          return trainer.step(k);
+        }).losses;
+    result.report =
+        rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
+                    trainer.bill(), RankContext::current().device.memory());
+    for (const NamedTensor& parameter : trainer.full_state()) {
+      const Values part = parameter.tensor.to_vector<double>();
+      result.parameters.insert(result.parameters.end(), part.begin(),
+                               part.end());
+    }
+    return result;
+  });
+}
+
+struct Variant {
+  std::string name;
+  TrainerOptions how;
+};
+
+std::vector<Variant> variants(int d) {
+  std::vector<Variant> all;
+  for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
+    TrainerOptions how;
+    how.strategy = strategy;
+    all.push_back({strategy, how});
+    how.recompute = true;
+    all.push_back({std::string(strategy) + " recompute", how});
+    how.recompute = false;
+    how.accumulate = d == 3 ? 4 : 3;
+    all.push_back({std::string(strategy) + " accumulate", how});
+    if (how.strategy[0] == 'z') continue;
+    how.no_sync = true;
+    all.push_back({std::string(strategy) + " no_sync", how});
+    how.accumulate = 1;
+    how.no_sync = false;
+    for (const char* sharding : {"shard_grad_op", "no_shard"}) {
+      TrainerOptions other = how;
+      other.sharding_strategy = sharding;
+      all.push_back({std::string(strategy) + " " + sharding, other});
+      other.accumulate = d == 3 ? 4 : 3;
+      all.push_back({std::string(strategy) + " accumulate " + sharding, other});
+    }
+    TrainerOptions ahead = how;
+    ahead.fsdp.forward_prefetch = true;
+    ahead.backward_prefetch = "post";
+    all.push_back({std::string(strategy) + " forward prefetch, post", ahead});
+    TrainerOptions late = how;
+    late.backward_prefetch = "none";
+    late.cpu_offload = true;
+    all.push_back({std::string(strategy) + " no prefetch, offload", late});
+    TrainerOptions one = how;
+    one.wrap = "none";
+    all.push_back({std::string(strategy) + " one unit", one});
+    TrainerOptions size = how;
+    size.wrap = "size";
+    size.min_num_params = 3000;
+    all.push_back({std::string(strategy) + " by size", size});
+    if (d % 2 == 0) {
+      TrainerOptions hybrid = how;
+      hybrid.sharding_strategy = "hybrid_shard";
+      hybrid.fsdp.shard_size = d / 2;
+      all.push_back({std::string(strategy) + " hybrid", hybrid});
+    }
+  }
+  return all;
+}
+
+class FsdpTrainer : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSizes, FsdpTrainer,
+                         testing::Values(1, 2, 3, 4, 8));
+
+void expect_as_predicted(const Trained& rank, const std::string& name,
+                         bool predicts_memory = true) {
+  EXPECT_NEAR(rank.report.bytes.predicted, rank.report.bytes.counted,
+              1e-9 * rank.report.bytes.counted)
+      << name;
+  if (!predicts_memory) return;
+  for (int k = 0; k < kNumMemoryKinds; ++k) {
+    const Claim& claim = rank.report.peak[static_cast<std::size_t>(k)];
+    if (claim.predicted < 0) continue;
+    EXPECT_EQ(claim.predicted, claim.counted)
+        << memory_kind_name(static_cast<MemoryKind>(k)) << ", " << name;
+  }
+}
+
+TEST_P(FsdpTrainer, NumbersBytesAndMemoryAreAsPredicted) {
+  const int d = GetParam();
+  for (const std::string& model : {tiny_gpt(), std::string("mlp")}) {
+    const Options options = tiny_options(model);
+    RankContext context(Device::cpu(), 0, 1);
+    context.deterministic = true;
+    ReferenceRun run;
+    {
+      RankContext::Scope scope(context);
+      run = train_one_device(options);
+    }
+    Values want;
+    for (const NamedTensor& parameter : run.parameters) {
+      const Values part = parameter.tensor.to_vector<double>();
+      want.insert(want.end(), part.begin(), part.end());
+    }
+    for (const Variant& variant : variants(d)) {
+      const bool is_gpt = model != "mlp";
+      if (!is_gpt && (variant.how.recompute || (d != 2 && d != 3))) continue;
+      const auto ranks = train_language(d, options, variant.how);
+      const std::string name = variant.name + ", " + model;
+      EXPECT_LT(largest_difference(ranks[0].losses, run.losses), 1e-4) << name;
+      EXPECT_LT(largest_difference(ranks[0].parameters, want), 5e-3) << name;
+      for (const Trained& rank : ranks) expect_as_predicted(rank, name);
+    }
+  }
+}
+
+TEST_P(FsdpTrainer, MixedPrecisionIsPredictedToTheByte) {
+  const int d = GetParam();
+  for (const char* strategy : {"fsdp", "fsdp2"}) {
+    for (const char* reduce : {"", "f32"}) {
+      for (const bool offload : {false, true}) {
+        TrainerOptions how;
+        how.strategy = strategy;
+        how.param_dtype = "bf16";
+        how.reduce_dtype = reduce;
+        how.cpu_offload = offload;
+        for (const Trained& rank :
+             train_language(d, tiny_options(tiny_gpt()), how)) {
+          expect_as_predicted(rank, std::string(strategy) + " reduce '" +
+                                        reduce + "' offload " +
+                                        std::to_string(offload));
+        }
+      }
+    }
+  }
+}
+
+// --- What DDP cannot hold ------------------------------------------------------
+
+TEST(FsdpCapacity, AModelThatDdpCannotHoldTrains) {
+  Options options = tiny_options("gpt-nano");
+  options.batch = 4;
+  options.optimizer = "adamw";
+  auto fits = [&](const std::string& strategy, const std::string& sharding) {
+    TrainerOptions how;
+    how.strategy = strategy;
+    how.sharding_strategy = sharding;
+    how.zero.persistence_threshold = 0;
+    LaunchOptions launch;
+    launch.device_memory_bytes = 2500 << 10;
+    try {
+      run_ranks(
+          4,
+          [&](ProcessGroup& world) {
+            Trainer trainer(options, how, world);
+            train(options, trainer.optimizer(), false,
+                  [&](std::int64_t k) { return trainer.step(k); });
+          },
+          launch);
+    } catch (const Error& error) {
+      EXPECT_TRUE(has_text(error.what(), "memory")) << error.what();
+      return false;
+    }
+    return true;
+  };
+  EXPECT_FALSE(fits("fsdp", "no_shard"));  // DDP
+  EXPECT_TRUE(fits("fsdp", "full_shard"));
+  EXPECT_TRUE(fits("fsdp2", "full_shard"));
+  EXPECT_TRUE(fits("zero3", ""));
+}
+
+TEST(FsdpTrainerOptions, WhatDoesNotGoTogetherIsRefused) {
+  Options options = tiny_options(tiny_gpt());
+  auto error_of = [&](const TrainerOptions& how, int d = 2) {
+    return error_on_ranks(
+        d, [&](ProcessGroup& world) { Trainer trainer(options, how, world); });
+  };
+  TrainerOptions how;
+  how.accumulate = 5;
+  EXPECT_TRUE(has_text(error_of(how), "--accumulate 5"));
+  how.accumulate = 1;
+  how.param_dtype = "bf16";
+  EXPECT_TRUE(has_text(error_of(how), "--strategy zero3: --param-dtype"));
+  how.param_dtype = "";
+  how.strategy = "fsdp";
+  how.sharding_strategy = "hybrid_shard";
+  EXPECT_TRUE(has_text(error_of(how),
+                       "--shard-size 0: hybrid_shard needs a "
+                       "divisor of --world-size 2"));
+  how.sharding_strategy = "full_shard";
+  how.strategy = "zero1";
+  how.cpu_offload = true;
+  EXPECT_TRUE(has_text(error_of(how), "--cpu-offload: with zero2"));
+}
+
+}  // namespace
+}  // namespace shardbook::fsdp_test

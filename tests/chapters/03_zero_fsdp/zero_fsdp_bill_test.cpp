@@ -1,0 +1,312 @@
+// The bill of the program's trainer: every kind of memory is predicted, for
+// every way to shard, and closed formulas agree with what was counted.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "chapters/03_zero_fsdp/trainer.h"
+#include "tests/chapters/03_zero_fsdp/fsdp_support.h"
+
+namespace shardbook::fsdp_test {
+namespace {
+
+using zero_fsdp::check_given;
+using zero_fsdp::shortest_dtype;
+using zero_fsdp::Trainer;
+using zero_fsdp::TrainerOptions;
+
+Options language_options(const std::string& model = "gpt-nano") {
+  Options options;
+  options.model = model;
+  options.data = "random";
+  options.batch = 4;
+  options.seq = 8;
+  options.steps = 3;
+  options.deterministic = true;
+  return options;
+}
+
+struct Billed {
+  RankReport report;
+  int fetches = 0;  ///< ZeRO-3's all-gathers of units
+};
+
+std::vector<Billed> run(int d, Options options, const TrainerOptions& how) {
+  options.world_size = d;
+  return on_ranks(d, [&](ProcessGroup& world) {
+    Trainer trainer(options, how, world);
+    train(options, trainer.optimizer(), false,
+          [&](std::int64_t k) { return trainer.step(k); });
+    Billed result;
+    result.report =
+        rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
+                    trainer.bill(), RankContext::current().device.memory());
+    for (const std::string& label : labels_of(world, CommOp::kAllGather)) {
+      result.fetches += label.rfind("fetch ", 0) == 0;
+    }
+    return result;
+  });
+}
+
+/// Of all kinds but workspace, which depends on the kernels.
+void expect_predicted(const std::vector<Billed>& ranks,
+                      const std::string& name) {
+  for (const Billed& rank : ranks) {
+    EXPECT_NEAR(rank.report.bytes.predicted, rank.report.bytes.counted,
+                1e-9 * rank.report.bytes.counted)
+        << name;
+    for (int k = 0; k < kNumMemoryKinds; ++k) {
+      const auto kind = static_cast<MemoryKind>(k);
+      if (kind == MemoryKind::kWorkspace) continue;
+      const Claim& claim = rank.report.peak[static_cast<std::size_t>(k)];
+      EXPECT_EQ(claim.predicted, claim.counted)
+          << memory_kind_name(kind) << ", " << name;
+    }
+  }
+}
+
+TrainerOptions of(const std::string& strategy) {
+  TrainerOptions how;
+  how.strategy = strategy;
+  return how;
+}
+
+TEST(ZeroFsdpBill, UnitsInsideUnitsArePredicted) {
+  // 10000: blocks, their MLPs or attentions, alone and inside one another
+  for (const std::int64_t numel : {10000, 17000, 30000}) {
+    for (const char* strategy : {"fsdp", "fsdp2"}) {
+      for (const bool recompute : {false, true}) {
+        for (const char* prefetch : {"pre", "post", "none"}) {
+          TrainerOptions how = of(strategy);
+          how.wrap = "size";
+          how.min_num_params = numel;
+          how.recompute = recompute;
+          how.backward_prefetch = prefetch;
+          how.fsdp.forward_prefetch = recompute;
+          expect_predicted(run(2, language_options(), how),
+                           std::string(strategy) + " by " +
+                               std::to_string(numel) + ", " + prefetch +
+                               (recompute ? ", recomputed" : ""));
+        }
+      }
+    }
+  }
+}
+
+TEST(ZeroFsdpBill, UnitsInsideUnitsAccumulateAsPredicted) {
+  for (const char* sharding : {"full_shard", "shard_grad_op", "no_shard"}) {
+    for (const bool no_sync : {false, true}) {
+      TrainerOptions how = of("fsdp");
+      how.wrap = "size";
+      how.min_num_params = 17000;
+      how.sharding_strategy = sharding;
+      how.accumulate = 2;
+      how.no_sync = no_sync;
+      expect_predicted(run(2, language_options(), how),
+                       std::string(sharding) + (no_sync ? ", no_sync" : ""));
+    }
+  }
+}
+
+TEST(ZeroFsdpBill, GradientsLargerThanABucketArePredicted) {
+  for (const char* model : {"gpt-nano", "mlp"}) {
+    for (const char* strategy : {"zero1", "zero2"}) {
+      for (const bool overlaps : {true, false}) {
+        // All, most, some matrices of a block, the table, only the head's
+        for (const std::int64_t size : {1, 5000, 13000, 16383, 16640}) {
+          TrainerOptions how = of(strategy);
+          how.zero.reduce_bucket_size = size;
+          how.zero.overlap_comm = overlaps;
+          expect_predicted(run(2, language_options(model), how),
+                           std::string(strategy) + " " + model +
+                               ", buckets of " + std::to_string(size) +
+                               (overlaps ? "" : ", no overlap"));
+        }
+      }
+    }
+  }
+}
+
+TEST(ZeroFsdpBill, ConstructionAloneIsPredicted) {
+  for (const char* model : {"gpt-nano", "mlp"}) {
+    for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
+      for (const bool offload : {false, true}) {
+        if (offload && std::string(strategy) == "zero1") continue;
+        Options options = language_options(model);
+        options.steps = 0;
+        TrainerOptions how = of(strategy);
+        how.cpu_offload = offload;
+        expect_predicted(run(2, options, how),
+                         std::string(strategy) + " " + model);
+      }
+    }
+  }
+}
+
+TEST(ZeroFsdpBill, EveryThresholdOfZero3IsPredicted) {
+  for (const char* model : {"gpt-nano", "mlp"}) {
+    for (const std::int64_t threshold : {-1, 0, 300, 20000, 100000}) {
+      for (const std::int64_t prefetch : {-1, 0, 1 << 30}) {
+        TrainerOptions how = of("zero3");
+        how.zero.persistence_threshold = threshold;
+        how.zero.prefetch_bucket_size = prefetch;
+        expect_predicted(run(2, language_options(model), how),
+                         std::string(model) + ", threshold " +
+                             std::to_string(threshold) + ", prefetch " +
+                             std::to_string(prefetch));
+      }
+    }
+  }
+}
+
+// --- Closed formulas --------------------------------------------------------
+
+/// gpt-nano, in elements.
+constexpr double kH = 64, kVocab = 256, kPositions = 256, kLayers = 4;
+
+double padded(double numel, int d) { return d * std::ceil(numel / d); }
+
+/// Parameters of one block: matrices, then biases and norms.
+const std::vector<double> kMatrices = {3 * kH * kH, kH* kH, 4 * kH* kH,
+                                       4 * kH* kH};
+const std::vector<double> kVectors = {3 * kH, kH, 4 * kH, kH, kH, kH, kH, kH};
+
+double padded(const std::vector<double>& numels, int d) {
+  double sum = 0;
+  for (const double numel : numels) sum += padded(numel, d);
+  return sum;
+}
+
+double counted(const Billed& rank, MemoryKind kind) {
+  return rank.report.peak[static_cast<std::size_t>(kind)].counted;
+}
+
+// Shards, the root, and the two largest neighbours among the blocks.
+TEST(ZeroFsdpFormula, PeaksOfFsdpAreShardsTheRootAndTwoBlocks) {
+  for (const int d : {2, 3, 4}) {
+    Options options = language_options();
+    options.batch = 24;
+    const double root = padded((kVocab + kPositions + 2) * kH, d);
+    const double block = padded(12 * kH * kH + 13 * kH, d);
+    for (const Billed& rank : run(d, options, of("fsdp"))) {
+      EXPECT_EQ(counted(rank, MemoryKind::kParameter),
+                4 * ((root + kLayers * block) / d + root + 2 * block));
+      // The first block's shard is not there yet when its gradients are
+      EXPECT_EQ(counted(rank, MemoryKind::kGradient),
+                4 * (root + 2 * block + (kLayers - 1) * block / d));
+      EXPECT_EQ(counted(rank, MemoryKind::kOptimizerState),
+                8 * (root + kLayers * block) / d);
+    }
+  }
+}
+
+// Shards, what stays whole, the tables and a block; the next one travels.
+TEST(ZeroFsdpFormula, PeaksOfZero3AreShardsTheRootABlockAndItsMessages) {
+  for (const int d : {2, 3, 4}) {
+    Options options = language_options();
+    options.batch = 24;
+    const double tables = padded({kVocab * kH, kPositions * kH}, d);
+    const double norm = padded({kH, kH}, d);
+    const double matrices = padded(kMatrices, d), vectors = padded(kVectors, d);
+    const double all = tables + norm + kLayers * (matrices + vectors);
+    const double whole = norm + kLayers * vectors;
+    for (const Billed& rank : run(d, options, of("zero3"))) {
+      EXPECT_EQ(counted(rank, MemoryKind::kParameter),
+                4 * (all / d + whole + tables + matrices));
+      // Gradients pass one layer at a time; the table's waits for its second
+      const double table = kVocab * kH;
+      const double widest = 4 * kH * kH + 4 * kH;
+      EXPECT_EQ(
+          counted(rank, MemoryKind::kGradient),
+          4 * (all / d + table + std::max({widest, table, kPositions * kH})));
+      // Buckets of the root, of the block in backward and of the one before
+      // it, and the block that is gathered ahead; the loss and its like
+      EXPECT_EQ(counted(rank, MemoryKind::kCommunication),
+                8 + 4 * (tables + norm + 2 * (matrices + vectors) + matrices));
+      EXPECT_EQ(counted(rank, MemoryKind::kOptimizerState), 8 * all / d);
+    }
+  }
+}
+
+// --- What the program chooses -----------------------------------------------
+
+TEST(ZeroFsdpDefaults, Zero3GathersWhatItUses) {
+  const auto third = run(4, language_options(), of("zero3"));
+  const auto second = run(4, language_options(), of("zero2"));
+  // Root and four blocks, for forward and for backward, in three steps
+  EXPECT_EQ(third[0].fetches, 3 * 2 * 5);
+  EXPECT_GT(third[0].report.bytes.counted,
+            1.3 * second[0].report.bytes.counted);
+  EXPECT_LT(counted(third[0], MemoryKind::kParameter),
+            0.75 * counted(second[0], MemoryKind::kParameter));
+}
+
+TEST(ZeroFsdpDefaults, ResultsAreComparedInTheShortestDtypeInUse) {
+  TrainerOptions how = of("fsdp");
+  EXPECT_EQ(shortest_dtype(DType::kF64, how), DType::kF64);
+  how.reduce_dtype = "f32";
+  EXPECT_EQ(shortest_dtype(DType::kF64, how), DType::kF32);
+  EXPECT_EQ(shortest_dtype(DType::kF32, how), DType::kF32);
+  EXPECT_EQ(shortest_dtype(DType::kBF16, how), DType::kBF16);
+  how.param_dtype = "f16";
+  EXPECT_EQ(shortest_dtype(DType::kF64, how), DType::kF16);
+  how.param_dtype = "f32";
+  how.reduce_dtype = "";
+  EXPECT_EQ(shortest_dtype(DType::kF64, how), DType::kF32);
+}
+
+TEST(ZeroFsdpDefaults, OptionsOfAnotherStrategyAreRefusedByName) {
+  auto error_of = [](const TrainerOptions& how, const std::string& flag,
+                     const std::string& value) -> std::string {
+    try {
+      check_given(how, {{"--steps", "3"}, {flag, value}});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error_of(of("zero3"), "--sharding-strategy", "no_shard"),
+            "--sharding-strategy no_shard: means nothing to --strategy zero3; "
+            "it belongs to --strategy fsdp or fsdp2");
+  EXPECT_EQ(error_of(of("fsdp"), "--overlap-comm", "false"),
+            "--overlap-comm false: means nothing to --strategy fsdp; it "
+            "belongs to --strategy zero1, zero2 or zero3");
+  EXPECT_TRUE(has_text(error_of(of("zero3"), "--reduce-bucket-size", "9"),
+                       "zero1 or zero2"));
+  EXPECT_TRUE(has_text(error_of(of("zero1"), "--persistence-threshold", "9"),
+                       "--strategy zero3"));
+  EXPECT_TRUE(has_text(error_of(of("fsdp"), "--shard-size", "2"),
+                       "belongs to hybrid_shard"));
+  EXPECT_TRUE(has_text(error_of(of("fsdp"), "--min-num-params", "2"),
+                       "belongs to size"));
+  TrainerOptions how = of("fsdp2");
+  how.wrap = "size";
+  how.sharding_strategy = "hybrid_shard";
+  EXPECT_EQ(error_of(how, "--min-num-params", "2"), "");
+  EXPECT_EQ(error_of(how, "--shard-size", "2"), "");
+  EXPECT_EQ(error_of(of("zero1"), "--overlap-comm", "true"), "");
+}
+
+TEST(ZeroFsdpFolding, FewRanksStandForAThousand) {
+  Options options = language_options("gpt-175b");
+  options.world_size = 1024;
+  auto classes = [&](const TrainerOptions& how) {
+    const FoldClass class_of = zero_fsdp::fold_class(options, how);
+    std::vector<int> all;
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      all.push_back(class_of(rank));
+    }
+    std::sort(all.begin(), all.end());
+    return std::unique(all.begin(), all.end()) - all.begin();
+  };
+  for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp"}) {
+    EXPECT_EQ(classes(of(strategy)), 1) << strategy;
+  }
+  // 50257 rows of the table: 50 on ranks 0 to 1004, 7 on one, then none
+  EXPECT_EQ(classes(of("fsdp2")), 3);
+}
+
+}  // namespace
+}  // namespace shardbook::fsdp_test

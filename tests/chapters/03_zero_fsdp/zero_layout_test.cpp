@@ -1,0 +1,404 @@
+// Who owns what, which gradients travel together, and what the ledger says.
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/chapters/03_zero_fsdp/zero_support.h"
+
+namespace shardbook::zero_test {
+namespace {
+
+using zero::flat_layout;
+using zero::FlatLayout;
+using zero::GradientBucket;
+using zero::OwnedPart;
+using zero::plan_buckets;
+using zero::slice_layout;
+using zero::SliceLayout;
+using zero::ZeroStage12;
+using zero::ZeroStage3;
+
+using Counts = std::vector<std::int64_t>;
+
+const Counts k184 = {32, 4, 64, 16, 64, 4};
+
+// --- Golden numbers ----------------------------------------------------------
+
+TEST(ZeroLayout, TheNetOf184ParametersInStages1And2) {
+  const FlatLayout three = flat_layout(k184, 3, 2);
+  EXPECT_EQ(three.numel, 184);
+  EXPECT_EQ(three.padded, 186);
+  EXPECT_EQ(three.shard(), 62);
+  const FlatLayout four = flat_layout(k184, 4, 2);
+  EXPECT_EQ(four.padded, 184);
+  EXPECT_EQ(four.shard(), 46);
+}
+
+TEST(ZeroLayout, TheNetOf184ParametersInStage3) {
+  const SliceLayout three = slice_layout(k184, 3);
+  EXPECT_EQ(three.slices, (Counts{11, 2, 22, 6, 22, 2}));
+  EXPECT_EQ(three.shard, 65);
+  EXPECT_EQ(slice_layout(k184, 4).shard, 46);
+}
+
+TEST(ZeroLayout, TheOptimizersHoldTheseShards) {
+  for (const auto& [number, d, numel] :
+       {std::tuple(1, 3, 62), std::tuple(2, 4, 46), std::tuple(3, 3, 65),
+        std::tuple(3, 4, 46)}) {
+    const auto shards = on_ranks(d, [n = number](ProcessGroup& world) {
+      Sequential model = make_184(DType::kF32);
+      return make_zero(model, world, stage(n), "adam", {})->shard_numel();
+    });
+    for (const std::int64_t shard : shards) EXPECT_EQ(shard, numel);
+  }
+}
+
+// --- Layouts -----------------------------------------------------------------
+
+/// Every element of every parameter has one owner and one place.
+template <typename Layout>
+void expect_partition(const Layout& layout, std::int64_t shard) {
+  std::vector<std::vector<int>> places(
+      static_cast<std::size_t>(layout.ranks),
+      std::vector<int>(static_cast<std::size_t>(shard)));
+  for (std::size_t i = 0; i < layout.numels.size(); ++i) {
+    std::int64_t next = 0;
+    for (const OwnedPart& part : layout.parts(static_cast<int>(i))) {
+      EXPECT_EQ(part.begin, next);
+      EXPECT_GT(part.numel, 0);
+      next += part.numel;
+      for (std::int64_t k = 0; k < part.numel; ++k) {
+        places[static_cast<std::size_t>(part.owner)]
+              [static_cast<std::size_t>(part.shard_begin + k)] += 1;
+      }
+    }
+    EXPECT_EQ(next, layout.numels[i]);
+  }
+  std::int64_t used = 0;
+  for (const auto& owner : places) {
+    for (const int count : owner) {
+      EXPECT_LE(count, 1);
+      used += count;
+    }
+  }
+  EXPECT_EQ(used, std::accumulate(layout.numels.begin(), layout.numels.end(),
+                                  std::int64_t{0}));
+}
+
+TEST(ZeroLayout, EveryElementHasOneOwner) {
+  for (const Counts& numels :
+       {k184, Counts{1}, Counts{5, 1, 1}, Counts{100, 3, 7, 1, 50}}) {
+    for (const int d : {1, 2, 3, 4, 8}) {
+      for (const bool round_robin : {false, true}) {
+        for (const std::int64_t alignment : {1, 2, 5}) {
+          const FlatLayout flat =
+              flat_layout(numels, d, alignment, round_robin);
+          EXPECT_EQ(flat.padded % (alignment * d), 0);
+          EXPECT_LT(flat.padded - flat.numel, alignment * d);
+          expect_partition(flat, flat.shard());
+        }
+      }
+      const SliceLayout slices = slice_layout(numels, d);
+      expect_partition(slices, slices.shard);
+    }
+  }
+}
+
+TEST(ZeroLayout, AParameterMayStraddleOwners) {
+  const FlatLayout layout = flat_layout(k184, 3, 2);  // shards of 62
+  // 64 elements at 36: 26 for rank 0, 38 for rank 1
+  const std::vector<OwnedPart> parts = layout.parts(2);
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].owner, 0);
+  EXPECT_EQ(parts[0].shard_begin, 36);
+  EXPECT_EQ(parts[0].numel, 26);
+  EXPECT_EQ(parts[1].owner, 1);
+  EXPECT_EQ(parts[1].begin, 26);
+  EXPECT_EQ(parts[1].shard_begin, 0);
+  EXPECT_EQ(parts[1].numel, 38);
+}
+
+TEST(ZeroLayout, RoundRobinPutsEveryDthParameterTogether) {
+  const FlatLayout layout =
+      flat_layout({10, 20, 30, 40, 50}, 2, 1, /*round_robin=*/true);
+  EXPECT_EQ(layout.offsets, (Counts{0, 90, 10, 110, 40}));
+}
+
+// --- Buckets -----------------------------------------------------------------
+
+std::int64_t total(const std::vector<GradientBucket>& buckets) {
+  std::int64_t numel = 0;
+  for (const GradientBucket& bucket : buckets) numel += bucket.numel;
+  return numel;
+}
+
+TEST(ZeroBuckets, OneBucketForEverythingIsOneReduceScatter) {
+  for (const int d : {1, 2, 3, 4, 8}) {
+    const FlatLayout layout = flat_layout(k184, d, 2);
+    const auto buckets = plan_buckets(layout, 500'000'000);
+    ASSERT_EQ(buckets.size(), 1u);
+    EXPECT_EQ(buckets[0].parameters, (std::vector<int>{5, 4, 3, 2, 1, 0}));
+    EXPECT_EQ(buckets[0].scatter_numel, layout.shard());
+    EXPECT_TRUE(buckets[0].rest.empty());
+    EXPECT_EQ(buckets[0].numel, layout.padded);
+  }
+}
+
+TEST(ZeroBuckets, AShardArrivesInOneRun) {
+  const FlatLayout layout = flat_layout(k184, 3, 2);
+  const auto buckets = plan_buckets(layout, 500'000'000);
+  for (int owner = 0; owner < 3; ++owner) {
+    const auto runs = zero::runs_of(buckets[0], owner);
+    ASSERT_EQ(runs.size(), 1u);
+    EXPECT_EQ(runs[0].shard_begin, 0);
+    EXPECT_EQ(runs[0].bucket_begin, owner * layout.shard());
+    EXPECT_EQ(runs[0].numel, layout.shard());
+  }
+}
+
+TEST(ZeroBuckets, TheNextGradientThatDoesNotFitOpensAnother) {
+  const auto buckets = plan_buckets(flat_layout(k184, 4, 2), 84);
+  ASSERT_EQ(buckets.size(), 3u);
+  EXPECT_EQ(buckets[0].parameters, (std::vector<int>{5, 4, 3}));  // 84 fit
+  EXPECT_EQ(buckets[1].parameters, (std::vector<int>{2, 1}));
+  EXPECT_EQ(buckets[2].parameters, (std::vector<int>{0}));
+}
+
+TEST(ZeroBuckets, ALargeGradientTravelsAlone) {
+  const auto buckets = plan_buckets(flat_layout(k184, 4, 2), 20);
+  std::vector<bool> large;
+  for (const GradientBucket& bucket : buckets) {
+    large.push_back(bucket.is_large);
+    if (bucket.is_large) {
+      EXPECT_EQ(bucket.parameters.size(), 1u);
+      EXPECT_EQ(bucket.scatter_numel, 0);
+    }
+  }
+  EXPECT_EQ(large, (std::vector<bool>{false, true, false, true, false, true}));
+}
+
+TEST(ZeroBuckets, ReduceScatterAndReducesCoverEveryElementOnce) {
+  for (const int d : {1, 2, 3, 4, 8}) {
+    for (const bool round_robin : {false, true}) {
+      const FlatLayout layout = flat_layout(k184, d, 2, round_robin);
+      for (const std::int64_t size : {3, 20, 64, 84, 120, 150, 184, 10000}) {
+        const auto buckets = plan_buckets(layout, size);
+        std::vector<int> shards(static_cast<std::size_t>(layout.padded));
+        for (const GradientBucket& bucket : buckets) {
+          std::vector<int> places(static_cast<std::size_t>(bucket.numel));
+          for (const zero::BucketPiece& piece : bucket.pieces) {
+            // The place belongs to the owner: in the block, or in the rest
+            const std::int64_t common = bucket.scatter_numel * d;
+            int owner = -1;
+            if (piece.bucket_begin < common) {
+              owner =
+                  static_cast<int>(piece.bucket_begin / bucket.scatter_numel);
+            }
+            for (const zero::OwnedRange& range : bucket.rest) {
+              if (piece.bucket_begin >= range.begin &&
+                  piece.bucket_begin + piece.numel <=
+                      range.begin + range.numel) {
+                owner = range.owner;
+              }
+            }
+            EXPECT_EQ(owner, piece.owner);
+            for (std::int64_t k = 0; k < piece.numel; ++k) {
+              places[static_cast<std::size_t>(piece.bucket_begin + k)] += 1;
+              shards[static_cast<std::size_t>(piece.owner * layout.shard() +
+                                              piece.shard_begin + k)] += 1;
+            }
+          }
+          EXPECT_EQ(places, std::vector<int>(
+                                static_cast<std::size_t>(bucket.numel), 1));
+        }
+        const bool last_is_large = buckets[0].is_large;
+        EXPECT_EQ(total(buckets), last_is_large ? layout.numel : layout.padded);
+        EXPECT_EQ(std::accumulate(shards.begin(), shards.end(), 0),
+                  total(buckets));
+      }
+    }
+  }
+}
+
+TEST(ZeroBuckets, RoundRobinGivesEveryOwnerSomethingInEachBucket) {
+  const Counts equal(16, 10);
+  auto scattered = [&](bool round_robin) {
+    std::int64_t numel = 0;
+    for (const GradientBucket& bucket :
+         plan_buckets(flat_layout(equal, 4, 2, round_robin), 40)) {
+      numel += 4 * bucket.scatter_numel;
+    }
+    return numel;
+  };
+  EXPECT_EQ(scattered(true), 160);  // all of it
+  EXPECT_EQ(scattered(false), 0);   // each bucket has one owner
+}
+
+// --- The ledger --------------------------------------------------------------
+
+struct Log {
+  std::vector<std::string> lines;  ///< "reduce_scatter 186"
+  double bytes = 0;
+  double predicted = 0;
+};
+
+/// Construction, then `steps` steps; the lines are those of the last step.
+std::vector<Log> log_of(int d, const ZeroOptions& options, int steps,
+                        int micro_steps) {
+  return on_ranks(d, [&](ProcessGroup& world) {
+    Sequential model = make_184(DType::kF32);
+    const auto zero = make_zero(model, world, options, "adam", {});
+    Log log;
+    for (int step = 0; step < steps; ++step) {
+      const std::size_t before = world.records().size();
+      log.lines.clear();
+      for (int i = 0; i < micro_steps; ++i) {
+        zero->set_boundary(i + 1 == micro_steps);
+        Tensor x = Tensor::empty({4, 8});
+        fill_normal(x, 3, static_cast<std::uint64_t>(world.rank()), 0, 1);
+        sum((*zero)(x)).backward();
+      }
+      zero->step();
+      for (std::size_t i = before; i < world.records().size(); ++i) {
+        const CommRecord& record = world.records()[i];
+        log.lines.push_back(std::string(comm_op_name(record.op)) + " " +
+                            std::to_string(record.numel));
+      }
+    }
+    log.bytes = wire_bytes(world.records());
+    log.predicted = zero->predicted_bytes(steps, micro_steps);
+    return log;
+  });
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(ZeroLedger, Stage1ReducesOncePerStepAndGathersOnce) {
+  for (const int micro_steps : {1, 3}) {
+    for (const Log& log : log_of(3, stage(1), 2, micro_steps)) {
+      EXPECT_EQ(log.lines, (Lines{"reduce_scatter 186", "all_reduce 1",
+                                  "all_gather 186"}));
+    }
+  }
+}
+
+TEST(ZeroLedger, Stage2ReducesInEveryMicroStep) {
+  for (const Log& log : log_of(3, stage(2), 2, 3)) {
+    EXPECT_EQ(log.lines,
+              (Lines{"reduce_scatter 186", "reduce_scatter 186",
+                     "reduce_scatter 186", "all_reduce 1", "all_gather 186"}));
+  }
+}
+
+TEST(ZeroLedger, TheAllReduceOfBucketsSendsThreeUnits) {
+  ZeroOptions options = stage(2);
+  options.reduce_scatter = false;
+  for (const Log& log : log_of(3, options, 1, 1)) {
+    EXPECT_EQ(log.lines,
+              (Lines{"all_reduce 186", "all_reduce 1", "all_gather 186"}));
+  }
+}
+
+TEST(ZeroLedger, SmallBucketsSendTheSameBytes) {
+  ZeroOptions options = stage(2);
+  options.reduce_bucket_size = 84;
+  options.allgather_bucket_size = 100;  // 33 columns of 3 ranks at a time
+  const auto logs = log_of(3, options, 1, 1);
+  EXPECT_EQ(
+      logs[0].lines,
+      // [124, 124 + 60 + 2), [100, 124) and [36, 124) by owner
+      (Lines{"reduce 24", "reduce 62", "reduce 30", "reduce 38", "reduce 32",
+             "all_reduce 1", "all_gather 99", "all_gather 87"}));
+  EXPECT_DOUBLE_EQ(logs[0].bytes, log_of(3, stage(2), 1, 1)[0].bytes);
+}
+
+TEST(ZeroLedger, Stage3GathersTwicePerMicroStepAndReducesOnce) {
+  // Units 36, 80 and 68: padded for three ranks 39, 84 and 72
+  const Lines forward = {"all_gather 39", "all_gather 84", "all_gather 72"};
+  const Lines backward = {"all_gather 72", "reduce_scatter 72",
+                          "all_gather 84", "reduce_scatter 84",
+                          "all_gather 39", "reduce_scatter 39"};
+  ZeroOptions options = stage(3);
+  options.prefetch_bucket_size = 0;
+  for (const int micro_steps : {1, 2}) {
+    Lines expected;
+    for (int i = 0; i < micro_steps; ++i) {
+      expected.insert(expected.end(), forward.begin(), forward.end());
+      expected.insert(expected.end(), backward.begin(), backward.end());
+    }
+    expected.push_back("all_reduce 1");
+    for (const Log& log : log_of(3, options, 2, micro_steps)) {
+      EXPECT_EQ(log.lines, expected);
+    }
+  }
+}
+
+TEST(ZeroLedger, PrefetchingChangesTheOrderAndNotTheCount) {
+  for (const Log& log : log_of(3, stage(3), 2, 1)) {
+    EXPECT_EQ(log.lines,
+              (Lines{"all_gather 39", "all_gather 84", "all_gather 72",
+                     "all_gather 72", "all_gather 84", "all_gather 39",
+                     "reduce_scatter 72", "reduce_scatter 84",
+                     "reduce_scatter 39", "all_reduce 1"}));
+  }
+}
+
+TEST(ZeroLedger, PersistentParametersAreGatheredOncePerStep) {
+  ZeroOptions options = stage(3);
+  options.persistence_threshold = 16;  // the three biases: 4, 16, 4
+  options.prefetch_bucket_size = 0;
+  for (const Log& log : log_of(3, options, 2, 1)) {
+    EXPECT_EQ(log.lines,
+              (Lines{"all_gather 33", "all_gather 66", "all_gather 66",
+                     "all_gather 66", "reduce_scatter 72", "all_gather 66",
+                     "reduce_scatter 84", "all_gather 33", "reduce_scatter 39",
+                     "all_reduce 1", "all_gather 30"}));
+  }
+}
+
+// Table 3.2 in units of (d-1)/d * padded elements; the norm is 2 * 8 bytes.
+TEST(ZeroLedger, TrafficIsThatOfThePaper) {
+  for (const int d : {2, 3, 4, 8}) {
+    for (const int g : {1, 3}) {
+      auto units = [&](const ZeroOptions& options, std::int64_t padded) {
+        const double twice = log_of(d, options, 2, g)[0].bytes;
+        const double once = log_of(d, options, 1, g)[0].bytes;
+        const double norm = 16.0 * (d - 1) / d;
+        return (twice - once - norm) /
+               (4.0 * static_cast<double>(padded) * (d - 1) / d);
+      };
+      const std::int64_t flat = flat_layout(k184, d, 2).padded;
+      const std::int64_t slices = slice_layout(k184, d).shard * d;
+      EXPECT_NEAR(units(stage(1), flat), 2, 1e-12);
+      EXPECT_NEAR(units(stage(2), flat), g + 1, 1e-12);
+      EXPECT_NEAR(units(stage(3), slices), 3 * g, 1e-12);
+      ZeroOptions all_reduced = stage(1);
+      all_reduced.reduce_scatter = false;
+      EXPECT_NEAR(units(all_reduced, flat), 3, 1e-12);
+    }
+  }
+}
+
+TEST(ZeroLedger, BytesAreAsPredicted) {
+  for (const int d : {1, 2, 3, 4, 8}) {
+    for (int number = 1; number <= 3; ++number) {
+      for (const std::int64_t bucket : {500'000'000, 84, 20}) {
+        for (const std::int64_t threshold : {0, 16, 1000}) {
+          ZeroOptions options = stage(number);
+          options.reduce_bucket_size = bucket;
+          options.allgather_bucket_size = bucket;
+          options.persistence_threshold = threshold;
+          options.reduce_scatter = bucket != 84;
+          for (const Log& log : log_of(d, options, 2, 2)) {
+            EXPECT_NEAR(log.bytes, log.predicted, 1e-9)
+                << "stage " << number << " on " << d;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::zero_test

@@ -1,0 +1,332 @@
+// ZeRO against DDP: the same parameters and the same optimizer state, bit for
+// bit, however they are sharded.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/chapters/03_zero_fsdp/zero_support.h"
+
+namespace shardbook::zero_test {
+namespace {
+
+struct Variant {
+  const char* name;
+  ZeroOptions options;
+};
+
+/// All ways to configure stages 1 and 2; they compute the same.
+std::vector<Variant> variants(int number) {
+  std::vector<Variant> all = {{"one bucket", stage(number)}};
+  ZeroOptions small = stage(number);
+  small.reduce_bucket_size = 50;  // larger than some gradients only
+  small.allgather_bucket_size = 13;
+  all.push_back({"small buckets", small});
+  ZeroOptions tiny = small;
+  tiny.reduce_bucket_size = 3;  // every weight travels alone
+  tiny.overlap_comm = false;
+  all.push_back({"tiny buckets, no overlap", tiny});
+  ZeroOptions robin = small;
+  robin.round_robin_gradients = true;
+  all.push_back({"round robin", robin});
+  ZeroOptions all_reduced = small;
+  all_reduced.reduce_scatter = false;
+  all.push_back({"all-reduce", all_reduced});
+  ZeroOptions aligned = stage(number);
+  aligned.alignment = 7;
+  all.push_back({"alignment 7", aligned});
+  if (number == 2) {
+    ZeroOptions offload = small;
+    offload.offload_optimizer = true;
+    all.push_back({"offload", offload});
+  }
+  return all;
+}
+
+std::vector<Variant> stage3_variants() {
+  std::vector<Variant> all = {{"prefetch", stage(3)}};
+  ZeroOptions on_demand = stage(3);
+  on_demand.prefetch_bucket_size = 0;
+  on_demand.overlap_comm = false;
+  all.push_back({"on demand", on_demand});
+  ZeroOptions persistent = stage(3);
+  persistent.persistence_threshold = 7;  // biases stay, weights do not
+  all.push_back({"persistent biases", persistent});
+  persistent.persistence_threshold = 1000;
+  all.push_back({"all persistent", persistent});
+  ZeroOptions one_unit = stage(3);
+  one_unit.unit_types = {"Sequential"};
+  all.push_back({"one unit", one_unit});
+  ZeroOptions offload = stage(3);
+  offload.offload_optimizer = true;
+  offload.persistence_threshold = 7;
+  all.push_back({"optimizer on the host", offload});
+  offload.offload_parameters = true;
+  all.push_back({"everything on the host", offload});
+  return all;
+}
+
+std::vector<Variant> all_variants() {
+  std::vector<Variant> all;
+  for (int number : {1, 2}) {
+    for (const Variant& variant : variants(number)) all.push_back(variant);
+  }
+  for (const Variant& variant : stage3_variants()) all.push_back(variant);
+  return all;
+}
+
+class ZeroParity : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSizes, ZeroParity,
+                         testing::Values(1, 2, 3, 4, 8));
+
+// [BIT]
+TEST_P(ZeroParity, EveryStageEqualsDdpBitForBit) {
+  const int d = GetParam();
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    for (const Training& run : optimizers(dtype)) {
+      const State ddp = train_ddp(d, run)[0];
+      for (const Variant& variant : all_variants()) {
+        for (const State& rank : train_zero(d, run, variant.options)) {
+          EXPECT_EQ(first_difference(rank, ddp), "")
+              << run.optimizer << " " << dtype_name(dtype) << ", stage "
+              << variant.options.stage << ", " << variant.name;
+        }
+      }
+    }
+  }
+}
+
+// [BIT] Stage 1 adds micro-steps on each rank before it sums over ranks, as
+// DDP's no_sync does. [RED] Stages 2 and 3 sum over ranks first.
+TEST_P(ZeroParity, AccumulationEqualsNoSync) {
+  const int d = GetParam();
+  for (const Training& run : optimizers(DType::kF64, 3)) {
+    const State ddp = train_ddp(d, run)[0];
+    for (const Variant& variant : all_variants()) {
+      const State rank = train_zero(d, run, variant.options)[0];
+      if (variant.options.stage == 1) {
+        EXPECT_EQ(first_difference(rank, ddp), "") << variant.name;
+      } else {
+        EXPECT_LT(largest_difference(rank, ddp), 1e-12)
+            << "stage " << variant.options.stage << ", " << variant.name;
+      }
+    }
+  }
+}
+
+// [RED] The norm is summed in another order.
+TEST_P(ZeroParity, ClippingEqualsDdpUpToTheOrderOfTheNorm) {
+  const int d = GetParam();
+  Training run = optimizers(DType::kF64)[0];
+  run.clip = 0.05;
+  const State ddp = train_ddp(d, run)[0];
+  Training unclipped = run;
+  unclipped.clip = 0;
+  EXPECT_GT(largest_difference(train_ddp(d, unclipped)[0], ddp), 1e-4);
+  for (Variant variant : all_variants()) {
+    variant.options.clip = run.clip;
+    EXPECT_LT(largest_difference(train_zero(d, run, variant.options)[0], ddp),
+              1e-12)
+        << "stage " << variant.options.stage << ", " << variant.name;
+  }
+}
+
+TEST_P(ZeroParity, TheNormIsThatOfTheGlobalGradient) {
+  const int d = GetParam();
+  for (const Variant& variant : all_variants()) {
+    const auto norms = on_ranks(d, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF64);
+      const auto zero = make_zero(model, world, variant.options, "sgd", {});
+      const Samples mine =
+          every(make_samples(24, DType::kF64), world.rank(), d);
+      backward_of((*zero)(mine.x), mine, 1, variant.options.loss_scale);
+      return zero->step();
+    });
+    Sequential model = make_mlp(DType::kF64);
+    mse(model, make_samples(24, DType::kF64)).backward();
+    for (const double norm : norms) {
+      EXPECT_NEAR(norm, grad_norm(model.parameters()), 1e-12) << variant.name;
+    }
+  }
+}
+
+TEST(Zero, ALossScaleIsTakenOutAgain) {
+  Training run = optimizers(DType::kF32)[0];
+  for (const int number : {1, 2, 3}) {
+    ZeroOptions options = stage(number);
+    const State plain = train_zero(2, run, options)[0];
+    options.loss_scale = 1024;  // a power of two: exact
+    EXPECT_EQ(first_difference(train_zero(2, run, options)[0], plain), "");
+  }
+}
+
+TEST(Zero, AnOverflowOnOneRankSkipsTheStepOnAll) {
+  for (const int number : {1, 2, 3}) {
+    const auto results = on_ranks(3, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF16);
+      ZeroOptions options = stage(number);
+      options.loss_scale = 8;
+      const auto zero = make_zero(model, world, options, "adam", {});
+      const State before = state_of_zero(*zero);
+      const Samples mine =
+          every(make_samples(24, DType::kF16), world.rank(), 3);
+      // Rank 1's gradient exceeds 65504
+      const double scale = world.rank() == 1 ? 6e4 : 8;
+      Samples large = mine;
+      if (world.rank() == 1) {
+        NoGrad no_grad;
+        large.y = scale_of(mine.y, 1e4);
+      }
+      backward_of((*zero)(large.x), large, 1, scale);
+      const double norm = zero->step();
+      const bool is_same = first_difference(state_of_zero(*zero), before) == "";
+      // The next step counts again
+      backward_of((*zero)(mine.x), mine, 1, 8);
+      const double next = zero->step();
+      return std::tuple(std::isfinite(norm), is_same, zero->num_skipped_steps(),
+                        std::isfinite(next), zero->optimizer().slots()[0].step);
+    });
+    for (const auto& result : results) {
+      EXPECT_EQ(result, std::tuple(false, true, 1, true, 1))
+          << "stage " << number;
+    }
+  }
+}
+
+TEST(Zero, ParametersWithoutAGradientCountAsZero) {
+  // Only the first layer is used; the others must not keep old gradients
+  for (const int number : {1, 2, 3}) {
+    const auto states = on_ranks(2, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF64);
+      const auto zero = make_zero(model, world, stage(number), "sgd", {0.1});
+      const State before = state_of_zero(*zero);
+      const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
+      for (int step = 0; step < 2; ++step) {
+        sum(model[0](mine.x)).backward();
+        zero->step();
+      }
+      const State after = state_of_zero(*zero);
+      return std::tuple(after.at("0.weight") != before.at("0.weight"),
+                        after.at("2.weight") == before.at("2.weight"),
+                        after.at("4.bias") == before.at("4.bias"));
+    });
+    EXPECT_EQ(states[0], std::tuple(true, true, true)) << "stage " << number;
+    EXPECT_EQ(states[0], states[1]);
+  }
+}
+
+TEST(Zero, FrozenParametersStayAsTheyAre) {
+  for (const int number : {1, 2, 3}) {
+    const auto states = on_ranks(3, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF64);
+      auto parameters = model.parameters();
+      parameters[1].set_requires_grad(false);
+      parameters[2].set_requires_grad(false);
+      const auto zero = make_zero(model, world, stage(number), "adam", {0.1});
+      const State before = named_state(zero->full_parameters(), {});
+      Training run;
+      run.dtype = DType::kF64;
+      train_zero(*zero, run, 0, 2);
+      const State after = named_state(zero->full_parameters(), {});
+      return std::tuple(after.at("0.weight") != before.at("0.weight"),
+                        after.at("0.bias") == before.at("0.bias"),
+                        after.at("2.weight") == before.at("2.weight"),
+                        after.at("4.bias") != before.at("4.bias"),
+                        after.size());
+    });
+    for (const auto& state : states) {
+      EXPECT_EQ(state, std::tuple(true, true, true, true, 6u))
+          << "stage " << number;
+    }
+  }
+}
+
+TEST(Zero, DtypesLieInShardsOfTheirOwn) {
+  for (const int number : {1, 2, 3}) {
+    Training run = optimizers(DType::kF64)[2];
+    auto make = [](DType, std::uint64_t seed) {
+      Sequential model = make_mlp(DType::kF32, seed);
+      Sequential mixed;
+      mixed.add(Linear("0", 5, 7, init_of(DType::kF64, seed)));
+      mixed.add(CastTo(DType::kF32));
+      mixed.add(Linear("2", 7, 3, init_of(DType::kF32, seed)));
+      mixed.add(CastTo(DType::kF64));
+      return mixed;
+    };
+    const State ddp = train_ddp(3, run, make)[0];
+    for (const std::int64_t bucket : {500'000'000, 20}) {
+      ZeroOptions options = stage(number);
+      options.reduce_bucket_size = bucket;
+      for (const State& rank : train_zero(3, run, options, make)) {
+        EXPECT_EQ(first_difference(rank, ddp), "") << "stage " << number;
+      }
+    }
+  }
+}
+
+TEST(Zero, BadOptionsAreRefusedBySentences) {
+  auto error_for = [](const ZeroOptions& options) {
+    return error_on_ranks(1, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF32);
+      make_zero(model, world, options, "adam", {});
+    });
+  };
+  ZeroOptions options = stage(4);
+  EXPECT_TRUE(has_text(error_for(options), "stage 4; give 1, 2 or 3"));
+  options = stage(1);
+  options.offload_optimizer = true;
+  EXPECT_TRUE(has_text(error_for(options), "offload_optimizer with stage 1"));
+  options = stage(2);
+  options.offload_parameters = options.offload_optimizer = true;
+  EXPECT_TRUE(has_text(error_for(options), "offload_parameters with stage 2"));
+  options = stage(2);
+  options.reduce_bucket_size = 0;
+  EXPECT_TRUE(has_text(error_for(options), "buckets of 0"));
+  EXPECT_TRUE(
+      has_text(error_on_ranks(1,
+                              [](ProcessGroup& world) {
+                                Sequential model = make_mlp(DType::kF32);
+                                make_zero(model, world, stage(2), "lamb", {});
+                              }),
+               "'lamb' is unknown"));
+}
+
+TEST(Zero, DifferentModelsAreRefusedOnEveryRank) {
+  const std::string error = error_on_ranks(3, [](ProcessGroup& world) {
+    const InitOptions init = init_of(DType::kF32);
+    Sequential model;
+    model.add(Linear("0", 5, world.rank() == 2 ? 8 : 7, init));
+    make_zero(model, world, stage(2), "adam", {});
+  });
+  EXPECT_TRUE(has_text(error,
+                       "'0.weight' f32[5, 7] on rank 0 and '0.weight' "
+                       "f32[5, 8] on rank 2"))
+      << error;
+}
+
+TEST(Zero, AStepWithoutAGradientIsRefused) {
+  for (const int number : {1, 2, 3}) {
+    const std::string error = error_on_ranks(1, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF32);
+      const auto zero = make_zero(model, world, stage(number), "adam", {});
+      zero->step();
+    });
+    EXPECT_TRUE(has_text(error, "step without a")) << error;
+  }
+}
+
+TEST(Zero, ASecondBoundaryWithoutAStepIsRefused) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF32);
+    const auto zero = make_zero(model, world, stage(1), "adam", {});
+    Training run;
+    for (int i = 0; i < 2; ++i) {
+      const Samples mine = samples_of(run, 0, 0, world);
+      backward_of((*zero)(mine.x), mine, 1);
+    }
+  });
+  EXPECT_TRUE(has_text(error, "a second backward at the boundary")) << error;
+}
+
+}  // namespace
+}  // namespace shardbook::zero_test

@@ -1,0 +1,116 @@
+// ZeRO in virtual time: what overlap and prefetching hide, on a machine that is
+// not there.
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "chapters/common/models/models.h"
+#include "sim/cluster.h"
+#include "sim/world.h"
+#include "tests/chapters/03_zero_fsdp/zero_support.h"
+
+namespace shardbook::zero_test {
+namespace {
+
+struct Times {
+  double step_s = 0;
+  double bytes = 0;
+};
+
+/// The last of three steps of GPT-2 in bf16 on the eight devices of a
+/// DGX A100; tensors are shapes.
+Times time_of(const ZeroOptions& options, bool recompute = false) {
+  sim::WorldOptions world_options;
+  world_options.launch.backend = "sim";
+  world_options.cost =
+      std::make_shared<sim::CostModel>(sim::Cluster::read("dgx-a100"));
+  Times times;
+  std::mutex mutex;
+  sim::run_world(
+      8,
+      [&](ProcessGroup& world) {
+        ModelConfig config = ModelConfig::read("gpt2");
+        const auto model = make_model(config, init_of(DType::kBF16));
+        set_recompute(*model, recompute);
+        const auto zero = make_zero(*model, world, options, "adam", {});
+        sim::VirtualClock& clock = *sim::VirtualClock::current();
+        clock.begin_steps();
+        const std::size_t before = world.records().size();
+        for (int step = 0; step < 3; ++step) {
+          const Tensor x = Tensor::zeros({2, 1024}, {DType::kI64, Device()});
+          language_loss((*zero)(x), x).backward();
+          zero->step();
+          clock.end_step();
+        }
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (world.rank() != 0) return;
+        times.step_s = clock.last_step_s();
+        for (std::size_t i = before; i < world.records().size(); ++i) {
+          times.bytes += wire_bytes(world.records()[i]);
+        }
+      },
+      world_options);
+  return times;
+}
+
+ZeroOptions bucketed(int number) {
+  ZeroOptions options = stage(number);
+  options.reduce_bucket_size = 8'000'000;  // about one block
+  return options;
+}
+
+TEST(ZeroTime, OverlapHidesReductionsBehindBackward) {
+  for (int number = 1; number <= 2; ++number) {
+    const Times overlapped = time_of(bucketed(number));
+    ZeroOptions options = bucketed(number);
+    options.overlap_comm = false;
+    const Times waiting = time_of(options);
+    EXPECT_LT(overlapped.step_s, waiting.step_s) << "stage " << number;
+    EXPECT_EQ(overlapped.bytes, waiting.bytes);
+  }
+}
+
+TEST(ZeroTime, PrefetchingHidesGathersBehindComputation) {
+  const Times ahead = time_of(stage(3));
+  ZeroOptions options = stage(3);
+  options.prefetch_bucket_size = 0;
+  const Times on_demand = time_of(options);
+  options.overlap_comm = false;
+  const Times waiting = time_of(options);
+  EXPECT_LT(ahead.step_s, on_demand.step_s);
+  EXPECT_LT(on_demand.step_s, waiting.step_s);
+  EXPECT_EQ(ahead.bytes, waiting.bytes);
+}
+
+TEST(ZeroTime, TheAllReduceOfBucketsCostsMore) {
+  ZeroOptions options = stage(2);
+  const Times right = time_of(options);
+  options.reduce_scatter = false;
+  const Times quirk = time_of(options);
+  EXPECT_GT(quirk.step_s, right.step_s);
+  EXPECT_NEAR(quirk.bytes / right.bytes, 1.5, 1e-5);
+}
+
+TEST(ZeroTime, RecomputationComputesAndGathersNothingTwice) {
+  const Times plain = time_of(stage(3));
+  const Times recomputed = time_of(stage(3), /*recompute=*/true);
+  EXPECT_GT(recomputed.step_s, plain.step_s);
+  EXPECT_EQ(recomputed.bytes, plain.bytes);
+}
+
+TEST(ZeroTime, OffloadTakesItsTimeOnTheLinkToTheHost) {
+  ZeroOptions options = bucketed(2);
+  const Times plain = time_of(options);
+  options.offload_optimizer = true;
+  const Times offloaded = time_of(options);
+  EXPECT_GT(offloaded.step_s, plain.step_s);
+  EXPECT_EQ(offloaded.bytes, plain.bytes);
+}
+
+TEST(ZeroTime, TheResultIsTheSameEveryTime) {
+  EXPECT_EQ(time_of(stage(3)).step_s, time_of(stage(3)).step_s);
+}
+
+}  // namespace
+}  // namespace shardbook::zero_test

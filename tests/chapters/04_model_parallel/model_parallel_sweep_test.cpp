@@ -1,0 +1,90 @@
+// One device, two in turn, and splits of every size: the experiment of PyTorch's tutorial.
+
+#include "chapters/04_model_parallel/sweep.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/chapters/04_model_parallel/model_parallel_support.h"
+
+namespace shardbook::model_parallel {
+namespace {
+
+using namespace test;
+
+TEST(ModelParallelSweep, SplitSizesAreNumbersFromOneUp) {
+  EXPECT_EQ(split_sizes("1,3,5"), (std::vector<std::int64_t>{1, 3, 5}));
+  EXPECT_EQ(split_sizes("60"), (std::vector<std::int64_t>{60}));
+  for (const char* bad : {"", "0", "1,", ",2", "2,-3", "a", "1.5", "1, 2"}) {
+    EXPECT_NE(error_of([&] { split_sizes(bad); }).find("--sweep"),
+              std::string::npos)
+        << bad;
+  }
+}
+
+TEST(ModelParallelSweep, TimesHaveABottomBetweenSmallAndLarge) {
+  // The tutorial's sizes, on shapes
+  Options options = tiny_options();
+  options.backend = "sim";
+  options.cluster = "kaggle-t4x2";
+  options.model = "resnet50";
+  options.batch = 120;
+  options.image_size = 128;
+  const Sweep sweep =
+      run_sweep(options, {}, {1, 3, 5, 8, 10, 12, 20, 40, 60}, 1);
+  EXPECT_GT(sweep.naive.virtual_s, sweep.single.virtual_s);
+  const StepTime& best = sweep.best();
+  EXPECT_GT(best.settings.split_size, 5);
+  EXPECT_LT(best.settings.split_size, 60);
+  EXPECT_LT(best.virtual_s, 0.75 * sweep.single.virtual_s);
+  EXPECT_GT(sweep.pipelined.front().virtual_s, sweep.naive.virtual_s);
+}
+
+// What `./shardbook run` trains: small enough to be quick, and large enough for
+// the devices of the tutorial's time that the lesson shows.
+TEST(ModelParallelSweep, AModelThatTrainsInSecondsShowsTheLesson) {
+  Options options = tiny_options();
+  options.backend = "sim";
+  options.cluster = "k80-pcie";
+  options.model = R"({"model_type": "resnet", "embedding_size": 32,
+      "depths": [2, 2]})";
+  options.batch = 24;
+  options.image_size = 96;
+  const Sweep sweep = run_sweep(options, {}, {1, 2, 4, 8, 12}, 1);
+  EXPECT_GT(sweep.naive.virtual_s, sweep.single.virtual_s);
+  EXPECT_GT(sweep.pipelined.front().virtual_s, sweep.naive.virtual_s);
+  EXPECT_EQ(sweep.best().settings.split_size, 8);
+  EXPECT_LT(sweep.best().virtual_s, 0.9 * sweep.single.virtual_s);
+  EXPECT_GT(sweep.pipelined.back().virtual_s, sweep.best().virtual_s);
+}
+
+TEST(ModelParallelSweep, WallTimesLeaveOutTheWarmUp) {
+  StepTime time;
+  set_wall_times({90, 1, 2, 6}, time);
+  EXPECT_DOUBLE_EQ(time.mean_s, 3);
+  EXPECT_DOUBLE_EQ(time.sd_s, std::sqrt((4 + 1 + 9) / 2.0));
+  EXPECT_DOUBLE_EQ(time.fastest_s, 1);
+  set_wall_times({90, 4}, time);
+  EXPECT_DOUBLE_EQ(time.mean_s, 4);
+  EXPECT_EQ(time.sd_s, 0);
+  EXPECT_THROW(set_wall_times({90}, time), Error);
+}
+
+TEST(ModelParallelSweep, MeasuresEveryVariantOnThreads) {
+  Options options = tiny_options();
+  const Sweep sweep = run_sweep(options, {}, {2, 5}, /*repeats=*/3);
+  EXPECT_EQ(sweep.repeats, 3);
+  for (const StepTime* time : {&sweep.single, &sweep.naive, &sweep.pipelined[0],
+                               &sweep.pipelined[1]}) {
+    EXPECT_GT(time->fastest_s, 0);
+    EXPECT_GE(time->mean_s, time->fastest_s);
+    EXPECT_GE(time->sd_s, 0);
+    EXPECT_LT(time->virtual_s, 0) << "--cluster none";
+  }
+  EXPECT_NE(sweep_text(sweep).find("splits of 5"), std::string::npos);
+  EXPECT_NE(sweep_json(sweep).find("\"split_size\":5"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardbook::model_parallel

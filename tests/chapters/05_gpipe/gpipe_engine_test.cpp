@@ -1,0 +1,402 @@
+// GPipe's schedule and engine, on layers of one width.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "chapters/05_gpipe/gpipe.h"
+#include "core/autograd.h"
+#include "tests/chapters/05_gpipe/gpipe_support.h"
+
+namespace shardbook::gpipe_test {
+namespace {
+
+using gpipe::Action;
+using gpipe::ActionKind;
+using gpipe::Checkpoint;
+using gpipe::Pipeline;
+using gpipe::PipelineOptions;
+using testing::HasSubstr;
+
+// --- The schedule -----------------------------------------------------------
+
+TEST(GpipeSchedule, EveryForwardPrecedesTheFirstBackward) {
+  const auto actions = gpipe::schedule(3);
+  std::string text;
+  for (const Action& each : actions) {
+    text += (each.kind == ActionKind::kForward ? "F" : "B") +
+            std::to_string(each.micro_batch) + " ";
+  }
+  EXPECT_EQ(text, "F0 F1 F2 B2 B1 B0 ");
+}
+
+// When each action can begin, if all take one slot: what slot() says.
+TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    for (const int m : {1, 2, 3, 4, 8, 17}) {
+      std::map<std::pair<int, int>, int> forward_end, backward_end;
+      std::vector<int> free(at(p), 0);
+      std::vector<std::size_t> next(at(p), 0);
+      const auto actions = gpipe::schedule(m);
+      for (bool progress = true; progress;) {
+        progress = false;
+        for (int s = 0; s < p; ++s) {
+          if (next[at(s)] == actions.size()) continue;
+          const Action& action = actions[next[at(s)]];
+          const int b = action.micro_batch;
+          int begin = free[at(s)];
+          if (action.kind == ActionKind::kForward && s > 0) {
+            if (forward_end.count({s - 1, b}) == 0) continue;
+            begin = std::max(begin, forward_end[{s - 1, b}]);
+          }
+          if (action.kind == ActionKind::kBackward && s < p - 1) {
+            if (backward_end.count({s + 1, b}) == 0) continue;
+            begin = std::max(begin, backward_end[{s + 1, b}]);
+          }
+          EXPECT_EQ(begin, gpipe::slot(action, s, p, m));
+          (action.kind == ActionKind::kForward ? forward_end
+                                               : backward_end)[{s, b}] =
+              free[at(s)] = begin + 1;
+          ++next[at(s)];
+          progress = true;
+        }
+      }
+      const int end = *std::max_element(free.begin(), free.end());
+      EXPECT_EQ(end, gpipe::num_slots(p, m));
+      EXPECT_DOUBLE_EQ(1 - 2.0 * m / end, gpipe::idle_share(p, m));
+    }
+  }
+}
+
+TEST(GpipeSchedule, FigureOfFourStages) {
+  EXPECT_EQ(gpipe::figure(4, 4),
+            "stage 0 F0 F1 F2 F3  .  .  .  .  .  . B3 B2 B1 B0\n"
+            "stage 1  . F0 F1 F2 F3  .  .  .  . B3 B2 B1 B0  .\n"
+            "stage 2  .  . F0 F1 F2 F3  .  . B3 B2 B1 B0  .  .\n"
+            "stage 3  .  .  . F0 F1 F2 F3 B3 B2 B1 B0  .  .  .\n");
+}
+
+TEST(GpipeCut, TensorsOfAMiniBatchAreCutTogether) {
+  const Tensor a = rows_of(5, 2, DType::kF32), b = tokens_of(5, 3, 7);
+  const auto pieces = gpipe::cut({a, b}, 4);  // 2, 2, 1: fewer than asked for
+  ASSERT_EQ(pieces.size(), 3u);
+  EXPECT_EQ(pieces[2][0].shape(), (Shape{1, 2}));
+  EXPECT_EQ(pieces[2][1].shape(), (Shape{1, 3}));
+  EXPECT_TRUE(pieces[1][0].shares_storage(a));
+  EXPECT_EQ(pieces[1][1].to_vector<std::int64_t>()[0],
+            b.to_vector<std::int64_t>()[6]);
+  EXPECT_EQ(error_of([&] {
+              gpipe::cut({a, tokens_of(4, 3, 7)}, 2);
+            }),
+            "cut: tensors of one mini-batch have 5 and 4 rows; they are cut "
+            "together");
+  EXPECT_EQ(error_of([&] { gpipe::cut({Tensor::full({}, 1)}, 2); }),
+            "cut: a scalar has no rows to be cut");
+  EXPECT_EQ(error_of([&] { gpipe::cut({a}, 6); }),
+            "--micro-batches 6: give 1 to 5, the samples of a batch");
+}
+
+// --- The engine -------------------------------------------------------------
+
+constexpr std::int64_t kWidth = 6;
+
+struct Case {
+  int rows = 8;
+  int chunks = 4;
+  PipelineOptions how;
+  DType dtype = DType::kF64;
+};
+
+struct Trained {
+  std::map<std::string, Tensor> grads;
+  double loss = 0;
+  int max_live = 0;
+  double bytes = 0, predicted = 0;
+  std::vector<std::string> messages;
+};
+
+/// The mini-batch, in pieces.
+gpipe::Feed feed_of(const std::vector<Tensors>& pieces) {
+  return {[&](int b) { return Tensors{pieces[at(b)][0]}; },
+          [&](const Tensors& outputs, int b) {
+            return mse_loss(outputs[0], pieces[at(b)][1]);
+          }};
+}
+
+std::vector<Tensors> data_of(const Case& c) {
+  Tensor x = rows_of(c.rows, kWidth, c.dtype), y = x.empty_like();
+  fill_normal(y, /*seed=*/12, /*stream=*/2, 0, 1);
+  return gpipe::cut({x, y}, c.chunks);
+}
+
+Trained on_one_rank(const LayerList& net, const Case& c, ProcessGroup& world) {
+  Options options;
+  options.seed = 5;
+  options.dtype = c.dtype;
+  RankContext::current().random = RandomState{21, 3, 0, {}};
+  const std::shared_ptr<const LayerList> layers(&net, [](const LayerList*) {});
+  PipelineModel model(options, layers,
+                      one_stage_per_rank(cut_uniform(net.size(), world.size())),
+                      world);
+  const auto data = data_of(c);
+  const auto pieces = ceil_micro_batches(c.rows, c.chunks);
+  Pipeline pipeline(model, world, pieces,
+                    gpipe::trace_pieces(net, pieces, data[0], c.dtype), c.how);
+  Trained result;
+  const gpipe::Feed feed = feed_of(data);
+  result.loss = pipeline.train(feed);
+  for (const NamedTensor& each : model.stage(world.rank()).named_parameters()) {
+    result.grads[each.name] = each.tensor.grad();
+  }
+  result.max_live = pipeline.max_live();
+  result.bytes = wire_bytes(world.records());
+  result.predicted = pipeline.predicted_bytes();
+  for (const CommRecord& record : world.records()) {
+    result.messages.push_back((record.op == CommOp::kSend ? "to " : "from ") +
+                              std::to_string(record.root_or_peer) + " " +
+                              record.label);
+  }
+  return result;
+}
+
+std::vector<Trained> on_pipeline(const LayerList& net, int p, const Case& c) {
+  return on_ranks(
+      p, [&](ProcessGroup& world) { return on_one_rank(net, c, world); });
+}
+
+/// One device, one micro-batch after the other, from the last to the first.
+Trained on_one_device(const LayerList& net, const Case& c,
+                      bool reversed = true) {
+  RankContext context(Device::cpu(0), 0, 1);
+  context.deterministic = true;
+  const RankContext::Scope scope(context);
+  InitOptions init;
+  init.seed = 5;
+  init.dtype = c.dtype;
+  Stage model(net, 0, net.size(), init);
+  const auto data = data_of(c);
+  auto pieces = ceil_micro_batches(c.rows, c.chunks);
+  Trained result;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const std::size_t b = reversed ? pieces.size() - 1 - i : i;
+    context.random = RandomState{21, 3, 0, pieces[b].slice};
+    const Tensor loss = mse_loss(model(data[b][0]), data[b][1]);
+    const double share = static_cast<double>(pieces[b].rows) / c.rows;
+    result.loss += loss.item() * share;
+    autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
+  }
+  for (const NamedTensor& each : model.named_parameters()) {
+    result.grads[each.name] = each.tensor.grad();
+  }
+  return result;
+}
+
+void expect_same_bits(const std::vector<Trained>& ranks,
+                      const Trained& reference, const std::string& what) {
+  std::size_t count = 0;
+  for (const Trained& rank : ranks) {
+    for (const auto& [name, grad] : rank.grads) {
+      EXPECT_TRUE(bitwise_equal(grad, reference.grads.at(name)))
+          << what << " " << name;
+      ++count;
+    }
+    EXPECT_DOUBLE_EQ(rank.bytes, rank.predicted) << what;
+  }
+  EXPECT_EQ(count, reference.grads.size());
+  EXPECT_EQ(ranks.back().loss, reference.loss) << what;
+}
+
+class GpipeEngine : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeEngine,
+                         testing::Values(1, 2, 3, 4, 8));
+
+// Nine layers; skips over one and more stages, also within one.
+SkipNet net_with_skips(double dropout = 0) {
+  return SkipNet(9, kWidth, {{0, 8}, {1, 5}, {2, 3}}, "", dropout);
+}
+
+TEST_P(GpipeEngine, GradientsHaveTheBitsOfOneDeviceInReverseOrder) {
+  const int p = GetParam();
+  for (const bool skips : {false, true}) {
+    const SkipNet net = skips ? net_with_skips() : SkipNet(9, kWidth);
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      // Even; uneven last piece; fewer pieces than asked for; one row each
+      for (const auto& [rows, chunks] :
+           {std::pair{8, 4}, {7, 3}, {5, 4}, {3, 3}, {6, 1}}) {
+        Case c{rows, chunks, {}, dtype};
+        expect_same_bits(on_pipeline(net, p, c), on_one_device(net, c),
+                         std::to_string(rows) + "/" + std::to_string(chunks));
+      }
+    }
+  }
+}
+
+TEST_P(GpipeEngine, RecomputationChangesNoBitAlsoWithDropout) {
+  const SkipNet net = net_with_skips(/*dropout=*/0.3);
+  const Case c{7, 3, {}, DType::kF32};
+  const Trained reference = on_one_device(net, c);
+  for (const Checkpoint mode :
+       {Checkpoint::kAlways, Checkpoint::kExceptLast, Checkpoint::kNever}) {
+    for (const bool early : {true, false}) {
+      Case other = c;
+      other.how = {mode, early};
+      expect_same_bits(on_pipeline(net, GetParam(), other), reference,
+                       "mode " + std::to_string(static_cast<int>(mode)));
+    }
+  }
+}
+
+TEST_P(GpipeEngine, AllMicroBatchesLiveAtTheTurn) {
+  const SkipNet net(8, kWidth);
+  for (const int m : {1, 3, 8}) {
+    for (const Trained& rank : on_pipeline(net, GetParam(), {8, m, {}})) {
+      EXPECT_EQ(rank.max_live,
+                static_cast<int>(ceil_micro_batches(8, m).size()));
+    }
+  }
+}
+
+// Trap: in the order 0 .. m-1 the sums round otherwise.
+TEST(GpipeOrder, TheOrderOfTheSumsIsPartOfTheResult) {
+  const SkipNet net(4, kWidth);
+  const Case c{12, 6, {}, DType::kF32};
+  const Trained ranks = on_pipeline(net, 1, c)[0];
+  const Trained forwards = on_one_device(net, c, /*reversed=*/false);
+  bool differs = false;
+  for (const auto& [name, grad] : ranks.grads) {
+    differs = differs || !bitwise_equal(grad, forwards.grads.at(name));
+    EXPECT_LT(max_abs_difference(grad, forwards.grads.at(name)), 1e-6);
+  }
+  EXPECT_TRUE(differs);
+}
+
+TEST(GpipeOrder, MessagesFollowTheSchedule) {
+  const SkipNet net(3, kWidth);
+  const auto ranks = on_pipeline(net, 3, {4, 2, {}});
+  EXPECT_EQ(ranks[1].messages, (std::vector<std::string>{
+                                   "from 0 activations micro-batch 0 stage 1",
+                                   "to 2 activations micro-batch 0 stage 2",
+                                   "from 0 activations micro-batch 1 stage 1",
+                                   "to 2 activations micro-batch 1 stage 2",
+                                   "from 2 gradients micro-batch 1 stage 2",
+                                   "to 0 gradients micro-batch 1 stage 1",
+                                   "from 2 gradients micro-batch 0 stage 2",
+                                   "to 0 gradients micro-batch 0 stage 1"}));
+}
+
+// A skip from stage 0 to stage 2 does not touch the rank in between.
+TEST(GpipeSkips, TravelDirectly) {
+  const SkipNet net(3, kWidth, {{0, 2}});
+  const auto ranks = on_pipeline(net, 3, {2, 1, {}});
+  EXPECT_EQ(ranks[0].messages, (std::vector<std::string>{
+                                   "to 1 activations micro-batch 0 stage 1",
+                                   "to 2 activations micro-batch 0 stage 2",
+                                   "from 1 gradients micro-batch 0 stage 1",
+                                   "from 2 gradients micro-batch 0 stage 2"}));
+  EXPECT_EQ(ranks[1].messages.size(), 4u);
+  for (const std::string& message : ranks[1].messages) {
+    EXPECT_THAT(message, testing::Not(HasSubstr("skip")));
+  }
+  const double bytes = 2 * kWidth * 8;
+  EXPECT_EQ(ranks[0].bytes, 2 * bytes);  // forward: the value and the skip
+  EXPECT_EQ(ranks[1].bytes, 2 * bytes);  // one forward, one backward
+  EXPECT_EQ(ranks[2].bytes, 2 * bytes);  // backward: of both
+}
+
+TEST(GpipeSkips, NamesThatDoNotMatchStopTheRunBeforeItBegins) {
+  const SkipNet net(4, kWidth, {{0, -1}});
+  EXPECT_THAT(error_of([&] { on_pipeline(net, 2, {}); }),
+              HasSubstr("skip 'net/0': layer 0 (layer0) stashes it, and no "
+                        "layer pops it"));
+}
+
+// Trap: a recorded node that leads to the inputs alone does not exist where no
+// input needs a gradient, and the parameters behind it get none.
+TEST(GpipeTraps, ACheckpointThatHangsOnItsInputLosesTheFirstStage) {
+  const SkipNet net(1, kWidth);
+  Stage stage(net, 0, 1, {});
+  const Tensor x = rows_of(2, kWidth, DType::kF32);
+  const Tensors wrong = autograd::custom_function(
+      "checkpoint", {x}, [&](const Tensors& in) { return stage(in); },
+      [](const Tensors& grads) { return grads; });
+  EXPECT_FALSE(wrong[0].requires_grad());
+  // The engine's does not: see GradientsHaveTheBitsOfOneDevice...
+  LayerInput spec;
+  spec.values = {{x.shape(), x.dtype(), false}};
+  StageRun run = run_forward_again([&](const Tensors& in) { return stage(in); },
+                                   {x}, spec, {});
+  run_backward(std::move(run), {x});
+  EXPECT_TRUE(stage.parameters()[0].grad().defined());
+}
+
+TEST(GpipeInference, OutputsComeEndToEndOnTheLastStage) {
+  const SkipNet net = net_with_skips();
+  const Case c{7, 3, {}, DType::kF64};
+  const auto outputs = on_ranks(3, [&](ProcessGroup& world) {
+    Options options;
+    options.seed = 5;
+    options.dtype = c.dtype;
+    const std::shared_ptr<const LayerList> layers(&net,
+                                                  [](const LayerList*) {});
+    PipelineModel model(options, layers, one_stage_per_rank(cut_uniform(9, 3)),
+                        world);
+    const auto data = data_of(c);
+    const auto pieces = ceil_micro_batches(c.rows, c.chunks);
+    Pipeline pipeline(model, world, pieces,
+                      gpipe::trace_pieces(net, pieces, data[0], c.dtype), {});
+    return pipeline.infer(feed_of(data));
+  });
+  EXPECT_TRUE(outputs[0].empty());
+  InitOptions init;
+  init.seed = 5;
+  init.dtype = c.dtype;
+  const NoGrad no_grad;
+  const Tensor expected =
+      Stage(net, 0, 9, init)(rows_of(c.rows, kWidth, c.dtype));
+  ASSERT_EQ(outputs[2].size(), 1u);
+  EXPECT_LT(max_abs_difference(outputs[2][0], expected), 1e-12);
+}
+
+TEST(GpipeFailure, ARankThatThrowsEndsTheOthers) {
+  const SkipNet net(3, kWidth);
+  std::vector<std::string> errors(3);
+  const std::string first = error_of([&] {
+    on_ranks(3, [&](ProcessGroup& world) {
+      try {
+        Case c;
+        Options options;
+        options.dtype = c.dtype;
+        const std::shared_ptr<const LayerList> layers(&net,
+                                                      [](const LayerList*) {});
+        PipelineModel model(options, layers, one_stage_per_rank({0, 1, 2, 3}),
+                            world);
+        const auto data = data_of(c);
+        const auto pieces = ceil_micro_batches(c.rows, c.chunks);
+        Pipeline pipeline(model, world, pieces,
+                          gpipe::trace_pieces(net, pieces, data[0], c.dtype),
+                          {});
+        gpipe::Feed feed = feed_of(data);
+        feed.loss = [](const Tensors&, int b) -> Tensor {
+          SB_FAIL("loss of micro-batch ", b);
+        };
+        pipeline.train(feed);
+      } catch (const Error& error) {
+        errors[at(world.rank())] = error.what();
+        throw;
+      }
+      return 0;
+    });
+  });
+  EXPECT_EQ(first, "loss of micro-batch 0");
+  EXPECT_THAT(errors[0], HasSubstr("rank 2 failed"));
+  EXPECT_THAT(errors[1], HasSubstr("rank 2 failed"));
+}
+
+TEST(GpipeOptions, BadOnesAreOneSentence) {
+  EXPECT_EQ(error_of([] { gpipe::checkpoint_from_name("sometimes"); }),
+            "--checkpoint sometimes: give always, except_last or never");
+}
+
+}  // namespace
+}  // namespace shardbook::gpipe_test

@@ -1,0 +1,349 @@
+// The program's trainer: parity, bytes and peaks of real models.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "chapters/05_gpipe/trainer.h"
+#include "tests/chapters/05_gpipe/gpipe_support.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook::gpipe_test {
+namespace {
+
+using gpipe::Trainer;
+using gpipe::TrainerOptions;
+using testing::HasSubstr;
+
+Options options_of(const std::string& model) {
+  Options options;
+  options.model = model;
+  options.data = "random";
+  options.batch = 6;
+  options.seq = 8;
+  options.steps = 2;
+  options.deterministic = true;
+  return options;
+}
+
+/// Eight layers, so that eight ranks have one each.
+std::string small_gpt() {
+  return R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 16,)"
+         R"( "n_embd": 16, "n_layer": 6, "n_head": 2})";
+}
+
+std::string small_resnet() {
+  return R"({"model_type": "resnet", "depths": [1, 1, 1, 1],)"
+         R"( "embedding_size": 8, "num_labels": 10})";
+}
+
+struct TrainedRank {
+  std::vector<double> losses;
+  std::vector<NamedTensor> parameters;  // rank 0
+  RankReport report;
+};
+
+std::vector<TrainedRank> train_ranks(int p, Options options,
+                                     const TrainerOptions& how) {
+  options.world_size = p;
+  return on_ranks(p, [&](ProcessGroup& world) {
+    Trainer trainer(options, how, world);
+    TrainedRank result;
+    result.losses =
+        train(options, trainer.optimizer(), false, [&](std::int64_t k) {
+          return trainer.step(k);
+        }).losses;
+    result.report =
+        rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
+                    trainer.bill(), RankContext::current().device.memory());
+    for (const NamedTensor& each : trainer.full_state()) {
+      result.parameters.push_back({each.name, each.tensor.clone()});
+    }
+    return result;
+  });
+}
+
+ReferenceRun reference(const Options& options, const TrainerOptions& how) {
+  RankContext context(Device::cpu(0), 0, 1);
+  context.deterministic = options.deterministic;
+  const RankContext::Scope scope(context);
+  return gpipe::train_one_device_in_reverse(options, how);
+}
+
+void expect_as_predicted(const RankReport& rank, const std::string& what) {
+  EXPECT_NEAR(rank.bytes.counted, rank.bytes.predicted, 1e-6) << what;
+  for (int kind = 0; kind < kNumMemoryKinds; ++kind) {
+    const Claim& peak = rank.peak[at(kind)];
+    const auto name = memory_kind_name(static_cast<MemoryKind>(kind));
+    if (peak.predicted < 0) continue;
+    EXPECT_EQ(peak.counted, peak.predicted) << what << " " << name;
+  }
+  const auto activations = static_cast<int>(MemoryKind::kActivation);
+  EXPECT_GE(rank.peak[at(activations)].predicted, 0);
+}
+
+class GpipeTrainer : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeTrainer,
+                         testing::Values(1, 2, 3, 4, 8));
+
+// The four claims but for time, for every way to run.
+TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
+  const int p = GetParam();
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    for (const char* checkpoint : {"always", "except_last", "never"}) {
+      for (const std::int64_t m : {1, 4, 6}) {  // 6; 2 2 2; 1 x 6
+        for (const bool skips : {false, true}) {
+          Options options = options_of(small_gpt());
+          options.dtype = dtype;
+          options.dropout = dtype == DType::kF64 ? 0.1 : 0;
+          options.batch = m == 4 ? 5 : 6;  // 2 2 1
+          TrainerOptions how;
+          how.micro_batches = m;
+          how.checkpoint = checkpoint;
+          how.long_skips = skips;
+          const auto what = std::string(checkpoint) + " " + dtype_name(dtype) +
+                            " m " + std::to_string(m) + " skips " +
+                            std::to_string(skips);
+          const auto ranks = train_ranks(p, options, how);
+          const ReferenceRun one = reference(options, how);
+          const Parity parity = compare_with_one_device(
+              options, ranks[0].losses, ranks[0].parameters, one);
+          EXPECT_TRUE(parity.passed) << what << " " << parity.max_rel;
+          // Tied embeddings on two ranks are summed in another order
+          if (p == 1) {
+            EXPECT_EQ(parity.max_abs, 0) << what;
+          }
+          EXPECT_EQ(ranks[0].losses[0], one.losses[0]) << what;
+          for (const TrainedRank& rank : ranks) {
+            expect_as_predicted(rank.report, what);
+            EXPECT_EQ(rank.losses, ranks[0].losses);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A graph that is made again when the gradient is there, beside it.
+TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
+  for (const int p : {2, 6, 8}) {
+    // A small vocabulary: the embedding's own gradient is no wider than its
+    // forward, which has the output's gradient beside it or not
+    Options options = options_of(
+        R"({"model_type": "gpt2", "vocab_size": 32, "n_positions": 16,)"
+        R"( "n_embd": 16, "n_layer": 6, "n_head": 2})");
+    options.seq = 16;
+    options.batch = 22;  // 6 6 6 4
+    TrainerOptions how;
+    how.micro_batches = 4;
+    how.checkpoint = "always";
+    std::vector<double> late, early;
+    for (const bool is_early : {false, true}) {
+      how.early_recompute = is_early;
+      for (const TrainedRank& rank : train_ranks(p, options, how)) {
+        expect_as_predicted(rank.report, is_early ? "early" : "late");
+        const auto kind = static_cast<int>(MemoryKind::kActivation);
+        (is_early ? early : late).push_back(rank.report.peak[at(kind)].counted);
+      }
+    }
+    if (p == 8) {
+      EXPECT_GT(late[0], early[0]);
+    }
+  }
+}
+
+// No parameter stands twice: every bit is that of one device.
+TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
+  for (int p = 1; p <= 4; ++p) {
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      Options options = options_of("mlp");
+      options.dtype = dtype;
+      options.steps = 3;
+      options.batch = 7;
+      TrainerOptions how;
+      how.micro_batches = 3;
+      const auto ranks = train_ranks(p, options, how);
+      const ReferenceRun one = reference(options, how);
+      EXPECT_EQ(ranks[0].losses, one.losses);
+      ASSERT_EQ(ranks[0].parameters.size(), one.parameters.size());
+      for (std::size_t i = 0; i < one.parameters.size(); ++i) {
+        EXPECT_TRUE(bitwise_equal(ranks[0].parameters[i].tensor,
+                                  one.parameters[i].tensor))
+            << p << " " << one.parameters[i].name;
+      }
+      for (const TrainedRank& rank : ranks)
+        expect_as_predicted(rank.report, "mlp");
+    }
+  }
+}
+
+// Clipping needs the norm of the whole model on every rank.
+TEST(GpipeParity, ClippingUsesTheNormOfAllStages) {
+  Options options = options_of("mlp");
+  options.optimizer = "sgd";
+  options.clip = 0.01;
+  const TrainerOptions how{3, "always"};
+  const auto ranks = train_ranks(4, options, how);
+  const Parity parity = compare_with_one_device(
+      options, ranks[0].losses, ranks[0].parameters, reference(options, how));
+  EXPECT_TRUE(parity.passed) << parity.max_rel;
+}
+
+// Normalised by the micro-batch's own statistics, as on one device.
+TEST(GpipeParity, ImagesTrainToo) {
+  Options options = options_of(small_resnet());
+  options.image_size = 32;
+  options.dtype = DType::kF64;
+  for (const char* checkpoint : {"always", "never"}) {
+    const TrainerOptions how{3, checkpoint};
+    for (const int p : {1, 2, 4}) {
+      const auto ranks = train_ranks(p, options, how);
+      const Parity parity =
+          compare_with_one_device(options, ranks[0].losses, ranks[0].parameters,
+                                  reference(options, how));
+      EXPECT_TRUE(parity.passed) << p << " " << parity.max_rel;
+      for (const TrainedRank& rank : ranks) {
+        expect_as_predicted(rank.report, checkpoint);
+      }
+    }
+  }
+}
+
+// Running statistics are updated once per mini-batch, from all its rows, also
+// where a split gives fewer pieces than asked for; recomputation counts once.
+TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
+  Options options = options_of(small_resnet());
+  options.image_size = 32;
+  options.dtype = DType::kF64;
+  options.batch = 5;
+  options.steps = 1;
+  // One device and the whole batch. The first norm sees images alone, whatever
+  // the pieces: its statistics are the same in all runs
+  RankContext context(Device::cpu(0), 0, 1);
+  const RankContext::Scope scope(context);
+  const auto layers = layers_of(model_config(options));
+  Stage whole(*layers, 0, layers->size(),
+              {.seed = options.seed, .dtype = options.dtype});
+  const Dataset data = Dataset::open(options, model_config(options));
+  whole(data.batch(0, options.batch).inputs);
+  for (const char* checkpoint : {"always", "except_last", "never"}) {
+    for (const std::int64_t chunks : {1, 4, 5}) {  // 4 chunks give 2 2 1
+      const auto ranks = on_ranks(2, [&](ProcessGroup& world) {
+        Trainer trainer(options, {chunks, checkpoint}, world);
+        trainer.step(0);
+        const Tensors buffers = trainer.model().stage(world.rank()).buffers();
+        return std::vector{buffers.at(0).to_vector<double>(),
+                           buffers.at(1).to_vector<double>()};
+      });
+      for (std::size_t which : {0, 1}) {  // mean, variance
+        const auto expected = whole.buffers().at(which).to_vector<double>();
+        EXPECT_NE(expected[0], which == 0 ? 0.0 : 1.0) << "has moved";
+        ASSERT_EQ(ranks[0][which].size(), expected.size());
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_NEAR(ranks[0][which][i], expected[i], 1e-12)
+              << checkpoint << " " << chunks;
+        }
+      }
+    }
+  }
+}
+
+// Trap: a forward that is run again and does not say so counts its rows twice.
+TEST(GpipeBatchNorm, AForwardThatIsRunAgainSaysSo) {
+  const auto variance = [](bool says_so) {
+    const auto layers = layers_of(ModelConfig::read(small_resnet()));
+    Stage stem(*layers, 0, 1, {});
+    defer_batch_norms(stem);
+    const Tensor x = Tensor::empty({2, 3, 32, 32});
+    fill_normal(x, 1, 1, 0, 1);
+    LayerInput spec;
+    spec.values = {{x.shape(), x.dtype(), false}};
+    const StageFunction function = [&](const Tensors& in) { return stem(in); };
+    run_forward(function, {x}, spec);
+    if (says_so) {
+      run_forward_again(function, {x}, spec, RandomState{});
+    } else {
+      run_forward(function, {x}, spec);
+    }
+    commit_batch_norms(stem);
+    return stem.buffers().at(1).to_vector<double>();
+  };
+  const auto once = variance(true);
+  // n / (n - 1) of twice as many rows
+  EXPECT_NE(once, variance(false));
+}
+
+TEST(GpipeBalance, StagesAreCutAsAsked) {
+  const Options options = options_of("gpt-nano");
+  const auto layers = layers_of(ModelConfig::read("gpt-nano"));
+  const Tensors inputs = {tokens_of(2, 8, 256)};
+  const auto cuts = [&](const std::string& balance, int p) {
+    return gpipe::cuts_of(options, *layers, inputs, balance, p);
+  };
+  EXPECT_EQ(cuts("uniform", 4), (std::vector<int>{0, 2, 4, 5, 6}));
+  EXPECT_EQ(cuts("2,1,1,2", 4), (std::vector<int>{0, 2, 3, 4, 6}));
+  // Blocks weigh most: two ends are cheap
+  EXPECT_EQ(cuts("parameters", 2), (std::vector<int>{0, 3, 6}));
+  EXPECT_EQ(cuts("time", 2).size(), 3u);
+  EXPECT_EQ(error_of([&] { cuts("uniform", 7); }),
+            "--world-size 7: gpt-nano has 6 layers; give at most one stage per "
+            "layer");
+  EXPECT_EQ(error_of([&] { cuts("2,4", 3); }),
+            "--balance 2,4: 2 stages for --world-size 3; each rank holds one");
+  EXPECT_EQ(error_of([&] { cuts("2,x", 2); }),
+            "--balance 2,x: give uniform, parameters, time, or numbers of "
+            "layers such as 2,1,3");
+  EXPECT_EQ(error_of([&] { cuts("2,3", 2); }),
+            "--balance 2,3: adds up to 5 layers; gpt-nano has 6");
+}
+
+TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {
+  const auto error = [](int world_size, const TrainerOptions& how,
+                        const std::string& cluster = "dgx-a100") {
+    Options options = options_of("gpt-nano");
+    options.world_size = world_size;
+    options.cluster = cluster;
+    return error_of([&] { gpipe::check_trainer_options(options, how); });
+  };
+  EXPECT_EQ(error(6, {6}), "");
+  EXPECT_THAT(error(6, {7}), HasSubstr("--micro-batches 7: give 1 to 6"));
+  EXPECT_THAT(error(7, {6}), HasSubstr("--world-size 7: gpt-nano has 6"));
+  EXPECT_THAT(error(2, {6, "always", "2,3"}), HasSubstr("--balance 2,3"));
+}
+
+TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
+  Options options = options_of("mlp");
+  EXPECT_THAT(error_of([&] { train_ranks(2, options, {7}); }),
+              HasSubstr("--micro-batches 7: give 1 to 6"));
+  TrainerOptions how;
+  how.micro_batches = 2;
+  how.long_skips = true;
+  EXPECT_THAT(error_of([&] { train_ranks(2, options, how); }),
+              HasSubstr("--long-skips: the layers of a model of type mlp"));
+}
+
+// What four stages saved, two stages load.
+TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
+  const TempFolder folder;
+  const std::string path = folder / "gpipe.safetensors";
+  Options options = options_of(small_gpt());
+  on_ranks(4, [&](ProcessGroup& world) {
+    Trainer trainer(options, {3}, world);
+    trainer.step(0);
+    const std::vector<NamedTensor> state = trainer.full_state();
+    if (world.rank() != 0) return 0;
+    Options save = options;
+    save.save = path;
+    save_results(save, model_with(options, state), trainer.data());
+    return 0;
+  });
+  options.load = path;
+  options.steps = 1;
+  const auto two = train_ranks(2, options, {3});
+  const ReferenceRun one = reference(options, {3});
+  EXPECT_EQ(two[0].losses[0], one.losses[0]);
+}
+
+}  // namespace
+}  // namespace shardbook::gpipe_test

@@ -1,0 +1,84 @@
+// Two ways through the ranks: each stage lies on two of them.
+
+#include <gtest/gtest.h>
+
+#include "tests/chapters/06_1f1b/engine_support.h"
+
+namespace shardbook::pipeline_test {
+namespace {
+
+using pipeline::Schedule;
+namespace schedules = pipeline::schedules;
+
+class DualPipeRanks : public ::testing::TestWithParam<int> {};
+
+TEST_P(DualPipeRanks, EqualsOneDevice) {
+  const int p = GetParam(), n = 2 * p + 2;
+  const auto layers = std::make_shared<PairLayers>();
+  const Options options = small_options(2 * n - 1, DType::kF64);
+  const auto pieces = ceil_micro_batches(options.batch, n);
+  const Schedule schedule = schedules::dualpipe(p, n);
+  const Outcome one = on_one_device(*layers, options, pieces, ascending(n));
+  const auto ranks =
+      on_ranks(schedule, layers, cut_uniform(kLayers, p), options, pieces);
+  bool agree = false;
+  const Outcome all = together(ranks, &agree);
+  // Losses have the same bits; gradients are sums in another order, the same on
+  // both ranks of a stage
+  EXPECT_EQ(all.losses, one.losses);
+  EXPECT_TRUE(agree);
+  EXPECT_LT(largest_difference(all.grads, one.grads), 1e-12);
+  for (const Outcome& each : ranks) {
+    EXPECT_EQ(each.predicted, each.counted);
+    EXPECT_EQ(each.live, p + 1);
+  }
+}
+
+TEST_P(DualPipeRanks, WeightsOfBothCopiesStayEqual) {
+  const int p = GetParam(), n = 2 * p;
+  const auto layers = std::make_shared<PairLayers>();
+  Options options = small_options(n);
+  options.clip = 0.5;
+  const auto pieces = ceil_micro_batches(options.batch, n);
+  const Schedule schedule = schedules::dualpipe(p, n);
+  std::vector<Values> weights(static_cast<std::size_t>(p));
+  std::vector<double> norms(static_cast<std::size_t>(p));
+  LaunchOptions launch;
+  launch.deterministic = true;
+  run_ranks(
+      p,
+      [&](ProcessGroup& world) {
+        const auto r = static_cast<std::size_t>(world.rank());
+        RankContext::current().random = random_of(options);
+        const Dataset data = small_data(options);
+        pipeline::LanguageFeed feed(options, data, pieces);
+        PipelineModel model(
+            options, layers,
+            pipeline::layout_of(schedule, cut_uniform(kLayers, p)), world);
+        const auto optimizer = make_optimizer("adamw", model.parameters(), {});
+        pipeline::Engine engine(schedule, model, world, feed);
+        for (int step = 0; step < 3; ++step) {
+          feed.set_first_step(step);
+          const double loss = engine.run();
+          model.reduce_shared_gradients();
+          norms[r] = model.update(options, *optimizer, loss).grad_norm;
+        }
+        for (int s = 0; s < p; ++s) {
+          if (!model.holds(s)) continue;
+          for (const NamedTensor& each : model.stage(s).named_parameters()) {
+            weights[r][each.name] = each.tensor.to_vector<double>();
+          }
+        }
+      },
+      launch);
+  for (int r = 0; r < p; ++r) {
+    const auto here = static_cast<std::size_t>(r);
+    EXPECT_EQ(weights[here], weights[static_cast<std::size_t>(p - 1 - r)]);
+    EXPECT_EQ(norms[here], norms[0]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, DualPipeRanks, ::testing::Values(2, 4, 8));
+
+}  // namespace
+}  // namespace shardbook::pipeline_test

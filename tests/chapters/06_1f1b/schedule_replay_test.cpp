@@ -1,0 +1,423 @@
+// Replays against the closed forms of the literature.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "chapters/06_1f1b/check.h"
+#include "chapters/06_1f1b/replay.h"
+#include "chapters/06_1f1b/schedules.h"
+#include "core/check.h"
+#include "tests/chapters/06_1f1b/schedule_support.h"
+
+namespace shardbook::pipeline {
+namespace {
+
+using testing::ElementsAre;
+
+/// Begin of an action of a rank.
+double begin_of(const Schedule& schedule, const Replay& replay, int rank,
+                ActionKind kind, int micro_batch) {
+  const auto& list = schedule.actions[static_cast<std::size_t>(rank)];
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (list[i].kind == kind && list[i].micro_batch == micro_batch) {
+      return replay.spans[static_cast<std::size_t>(rank)][i].begin;
+    }
+  }
+  return -1;
+}
+
+class ClosedForms : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(ClosedForms, GpipeTimes) {
+  const auto [p, m] = GetParam();
+  const Schedule schedule = schedules::gpipe(p, m);
+  const Replay r = replay(schedule, kUnit);
+  for (int s = 0; s < p; ++s) {
+    for (int b = 0; b < m; ++b) {
+      EXPECT_EQ(begin_of(schedule, r, s, ActionKind::kForward, b), b + s);
+      EXPECT_EQ(begin_of(schedule, r, s, ActionKind::kBackward, b),
+                (m + p - 1) + (m - 1 - b) + (p - 1 - s));
+    }
+  }
+  EXPECT_EQ(r.makespan, 2 * (m + p - 1));
+  EXPECT_EQ(max_live_activations(schedule, r, Until::kInput),
+            std::vector<int>(static_cast<std::size_t>(p), m));
+}
+
+TEST_P(ClosedForms, OneFOneBTakesAsLongAndKeepsLess) {
+  const auto [p, m] = GetParam();
+  const Schedule schedule = schedules::one_f_one_b(p, m);
+  const Replay r = replay(schedule, kUnit);
+  EXPECT_EQ(r.makespan, 2 * (m + p - 1));
+  EXPECT_DOUBLE_EQ(idle_share(r), (p - 1.0) / (m + p - 1));
+  EXPECT_DOUBLE_EQ(bubble_over_work(r), (p - 1.0) / m);
+  const auto live = max_live_activations(schedule, r, Until::kInput);
+  for (int s = 0; s < p; ++s) {
+    EXPECT_EQ(live[static_cast<std::size_t>(s)], std::min(p - s, m));
+  }
+}
+
+// No action of the clocked schedule begins before what it reads is there.
+TEST_P(ClosedForms, TheClockIsNeverEarly) {
+  const auto [p, m] = GetParam();
+  const Schedule schedule = schedules::one_f_one_b(p, m);
+  const Replay free = replay(schedule, kUnit);
+  const Replay clocked = replay_clocked(p, m);
+  EXPECT_EQ(clocked.makespan, free.makespan);
+  for (std::size_t rank = 0; rank < free.spans.size(); ++rank) {
+    for (std::size_t i = 0; i < free.spans[rank].size(); ++i) {
+      EXPECT_GE(clocked.spans[rank][i].begin, free.spans[rank][i].begin);
+    }
+  }
+}
+
+TEST_P(ClosedForms, TimesThatDifferLoseTheirSumPerStage) {
+  const auto [p, m] = GetParam();
+  const Costs costs{.forward = 3, .backward = 5};
+  for (const Schedule& s :
+       {schedules::gpipe(p, m), schedules::one_f_one_b(p, m)}) {
+    const Replay r = replay(s, costs);
+    EXPECT_DOUBLE_EQ(r.makespan, (m + p - 1) * 8);
+    EXPECT_DOUBLE_EQ(idle_share(r), (p - 1.0) / (m + p - 1));
+  }
+}
+
+TEST_P(ClosedForms, NaiveHasOneRankAtWork) {
+  const auto [p, m] = GetParam();
+  const Schedule schedule = schedules::naive(p, m);
+  const Replay r = replay(schedule, kUnit);
+  EXPECT_EQ(r.makespan, 2 * p * m);
+  EXPECT_DOUBLE_EQ(idle_share(r), (p - 1.0) / p);
+  EXPECT_DOUBLE_EQ(bubble_over_work(r), p - 1);
+  EXPECT_EQ(max_live_activations(schedule, r, Until::kInput),
+            std::vector<int>(static_cast<std::size_t>(p), 1));
+}
+
+TEST_P(ClosedForms, InterleavedDividesTheBubble) {
+  const auto [p, groups] = GetParam();
+  const int m = p * groups;
+  for (const int v : {2, 3, 4}) {
+    const Schedule schedule = schedules::interleaved(p, m, v);
+    const Replay r = replay(schedule, Costs{.forward = 1, .backward = 2});
+    EXPECT_DOUBLE_EQ(bubble_over_work(r), (p - 1.0) / (v * m));
+    const auto live = max_live_activations(schedule, r, Until::kInput);
+    for (int rank = 0; rank < p; ++rank) {
+      const int warm_up = std::min(2 * (p - rank - 1) + (v - 1) * p, m * v);
+      EXPECT_EQ(live[static_cast<std::size_t>(rank)],
+                std::min(warm_up + 1, m * v));
+    }
+  }
+}
+
+TEST_P(ClosedForms, ZbH1LosesForwardAndInputLessWeights) {
+  const int p = std::get<0>(GetParam());
+  const int m = std::max(std::get<1>(GetParam()), p);
+  const Schedule schedule = schedules::zb_h1(p, m);
+  for (const auto& [f, i, w] :
+       {std::tuple(1.0, 1.0, 1.0), std::tuple(3.0, 4.0, 2.0)}) {
+    const Replay r =
+        replay(schedule,
+               Costs{.forward = f, .backward_input = i, .backward_weight = w});
+    const double lost =
+        *std::max_element(r.window.begin(), r.window.end()) - m * (f + i + w);
+    EXPECT_DOUBLE_EQ(lost, (p - 1) * (f + i - w));
+  }
+  const Replay r = replay(schedule);
+  EXPECT_EQ(max_live_activations(schedule, r, Until::kWeight),
+            std::vector<int>(static_cast<std::size_t>(p), p));
+  // Where the gradient of the input ends a life: 1F1B's counts
+  const auto live = max_live_activations(schedule, r, Until::kInput);
+  for (int s = 0; s < p; ++s) {
+    EXPECT_EQ(live[static_cast<std::size_t>(s)], p - s);
+  }
+}
+
+TEST_P(ClosedForms, ZbH2HasNoBubbleAndTwiceTheActivations) {
+  const int p = std::get<0>(GetParam());
+  const int m = std::max(std::get<1>(GetParam()), 2 * p - 1);
+  const Schedule schedule = schedules::zb_h2(p, m);
+  const Replay r = replay(schedule);
+  EXPECT_EQ(window_bubble(r), 0);
+  EXPECT_EQ(max_live_activations(schedule, r, Until::kWeight),
+            std::vector<int>(static_cast<std::size_t>(p), 2 * p - 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, ClosedForms,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 8),
+                                          testing::Values(1, 2, 4, 8, 17)));
+
+TEST(Replays, GoldenNumbers) {
+  const Schedule s = schedules::one_f_one_b(4, 8);
+  const Replay r = replay(s, kUnit);
+  EXPECT_EQ(r.makespan, 22);
+  EXPECT_DOUBLE_EQ(idle_share(r), 3.0 / 11);
+  EXPECT_THAT(max_live_activations(s, r, Until::kInput),
+              ElementsAre(4, 3, 2, 1));
+  const Schedule i = schedules::interleaved(4, 8, 2);
+  const Replay ri = replay(i, kUnit);
+  EXPECT_DOUBLE_EQ(bubble_over_work(ri), 0.1875);
+  EXPECT_THAT(max_live_activations(i, ri, Until::kInput),
+              ElementsAre(11, 9, 7, 5));
+}
+
+// Korthikanti et al. 2022, section 4.2.3: the first rank keeps 1 + (p-1)/(p v)
+// times the activations of plain 1F1B, in sets of a whole stage.
+TEST(Replays, InterleavingCostsMemory) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    for (const int v : {2, 3, 4}) {
+      const int m = 3 * p;
+      const Schedule plain = schedules::one_f_one_b(p, m);
+      const Schedule chunks = schedules::interleaved(p, m, v);
+      const auto live = [&](const Schedule& s) {
+        return max_live_activations(s, replay(s, kUnit), Until::kInput)[0];
+      };
+      EXPECT_DOUBLE_EQ(1.0 * live(chunks) / v / live(plain),
+                       1 + (p - 1.0) / (p * v))
+          << p << " ranks, " << v << " chunks";
+    }
+  }
+}
+
+TEST(Replays, StagesMayDiffer) {
+  std::vector<Costs> costs(2);
+  costs[0] = {.forward = 1, .backward = 2, .communication = 10};
+  costs[1] = {.forward = 3, .backward = 5, .communication = 20};
+  const Schedule schedule = schedules::gpipe(2, 1);
+  const Replay r = replay(schedule, costs);
+  EXPECT_EQ(r.spans[1][0].begin, 11);  // one message of stage 0
+  EXPECT_EQ(r.spans[0][1].begin, 39);  // and one of stage 1
+  EXPECT_EQ(r.makespan, 41);
+  EXPECT_THAT(r.busy, ElementsAre(3, 8));
+  EXPECT_THAT(r.window, ElementsAre(41, 8));
+  EXPECT_THROW(replay(schedule, std::vector<Costs>(3)), Error);
+}
+
+// A rank on a way that no micro-batch takes has nothing to do.
+TEST(Replays, RanksMayHaveNoActions) {
+  Schedule s = schedules::gpipe(1, 1);
+  s.num_ranks = 2;
+  s.routes.push_back({{1, 0}});
+  s.actions.emplace_back();
+  const Replay r = replay(s);
+  EXPECT_THAT(r.busy, ElementsAre(3, 0));
+  EXPECT_THAT(r.window, ElementsAre(3, 0));
+  EXPECT_THAT(max_versions(s), ElementsAre(1, 0));
+}
+
+// DeepSeek-V3, table 2: the bubble, two copies of the parameters, p+1 live.
+TEST(DualPipe, BubbleAndActivations) {
+  for (const int p : {2, 4, 6, 8, 16}) {
+    for (const int m : {2 * p, 2 * p + 4, 5 * p}) {
+      const Schedule s = schedules::dualpipe(p, m);
+      const Costs costs{.forward = 1,
+                        .backward = 2,
+                        .backward_input = 1,
+                        .backward_weight = 1,
+                        .overlapped_pair = 3};
+      const Replay r = replay(s, costs);
+      for (const double busy : r.busy) {
+        EXPECT_EQ(r.makespan - busy, (p / 2 - 1) * (3 + 2 - 3 * 1))
+            << p << " ranks, " << m << " micro-batches";
+      }
+      EXPECT_EQ(max_live_activations(s, r, Until::kWeight),
+                std::vector<int>(static_cast<std::size_t>(p), p + 1))
+          << p << " ranks, " << m << " micro-batches";
+    }
+  }
+}
+
+TEST(DualPipe, EveryRankDoesHalfOfBothWays) {
+  const Schedule s = schedules::dualpipe(4, 10);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(s.stage_at(rank, 0), rank);
+    EXPECT_EQ(s.stage_at(rank, 1), 3 - rank);
+    int forwards[2] = {0, 0}, backwards[2] = {0, 0};
+    int split = 0, weights = 0, pairs = 0;
+    for (const Action& each : s.actions[static_cast<std::size_t>(rank)]) {
+      pairs += each.overlaps_next;
+      if (each.kind == ActionKind::kForward) ++forwards[each.chunk];
+      if (each.kind == ActionKind::kBackward) ++backwards[each.chunk];
+      if (each.kind == ActionKind::kBackwardInput) {
+        ++backwards[each.chunk];
+        ++split;
+      }
+      weights += each.kind == ActionKind::kBackwardWeight;
+    }
+    EXPECT_THAT(forwards, ElementsAre(5, 5));
+    EXPECT_THAT(backwards, ElementsAre(5, 5));
+    EXPECT_EQ(split, weights);
+    // Twice step 4 (less one pair in the middle), and step 5
+    const int h = std::min(rank, 3 - rank);
+    EXPECT_EQ(pairs, 2 * (5 - 4 + h + 1) - (h == 1) + (2 - h - 1));
+  }
+}
+
+TEST(PipeDream, VersionsAreTheClosedForm) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    const Schedule s = schedules::pipedream(p, 20);
+    for (const VersionRecord& each : versions(s)) {
+      const int b = each.micro_batch;
+      EXPECT_EQ(each.read, std::max(0, b - (p - 1 - each.stage)));
+      EXPECT_EQ(each.applied_to, b);
+    }
+    std::vector<int> stash;
+    for (int stage = 0; stage < p; ++stage) stash.push_back(p - stage);
+    EXPECT_EQ(max_versions(s), stash);
+    EXPECT_EQ(max_live_activations(s, replay(s, kUnit), Until::kInput), stash);
+  }
+  // Stage 1 of 4 runs mini-batch 5 on version 3
+  const VersionRecord record = versions(schedules::pipedream(4, 8))[8 + 5];
+  EXPECT_EQ(record.stage, 1);
+  EXPECT_EQ(record.micro_batch, 5);
+  EXPECT_EQ(record.read, 3);
+}
+
+TEST(PipeDream, VerticalSyncReadsOneVersionEverywhere) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    const Schedule s = schedules::pipedream(p, 20, /*vertical_sync=*/true);
+    check(s);
+    for (const VersionRecord& each : versions(s)) {
+      EXPECT_EQ(each.read, std::max(0, each.micro_batch - p + 1));
+    }
+    EXPECT_EQ(max_versions(s),
+              std::vector<int>(static_cast<std::size_t>(p), p));
+  }
+}
+
+TEST(PipeDream, ReplicasTakeTurnsAndUpdateTogether) {
+  // Stages of 3, 2 and 1 replicas
+  const std::vector<int> replicas = {3, 2, 1};
+  EXPECT_EQ(schedules::pipedream_in_flight(replicas), 2);
+  const Schedule s = schedules::pipedream(replicas, 12);
+  const Replay r = replay(s, kUnit);
+  EXPECT_EQ(s.num_stages, 3);
+  EXPECT_EQ(s.place(4, 0).rank, 1);
+  EXPECT_EQ(s.place(5, 1).rank, 4);
+  EXPECT_EQ(to_string(s.actions[1].front()), "F1");
+  EXPECT_EQ(to_string(s.actions[1].back()), "U11");
+  // Two in flight in each replica of stage 0: one warm-up forward
+  EXPECT_THAT(max_live_activations(s, r, Until::kInput),
+              ElementsAre(2, 2, 2, 2, 2, 1));
+  for (const std::vector<int>& each : std::vector<std::vector<int>>{
+           {1}, {4}, {2, 1}, {1, 2}, {1, 4}, {2, 2, 2}, {1, 3, 2}, {4, 3, 2}}) {
+    check(schedules::pipedream(each, 24));
+  }
+}
+
+// NOAM, and the lists keep to it. Narayanan et al. 2019, section 3.2.
+TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
+  const std::pair<std::vector<int>, int> cases[] = {
+      {{1}, 1},       {{4}, 1},       {{1, 1}, 2},    {{1, 1, 1, 1}, 4},
+      {{2, 1}, 2},    {{1, 2}, 3},    {{2, 2}, 2},    {{3, 1}, 2},
+      {{1, 3, 2}, 6}, {{4, 3, 2}, 3}, {{2, 1, 1}, 2}, {{3, 2, 1}, 2}};
+  for (const auto& [replicas, in_flight] : cases) {
+    EXPECT_EQ(schedules::pipedream_in_flight(replicas), in_flight);
+    const Schedule s = schedules::pipedream(replicas, 24);
+    const auto live = max_live_activations(s, replay(s, kUnit), Until::kInput);
+    for (int rank = 0; rank < replicas[0]; ++rank) {
+      EXPECT_EQ(live[static_cast<std::size_t>(rank)], in_flight);
+    }
+  }
+}
+
+// Versions count updates, of R mini-batches each where a stage has R replicas.
+TEST(PipeDream, VerticalSyncWithReplicasReadsWhatTheFirstStageHasSeen) {
+  for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
+           {2, 1}, {1, 2}, {3, 1}, {2, 2}, {1, 3, 2}, {4, 3, 2}}) {
+    const Schedule s = schedules::pipedream(replicas, 48, true);
+    check(s);
+    int ranks = 0;
+    for (const int each : replicas) ranks += each;
+    for (const VersionRecord& each : versions(s)) {
+      const int r = replicas[static_cast<std::size_t>(each.stage)];
+      // ceil((ranks - R0) / R0) rounds behind
+      const int ahead = (ranks - 1) / replicas[0];
+      const int seen =
+          replicas[0] * std::max(0, each.micro_batch / replicas[0] - ahead);
+      EXPECT_EQ(each.read, seen / r)
+          << "stage " << each.stage << ", mini-batch " << each.micro_batch;
+    }
+    // Longer runs keep no more
+    EXPECT_EQ(max_versions(s),
+              max_versions(schedules::pipedream(replicas, 96, true)));
+  }
+}
+
+// Replicas meet before they update: the others' gradients are in its time.
+TEST(PipeDream, UpdatesOfReplicasBeginTogether) {
+  const Schedule s = schedules::pipedream({2, 1}, 4);
+  const Replay r = replay(s, Costs{.forward = 1, .backward = 1, .update = 3});
+  for (std::size_t i = 0; i < s.actions[0].size(); ++i) {
+    if (s.actions[0][i].kind != ActionKind::kUpdate) continue;
+    EXPECT_EQ(r.spans[0][i].begin, r.spans[1][i].begin);
+  }
+}
+
+TEST(PipeDream, DoubleBuffersDelayByOneBatch) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    for (const int m : {p, p + 1, 2 * p}) {
+      const Schedule s = schedules::pipedream_2bw(p, m, 5);
+      check(s);
+      for (const VersionRecord& each : versions(s)) {
+        const int batch = each.micro_batch / m;
+        EXPECT_EQ(each.read, std::max(0, batch - 1));
+        EXPECT_EQ(each.applied_to, batch);
+      }
+      EXPECT_EQ(max_versions(s),
+                std::vector<int>(static_cast<std::size_t>(p), 2));
+    }
+  }
+  EXPECT_THROW(schedules::pipedream_2bw(4, 3, 2), Error);
+}
+
+TEST(PipeDream, NoBubbleAfterTheWarmUp) {
+  const Replay few = replay(schedules::pipedream(4, 10), kUnit);
+  const Replay more = replay(schedules::pipedream(4, 110), kUnit);
+  EXPECT_EQ(more.makespan - few.makespan, 2 * 100);
+}
+
+TEST(PeakBytes, FollowTheScheduleAndRecomputation) {
+  StageBytes kept;
+  kept.until_input = 10;
+  const Schedule gpipe = schedules::gpipe(2, 4);
+  const Schedule other = schedules::one_f_one_b(2, 4);
+  const Replay r = replay(gpipe, kUnit), ro = replay(other, kUnit);
+  EXPECT_THAT(peak_bytes(gpipe, r, {kept, kept}), ElementsAre(40, 40));
+  EXPECT_THAT(peak_bytes(other, ro, {kept, kept}), ElementsAre(20, 10));
+  StageBytes recomputed;
+  recomputed.until_input = 1;
+  recomputed.during_forward = 3;
+  recomputed.during_backward = 10;
+  EXPECT_THAT(peak_bytes(gpipe, r, {recomputed, recomputed}),
+              ElementsAre(14, 14));
+  StageBytes split;
+  split.until_input = 5;
+  split.until_weight = 4;
+  split.after_input = 1;
+  const Schedule h1 = schedules::zb_h1(2, 4);
+  EXPECT_THAT(peak_bytes(h1, replay(h1), {split, split}),
+              ElementsAre(2 * 9, 9 + 5));
+  StageBytes stash;
+  stash.until_input = 1;
+  stash.version = 100;
+  const Schedule stashing = schedules::pipedream(3, 9);
+  EXPECT_THAT(
+      peak_bytes(stashing, replay(stashing, kUnit), {stash, stash, stash}),
+      ElementsAre(203, 102, 1));
+  EXPECT_THROW(peak_bytes(gpipe, r, {kept}), Error);
+}
+
+TEST(LiveActivations, AreLevelsOverTime) {
+  const Schedule s = schedules::one_f_one_b(2, 2);
+  const auto levels = live_activations(s, replay(s, kUnit), 0, Until::kInput);
+  std::vector<std::pair<double, double>> pairs;
+  for (const Level& each : levels) pairs.emplace_back(each.time, each.value);
+  EXPECT_THAT(pairs,
+              ElementsAre(std::pair(0, 0), std::pair(0, 1), std::pair(1, 2),
+                          std::pair(4, 1), std::pair(6, 0)));
+}
+
+}  // namespace
+}  // namespace shardbook::pipeline

@@ -1,0 +1,270 @@
+// One program, four worlds: what the chapters count with data is what the world
+// `sim` charges on shapes.
+
+#include "chapters/common/run/worlds.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+
+#include "chapters/00_single_device/single_device.h"
+#include "chapters/02_ddp/trainer.h"
+#include "chapters/03_zero_fsdp/trainer.h"
+#include "comm/ledger.h"
+
+namespace shardbook {
+namespace {
+
+struct Outcome {
+  Report report;
+  std::vector<std::string> ledger;  // of rank 0
+};
+
+Options small_options(int world_size) {
+  Options options;
+  options.world_size = world_size;
+  options.model = "gpt-nano";
+  options.data = "random";
+  options.steps = 3;
+  options.batch = 24;
+  options.seq = 16;
+  return options;
+}
+
+template <typename Trainer, typename How>
+Outcome run_trainer(const Options& options, const How& how,
+                    const FoldClass& fold_class = one_class) {
+  Outcome outcome;
+  outcome.report = run_chapter(
+      options,
+      [&](const Options& as, ProcessGroup& world, Report& report) {
+        Trainer trainer(as, how, world);
+        const TrainingLog log =
+            train(as, trainer.optimizer(), false,
+                  [&](std::int64_t step) { return trainer.step(step); });
+        finish_rank(as, world, log, trainer.predicted_bytes(), trainer.bill(),
+                    report);
+        if (world.rank() != 0) return;
+        outcome.ledger.clear();
+        for (const CommRecord& record : world.records()) {
+          outcome.ledger.push_back(record_text(record));
+        }
+      },
+      fold_class);
+  return outcome;
+}
+
+Outcome run_ddp(const Options& options, const ddp::TrainerOptions& how) {
+  return run_trainer<ddp::Trainer>(options, how);
+}
+
+void expect_same(const Outcome& a, const Outcome& b) {
+  EXPECT_EQ(a.ledger, b.ledger);
+  ASSERT_EQ(a.report.ranks.size(), b.report.ranks.size());
+  for (std::size_t r = 0; r < a.report.ranks.size(); ++r) {
+    EXPECT_EQ(a.report.ranks[r].bytes.counted, b.report.ranks[r].bytes.counted);
+    for (int k = 0; k < kNumMemoryKinds; ++k) {
+      // Kernels need scratch memory where there are data.
+      if (static_cast<MemoryKind>(k) == MemoryKind::kWorkspace) continue;
+      const auto kind = static_cast<std::size_t>(k);
+      EXPECT_EQ(a.report.ranks[r].peak[kind].counted,
+                b.report.ranks[r].peak[kind].counted)
+          << memory_kind_name(static_cast<MemoryKind>(k));
+    }
+  }
+  // Micro-batches that are multiplied round differently.
+  const double rounding = 1e-9 * a.report.time.step_s;
+  EXPECT_NEAR(a.report.time.step_s, b.report.time.step_s, rounding);
+  EXPECT_NEAR(a.report.time.exposed_comm_s, b.report.time.exposed_comm_s,
+              rounding);
+  ASSERT_EQ(a.report.time.links.size(), b.report.time.links.size());
+  for (std::size_t i = 0; i < a.report.time.links.size(); ++i) {
+    EXPECT_EQ(a.report.time.links[i].link, b.report.time.links[i].link);
+    EXPECT_DOUBLE_EQ(a.report.time.links[i].bytes,
+                     b.report.time.links[i].bytes);
+  }
+}
+
+class Worlds : public ::testing::TestWithParam<int> {};
+
+TEST_P(Worlds, DdpCountsOnThreadsWhatSimCharges) {
+  std::vector<ddp::TrainerOptions> variants(5);
+  variants[1].ddp.gradient_as_bucket_view = true;
+  variants[2].ddp.find_unused_parameters = true;
+  variants[3].comm_hook = "bf16";
+  variants[4].accumulate = 24 / GetParam() > 1 ? 24 / GetParam() / 2 : 1;
+  variants[4].ddp.bucket_cap_mb = 0.2;
+  for (const ddp::TrainerOptions& how : variants) {
+    Options options = small_options(GetParam());
+    options.clip = 0.5;
+    options.cluster = "dgx-v100";
+    options.backend = "threads";
+    const Outcome threads = run_ddp(options, how);
+    options.backend = "sim";
+    options.fold = false;
+    const Outcome unfolded = run_ddp(options, how);
+    options.fold = true;
+    const Outcome folded = run_ddp(options, how);
+    expect_same(threads, unfolded);
+    expect_same(unfolded, folded);
+    EXPECT_NEAR(threads.report.time.predicted_step_s,
+                threads.report.time.step_s, 1e-9 * threads.report.time.step_s);
+  }
+}
+
+TEST_P(Worlds, ZeroAndFsdpCountOnThreadsWhatSimCharges) {
+  std::vector<zero_fsdp::TrainerOptions> variants(11);
+  const char* strategies[] = {"zero1", "zero2", "zero3", "zero3",
+                              "fsdp",  "fsdp",  "fsdp2", "fsdp",
+                              "zero2", "zero2", "fsdp2"};
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    variants[i].strategy = strategies[i];
+  }
+  variants[0].zero.reduce_bucket_size = 50000;
+  variants[2].recompute = true;
+  variants[3].zero.persistence_threshold = 0;
+  variants[4].recompute = true;
+  variants[5].sharding_strategy = "shard_grad_op";
+  variants[5].cpu_offload = true;
+  variants[7].param_dtype = "bf16";
+  variants[8].zero.reduce_bucket_size = 7000;  // less than some gradients
+  variants[8].zero.allgather_bucket_size = 1000;
+  variants[9].cpu_offload = true;
+  variants[10].sharding_strategy = "hybrid_shard";
+  variants[10].fsdp.shard_size = GetParam() % 2 == 0 ? 2 : 1;
+  for (const zero_fsdp::TrainerOptions& how : variants) {
+    SCOPED_TRACE(how.strategy);
+    Options options = small_options(GetParam());
+    options.clip = 0.5;
+    options.fold = false;
+    const Outcome threads = run_trainer<zero_fsdp::Trainer>(options, how);
+    options.backend = "sim";
+    const Outcome unfolded = run_trainer<zero_fsdp::Trainer>(options, how);
+    expect_same(threads, unfolded);
+    options.fold = true;
+    expect_same(unfolded,
+                run_trainer<zero_fsdp::Trainer>(
+                    options, how, zero_fsdp::fold_class(options, how)));
+  }
+}
+
+// One step of a thousand devices may take minutes.
+TEST(WorldsDeathTest, ASignalIsNoticedInsideASimulatedStep) {
+  const auto run = [] {
+    Options options = small_options(2);
+    options.backend = "sim";
+    return chapter_main([&] {
+      run_chapter(options, [](const Options& as, ProcessGroup&, Report&) {
+        const auto none = make_optimizer("sgd", {}, {});
+        train(as, *none, false, [](std::int64_t) {
+          kill(getpid(), SIGTERM);
+          while (true) Tensor::zeros({4}).fill(1);
+          return StepResult();
+        });
+      });
+      return 0;
+    });
+  };
+  EXPECT_EXIT(std::exit(run()), testing::ExitedWithCode(143), "");
+}
+
+TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
+  // Rank count stands for the number of micro-batches.
+  Options options = small_options(1);
+  single_device::SingleDeviceOptions how;
+  how.num_micro_batches = GetParam();
+  how.recompute = GetParam() % 2 == 0;
+  const auto run = [&](const std::string& backend) {
+    options.backend = backend;
+    return run_chapter(
+        options, [&](const Options& as, ProcessGroup& world, Report& report) {
+          single_device::SingleDevice device(as, how);
+          const TrainingLog log =
+              train(as, device.optimizer(), false,
+                    [&](std::int64_t step) { return device.step(step); });
+          finish_rank(as, world, log, 0, device.bill(), report);
+        });
+  };
+  const Report threads = run("threads"), shapes = run("sim");
+  EXPECT_NEAR(threads.time.step_s, shapes.time.step_s,
+              1e-9 * shapes.time.step_s);
+  const auto activations = static_cast<std::size_t>(MemoryKind::kActivation);
+  EXPECT_EQ(threads.ranks[0].peak[activations].counted,
+            shapes.ranks[0].peak[activations].counted);
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, Worlds, ::testing::Values(1, 2, 3, 4, 8));
+
+// The bytes of a step's messages on the links are those of its ledger.
+TEST(WorldsTest, LinksCarryWhatTheLedgerCounts) {
+  Options options = small_options(4);
+  options.backend = "sim";
+  options.steps = 5;
+  const Outcome five = run_ddp(options, {});
+  options.steps = 4;
+  const Outcome four = run_ddp(options, {});
+  double in_links = 0, in_ledger = 0;
+  for (const sim::LinkBytes& link : five.report.time.links) {
+    in_links += link.bytes;
+  }
+  for (std::size_t r = 0; r < 4; ++r) {
+    in_ledger +=
+        five.report.ranks[r].bytes.counted - four.report.ranks[r].bytes.counted;
+  }
+  EXPECT_DOUBLE_EQ(in_links, in_ledger);
+}
+
+// Micro-batches that repeat are multiplied; threads run all of them.
+TEST(WorldsTest, ThousandsOfMicroBatchesCostTheTimeOfAll) {
+  Options options = small_options(2);
+  options.model = "mlp";
+  options.batch = 80;
+  ddp::TrainerOptions how;
+  how.accumulate = 40;
+  const Outcome all = run_ddp(options, how);
+  options.backend = "sim";
+  const Outcome few = run_ddp(options, how);
+  EXPECT_EQ(all.ledger, few.ledger);
+  EXPECT_NEAR(few.report.time.step_s / all.report.time.step_s, 1, 1e-9);
+  EXPECT_NEAR(few.report.time.idle_share, all.report.time.idle_share, 1e-9);
+  options.batch = 20000;
+  how.accumulate = 10000;
+  const Outcome many = run_ddp(options, how);
+  EXPECT_GT(many.report.time.step_s, 200 * few.report.time.step_s);
+}
+
+TEST(WorldsTest, ALargeModelOnAThousandDevices) {
+  Options options = small_options(1024);
+  options.model = "gpt-175b";
+  options.backend = "sim";
+  options.dtype = DType::kBF16;
+  options.batch = 1024;
+  options.seq = 2048;
+  options.cluster = "selene";
+  const Outcome run = run_ddp(options, {});
+  ASSERT_EQ(run.report.ranks.size(), 1024u);
+  EXPECT_EQ(run.report.ranks[1023].bytes.counted,
+            run.report.ranks[1023].bytes.predicted);
+  // Forward and backward alone: 6 flops for each weight and token.
+  EXPECT_GT(run.report.time.step_s, 6 * 175e9 * 2048 / 312e12);
+}
+
+// Communication that hides is not exposed: one bucket for everything cannot
+// hide, many can.
+TEST(WorldsTest, SmallerBucketsHideBehindBackward) {
+  Options options = small_options(8);
+  options.model = "gpt2";
+  options.backend = "sim";
+  options.batch = 64;
+  options.seq = 512;
+  ddp::TrainerOptions one, many;
+  one.ddp.bucket_cap_mb = one.ddp.first_bucket_mb = 1e5;
+  const double exposed_one = run_ddp(options, one).report.time.exposed_comm_s;
+  const double exposed_many = run_ddp(options, many).report.time.exposed_comm_s;
+  EXPECT_LT(exposed_many, exposed_one / 2);
+}
+
+}  // namespace
+}  // namespace shardbook
