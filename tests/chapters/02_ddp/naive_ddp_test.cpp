@@ -9,7 +9,7 @@
 namespace shardbook::ddp_test {
 namespace {
 
-struct Averaged {
+struct AveragedGradients {
   Values gradients;
   std::size_t messages = 0;
 };
@@ -18,13 +18,12 @@ class NaiveDdpParity : public testing::TestWithParam<int> {};
 
 TEST_P(NaiveDdpParity, GradientsEqualTheReducersBitForBit) {
   const int d = GetParam();
-  const Samples all = make_samples(24, DType::kF32);
   const auto average = [&](bool naive) {
     return on_ranks(d, [&](ProcessGroup& dp) {
       // Rank 0's parameters count
       Sequential model = make_mlp(DType::kF32, /*seed=*/1 + dp.rank());
-      const Samples own = every(all, dp.rank(), d);
-      Averaged result;
+      const Samples own = every(make_samples(24, DType::kF32), dp.rank(), d);
+      AveragedGradients result;
       if (naive) {
         ddp::NaiveDdp ddp(model, dp);
         const std::size_t before = dp.records().size();

@@ -57,13 +57,13 @@ std::vector<Trained> train_language(int d, Options options,
   });
 }
 
-struct Variant {
+struct TrainerVariant {
   std::string name;
   TrainerOptions how;
 };
 
-std::vector<Variant> variants(int d) {
-  std::vector<Variant> all;
+std::vector<TrainerVariant> variants(int d) {
+  std::vector<TrainerVariant> all;
   for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
     TrainerOptions how;
     how.strategy = strategy;
@@ -144,7 +144,7 @@ TEST_P(FsdpTrainer, NumbersBytesAndMemoryAreAsPredicted) {
       const Values part = parameter.tensor.to_vector<double>();
       want.insert(want.end(), part.begin(), part.end());
     }
-    for (const Variant& variant : variants(d)) {
+    for (const TrainerVariant& variant : variants(d)) {
       const bool is_gpt = model != "mlp";
       if (!is_gpt && (variant.how.recompute || (d != 2 && d != 3))) continue;
       const auto ranks = train_language(d, options, variant.how);

@@ -15,7 +15,7 @@ namespace {
 
 using zero_fsdp::NaiveZero3;
 
-Options small(int d, const std::string& model) {
+Options naive_options(int d, const std::string& model) {
   Options options;
   options.model = model;
   options.data = "random";
@@ -27,14 +27,14 @@ Options small(int d, const std::string& model) {
   return options;
 }
 
-struct Trained {
+struct NaiveRun {
   ReferenceRun run;
   double bytes = 0;       ///< of the last step
   double parameters = 0;  ///< bytes, tied ones in each of their places
   double peak = 0;        ///< of parameters on this rank
 };
 
-Trained train_naively(ProcessGroup& dp, const Options& options) {
+NaiveRun train_naively(ProcessGroup& dp, const Options& options) {
   const ModelConfig config = model_config(options);
   const auto layers = layers_of(config);
   InitOptions init;
@@ -43,7 +43,7 @@ Trained train_naively(ProcessGroup& dp, const Options& options) {
   NaiveZero3 zero(*layers, init, dp, options.optimizer,
                   options.optimizer_options);
   const Dataset data = Dataset::open(options, config);
-  Trained trained;
+  NaiveRun naive_run;
   const std::int64_t d = dp.size();
   for (std::int64_t k = 0; k < options.steps; ++k) {
     const Batch batch = data.batch(k, options.batch, BatchSlice{dp.rank(), d},
@@ -51,20 +51,20 @@ Trained train_naively(ProcessGroup& dp, const Options& options) {
     const double before = wire_bytes(dp.records());
     Tensor loss = Tensor::full({}, zero.step(batch.inputs, batch.targets) / d,
                                {DType::kF64, Device()});
-    trained.bytes = wire_bytes(dp.records()) - before;
+    naive_run.bytes = wire_bytes(dp.records()) - before;
     dp.all_reduce(loss, ReduceOp::kSum, "loss").wait();
-    trained.run.losses.push_back(loss.item());
+    naive_run.run.losses.push_back(loss.item());
   }
   InitOptions on_meta = init;
   on_meta.device = Device::meta();
   for (int i = 0; i < layers->size(); ++i) {
     for (const Tensor& each : layers->make(i, on_meta)->parameters()) {
       const std::int64_t part = (each.numel() + d - 1) / d;
-      trained.parameters += static_cast<double>(part * d * 8);
+      naive_run.parameters += static_cast<double>(part * d * 8);
     }
   }
-  trained.run.parameters = zero.full_parameters();
-  return trained;
+  naive_run.run.parameters = zero.full_parameters();
+  return naive_run;
 }
 
 class NaiveZero3Parity
@@ -72,7 +72,7 @@ class NaiveZero3Parity
 
 TEST_P(NaiveZero3Parity, EqualsOneDeviceAndTheRealOne) {
   const auto [d, model] = GetParam();
-  const Options options = small(d, model);
+  const Options options = naive_options(d, model);
   const auto ranks =
       on_ranks(d, [&](ProcessGroup& dp) { return train_naively(dp, options); });
   const ReferenceRun one = [&] {
@@ -104,7 +104,7 @@ TEST_P(NaiveZero3Parity, EqualsOneDeviceAndTheRealOne) {
 // Two all-gathers and a reduce-scatter; the head has no forward of its own.
 TEST_P(NaiveZero3Parity, SendsItsParametersThreeTimes) {
   const auto [d, model] = GetParam();
-  const Options options = small(d, model);
+  const Options options = naive_options(d, model);
   const auto layers = layers_of(model_config(options));
   InitOptions on_meta;
   on_meta.device = Device::meta();
@@ -113,7 +113,7 @@ TEST_P(NaiveZero3Parity, SendsItsParametersThreeTimes) {
        layers->make(layers->size() - 1, on_meta)->parameters()) {
     head += static_cast<double>((each.numel() + d - 1) / d * d * 8);
   }
-  for (const Trained& rank : on_ranks(
+  for (const NaiveRun& rank : on_ranks(
            d, [&](ProcessGroup& dp) { return train_naively(dp, options); })) {
     EXPECT_NEAR(rank.bytes, (3 * rank.parameters - head) * (d - 1) / d, 1e-6);
   }
