@@ -50,6 +50,8 @@ std::optional<RankEnvironment> rank_environment();
 /// True in rank 0 and in a process that is no rank: the one that prints.
 bool is_first_process();
 
+/// Exit status of a program that refuses its options, in one sentence.
+constexpr int kExitBadInput = 2;
 /// Exit status of a run that failed: a rank was lost or late, a disk is full.
 constexpr int kExitRunFailed = 3;
 

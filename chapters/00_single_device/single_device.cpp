@@ -48,6 +48,7 @@ SingleDevice::SingleDevice(const Options& options,
       optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
                                 options.optimizer_options)),
       scaler_(options.dtype == DType::kF16 ? 65536 : 1) {
+  strided_micro_batches(options.batch, how.num_micro_batches);  // or an Error
   // Recompute activations
   set_recompute(*loaded_.model, how.recompute);
 

@@ -463,7 +463,10 @@ std::optional<int> launch_processes(int world_size,
   if (status == 0 && !failure.empty()) status = kExitRunFailed;
   // The ranks stopped because they were asked to: that is no error.
   if (status != 0 && received_signal() != 0) return 128 + received_signal();
-  if (!failure.empty()) std::fprintf(stderr, "error: %s\n", failure.c_str());
+  // A rank that refuses its options has said why.
+  if (!failure.empty() && status != kExitBadInput) {
+    std::fprintf(stderr, "error: %s\n", failure.c_str());
+  }
   return status;
 }
 

@@ -300,8 +300,10 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
                                        /*accumulates=*/stage == 1);
   const bool trains = options.steps > 0;
 
+  // f32 copies of 16-bit weights are there from the beginning
+  const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
   bill[MemoryKind::kOptimizerState] =
-      is_offloaded || !trains ? 0 : shard * bytes.optimizer;
+      is_offloaded ? 0 : shard * (trains ? bytes.optimizer : masters);
   const Sizes sizes{static_cast<double>(config.n_embd),
                     static_cast<double>(config.vocab_size),
                     static_cast<double>(config.n_positions),

@@ -507,8 +507,14 @@ int chapter_main(const std::function<int()>& body) {
   } catch (const std::exception& error) {
     // What fails after a signal, fails because another rank has stopped.
     if (interrupted()) return 128 + received_signal();
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return status_of(error);
+    const int status = status_of(error);
+    // Copies of this program were given the same options: one of them speaks
+    const auto rank = rank_environment();
+    const bool is_copy = rank && rank->launcher == "shardbook";
+    if (status != kExitBadInput || !is_copy || rank->rank == 0) {
+      std::fprintf(stderr, "error: %s\n", error.what());
+    }
+    return status;
   }
 }
 

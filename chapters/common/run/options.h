@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "comm/launch.h"
+#include "comm/processes.h"
 #include "core/check.h"
 #include "core/dtype.h"
 #include "core/optim.h"
@@ -150,11 +151,10 @@ extern const char* const kBatchNormDiffers;
 /// What run_ranks needs of them.
 LaunchOptions launch_options(const Options& options);
 
-// The exit status of a program. 0: every claim holds. kExitRunFailed (3,
-// comm/processes.h): a rank was lost or late, a disk is full, ... 128 + n:
-// signal n ended it.
+// The exit status of a program. 0: every claim holds. kExitBadInput (2) and
+// kExitRunFailed (3: a rank was lost or late, a disk is full, ...) are in
+// comm/processes.h. 128 + n: signal n ended it.
 constexpr int kExitClaimFailed = 1;
-constexpr int kExitBadInput = 2;
 
 /// The options have been found good: from here on an Error is a failure of the
 /// run (kExitRunFailed) and not of its options (kExitBadInput).

@@ -111,7 +111,12 @@ std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
              "--cluster none: --backend sim needs a cluster");
     return nullptr;
   }
-  return std::make_shared<sim::CostModel>(sim::Cluster::read(options.cluster));
+  try {
+    return std::make_shared<sim::CostModel>(
+        sim::Cluster::read(options.cluster));
+  } catch (const Error& error) {
+    SB_FAIL("--cluster ", options.cluster, ": ", error.what());
+  }
 }
 
 void check_world_size(const Options& options) {
@@ -129,7 +134,13 @@ Report with_prediction(
   report.chapter = options.chapter;
   if (options.backend == "sim" || options.cluster == "none" ||
       options.steps == 0) {
-    run(options, report);
+    try {
+      run(options, report);
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      if (text.rfind("out of memory on meta:", 0) != 0) throw;
+      throw Error(with_data(options, text));
+    }
     begin_run();
     name_not_finite(report);
     return report;
