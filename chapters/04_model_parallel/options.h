@@ -18,8 +18,8 @@ struct Extras {
 };
 
 void add_options(CommandLine& line, Settings& settings, Extras& extras);
-/// Fills in what depends on other options. Throws Error for what does not go
-/// together.
+/// Fills in the values that depend on other options. Throws Error for options
+/// that contradict each other.
 void check_settings(const Options& options, Settings& settings);
 /// Trains the toy and prints it; returns the exit status.
 int show_toy(const Options& options, const Settings& settings);
