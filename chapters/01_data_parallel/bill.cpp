@@ -20,6 +20,7 @@ struct Sizes {
   double element;  // bytes of an element
   double stat;     // bytes of a statistic
   bool is_gpt;
+  bool has_dropout;
 };
 
 Sizes sizes_of(const Options& options, const ModelConfig& config) {
@@ -31,6 +32,7 @@ Sizes sizes_of(const Options& options, const ModelConfig& config) {
   s.element = static_cast<double>(dtype_bytes(options.dtype));
   s.stat = options.dtype == DType::kF64 ? 8 : 4;
   s.is_gpt = config.type == "gpt2";
+  s.has_dropout = options.dropout > 0;
   return s;
 }
 
@@ -52,7 +54,9 @@ double replica_activations(const Sizes& s, double tokens,
   // Behind the blocks: input and output of the last norm, and its statistics.
   const double behind =
       s.is_gpt ? 2 * s.h * s.element + 2 * s.stat : 11 * s.h * s.element;
-  const double widest = (s.is_gpt ? 5 : 13) * s.h * s.element;
+  // Dropout behind the last layer has a gradient of its own beside its output's.
+  const double widths = !s.is_gpt ? 13 : s.has_dropout ? 6 : 5;
+  const double widest = widths * s.h * s.element;
   const double inside = tokens * (kept_bytes(s) - behind + widest);
   return std::max(at_head, inside);
 }
@@ -60,11 +64,13 @@ double replica_activations(const Sizes& s, double tokens,
 // The main device also holds all logits, their softmax's sums and, for the
 // loss's backward, all their gradients.
 double main_activations(const Sizes& s, double tokens, double all_tokens) {
-  const double scalars = 2 * s.stat;
-  const double at_loss =
-      tokens * kept_bytes(s) + all_tokens * (2 * s.vocab * s.element + s.stat);
-  return scalars + std::max(at_loss, replica_activations(s, tokens,
-                                                         all_tokens * s.vocab));
+  // Scalars: the loss and, until the logits have theirs, its gradient.
+  const double at_loss = tokens * kept_bytes(s) +
+                         all_tokens * (2 * s.vocab * s.element + s.stat) +
+                         2 * s.stat;
+  const double in_replica =
+      replica_activations(s, tokens, all_tokens * s.vocab) + s.stat;
+  return std::max(at_loss, in_replica);
 }
 
 // Buffers that parameters and gradients travel in. The main device packs what
@@ -120,14 +126,21 @@ std::vector<MemoryBill> memory_bills(const Options& options,
   }
   std::vector<MemoryBill> bills(n, nothing);
   bills[0] = single_device_bill(options, config, options.batch);
-  if (n == 1 || options.steps == 0) return bills;
+  if (options.steps == 0) return bills;
 
   const Sizes s = sizes_of(options, config);
   const auto seq = static_cast<double>(options.seq);
+  const double all_tokens = static_cast<double>(options.batch) * seq;
+  const auto chunks = ceil_chunks(options.batch, options.world_size);
+  if (chunks.size() == 1) {
+    if (!config.is_image()) {
+      bills[0][MemoryKind::kActivation] =
+          main_activations(s, all_tokens, all_tokens);
+    }
+    return bills;
+  }
   const Tensors parameters = model.parameters();
   const double parameter_bytes = bytes_of(parameters);
-  const auto chunks = ceil_chunks(options.batch, options.world_size);
-  if (chunks.size() == 1) return bills;
 
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const double tokens =
@@ -139,8 +152,7 @@ std::vector<MemoryBill> memory_bills(const Options& options,
     if (i == 0) {
       // The gradients of replica 0, and beside them their sum over devices.
       bill[MemoryKind::kGradient] = 2 * parameter_bytes;
-      bill[MemoryKind::kActivation] =
-          main_activations(s, tokens, static_cast<double>(options.batch) * seq);
+      bill[MemoryKind::kActivation] = main_activations(s, tokens, all_tokens);
       continue;
     }
     // The tied table receives one gradient from the head and one from the

@@ -205,6 +205,17 @@ def tail(text, lines=25):
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
+FAULT = re.compile(r"^.*(?:(?:ERROR|WARNING): \w+Sanitizer|runtime error:"
+                   r"|^terminate called|Sanitizer:? CHECK failed)", re.M)
+
+
+def last_words(text):
+    """Why a program ended: a sanitizer's report from its first line on."""
+    fault = FAULT.search(text)
+    return ("\n".join(text[fault.start():].splitlines()[:25]) if fault
+            else tail(text))
+
+
 def ending(record):
     if record["result"] == "TIMEOUT":
         return "ran out of time"
@@ -224,14 +235,14 @@ def judge(test, record, report, filtered):
             return {"": Case(state, tail(said, 1).removeprefix("SKIPPED: "))}
         return {"": Case(state, tail(said))}
     cases = {} if report is None else cases_of_report(report)
-    printed = {} if good else cases_of_output(said, ending(record))
+    end = f"{ending(record)}\n{last_words(record.get('stderr', '') or said)}"
+    printed = {} if good else cases_of_output(said, end)
     if not printed.keys() <= cases.keys():
         cases = printed  # no report, or that of a program the test started
     if not cases and good and not filtered:
         cases[""] = Case("failed", "ran no test")
     if not good and not any(c.state == "failed" for c in cases.values()):
-        detail = tail(record.get("stderr", "") or said)
-        cases[""] = Case("failed", f"the program {ending(record)}\n{detail}")
+        cases[""] = Case("failed", f"the program {end}")
     return cases
 
 

@@ -900,15 +900,27 @@ TEST(DataParallelBill, TheMainDeviceIsTheHotSpot) {
 }
 
 TEST_P(DataParallelParity, MemoryFollowsTheFormula) {
-  for (const char* name : {"mlp", "gpt-nano"}) {
+  // A vocabulary below the width: the widest point is inside the last block.
+  const std::string narrow =
+      R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16,
+          "n_embd": 64, "n_layer": 3, "n_head": 4})";
+  struct Case {
+    std::string name;
+    double dropout;
+  };
+  for (const auto& [name, dropout] :
+       {Case{"mlp", 0}, Case{"gpt-nano", 0}, Case{"gpt-nano", 0.5},
+        Case{narrow, 0}, Case{narrow, 0.5}}) {
     for (const std::int64_t batch : {5, 8}) {
       Options options = tiny_options(GetParam(), batch);
       options.model = name;
+      options.dropout = dropout;
       options.dtype = DType::kF32;
       options.seq = 16;
       World world(GetParam());
       const LoadedModel loaded = build_model(options);
-      const Dataset data = Dataset::open("random", options.seq, 256, 0);
+      const Dataset data =
+          Dataset::open("random", options.seq, loaded.config.vocab_size, 0);
       const auto optim = make_optimizer("adamw", loaded.model->parameters(),
                                         options.optimizer_options);
       DataParallel model(*loaded.model, world.devices);
@@ -924,7 +936,8 @@ TEST_P(DataParallelParity, MemoryFollowsTheFormula) {
           EXPECT_EQ(
               static_cast<double>(memory.peak(static_cast<MemoryKind>(k))),
               predicted)
-              << name << ", batch " << batch << ", device " << i << ", "
+              << name << ", dropout " << dropout << ", batch " << batch
+              << ", device " << i << ", "
               << memory_kind_name(static_cast<MemoryKind>(k));
         }
       }
