@@ -5,9 +5,9 @@
 #include <map>
 
 #include "bench/validate/kinds.h"
-#include "chapters/06_1f1b/replay.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/schedules_zero_bubble.h"
+#include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 
 namespace shardbook::validate {

@@ -6,10 +6,10 @@
 #include <fstream>
 #include <map>
 
-#include "chapters/06_1f1b/draw.h"
-#include "chapters/06_1f1b/replay.h"
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/draw.h"
+#include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "chapters/06_1f1b/schedule.h"
 #include "chapters/06_1f1b/trainer.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline {
 

@@ -7,13 +7,13 @@
 #include <numeric>
 #include <regex>
 
-#include "chapters/06_1f1b/check.h"
 #include "chapters/06_1f1b/reference.h"
-#include "chapters/06_1f1b/replay.h"
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/trainer.h"
 #include "chapters/06_1f1b/untied.h"
+#include "chapters/common/pipeline/check.h"
+#include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

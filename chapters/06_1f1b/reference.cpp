@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <deque>
 
-#include "chapters/06_1f1b/feed.h"
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/pipeline/feed.h"
 #include "chapters/common/run/parity.h"
 #include "core/autograd.h"
 #include "core/inplace.h"

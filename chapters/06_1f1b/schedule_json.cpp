@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "chapters/06_1f1b/check.h"
-#include "chapters/06_1f1b/internal/at.h"
+#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/check.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

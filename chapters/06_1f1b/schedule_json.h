@@ -23,7 +23,7 @@
 
 #include <string>
 
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline {
 

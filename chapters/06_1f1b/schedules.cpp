@@ -2,47 +2,12 @@
 
 #include <algorithm>
 
-#include "chapters/06_1f1b/schedules_parts.h"
+#include "chapters/common/pipeline/schedule_parts.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline::schedules {
 
 using namespace parts;
-
-namespace parts {
-
-Schedule empty(const std::string& name, int p, int m, int chunks) {
-  SB_CHECK(p >= 1, "--schedule ", name, ": ", p, " ranks; give at least 1");
-  SB_CHECK(m >= 1, "--schedule ", name, ": ", m,
-           " micro-batches; give at least 1");
-  Schedule schedule;
-  schedule.name = name;
-  schedule.num_ranks = p;
-  schedule.num_stages = p * chunks;
-  schedule.num_micro_batches = schedule.micro_batches_per_step = m;
-  schedule.routes.resize(1);
-  for (int stage = 0; stage < p * chunks; ++stage) {
-    schedule.routes[0].push_back({stage % p, stage / p});
-  }
-  schedule.route_of.assign(static_cast<std::size_t>(m), 0);
-  schedule.actions.resize(static_cast<std::size_t>(p));
-  return schedule;
-}
-
-Actions warm_up_pairs_drain(const Actions& forwards, const Actions& backwards,
-                            int warm_up) {
-  const auto total = static_cast<int>(forwards.size());
-  Actions list(forwards.begin(), forwards.begin() + std::min(warm_up, total));
-  for (int k = 0; k < total; ++k) {
-    if (k + warm_up < total) {
-      list.push_back(forwards[static_cast<std::size_t>(k + warm_up)]);
-    }
-    list.push_back(backwards[static_cast<std::size_t>(k)]);
-  }
-  return list;
-}
-
-}  // namespace parts
 
 namespace {
 
@@ -117,6 +82,19 @@ std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
     result.push_back({tick, is_forward ? forward(b) : backward(b)});
   }
   return result;
+}
+
+Replay replay_clocked(int num_ranks, int micro_batches) {
+  const Schedule schedule = one_f_one_b_clocked(num_ranks, micro_batches);
+  std::vector<std::vector<Span>> spans(static_cast<std::size_t>(num_ranks));
+  for (int stage = 0; stage < num_ranks; ++stage) {
+    for (const auto& [tick, action] :
+         one_f_one_b_clock(stage, num_ranks, micro_batches)) {
+      spans[static_cast<std::size_t>(stage)].push_back(
+          {1.0 * tick, tick + 1.0});
+    }
+  }
+  return replay_of(schedule, std::move(spans));
 }
 
 int one_f_one_b_buffers(int stage, int num_ranks, int micro_batches) {

@@ -26,7 +26,8 @@
 #include <string>
 #include <vector>
 
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline::schedules {
 
@@ -54,6 +55,9 @@ std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
                                              int micro_batches);
 /// The same lists as one_f_one_b, by the clock.
 Schedule one_f_one_b_clocked(int num_ranks, int micro_batches);
+/// By the clock: forward b of stage s begins at tick 2b + s, even when it could
+/// begin before. All actions take one tick.
+Replay replay_clocked(int num_ranks, int micro_batches);
 /// Buffers for activations that a stage sets aside under that clock:
 /// max(2, min(p-s, m)). One more than it keeps on the last stage, where the
 /// next micro-batch arrives while the last one is computed. DeepSpeed:

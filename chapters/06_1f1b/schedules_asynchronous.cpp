@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "chapters/06_1f1b/internal/at.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/06_1f1b/schedules_parts.h"
+#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/schedule_parts.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline::schedules {

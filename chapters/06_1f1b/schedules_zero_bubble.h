@@ -2,8 +2,8 @@
 
 // Zero bubble within a memory limit, found by a search.
 
-#include "chapters/06_1f1b/replay.h"
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline::schedules {
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "chapters/06_1f1b/picture.h"
-#include "chapters/06_1f1b/schedule_memory.h"
+#include "chapters/common/pipeline/schedule_memory.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

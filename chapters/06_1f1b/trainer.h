@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "chapters/06_1f1b/engine.h"
-#include "chapters/06_1f1b/feed.h"
 #include "chapters/06_1f1b/post_validation.h"
 #include "chapters/06_1f1b/weight_stash.h"
+#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/feed.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::pipeline {

@@ -20,8 +20,8 @@
 #include <set>
 #include <vector>
 
-#include "chapters/06_1f1b/engine.h"
-#include "chapters/06_1f1b/versions.h"
+#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/versions.h"
 #include "core/optim.h"
 
 namespace shardbook::pipeline {

@@ -338,22 +338,23 @@ gpipe("schedule.cpp", "return 2 * (num_micro_batches + num_stages - 1);",
 # --- 1F1B and its kin --------------------------------------------------------------------
 
 kin = chapter("06_1f1b", "pipelines")
+pipeline = folder("chapters/common/pipeline", "pipelines")
 
 # An update that waits for nobody, and one that waits for its own rank alone
-kin("dependencies.cpp",
+pipeline("dependencies.cpp",
     "for (const Place& each : owners_[at(stage(rank, a.chunk))]) {",
     "for (const Place& each : std::vector<Place>{}) {",
     "Check.*:PipeDream.*:Replays.*:Asynchronous*")
-kin("dependencies.cpp",
+pipeline("dependencies.cpp",
     "if (each.rank == rank && each.chunk == a.chunk) continue;",
     "if (each.rank != rank || each.chunk == a.chunk) continue;",
     "Check.*:PipeDream.*:Replays.*:Asynchronous*")
-kin("engine.cpp", "run.outputs.clear();", "",
+pipeline("engine.cpp", "run.outputs.clear();", "",
     "*Engine*:*ZeroBubble*:Stage*:PeakBytes*")
-kin("engine.cpp", "random.next_op = takes.first_random_op;", "",
+pipeline("engine.cpp", "random.next_op = takes.first_random_op;", "",
     "*EngineRanks*:EngineTest.*")
-kin("engine.cpp", "later.flush();", "", "ZeroBubbleTest.*:*ZeroBubbleRanks*")
-kin("engine.cpp",
+pipeline("engine.cpp", "later.flush();", "", "ZeroBubbleTest.*:*ZeroBubbleRanks*")
+pipeline("engine.cpp",
     "if (stage > 0 && rank_of(b, stage - 1) != world_.rank()) {",
     "if (stage > 0) {", "*Engine*:*DualPipe*")
 kin("schedules.cpp", "std::min(p - 1 - stage, m)", "std::min(p - stage, m)",
@@ -384,15 +385,15 @@ kin("post_validation.cpp",
 kin("post_validation.cpp", "if (is_amended && has_stepped_) roll_back();", "",
     "*PostValidation*")
 kin("post_validation.cpp", "optimizer_.set_lr(lr_);", "", "*PostValidation*")
-kin("check.cpp",
+pipeline("check.cpp",
     "if (a.kind != ActionKind::kForward || !is_backward(b)) {",
     "if (!is_backward(b)) {", "Check.*")
-kin("check.cpp", "if (b.overlaps_next) return both", "if (false) return both",
+pipeline("check.cpp", "if (b.overlaps_next) return both", "if (false) return both",
     "Check.*")
-kin("check.cpp",
+pipeline("check.cpp",
     "if (per_step < 1 || s.num_micro_batches % per_step != 0) {",
     "if (per_step < 1) {", "Check.*")
-kin("check.cpp", "if (s.flushes && per_step != s.num_micro_batches) {",
+pipeline("check.cpp", "if (s.flushes && per_step != s.num_micro_batches) {",
     "if (false) {", "Check.*:ScheduleJson.*")
-kin("replay.cpp", "each.rank == rank ? 0", "each.rank != rank ? 0",
+pipeline("replay.cpp", "each.rank == rank ? 0", "each.rank != rank ? 0",
     "Replays.*:ZeroBubbleTable5.*")

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "chapters/06_1f1b/engine.h"
-#include "chapters/06_1f1b/feed.h"
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/feed.h"
 #include "comm/launch.h"
 #include "core/autograd.h"
 #include "core/ops.h"

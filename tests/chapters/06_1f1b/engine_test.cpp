@@ -1,7 +1,7 @@
 // Ranks that execute a schedule compute what one device does with the same
 // micro-batches in the same order.
 
-#include "chapters/06_1f1b/engine.h"
+#include "chapters/common/pipeline/engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/06_1f1b/check.h"
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/check.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

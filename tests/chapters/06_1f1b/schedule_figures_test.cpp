@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/06_1f1b/draw.h"
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/draw.h"
 #include "core/check.h"
 #include "tests/chapters/06_1f1b/schedule_support.h"
 
@@ -25,9 +25,9 @@ rank 3 |.  .  .  F0 F1 F2 F3 B3 B2 B1 B0 .  .  .
 }
 
 TEST(Figures, OneFOneBByTheClock) {
-  EXPECT_EQ(
-      "\n" + draw(schedules::one_f_one_b_clocked(4, 4), replay_clocked(4, 4)),
-      R"(
+  EXPECT_EQ("\n" + draw(schedules::one_f_one_b_clocked(4, 4),
+                        schedules::replay_clocked(4, 4)),
+            R"(
 rank 0 |F0 .  F1 .  F2 .  F3 B0 .  B1 .  B2 .  B3
 rank 1 |.  F0 .  F1 .  F2 B0 F3 B1 .  B2 .  B3 .
 rank 2 |.  .  F0 .  F1 B0 F2 B1 F3 B2 .  B3 .  .

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "chapters/06_1f1b/check.h"
-#include "chapters/06_1f1b/replay.h"
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/check.h"
+#include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 #include "tests/chapters/06_1f1b/schedule_support.h"
 
@@ -64,7 +64,7 @@ TEST_P(ClosedForms, TheClockIsNeverEarly) {
   const auto [p, m] = GetParam();
   const Schedule schedule = schedules::one_f_one_b(p, m);
   const Replay free = replay(schedule, kUnit);
-  const Replay clocked = replay_clocked(p, m);
+  const Replay clocked = schedules::replay_clocked(p, m);
   EXPECT_EQ(clocked.makespan, free.makespan);
   for (std::size_t rank = 0; rank < free.spans.size(); ++rank) {
     for (std::size_t i = 0; i < free.spans[rank].size(); ++i) {

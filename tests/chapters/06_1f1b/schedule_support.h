@@ -1,6 +1,6 @@
 #pragma once
 
-#include "chapters/06_1f1b/replay.h"
+#include "chapters/common/pipeline/replay.h"
 
 namespace shardbook::pipeline {
 

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chapters/06_1f1b/check.h"
+#include "chapters/common/pipeline/check.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

@@ -1,11 +1,10 @@
-#include "chapters/06_1f1b/replay.h"
+#include "chapters/common/pipeline/replay.h"
 
 #include <algorithm>
 
-#include "chapters/06_1f1b/check.h"
-#include "chapters/06_1f1b/dependencies.h"
-#include "chapters/06_1f1b/internal/at.h"
-#include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/check.h"
+#include "chapters/common/pipeline/dependencies.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
@@ -91,8 +90,10 @@ class Player {
   std::vector<std::vector<Span>> spans_;
 };
 
-/// Sums over the spans of all ranks.
-Replay summary(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
+}  // namespace
+
+Replay replay_of(const Schedule& schedule,
+                 std::vector<std::vector<Span>> spans) {
   Replay result;
   result.spans = std::move(spans);
   for (std::size_t rank = 0; rank < result.spans.size(); ++rank) {
@@ -111,31 +112,16 @@ Replay summary(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
   return result;
 }
 
-}  // namespace
-
 Replay replay(const Schedule& schedule, const std::vector<Costs>& costs) {
   check(schedule);
   SB_CHECK(costs.size() == at(schedule.num_stages), "schedule '", schedule.name,
            "': costs of ", costs.size(), " stages; give ", schedule.num_stages);
-  return summary(schedule, Player(schedule, costs).run());
+  return replay_of(schedule, Player(schedule, costs).run());
 }
 
 Replay replay(const Schedule& schedule, const Costs& costs) {
   const int stages = std::max(schedule.num_stages, 0);
   return replay(schedule, std::vector<Costs>(at(stages), costs));
-}
-
-Replay replay_clocked(int num_ranks, int micro_batches) {
-  const Schedule schedule =
-      schedules::one_f_one_b_clocked(num_ranks, micro_batches);
-  std::vector<std::vector<Span>> spans(at(num_ranks));
-  for (int stage = 0; stage < num_ranks; ++stage) {
-    for (const auto& [tick, action] :
-         schedules::one_f_one_b_clock(stage, num_ranks, micro_batches)) {
-      spans[at(stage)].push_back({1.0 * tick, tick + 1.0});
-    }
-  }
-  return summary(schedule, std::move(spans));
 }
 
 double idle_share(const Replay& replay) {

@@ -11,7 +11,7 @@
 // so that the prediction knows the schedule, and no messages: values that were
 // sent are booked as communication, which is left open.
 
-#include "chapters/06_1f1b/engine.h"
+#include "chapters/common/pipeline/engine.h"
 #include "chapters/common/run/report.h"
 
 namespace shardbook::pipeline {

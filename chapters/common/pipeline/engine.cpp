@@ -1,8 +1,8 @@
-#include "chapters/06_1f1b/engine.h"
+#include "chapters/common/pipeline/engine.h"
 
 #include <algorithm>
 
-#include "chapters/06_1f1b/check.h"
+#include "chapters/common/pipeline/check.h"
 #include "core/check.h"
 #include "sim/virtual_clock.h"
 

@@ -1,4 +1,4 @@
-#include "chapters/06_1f1b/feed.h"
+#include "chapters/common/pipeline/feed.h"
 
 #include <utility>
 

@@ -18,7 +18,7 @@
 // - receives that block, and replicas that update together, do not wait for
 //   ever.
 
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline {
 

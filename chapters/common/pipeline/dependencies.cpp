@@ -1,8 +1,8 @@
-#include "chapters/06_1f1b/dependencies.h"
+#include "chapters/common/pipeline/dependencies.h"
 
 #include <algorithm>
 
-#include "chapters/06_1f1b/internal/at.h"
+#include "chapters/common/pipeline/at.h"
 
 namespace shardbook::pipeline {
 namespace {

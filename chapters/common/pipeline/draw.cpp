@@ -1,4 +1,4 @@
-#include "chapters/06_1f1b/draw.h"
+#include "chapters/common/pipeline/draw.h"
 
 #include <algorithm>
 #include <cmath>

@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/06_1f1b/schedule.h"
 #include "chapters/common/pipeline/pipeline.h"
+#include "chapters/common/pipeline/schedule.h"
 #include "core/weight_gradients.h"
 
 namespace shardbook::pipeline {

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline {
 
@@ -49,9 +49,9 @@ struct Replay {
 Replay replay(const Schedule& schedule, const Costs& costs = Costs());
 /// Costs by stage. Throws Error when there are more or fewer.
 Replay replay(const Schedule& schedule, const std::vector<Costs>& costs);
-/// 1F1B by the clock (one_f_one_b_clock): forward b of stage s begins at tick 2b + s, even
-/// when it could begin before. All actions take one tick.
-Replay replay_clocked(int num_ranks, int micro_batches);
+/// Of spans that are known already, by rank and action: sums them up.
+Replay replay_of(const Schedule& schedule,
+                 std::vector<std::vector<Span>> spans);
 
 // Three measures of the same idleness; papers quote all of them.
 

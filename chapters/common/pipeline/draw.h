@@ -9,8 +9,8 @@
 
 #include <string>
 
-#include "chapters/06_1f1b/replay.h"
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline {
 

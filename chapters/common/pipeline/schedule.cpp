@@ -1,4 +1,4 @@
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/schedule.h"
 
 #include <algorithm>
 

@@ -1,13 +1,13 @@
 #pragma once
 
-// What the schedules are put together from.
+// What schedules are put together from.
 
 #include <string>
 #include <vector>
 
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/schedule.h"
 
-namespace shardbook::pipeline::schedules::parts {
+namespace shardbook::pipeline::parts {
 
 using Actions = std::vector<Action>;
 
@@ -35,4 +35,4 @@ Schedule empty(const std::string& name, int num_ranks, int micro_batches,
 Actions warm_up_pairs_drain(const Actions& forwards, const Actions& backwards,
                             int warm_up);
 
-}  // namespace shardbook::pipeline::schedules::parts
+}  // namespace shardbook::pipeline::parts

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "chapters/06_1f1b/internal/at.h"
-#include "chapters/06_1f1b/replay.h"
-#include "chapters/06_1f1b/versions.h"
+#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/pipeline/versions.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

@@ -1,9 +1,9 @@
-#include "chapters/06_1f1b/versions.h"
+#include "chapters/common/pipeline/versions.h"
 
 #include <algorithm>
 
-#include "chapters/06_1f1b/dependencies.h"
-#include "chapters/06_1f1b/internal/at.h"
+#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/dependencies.h"
 
 namespace shardbook::pipeline {
 ReadVersions::ReadVersions(const Schedule& schedule) : schedule_(schedule) {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "chapters/06_1f1b/schedule.h"
-#include "chapters/06_1f1b/versions.h"
+#include "chapters/common/pipeline/schedule.h"
+#include "chapters/common/pipeline/versions.h"
 
 namespace shardbook::pipeline {
 

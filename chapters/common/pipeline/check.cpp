@@ -1,12 +1,12 @@
-#include "chapters/06_1f1b/check.h"
+#include "chapters/common/pipeline/check.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "chapters/06_1f1b/check_rank.h"
-#include "chapters/06_1f1b/dependencies.h"
-#include "chapters/06_1f1b/internal/at.h"
+#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/check_rank.h"
+#include "chapters/common/pipeline/dependencies.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

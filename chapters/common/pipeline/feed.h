@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "chapters/06_1f1b/engine.h"
 #include "chapters/common/models/data.h"
+#include "chapters/common/pipeline/engine.h"
 #include "chapters/common/run/training.h"
 
 namespace shardbook::pipeline {

@@ -1,8 +1,8 @@
-#include "chapters/06_1f1b/check_rank.h"
+#include "chapters/common/pipeline/check_rank.h"
 
 #include <algorithm>
 
-#include "chapters/06_1f1b/internal/at.h"
+#include "chapters/common/pipeline/at.h"
 
 namespace shardbook::pipeline {
 namespace {

@@ -1,10 +1,10 @@
-#include "chapters/06_1f1b/schedule_memory.h"
+#include "chapters/common/pipeline/schedule_memory.h"
 
 #include <algorithm>
 #include <map>
 #include <utility>
 
-#include "chapters/06_1f1b/replay.h"
+#include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/stage_memory.h"
 
 namespace shardbook::pipeline {

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "chapters/06_1f1b/schedule.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline {
 
