@@ -88,8 +88,8 @@ Report train_sharded(Options options, const Job& job) {
 Report train_gpipe(const Options& options, const Job& job) {
   gpipe::TrainerOptions how;
   how.micro_batches = job.micro_batches;
-  how.checkpoint = job.checkpoint;
-  how.balance = "time";
+  how.recompute = job.checkpoint;
+  how.partition = "time";
   return run_chapter(
       options,
       [&](const Options& as, ProcessGroup& world, Report& report) {

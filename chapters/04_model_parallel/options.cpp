@@ -11,6 +11,8 @@ void add_options(CommandLine& line, Settings& settings, Extras& extras) {
   line.add("--variant", &settings.variant, "devices, and how they take turns",
            kVariants);
   line.add("--split-size", &settings.split_size, "rows of a split", 1);
+  line.refuse("--micro-batches",
+              "splits are counted in rows; give --split-size");
   line.add("--loss", &settings.loss,
            "mse (against one-hot labels; of images, where not told otherwise) "
            "or cross_entropy");

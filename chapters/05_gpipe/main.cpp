@@ -1,7 +1,7 @@
 // GPipe: split the layers over ranks and the batch into micro-batches.
 //
 //   ch05_gpipe --world-size 4 --micro-batches 8
-//   ch05_gpipe --world-size 3 --balance 2,1,3 --checkpoint never
+//   ch05_gpipe --world-size 3 --partition 2,1,3 --recompute never
 //   ch05_gpipe --world-size 4 --long-skips --backend gloo
 //   ch05_gpipe --world-size 8 --backend sim --model gpt-175b --batch 64
 //
@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "chapters/05_gpipe/trainer.h"
+#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
@@ -26,29 +27,23 @@ int main(int argc, char** argv) {
     add_shared_options(line, options);
     line.add("--micro-batches", &how.micro_batches,
              "pieces of a batch, each ceil(batch / n) samples", 1);
-    line.add("--balance", &how.balance,
-             "layers per stage: uniform, parameters, time, or 2,1,3");
-    line.add("--checkpoint", &how.checkpoint,
-             "which micro-batches keep only a stage's input",
-             {"always", "except_last", "never"});
-    line.add("--early-recompute", &how.early_recompute,
-             "compute again before the gradient arrives");
+    line.add("--partition", &how.partition, kPartitionHelp);
+    pipeline::add_recompute(line, how.recompute, how.early_recompute);
     line.add("--long-skips", &how.long_skips,
              "connect block i with block L-1-i, as U-Nets do");
     line.add("--print-schedule", &print_schedule,
              "draw what each stage does, and end");
+    line.refuse("--checkpoint", "this option is called --recompute");
+    line.refuse("--balance", "this option is called --partition");
     line.parse(argc, argv);
     check_options(options);
     SB_CHECK(!how.long_skips || (options.save.empty() && options.load.empty()),
              "--long-skips: a file does not say that a model has them; leave "
              "--save and --load away");
     if (print_schedule) {
-      const auto pieces = ceil_micro_batches(options.batch, how.micro_batches);
-      fmt::print("{}", gpipe::figure(options.world_size,
-                                     static_cast<int>(pieces.size())));
+      fmt::print("{}", gpipe::figure(options, how));
       return 0;
     }
-
     gpipe::check_trainer_options(options, how);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.

@@ -6,10 +6,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/05_gpipe/gpipe.h"
-#include "chapters/common/pipeline/stage_memory.h"
+#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/feed.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::gpipe {
@@ -17,23 +19,39 @@ namespace shardbook::gpipe {
 struct TrainerOptions {
   /// Pieces of a mini-batch, by rule CEIL, which may give fewer.
   std::int64_t micro_batches = 8;
-  std::string checkpoint = "except_last";
-  /// "uniform": equally many layers; "parameters": equally many of these;
-  /// "time": equal times on --cluster; "2,1,3": so many layers each.
-  std::string balance = "uniform";
+  /// Which micro-batches keep their stage's input alone: "always",
+  /// "except_last" or "never".
+  std::string recompute = "except_last";
+  std::string partition = "uniform";  ///< as cuts_of reads it
   bool long_skips = false;
   bool early_recompute = true;
 };
 
-/// First layer of each of `num_stages` stages, and the end.
-std::vector<int> cuts_of(const Options& options, const LayerList& layers,
-                         const Tensors& inputs, const std::string& balance,
-                         int num_stages);
-
 /// Throws Error for options that no rank could run with: more ranks than layers
-/// or devices, more micro-batches than samples, a balance that does not add up.
-/// Call it before ranks start: then one sentence is printed, not one per rank.
+/// or devices, more micro-batches than samples, a partition that does not add
+/// up. Call it before ranks start: then one sentence is printed, not one per
+/// rank.
 void check_trainer_options(const Options& options, const TrainerOptions& how);
+/// --print-schedule: the figure, where F and B take one slot each.
+std::string figure(const Options& options, const TrainerOptions& how);
+
+/// Targets are read once and stay until the step ends: recomputation asks for
+/// the loss again. Where one rank needs both, inputs and targets are read
+/// together.
+class GpipeFeed : public pipeline::LanguageFeed {
+ public:
+  GpipeFeed(const Options& options, const Dataset& data,
+            std::vector<MicroBatch> pieces, bool reads_both)
+      : LanguageFeed(options, data, std::move(pieces)),
+        reads_both_(reads_both) {}
+  Tensors inputs(int micro_batch) override;
+  Tensor loss(int micro_batch, const Tensors& outputs) override;
+  void end_step() override { targets_.clear(); }
+
+ private:
+  bool reads_both_;
+  std::map<int, Tensor> targets_;
+};
 
 /// Rank s holds stage s. The first stage reads inputs, the last one targets.
 class Trainer : public Strategy {
@@ -51,39 +69,22 @@ class Trainer : public Strategy {
   }
 
   const Dataset& data() const { return data_; }
-  const ModelConfig& config() const { return config_; }
   PipelineModel& model() { return *model_; }
-  const Pipeline& pipeline() const { return *pipeline_; }
 
   /// Bytes that this rank sends in options.steps steps.
-  double predicted_bytes() const;
+  double predicted_bytes();
   /// Peak memory of this rank, by kind; messages are left open.
-  MemoryBill bill() const;
+  MemoryBill bill();
 
  private:
-  Tensors read_inputs(int b);
-  Tensor loss(const Tensors& outputs, int b);
-  Batch read(int b) const;
-  double predicted_input_bytes() const;
-  StagePeaks predicted_peaks() const;
-  bool is_first() const { return pp_.rank() == 0; }
-  bool is_last() const { return pp_.rank() == pp_.size() - 1; }
-
   Options options_;
-  TrainerOptions how_;
   ProcessGroup& pp_;
-  ModelConfig config_;
   Dataset data_;
-  std::shared_ptr<const LayerList> layers_;
-  std::vector<MicroBatch> pieces_;
-  PieceShapes shapes_;
+  GpipeFeed feed_;
+  pipeline::EngineOptions how_;
   std::unique_ptr<PipelineModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<Pipeline> pipeline_;
-  Feed feed_;
-  // Of the step that runs.
-  std::int64_t step_ = 0;
-  std::map<int, Tensor> targets_;
+  std::unique_ptr<pipeline::Engine> engine_;
 };
 
 /// One device, the same micro-batches from the last to the first: what the

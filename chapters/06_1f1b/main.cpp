@@ -3,6 +3,7 @@
 //   ch06_1f1b --world-size 4
 //   ch06_1f1b --world-size 4 --schedule zb-h1 --micro-batches 12
 //   ch06_1f1b --world-size 2 --schedule interleaved --chunks 2
+//   ch06_1f1b --world-size 4 --schedule 1f1b --recompute
 //   ch06_1f1b --world-size 4 --schedule pipedream --no-stash
 //   ch06_1f1b --world-size 4 --schedule dualpipe --print-schedule
 //   ch06_1f1b --world-size 4 --schedule zb-auto --write-schedule mine.json

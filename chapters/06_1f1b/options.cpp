@@ -2,6 +2,7 @@
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/trainer.h"
+#include "chapters/common/pipeline/partition.h"
 
 namespace shardbook::pipeline {
 
@@ -23,9 +24,8 @@ void add_options(CommandLine& line, TrainerOptions& how) {
            "zb-auto: sets of activations that a rank may keep; 0: twice the "
            "ranks");
   line.add("--replicas", &how.replicas, "pipedream: ranks of each stage (2,1)");
-  line.add("--partition", &how.partition,
-           "where to cut: uniform, parameters, type:REGEX, or layers of each "
-           "stage (2,1,2)");
+  line.add("--partition", &how.partition, kPartitionHelp);
+  add_recompute(line, how.recompute, how.early_recompute);
   line.add("--stash", &how.stash,
            "pipedream: backward reads the weights that its forward read");
   line.add("--vertical-sync", &how.vertical_sync,
@@ -33,6 +33,8 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--post-validation", &how.post_validation,
            "1f1b, zb-h1, zb-h2: step before the norm of all is known, and take "
            "it back where that was wrong");
+  line.refuse("--checkpoint", "this option is called --recompute");
+  line.refuse("--balance", "this option is called --partition");
   line.add("--print-schedule", &how.print_schedule,
            "draw it and what it costs, and run nothing");
   line.add("--write-schedule", &how.write_schedule,

@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <numeric>
-#include <regex>
 
 #include "chapters/06_1f1b/reference.h"
 #include "chapters/06_1f1b/schedule_json.h"
@@ -13,6 +12,7 @@
 #include "chapters/06_1f1b/trainer.h"
 #include "chapters/06_1f1b/untied.h"
 #include "chapters/common/pipeline/check.h"
+#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 
@@ -174,42 +174,19 @@ void check_asynchronous(const Options& options, const TrainerOptions& how,
 
 }  // namespace
 
-std::vector<int> cuts_of(const std::string& partition, const LayerList& layers,
-                         int num_stages) {
-  if (partition == "uniform") return cut_uniform(layers.size(), num_stages);
-  if (partition == "parameters") {
-    return cut_by_cost(layer_parameters(layers), num_stages);
-  }
-  if (partition.rfind("type:", 0) == 0) {
-    // Stages of equally many layers whose type matches
-    std::vector<double> costs;
-    InitOptions on_meta;
-    on_meta.device = Device::meta();
-    try {
-      const std::regex type(partition.substr(5),
-                            std::regex::ECMAScript | std::regex::icase);
-      for (int i = 0; i < layers.size(); ++i) {
-        const std::string name = layers.make(i, on_meta)->type_name();
-        costs.push_back(std::regex_search(name, type) ? 1 : 0);
-      }
-    } catch (const std::regex_error&) {
-      SB_FAIL("--partition ", partition, ": is no regular expression");
-    }
-    SB_CHECK(std::count(costs.begin(), costs.end(), 1) >= num_stages,
-             "--partition ", partition, ": matches ",
-             std::count(costs.begin(), costs.end(), 1), " layers for ",
-             num_stages, " stages; each needs one");
-    return cut_by_cost(costs, num_stages);
-  }
-  const std::vector<int> balance =
-      read_counts("--partition", partition,
-                  "give uniform, parameters, type:REGEX, or the layers of each "
-                  "stage (2,1,2)");
-  SB_CHECK(static_cast<int>(balance.size()) == num_stages, "--partition ",
-           partition, ": ", balance.size(), " stages; the schedule has ",
-           num_stages);
-  return cut_by_balance(layers.size(), balance);
+namespace {
+
+void check_recompute(const TrainerOptions& how) {
+  if (recompute_from_name(how.recompute) == Recompute::kNever) return;
+  SB_CHECK(how.schedule != "naive", "--recompute ", how.recompute,
+           ": --schedule naive has one micro-batch under way at a time, so "
+           "nothing would be saved; leave it out");
+  SB_CHECK(how.stash, "--recompute ", how.recompute,
+           ": with --no-stash the forward would run again with other weights "
+           "than the first time; leave one of them out");
 }
+
+}  // namespace
 
 Plan make_plan(const Options& options, const TrainerOptions& how) {
   Plan plan;
@@ -235,6 +212,7 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
                schedule.name == "zb-h1" || schedule.name == "zb-h2",
            "--post-validation: not for --schedule ", how.schedule,
            "; give 1f1b, zb-h1 or zb-h2");
+  check_recompute(how);
   if (how.only_shows()) return plan;
   plan.config = model_config(options);
   refuse_image_models(options,
@@ -250,7 +228,12 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
            options.world_size, ", --schedule ", how.schedule, ": ",
            schedule.num_stages, " stages; ", options.model, " has ",
            plan.layers->size(), " layers; give at most one stage per layer");
-  plan.cuts = cuts_of(how.partition, *plan.layers, schedule.num_stages);
+  plan.cuts =
+      cuts_of(options, how.partition, *plan.layers, schedule.num_stages, [&] {
+        const Dataset data = Dataset::open(options, plan.config);
+        return LanguageFeed(options, data, plan.pieces)
+            .example(plan.pieces[0].rows);
+      });
   return plan;
 }
 

@@ -56,15 +56,6 @@ Schedule naive(int num_ranks, int micro_batches) {
   return schedule;
 }
 
-Schedule gpipe(int num_ranks, int micro_batches) {
-  Schedule schedule = empty("gpipe", num_ranks, micro_batches);
-  for (Actions& list : schedule.actions) {
-    for (int b = 0; b < micro_batches; ++b) list.push_back(forward(b));
-    for (int b = micro_batches - 1; b >= 0; --b) list.push_back(backward(b));
-  }
-  return schedule;
-}
-
 Schedule one_f_one_b(int num_ranks, int micro_batches) {
   return one_f_one_b_as("1f1b", num_ranks, micro_batches);
 }

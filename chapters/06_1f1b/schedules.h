@@ -14,7 +14,8 @@
 //   pipedream      none after the warm-up   p-s; as many versions of weights
 //   pipedream-2bw  none after the warm-up   p-s; two versions
 //
-// p ranks, m micro-batches, v chunks per rank. F, B = I + W are the times of
+// The list of `gpipe` is in the GPipe chapter. p ranks, m micro-batches, v
+// chunks per rank. F, B = I + W are the times of
 // one stage of p, F&B that of an overlapped pair. A bubble is the time that a
 // rank idles from its first to its last action; a set of activations lives from
 // F to B (or W).
@@ -33,10 +34,6 @@ namespace shardbook::pipeline::schedules {
 
 /// One micro-batch after the other through the whole pipeline.
 Schedule naive(int num_ranks, int micro_batches);
-
-/// All forwards, then all backwards from the last micro-batch to the first.
-/// Huang et al. 2019, section 2.3.
-Schedule gpipe(int num_ranks, int micro_batches);
 
 /// Stage s: min(p-1-s, m) forwards, then one forward and one backward in turn,
 /// then the other backwards. Megatron-LM's formulation of PipeDream-Flush:

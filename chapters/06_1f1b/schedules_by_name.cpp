@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 
+#include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/schedules_zero_bubble.h"
@@ -17,7 +18,10 @@ const std::map<std::string, Maker>& makers() {
   using O = ScheduleOptions;
   static const std::map<std::string, Maker> all = {
       {"naive", [](const O& o) { return naive(o.num_ranks, o.micro_batches); }},
-      {"gpipe", [](const O& o) { return gpipe(o.num_ranks, o.micro_batches); }},
+      {"gpipe",
+       [](const O& o) {
+         return gpipe::schedule(o.num_ranks, o.micro_batches);
+       }},
       {"1f1b",
        [](const O& o) { return one_f_one_b(o.num_ranks, o.micro_batches); }},
       {"1f1b-clocked",

@@ -26,8 +26,10 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how, Plan plan,
   if (plan_.is_asynchronous()) {
     updates_.emplace(plan_.schedule, model_, *optimizer_, pp.rank(), how.stash);
   }
+  engine_options_.recompute = recompute_from_name(how.recompute);
+  engine_options_.early_recompute = how.early_recompute;
   engine_.emplace(plan_.schedule, model_, pp, feed_,
-                  updates_ ? &*updates_ : nullptr);
+                  updates_ ? &*updates_ : nullptr, engine_options_);
   if (how.post_validation) {
     post_.emplace(model_, *optimizer_, options.clip, pp);
   }
@@ -175,8 +177,8 @@ double Trainer::predicted_bytes() {
 }
 
 MemoryBill Trainer::bill() {
-  MemoryBill bill =
-      schedule_bill(options_, plan_.schedule, pp_.rank(), model_, feed_);
+  MemoryBill bill = schedule_bill(options_, plan_.schedule, pp_.rank(), model_,
+                                  feed_, engine_options_);
   if (post_ && options_.steps > 0 && pp_.rank() + 1 < pp_.size()) {
     // What the step overwrites; the state of the first one begins with it
     bill[MemoryKind::kParameter] *= 2;

@@ -24,9 +24,11 @@ struct TrainerOptions {
   int group = 0;   ///< interleaved-grouped; 0: the number of ranks
   /// zb-auto: sets of activations that a rank may keep; 0: twice the ranks.
   double memory_limit = 0;
-  std::string replicas;  ///< pipedream: "2,1,1", ranks per stage
-  /// "uniform", "parameters", "type:REGEX" or layers per stage ("2,1,2").
-  std::string partition = "uniform";
+  std::string replicas;               ///< pipedream: "2,1,1", ranks per stage
+  std::string partition = "uniform";  ///< as shardbook::cuts_of reads it
+  /// Which micro-batches keep their stage's input alone.
+  std::string recompute = "never";
+  bool early_recompute = true;
   bool stash = true;
   bool vertical_sync = false;
   bool post_validation = false;
@@ -57,10 +59,6 @@ struct Plan {
 /// (TrainerOptions::only_shows) there are a schedule and no model, and the
 /// batch has as many rows as it needs.
 Plan make_plan(const Options& options, const TrainerOptions& how);
-/// First layers of the stages, and the end, as --partition says. After
-/// DeepSpeed's partition_method, and torchgpipe's balance.
-std::vector<int> cuts_of(const std::string& partition, const LayerList& layers,
-                         int num_stages);
 /// The run that the numbers are compared with: one device that accumulates in
 /// the order of the schedule, or (asynchronous) follows its versions.
 ReferenceRun reference_run(const Options& options, const TrainerOptions& how,
@@ -121,6 +119,7 @@ class Trainer : public Strategy {
   std::optional<StashedUpdates> updates_;
   std::optional<PostValidation> post_;
   int num_redone_ = 0;
+  EngineOptions engine_options_;
   std::optional<Engine> engine_;
   /// Losses on their way to rank 0.
   struct Sent {

@@ -110,6 +110,10 @@ void StashedUpdates::before_forward(int micro_batch) {
   ++forwards_;
 }
 
+void StashedUpdates::before_recompute(int micro_batch) {
+  stash_.load(version_of(micro_batch));
+}
+
 void StashedUpdates::before_backward(int micro_batch, const StageRun& run,
                                      const Tensors& grad_outputs) {
   VersionUse use;

@@ -69,6 +69,7 @@ class StashedUpdates : public WeightVersions {
                  Optimizer& optimizer, int rank, bool stashes = true);
 
   void before_forward(int micro_batch) override;
+  void before_recompute(int micro_batch) override;
   void before_backward(int micro_batch, const StageRun& run,
                        const Tensors& grad_outputs) override;
   void after_backward(int micro_batch) override;

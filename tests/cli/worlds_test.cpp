@@ -74,7 +74,7 @@ TEST(ProgramWorlds, EveryChapterCountsWhatSimCharges) {
 TEST(ProgramWorlds, PipelinesOfProcessesTrainAsOneDevice) {
   if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
   for (const char* options :
-       {"--world-size 3", "--world-size 4 --long-skips --checkpoint always",
+       {"--world-size 3", "--world-size 4 --long-skips --recompute always",
         "--world-size 2 --model mlp --micro-batches 5"}) {
     const Outcome outcome =
         run("05_gpipe", std::string("--backend gloo --format json --data "
@@ -92,7 +92,7 @@ TEST(ProgramWorlds, PipelinesOfProcessesTrainAsOneDevice) {
 TEST(ProgramWorlds, SchedulesOfProcessesTrainAsOneDevice) {
   if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
   for (const char* options :
-       {"--world-size 3 --schedule zb-h1",
+       {"--world-size 3 --schedule zb-h1 --recompute",
         "--world-size 2 --schedule dualpipe --model mlp",
         "--world-size 2 --schedule interleaved --chunks 3",
         "--world-size 3 --schedule pipedream --replicas 2,1",

@@ -55,7 +55,7 @@ ON_PROCESSES = [
     ("03_zero_fsdp", 3, ["--strategy", "fsdp"]),
     ("03_zero_fsdp", 2, ["--strategy", "fsdp2"]),
     ("05_gpipe", 3, []),
-    ("05_gpipe", 4, ["--checkpoint", "never"]),
+    ("05_gpipe", 4, ["--recompute", "never"]),
     ("06_1f1b", 2, ["--schedule", "interleaved"]),
     ("06_1f1b", 4, ["--schedule", "1f1b"]),
     ("06_1f1b", 3, ["--schedule", "zb-h1"]),

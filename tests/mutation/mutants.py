@@ -259,9 +259,10 @@ claims("run/parity.cpp",
 shared_by_pipelines = chapter("common", "pipelines")
 
 shared_by_pipelines(
-    "pipeline/stage_memory.cpp", "kept -= each.kept;", "", "StageMemory.*:GpipeBill.*")
+    "pipeline/schedule_memory.cpp", "activations_ -= kept.kept;", "",
+    "StageMemory.*:GpipeBill.*")
 shared_by_pipelines(
-    "pipeline/stage_memory.cpp", "have_gradients = true;", "",
+    "pipeline/schedule_memory.cpp", "have.of_input = true;", "",
     "StageMemory.*:GpipeBill.*")
 shared_by_pipelines(
     "pipeline/stage_cuts.cpp",
@@ -318,20 +319,12 @@ model_parallel(
 
 gpipe = chapter("05_gpipe", "pipelines")
 
-gpipe("gpipe.cpp", "commit_batch_norms(layers_);", "",
+gpipe("trainer.cpp", "loss += engine_->loss(b);", "loss = engine_->loss(b);",
       "*Gpipe*")
-gpipe("gpipe.cpp", "defer_batch_norms(layers_);", "", "*Gpipe*")
-gpipe("gpipe.cpp", "b != num_micro_batches() - 1;", "true;",
-      "*Gpipe*")
-gpipe("gpipe.cpp", "outputs = std::exchange(live.run.outputs, {});",
-      "outputs = live.run.outputs;", "*Gpipe*")
-gpipe("gpipe.cpp", "live.inputs.clear();\n  live.run.outputs.clear();",
-      "live.inputs.clear();", "*Gpipe*")
-gpipe("gpipe.cpp", "random.next_op = input_spec(b).first_random_op;", "",
-      "*Gpipe*")
-gpipe("gpipe.cpp", "loss += losses_.at(b).item() * share(b);",
-      "loss += losses_.at(b).item() / num_micro_batches();",
-      "*Gpipe*")
+gpipe("schedule.cpp",
+      "for (int b = num_micro_batches; b-- > 0;) list.push_back(backward(b));",
+      "for (int b = 0; b < num_micro_batches; ++b) list.push_back(backward(b));",
+      "Figures.*:Schedules.*:*EngineRanks*:*Gpipe*")
 gpipe("schedule.cpp", "return 2 * (num_micro_batches + num_stages - 1);",
       "return 2 * (num_micro_batches + num_stages);", "GpipeSchedule.*")
 
@@ -349,14 +342,26 @@ pipeline("dependencies.cpp",
     "if (each.rank == rank && each.chunk == a.chunk) continue;",
     "if (each.rank != rank || each.chunk == a.chunk) continue;",
     "Check.*:PipeDream.*:Replays.*:Asynchronous*")
-pipeline("engine.cpp", "run.outputs.clear();", "",
-    "*Engine*:*ZeroBubble*:Stage*:PeakBytes*")
-pipeline("engine.cpp", "random.next_op = takes.first_random_op;", "",
-    "*EngineRanks*:EngineTest.*")
+pipeline("engine.cpp", "if (schedule_.flushes) commit_batch_norms(model_.stage(stage));",
+         "", "*Gpipe*")
+pipeline("engine.cpp", "if (schedule_.flushes) defer_batch_norms(model_.stage(stage));",
+         "", "*Gpipe*")
+pipeline("engine.cpp", "outputs = std::exchange(live.run.outputs, {});",
+         "outputs = live.run.outputs;",
+         "*Gpipe*:*Engine*:*ZeroBubble*:Stage*:PeakBytes*")
+pipeline("engine.cpp", "live.inputs.clear();\n  live.run.outputs.clear();",
+         "live.inputs.clear();", "*Gpipe*:Recompute*")
+pipeline("engine.cpp", "if (versions_ != nullptr) versions_->before_recompute(b);",
+         "", "Recompute*")
+pipeline("engine.cpp", "return loss.read * loss.share;",
+         "return loss.read / schedule_.num_micro_batches;", "*Gpipe*")
+pipeline("recompute.cpp", "backward_is_next_.count({micro_batch, chunk}) == 0;",
+         "true;", "Recompute*:*Gpipe*")
+pipeline("engine.cpp", "random.next_op = spec(b, stage).first_random_op;", "",
+         "*Gpipe*:*EngineRanks*:EngineTest.*")
 pipeline("engine.cpp", "later.flush();", "", "ZeroBubbleTest.*:*ZeroBubbleRanks*")
-pipeline("engine.cpp",
-    "if (stage > 0 && rank_of(b, stage - 1) != world_.rank()) {",
-    "if (stage > 0) {", "*Engine*:*DualPipe*")
+pipeline("engine.cpp", "if (stage > 0 && !is_here(b, stage - 1)) {",
+         "if (stage > 0) {", "*Engine*:*DualPipe*")
 kin("schedules.cpp", "std::min(p - 1 - stage, m)", "std::min(p - stage, m)",
     "Schedules.*:Figures.*")
 kin("schedules.cpp", "std::min(2 * (p - rank - 1) + (v - 1) * group, m * v)",
@@ -366,10 +371,6 @@ kin("schedules.cpp", "if (b >= delay) list", "if (b > delay) list",
 kin("schedules.cpp", "split_backward(2 * (num_ranks - stage) - 1, 2 * stage,",
     "split_backward(2 * (num_ranks - stage), 2 * stage,",
     "Schedules.*:*ClosedForms*")
-kin("schedules.cpp",
-    "for (int b = micro_batches - 1; b >= 0; --b) list.push_back(backward(b));",
-    "for (int b = 0; b < micro_batches; ++b) list.push_back(backward(b));",
-    "Figures.*:Schedules.*:*EngineRanks*")
 kin("weight_stash.cpp",
     "use.backward = stashes_ ? use.forward : use.newest;",
     "use.backward = use.newest;", "*Asynchronous*")

@@ -257,9 +257,9 @@ class Draw:
 
     def draw_05(self):
         self.maybe(0.8, "--micro-batches", self.pieces())
-        self.maybe(0.4, "--balance", "uniform", "parameters", "time",
+        self.maybe(0.4, "--partition", "uniform", "parameters", "time",
                    self.balance())
-        self.maybe(0.6, "--checkpoint", "always", "except_last", "never")
+        self.maybe(0.6, "--recompute", "always", "except_last", "never")
         self.flag(0.4, "--early-recompute")
         if self.is_text and self.layers != 4:
             self.flag(0.3, "--long-skips")
@@ -286,6 +286,8 @@ class Draw:
             self.flag(0.2, "--post-validation")
         self.maybe(0.3, "--partition", "uniform", "parameters",
                    self.balance())
+        self.maybe(0.3, "--recompute", "always", "except_last", "never")
+        self.flag(0.2, "--early-recompute")
 
     def spoil(self):
         """Adds what cannot be meant."""

@@ -3,7 +3,10 @@
 #include <algorithm>
 
 #include "chapters/common/pipeline/check.h"
+#include "core/autograd.h"
 #include "core/check.h"
+#include "core/layers.h"
+#include "core/ops.h"
 #include "sim/virtual_clock.h"
 
 namespace shardbook::pipeline {
@@ -39,12 +42,15 @@ Schedule checked(Schedule schedule, const ProcessGroup& world) {
 }  // namespace
 
 Engine::Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
-               Feed& feed, WeightVersions* versions)
+               Feed& feed, WeightVersions* versions,
+               const EngineOptions& options)
     : schedule_(checked(std::move(schedule), world)),
       model_(model),
       world_(world),
       feed_(feed),
       versions_(versions),
+      options_(options),
+      recomputed_(schedule_, world.rank(), options.recompute),
       mailbox_(world, schedule_.num_stages),
       walk_(schedule_, world.rank()) {
   SB_CHECK(schedule_.num_stages == model.layout().num_stages(), "schedule '",
@@ -59,6 +65,23 @@ Engine::Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
     stages_.push_back(schedule_.stage_at(world.rank(), chunk));
   }
   later_.resize(stages_.size());
+  check_skips();
+  // A batch in pieces updates running statistics once
+  for (const int stage : stages_) {
+    if (schedule_.flushes) defer_batch_norms(model_.stage(stage));
+  }
+}
+
+void Engine::check_skips() {
+  for (SkipRoute& route : skip_routes(model_.layers(), model_.layout().cuts)) {
+    skips_[route.name] = route;
+  }
+  if (skips_.empty()) return;
+  for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
+    SB_CHECK(schedule_.num_chunks(rank) == 1, "skip '", skips_.begin()->first,
+             "': rank ", rank, " has several stages in schedule '",
+             schedule_.name, "'; skips travel between ranks with one stage");
+  }
 }
 
 double Engine::run() {
@@ -72,10 +95,14 @@ double Engine::run(const std::function<bool()>& stands) {
   for (int i = 0; i < head; ++i) perform(walk_.next());
   if (!stands()) redo_first_forwards();
   while (!walk_.is_at_end()) perform(walk_.next());
+  // Flush: nothing is on its way when the update begins
   mailbox_.flush();
-  double loss = 0;
-  for (const auto& [micro_batch, share] : losses_) loss += share;
-  return loss;
+  for (const int stage : stages_) {
+    if (schedule_.flushes) commit_batch_norms(model_.stage(stage));
+  }
+  double sum = 0;
+  for (const auto& each : losses_) sum += loss(each.first);
+  return sum;
 }
 
 bool Engine::run_to_update() {
@@ -103,6 +130,8 @@ void Engine::redo_first_forwards() {
            world_.rank(),
            " has several stages; updates before validation are "
            "for ranks with one");
+  SB_CHECK(skips_.empty(), "schedule '", schedule_.name,
+           "': forwards with skips cannot be done again");
   runs_.clear();
   live_ = 0;
   const int stage = stages_[0], rank = world_.rank();
@@ -173,58 +202,188 @@ void Engine::perform(const Action& action) {
   }
 }
 
-void Engine::forward(int b, int stage) {
-  const LayerInput& takes = spec(b, stage);
-  const Tensors received =
-      stage == 0
-          ? feed_.inputs(b)
-          : mailbox_.receive_forward(takes, b, stage, rank_of(b, stage - 1));
-  // Dropout is drawn as on one device: at this place of the batch, after the
-  // random operations of the stages before
-  const Piece piece = feed_.piece(b);
-  RandomState& random = RankContext::current().random;
-  random.step = piece.step;
-  random.batch = piece.slice;
-  random.next_op = takes.first_random_op;
-
-  if (versions_ != nullptr) versions_->before_forward(b);
-  const auto compute = [&](const Tensors& inputs) {
-    Tensors outputs = model_.stage(stage)(inputs);
-    return is_last(stage) ? Tensors{feed_.loss(b, outputs)} : outputs;
-  };
-  StageRun run = run_forward(compute, received, takes);
-  if (is_last(stage)) {
-    loss_options_ = run.outputs[0].options();
-    losses_[b] = run.outputs[0].item() * piece.share;
-  } else {
-    mailbox_.send_forward(run.outputs, b, stage + 1, rank_of(b, stage + 1));
+Tensors Engine::infer() {
+  const NoGrad no_grad;
+  std::vector<Tensors> outputs;
+  for (Walk walk(schedule_, world_.rank()); !walk.is_at_end();) {
+    const Action action = walk.next();
+    if (action.kind != ActionKind::kForward) continue;
+    const int b = action.micro_batch;
+    const int stage = stages_[static_cast<std::size_t>(action.chunk)];
+    const Tensors inputs = receive_inputs(b, stage);
+    set_random_state(b, stage);
+    Tensors made = model_.stage(stage)(inputs);
+    if (!is_last(stage)) {
+      send_outputs(made, b, stage);
+      continue;
+    }
+    outputs.resize(made.size());
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      outputs[i].push_back(std::move(made[i]));
+    }
   }
-  run.outputs.clear();  // backward begins from their gradients alone
-  random.batch = BatchSlice{};
-  runs_.emplace(std::make_pair(b, stage), std::move(run));
+  mailbox_.flush();
+  RankContext::current().random.batch = BatchSlice{};
+  Tensors whole;
+  for (const Tensors& parts : outputs) whole.push_back(concat(parts, 0));
+  return whole;
+}
+
+// --- One micro-batch ---------------------------------------------------------
+
+void Engine::forward(int b, int stage) {
+  Live live;
+  live.inputs = receive_inputs(b, stage);
+  set_random_state(b, stage);
+  live.random = RankContext::current().random;
+  if (versions_ != nullptr) versions_->before_forward(b);
+  live.is_dropped = recomputed_.contains(schedule_.listed(b),
+                                         schedule_.place(b, stage).chunk);
+  Tensors outputs;
+  if (live.is_dropped) {
+    // Keep the inputs alone
+    const NoGrad no_grad;
+    outputs = function(b, stage)(live.inputs);
+  } else {
+    // Keep the graph; backward begins from the outputs' gradients alone
+    live.run = run_forward(function(b, stage), live.inputs, spec(b, stage));
+    live.inputs.clear();
+    outputs = std::exchange(live.run.outputs, {});
+  }
+  if (is_last(stage)) {
+    note_loss(outputs[0], b);
+  } else {
+    send_outputs(outputs, b, stage);
+  }
+  RankContext::current().random.batch = BatchSlice{};
+  runs_.emplace(std::make_pair(b, stage), std::move(live));
 }
 
 void Engine::backward(int b, int stage) {
   const auto found = runs_.find({b, stage});
   SB_CHECK(found != runs_.end(), "schedule '", schedule_.name, "': B", b,
            " of stage ", stage, " has no forward");
-  StageRun run = std::move(found->second);
+  Live live = std::move(found->second);
   runs_.erase(found);
   if (is_last(stage) && on_loss_) {
-    on_loss_(b, losses_.at(b));
+    on_loss_(b, loss(b));
     if (!schedule_.flushes) losses_.erase(b);
   }
-  Tensors grad_outputs =
-      is_last(stage)
-          ? Tensors{Tensor::full({}, feed_.piece(b).share, loss_options_)}
-          : mailbox_.receive_backward(spec(b, stage + 1), b, stage + 1,
-                                      rank_of(b, stage + 1));
-  if (versions_ != nullptr) versions_->before_backward(b, run, grad_outputs);
-  const Tensors grads = run_backward(std::move(run), std::move(grad_outputs));
+  // Make the graph again while its gradient is still on its way
+  if (live.is_dropped && options_.early_recompute) recompute(live, b, stage);
+  Tensors grad_outputs = receive_gradients(b, stage);
+  if (live.is_dropped && !options_.early_recompute) recompute(live, b, stage);
+  // Read the weights that the forward read
+  if (versions_ != nullptr) {
+    versions_->before_backward(b, live.run, grad_outputs);
+  }
+  const Tensors grads =
+      run_backward(std::move(live.run), std::move(grad_outputs));
   if (versions_ != nullptr) versions_->after_backward(b);
-  if (stage > 0) {
-    mailbox_.send_backward(grads, spec(b, stage), b, stage,
-                           rank_of(b, stage - 1));
+  if (stage > 0) send_gradients(grads, b, stage);
+}
+
+void Engine::recompute(Live& live, int b, int stage) {
+  if (versions_ != nullptr) versions_->before_recompute(b);
+  live.run = run_forward_again(function(b, stage), live.inputs, spec(b, stage),
+                               live.random);
+  live.inputs.clear();
+  live.run.outputs.clear();
+}
+
+// The stage's layers, and behind the last stage the loss: logits of all
+// micro-batches would be more than all the rest.
+StageFunction Engine::function(int b, int stage) {
+  return [this, b, stage](const Tensors& inputs) {
+    Tensors outputs = model_.stage(stage)(inputs);
+    return is_last(stage) ? Tensors{feed_.loss(b, outputs)} : outputs;
+  };
+}
+
+// Dropout is drawn as on one device: at this place of the batch, after the
+// random operations of the stages before.
+void Engine::set_random_state(int b, int stage) {
+  const Piece piece = feed_.piece(b);
+  RandomState& random = RankContext::current().random;
+  random.step = piece.step;
+  random.batch = piece.slice;
+  random.next_op = spec(b, stage).first_random_op;
+}
+
+void Engine::note_loss(const Tensor& value, int b) {
+  loss_options_ = value.options();
+  Loss& loss = losses_[b] = Loss{};
+  loss.share = feed_.piece(b).share;
+  if (options_.reads_losses_late) {
+    loss.value = value.detach();
+    loss.value.set_memory_kind(MemoryKind::kCommunication);
+  } else {
+    loss.read = value.item();
+  }
+}
+
+double Engine::loss(int micro_batch) {
+  Loss& loss = losses_.at(micro_batch);
+  if (loss.value.defined()) {
+    loss.read = loss.value.item();
+    loss.value = Tensor();
+  }
+  return loss.read * loss.share;
+}
+
+// --- What comes and goes: values next door, skips directly -------------------
+
+Tensors Engine::receive_inputs(int b, int stage) {
+  if (stage == 0) return feed_.inputs(b);
+  Tensors inputs =
+      mailbox_.receive_forward(spec(b, stage), b, stage, rank_of(b, stage - 1));
+  for (const std::string& name : model_.stage(stage).incoming()) {
+    const int from = skips_.at(name).from_stage;
+    inputs.push_back(mailbox_.receive_forward(skip_spec(name, b, stage), b,
+                                              stage, rank_of(b, from))[0]);
+  }
+  return inputs;
+}
+
+void Engine::send_outputs(const Tensors& outputs, int b, int stage) {
+  const auto& skips = model_.stage(stage).outgoing();
+  const auto skips_begin =
+      outputs.end() - static_cast<std::ptrdiff_t>(skips.size());
+  mailbox_.send_forward({outputs.begin(), skips_begin}, b, stage + 1,
+                        rank_of(b, stage + 1));
+  // Past the stages in between
+  for (std::size_t i = 0; i < skips.size(); ++i) {
+    const int to = skips_.at(skips[i]).to_stage;
+    mailbox_.send_forward({skips_begin[static_cast<std::ptrdiff_t>(i)]}, b, to,
+                          rank_of(b, to));
+  }
+}
+
+Tensors Engine::receive_gradients(int b, int stage) {
+  if (is_last(stage)) {
+    // The share of these rows in the mean over the batch
+    return {Tensor::full({}, feed_.piece(b).share, loss_options_)};
+  }
+  Tensors grads = mailbox_.receive_backward(spec(b, stage + 1), b, stage + 1,
+                                            rank_of(b, stage + 1));
+  for (const std::string& name : model_.stage(stage).outgoing()) {
+    const int from = skips_.at(name).to_stage;
+    grads.push_back(mailbox_.receive_backward(skip_spec(name, b, stage + 1), b,
+                                              from, rank_of(b, from))[0]);
+  }
+  return grads;
+}
+
+void Engine::send_gradients(const Tensors& grads, int b, int stage) {
+  const auto& skips = model_.stage(stage).incoming();
+  const auto skips_begin =
+      grads.end() - static_cast<std::ptrdiff_t>(skips.size());
+  mailbox_.send_backward({grads.begin(), skips_begin}, spec(b, stage), b, stage,
+                         rank_of(b, stage - 1));
+  for (std::size_t i = 0; i < skips.size(); ++i) {
+    mailbox_.send_backward({skips_begin[static_cast<std::ptrdiff_t>(i)]},
+                           skip_spec(skips[i], b, stage), b, stage,
+                           rank_of(b, skips_.at(skips[i]).from_stage));
   }
 }
 
@@ -244,6 +403,12 @@ const LayerInput& Engine::spec(int micro_batch, int stage) {
   return specs[static_cast<std::size_t>(layer)];
 }
 
+LayerInput Engine::skip_spec(const std::string& name, int b, int stage) {
+  LayerInput only;
+  only.values = {spec(b, stage).skips.at(name)};
+  return only;
+}
+
 // m forward and m backward messages at each end of a stage, but for the ends of
 // the pipeline, and for neighbours on the same rank.
 double Engine::predicted_bytes() {
@@ -252,16 +417,26 @@ double Engine::predicted_bytes() {
          schedule_.repeats * sent_bytes(listed - schedule_.period, listed);
 }
 
+bool Engine::is_here(int b, int stage) const {
+  return rank_of(b, stage) == world_.rank();
+}
+
 double Engine::sent_bytes(int first, int last) {
   double bytes = 0;
   for (int b = first; b < last; ++b) {
     for (int stage = 0; stage < schedule_.num_stages; ++stage) {
-      if (rank_of(b, stage) != world_.rank()) continue;
-      if (!is_last(stage) && rank_of(b, stage + 1) != world_.rank()) {
+      if (!is_here(b, stage)) continue;
+      if (!is_last(stage) && !is_here(b, stage + 1)) {
         bytes += forward_bytes(spec(b, stage + 1));
       }
-      if (stage > 0 && rank_of(b, stage - 1) != world_.rank()) {
+      if (stage > 0 && !is_here(b, stage - 1)) {
         bytes += backward_bytes(spec(b, stage));
+      }
+      for (const std::string& name : model_.stage(stage).outgoing()) {
+        bytes += forward_bytes(skip_spec(name, b, stage + 1));
+      }
+      for (const std::string& name : model_.stage(stage).incoming()) {
+        bytes += backward_bytes(skip_spec(name, b, stage));
       }
     }
   }

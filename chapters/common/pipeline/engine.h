@@ -12,15 +12,23 @@
 // a B that leaves the weights' gradients for a W. Nobody keeps a clock: an
 // action waits for the message that it reads, and sends wait for nobody, so
 // that any list that `check` accepts runs to its end.
+//
+// Whatever the schedule, a stage may drop its graph and run forward again before
+// its backward (recompute.h). Where each rank holds one stage, a tensor that one
+// stage stashes and a later one pops travels between the two directly. In
+// schedules that flush, batch norms update their running statistics once per
+// run, from all micro-batches.
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "chapters/common/pipeline/pipeline.h"
+#include "chapters/common/pipeline/recompute.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "core/weight_gradients.h"
 
@@ -47,6 +55,8 @@ class Feed {
   /// the shapes of what travels.
   virtual Tensors example(std::int64_t rows) const = 0;
   virtual DType dtype() const = 0;
+  /// The step has ended: what is kept for its micro-batches can go.
+  virtual void end_step() {}
 };
 
 /// Where updates come in between, forward and backward of a micro-batch need
@@ -55,6 +65,8 @@ class WeightVersions {
  public:
   virtual ~WeightVersions() = default;
   virtual void before_forward(int micro_batch) = 0;
+  /// The forward is about to run again.
+  virtual void before_recompute(int micro_batch) = 0;
   /// `run` and `grad_outputs` are what backward is about to take.
   virtual void before_backward(int micro_batch, const StageRun& run,
                                const Tensors& grad_outputs) = 0;
@@ -67,13 +79,24 @@ class WeightVersions {
 PipelineLayout layout_of(const Schedule& schedule,
                          const std::vector<int>& cuts);
 
+struct EngineOptions {
+  Recompute recompute = Recompute::kNever;
+  /// Recompute before the gradient arrives, so that its way overlaps with it.
+  bool early_recompute = true;
+  /// Losses stay on the device until the end of the run. Reading each one when
+  /// it is made lets the host wait for the device.
+  bool reads_losses_late = false;
+};
+
 class Engine {
  public:
   /// Checks the schedule (throws what `check` throws), that `world` has as many
-  /// ranks, and that the layout has its stages. Keeps references. `versions`:
-  /// for schedules that do not flush.
+  /// ranks, that the layout has its stages, and that skips have two ends and
+  /// ranks with one stage. Keeps references. `versions`: for schedules that do
+  /// not flush.
   Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
-         Feed& feed, WeightVersions* versions = nullptr);
+         Feed& feed, WeightVersions* versions = nullptr,
+         const EngineOptions& options = {});
 
   /// The whole list. Returns this rank's part of the loss: the sum of
   /// share * loss over the micro-batches that end here.
@@ -85,13 +108,16 @@ class Engine {
   double run(const std::function<bool()>& stands);
   /// The list up to and with the next U; false when it has ended.
   bool run_to_update();
+  /// The list's forwards alone, without graphs: the outputs of the micro-batches
+  /// that end here, end to end; none elsewhere.
+  Tensors infer();
   /// Told share * loss of each micro-batch that ends here, when its backward
   /// begins. Where nothing flushes the engine forgets it then.
   void set_on_loss(std::function<void(int micro_batch, double loss)> on_loss) {
     on_loss_ = std::move(on_loss);
   }
   /// Share * loss of a micro-batch that ended here.
-  double loss(int micro_batch) const { return losses_.at(micro_batch); }
+  double loss(int micro_batch);
 
   const Schedule& schedule() const { return schedule_; }
   /// Bytes that this rank sends in one walk down its list.
@@ -105,7 +131,32 @@ class Engine {
   const LayerInput& spec(int micro_batch, int stage);
 
  private:
+  /// A micro-batch between forward and backward: a graph, or what makes it
+  /// again.
+  struct Live {
+    StageRun run;
+    bool is_dropped = false;
+    Tensors inputs;
+    RandomState random;
+  };
+  /// On the device, or read.
+  struct Loss {
+    Tensor value;
+    double share = 1;
+    double read = 0;
+  };
+
   void perform(const Action& action);
+  StageFunction function(int b, int stage);
+  void set_random_state(int b, int stage);
+  void recompute(Live& live, int b, int stage);
+  void note_loss(const Tensor& value, int b);
+  Tensors receive_inputs(int b, int stage);
+  void send_outputs(const Tensors& outputs, int b, int stage);
+  Tensors receive_gradients(int b, int stage);
+  void send_gradients(const Tensors& grads, int b, int stage);
+  LayerInput skip_spec(const std::string& name, int b, int stage);
+  void check_skips();
   double sent_bytes(int first, int last);
   int num_first_forwards(int rank) const;
   void redo_first_forwards();
@@ -113,6 +164,7 @@ class Engine {
   void backward(int b, int stage);
   void backward_input(int b, int stage, WeightGradients& later);
   int rank_of(int b, int stage) const { return schedule_.place(b, stage).rank; }
+  bool is_here(int b, int stage) const;
   bool is_last(int stage) const { return stage == schedule_.num_stages - 1; }
 
   Schedule schedule_;
@@ -120,15 +172,19 @@ class Engine {
   ProcessGroup& world_;
   Feed& feed_;
   WeightVersions* versions_;
+  EngineOptions options_;
+  Recomputed recomputed_;
   Mailbox mailbox_;
+  /// Skips between stages, by name.
+  std::map<std::string, SkipRoute> skips_;
   /// By rows.
   std::map<std::int64_t, std::vector<LayerInput>> specs_;
   /// By chunk.
   std::vector<int> stages_;
   std::vector<WeightGradients> later_;
   /// Between F and B, by micro-batch and stage.
-  std::map<std::pair<int, int>, StageRun> runs_;
-  std::map<int, double> losses_;
+  std::map<std::pair<int, int>, Live> runs_;
+  std::map<int, Loss> losses_;
   TensorOptions loss_options_;
   std::function<void(int, double)> on_loss_;
   Walk walk_;

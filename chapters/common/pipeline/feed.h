@@ -27,9 +27,10 @@ class LanguageFeed : public Feed {
   Tensors example(std::int64_t rows) const override;
   DType dtype() const override { return dtype_; }
 
- private:
+ protected:
   Batch batch(int micro_batch) const;
 
+ private:
   const Dataset& data_;
   std::int64_t rows_per_step_;
   DType dtype_;

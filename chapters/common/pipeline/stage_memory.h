@@ -7,73 +7,47 @@
 //   B        the outputs' gradients arrive, and before or after them the graph
 //            again, where it was not kept; backward, whose widest point is the
 //            peak
+//   I        B without the weights' gradients
+//   I .. W   kept: what these need
 //
-// One micro-batch is run on shapes, and its bytes are read off. A schedule then
-// says which micro-batches are kept at the same time:
-//
-//   peak = max over its actions of (kept by the others + needed by this one)
-//
-// Values that were sent are booked as communication (pipeline.h), so that all
-// this depends on the schedule alone, and not on who waits for whom.
+// One micro-batch is run on shapes, and its bytes are read off. What is kept at
+// the same time is a matter of the schedule (schedule_memory.h). Values that
+// were sent are booked as communication (pipeline.h), so all this depends on
+// the schedule alone, and not on who waits for whom.
 
-#include <functional>
-#include <vector>
+#include "chapters/common/pipeline/engine.h"
 
-#include "chapters/common/pipeline/stages.h"
-#include "chapters/common/run/report.h"
+namespace shardbook::pipeline {
 
-namespace shardbook {
-
-/// Bytes of activations, but for the gradients.
-struct MicroBatchMemory {
-  double forward_peak = 0;
-  double kept = 0;
-  /// With what is kept. A parameter's first gradient of a step becomes its
-  /// gradient; later ones are computed beside it, and added.
-  double first_backward_peak = 0;
-  double later_backward_peak = 0;
-  /// Peaks of the parameters' gradients (MemoryKind::kGradient) in these.
-  double first_gradients = 0;
-  double later_gradients = 0;
+/// Bytes of one action of one micro-batch.
+struct ActionBytes {
+  // Peaks; activations and inputs are those of this micro-batch
+  double activations = 0, inputs = 0, gradients = 0;
+  // What is left of the micro-batch afterwards
+  double kept = 0, inputs_kept = 0;
 };
 
-struct StageMemoryOptions {
-  DType dtype = DType::kF32;
-  /// The graph is dropped after the forward, and made again ...
-  bool recompute = false;
-  /// ... before the outputs' gradients arrive, or when they are there.
-  bool early_recompute = true;
-  /// Of the last stage: turns outputs into the scalar that backward begins at.
-  std::function<Tensor(const Tensors& outputs)> loss;
+/// The actions of a micro-batch at one stage. A parameter's first gradient of a
+/// step becomes its gradient; later ones are computed beside it, and added.
+struct StageNeeds {
+  ActionBytes forward;
+  ActionBytes first[4], later[4];  ///< by ActionKind: B, I and W
+  double gradients = 0;            ///< of all parameters of the stage
+  double of_input = 0;             ///< those that I computes: biases, norms
 };
 
-/// Layers begin .. end-1 of a model, whose first layer reads data; `specs` as
-/// trace_shapes returns them for one micro-batch. Costs two runs on shapes.
-MicroBatchMemory measure_micro_batch(const LayerList& layers, int begin,
-                                     int end,
-                                     const std::vector<LayerInput>& specs,
-                                     const StageMemoryOptions& options);
-
-/// One action of a schedule: memory of this micro-batch is taken, or given
-/// back.
-struct StageEvent {
-  bool is_backward = false;
+/// A micro-batch at a stage.
+struct StageOnShapes {
+  const LayerList& layers;
+  int begin = 0, end = 0;  ///< layers begin .. end-1
+  LayerInput takes, gives;
   int micro_batch = 0;
+  bool recompute = false;
+  bool early_recompute = true;
 };
 
-/// Peaks of a rank that holds one stage and does this in a step, by kind:
-/// activations and gradients. `memory_of` says what each micro-batch takes.
-struct StagePeaks {
-  double activations = 0;
-  double gradients = 0;
-};
-StagePeaks stage_peaks(
-    const std::vector<StageEvent>& events,
-    const std::function<const MicroBatchMemory&(int micro_batch)>& memory_of);
+/// Runs it on shapes: four times forward and backward. `feed` must have nothing
+/// left of a step.
+StageNeeds measure_stage(const StageOnShapes& what, Feed& feed);
 
-/// What does not depend on the schedule, exactly: parameters (and buffers) and
-/// optimizer state of a rank. The other kinds are left open.
-MemoryBill stage_bill(const Options& options, const Tensors& parameters,
-                      const Tensors& buffers = {});
-
-}  // namespace shardbook
+}  // namespace shardbook::pipeline

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <system_error>
 
 #include "chapters/common/models/models.h"
@@ -47,6 +48,8 @@ struct CommandLine::Impl {
   std::vector<std::pair<std::string, Show>> shows;
   std::vector<std::function<void()>> after_parse;
   std::vector<std::function<void()>> at_end;
+  /// Values of options that are given without one.
+  std::map<std::string, std::string> when_alone;
 
   /// Adds an option that takes one value and is checked by `parse_value`,
   /// which returns what is wrong, or nothing. `show` returns its value.
@@ -56,7 +59,11 @@ struct CommandLine::Impl {
     shows.emplace_back(flag, show);
     app.add_option_function<std::string>(
            flag,
-           [this, flag, parse_value](const std::string& text) {
+           [this, flag, parse_value](const std::string& given_text) {
+             const auto alone = when_alone.find(flag);
+             const bool is_alone =
+                 given_text.empty() && alone != when_alone.end();
+             const std::string text = is_alone ? alone->second : given_text;
              const std::string wrong = parse_value(text);
              if (!wrong.empty()) {
                SB_FAIL(flag, " ", quoted(text), ": ", wrong);
@@ -135,6 +142,27 @@ void CommandLine::add(const std::string& flag, std::string* value,
         *value = text;
         return "";
       });
+}
+
+void CommandLine::add_mode(const std::string& flag, std::string* value,
+                           const std::string& help,
+                           const std::vector<std::string>& allowed) {
+  add(flag, value, help, allowed);
+  // CLI11 would take the default for a value that is left out
+  impl_->app.get_option(flag)->expected(0, 1)->default_str("")->type_name(
+      "NAME [" + *value + "]");
+  impl_->when_alone[flag] = allowed.front();
+}
+
+void CommandLine::refuse(const std::string& flag, const std::string& why) {
+  impl_->app
+      .add_option_function<std::string>(flag,
+                                        [flag, why](const std::string& text) {
+                                          SB_FAIL(flag, text.empty() ? "" : " ",
+                                                  text, ": ", why);
+                                        })
+      ->group("")
+      ->expected(0, 1);
 }
 
 void CommandLine::add(const std::string& flag, std::int64_t* value,

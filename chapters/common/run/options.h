@@ -93,6 +93,13 @@ class CommandLine {
   void add(const std::string& flag, std::string* value, const std::string& help,
            const std::vector<std::string>& allowed = {},
            const std::string& otherwise = "");
+  /// The same for a name that may be left out: then it is the first of
+  /// `allowed`.
+  void add_mode(const std::string& flag, std::string* value,
+                const std::string& help,
+                const std::vector<std::string>& allowed);
+  /// An option that is not understood, for a reason: "FLAG VALUE: WHY".
+  void refuse(const std::string& flag, const std::string& why);
   void add(const std::string& flag, std::int64_t* value,
            const std::string& help, std::int64_t min = 0,
            std::int64_t max = std::int64_t{1} << 40);

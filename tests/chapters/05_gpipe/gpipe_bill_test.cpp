@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "chapters/05_gpipe/gpipe.h"
-#include "chapters/common/pipeline/stage_memory.h"
+#include "chapters/common/pipeline/schedule_memory.h"
 #include "core/autograd.h"
 #include "sim/world.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
@@ -14,8 +14,12 @@
 namespace shardbook::gpipe_test {
 namespace {
 
-using gpipe::Checkpoint;
-using gpipe::Pipeline;
+using pipeline::Action;
+using pipeline::ActionKind;
+using pipeline::Engine;
+using pipeline::EngineOptions;
+using pipeline::Recompute;
+using pipeline::StageNeeds;
 
 // --- Memory ------------------------------------------------------------------
 
@@ -23,7 +27,7 @@ constexpr std::int64_t kBillWidth = 8;
 
 /// Counted peak of activations of each of two ranks, m micro-batches of
 /// `rows` rows.
-std::vector<double> peaks(int m, std::int64_t rows, Checkpoint checkpoint) {
+std::vector<double> peaks(int m, std::int64_t rows, Recompute recompute) {
   return on_ranks(2, [&](ProcessGroup& world) {
     const SkipNet net(6, kBillWidth);
     const std::shared_ptr<const LayerList> layers(&net,
@@ -31,47 +35,34 @@ std::vector<double> peaks(int m, std::int64_t rows, Checkpoint checkpoint) {
     Options options;
     PipelineModel model(options, layers, one_stage_per_rank({0, 3, 6}), world);
     const auto pieces = ceil_micro_batches(rows * m, m);
-    const Tensor x = rows_of(rows, kBillWidth, DType::kF32);
-    x.set_memory_kind(MemoryKind::kInput);
-    Pipeline pipeline(model, world, pieces,
-                      gpipe::trace_pieces(net, pieces, {x}, DType::kF32),
-                      {checkpoint, true});
+    RowsFeed feed(pieces, kBillWidth, DType::kF32);
+    EngineOptions how;
+    how.recompute = recompute;
+    Engine engine(gpipe::schedule(2, m), model, world, feed, nullptr, how);
     RankContext::current().device.reset_peak_memory();
-    pipeline.train(
-        {[&](int) { return Tensors{x}; },
-         [&](const Tensors& out, int) { return mse_loss(out[0], x); }});
+    engine.run();
     return static_cast<double>(
         RankContext::current().device.memory().peak(MemoryKind::kActivation));
   });
 }
 
-MicroBatchMemory measured(int begin, int end, std::int64_t rows,
-                          bool recompute) {
+StageNeeds measured(int begin, int end, std::int64_t rows, bool recompute) {
   const SkipNet net(6, kBillWidth);
-  const Tensor x =
-      Tensor::empty({rows, kBillWidth}, {DType::kF32, Device::meta()});
-  StageMemoryOptions how;
-  how.recompute = recompute;
-  if (end == 6) {
-    how.loss = [&](const Tensors& out) {
-      const MemoryScope kind(MemoryKind::kInput);
-      const Tensor y = Tensor::empty({rows, kBillWidth});
-      const MemoryScope computed(MemoryKind::kActivation);
-      return mse_loss(out[0], y);
-    };
-  }
-  return measure_micro_batch(net, begin, end,
-                             trace_shapes(net, {x}, DType::kF32), how);
+  RowsFeed feed(ceil_micro_batches(rows, 1), kBillWidth, DType::kF32);
+  const auto specs = trace_shapes(net, feed.example(rows), DType::kF32);
+  return measure_stage(
+      {net, begin, end, specs[at(begin)], specs[at(end)], 0, recompute, true},
+      feed);
 }
 
 // Every micro-batch keeps its graph ...
 TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
   const std::int64_t rows = 5;
   for (int s = 0; s < 2; ++s) {
-    const double kept = measured(3 * s, 3 * s + 3, rows, false).kept;
-    const double first = peaks(2, rows, Checkpoint::kNever)[at(s)];
+    const double kept = measured(3 * s, 3 * s + 3, rows, false).forward.kept;
+    const double first = peaks(2, rows, Recompute::kNever)[at(s)];
     for (const int m : {3, 6}) {
-      EXPECT_EQ(peaks(m, rows, Checkpoint::kNever)[at(s)],
+      EXPECT_EQ(peaks(m, rows, Recompute::kNever)[at(s)],
                 first + (m - 2) * kept);
     }
     // What each layer hands to the next; the last one's was sent
@@ -83,17 +74,45 @@ TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
 TEST(GpipeBill, WithRecomputationItKeepsItsInput) {
   const std::int64_t rows = 5;
   const double input = rows * kBillWidth * 4.0;
-  EXPECT_EQ(measured(0, 3, rows, true).kept, 0);  // data: not an activation
-  EXPECT_EQ(measured(3, 6, rows, true).kept, input);
-  const double one = peaks(2, rows, Checkpoint::kAlways)[1];
+  EXPECT_EQ(measured(0, 3, rows, true).forward.kept,
+            0);  // data: not an activation
+  EXPECT_EQ(measured(3, 6, rows, true).forward.kept, input);
+  const double one = peaks(2, rows, Recompute::kAlways)[1];
   for (const int m : {3, 6}) {
-    EXPECT_EQ(peaks(m, rows, Checkpoint::kAlways)[1], one + (m - 2) * input);
-    EXPECT_EQ(peaks(m, rows, Checkpoint::kAlways)[0],
-              peaks(2, rows, Checkpoint::kAlways)[0]);
-    EXPECT_LT(peaks(m, rows, Checkpoint::kAlways)[1],
-              peaks(m, rows, Checkpoint::kNever)[1]);
+    EXPECT_EQ(peaks(m, rows, Recompute::kAlways)[1], one + (m - 2) * input);
+    EXPECT_EQ(peaks(m, rows, Recompute::kAlways)[0],
+              peaks(2, rows, Recompute::kAlways)[0]);
+    EXPECT_LT(peaks(m, rows, Recompute::kAlways)[1],
+              peaks(m, rows, Recompute::kNever)[1]);
   }
 }
+
+/// The same tokens in each micro-batch; the first stage goes on when the second
+/// one has what was sent.
+class TokenFeed : public pipeline::Feed {
+ public:
+  TokenFeed(const std::vector<MicroBatch>& pieces, Tensor tokens,
+            std::atomic<int>& num_received)
+      : pieces_(pieces), tokens_(std::move(tokens)), received_(num_received) {}
+  pipeline::Piece piece(int b) const override {
+    return {0, pieces_[at(b)].slice, pieces_[at(b)].rows, 1};
+  }
+  Tensors inputs(int b) override {
+    while (received_ < b) std::this_thread::yield();
+    return {tokens_};
+  }
+  Tensor loss(int, const Tensors& outputs) override {
+    ++received_;
+    return language_loss(outputs[0], tokens_);
+  }
+  Tensors example(std::int64_t) const override { return {tokens_}; }
+  DType dtype() const override { return DType::kF32; }
+
+ private:
+  std::vector<MicroBatch> pieces_;
+  Tensor tokens_;
+  std::atomic<int>& received_;
+};
 
 // What was sent goes when the next stage has it, long before its backward.
 TEST(GpipeBill, SentOutputsDoNotWaitForTheirGradients) {
@@ -107,20 +126,9 @@ TEST(GpipeBill, SentOutputsDoNotWaitForTheirGradients) {
                         world);
     const auto pieces = ceil_micro_batches(rows * m, m);
     const Tensor tokens = tokens_of(rows, seq, config.vocab_size);
-    Pipeline pipeline(
-        model, world, pieces,
-        gpipe::trace_pieces(*layers, pieces, {tokens}, DType::kF32),
-        {Checkpoint::kNever, true});
-    // The first stage goes on when the second one has what was sent
-    const auto inputs = [&](int b) {
-      while (num_received < b) std::this_thread::yield();
-      return Tensors{tokens};
-    };
-    const auto loss = [&](const Tensors& out, int) {
-      ++num_received;
-      return language_loss(out[0], tokens);
-    };
-    pipeline.train({inputs, loss});
+    TokenFeed feed(pieces, tokens, num_received);
+    Engine engine(gpipe::schedule(2, m), model, world, feed);
+    engine.run();
     return static_cast<double>(RankContext::current().device.memory().peak(
         MemoryKind::kCommunication));
   })[0];
@@ -130,24 +138,26 @@ TEST(GpipeBill, SentOutputsDoNotWaitForTheirGradients) {
 }
 
 TEST(StageMemory, AScheduleIsWalkedThrough) {
-  MicroBatchMemory each;
-  each.forward_peak = 10;
-  each.kept = 4;
-  each.first_backward_peak = 9;
-  each.later_backward_peak = 12;
-  each.first_gradients = 5;
-  each.later_gradients = 6;
-  const auto of = [&](int) -> const MicroBatchMemory& { return each; };
-  const auto peak = [&](const std::vector<StageEvent>& events) {
-    return stage_peaks(events, of).activations;
+  constexpr int kB = static_cast<int>(ActionKind::kBackward);
+  StageNeeds each;
+  each.forward.activations = 10;
+  each.forward.kept = 4;
+  each.first[kB].activations = 9;
+  each.later[kB].activations = 12;
+  each.first[kB].gradients = 5;
+  each.later[kB].gradients = 6;
+  const auto peaks = [&](const std::vector<Action>& actions) {
+    return pipeline::rank_peaks(
+        actions, [&](int, int) -> const StageNeeds& { return each; });
   };
-  const StageEvent f0{false, 0}, f1{false, 1}, b0{true, 0}, b1{true, 1};
-  EXPECT_EQ(peak({f0, b0}), 10);          // forward's
-  EXPECT_EQ(peak({f0, f1, b1, b0}), 14);  // forward beside what f0 keeps
-  EXPECT_EQ(peak({f0, b0, f1, b1}), 12);  // the later backward's
-  EXPECT_EQ(stage_peaks({f0, b0}, of).gradients, 5);
-  EXPECT_EQ(stage_peaks({f0, b0, f1, b1}, of).gradients, 6);
-  EXPECT_EQ(stage_peaks({}, of).activations, 0);
+  const Action f0{ActionKind::kForward, 0}, f1{ActionKind::kForward, 1};
+  const Action b0{ActionKind::kBackward, 0}, b1{ActionKind::kBackward, 1};
+  EXPECT_EQ(peaks({f0, b0}).activations, 10);          // forward's
+  EXPECT_EQ(peaks({f0, f1, b1, b0}).activations, 14);  // forward beside f0's
+  EXPECT_EQ(peaks({f0, b0, f1, b1}).activations, 12);  // the later backward's
+  EXPECT_EQ(peaks({f0, b0}).gradients, 5);
+  EXPECT_EQ(peaks({f0, b0, f1, b1}).gradients, 6);
+  EXPECT_EQ(peaks({}).activations, 0);
 }
 
 // --- Time --------------------------------------------------------------------
@@ -157,7 +167,7 @@ struct Timed {
 };
 
 /// Equal stages of wide layers, whose messages take little beside them.
-Timed timed(int p, int m, Checkpoint checkpoint, bool early,
+Timed timed(int p, int m, Recompute recompute, bool early,
             const std::string& cluster = "dgx-a100") {
   const std::int64_t rows = 4096, width = 8192;
   const SkipNet net(16 * p, width);
@@ -173,17 +183,17 @@ Timed timed(int p, int m, Checkpoint checkpoint, bool early,
         PipelineModel model(Options{}, layers,
                             one_stage_per_rank(cut_uniform(16 * p, p)), world);
         const auto pieces = ceil_micro_batches(rows * m, m);
-        const Tensor x = Tensor::empty({rows, width});
-        Pipeline pipeline(model, world, pieces,
-                          gpipe::trace_pieces(net, pieces, {x}, DType::kF32),
-                          {checkpoint, early});
+        RowsFeed feed(pieces, width, DType::kF32);
+        EngineOptions how;
+        how.recompute = recompute;
+        how.early_recompute = early;
+        how.reads_losses_late = true;
+        Engine engine(gpipe::schedule(p, m), model, world, feed, nullptr, how);
         sim::VirtualClock* clock = sim::VirtualClock::current();
         clock->begin_steps();
         for (int step = 0; step < 2; ++step) {
           for (const Tensor& each : model.parameters()) each.clear_grad();
-          pipeline.train(
-              {[&](int) { return Tensors{x}; },
-               [&](const Tensors& out, int) { return mse_loss(out[0], x); }});
+          engine.run();
           world.barrier();
           clock->end_step();
         }
@@ -204,7 +214,7 @@ Timed timed(int p, int m, Checkpoint checkpoint, bool early,
 TEST(GpipeBill, IdleShareIsPMinusOneOverMPlusPMinusOne) {
   for (const int p : {2, 4}) {
     for (const int m : {1, 4, 16}) {
-      EXPECT_NEAR(timed(p, m, Checkpoint::kNever, true).idle_share,
+      EXPECT_NEAR(timed(p, m, Recompute::kNever, true).idle_share,
                   gpipe::idle_share(p, m), 0.02)
           << p << " " << m;
     }
@@ -215,9 +225,9 @@ TEST(GpipeBill, IdleShareIsPMinusOneOverMPlusPMinusOne) {
 // next door, and on its way.
 TEST(GpipeBill, EarlyRecomputationIsShorter) {
   for (const int m : {2, 4}) {
-    const double early = timed(4, m, Checkpoint::kAlways, true).step_s;
-    const double late = timed(4, m, Checkpoint::kAlways, false).step_s;
-    const double never = timed(4, m, Checkpoint::kNever, true).step_s;
+    const double early = timed(4, m, Recompute::kAlways, true).step_s;
+    const double late = timed(4, m, Recompute::kAlways, false).step_s;
+    const double never = timed(4, m, Recompute::kNever, true).step_s;
     EXPECT_LT(early, late);
     EXPECT_LT(never, early);
   }

@@ -6,75 +6,47 @@
 #include <algorithm>
 
 #include "chapters/05_gpipe/gpipe.h"
+#include "chapters/common/pipeline/replay.h"
 #include "core/autograd.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
 
 namespace shardbook::gpipe_test {
 namespace {
 
-using gpipe::Action;
-using gpipe::ActionKind;
-using gpipe::Checkpoint;
-using gpipe::Pipeline;
-using gpipe::PipelineOptions;
+using pipeline::Action;
+using pipeline::Engine;
+using pipeline::EngineOptions;
+using pipeline::Recompute;
 using testing::HasSubstr;
 
 // --- The schedule -----------------------------------------------------------
 
 TEST(GpipeSchedule, EveryForwardPrecedesTheFirstBackward) {
-  const auto actions = gpipe::schedule(3);
-  std::string text;
-  for (const Action& each : actions) {
-    text += (each.kind == ActionKind::kForward ? "F" : "B") +
-            std::to_string(each.micro_batch) + " ";
+  for (const auto& actions : gpipe::schedule(2, 3).actions) {
+    std::string text;
+    for (const Action& each : actions) text += to_string(each) + " ";
+    EXPECT_EQ(text, "F0 F1 F2 B2 B1 B0 ");
   }
-  EXPECT_EQ(text, "F0 F1 F2 B2 B1 B0 ");
 }
 
 // When each action can begin, if all take one slot: what slot() says.
 TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
+  pipeline::Costs slots;
+  slots.forward = slots.backward = 1;
   for (const int p : {1, 2, 3, 4, 8}) {
     for (const int m : {1, 2, 3, 4, 8, 17}) {
-      std::map<std::pair<int, int>, int> forward_end, backward_end;
-      std::vector<int> free(at(p), 0);
-      std::vector<std::size_t> next(at(p), 0);
-      const auto actions = gpipe::schedule(m);
-      for (bool progress = true; progress;) {
-        progress = false;
-        for (int s = 0; s < p; ++s) {
-          if (next[at(s)] == actions.size()) continue;
-          const Action& action = actions[next[at(s)]];
-          const int b = action.micro_batch;
-          int begin = free[at(s)];
-          if (action.kind == ActionKind::kForward && s > 0) {
-            if (forward_end.count({s - 1, b}) == 0) continue;
-            begin = std::max(begin, forward_end[{s - 1, b}]);
-          }
-          if (action.kind == ActionKind::kBackward && s < p - 1) {
-            if (backward_end.count({s + 1, b}) == 0) continue;
-            begin = std::max(begin, backward_end[{s + 1, b}]);
-          }
-          EXPECT_EQ(begin, gpipe::slot(action, s, p, m));
-          (action.kind == ActionKind::kForward ? forward_end
-                                               : backward_end)[{s, b}] =
-              free[at(s)] = begin + 1;
-          ++next[at(s)];
-          progress = true;
+      const pipeline::Schedule schedule = gpipe::schedule(p, m);
+      const pipeline::Replay played = replay(schedule, slots);
+      for (int s = 0; s < p; ++s) {
+        for (std::size_t i = 0; i < schedule.actions[at(s)].size(); ++i) {
+          EXPECT_EQ(played.spans[at(s)][i].begin,
+                    gpipe::slot(schedule.actions[at(s)][i], s, p, m));
         }
       }
-      const int end = *std::max_element(free.begin(), free.end());
-      EXPECT_EQ(end, gpipe::num_slots(p, m));
-      EXPECT_DOUBLE_EQ(1 - 2.0 * m / end, gpipe::idle_share(p, m));
+      EXPECT_EQ(played.makespan, gpipe::num_slots(p, m));
+      EXPECT_DOUBLE_EQ(pipeline::idle_share(played), gpipe::idle_share(p, m));
     }
   }
-}
-
-TEST(GpipeSchedule, FigureOfFourStages) {
-  EXPECT_EQ(gpipe::figure(4, 4),
-            "stage 0 F0 F1 F2 F3  .  .  .  .  .  . B3 B2 B1 B0\n"
-            "stage 1  . F0 F1 F2 F3  .  .  .  . B3 B2 B1 B0  .\n"
-            "stage 2  .  . F0 F1 F2 F3  .  . B3 B2 B1 B0  .  .\n"
-            "stage 3  .  .  . F0 F1 F2 F3 B3 B2 B1 B0  .  .  .\n");
 }
 
 TEST(GpipeCut, TensorsOfAMiniBatchAreCutTogether) {
@@ -101,10 +73,18 @@ TEST(GpipeCut, TensorsOfAMiniBatchAreCutTogether) {
 
 constexpr std::int64_t kWidth = 6;
 
+EngineOptions with(Recompute recompute, bool early = true) {
+  EngineOptions how;
+  how.recompute = recompute;
+  how.early_recompute = early;
+  how.reads_losses_late = true;
+  return how;
+}
+
 struct Case {
   int rows = 8;
   int chunks = 4;
-  PipelineOptions how;
+  EngineOptions how = with(Recompute::kExceptLast);
   DType dtype = DType::kF64;
 };
 
@@ -116,19 +96,27 @@ struct Trained {
   std::vector<std::string> messages;
 };
 
-/// The mini-batch, in pieces.
-gpipe::Feed feed_of(const std::vector<Tensors>& pieces) {
-  return {[&](int b) { return Tensors{pieces[at(b)][0]}; },
-          [&](const Tensors& outputs, int b) {
-            return mse_loss(outputs[0], pieces[at(b)][1]);
-          }};
-}
-
 std::vector<Tensors> data_of(const Case& c) {
   Tensor x = rows_of(c.rows, kWidth, c.dtype), y = x.empty_like();
   fill_normal(y, /*seed=*/12, /*stream=*/2, 0, 1);
   return gpipe::cut({x, y}, c.chunks);
 }
+
+/// The mini-batch, in pieces.
+class PiecesFeed : public RowsFeed {
+ public:
+  explicit PiecesFeed(const Case& c)
+      : RowsFeed(ceil_micro_batches(c.rows, c.chunks), kWidth, c.dtype),
+        data_(data_of(c)) {}
+  Tensors inputs(int b) override { return {data_[at(b)][0]}; }
+  Tensor loss(int b, const Tensors& outputs) override {
+    return mse_loss(outputs[0], data_[at(b)][1]);
+  }
+  int num_pieces() const { return static_cast<int>(data_.size()); }
+
+ private:
+  std::vector<Tensors> data_;
+};
 
 Trained on_one_rank(const LayerList& net, const Case& c, ProcessGroup& world) {
   Options options;
@@ -139,19 +127,20 @@ Trained on_one_rank(const LayerList& net, const Case& c, ProcessGroup& world) {
   PipelineModel model(options, layers,
                       one_stage_per_rank(cut_uniform(net.size(), world.size())),
                       world);
-  const auto data = data_of(c);
-  const auto pieces = ceil_micro_batches(c.rows, c.chunks);
-  Pipeline pipeline(model, world, pieces,
-                    gpipe::trace_pieces(net, pieces, data[0], c.dtype), c.how);
+  PiecesFeed feed(c);
+  Engine engine(gpipe::schedule(world.size(), feed.num_pieces()), model, world,
+                feed, nullptr, c.how);
   Trained result;
-  const gpipe::Feed feed = feed_of(data);
-  result.loss = pipeline.train(feed);
+  engine.run();
+  if (world.rank() == world.size() - 1) {
+    for (int b = feed.num_pieces(); b-- > 0;) result.loss += engine.loss(b);
+  }
   for (const NamedTensor& each : model.stage(world.rank()).named_parameters()) {
     result.grads[each.name] = each.tensor.grad();
   }
-  result.max_live = pipeline.max_live();
+  result.max_live = engine.max_live();
   result.bytes = wire_bytes(world.records());
-  result.predicted = pipeline.predicted_bytes();
+  result.predicted = engine.predicted_bytes();
   for (const CommRecord& record : world.records()) {
     result.messages.push_back((record.op == CommOp::kSend ? "to " : "from ") +
                               std::to_string(record.root_or_peer) + " " +
@@ -224,7 +213,7 @@ TEST_P(GpipeEngine, GradientsHaveTheBitsOfOneDeviceInReverseOrder) {
       // Even; uneven last piece; fewer pieces than asked for; one row each
       for (const auto& [rows, chunks] :
            {std::pair{8, 4}, {7, 3}, {5, 4}, {3, 3}, {6, 1}}) {
-        Case c{rows, chunks, {}, dtype};
+        const Case c{rows, chunks, with(Recompute::kExceptLast), dtype};
         expect_same_bits(on_pipeline(net, p, c), on_one_device(net, c),
                          std::to_string(rows) + "/" + std::to_string(chunks));
       }
@@ -234,13 +223,13 @@ TEST_P(GpipeEngine, GradientsHaveTheBitsOfOneDeviceInReverseOrder) {
 
 TEST_P(GpipeEngine, RecomputationChangesNoBitAlsoWithDropout) {
   const SkipNet net = net_with_skips(/*dropout=*/0.3);
-  const Case c{7, 3, {}, DType::kF32};
+  const Case c{7, 3, with(Recompute::kNever), DType::kF32};
   const Trained reference = on_one_device(net, c);
-  for (const Checkpoint mode :
-       {Checkpoint::kAlways, Checkpoint::kExceptLast, Checkpoint::kNever}) {
+  for (const Recompute mode :
+       {Recompute::kAlways, Recompute::kExceptLast, Recompute::kNever}) {
     for (const bool early : {true, false}) {
       Case other = c;
-      other.how = {mode, early};
+      other.how = with(mode, early);
       expect_same_bits(on_pipeline(net, GetParam(), other), reference,
                        "mode " + std::to_string(static_cast<int>(mode)));
     }
@@ -250,7 +239,7 @@ TEST_P(GpipeEngine, RecomputationChangesNoBitAlsoWithDropout) {
 TEST_P(GpipeEngine, AllMicroBatchesLiveAtTheTurn) {
   const SkipNet net(8, kWidth);
   for (const int m : {1, 3, 8}) {
-    for (const Trained& rank : on_pipeline(net, GetParam(), {8, m, {}})) {
+    for (const Trained& rank : on_pipeline(net, GetParam(), {8, m})) {
       EXPECT_EQ(rank.max_live,
                 static_cast<int>(ceil_micro_batches(8, m).size()));
     }
@@ -260,7 +249,7 @@ TEST_P(GpipeEngine, AllMicroBatchesLiveAtTheTurn) {
 // Trap: in the order 0 .. m-1 the sums round otherwise.
 TEST(GpipeOrder, TheOrderOfTheSumsIsPartOfTheResult) {
   const SkipNet net(4, kWidth);
-  const Case c{12, 6, {}, DType::kF32};
+  const Case c{12, 6, with(Recompute::kExceptLast), DType::kF32};
   const Trained ranks = on_pipeline(net, 1, c)[0];
   const Trained forwards = on_one_device(net, c, /*reversed=*/false);
   bool differs = false;
@@ -273,7 +262,7 @@ TEST(GpipeOrder, TheOrderOfTheSumsIsPartOfTheResult) {
 
 TEST(GpipeOrder, MessagesFollowTheSchedule) {
   const SkipNet net(3, kWidth);
-  const auto ranks = on_pipeline(net, 3, {4, 2, {}});
+  const auto ranks = on_pipeline(net, 3, {4, 2});
   EXPECT_EQ(ranks[1].messages, (std::vector<std::string>{
                                    "from 0 activations micro-batch 0 stage 1",
                                    "to 2 activations micro-batch 0 stage 2",
@@ -288,7 +277,7 @@ TEST(GpipeOrder, MessagesFollowTheSchedule) {
 // A skip from stage 0 to stage 2 does not touch the rank in between.
 TEST(GpipeSkips, TravelDirectly) {
   const SkipNet net(3, kWidth, {{0, 2}});
-  const auto ranks = on_pipeline(net, 3, {2, 1, {}});
+  const auto ranks = on_pipeline(net, 3, {2, 1});
   EXPECT_EQ(ranks[0].messages, (std::vector<std::string>{
                                    "to 1 activations micro-batch 0 stage 1",
                                    "to 2 activations micro-batch 0 stage 2",
@@ -332,7 +321,7 @@ TEST(GpipeTraps, ACheckpointThatHangsOnItsInputLosesTheFirstStage) {
 
 TEST(GpipeInference, OutputsComeEndToEndOnTheLastStage) {
   const SkipNet net = net_with_skips();
-  const Case c{7, 3, {}, DType::kF64};
+  const Case c{7, 3};
   const auto outputs = on_ranks(3, [&](ProcessGroup& world) {
     Options options;
     options.seed = 5;
@@ -341,11 +330,8 @@ TEST(GpipeInference, OutputsComeEndToEndOnTheLastStage) {
                                                   [](const LayerList*) {});
     PipelineModel model(options, layers, one_stage_per_rank(cut_uniform(9, 3)),
                         world);
-    const auto data = data_of(c);
-    const auto pieces = ceil_micro_batches(c.rows, c.chunks);
-    Pipeline pipeline(model, world, pieces,
-                      gpipe::trace_pieces(net, pieces, data[0], c.dtype), {});
-    return pipeline.infer(feed_of(data));
+    PiecesFeed feed(c);
+    return Engine(gpipe::schedule(3, 3), model, world, feed).infer();
   });
   EXPECT_TRUE(outputs[0].empty());
   InitOptions init;
@@ -357,6 +343,15 @@ TEST(GpipeInference, OutputsComeEndToEndOnTheLastStage) {
   ASSERT_EQ(outputs[2].size(), 1u);
   EXPECT_LT(max_abs_difference(outputs[2][0], expected), 1e-12);
 }
+
+/// Fails on the last stage.
+class FailingFeed : public PiecesFeed {
+ public:
+  using PiecesFeed::PiecesFeed;
+  Tensor loss(int b, const Tensors&) override {
+    SB_FAIL("loss of micro-batch ", b);
+  }
+};
 
 TEST(GpipeFailure, ARankThatThrowsEndsTheOthers) {
   const SkipNet net(3, kWidth);
@@ -371,16 +366,8 @@ TEST(GpipeFailure, ARankThatThrowsEndsTheOthers) {
                                                       [](const LayerList*) {});
         PipelineModel model(options, layers, one_stage_per_rank({0, 1, 2, 3}),
                             world);
-        const auto data = data_of(c);
-        const auto pieces = ceil_micro_batches(c.rows, c.chunks);
-        Pipeline pipeline(model, world, pieces,
-                          gpipe::trace_pieces(net, pieces, data[0], c.dtype),
-                          {});
-        gpipe::Feed feed = feed_of(data);
-        feed.loss = [](const Tensors&, int b) -> Tensor {
-          SB_FAIL("loss of micro-batch ", b);
-        };
-        pipeline.train(feed);
+        FailingFeed feed(c);
+        Engine(gpipe::schedule(3, feed.num_pieces()), model, world, feed).run();
       } catch (const Error& error) {
         errors[at(world.rank())] = error.what();
         throw;
@@ -394,8 +381,8 @@ TEST(GpipeFailure, ARankThatThrowsEndsTheOthers) {
 }
 
 TEST(GpipeOptions, BadOnesAreOneSentence) {
-  EXPECT_EQ(error_of([] { gpipe::checkpoint_from_name("sometimes"); }),
-            "--checkpoint sometimes: give always, except_last or never");
+  EXPECT_EQ(error_of([] { pipeline::recompute_from_name("sometimes"); }),
+            "--recompute sometimes: give always, except_last or never");
 }
 
 }  // namespace

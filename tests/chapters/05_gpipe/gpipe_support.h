@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/stages.h"
 #include "comm/launch.h"
 #include "core/check.h"
@@ -124,6 +125,38 @@ class SkipNet : public LayerList {
   std::vector<std::pair<int, int>> skips_;
   std::string shared_name_;
   double dropout_;
+};
+
+/// Micro-batches of rows of one width, compared with other rows.
+class RowsFeed : public pipeline::Feed {
+ public:
+  RowsFeed(std::vector<MicroBatch> pieces, std::int64_t width, DType dtype)
+      : pieces_(std::move(pieces)), width_(width), dtype_(dtype) {
+    for (const MicroBatch& each : pieces_) all_rows_ += each.rows;
+  }
+  pipeline::Piece piece(int b) const override {
+    const MicroBatch& rows = pieces_[at(b)];
+    return {3, rows.slice, rows.rows,
+            static_cast<double>(rows.rows) / static_cast<double>(all_rows_)};
+  }
+  Tensors inputs(int b) override { return {rows_of_zeros(b)}; }
+  Tensor loss(int b, const Tensors& outputs) override {
+    return mse_loss(outputs[0], rows_of_zeros(b));
+  }
+  Tensors example(std::int64_t rows) const override {
+    return {Tensor::empty({rows, width_}, {dtype_, Device::meta()})};
+  }
+  DType dtype() const override { return dtype_; }
+
+ private:
+  Tensor rows_of_zeros(int b) const {
+    const MemoryScope kind(MemoryKind::kInput);
+    return Tensor::zeros({pieces_[at(b)].rows, width_}, {dtype_, Device()});
+  }
+
+  std::vector<MicroBatch> pieces_;
+  std::int64_t width_, all_rows_ = 0;
+  DType dtype_;
 };
 
 }  // namespace shardbook::gpipe_test

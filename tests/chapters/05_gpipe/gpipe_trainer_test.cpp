@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "chapters/05_gpipe/trainer.h"
+#include "chapters/common/pipeline/partition.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
 #include "tests/support/temp_folder.h"
 
@@ -91,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeTrainer,
 TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
   const int p = GetParam();
   for (const DType dtype : {DType::kF64, DType::kF32}) {
-    for (const char* checkpoint : {"always", "except_last", "never"}) {
+    for (const char* recompute : {"always", "except_last", "never"}) {
       for (const std::int64_t m : {1, 4, 6}) {  // 6; 2 2 2; 1 x 6
         for (const bool skips : {false, true}) {
           Options options = options_of(small_gpt());
@@ -100,9 +101,9 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
           options.batch = m == 4 ? 5 : 6;  // 2 2 1
           TrainerOptions how;
           how.micro_batches = m;
-          how.checkpoint = checkpoint;
+          how.recompute = recompute;
           how.long_skips = skips;
-          const auto what = std::string(checkpoint) + " " + dtype_name(dtype) +
+          const auto what = std::string(recompute) + " " + dtype_name(dtype) +
                             " m " + std::to_string(m) + " skips " +
                             std::to_string(skips);
           const auto ranks = train_ranks(p, options, how);
@@ -137,7 +138,7 @@ TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
     options.batch = 22;  // 6 6 6 4
     TrainerOptions how;
     how.micro_batches = 4;
-    how.checkpoint = "always";
+    how.recompute = "always";
     std::vector<double> late, early;
     for (const bool is_early : {false, true}) {
       how.early_recompute = is_early;
@@ -195,8 +196,8 @@ TEST(GpipeParity, ImagesTrainToo) {
   Options options = options_of(small_resnet());
   options.image_size = 32;
   options.dtype = DType::kF64;
-  for (const char* checkpoint : {"always", "never"}) {
-    const TrainerOptions how{3, checkpoint};
+  for (const char* recompute : {"always", "never"}) {
+    const TrainerOptions how{3, recompute};
     for (const int p : {1, 2, 4}) {
       const auto ranks = train_ranks(p, options, how);
       const Parity parity =
@@ -204,7 +205,7 @@ TEST(GpipeParity, ImagesTrainToo) {
                                   reference(options, how));
       EXPECT_TRUE(parity.passed) << p << " " << parity.max_rel;
       for (const TrainedRank& rank : ranks) {
-        expect_as_predicted(rank.report, checkpoint);
+        expect_as_predicted(rank.report, recompute);
       }
     }
   }
@@ -227,10 +228,10 @@ TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
               {.seed = options.seed, .dtype = options.dtype});
   const Dataset data = Dataset::open(options, model_config(options));
   whole(data.batch(0, options.batch).inputs);
-  for (const char* checkpoint : {"always", "except_last", "never"}) {
+  for (const char* recompute : {"always", "except_last", "never"}) {
     for (const std::int64_t chunks : {1, 4, 5}) {  // 4 chunks give 2 2 1
       const auto ranks = on_ranks(2, [&](ProcessGroup& world) {
-        Trainer trainer(options, {chunks, checkpoint}, world);
+        Trainer trainer(options, {chunks, recompute}, world);
         trainer.step(0);
         const Tensors buffers = trainer.model().stage(world.rank()).buffers();
         return std::vector{buffers.at(0).to_vector<double>(),
@@ -242,7 +243,7 @@ TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
         ASSERT_EQ(ranks[0][which].size(), expected.size());
         for (std::size_t i = 0; i < expected.size(); ++i) {
           EXPECT_NEAR(ranks[0][which][i], expected[i], 1e-12)
-              << checkpoint << " " << chunks;
+              << recompute << " " << chunks;
         }
       }
     }
@@ -274,28 +275,39 @@ TEST(GpipeBatchNorm, AForwardThatIsRunAgainSaysSo) {
   EXPECT_NE(once, variance(false));
 }
 
-TEST(GpipeBalance, StagesAreCutAsAsked) {
+TEST(GpipePartition, StagesAreCutAsAsked) {
   const Options options = options_of("gpt-nano");
   const auto layers = layers_of(ModelConfig::read("gpt-nano"));
-  const Tensors inputs = {tokens_of(2, 8, 256)};
-  const auto cuts = [&](const std::string& balance, int p) {
-    return gpipe::cuts_of(options, *layers, inputs, balance, p);
+  const auto cuts = [&](const std::string& partition, int p) {
+    return cuts_of(options, partition, *layers, p,
+                   [] { return Tensors{tokens_of(2, 8, 256)}; });
   };
   EXPECT_EQ(cuts("uniform", 4), (std::vector<int>{0, 2, 4, 5, 6}));
   EXPECT_EQ(cuts("2,1,1,2", 4), (std::vector<int>{0, 2, 3, 4, 6}));
   // Blocks weigh most: two ends are cheap
   EXPECT_EQ(cuts("parameters", 2), (std::vector<int>{0, 3, 6}));
+  EXPECT_EQ(cuts("type:block", 4).size(), 5u);
   EXPECT_EQ(cuts("time", 2).size(), 3u);
   EXPECT_EQ(error_of([&] { cuts("uniform", 7); }),
-            "--world-size 7: gpt-nano has 6 layers; give at most one stage per "
+            "7 stages: the model has 6 layers; give at most one stage per "
             "layer");
   EXPECT_EQ(error_of([&] { cuts("2,4", 3); }),
-            "--balance 2,4: 2 stages for --world-size 3; each rank holds one");
+            "--partition 2,4: 2 stages; there are 3");
   EXPECT_EQ(error_of([&] { cuts("2,x", 2); }),
-            "--balance 2,x: give uniform, parameters, time, or numbers of "
-            "layers such as 2,1,3");
+            "--partition 2,x: give uniform, parameters, time, type:REGEX, or "
+            "the layers of each stage (2,1,3)");
   EXPECT_EQ(error_of([&] { cuts("2,3", 2); }),
-            "--balance 2,3: adds up to 5 layers; gpt-nano has 6");
+            "--partition 2,3: adds up to 5 layers; gpt-nano has 6");
+}
+
+TEST(GpipeFigure, OfFourStages) {
+  Options options = options_of("gpt-nano");
+  options.world_size = options.batch = 4;
+  EXPECT_EQ(gpipe::figure(options, {4}),
+            "rank 0 |F0 F1 F2 F3 .  .  .  .  .  .  B3 B2 B1 B0\n"
+            "rank 1 |.  F0 F1 F2 F3 .  .  .  .  B3 B2 B1 B0 .\n"
+            "rank 2 |.  .  F0 F1 F2 F3 .  .  B3 B2 B1 B0 .  .\n"
+            "rank 3 |.  .  .  F0 F1 F2 F3 B3 B2 B1 B0 .  .  .\n");
 }
 
 TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {
@@ -309,7 +321,7 @@ TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {
   EXPECT_EQ(error(6, {6}), "");
   EXPECT_THAT(error(6, {7}), HasSubstr("--micro-batches 7: give 1 to 6"));
   EXPECT_THAT(error(7, {6}), HasSubstr("--world-size 7: gpt-nano has 6"));
-  EXPECT_THAT(error(2, {6, "always", "2,3"}), HasSubstr("--balance 2,3"));
+  EXPECT_THAT(error(2, {6, "always", "2,3"}), HasSubstr("--partition 2,3"));
 }
 
 TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {

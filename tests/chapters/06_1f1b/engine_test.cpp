@@ -2,6 +2,7 @@
 // micro-batches in the same order.
 
 #include "chapters/common/pipeline/engine.h"
+#include "chapters/05_gpipe/gpipe.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,7 +59,7 @@ TEST_P(EngineRanks, GpipeSumsInReverse) {
   const int p = GetParam(), m = 4;
   std::vector<int> order = ascending(m);
   std::reverse(order.begin(), order.end());
-  expect_one_device(schedules::gpipe(p, m), small_options(8), order);
+  expect_one_device(gpipe::schedule(p, m), small_options(8), order);
   expect_one_device(schedules::naive(p, m), small_options(8), ascending(m));
 }
 
@@ -70,7 +71,7 @@ TEST_P(EngineRanks, LiveSetsAreThoseOfTheFormula) {
   const auto one = on_ranks(schedules::one_f_one_b(p, m), pair_layers(), cuts,
                             options, pieces);
   const auto gpipe =
-      on_ranks(schedules::gpipe(p, m), pair_layers(), cuts, options, pieces);
+      on_ranks(gpipe::schedule(p, m), pair_layers(), cuts, options, pieces);
   for (int s = 0; s < p; ++s) {
     const auto at = static_cast<std::size_t>(s);
     EXPECT_EQ(one[at].live, std::min(p - s, m));

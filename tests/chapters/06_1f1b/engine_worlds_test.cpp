@@ -10,100 +10,14 @@
 #include "chapters/06_1f1b/picture.h"
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/trainer.h"
+#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/run/worlds.h"
 #include "core/check.h"
+#include "tests/chapters/06_1f1b/worlds_support.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::pipeline_test {
 namespace {
-
-using pipeline::Plan;
-using pipeline::TrainerOptions;
-
-Options worlds_options(int world_size) {
-  Options options;
-  options.chapter = "06_1f1b";
-  options.world_size = world_size;
-  options.model = R"({"n_layer": 6, "n_embd": 16, "n_head": 2,
-                      "n_positions": 16, "vocab_size": 64})";
-  options.data = "random";
-  options.steps = 4;
-  options.batch = 15;
-  options.seq = 8;
-  options.deterministic = true;
-  return options;
-}
-
-struct WorldRun {
-  Report report;
-  std::vector<NamedTensor> parameters;
-};
-
-WorldRun run(const Options& options, const TrainerOptions& how) {
-  WorldRun run;
-  const Plan plan = pipeline::make_plan(options, how);
-  run.report = run_chapter(
-      options,
-      [&](const Options& as, ProcessGroup& world, Report& report) {
-        Options here = as;
-        const bool is_foreseen =
-            as.backend == "sim" && options.backend != "sim";
-        const Plan mine = is_foreseen ? plan.on_shapes(&here) : plan;
-        pipeline::Trainer trainer(here, how, mine, world);
-        const TrainingLog log =
-            train(here, trainer.optimizer(), world.rank() == 0,
-                  [&](std::int64_t step) { return trainer.step(step); });
-        trainer.finish();
-        finish_rank(here, world, log, trainer.predicted_bytes(), trainer.bill(),
-                    report);
-        if (as.backend == "sim") return;
-        ContextValue<Device> on_host(&RankContext::device,
-                                     RankContext::current().host());
-        const auto whole = trainer.full_state();
-        if (world.rank() == 0) run.parameters = whole;
-      },
-      [](int rank) { return rank; });
-  return run;
-}
-
-void expect_claims(const Report& report) {
-  for (const RankReport& rank : report.ranks) {
-    EXPECT_DOUBLE_EQ(rank.bytes.predicted, rank.bytes.counted);
-    for (int k = 0; k < kNumMemoryKinds; ++k) {
-      const Claim& peak = rank.peak[static_cast<std::size_t>(k)];
-      if (peak.predicted < 0) continue;
-      EXPECT_EQ(peak.predicted, peak.counted)
-          << memory_kind_name(static_cast<MemoryKind>(k));
-    }
-  }
-}
-
-void expect_one_device(const Options& options, const TrainerOptions& how) {
-  const WorldRun threads = run(options, how);
-  expect_claims(threads.report);
-  EXPECT_NEAR(threads.report.time.predicted_step_s, threads.report.time.step_s,
-              1e-9 * threads.report.time.step_s);
-  RankContext one(Device::cpu(0), 0, 1);
-  one.deterministic = true;
-  const RankContext::Scope scope(one);
-  const Parity parity = compare_with_one_device(
-      options, threads.report.losses, threads.parameters,
-      pipeline::reference_run(options, how, pipeline::make_plan(options, how)));
-  EXPECT_TRUE(parity.passed) << parity.max_rel;
-}
-
-struct Variant {
-  std::string name;
-  int world_size;
-  TrainerOptions how;
-};
-
-Variant variant(const std::string& schedule, int world_size) {
-  Variant result{schedule, world_size, {}};
-  result.how.schedule = schedule;
-  result.how.micro_batches = 8;  // of 15 samples: 8 pieces, the last one short
-  return result;
-}
 
 std::vector<Variant> variants() {
   std::vector<Variant> all = {
@@ -132,7 +46,7 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
     Options options = worlds_options(each.world_size);
     const Plan plan = pipeline::make_plan(options, each.how);
     options.backend = "threads";
-    const WorldRun threads = run(options, each.how);
+    const WorldRun threads = run_trainer(options, each.how);
     expect_claims(threads.report);
     EXPECT_NEAR(threads.report.time.predicted_step_s,
                 threads.report.time.step_s, 1e-9 * threads.report.time.step_s);
@@ -149,7 +63,7 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
     }
 
     options.backend = "sim";
-    const WorldRun shapes = run(options, each.how);
+    const WorldRun shapes = run_trainer(options, each.how);
     expect_claims(shapes.report);
     ASSERT_EQ(shapes.report.ranks.size(), threads.report.ranks.size());
     for (std::size_t r = 0; r < shapes.report.ranks.size(); ++r) {
@@ -179,7 +93,7 @@ TEST(EngineWorlds, PlacesOfTheBubbleAreTheFormulas) {
     how.schedule = schedule;
     how.micro_batches = 16;
     how.partition = "type:block";
-    return run(options, how).report.time;
+    return run_trainer(options, how).report.time;
   };
   const auto one = idle("1f1b"), gpipe = idle("gpipe");
   const auto zero = idle("zb-h1");
@@ -205,9 +119,9 @@ TEST(EngineWorlds, PostValidationTakesTheWaitAway) {
   how.schedule = "zb-h2";
   how.micro_batches = 12;
   how.partition = "2,1,1";
-  const VirtualTime before = run(options, how).report.time;
+  const VirtualTime before = run_trainer(options, how).report.time;
   how.post_validation = true;
-  const VirtualTime after = run(options, how).report.time;
+  const VirtualTime after = run_trainer(options, how).report.time;
   EXPECT_LT(after.step_s, 0.97 * before.step_s);
   EXPECT_LT(after.idle_share, before.idle_share - 0.03);
 }
@@ -224,7 +138,7 @@ TEST(EngineWorlds, AUsersOwnScheduleRuns) {
   const Plan plan = pipeline::make_plan(options, how);
   EXPECT_EQ(plan.schedule.name, "mine");
   EXPECT_EQ(plan.pieces.size(), 2u);
-  expect_one_device(options, how);
+  expect_trained_as_one_device(options, how);
 }
 
 // The loss is on its way before the stage that made it updates: rank 0 asks for
@@ -239,7 +153,7 @@ TEST(EngineWorlds, LossesDoNotWaitForUpdates) {
   options.timeout_s = 20;
   TrainerOptions how;
   how.schedule = file;
-  expect_one_device(options, how);
+  expect_trained_as_one_device(options, how);
 }
 
 TEST(EngineWorlds, WrittenSchedulesRun) {
@@ -257,7 +171,7 @@ TEST(EngineWorlds, WrittenSchedulesRun) {
   again.schedule = how.write_schedule;
   EXPECT_EQ(to_json(pipeline::make_plan(options, again).schedule),
             to_json(written.schedule));
-  expect_one_device(options, again);
+  expect_trained_as_one_device(options, again);
   const auto error = [&](const std::string& path, std::int64_t steps) {
     how.schedule = "pipedream";
     how.write_schedule = path;
@@ -316,7 +230,7 @@ TEST(EngineWorlds, LongRunsKeepTheirClaims) {
     options.seq = 4;
     options.steps = 90;
     ASSERT_GT(pipeline::make_plan(options, how).schedule.repeats, 0);
-    expect_one_device(options, how);
+    expect_trained_as_one_device(options, how);
   }
 }
 
@@ -329,7 +243,7 @@ TEST(EngineWorlds, ReplicasLogEveryStep) {
   TrainerOptions how;
   how.schedule = "pipedream";
   how.replicas = "2,1";
-  const WorldRun threads = run(options, how);
+  const WorldRun threads = run_trainer(options, how);
   const ReferenceRun one =
       pipeline::reference_run(options, how, pipeline::make_plan(options, how));
   ASSERT_EQ(threads.report.losses.size(), 8u);
@@ -377,7 +291,7 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "type:conv"; }),
               HasSubstr("matches 0 layers for 4 stages"));
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "4,4"; }),
-              HasSubstr("2 stages; the schedule has 4"));
+              HasSubstr("2 stages; there are 4"));
   EXPECT_THAT(error([](auto&, auto& how) { how.stash = false; }),
               HasSubstr("has no stash to leave out"));
   EXPECT_THAT(error([](auto&, auto& how) { how.vertical_sync = true; }),
@@ -457,13 +371,17 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
 }
 
 TEST(EngineWorlds, Partitions) {
-  const auto layers = layers_of(model_config(worlds_options(1)));  // e b*6 h
+  const Options options = worlds_options(1);
+  const auto layers = layers_of(model_config(options));  // e b*6 h
+  const auto cuts_in = [&](const std::string& partition, int stages) {
+    return cuts_of(options, partition, *layers, stages,
+                   [] { return Tensors(); });
+  };
   using ::testing::ElementsAre;
-  EXPECT_THAT(pipeline::cuts_of("uniform", *layers, 4),
-              ElementsAre(0, 2, 4, 6, 8));
-  EXPECT_THAT(pipeline::cuts_of("3,2,3", *layers, 3), ElementsAre(0, 3, 5, 8));
+  EXPECT_THAT(cuts_in("uniform", 4), ElementsAre(0, 2, 4, 6, 8));
+  EXPECT_THAT(cuts_in("3,2,3", 3), ElementsAre(0, 3, 5, 8));
   // Two blocks in each stage
-  const auto cuts = pipeline::cuts_of("type:GPTBLOCK", *layers, 3);
+  const auto cuts = cuts_in("type:GPTBLOCK", 3);
   for (std::size_t s = 0; s < 3; ++s) {
     int blocks = 0;
     for (int i = cuts[s]; i < cuts[s + 1]; ++i) blocks += i > 0 && i < 7;

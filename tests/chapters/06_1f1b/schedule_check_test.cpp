@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/check.h"
 #include "core/check.h"
@@ -18,7 +19,7 @@ using List = std::vector<Action>;
 /// Stage s at rank s.
 Schedule mine(int micro_batches, const std::vector<List>& lists) {
   Schedule schedule =
-      schedules::gpipe(static_cast<int>(lists.size()), micro_batches);
+      gpipe::schedule(static_cast<int>(lists.size()), micro_batches);
   schedule.name = "mine";
   schedule.actions = lists;
   return schedule;
@@ -78,13 +79,13 @@ TEST(Check, NumbersInRange) {
   none.name = "none";
   EXPECT_EQ(fault(none),
             "0 ranks, 0 stages and 0 micro-batches; give at least 1 of each");
-  Schedule short_lists = schedules::gpipe(2, 2);
+  Schedule short_lists = gpipe::schedule(2, 2);
   short_lists.actions.pop_back();
   EXPECT_EQ(fault(short_lists), "lists for 1 ranks; give one for each of 2");
 }
 
 TEST(Check, RoutesFitTogether) {
-  Schedule s = schedules::gpipe(2, 2);
+  Schedule s = gpipe::schedule(2, 2);
   s.routes[0][1] = {0, 0};
   EXPECT_EQ(fault(s),
             "stages 0 and 1 lie at chunk 0 of rank 0; give each a "
@@ -93,12 +94,12 @@ TEST(Check, RoutesFitTogether) {
   EXPECT_EQ(fault(s), "stage 1 lies at rank 2; give 0 to 1");
   s.routes[0][1] = {0, 1};
   EXPECT_EQ(fault(s), "no stage lies at rank 1");
-  s = schedules::gpipe(2, 2);
+  s = gpipe::schedule(2, 2);
   s.routes.push_back({{1, 0}, {0, 0}});
   EXPECT_EQ(fault(s),
             "stages 1 and 0 lie at chunk 0 of rank 1; give each a "
             "chunk of its own");
-  s = schedules::gpipe(2, 2);
+  s = gpipe::schedule(2, 2);
   s.route_of[1] = 1;
   EXPECT_EQ(fault(s), "a micro-batch takes route 1 of 1");
   s.route_of.pop_back();
@@ -260,7 +261,7 @@ TEST(Check, ReplicasWaitForEachOther) {
 }
 
 TEST(Check, ChunksAreNumberedFromZero) {
-  Schedule s = schedules::gpipe(2, 1);
+  Schedule s = gpipe::schedule(2, 1);
   s.routes[0][1].chunk = 1;
   EXPECT_EQ(fault(s),
             "rank 1 has a stage at chunk 1 and none at chunk 0; number chunks "

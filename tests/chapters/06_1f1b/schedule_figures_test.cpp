@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/draw.h"
 #include "core/check.h"
@@ -16,7 +17,7 @@ std::string figure(const Schedule& schedule, const Costs& costs) {
 
 // Huang et al. 2019, figure 2c.
 TEST(Figures, Gpipe) {
-  EXPECT_EQ(figure(schedules::gpipe(4, 4), kUnit), R"(
+  EXPECT_EQ(figure(gpipe::schedule(4, 4), kUnit), R"(
 rank 0 |F0 F1 F2 F3 .  .  .  .  .  .  B3 B2 B1 B0
 rank 1 |.  F0 F1 F2 F3 .  .  .  .  B3 B2 B1 B0 .
 rank 2 |.  .  F0 F1 F2 F3 .  .  B3 B2 B1 B0 .  .
@@ -88,7 +89,7 @@ rank 1 |.  F0 B0 F1 B1 F2 B2 .
 }
 
 TEST(Figures, OfTooManyColumnsAreRefused) {
-  const Schedule s = schedules::gpipe(2, 2000);
+  const Schedule s = gpipe::schedule(2, 2000);
   EXPECT_THROW(draw(s, replay(s)), Error);
   EXPECT_NE(draw(s, replay(s), 10), "");
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/check.h"
 #include "chapters/common/pipeline/replay.h"
@@ -32,7 +33,7 @@ class ClosedForms : public testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(ClosedForms, GpipeTimes) {
   const auto [p, m] = GetParam();
-  const Schedule schedule = schedules::gpipe(p, m);
+  const Schedule schedule = gpipe::schedule(p, m);
   const Replay r = replay(schedule, kUnit);
   for (int s = 0; s < p; ++s) {
     for (int b = 0; b < m; ++b) {
@@ -77,7 +78,7 @@ TEST_P(ClosedForms, TimesThatDifferLoseTheirSumPerStage) {
   const auto [p, m] = GetParam();
   const Costs costs{.forward = 3, .backward = 5};
   for (const Schedule& s :
-       {schedules::gpipe(p, m), schedules::one_f_one_b(p, m)}) {
+       {gpipe::schedule(p, m), schedules::one_f_one_b(p, m)}) {
     const Replay r = replay(s, costs);
     EXPECT_DOUBLE_EQ(r.makespan, (m + p - 1) * 8);
     EXPECT_DOUBLE_EQ(idle_share(r), (p - 1.0) / (m + p - 1));
@@ -184,7 +185,7 @@ TEST(Replays, StagesMayDiffer) {
   std::vector<Costs> costs(2);
   costs[0] = {.forward = 1, .backward = 2, .communication = 10};
   costs[1] = {.forward = 3, .backward = 5, .communication = 20};
-  const Schedule schedule = schedules::gpipe(2, 1);
+  const Schedule schedule = gpipe::schedule(2, 1);
   const Replay r = replay(schedule, costs);
   EXPECT_EQ(r.spans[1][0].begin, 11);  // one message of stage 0
   EXPECT_EQ(r.spans[0][1].begin, 39);  // and one of stage 1
@@ -196,7 +197,7 @@ TEST(Replays, StagesMayDiffer) {
 
 // A rank on a way that no micro-batch takes has nothing to do.
 TEST(Replays, RanksMayHaveNoActions) {
-  Schedule s = schedules::gpipe(1, 1);
+  Schedule s = gpipe::schedule(1, 1);
   s.num_ranks = 2;
   s.routes.push_back({{1, 0}});
   s.actions.emplace_back();
@@ -381,7 +382,7 @@ TEST(PipeDream, NoBubbleAfterTheWarmUp) {
 TEST(PeakBytes, FollowTheScheduleAndRecomputation) {
   StageBytes kept;
   kept.until_input = 10;
-  const Schedule gpipe = schedules::gpipe(2, 4);
+  const Schedule gpipe = gpipe::schedule(2, 4);
   const Schedule other = schedules::one_f_one_b(2, 4);
   const Replay r = replay(gpipe, kUnit), ro = replay(other, kUnit);
   EXPECT_THAT(peak_bytes(gpipe, r, {kept, kept}), ElementsAre(40, 40));

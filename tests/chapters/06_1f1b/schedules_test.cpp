@@ -1,6 +1,7 @@
 // The lists, as the literature has them.
 
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/05_gpipe/gpipe.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +35,7 @@ std::string error_of(const Make& make) {
 
 TEST(Schedules, ListsOfFourRanks) {
   EXPECT_EQ(list(schedules::naive(4, 2), 3), "F0 B0 F1 B1");
-  EXPECT_EQ(list(schedules::gpipe(4, 3), 2), "F0 F1 F2 B2 B1 B0");
+  EXPECT_EQ(list(gpipe::schedule(4, 3), 2), "F0 F1 F2 B2 B1 B0");
   const Schedule s = schedules::one_f_one_b(4, 4);
   EXPECT_EQ(list(s, 0), "F0 F1 F2 F3 B0 B1 B2 B3");
   EXPECT_EQ(list(s, 1), "F0 F1 F2 B0 F3 B1 B2 B3");
@@ -136,7 +137,7 @@ TEST(Schedules, AllAreSound) {
   for (const int p : {1, 2, 3, 4, 8}) {
     for (const int m : {1, 2, 3, 5, 8, 16, 24}) {
       check(schedules::naive(p, m));
-      check(schedules::gpipe(p, m));
+      check(gpipe::schedule(p, m));
       check(schedules::one_f_one_b(p, m));
       check(schedules::one_f_one_b_clocked(p, m));
       check(schedules::zb_h1(p, m));
@@ -187,7 +188,7 @@ TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
               HasSubstr("groups of 3 micro-batches; give at least 4"));
   EXPECT_THAT(error_of([] { schedules::interleaved_grouped(4, 11, 2, 5); }),
               HasSubstr("leave a last group of 1"));
-  EXPECT_THAT(error_of([] { schedules::gpipe(0, 1); }),
+  EXPECT_THAT(error_of([] { gpipe::schedule(0, 1); }),
               HasSubstr("--schedule gpipe: 0 ranks"));
   EXPECT_THAT(error_of([] { schedules::dualpipe(3, 6); }),
               HasSubstr("--schedule dualpipe: 3 ranks; give an even number"));

@@ -372,29 +372,28 @@ double pipeline_step_s(
   return step_s;
 }
 
-double gpipe_step_s(const Shape& shape, gpipe::Checkpoint checkpoint,
-                    bool early) {
+double schedule_step_s(const Shape& shape, const pipeline::Schedule& schedule,
+                       const pipeline::EngineOptions& how = {}) {
   const Options options = shape.options();
   const Dataset data = Dataset::open("random", kSeq, kWidth, 0);
   const auto pieces = ceil_micro_batches(options.batch, shape.m);
   return pipeline_step_s(
       shape, [&](PipelineModel& model, ProcessGroup& world) -> TrainBatch {
-        auto feed = std::make_shared<gpipe::Feed>();
-        const auto batch = [&options, &data, pieces](int b) {
-          const MicroBatch& piece = pieces[static_cast<std::size_t>(b)];
-          return data.batch(0, options.batch, piece.slice, piece.rows);
-        };
-        feed->inputs = [batch](int b) { return Tensors{batch(b).inputs}; };
-        feed->loss = [batch](const Tensors& out, int b) {
-          return language_loss(out[0], batch(b).targets);
-        };
-        const auto engine = std::make_shared<gpipe::Pipeline>(
-            model, world, pieces,
-            gpipe::trace_pieces(model.layers(), pieces, feed->inputs(0),
-                                options.dtype),
-            gpipe::PipelineOptions{checkpoint, early});
-        return [feed, engine] { return engine->train(*feed); };
+        const auto feed =
+            std::make_shared<pipeline::LanguageFeed>(options, data, pieces);
+        const auto engine = std::make_shared<pipeline::Engine>(
+            schedule, model, world, *feed, nullptr, how);
+        return [feed, engine] { return engine->run(); };
       });
+}
+
+double gpipe_step_s(const Shape& shape, pipeline::Recompute recompute,
+                    bool early) {
+  pipeline::EngineOptions how;
+  how.recompute = recompute;
+  how.early_recompute = early;
+  how.reads_losses_late = true;
+  return schedule_step_s(shape, gpipe::schedule(shape.p, shape.m), how);
 }
 
 // Fill, then one micro-batch at a time: (m + p - 1)(f + b), and a message from
@@ -406,33 +405,19 @@ TEST_P(Textbook, GpipeIsFillPlusOneMicroBatchAtATime) {
     ASSERT_LE(c, f) << "messages must not be what the pipeline waits for";
     const int m = shape.m;
     SCOPED_TRACE(m);
-    expect_time(gpipe_step_s(shape, gpipe::Checkpoint::kNever, false),
+    expect_time(gpipe_step_s(shape, pipeline::Recompute::kNever, false),
                 (m + p - 1) * (f + 2 * f) + 2 * (p - 1) * c + shape.end_s());
-    expect_time(gpipe_step_s(shape, gpipe::Checkpoint::kAlways, false),
+    expect_time(gpipe_step_s(shape, pipeline::Recompute::kAlways, false),
                 (m + p - 1) * (f + 3 * f) + 2 * (p - 1) * c + shape.end_s());
     // While the first gradient is on its way, stages make their graph again
-    expect_time(gpipe_step_s(shape, gpipe::Checkpoint::kAlways, true),
+    expect_time(gpipe_step_s(shape, pipeline::Recompute::kAlways, true),
                 (m + p - 1) * f + m * 3 * f + (p - 1) * 2 * f +
                     2 * (p - 1) * c + shape.end_s());
     // The last micro-batch is kept
-    expect_time(gpipe_step_s(shape, gpipe::Checkpoint::kExceptLast, true),
+    expect_time(gpipe_step_s(shape, pipeline::Recompute::kExceptLast, true),
                 (m + p - 1) * f + (m - 1) * 3 * f + p * 2 * f +
                     2 * (p - 1) * c + shape.end_s());
   }
-}
-
-double schedule_step_s(const Shape& shape, const pipeline::Schedule& schedule) {
-  const Options options = shape.options();
-  const Dataset data = Dataset::open("random", kSeq, kWidth, 0);
-  const auto pieces = ceil_micro_batches(options.batch, shape.m);
-  return pipeline_step_s(
-      shape, [&](PipelineModel& model, ProcessGroup& world) -> TrainBatch {
-        const auto feed =
-            std::make_shared<pipeline::LanguageFeed>(options, data, pieces);
-        const auto engine =
-            std::make_shared<pipeline::Engine>(schedule, model, world, *feed);
-        return [feed, engine] { return engine->run(); };
-      });
 }
 
 // As GPipe, and each micro-batch after the first waits for a message on its way

@@ -1,0 +1,79 @@
+#include "chapters/common/pipeline/partition.h"
+
+#include <algorithm>
+#include <numeric>
+#include <regex>
+
+#include "chapters/common/run/worlds.h"
+#include "core/check.h"
+
+namespace shardbook {
+namespace {
+
+/// 1 for each layer whose type matches, 0 for the others.
+std::vector<double> layers_of_type(const std::string& partition,
+                                   const LayerList& layers, int num_stages) {
+  std::vector<double> matches;
+  InitOptions on_meta;
+  on_meta.device = Device::meta();
+  try {
+    const std::regex type(partition.substr(5),
+                          std::regex::ECMAScript | std::regex::icase);
+    for (int i = 0; i < layers.size(); ++i) {
+      const std::string name = layers.make(i, on_meta)->type_name();
+      matches.push_back(std::regex_search(name, type) ? 1 : 0);
+    }
+  } catch (const std::regex_error&) {
+    SB_FAIL("--partition ", partition, ": is no regular expression");
+  }
+  const auto count = std::count(matches.begin(), matches.end(), 1);
+  SB_CHECK(count >= num_stages, "--partition ", partition, ": matches ", count,
+           " layers for ", num_stages, " stages; each needs one");
+  return matches;
+}
+
+std::vector<double> layer_seconds_on_cluster(const Options& options,
+                                             const LayerList& layers,
+                                             const Tensors& inputs) {
+  const auto model = cost_model(options);
+  SB_CHECK(model != nullptr,
+           "--partition time: needs a --cluster on which time passes");
+  return layer_seconds(
+      layers, inputs, options.dtype,
+      [&](const OpEvent& event) { return model->operation(event).seconds; });
+}
+
+}  // namespace
+
+const char* const kPartitionHelp =
+    "where to cut: uniform, parameters, time, type:REGEX, or the layers of "
+    "each stage (2,1,3)";
+
+std::vector<int> cuts_of(const Options& options, const std::string& partition,
+                         const LayerList& layers, int num_stages,
+                         const std::function<Tensors()>& inputs) {
+  if (partition == "uniform") return cut_uniform(layers.size(), num_stages);
+  if (partition == "parameters") {
+    return cut_by_cost(layer_parameters(layers), num_stages);
+  }
+  if (partition == "time") {
+    return cut_by_cost(layer_seconds_on_cluster(options, layers, inputs()),
+                       num_stages);
+  }
+  if (partition.rfind("type:", 0) == 0) {
+    return cut_by_cost(layers_of_type(partition, layers, num_stages),
+                       num_stages);
+  }
+  const std::vector<int> counts = read_counts(
+      "--partition", partition,
+      "give uniform, parameters, time, type:REGEX, or the layers of "
+      "each stage (2,1,3)");
+  SB_CHECK(static_cast<int>(counts.size()) == num_stages, "--partition ",
+           partition, ": ", counts.size(), " stages; there are ", num_stages);
+  const int sum = std::accumulate(counts.begin(), counts.end(), 0);
+  SB_CHECK(sum == layers.size(), "--partition ", partition, ": adds up to ",
+           sum, " layers; ", options.model, " has ", layers.size());
+  return cut_by_balance(layers.size(), counts);
+}
+
+}  // namespace shardbook

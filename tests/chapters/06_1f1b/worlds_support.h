@@ -1,0 +1,104 @@
+#pragma once
+
+// Small runs of the program's trainer, and what they must keep.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "chapters/06_1f1b/trainer.h"
+#include "chapters/common/run/worlds.h"
+
+namespace shardbook::pipeline_test {
+
+using pipeline::Plan;
+using pipeline::TrainerOptions;
+
+inline Options worlds_options(int world_size) {
+  Options options;
+  options.chapter = "06_1f1b";
+  options.world_size = world_size;
+  options.model = R"({"n_layer": 6, "n_embd": 16, "n_head": 2,
+                      "n_positions": 16, "vocab_size": 64})";
+  options.data = "random";
+  options.steps = 4;
+  options.batch = 15;
+  options.seq = 8;
+  options.deterministic = true;
+  return options;
+}
+
+struct WorldRun {
+  Report report;
+  std::vector<NamedTensor> parameters;
+};
+
+inline WorldRun run_trainer(const Options& options, const TrainerOptions& how) {
+  WorldRun run;
+  const Plan plan = pipeline::make_plan(options, how);
+  run.report = run_chapter(
+      options,
+      [&](const Options& as, ProcessGroup& world, Report& report) {
+        Options here = as;
+        const bool is_foreseen =
+            as.backend == "sim" && options.backend != "sim";
+        const Plan mine = is_foreseen ? plan.on_shapes(&here) : plan;
+        pipeline::Trainer trainer(here, how, mine, world);
+        const TrainingLog log =
+            train(here, trainer.optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return trainer.step(step); });
+        trainer.finish();
+        finish_rank(here, world, log, trainer.predicted_bytes(), trainer.bill(),
+                    report);
+        if (as.backend == "sim") return;
+        ContextValue<Device> on_host(&RankContext::device,
+                                     RankContext::current().host());
+        const auto whole = trainer.full_state();
+        if (world.rank() == 0) run.parameters = whole;
+      },
+      [](int rank) { return rank; });
+  return run;
+}
+
+inline void expect_claims(const Report& report) {
+  for (const RankReport& rank : report.ranks) {
+    EXPECT_DOUBLE_EQ(rank.bytes.predicted, rank.bytes.counted);
+    for (int k = 0; k < kNumMemoryKinds; ++k) {
+      const Claim& peak = rank.peak[static_cast<std::size_t>(k)];
+      if (peak.predicted < 0) continue;
+      EXPECT_EQ(peak.predicted, peak.counted)
+          << memory_kind_name(static_cast<MemoryKind>(k));
+    }
+  }
+}
+
+inline void expect_trained_as_one_device(const Options& options,
+                                         const TrainerOptions& how) {
+  const WorldRun threads = run_trainer(options, how);
+  expect_claims(threads.report);
+  EXPECT_NEAR(threads.report.time.predicted_step_s, threads.report.time.step_s,
+              1e-9 * threads.report.time.step_s);
+  RankContext one(Device::cpu(0), 0, 1);
+  one.deterministic = true;
+  const RankContext::Scope scope(one);
+  const Parity parity = compare_with_one_device(
+      options, threads.report.losses, threads.parameters,
+      pipeline::reference_run(options, how, pipeline::make_plan(options, how)));
+  EXPECT_TRUE(parity.passed) << parity.max_rel;
+}
+
+struct Variant {
+  std::string name;
+  int world_size;
+  TrainerOptions how;
+};
+
+inline Variant variant(const std::string& schedule, int world_size) {
+  Variant result{schedule, world_size, {}};
+  result.how.schedule = schedule;
+  result.how.micro_batches = 8;  // of 15 samples: 8 pieces, the last one short
+  return result;
+}
+
+}  // namespace shardbook::pipeline_test
