@@ -26,7 +26,7 @@
 
 #include <vector>
 
-#include "chapters/common/pipeline/pipeline.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 #include "core/optim.h"
 
 namespace shardbook::pipeline {

@@ -276,13 +276,13 @@ shared_by_pipelines(
     "const std::int64_t size = batch / n;", "*Gpipe*")
 # A graph that keeps what was only there to be sent
 shared_by_pipelines(
-    "pipeline/pipeline.cpp",
+    "pipeline/stage_run.cpp",
     "[grads = run.grad_outputs](const Tensors&) { return std::move(*grads); });",
     "[grads = run.grad_outputs, kept = run.outputs](const Tensors&) {\n"
     "        return std::move(*grads); });",
     "Stage*:Gpipe*:*Engine*")
 shared_by_pipelines(
-    "pipeline/pipeline.cpp", "if (*holders[name].begin() == world.rank())",
+    "pipeline/pipeline_model.cpp", "if (*holders[name].begin() == world.rank())",
     "if (holders[name].count(world.rank()) > 0)",
     "*PostValidation*:GpipeParity.*:Pipeline*")
 

@@ -27,9 +27,11 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/common/pipeline/pipeline.h"
+#include "chapters/common/pipeline/mailbox.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/pipeline/recompute.h"
 #include "chapters/common/pipeline/schedule.h"
+#include "chapters/common/pipeline/stage_run.h"
 #include "core/weight_gradients.h"
 
 namespace shardbook::pipeline {
@@ -84,7 +86,7 @@ struct EngineOptions {
   /// Recompute before the gradient arrives, so that its way overlaps with it.
   bool early_recompute = true;
   /// Losses stay on the device until the end of the run. Reading each one when
-  /// it is made lets the host wait for the device.
+  /// it is made makes the host wait for the device.
   bool reads_losses_late = false;
 };
 

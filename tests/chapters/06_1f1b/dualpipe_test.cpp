@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/chapters/06_1f1b/engine_support.h"
+#include "tests/chapters/common/pipeline/engine_support.h"
 
 namespace shardbook::pipeline_test {
 namespace {

@@ -6,7 +6,7 @@
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/draw.h"
 #include "core/check.h"
-#include "tests/chapters/06_1f1b/schedule_support.h"
+#include "tests/chapters/common/pipeline/schedule_support.h"
 
 namespace shardbook::pipeline {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "chapters/common/models/models.h"
 #include "core/check.h"
-#include "tests/chapters/06_1f1b/engine_support.h"
+#include "tests/chapters/common/pipeline/engine_support.h"
 
 namespace shardbook::pipeline_test {
 namespace {

@@ -1,11 +1,12 @@
 // What every pipeline has around its schedule.
 
-#include "chapters/common/pipeline/pipeline.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/pipeline/mailbox.h"
+#include "chapters/common/pipeline/pipeline_model.h"
+#include "chapters/common/pipeline/stage_run.h"
 #include "core/autograd.h"
 #include "core/optim.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"

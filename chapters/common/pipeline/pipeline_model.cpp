@@ -1,4 +1,4 @@
-#include "chapters/common/pipeline/pipeline.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,20 +6,10 @@
 #include <utility>
 
 #include "chapters/common/models/checkpoint.h"
-#include "core/autograd.h"
 #include "core/check.h"
 #include "core/inplace.h"
-#include "core/ops.h"
 
 namespace shardbook {
-namespace {
-
-std::string spot(int micro_batch, int stage) {
-  return "micro-batch " + std::to_string(micro_batch) + " stage " +
-         std::to_string(stage);
-}
-
-}  // namespace
 
 PipelineLayout one_stage_per_rank(const std::vector<int>& cuts) {
   PipelineLayout layout;
@@ -183,172 +173,6 @@ std::vector<NamedTensor> PipelineModel::full_parameters() {
     }
   }
   return all;
-}
-
-// --- A micro-batch inside a stage -------------------------------------------
-
-StageRun run_forward(const StageFunction& stage, const Tensors& received,
-                     const LayerInput& spec) {
-  StageRun run;
-  for (std::size_t i = 0; i < received.size(); ++i) {
-    const bool needs_grad = i < spec.values.size()
-                                ? spec.values[i].needs_grad
-                                : is_floating(received[i].dtype());
-    run.inputs.push_back(needs_grad ? autograd::graph_input(received[i])
-                                    : received[i]);
-  }
-  run.outputs = stage(run.inputs);
-  // The graph must not keep what is only there to be sent: it ends in a node
-  // that holds nothing, and is given the outputs' gradients when they are
-  // there.
-  Tensors ends;
-  for (const Tensor& output : run.outputs) {
-    run.needs_grad.push_back(output.requires_grad());
-    if (output.requires_grad()) ends.push_back(output);
-  }
-  if (ends.empty()) return run;
-  run.grad_outputs = std::make_shared<Tensors>();
-  run.end = Tensor::empty({0});
-  autograd::record(
-      "stage", ends, {run.end},
-      [grads = run.grad_outputs](const Tensors&) { return std::move(*grads); });
-  return run;
-}
-
-StageRun run_forward(Module& stage, const Tensors& received,
-                     const LayerInput& spec) {
-  return run_forward([&](const Tensors& inputs) { return stage(inputs); },
-                     received, spec);
-}
-
-StageRun run_forward_again(const StageFunction& stage, const Tensors& received,
-                           const LayerInput& spec, const RandomState& random) {
-  const ContextValue<RandomState> replay(&RankContext::random, random);
-  const ContextValue<bool> flag(&RankContext::is_recomputing, true);
-  return run_forward(stage, received, spec);
-}
-
-Tensors run_backward(StageRun run, Tensors grad_outputs) {
-  run.outputs.clear();
-  bool any = false;
-  for (std::size_t i = 0; i < run.needs_grad.size(); ++i) {
-    if (!run.needs_grad[i]) continue;
-    any = any || grad_outputs[i].defined();
-    run.grad_outputs->push_back(std::move(grad_outputs[i]));
-  }
-  grad_outputs.clear();
-  if (any) autograd::backward({std::move(run.end)}, {Tensor::empty({0})});
-  Tensors result;
-  for (const Tensor& input : run.inputs) {
-    result.push_back(input.requires_grad() ? input.grad() : Tensor());
-  }
-  return result;
-}
-
-// --- Between stages ---------------------------------------------------------
-
-void Mailbox::send(const Tensor& value, int to, int tag,
-                   const std::string& label) {
-  if (to == world_.rank()) {
-    handed_over_[tag].push_back(value);
-    return;
-  }
-  // Until the receiver has it, whenever this is
-  value.set_memory_kind(MemoryKind::kCommunication);
-  // The last message to each rank stays: flush waits until it has left
-  sent_.erase(std::remove_if(sent_.begin(), sent_.end(),
-                             [&](const Sent& each) {
-                               return each.to == to && each.work.done();
-                             }),
-              sent_.end());
-  Work work = world_.send(value, to, tag, label);
-  sent_.push_back({to, std::move(work), value});
-}
-
-Tensor Mailbox::receive(const ValueSpec& spec, int from, int tag,
-                        const std::string& label) {
-  if (from == world_.rank()) {
-    auto& waiting = handed_over_[tag];
-    SB_CHECK(
-        !waiting.empty(), "receive of ", label,
-        ": nothing was made yet; the schedule takes it before it is there");
-    Tensor value = waiting.front();
-    waiting.pop_front();
-    if (waiting.empty()) handed_over_.erase(tag);
-    return value;
-  }
-  const MemoryScope kind(MemoryKind::kActivation);
-  Tensor value = Tensor::empty(spec.shape, {spec.dtype, Device()});
-  world_.recv(value, from, tag, label).wait();
-  return value;
-}
-
-void Mailbox::send_forward(const Tensors& values, int micro_batch, int stage,
-                           int to) {
-  for (const Tensor& value : values) {
-    send(value.detach(), to, tag(micro_batch, stage, false),
-         "activations " + spot(micro_batch, stage));
-  }
-}
-
-Tensors Mailbox::receive_forward(const LayerInput& spec, int micro_batch,
-                                 int stage, int from) {
-  Tensors values;
-  for (const ValueSpec& value : spec.values) {
-    values.push_back(receive(value, from, tag(micro_batch, stage, false),
-                             "activations " + spot(micro_batch, stage)));
-  }
-  return values;
-}
-
-void Mailbox::send_backward(const Tensors& grads, const LayerInput& spec,
-                            int micro_batch, int stage, int to) {
-  for (std::size_t i = 0; i < grads.size(); ++i) {
-    if (!spec.values[i].needs_grad) continue;
-    Tensor grad = grads[i];
-    if (!grad.defined()) {
-      grad =
-          Tensor::zeros(spec.values[i].shape, {spec.values[i].dtype, Device()});
-    }
-    send(grad, to, tag(micro_batch, stage, true),
-         "gradients " + spot(micro_batch, stage));
-  }
-}
-
-Tensors Mailbox::receive_backward(const LayerInput& spec, int micro_batch,
-                                  int stage, int from) {
-  Tensors grads;
-  for (const ValueSpec& value : spec.values) {
-    grads.push_back(value.needs_grad
-                        ? receive(value, from, tag(micro_batch, stage, true),
-                                  "gradients " + spot(micro_batch, stage))
-                        : Tensor());
-  }
-  return grads;
-}
-
-void Mailbox::flush() {
-  for (Sent& each : sent_) each.work.wait();
-  sent_.clear();
-}
-
-double forward_bytes(const LayerInput& spec) {
-  double bytes = 0;
-  for (const ValueSpec& value : spec.values) {
-    bytes += static_cast<double>(shape_numel(value.shape)) *
-             static_cast<double>(dtype_bytes(value.dtype));
-  }
-  return bytes;
-}
-
-double backward_bytes(const LayerInput& spec) {
-  double bytes = 0;
-  for (const ValueSpec& value : spec.values) {
-    if (!value.needs_grad) continue;
-    bytes += static_cast<double>(shape_numel(value.shape)) *
-             static_cast<double>(dtype_bytes(value.dtype));
-  }
-  return bytes;
 }
 
 }  // namespace shardbook

@@ -10,7 +10,7 @@
 #include "chapters/common/pipeline/check.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
-#include "tests/chapters/06_1f1b/schedule_support.h"
+#include "tests/chapters/common/pipeline/schedule_support.h"
 
 namespace shardbook::pipeline {
 namespace {
