@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "chapters/05_gpipe/gpipe.h"
+#include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/autograd.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
@@ -86,6 +87,8 @@ struct Case {
   int chunks = 4;
   EngineOptions how = with(Recompute::kExceptLast);
   DType dtype = DType::kF64;
+  /// Of so many stages and micro-batches.
+  std::function<pipeline::Schedule(int, int)> schedule = gpipe::schedule;
 };
 
 struct Trained {
@@ -128,8 +131,8 @@ Trained on_one_rank(const LayerList& net, const Case& c, ProcessGroup& world) {
                       one_stage_per_rank(cut_uniform(net.size(), world.size())),
                       world);
   PiecesFeed feed(c);
-  Engine engine(gpipe::schedule(world.size(), feed.num_pieces()), model, world,
-                feed, nullptr, c.how);
+  Engine engine(c.schedule(world.size(), feed.num_pieces()), model, world, feed,
+                nullptr, c.how);
   Trained result;
   engine.run();
   if (world.rank() == world.size() - 1) {
@@ -291,6 +294,41 @@ TEST(GpipeSkips, TravelDirectly) {
   EXPECT_EQ(ranks[0].bytes, 2 * bytes);  // forward: the value and the skip
   EXPECT_EQ(ranks[1].bytes, 2 * bytes);  // one forward, one backward
   EXPECT_EQ(ranks[2].bytes, 2 * bytes);  // backward: of both
+}
+
+// Skips are the engine's: 1F1B has the bits of one device that goes through the
+// micro-batches from the first to the last.
+TEST_P(GpipeEngine, SkipsTravelUnderOtherSchedules) {
+  const SkipNet net = net_with_skips(/*dropout=*/0.3);
+  for (const Recompute mode : {Recompute::kAlways, Recompute::kNever}) {
+    const Case c{7, 3, with(mode), DType::kF32,
+                 pipeline::schedules::one_f_one_b};
+    const Trained reference = on_one_device(net, c, /*reversed=*/false);
+    for (const Trained& rank : on_pipeline(net, GetParam(), c)) {
+      for (const auto& [name, grad] : rank.grads) {
+        EXPECT_TRUE(bitwise_equal(grad, reference.grads.at(name))) << name;
+      }
+      EXPECT_DOUBLE_EQ(rank.bytes, rank.predicted);
+    }
+  }
+}
+
+TEST(GpipeSkips, NeedRanksWithOneStage) {
+  const SkipNet net(4, kWidth, {{0, 3}});
+  const std::shared_ptr<const LayerList> layers(&net, [](const LayerList*) {});
+  const std::string error = error_of([&] {
+    on_ranks(2, [&](ProcessGroup& world) {
+      const auto schedule = pipeline::schedules::interleaved(2, 2, 2);
+      PipelineModel model(Options{}, layers,
+                          layout_of(schedule, {0, 1, 2, 3, 4}), world);
+      RowsFeed feed(ceil_micro_batches(2, 2), kWidth, DType::kF32);
+      Engine engine(schedule, model, world, feed);
+      return 0;
+    });
+  });
+  EXPECT_EQ(error,
+            "skip 'net/0': rank 0 has several stages in schedule "
+            "'interleaved'; skips travel between ranks with one stage");
 }
 
 TEST(GpipeSkips, NamesThatDoNotMatchStopTheRunBeforeItBegins) {
