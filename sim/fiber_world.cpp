@@ -12,7 +12,7 @@
 #include "core/context.h"
 
 #ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/asan_interface.h>
 #endif
 #ifdef __SANITIZE_THREAD__
 #include <sanitizer/tsan_interface.h>
@@ -32,6 +32,11 @@ class Switch {
   // `bottom`, `bytes`: the stack that this fiber runs on; none for the thread's.
   Switch(const void* bottom, std::size_t bytes)
       : bottom_(bottom), bytes_(bytes) {
+#ifdef __SANITIZE_ADDRESS__
+    // A fiber never returns from its first frame. What the sanitizer marked
+    // around the variables of such frames stays, wherever the memory goes next.
+    ASAN_UNPOISON_MEMORY_REGION(bottom, bytes);
+#endif
 #ifdef __SANITIZE_THREAD__
     thread_fiber_ =
         bottom == nullptr ? __tsan_get_current_fiber() : __tsan_create_fiber(0);
