@@ -9,6 +9,7 @@
 #include "core/context.h"
 #include "core/inplace.h"
 #include "core/ops.h"
+#include "core/optim.h"
 
 namespace shardbook::fsdp {
 
