@@ -23,7 +23,7 @@ namespace {
 
 namespace context = boost::context;
 
-// Pages are taken when they are touched, so that the size costs addresses only.
+// Pages are allocated when touched, so the size costs addresses only.
 constexpr std::size_t kStackBytes = 1 << 20;
 
 // Sanitizers watch stacks and threads, and must be told of each change.
@@ -50,7 +50,7 @@ class Switch {
   Switch(const Switch&) = delete;
   Switch& operator=(const Switch&) = delete;
 
-  // Before the thread leaves this stack (for ever: `ends`) for `other`'s.
+  // Call before the thread leaves this stack for `other`'s (`ends`: for ever).
   void leave_for([[maybe_unused]] const Switch& other,
                  [[maybe_unused]] bool ends = false) {
 #ifdef __SANITIZE_ADDRESS__
@@ -61,7 +61,7 @@ class Switch {
     __tsan_switch_to_fiber(other.thread_fiber_, 0);
 #endif
   }
-  // When it has come (back) from `other`'s.
+  // Call when the thread has arrived from `other`'s stack.
   void arrive_from([[maybe_unused]] Switch& other) {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(fake_stack_, &other.bottom_, &other.bytes_);
@@ -104,7 +104,7 @@ class Scheduler {
     make_ready(rank);
   }
 
-  // Until all have ended. False when all that are left wait.
+  // Runs ranks until all have ended; false when all that are left wait.
   bool run() {
     while (!ready_.empty()) {
       const int rank = ready_.front();
@@ -142,8 +142,8 @@ class Scheduler {
  private:
   struct Rank {
     std::unique_ptr<Switch> stack;
-    context::fiber fiber;      // where to go on
-    context::fiber scheduler;  // where to go when it waits
+    context::fiber fiber;      // where the rank goes on
+    context::fiber scheduler;  // where the thread goes when the rank waits
     RankContext* context = nullptr;
     bool is_ready = false;
     bool has_ended = false;

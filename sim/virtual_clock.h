@@ -10,12 +10,12 @@
 //
 // The clock watches the rank's operations. Each one costs the host a launch,
 // and begins on its queue when the host has issued it and the queue is free. A
-// message is issued at the time that its queue has come to (it needs what was
-// computed before), and a wait for it holds the waiting queue back until it has
-// ended. Overlap is not put in anywhere: it comes out.
+// message is issued at the time that its queue has reached (it needs the
+// results computed before), and a wait for it holds the waiting queue back
+// until it has ended. No overlap is assumed anywhere: it is a result.
 //
-// Nothing here depends on wall time, so that the same program gives the same
-// times on any machine, however busy.
+// Nothing here depends on wall time, so the same program gives the same times
+// on any machine, however busy.
 
 #include <cstdint>
 #include <memory>
@@ -32,7 +32,7 @@ namespace shardbook::sim {
 /// The queues of one device and of the thread that feeds it.
 class DeviceClock {
  public:
-  /// What a step has added up so far.
+  /// The sums of one step so far.
   struct StepSums {
     double busy_s = 0;
     double forward_s = 0;  ///< the part of busy_s that forwards take
@@ -47,7 +47,7 @@ class DeviceClock {
   double ready(int stream) const;
   double& queue(int stream);
   double& host() { return host_; }
-  /// All that was issued has ended.
+  /// When all issued work has ended.
   double now() const;
 
   /// Puts work of `seconds` on a queue, not before `earliest_s`.
@@ -57,10 +57,11 @@ class DeviceClock {
   void wait_message(int stream, double sent_s, double until_s);
   /// Holds a queue back for work on another queue of this device.
   void wait_event(int stream, double until_s);
-  /// A copy to or from this device is on its way: whoever waits for it waits
-  /// for a message. Before `begin_s`, the wait is a bubble from `from_s` on.
+  /// A copy to or from this device is on its way: a queue that waits for it
+  /// waits for a message. Before `begin_s`, the wait is a bubble from `from_s`
+  /// on.
   void note_copy(double from_s, double begin_s, double end_s);
-  /// What the operations to come are for: "micro-batch 3".
+  /// Labels the operations to come: "micro-batch 3".
   void set_label(std::string label) { label_ = std::move(label); }
   void add(TimelineEvent event);
   void count_link(const std::string& link, double bytes);
@@ -72,7 +73,7 @@ class DeviceClock {
   double slowdown();
   /// All that repeats when work does: the times of queues and host, and what
   /// this step has added up. Adding `times` differences of two states moves on
-  /// as if the work between them had been done so often again.
+  /// as if the work between them had run that many times more.
   struct State {
     std::vector<double> times;
     StepSums sums;
@@ -113,8 +114,8 @@ class DeviceClock {
 
 /// Watches a rank: give it to RankContext::add_observer. A process that feeds
 /// several devices (DataParallel) has one clock for all of them. Safe to call
-/// from the rank's worker threads; the result does not depend on their order
-/// as long as the program orders what depends on each other.
+/// from the rank's worker threads; the result does not depend on their order as
+/// long as the program orders operations that depend on each other.
 class VirtualClock : public Observer {
  public:
   /// The rank's device; its rank places it in the cluster.
@@ -137,14 +138,14 @@ class VirtualClock : public Observer {
   /// are ready.
   double issue_message();
   /// The current stream waits for a message from `begin_s` to `end_s`. Where
-  /// the cores that compute also communicate, what was computed meanwhile takes
-  /// as much longer.
+  /// the same cores compute and communicate, the operations computed meanwhile
+  /// take that much longer.
   void wait_message(double begin_s, double end_s);
-  /// Notes a message that took place, and what it sent over which link.
+  /// Records a message, and the bytes that it sent over `link`.
   void add_message(TimelineEvent event, const std::string& link, Trust trust);
 
-  /// The first training step begins, on all ranks at time 0: what was before
-  /// does not count.
+  /// The first training step begins, on all ranks at time 0: earlier work does
+  /// not count.
   void begin_steps();
   /// How often time has begun again: lines that were busy before are free.
   int epoch() const { return epoch_; }
@@ -184,8 +185,8 @@ class VirtualClock : public Observer {
   double skipped_s_ = 0;
 };
 
-/// Says on the timeline what this rank's operations are for, for the lifetime
-/// of the scope: "micro-batch 3". Does nothing where no virtual time is kept.
+/// Labels this rank's operations on the timeline for the lifetime of the scope:
+/// "micro-batch 3". Does nothing where no virtual time is kept.
 class ActivityScope {
  public:
   explicit ActivityScope(const std::string& label);

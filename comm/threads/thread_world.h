@@ -16,8 +16,8 @@
 // these edges: a cycle is a deadlock, and an edge to a rank that has ended
 // stays forever. Edges appear only when a rank blocks or ends, so nothing else
 // needs to look. (Ranks that take turns on one thread look when none can go
-// on.) The first failure, of whatever kind, poisons the
-// world: every call of every rank throws from then on.
+// on.) The first failure, of whatever kind, poisons the world: every call of
+// every rank throws from then on.
 
 #include <chrono>
 #include <condition_variable>
