@@ -29,7 +29,7 @@ constexpr std::size_t kStackBytes = 1 << 20;
 // Sanitizers watch stacks and threads, and must be told of each change.
 class Switch {
  public:
-  // `bottom`, `bytes`: the stack that this fiber runs on; none for the thread's.
+  // `bottom`, `bytes`: this fiber's stack; none for the thread's own.
   Switch(const void* bottom, std::size_t bytes)
       : bottom_(bottom), bytes_(bytes) {
 #ifdef __SANITIZE_ADDRESS__
