@@ -214,7 +214,7 @@ std::vector<Outcome> megatron_2020(const Row& row) {
 // Li et al. 2020, figure 6.
 std::vector<Outcome> ddp_overlap(const Row& row) {
   if (row.text("model").rfind("ResNet", 0) == 0) {
-    throw NotExpressed("ResNet has no chapter yet");
+    throw NotExpressed("the DDP chapter trains no ResNet");
   }
   throw NotExpressed("the paper's " + row.text("model") +
                      " is printed without its sizes");
