@@ -69,8 +69,8 @@ Tensors reachable_leaves(const Tensors& outputs);
 
 /// Drops the activations of `function` and computes them again in backward,
 /// with the random state of the first run. Gradients also reach the parameters
-/// that `function` uses, even when no input needs a gradient. Chen et al. 2016,
-/// "Training Deep Nets with Sublinear Memory Cost".
+/// that `function` uses, even when no input needs a gradient.
+/// Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 Tensors recompute(const std::function<Tensors(const Tensors&)>& function,
                   const Tensors& inputs);
 

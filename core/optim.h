@@ -97,8 +97,8 @@ LrSchedule make_schedule(const std::string& name, std::int64_t warmup,
 
 /// Square root of the sum of squares over all gradients; added in f64.
 double grad_norm(const Tensors& parameters);
-/// The factor that brings gradients of this norm to at most max_norm: max_norm
-/// / (norm + 1e-6) where that is below 1, else 1.
+/// The factor that brings gradients of this norm to at most max_norm:
+/// max_norm / (norm + 1e-6) where that is below 1, else 1.
 double clip_factor(double norm, double max_norm);
 /// Scales all gradients by clip_factor; returns the norm before.
 /// torch.nn.utils.clip_grad_norm_.

@@ -18,7 +18,7 @@
 // Reading. A file is validated completely before the first byte of data is
 // handed out, and mapped rather than copied. Pages are read when touched, so a
 // rank that needs one shard reads one shard. A mapped file must not be cut
-// short by others; the writers here never do that; they replace files.
+// short by others; the writers here replace files and never cut them.
 //
 // Writing. A file appears under its name whole or not at all: it is written
 // under a temporary name in the same folder, synced, and renamed. When any of

@@ -5,8 +5,8 @@
 // of a piece has all contributions to it at hand and adds them in rank order.
 // So every rank has the same result, bit for bit, as on the threads backend.
 // Gloo's own all_reduce adds around a ring, in an order that differs from piece
-// to piece, and its version here has no reduce-scatter
-// for processes and no 16-bit sums that round once.
+// to piece, and its version here has no reduce-scatter for processes and no
+// 16-bit sums that round once.
 //
 // Large buffers go in segments, so that sending, receiving and adding overlap
 // and each arrival is added while it is in the cache.

@@ -1,7 +1,6 @@
 #pragma once
 
-// The oneDNN primitives that a KernelContext keeps. Read by core/kernels/*.cpp
-// only.
+// The primitives of oneDNN that are kept. Read by core/kernels/*.cpp only.
 
 #include <array>
 #include <cstdint>
