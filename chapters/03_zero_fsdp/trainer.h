@@ -28,7 +28,7 @@ inline zero::ZeroOptions sized_by_width() {
 
 struct TrainerOptions {
   /// "zero1", "zero2", "zero3", "fsdp" or "fsdp2".
-  std::string strategy = "zero3";
+  std::string strategy = "fsdp";
   zero::ZeroOptions zero = sized_by_width();
 
   // FSDP
