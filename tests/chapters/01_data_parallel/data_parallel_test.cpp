@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "chapters/01_data_parallel/trainer.h"
+#include "core/autograd.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
 
 namespace shardbook::data_parallel {
