@@ -9,7 +9,7 @@
 #include "comm/gloo/collectives.h"
 #include "comm/internal/arguments.h"
 #include "comm/internal/cores.h"
-#include "comm/processes/coordinator.h"
+#include "comm/processes/control_fields.h"
 #include "core/check.h"
 #include "core/context.h"
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "comm/gloo/calls.h"
+#include "comm/processes/control_fields.h"
 #include "core/check.h"
 
 namespace shardbook::internal {

@@ -159,10 +159,4 @@ class Coordinator {
   std::thread thread_;
 };
 
-/// "rank 1", "ranks 0, 2".
-std::string rank_list(const std::vector<int>& ranks);
-/// "0,2,5" and back. Throws Error on anything else.
-std::string join_ranks(const std::vector<int>& ranks);
-std::vector<int> split_ranks(const std::string& text, int world_size);
-
 }  // namespace shardbook::internal

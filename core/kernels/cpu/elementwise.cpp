@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/cpu/vector_math.h"
 
 namespace shardbook::kernels {
 

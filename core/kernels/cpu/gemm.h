@@ -37,6 +37,11 @@ constexpr std::int64_t kTileCols = kTileVecs* kLanes<T>;
 /// streams from L2 in time, and shorter blocks would move C more often.
 constexpr std::int64_t kBlockK = 384;
 
+/// The smallest multiple of `to` that is not below n.
+inline std::int64_t round_up(std::int64_t n, std::int64_t to) {
+  return (n + to - 1) / to * to;
+}
+
 /// What happens around the sum of products of a tile.
 template <typename T>
 struct TileEnds {
