@@ -110,9 +110,9 @@ CommCall make_call(CommOp op, const Tensor& tensor, std::int64_t numel,
   return call;
 }
 
-// What a group of one does for calls with two buffers.
+// Calls with two buffers on a group of one.
 void copy_flat(const Tensor& output, const Tensor& input) {
-  // On shapes nothing is copied, but the copy takes its time all the same.
+  // On shapes nothing is copied, but the copy takes virtual time.
   const bool is_in_place = output.is_meta() ? output.shares_storage(input)
                                             : output.raw() == input.raw();
   if (output.numel() == 0 || is_in_place) return;

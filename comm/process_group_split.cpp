@@ -68,7 +68,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
            name, "' ", where(), ": ", list_text(members),
            " names a rank outside of 0 to ", size() - 1);
 
-  // Everybody must mean the same group: a difference would hang much later.
+  // All ranks must name the same group: a difference would hang much later.
   const std::string mine = list_text(members) + " '" + name + "'";
   const std::vector<std::string> all = exchange(mine);
   for (int r = 0; r < size(); ++r) {

@@ -97,7 +97,7 @@ void DeviceClock::run(const OpEvent& event, double seconds, double earliest_s) {
   timeline_.events.push_back(std::move(entry));
 }
 
-// Notes why a queue did nothing for a while.
+// Records why a queue was idle for a while.
 void DeviceClock::hold(int stream, double begin_s, double end_s,
                        const char* category) {
   if (end_s <= begin_s) return;
@@ -131,8 +131,8 @@ void DeviceClock::note_copy(double from_s, double begin_s, double end_s) {
   passages_.push_back({from_s, begin_s, end_s});
 }
 
-// The other queue has waited for messages, perhaps, and the time in which it
-// did is time in which this one waits for them too.
+// The other queue may have waited for messages: during that time this queue
+// waits for them, too.
 void DeviceClock::wait_event(int stream, double until_s) {
   const double from = ready(stream);
   if (until_s <= from) return;
@@ -177,7 +177,7 @@ void DeviceClock::count_link(const std::string& link, double bytes) {
 void DeviceClock::on_memory(MemoryKind kind, std::int64_t bytes) {
   bytes_[static_cast<std::size_t>(kind)] += bytes;
   if (!records_events_) return;
-  // Of one instant, keep the fullest moment and what stays.
+  // Of one instant, keep the fullest sample and the last.
   std::vector<MemorySample>& samples = timeline_.memory;
   const MemorySample now = {ready(kComputeStream), bytes_};
   const auto is_now = [&](std::size_t from_end) {

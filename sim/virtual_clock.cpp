@@ -25,7 +25,7 @@ DeviceClock* VirtualClock::find(const Device& device) {
   return nullptr;
 }
 
-// The thread that calls feeds the device of its context.
+// The calling thread feeds the device of its context.
 DeviceClock& VirtualClock::issuer() {
   DeviceClock* found = find(RankContext::current().device);
   return found != nullptr ? *found : *devices_.front();
@@ -42,7 +42,7 @@ void VirtualClock::on_op_begin(const OpEvent& event) {
   }
   DeviceClock* on = find(event.device);
   if (on == nullptr) {
-    // The host computes, with what the current stream has brought it.
+    // The host computes, on results of the current stream.
     const Cost cost = model_.operation(event, /*on_host=*/true);
     note(cost.trust);
     const double begin = mine.ready(event.stream);
@@ -76,8 +76,8 @@ void VirtualClock::transfer(const OpEvent& event) {
     const Cost cost = model_.message(bytes, from->rank(), to->rank());
     note(cost.trust);
     if (event.stream == kCopyStream) {
-      // One side copies while the other goes on, and learns from an event when
-      // the data are there: only the queues of copies meet.
+      // One side copies while the other goes on and learns of the data's
+      // arrival from an event: only the queues of copies meet.
       DeviceClock& other = from == &mine ? *to : *from;
       const double free = other.queue(event.stream);
       mine.run(event, cost.seconds, free);

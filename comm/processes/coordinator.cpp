@@ -15,7 +15,7 @@
 namespace shardbook::internal {
 namespace {
 
-// A stranger may not make us keep more than this before it has said hello.
+// The most bytes that we keep of a connection before its hello.
 constexpr std::size_t kMaxHelloBytes = 1024;
 
 // After a failure, ranks that are still starting have this long to come and
@@ -110,8 +110,8 @@ void Coordinator::drain() {
   }
 }
 
-// A rank that finds nobody could not know whose failure has ended the others.
-// The launcher knows when all ranks have ended, and does not wait.
+// A late rank that finds no coordinator could not know which failure ended the
+// others. The launcher knows when all ranks have ended, and does not wait.
 bool Coordinator::awaits_late_ranks() const {
   if (!options_.generation || Clock::now() > stopped_ + kLatePatience) {
     return false;
@@ -254,7 +254,7 @@ void Coordinator::handle_hello(Line& line, const Frame& frame) {
     line.closing = true;  // early for the next world: it asks again
     return;
   }
-  // A wrong newcomer is told, and is no rank of this world.
+  // A newcomer that does not fit is told, and is no rank of this world.
   std::string refusal;
   if (world_size != options_.world_size) {
     refusal = "rank " + std::to_string(rank) + " comes with world size " +

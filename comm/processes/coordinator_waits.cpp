@@ -58,7 +58,7 @@ Coordinator::Wait Coordinator::read_wait(const World& world, int rank,
 void Coordinator::handle_overdue(Line& line, const Frame& frame) {
   check_fields(frame, 5);
   World& world = worlds_[line.generation];
-  // The rank must hear that we are alive, also where another one has asked.
+  // The rank must hear that we are alive, even if another one has asked.
   queue(line, {FrameKind::kPong, {}});
   if (!world.failure.empty() || world.inquiry) return;
   Inquiry inquiry;
@@ -171,7 +171,7 @@ std::string Coordinator::verdict(const Inquiry& inquiry) {
     return after + "all ranks wait for each other" +
            (reached.empty() ? "" : chain(reached.back()));
   }
-  // Those that the same wait is for are missing together.
+  // Ranks that the same wait is for are missing together.
   const Step& last = steps.at(at_work.front());
   std::vector<int> late, waiting;
   for (const int rank : at_work) {

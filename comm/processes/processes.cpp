@@ -76,7 +76,7 @@ void write_answer(int pipe, const std::string& text) {
   }
 }
 
-// What a forked rank does: its answer is a letter and a text.
+// The work of a forked rank, whose answer is a letter and a text.
 [[noreturn]] void run_child(
     const RankEnvironment& environment, int pipe,
     const std::function<std::string(ProcessGroup&)>& body,
@@ -183,7 +183,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return result;
 }
 
-// This environment, and what makes a copy rank `rank`.
+// This environment, with the variables that make a copy rank `rank`.
 std::vector<std::string> rank_variables(int rank, int world_size,
                                         const Meeting& meeting) {
   std::vector<std::string> variables;

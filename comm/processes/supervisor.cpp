@@ -64,7 +64,7 @@ Supervisor::Supervisor(std::vector<Child> children, Descriptor listener,
 
 Supervisor::~Supervisor() {
   coordinator_.reset();
-  // Collect them, so that nothing of them stays behind.
+  // Kill and collect the children that are left.
   for (const Child& child : children_) {
     if (!child.ended) kill(child.pid, SIGKILL);
     while (waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
@@ -130,8 +130,8 @@ void Supervisor::check_end(int rank) {
   fail("rank " + std::to_string(rank) + " failed: " + end_text(*info));
 }
 
-// A stopped rank neither computes nor answers. Its peers may take long to
-// miss it, and after its last call nobody does.
+// A stopped rank neither computes nor answers. Its peers may notice late, and
+// after its last call they never do.
 void Supervisor::check_stop(int rank) {
   Child& child = children_[static_cast<std::size_t>(rank)];
   if (child.ended || !is_stopped(child.pid)) {
@@ -158,7 +158,8 @@ void Supervisor::read_answer(Child& child) {
   }
 }
 
-// It asks the ranks to end; a second one ends this process, and they with it.
+// The first signal asks the ranks to end; a second one ends this process, and
+// the ranks with it.
 void Supervisor::pass_on_signal() {
   if (has_passed_on_ || received_signal() == 0) return;
   has_passed_on_ = true;

@@ -20,7 +20,7 @@ namespace shardbook::internal {
 struct Child {
   pid_t pid = -1;
   Descriptor pipe;     // its answer, in run_processes
-  std::string answer;  // what came through the pipe
+  std::string answer;  // the bytes that came through the pipe
   bool ended = false;
   int status = 0;  // exit status, or kExitRunFailed
   std::optional<std::chrono::steady_clock::time_point> stopped_since;

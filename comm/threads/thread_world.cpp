@@ -243,7 +243,7 @@ void ThreadWorld::help(Operation& operation, Lock& lock) {
   const bool ended = operation.run_tasks();
   lock.lock();
   --operation.num_helpers;
-  // All tasks are taken: nobody else needs to find this operation.
+  // All tasks are taken: no other thread needs to find this operation.
   std::shared_ptr<Operation> alive;
   const auto found = std::find_if(
       open_.begin(), open_.end(),

@@ -82,8 +82,8 @@ std::string ThreadWorld::cycle_text(const std::vector<int>& path) {
   return text.str();
 }
 
-// A missing rank may itself wait for another one: names the ranks at the end
-// of the waits, which wait for nobody.
+// A missing rank may itself wait for another one: names the ranks at the end of
+// the waits, which wait for no other.
 std::string ThreadWorld::timeout_text(const Operation& operation,
                                       int world_rank,
                                       std::chrono::milliseconds timeout) {

@@ -29,8 +29,8 @@ Node::~Node() {
 
 namespace {
 
-// Later nodes first. The numbers only order nodes of one graph, so that one
-// counter may serve every rank of the process.
+// Later nodes first. The numbers only order nodes of one graph, so one counter
+// may serve every rank of the process.
 std::uint64_t next_sequence() {
   static std::atomic<std::uint64_t> counter{1};
   return counter.fetch_add(1, std::memory_order_relaxed);

@@ -26,7 +26,7 @@ class Node {
   Device device;
   std::vector<Edge> next;
   std::vector<std::vector<GradHook>> output_hooks;
-  /// What the outputs' gradients must look like.
+  /// The shape, dtype and device of the outputs' gradients.
   std::vector<std::pair<DType, Shape>> output_kinds;
   BackwardFn backward;
   Tensor leaf;

@@ -13,7 +13,7 @@
 namespace shardbook::autograd {
 namespace {
 
-// Where gradients come from that backward is started with.
+// The source of the gradients that backward starts from.
 constexpr std::uint64_t kRoot = ~std::uint64_t{0};
 
 // a + b, into a's array when `in_place`.
@@ -45,7 +45,7 @@ void check_gradient(const char* name, const Tensor& grad, const Edge& edge) {
 
 }  // namespace
 
-// Adds `grad` to what the leaf has, in place, so that views stay views. The
+// Adds `grad` to the leaf's gradient in place, so that views stay views. The
 // sum may be wider than the parameter.
 void accumulate_gradient(const Tensor& leaf, Tensor grad) {
   Meta& meta = leaf.impl()->grad_meta();
@@ -112,9 +112,9 @@ void GraphTask::discover(const std::vector<std::shared_ptr<Node>>& roots) {
   unfinished_ = static_cast<std::int64_t>(seen.size());
 }
 
-// Adds one gradient to what a node's output has received so far. Devices run
-// at their own pace: among several, a gradient waits for those that one device
-// would have made before it, so that the sum does not depend on who came first.
+// Adds one gradient to the sum of a node's output. Devices run at their own
+// pace: among several, a gradient waits for those that one device would have
+// made before it, so the sum does not depend on the order of arrival.
 void GraphTask::deliver(const Edge& edge, const Tensor& grad,
                         std::uint64_t from, std::size_t input) {
   Inputs& inputs = inputs_[edge.node.get()];
@@ -133,9 +133,9 @@ void GraphTask::add_to(Tensor& slot, const Tensor& grad) {
   }
 }
 
-// Adds what has come, as far as it is next in order: a weight that is used many
-// times need not keep all of its gradients. Only the thread of the node's
-// device adds.
+// Adds the gradients that have come, as far as they are next in order: a weight
+// that is used many times need not keep all of its gradients. Only the thread
+// of the node's device adds.
 void GraphTask::add_what_came(Node& node) {
   Inputs& inputs = inputs_.at(&node);
   for (;;) {
@@ -228,7 +228,7 @@ void GraphTask::execute(const std::shared_ptr<Node>& node) {
     changed_.notify_all();
   }
   if (devices_.size() == 1) return;
-  // What comes from elsewhere comes at any time: it waits, so that the same
+  // Gradients from other devices come at any time: they wait, so that the same
   // operations run at the same point every time.
   for (const Edge& edge : node->next) {
     if (edge.node != nullptr && inputs_.at(edge.node.get()).all_from_here) {

@@ -19,7 +19,8 @@
 
 namespace shardbook::autograd {
 
-/// One call of `backward`: who waits for how many gradients, who is ready.
+/// One call of `backward`: how many gradients each node waits for, and the
+/// nodes that are ready.
 class GraphTask {
  public:
   GraphTask(bool retain_graph, GraphTask* outer)
@@ -47,8 +48,9 @@ class GraphTask {
   struct Inputs {
     Tensors grads;
     int missing = 0;
-    // Among several devices: what has come and is not yet added, and all that
-    // will come, by node and input, in the order in which it is added.
+    // Among several devices: the gradients that have come and are not yet
+    // added, and those that will come, by node and input, in the order in which
+    // they are added.
     std::vector<Arrival> arrivals;
     std::vector<std::pair<std::uint64_t, std::size_t>> expected;
     std::size_t num_added = 0;

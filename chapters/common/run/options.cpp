@@ -146,7 +146,7 @@ void check_options(const Options& o) {
            opt.momentum, ": only --optimizer sgd has a momentum");
   SB_CHECK(opt.beta1 < 1 && opt.beta2 < 1,
            "--beta1, --beta2: give values below 1");
-  // The first rank writes; its files may be out of the others' sight.
+  // The first rank writes; other hosts may not see its files.
   if (!is_first_process()) return;
   check_writable("--save", o.save, /*replaces=*/true);
   check_writable("--logits", o.logits, /*replaces=*/true);
@@ -189,7 +189,7 @@ void begin_run() { has_begun = true; }
 
 namespace {
 
-// What went wrong, as the exit status tells it.
+// The exit status for an error.
 int status_of(const std::exception& error) {
   if (dynamic_cast<const OptionsDiffer*>(&error) != nullptr) {
     return kExitBadInput;
@@ -218,10 +218,11 @@ int chapter_main(const std::function<int()>& body) {
     if (is_first_process()) std::fprintf(stderr, "%s\n", stop.what());
     return 128 + received_signal();
   } catch (const std::exception& error) {
-    // What fails after a signal, fails because another rank has stopped.
+    // An error after a signal comes from another rank that has stopped.
     if (interrupted()) return 128 + received_signal();
     const int status = status_of(error);
-    // Copies of this program were given the same options: one of them speaks
+    // Copies of this program have the same options: one of them reports the
+    // error
     const auto rank = rank_environment();
     const bool is_copy = rank && rank->launcher == "shardbook";
     if (status != kExitBadInput || !is_copy || rank->rank == 0) {

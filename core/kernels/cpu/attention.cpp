@@ -73,7 +73,7 @@ class Forward {
     const std::int64_t end = block.end_of_row(seen);
     const S old = max_[i];
     const S max = std::max(old, max_padded(scores, seen));
-    // A row that has seen nothing keeps weights of zero.
+    // A row without visible keys so far keeps weights of zero.
     const bool nothing = max == -std::numeric_limits<S>::infinity();
     const S sum = exp_padded(scores, nothing ? 0 : seen, end, max);
     if (block.from != 0 && max != old && !nothing) {

@@ -70,7 +70,7 @@ class Backward {
       pack_along<T>({dout[i], dout.row}, rows, sizes_.dim, dout_along_);
       for (std::int64_t r = 0; r < rows; ++r) {
         delta_[r] = dot_row(out[i + r], dout[i + r], sizes_.dim);
-        // A row that saw nothing has no weights: exp(score - inf) = 0.
+        // A row without visible keys has no weights: exp(score - inf) = 0.
         const S total = logsumexp[i + r];
         shift_[r] =
             total == -std::numeric_limits<S>::infinity() ? -total : total;

@@ -34,7 +34,7 @@ constexpr std::int64_t kKeyBlock = 256;
 // Rows of a tile of scores start in different sets of L1.
 constexpr std::int64_t kScoreLd = kKeyBlock + 16;
 
-// Which part of a block of scores the mask leaves: queries [first, first +
+// The part of a block of scores that the mask leaves: queries [first, first +
 // rows), keys [from, from + count). The others are not computed.
 struct Block {
   const AttentionArgs& args;

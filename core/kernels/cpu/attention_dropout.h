@@ -13,7 +13,7 @@
 
 namespace shardbook::kernels {
 
-// Which numbers the mask of dropout draws.
+// The random numbers of dropout's mask.
 class Dropout {
  public:
   explicit Dropout(const AttentionArgs& args)

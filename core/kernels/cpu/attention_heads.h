@@ -12,7 +12,7 @@
 
 namespace shardbook::kernels {
 
-// What a head needs of its sizes.
+// The sizes of one head.
 template <typename S>
 struct Sizes {
   explicit Sizes(const AttentionArgs& args)

@@ -124,7 +124,7 @@ inline F16 narrow<F16>(double x) {
   return narrow<F16>(round_to_odd(x));
 }
 
-/// What arithmetic on T is done in.
+/// The type in which arithmetic on T is done.
 template <typename T>
 using Compute =
     std::conditional_t<std::is_same_v<T, BF16> || std::is_same_v<T, F16>, float,

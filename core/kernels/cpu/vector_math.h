@@ -31,7 +31,7 @@ inline Vec<float> times_power_of_two(const Vec<float>& p, const Vec<float>& n) {
 inline Vec<float> exp_vec(const Vec<float>& x) {
   using V = Vec<float>;
   const V lowest(-87.336544f);  // Logarithm of the least normal number
-  // NaN survives: min and max return their second operand then.
+  // NaN survives: min and max return their second operand when one is NaN.
   const V in = xsimd::max(lowest, xsimd::min(V(89.0f), x));
   const V n = xsimd::nearbyint(in * V(1.44269504088896341f));
   V r = xsimd::fma(n, V(-0.693359375f), in);
