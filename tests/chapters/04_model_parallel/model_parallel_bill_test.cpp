@@ -58,13 +58,20 @@ TEST(ModelParallelBill, PipelinedSendsSixMessagesEachWay) {
 TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
   for (const std::int64_t split : {3, 10}) {
     Options options = tiny_options();
-    const Outcome outcome =
-        run(options, {.variant = "pipeline", .split_size = split});
+    const Settings settings = {.variant = "pipeline", .split_size = split};
+    const Outcome outcome = run(options, settings);
     const auto layers = resnet_layers(ModelConfig::read(kTiny));
     const double boundary = boundary_numel(options, *layers, 3) * 4;
     EXPECT_EQ(boundary, 4 * 4 * 32 * 4);  // 4x4 pixels of 8 * 4 channels
     EXPECT_EQ(bytes_sent(outcome.records[0]), 3 * (10 * boundary + 10 * 8));
     EXPECT_EQ(bytes_sent(outcome.records[1]), 3 * 10 * boundary);
+
+    const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
+    RankContext context(devices[0]);
+    RankContext::Scope scope(context);
+    Trainer trainer(options, settings, devices, 1);
+    EXPECT_EQ(step_traffic(options, settings, trainer),
+              (std::vector<double>{10 * boundary + 10 * 8, 10 * boundary}));
   }
 }
 
