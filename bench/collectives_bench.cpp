@@ -5,9 +5,10 @@
 // One row is one operation, on thread ranks or on processes over Gloo. Its time
 // is the median over calls, on rank 0, each after a barrier. "of_memory" is the
 // traffic that the operation cannot avoid among ranks that share memory (every
-// buffer read once and written once) over what all cores together copy in that
-// time; it is measured first, in this process, and may exceed 1 while buffers
-// fit a cache. The rows `by_*` are the algorithms written on send and recv.
+// buffer read once and written once) divided by the bytes that all cores
+// together copy in that time. Their bandwidth is measured first, in this
+// process. The ratio may exceed 1 while buffers fit a cache. The rows `by_*`
+// are the algorithms written on send and recv.
 
 #include <benchmark/benchmark.h>
 
@@ -68,7 +69,7 @@ double bandwidth() {
   return value;
 }
 
-/// What a rank does once, made after its buffers are.
+/// One call of a rank. `Prepare` makes its buffers and returns it.
 using Operation = std::function<void()>;
 using Prepare = std::function<Operation(ProcessGroup&, std::int64_t)>;
 

@@ -35,7 +35,7 @@
 namespace shardbook::kernels {
 namespace {
 
-// Of this thread's own time: a busy neighbour costs less of it.
+// CPU time of this thread: a busy neighbour costs less of it than of wall time.
 double seconds() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

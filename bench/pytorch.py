@@ -5,7 +5,7 @@
 
 Both sides are processes that time a work on request. Each row starts one of
 each, warms them up, and lets them run by turns: A B A B ... A round's ratio is
-ours over PyTorch's, so that a machine that slows down slows both. Printed are
+ours over PyTorch's, so a machine that slows down slows both. The table has
 medians, and the least and the largest ratio. Nothing is asserted.
 
 The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
@@ -38,8 +38,8 @@ The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
                    decimal. With several ranks: a barrier, then each rank times
                    its own N, and the answer is the slowest rank's.
         quit       no answer; it ends with status 0, as at the end of stdin.
-    Nothing else goes to stdout. What goes wrong is a sentence on stderr and a
-    status other than 0. Between commands it sleeps, on all threads and ranks:
+    Nothing else goes to stdout. An error is a sentence on stderr and a status
+    other than 0. Between commands it sleeps, on all threads and ranks:
     the other side is running. With --backend gloo it starts its own ranks on
     127.0.0.1, and they end with it, however it ends.
 """

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the sources of pytorch_peer share.
+// Shared declarations of pytorch_peer's sources.
 
 #include <cstdint>
 #include <functional>

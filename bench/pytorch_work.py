@@ -157,7 +157,7 @@ def matmul(options, ranks):
 
 
 def step_forms():
-    """What PyTorch offers for the step: {name: (sdpa, linear, AdamW keys)}."""
+    """PyTorch's forms of the step: {name: (sdpa, linear, AdamW keys)}."""
     attention = {"plain attention": False}
     if hasattr(F, "scaled_dot_product_attention"):
         attention["sdpa"] = True

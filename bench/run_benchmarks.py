@@ -59,8 +59,8 @@ def run_this_machine(options):
 def run_model_parallel(options):
     """ResNet-50 on one device, on two in turn, and in splits.
 
-    Each is measured round by round, one core per device, beside what the
-    simulator makes of it.
+    Each is measured round by round, one core per device, beside the simulator's
+    prediction.
     """
     cluster = "this-machine"
     cache = (os.environ.get("XDG_CACHE_HOME")

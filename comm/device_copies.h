@@ -37,15 +37,15 @@ struct DeviceCopy {
   std::string label;
 };
 
-/// Safe to use from several threads: forward and backward copy from where
-/// they run.
+/// Safe to use from several threads: forward and backward copy from the threads
+/// that they run on.
 class CopyLedger {
  public:
   /// Makes the copies and one record on each device. A group of one device
   /// records nothing.
   void run(const DeviceCopy& copy, const std::function<void()>& make_copies);
 
-  /// What `device` took part in, in order.
+  /// The copies that `device` took part in, in order.
   std::vector<CommRecord> records(const Device& device) const;
   void clear();
   /// Shows the records of `device` to `observer` (null: no longer).

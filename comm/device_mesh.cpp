@@ -19,7 +19,8 @@ int DeviceMesh::coordinate(const std::string& axis) const {
 }
 
 ProcessGroup& DeviceMesh::group(const std::string& axes) {
-  // One group however the axes are ordered: by the topology's order.
+  // The order of the axes does not matter: the topology's order names the
+  // group.
   const std::vector<std::string> wanted = split_axes(axes);
   SB_CHECK(!wanted.empty(), "device mesh ", topology_.text(),
            ": name at least one axis");

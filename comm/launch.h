@@ -19,7 +19,7 @@ class RunError : public Error {
   using Error::Error;
 };
 
-/// Ranks met that were started with different options.
+/// The ranks that met were started with different options.
 class OptionsDiffer : public Error {
  public:
   using Error::Error;
@@ -27,14 +27,14 @@ class OptionsDiffer : public Error {
 
 struct LaunchOptions {
   std::string backend = "threads";  ///< "threads" or "gloo"
-  /// How long a call waits for its peers before it names who is missing.
+  /// How long a call waits for its peers before it names the missing ranks.
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
   /// Capacity of each rank's device; 0: no limit.
   std::int64_t device_memory_bytes = 0;
   bool deterministic = false;
   /// gloo: where the ranks meet: "tcp:HOST:PORT" (served by rank 0),
-  /// "file:FOLDER" (shared by all hosts) or "redis:HOST:PORT[/JOB]". Empty: as
-  /// the environment says (comm/processes.h), otherwise arranged by run_ranks.
+  /// "file:FOLDER" (shared by all hosts) or "redis:HOST:PORT[/JOB]". Empty: the
+  /// environment decides (comm/processes.h), or else run_ranks.
   std::string rendezvous;
   /// gloo: network interface of this host, such as "eth0". Empty: the one that
   /// reaches the rendezvous, which is loopback on a single host.

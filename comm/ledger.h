@@ -41,7 +41,7 @@ struct CommRecord {
   /// all_to_all: the LOCAL input. all_to_all_v: the sum of send counts. send,
   /// recv: the message.
   std::int64_t numel = 0;
-  /// all_to_all_v only: what goes to other ranks.
+  /// all_to_all_v and copies between devices: the elements for other ranks.
   std::int64_t numel_to_peers = 0;
   int root_or_peer = -1;  ///< group rank; -1 where there is none
   Phase phase = Phase::kForward;

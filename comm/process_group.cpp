@@ -1,7 +1,5 @@
 #include "comm/process_group.h"
 
-#include <algorithm>
-#include <set>
 #include <sstream>
 
 #include "comm/internal/arguments.h"
@@ -42,16 +40,6 @@ class ObservedState : public Work::State {
   CommObserver* observer_;
   CommRecord record_;
 };
-
-std::string list_text(const std::vector<int>& values) {
-  std::ostringstream text;
-  text << "[";
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    text << (i == 0 ? "" : ", ") << values[i];
-  }
-  text << "]";
-  return text.str();
-}
 
 }  // namespace
 
@@ -122,9 +110,9 @@ CommCall make_call(CommOp op, const Tensor& tensor, std::int64_t numel,
   return call;
 }
 
-// What a group of one does for calls with two buffers.
+// Calls with two buffers on a group of one.
 void copy_flat(const Tensor& output, const Tensor& input) {
-  // On shapes nothing is copied, but the copy takes its time all the same.
+  // On shapes nothing is copied, but the copy takes virtual time.
   const bool is_in_place = output.is_meta() ? output.shares_storage(input)
                                             : output.raw() == input.raw();
   if (output.numel() == 0 || is_in_place) return;
@@ -364,94 +352,6 @@ void ProcessGroup::repeat_records(std::size_t first, std::int64_t times) {
       records_->push_back((*records_)[i]);
     }
   }
-}
-
-// --- Subgroups ---------------------------------------------------------------
-
-// Subgroups write into this group's ledger.
-std::shared_ptr<ProcessGroup> ProcessGroup::adopt(
-    const std::vector<int>& members, const std::string& name) {
-  std::shared_ptr<ProcessGroup> group = do_subgroup(members, name);
-  group->records_ = records_;
-  group->observer_ = observer_;
-  return group;
-}
-
-std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key,
-                                                  const std::string& name) {
-  SB_CHECK(color >= -1, "split ", where(), " for '", name, "': color ", color,
-           "; give -1 for no group, or 0 and more");
-  std::ostringstream mine;
-  mine << color << " " << key << " " << name;
-  const std::vector<std::string> all = exchange(mine.str());
-
-  // Members of my color, by (key, rank).
-  std::vector<std::pair<int, int>> order;
-  for (int r = 0; r < size(); ++r) {
-    std::istringstream text(all[static_cast<std::size_t>(r)]);
-    int their_color = -1;
-    int their_key = 0;
-    text >> their_color >> their_key;
-    if (their_color == color) order.emplace_back(their_key, r);
-  }
-  if (color == -1) return nullptr;
-  std::sort(order.begin(), order.end());
-  std::vector<int> members;
-  for (const auto& entry : order) members.push_back(entry.second);
-  return adopt(members, name);
-}
-
-std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
-    const std::vector<int>& members, const std::string& name) {
-  SB_CHECK(!members.empty(), "subgroup '", name, "' ", where(),
-           ": give at least one rank");
-  const std::set<int> distinct(members.begin(), members.end());
-  SB_CHECK(distinct.size() == members.size(), "subgroup '", name, "' ", where(),
-           ": a rank is named twice in ", list_text(members));
-  SB_CHECK(*distinct.begin() >= 0 && *distinct.rbegin() < size(), "subgroup '",
-           name, "' ", where(), ": ", list_text(members),
-           " names a rank outside of 0 to ", size() - 1);
-
-  // Everybody must mean the same group: a difference would hang much later.
-  const std::string mine = list_text(members) + " '" + name + "'";
-  const std::vector<std::string> all = exchange(mine);
-  for (int r = 0; r < size(); ++r) {
-    SB_CHECK(all[static_cast<std::size_t>(r)] == mine, "subgroup ", where(),
-             ": rank ", rank_, " makes ", mine, ", rank ", r, " makes ",
-             all[static_cast<std::size_t>(r)],
-             "; all ranks make the same groups in the same order");
-  }
-  if (distinct.count(rank_) == 0) return nullptr;
-  return adopt(members, name);
-}
-
-std::shared_ptr<ProcessGroup> ProcessGroup::partition(
-    const std::vector<std::vector<int>>& parts, const std::string& name) {
-  std::set<int> seen;
-  std::ostringstream mine;
-  mine << "'" << name << "'";
-  const std::vector<int>* my_part = nullptr;
-  for (const std::vector<int>& part : parts) {
-    mine << " " << list_text(part);
-    for (const int member : part) {
-      SB_CHECK(member >= 0 && member < size(), "partition '", name, "' ",
-               where(), ": ", list_text(part), " names a rank outside of 0 to ",
-               size() - 1);
-      SB_CHECK(seen.insert(member).second, "partition '", name, "' ", where(),
-               ": rank ", member, " is named twice");
-      if (member == rank_) my_part = &part;
-    }
-  }
-  const std::string digest =
-      std::to_string(std::hash<std::string>()(mine.str()));
-  const std::vector<std::string> all = exchange(digest);
-  for (int r = 0; r < size(); ++r) {
-    SB_CHECK(all[static_cast<std::size_t>(r)] == digest, "partition '", name,
-             "' ", where(), ": ranks ", rank_, " and ", r,
-             " pass different parts; all ranks make the same groups in the "
-             "same order");
-  }
-  return my_part == nullptr ? nullptr : adopt(*my_part, name);
 }
 
 }  // namespace shardbook

@@ -7,22 +7,22 @@
 //     world.all_reduce(x).wait();                // 0 + 1 + 2 + 3 everywhere
 //   });
 //
-// Every call returns a Work; `wait()` orders what follows after it. Collectives
-// of one group run in the order of their issue, as on one stream; different
-// groups are independent, and so are messages (send, recv). All members of a
-// group issue the same collectives in the same order; a difference in
-// operation, dtype, count, root or order is an Error that names both ranks and
-// both calls. Buffers are contiguous and must stay untouched until the Work is
-// done. Groups of size one do nothing, cost nothing and record nothing.
+// Every call returns a Work; code after its `wait()` may use the buffers.
+// Collectives of one group run in the order of their issue, as on one stream;
+// different groups are independent, and so are messages (send, recv). All
+// members of a group issue the same collectives in the same order; a difference
+// in operation, dtype, count, root or order is an Error that names both ranks
+// and both calls. Buffers are contiguous and must stay untouched until the Work
+// is done. Groups of size one do nothing, cost nothing and record nothing.
 //
-// Failure is an answer: a rank that throws, dies or leaves makes every call of
-// the others throw an Error "rank 2 failed: ..."; nothing waits for ever.
+// A rank that throws, dies or leaves makes every call of the others throw an
+// Error "rank 2 failed: ..."; no call waits forever.
 //
-// Sums add in the order of group ranks 0..P-1 on the threads backend, and
-// everywhere when the group is asked to be deterministic.
+// Sums add in the order of group ranks 0..P-1 on every backend, so they have
+// the same bits everywhere.
 //
 // A group belongs to one rank and is used by one thread at a time. Tensors on
-// meta devices are recorded and not moved (in the world `sim`, they take
+// meta devices are recorded and not moved (in the `sim` world, they take
 // virtual time).
 
 #include <chrono>
@@ -39,7 +39,7 @@ namespace shardbook {
 
 enum class ReduceOp { kSum, kMax, kMin };
 
-/// What describes one call, also in error messages.
+/// The description of one call, also for error messages.
 struct CommCall {
   CommOp op = CommOp::kBarrier;
   DType dtype = DType::kF32;
@@ -107,7 +107,7 @@ class ProcessGroup {
                     const std::vector<std::int64_t>& send_counts,
                     const std::vector<std::int64_t>& recv_counts,
                     const std::string& label = "");
-  /// Returns when all members have called it. Not in the byte count.
+  /// Returns when all members have called it. Adds no bytes to the ledger.
   void barrier(const std::string& label = "");
 
   // --- Point to point. Matched per (source, destination, tag), in order. -----
@@ -143,8 +143,8 @@ class ProcessGroup {
   std::shared_ptr<ProcessGroup> partition(
       const std::vector<std::vector<int>>& parts, const std::string& name);
 
-  /// For groups around groups: the group of these ranks of this group, without
-  /// asking the others whether they mean the same. Only the members call it.
+  /// `subgroup` for groups that wrap groups: it does not compare the members'
+  /// arguments, and only the members call it.
   std::shared_ptr<ProcessGroup> subgroup_of(const std::vector<int>& members,
                                             const std::string& name) {
     return adopt(members, name);
@@ -155,15 +155,15 @@ class ProcessGroup {
   /// Every call of this rank on this group and its subgroups, in issue order.
   const std::vector<CommRecord>& records() const { return *records_; }
   void clear_records() { records_->clear(); }
-  /// Adds what was recorded from index `first` on `times` times more: for calls
-  /// that the world `sim` knows to repeat without making them.
+  /// Appends the records from index `first` on `times` times more: for calls
+  /// that the `sim` world knows to repeat and does not run.
   void repeat_records(std::size_t first, std::int64_t times);
   /// `observer` (or null) sees the calls on this group and, from then on, on
   /// subgroups made from it.
   void set_observer(CommObserver* observer) { observer_ = observer; }
 
-  /// How long a call may wait for its peers before it throws and names who is
-  /// missing.
+  /// How long a call may wait for its peers before it throws and names the
+  /// missing ranks.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
   /// Tells every peer that this rank failed; their calls throw.
   virtual void abort(const std::string& reason) = 0;
@@ -171,9 +171,9 @@ class ProcessGroup {
  protected:
   ProcessGroup(int rank, std::vector<int> ranks, std::string name);
 
-  // What a backend does. Sizes and arguments have been checked, the call is in
-  // the ledger, size() > 1; buffers are not on meta devices unless the backend
-  // takes them.
+  // A backend's part of each call. Sizes and arguments have been checked, the
+  // call is in the ledger, size() > 1; buffers are on meta devices only when
+  // takes_meta() is true.
   virtual bool takes_meta() const { return false; }
   virtual Work do_all_reduce(const Tensor& tensor, const CommCall& call) = 0;
   virtual Work do_reduce_scatter(const Tensor& output, const Tensor& input,

@@ -27,7 +27,7 @@
 
 namespace shardbook {
 
-/// What the environment says about a process that is a rank already.
+/// The environment's description of a process that is a rank already.
 struct RankEnvironment {
   int rank = 0;
   int world_size = 1;
@@ -58,18 +58,19 @@ constexpr int kExitRunFailed = 3;
 /// Starts `world_size` copies of this program with the same arguments and
 /// returns their exit status, or returns nothing in a process that is a rank
 /// already. The status is 128 + n when signal n has reached the supervisor and
-/// stopped the run; otherwise the smallest with which a rank exited that is not
-/// 0; kExitRunFailed when ranks did not exit but were killed. Call it before
+/// stopped the run; otherwise the smallest exit status of a rank other than 0;
+/// kExitRunFailed when ranks did not exit but were killed. Call it before
 /// anything that prints or starts threads; it watches the signals
 /// (comm/signals.h). Throws Error where the environment has another number of
 /// ranks.
 std::optional<int> launch_processes(int world_size,
                                     const LaunchOptions& options = {});
 
-/// Forks `world_size` ranks that run `body` over Gloo and end, and returns what
-/// it returned, by rank; throws the first cause when a rank threw, ended or was
-/// killed. What else a body writes stays in its process. The calling process
-/// must have no other threads: a fork copies only the one that calls it.
+/// Forks `world_size` ranks that run `body` over Gloo and end, and returns the
+/// results of `body`, by rank; throws the first cause when a rank threw, ended
+/// or was killed. Anything else that a body writes stays in its process. The
+/// calling process must have no other threads: a fork copies only the one that
+/// calls it.
 std::vector<std::string> run_processes(
     int world_size, const std::function<std::string(ProcessGroup&)>& body,
     const LaunchOptions& options = {});

@@ -6,9 +6,9 @@
 
 namespace shardbook {
 
-/// Handle to one call. A default-made Work is already complete. Destroying the
-/// handle does not cancel the call, and buffers must stay alive and untouched
-/// until it is complete.
+/// Handle to one call. A default-constructed Work is already complete.
+/// Destroying the handle does not cancel the call, and buffers must stay alive
+/// and untouched until it is complete.
 class Work {
  public:
   /// How a backend waits; `wait` throws what went wrong.

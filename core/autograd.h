@@ -3,9 +3,9 @@
 // Reverse-mode differentiation: a tape that is written as operations run.
 //
 // Every operation that may need a gradient appends one `Node` with what its
-// backward needs. `backward` walks the nodes in the reverse order of their
-// making, sums gradients where paths meet, accumulates them in the leaves and
-// calls the leaves' hooks as each becomes final:
+// backward needs. `backward` walks the nodes in reverse order of creation, sums
+// gradients where paths meet, accumulates them in the leaves and calls the
+// leaves' hooks as each becomes final:
 //
 //   Tensor square(const Tensor& x) {
 //     Tensor y = ...;                              // computed from x
@@ -15,9 +15,9 @@
 //     return y;
 //   }
 //
-// The order of nodes is a function of the program alone, so results are the
-// same bits every time. A graph whose nodes lie on several devices runs with
-// one thread per device. Saved tensors are dropped as soon as a node has run.
+// The order of nodes depends on the program alone, so every run gives the same
+// bits. A graph whose nodes lie on several devices runs with one thread per
+// device. Saved tensors are dropped as soon as a node has run.
 
 #include <cstdint>
 #include <functional>
@@ -40,8 +40,8 @@ bool needs_grad(const Tensors& inputs);
 void record(const char* name, const Tensors& inputs, const Tensors& outputs,
             BackwardFn backward);
 
-/// A function with its own backward: `forward` runs unrecorded; its results
-/// are linked to `inputs` by one node. What backward needs is captured.
+/// A function with its own backward: `forward` runs unrecorded; its results are
+/// linked to `inputs` by one node. `backward` captures what it needs.
 Tensors custom_function(const char* name, const Tensors& inputs,
                         const std::function<Tensors(const Tensors&)>& forward,
                         BackwardFn backward);
@@ -55,13 +55,12 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs = {},
 /// Runs `callback` when the backward that is running on this thread ends.
 void at_end_of_backward(std::function<void()> callback);
 
-/// A leaf with x's array: where a piece of a graph begins whose backward runs
-/// by itself (a stage's input, a recomputed block's). Its gradient is booked as
-/// an activation.
+/// A leaf with x's array, at which a separate graph begins: the input of a
+/// stage or of a recomputed block. Its gradient is booked as an activation.
 Tensor graph_input(const Tensor& x);
 
-/// Adds `grad` to the gradient of a leaf and runs its hooks, as the end of a
-/// path in backward does.
+/// Adds `grad` to the gradient of a leaf and runs its hooks, as backward does
+/// when it reaches the leaf.
 void accumulate_gradient(const Tensor& leaf, Tensor grad);
 
 /// The leaves that need a gradient and are reachable from the outputs, each
@@ -69,9 +68,8 @@ void accumulate_gradient(const Tensor& leaf, Tensor grad);
 Tensors reachable_leaves(const Tensors& outputs);
 
 /// Drops the activations of `function` and computes them again in backward,
-/// with the random state of the first run. Gradients also reach the
-/// parameters that `function` uses. An undefined gradient is never lost
-/// because the inputs need none: parameters alone are enough.
+/// with the random state of the first run. Gradients also reach the parameters
+/// that `function` uses, even when no input needs a gradient.
 /// Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 Tensors recompute(const std::function<Tensors(const Tensors&)>& function,
                   const Tensors& inputs);

@@ -52,7 +52,7 @@ class DeviceScratch : public ScratchProvider {
                                              static_cast<std::int64_t>(bytes),
                                              MemoryKind::kWorkspace);
     void* data = storage->data();
-    // Kernels also serve tensors that lie elsewhere than this rank's shapes.
+    // Null on a meta device, whose rank may still compute on another device.
     SB_CHECK(data != nullptr, "scratch: ", context_.device.name(),
              " has no memory for kernels");
     lent_.emplace(data, std::move(storage));

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a rank carries with it.
+// The state that a rank carries with it.
 //
 // `RankContext` holds ALL state of one rank: its device, whether gradients are
 // recorded, random streams, kernels' caches, observers. It is the only
@@ -58,7 +58,8 @@ struct OpEvent {
   Device source;
 };
 
-/// `bytes` more (or, negative, fewer) of `kind` in use on `device`.
+/// The memory of `kind` in use on `device` has grown by `bytes`; negative when
+/// it has shrunk.
 struct AllocationEvent {
   Device device;
   MemoryKind kind;
@@ -74,8 +75,8 @@ class Observer {
   virtual void on_op_begin(const OpEvent& event) {}
   virtual void on_op_end(const OpEvent& event) {}
   virtual void on_allocation(const AllocationEvent& event) {}
-  // Ordering of streams, see core/stream.h. `time_s` is the event's slot for
-  // whoever keeps a clock.
+  // Ordering of streams, see core/stream.h. An observer that keeps a clock
+  // stores the event's time in `time_s`.
   virtual void on_event_record(int stream, double& time_s) {}
   virtual void on_event_wait(int stream, double time_s) {}
   virtual void on_event_synchronize(double time_s) {}
@@ -143,8 +144,8 @@ class RankContext {
   bool observed() const { return !observers_.empty(); }
   const std::vector<Observer*>& observers() const { return observers_; }
 
-  /// Memory of the host beside this rank's device, for what is offloaded: a
-  /// device "host" of the same type, made when first asked for.
+  /// The host's memory, for offloaded tensors: a device named "host" of this
+  /// device's type, created at the first call.
   const Device& host();
 
   /// Caches and scratch memory of the kernels.
@@ -161,11 +162,11 @@ class RankContext {
   /// Queue of the device that work is issued to; see core/stream.h.
   int stream = 0;
   RandomState random;
-  /// False once a loss of the running step was infinite or no number.
+  /// False once a loss of the running step was infinite or NaN.
   bool losses_are_finite = true;
   /// True while recomputation runs a forward a second time.
   bool is_recomputing = false;
-  /// Where operations leave weight gradients that can wait, or null: see
+  /// The store for weight gradients that can wait, or null; see
   /// core/weight_gradients.h.
   WeightGradients* weight_gradients = nullptr;
   /// The backward that runs on this thread, if one does.

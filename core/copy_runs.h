@@ -3,8 +3,8 @@
 // Many small copies as one operation.
 //
 // A unit of a transformer has a dozen parameters, and each lies in d pieces in
-// what an all-gather brings. One launch per piece would cost more than the copy
-// itself; devices have kernels that take a list.
+// the result of an all-gather. One launch per piece would cost more than the
+// copy itself; devices have kernels that take a list.
 
 #include <cstdint>
 #include <vector>
@@ -14,9 +14,9 @@
 
 namespace shardbook {
 
-/// target and source: the same dtype and device; runs do not overlap. All of
-/// both, or, with `numel`, `count` pieces of so many elements each, one every
-/// stride elements from the first element of target and source on.
+/// Copies `source` to `target`, of the same dtype and device; runs do not
+/// overlap. With `numel` 0, all of it; otherwise `count` pieces of `numel`
+/// elements, which begin `target_stride` and `source_stride` elements apart.
 struct CopyRun {
   Tensor target;
   Tensor source;
@@ -26,16 +26,17 @@ struct CopyRun {
   std::int64_t source_stride = 0;
 };
 
-/// target = factor * source for every run; one operation to the observers, of
-/// as many elements as it has, or of `counted` elements.
+/// target = factor * source for every run. Observers see one operation, on the
+/// elements of all runs, or on `counted` elements if that is not negative.
 void copy_runs(const std::vector<CopyRun>& runs, double factor = 1,
                double counted = -1);
 
-/// target += source for every run; the same to the observers.
+/// target += source for every run; observers see the same.
 void add_runs(const std::vector<CopyRun>& runs, double counted = -1);
 
-/// Many pieces of one array to places in another, as one operation that lasts
-/// as long as this object; converts. Both arrays outlive it.
+/// Copies pieces of one array to places in another, and converts them.
+/// Observers see one operation, which lasts as long as this object. Both arrays
+/// outlive it.
 class ManyCopies {
  public:
   ManyCopies(const char* name, const Tensor& to, const Tensor& from);

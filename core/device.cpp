@@ -77,7 +77,7 @@ class Device::State {
 
   void move_kind(std::int64_t bytes, MemoryKind from, MemoryKind to) {
     std::lock_guard<std::mutex> lock(mutex_);
-    // First out, then in: the total must not show a peak that never was.
+    // Subtract first: the total must not show a peak that never was.
     book(from, -bytes);
     book(to, bytes);
   }

@@ -88,10 +88,10 @@ class Device {
   void reset_peak_memory();
   /// Gives cached blocks back to the system.
   void release_cached_memory();
-  /// The ledger as text: asked, in use by kind, capacity.
+  /// The ledger as text: bytes in use by kind, and the capacity.
   std::string memory_report() const;
 
-  /// Two handles to the same device, not merely two devices of one name.
+  /// True for two handles to one device, not for two devices of one name.
   bool operator==(const Device& other) const { return state_ == other.state_; }
   bool operator!=(const Device& other) const { return state_ != other.state_; }
 
@@ -127,10 +127,10 @@ class Storage {
   /// its kind.
   void swap_memory(Storage& other) { std::swap(data_, other.data_); }
 
-  /// What is known of kernels' own orders of these values, made when first
-  /// asked for; see core/internal/kernel_orders.h.
+  /// The kernels' own orders of these values, created at the first call; see
+  /// core/internal/kernel_orders.h.
   internal::KernelOrders& kernel_orders();
-  /// The same, or null where nobody has asked.
+  /// The same, or null before the first call.
   internal::KernelOrders* known_kernel_orders() const {
     return kernel_orders_.load(std::memory_order_acquire);
   }

@@ -13,7 +13,7 @@ namespace shardbook {
 
 class QueueEvent::Point {
  public:
-  /// `error`: why the queue did not get here as it should.
+  /// `error`: what went wrong in the queue before this point, or null.
   void pass(std::exception_ptr error) {
     const std::lock_guard<std::mutex> lock(mutex_);
     error_ = std::move(error);
@@ -25,7 +25,7 @@ class QueueEvent::Point {
     changed_.wait(lock, [this] { return passed_; });
     return error_;
   }
-  /// The same point for whoever keeps virtual time.
+  /// The same point for an observer that keeps virtual time.
   Event& time() { return time_; }
 
  private:
@@ -38,7 +38,7 @@ class QueueEvent::Point {
 
 namespace internal {
 
-// What work inherits from the thread that gives it.
+// The settings that work inherits from the thread that gives it.
 struct QueueSettings {
   explicit QueueSettings(const RankContext& from)
       : rank(from.rank),
@@ -94,8 +94,8 @@ class DeviceQueue::State {
 
   const Device& device() const { return context_.device; }
 
-  /// `work` is given what went wrong before (null: nothing), and returns what
-  /// has gone wrong by now.
+  /// A task gets the queue's error so far (null for none) and returns its error
+  /// from then on.
   using Task = std::function<std::exception_ptr(std::exception_ptr)>;
   void push(Task task) {
     Item item{std::move(task), internal::QueueSettings(RankContext::current())};
@@ -120,7 +120,7 @@ class DeviceQueue::State {
     internal::QueueSettings settings;
   };
 
-  // Only whoever executes touches the error: the thread, or on meta the caller.
+  // Only the thread that executes touches error_: on meta that is the caller.
   void execute(Item& item) {
     item.settings.apply(context_);
     error_ = item.task(error_);
@@ -176,7 +176,7 @@ void DeviceQueue::enqueue(Work work) {
 void DeviceQueue::synchronize() {
   QueueEvent end;
   end.record(*this);
-  // The next work finds a queue that has forgotten the error.
+  // The next work starts without the error.
   state_->recover();
   end.synchronize();
 }

@@ -2,9 +2,9 @@
 
 // A device that works on its own.
 //
-// A GPU is handed work and told nothing more: the program goes on, and the
-// device does what it was given, in that order. A `DeviceQueue` is that for an
-// emulated device: a thread with a list of what is to be done.
+// A program hands work to a GPU and goes on; the GPU does the work in the order
+// in which it was given. A `DeviceQueue` does the same for an emulated device:
+// it is a thread with a list of work.
 //
 //   DeviceQueue gpu0(Device::cpu(0)), gpu1(Device::cpu(1));
 //   gpu0.enqueue([&] { a = layer1(x); });        // returns at once
@@ -16,18 +16,18 @@
 //
 // Guaranteed: work of one queue runs one after another, in the order of its
 // issue, on the queue's device and with the settings (gradients, phase,
-// observers, random state) of the thread that gave it, as they were then.
-// Between two queues nothing is ordered but what events order. What a closure
-// holds is released before whatever waits for it goes on.
+// observers, random state) that the thread that gave it had at that moment.
+// Only events order the work of two queues. A closure's captures are released
+// before anything that waits for the closure goes on.
 //
 // Errors: when work throws, the rest of that queue, and of every queue that
-// waits for it, is dropped; other queues go on. Events pass all the same, so
-// that nobody waits for ever, and the error is thrown where the host
-// synchronises.
+// waits for it, is dropped; other queues go on. Events pass all the same,
+// because a waiting queue must not wait forever, and the error is thrown where
+// the host synchronises.
 //
-// A meta device computes nothing, so that nothing is gained by waiting: work
-// runs at once on the thread that gives it. A clock of virtual time sees the
-// same operations and the same events, and the overlap that they leave.
+// A meta device computes nothing, so its work runs at once on the thread that
+// gives it. A clock of virtual time still sees the same operations, events and
+// overlap.
 //
 // One queue per device is the rule. A second one on the same device (for
 // copies, with a stream of its own) is ordered by events alone.
@@ -45,11 +45,11 @@ class DeviceQueue {
  public:
   using Work = std::function<void()>;
 
-  /// `num_threads`: cores for one operation. `stream`: what a clock takes the
-  /// queue for, see core/stream.h.
+  /// `num_threads`: cores for one operation. `stream`: the stream that a clock
+  /// sees, see core/stream.h.
   explicit DeviceQueue(const Device& device, int num_threads = 1,
                        int stream = kComputeStream);
-  /// Does what it was given first; errors that nobody asked for are lost.
+  /// Finishes the work that was given; errors not yet thrown are lost.
   ~DeviceQueue();
   DeviceQueue(const DeviceQueue&) = delete;
   DeviceQueue& operator=(const DeviceQueue&) = delete;
@@ -57,8 +57,8 @@ class DeviceQueue {
   const Device& device() const;
   /// Appends `work` and returns at once.
   void enqueue(Work work);
-  /// Returns when all that was given has ended; throws the first error since
-  /// the last call.
+  /// Returns when all work given has ended; throws the first error since the
+  /// last call.
   void synchronize();
 
   class State;
@@ -73,14 +73,15 @@ class DeviceQueue {
 void synchronize(const std::vector<DeviceQueue*>& queues);
 
 /// A point in the work of a queue. One that was never recorded has passed. A
-/// queue or the host that waits, waits for the last point recorded before.
+/// wait is for the point that was recorded last before it.
 class QueueEvent {
  public:
   /// Marks what `queue` has been given so far.
   void record(DeviceQueue& queue);
   /// What `queue` is given from now on runs after the event.
   void wait(DeviceQueue& queue) const;
-  /// The host waits. Throws what kept the event's queue from getting there.
+  /// The host waits. Throws the error of the event's queue, if it had one
+  /// before this point.
   void synchronize() const;
 
   class Point;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Operations that write where they are told: for gradients on their way through
+// Operations that write into a given tensor: for gradients on their way through
 // buckets and accumulators. Not recorded for backward; seen by observers like
 // any other; nothing happens on meta devices.
 
@@ -15,9 +15,9 @@ void add_into(const Tensor& target, const Tensor& value, double factor = 1);
 /// array (then a factor of 1 costs nothing), but must not overlap otherwise.
 void scale_into(const Tensor& target, const Tensor& source, double factor);
 
-/// target *= factor, also where the factor is 1: for factors that depend on
-/// values (clipping). What a step does must not, or a run on shapes could not
-/// foresee it.
+/// target *= factor, even when the factor is 1: for factors that depend on
+/// values (clipping). Which operations run must not depend on values, or a run
+/// on shapes could not predict them.
 void scale_in_place(const Tensor& target, double factor);
 
 }  // namespace shardbook

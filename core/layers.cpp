@@ -108,7 +108,7 @@ void BatchNorm::remember(const BatchNormResult& result) {
   if (!deferred) {
     return update_running(result.mean, result.variance, result.count);
   }
-  // Stays until the end of the mini-batch: no activation
+  // The sums stay until the end of the mini-batch: not activations
   MemoryScope kind(MemoryKind::kWorkspace);
   const Tensor squares =
       scale(add(result.variance, square(result.mean)), result.count);
@@ -131,8 +131,7 @@ void BatchNorm::commit() {
 
 namespace {
 
-// running = keep running + share now; the order of the sums is part of the
-// numbers.
+// running = keep running + share now; the order of operations decides the bits.
 template <typename T>
 void blend(T* running, const double* now, std::int64_t count, double keep,
            double share) {
@@ -151,7 +150,7 @@ void blend(const Tensor& running, const Tensor& now, double keep,
   } else {
     std::vector<double> values = running.to_vector<double>();
     blend(values.data(), now.data<double>(), now.numel(), keep, share);
-    // The kernel alone: this is one operation, whatever the type
+    // The kernel alone: observers have been told of one operation
     kernels::cast(RankContext::current().kernels(), DType::kF64, values.data(),
                   running.dtype(), running.raw(), running.numel());
   }
@@ -159,7 +158,7 @@ void blend(const Tensor& running, const Tensor& now, double keep,
 
 }  // namespace
 
-// One operation for both, as on a GPU: what it costs to begin is all it costs.
+// One operation updates both: on a GPU it costs hardly more than its launch.
 void BatchNorm::update_running(const Tensor& mean, const Tensor& variance,
                                double count) {
   internal::OpScope scope(

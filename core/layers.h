@@ -1,8 +1,8 @@
 #pragma once
 
-// The modules that models are made of. `name` is the path under which a
-// module will stand in its model; weights are drawn from the streams of these
-// names, so that any rank can draw any part of any weight.
+// The modules that models are made of. `name` is the module's path in its
+// model. Weights are drawn from the streams of these names, so any rank can
+// draw any part of any weight.
 
 #include <memory>
 #include <string>
@@ -101,12 +101,12 @@ class Conv2d : public ModuleOf<Conv2d> {
 ///
 /// Takes one tensor, or two: the second is added before the ReLU.
 ///
-/// A mini-batch in pieces normalises each by its own statistics. `deferred`
-/// leaves the running ones alone until `commit`, which updates them once from
-/// the sums over all pieces since the last: not when some number of pieces has
-/// been seen, for a split may give fewer. (torchgpipe's DeferredBatchNorm
-/// stores the biased variance here; this one stores the unbiased, as without
-/// pieces.) Pieces that are recomputed count once.
+/// Each piece of a split mini-batch is normalised by its own statistics. With
+/// `deferred`, the running statistics stay as they are until `commit`, which
+/// updates them once, from the sums over all pieces since the last commit.
+/// Counting pieces would not do: a split may give fewer. (torchgpipe's
+/// DeferredBatchNorm stores the biased variance here; this one stores the
+/// unbiased, as without pieces.) Pieces that are recomputed count once.
 class BatchNorm : public ModuleOf<BatchNorm> {
  public:
   BatchNorm() = default;
@@ -116,7 +116,7 @@ class BatchNorm : public ModuleOf<BatchNorm> {
   Tensors forward_all(const Tensors& inputs) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "BatchNorm"; }
-  /// The end of a mini-batch, for deferred ones; without pieces, nothing.
+  /// Ends a mini-batch of a deferred module; does nothing without pieces.
   void commit();
 
   Tensor weight;        ///< [c]
@@ -139,7 +139,7 @@ class BatchNorm : public ModuleOf<BatchNorm> {
   Tensor sum_, sum_of_squares_;  // f64 [c]
   double count_ = 0;
 };
-/// Every BatchNorm below `module`: defer its statistics, commit them.
+/// Defer or commit the statistics of every BatchNorm below `module`.
 void defer_batch_norms(Module& module, bool on = true);
 void commit_batch_norms(Module& module);
 

@@ -33,7 +33,7 @@ namespace shardbook {
 
 class Module;
 
-/// What a module shows of itself; see Module::members.
+/// Sees the members of a module; see Module::members.
 class MemberVisitor {
  public:
   virtual ~MemberVisitor() = default;
@@ -75,8 +75,8 @@ class Module {
   /// The type's name, for messages and wrapping policies.
   virtual std::string type_name() const { return "Module"; }
 
-  /// Parameters in order of definition. A tensor that stands in two places is
-  /// listed once, under its first name.
+  /// Parameters in order of definition. A tensor in two places is listed once,
+  /// under its first name.
   std::vector<NamedTensor> named_parameters();
   Tensors parameters();
   std::vector<NamedTensor> named_buffers();
@@ -86,8 +86,8 @@ class Module {
   /// Elements of all parameters.
   std::int64_t num_parameters();
 
-  /// Replaces every parameter and buffer by `replace(path, tensor)`; tensors
-  /// that stood in two places still do.
+  /// Replaces every parameter and buffer by `replace(path, tensor)`; a tensor
+  /// in two places is replaced by one tensor.
   void replace_tensors(
       const std::function<Tensor(const std::string& name,
                                  const Tensor& tensor)>& replace);
@@ -135,7 +135,7 @@ class AnyModule {
 
   Tensor operator()(const Tensor& x) { return (*module_)(x); }
   Module& operator*() const { return *module_; }
-  /// As what it is; throws std::bad_cast for another type.
+  /// The module as type M; throws std::bad_cast if it has another.
   template <typename M>
   M& as() const {
     return dynamic_cast<M&>(*module_);
@@ -154,7 +154,7 @@ struct Shard {
   std::int64_t count = 1;
   std::int64_t blocks = 1;
 
-  /// Of this part. Throws Error when the dimension does not divide.
+  /// The shape of this part. Throws Error when the dimension does not divide.
   Shape shape_of(const Shape& whole) const;
 };
 
@@ -163,8 +163,8 @@ struct InitOptions {
   std::uint64_t seed = 0;
   DType dtype = DType::kF32;
   Device device{};
-  /// The part that is made: it draws the elements that the whole one would
-  /// have there, whoever else makes the other parts.
+  /// The part to make. It draws the same elements as the whole parameter has
+  /// there.
   Shard shard{};
 };
 

@@ -86,8 +86,8 @@ Tensor linear(const Tensor& x, const Tensor& weight,
 ///   returns  [n, oh, ow, out], oh = floor((h + 2 padding - kh) / stride) + 1
 ///
 /// A product of [n oh ow, in kh kw] and [in kh kw, out]: 2 n oh ow out in kh kw
-/// flops. f64, f16 and deterministic mode write it out as that product, image
-/// by image: an image's result does not depend on the others.
+/// flops. f64, f16 and deterministic mode compute that product image by image:
+/// an image's result does not depend on the others.
 Tensor conv2d(const Tensor& x, const Tensor& weight,
               const Tensor& bias = Tensor(), std::int64_t stride = 1,
               std::int64_t padding = 0);
@@ -153,7 +153,7 @@ struct BatchNormResult {
 struct BatchNormOptions {
   double eps = 1e-5;
   SumOverRanks sum_over_ranks;
-  /// What follows in the same pass: y = relu(normalised + addend).
+  /// Computed in the same pass: y = relu(normalised + addend).
   bool relu = false;
   Tensor addend;  ///< like x, or undefined
 };

@@ -163,7 +163,7 @@ void backward_data(OpScope& scope, const Normalisation& norm, const Tensor& dz,
   }
 }
 
-/// `y` is what came out, where an addend went in: it holds the ReLU's mask.
+/// `y` is the output, kept where there was an addend: it holds the ReLU's mask.
 Tensors backward(const Normalisation& norm, const Tensor& y, bool has_addend,
                  const Tensor& dy) {
   const Tensor& x = norm.x;
@@ -208,7 +208,7 @@ BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
            "batch_norm: addend ", shape_text(addend.shape()), " for input ",
            shape_text(x.shape()));
   if (norm.shape.inner != 1 && (options.relu || addend.defined())) {
-    // Channels in the middle: one thing after the other.
+    // Channels in the middle: three operations, one after another.
     BatchNormResult plain =
         batch_norm_train(x, gamma, beta, options.eps, options.sum_over_ranks);
     if (addend.defined()) plain.y = add(plain.y, addend);

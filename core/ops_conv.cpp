@@ -55,7 +55,7 @@ kernels::ConvShape conv_shape(const Tensor& x, const Tensor& weight,
   return s;
 }
 
-/// Each pass is one product of the same size, turned.
+/// Each pass is a product of the same three sizes.
 double conv_flops(const kernels::ConvShape& s) {
   return 2.0 * static_cast<double>(s.rows()) * static_cast<double>(s.out) *
          static_cast<double>(s.depth());

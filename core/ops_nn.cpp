@@ -47,7 +47,7 @@ kernels::RandomKey next_random_key() {
   return {random.seed, stream};
 }
 
-/// Dim 0 is the batch: local rows lie in the global batch as the context says.
+/// Dim 0 is the batch; the context knows where its rows lie in the global one.
 kernels::GlobalView batch_view(const Shape& shape) {
   const BatchSlice& batch = RankContext::current().random.batch;
   kernels::GlobalView view = kernels::whole_view(shape);
@@ -82,8 +82,8 @@ Tensor embedding(const Tensor& table, const Tensor& indices) {
   }
   record("embedding", {table}, {y},
          [table, indices, table_shape](const Tensors& grads) {
-           // Later with the others: a table that is also the head's weight
-           // gets its sums in the order of backward
+           // Put off like the others: a table that is also the head's weight
+           // must sum its gradients in the order of backward
            auto compute = [table, indices, table_shape, dy = grads[0]] {
              Tensor dtable = Tensor::zeros(table.shape(), table.options());
              OpScope scope("embedding", count(dy),

@@ -36,7 +36,7 @@ struct OptimizerOptions {
   double eps = 1e-8;
 };
 
-/// What an optimizer keeps for one parameter (or slice).
+/// The state that an optimizer keeps for one parameter (or slice).
 struct OptimizerSlot {
   std::int64_t step = 0;
   /// SGD: momentum. Adam: first and second moment. Flat, in f32 (f64 for f64).
@@ -52,7 +52,7 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   /// Updates every parameter that has a gradient; the others stay untouched,
-  /// state included. Gradients count `grad_scale` times.
+  /// state included. Gradients are multiplied by `grad_scale`.
   void step(double grad_scale = 1);
   /// The same for parameter `index` with a gradient given here.
   void step_one(std::size_t index, const Tensor& grad, double grad_scale = 1);
@@ -97,8 +97,8 @@ LrSchedule make_schedule(const std::string& name, std::int64_t warmup,
 
 /// Square root of the sum of squares over all gradients; added in f64.
 double grad_norm(const Tensors& parameters);
-/// What gradients of this norm are multiplied by, for a norm of at most
-/// max_norm: max_norm / (norm + 1e-6) where that is below 1, else 1.
+/// The factor that brings gradients of this norm to at most max_norm:
+/// max_norm / (norm + 1e-6) where that is below 1, else 1.
 double clip_factor(double norm, double max_norm);
 /// Scales all gradients by clip_factor; returns the norm before.
 /// torch.nn.utils.clip_grad_norm_.

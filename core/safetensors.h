@@ -9,21 +9,21 @@
 //                 "data_offsets":[0,8]}, "__metadata__":{...}}
 //
 // Nothing here knows of tensors: an entry says where bytes lie and what they
-// mean, and whoever loads a model copies them from there.
+// mean, and the code that loads a model copies them from there.
 //
 //   SafetensorsFile file = SafetensorsFile::open("model.safetensors");
 //   const SafetensorsEntry& entry = file.find("wte.weight");
 //   std::memcpy(weights, file.data(entry), entry.end - entry.begin);
 //
 // Reading. A file is validated completely before the first byte of data is
-// handed out, and mapped rather than copied. Pages are read when touched, so
-// that a rank that wants one shard reads one shard. A mapped file must not be
-// cut short by others; the writers here never do that, they replace files.
+// handed out, and mapped rather than copied. Pages are read when touched, so a
+// rank that needs one shard reads one shard. A mapped file must not be cut
+// short by others; the writers here replace files and never cut them.
 //
 // Writing. A file appears under its name whole or not at all: it is written
 // under a temporary name in the same folder, synced, and renamed. When any of
-// this fails, the temporary file is removed, what stood there before stays as
-// it was, and the Error names the path and the cause.
+// this fails, the temporary file is removed, the previous file stays as it was,
+// and the Error names the path and the cause.
 //
 // Threads: const members may be called from several threads at once. Copies of
 // a reader share one mapping, which lives as long as the last of them.
@@ -64,10 +64,10 @@ class SafetensorsFile {
   /// Maps the file and validates it. Cost: reads the header only.
   ///
   /// Throws shardbook::Error, which names the path, the tensor, the value and
-  /// what is allowed, when the file cannot be read; when the header is not
-  /// 1 to 100 000 000 bytes of JSON; when a key is missing, unknown, twice
-  /// there or of the wrong type; when a shape and its byte range disagree; or
-  /// when the ranges overlap or do not cover the data section exactly.
+  /// what is allowed, when the file cannot be read; when the header is not 1 to
+  /// 100 000 000 bytes of JSON; when a key is missing, unknown, repeated or of
+  /// the wrong type; when a shape and its byte range disagree; or when the
+  /// ranges overlap or do not cover the data section exactly.
   static SafetensorsFile open(const std::string& path);
 
   /// The same for bytes in memory, which must outlive the result and all its
@@ -105,8 +105,9 @@ struct SafetensorsItem {
   const void* data = nullptr;
 };
 
-/// Writes one file atomically. Larger elements come first, else the order is
-/// that of `items`: then every tensor is aligned to its element.
+/// Writes one file atomically. Tensors with larger elements come first,
+/// otherwise in the order of `items`, so every tensor is aligned to its
+/// element.
 ///
 /// Throws Error when a name is empty, repeated, reserved or not UTF-8, when a
 /// size is negative or too large, or when the file cannot be written.

@@ -37,7 +37,7 @@ bool is_plain_file_name(const std::string& name) {
 }
 
 /// Listens to the JSON parser: keeps weight_map and metadata.total_size, and
-/// passes over whatever else a manifest says.
+/// skips everything else.
 class IndexReader : public Json::json_sax_t {
  public:
   IndexReader(const std::string& label, SafetensorsIndex* index)
@@ -81,7 +81,7 @@ class IndexReader : public Json::json_sax_t {
   }
 
   bool key(std::string& name) override {
-    // Twice the same key matters where one of the two would be lost.
+    // A repeated key is an error only where one of the two would be lost.
     if (path_.size() == 1) {
       SB_CHECK(top_keys_.insert(name).second, label_, ": key ", quote(name),
                " appears twice");
@@ -124,7 +124,7 @@ class IndexReader : public Json::json_sax_t {
     return path_.size() == 2 && path_[0] == "weight_map";
   }
 
-  /// Checks that a value of no interest stands where that is allowed.
+  /// Checks that a value that we skip is in a place where it is allowed.
   bool value(const char* what) const {
     SB_CHECK(!path_.empty(), label_, ": the manifest is ", what,
              "; it must be an object");
@@ -312,7 +312,7 @@ void CheckpointReader::Impl::add_indexed() {
              ", which does not hold it");
     file_of.emplace(name, number);
   }
-  // A file may hold more than the manifest names; that is not ours to read.
+  // A file may hold more than the manifest names; skip the rest.
   for (const auto& [file, number] : opened) {
     for (const SafetensorsEntry& entry : files[number].entries()) {
       const auto found = file_of.find(entry.name);

@@ -14,9 +14,9 @@
 //   }
 //   ready.wait();                                  // what follows may use it
 //
-// On the CPU an operation is done when it returns, so that every event has
-// passed when it is recorded. Observers see streams and events: a clock of
-// virtual time (sim/) makes the difference visible.
+// On the CPU an operation is done when it returns, so every event has passed
+// when it is recorded. Observers see streams and events: a clock of virtual
+// time (sim/) makes the difference visible.
 
 #include "core/context.h"
 
@@ -48,7 +48,7 @@ class Event {
       observer->on_event_record(context.stream, time_s_);
     }
   }
-  /// What the current stream is given from now on runs after the event.
+  /// Work that the current stream is given from now on runs after the event.
   void wait() const {
     RankContext& context = RankContext::current();
     for (Observer* observer : context.observers()) {

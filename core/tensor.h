@@ -98,7 +98,7 @@ class Tensor {
 
   /// Address of the first element; null on meta and for empty tensors. To read
   /// or write after another operation has used the tensor, ask again:
-  /// convolutions keep copies of a weight for as long as nobody asks.
+  /// convolutions keep copies of a weight until somebody asks for its address.
   void* raw() const;
   /// The same as T*; throws when T is not the dtype's C++ type.
   template <typename T>
@@ -138,8 +138,8 @@ class Tensor {
   /// For leaves only.
   const Tensor& set_requires_grad(bool on = true) const;
   bool is_leaf() const;
-  /// Says that this result of an operation stands in a parameter's place (a
-  /// replica's copy): what backward computes for it is booked as a gradient.
+  /// Marks this result of an operation as a stand-in for a parameter (a
+  /// replica's copy): the memory of its gradient is booked as a gradient.
   const Tensor& set_stands_for_parameter() const;
   bool stands_for_parameter() const;
   /// Undefined until a backward has reached this tensor.

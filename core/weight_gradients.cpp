@@ -37,7 +37,7 @@ void WeightGradients::pop() {
       entries[j] = Entry();
     }
     autograd::accumulate_gradient(entries[i].weight, std::move(grad));
-    // What it kept is free for the next one
+    // Free the memory that this entry kept before the next one computes
     entries[i] = Entry();
   }
 }

@@ -2,10 +2,10 @@
 
 // Weight gradients put off.
 //
-// The backward of a linear layer makes two gradients: of its input, for which
-// the stage before is waiting, and of its weight, for which nobody is. With a
-// store installed, operations compute the first at once and leave the second
-// here:
+// The backward of a linear layer computes two gradients: of its input, for
+// which the stage before is waiting, and of its weight, for which nobody is.
+// With a store installed, operations compute the first at once and leave the
+// second here:
 //
 //   WeightGradients later;
 //   {
@@ -17,8 +17,8 @@
 //   later.pop();                         // the oldest micro-batch's weights
 //
 // Gradients of biases and norms are cheap and computed at once. Those put off
-// are accumulated in the order of backward, micro-batch by micro-batch, so that
-// sums have the same bits as without the store.
+// are accumulated in the order of backward, micro-batch by micro-batch, so sums
+// have the same bits as without the store.
 //
 // A leaf whose gradient waits here is NOT complete when backward returns:
 // clipping, hooks that communicate, and the optimizer wait for the last pop.
@@ -46,7 +46,7 @@ class WeightGradients {
   void pop();
   /// Closed lists that wait.
   std::size_t size() const { return closed_.size(); }
-  /// Nothing waits, in closed lists or the open one.
+  /// True when nothing waits, in closed lists or the open one.
   bool empty() const { return closed_.empty() && open_.empty(); }
 
  private:

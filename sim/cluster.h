@@ -1,6 +1,6 @@
 #pragma once
 
-// A cluster that is not there: devices, links and how they hang together.
+// The description of a cluster: devices, links and how they are connected.
 //
 //   Cluster cluster = Cluster::read("dgx-a100");      // a preset
 //   Cluster cluster = Cluster::read("my-cluster.json");
@@ -15,8 +15,8 @@
 //    "network": {"nics_per_node": 1, "bandwidth_Gb_per_s": 100}}
 //
 // A file may extend a preset or another file (relative to itself), and its
-// "device" and "host" may be names or objects, which may extend devices: what
-// a file does not say stays as it is there.
+// "device" and "host" may be names or objects, which may extend devices: keys
+// that a file leaves out keep their values.
 
 #include <cstdint>
 #include <map>
@@ -36,8 +36,8 @@ enum class Trust {
 /// "calibrated", "interpolated", "extrapolated".
 const char* trust_name(Trust trust);
 
-/// What one operation was measured to take: fixed_s + flops * s_per_flop +
-/// bytes * s_per_byte.
+/// The measured time of one operation: fixed_s + flops * s_per_flop + bytes *
+/// s_per_byte.
 struct MeasuredOperation {
   double fixed_s = 0;
   double s_per_flop = 0;
@@ -61,8 +61,8 @@ struct DeviceSpec {
   double max_matmul_efficiency = 1;
   /// Length of k at which a product reaches half of that.
   double half_k = 0;
-  /// Matrix units want n and k in multiples of so many bytes; what does not
-  /// fit runs at this share of its speed.
+  /// Matrix units need n and k in multiples of `alignment_bytes`; other
+  /// products run at this share of the speed.
   int alignment_bytes = 16;
   double misaligned_efficiency = 1;
   /// Share of the peak that attention in one kernel reaches.
@@ -86,19 +86,21 @@ struct LinkSpec {
   /// Of one step of a collective, or of a message, from device to device.
   double latency_s = 0;
   double bytes_per_s = 0;  ///< each way, by the data sheet
-  /// Share of that which large messages reach.
+  /// Share of bytes_per_s that large messages reach.
   double efficiency = 1;
   /// Before the first byte of a collective: launch, and meeting the peers.
   double start_s = 0;
   /// The same for NCCL's protocol LL128, and the share of `speed()` that LL128
-  /// reaches. 0: nobody has measured them; typical figures stand in, and each
-  /// collective has the protocol that is fastest, not the one that NCCL takes.
+  /// reaches. 0: not measured; typical figures are used, and each collective
+  /// gets the fastest protocol instead of NCCL's choice.
   double ll128_start_s = 0;
   double ll128_share = 0.7;
-  /// What NCCL expects of this link when it chooses a protocol; 0: `speed()`.
+  /// The bandwidth that NCCL expects of this link when it chooses a protocol;
+  /// 0: `speed()`.
   double nccl_bytes_per_s = 0;
-  /// In a ring, each piece ends in a step that only receives. What this step
-  /// costs beyond what hides behind the pieces before and after, in steps.
+  /// In a ring, each piece ends in a step that only receives. This is the part
+  /// of its cost, in steps, that does not hide behind the pieces before and
+  /// after.
   double last_step = 0;
   /// The switch sums (NVLink SHARP, InfiniBand SHARP) at so many bytes per
   /// second into each device or NIC; 0: it does not.

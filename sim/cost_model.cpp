@@ -21,7 +21,7 @@ constexpr int kMaxHalvings = 3;
 /// Few tiles and a long k: parts of k are summed side by side, then added.
 constexpr int kMaxSplits = 8;
 constexpr double kMinSplitK = 256;
-/// Smaller products than this are launched faster than they are understood.
+/// Times of smaller products than this are interpolated at best.
 constexpr double kCalibratedFlops = 1e9;
 
 struct Peak {
@@ -134,8 +134,8 @@ double unfused_attention_seconds(const DeviceSpec& device,
              passes * pairs * static_cast<double>(dtype_bytes(event.dtype)));
 }
 
-/// What the device's file says of this operation, of all products or of
-/// everything else; null where it says nothing.
+/// The device's measurement for this operation, for all products or for
+/// everything else; null where there is none.
 const MeasuredOperation* measured_operation(const DeviceSpec& device,
                                             const OpEvent& event) {
   if (device.operations.empty()) return nullptr;

@@ -13,7 +13,7 @@
 // sums in the switch) and the protocol (LL, LL128, Simple: less latency for
 // less bandwidth) that is fastest, as NCCL chooses. Groups that cross nodes
 // share the network with the other devices of their nodes: all of them are
-// taken to communicate at the same time, and share evenly.
+// assumed to communicate at the same time, and share evenly.
 //
 // A model is read-only once made, and may be used from any thread.
 
@@ -30,8 +30,8 @@ namespace shardbook::sim {
 struct Cost {
   double seconds = 0;
   Trust trust = Trust::kInterpolated;
-  /// What was chosen: "ring, LL128"; for operations what bounds them:
-  /// "matrix units", "memory", "kernel".
+  /// The choice: "ring, LL128"; for operations the bound: "matrix units",
+  /// "memory", "kernel".
   const char* how = "";
 };
 
@@ -42,15 +42,15 @@ class CostModel {
   explicit CostModel(Cluster cluster);
   const Cluster& cluster() const { return cluster_; }
 
-  /// Time of one operation on the device of a rank, without faults and
-  /// jitter; on the host where `on_host`, of which a rank has its share: the
-  /// ranks of a node are taken to use it at the same time.
+  /// Time of one operation on the device of a rank, without faults and jitter.
+  /// With `on_host`, on the rank's share of the host: the ranks of a node are
+  /// assumed to use it at the same time.
   Cost operation(const OpEvent& event, bool on_host = false) const;
 
   /// Time of one collective from the moment that all members have joined.
   /// `bytes`: CommRecord's numel times the size of an element; `ranks`: the
   /// world ranks of the group. send and recv: from the first to the second.
-  /// Takes O(P log P). Throws Error when a rank is not on the cluster.
+  /// Cost: O(P log P). Throws Error when a rank is not on the cluster.
   Cost collective(CommOp op, double bytes, const std::vector<int>& ranks) const;
   /// Time of one message between two ranks.
   Cost message(double bytes, int from, int to) const;

@@ -20,7 +20,7 @@ std::vector<int> representatives_of(const std::vector<int>& all,
   return result;
 }
 
-// Differs for calls that do not match; exact in f64.
+// A number that differs for calls that do not match, exact in f64.
 double digest(const CommCall& call) {
   std::size_t hash = static_cast<std::size_t>(call.op);
   const auto mix = [&hash](std::int64_t value) {
@@ -78,7 +78,7 @@ EmulatedGroup::EmulatedGroup(std::shared_ptr<ProcessGroup> inner,
       clock_(clock),
       representatives_(std::move(representatives)) {}
 
-// The texts of those who run, as if all had run.
+// The texts of all members, from those of the ranks that run.
 std::vector<std::string> EmulatedGroup::unfolded(
     std::vector<std::string> texts) const {
   if (!is_folded() || texts.empty()) return texts;
@@ -105,8 +105,8 @@ void EmulatedGroup::abort(const std::string& reason) { inner_.abort(reason); }
 
 // --- Collectives -------------------------------------------------------------
 
-// Lines are free when time begins again, and busy for as much longer as the
-// clock has skipped.
+// Lines are free when time begins again. When the clock skips time, they are
+// busy for as much longer.
 void EmulatedGroup::follow_clock() {
   if (epoch_ != clock_.epoch()) {
     epoch_ = clock_.epoch();
@@ -313,7 +313,7 @@ Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
     event.queue = "recv " + name();
     event.peer = world_rank(from);
     event.message = static_cast<std::int64_t>(values[2]);
-    // On the wire; what waits for its receiver is no longer communication
+    // The time on the wire; waiting for the receiver is not communication
     const double begin = event.begin_s = values[0];
     const double end = event.end_s = values[1];
     clock_.add_message(
@@ -339,7 +339,7 @@ std::shared_ptr<ProcessGroup> EmulatedGroup::do_subgroup(
                                            std::move(world_ranks), name,
                                            std::vector<int>());
   }
-  // Those who run in the members' places, each once.
+  // The ranks that run in the members' places, each once.
   const std::vector<int> running =
       representatives_of(representatives_, members);
   std::vector<int> distinct = running;

@@ -2,20 +2,21 @@
 
 // Virtual time around any process group.
 //
-// Data travel through the group inside, as ever. Beside each call travels the
-// time at which its data were ready: the members agree on the latest, add what
-// the call costs, and that is when it ended for all of them.
+// Data travel through the inner group as usual. Each call also carries the time
+// at which its data were ready: the members agree on the latest, add the cost
+// of the call, and get the time at which it ended for all of them.
 //
 //   rank 0   ready 3 ms  \.
 //   rank 1   ready 5 ms   } all begin at 5 ms, or when the group's last call
 //   rank 2   ready 4 ms  /  has ended; all end `cost` later
 //
-// Times are exchanged as data, so that they do not depend on which thread comes
+// Times are exchanged as data, so they do not depend on which thread comes
 // first, and need no common memory: ranks may be threads, fibers or processes.
 //
 // Folding. Ranks that do the same on data of the same shapes need not all run.
-// A group may have more members than the group inside: `representatives` says
-// who runs in the place of each. Costs, ledger and errors know the true size.
+// A group may have more members than the inner group: `representatives` names
+// the rank that runs in place of each. Costs, ledger and errors know the true
+// size.
 
 #include <deque>
 #include <map>
@@ -83,8 +84,7 @@ class EmulatedGroup : public ProcessGroup {
   ProcessGroup& inner_;
   VirtualClock& clock_;
   std::vector<int> representatives_;
-  /// Where times lie while they travel: not on the rank's device, whose memory
-  /// is counted.
+  /// Holds times while they travel: the memory of the rank's device is counted.
   Device clock_memory_ = Device::cpu();
   /// Collectives whose end is not known yet, in the order of their issue.
   std::deque<std::shared_ptr<Pending>> pending_;

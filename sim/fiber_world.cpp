@@ -12,7 +12,7 @@
 #include "core/context.h"
 
 #ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/asan_interface.h>
 #endif
 #ifdef __SANITIZE_THREAD__
 #include <sanitizer/tsan_interface.h>
@@ -23,15 +23,20 @@ namespace {
 
 namespace context = boost::context;
 
-// Pages are taken when they are touched, so that the size costs addresses only.
+// Pages are allocated when touched, so the size costs addresses only.
 constexpr std::size_t kStackBytes = 1 << 20;
 
 // Sanitizers watch stacks and threads, and must be told of each change.
 class Switch {
  public:
-  // `bottom`, `bytes`: the stack that this fiber runs on; none for the thread's.
+  // `bottom`, `bytes`: this fiber's stack; none for the thread's own.
   Switch(const void* bottom, std::size_t bytes)
       : bottom_(bottom), bytes_(bytes) {
+#ifdef __SANITIZE_ADDRESS__
+    // A fiber never returns from its first frame. What the sanitizer marked
+    // around the variables of such frames stays, wherever the memory goes next.
+    ASAN_UNPOISON_MEMORY_REGION(bottom, bytes);
+#endif
 #ifdef __SANITIZE_THREAD__
     thread_fiber_ =
         bottom == nullptr ? __tsan_get_current_fiber() : __tsan_create_fiber(0);
@@ -45,7 +50,7 @@ class Switch {
   Switch(const Switch&) = delete;
   Switch& operator=(const Switch&) = delete;
 
-  // Before the thread leaves this stack (for ever: `ends`) for `other`'s.
+  // Call before the thread leaves this stack for `other`'s (`ends`: for ever).
   void leave_for([[maybe_unused]] const Switch& other,
                  [[maybe_unused]] bool ends = false) {
 #ifdef __SANITIZE_ADDRESS__
@@ -56,7 +61,7 @@ class Switch {
     __tsan_switch_to_fiber(other.thread_fiber_, 0);
 #endif
   }
-  // When it has come (back) from `other`'s.
+  // Call when the thread has arrived from `other`'s stack.
   void arrive_from([[maybe_unused]] Switch& other) {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(fake_stack_, &other.bottom_, &other.bytes_);
@@ -99,7 +104,7 @@ class Scheduler {
     make_ready(rank);
   }
 
-  // Until all have ended. False when all that are left wait.
+  // Runs ranks until all have ended; false when all that are left wait.
   bool run() {
     while (!ready_.empty()) {
       const int rank = ready_.front();
@@ -137,8 +142,8 @@ class Scheduler {
  private:
   struct Rank {
     std::unique_ptr<Switch> stack;
-    context::fiber fiber;      // where to go on
-    context::fiber scheduler;  // where to go when it waits
+    context::fiber fiber;      // where the rank goes on
+    context::fiber scheduler;  // where the thread goes when the rank waits
     RankContext* context = nullptr;
     bool is_ready = false;
     bool has_ended = false;

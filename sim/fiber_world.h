@@ -4,13 +4,13 @@
 //
 // Each rank is a fiber (Boost.Context): a function with a stack of its own that
 // runs until it must wait for another rank, and then hands the thread on. Ranks
-// that may go on stand in a queue, so that the order is always the same.
+// that may go on wait in a queue, so their order is always the same.
 //
 //   rank 0   run | all_reduce: wait |                      | run ...
 //   rank 1                          | run | all_reduce: ok | run ...
 //
 // Messages are those of the threads backend: only the way to sleep differs.
-// Tensors may be real; in the world `sim` they are on meta devices.
+// Tensors may be real; in the `sim` world they are on meta devices.
 
 #include <functional>
 
@@ -21,8 +21,8 @@ namespace shardbook::sim {
 
 /// Runs `body` once per rank, each as a fiber with a RankContext on its own
 /// `meta:r` device (or `cpu:r`), and returns when all have ended. Failures are
-/// reported as by run_ranks; ranks that all wait for each other are a deadlock,
-/// named as such.
+/// reported as by run_ranks; ranks that all wait for each other are reported as
+/// a deadlock.
 void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
                 const LaunchOptions& options = {}, bool on_meta = true);
 

@@ -10,9 +10,9 @@
 namespace shardbook::sim {
 namespace {
 
-// Below this many, running all of them costs less than finding out.
+// Running fewer than this costs less than finding out whether they repeat.
 constexpr std::int64_t kFewest = 6;
-// If it has not settled by now, it will not.
+// Times that have not settled by then never will.
 constexpr std::int64_t kLongestSettling = 12;
 
 // The time by which all queues that are in use moved; negative where they

@@ -1,6 +1,6 @@
 #pragma once
 
-// Work that repeats is simulated until it does, and then multiplied.
+// Repeated work is simulated until its times repeat, and then multiplied.
 //
 //   repeat(world, num_micro_batches, [&](std::int64_t i) { ... });
 //

@@ -81,7 +81,8 @@ class Search {
     }
   }
 
-  /// Beyond this the best so far stands: larger meshes than any that exists.
+  /// The search ends with the best so far; no mesh that exists needs more
+  /// steps.
   static constexpr long kMaxSteps = 2'000'000;
 
   Links links_;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Rings over a mesh of links, which is what bounds collectives on machines
-// without a switch.
+// Rings over a mesh of links: they bound collectives on machines without a
+// switch.
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the ranks did in virtual time.
+// The ranks' work in virtual time, as events.
 
 #include <array>
 #include <cstdint>
@@ -41,7 +41,7 @@ struct MemorySample {
   }
 };
 
-/// What travelled over one kind of link, sent by this rank.
+/// The bytes that this rank sent over one kind of link.
 struct LinkBytes {
   std::string link;  ///< "nvlink", "network", "pcie"
   double bytes = 0;

@@ -41,7 +41,7 @@ std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
   std::vector<TimelineEvent> joined;
   std::int64_t count = 0;
   for (const TimelineEvent& event : events) {
-    // What is done for different things, such as micro-batches, stays apart.
+    // Events of different labels, such as two micro-batches, stay apart.
     const bool joins = !joined.empty() &&
                        joined.back().category == event.category &&
                        joined.back().label == event.label &&
@@ -62,7 +62,7 @@ std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
   return joined;
 }
 
-// Within a short time, the fullest sample and what stays.
+// Of each short time, the fullest sample and the last.
 std::vector<MemorySample> thin_memory(const std::vector<MemorySample>& all,
                                       double shortest_s) {
   std::vector<MemorySample> kept;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The last step of a run as compact JSON: "virtual.timeline" in what a chapter
-// prints under --format json, and what report.html draws.
+// The last step of a run as compact JSON: "virtual.timeline" in a chapter's
+// output under --format json, which report.html draws.
 //
 //   {"world_size": 4, "step_s": 0.0013, "num_steps": 1,
 //    "ops": [["matmul", "", "forward"], ["all_reduce", "bucket 0", "comm"]],
@@ -12,8 +12,8 @@
 //                  "events": [[0, 0, 41000, 1024, 65536], ...]}],
 //      "memory": [[0, 4096, 0], [41000, 4096, 1024], ...]}]}
 //
-// An event is [op, begin, end, bytes, flops, peer, message], where op counts
-// in "ops" and what is 0 (peer and message: -1) at the end is left out. A
+// An event is [op, begin, end, bytes, flops, peer, message], where op is an
+// index into "ops" and zeros at the end (peer and message: -1) are left out. A
 // sample is a time and the bytes of each kind. Times are whole nanoseconds
 // since the begin of the step.
 

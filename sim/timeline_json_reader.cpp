@@ -13,7 +13,7 @@ using Json = nlohmann::json;
 constexpr std::int64_t kMost = std::int64_t{1} << 62;
 constexpr std::int64_t kMostRanks = 10'000'000;
 
-// A value that knows where it stands.
+// A JSON value with its path, for messages.
 
 class Node {
  public:

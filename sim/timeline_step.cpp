@@ -144,10 +144,10 @@ RankTimeline cut(const RankTimeline& rank, const Window& window) {
     kept.end_s = std::min(event.end_s - window.begin_s, length_s);
   }
   for (const MemorySample& sample : rank.memory) {
-    // What happens at the end belongs to what follows.
+    // A sample at the end belongs to the next step.
     if (sample.time_s >= window.end_s) break;
     const double time_s = std::max(sample.time_s - window.begin_s, 0.0);
-    // Of what was before, the last is what stays.
+    // Of the samples before the window, the last one counts.
     if (sample.time_s <= window.begin_s) step.memory.clear();
     step.memory.push_back(sample);
     step.memory.back().time_s = time_s;

@@ -44,7 +44,7 @@ struct StepView {
 /// Events that reach beyond the view end at its border, and memory starts with
 /// what was in use when it begins. Two ranks are alike when queues, operations
 /// and bytes are equal and times differ by at most a millionth of the step;
-/// whom they talk to does not matter.
+/// their peers do not matter.
 ///
 /// Cost: ranks times groups, in comparisons that mostly end early.
 StepView last_step(const std::vector<RankTimeline>& timelines);

@@ -80,7 +80,7 @@ std::string cell_text(const Cell& cell, double cell_s, const TextStyle& style) {
       kCategories[static_cast<std::size_t>(most - cell.begin())];
   double busy_s = 0;
   for (const double seconds : cell) busy_s += seconds;
-  // Half, but for the rounding of sums.
+  // A half, less the rounding of sums.
   const bool small = busy_s < 0.499999 * cell_s;
   const char letter = small ? static_cast<char>(std::tolower(category.letter))
                             : category.letter;

@@ -24,7 +24,7 @@ struct TextStyle {
   bool utf8 = false;   ///< a middle dot for idle time
 };
 
-/// What standard output shows: its width; colour when it is a terminal and
+/// The style for standard output: its width; colour when it is a terminal and
 /// NO_COLOR is unset or empty; UTF-8 when the locale says so.
 TextStyle terminal_style();
 

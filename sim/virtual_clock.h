@@ -10,12 +10,12 @@
 //
 // The clock watches the rank's operations. Each one costs the host a launch,
 // and begins on its queue when the host has issued it and the queue is free. A
-// message is issued at the time that its queue has come to (it needs what was
-// computed before), and a wait for it holds the waiting queue back until it has
-// ended. Overlap is not put in anywhere: it comes out.
+// message is issued at the time that its queue has reached (it needs the
+// results computed before), and a wait for it holds the waiting queue back
+// until it has ended. No overlap is assumed anywhere: it is a result.
 //
-// Nothing here depends on wall time, so that the same program gives the same
-// times on any machine, however busy.
+// Nothing here depends on wall time, so the same program gives the same times
+// on any machine, however busy.
 
 #include <cstdint>
 #include <memory>
@@ -25,96 +25,15 @@
 
 #include "core/context.h"
 #include "sim/cost_model.h"
+#include "sim/device_clock.h"
 #include "sim/timeline.h"
 
 namespace shardbook::sim {
 
-/// The queues of one device and of the thread that feeds it.
-class DeviceClock {
- public:
-  /// What a step has added up so far.
-  struct StepSums {
-    double busy_s = 0;
-    double forward_s = 0;  ///< the part of busy_s that forwards take
-    double exposed_s = 0;
-    double bubble_s = 0;
-    std::vector<LinkBytes> links;
-  };
-
-  DeviceClock(const CostModel& model, int rank, Device device);
-
-  /// When the next work on `stream` could begin.
-  double ready(int stream) const;
-  double& queue(int stream);
-  double& host() { return host_; }
-  /// All that was issued has ended.
-  double now() const;
-
-  /// Puts work of `seconds` on a queue, not before `earliest_s`.
-  void run(const OpEvent& event, double seconds, double earliest_s = 0);
-  /// Holds a queue back for a message that is sent at `sent_s` and arrives at
-  /// `until_s`.
-  void wait_message(int stream, double sent_s, double until_s);
-  /// Holds a queue back for work on another queue of this device.
-  void wait_event(int stream, double until_s);
-  /// A copy to or from this device is on its way: whoever waits for it waits
-  /// for a message. Before `begin_s`, the wait is a bubble from `from_s` on.
-  void note_copy(double from_s, double begin_s, double end_s);
-  /// What the operations to come are for: "micro-batch 3".
-  void set_label(std::string label) { label_ = std::move(label); }
-  void add(TimelineEvent event);
-  void count_link(const std::string& link, double bytes);
-  void on_memory(MemoryKind kind, std::int64_t bytes);
-  /// Steps begin, at time 0.
-  void begin_steps();
-  void end_step(double at_s);
-  /// Factor of the next operation: faults and jitter.
-  double slowdown();
-  /// All that repeats when work does: the times of queues and host, and what
-  /// this step has added up. Adding `times` differences of two states moves on
-  /// as if the work between them had been done so often again.
-  struct State {
-    std::vector<double> times;
-    StepSums sums;
-  };
-  State state() const;
-  void advance(const State& from, const State& to, std::int64_t times);
-
-  int rank() const { return rank_; }
-  const Device& device() const { return device_; }
-  const RankTimeline& timeline() const { return timeline_; }
-  TimeSummary summary() const;
-  /// Keep events and memory samples (the default), or times only.
-  void set_records_events(bool on) { records_events_ = on; }
-
- private:
-  /// A message, as the queues that wait for it see it: missing until `sent_s`,
-  /// then on the wire.
-  struct Passage {
-    double from_s, sent_s, until_s;
-  };
-  void hold(int stream, double begin_s, double end_s, const char* category);
-
-  const CostModel& model_;
-  int rank_;
-  Device device_;
-  std::vector<double> queues_;
-  /// Messages that queues other than `compute` wait for; `compute` may wait for
-  /// those queues.
-  std::vector<Passage> passages_;
-  std::string label_;
-  double host_ = 0;
-  bool records_events_ = true;
-  std::uint64_t num_ops_ = 0;
-  RankTimeline timeline_;
-  std::vector<StepSums> steps_;
-  std::array<std::int64_t, kNumMemoryKinds> bytes_{};
-};
-
 /// Watches a rank: give it to RankContext::add_observer. A process that feeds
 /// several devices (DataParallel) has one clock for all of them. Safe to call
-/// from the rank's worker threads; the result does not depend on their order
-/// as long as the program orders what depends on each other.
+/// from the rank's worker threads; the result does not depend on their order as
+/// long as the program orders operations that depend on each other.
 class VirtualClock : public Observer {
  public:
   /// The rank's device; its rank places it in the cluster.
@@ -137,14 +56,14 @@ class VirtualClock : public Observer {
   /// are ready.
   double issue_message();
   /// The current stream waits for a message from `begin_s` to `end_s`. Where
-  /// the cores that compute also communicate, what was computed meanwhile takes
-  /// as much longer.
+  /// the same cores compute and communicate, the operations computed meanwhile
+  /// take that much longer.
   void wait_message(double begin_s, double end_s);
-  /// Notes a message that took place, and what it sent over which link.
+  /// Records a message, and the bytes that it sent over `link`.
   void add_message(TimelineEvent event, const std::string& link, Trust trust);
 
-  /// The first training step begins, on all ranks at time 0: what was before
-  /// does not count.
+  /// The first training step begins, on all ranks at time 0: earlier work does
+  /// not count.
   void begin_steps();
   /// How often time has begun again: lines that were busy before are free.
   int epoch() const { return epoch_; }
@@ -184,8 +103,8 @@ class VirtualClock : public Observer {
   double skipped_s_ = 0;
 };
 
-/// Says on the timeline what this rank's operations are for, for the lifetime
-/// of the scope: "micro-batch 3". Does nothing where no virtual time is kept.
+/// Labels this rank's operations on the timeline for the lifetime of the scope:
+/// "micro-batch 3". Does nothing where no virtual time is kept.
 class ActivityScope {
  public:
   explicit ActivityScope(const std::string& label);

@@ -11,7 +11,8 @@
 namespace shardbook::sim {
 namespace {
 
-// Who runs: the first rank of each class, and whose place each rank takes.
+// Which ranks run (the first of each class), and which of them runs in place of
+// each rank.
 struct Folding {
   std::vector<int> running;          // world ranks
   std::vector<int> representatives;  // index into `running`, by world rank

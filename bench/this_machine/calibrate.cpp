@@ -26,7 +26,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// One operation of a step, and what it took in each step.
+// One operation of a step, and its seconds in each step.
 struct Slot {
   OpEvent event;
   std::vector<double> seconds;
@@ -64,8 +64,8 @@ struct Size {
   std::int64_t batch, seq;
 };
 
-// Around the sizes of gpt-nano and mlp, and never the same. As deep as they
-// are, since what a step keeps for backward pushes the rest out of the caches.
+// Sizes near those of gpt-nano and mlp, and never the same. The depth is
+// theirs, since the tensors kept for backward push the rest out of the caches.
 const std::vector<Size> kSizes = {
     {"gpt2", 48, 4, 4, 28, 48}, {"gpt2", 48, 4, 4, 14, 56},
     {"gpt2", 56, 4, 4, 24, 72}, {"gpt2", 72, 4, 4, 26, 60},
@@ -227,7 +227,7 @@ std::vector<OperationFit> measure_operations() {
     }
   };
   for (const Size& size : kSizes) add(record(size), {});
-  // Images add what language models do not have.
+  // Image models add the operations that language models do not have.
   std::set<std::pair<std::string, Phase>> known;
   for (const auto& [key, list] : samples) known.insert(key);
   for (const ImageSize& size : kImageSizes) add(record(size), known);

@@ -1,8 +1,8 @@
 #pragma once
 
-// What one core of this machine takes for each operation, and its ranks for
-// each message: measured on models and sizes other than those that are
-// predicted from it.
+// The time that one core of this machine takes for each operation, and its
+// ranks for each message, measured on other models and sizes than those that
+// are predicted from it.
 
 #include <string>
 #include <vector>
@@ -32,8 +32,8 @@ Fit fit(const std::vector<Sample>& samples);
 struct FitByBoth {
   double fixed_s = 0, per_unit_s = 0, per_byte_s = 0;
 };
-/// The non-negative one with the least sum of squared errors, each in parts of
-/// the square root of what was measured: long operations count more.
+/// The non-negative fit with the least sum of squared errors, each divided by
+/// the square root of the measured time: long operations count more.
 FitByBoth fit_by_both(const std::vector<Sample>& samples);
 
 struct OperationFit {

@@ -30,7 +30,7 @@ struct Run {
   std::string program;  ///< "00_single_device/ch00_single_device"
   int ranks = 1;
   std::string variant = "";
-  /// Beside those that all runs have, and --variant.
+  /// Options beside --variant and those of all runs.
   std::vector<std::string> options = {};
 };
 
@@ -53,7 +53,7 @@ const std::vector<Run> kRuns = {
     {"06_1f1b/ch06_1f1b", 1},
     {"06_1f1b/ch06_1f1b", 2}};
 
-/// What the program prints, run on the first `cores` cores that this process
+/// The output of the program, run on the first `cores` cores that this process
 /// may use.
 std::string output_of(const std::vector<std::string>& command, int cores) {
   int ends[2];

@@ -1,7 +1,7 @@
 #pragma once
 
 // Training jobs as published tables describe them, run by the chapters in the
-// world `sim`: on shapes alone, one rank for all that do the same.
+// `sim` world: on shapes alone, one rank for all that do the same.
 
 #include <cstdint>
 #include <string>
@@ -23,8 +23,8 @@ struct Job {
   int ranks = 1;
   std::int64_t micro_batch = 1;  ///< sequences or images
   std::int64_t micro_batches = 1;
-  /// Of computation and messages. FSDP keeps shards in f32; the others have
-  /// f32 master copies beside 16-bit parameters.
+  /// Dtype of computation and messages. FSDP keeps shards in f32; the others
+  /// have f32 master copies beside 16-bit parameters.
   DType dtype = DType::kBF16;
   bool recompute = false;
   /// ZeRO-3 as it was then: each module's parameters are fetched when it needs

@@ -4,9 +4,10 @@
 //
 // A table is recognised by its columns, not by its name: any CSV with the
 // columns of a kind (in any order, among others) is predicted in the same way.
-// Predictions see of a row what describes the work and the machine, never what
-// was measured. What a machine's software does is part of its cluster
-// (sim/clusters). Training steps are those of the chapters in the world `sim`.
+// A prediction sees the columns that describe the work and the machine, never
+// those that were measured. The behaviour of a machine's software is part of
+// its cluster (sim/clusters). Training steps are those of the chapters in the
+// `sim` world.
 
 #include <functional>
 #include <stdexcept>
@@ -31,9 +32,9 @@ struct Outcome {
   Pair pair;
   /// "calibrated", "interpolated", "extrapolated"; "formula".
   std::string trust = "formula";
-  /// One unit of the last digit that was printed; 0: not told.
+  /// One unit of the last digit that was printed; 0: unknown.
   double last_digit = 0;
-  /// Whether the aim of its kind speaks of this row.
+  /// Whether the aim of its kind includes this row.
   bool is_aimed_at = true;
 };
 

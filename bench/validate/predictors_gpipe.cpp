@@ -1,4 +1,4 @@
-// GPipe: memory by formulae, speed by the chapter in the world `sim`.
+// GPipe: memory by formulae, speed by the chapter in the `sim` world.
 
 #include <fmt/format.h>
 
@@ -31,18 +31,18 @@ std::optional<Transformer> read(const std::string& text) {
                      value(4), 1000 * value(5), value(6)};
 }
 
-/// Products with their biases, two norms per layer; tables for input and output
-/// of their own.
+/// Products with their biases, two norms per layer; separate tables for input
+/// and output.
 double parameters(const Transformer& t) {
   const double layer = 4 * t.hidden * (t.hidden + 1) + 2 * t.hidden * t.inner +
                        t.inner + t.hidden + 4 * t.hidden;
   return t.layers * layer + 2 * t.vocab * t.hidden;
 }
 
-/// What a layer keeps of one sequence in f32: 16 elements per token and hidden
-/// unit as in chapters/common/run/memory.cpp, two masks of a byte, and of the
-/// attention, which was not fused, the probabilities before and after dropout
-/// with their mask. Korthikanti et al. 2022, section 4.1.
+/// Bytes that a layer keeps of one sequence in f32: 16 elements per token and
+/// hidden unit as in chapters/common/run/memory.cpp, two masks of a byte, and
+/// of the attention, which was not fused, the probabilities before and after
+/// dropout with their mask. Korthikanti et al. 2022, section 4.1.
 double layer_bytes(const Transformer& t) {
   return t.seq * t.hidden * (66 + 9 * t.heads * t.seq / t.hidden);
 }
@@ -122,8 +122,8 @@ double transformer_speed(const std::string& cluster, int layers, int stages,
   return kBatch / step_time(job).seconds;
 }
 
-// Throughput, as the paper has it: in parts of that of its first row. Huang et
-// al. 2019, tables 2 and 3.
+// Throughput relative to that of the first row, as in the paper. Huang et al.
+// 2019, tables 2 and 3.
 std::vector<Outcome> gpipe_throughput(const Row& row) {
   const std::string& model = row.text("model");
   const int k = row.count("partitions_K", 128);

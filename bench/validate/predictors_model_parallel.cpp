@@ -1,5 +1,5 @@
-// Model parallelism on two devices: the chapter's own sweep, in the world
-// `sim`.
+// Model parallelism on two devices: the chapter's own sweep, in the `sim`
+// world.
 
 #include <fmt/format.h>
 

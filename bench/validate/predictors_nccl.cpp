@@ -79,7 +79,8 @@ std::vector<Outcome> collective_time(const Row& row) {
                   bytes / 1e6, ranks, row.text("gpu"));
   outcome.unit = "us";
   outcome.pair = {cost.seconds * 1e6, row.positive("time_us"),
-                  // What each rank sends, for one bandwidth
+                  // The null model: one bandwidth for the bytes that a rank
+                  // sends
                   bytes * (ranks - 1) / ranks, ""};
   outcome.trust = sim::trust_name(cost.trust);
   outcome.is_aimed_at = bytes > kLargeBytes;
@@ -102,14 +103,14 @@ std::string fabric_cluster(const Row& row) {
   }
   const bool has_many_nodes = says("multi-node");
   if (says("SHARP") != has_many_nodes) return "dgx-h100";
-  // Its preset sums in the node's switch, and not in the network
+  // The preset sums in the node's switch, and not in the network
   return has_many_nodes ? R"({"extends": "dgx-h100",
                    "network": {"reduction_GB_per_s": 48}})"
                         : R"({"extends": "dgx-h100",
                    "intra_node": {"reduction_GB_per_s": 0}})";
 }
 
-// What an all-reduce of 8 GB sends per rank and second.
+// The bytes that an all-reduce of 8 GB sends per rank and second.
 std::vector<Outcome> bus_bandwidth(const Row& row) {
   // Named: a reference from a call on temporaries looks dangling to GCC 14
   const std::string cluster = fabric_cluster(row);

@@ -113,7 +113,7 @@ std::vector<Outcome> azure_zero3(const Row& row) {
 std::vector<Outcome> sc21_zero3(const Row& row) {
   expect_tensor_parallel(row, "tp");
   if (row.count("pp") > 1) {
-    throw NotExpressed("pipeline parallelism has no chapter yet");
+    throw NotExpressed("no chapter joins pipeline and data parallelism yet");
   }
   if (row.text("scheme").rfind("ZeRO-3", 0) != 0) {
     throw NotExpressed("scheme " + row.text("scheme") + " has no chapter yet");
@@ -214,7 +214,7 @@ std::vector<Outcome> megatron_2020(const Row& row) {
 // Li et al. 2020, figure 6.
 std::vector<Outcome> ddp_overlap(const Row& row) {
   if (row.text("model").rfind("ResNet", 0) == 0) {
-    throw NotExpressed("ResNet has no chapter yet");
+    throw NotExpressed("the DDP chapter trains no ResNet");
   }
   throw NotExpressed("the paper's " + row.text("model") +
                      " is printed without its sizes");

@@ -7,7 +7,7 @@
 
 namespace shardbook::validate {
 
-/// One figure that was published, and what is predicted for it.
+/// A published figure, and the prediction for it.
 struct Pair {
   double predicted = 0;
   double published = 0;  ///< above 0
@@ -42,8 +42,8 @@ struct Contests {
   int count = 0;
   int rows = 0;
   double spearman = 0;
-  /// How much slower the plan is that the prediction picks than the best one
-  /// that was measured, as a share.
+  /// By which share the plan that the prediction picks is slower than the best
+  /// one that was measured.
   double regret = 0;
 };
 Contests judge_contests(const std::vector<Pair>& pairs, bool lower_is_better);

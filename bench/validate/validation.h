@@ -1,6 +1,6 @@
 #pragma once
 
-// One table: every row predicted, and what that amounts to.
+// One table: a prediction for every row, and their statistics.
 
 #include <string>
 #include <utility>
@@ -19,9 +19,9 @@ struct Validation {
 
   int num_aimed_at = 0;
   double mape = 0, null_mape = 0;
-  /// Of the rows that the aim speaks of.
+  /// Of the rows that the aim includes.
   double aimed_mape = 0, aimed_worst = 0;
-  int num_as_printed = 0;  ///< of the rows whose digits are told
+  int num_as_printed = 0;  ///< of the rows whose digits are known
   Contests contests;
   bool meets_aim = false;
 };

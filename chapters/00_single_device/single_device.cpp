@@ -104,7 +104,7 @@ ReferenceRun train_plain(const Options& options,
   if (options.dtype != DType::kF16) {
     return train_one_device(options, num_micro_batches);
   }
-  // With a scaled loss, too, so that the same steps are skipped
+  // The plain run scales its loss, too, so that it skips the same steps
   Options quiet = options;
   quiet.log.clear();
   SingleDeviceOptions plain;
@@ -123,7 +123,7 @@ MemoryBill SingleDevice::bill() const {
       options_, loaded_.config,
       strided_micro_batches(options_.batch, how_.num_micro_batches),
       how_.recompute);
-  // The optimizer takes its state with the first update: f16 may have had none
+  // The first update creates the optimizer's state: f16 may have had none
   if (options_.dtype == DType::kF16 && num_updates_ == 0) {
     bill[MemoryKind::kOptimizerState] = 0;
   }

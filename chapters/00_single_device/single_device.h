@@ -57,8 +57,8 @@ class SingleDevice : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override { return {{0, bill()}}; }
   std::vector<NamedTensor> full_state() override;
-  /// In f16, whether the last step had an update, and not the first one, in
-  /// which the optimizer takes its state: gradients of shapes never overflow.
+  /// In f16, false where the last step made no update, or a late first one,
+  /// which creates the optimizer's state: on shapes, gradients never overflow.
   bool has_predictable_time() const override;
 
   LoadedModel& model() { return loaded_; }
@@ -78,7 +78,7 @@ class SingleDevice : public Strategy {
   bool last_step_updated_ = true;
 };
 
-/// What a run is compared with: the same precision, nothing computed twice.
+/// The run to compare with: the same precision, nothing computed twice.
 ReferenceRun train_plain(const Options& options,
                          std::int64_t num_micro_batches);
 

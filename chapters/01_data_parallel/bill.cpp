@@ -36,8 +36,9 @@ Sizes sizes_of(const Options& options, const ModelConfig& config) {
   return s;
 }
 
-// What a replica's forward keeps, per token; chapters/common/run/memory.cpp says
-// why. The logits are not among it: they leave for the main device.
+// Bytes that a replica's forward keeps per token, as derived in
+// chapters/common/run/memory.cpp, without the logits: they leave for the main
+// device.
 double kept_bytes(const Sizes& s) {
   if (!s.is_gpt) return 11 * s.h * s.element;
   const double block = 16 * s.h * s.element + (4 + s.heads) * s.stat;

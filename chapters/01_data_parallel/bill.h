@@ -1,6 +1,6 @@
 #pragma once
 
-// What DataParallel costs each device, by formula.
+// The cost of DataParallel for each device, by formula.
 
 #include <cstdint>
 #include <vector>
@@ -24,7 +24,7 @@ struct Traffic {
   }
 };
 
-/// Of every device, also of those without rows. `row_bytes_in` and
+/// The traffic of every device, even without rows. `row_bytes_in` and
 /// `row_bytes_out` are those of one row of the batch.
 std::vector<Traffic> step_traffic(std::int64_t batch, int num_devices,
                                   double row_bytes_in, double row_bytes_out,

@@ -144,7 +144,7 @@ std::vector<Value> parallel_apply(const Replicas& replicas,
     }
   }
   rethrow_first(errors, devices);
-  // What comes behind the replicas draws behind them.
+  // Random operations after the replicas count on from theirs.
   caller.random.next_op = workers[0]->random.next_op;
   return outputs;
 }

@@ -10,7 +10,7 @@
 // Parameters, their gradients and the optimizer live on the main device,
 // device_ids[0]. Every forward makes replicas of the module on the others,
 // which die with the graph of their outputs. The loss is taken on the gathered
-// output, so that gradients are those of one device, whatever the split.
+// output, so gradients are those of one device, whatever the split.
 //
 // A module is used by one thread at a time; its replicas run on threads of
 // their own, each with a RankContext on its own device.
@@ -48,7 +48,7 @@ std::vector<RowRange> ceil_chunks(std::int64_t n, std::int64_t parts);
 std::vector<std::vector<std::size_t>> coalesce(
     const Tensors& tensors, std::int64_t limit_bytes = kCoalescedBytes);
 
-/// What to say when a device has less than 75 % of another's memory; "" when
+/// The warning about a device with less than 75 % of another's memory; "" when
 /// all are alike. Capacity 0 is unlimited.
 std::string imbalance_warning(const std::vector<Device>& devices);
 
@@ -75,8 +75,8 @@ using Replicas = std::vector<std::shared_ptr<Module>>;
 
 /// Copies of `module`, one per device. Parameters are broadcast differentiably:
 /// backward adds the replicas' gradients, in device order, on devices[0].
-/// Buffers are copied. Replica 0 shares storage with `module`, so that what it
-/// writes into buffers stays; all else a replica writes is lost with it.
+/// Buffers are copied. Replica 0 shares storage with `module`, so its writes
+/// into buffers stay; those of the other replicas are lost.
 ///
 /// Communication: per coalesced chunk, one broadcast forward and (parameters)
 /// one reduce backward. Throws Error when a parameter or buffer is not on
@@ -84,9 +84,9 @@ using Replicas = std::vector<std::shared_ptr<Module>>;
 Replicas replicate(Module& module, const std::vector<Device>& devices,
                    const SharedLedger& ledger = nullptr);
 
-/// What a replica computes from its inputs.
+/// A replica's computation on its inputs.
 using Forward = std::function<Value(Module& replica, const Value& inputs)>;
-/// Module's own: of a tensor a tensor, of a list of tensors a list of them.
+/// Calls the module: a tensor gives a tensor, a list of tensors a list.
 Value call_module(Module& module, const Value& inputs);
 
 /// Runs replica i on inputs[i], each on a thread of its own that works on

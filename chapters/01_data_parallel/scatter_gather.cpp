@@ -258,7 +258,7 @@ Value gather(const std::vector<Value>& outputs, const Device& output_device,
     SB_CHECK(alike, "gather: one replica returned ", first.kind_name(),
              ", another ", output.kind_name(), "; all return the same entries");
   }
-  // The outputs' entries that stand in one place, joined.
+  // Joins the outputs' entries of one place.
   auto entries = [&](const auto& entry_of) {
     std::vector<Value> values;
     for (const Value& output : outputs) values.push_back(entry_of(output));

@@ -1,7 +1,7 @@
 #pragma once
 
-// What goes into a forward and comes out of it: a tree whose leaves are
-// tensors and other objects.
+// The input or output of a forward: a tree whose leaves are tensors and other
+// objects.
 //
 //   Value batch(Value::Dictionary{{"tokens", tokens}, {"name", Value::of(n)}});
 //   batch["tokens"].tensor();
@@ -18,8 +18,9 @@
 namespace shardbook::data_parallel {
 
 /// A tensor, a list, a dictionary, or any other object, which is shared and
-/// never copied. A default-made Value is the null object. Copies are cheap for
-/// tensors and objects. The accessors throw shardbook::Error on another kind.
+/// never copied. A default-constructed Value is the null object. Copies are
+/// cheap for tensors and objects. The accessors throw shardbook::Error on
+/// another kind.
 class Value {
  public:
   using List = std::vector<Value>;

@@ -15,7 +15,7 @@
 
 namespace shardbook::ddp {
 
-/// What the assignment needs to know of a parameter.
+/// The facts about a parameter that the assignment needs.
 struct BucketItem {
   std::int64_t bytes = 0;
   DType dtype = DType::kF32;

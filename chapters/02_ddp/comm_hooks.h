@@ -1,6 +1,6 @@
 #pragma once
 
-// What happens to a full bucket.
+// Communication hooks: they handle full buckets.
 //
 // The reducer hands a full bucket to a communication hook and goes on with
 // backward; at the end of backward it calls what the hook returned, in launch
@@ -23,11 +23,11 @@ struct GradBucket {
   /// [n]: this rank's gradients end to end, not divided. The hook's result
   /// goes here.
   Tensor gradients;
-  /// What the sum is to be divided by.
+  /// The divisor of the sum.
   double divisor = 1;
 };
 
-/// Waits for what was started and leaves the mean in `bucket.gradients`.
+/// Waits for the communication and leaves the mean in `bucket.gradients`.
 using FinishBucket = std::function<void()>;
 using CommHook =
     std::function<FinishBucket(const GradBucket& bucket, ProcessGroup& group)>;

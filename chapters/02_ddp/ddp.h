@@ -21,8 +21,8 @@
 //
 // Each forward is followed by its backward: a reduction serves one backward.
 // Several forwards may share one, whose losses are added first. After two
-// forwards, a second backward would leave its gradients on this rank; it is
-// refused (by PyTorch's DDP it is not).
+// forwards, a second backward would leave its gradients on this rank, so it is
+// an Error (not in PyTorch's DDP).
 //
 // All ranks construct, call and destroy it in the same order. Model and group
 // must outlive it. For a forward on one rank alone, call `module()`.
@@ -110,7 +110,7 @@ class DistributedDataParallel {
   Module& module_;
   ProcessGroup& group_;
   const DdpOptions options_;
-  /// Shared with nobody; graphs of outputs may outlive it, and look.
+  /// Graphs of outputs may outlive it: they hold weak pointers to it.
   std::shared_ptr<Reducer> reducer_;
   bool is_syncing_ = true;
   bool last_forward_synced_ = true;

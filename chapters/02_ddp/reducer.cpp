@@ -115,7 +115,7 @@ void Reducer::make_buckets(const std::vector<Bucket>& assignment) {
 std::vector<int> Reducer::arrival_order() const {
   std::vector<int> order(slots_.size());
   std::iota(order.begin(), order.end(), 0);
-  // What did not arrive comes last, the last-defined first
+  // Parameters without a gradient come last, the last-defined first
   std::reverse(order.begin(), order.end());
   auto key = [&](int i) {
     const int arrival = slots_[static_cast<std::size_t>(i)].arrival;
@@ -146,7 +146,7 @@ void Reducer::rebuild_buckets() {
     }
   }
 
-  // Now the small first bucket holds what comes first
+  // Now the small first bucket holds the gradients that come first
   std::vector<NamedTensor> parameters;
   for (const Slot& slot : slots_) {
     parameters.push_back({slot.name, slot.parameter});
@@ -218,7 +218,7 @@ void Reducer::check_expecting() {
 
 void Reducer::on_gradient(Slot& slot) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // Also without a reduction: what accumulates now is reduced later
+  // Even without a reduction: gradients that accumulate now are reduced later
   is_used_[static_cast<std::size_t>(&slot - slots_.data())] = 1;
   if (!is_expecting_) return;
   if (!is_reducing_) begin_reduction();
@@ -273,7 +273,7 @@ void Reducer::copy_into_bucket(Slot& slot, bool is_used) {
   }
 
   if (!is_used && is_in_bucket(slot, grad)) {
-    // Perhaps no rank used it, and then the old gradient must survive
+    // The old gradient must survive if no rank used the parameter
     MemoryScope kind(MemoryKind::kGradient);
     grad = grad.clone();
     slot.parameter.set_grad(grad);
@@ -299,7 +299,8 @@ void Reducer::launch(std::size_t bucket) {
   state.finish = [work] { work->wait(); };
 }
 
-// Who used what: a parameter that nobody used keeps its gradient as it is.
+// Counts the ranks that used each parameter: if none did, it keeps its
+// gradient.
 void Reducer::start_usage_reduction() {
   if (!finds_unused() && !is_counting_uses()) return;
   MemoryScope kind(MemoryKind::kCommunication);

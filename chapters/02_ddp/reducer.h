@@ -12,7 +12,7 @@
 //
 // All ranks must issue the same calls in the same order, while gradients may
 // arrive in different orders. So bucket j leaves only when buckets 0..j-1 have
-// left: the order of buckets decides, not who is ready first.
+// left: the order of buckets decides, not the order in which they fill.
 //
 // Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
 // Parallel Training", sections 3.2 and 4.2.
@@ -63,12 +63,12 @@ class Reducer {
   /// Once, after the first reduction: orders the buckets as the gradients
   /// arrived on rank 0. A broadcast of one i32 per parameter.
   void rebuild_buckets();
-  /// The next backward reduces; the sum over the ranks is divided by
-  /// `divisor`. `outputs` are what it may begin from.
+  /// The next backward reduces; the sum over the ranks is divided by `divisor`.
+  /// It may begin from any of `outputs`.
   void expect_reduction(const Tensors& outputs, double divisor);
   /// The next backward only accumulates.
   void expect_nothing() { is_expecting_ = false; }
-  /// A backward has reached an output that expect_reduction was told of.
+  /// A backward has reached an output that was given to expect_reduction.
   /// Throws Error when the reduction has been made or given up since: these
   /// gradients would stay on this rank.
   void check_expecting();

@@ -1,6 +1,6 @@
 #pragma once
 
-// A language model under DDP: what main.cpp and the benchmarks repeat.
+// A language model under DDP, for main.cpp and the benchmarks.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a strategy does when a backward is over, however it ends.
+// Callbacks at the end of a backward, however it ends.
 
 #include <functional>
 

@@ -1,10 +1,10 @@
 // ZeRO and FSDP: data parallelism whose ranks share what they would all hold.
 //
 //   ch03_zero_fsdp --world-size 4
-//   ch03_zero_fsdp --world-size 4 --strategy fsdp --backward-prefetch post
+//   ch03_zero_fsdp --world-size 4 --backward-prefetch post
+//   ch03_zero_fsdp --world-size 8 --sharding-strategy hybrid_shard --shard-size 4
 //   ch03_zero_fsdp --world-size 4 --strategy fsdp2 --param-dtype bf16
-//   ch03_zero_fsdp --world-size 8 --strategy fsdp --sharding-strategy
-//     hybrid_shard --shard-size 4
+//   ch03_zero_fsdp --world-size 4 --strategy zero3
 //   ch03_zero_fsdp --world-size 64 --backend sim --model gpt2-xl --batch 64
 //
 // Read before: 02_ddp. Read next: 04_model_parallel.

@@ -1,13 +1,13 @@
 #pragma once
 
-// ZeRO-3 as simply as it can be said, to be read first, and for tests to
-// compare with: no hooks, no buckets, nothing overlaps.
+// ZeRO-3 in its simplest form, to be read first, and for tests to compare with:
+// no hooks, no buckets, nothing overlaps.
 //
 //   NaiveZero3 zero(*layers_of(config), init, dp, "adamw", {});
 //   double loss = zero.step(inputs, targets);    // of this rank's samples
 //
-// Of every parameter, each of d ranks holds one of d equal parts, and so of its
-// gradient and of its optimizer's state. Whole parameters exist one layer at a
+// Each of d ranks holds one of d equal parts of every parameter, of its
+// gradient and of its optimizer state. Whole parameters exist one layer at a
 // time. Only the input of each layer is kept for backward.
 
 #include <map>

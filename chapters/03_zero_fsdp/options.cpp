@@ -13,7 +13,7 @@ void add_options(CommandLine& line, TrainerOptions& how) {
            {"zero1", "zero2", "zero3", "fsdp", "fsdp2"});
   line.add("--accumulate", &how.accumulate, "micro-batches per step", 1);
   line.add("--recompute", &how.recompute,
-           "each block's activations once more in backward");
+           "compute each block's activations again in backward");
   line.add("--cpu-offload", &how.cpu_offload,
            "shards and optimizer on the host (zero2: optimizer only)");
   // ZeRO
@@ -24,7 +24,7 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--overlap-comm", &how.zero.overlap_comm,
            "zero1 to zero3: gradients travel while backward runs");
   line.add("--reduce-scatter", &how.zero.reduce_scatter,
-           "zero1, zero2, no-: all-reduce, and keep the own part");
+           "zero1, zero2: each rank receives its own part; no-: all-reduce");
   line.add("--round-robin-gradients", &how.zero.round_robin_gradients,
            "zero1, zero2: neighbouring gradients to different owners");
   line.add("--persistence-threshold", &how.zero.persistence_threshold,
@@ -50,9 +50,9 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--limit-all-gathers", &how.fsdp.limit_all_gathers,
            "fsdp: at most two gathered units ahead");
   line.add("--param-dtype", &how.param_dtype,
-           "fsdp: what computes and is gathered", {"f32", "bf16", "f16"});
-  line.add("--reduce-dtype", &how.reduce_dtype,
-           "fsdp: what gradients travel in", {"f32", "bf16", "f16"});
+           "fsdp: dtype of computation and gathers", {"f32", "bf16", "f16"});
+  line.add("--reduce-dtype", &how.reduce_dtype, "fsdp: dtype of the reductions",
+           {"f32", "bf16", "f16"});
   line.add("--no-sync", &how.no_sync,
            "fsdp: only the last micro-batch reduces");
 }

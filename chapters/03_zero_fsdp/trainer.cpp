@@ -93,9 +93,9 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
 
 }  // namespace
 
-// Rows that the ranks do not divide give the last ranks of fully_shard smaller
-// parts, and gradients go to their owners on the host one by one. All other
-// work is cut into equal parts.
+// Under fully_shard, rows that the ranks do not divide give the last ranks
+// smaller parts. Under ZeRO-2 with offload, gradients go to their owners on the
+// host one by one. All other work is cut into equal parts.
 FoldClass fold_class(const Options& options, const TrainerOptions& how) {
   if (how.strategy == "zero2" && how.cpu_offload) {
     return [](int rank) { return rank; };

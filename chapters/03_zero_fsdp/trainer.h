@@ -1,7 +1,6 @@
 #pragma once
 
-// A language model under ZeRO or FSDP: what main.cpp and the benchmarks
-// repeat.
+// A language model under ZeRO or FSDP, for main.cpp and the benchmarks.
 
 #include <memory>
 #include <optional>
@@ -19,7 +18,7 @@ namespace shardbook::zero_fsdp {
 
 /// ZeRO's options whose sizes follow the model's width h where they are
 /// negative: persistence_threshold is 10 h, which leaves norms and biases whole
-/// and shards matrices (what the library Transformers sets for DeepSpeed), and
+/// and shards matrices (as the library Transformers sets it for DeepSpeed), and
 /// prefetch_bucket_size is 13 h^2, a block.
 inline zero::ZeroOptions sized_by_width() {
   zero::ZeroOptions options;
@@ -29,7 +28,7 @@ inline zero::ZeroOptions sized_by_width() {
 
 struct TrainerOptions {
   /// "zero1", "zero2", "zero3", "fsdp" or "fsdp2".
-  std::string strategy = "zero3";
+  std::string strategy = "fsdp";
   zero::ZeroOptions zero = sized_by_width();
 
   // FSDP
@@ -37,7 +36,8 @@ struct TrainerOptions {
   std::string wrap = "transformer";  ///< "transformer", "size" or "none"
   std::int64_t min_num_params = 100'000'000;
   std::string backward_prefetch = "pre";
-  /// Sizes, prefetch, limits; strategy, policy and offload follow from above.
+  /// Sizes, prefetch, limits; strategy, policy and offload follow from the
+  /// fields above.
   fsdp::FsdpOptions fsdp;
   std::string param_dtype;   ///< "": as the parameters
   std::string reduce_dtype;  ///< "": as param_dtype
@@ -62,7 +62,7 @@ std::optional<DType> dtype_of(const std::string& name);
 /// Of the dtypes that compute or travel, the one with the fewest bits.
 DType shortest_dtype(DType parameters, const TrainerOptions& how);
 
-/// Which ranks do the same in the world `sim`.
+/// Which ranks do the same: the `sim` world runs one of each class.
 FoldClass fold_class(const Options& options, const TrainerOptions& how);
 
 /// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
@@ -84,7 +84,7 @@ class Trainer : public Strategy {
 
   const LoadedModel& model() const { return loaded_; }
   const Dataset& data() const { return data_; }
-  /// One of them is there.
+  /// One of the two exists; the other is null.
   fsdp::FullyShardedDataParallel* fsdp() { return fsdp_.get(); }
   zero::ZeroOptimizer* zero() { return zero_.get(); }
 

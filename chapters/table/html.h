@@ -6,8 +6,8 @@
 // time, the timeline of its last step, memory over time, and bytes by link.
 //
 // The drawings are static (svg.h) and print as they are. A script, given the
-// timelines as data, tells what lies under the pointer or the arrow keys, and
-// switches between light and dark.
+// timelines as data, describes the item under the pointer or the arrow keys,
+// and switches between light and dark.
 
 #include <string>
 #include <vector>

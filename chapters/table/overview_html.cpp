@@ -65,7 +65,7 @@ std::string speed_up_cell(const ProgramRun& run, const ProgramRun* one) {
                                  : "<td class=\"muted\">(" + text + ")</td>";
 }
 
-// Full is the device's memory; what does not fit is full, and says so.
+// A full bar is the device's memory; a run that does not fit says so.
 std::string memory_cell(const ProgramRun& run) {
   if (run.peak_bytes < 0) return "<td>\u2013</td>";
   const std::string peak = format_gigabytes(run.peak_bytes) + " GB";

@@ -1,5 +1,5 @@
-// The frames of a run's drawings: who has which lanes, how the time of a step
-// is spent, how full the memory is. The script timeline.js fills them.
+// The frames of a run's drawings: the lanes of each rank, how the time of a
+// step is spent, how full the memory is. The script timeline.js fills them.
 
 #include <fmt/format.h>
 

@@ -129,7 +129,7 @@ double read_capacity(const JsonReader& reader, const ProgramRun& run) {
     return static_cast<double>(
         sim::Cluster::read(run.virtual_run->cluster).device.memory_bytes);
   } catch (const Error&) {
-    return 0;  // a cluster of a file that is not here
+    return 0;  // the file of the cluster is not here
   }
 }
 
@@ -224,7 +224,7 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
       reader.words({"options.schedule", "options.strategy", "options.variant"});
   run.setting =
       reader.words({"options.model", "options.dtype", "options.optimizer"});
-  // The world sim is as slow as it is: nobody waits for its steps.
+  // Wall time in the `sim` world is that of the simulation.
   if (run.backend != "sim") {
     run.wall_step_s = reader.amount("wall.step_s").value_or(-1);
   }

@@ -16,7 +16,7 @@ namespace shardbook::table {
 
 enum class Verdict { kPassed, kFailed, kNotMeasured };
 
-/// One claim of one run: what it measured and, when it failed, how.
+/// One claim of one run: the measured value and, when it failed, how.
 struct Claim {
   Verdict verdict = Verdict::kNotMeasured;
   std::string value;    ///< "3.1e-07", "3.2 MiB"; empty when not measured
@@ -29,13 +29,13 @@ struct Figure {
   double counted = 0;
 };
 
-/// What one rank sent, and its peak memory by kind; bytes.
+/// Bytes that one rank sent, and its peak memory by kind.
 struct RankBill {
   Figure sent;
   std::vector<std::pair<std::string, Figure>> memory;
 };
 
-/// The run on a cluster that is not there.
+/// The run in virtual time, on a cluster.
 struct VirtualRun {
   std::string cluster;  ///< "dgx-a100"
   std::string trust;    ///< "interpolated"
@@ -51,7 +51,7 @@ struct VirtualRun {
 /// One program run, ready to be shown.
 struct ProgramRun {
   std::string chapter;
-  std::string variant;  ///< what was chosen of it: "zb-h1"; may be empty
+  std::string variant;  ///< the one that was chosen: "zb-h1"; may be empty
   /// Where the run comes from (see run_set.h); all may be empty.
   std::string label;    ///< "ZeRO-2"
   std::string title;    ///< of the rows that it belongs to

@@ -18,7 +18,7 @@ using svg::escape;
 struct Mark {
   const char* css_class;
   const char* sign;
-  const char* word;  // for those who do not see the sign
+  const char* word;  // for readers who do not see the sign
 };
 
 Mark mark_of(Verdict verdict) {
@@ -43,7 +43,7 @@ std::string claim_html(const char* name, const Claim& claim,
       escape(failed ? claim.failure : explanation));
 }
 
-// Where the time goes that is not computed in, in shares of the step.
+// The causes of idle time, in shares of the step.
 std::string idle_text(const VirtualRun& run) {
   const double step_s = run.step_s.counted;
   if (!(step_s > 0)) return "";

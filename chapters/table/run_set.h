@@ -23,7 +23,7 @@ struct RunGroup {
   std::string title;
   std::vector<const ProgramRun*> runs;
 };
-/// Runs on shapes alone, grouped by title and by what is trained where.
+/// Runs on shapes alone, grouped by title and setting (setting_of).
 std::vector<RunGroup> simulated_groups(const std::vector<ProgramRun>& runs);
 /// The runs that trained.
 std::vector<const ProgramRun*> trained_runs(

@@ -11,7 +11,7 @@
 
 namespace shardbook::table::svg {
 
-/// A horizontal bar, `share` of the width long. What it says stands beside it.
+/// A horizontal bar, `share` of the width long. Its value is printed beside it.
 std::string bar(double share, const std::string& css_class);
 /// The same, with a deviation to both sides of its end.
 std::string bar_with_error(double share, double deviation,

@@ -1,7 +1,7 @@
 #pragma once
 
-// A sweep over split sizes: what the chapter on model parallelism adds to its
-// report, and how report.html draws it.
+// A sweep over split sizes, from the report of the chapter on model
+// parallelism, and its drawing in report.html.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>

@@ -14,7 +14,7 @@ namespace {
 using internal::align;
 using internal::Row;
 
-// What a terminal can show.
+// The marks that a terminal can show.
 struct Marks {
   const char* passed;
   const char* failed;

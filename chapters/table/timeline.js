@@ -194,7 +194,7 @@
       svg.replaceChildren();
       const seen = spans.filter((span) => span.end >= begin &&
                                           span.begin <= end);
-      // Within half a pixel, the fullest and what stays.
+      // Within half a pixel, the fullest and the last.
       const kept = [];
       for (const span of seen) {
         const last = kept[kept.length - 1];
@@ -349,7 +349,7 @@
                                : Math.max(4, box.top - tip.offsetHeight - 8)}px`;
     }
 
-    // The span at a time, or the nearest one, so that short ones can be met.
+    // The span at a time, or the nearest one: short ones must be in reach.
     function nearest(spans, time) {
       let best = -1, least = Infinity;
       for (let i = 0; i < spans.length && spans[i].begin - time < least; ++i) {

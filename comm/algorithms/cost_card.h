@@ -1,6 +1,6 @@
 #pragma once
 
-// What a collective algorithm costs, before it runs.
+// The cost of a collective algorithm, computed before it runs.
 //
 // The latency-bandwidth model: a message of b bytes takes alpha + b / beta
 // seconds. An algorithm takes as long as its longest chain of messages that

@@ -67,8 +67,8 @@ void tree_reduce(ProcessGroup& group, const Tensor& tensor, int root,
 
 namespace {
 
-// Numbers are 1..n here. A number with k zeros at its end stands k levels above
-// the leaves, so that all odd numbers are leaves:
+// Numbers are 1..n here. A number with k zeros at its end is k levels above the
+// leaves, so all odd numbers are leaves:
 //
 //         4
 //       /   \.
@@ -117,9 +117,9 @@ std::vector<TreeNode> first_tree(int num_ranks) {
 }
 
 std::vector<TreeNode> second_tree(int num_ranks) {
-  // The first tree in a mirror: even ranks are the leaves. An odd number of
-  // ranks has one even rank more than odd ones; moved by one instead, all even
-  // ranks but rank 0 are leaves.
+  // The first tree mirrored: even ranks are the leaves. An odd number of ranks
+  // has one even rank more than odd ones, so the tree is moved by one instead,
+  // and all even ranks except rank 0 are leaves.
   const std::vector<TreeNode> tree = first_tree(num_ranks);
   if (num_ranks % 2 == 0) {
     return renumber(tree, [&](int v) { return num_ranks - 1 - v; });

@@ -14,8 +14,8 @@
 //   |
 //   7
 //
-// A rank of a binary tree sends its whole vector to two children, so that half
-// of the ranks, the leaves, send nothing. The double binary tree uses two trees
+// A rank of a binary tree sends its whole vector to two children, so half of
+// the ranks, the leaves, send nothing. The double binary tree uses two trees
 // for one half of the vector each, such that the leaves of one are the inner
 // ranks of the other: full bandwidth at logarithmic latency. (Sanders, Speck
 // and Träff 2009; NCCL's choice across nodes.)

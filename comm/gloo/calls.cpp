@@ -61,7 +61,7 @@ class CallQueue::MessageState : public Work::State {
         try {
           wait();
         } catch (...) {
-          // Kept in error_ for whoever waits.
+          // Kept in error_ for the next wait.
         }
       });
     }
@@ -98,8 +98,8 @@ Work CallQueue::enqueue(const std::shared_ptr<CallQueue>& queue,
 Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
                             CallInfo info, Message message,
                             std::shared_ptr<void> keep) {
-  // A message goes on without its handle, so the queue keeps it; of those that
-  // nobody has waited for, so many at a time.
+  // A message goes on without its handle, so the queue keeps it, and at most so
+  // many that nobody has waited for.
   constexpr std::size_t kMaxUnwaited = 256;
   auto& messages = queue->messages_;
   messages.remove_if([](const auto& other) { return other->ended(); });

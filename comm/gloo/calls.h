@@ -3,9 +3,8 @@
 // The calls of one group and one rank, one after another in the order of their
 // issue.
 //
-// A call that is waited for at once runs in the thread that waits, when nothing
-// is before it; otherwise a thread of the group's own runs it while the rank
-// computes.
+// A call that is waited for at once runs in the waiting thread, if no call is
+// before it; otherwise a thread of the group runs it while the rank computes.
 
 #include <condition_variable>
 #include <deque>
@@ -24,7 +23,7 @@ namespace shardbook::internal {
 class CallQueue {
  public:
   explicit CallQueue(GlooWorld& world) : world_(world) {}
-  /// Lets the running call end; what has not begun does not run.
+  /// Lets the running call end; calls that have not begun do not run.
   ~CallQueue();
   CallQueue(const CallQueue&) = delete;
   CallQueue& operator=(const CallQueue&) = delete;
@@ -61,7 +60,7 @@ class CallQueue {
   bool running_ = false;
   bool stopping_ = false;
   std::thread worker_;
-  // Not known to be done; used by the thread that issues.
+  // Messages not known to be done; used by the issuing thread only.
   std::list<std::shared_ptr<MessageState>> messages_;
 };
 

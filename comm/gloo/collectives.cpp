@@ -128,8 +128,8 @@ class PieceReduction {
   static constexpr std::int64_t kWindow = 4;
 
  private:
-  // What all ranks contribute to one segment, together. Smaller segments cost
-  // more wake-ups than the cache gives back.
+  // The contributions of all ranks to one segment. Smaller segments lose more
+  // by wake-ups than they gain from the cache.
   static constexpr std::size_t kRoundBytes = 4 << 20;
   static constexpr std::size_t kSmallestSegmentBytes = 128 << 10;
 
@@ -154,7 +154,7 @@ class PieceReduction {
   std::vector<Message> leaving_;
 };
 
-// Few bytes: everybody sends everything to everybody and adds for itself.
+// Few bytes: every rank sends everything to every other and adds by itself.
 void all_reduce_small(const Channel& channel, DType dtype, ReduceOp op,
                       void* data, std::int64_t numel) {
   const std::size_t bytes =

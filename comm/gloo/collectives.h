@@ -1,15 +1,15 @@
 #pragma once
 
 // Collectives on Gloo's transport. Every rank sends straight to every other:
-// as many bytes as a ring moves, in two steps instead of 2 (P-1), and whoever
-// owns a piece has all contributions to it at hand and adds them in rank order.
-// So every rank has the same result, bit for bit, and it is the one of the
-// threads backend. Gloo's own all_reduce adds around a ring, in an order that
-// differs from piece to piece, and its version here has no reduce-scatter
-// for processes and no 16-bit sums that round once.
+// as many bytes as a ring moves, in two steps instead of 2 (P-1), and the owner
+// of a piece has all contributions to it at hand and adds them in rank order.
+// So every rank has the same result, bit for bit, as on the threads backend.
+// Gloo's own all_reduce adds around a ring, in an order that differs from piece
+// to piece, and its version here has no reduce-scatter for processes and no
+// 16-bit sums that round once.
 //
 // Large buffers go in segments, so that sending, receiving and adding overlap
-// and what has just arrived is added while it is in the cache.
+// and each arrival is added while it is in the cache.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +57,7 @@ void gloo_all_to_all(const Channel& channel, void* output, const void* input,
                      const std::vector<std::int64_t>& send_counts,
                      const std::vector<std::int64_t>& recv_counts,
                      std::size_t element_bytes);
-/// Dissemination: in step k everybody tells the rank 2^k further on.
+/// Dissemination: in step k each rank tells the rank 2^k further on.
 void gloo_barrier(const Channel& channel);
 
 }  // namespace shardbook::internal

@@ -9,7 +9,7 @@
 #include "comm/gloo/collectives.h"
 #include "comm/internal/arguments.h"
 #include "comm/internal/cores.h"
-#include "comm/processes/coordinator.h"
+#include "comm/processes/control_fields.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -27,7 +27,7 @@ std::uint64_t hash(const std::string& text) {
   return value ^ (value >> 31);
 }
 
-// What must agree among the members of a call.
+// The parts of a call that must agree among its members.
 std::string signature_of(const CommCall& call) {
   CommCall same = call;
   same.label.clear();
@@ -125,8 +125,7 @@ std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
   return hash(key + signature);
 }
 
-// --- Collectives. The lambdas keep the tensors alive.
-// -------------------------
+// --- Collectives: the lambdas keep the tensors alive -------------------------
 
 Work GlooGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
   return start(call, [tensor, op = call.reduce_op](const Channel& channel) {
@@ -208,7 +207,7 @@ Work GlooGroup::do_send(const Tensor& tensor, const CommCall& call) {
   std::shared_ptr<void> keep;
   const void* data = tensor.raw();
   if (is_eager) {
-    // Also empty messages have a byte to send: Gloo does not send nothing.
+    // An empty message sends a byte, too: Gloo cannot send none.
     auto copy = std::make_shared<std::vector<char>>(bytes + 1);
     if (bytes > 0) std::memcpy(copy->data(), data, bytes);
     data = copy->data();

@@ -1,7 +1,7 @@
 #pragma once
 
 // The gloo backend: ranks are processes, Gloo's TCP transport carries the data.
-// Without libgloo no_gloo.cpp answers with an Error that says what to install.
+// Without libgloo, no_gloo.cpp throws an Error that names what to install.
 
 #include <cstdint>
 #include <functional>
@@ -83,7 +83,7 @@ bool has_gloo();
 
 /// run_ranks for backend "gloo". In a process that is a rank it joins the
 /// world, runs `body` once, as that rank, and leaves. In any other it forks the
-/// ranks (run_processes), so that only what `body` prints or saves remains.
+/// ranks (run_processes), so only what `body` prints or saves remains.
 void run_gloo_ranks(int world_size,
                     const std::function<void(ProcessGroup&)>& body,
                     const LaunchOptions& options);

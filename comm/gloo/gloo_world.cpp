@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "comm/gloo/calls.h"
+#include "comm/processes/control_fields.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -41,7 +42,7 @@ struct Connecting {
   std::exception_ptr error;
 };
 
-// Gloo finds its peers' addresses at the coordinator.
+// Gloo gets its peers' addresses from the coordinator.
 class ControlStore : public ::gloo::rendezvous::Store {
  public:
   explicit ControlStore(Connecting& state) : state_(state) {}
@@ -118,7 +119,8 @@ void ignore_broken_pipes() {
   if (current.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
-// What must agree, as one text: names and values, each ended by a zero byte.
+// The options that must agree, as one text: names and values, each ended by a
+// zero byte.
 std::string agreement_text(const LaunchOptions& options) {
   std::string text;
   for (const auto& [name, value] : options.agreed) {
@@ -204,7 +206,7 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
   line.timeout = timeout_;
   line_ = std::make_unique<ControlLine>(std::move(line));
 
-  // All are here before anybody connects; who is not is named.
+  // All ranks meet before any of them connects; missing ones are named.
   std::vector<int> everybody;
   for (int rank = 0; rank < size_; ++rank) everybody.push_back(rank);
   const std::string joining = "joining the world of " + std::to_string(size_);
@@ -219,7 +221,7 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
   } catch (const std::exception& error) {
     throw_failure({joining, timeout_}, -1, error.what());
   }
-  // Nobody begins, and perhaps ends, while others are still connecting.
+  // No rank may begin, and perhaps end, while others are still connecting.
   line_->exchange("joined", join_ranks(everybody), joining, "", timeout_);
   line_->set_failure_callback([this] { abort_waits(); });
 }
@@ -227,7 +229,7 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
 GlooWorld::~GlooWorld() {
   for (const auto& queue : queues_) queue->forget_messages();
   queues_.clear();
-  // The reader's thread may not call back into a world that is going.
+  // The reader's thread must not call a world that is being destroyed.
   line_->set_failure_callback(nullptr);
   line_.reset();
 }

@@ -26,7 +26,7 @@ namespace shardbook::internal {
 class CallQueue;
 class GlooTransport;  // Gloo's mesh of connections
 
-/// What failed calls say about themselves, and how long they may take.
+/// The name of a call in error messages, and the time that it may take.
 struct CallInfo {
   std::string text;  ///< "all_reduce f32[10] over 'world'"
   std::chrono::milliseconds timeout{0};
@@ -49,7 +49,7 @@ class GlooWorld {
   void check(const CallInfo& info) const;
   /// Tells all ranks that this one failed; their calls throw.
   void fail(const std::string& reason);
-  /// Waits for what is still on its way, and ends this rank's part. Throws
+  /// Waits for calls that are in flight, and ends this rank's part. Throws
   /// Error when the world has failed.
   void leave();
 

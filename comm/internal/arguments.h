@@ -1,6 +1,6 @@
 #pragma once
 
-// What every process group checks before a backend is asked.
+// The checks of every process group before it calls a backend.
 
 #include <cstdint>
 #include <numeric>
@@ -16,8 +16,7 @@ namespace shardbook::internal {
 // Up to this size a send copies its message and is complete.
 constexpr std::int64_t kEagerBytes = 64 << 10;
 
-// Buffers of one call may coincide as its comment allows and not overlap
-// otherwise.
+// True when two buffers share memory, which a call allows only in place.
 inline bool overlap(const Tensor& a, const Tensor& b) {
   const auto* a_begin = static_cast<const char*>(a.raw());
   const auto* b_begin = static_cast<const char*>(b.raw());

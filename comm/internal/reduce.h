@@ -1,8 +1,8 @@
 #pragma once
 
 // Element-wise sums, maxima and minima over several buffers, for backends and
-// algorithms. They know addresses only, so that a thread without a RankContext
-// may call them.
+// algorithms. They know addresses only, so a thread without a RankContext may
+// call them.
 
 #include <cstdint>
 
@@ -13,8 +13,8 @@ namespace shardbook::internal {
 /// outputs[j][i] = op over k of inputs[k][i], for `count` elements.
 ///
 /// Adds in the order of `inputs`; bf16 and f16 are summed in f32 and rounded
-/// once, so that the result depends on that order only. An output may be one of
-/// the inputs. Cost: reads every input once and writes every output once.
+/// once, so the result depends on that order only. An output may be one of the
+/// inputs. Cost: reads every input once and writes every output once.
 void reduce_buffers(DType dtype, ReduceOp op, const void* const* inputs,
                     int num_inputs, void* const* outputs, int num_outputs,
                     std::int64_t count);

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 // The coordinator answers at once. A rank that hears nothing from it gives up.
 constexpr milliseconds kAnswerPatience{1500};
 
-// It takes longer to find out who holds the others up.
+// The coordinator needs longer to find out which rank holds the others up.
 constexpr milliseconds kGrace{3500};
 
 // How often the reader looks at the waits.
@@ -101,7 +101,7 @@ bool ControlLine::shake_hands(Clock::time_point give_up) {
   send({FrameKind::kHello,
         {std::to_string(options_.generation),
          std::to_string(options_.world_size), std::to_string(options_.rank)}});
-  // The answer may be long in coming when the coordinator is busy.
+  // A busy coordinator answers late.
   const auto deadline =
       std::min(Clock::now() + milliseconds(5000), give_up + milliseconds(1000));
   while (Clock::now() < deadline) {
@@ -171,8 +171,8 @@ void ControlLine::handle(Frame frame) {
   changed_.notify_all();
 }
 
-// Tells the coordinator of waits that are overdue; gives up when it has been
-// told and does not react.
+// Tells the coordinator of waits that are overdue; gives up when the
+// coordinator has been told and does not react.
 void ControlLine::check_waits() {
   std::vector<Frame> overdue;
   std::string failure;

@@ -6,9 +6,9 @@
 // the line's reader tells the coordinator of one that has lasted longer than
 // its timeout, and answers when the coordinator asks what this rank waits for.
 // The coordinator asks all ranks when something takes too long: a rank that
-// does not answer is stopped or cut off, and the waits of the others lead from
-// whoever complains to the rank that holds everybody up. A rank whose
-// coordinator does not answer gives up by itself.
+// does not answer is stopped or cut off; otherwise the waits lead from the rank
+// that complains to the rank that holds the others up. A rank whose coordinator
+// does not answer gives up by itself.
 
 #include <chrono>
 #include <condition_variable>
@@ -46,8 +46,8 @@ class ControlLine {
     /// The thread waits in `text` for a message of world rank `peer`.
     Wait(ControlLine& line, const std::string& text, int peer,
          std::chrono::milliseconds timeout);
-    /// The thread waits in `text` for the ranks that lack in the coordinator's
-    /// meeting `key`, or (where it is empty) for any of them.
+    /// The thread waits in `text` for the ranks that are missing in the
+    /// coordinator's meeting `key`, or for any rank where `key` is empty.
     Wait(ControlLine& line, const std::string& text, std::string key,
          std::chrono::milliseconds timeout);
     /// The thread waits for another thread of this rank.
@@ -59,7 +59,7 @@ class ControlLine {
    private:
     friend class ControlLine;
     void begin();
-    /// Id, text, peers, key: what the coordinator hears of it.
+    /// Id, text, peers, key: the message to the coordinator.
     std::vector<std::string> fields() const;
 
     ControlLine& line_;
@@ -90,13 +90,13 @@ class ControlLine {
   void set_failure_callback(std::function<void()> callback);
   /// The first thing that went wrong in the world; empty while nothing did.
   std::string failure() const;
-  /// The same; gives a failure that must be on its way some time to arrive. A
-  /// coordinator that does not even answer is the failure.
+  /// The same, after waiting for a failure that must be on its way. If the
+  /// coordinator does not even answer, that is the failure.
   std::string wait_for_failure(std::chrono::milliseconds patience);
 
   void set(const std::string& key, const std::string& value);
   std::string get(const std::string& key, std::chrono::milliseconds timeout);
-  /// Tells what this rank calls. Returns at once.
+  /// Tells the coordinator what this rank calls. Returns at once.
   void report_call(const std::string& key, const std::string& members,
                    const std::string& signature, const std::string& text);
   /// Every member's text, by position among `members`.

@@ -54,7 +54,7 @@ class Coordinator {
   int port() const { return port_; }
   /// Tells every rank, now and later, that the job failed.
   void fail(const std::string& message);
-  /// This rank's process ended in good order: nobody may wait for it.
+  /// This rank's process ended in good order: a world that misses it fails.
   void rank_ended(int rank);
   /// The first failure of any world; empty while there is none.
   std::string failure() const;
@@ -81,7 +81,7 @@ class Coordinator {
     bool is_waiting = false;  // the rank's own thread
     std::vector<Wait> waits;
   };
-  // What every rank waits for, asked because `wait` of `rank` takes too long.
+  // A question to every rank, what it waits for: `wait` of `rank` is too long.
   struct Inquiry {
     std::uint64_t number = 0;
     int rank = 0;
@@ -158,11 +158,5 @@ class Coordinator {
   std::uint64_t num_inquiries_ = 0;
   std::thread thread_;
 };
-
-/// "rank 1", "ranks 0, 2".
-std::string rank_list(const std::vector<int>& ranks);
-/// "0,2,5" and back. Throws Error on anything else.
-std::string join_ranks(const std::vector<int>& ranks);
-std::vector<int> split_ranks(const std::string& text, int world_size);
 
 }  // namespace shardbook::internal

@@ -1,4 +1,4 @@
-// What launchers tell a rank.
+// Reads the variables by which launchers describe a rank.
 
 #include <cstdlib>
 #include <initializer_list>

@@ -39,7 +39,7 @@ void meet_by_file(Rendezvous& result, const fs::path& folder, bool serves,
   if (serves) {
     std::error_code ignored;
     fs::create_directories(folder, ignored);
-    // Under a temporary name first: nobody reads half an address.
+    // Write under a temporary name first: no rank may read half an address.
     const fs::path temporary =
         file.string() + "." + std::to_string(getpid()) + ".tmp";
     std::ofstream out(temporary);

@@ -6,8 +6,8 @@
 //   frame   u32 bytes that follow | u8 kind | fields
 //   field   u32 bytes             | the bytes
 //
-// Numbers are little endian. A frame is at most kMaxFrameBytes long; whoever
-// sends a longer or a broken one is disconnected.
+// Numbers are little endian. A frame is at most kMaxFrameBytes long; a peer
+// that sends a longer or a broken one is disconnected.
 
 #include <chrono>
 #include <cstddef>

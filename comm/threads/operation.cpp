@@ -9,8 +9,8 @@
 namespace shardbook::internal {
 namespace {
 
-// Bytes of one buffer in one task: a few buffers of it fit a second-level
-// cache, and taking a task costs nothing beside it.
+// Bytes of one buffer in one task. A few such buffers fit a second-level cache,
+// and taking a task costs little beside its work.
 constexpr std::int64_t kTaskBytes = 128 << 10;
 
 bool same_call(const Slot& a, const Slot& b) {
@@ -60,7 +60,7 @@ std::string Operation::mismatch(int index, const Slot& slot) const {
       return text.str();
     }
     if (slot.call.op != CommOp::kAllToAllV || slot.is_exchange) continue;
-    // What one sends, the other must expect, both ways.
+    // Each of the two must expect what the other sends.
     const auto self = static_cast<std::size_t>(index);
     const auto check = [&](std::size_t from, std::int64_t sent, std::size_t to,
                            std::int64_t expected) {

@@ -13,8 +13,8 @@
 //   send, recv      1 piece    the sender's     -> the receiver's
 //
 // Pieces are cut into tasks of the size of a cache. Tasks touch disjoint
-// memory, so that any thread may run any of them in any order: every byte is
-// read once and written once, and no result depends on who did what.
+// memory, so any thread may run any of them in any order: every byte is read
+// once and written once, and no result depends on which thread ran which task.
 
 #include <atomic>
 #include <cstdint>
@@ -61,7 +61,7 @@ class Operation {
   /// What that rank called: "all_reduce f32[10] over 'world'".
   std::string text_of(int world_rank) const;
 
-  /// All have arrived: finds out the tasks.
+  /// Cuts the call into tasks, when all have arrived.
   void plan();
   std::int64_t num_tasks() const { return num_tasks_; }
   /// Bytes that the tasks read and write.

@@ -24,7 +24,7 @@ class ThreadWork : public Work::State {
 
   void wait() override { world_->wait(*operation_, world_rank_, timeout_); }
 
-  // True also after a failure, so that who polls comes to wait and hears of it.
+  // True after a failure, too: a caller that polls must still see the error.
   bool done() override {
     if (!operation_->done.load(std::memory_order_acquire)) {
       world_->yield(world_rank_);

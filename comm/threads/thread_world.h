@@ -1,23 +1,23 @@
 #pragma once
 
-// What the ranks of one run_ranks share: their calls in flight, who waits for
-// whom, and the first failure.
+// The state that the ranks of one run_ranks share: their calls in flight, who
+// waits for whom, and the first failure.
 //
 // Life of a call. A member *arrives*: it leaves its buffers in the Operation
 // and goes on. When all have arrived, and the calls before it on the same group
 // are done, the operation *starts*. A small one is run at once by the thread
 // that started it, which is cheaper than waking anybody. A large one is opened
 // to helpers: members that wait for it, and the workers of the world, so that
-// it advances while the ranks compute. Never do more threads help than there
-// are cores. Who has nothing to help with sleeps.
+// it advances while the ranks compute. No more threads help than there are
+// cores; a thread without a task sleeps.
 //
 // Failure. Every blocked rank is known, with the operation that it waits for
 // and thereby the ranks that have not arrived there. A rank that blocks follows
-// these edges: a cycle is a deadlock, an edge to a rank that has ended will
-// never be taken back. Edges appear only when a rank blocks or ends, so that
-// nothing else needs to look. (Ranks that take turns on one thread look when
-// none can go on.) The first failure, of whatever kind, poisons the
-// world: every call of every rank throws from then on.
+// these edges: a cycle is a deadlock, and an edge to a rank that has ended
+// stays forever. Edges appear only when a rank blocks or ends, so nothing else
+// needs to look. (Ranks that take turns on one thread look when none can go
+// on.) The first failure, of whatever kind, poisons the world: every call of
+// every rank throws from then on.
 
 #include <chrono>
 #include <condition_variable>
@@ -54,12 +54,12 @@ struct SharedGroup {
 class Sleeper {
  public:
   virtual ~Sleeper() = default;
-  /// Gives the lock back until somebody wakes the rank, or the deadline.
+  /// Releases the lock until somebody wakes the rank, or until the deadline.
   virtual std::cv_status sleep(
       int world_rank, std::unique_lock<std::mutex>& lock,
       std::chrono::steady_clock::time_point deadline) = 0;
   virtual void wake(int world_rank) = 0;
-  /// The rank looks again and again whether a call is done: fibers hand on.
+  /// The rank polls a call: a fiber lets the others run.
   virtual void yield(int /*world_rank*/) {}
 };
 
@@ -94,7 +94,8 @@ class ThreadWorld {
   /// Called by run_ranks on the rank's own thread, before and after its body.
   void rank_begins(int world_rank);
   void rank_ended(int world_rank);
-  /// Ranks that take turns: none can go on. Says why and wakes them to throw.
+  /// For ranks that take turns, when none can go on: finds the reason and wakes
+  /// them to throw.
   void all_sleep();
   void fail(int world_rank, const std::string& reason,
             std::exception_ptr cause);
@@ -139,7 +140,7 @@ class ThreadWorld {
   std::string failure_text(int world_rank, const std::string& call) const;
   void start_workers();
 
-  // These give the lock back for a while.
+  // These release the lock for a while.
   void run_ready(Lock& lock);
   void help(Operation& operation, Lock& lock);
   void work();

@@ -16,10 +16,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names that are taken before we give up.
+// Names to try before we give up.
 constexpr int kMaxAttempts = 1000;
 
-/// Not built from the target's name, which may already be as long as allowed.
+/// The name is not built from the target's, which may be as long as allowed.
 /// O_EXCL settles ties between processes of several hosts on one file system.
 std::string next_temporary(const std::string& folder) {
   static std::atomic<unsigned> counter{0};

@@ -9,8 +9,8 @@ namespace shardbook::internal {
 
 /// Writes to a file without a name in the folder of `path`; commit() syncs it,
 /// gives it a temporary name, renames that and syncs the folder. Until then
-/// `path` is untouched, and nothing is left of a process that is killed. Where
-/// the file system has no files without a name, the file has its temporary name
+/// `path` is untouched, and a killed process leaves nothing behind. Where the
+/// file system has no files without a name, the file has its temporary name
 /// from the beginning; the destructor or any failure removes it. Throws
 /// shardbook::Error that names the path, the step and the cause.
 class AtomicFile {

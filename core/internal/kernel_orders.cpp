@@ -88,7 +88,7 @@ void* CopiesOf::find_or_make(const SharedKernelOrder& order, std::size_t bytes,
 
 void* address_as_it_lies(const Tensor& tensor) {
   auto* base = static_cast<std::byte*>(tensor.impl()->storage->data());
-  // A released storage: Tensor::raw has the words for it.
+  // A released storage: Tensor::raw throws the error.
   if (base == nullptr) return tensor.raw();
   return base + tensor.impl()->offset *
                     static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));

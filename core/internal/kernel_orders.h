@@ -1,12 +1,12 @@
 #pragma once
 
-// What a storage knows of kernels' orders. Read by core/*.cpp only.
+// The kernels' orders of one storage. Read by core/*.cpp only.
 //
-// The storage of a weight has copies of it in the orders of convolutions. They
-// end when the weight may be written. The storage of a weight's gradient may
-// lie in such an order itself. It becomes row-major when it may be read. An
-// operation that asks for a tensor's address (Tensor::raw) may do both, so
-// Tensor::raw settles the storage first; convolutions do not ask it.
+// The storage of a weight keeps copies of it in the orders of convolutions,
+// until the weight may be written. The storage of a weight's gradient may lie
+// in such an order itself, until the gradient may be read. An operation that
+// asks for a tensor's address (Tensor::raw) may do both, so Tensor::raw settles
+// the storage first; convolutions do not call it.
 //
 // Devices with a capacity have neither: their memory belongs to the program.
 
@@ -21,7 +21,7 @@
 
 namespace shardbook::internal {
 
-/// Of one storage. Safe to use from several threads.
+/// The orders of one storage. Safe to use from several threads.
 class KernelOrders {
  public:
   /// The storage may be read or written from now on: its values become
@@ -79,7 +79,7 @@ void* address_to_read(const Tensor& tensor);
 
 /// True where gradients of this device may stay in a kernel's order.
 bool may_keep_kernel_order(const Device& device);
-/// Says that `tensor`, which fills its storage, lies in `order`.
+/// Records that `tensor`, which fills its storage, lies in `order`.
 void set_kernel_order(const Tensor& tensor, SharedKernelOrder order);
 /// True when both lie in one kernel's order: not row-major, but alike.
 bool share_kernel_order(const Tensor& a, const Tensor& b);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What every operation in core/ops_*.cpp does around its kernel.
+// The steps of every operation in core/ops_*.cpp around its kernel.
 
 #include <initializer_list>
 
@@ -73,9 +73,10 @@ class GradientOf : public MemoryScope {
   }
 };
 
-/// The gradient of `weight`: computed now, or left for later where a store is
-/// installed and `weight` is a parameter (a leaf that is booked as an activation
-/// is the input of a stage, for which somebody waits); undefined then.
+/// The gradient of `weight`. When a store is installed and `weight` is a
+/// parameter, the store gets the computation and the result is undefined. (A
+/// leaf that is booked as an activation is the input of a stage, and another
+/// stage waits for its gradient.)
 template <typename Compute>
 Tensor weight_gradient(const Tensor& weight, Compute compute) {
   auto booked = [weight, compute = std::move(compute)] {
@@ -98,8 +99,8 @@ inline void check_same_kind(const char* op, const Tensor& a, const Tensor& b) {
            " and ", b.device().name(), " differ; copy one of them");
 }
 
-/// What a backward needs to know of an input whose values it does not need;
-/// keeps no activation alive.
+/// Describes an input to a backward that does not need its values; keeps no
+/// activation alive.
 struct InputInfo {
   explicit InputInfo(const Tensor& input)
       : needs_grad(input.requires_grad()),

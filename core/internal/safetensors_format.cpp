@@ -60,7 +60,8 @@ int resolve_safetensors_type(SafetensorsEntry* entry) {
 
 std::int64_t safetensors_bytes(const std::vector<std::int64_t>& shape,
                                int element_bits) {
-  // `volume` treats 0 as 1, to find overflow whatever the order of dimensions.
+  // `volume` treats 0 as 1: overflow must not depend on the order of
+  // dimensions.
   std::int64_t volume = element_bits;
   bool empty = false;
   for (const std::int64_t size : shape) {

@@ -14,21 +14,21 @@ namespace shardbook::internal {
 
 /// Bytes of the length in front of the header.
 constexpr std::size_t kSafetensorsPrefixBytes = 8;
-/// The format's own limit, so that a lying length costs nothing.
+/// The format's own limit: a false length must not cost memory.
 constexpr std::size_t kSafetensorsMaxHeaderBytes = 100'000'000;
-/// Ours: a hostile header must not turn one byte into one dimension.
+/// Our limit: a hostile header must not turn one byte into one dimension.
 constexpr std::size_t kSafetensorsMaxDims = 64;
 constexpr const char* kSafetensorsMetadataKey = "__metadata__";
 
 /// "F32" and so on, as the format spells the types of this library.
 const char* safetensors_type_name(DType dtype);
 
-/// Sets dtype and supported from type_name; returns the bits of an element,
-/// or 0 for a type that nobody here has heard of.
+/// Sets dtype and supported from type_name; returns the bits of an element, or
+/// 0 for an unknown type.
 int resolve_safetensors_type(SafetensorsEntry* entry);
 
 /// Bytes of a tensor, or -1 when they exceed the largest std::int64_t or are
-/// not whole. A dimension of size 0 does not excuse the others: strides would
+/// not whole. The other dimensions must fit even if one is 0: strides would
 /// overflow.
 std::int64_t safetensors_bytes(const std::vector<std::int64_t>& shape,
                                int element_bits);

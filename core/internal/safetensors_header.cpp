@@ -1,7 +1,7 @@
 // The parser of the header. It listens to the JSON parser's events instead of
-// building a document: a document would merge duplicate keys silently and
-// nest as deep as a hostile file likes. Here, what is not expected at a place
-// is an error at once, so that nothing ever nests deeper than three.
+// building a document: a document would merge duplicate keys silently and nest
+// as deep as a hostile file likes. Here anything unexpected is an error at
+// once, so nothing ever nests deeper than three.
 
 #include <algorithm>
 #include <cstring>
@@ -137,7 +137,7 @@ class HeaderReader : public Json::json_sax_t {
   }
 
  private:
-  // Where the parser stands; what is allowed follows from it.
+  // The parser's position, which decides what is allowed next.
   enum class Place {
     kStart,
     kTop,
@@ -178,7 +178,7 @@ class HeaderReader : public Json::json_sax_t {
     SB_FAIL(label_, ": the header is ", what, "; it must be an object");
   }
 
-  /// What can be said about a tensor without knowing the others.
+  /// Checks a tensor as far as that is possible without the others.
   void finish_entry() {
     SB_CHECK(seen_dtype_, tensor(), "dtype is missing");
     SB_CHECK(seen_shape_, tensor(), "shape is missing");
@@ -187,7 +187,7 @@ class HeaderReader : public Json::json_sax_t {
     SB_CHECK(entry_.begin <= entry_.end, tensor(), "data_offsets [",
              entry_.begin, ", ", entry_.end, "] run backwards");
     const int bits = resolve_safetensors_type(&entry_);
-    // The size of an unknown type is what the file says it is.
+    // The size of an unknown type cannot be checked.
     if (bits > 0) {
       const std::int64_t bytes = safetensors_bytes(entry_.shape, bits);
       SB_CHECK(bytes >= 0, tensor(), "shape ", shape_text(entry_.shape), " of ",
@@ -251,7 +251,7 @@ SafetensorsHeader parse_safetensors_header(const char* text, std::size_t size,
   HeaderReader reader(label, &header);
   Json::sax_parse(text, text + size, &reader);
 
-  // An empty tensor comes before the one that starts where it stands.
+  // An empty tensor comes before the one that starts at the same byte.
   std::stable_sort(header.entries.begin(), header.entries.end(),
                    [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
                      return a.begin != b.begin ? a.begin < b.begin

@@ -12,7 +12,7 @@ namespace shardbook {
 
 namespace autograd {
 
-/// What a tensor knows about its gradient; made when first needed.
+/// A tensor's part in autograd; created when first needed.
 struct Meta {
   bool requires_grad = false;
   /// A result in a parameter's place; see Tensor::set_stands_for_parameter.

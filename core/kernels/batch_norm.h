@@ -33,8 +33,9 @@ void row_normalize(KernelContext& context, DType dtype, const RowNorm& norm,
 /// With dz = dy where the ReLU let through (all of dy without one):
 /// sum_dz[c] = sum of dz, sum_dz_xhat[c] = sum of dz * (x - mean) * rstd.
 ///
-/// Where `y` is given, the ReLU let through what is positive in y, and dz (may
-/// be dy) is written; otherwise y = relu(normalised x) is computed once more.
+/// Where `y` is given, the ReLU let through the elements that are positive in
+/// y, and dz is written (it may be dy). Otherwise y = relu(normalised x) is
+/// computed once more, and dz is not written.
 void row_norm_backward_sums(KernelContext& context, DType dtype,
                             const RowNorm& norm, const void* x, const void* y,
                             const void* dy, void* dz, double* sum_dz,

@@ -10,7 +10,7 @@
 
 namespace shardbook::kernels {
 
-/// Which numbers meet: x [n, h, w, in], weight [out, in, kh, kw],
+/// The sizes of a convolution: x [n, h, w, in], weight [out, in, kh, kw],
 /// y [n, out_h(), out_w(), out]; `padding` zeros on each side of h and w.
 struct ConvShape {
   std::int64_t n = 0;
@@ -28,10 +28,11 @@ struct ConvShape {
 
 /// y = conv(x, weight) + bias; bias [out] may be null. All arrays share dtype.
 ///
-/// f32 and bf16 are oneDNN's. f64, f16 and all with `context.deterministic`
-/// are products, image by image, of the image's windows laid side by side: the
-/// bits of an image's result depend on that image alone.
-/// Copies of the weight in oneDNN's order go to `copies`, if there is such.
+/// oneDNN computes f32 and bf16. f64, f16 and every dtype with
+/// `context.deterministic` are computed as one product per image, of the
+/// image's windows laid side by side: the bits of an image's result depend on
+/// that image alone.
+/// Copies of the weight in oneDNN's order go to `copies`, if given.
 /// Cost: 2 rows out depth flops.
 void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
             const void* x, const void* weight, const void* bias, void* y,
@@ -44,7 +45,7 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
                           OrderedCopies* copies = nullptr);
 
 /// dweight from x and dy; images are added in order. With `order`, dweight may
-/// be left in an order other than row-major, which is then written there.
+/// be left in an order other than row-major, to which `*order` is then set.
 void conv2d_backward_weight(KernelContext& context, DType dtype,
                             const ConvShape& shape, const void* x,
                             const void* dy, void* dweight,

@@ -38,10 +38,10 @@ struct MatmulArgs {
 ///
 /// A, B, C and bias share `dtype` (f64, f32, bf16, f16); C overlaps no input.
 /// With k = 0 the product is zero. 16-bit products add in f32.
-/// Cost: 2 * batch * m * n * k flops. Large f32 products and bf16 ones are
-/// oneDNN's. All others, and all with `context.deterministic`, are chains of
+/// Cost: 2 * batch * m * n * k flops. oneDNN computes large f32 products and
+/// bf16 ones. All others, and all with `context.deterministic`, are chains of
 /// multiply-adds in increasing k, to which C and then the bias are added: an
-/// element's bits do not depend on m, n, batch, position or threads, so that a
+/// element's bits do not depend on m, n, batch, position or threads, so a
 /// product of some rows or columns equals those rows or columns of the product.
 /// Throws Error for another dtype, negative sizes, or a leading dimension that
 /// is too small.

@@ -1,7 +1,7 @@
 #pragma once
 
 // Optimizer updates on flat slices, with PyTorch's formulas in PyTorch's order.
-// State belongs to the caller, so that it can be sharded anyhow.
+// State belongs to the caller, so that it can be sharded in any way.
 
 #include <cstdint>
 

@@ -40,7 +40,7 @@ struct GlobalView {
   Dims step;
 };
 
-/// The view of a tensor that is all here.
+/// The view of a whole tensor.
 GlobalView whole_view(const Dims& shape);
 
 /// The 32 random bits of one element.

@@ -9,7 +9,7 @@ namespace shardbook::sim::internal {
 
 namespace {
 
-// Limits far beyond what exists, against slips of the pen and of units.
+// Limits far beyond existing machines, to catch wrong digits and wrong units.
 constexpr double kMaxBytesPerS = 1e15, kMaxFlops = 1e18, kMaxBytes = 1e15,
                  kMaxSeconds = 1;
 constexpr int kMaxNodes = 1 << 20, kMaxDevicesPerNode = 1024, kMaxLinks = 64;
@@ -177,7 +177,7 @@ void read_intra_node(const Json& json, const Source& source, Cluster& cluster) {
                                                                  : "mesh";
   std::string kind = before;
   object.choice("kind", {"switch", "mesh", "pcie", "memory", "flat"}, kind);
-  // What is known of one kind of link says nothing about another.
+  // The constants of one kind of link say nothing about another.
   if (kind != before) {
     cluster.intra_node = LinkSpec();
     cluster.mesh.clear();

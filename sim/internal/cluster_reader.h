@@ -10,9 +10,9 @@ namespace shardbook::sim::internal {
 /// The largest cluster.
 constexpr int kMaxDevices = 1 << 20;
 
-/// Applies what `source` extends, then what it says itself. Throws Error that
-/// names the file, the path in it, the value and what is allowed. Whether the
-/// parts fit together is not looked at.
+/// Applies the file that `source` extends, then `source` itself. Throws Error
+/// that names the file, the path in it, the value and what is allowed. Does not
+/// check whether the parts fit together.
 void read_cluster(const Source& source, Chain& chain, Cluster& cluster);
 
 }  // namespace shardbook::sim::internal

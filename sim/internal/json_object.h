@@ -47,7 +47,7 @@ class JsonObject {
 
   const std::string& file() const { return file_; }
   std::string where(const std::string& key) const;
-  /// The value, or null where the file does not say.
+  /// The value, or null where the file has none.
   const Json* find(const std::string& key);
 
   // Each sets `value` where the key is present.
@@ -58,11 +58,11 @@ class JsonObject {
   void integer(const std::string& key, std::int64_t min, std::int64_t max,
                int& value);
   void number(const std::string& key, double min, double max, double& value);
-  /// `prefix` and a unit are the key. Above `min`, or equal where that is 0
-  /// and `zero` is allowed.
+  /// `prefix` and a unit are the key. The number is above 0, or 0 where `zero`
+  /// is true; `max` is in SI units.
   void quantity(const std::string& prefix, const Units& units, double max,
                 bool zero, double& value);
-  /// Call last: throws for a key that nobody has asked for.
+  /// Call last: throws for a key that no call has named.
   void finish() const;
 
  private:

@@ -127,7 +127,7 @@ Cost MessageTimer::ring(double steps, double net_steps, double bytes,
             (is_ll128 ? kExpectedStepS : link.latency_s) +
         net_steps * cluster_.network.latency_s * protocol->net_latency;
     const double seconds = start_s + latency_s + pieces * piece_s / share;
-    // NCCL takes what it expects to be fastest, which is not always so.
+    // NCCL takes the protocol that it expects to be fastest, rightly or not.
     const double expected_s =
         protocol->start_s + steps * kExpectedStepS * protocol->latency +
         steps * piece_s * link.speed() / link.expected() / protocol->expected;

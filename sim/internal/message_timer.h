@@ -14,7 +14,7 @@ struct Protocol;
 /// to.
 constexpr double kMeasuredBytes = 1 << 20;
 
-/// What a group's algorithms see of the cluster.
+/// The cluster as the algorithms of one group see it.
 struct Group {
   double size = 0;
   double nodes = 0;
@@ -25,7 +25,7 @@ struct Group {
   double net_speed = 0;      ///< of the group's share of a node's NICs
   bool nvlink = false;
 
-  /// Of a ring through all members.
+  /// Speed of a ring through all members.
   double ring_speed() const {
     if (nodes == 1) return node_speed;
     return members == 1 ? net_speed : std::min(node_speed, net_speed);

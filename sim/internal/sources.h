@@ -23,7 +23,7 @@ bool is_file_name(const std::string& name);
 std::string read_file(const std::string& file);
 /// The presets of "clusters" or "devices".
 std::vector<std::string> names_in(const std::string& folder);
-/// Finds what a file calls `name`. `where` says who asks, for messages.
+/// Finds the source that a file calls `name`; messages begin with `where`.
 Source find_source(const std::string& folder, const std::string& name,
                    const std::string& directory, const std::string& where);
 

@@ -1,7 +1,7 @@
 """The changes that run.py makes: one line each, and the tests to notice it.
 
 `line` is text of `file`, once in it; `becomes` takes its place. `tests` is a
-filter of GoogleTest for `program` ("chapters", "claims", "pipelines" or "cli"),
+filter of GoogleTest for `program` (a key of PROGRAMS in run.py),
 narrow enough to run for seconds. `reason` is for those that no test can notice.
 """
 
@@ -34,7 +34,7 @@ def chapter(name, program):
 
 # --- Data parallelism in one process -----------------------------------------
 
-data_parallel = chapter("01_data_parallel", "chapters")
+data_parallel = chapter("01_data_parallel", "data_parallel")
 
 # Another sum of gradients: without the second device's
 data_parallel(
@@ -74,7 +74,7 @@ data_parallel(
 
 # --- Distributed data parallelism ---------------------------------------------
 
-ddp = chapter("02_ddp", "chapters")
+ddp = chapter("02_ddp", "data_parallel")
 
 ddp("reducer.cpp", "const double factor = comm_hook_ ? 1 : 1 / divisor_;",
     "const double factor = 1;", "DdpModel.*:DdpNoSync.*")
@@ -128,7 +128,7 @@ ddp("sampler.cpp",
 
 # --- ZeRO and FSDP --------------------------------------------------------------
 
-sharded = chapter("03_zero_fsdp", "chapters")
+sharded = chapter("03_zero_fsdp", "zero_fsdp")
 
 sharded("zero/zero.cpp", "factor *= clip_factor(norm, options_.clip);",
         "factor *= options_.clip / (norm + 1e-6);", "ZeroOptions.*")
@@ -218,7 +218,8 @@ sharded("fsdp/flat_parameter.cpp",
 
 # --- What all chapters share ------------------------------------------------------
 
-common = chapter("common", "chapters")
+common = chapter("common", "single_device")
+of_replicas = chapter("common", "data_parallel")
 
 common("run/training.cpp", "mean_loss += loss.item() * share;",
        "mean_loss += loss.item();", "*SingleDevicePieces.MicroBatches*")
@@ -226,13 +227,13 @@ common("run/training.cpp", "commit_batch_norms(model);", "", "ResNet.*",
        "no model that is trained this way defers its running statistics")
 common("run/training.cpp", "{BatchSlice{i, n}, (batch - i + n - 1) / n}",
        "{BatchSlice{i, n}, batch / n}", "*SingleDevicePieces.MicroBatches*")
-common("run/training.cpp",
+of_replicas("run/training.cpp",
        "const double share = 1 / static_cast<double>(g);",
        "const double share = 1;", "*DdpParity.ATiedGpt*/1")
-common("run/training.cpp",
+of_replicas("run/training.cpp",
        "options.batch / (d * g));\n    random.batch = batch.slice;",
        "options.batch / (d * g));", "*DdpParity.ATiedGpt*/1")
-common("models/data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
+of_replicas("models/data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
        "(step * global_batch + slice.first + row) %",
        "*DdpParity.ATiedGpt*/1:DatasetFiles.*")
 common("models/data.cpp", "target[row * seq_ + i] = token[i + 1];",
@@ -241,7 +242,7 @@ common("run/memory.cpp", "return s.tokens * (s.has_dropout ? 6 : 5) * s.h",
        "return s.tokens * (s.has_dropout ? 5 : 4) * s.h",
        "*SingleDevicePieces.PeakMemory*")
 
-comm = folder("comm", "chapters")
+comm = folder("comm", "data_parallel")
 
 comm("coalesce.cpp", "bytes_of(pieces.back()) + tensor.bytes() <= max_bytes",
      "bytes_of(pieces.back()) <= max_bytes", "DdpCoalesce.*")
@@ -284,7 +285,7 @@ shared_by_pipelines(
 shared_by_pipelines(
     "pipeline/pipeline_model.cpp", "if (*holders[name].begin() == world.rank())",
     "if (holders[name].count(world.rank()) > 0)",
-    "*PostValidation*:GpipeParity.*:Pipeline*")
+    "*PipelineShelf*:*DualPipe*")
 
 # --- Model parallelism --------------------------------------------------------------
 

@@ -38,7 +38,9 @@ from mutants import MUTANTS  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = {
-    "chapters": "tests/chapters/chapters_test",
+    "single_device": "tests/chapters/single_device_test",
+    "data_parallel": "tests/chapters/data_parallel_test",
+    "zero_fsdp": "tests/chapters/zero_fsdp_test",
     "claims": "tests/chapters/claims_test",
     "pipelines": "tests/chapters/pipelines_test",
     "cli": "tests/cli/cli_test",

@@ -191,7 +191,7 @@ MARK = re.compile(r"^\[ *(RUN|OK|FAILED|SKIPPED) *\] ([\w/]+\.[\w/]+)", re.M)
 
 
 def cases_of_output(text, end):
-    """What a program that ended too early had printed."""
+    """The cases that a program printed before it ended too early."""
     cases = {}
     for mark, name in MARK.findall(text):
         cases[name] = {"OK": Case("passed", ""),

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where a test writes its files: never a fixed name, so that two suites may run
+// A folder for a test's files: never a fixed name, so that two suites may run
 // on one machine at the same time.
 
 #include <stdlib.h>

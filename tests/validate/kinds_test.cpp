@@ -170,7 +170,7 @@ TEST(Tables, NothingToJudgeIsNoAimMet) {
       open_table(written("model,backend,gpus,quantity,value\n"
                          "ResNet50,NCCL,32,speed-up from overlap,38\n")));
   EXPECT_FALSE(result.meets_aim);
-  EXPECT_THAT(as_text(result), HasSubstr("ResNet has no chapter yet"));
+  EXPECT_THAT(as_text(result), HasSubstr("the DDP chapter trains no ResNet"));
   EXPECT_THAT(as_text(result), HasSubstr("nothing to judge"));
 }
 

@@ -13,14 +13,14 @@ namespace shardbook::validate {
 namespace {
 
 /// Predicted once, however many tests ask.
-const Validation& of(const std::string& file) {
+const Validation& of(const char* file) {
   static std::map<std::string, Validation> done;
   const auto found = done.find(file);
   if (found != done.end()) return found->second;
   const Validation& result =
       done.emplace(file, validate(open_table(test::own_table(file))))
           .first->second;
-  std::printf("%s: MAPE %.1f %%, one constant %.1f %%\n", file.c_str(),
+  std::printf("%s: MAPE %.1f %%, one constant %.1f %%\n", file,
               100 * result.aimed_mape, 100 * result.null_mape);
   return result;
 }

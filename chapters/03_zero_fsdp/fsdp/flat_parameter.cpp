@@ -30,7 +30,7 @@ FlatParameter::FlatParameter(const std::string& name,
                              const UnitOptions& options, bool per_parameter,
                              bool use_orig_params)
     : name_(name), groups_(groups), options_(options) {
-  // v2: what is trained comes first, so that gradients are a prefix
+  // v2: trained parameters come first, so that gradients are a prefix
   auto is_trained = [](const NamedTensor& p) {
     return p.tensor.requires_grad();
   };
@@ -118,7 +118,7 @@ Tensor FlatParameter::own_part(const Tensor& message,
   return part_of(message, shard_rank() * numel, numel);
 }
 
-// Memory for what arrives: in v1 it is the full array itself.
+// Memory for the gathered message: in v1 it is the full array itself.
 Tensor FlatParameter::gathered_message() {
   if (!layout_.per_parameter) {
     full_.restore_storage();
@@ -145,7 +145,7 @@ void FlatParameter::start_gather() {
     gather_work_ =
         groups_.shards->all_gather(message, input, "gather " + name_);
   }
-  // Only now: without memory or peers the unit is still in shards
+  // Set last: when memory or a peer was missing, the unit is still in shards
   state_ = State::kGathering;
 }
 
@@ -280,7 +280,7 @@ void FlatParameter::finish_reduce(double divide_after) {
   output_ = Tensor();
 }
 
-// Adds to the gradient of what the optimizer updates
+// Adds to the gradients of the tensors that the optimizer updates
 void FlatParameter::take(const Tensor& output) {
   if (options_.offload_params) {
     host_traffic_.to_host += static_cast<double>(output.bytes());

@@ -14,10 +14,11 @@
 // splits it in a recorded operation, which holds a unit's gradients twice.
 //
 // v1 and v2 differ in the layout alone. v1's full array IS the gathered
-// message. v2 cuts each parameter by rows, so that a message is ordered by
-// rank, and is copied to (and, for gradients, from) the parameters' order.
+// message. v2 cuts each parameter by rows, so a message is ordered by rank, and
+// is copied to (and, for gradients, from) the parameters' order.
 //
-// With one rank to share with (NO_SHARD, d = 1) shard and full are one array.
+// Where a rank shares with no other (NO_SHARD, d = 1), shard and full are one
+// array.
 
 #include <cstdint>
 #include <memory>
@@ -54,33 +55,33 @@ class FlatParameter {
   const std::string& name() const { return name_; }
   const ShardLayout& layout() const { return layout_; }
   const std::vector<std::string>& names() const { return names_; }
-  /// What stands in the module, in the layout's order: views of `full`.
+  /// The module's parameters, in the layout's order: views of `full`.
   const Tensors& leaves() const { return leaves_; }
   const Tensor& shard() const { return shard_; }
   DType compute_dtype() const { return compute_dtype_; }
   bool needs_grad() const { return grad_numel_ > 0; }
-  /// What the optimizer updates: the shard (v1), or its part of each trained
-  /// parameter (v2, use_orig_params). Gradients arrive here.
+  /// The tensors that the optimizer updates: the shard (v1), or its part of
+  /// each trained parameter (v2, use_orig_params). Gradients arrive here.
   const std::vector<NamedTensor>& trained() const { return trained_; }
 
   // --- Gather ------------------------------------------------------------------
 
   bool is_sharded() const { return state_ == State::kSharded; }
-  /// Takes memory, casts, sends; the caller chooses the stream.
+  /// Allocates memory, casts, sends; the caller chooses the stream.
   void start_gather();
-  /// Full parameters may be read by what follows.
+  /// After it, operations may read the full parameters.
   void finish_gather();
   void free_full();
 
   // --- Gradients ---------------------------------------------------------------
 
-  /// Takes memory for the gradients and leads them there.
+  /// Allocates memory for the gradients, in which they will accumulate.
   void prepare_grads();
   bool has_grads() const;
   /// Forgets the gradients that have come, and the memory for them.
   void drop_grads();
-  /// Sum over ranks of the gradients / `divide_before`, on its way; the full
-  /// gradients are gone (or are the message).
+  /// Starts the sum over ranks of the gradients / `divide_before`, and frees
+  /// the full gradients (unless they are the message).
   void start_reduce(double divide_before);
   bool is_reducing() const { return message_.defined(); }
   /// Adds the arrived sum / `divide_after` to the gradient of `trained`.
@@ -90,7 +91,7 @@ class FlatParameter {
 
   // --- State -------------------------------------------------------------------
 
-  /// Copies pieces of full tensors into the shard and back.
+  /// The whole of a tensor that lies as the shard does. Collective.
   Tensor gather(const Tensor& shard, const std::string& label) const;
   /// Parameter i in what `gather` returned.
   Tensor view(const Tensor& full, std::size_t i) const;
@@ -101,7 +102,7 @@ class FlatParameter {
   const UnitGroups& groups() const { return groups_; }
   const HostTraffic& host_traffic() const { return host_traffic_; }
 
-  // Bytes, for the bill: exactly what start_gather and so on take.
+  // Bytes, for the bill: exactly those that start_gather and so on allocate.
   std::int64_t shard_bytes() const { return shard_.bytes(); }
   bool is_on_host() const { return options_.offload_params; }
   std::int64_t full_bytes() const;     ///< 0 where full is the shard

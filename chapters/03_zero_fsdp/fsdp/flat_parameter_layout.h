@@ -7,7 +7,7 @@
 //   per parameter (v2)      [a a|a a] [b b|b .] [c|c]   padded one by one
 //
 // Both cut with CEIL (torch.chunk): part r of n is [r q, (r+1) q), q = ceil(n /
-// d), so that the last ranks may hold nothing but padding.
+// d), so the last ranks may hold nothing but padding.
 
 #include <cstdint>
 #include <vector>

@@ -9,6 +9,7 @@
 #include "core/context.h"
 #include "core/inplace.h"
 #include "core/ops.h"
+#include "core/optim.h"
 
 namespace shardbook::fsdp {
 
@@ -41,7 +42,7 @@ void FullyShardedDataParallel::pre_forward(Unit& unit, Tensors& inputs) {
   if (unit.is_root && !again) {
     check_no_failure("forward");
     if (graph_.expired()) begin_orders();
-    // Gathers wait for the last update, and then for nothing that computes
+    // Gathers wait for the last update, but not for this step's computation
     Event begun;
     begun.record();
     StreamScope stream(kUnshardStream);
@@ -151,7 +152,7 @@ void FullyShardedDataParallel::post_forward(Unit& unit, Tensors& outputs) {
       return Tensor();
     });
   }
-  // What was prefetched and not used, or kept for a backward that will not be
+  // Free units that were prefetched and not used, or kept for a backward
   if (unit.is_root && !RankContext::current().grad_enabled) reshard_all();
 }
 
@@ -251,7 +252,7 @@ void FullyShardedDataParallel::forget_failed_backward() {
 void FullyShardedDataParallel::unshard(Unit& unit) {
   if (!unit.flat || !unit.flat->is_sharded()) return;
   check_order(unit);
-  // The host may run far ahead of the device, and memory is taken when a
+  // The host may run far ahead of the device, and memory is allocated when a
   // gather is issued: two units may be gathered and not yet used up
   if (options_.limit_all_gathers && freed_.size() >= 2) {
     freed_.front().synchronize();
@@ -290,7 +291,7 @@ void FullyShardedDataParallel::prefetch_for_forward(const Unit& unit) {
   }
 }
 
-// Equal sizes in another order would go through unnoticed, with other values.
+// Gathers of equal sizes in another order would succeed, with wrong values.
 void FullyShardedDataParallel::check_order(const Unit& unit) {
   if (!options_.check_execution_order || !is_first_iteration_ ||
       group_.size() == 1) {

@@ -22,7 +22,7 @@
 // of DDP: the mean over ranks; bit for bit where d is a power of two and ranks
 // sum in order.
 //
-// The model's tensors are replaced: make the optimizer afterwards, from
+// The model's tensors are replaced: create the optimizer afterwards, from
 // parameters(). Between steps the model's own parameters hold nothing; read
 // them under summon_full_params. The optimizer must work element by element
 // (LAMB and LARS would see norms of slices). All ranks construct, call and
@@ -82,8 +82,8 @@ struct FsdpOptions {
   bool forward_prefetch = false;
   /// The host issues a gather only when all but two earlier ones are used up.
   bool limit_all_gathers = true;
-  /// parameters() has one entry per parameter, so that a unit may mix trained
-  /// and frozen ones.
+  /// parameters() has one entry per parameter, so a unit may mix trained and
+  /// frozen ones.
   bool use_orig_params = false;
   /// Begin with rank 0's values.
   bool sync_module_states = false;
@@ -93,9 +93,9 @@ struct FsdpOptions {
   bool per_parameter = false;
 };
 
-/// Divide before the sum by f, and after it by d / f: neither addends nor sum
-/// leave the range of few bits. d = 8: 4, then 2. A power of two, so that for
-/// such d nothing is rounded.
+/// Returns f: gradients are divided by f before the sum and by d / f after it,
+/// so neither addends nor sum leave the range of few bits. For d = 8: 4, then
+/// 2. f is a power of two: where d is one, too, nothing is rounded.
 double gradient_predivide_factor(int num_ranks);
 
 class FullyShardedDataParallel;
@@ -113,9 +113,10 @@ class [[nodiscard]] NoSync {
   bool previous_;
 };
 
-/// While it lives, the model's parameters are whole, in the shards' dtype. What
-/// is written to them is kept (on every rank its own shard) when it ends. A
-/// forward inside gathers nothing, so that one rank may run it alone. Collective. Costs the memory of the whole model.
+/// While it lives, the model's parameters are whole, in the shards' dtype. At
+/// its end each rank keeps what was written to its own shard. A forward inside
+/// gathers nothing, so one rank may run it alone. Collective. Costs the memory
+/// of the whole model.
 class [[nodiscard]] SummonFullParams {
  public:
   explicit SummonFullParams(FullyShardedDataParallel& fsdp,
@@ -133,7 +134,7 @@ class [[nodiscard]] SummonFullParams {
 class FullyShardedDataParallel {
  public:
   /// Units: the root, `plan`'s, and what the policy chooses. Throws Error for
-  /// parameters that stand in two units, for mixed dtypes, and for a shard
+  /// parameters that belong to two units, for mixed dtypes, and for a shard
   /// size that does not divide the ranks.
   FullyShardedDataParallel(Module& module, ProcessGroup& group,
                            const FsdpOptions& options = {},
@@ -149,10 +150,10 @@ class FullyShardedDataParallel {
   SummonFullParams summon_full_params(bool writeback = true) {
     return SummonFullParams(*this, writeback);
   }
-  /// What the optimizer updates on this rank.
+  /// The tensors that the optimizer updates on this rank.
   Tensors parameters() const;
   /// Forgets all gradients: those of the shards, whole ones that no_sync has
-  /// kept, and what a failed backward has left.
+  /// kept, and those that a failed backward has left.
   void clear_grad();
   /// Norm of the global gradient over all shards; scales them when it exceeds
   /// `max_norm`. An all-reduce of one f64. Use it in place of clip_grad_norm.

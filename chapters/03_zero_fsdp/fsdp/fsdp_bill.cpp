@@ -52,7 +52,7 @@ std::vector<Node> tree_of(const FullyShardedDataParallel& fsdp) {
     around.push_back(nodes.size());
     nodes.push_back({unit, unit->name(), {}, false});
   }
-  // The model's first parameter meets the model's inputs
+  // The module of the first parameter reads the model's inputs
   const std::string first = fsdp.first_parameter();
   for (Node& node : nodes) {
     node.ends_last = node.path.empty() || is_below(first, node.path);
@@ -78,7 +78,7 @@ class Walk {
       if (!node.unit->is_on_host()) {
         parameters.add(bytes(node.unit->shard_bytes()));
       }
-      // Taken once when the unit is made, and given back
+      // Allocated once when the unit is made, and freed
       parameters.add(bytes(node.unit->full_bytes()));
       parameters.add(-bytes(node.unit->full_bytes()));
     }
@@ -91,7 +91,7 @@ class Walk {
     forward(0);
     if (is_last) messages.add(beside_);
     backward(0);
-    // The end of backward: what is not reduced yet, the last-defined first
+    // The end of backward: units not reduced yet, the last-defined first
     for (std::size_t i = nodes_.size(); i-- > 0;) reduce(i);
     for (std::size_t i = 0; i < nodes_.size(); ++i) free(i);
     finish_reduction();

@@ -1,6 +1,7 @@
 #pragma once
 
-// What FSDP sends and holds, by walking through a training step without one.
+// The bytes that FSDP sends and holds, by a walk through a step that does not
+// run.
 
 #include <cstdint>
 #include <string>

@@ -14,7 +14,7 @@ struct Placed {
   const Module* unit;
 };
 
-/// Every parameter with the innermost unit that it stands in.
+/// Every parameter with the innermost unit that contains it.
 class UnitWalk : public MemberVisitor {
  public:
   explicit UnitWalk(const std::map<const Module*, std::string>& units)
@@ -151,7 +151,7 @@ void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
            " given; wrap members of "
            "the model where they finally stand");
 
-  // Shard one after another; the model lets go of what it had
+  // Shard one after another; the model releases its own tensors
   UnitWalk walk(names);
   walk.module("", module_);
   if (!walk.placed.empty()) first_parameter_ = walk.placed[0].parameter.name;
@@ -219,7 +219,7 @@ SummonFullParams::SummonFullParams(FullyShardedDataParallel& fsdp,
     const auto found = whole.find(leaf.id());
     return found == whole.end() ? leaf : found->second;
   });
-  fsdp.is_summoned_ = true;  // last: what throws above undoes itself
+  fsdp.is_summoned_ = true;  // last: not when the above has thrown
 }
 
 SummonFullParams::~SummonFullParams() {

@@ -6,9 +6,9 @@
 //
 // A unit still sends one all-gather and one reduce-scatter; since each rank's
 // rows of every parameter travel together, they are copied into and out of the
-// message. What that buys: optimizer state and state dicts per parameter,
-// trained and frozen parameters side by side, no padding between parameters of
-// even rows. Parameters with fewer rows than ranks leave ranks empty-handed.
+// message. The gain: optimizer state and state dicts per parameter, trained and
+// frozen parameters side by side, no padding between parameters of even rows.
+// Parameters with fewer rows than ranks leave some ranks without a part.
 //
 // pytorch/pytorch, torch/distributed/fsdp/_fully_shard.
 

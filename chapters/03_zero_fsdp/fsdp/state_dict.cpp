@@ -17,7 +17,7 @@ Tensor copy_of(const Tensor& x, bool to_host) {
   return copy;
 }
 
-/// Sorts what units deliver by the model's order of definition.
+/// Sorts the units' tensors by the model's order of definition.
 std::vector<NamedTensor> in_order(Module& module,
                                   const std::map<std::string, Tensor>& found) {
   std::vector<NamedTensor> ordered;
@@ -131,7 +131,7 @@ void load_sharded_state_dict(FullyShardedDataParallel& fsdp,
     for (std::size_t i = 0; i < unit->names().size(); ++i) {
       const std::string& name = unit->names()[i];
       const Piece own = unit->layout().piece(i, unit->shard_rank());
-      // Walk over the pieces, and copy what meets the own one
+      // Walk over the pieces, and copy their overlap with the own one
       std::int64_t covered = own.begin;
       for (const ShardedTensor* piece : by_name[name]) {
         SB_CHECK(piece->shape == unit->layout().shapes[i], "fsdp: '", name,

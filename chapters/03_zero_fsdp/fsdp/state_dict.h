@@ -41,7 +41,7 @@ struct ShardedTensor {
   std::int64_t begin = 0;
   Tensor values;
 };
-/// What this rank holds; copies, no communication, no padding.
+/// This rank's parts, as copies: no communication, no padding.
 std::vector<ShardedTensor> sharded_state_dict(FullyShardedDataParallel& fsdp);
 /// From the pieces of all ranks of any earlier run, in any order. Throws Error
 /// that names the parameter and the first element which no piece covers.

@@ -5,7 +5,7 @@
 namespace shardbook::fsdp {
 namespace {
 
-/// Returns the elements that `module` and what is below hand to units.
+/// Returns the elements of `module` that belong to units in it or below it.
 std::int64_t wrap_below(Module& module, bool is_root, const WrapPolicy& policy,
                         const WrapPlan& plan, std::vector<Module*>& units) {
   const std::int64_t numel = module.num_parameters();

@@ -47,7 +47,7 @@ WrapPolicy size_based_auto_wrap_policy(
 /// Every module of these types: a transformer's blocks.
 WrapPolicy transformer_auto_wrap_policy(std::set<std::string> types);
 
-/// What a wrap may say about one unit.
+/// The options that a wrap may set for one unit.
 struct UnitOptions {
   bool offload_params = false;
   MixedPrecision mixed_precision;

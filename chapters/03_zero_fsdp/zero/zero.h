@@ -1,6 +1,6 @@
 #pragma once
 
-// ZeRO: data parallelism without copies that nobody needs.
+// ZeRO: data parallelism without redundant copies.
 //
 // Under DDP all ranks hold the same parameters, the same gradients and the same
 // optimizer state. ZeRO gives each rank a shard of them, and fetches the rest
@@ -58,7 +58,7 @@ struct ZeroOptions {
   std::int64_t reduce_bucket_size = 500'000'000;
   /// Elements that are gathered together after a step, stages 1 and 2.
   std::int64_t allgather_bucket_size = 500'000'000;
-  /// Backward goes on while gradients travel. Stages 1 and 2: takes a second
+  /// Backward goes on while gradients travel. Stages 1 and 2: needs a second
   /// bucket.
   bool overlap_comm = true;
   /// Each rank receives its own shard; false: all of the bucket is all-reduced
@@ -68,8 +68,9 @@ struct ZeroOptions {
   bool round_robin_gradients = false;
   std::int64_t alignment = 2;  ///< elements, stages 1 and 2
   double clip = 0;             ///< largest norm of the gradient; 0: any
-  /// What the loss was multiplied by before backward. With f16 parameters a
-  /// step whose gradient has overflowed on any rank is left out on all.
+  /// The factor by which the loss was multiplied before backward. With f16
+  /// parameters a step whose gradient has overflowed on any rank is left out on
+  /// all.
   double loss_scale = 1;
   /// Optimizer state, master copies and gradient shards stay on the host, and
   /// so does the update. Stages 2 and 3.
@@ -87,7 +88,7 @@ struct ZeroOptions {
   bool offload_parameters = false;
 };
 
-/// A part of one tensor of the training state: what one rank saves.
+/// A part of one tensor of the training state, as one rank saves it.
 struct ShardPiece {
   std::string name;        ///< the parameter's name
   std::string field;       ///< "parameter", "master", "exp_avg", ...
@@ -108,9 +109,9 @@ class ZeroOptimizer {
     return module_(x);
   }
 
-  /// Says whether the backward that comes is the last one of its step
-  /// (DeepSpeed's gradient accumulation boundary); true until said otherwise.
-  /// Nothing divides by the number of micro-steps: scale the loss.
+  /// Sets whether the next backward is the last one of its step (DeepSpeed's
+  /// gradient accumulation boundary); true at first. Nothing divides by the
+  /// number of micro-steps: scale the loss.
   void set_boundary(bool is_last) { is_boundary_ = is_last; }
   bool is_boundary() const { return is_boundary_; }
 
@@ -119,7 +120,8 @@ class ZeroOptimizer {
   /// clipping (one all-reduce of an f64); inf or nan when the step was left
   /// out. Collective.
   double step();
-  /// Forgets the gradients of the step, and what a failed backward has left.
+  /// Forgets the gradients of the step, and those that a failed backward has
+  /// left.
   void clear_grad();
 
   /// Updates this rank's flat shards, one per dtype.
@@ -146,8 +148,8 @@ class ZeroOptimizer {
 
   /// Makes every parameter whole, on every rank, until release_parameters:
   /// for reading, saving, or a forward on one rank alone (DeepSpeed's
-  /// GatheredParameters). Stages 1 and 2 have them whole anyway. What stage 3
-  /// has not gathered when it is destroyed is lost. Collective.
+  /// GatheredParameters). Stages 1 and 2 have them whole anyway. Parameters
+  /// that stage 3 has not gathered when it is destroyed are lost. Collective.
   virtual void gather_parameters() {}
   virtual void release_parameters() {}
 
@@ -157,9 +159,9 @@ class ZeroOptimizer {
   /// views: no communication, no copies. Padding is not part of it; nor are
   /// frozen parameters in stages 1 and 2, which do not shard them.
   std::vector<ShardPiece> shards() const;
-  /// Takes what belongs to this rank out of pieces of any sharding. Throws
-  /// Error that names the parameter, the field and the first element that no
-  /// piece covers. `steps_done` counts optimizer steps. Collective.
+  /// Loads this rank's parts from pieces of any sharding. Throws Error that
+  /// names the parameter, the field and the first element that no piece covers.
+  /// `steps_done` counts optimizer steps. Collective.
   void load_shards(const std::vector<ShardPiece>& pieces,
                    std::int64_t steps_done);
   /// Parameters by name, whole, on the host, on every rank (or, with
@@ -189,7 +191,7 @@ class ZeroOptimizer {
 
   ZeroOptimizer(Module& module, ProcessGroup& group,
                 const ZeroOptions& options);
-  /// Once the derived class has filled `groups_`.
+  /// Called when the derived class has filled `groups_`.
   void make_sharded_optimizer(const std::string& name,
                               const OptimizerOptions& options);
   /// The parameters as groups without shards, in order of definition.
@@ -197,10 +199,10 @@ class ZeroOptimizer {
   /// Where shards of the optimizer lie: the device, or the host.
   const Device& optimizer_device() const;
 
-  /// Before an update: the last reductions have arrived in `grad`.
+  /// Called before an update: brings the last reductions into `grad`.
   virtual void finish_gradients() = 0;
-  /// After an update (or a load, which changes frozen ones too): all ranks see
-  /// the new parameters.
+  /// Called after an update (or a load, which changes frozen ones, too): shows
+  /// the new parameters to all ranks.
   virtual void publish(bool with_frozen) = 0;
   /// Forgets the gradients, also those on their way.
   virtual void clear_gradients() = 0;
@@ -218,7 +220,7 @@ class ZeroOptimizer {
   bool is_boundary_ = true;
 
  private:
-  /// Throws Error where something that failed has left half of its work.
+  /// Throws Error after a failure that has left half of its work.
   void check_usable(const char* what) const;
   double global_norm();
   std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);

@@ -168,7 +168,7 @@ void ZeroStage12::clear_gradients() {
   for (auto& slots : slots_) {
     for (Slot& slot : slots) slot.parameter.clear_grad();
   }
-  // Left behind by a failed backward
+  // A failed backward leaves these behind
   for (Bucket& bucket : buckets_) {
     for (Work& work : bucket.works) work.wait();
     bucket.works.clear();
@@ -181,7 +181,7 @@ void ZeroStage12::clear_gradients() {
 // --- The bill ----------------------------------------------------------------
 
 std::int64_t ZeroStage12::bucket_bytes() const {
-  // The one that is filled and, with overlap, the one in flight
+  // The bucket that is filled and, with overlap, the one in flight
   std::int64_t largest = 0, before = 0;
   for (const Bucket& bucket : buckets_) {
     const std::int64_t bytes =

@@ -34,7 +34,7 @@ void ZeroStage12::begin_backward() {
   }
 }
 
-// Copies what has come for the open bucket; full buckets leave, in their order.
+// Copies gradients into the open bucket; full buckets leave, in their order.
 void ZeroStage12::drain() {
   while (next_bucket_ < buckets_.size()) {
     Bucket& bucket = buckets_[next_bucket_];
@@ -88,7 +88,7 @@ void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
   } else if (!grad.defined()) {
     bucket.buffer.zero();
   }
-  // The full gradient has done its work
+  // The full gradient is no longer needed
   if (options_.stage == 2) entry.parameter.clear_grad();
 }
 
@@ -148,7 +148,8 @@ void ZeroStage12::finish(Bucket& bucket) {
 
 // A rank copies much out of one bucket and nothing out of the next, and a shard
 // in all. Observers are told of an equal share of every bucket, whose sum is
-// the same: so ranks do the same in virtual time, and one may stand for all.
+// the same: so ranks do the same in virtual time, and one may run in place of
+// all.
 void ZeroStage12::take_own_part(const Bucket& bucket) {
   const Tensor& shard = groups_[bucket.group].grad;
   // A large gradient of stage 1 was reduced in its place
@@ -171,7 +172,7 @@ void ZeroStage12::take_own_part(const Bucket& bucket) {
 
 void ZeroStage12::end_of_backward() {
   if (!reduces_now()) return;
-  // What no gradient came for counts as zero
+  // Parameters without a gradient count as zero
   for (auto& slots : slots_) {
     for (Slot& slot : slots) slot.has_arrived = true;
   }

@@ -218,7 +218,7 @@ void ZeroStage3::refresh_persistent(bool with_frozen) {
 void ZeroStage3::clear_gradients() {
   for (auto& unit : units_) {
     unit->num_reduced = 0;
-    // Left behind by a failed backward
+    // A failed backward leaves these behind
     unit->reduction.wait();
     unit->bucket = Tensor();
     for (Slot& slot : unit->slots) slot.parameter.clear_grad();

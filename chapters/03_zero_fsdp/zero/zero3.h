@@ -6,10 +6,11 @@
 //   forward   | unit 0  | unit 1  | unit 2  | backward 2  | unit 1  | unit 0
 //                release 0 ...     release 2   reduce 2     reduce 1 ...
 //
-// Every parameter is cut alone: rank r keeps slice r of each. A unit is what is
-// fetched together; before a unit's forward, and again before its backward,
-// one all-gather brings all slices of all its parameters. What arrives is
-// ordered by rank, then by parameter, and is unpacked into the parameters:
+// Every parameter is cut alone: rank r keeps slice r of each. A unit is a set
+// of parameters that are fetched together: before a unit's forward, and again
+// before its backward, one all-gather brings all slices of all its parameters.
+// The result is ordered by rank, then by parameter, and is unpacked into the
+// parameters:
 //
 //   gathered   a0 b0 c0 | a1 b1 c1 | a2 b2 c2      ->  a0 a1 a2, b0 b1 b2, ...
 //
@@ -17,10 +18,11 @@
 // rank-major bucket as it comes; the last one of a unit sends the bucket into
 // a reduce-scatter, and the unit's parameters are released.
 //
-// What a module's forward reads must belong to its unit, or to the unit of a
-// module whose forward is running. Modules of `unit_types` are units with all
-// that is below them. Where there is one, everything else belongs to the root;
-// where there is none, each module with parameters of its own is a unit.
+// The parameters that a module's forward reads must belong to its unit, or to
+// the unit of a module whose forward is running. Modules of `unit_types` are
+// units with all that is below them. Where there is one, everything else
+// belongs to the root; where there is none, each module with parameters of its
+// own is a unit.
 //
 // The order of fetches is recorded in the first micro-step. From then on units
 // are gathered ahead of their use, up to prefetch_bucket_size elements, while
@@ -64,7 +66,7 @@ class ZeroStage3 : public ZeroOptimizer {
   void gather_parameters() override;
   void release_parameters() override;
 
-  /// What one unit costs, for the bill.
+  /// The cost of one unit, for the bill.
   struct UnitSize {
     std::string name;
     std::int64_t full_elements = 0;  ///< its fetched parameters, padded
@@ -77,7 +79,7 @@ class ZeroStage3 : public ZeroOptimizer {
   std::int64_t persistent_bytes() const;
   /// The most bytes of whole parameters that construction holds at one time.
   std::int64_t construction_bytes() const;
-  /// Bytes of the buffer that refreshes them after a step.
+  /// Bytes of the buffer that refreshes the persistent ones after a step.
   std::int64_t refresh_buffer_bytes() const;
 
  private:

@@ -62,7 +62,7 @@ std::vector<UnitPlan> plan_units(Module& module,
     units.push_back({entry.name, entry.module, {}});
   }
 
-  // One that two units use is the root's, whose forward is always running
+  // A parameter of two units is the root's, whose forward is always running
   for (const NamedTensor& entry : module.named_parameters()) {
     const auto found = users.find(entry.tensor.id());
     const bool is_shared = found == users.end() || found->second.size() != 1;

@@ -123,7 +123,8 @@ void ZeroStage3::prefetch(const Unit& current) {
   }
 }
 
-// What was gathered ahead and not used, or what an exception left behind.
+// Releases units that were gathered ahead and not used, or that an exception
+// left behind.
 void ZeroStage3::drop_gathered() {
   if (is_pinned_) return;
   for (auto& unit : units_) {

@@ -3,9 +3,9 @@
 // Which gradients travel together, and to whom.
 //
 // The owner of a gradient is fixed by where its parameter lies in the flat
-// buffer, so a bucket may hold much for one owner and nothing for another. What
-// it holds equally for all goes out as one reduce-scatter; the rest goes to
-// its owners one by one, each by a reduce:
+// buffer, so a bucket may hold much for one owner and nothing for another. The
+// part that it holds equally for all goes out as one reduce-scatter; the rest
+// goes to its owners one by one, each by a reduce:
 //
 //   in the flat buffer    owner 0: a a a a b b | owner 1: b b c | owner 2: d d
 //   in the bucket         a a | b b | d d | a a b b | c
@@ -16,8 +16,8 @@
 // padding included, is one reduce-scatter.
 //
 // Buckets are made before training, in the reverse order of definition, which
-// is (nearly) the order in which gradients come. They are full in the same
-// order on all ranks even where gradients are not.
+// is (nearly) the order in which gradients come. Buckets leave in the same
+// order on all ranks, even where gradients come in another.
 
 #include <cstdint>
 #include <vector>
@@ -44,14 +44,14 @@ struct OwnedRange {
 };
 
 struct GradientBucket {
-  std::vector<int> parameters;  ///< in the order of their coming
+  std::vector<int> parameters;  ///< in order of arrival
   std::int64_t numel = 0;
   /// A single gradient larger than a bucket: reduced where it lies.
   bool is_large = false;
   /// Elements for each owner in the reduce-scatter, which comes first in the
   /// bucket, by owner; 0: there is none.
   std::int64_t scatter_numel = 0;
-  /// What follows, for the reduces.
+  /// The ranges behind it, for the reduces.
   std::vector<OwnedRange> rest;
   std::vector<BucketPiece> pieces;
 };
@@ -63,8 +63,8 @@ std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
                                          std::int64_t bucket_size);
 
 /// One owner's pieces, joined where they are neighbours in the bucket and in
-/// the shard (`parameter` and `begin` are those of the first): what is copied
-/// in one go.
+/// the shard (`parameter` and `begin` are those of the first): each is one
+/// copy.
 std::vector<BucketPiece> runs_of(const GradientBucket& bucket, int owner);
 
 }  // namespace shardbook::zero

@@ -123,7 +123,7 @@ void load_sharded(ZeroOptimizer& zero, const std::string& folder) {
   for (const SafetensorsFile& file : files) {
     for (const SafetensorsEntry& entry : file.entries()) {
       ShardPiece piece = piece_of(file, entry);
-      // Files are mapped: what others own is never read
+      // Files are mapped: the parts of other ranks are never read
       if (!zero.owns_part_of(piece.name, piece.begin, entry.shape[0])) continue;
       piece.values = Tensor::empty(entry.shape, {entry.dtype, host});
       if (!piece.values.is_meta()) {

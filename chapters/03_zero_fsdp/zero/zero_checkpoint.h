@@ -7,8 +7,8 @@
 //   zero-00002-of-00004.safetensors     ...
 //
 // Parts are kept under the parameter's name, with the first element and the
-// whole shape in the metadata. Neither the number of ranks nor the stage that
-// wrote them matters to the one that reads.
+// whole shape in the metadata. They can be read by another number of ranks, and
+// under another stage.
 
 #include <string>
 
@@ -17,12 +17,12 @@
 namespace shardbook::zero {
 
 /// Writes this rank's file into `folder`, which must exist. Use a fresh folder
-/// to keep the checkpoint before until this one is whole. Collective.
+/// to keep the previous checkpoint until this one is whole. Collective.
 void save_sharded(ZeroOptimizer& zero, const std::string& folder);
 
-/// Reads what this rank owns from the files of all ranks that wrote, and goes
-/// on after their last step. Throws Error that names the folder, the file or
-/// the tensor when a file is missing or holds something else. Collective.
+/// Reads this rank's parts from the files of all ranks that wrote, and goes on
+/// after their last step. Throws Error that names the folder, the file or the
+/// tensor when a file is missing or holds something else. Collective.
 void load_sharded(ZeroOptimizer& zero, const std::string& folder);
 
 }  // namespace shardbook::zero

@@ -86,7 +86,7 @@ double passing_gradients(const Sizes& s) {
   return table + std::max({widest, table, s.positions * s.h});
 }
 
-/// Something that grows and shrinks, and its peak.
+/// An amount of memory, and its peak.
 class Level {
  public:
   void add(std::int64_t bytes) {
@@ -195,7 +195,7 @@ class Walk {
     is_full_[u] = false;
   }
 
-  // The reduction before is finished, this one flies.
+  // Ends the reduction before; this one flies.
   void reduce(std::int64_t bytes) {
     communication_.add(-flying_);
     flying_ = bytes;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What ZeRO leaves of the memory, as formulae.
+// Memory under ZeRO, as formulae.
 //
 //   bytes per rank            parameters   gradients   optimizer state
 //   DDP                          b Np        b Np          K Np
@@ -48,7 +48,7 @@ double max_parameters(int stage, double capacity_bytes, int ranks,
 
 /// DeepSpeed's estimate of model states: decimal bytes of a device and of one
 /// node's host. It counts 18 bytes per parameter (16 without the 16-bit copy)
-/// where the paper has 16 (14): f32 gradients stand beside the 16-bit ones.
+/// where the paper has 16 (14): it adds f32 gradients to the 16-bit ones.
 struct DeepSpeedSetup {
   double parameters = 0;
   double largest_layer = 0;  ///< parameters; stage 3

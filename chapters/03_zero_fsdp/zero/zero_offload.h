@@ -8,8 +8,8 @@
 //   host     gradient shard, master copy, moments: Adam
 //
 // The optimizer state is most of what a step keeps and is touched once per
-// step, so it is what moves first. Bytes between host and device are not on
-// the wire between ranks, and are counted apart.
+// step, so it moves first. Bytes between host and device are not on the wire
+// between ranks, and are counted apart.
 //
 // Ren et al. 2021, "ZeRO-Offload: Democratizing Billion-Scale Model Training",
 // section 4.
@@ -26,8 +26,8 @@ struct HostTraffic {
   std::int64_t to_device = 0;  ///< bytes
 };
 
-/// target = source, on the copy stream when they lie on two devices; what
-/// follows on the current stream waits for it. Bytes are added to `traffic` by
+/// target = source, on the copy stream when they lie on two devices; later work
+/// on the current stream waits for it. Bytes are added to `traffic` by
 /// direction: towards the host of this rank, or away from it.
 void copy_across(const Tensor& target, const Tensor& source,
                  HostTraffic& traffic);

@@ -12,8 +12,8 @@
 namespace shardbook::zero {
 namespace {
 
-/// Tensors that lie as a shard lies: the shard itself, its master copy, its
-/// moments.
+/// A tensor that lies as a shard does: the shard itself, its master copy, a
+/// moment.
 struct Field {
   std::string name;
   Tensor values;  ///< [S]

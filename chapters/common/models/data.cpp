@@ -117,7 +117,7 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
   data.seq_ = seq;
   const bool is_drawn = source == "random" || source == "walk";
   if (is_drawn && RankContext::current().device.is_meta()) {
-    // On shapes nobody looks at the values: as many as are asked for.
+    // On shapes no value is read: there are as many tokens as asked for.
     data.num_tokens_ = std::max<std::int64_t>(kRandomTokens, seq + 1);
     return data;
   }
@@ -173,7 +173,7 @@ Dataset Dataset::open(const Options& options, const ModelConfig& config) {
 
 void Dataset::fill_images(const Batch& batch, std::int64_t first,
                           std::int64_t stride) const {
-  // The kernels themselves: data come from the host, the device has no work.
+  // Kernels, not operations: data come from the host, the device has no work.
   const std::int64_t rows = batch.inputs.size(0);
   if (rows == 0) return;
   kernels::GlobalView view;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the models read: a stream of tokens, cut into samples; or images.
+// The models' input: a stream of tokens, cut into samples; or images.
 //
 //   Dataset data = Dataset::open("book", /*seq=*/64, /*vocab=*/256, seed);
 //   Batch batch = data.batch({.first = rank, .stride = W}, per_rank);
@@ -44,7 +44,7 @@ class Dataset {
   static Dataset open(const std::string& source, std::int64_t seq,
                       std::int64_t vocab, std::uint64_t seed);
 
-  /// What --data, --seq, --image-size and --seed mean for a model.
+  /// The dataset of --data, --seq, --image-size and --seed for a model.
   static Dataset open(const Options& options, const ModelConfig& config);
 
   std::int64_t num_tokens() const { return num_tokens_; }
@@ -76,7 +76,7 @@ class Dataset {
 /// The text of all chapter pages, in the order of the book.
 std::string book_text();
 
-/// Says what is wrong with the bytes as UTF-8 text and where; "" if nothing.
+/// Returns what is wrong with the bytes as UTF-8 text and where, or "".
 std::string utf8_problem(const std::string& text);
 
 }  // namespace shardbook

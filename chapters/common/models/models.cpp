@@ -332,7 +332,7 @@ Tensor embed(AnyModule& wte, const Embedding& wpe, Dropout& dropout,
   const std::int64_t s = tokens.size(-1), positions = wpe.weight.size(0);
   SB_CHECK(s <= positions, "gpt: ", s, " tokens, the model has ", positions,
            " positions");
-  // One after the other: backward walks in the reverse order.
+  // In two statements: their order decides the order of backward.
   const Tensor token_vectors = wte(tokens);
   return dropout(add(token_vectors, slice(wpe.weight, 0, 0, s)));
 }

@@ -36,7 +36,7 @@ struct ModelConfig {
 
   /// Reads images rather than tokens.
   bool is_image() const { return type == "resnet"; }
-  /// What a target is one of: tokens of the vocabulary, or labels.
+  /// Number of possible targets: tokens of the vocabulary, or labels.
   std::int64_t num_classes() const {
     return is_image() ? num_labels : vocab_size;
   }
@@ -54,7 +54,7 @@ struct ModelConfig {
   std::string to_json() const;
 };
 
-/// What GPT is made of. A chapter that shards a layer replaces it here, by a
+/// The layers of a GPT. A chapter that shards a layer replaces it here by a
 /// module with the same inputs and outputs; names of parameters stay. After
 /// ModuleSpec of Megatron-LM (core/transformer/spec_utils.py).
 struct LayerFactory {
@@ -78,7 +78,7 @@ struct LayerFactory {
   /// [n, S, h] and the token embedding -> [n, S, V].
   std::function<Tensor(const Tensor& x, AnyModule& wte)> logits;
 
-  /// Those of one device.
+  /// The layers of one device.
   LayerFactory();
 };
 
@@ -132,7 +132,7 @@ class GptBlock : public ModuleOf<GptBlock> {
   Tensor compute(const Tensor& x);
 };
 
-/// What comes before the blocks, alone: token and position embeddings.
+/// The layers before the blocks, alone: token and position embeddings.
 class GptEmbedding : public ModuleOf<GptEmbedding> {
  public:
   GptEmbedding(const ModelConfig& config, const InitOptions& init,
@@ -148,8 +148,8 @@ class GptEmbedding : public ModuleOf<GptEmbedding> {
   Dropout embd_dropout;
 };
 
-/// What comes behind them, alone: the last norm, and the token embedding once
-/// more: logits = ln_f(x) wte^T.
+/// The layers behind the blocks, alone: the last norm, and the token embedding
+/// once more: logits = ln_f(x) wte^T.
 class GptHead : public ModuleOf<GptHead> {
  public:
   GptHead(const ModelConfig& config, const InitOptions& init,

@@ -12,8 +12,8 @@
 
 namespace shardbook {
 
-/// Sorts what it sees by device. Outlives nothing that it watches: the context
-/// and the ledger forget it when it goes.
+/// Sorts operations and copies by device. The context and the ledger that it
+/// watches must outlive it; its destructor ends the watch.
 class DeviceTraces : public Observer {
  public:
   explicit DeviceTraces(const std::vector<Device>& devices);

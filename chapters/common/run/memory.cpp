@@ -30,9 +30,9 @@ double block_bytes(const Sizes& s) {
   return s.tokens * (16 * s.h * s.element + (4 + s.heads) * s.stat);
 }
 
-// Gradients inside the last block at its widest point, the GELU: dy, then d of
-// GELU's output and input, while c_proj's input has been dropped (or not yet,
-// and GELU's input gradient is not there yet): h + 4h + 4h - 4h. Dropout behind
+// Gradients inside the last block at its widest point, the GELU: dy, then the
+// gradients of GELU's output and input, after c_proj's input has been dropped
+// (before, GELU's input has no gradient yet): h + 4h + 4h - 4h. Dropout behind
 // c_proj has a gradient of its own beside dy.
 double block_gradients(const Sizes& s) {
   return s.tokens * (s.has_dropout ? 6 : 5) * s.h * s.element;
@@ -51,16 +51,16 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
       in_blocks + tail + s.tokens * s.vocab * s.element + scalars;
   double at_last_block = in_blocks + block_gradients(s) + scalars;
   if (recompute) {
-    // The last block's activations again, but for its input, which is kept.
+    // The last block's activations again, except its input, which is kept.
     at_last_block += block_bytes(s) - s.tokens * s.h * s.element;
   }
   if (accumulates) {
     // Later micro-batches hold new gradients beside the accumulated ones: that
     // of the head until the embedding's joins it, those of c_proj for a moment.
     at_last_block += (s.vocab * s.h + (4 * s.h + 1) * s.h) * s.element;
-    // Few tokens and a large vocabulary: at the head, when its own gradient
-    // and those of its output and input are there; or at the very end, when
-    // the embedding's gradient meets the head's.
+    // With few tokens and a large vocabulary, the peak is at the head, beside
+    // its own gradient and those of its output and input, or at the very end,
+    // when the embedding's gradient meets the head's.
     const double head = s.vocab * s.h * s.element;
     const double at_head =
         in_blocks + s.tokens * ((3 * s.h + s.vocab) * s.element + 2 * s.stat) +
@@ -104,7 +104,7 @@ double parameters_of(const ModelConfig& c) {
          static_cast<double>(c.n_layer) * block + 2 * h;
 }
 
-/// Kinds that are on no bill before training, and some not after.
+/// A bill before training: every kind is 0 except parameters and workspace.
 MemoryBill empty_bill() {
   MemoryBill bill;
   for (const MemoryKind kind :

@@ -18,11 +18,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "chapters/common/run/command_line.h"
 #include "comm/launch.h"
 #include "comm/processes.h"
 #include "core/check.h"
@@ -31,7 +31,7 @@
 
 namespace shardbook {
 
-/// What all chapters understand; names and meaning as printed by --help.
+/// The options of all chapters; --help prints their names and meaning.
 struct Options {
   std::string chapter;  ///< "02_ddp"
   int world_size = 1;
@@ -47,8 +47,8 @@ struct Options {
   std::string data = "book";
   std::int64_t steps = 60;
   std::int64_t batch = 24;  ///< samples per step, over all ranks
-  /// Tokens per sample; the command line sets 1 for an image, which is one thing
-  /// to be right or wrong about.
+  /// Tokens per sample; the command line sets 1 for images, which have one
+  /// target each.
   std::int64_t seq = 64;
   std::int64_t image_size = 64;  ///< height and width
   std::uint64_t seed = 0;
@@ -62,7 +62,7 @@ struct Options {
   std::string save;
   std::string log;
   std::string trace;
-  /// Of virtual time: "text", a FILE.json, or empty.
+  /// The timeline of virtual time: "text", a FILE.json, or empty.
   std::string timeline;
   /// Where virtual time passes: a preset, a FILE.json, or "none".
   std::string cluster = "dgx-a100";
@@ -79,66 +79,10 @@ struct Options {
   std::string network_interface;
   /// --save also writes weights that are not finite.
   bool save_non_finite = false;
-  /// Every option of the program with its value, for ranks that meet.
+  /// Every option of the program with its value; ranks compare them when they
+  /// meet.
   std::vector<std::pair<std::string, std::string>> effective;
 };
-
-/// Options by name, each with a check of its own. Wraps CLI11.
-class CommandLine {
- public:
-  CommandLine(const std::string& program, const std::string& summary);
-  ~CommandLine();
-
-  /// `otherwise` adds to the refusal of a value that is not allowed.
-  void add(const std::string& flag, std::string* value, const std::string& help,
-           const std::vector<std::string>& allowed = {},
-           const std::string& otherwise = "");
-  /// The same for a name that may be left out: then it is the first of
-  /// `allowed`.
-  void add_mode(const std::string& flag, std::string* value,
-                const std::string& help,
-                const std::vector<std::string>& allowed);
-  /// An option that is not understood, for a reason: "FLAG VALUE: WHY".
-  void refuse(const std::string& flag, const std::string& why);
-  void add(const std::string& flag, std::int64_t* value,
-           const std::string& help, std::int64_t min = 0,
-           std::int64_t max = std::int64_t{1} << 40);
-  void add(const std::string& flag, int* value, const std::string& help,
-           int min = 0, int max = 1 << 20);
-  void add(const std::string& flag, double* value, const std::string& help,
-           double min = 0, double max = 1e30);
-  void add(const std::string& flag, std::uint64_t* value,
-           const std::string& help);
-  /// By name: "f32".
-  void add(const std::string& flag, DType* value, const std::string& help,
-           const std::vector<std::string>& allowed);
-  /// "--check": also understands "--no-check", and "--no-sync" "--sync".
-  void add(const std::string& flag, bool* value, const std::string& help);
-  /// "512MiB", "2GB", "100000": bytes.
-  void add_bytes(const std::string& flag, std::int64_t* value,
-                 const std::string& help);
-
-  /// Runs after the options have been read.
-  void after_parse(std::function<void()> finish);
-  /// Runs after all that, when every option has its value.
-  void at_end(std::function<void()> finish);
-  /// Throws Error for anything it does not understand; --help prints and
-  /// exits with status 0.
-  void parse(int argc, char** argv);
-  /// Option and value of everything that was given, for the report.
-  const std::vector<std::pair<std::string, std::string>>& given() const;
-  /// Every option and its value, given or not.
-  std::vector<std::pair<std::string, std::string>> values() const;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
-
-/// "2,1,1": whole numbers from 1 up. Throws Error "OPTION TEXT: ALLOWED" for
-/// anything else.
-std::vector<int> read_counts(const std::string& option, const std::string& text,
-                             const std::string& allowed);
 
 /// Adds the shared options. `backends` are those that the chapter knows;
 /// `no_other` says why it knows no other.
@@ -147,15 +91,15 @@ void add_shared_options(CommandLine& line, Options& options,
                                                                     "gloo",
                                                                     "sim"},
                         const std::string& no_other = "");
-/// Checks what single options cannot say, and that the files which the run
-/// writes at its end can be written.
+/// Checks options against each other, and that the files which the run writes
+/// at its end can be written.
 void check_options(const Options& options);
-/// For chapters whose claims hold for language models only: throws Error that
-/// names `--model` where it reads images, and says why not.
+/// For chapters whose claims hold for language models only: throws Error with
+/// `reason` where `--model` reads images.
 void refuse_image_models(const Options& options, const std::string& reason);
 /// The reason of data-parallel chapters.
 extern const char* const kBatchNormDiffers;
-/// What run_ranks needs of them.
+/// The options that run_ranks needs.
 LaunchOptions launch_options(const Options& options);
 
 // The exit status of a program. 0: every claim holds. kExitBadInput (2) and
@@ -163,7 +107,7 @@ LaunchOptions launch_options(const Options& options);
 // comm/processes.h. 128 + n: signal n ended it.
 constexpr int kExitClaimFailed = 1;
 
-/// The options have been found good: from here on an Error is a failure of the
+/// Call it when the options are good: from here on an Error is a failure of the
 /// run (kExitRunFailed) and not of its options (kExitBadInput).
 void begin_run();
 

@@ -11,11 +11,11 @@
 //
 // 1. The tolerance follows the narrowest type that the run computes in or
 //    sends: f64 1e-10 per step, f32 1e-5 for one step and 1e-3 beyond, 16 bits
-//    5e-2, there of all parameters together.
+//    5e-2, there over all parameters together.
 //
 // 2. Adam divides by the size of the gradient. Where an element's gradient is
-//    nearly zero, what remains of it is rounding, and Adam makes up to a whole
-//    step of that. Errors of a sum of n terms grow like sqrt(n); gradients are
+//    nearly zero, it consists of rounding, from which Adam makes up to a whole
+//    step. Errors of a sum of n terms grow like sqrt(n); gradients are
 //    sums of thousands, in a few layers one after the other. So each element of
 //    a gradient g is taken to be known up to
 //
@@ -28,17 +28,17 @@
 //    with Adam's second moment v, corrected for bias. No step is longer than
 //    max(1, (1 - beta1) / sqrt(1 - beta2)) lr (Kingma and Ba 2015, section
 //    2.1); kTwoSteps is twice that. The sum over the steps is the element's
-//    *slack*; rows of a table that no sample looks up have none. Only what
-//    differs by more counts. Of an element with a usual gradient, that is
-//    nearly everything; the bias of attention's keys, whose gradient is zero
-//    but for rounding, has slack for all that it does.
+//    *slack*; rows of a table that no sample looks up have none. Only the part
+//    of a difference beyond the slack counts. For an element with a usual
+//    gradient that is nearly all of it; the bias of attention's keys, whose
+//    gradient is zero except for rounding, has slack for every move it makes.
 //
 // 3. In the course of many steps differences grow, as in any dynamical system:
 //    how fast depends on model, data and rate. Where a run is beyond the
 //    tolerance, one device trains once more, from weights that differ in their
-//    last bit. Both runs of that device are right. What the last bit does to
-//    it, the order of sums may do kLastBitFactor times, but never more than
-//    kMostAllowed: beyond that, equality would say nothing.
+//    last bit. Both runs of that device are right. The order of sums may make
+//    kLastBitFactor times the difference that the last bit makes, but never
+//    more than kMostAllowed: beyond that, equality would say nothing.
 
 #include <functional>
 #include <vector>
@@ -59,7 +59,7 @@ struct Parity {
   double max_abs = 0;  ///< over losses and elements, slack included
   double max_rel = 0;  ///< beyond the slack
   double tolerance = 0;
-  /// What the last bit does to one device; negative: not needed.
+  /// The effect of the last bit on one device; negative: not needed.
   double last_bit = -1;
   bool finite = true;  ///< no NaN among the numbers
   bool passed = false;
@@ -67,7 +67,7 @@ struct Parity {
 
 /// The type that decides the tolerance: options.narrowest or options.dtype.
 DType narrowest_of(const Options& options);
-/// Some of the run computes in `dtype`, or sends it.
+/// Notes that a part of the run computes in `dtype`, or sends it.
 void narrow(Options& options, DType dtype);
 /// The first of the three rules above.
 double parity_tolerance(DType dtype, std::int64_t steps);

@@ -15,7 +15,7 @@
 namespace shardbook {
 namespace {
 
-/// What rank 0 keeps of a run until it is compared with one device.
+/// The part of a run that rank 0 keeps for the comparison with one device.
 struct Trained {
   std::vector<NamedTensor> state;
   bool has_predictable_time = true;
@@ -166,7 +166,7 @@ Report run_and_compare(const Options& options, const ChapterRun& chapter) {
 
 int run_program(const Options& options, const CommandLine& line,
                 const ChapterRun& chapter) {
-  check_world_size(options);  // before ranks start, which would all say it
+  check_world_size(options);  // before ranks start: each would report it
   if (options.backend == "gloo") {
     if (const auto status =
             launch_processes(options.world_size, launch_options(options))) {

@@ -11,9 +11,9 @@
 //   chapter.reference = [](const Options& as) { return train_one_device(as); };
 //   return run_program(options, line, chapter);
 //
-// A chapter that starts ranks fills in `rank`, one that works on several
-// devices from one process `devices`. Where virtual time is kept beside real
-// data, either is called once more before, in the world `sim`: that run on
+// A chapter that starts ranks fills in `rank`; one that works on several
+// devices from one process fills in `devices`. Where virtual time is kept
+// beside real data, the function runs first in the `sim` world: that run on
 // shapes predicts the time which the real one then counts.
 
 #include <functional>
@@ -27,11 +27,11 @@
 
 namespace shardbook {
 
-/// One rank's training, from the first step to what the report needs of it.
+/// One rank's training, from the first step to its part of the report.
 class Run {
  public:
   virtual ~Run() = default;
-  /// Trains, gathers what the ranks counted, and on rank 0 the whole model,
+  /// Trains, and gathers the ranks' counts and, on rank 0, the whole model,
   /// which --save and --logits then write. Collective.
   virtual void train(const Options& options, Strategy& strategy) = 0;
 };
@@ -45,10 +45,10 @@ struct ChapterRun {
   std::function<void(const Options& options, const std::vector<Device>& devices,
                      Run& run)>
       devices;
-  /// `devices`: the number that share this machine's cores; 0: --world-size.
+  /// For `devices`: how many share this machine's cores; 0: --world-size.
   int cores_shared_by = 0;
-  /// `rank`: ranks of one class do the same on the same shapes, so the world
-  /// `sim` runs one of each class.
+  /// For `rank`: ranks of one class do the same on the same shapes, so the
+  /// `sim` world runs one of each class.
   FoldClass fold_class = one_class;
   /// The same training on one device, with the options that it is given.
   std::function<ReferenceRun(const Options& options)> reference;

@@ -191,7 +191,7 @@ std::string time_text(const Options& options, const VirtualTime& time) {
     return fmt::format("; predicted {}: DIFFERENT",
                        sim::seconds_text(time.predicted_step_s));
   }
-  // In the world `sim` the time is the prediction
+  // In the `sim` world the time is the prediction
   return verdict == "not predicted" && options.backend != "sim"
              ? ": not predicted"
              : "";

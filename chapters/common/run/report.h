@@ -22,8 +22,8 @@ namespace shardbook {
 /// In place of a prediction: none was made, and the claim is not judged.
 constexpr double kNotPredicted = -1;
 /// In place of a prediction: no claim is made. The scratch memory of kernels
-/// depends on the machine; how long a pipeline's message waits for its
-/// receiver, on who is late.
+/// depends on the machine; how long a pipeline's message waits for its receiver
+/// depends on which of them is late.
 constexpr double kNoClaim = -2;
 
 /// A quantity that a formula predicts and the program counts.
@@ -50,7 +50,7 @@ struct RankReport {
 struct VirtualTime {
   std::string cluster;  ///< empty: none was kept
   sim::Trust trust = sim::Trust::kInterpolated;
-  double predicted_step_s = kNotPredicted;  ///< by the world `sim`
+  double predicted_step_s = kNotPredicted;  ///< by the `sim` world
   double step_s = 0;
   /// Means over the ranks, see sim::TimeSummary.
   double idle_share = 0;
@@ -79,22 +79,21 @@ struct Report {
   Parity parity;
   std::vector<RankReport> ranks;
   double wall_step_s = 0;
-  /// Cores that rank 0 computed with: one device that has as many sums in the
-  /// same order, which matters where rounding is amplified (batch norms of few
-  /// images).
+  /// Cores that rank 0 computed with. The one device gets as many, to sum in
+  /// the same order: batch norms of few images amplify rounding.
   int rank_threads = 0;
   VirtualTime time;
   /// Of the first ranks; empty where none were kept.
   std::vector<sim::RankTimeline> timelines;
   /// "the loss is nan in step 3, first on rank 1"; empty while all is finite.
   std::string not_finite;
-  /// Text of the chapter's own, printed above the report and below it.
+  /// The chapter's own text, printed above the report and below it.
   std::string remarks, appendix;
   /// More of the chapter's own: keys of the JSON object, and their JSON.
   std::vector<std::pair<std::string, std::string>> more;
 };
 
-/// What this rank counted, beside what was predicted.
+/// This rank's counts, beside the predictions.
 RankReport rank_report(double predicted_bytes, double counted_bytes,
                        const MemoryBill& predicted, const MemoryStats& counted);
 /// Every rank's report, on rank 0; empty elsewhere. Collective.
@@ -113,8 +112,8 @@ MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               std::int64_t rows, bool recompute = false,
                               bool accumulates = false);
 
-/// The most that one device has to hold, and what it can hold: --device-memory,
-/// or the cluster's devices; 0 where neither says.
+/// The most bytes that one device needs, and its capacity: --device-memory, or
+/// that of the cluster's devices; 0 where neither is given.
 struct Fit {
   double needed_bytes = 0;
   double capacity_bytes = 0;
@@ -125,8 +124,8 @@ struct Fit {
 Fit fit_of(const Options& options, const Report& report);
 
 /// Prints the report as --format says; returns the exit status: 0, or
-/// kExitClaimFailed when a claim does not hold. A claim that was not predicted
-/// is said so, and does not fail.
+/// kExitClaimFailed when a claim does not hold. A claim without a prediction is
+/// marked as such, and does not fail.
 int print_report(const Options& options, const CommandLine& line,
                  const Report& report);
 

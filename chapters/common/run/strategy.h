@@ -1,6 +1,6 @@
 #pragma once
 
-// What a chapter adds to the shell (program.h): a way to train one model on
+// A chapter's part beside the shell (program.h): a way to train one model on
 // several devices, and the bill for it.
 //
 //   class Trainer : public Strategy { ... };
@@ -20,7 +20,7 @@
 
 namespace shardbook {
 
-/// What one device costs in options.steps steps, by the formulas of the page.
+/// The cost of options.steps steps for one device, by the formulas of the page.
 struct Bill {
   double bytes = 0;   ///< that it sends, construction included
   MemoryBill memory;  ///< peaks by kind
@@ -32,9 +32,9 @@ class Strategy {
 
   /// One optimizer step on global batch `step`.
   virtual StepResult step(std::int64_t step) = 0;
-  /// After the last step: what is still under way comes to its end.
+  /// Called after the last step: ends the work that is under way.
   virtual void finish() {}
-  /// The one whose learning rate the schedule sets.
+  /// The optimizer whose learning rate the schedule sets.
   virtual Optimizer& optimizer() = 0;
 
   /// One for each device that this rank works on. Read after training.

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a rank did and when: operations and messages in the order of their
-// beginning, in wall time.
+// A rank's operations and messages in wall time, in the order of their
+// beginning.
 
 #include <cstdint>
 #include <mutex>

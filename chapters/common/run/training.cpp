@@ -49,7 +49,7 @@ class FiniteWatch {
         std::exchange(RankContext::current().losses_are_finite, true);
     if (first.step >= 0) return;
     if (!was_finite || (is_main && !std::isfinite(result.loss))) {
-      // A gradient that is not finite spoils the weights, and they the loss.
+      // A gradient that is not finite spoils the weights, which spoil the loss.
       first = gradient_ ? *gradient_
                         : TrainingLog::NotFinite{step, !was_finite, false};
       return;
@@ -73,7 +73,7 @@ class FiniteWatch {
 
 void note_local_loss(const Tensor& loss) {
   if (loss.is_meta() || loss.numel() != 1) return;
-  // Not item(), which is a wait of the host for the device, and takes time.
+  // Not item(): the host would wait for the device, which takes virtual time.
   if (!std::isfinite(loss.to_vector<double>()[0])) {
     RankContext::current().losses_are_finite = false;
   }
@@ -350,7 +350,7 @@ void save_results(const Options& options, const LoadedModel& loaded,
   std::vector<NamedTensor> results = {
       {images ? "pixel_values" : "input_ids", batch.inputs},
       {"logits", logits}};
-  // Random ones: no reader of the data could know them
+  // Labels are random: no reader of the images could know them
   if (images) results.push_back({"labels", batch.targets});
   save_tensors(options.logits, results);
 }

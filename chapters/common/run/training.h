@@ -15,7 +15,7 @@
 
 namespace shardbook {
 
-/// What one optimizer step reports: the mean loss over the global batch, and
+/// The results of one optimizer step: the mean loss over the global batch, and
 /// the norm of the global gradient before clipping.
 struct StepResult {
   double loss = 0;
@@ -32,18 +32,18 @@ struct TrainingLog {
   std::vector<double> grad_norms;
   /// Median over the steps, without the first.
   double step_s = 0;
-  /// Where numbers first stopped to be finite on this rank; step -1: nowhere.
+  /// Where numbers first stopped being finite on this rank; step -1: nowhere.
   struct NotFinite {
     std::int64_t step = -1;
-    /// This rank computed the loss itself; otherwise it heard of it, or the
-    /// gradient of all ranks was to blame.
+    /// This rank computed the loss itself; false where the loss came from
+    /// another rank, or the gradient of all ranks was not finite.
     bool is_own_loss = false;
     bool is_gradient = false;
   } not_finite;
 };
 
-/// Told by whoever computes a loss on this rank: `train` wants to know which
-/// rank's loss was the first that is not finite.
+/// Call it with each loss that this rank computes: `train` looks for the first
+/// rank whose loss is not finite.
 void note_local_loss(const Tensor& loss);
 
 /// Runs options.steps steps: sets the learning rate and the random state of
@@ -69,12 +69,12 @@ struct MicroBatch {
   BatchSlice slice;
   std::int64_t rows = 0;
 };
-/// n pieces, piece i takes rows i, i + n, ...: what data-parallel ranks take.
+/// n pieces, piece i takes rows i, i + n, ..., as data-parallel ranks do.
 /// Throws Error unless 1 <= n <= batch.
 std::vector<MicroBatch> strided_micro_batches(std::int64_t batch,
                                               std::int64_t n);
-/// Consecutive rows, ceil(batch / n) at a time, the last piece short: rule CEIL,
-/// which may give fewer than n pieces. What pipelines cut.
+/// Consecutive rows, ceil(batch / n) at a time, the last piece short: rule
+/// CEIL, which may give fewer than n pieces. Pipelines cut batches by it.
 std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch, std::int64_t n);
 
 /// One device, the whole batch in these pieces: the run that every chapter is
@@ -129,7 +129,7 @@ void check_even_batch(const Options& options, int num_ranks,
 double update_parameters(const Options& options, Optimizer& optimizer);
 
 /// Writes what --save and --logits ask for. Throws RunError, and leaves the
-/// file as it was, where weights are not finite and nobody asked for them.
+/// file as it was, where weights are not finite and --save-non-finite is off.
 void save_results(const Options& options, const LoadedModel& model,
                   const Dataset& data);
 

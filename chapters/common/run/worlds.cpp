@@ -15,7 +15,7 @@
 namespace shardbook {
 namespace {
 
-// Steps that the prediction takes: one to begin with, one that repeats.
+// Steps of the prediction: the first may do more, the last one repeats.
 constexpr std::int64_t kPredictedSteps = 3;
 
 // The same run on shapes, which writes nothing.
@@ -43,8 +43,8 @@ void adopt_activations(const Report& shapes, Report& report) {
   }
 }
 
-// The words of a failure on shapes, as a reader who has never heard of them
-// expects: "out of memory on meta:3: ..." is what device 3 will say.
+// The message of a failure on shapes in the words of the real run: "out of
+// memory on meta:3: ..." becomes device 3's message.
 std::string with_data(const Options& options, std::string text) {
   const std::string meta = "meta:";
   for (auto at = text.find(meta); at != std::string::npos;
@@ -60,7 +60,7 @@ const char* number_name(double value) {
   return std::isnan(value) ? "nan" : "infinite";
 }
 
-// For chapters whose only rank has told no more than its losses.
+// For chapters whose only rank has reported its losses and nothing else.
 void name_not_finite(Report& report) {
   if (!report.not_finite.empty()) return;
   for (std::size_t step = 0; step < report.losses.size(); ++step) {
@@ -149,7 +149,7 @@ Report with_prediction(
   try {
     run(on_shapes(options), predicted);
   } catch (const Error& error) {
-    // It would fail with data as well, later and on any rank first.
+    // With data it would fail as well, but later, and on any rank first.
     throw Error(with_data(options, error.what()));
   }
   begin_run();
@@ -241,7 +241,7 @@ void finish_rank(const Options& options, ProcessGroup& world,
   if (options.backend != "sim") not_finite = first_not_finite(world, log);
   if (world.rank() != 0) return;
   report.not_finite = not_finite;
-  // Weights that are not finite are not saved, and then there is no report
+  // Weights that are not finite are not saved, and then no report is printed
   if (!not_finite.empty() && !options.save.empty()) {
     fmt::print(stderr, "{}\n", not_finite);
   }

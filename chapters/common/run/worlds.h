@@ -10,9 +10,9 @@
 //   };
 //   Report report = run_chapter(options, body);
 //
-// Where virtual time is kept beside real data, the same body runs once before
-// in the world `sim`, on shapes alone: that run predicts the time which the
-// real one then counts. The chapter's code cannot tell the two apart.
+// Where virtual time is kept beside real data, the same body runs first in the
+// `sim` world, on shapes alone: that run predicts the time which the real one
+// then counts. The chapter's code cannot tell the two apart.
 
 #include <functional>
 #include <memory>
@@ -40,8 +40,8 @@ std::shared_ptr<const sim::CostModel> cost_model(const Options& options);
 void check_world_size(const Options& options);
 
 /// Runs `body` on every rank and returns rank 0's report; its list of ranks is
-/// empty where rank 0 is another process. `fold_class` says which ranks need
-/// not all run in the world `sim`.
+/// empty where rank 0 is another process. The `sim` world runs one rank of each
+/// `fold_class`.
 Report run_chapter(const Options& options, const ChapterBody& body,
                    const FoldClass& fold_class = one_class);
 
@@ -53,22 +53,23 @@ Report with_prediction(
     const Options& options,
     const std::function<void(const Options& options, Report& report)>& run);
 
-/// Compares with what one device trains (`train_one`, with the options that it
-/// is given), unless --no-check says otherwise; the world `sim` has no numbers.
-/// One device computes with as many cores as a rank did, so that both add up in
-/// the same order: batch norms of few images amplify the rounding of their sums.
+/// Compares with a training on one device (`train_one`, with the options that
+/// it is given), except under --no-check and in the `sim` world, which has no
+/// numbers. One device computes with as many cores as a rank did, so that both
+/// add up in the same order: batch norms of few images amplify the rounding of
+/// their sums.
 void compare_with_reference(
     const Options& options, const std::vector<NamedTensor>& trained,
     const std::function<ReferenceRun(const Options& options)>& train_one,
     Report& report);
 
-/// Gathers what the ranks counted. Collective; `report` is filled on rank 0.
+/// Gathers the ranks' counts. Collective; `report` is filled on rank 0.
 void finish_rank(const Options& options, ProcessGroup& world,
                  const TrainingLog& log, double predicted_bytes,
                  const MemoryBill& predicted_memory, Report& report);
 
-/// Step time as the report has it, from a clock and what it summed up for each
-/// rank (or device); the prediction is left open.
+/// The report's step time, from a clock and its sums for each rank (or device),
+/// without a prediction.
 VirtualTime virtual_time(const sim::VirtualClock& clock,
                          const std::vector<sim::TimeSummary>& ranks);
 

@@ -15,7 +15,7 @@ std::string page_template();
 std::string page_style();
 std::string page_script();
 
-/// A sign and, for those who do not see it, a word.
+/// A sign and, for readers who do not see it, a word.
 std::string sign_html(Verdict verdict);
 
 /// The name of a run as a link to its section.
@@ -32,7 +32,7 @@ std::string comparison_html(const std::vector<ProgramRun>& runs);
 /// What the page's words mean.
 std::string glossary_html();
 
-/// Everything about one run; closed, its first line.
+/// Everything about one run; a closed section shows its first line.
 std::string run_html(std::size_t run_number, const ProgramRun& run,
                      bool is_open);
 

@@ -9,7 +9,7 @@ namespace shardbook::table::internal {
 
 using Row = std::vector<std::string>;
 
-/// Columns on the screen that a text takes.
+/// The width of a text in columns of the screen.
 std::size_t width(const std::string& text);
 
 /// Rows of equal length as lines, with two spaces between the columns.

@@ -12,8 +12,8 @@ namespace {
 
 // Rows that are added in the element type before f64 takes over.
 constexpr std::int64_t kBlockRows = 64;
-// Rows per turn of the inner loop, added among themselves first: partial sums
-// are loaded once for all, and are rounded less often.
+// Rows per turn of the inner loop. They are added to each other first: partial
+// sums are loaded once per turn, and are rounded less often.
 constexpr std::int64_t kTurn = 4;
 
 std::int64_t num_blocks(std::int64_t rows) {

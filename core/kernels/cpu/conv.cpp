@@ -72,7 +72,7 @@ MatmulArgs product_args(std::int64_t m, std::int64_t n, std::int64_t k,
   return args;
 }
 
-// Products in fixed order; the flag is put back when the scope ends.
+// Turns `deterministic` on for a scope.
 class InFixedOrder {
  public:
   explicit InFixedOrder(KernelContext& context)
@@ -169,9 +169,9 @@ bool dnnl_has(KernelContext& context, DType dtype) {
          (dtype == DType::kF32 || dtype == DType::kBF16);
 }
 
-// Whether each place of the window lies inside the image for some output. Of
-// one that never does, oneDNN's bf16 kernels leave the weight's gradient
-// unwritten (2.6, matrix units).
+// Whether each place of the window lies inside the image for some output. Where
+// one never does, oneDNN's bf16 kernels leave its weight gradient unwritten
+// (2.6, matrix units).
 bool every_tap_counts(const ConvShape& s) {
   const auto counts = [&](std::int64_t taps, std::int64_t length,
                           std::int64_t outputs) {
@@ -188,8 +188,8 @@ bool every_tap_counts(const ConvShape& s) {
   return counts(s.kh, s.h, s.out_h()) && counts(s.kw, s.w, s.out_w());
 }
 
-// A product whose weight is larger than its images: convolution's primitives
-// would spend more on reordering the weight than they gain.
+// A product whose weight is larger than its images: oneDNN's convolution would
+// spend more on reordering the weight than it gains.
 bool is_better_as_product(DType dtype, const ConvShape& s) {
   return dtype == DType::kF32 && is_product(s) &&
          s.rows() <= std::min(s.in, s.out);

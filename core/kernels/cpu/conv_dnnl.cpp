@@ -16,7 +16,7 @@ namespace {
 using dnnl::memory;
 using Plan = KernelContext::Plans::ConvPlan;
 
-// The weight as a primitive likes it.
+// The layout of the weight that a primitive prefers.
 class WeightOrder : public KernelOrder {
  public:
   WeightOrder(memory::desc ordered, memory::desc plain)
@@ -43,7 +43,7 @@ class WeightOrder : public KernelOrder {
   memory::desc ordered_, plain_;
 };
 
-// Images lie as ours do; the weight as the primitive likes it best.
+// Images keep our layout; the weight gets the one that the primitive prefers.
 Plan make_plan(const dnnl::engine& engine, memory::data_type type,
                ConvPass pass, const ConvShape& s, bool with_bias) {
   const memory::desc x({s.n, s.in, s.h, s.w}, type, memory::format_tag::nhwc);
@@ -130,7 +130,7 @@ const Plan& plan_of(KernelContext::Plans& plans, DType dtype, ConvPass pass,
                                             : memory::data_type::bf16,
                        pass, s, with_bias);
     } catch (const dnnl::error& error) {
-      // Remember that there is none.
+      // The empty plan remembers that oneDNN has none.
       SB_CHECK(error.status == dnnl_unimplemented,
                "conv2d: oneDNN: ", error.what());
     }

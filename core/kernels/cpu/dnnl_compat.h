@@ -3,9 +3,9 @@
 // oneDNN 2 (Debian 12) and 3 (Debian 13) behind one call. Read by
 // core/kernels/*.cpp only.
 //
-// A primitive's description takes what the operation is, attributes, an engine
-// and, for a backward pass, the description of its forward. Version 2 wraps the
-// operation in a `desc` of its own; version 3 takes all in a row.
+// A primitive's description needs the operation, attributes, an engine and, for
+// a backward pass, the description of its forward. Version 2 wraps the
+// operation in a `desc` of its own; version 3 takes all of them as arguments.
 
 #include <dnnl.hpp>
 

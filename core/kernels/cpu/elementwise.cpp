@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/cpu/vector_math.h"
 
 namespace shardbook::kernels {
 
@@ -66,7 +67,7 @@ V apply(const V& a, const V& b) {
   }
 }
 
-// One row: each operand runs along it or stands still.
+// One row: each operand runs along it or is one repeated element.
 template <BinaryOp kOp, typename T>
 void binary_row(std::int64_t n, const T* a, bool a_moves, const T* b,
                 bool b_moves, T* out) {
@@ -339,7 +340,7 @@ void unary(KernelContext&, UnaryOp op, DType dtype, std::int64_t n,
       case UnaryOp::kAbs:
         return map(n, in, out, [](const V& v) { return xsimd::abs(v); });
       case UnaryOp::kRelu:
-        // NaN stays NaN
+        // A comparison keeps NaN
         return map(n, in, out, [](const V& v) {
           return xsimd::select(v < V(S(0)), V(S(0)), v);
         });

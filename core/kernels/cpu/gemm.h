@@ -25,17 +25,22 @@
 namespace shardbook::kernels {
 
 #ifdef __AVX512F__
-constexpr int kTileRows = 12;  // 24 sums, 2 of B, and room to spare: 32
+constexpr int kTileRows = 12;  // 24 sums and 2 of B in 32 registers
 #else
-constexpr int kTileRows = 6;  // 12 sums, 2 of B, 1 of A: 16 registers
+constexpr int kTileRows = 6;  // 12 sums, 2 of B, 1 of A in 16 registers
 #endif
 constexpr int kTileVecs = 2;
 template <typename T>
 constexpr std::int64_t kTileCols = kTileVecs* kLanes<T>;
 
-/// Steps of k between stores of C. Measured: shorter blocks lose more by moving
-/// C than a panel of B that outgrows L1 costs, which streams from L2 in time.
+/// Steps of k between stores of C. Measured: a panel of B that outgrows L1
+/// streams from L2 in time, and shorter blocks would move C more often.
 constexpr std::int64_t kBlockK = 384;
+
+/// The smallest multiple of `to` that is not below n.
+inline std::int64_t round_up(std::int64_t n, std::int64_t to) {
+  return (n + to - 1) / to * to;
+}
 
 /// What happens around the sum of products of a tile.
 template <typename T>

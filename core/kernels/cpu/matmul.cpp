@@ -14,10 +14,6 @@ namespace {
 // Rows of A that are packed together: with kBlockK a quarter of L2.
 constexpr std::int64_t kBlockRows = 240 / kTileRows * kTileRows;
 
-std::int64_t round_up(std::int64_t n, std::int64_t to) {
-  return (n + to - 1) / to * to;
-}
-
 // One product with explicit strides: A(i, p) at i * a_row + p * a_col, and so
 // on for B.
 template <typename T>

@@ -56,16 +56,15 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
 
 // On plain row-major f32, oneDNN's GEMM is a tenth faster than its matmul
 // primitive, which packs B anew for each block of rows. The primitive wins
-// where A^T is tall, and it adds a bias for nothing. GEMM holds its own packing
+// where A^T is tall, and it adds a bias at no cost. GEMM holds its own packing
 // buffers.
 bool gemm_is_faster(DType dtype, const MatmulArgs& args, bool has_bias) {
   return dtype == DType::kF32 && args.batch == 1 && !has_bias &&
          !(args.trans_a && args.m > args.n);
 }
 
-// Of a bf16 product with one row or one column whose elements lie apart, oneDNN
-// 3.7 reads the wrong elements. A leading dimension is then larger than it need
-// be.
+// oneDNN 3.7 reads the wrong elements in a bf16 product with one row or one
+// column when a leading dimension is larger than the row.
 bool is_misread(DType dtype, const MatmulArgs& args) {
   return dtype == DType::kBF16 && (args.m == 1 || args.n == 1) &&
          (args.lda > (args.trans_a ? args.m : args.k) ||
@@ -117,7 +116,7 @@ bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
                                             : memory::data_type::bf16,
                        args, bias != nullptr);
     } catch (const dnnl::error& error) {
-      // Remember that there is none.
+      // The empty plan remembers that oneDNN has none.
       SB_CHECK(error.status == dnnl_unimplemented,
                "matmul: oneDNN: ", error.what());
     }

@@ -10,7 +10,7 @@ namespace shardbook::kernels {
 
 namespace {
 
-// y = vectors of fn over [0, n): fn(i, count) handles `count` elements from i.
+// Calls fn(i, count) for vectors that cover [0, n): `count` elements from i.
 template <typename S, typename Fn>
 void for_vectors(std::int64_t n, const Fn& fn) {
   std::int64_t i = 0;
@@ -28,8 +28,8 @@ void for_vectors(std::int64_t n, const Fn& fn) {
 }
 
 // Runs update(n, i, param, grad) on pieces of the slice, where param and grad
-// are arrays of S: the slice's own where it has that type, else copies of a
-// piece that is small enough to stay in L1.
+// are arrays of S: the slice's own where they have that type, else copies of a
+// piece that fits into L1.
 template <typename S, typename Update>
 void for_pieces(KernelContext& context, const ParameterSlice& slice,
                 const Update& update) {

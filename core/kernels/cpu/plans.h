@@ -1,6 +1,6 @@
 #pragma once
 
-// What a KernelContext keeps of oneDNN. Read by core/kernels/*.cpp only.
+// The primitives of oneDNN that are kept. Read by core/kernels/*.cpp only.
 
 #include <array>
 #include <cstdint>
@@ -18,8 +18,8 @@ struct KernelContext::Plans {
     dnnl::primitive primitive;
     dnnl::memory::desc a, b, c, bias, scratch;
   };
-  /// A convolution; the weight is reordered where the primitive likes another
-  /// layout than ours, which `order` then is.
+  /// A convolution. Where the primitive prefers another layout of the weight
+  /// than ours, `reorder` converts it, and `order` is that layout.
   struct ConvPlan {
     dnnl::primitive primitive, reorder;
     dnnl::memory::desc x, y, weight, own_weight, bias, scratch;

@@ -82,8 +82,8 @@ void max_pool_backward(KernelContext&, DType dtype, const PoolShape& s,
   dispatch_floating("max_pool_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* grad = static_cast<const T*>(dy);
-    // Each pixel asks the windows over it: nothing is written twice. Some
-    // channels at a time, whose sums stay in registers.
+    // Each pixel sums over the windows that cover it: nothing is written twice.
+    // A few channels at a time keep their sums in registers.
     constexpr std::int64_t kChannels = 32;
     const auto pixel = [&](std::int64_t image, std::int64_t y, std::int64_t x,
                            std::int64_t first, std::int64_t size, T* out) {

@@ -17,8 +17,9 @@ namespace shardbook::kernels {
 /// one partial sum.
 inline constexpr std::int64_t kRowBlock = 128;
 
-/// Sum over i of fn(vector of elements i ...), where fn(i, count) loads `count`
-/// elements from i (all of a vector unless it is the last) with neutral rest.
+/// Sum over the vectors fn(i, count) of n elements. fn loads the `count`
+/// elements from i on, a whole vector unless it is the last, whose rest is
+/// neutral.
 template <typename T, typename Fn>
 inline Compute<T> sum_vectors(std::int64_t n, const Fn& fn) {
   using V = VecOf<T>;

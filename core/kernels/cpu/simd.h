@@ -1,14 +1,11 @@
 #pragma once
 
-// Inside the kernels: vectors of the widest kind this build allows (xsimd),
-// 16-bit elements that widen to f32, and the functions that training needs.
-// Read by core/kernels/*.cpp only.
+// Inside the kernels: vectors of the widest kind this build allows (xsimd), and
+// loops over them. Read by core/kernels/*.cpp only.
 
-#include <bit>
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <type_traits>
 #include <xsimd/xsimd.hpp>
 
 // GCC 12 mistakes the undefined operands inside its own intrinsics for ours.
@@ -17,131 +14,13 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-#include "core/check.h"
-#include "core/dtype.h"
+#include "core/kernels/cpu/elements.h"
 #include "core/kernels/cpu/parallel.h"
-
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 namespace shardbook::kernels {
 
 /// Items that one thread takes at least; reductions add in chunks of this size.
 constexpr std::int64_t kGrain = 16384;
-
-struct BF16 {
-  std::uint16_t bits;
-};
-struct F16 {
-  std::uint16_t bits;
-};
-
-inline float widen(BF16 x) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
-}
-
-inline float widen(F16 x) {
-#ifdef __F16C__
-  return _cvtsh_ss(x.bits);
-#else
-  const std::uint32_t sign = (x.bits & 0x8000u) << 16;
-  const std::uint32_t magnitude = x.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) {  // Infinity or NaN
-    return std::bit_cast<float>(sign | 0x7f800000u |
-                                ((magnitude & 0x3ffu) << 13));
-  }
-  // Shift into place as a tiny float, then scale by 2^112: exact, and right
-  // for subnormals too.
-  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | sign);
-#endif
-}
-
-inline float widen(float x) { return x; }
-inline double widen(double x) { return x; }
-
-template <typename T>
-T narrow(float x);
-template <typename T>
-T narrow(double x);
-
-template <>
-inline float narrow<float>(float x) {
-  return x;
-}
-template <>
-inline double narrow<double>(double x) {
-  return x;
-}
-template <>
-inline float narrow<float>(double x) {
-  return static_cast<float>(x);
-}
-template <>
-inline double narrow<double>(float x) {
-  return x;
-}
-
-template <>
-inline BF16 narrow<BF16>(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  if (x != x) return {static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
-  return {
-      static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
-}
-
-template <>
-inline F16 narrow<F16>(float x) {
-#ifdef __F16C__
-  return {static_cast<std::uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))};
-#else
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t sign = (bits >> 16) & 0x8000u;
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {
-    return {static_cast<std::uint16_t>(sign | 0x7e00u)};
-  }
-  if (magnitude >= 0x477ff000u) {  // Rounds to 2^16 or more
-    return {static_cast<std::uint16_t>(sign | 0x7c00u)};
-  }
-  if (magnitude < 0x38800000u) {
-    // Subnormal: adding 0.5 lines the bits up, and rounds them.
-    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return {static_cast<std::uint16_t>(
-        sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u))};
-  }
-  const std::uint32_t rounded =
-      magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23);
-  return {static_cast<std::uint16_t>(sign | (rounded >> 13))};
-#endif
-}
-
-/// f64 to 16 bits rounds once: to f32 towards an odd last bit, then to nearest.
-inline float round_to_odd(double x) {
-  const float nearest = static_cast<float>(x);
-  if (static_cast<double>(nearest) == x || !(std::fabs(x) < 1e38)) {
-    return nearest;
-  }
-  auto bits = std::bit_cast<std::uint32_t>(nearest);
-  const bool away = std::fabs(static_cast<double>(nearest)) > std::fabs(x);
-  if (away) bits -= 1;  // Towards zero
-  return std::bit_cast<float>(bits | 1u);
-}
-template <>
-inline BF16 narrow<BF16>(double x) {
-  return narrow<BF16>(round_to_odd(x));
-}
-template <>
-inline F16 narrow<F16>(double x) {
-  return narrow<F16>(round_to_odd(x));
-}
-
-/// What arithmetic on T is done in.
-template <typename T>
-using Compute =
-    std::conditional_t<std::is_same_v<T, BF16> || std::is_same_v<T, F16>, float,
-                       T>;
 
 template <typename T>
 using Vec = xsimd::batch<T>;
@@ -252,115 +131,6 @@ inline float max_lanes(const Vec<float>& v) {
   return _mm512_reduce_max_ps(v);
 }
 #endif
-
-/// p * 2^n for an integral n; overflows and underflows as it should.
-inline Vec<float> times_power_of_two(const Vec<float>& p, const Vec<float>& n) {
-#ifdef __AVX512F__
-  return _mm512_scalef_ps(p, n);
-#else
-  // In two halves, so that neither factor overflows before the result does.
-  using Ints = xsimd::batch<std::int32_t>;
-  const Ints whole = xsimd::to_int(n);
-  const Ints half = whole >> 1;
-  const auto power = [](const Ints& e) {
-    return xsimd::bitwise_cast<Vec<float>>((e + Ints(127)) << 23);
-  };
-  return p * power(half) * power(whole - half);
-#endif
-}
-
-/// e^x within 1 ulp or so; infinity above 88.73, 0 where the result would be
-/// subnormal: those cost a hundred times as much, and masked scores are many.
-inline Vec<float> exp_vec(const Vec<float>& x) {
-  using V = Vec<float>;
-  const V lowest(-87.336544f);  // Logarithm of the least normal number
-  // NaN survives: min and max return their second operand then.
-  const V in = xsimd::max(lowest, xsimd::min(V(89.0f), x));
-  const V n = xsimd::nearbyint(in * V(1.44269504088896341f));
-  V r = xsimd::fma(n, V(-0.693359375f), in);
-  r = xsimd::fma(n, V(2.12194440e-4f), r);
-  V p(1.9875691500e-4f);
-  p = xsimd::fma(p, r, V(1.3981999507e-3f));
-  p = xsimd::fma(p, r, V(8.3334519073e-3f));
-  p = xsimd::fma(p, r, V(4.1665795894e-2f));
-  p = xsimd::fma(p, r, V(1.6666665459e-1f));
-  p = xsimd::fma(p, r, V(5.0000001201e-1f));
-  p = xsimd::fma(p, r * r, r + V(1.0f));
-  return xsimd::select(x < lowest, V(0.0f), times_power_of_two(p, n));
-}
-
-/// Lane by lane through the C library: proofs need the digits, not the speed.
-template <typename Fn>
-inline Vec<double> each_lane(const Vec<double>& x, Fn fn) {
-  alignas(64) double lanes[Vec<double>::size];
-  x.store_aligned(lanes);
-  for (double& lane : lanes) lane = fn(lane);
-  return Vec<double>::load_aligned(lanes);
-}
-inline Vec<double> exp_vec(const Vec<double>& x) {
-  return each_lane(x, [](double v) { return std::exp(v); });
-}
-
-inline Vec<float> sigmoid_vec(const Vec<float>& x) {
-  return Vec<float>(1.0f) / (Vec<float>(1.0f) + exp_vec(-x));
-}
-inline Vec<double> sigmoid_vec(const Vec<double>& x) {
-  return each_lane(x, [](double v) { return 1.0 / (1.0 + std::exp(-v)); });
-}
-
-inline Vec<float> tanh_vec(const Vec<float>& x) {
-  using V = Vec<float>;
-  const V a = xsimd::abs(x);
-  // Near zero a polynomial keeps the relative accuracy.
-  const V s = x * x;
-  V p(-5.70498872745e-3f);
-  p = xsimd::fma(p, s, V(2.06390887954e-2f));
-  p = xsimd::fma(p, s, V(-5.37397155531e-2f));
-  p = xsimd::fma(p, s, V(1.33314422036e-1f));
-  p = xsimd::fma(p, s, V(-3.33332819422e-1f));
-  const V small = xsimd::fma(p * s, x, x);
-  const V large = V(1.0f) - V(2.0f) / (exp_vec(a + a) + V(1.0f));
-  return xsimd::select(a < V(0.625f), small, xsimd::copysign(large, x));
-}
-inline Vec<double> tanh_vec(const Vec<double>& x) {
-  return each_lane(x, [](double v) { return std::tanh(v); });
-}
-
-inline Vec<float> log_vec(const Vec<float>& x) { return xsimd::log(x); }
-inline Vec<double> log_vec(const Vec<double>& x) {
-  return each_lane(x, [](double v) { return std::log(v); });
-}
-
-/// Calls fn(T()) for the element type of a floating dtype.
-template <typename Fn>
-decltype(auto) dispatch_floating(const char* kernel, DType dtype, Fn&& fn) {
-  switch (dtype) {
-    case DType::kF64:
-      return fn(double());
-    case DType::kF32:
-      return fn(float());
-    case DType::kBF16:
-      return fn(BF16());
-    case DType::kF16:
-      return fn(F16());
-    default:
-      SB_FAIL(kernel, ": dtype ", dtype_name(dtype),
-              "; give f64, f32, bf16 or f16");
-  }
-}
-
-/// Calls fn(T()) for the element type of any dtype.
-template <typename Fn>
-decltype(auto) dispatch_any(const char* kernel, DType dtype, Fn&& fn) {
-  switch (dtype) {
-    case DType::kI64:
-      return fn(std::int64_t());
-    case DType::kI32:
-      return fn(std::int32_t());
-    default:
-      return dispatch_floating(kernel, dtype, fn);
-  }
-}
 
 /// y[i] = fn(x[i]) vector by vector, in the calling thread. fn takes and
 /// returns vectors.

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/cpu/vector_math.h"
 
 namespace shardbook::kernels {
 
@@ -71,7 +72,7 @@ void softmax(KernelContext&, DType dtype, std::int64_t rows, std::int64_t cols,
         const V inverse(S(1) / exp_row(in, cols, max, out));
         map_range(cols, out, out, [&](const V& e) { return e * inverse; });
       } else {
-        // 16 bits: exp again rather than round twice.
+        // 16 bits: computing exp again avoids rounding twice.
         const V inverse(S(1) / exp_row(in, cols, max, (T*)nullptr));
         const V shift(max);
         map_range(cols, in, out,

@@ -9,9 +9,9 @@
 namespace shardbook::kernels {
 
 #ifdef __AVX512F__
-/// out[c * out_ld + r] = x[r * x_ld + c] for r < 4 * kQuads, c < 16, r >= rows
-/// reads nothing. Four 4 x 16 strips, each transposed within its lanes. Inlined
-/// in a large function, the strips would be spilled to the stack.
+/// out[c * out_ld + r] = x[r * x_ld + c] for r < 4 * kQuads, c < 16, in up to
+/// four 4 x 16 strips, each transposed within its lanes. Not inlined: in a
+/// large function the strips would be spilled to the stack.
 template <int kQuads>
 [[gnu::noinline]] inline void transpose_16(const float* x, std::int64_t x_ld,
                                            float* out, std::int64_t out_ld) {

@@ -104,7 +104,7 @@ TEST(SingleDevice, PeakMemoryOfUnevenPiecesEqualsTheBill) {
       for (const bool recompute : {false, true}) {
         Options options = small_options();
         options.batch = batch;
-        options.seq = 64;
+        options.seq = 32;
         options.steps = 2;
         SingleDeviceOptions how;
         how.num_micro_batches = pieces;

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "chapters/02_ddp/ddp.h"
-#include "comm/launch.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/layers.h"
 #include "core/optim.h"
+#include "tests/support/on_ranks.h"
 
 namespace shardbook::ddp_test {
 
@@ -20,42 +20,6 @@ namespace shardbook::ddp_test {
 constexpr double kByte = 1.0 / (1 << 20);
 
 using Values = std::vector<double>;
-
-/// Runs `body` on thread ranks that sum in a fixed order; what it returns, by
-/// rank.
-template <typename Body>
-auto on_ranks(int world_size, Body body, double timeout_s = 30) {
-  using Result = decltype(body(std::declval<ProcessGroup&>()));
-  std::vector<Result> results(static_cast<std::size_t>(world_size));
-  LaunchOptions options;
-  options.deterministic = true;
-  options.timeout =
-      std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1000));
-  run_ranks(
-      world_size,
-      [&](ProcessGroup& world) {
-        results[static_cast<std::size_t>(world.rank())] = body(world);
-      },
-      options);
-  return results;
-}
-
-/// What `body` threw on some rank; "" when all ended well.
-template <typename Body>
-std::string error_on_ranks(int world_size, Body body, double timeout_s = 30) {
-  try {
-    on_ranks(
-        world_size,
-        [&](ProcessGroup& world) {
-          body(world);
-          return 0;
-        },
-        timeout_s);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 inline InitOptions init_of(DType dtype, std::uint64_t seed = 1) {
   InitOptions init;

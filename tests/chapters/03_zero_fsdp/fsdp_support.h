@@ -18,6 +18,17 @@ using fsdp::FullyShardedDataParallel;
 using fsdp::ShardingStrategy;
 using Numels = std::vector<std::int64_t>;
 
+using Labels = std::vector<std::string>;
+
+/// 8-4-16-4: parameters of 32, 4, 64, 16, 64, 4 elements.
+inline Sequential toy_net(DType dtype = DType::kF32) {
+  Sequential model;
+  model.add(Linear("0", 8, 4, init_of(dtype)));
+  model.add(Linear("1", 4, 16, init_of(dtype)));
+  model.add(Linear("2", 16, 4, init_of(dtype)));
+  return model;
+}
+
 inline fsdp::WrapPolicy every_linear() {
   return fsdp::transformer_auto_wrap_policy({"Linear"});
 }

@@ -218,6 +218,7 @@ TEST(FsdpTrainerOptions, WhatDoesNotGoTogetherIsRefused) {
         d, [&](ProcessGroup& world) { Trainer trainer(options, how, world); });
   };
   TrainerOptions how;
+  how.strategy = "zero3";
   how.accumulate = 5;
   EXPECT_TRUE(has_text(error_of(how), "--accumulate 5"));
   how.accumulate = 1;

@@ -16,7 +16,6 @@ namespace {
 using ddp_test::init_of;
 using ddp_test::largest_difference;
 using ddp_test::make_mlp;
-using ddp_test::on_ranks;
 using ddp_test::Samples;
 using ddp_test::values_of;
 using fsdp::FullyShardedDataParallel;

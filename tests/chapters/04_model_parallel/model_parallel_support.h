@@ -2,9 +2,13 @@
 
 // A ResNet small enough to be trained in two halves by every test.
 
+#include <gtest/gtest.h>
+
+#include <cmath>
 #include <functional>
 #include <string>
 
+#include "chapters/04_model_parallel/trainer.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
 
@@ -40,6 +44,74 @@ inline std::string error_of(const std::function<void()>& body) {
     return error.what();
   }
   return "";
+}
+
+/// What a training run left behind.
+struct Outcome {
+  std::vector<double> losses;
+  Tensor output;                    // of one more forward
+  std::vector<NamedTensor> values;  // parameters and running statistics
+  std::vector<std::vector<CommRecord>> records;
+};
+
+inline Outcome run(const Options& options, const Settings& settings) {
+  std::vector<Device> devices;
+  for (int i = 0; i < settings.num_devices(); ++i) {
+    devices.push_back(Device::cpu(i));
+  }
+  RankContext context(devices[0], 0, 1);
+  context.deterministic = true;
+  RankContext::Scope scope(context);
+  Trainer trainer(options, settings, devices, 1);
+  Outcome outcome;
+  outcome.losses =
+      train(options, trainer.optimizer(), false, [&](std::int64_t step) {
+        return trainer.step(trainer.batch(step));
+      }).losses;
+  if (trainer.copies() != nullptr) {
+    for (const Device& device : devices) {
+      outcome.records.push_back(trainer.copies()->records(device));
+    }
+  }
+  for (int i = 0; i < settings.num_devices(); ++i) {
+    for (const auto& each : trainer.part(i).named_parameters()) {
+      outcome.values.push_back(each);
+    }
+    for (const auto& each : trainer.part(i).named_buffers()) {
+      outcome.values.push_back(each);
+    }
+  }
+  NoGrad no_grad;
+  outcome.output = trainer.forward(trainer.batch(0).inputs);
+  return outcome;
+}
+
+inline const NamedTensor& find(const Outcome& outcome,
+                               const std::string& name) {
+  for (const NamedTensor& each : outcome.values) {
+    if (each.name == name) return each;
+  }
+  SB_FAIL("no value '", name, "'");
+}
+
+inline void expect_same_bits(const Outcome& a, const Outcome& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_TRUE(bitwise_equal(a.output, b.output));
+  ASSERT_EQ(a.values.size(), b.values.size());
+  for (const NamedTensor& each : a.values) {
+    EXPECT_TRUE(bitwise_equal(each.tensor, find(b, each.name).tensor))
+        << each.name;
+  }
+}
+
+inline double relative_difference(const Tensor& a, const Tensor& b) {
+  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    difference += (x[i] - y[i]) * (x[i] - y[i]);
+    norm += y[i] * y[i];
+  }
+  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
 }  // namespace shardbook::model_parallel::test

@@ -71,6 +71,20 @@ TEST(ModelParallelSweep, WallTimesLeaveOutTheWarmUp) {
   EXPECT_THROW(set_wall_times({90}, time), Error);
 }
 
+TEST(ModelParallelSweep, TheBestIsTheFastest) {
+  Sweep sweep;
+  for (const double seconds : {3.0, 1.0, 2.0}) {
+    StepTime time;
+    time.settings.split_size = static_cast<std::int64_t>(seconds);
+    time.virtual_s = seconds;
+    sweep.pipelined.push_back(time);
+  }
+  EXPECT_EQ(sweep.best().settings.split_size, 1);
+  // Measured times count more than virtual ones
+  for (StepTime& time : sweep.pipelined) time.mean_s = 10 - time.virtual_s;
+  EXPECT_EQ(sweep.best().settings.split_size, 3);
+}
+
 TEST(ModelParallelSweep, MeasuresEveryVariantOnThreads) {
   Options options = tiny_options();
   const Sweep sweep = run_sweep(options, {}, {2, 5}, /*repeats=*/3);

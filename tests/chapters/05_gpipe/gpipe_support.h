@@ -13,6 +13,7 @@
 #include "comm/launch.h"
 #include "core/check.h"
 #include "core/ops.h"
+#include "tests/support/on_ranks.h"
 
 namespace shardbook::gpipe_test {
 
@@ -26,25 +27,6 @@ std::string error_of(const Body& body) {
     return error.what();
   }
   return "";
-}
-
-/// Runs `body` on thread ranks that sum in a fixed order; what it returns, by
-/// rank.
-template <typename Body>
-auto on_ranks(int world_size, Body body, double timeout_s = 60) {
-  using Result = decltype(body(std::declval<ProcessGroup&>()));
-  std::vector<Result> results(static_cast<std::size_t>(world_size));
-  LaunchOptions options;
-  options.deterministic = true;
-  options.timeout =
-      std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1000));
-  run_ranks(
-      world_size,
-      [&](ProcessGroup& world) {
-        results[static_cast<std::size_t>(world.rank())] = body(world);
-      },
-      options);
-  return results;
 }
 
 /// i64 [rows, seq], all different from row to row.

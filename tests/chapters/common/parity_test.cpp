@@ -215,6 +215,11 @@ TEST(Parity, NaNIsNotEqual) {
   const Parity parity = compare_with_one_device(options, run, train_plainly);
   EXPECT_FALSE(parity.passed);
   EXPECT_FALSE(parity.finite);
+
+  ReferenceRun good_weights = train_one_device(options);
+  good_weights.losses[0] = std::nan("");
+  EXPECT_FALSE(
+      compare_with_one_device(options, good_weights, train_plainly).finite);
 }
 
 // --- Types -------------------------------------------------------------------

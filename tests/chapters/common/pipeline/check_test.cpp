@@ -159,6 +159,12 @@ TEST(Check, Pairs) {
   EXPECT_EQ(pair({B, 0}, {F, 1}),
             "tick 1, rank 0: B0 overlaps F1; a pair is "
             "a forward and a backward");
+  EXPECT_EQ(fault(mine(2, {{{F, 0}, {F, 1}, {B, 0, 0, true}, {B, 1}}})),
+            "tick 2, rank 0: B0 overlaps B1; a pair is "
+            "a forward and a backward");
+  EXPECT_EQ(
+      fault(mine(2, {{{F, 0}, {F, 1, 0, true}, {B, 0, 0, true}, {B, 1}}})),
+      "tick 1, rank 0: F1 overlaps B0, which overlaps a third");
   EXPECT_EQ(fault(mine(1, {{{F}, {B, 0, 0, true}}})),
             "tick 1, rank 0: B0 overlaps nothing");
 }

@@ -1,0 +1,312 @@
+#include "core/internal/graph_task.h"
+
+#include <thread>
+#include <unordered_set>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "core/internal/kernel_orders.h"
+#include "core/internal/op_scope.h"
+#include "core/internal/tensor_impl.h"
+#include "core/kernels/elementwise.h"
+
+namespace shardbook::autograd {
+namespace {
+
+// The source of the gradients that backward starts from.
+constexpr std::uint64_t kRoot = ~std::uint64_t{0};
+
+// a + b, into a's array when `in_place`.
+Tensor sum_of(const Tensor& a, const Tensor& b, bool in_place) {
+  SB_CHECK(a.shape() == b.shape(), "backward: gradients of shapes ",
+           shape_text(a.shape()), " and ", shape_text(b.shape()),
+           " meet at one tensor");
+  Tensor result = in_place ? a : a.empty_like();
+  internal::OpScope scope("add", static_cast<double>(a.numel()),
+                          internal::bytes_of({&a, &b, &result}), a);
+  if (!scope.runs()) return result;
+  // Gradients of a convolution's weight may add up in the kernel's order
+  const bool as_they_lie = in_place && internal::share_kernel_order(a, b);
+  const auto address = [as_they_lie](const Tensor& tensor) {
+    return as_they_lie ? internal::address_as_it_lies(tensor) : tensor.raw();
+  };
+  kernels::binary(scope.kernels(), kernels::BinaryOp::kAdd, a.dtype(),
+                  a.numel(), address(a), address(b), address(result));
+  return result;
+}
+
+void check_gradient(const char* name, const Tensor& grad, const Edge& edge) {
+  const auto& [dtype, shape] = edge.node->output_kinds[edge.output_index];
+  SB_CHECK(grad.dtype() == dtype && grad.shape() == shape, "backward of '",
+           name, "': a gradient ", dtype_name(grad.dtype()),
+           shape_text(grad.shape()), " for an input ", dtype_name(dtype),
+           shape_text(shape));
+}
+
+}  // namespace
+
+// Adds `grad` to the leaf's gradient in place, so that views stay views. The
+// sum may be wider than the parameter.
+void accumulate_gradient(const Tensor& leaf, Tensor grad) {
+  Meta& meta = leaf.impl()->grad_meta();
+  if (meta.grad.defined()) {
+    if (meta.grad.dtype() != grad.dtype()) {
+      Tensor wide = meta.grad.empty_like();
+      wide.copy_from(grad);
+      grad = wide;
+    }
+    sum_of(meta.grad, grad, /*in_place=*/true);
+  } else if (meta.grad_buffer.defined()) {
+    meta.grad_buffer.copy_from(grad);
+    meta.grad = meta.grad_buffer;
+  } else {
+    MemoryScope kind(meta.grad_kind);
+    meta.grad = internal::is_sole_owner(grad) ? std::move(grad) : grad.clone();
+    meta.grad.set_memory_kind(meta.grad_kind);
+  }
+  // A hook may add or remove hooks.
+  const auto hooks = meta.accumulate_hooks;
+  Tensor parameter = leaf;
+  for (const auto& [key, hook] : hooks) hook(parameter);
+}
+
+// Counts, for every node below the roots, how many gradients it will receive.
+void GraphTask::discover(const std::vector<std::shared_ptr<Node>>& roots) {
+  std::vector<Node*> stack;
+  std::unordered_set<Node*> seen;
+  auto visit = [&](Node* node) {
+    if (!seen.insert(node).second) return;
+    SB_CHECK(!node->freed, "backward: the graph of '", node->name,
+             "' was freed by an earlier backward; keep it with retain_graph");
+    inputs_[node].grads.resize(node->output_hooks.size());
+    if (queue_of(node->device) == devices_.size()) {
+      devices_.push_back(node->device);
+    }
+    stack.push_back(node);
+  };
+  for (const auto& root : roots) visit(root.get());
+  while (!stack.empty()) {
+    Node* node = stack.back();
+    stack.pop_back();
+    for (std::size_t i = 0; i < node->next.size(); ++i) {
+      Node* next = node->next[i].node.get();
+      if (next == nullptr) continue;
+      visit(next);
+      Inputs& inputs = inputs_[next];
+      inputs.missing += 1;
+      inputs.expected.emplace_back(node->sequence, i);
+      inputs.all_from_here &= node->device == next->device;
+    }
+  }
+  if (devices_.size() > 1) {
+    for (auto& [node, inputs] : inputs_) {
+      // The order in which one device would make them: later nodes first.
+      std::sort(inputs.expected.begin(), inputs.expected.end(),
+                [](const auto& a, const auto& b) {
+                  return a.first != b.first ? a.first > b.first
+                                            : a.second < b.second;
+                });
+    }
+  }
+  ready_.resize(devices_.size());
+  unfinished_ = static_cast<std::int64_t>(seen.size());
+}
+
+// Adds one gradient to the sum of a node's output. Devices run at their own
+// pace: among several, a gradient waits for those that one device would have
+// made before it, so the sum does not depend on the order of arrival.
+void GraphTask::deliver(const Edge& edge, const Tensor& grad,
+                        std::uint64_t from, std::size_t input) {
+  Inputs& inputs = inputs_[edge.node.get()];
+  if (devices_.size() > 1 && from != kRoot) {
+    inputs.arrivals.push_back({from, input, edge.output_index, grad});
+  } else if (grad.defined()) {
+    add_to(inputs.grads[edge.output_index], grad);
+  }
+}
+
+void GraphTask::add_to(Tensor& slot, const Tensor& grad) {
+  if (!slot.defined()) {
+    slot = grad;
+  } else {
+    slot = sum_of(slot, grad, internal::is_sole_owner(slot));
+  }
+}
+
+// Adds the gradients that have come, as far as they are next in order: a weight
+// that is used many times need not keep all of its gradients. Only the thread
+// of the node's device adds.
+void GraphTask::add_what_came(Node& node) {
+  Inputs& inputs = inputs_.at(&node);
+  for (;;) {
+    Arrival next;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (inputs.num_added == inputs.expected.size()) return;
+      const auto& [from, input] = inputs.expected[inputs.num_added];
+      const auto found =
+          std::find_if(inputs.arrivals.begin(), inputs.arrivals.end(),
+                       [from = from, input = input](const Arrival& arrival) {
+                         return arrival.from == from && arrival.input == input;
+                       });
+      if (found == inputs.arrivals.end()) return;
+      next = std::move(*found);
+      inputs.arrivals.erase(found);
+      ++inputs.num_added;
+    }
+    if (next.grad.defined()) {
+      add_to(inputs.grads[next.output_index], next.grad);
+    }
+  }
+}
+
+Tensors GraphTask::take_gradients(Node& node) {
+  if (devices_.size() > 1) add_what_came(node);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::move(inputs_[&node].grads);
+}
+
+// One of the gradients a node waits for has come (or is known to be zero).
+void GraphTask::arrive(const Edge& edge) {
+  Inputs& inputs = inputs_[edge.node.get()];
+  if (--inputs.missing == 0) {
+    ready_[queue_of(edge.node->device)].push(edge.node);
+  }
+}
+
+void GraphTask::execute(const std::shared_ptr<Node>& node) {
+  Tensors grads = take_gradients(*node);
+  bool any = false;
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i].defined()) continue;
+    any = true;
+    for (const GradHook& hook : node->output_hooks[i]) {
+      if (Tensor replaced = hook(grads[i]); replaced.defined()) {
+        grads[i] = replaced;
+      }
+    }
+  }
+
+  Tensors grad_inputs;
+  if (node->leaf.defined()) {
+    if (any) {
+      Tensor grad = std::move(grads[0]);
+      grads.clear();
+      accumulate_gradient(node->leaf, std::move(grad));
+    }
+  } else {
+    if (any) {
+      grad_inputs = node->backward(grads);
+      SB_CHECK(grad_inputs.size() == node->next.size(), "backward of '",
+               node->name, "': ", grad_inputs.size(), " gradients for ",
+               node->next.size(), " inputs");
+      for (std::size_t i = 0; i < grad_inputs.size(); ++i) {
+        if (node->next[i].node == nullptr || !grad_inputs[i].defined())
+          continue;
+        check_gradient(node->name, grad_inputs[i], node->next[i]);
+      }
+    } else {
+      grad_inputs.resize(node->next.size());
+    }
+    if (!retain_graph_) {
+      node->backward = nullptr;
+      node->freed = true;
+    }
+  }
+  grads.clear();
+
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (std::size_t i = 0; i < node->next.size(); ++i) {
+      if (node->next[i].node == nullptr) continue;
+      Tensor grad = std::move(grad_inputs[i]);
+      deliver(node->next[i], grad, node->sequence, i);
+      grad = Tensor();
+      arrive(node->next[i]);
+    }
+    unfinished_ -= 1;
+    changed_.notify_all();
+  }
+  if (devices_.size() == 1) return;
+  // Gradients from other devices come at any time: they wait, so that the same
+  // operations run at the same point every time.
+  for (const Edge& edge : node->next) {
+    if (edge.node != nullptr && inputs_.at(edge.node.get()).all_from_here) {
+      add_what_came(*edge.node);
+    }
+  }
+}
+
+void GraphTask::work(const Device& device) {
+  const std::size_t queue = queue_of(device);
+  for (;;) {
+    std::shared_ptr<Node> node;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [&] {
+        return !ready_[queue].empty() || unfinished_ == 0 || error_;
+      });
+      if (error_ || ready_[queue].empty()) return;
+      node = ready_[queue].top();
+      ready_[queue].pop();
+    }
+    try {
+      execute(node);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      changed_.notify_all();
+    }
+  }
+}
+
+void GraphTask::run(Tensors outputs, Tensors grad_outputs) {
+  std::vector<Edge> roots;
+  std::vector<std::shared_ptr<Node>> root_nodes;
+  for (const Tensor& output : outputs) {
+    roots.push_back(edge_to(output));
+    SB_CHECK(roots.back().node != nullptr, "backward: the output of shape ",
+             shape_text(output.shape()),
+             " depends on nothing that requires a gradient");
+    root_nodes.push_back(roots.back().node);
+  }
+  discover(root_nodes);
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    deliver(roots[i], grad_outputs[i], kRoot, i);
+  }
+  outputs.clear();
+  grad_outputs.clear();
+  // A root that other roots lead to waits for them as well.
+  std::unordered_set<Node*> started;
+  for (const Edge& root : roots) {
+    if (inputs_[root.node.get()].missing == 0 &&
+        started.insert(root.node.get()).second) {
+      ready_[queue_of(root.node->device)].push(root.node);
+    }
+  }
+
+  RankContext& context = RankContext::current();
+  ContextValue<GraphTask*> task(&RankContext::graph_task, this);
+  PhaseScope phase(Phase::kBackward);
+  NoGrad no_grad;
+  MemoryScope kind(MemoryKind::kActivation);
+  if (devices_.size() == 1) {
+    work(devices_[0]);
+  } else {
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      if (devices_[i] == context.device) continue;
+      RankContext& worker = context.worker(devices_[i]);
+      threads.emplace_back([this, i, &worker] {
+        RankContext::Scope scope(worker);
+        work(devices_[i]);
+      });
+    }
+    if (queue_of(context.device) < devices_.size()) work(context.device);
+    for (std::thread& thread : threads) thread.join();
+  }
+  if (error_) std::rethrow_exception(error_);
+  for (std::size_t i = 0; i < callbacks_.size(); ++i) callbacks_[i]();
+}
+
+}  // namespace shardbook::autograd

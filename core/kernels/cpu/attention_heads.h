@@ -1,0 +1,97 @@
+#pragma once
+
+// A head of attention: its sizes, its rows in memory and packed, and the
+// threads that share the heads. Read by core/kernels/cpu/attention*.cpp only.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/check.h"
+#include "core/kernels/attention.h"
+#include "core/kernels/cpu/gemm.h"
+
+namespace shardbook::kernels {
+
+// The sizes of one head.
+template <typename S>
+struct Sizes {
+  explicit Sizes(const AttentionArgs& args)
+      : dim(args.head_dim),
+        padded_dim(round_up(args.head_dim, kTileCols<S>)),
+        keys(args.k_rows),
+        padded_keys(round_up(args.k_rows, kTileCols<S>)) {}
+  std::int64_t dim, padded_dim, keys, padded_keys;
+};
+
+// A head's rows as they lie in memory.
+template <typename T>
+struct HeadRows {
+  T* data;
+  std::int64_t row;
+  T* operator[](std::int64_t i) const { return data + i * row; }
+};
+template <typename T>
+HeadRows<T> head_rows(T* data, const HeadStrides& strides, std::int64_t b,
+                      std::int64_t h) {
+  return {data + b * strides.batch + h * strides.head, strides.row};
+}
+
+// Columns are rows of x: out has panels [rows / kTileCols][dim][kTileCols].
+template <typename T>
+void pack_across(const HeadRows<const T>& x, std::int64_t rows,
+                 std::int64_t dim, Compute<T>* out) {
+  pack_panels<kTileCols<Compute<T>>>(x.data, x.row, 1, rows, dim, out);
+}
+
+// Columns are dims of x: out has panels [dim / kTileCols][rows][kTileCols].
+template <typename T>
+void pack_along(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
+                Compute<T>* out) {
+  pack_panels<kTileCols<Compute<T>>>(x.data, 1, x.row, dim, rows, out);
+}
+
+// Rows of x as the left side of a product: [rows / kTileRows][dim][kTileRows].
+template <typename T>
+void pack_left(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
+               Compute<T> scale, Compute<T>* out) {
+  pack_panels<kTileRows>(x.data, x.row, 1, rows, dim, out);
+  if (scale != Compute<T>(1)) {
+    const std::int64_t n = round_up(rows, kTileRows) * dim;
+    map_range(n, out, out, [scale](const Vec<Compute<T>>& v) {
+      return v * Vec<Compute<T>>(scale);
+    });
+  }
+}
+
+inline void check_args(const char* kernel, AttentionArgs* args) {
+  if (args->kv_heads == 0) args->kv_heads = args->heads;
+  SB_CHECK(args->batch >= 0 && args->heads >= 0 && args->q_rows >= 0 &&
+               args->k_rows >= 0 && args->head_dim >= 0,
+           kernel, ": batch ", args->batch, ", heads ", args->heads,
+           ", q_rows ", args->q_rows, ", k_rows ", args->k_rows, ", head_dim ",
+           args->head_dim, "; none may be negative");
+  SB_CHECK(args->heads == 0 || args->heads % args->kv_heads == 0, kernel, ": ",
+           args->kv_heads, " key heads do not divide ", args->heads,
+           " query heads");
+}
+
+// Heads of keys that one thread takes at least.
+inline std::int64_t head_grain(const AttentionArgs& args) {
+  const std::int64_t work =
+      args.q_rows * args.k_rows * (args.heads / args.kv_heads) * args.head_dim;
+  return std::max<std::int64_t>(1, 500000 / std::max<std::int64_t>(work, 1));
+}
+
+// Scratch for the threads that may run.
+template <typename Head>
+struct HeadScratch {
+  using S = typename Head::S;
+  HeadScratch(KernelContext& context, const AttentionArgs& args)
+      : each(round_up(Head::scratch_size(args), 16)),
+        scratch(context, each * sizeof(S) * max_threads()) {}
+  S* at(int piece) const { return scratch.template as<S>() + piece * each; }
+  std::int64_t each;
+  Scratch scratch;
+};
+
+}  // namespace shardbook::kernels

@@ -1,0 +1,224 @@
+// The bill of DataParallel: bytes, memory, traces, and refused devices.
+
+#include <gtest/gtest.h>
+
+#include "chapters/01_data_parallel/bill.h"
+#include "chapters/01_data_parallel/trainer.h"
+#include "chapters/common/run/device_trace.h"
+#include "tests/chapters/01_data_parallel/data_parallel_support.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook::data_parallel {
+namespace {
+
+using namespace test;
+
+double total_sent(const DataParallel& model) {
+  double total = 0;
+  for (const Device& device : model.device_ids()) {
+    total += bytes_sent(model.ledger()->records(device));
+  }
+  return total;
+}
+
+TEST_P(DataParallelParity, BytesFollowTheFormula) {
+  for (const std::int64_t rows : {1, 5, 8, 16}) {
+    World world(GetParam());
+    Probe module;
+    DataParallel model(module, world.devices);
+    sum(square(model(random_tensor({rows, 6}, 3)))).backward();
+    double parameter_bytes = 0;
+    for (const Tensor& parameter : module.parameters()) {
+      parameter_bytes += static_cast<double>(parameter.bytes());
+    }
+    const auto traffic =
+        step_traffic(rows, GetParam(), 6 * 8, 3 * 8, parameter_bytes, 0);
+    const auto chunks = ceil_chunks(rows, GetParam());
+    const double used = static_cast<double>(chunks.size());
+    const double elsewhere =
+        1 - static_cast<double>(chunks[0].second) / static_cast<double>(rows);
+    for (std::size_t i = 0; i < world.devices.size(); ++i) {
+      EXPECT_EQ(bytes_sent(model.ledger()->records(world.devices[i])),
+                traffic[i].total());
+    }
+    const double x = static_cast<double>(rows) * 48;
+    const double y = static_cast<double>(rows) * 24;
+    EXPECT_NEAR(total_sent(model),
+                elsewhere * (x + 2 * y) + 2 * (used - 1) * parameter_bytes,
+                1e-6);
+    // The cost model of the ledger agrees on the group's total when all pieces
+    // are even.
+    if (rows % static_cast<std::int64_t>(used) != 0) continue;
+    double model_total = 0;
+    for (const Device& device : world.devices) {
+      const auto records = model.ledger()->records(device);
+      for (const CommRecord& record : records) {
+        model_total += wire_bytes(record);
+      }
+    }
+    EXPECT_NEAR(model_total, total_sent(model), 1e-6);
+  }
+}
+
+TEST(DataParallelBill, LogHasOneScatterOneGatherAndOneScatterBack) {
+  World world(3);
+  Probe module;
+  DataParallel model(module, world.devices);
+  sum(square(model(random_tensor({5, 6}, 3)))).backward();
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto records = model.ledger()->records(world.devices[i]);
+    std::vector<std::string> text;
+    for (const CommRecord& record : records) {
+      text.push_back(std::string(phase_name(record.phase)) + " " +
+                     record_text(record));
+      EXPECT_EQ(record.root_or_peer, 0);
+    }
+    const std::string who = "(rank " + std::to_string(i) + " of 3) ";
+    EXPECT_EQ(
+        text,
+        (std::vector<std::string>{
+            "forward scatter f64[30] over devices " + who + "'inputs'",
+            "forward broadcast f64[213] over devices " + who + "'parameters'",
+            "forward gather f64[15] over devices " + who + "'outputs'",
+            "backward scatter f64[15] over devices " + who +
+                "'output gradients'",
+            "backward reduce f64[213] over devices " + who + "'gradients'"}));
+  }
+}
+
+TEST(DataParallelBill, BuffersTravelForwardOnly) {
+  World world(4);
+  BatchNorm module(5, {1, DType::kF64, Device()});
+  DataParallel model(module, world.devices);
+  sum(square(model(random_tensor({8, 5}, 3)))).backward();
+  // 10 values of parameters there and back, 10 of buffers there.
+  const auto traffic = step_traffic(8, 4, 40, 40, 80, 80);
+  EXPECT_EQ(traffic[0].replicate, 3 * 160);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(bytes_sent(model.ledger()->records(world.devices[i])),
+              traffic[i].total());
+  }
+}
+
+TEST(DataParallelBill, OneDeviceRecordsNothing) {
+  World world(1);
+  Probe module;
+  DataParallel model(module, world.devices);
+  sum(square(model(random_tensor({5, 6}, 3)))).backward();
+  EXPECT_TRUE(model.ledger()->records(world.devices[0]).empty());
+}
+
+TEST(DataParallelBill, TheMainDeviceIsTheHotSpot) {
+  // GPT-nano on four devices: main sends three copies of the weights, the
+  // inputs and the output gradients; each other device sends its own.
+  const auto traffic = step_traffic(24, 4, 512, 65536, 1e6, 0);
+  EXPECT_EQ(traffic[0].total(), 3e6 + 18 * 512.0 + 18 * 65536.0);
+  EXPECT_EQ(traffic[1].total(), 1e6 + 6 * 65536.0);
+  double into_main = 0;
+  for (std::size_t i = 1; i < 4; ++i) into_main += traffic[i].total();
+  double all = into_main + traffic[0].total();
+  // Everything enters or leaves it: no byte goes past the main device.
+  EXPECT_EQ(all, 2 * 3e6 + 18 * (512.0 + 2 * 65536.0));
+}
+
+TEST_P(DataParallelParity, MemoryFollowsTheFormula) {
+  // A vocabulary below the width: the widest point is inside the last block.
+  const std::string narrow =
+      R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16,
+          "n_embd": 64, "n_layer": 3, "n_head": 4})";
+  struct Case {
+    std::string name;
+    double dropout;
+  };
+  for (const auto& [name, dropout] :
+       {Case{"mlp", 0}, Case{"gpt-nano", 0}, Case{"gpt-nano", 0.5},
+        Case{narrow, 0}, Case{narrow, 0.5}}) {
+    for (const std::int64_t batch : {5, 8}) {
+      Options options = tiny_options(GetParam(), batch);
+      options.model = name;
+      options.dropout = dropout;
+      options.dtype = DType::kF32;
+      options.seq = 16;
+      World world(GetParam());
+      const LoadedModel loaded = build_model(options);
+      const Dataset data =
+          Dataset::open("random", options.seq, loaded.config.vocab_size, 0);
+      const auto optim = make_optimizer("adamw", loaded.model->parameters(),
+                                        options.optimizer_options);
+      DataParallel model(*loaded.model, world.devices);
+      train(options, *optim, false, [&](std::int64_t step) {
+        return train_step(options, model, *optim, data, step);
+      });
+      const auto bills = memory_bills(options, loaded.config, *loaded.model);
+      for (std::size_t i = 0; i < world.devices.size(); ++i) {
+        const MemoryStats memory = world.devices[i].memory();
+        for (int k = 0; k < kNumMemoryKinds; ++k) {
+          const double predicted = bills[i].bytes[static_cast<std::size_t>(k)];
+          if (predicted < 0) continue;
+          EXPECT_EQ(
+              static_cast<double>(memory.peak(static_cast<MemoryKind>(k))),
+              predicted)
+              << name << ", dropout " << dropout << ", batch " << batch
+              << ", device " << i << ", "
+              << memory_kind_name(static_cast<MemoryKind>(k));
+        }
+      }
+    }
+  }
+}
+
+TEST(DataParallelBill, OnlyTheMainDeviceHoldsStateBetweenSteps) {
+  Options options = tiny_options(3, 6);
+  options.model = "mlp";
+  World world(3);
+  const LoadedModel loaded = build_model(options);
+  const Dataset data = Dataset::open("random", options.seq, 256, 0);
+  const auto optim = make_optimizer("adamw", loaded.model->parameters(),
+                                    options.optimizer_options);
+  DataParallel model(*loaded.model, world.devices);
+  train_step(options, model, *optim, data, 0);
+  EXPECT_EQ(world.devices[1].memory().current_total, 0);
+  EXPECT_EQ(world.devices[2].memory().current_total, 0);
+  EXPECT_GT(world.devices[0].memory().current(MemoryKind::kOptimizerState), 0);
+}
+
+TEST(DataParallelBill, WarnsOfUnequalMemory) {
+  const Device large = Device::cpu(0, 1000), close = Device::cpu(1, 750),
+               small = Device::cpu(2, 749), endless = Device::cpu(3);
+  EXPECT_EQ(imbalance_warning({large, close}), "");
+  EXPECT_EQ(imbalance_warning({endless, Device::cpu(4)}), "");
+  EXPECT_TRUE(contains(imbalance_warning({large, small}),
+                       "cpu:2 has 749 bytes of memory, less than 75 % of "
+                       "cpu:0"));
+  EXPECT_TRUE(contains(imbalance_warning({large, endless}), "cpu:0"));
+}
+
+TEST(DataParallelBill, TracesHaveATrackPerDevice) {
+  World world(2);
+  Probe module;
+  DataParallel model(module, world.devices);
+  const TempFolder folder;
+  {
+    DeviceTraces traces(world.devices);
+    traces.watch(world.context, *model.ledger());
+    sum(square(model(random_tensor({4, 6}, 3)))).backward();
+    traces.write(folder / "trace.json");
+  }
+  EXPECT_FALSE(world.context.observed());
+  model(random_tensor({4, 6}, 3));
+}
+
+TEST(DataParallelErrors, DevicesAreNamedOnce) {
+  World world(2);
+  Probe module;
+  EXPECT_TRUE(contains(error_of([&] { DataParallel(module, {}); }),
+                       "device_ids is empty"));
+  EXPECT_TRUE(
+      contains(error_of([&] {
+                 DataParallel(module, {world.devices[0], world.devices[0]});
+               }),
+               "are the same device"));
+}
+
+}  // namespace
+}  // namespace shardbook::data_parallel

@@ -1,0 +1,149 @@
+// Ranks with uneven numbers of batches.
+
+#include <gtest/gtest.h>
+
+#include "tests/chapters/02_ddp/ddp_reducer_support.h"
+
+namespace shardbook::ddp_test {
+namespace {
+
+using ddp::DdpOptions;
+using ddp::DistributedDataParallel;
+
+struct Joined {
+  Values parameters;
+  int num_steps = 0;
+};
+
+/// Rank r trains on counts[r] batches.
+std::vector<Joined> train_uneven(const std::vector<int>& counts,
+                                 const ddp::JoinOptions& join,
+                                 const DdpOptions& options) {
+  return on_ranks(static_cast<int>(counts.size()), [&](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world, options);
+    const auto optimizer = make_optimizer("sgd", model.parameters(), {0.1});
+    Joined result;
+    ddp.join(
+        [&] {
+          const int count = counts[static_cast<std::size_t>(world.rank())];
+          for (int step = 0; step < count; ++step) {
+            const Samples mine =
+                every(make_samples(2 * world.size(), DType::kF64,
+                                   30 + static_cast<std::uint64_t>(step)),
+                      world.rank(), world.size());
+            mse_loss(ddp(mine.x), mine.y).backward();
+            optimizer->step();
+            model.clear_grad();
+            result.num_steps += 1;
+          }
+        },
+        join);
+    result.parameters = values_of(model.parameters());
+    return result;
+  });
+}
+
+/// The same on one device, rank after rank.
+Values train_uneven_reference(const std::vector<int>& counts, bool by_initial) {
+  Sequential model = make_mlp(DType::kF64);
+  const auto optimizer = make_optimizer("sgd", model.parameters(), {0.1});
+  const int d = static_cast<int>(counts.size());
+  for (int step = 0;; ++step) {
+    int active = 0;
+    for (const int count : counts) active += step < count;
+    if (active == 0) return values_of(model.parameters());
+    for (int r = 0; r < d; ++r) {
+      if (step >= counts[static_cast<std::size_t>(r)]) continue;
+      const Samples mine =
+          every(make_samples(2 * d, DType::kF64,
+                             30 + static_cast<std::uint64_t>(step)),
+                r, d);
+      scale(mse(model, mine), 1.0 / (by_initial ? d : active)).backward();
+    }
+    optimizer->step();
+    model.clear_grad();
+  }
+}
+
+TEST(DdpJoin, EarlyFinishersAnswerForTheRanksThatHaveMore) {
+  DdpOptions views = tiny_buckets(100);
+  views.gradient_as_bucket_view = true;
+  DdpOptions unused = tiny_buckets(100);
+  unused.find_unused_parameters = true;
+  DdpOptions static_graph = tiny_buckets(100);
+  static_graph.static_graph = true;
+  for (const std::vector<int>& counts :
+       {std::vector<int>{1, 4, 2}, {0, 3}, {3, 0}, {2, 2}, {3}, {0, 0}}) {
+    for (const bool by_initial : {true, false}) {
+      ddp::JoinOptions join;
+      join.divide_by_initial_world_size = by_initial;
+      const Values expected = train_uneven_reference(counts, by_initial);
+      for (const DdpOptions& options :
+           {DdpOptions{}, views, unused, static_graph}) {
+        const auto ranks = train_uneven(counts, join, options);
+        for (std::size_t r = 0; r < ranks.size(); ++r) {
+          EXPECT_EQ(ranks[r].num_steps, counts[r]);
+          EXPECT_LT(largest_difference(ranks[r].parameters, expected), 1e-12)
+              << "rank " << r << " of " << ranks.size() << ", by initial "
+              << by_initial;
+        }
+      }
+    }
+  }
+}
+
+TEST(DdpJoin, AccumulationAndBuffersWorkInside) {
+  const auto ranks = on_ranks(2, [](ProcessGroup& world) {
+    Sequential model;
+    model.add(Linear("0", 5, 3, init_of(DType::kF64)));
+    model.add(BatchNorm(3, init_of(DType::kF64)));
+    DistributedDataParallel ddp(model, world);
+    const auto optimizer = make_optimizer("sgd", model.parameters(), {0.1});
+    ddp.join([&] {
+      for (int step = 0; step < 2 + 2 * world.rank(); ++step) {
+        const Samples mine =
+            every(make_samples(8, DType::kF64), world.rank(), 2);
+        {
+          auto no_sync = ddp.no_sync();
+          mse_loss(ddp(mine.x), mine.y).backward();
+        }
+        mse_loss(ddp(mine.x), mine.y).backward();
+        optimizer->step();
+        model.clear_grad();
+      }
+    });
+    Values all = values_of(model.parameters());
+    const Values buffers = values_of(model.buffers());
+    all.insert(all.end(), buffers.begin(), buffers.end());
+    return all;
+  });
+  EXPECT_EQ(ranks[0], ranks[1]);
+}
+
+TEST(DdpJoin, ThrowsEverywhereOnEarlyTerminationWhenAsked) {
+  ddp::JoinOptions join;
+  join.throw_on_early_termination = true;
+  try {
+    train_uneven({3, 1}, join, {});
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_TRUE(has_text(error.what(), "rank 1 has no more batches"))
+        << error.what();
+  }
+}
+
+TEST(DdpTrap, UnevenInputsWithoutJoinFailAndNameTheRankThatLeft) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    for (int step = 0; step < 1 + world.rank(); ++step) {
+      const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+      mse_loss(ddp(mine.x), mine.y).backward();
+    }
+  });
+  EXPECT_TRUE(has_text(error, "rank 0")) << error;
+}
+
+}  // namespace
+}  // namespace shardbook::ddp_test

@@ -1,0 +1,251 @@
+// Models that DDP accepts or refuses: frozen, tied, of several dtypes or
+// devices; and their buffers.
+
+#include <gtest/gtest.h>
+
+#include "tests/chapters/02_ddp/ddp_reducer_support.h"
+
+namespace shardbook::ddp_test {
+namespace {
+
+using ddp::DdpOptions;
+using ddp::DistributedDataParallel;
+
+// --- Models ------------------------------------------------------------------
+
+TEST(DdpModel, DifferentModelsAreRefusedOnEveryRankByName) {
+  const std::string shape = error_on_ranks(3, [](ProcessGroup& world) {
+    Linear model("0", 4, world.rank() == 2 ? 9 : 8, init_of(DType::kF32));
+    DistributedDataParallel ddp(model, world);
+  });
+  EXPECT_TRUE(has_text(shape,
+                       "parameter 0 is 'weight' f32[4, 8] on rank 0 and "
+                       "'weight' f32[4, 9] on rank 2"))
+      << shape;
+  const std::string count = error_on_ranks(2, [](ProcessGroup& world) {
+    Linear model("0", 4, 8, init_of(DType::kF32), world.rank() == 0);
+    DistributedDataParallel ddp(model, world);
+  });
+  EXPECT_TRUE(has_text(count, "rank 0 has 2 parameters and rank 1 has 1"))
+      << count;
+}
+
+TEST(DdpModel, FrozenParametersAreCopiedButNotReduced) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    model.b.weight.fill(world.rank());
+    model.b.set_requires_grad(false);
+    DistributedDataParallel ddp(model, world, tiny_buckets());
+    EXPECT_EQ(ddp.reducer().buckets().size(), 2u);
+    EXPECT_EQ(max_abs_difference(model.b.weight, model.b.weight.zeros_like()),
+              0);
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    for (int step = 0; step < 2; ++step) {
+      mse_loss(ddp(mine.x), mine.y).backward();
+    }
+    EXPECT_FALSE(model.b.weight.grad().defined());
+    return 0;
+  });
+}
+
+TEST(DdpModel, AModelWithoutTrainableParametersIsRefused) {
+  EXPECT_TRUE(has_text(error_on_ranks(1,
+                                      [](ProcessGroup& world) {
+                                        Sequential model;
+                                        model.add(Relu());
+                                        DistributedDataParallel ddp(model,
+                                                                    world);
+                                      }),
+                       "no parameter of Sequential requires a gradient"));
+}
+
+TEST(DdpModel, TiedWeightsAreReducedOnce) {
+  const auto grads = on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    model.b.weight = model.a.weight;
+    DistributedDataParallel ddp(model, world, tiny_buckets());
+    EXPECT_EQ(ddp.reducer().buckets().size(), 3u);
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    mse_loss(ddp(mine.x), mine.y).backward();
+    return values_of({model.a.weight.grad()});
+  });
+  Branches model;
+  model.b.weight = model.a.weight;
+  mse(model, make_samples(4, DType::kF64)).backward();
+  EXPECT_LT(largest_difference(grads[0], values_of({model.a.weight.grad()})),
+            1e-12);
+}
+
+/// The first half in f32, the second in f64.
+class MixedDtypes : public ModuleOf<MixedDtypes> {
+ public:
+  MixedDtypes()
+      : a("a", 5, 4, init_of(DType::kF32)),
+        b("b", 4, 3, init_of(DType::kF64)) {}
+  Tensor forward(const Tensor& x) override {
+    return b(to_dtype(a(x), DType::kF64));
+  }
+  void members(MemberVisitor& visit) override {
+    visit.module("a", a);
+    visit.module("b", b);
+  }
+  Linear a, b;
+};
+
+TEST(DdpModel, DtypesTravelInBucketsOfTheirOwn) {
+  const auto grads = on_ranks(2, [](ProcessGroup& world) {
+    MixedDtypes model;
+    DistributedDataParallel ddp(model, world);
+    const Samples mine = every(make_samples(4, DType::kF32), world.rank(), 2);
+    for (int step = 0; step < 2; ++step) {
+      model.clear_grad();
+      world.clear_records();
+      mse_loss(ddp(mine.x), to_dtype(mine.y, DType::kF64)).backward();
+      const auto log = records_of(world, CommOp::kAllReduce);
+      EXPECT_EQ(numels(log), (Numels{15, 24}));
+      EXPECT_EQ(log[0].dtype, DType::kF64);
+      EXPECT_EQ(log[1].dtype, DType::kF32);
+    }
+    return grads_of(model);
+  });
+  MixedDtypes model;
+  const Samples all = make_samples(4, DType::kF32);
+  mse_loss(model(all.x), to_dtype(all.y, DType::kF64)).backward();
+  EXPECT_EQ(grads[0], grads[1]);
+  EXPECT_LT(largest_difference(grads[0], grads_of(model)), 1e-5);
+}
+
+/// Two layers on two devices of one rank: backward runs a thread for each.
+class TwoDevices : public ModuleOf<TwoDevices> {
+ public:
+  explicit TwoDevices(const Device& second)
+      : second(second), a("a", 5, 4, init_of(DType::kF64)), b("b", 4, 3, [&] {
+          InitOptions init = init_of(DType::kF64);
+          init.device = second;
+          return init;
+        }()) {}
+  Tensor forward(const Tensor& x) override {
+    return to_device(b(to_device(a(x), second)), x.device());
+  }
+  void members(MemberVisitor& visit) override {
+    visit.module("a", a);
+    visit.module("b", b);
+  }
+  Device second;
+  Linear a, b;
+};
+
+TEST(DdpModel, MayLieOnSeveralDevicesOfEachRank) {
+  const auto grads = on_ranks(2, [](ProcessGroup& world) {
+    TwoDevices model(Device::cpu(10 + world.rank()));
+    DistributedDataParallel ddp(model, world, tiny_buckets());
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    for (int step = 0; step < 3; ++step) {
+      model.clear_grad();
+      mse_loss(ddp(mine.x), mine.y).backward();
+    }
+    return grads_of(model);
+  });
+  TwoDevices model(Device::cpu(9));
+  mse(model, make_samples(4, DType::kF64)).backward();
+  EXPECT_EQ(grads[0], grads[1]);
+  EXPECT_LT(largest_difference(grads[0], grads_of(model)), 1e-12);
+}
+
+TEST(DdpModel, GradientsAreViewsOfTheBucketsWhenAsked) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    DdpOptions options;
+    options.gradient_as_bucket_view = true;
+    DistributedDataParallel ddp(model, world, options);
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    for (int step = 0; step < 3; ++step) {
+      mse_loss(ddp(mine.x), mine.y).backward();
+      EXPECT_TRUE(model.a.weight.grad().shares_storage(model.b.bias.grad()));
+      if (step > 0) model.clear_grad();
+    }
+    return 0;
+  });
+}
+
+TEST(DdpModel, AfterItsEndBackwardIsLocalAgain) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    {
+      DdpOptions options;
+      options.gradient_as_bucket_view = true;
+      DistributedDataParallel ddp(model, world, options);
+      mse_loss(ddp(mine.x), mine.y).backward();
+    }
+    world.clear_records();
+    model.clear_grad();
+    mse(model, mine).backward();
+    EXPECT_TRUE(world.records().empty());
+    return 0;
+  });
+}
+
+TEST(DdpModel, DivisionComesBeforeTheSum) {
+  // 40000 + 40000 does not fit into f16; their mean does.
+  const auto means = on_ranks(2, [](ProcessGroup& world) {
+    Linear model("0", 1, 1, init_of(DType::kF16), /*with_bias=*/false);
+    DistributedDataParallel ddp(model, world);
+    sum(ddp(Tensor::full({1, 1}, 40000, {DType::kF16, Device()}))).backward();
+    return model.weight.grad().item();
+  });
+  EXPECT_EQ(means, (std::vector<double>{40000, 40000}));
+}
+
+// --- Buffers -----------------------------------------------------------------
+
+/// Running statistics on each rank as its fourth forward sees them.
+std::vector<Values> buffers_after_training(bool broadcast) {
+  return on_ranks(2, [&](ProcessGroup& world) {
+    Sequential model;
+    model.add(Linear("0", 5, 3, init_of(DType::kF64)));
+    model.add(BatchNorm(3, init_of(DType::kF64)));
+    DdpOptions options;
+    options.broadcast_buffers = broadcast;
+    DistributedDataParallel ddp(model, world, options);
+    const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
+    for (int step = 0; step < 3; ++step) {
+      mse_loss(ddp(mine.x), mine.y).backward();
+    }
+    model.train(false);
+    ddp(mine.x);
+    EXPECT_EQ(records_of(world, CommOp::kBroadcast, "buffers").size(),
+              broadcast ? 1u + 4u : 1u);
+    return values_of(model.buffers());
+  });
+}
+
+TEST(DdpBuffers, RankZeroSharesItsRunningStatistics) {
+  const auto shared = buffers_after_training(true);
+  EXPECT_EQ(shared[0], shared[1]);
+  const auto own = buffers_after_training(false);
+  EXPECT_NE(own[0], own[1]);
+  EXPECT_EQ(own[0], shared[0]);
+}
+
+TEST(DdpBuffers, NothingIsSharedAfterAForwardUnderNoSync) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Sequential model;
+    model.add(Linear("0", 5, 3, init_of(DType::kF64)));
+    model.add(BatchNorm(3, init_of(DType::kF64)));
+    DistributedDataParallel ddp(model, world);
+    const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
+    world.clear_records();
+    {
+      auto no_sync = ddp.no_sync();
+      for (int i = 0; i < 3; ++i) mse_loss(ddp(mine.x), mine.y).backward();
+    }
+    mse_loss(ddp(mine.x), mine.y).backward();
+    // Before the first forward, which follows construction; not before others.
+    EXPECT_EQ(records_of(world, CommOp::kBroadcast, "buffers").size(), 1u);
+    return 0;
+  });
+}
+
+}  // namespace
+}  // namespace shardbook::ddp_test

@@ -1,0 +1,114 @@
+// Accumulation of gradients under no_sync, and scopes in the wrong place.
+
+#include <gtest/gtest.h>
+
+#include "tests/chapters/02_ddp/ddp_reducer_support.h"
+
+namespace shardbook::ddp_test {
+namespace {
+
+using ddp::DdpOptions;
+using ddp::DistributedDataParallel;
+
+struct Accumulated {
+  Values grads;
+  Numels log;
+};
+
+/// Three pieces of this rank's samples under `step`.
+template <typename Step>
+Accumulated accumulate(const DdpOptions& options, Step step) {
+  return on_ranks(2, [&](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world, options);
+    const Samples mine = every(make_samples(12, DType::kF64), world.rank(), 2);
+    world.clear_records();
+    for (int i = 0; i < 3; ++i) step(ddp, every(mine, i, 3), i);
+    return Accumulated{grads_of(model),
+                       numels(records_of(world, CommOp::kAllReduce))};
+  })[0];
+}
+
+Values full_gradients() {
+  Sequential model = make_mlp(DType::kF64);
+  mse(model, make_samples(12, DType::kF64)).backward();
+  return grads_of(model);
+}
+
+TEST(DdpNoSync, AccumulationSendsWhatOneStepSends) {
+  for (const bool view : {false, true}) {
+    DdpOptions options = tiny_buckets(100);
+    options.gradient_as_bucket_view = view;
+    const Accumulated result = accumulate(
+        options, [](DistributedDataParallel& ddp, const Samples& s, int i) {
+          if (i < 2) {
+            auto no_sync = ddp.no_sync();
+            scale(mse_loss(ddp(s.x), s.y), 1.0 / 3).backward();
+          } else {
+            scale(mse_loss(ddp(s.x), s.y), 1.0 / 3).backward();
+          }
+        });
+    EXPECT_EQ(result.log, (Numels{3, 24, 49, 35}));
+    EXPECT_LT(largest_difference(result.grads, full_gradients()), 1e-12);
+  }
+}
+
+TEST(DdpNoSync, ScopesNest) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    world.clear_records();
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    auto outer = ddp.no_sync();
+    { auto inner = ddp.no_sync(); }
+    mse_loss(ddp(mine.x), mine.y).backward();
+    EXPECT_TRUE(world.records().empty());
+    return 0;
+  });
+}
+
+TEST(DdpTrap, NoSyncAroundBackwardAloneStillReducesEveryTime) {
+  const Accumulated result =
+      accumulate({}, [](DistributedDataParallel& ddp, const Samples& s, int i) {
+        const Tensor loss = scale(mse_loss(ddp(s.x), s.y), 1.0 / 3);
+        auto no_sync = ddp.no_sync();
+        loss.backward();
+      });
+  // Three times the traffic. The result is right all the same: a sum that is
+  // equal on all ranks is its own mean.
+  EXPECT_EQ(result.log, (Numels(3, 111)));
+  EXPECT_LT(largest_difference(result.grads, full_gradients()), 1e-12);
+}
+
+TEST(DdpTrap, NoSyncAroundForwardAloneNeverReduces) {
+  const Accumulated result =
+      accumulate({}, [](DistributedDataParallel& ddp, const Samples& s, int i) {
+        Tensor loss;
+        {
+          auto no_sync = ddp.no_sync();
+          loss = scale(mse_loss(ddp(s.x), s.y), 1.0 / 3);
+        }
+        loss.backward();
+      });
+  EXPECT_TRUE(result.log.empty());
+  EXPECT_GT(largest_difference(result.grads, full_gradients()), 1e-3);
+}
+
+TEST(DdpTrap, ALossNotDividedByTheMicroBatchesGivesTheirSum) {
+  const Accumulated result =
+      accumulate({}, [](DistributedDataParallel& ddp, const Samples& s, int i) {
+        if (i < 2) {
+          auto no_sync = ddp.no_sync();
+          mse_loss(ddp(s.x), s.y).backward();
+        } else {
+          mse_loss(ddp(s.x), s.y).backward();
+        }
+      });
+  Values right = full_gradients();
+  EXPECT_GT(largest_difference(result.grads, right), 1e-3);
+  for (double& value : right) value *= 3;
+  EXPECT_LT(largest_difference(result.grads, right), 1e-12);
+}
+
+}  // namespace
+}  // namespace shardbook::ddp_test

@@ -1,0 +1,249 @@
+// Parameters that some ranks do not use, or use twice; static graphs.
+
+#include <gtest/gtest.h>
+
+#include "tests/chapters/02_ddp/ddp_reducer_support.h"
+
+namespace shardbook::ddp_test {
+namespace {
+
+using ddp::DdpOptions;
+using ddp::DistributedDataParallel;
+
+// --- Unused parameters -------------------------------------------------------
+
+DdpOptions finding(bool view = false) {
+  DdpOptions options = tiny_buckets();
+  options.find_unused_parameters = true;
+  options.gradient_as_bucket_view = view;
+  return options;
+}
+
+TEST(DdpUnused, UsedOnSomeRanksEveryoneGetsTheSumOverD) {
+  for (const bool view : {false, true}) {
+    const auto grads = on_ranks(3, [&](ProcessGroup& world) {
+      Branches model;
+      model.use = world.rank() == 1 ? "ab" : "a";
+      DistributedDataParallel ddp(model, world, finding(view));
+      const Samples mine = every(make_samples(6, DType::kF64), world.rank(), 3);
+      for (int step = 0; step < 2; ++step) {
+        model.clear_grad();
+        world.clear_records();
+        mse_loss(ddp(mine.x), mine.y).backward();
+        // Four buckets and one flag per parameter, at the end.
+        const auto log = records_of(world, CommOp::kAllReduce);
+        EXPECT_EQ(log.size(), 5u);
+        EXPECT_EQ(log.back().numel, 4);
+        EXPECT_EQ(log.back().dtype, DType::kI32);
+      }
+      return values_of({model.b.weight.grad(), model.b.bias.grad()});
+    });
+    Branches model;
+    mse(model, every(make_samples(6, DType::kF64), 1, 3)).backward();
+    Values expected = values_of({model.b.weight.grad(), model.b.bias.grad()});
+    for (double& value : expected) value /= 3;
+    for (const Values& rank : grads) {
+      EXPECT_LT(largest_difference(rank, expected), 1e-14);
+    }
+  }
+}
+
+TEST(DdpUnused, UsedNowhereTheGradientStaysUndefinedAndMomentumAtRest) {
+  for (const bool view : {false, true}) {
+    on_ranks(2, [&](ProcessGroup& world) {
+      Branches model;
+      model.use = "a";
+      const Values before = values_of(model.b.parameters());
+      DistributedDataParallel ddp(model, world, finding(view));
+      OptimizerOptions how;
+      how.momentum = 0.9;
+      how.weight_decay = 0.1;
+      const auto optimizer = make_optimizer("sgd", model.parameters(), how);
+      const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+      for (int step = 0; step < 2; ++step) {
+        mse_loss(ddp(mine.x), mine.y).backward();
+        EXPECT_FALSE(model.b.weight.grad().defined());
+        EXPECT_TRUE(model.a.weight.grad().defined());
+        optimizer->step();
+        model.clear_grad();
+      }
+      EXPECT_EQ(values_of(model.b.parameters()), before);
+      return 0;
+    });
+  }
+}
+
+TEST(DdpUnused, UsedNowhereAnOldGradientIsUntouched) {
+  for (const bool view : {false, true}) {
+    on_ranks(3, [&](ProcessGroup& world) {
+      Branches model;
+      DistributedDataParallel ddp(model, world, finding(view));
+      const Samples mine = every(make_samples(6, DType::kF64), world.rank(), 3);
+      mse_loss(ddp(mine.x), mine.y).backward();
+      const Values old = values_of({model.b.weight.grad()});
+      model.use = "a";
+      for (int step = 0; step < 2; ++step) {
+        mse_loss(ddp(mine.x), mine.y).backward();
+        EXPECT_EQ(values_of({model.b.weight.grad()}), old);
+      }
+      return 0;
+    });
+  }
+}
+
+TEST(DdpUnused, AParameterUsedUnderNoSyncCountsAsUsed) {
+  for (const bool view : {false, true}) {
+    const auto grads = on_ranks(2, [&](ProcessGroup& world) {
+      Branches model;
+      DistributedDataParallel ddp(model, world, finding(view));
+      const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+      {
+        auto no_sync = ddp.no_sync();
+        mse_loss(ddp(mine.x), mine.y).backward();
+      }
+      model.use = "a";
+      mse_loss(ddp(mine.x), mine.y).backward();
+      return values_of({model.b.weight.grad()});
+    });
+    Branches model;
+    mse(model, make_samples(4, DType::kF64)).backward();
+    EXPECT_EQ(grads[0], grads[1]);
+    EXPECT_LT(largest_difference(grads[0], values_of({model.b.weight.grad()})),
+              1e-12);
+  }
+}
+
+TEST(DdpTrap, AMissingGradientIsNamedByTheNextForward) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    model.use = world.rank() == 1 ? "a" : "ab";
+    DistributedDataParallel ddp(model, world);
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    mse_loss(ddp(mine.x), mine.y).backward();
+    ddp(mine.x);
+  });
+  EXPECT_TRUE(has_text(error, "expected to have finished reduction")) << error;
+  EXPECT_TRUE(has_text(error, "rank 1")) << error;
+  EXPECT_TRUE(has_text(error, "'b.weight', 'b.bias'")) << error;
+  EXPECT_FALSE(has_text(error, "'a.weight'")) << error;
+}
+
+TEST(DdpTrap, AParameterFrozenAfterConstructionIsMissed) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    DistributedDataParallel ddp(model, world);
+    model.b.weight.set_requires_grad(false);
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    mse_loss(ddp(mine.x), mine.y).backward();
+    ddp(mine.x);
+  });
+  EXPECT_TRUE(has_text(error, "no gradient came for 'b.weight'")) << error;
+}
+
+// --- Recomputation and static graphs -----------------------------------------
+
+/// One layer used twice, each time in a recomputed block.
+class Twice : public ModuleOf<Twice> {
+ public:
+  Twice()
+      : layer("layer", 5, 5, init_of(DType::kF64)),
+        head("head", 5, 3, init_of(DType::kF64)) {}
+  Tensor forward(const Tensor& x) override {
+    auto block = [this](const Tensors& in) {
+      return Tensors{tanh(layer(in[0]))};
+    };
+    const Tensors once = autograd::recompute(block, {x});
+    return head(autograd::recompute(block, once)[0]);
+  }
+  void members(MemberVisitor& visit) override {
+    visit.module("layer", layer);
+    visit.module("head", head);
+  }
+  Linear layer, head;
+};
+
+std::vector<Values> train_twice(const DdpOptions& options) {
+  return on_ranks(2, [&](ProcessGroup& world) {
+    Twice model;
+    DistributedDataParallel ddp(model, world, options);
+    const auto optimizer = make_optimizer("sgd", model.parameters(), {0.1});
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const Samples mine =
+          every(make_samples(4, DType::kF64, step), world.rank(), 2);
+      mse_loss(ddp(mine.x), mine.y).backward();
+      optimizer->step();
+      model.clear_grad();
+    }
+    return values_of(model.parameters());
+  });
+}
+
+TEST(DdpStaticGraph, ParametersMayBeUsedByTwoRecomputedBlocks) {
+  Twice model;
+  const auto optimizer = make_optimizer("sgd", model.parameters(), {0.1});
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    mse(model, make_samples(4, DType::kF64, step)).backward();
+    optimizer->step();
+    model.clear_grad();
+  }
+  for (const bool view : {false, true}) {
+    DdpOptions options = tiny_buckets();
+    options.static_graph = true;
+    options.gradient_as_bucket_view = view;
+    const auto ranks = train_twice(options);
+    EXPECT_EQ(ranks[0], ranks[1]);
+    EXPECT_LT(largest_difference(ranks[0], values_of(model.parameters())),
+              1e-12);
+  }
+}
+
+TEST(DdpTrap, WithoutStaticGraphTheyAreMarkedReadyTwice) {
+  for (const bool find : {false, true}) {
+    DdpOptions options = tiny_buckets();
+    options.find_unused_parameters = find;
+    std::string error;
+    try {
+      train_twice(options);
+    } catch (const Error& caught) {
+      error = caught.what();
+    }
+    EXPECT_TRUE(has_text(error, "marked ready twice")) << error;
+    EXPECT_TRUE(has_text(error, "'layer.")) << error;
+  }
+}
+
+TEST(DdpStaticGraph, UnusedParametersAreFoundOnceAndForAll) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    model.use = "a";
+    DdpOptions options = tiny_buckets();
+    options.static_graph = true;
+    DistributedDataParallel ddp(model, world, options);
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    for (int step = 0; step < 3; ++step) {
+      mse_loss(ddp(mine.x), mine.y).backward();
+      EXPECT_FALSE(model.b.weight.grad().defined());
+      model.clear_grad();
+    }
+    EXPECT_EQ(records_of(world, CommOp::kAllReduce, "used").size(), 1u);
+    return 0;
+  });
+}
+
+TEST(DdpStaticGraph, AGraphThatChangesIsAnError) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    model.use = "a";
+    DdpOptions options;
+    options.static_graph = true;
+    DistributedDataParallel ddp(model, world, options);
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    mse_loss(ddp(mine.x), mine.y).backward();
+    model.use = "ab";
+    mse_loss(ddp(mine.x), mine.y).backward();
+  });
+  EXPECT_TRUE(has_text(error, "static graph changed")) << error;
+}
+
+}  // namespace
+}  // namespace shardbook::ddp_test

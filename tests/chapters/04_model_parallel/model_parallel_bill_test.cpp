@@ -1,0 +1,127 @@
+// Bytes that cross the boundary of two devices, and memory on each side.
+
+#include "chapters/04_model_parallel/bill.h"
+
+#include <gtest/gtest.h>
+
+#include "chapters/04_model_parallel/model_parallel.h"
+#include "chapters/common/models/resnet.h"
+#include "tests/chapters/04_model_parallel/model_parallel_support.h"
+
+namespace shardbook::model_parallel {
+namespace {
+
+using namespace test;
+
+/// (label, numel) of what one device sends in one step of ResNet-50, batch 120
+/// of 3x128x128, on shapes.
+using Sent = std::vector<std::pair<std::string, std::int64_t>>;
+Sent sent_by(int device, const Settings& settings) {
+  Options options = tiny_options();
+  options.model = "resnet50";
+  options.batch = 120;
+  options.image_size = 128;
+  const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
+  RankContext context(devices[0]);
+  RankContext::Scope scope(context);
+  Trainer trainer(options, settings, devices, 1);
+  trainer.step(trainer.batch(0));
+  Sent sent;
+  for (const CommRecord& record :
+       trainer.copies()->records(devices[static_cast<std::size_t>(device)])) {
+    if (record.numel_to_peers > 0)
+      sent.emplace_back(record.label, record.numel);
+  }
+  return sent;
+}
+
+TEST(ModelParallelBill, NaiveSendsOneMessageEachWay) {
+  const Settings naive = {.variant = "model_parallel"};
+  EXPECT_EQ(sent_by(0, naive),
+            (Sent{{"activations", 120 * 131072}, {"labels", 120}}));
+  EXPECT_EQ(sent_by(1, naive), (Sent{{"gradients", 120 * 131072}}));
+}
+
+TEST(ModelParallelBill, PipelinedSendsSixMessagesEachWay) {
+  const Settings pipeline = {.variant = "pipeline", .split_size = 20};
+  Sent forward(6, {"activations", 20 * 131072});
+  forward.emplace_back("labels", 120);
+  EXPECT_EQ(sent_by(0, pipeline), forward);
+  EXPECT_EQ(sent_by(1, pipeline), Sent(6, {"gradients", 20 * 131072}));
+  // 50, 50 and 20 images
+  EXPECT_EQ(sent_by(1, {.variant = "pipeline", .split_size = 50}),
+            (Sent{{"gradients", 20 * 131072},
+                  {"gradients", 50 * 131072},
+                  {"gradients", 50 * 131072}}));
+}
+
+TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
+  for (const std::int64_t split : {3, 10}) {
+    Options options = tiny_options();
+    const Settings settings = {.variant = "pipeline", .split_size = split};
+    const Outcome outcome = run(options, settings);
+    const auto layers = resnet_layers(ModelConfig::read(kTiny));
+    const double boundary = boundary_numel(options, *layers, 3) * 4;
+    EXPECT_EQ(boundary, 4 * 4 * 32 * 4);  // 4x4 pixels of 8 * 4 channels
+    EXPECT_EQ(bytes_sent(outcome.records[0]), 3 * (10 * boundary + 10 * 8));
+    EXPECT_EQ(bytes_sent(outcome.records[1]), 3 * 10 * boundary);
+
+    const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
+    RankContext context(devices[0]);
+    RankContext::Scope scope(context);
+    Trainer trainer(options, settings, devices, 1);
+    EXPECT_EQ(step_traffic(options, settings, trainer),
+              (std::vector<double>{10 * boundary + 10 * 8, 10 * boundary}));
+  }
+}
+
+TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
+  const auto layers = layers_of(ModelConfig::read("mlp"));
+  const Tensor tokens = Tensor::zeros({8, 4}, {DType::kI64, Device::cpu(7)});
+  std::vector<std::int64_t> kept;
+  for (const std::int64_t split : {1, 2, 8}) {
+    const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
+    RankContext context(devices[0], 0, 1);
+    RankContext::Scope scope(context);
+    PipelineParallel model(*layers, 2, devices, {}, split);
+    const Tensor output = model(to_device(tokens, devices[0]));
+    kept.push_back(devices[0].memory().current(MemoryKind::kActivation));
+  }
+  EXPECT_EQ(kept[0], kept[2]);
+  EXPECT_EQ(kept[1], kept[2]);
+}
+
+// Splits: the next gradients of a layer exist beside the sums. What a linear
+// layer gets at a time is the gradient of its weight and of its bias.
+TEST(ModelParallelBill, GradientsOfSplitsAreThosePredicted) {
+  Options mlp = tiny_options();
+  mlp.model = "mlp";
+  mlp.seq = 8;
+  // Labels beyond measure, so that the head is the largest layer
+  Options head = tiny_options();
+  head.model = R"({"model_type": "resnet", "depths": [1, 1],
+      "embedding_size": 4, "num_labels": 500})";
+  for (const Options& options : {mlp, head, tiny_options()}) {
+    for (const std::int64_t split : {1, 3, 10}) {
+      const Settings settings = {
+          .variant = "pipeline",
+          .split_size = split,
+          .loss = options.model == "mlp" ? "cross_entropy" : "mse"};
+      const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
+      RankContext context(devices[0], 0, 1);
+      RankContext::Scope scope(context);
+      Trainer trainer(options, settings, devices, 1);
+      trainer.step(trainer.batch(0));
+      auto bills = memory_bills(options, settings, trainer);
+      for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(static_cast<double>(
+                      devices[i].memory().peak(MemoryKind::kGradient)),
+                  bills[i][MemoryKind::kGradient])
+            << options.model << " in splits of " << split << " on " << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::model_parallel

@@ -1,0 +1,65 @@
+#pragma once
+
+// Files, errors and a tiny model for the tests of what all chapters share.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "chapters/common/models/models.h"
+#include "core/check.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook::common_test {
+
+/// A folder of its own for each test, gone afterwards.
+class CommonFiles : public testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return folder_ / name; }
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path(name), std::ios::binary) << bytes;
+    return path(name);
+  }
+
+ private:
+  TempFolder folder_;
+};
+
+/// The text of the Error has all these parts.
+template <typename Statement>
+void expect_error(const Statement& statement,
+                  const std::vector<std::string>& parts) {
+  std::string text;
+  try {
+    statement();
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  EXPECT_FALSE(text.empty()) << "nothing was thrown";
+  for (const std::string& part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos)
+        << "'" << part << "' is not in: " << text;
+  }
+}
+
+inline ModelConfig tiny() {
+  ModelConfig config;
+  config.vocab_size = 11;
+  config.n_positions = 6;
+  config.n_embd = 8;
+  config.n_layer = 2;
+  config.n_head = 2;
+  return config;
+}
+
+inline InitOptions f64_init(std::uint64_t seed = 0) {
+  InitOptions init;
+  init.seed = seed;
+  init.dtype = DType::kF64;
+  return init;
+}
+
+}  // namespace shardbook::common_test

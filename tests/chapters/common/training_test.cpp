@@ -1,0 +1,91 @@
+// Training: the loop, and the comparison with one device.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "chapters/common/run/report.h"
+#include "chapters/common/run/training.h"
+#include "core/context.h"
+#include "tests/chapters/common/common_support.h"
+
+namespace shardbook::common_test {
+namespace {
+
+// --- The loop ---------------------------------------------------------------
+
+Options tiny_run() {
+  Options options;
+  options.model = "gpt-nano";
+  options.data = "random";
+  options.dtype = DType::kF64;
+  options.batch = 6;
+  options.seq = 5;
+  options.steps = 3;
+  return options;
+}
+
+TEST(Training, DependsOnTheSeedAlone) {
+  const Options options = tiny_run();
+  const ReferenceRun a = train_one_device(options);
+  RankContext::current().random = {9, 9, 9, {9, 9}};
+  const ReferenceRun b = train_one_device(options);
+  EXPECT_EQ(a.losses, b.losses);
+  Options other = options;
+  other.seed = 5;
+  EXPECT_NE(train_one_device(other).losses, a.losses);
+}
+
+TEST(Training, LearnsWhatItRepeats) {
+  Options options = tiny_run();
+  options.steps = 12;
+  options.dtype = DType::kF32;
+  options.optimizer_options.lr = 1e-2;
+  options.data = "book";
+  options.batch = 24;
+  const ReferenceRun run = train_one_device(options);
+  EXPECT_LT(run.losses.back(), run.losses.front() - 0.5);
+}
+
+TEST(Training, RefusesMoreMicroBatchesThanSamples) {
+  expect_error([] { train_one_device(tiny_run(), 7); },
+               {"--micro-batches 7", "1 to 6"});
+  Options options = tiny_run();
+  options.seq = 257;
+  expect_error([&] { build_model(options); }, {"--seq 257", "256 positions"});
+}
+
+// --- The claim about numbers ------------------------------------------------
+
+/// Losses and one parameter of a run, beside 2 and {1, 2} on one device.
+bool passes(double loss, const std::vector<double>& values,
+            DType dtype = DType::kF64) {
+  Options options;
+  options.dtype = dtype;
+  options.steps = 1;
+  const auto parameter = [&](const std::vector<double>& of) {
+    const Tensor tensor = Tensor::empty({2}, {dtype, Device()});
+    tensor.copy_from(Tensor::from_values<double>(of, {2}));
+    return std::vector<NamedTensor>{{"w", tensor}};
+  };
+  ReferenceRun one;
+  one.losses = {2};
+  one.parameters = parameter({1, 2});
+  return compare_with_one_device(options, {loss}, parameter(values), one)
+      .passed;
+}
+
+TEST(ParityClaim, FailsForWhatDiffersAndForWhatIsNoNumber) {
+  const double nan = std::nan("");
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    EXPECT_TRUE(passes(2, {1, 2}, dtype));
+    EXPECT_FALSE(passes(2.5, {1, 2}, dtype)) << dtype_name(dtype);
+    EXPECT_FALSE(passes(2, {1.5, 2}, dtype)) << dtype_name(dtype);
+    EXPECT_FALSE(passes(nan, {1, 2}, dtype)) << dtype_name(dtype);
+    EXPECT_FALSE(passes(2, {1, nan}, dtype)) << dtype_name(dtype);
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::common_test

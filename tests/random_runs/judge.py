@@ -1,0 +1,94 @@
+"""Judges a run by its refusal or by its report."""
+
+import collections
+import json
+import re
+
+# How long a message waits for its receiver depends on who is late, so the
+# peak of what waits is counted and not predicted.
+LATE_MESSAGES = {"04", "05", "06"}
+
+# A sentence that a user can act on: one line, which names an option.
+SENTENCE = re.compile(r"error: [^\n]{10,400}\n?\Z")
+INTERNAL = re.compile(r"std::|json\.exception|foreseen on shapes|\bmeta:|"
+                      r"terminate called|Assertion|\bbasic_string|vector::")
+
+
+def judge_refusal(out, err, impossible):
+    """What is wrong with exit status 2, or None."""
+    if out:
+        return ("message", "something stands on stdout: " + out[:200])
+    if not SENTENCE.match(err) or INTERNAL.search(err):
+        return ("message", "no sentence for a user: " + repr(err[:400]))
+    if "--" not in err and "out of memory" not in err:
+        return ("message", "names no option: " + err.strip())
+    return None
+
+
+def pairs_of(report):
+    """(claim, what, predicted, counted) for all numbers of a report."""
+    for rank, pair in enumerate(report["bytes"]):
+        yield "bytes", f"rank {rank} bytes", pair["predicted"], pair["counted"]
+    for rank, kinds in enumerate(report["peak_memory"]):
+        for kind, pair in kinds.items():
+            if "predicted" not in pair:
+                continue  # a sum of kinds, which is no claim
+            yield ("memory", f"rank {rank} {kind}", pair["predicted"],
+                   pair["counted"])
+    if report["virtual"] is not None:
+        pair = report["virtual"]["step_s"]
+        yield "time", "step", pair["predicted"], pair["counted"]
+
+
+def may_be_open(draw, what, report):
+    """Counts that have no prediction, and say so."""
+    if what == "step" or what.endswith(" workspace"):
+        return True
+    if what.endswith(" communication") and draw.chapter in LATE_MESSAGES:
+        return True
+    # A run on shapes predicts activations of ResNets, and of two devices that
+    # share a graph
+    on_shapes = draw.backend == "sim" or report["virtual"] is None
+    by_shapes = not draw.is_text or draw.chapter == "04"
+    return what.endswith(" activation") and by_shapes and on_shapes
+
+
+def judge_report(draw, status, out):
+    """What is wrong with a report, or None."""
+    try:
+        report = json.loads(out)
+    except ValueError as error:
+        return ("output", f"no JSON: {error}")
+    claims = report["claims"]
+    differences = collections.defaultdict(list)
+    missing = collections.defaultdict(list)
+    for claim, what, predicted, counted in pairs_of(report):
+        if predicted is None:
+            if counted != 0 and not may_be_open(draw, what, report):
+                missing[claim].append(f"{what} counted {counted}")
+        elif abs(predicted - counted) > 1e-9 * abs(predicted):
+            differences[claim].append(
+                f"{what} predicted {predicted} counted {counted}")
+    if claims["numbers"] == "failed":
+        parity = report["parity"]
+        differences["numbers"].append(
+            f"relative {parity['max_rel']}, allowed {parity['tolerance']}")
+    failed = [name for name, verdict in claims.items() if verdict == "failed"]
+    if failed or status == 1:
+        return ("claim", "; ".join(
+            f"{name}: {', '.join(differences[name][:3])}" for name in failed)
+                or "exit status 1 without a failed claim")
+    for name, verdict in claims.items():
+        if verdict != "passed":
+            continue
+        if differences[name]:
+            return ("contradicted", f"{name}: {differences[name][0]}")
+        if missing[name]:
+            return ("unpredicted", f"{name}: {'; '.join(missing[name][:3])}")
+    if draw.backend != "sim" and claims["numbers"] == "not measured":
+        return ("unmeasured", "numbers: not measured")
+    timed = report["virtual"] is not None and draw.backend != "sim"
+    no_steps = report["options"]["steps"] == 0
+    if timed and not no_steps and claims["time"] == "not measured":
+        return ("unmeasured", "time: not measured")
+    return None

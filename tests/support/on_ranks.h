@@ -1,0 +1,53 @@
+#pragma once
+
+// Ranks for the length of a test: threads that sum in a fixed order.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/launch.h"
+#include "core/check.h"
+
+namespace shardbook {
+
+/// Runs `body` on thread ranks that sum in a fixed order; what it returns, by
+/// rank.
+template <typename Body>
+auto on_ranks(int world_size, Body body, double timeout_s = 60) {
+  using Result = decltype(body(std::declval<ProcessGroup&>()));
+  std::vector<Result> results(static_cast<std::size_t>(world_size));
+  LaunchOptions options;
+  options.deterministic = true;
+  options.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1000));
+  run_ranks(
+      world_size,
+      [&](ProcessGroup& world) {
+        results[static_cast<std::size_t>(world.rank())] = body(world);
+      },
+      options);
+  return results;
+}
+
+/// What `body` threw on some rank; "" when all ended well.
+template <typename Body>
+std::string error_on_ranks(int world_size, Body body, double timeout_s = 60) {
+  try {
+    on_ranks(
+        world_size,
+        [&](ProcessGroup& world) {
+          body(world);
+          return 0;
+        },
+        timeout_s);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace shardbook
