@@ -48,7 +48,7 @@ Report train_ddp(const Options& options, const Job& job) {
   return run_chapter(
       options, [&](const Options& as, ProcessGroup& world, Report& report) {
         ddp::TrainerOptions how;
-        how.accumulate = job.micro_batches;
+        how.micro_batches = job.micro_batches;
         ddp::Trainer trainer(as, how, world);
         set_recompute(*trainer.model().model, job.recompute);
         if (dtype_bytes(job.dtype) == 2)
@@ -63,7 +63,7 @@ Report train_ddp(const Options& options, const Job& job) {
 Report train_sharded(Options options, const Job& job) {
   zero_fsdp::TrainerOptions how;
   how.zero = zero::ZeroOptions{};  // DeepSpeed's defaults
-  how.accumulate = job.micro_batches;
+  how.micro_batches = job.micro_batches;
   how.recompute = job.recompute;
   how.strategy = job.strategy == Strategy::kZero3 ? "zero3" : "fsdp";
   if (job.is_deepspeed_of_2021) {

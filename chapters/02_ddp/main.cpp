@@ -1,7 +1,7 @@
 // DDP: a replica on every rank; gradients are averaged while backward runs.
 //
 //   ch02_ddp --world-size 4
-//   ch02_ddp --world-size 2 --backend gloo --accumulate 3
+//   ch02_ddp --world-size 2 --backend gloo --micro-batches 3
 //   ch02_ddp --world-size 2 --bucket-mb 0.1 --trace ddp.json
 //   ch02_ddp --world-size 1024 --backend sim --model gpt-175b --batch 1024
 //
@@ -28,10 +28,11 @@ void add_options(CommandLine& line, ddp::TrainerOptions& how) {
            "every step uses the same parameters equally often");
   line.add("--broadcast-buffers", &how.ddp.broadcast_buffers,
            "rank 0's buffers before each forward");
-  line.add("--accumulate", &how.accumulate,
+  line.add("--micro-batches", &how.micro_batches,
            "micro-batches per step; only the last one communicates", 1);
   line.add("--comm-hook", &how.comm_hook, "what travels in place of buckets",
            {"none", "bf16"});
+  line.refuse("--accumulate", "this option is called --micro-batches");
 }
 
 }  // namespace

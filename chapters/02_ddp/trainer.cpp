@@ -11,7 +11,7 @@ namespace shardbook::ddp {
 namespace {
 
 Options checked(const Options& options, const TrainerOptions& how, int ranks) {
-  check_even_batch(options, ranks, how.accumulate, "--accumulate");
+  check_even_batch(options, ranks, how.micro_batches, "--micro-batches");
   SB_CHECK(how.comm_hook == "none" || how.comm_hook == "bf16", "--comm-hook ",
            how.comm_hook, ": give none or bf16");
   return options;
@@ -37,7 +37,7 @@ StepResult Trainer::step(std::int64_t step) {
   // All but the last micro-batch keep their gradients to themselves
   std::optional<NoSync> no_sync;
   const Tensor loss = data_parallel_gradients(
-      options_, dp_, data_, step, how_.accumulate,
+      options_, dp_, data_, step, how_.micro_batches,
       [&](bool is_last) {
         no_sync.reset();
         if (!is_last) no_sync.emplace(ddp_);
@@ -78,12 +78,12 @@ double Trainer::predicted_bytes() const {
 
 MemoryBill Trainer::bill() const {
   const bool is_view = how_.ddp.gradient_as_bucket_view;
-  const std::int64_t rows = options_.batch / (dp_.size() * how_.accumulate);
+  const std::int64_t rows = options_.batch / (dp_.size() * how_.micro_batches);
   // With views, a new gradient is always added to (or put into) one that
   // exists, as it is when micro-batches accumulate
   MemoryBill bill =
       single_device_bill(options_, loaded_.config, rows, /*recompute=*/false,
-                         /*accumulates=*/is_view || how_.accumulate > 1);
+                         /*accumulates=*/is_view || how_.micro_batches > 1);
   const Tensors parameters = loaded_.model->parameters();
   const auto tensors = static_cast<double>(parameters.size());
   const double all = bill[MemoryKind::kParameter];

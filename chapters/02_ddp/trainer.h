@@ -13,7 +13,7 @@ namespace shardbook::ddp {
 struct TrainerOptions {
   DdpOptions ddp;
   /// Micro-batches per step; all but the last run under no_sync.
-  std::int64_t accumulate = 1;
+  std::int64_t micro_batches = 1;
   std::string comm_hook = "none";  ///< "none" or "bf16"
 };
 

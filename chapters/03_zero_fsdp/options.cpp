@@ -11,7 +11,7 @@ namespace shardbook::zero_fsdp {
 void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--strategy", &how.strategy, "what is sharded, and how",
            {"zero1", "zero2", "zero3", "fsdp", "fsdp2"});
-  line.add("--accumulate", &how.accumulate, "micro-batches per step", 1);
+  line.add("--micro-batches", &how.micro_batches, "micro-batches per step", 1);
   line.add("--recompute", &how.recompute,
            "compute each block's activations again in backward");
   line.add("--cpu-offload", &how.cpu_offload,
@@ -55,6 +55,7 @@ void add_options(CommandLine& line, TrainerOptions& how) {
            {"f32", "bf16", "f16"});
   line.add("--no-sync", &how.no_sync,
            "fsdp: only the last micro-batch reduces");
+  line.refuse("--accumulate", "this option is called --micro-batches");
 }
 
 void check_given(

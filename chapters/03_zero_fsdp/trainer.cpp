@@ -18,7 +18,7 @@ bool is_fsdp(const TrainerOptions& how) {
 }
 
 Options checked(const Options& options, const TrainerOptions& how, int ranks) {
-  check_even_batch(options, ranks, how.accumulate, "--accumulate");
+  check_even_batch(options, ranks, how.micro_batches, "--micro-batches");
   SB_CHECK(is_fsdp(how) || (how.param_dtype.empty() &&
                             how.reduce_dtype.empty() && !how.no_sync),
            "--strategy ", how.strategy,
@@ -164,7 +164,7 @@ StepResult Trainer::step(std::int64_t step) {
     if (zero_) zero_->set_boundary(is_last);
   };
   Tensor loss = data_parallel_gradients(
-      options_, dp_, data_, step, how_.accumulate, begin_piece,
+      options_, dp_, data_, step, how_.micro_batches, begin_piece,
       [&](const Tensor& inputs) {
         return zero_ ? (*zero_)(inputs) : (*fsdp_)(inputs);
       });
@@ -195,7 +195,7 @@ double Trainer::predicted_bytes() const {
   const auto steps = static_cast<double>(options_.steps);
   const double losses = steps * 2 * (d - 1) / d * 8;
   if (zero_) {
-    return losses + zero_->predicted_bytes(options_.steps, how_.accumulate);
+    return losses + zero_->predicted_bytes(options_.steps, how_.micro_batches);
   }
   return losses + fsdp::predicted_bytes(*fsdp_, step_plan());
 }
@@ -203,7 +203,7 @@ double Trainer::predicted_bytes() const {
 fsdp::StepPlan Trainer::step_plan() const {
   fsdp::StepPlan plan;
   plan.steps = options_.steps;
-  plan.micro_steps = how_.accumulate;
+  plan.micro_steps = how_.micro_batches;
   plan.no_sync = how_.no_sync;
   for (const NamedModule& entry : loaded_.model->named_modules()) {
     if (how_.recompute && entry.module->type_name() == "GptBlock") {
@@ -214,10 +214,10 @@ fsdp::StepPlan Trainer::step_plan() const {
 }
 
 MemoryBill Trainer::bill() const {
-  const std::int64_t rows = options_.batch / (dp_.size() * how_.accumulate);
+  const std::int64_t rows = options_.batch / (dp_.size() * how_.micro_batches);
   if (zero_) {
     return zero::zero_bill(*zero_, options_, loaded_.config, rows,
-                           how_.accumulate, how_.recompute, 8);
+                           how_.micro_batches, how_.recompute, 8);
   }
   // Activations are those of one device in the dtype that computes; every
   // gradient goes into a buffer, as where gradients accumulate

@@ -46,7 +46,7 @@ struct TrainerOptions {
   bool cpu_offload = false;
   bool recompute = false;
   /// Micro-batches per step.
-  std::int64_t accumulate = 1;
+  std::int64_t micro_batches = 1;
   /// FSDP: all but the last micro-batch keep whole gradients.
   bool no_sync = false;
 };

@@ -60,6 +60,8 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"05_gpipe", "--world-size 7", "give at most one stage per layer"},
            {"05_gpipe", "--partition 1,2", "2 stages; there are 1"},
            {"05_gpipe", "--recompute some", "--recompute some: give one of"},
+           {"02_ddp", "--accumulate 2", "called --micro-batches"},
+           {"03_zero_fsdp", "--accumulate 2", "called --micro-batches"},
            {"05_gpipe", "--balance 1,2", "called --partition"},
            {"05_gpipe", "--checkpoint always", "called --recompute"},
            {"06_1f1b", "--checkpoint", "called --recompute"},

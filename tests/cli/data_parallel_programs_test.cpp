@@ -52,7 +52,7 @@ void expect_processes_equal_threads(const std::string& chapter,
 TEST(DataParallelPrograms, DdpOfProcessesTrainsAsOneDevice) {
   if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
   for (const char* options :
-       {"--world-size 2", "--world-size 3 --bucket-mb 0.1 --accumulate 2",
+       {"--world-size 2", "--world-size 3 --bucket-mb 0.1 --micro-batches 2",
         "--world-size 2 --model mlp --gradient-as-bucket-view"}) {
     expect_processes_equal_threads("02_ddp", options);
   }
@@ -64,7 +64,7 @@ TEST(DataParallelPrograms, ZeroAndFsdpOfProcessesTrainAsOneDevice) {
        {"--world-size 2 --strategy zero1 --reduce-bucket-size 20000",
         "--world-size 3 --strategy zero2 --clip 0.5",
         "--world-size 2 --strategy zero3 --persistence-threshold 100",
-        "--world-size 3 --strategy fsdp --accumulate 2",
+        "--world-size 3 --strategy fsdp --micro-batches 2",
         "--world-size 2 --strategy fsdp2",
         "--world-size 4 --strategy fsdp --sharding-strategy hybrid_shard "
         "--shard-size 2"}) {

@@ -47,7 +47,7 @@ TINY = ["--model", "gpt-nano", "--data", "random", "--seq", "16", "--batch",
 ON_PROCESSES = [
     ("02_ddp", 2, []),
     ("02_ddp", 3, ["--bucket-mb", "0.05"]),
-    ("02_ddp", 4, ["--accumulate", "3"]),
+    ("02_ddp", 4, ["--micro-batches", "3"]),
     ("03_zero_fsdp", 2, ["--strategy", "zero1"]),
     ("03_zero_fsdp", 3, ["--strategy", "zero2"]),
     ("03_zero_fsdp", 4,

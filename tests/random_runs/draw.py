@@ -149,13 +149,13 @@ class Draw:
         self.flag(0.3, "--gradient-as-bucket-view")
         self.flag(0.2, "--static-graph")
         self.flag(0.2, "--broadcast-buffers")
-        self.maybe(0.3, "--accumulate", 1, 2, 3)
+        self.maybe(0.3, "--micro-batches", 1, 2, 3)
         self.maybe(0.2, "--comm-hook", "bf16", "none")
 
     def draw_03(self):
         strategy = self.one_of("zero1", "zero2", "zero3", "fsdp", "fsdp2")
         self.give("--strategy", strategy)
-        self.maybe(0.3, "--accumulate", 1, 2, 3)
+        self.maybe(0.3, "--micro-batches", 1, 2, 3)
         self.flag(0.3, "--recompute")
         if strategy.startswith("fsdp"):
             self.flag(0.15, "--cpu-offload")

@@ -32,16 +32,16 @@ SETS = """
 00_single_device --model resnet18 --data random --batch 4 --image-size 32
 01_data_parallel --world-size {w}
 01_data_parallel --world-size {w} --dropout 0.1 --optimizer sgd
-02_ddp --world-size {w} --accumulate 3
+02_ddp --world-size {w} --micro-batches 3
 02_ddp --world-size {w} --bucket-mb 0.05 --gradient-as-bucket-view
 02_ddp --world-size {w} --comm-hook bf16 --find-unused-parameters
 02_ddp --world-size {w} --clip 0.1 --dropout 0.1 --static-graph
 03_zero_fsdp --world-size {w} --strategy zero1 --clip 0.1
-03_zero_fsdp --world-size {w} --strategy zero2 --accumulate 3
+03_zero_fsdp --world-size {w} --strategy zero2 --micro-batches 3
 03_zero_fsdp --world-size {w} --strategy zero2 --cpu-offload
 03_zero_fsdp --world-size {w} --strategy zero3 --persistence-threshold 0
 03_zero_fsdp --world-size {w} --strategy zero3 --recompute
-03_zero_fsdp --world-size {w} --strategy fsdp --accumulate 3 --no-sync
+03_zero_fsdp --world-size {w} --strategy fsdp --micro-batches 3 --no-sync
 03_zero_fsdp --world-size {w} --strategy fsdp --param-dtype bf16
 03_zero_fsdp --world-size {w} --strategy fsdp2 --clip 0.1
 04_model_parallel --model mlp --variant pipeline
@@ -66,7 +66,9 @@ SETS = """
 06_1f1b --world-size 2 --schedule pipedream --vertical-sync
 """
 # Old names of options, by chapter.
-RENAMED = {"05_gpipe": {"--recompute": "--checkpoint",
+RENAMED = {"02_ddp": {"--micro-batches": "--accumulate"},
+           "03_zero_fsdp": {"--micro-batches": "--accumulate"},
+           "05_gpipe": {"--recompute": "--checkpoint",
                         "--partition": "--balance"}}
 RANKS_ARE_PROCESSES = ("02", "03", "05", "06")
 

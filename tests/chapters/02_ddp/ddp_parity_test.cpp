@@ -325,7 +325,7 @@ TEST_P(DdpParity, ATiedGptEqualsOneDeviceAlsoWithDropout) {
     const Reference one = train_reference(options);
     for (const std::int64_t accumulate : {1, d == 3 ? 4 : 3}) {
       ddp::TrainerOptions how;
-      how.accumulate = accumulate;
+      how.micro_batches = accumulate;
       const auto ranks = train_language(d, options, how);
       EXPECT_LT(largest_difference(ranks[0].parameters, one.parameters), 1e-9)
           << "dropout " << dropout << ", accumulate " << accumulate;
@@ -379,7 +379,7 @@ TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
   all[2].ddp.find_unused_parameters = true;
   all[3].ddp.static_graph = true;
   all[3].ddp.gradient_as_bucket_view = true;
-  all[4].accumulate = d == 3 ? 4 : 3;
+  all[4].micro_batches = d == 3 ? 4 : 3;
   all[5].comm_hook = "bf16";
   all[6].ddp.bucket_cap_mb = all[6].ddp.first_bucket_mb = 0.005;
   for (const char* model : {"", "mlp"}) {
@@ -411,13 +411,13 @@ TEST(DdpBill, ABatchThatDoesNotDivideIsRefused) {
       << error;
   options.batch = 24;
   ddp::TrainerOptions how;
-  how.accumulate = 4;
+  how.micro_batches = 4;
   EXPECT_TRUE(has_text(error_on_ranks(4,
                                       [&](ProcessGroup& world) {
                                         ddp::Trainer trainer(options, how,
                                                              world);
                                       }),
-                       "--accumulate 4: a rank's 6 samples"));
+                       "--micro-batches 4: a rank's 6 samples"));
 }
 
 }  // namespace

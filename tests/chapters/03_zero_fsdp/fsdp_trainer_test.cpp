@@ -71,18 +71,18 @@ std::vector<TrainerVariant> variants(int d) {
     how.recompute = true;
     all.push_back({std::string(strategy) + " recompute", how});
     how.recompute = false;
-    how.accumulate = d == 3 ? 4 : 3;
+    how.micro_batches = d == 3 ? 4 : 3;
     all.push_back({std::string(strategy) + " accumulate", how});
     if (how.strategy[0] == 'z') continue;
     how.no_sync = true;
     all.push_back({std::string(strategy) + " no_sync", how});
-    how.accumulate = 1;
+    how.micro_batches = 1;
     how.no_sync = false;
     for (const char* sharding : {"shard_grad_op", "no_shard"}) {
       TrainerOptions other = how;
       other.sharding_strategy = sharding;
       all.push_back({std::string(strategy) + " " + sharding, other});
-      other.accumulate = d == 3 ? 4 : 3;
+      other.micro_batches = d == 3 ? 4 : 3;
       all.push_back({std::string(strategy) + " accumulate " + sharding, other});
     }
     TrainerOptions ahead = how;
@@ -219,9 +219,9 @@ TEST(FsdpTrainerOptions, WhatDoesNotGoTogetherIsRefused) {
   };
   TrainerOptions how;
   how.strategy = "zero3";
-  how.accumulate = 5;
-  EXPECT_TRUE(has_text(error_of(how), "--accumulate 5"));
-  how.accumulate = 1;
+  how.micro_batches = 5;
+  EXPECT_TRUE(has_text(error_of(how), "--micro-batches 5"));
+  how.micro_batches = 1;
   how.param_dtype = "bf16";
   EXPECT_TRUE(has_text(error_of(how), "--strategy zero3: --param-dtype"));
   how.param_dtype = "";

@@ -102,7 +102,7 @@ TEST(ZeroFsdpBill, UnitsInsideUnitsAccumulateAsPredicted) {
       how.wrap = "size";
       how.min_num_params = 17000;
       how.sharding_strategy = sharding;
-      how.accumulate = 2;
+      how.micro_batches = 2;
       how.no_sync = no_sync;
       expect_predicted(run(2, language_options(), how),
                        std::string(sharding) + (no_sync ? ", no_sync" : ""));

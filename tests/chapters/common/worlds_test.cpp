@@ -94,7 +94,7 @@ TEST_P(Worlds, DdpCountsOnThreadsWhatSimCharges) {
   variants[1].ddp.gradient_as_bucket_view = true;
   variants[2].ddp.find_unused_parameters = true;
   variants[3].comm_hook = "bf16";
-  variants[4].accumulate = 24 / GetParam() > 1 ? 24 / GetParam() / 2 : 1;
+  variants[4].micro_batches = 24 / GetParam() > 1 ? 24 / GetParam() / 2 : 1;
   variants[4].ddp.bucket_cap_mb = 0.2;
   for (const ddp::TrainerOptions& how : variants) {
     Options options = small_options(GetParam());
@@ -222,7 +222,7 @@ TEST(WorldsTest, ThousandsOfMicroBatchesCostTheTimeOfAll) {
   options.model = "mlp";
   options.batch = 80;
   ddp::TrainerOptions how;
-  how.accumulate = 40;
+  how.micro_batches = 40;
   const Outcome all = run_ddp(options, how);
   options.backend = "sim";
   const Outcome few = run_ddp(options, how);
@@ -230,7 +230,7 @@ TEST(WorldsTest, ThousandsOfMicroBatchesCostTheTimeOfAll) {
   EXPECT_NEAR(few.report.time.step_s / all.report.time.step_s, 1, 1e-9);
   EXPECT_NEAR(few.report.time.idle_share, all.report.time.idle_share, 1e-9);
   options.batch = 20000;
-  how.accumulate = 10000;
+  how.micro_batches = 10000;
   const Outcome many = run_ddp(options, how);
   EXPECT_GT(many.report.time.step_s, 200 * few.report.time.step_s);
 }
