@@ -1,5 +1,8 @@
 #include "bench/validate/jobs.h"
 
+#include <functional>
+#include <memory>
+
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
@@ -29,35 +32,43 @@ Options options_of(const Job& job) {
   return options;
 }
 
-Report train_one_device(const Options& options, const Job& job) {
+/// The strategy of one rank.
+using Make = std::function<std::unique_ptr<shardbook::Strategy>(
+    const Options& options, ProcessGroup& world)>;
+
+Report train_steps(const Options& options, const Make& make,
+                   const FoldClass& fold_class = one_class) {
   return run_chapter(
-      options, [&](const Options& as, ProcessGroup& world, Report& report) {
-        single_device::SingleDeviceOptions how;
-        how.num_micro_batches = job.micro_batches;
-        how.recompute = job.recompute;
-        how.master_weights = dtype_bytes(job.dtype) == 2;
-        single_device::SingleDevice device(as, how);
+      options,
+      [&](const Options& as, ProcessGroup& world, Report& report) {
+        const std::unique_ptr<shardbook::Strategy> strategy = make(as, world);
         const TrainingLog log =
-            train(as, device.optimizer(), /*is_main=*/true,
-                  [&](std::int64_t step) { return device.step(step); });
+            train(as, strategy->optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return strategy->step(step); });
         finish_rank(as, world, log, 0, MemoryBill(), report);
-      });
+      },
+      fold_class);
+}
+
+Report train_one_device(const Options& options, const Job& job) {
+  single_device::SingleDeviceOptions how;
+  how.num_micro_batches = job.micro_batches;
+  how.recompute = job.recompute;
+  how.master_weights = dtype_bytes(job.dtype) == 2;
+  return train_steps(options, [&](const Options& as, ProcessGroup&) {
+    return std::make_unique<single_device::SingleDevice>(as, how);
+  });
 }
 
 Report train_ddp(const Options& options, const Job& job) {
-  return run_chapter(
-      options, [&](const Options& as, ProcessGroup& world, Report& report) {
-        ddp::TrainerOptions how;
-        how.micro_batches = job.micro_batches;
-        ddp::Trainer trainer(as, how, world);
-        set_recompute(*trainer.model().model, job.recompute);
-        if (dtype_bytes(job.dtype) == 2)
-          trainer.optimizer().keep_master_copies();
-        const TrainingLog log =
-            train(as, trainer.optimizer(), world.rank() == 0,
-                  [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(as, world, log, 0, MemoryBill(), report);
-      });
+  ddp::TrainerOptions how;
+  how.micro_batches = job.micro_batches;
+  return train_steps(options, [&](const Options& as, ProcessGroup& world) {
+    auto trainer = std::make_unique<ddp::Trainer>(as, how, world);
+    set_recompute(*trainer->model().model, job.recompute);
+    if (dtype_bytes(job.dtype) == 2) trainer->optimizer().keep_master_copies();
+    return trainer;
+  });
 }
 
 Report train_sharded(Options options, const Job& job) {
@@ -75,14 +86,9 @@ Report train_sharded(Options options, const Job& job) {
     options.dtype = DType::kF32;  // of the shards
     how.param_dtype = how.reduce_dtype = dtype_name(job.dtype);
   }
-  return run_chapter(
-      options, [&](const Options& as, ProcessGroup& world, Report& report) {
-        zero_fsdp::Trainer trainer(as, how, world);
-        const TrainingLog log =
-            train(as, trainer.optimizer(), world.rank() == 0,
-                  [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(as, world, log, 0, MemoryBill(), report);
-      });
+  return train_steps(options, [&](const Options& as, ProcessGroup& world) {
+    return std::make_unique<zero_fsdp::Trainer>(as, how, world);
+  });
 }
 
 Report train_gpipe(const Options& options, const Job& job) {
@@ -90,14 +96,10 @@ Report train_gpipe(const Options& options, const Job& job) {
   how.micro_batches = job.micro_batches;
   how.recompute = job.checkpoint;
   how.partition = "time";
-  return run_chapter(
+  return train_steps(
       options,
-      [&](const Options& as, ProcessGroup& world, Report& report) {
-        gpipe::Trainer trainer(as, how, world);
-        const TrainingLog log =
-            train(as, trainer.optimizer(), world.rank() == 0,
-                  [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(as, world, log, 0, MemoryBill(), report);
+      [&](const Options& as, ProcessGroup& world) {
+        return std::make_unique<gpipe::Trainer>(as, how, world);
       },
       [](int rank) { return rank; });
 }
