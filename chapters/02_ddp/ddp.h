@@ -3,7 +3,7 @@
 // DistributedDataParallel: a whole model on every rank, different samples, and
 // one average of the gradients that hides behind backward.
 //
-//   run_ranks(4, [](ProcessGroup& world) {
+//   run_ranks(4, [&](ProcessGroup& world) {
 //     Mlp model(...);                              // the same on every rank
 //     ddp::DistributedDataParallel ddp(model, world);
 //     auto optimizer = make_optimizer("adamw", model.parameters(), {});

@@ -3,7 +3,8 @@
 // ZeRO-3 in its simplest form, to be read first, and for tests to compare with:
 // no hooks, no buckets, nothing overlaps.
 //
-//   NaiveZero3 zero(*layers_of(config), init, dp, "adamw", {});
+//   const auto layers = layers_of(config);
+//   NaiveZero3 zero(*layers, init, dp, "adamw", {});
 //   double loss = zero.step(inputs, targets);    // of this rank's samples
 //
 // Each of d ranks holds one of d equal parts of every parameter, of its

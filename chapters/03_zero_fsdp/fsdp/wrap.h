@@ -13,7 +13,7 @@
 //     wrap(plan, model.h[0]);
 //     wrap(plan, model.h[1], own_options);     // these win over the scope's
 //   }
-//   wrap(plan, model.ln_f);                    // outside the scope: nothing
+//   wrap(plan, *model.ln_f);                   // outside the scope: nothing
 //
 // A unit is gathered for its own forward and backward and freed between. So a
 // parameter that is used outside its module's forward (GPT's tied head) must

@@ -3,7 +3,8 @@
 // The models' input: a stream of tokens, cut into samples; or images.
 //
 //   Dataset data = Dataset::open("book", /*seq=*/64, /*vocab=*/256, seed);
-//   Batch batch = data.batch({.first = rank, .stride = W}, per_rank);
+//   Batch all = data.batch(step, /*global_batch=*/24);
+//   Batch mine = data.batch(step, 24, {rank, ranks}, /*rows=*/24 / ranks);
 //
 // Sample i is tokens [i*S, i*S+S), its targets the tokens one further. Step k
 // takes samples k*B .. k*B+B-1; numbers beyond the last sample wrap around.

@@ -4,7 +4,7 @@
 //
 //   ChapterRun chapter;
 //   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-//     DeviceMesh mesh(world, Topology({{"dp", world.size()}}));
+//     DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
 //     ddp::Trainer strategy(options, how, mesh.group("dp"));
 //     run.train(options, strategy);
 //   };

@@ -4,7 +4,7 @@
 //
 //   const ChapterBody body = [&](const Options& options, ProcessGroup& world,
 //                                Report& report) {
-//     Trainer trainer(options, world);
+//     Trainer trainer(options, how, world);
 //     const TrainingLog log = train(options, ...);
 //     finish_rank(options, world, log, predicted_bytes, bill, report);
 //   };

@@ -1,0 +1,317 @@
+// The examples in the comments of the chapters' headers, as code that compiles.
+// docs_test.cpp looks for each line of an example below its header's name.
+
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/01_data_parallel/data_parallel.h"
+#include "chapters/01_data_parallel/value.h"
+#include "chapters/02_ddp/comm_hooks.h"
+#include "chapters/02_ddp/ddp.h"
+#include "chapters/02_ddp/naive_ddp.h"
+#include "chapters/02_ddp/trainer.h"
+#include "chapters/03_zero_fsdp/fsdp/fsdp.h"
+#include "chapters/03_zero_fsdp/fsdp/fully_shard.h"
+#include "chapters/03_zero_fsdp/fsdp/wrap.h"
+#include "chapters/03_zero_fsdp/naive_zero3.h"
+#include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/04_model_parallel/model_parallel.h"
+#include "chapters/05_gpipe/gpipe.h"
+#include "chapters/06_1f1b/schedules.h"
+#include "chapters/06_1f1b/weight_stash.h"
+#include "chapters/common/models/data.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/models/resnet.h"
+#include "chapters/common/pipeline/check.h"
+#include "chapters/common/pipeline/draw.h"
+#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/mailbox.h"
+#include "chapters/common/pipeline/pipeline_model.h"
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/pipeline/schedule.h"
+#include "chapters/common/pipeline/stage_run.h"
+#include "chapters/common/pipeline/stages.h"
+#include "chapters/common/run/command_line.h"
+#include "chapters/common/run/options.h"
+#include "chapters/common/run/program.h"
+#include "chapters/common/run/strategy.h"
+#include "chapters/common/run/worlds.h"
+#include "comm/device_mesh.h"
+#include "comm/launch.h"
+#include "core/optim.h"
+
+namespace shardbook::examples {
+
+using namespace pipeline;
+
+// --- chapters/01_data_parallel/data_parallel.h
+void data_parallel(Module& module, Device gpu0, Device gpu1, Device gpu2,
+                   const Tensor& x, const Tensor& targets,
+                   Optimizer& optimizer) {
+  using data_parallel::DataParallel;
+  DataParallel model(module, {gpu0, gpu1, gpu2});
+  Tensor y = model(x);
+  language_loss(y, targets).backward();
+  optimizer.step();
+}
+
+// --- chapters/01_data_parallel/value.h
+void value(const Tensor& tokens, std::shared_ptr<int> n) {
+  using data_parallel::Value;
+  Value batch(Value::Dictionary{{"tokens", tokens}, {"name", Value::of(n)}});
+  batch["tokens"].tensor();
+}
+
+// --- chapters/02_ddp/comm_hooks.h
+void comm_hooks(ddp::DistributedDataParallel& ddp) {
+  ddp.register_comm_hook(ddp::bf16_compress_hook());
+}
+
+// --- chapters/02_ddp/ddp.h
+void ddp(const ModelConfig& config, const Batch& batch) {
+  run_ranks(4, [&](ProcessGroup& world) {
+    MlpModel model(config, {});
+    ddp::DistributedDataParallel ddp(model, world);
+    auto optimizer = make_optimizer("adamw", model.parameters(), {});
+    Tensor loss = language_loss(ddp(batch.inputs), batch.targets);
+    loss.backward();
+    optimizer->step();
+  });
+}
+
+// --- chapters/02_ddp/naive_ddp.h
+void naive_ddp(Module& model, ProcessGroup& dp, const Tensor& inputs,
+               const Tensor& targets) {
+  using ddp::NaiveDdp;
+  NaiveDdp ddp(model, dp);
+  language_loss(model(inputs), targets).backward();
+  ddp.average_gradients();
+}
+
+// --- chapters/03_zero_fsdp/fsdp/fsdp.h
+void fsdp(Module& model, ProcessGroup& world,
+          const std::vector<Batch>& batches) {
+  using namespace fsdp;
+  FsdpOptions how;
+  how.auto_wrap_policy = transformer_auto_wrap_policy({"GptBlock"});
+  FullyShardedDataParallel fsdp(model, world, how);
+  auto optimizer = make_optimizer("adamw", fsdp.parameters(), {});
+  for (const Batch& batch : batches) {
+    language_loss(fsdp(batch.inputs), batch.targets).backward();
+    fsdp.clip_grad_norm_(1.0);
+    optimizer->step();
+    fsdp.clear_grad();
+  }
+}
+
+// --- chapters/03_zero_fsdp/fsdp/fully_shard.h
+void fully_shard(Gpt& gpt, ProcessGroup& world) {
+  using fsdp::fully_shard;
+  auto model = fully_shard(gpt, {&gpt.h[0], &gpt.h[1]}, world);
+}
+
+// --- chapters/03_zero_fsdp/fsdp/wrap.h
+void wrap(Gpt& model, const fsdp::UnitOptions& own_options) {
+  using namespace fsdp;
+  using fsdp::wrap;
+  auto policy = size_based_auto_wrap_policy(1'000'000);
+  std::vector<Module*> units = auto_wrap(model, policy);
+
+  WrapPlan plan;
+  {
+    EnableWrap scope(plan, {/* options of every wrap inside */});
+    wrap(plan, model.h[0]);
+    wrap(plan, model.h[1], own_options);
+  }
+  wrap(plan, *model.ln_f);
+}
+
+// --- chapters/03_zero_fsdp/naive_zero3.h
+void naive_zero3(const ModelConfig& config, const InitOptions& init,
+                 ProcessGroup& dp, const Tensor& inputs,
+                 const Tensor& targets) {
+  using zero_fsdp::NaiveZero3;
+  const auto layers = layers_of(config);
+  NaiveZero3 zero(*layers, init, dp, "adamw", {});
+  double loss = zero.step(inputs, targets);
+}
+
+// --- chapters/03_zero_fsdp/zero/zero.h
+void zero(Module& model, ProcessGroup& world, const zero::ZeroOptions& options,
+          const OptimizerOptions& adam_options,
+          const std::vector<Batch>& batches) {
+  auto zero = zero::make_zero(model, world, options, "adamw", adam_options);
+  for (const Batch& batch : batches) {
+    language_loss((*zero)(batch.inputs), batch.targets).backward();
+    zero->step();
+  }
+}
+
+// --- chapters/04_model_parallel/model_parallel.h
+void model_parallel(const ModelConfig& config, Device gpu0, Device gpu1,
+                    const InitOptions& init, const Tensor& images) {
+  using namespace model_parallel;
+  const auto layers = resnet_layers(ModelConfig::read("resnet50"));
+  ModelParallel naive(*layers, half_of(config), {gpu0, gpu1}, init);
+  Tensor y = naive(images);
+  PipelineParallel pipelined(*layers, half_of(config), {gpu0, gpu1}, init,
+                             /*split_size=*/20);
+}
+
+// --- chapters/05_gpipe/gpipe.h
+void gpipe(const Options& options, std::shared_ptr<const LayerList> layers,
+           const std::vector<int>& cuts, ProcessGroup& world, Feed& feed) {
+  const Schedule schedule = gpipe::schedule(world.size(), 8);
+  PipelineModel model(options, layers, layout_of(schedule, cuts), world);
+  Engine engine(schedule, model, world, feed, nullptr,
+                {Recompute::kExceptLast});
+  engine.run();
+}
+
+// --- chapters/06_1f1b/weight_stash.h
+void weight_stash(Module& model, Optimizer& optimizer) {
+  WeightStash stash(model.parameters());
+  stash.load(3);
+  stash.load(stash.newest());
+  stash.advance(/*oldest_needed=*/4);
+  optimizer.step();
+}
+
+// --- chapters/common/models/data.h
+void data(std::uint64_t seed, std::int64_t step, std::int64_t rank,
+          std::int64_t ranks) {
+  Dataset data = Dataset::open("book", /*seq=*/64, /*vocab=*/256, seed);
+  Batch all = data.batch(step, /*global_batch=*/24);
+  Batch mine = data.batch(step, 24, {rank, ranks}, /*rows=*/24 / ranks);
+}
+
+// --- chapters/common/pipeline/check.h
+void check(const Schedule& s) {
+  using pipeline::check;
+  check(s);
+}
+
+// --- chapters/common/pipeline/draw.h
+void draw(const Schedule& s) {
+  using pipeline::draw;
+  std::cout << draw(s, replay(s, {.forward = 1, .backward = 2}));
+}
+
+// --- chapters/common/pipeline/engine.h
+void engine(const Options& options, std::shared_ptr<const LayerList> layers,
+            const std::vector<int>& cuts, ProcessGroup& world, Feed& feed) {
+  Schedule schedule = schedules::one_f_one_b(4, 8);
+  PipelineModel model(options, layers, layout_of(schedule, cuts), world);
+  Engine engine(schedule, model, world, feed);
+  const double loss = engine.run();
+}
+
+// --- chapters/common/pipeline/mailbox.h
+void mailbox(ProcessGroup& world, int num_stages, const StageRun& run, int b,
+             int s, int rank, const LayerInput& spec) {
+  Mailbox mailbox(world, num_stages);
+  mailbox.send_forward(run.outputs, b, s + 1, /*to=*/rank + 1);
+  Tensors grads = mailbox.receive_backward(spec, b, s + 1, rank + 1);
+  mailbox.flush();
+}
+
+// --- chapters/common/pipeline/pipeline_model.h
+void pipeline_model(const Options& options,
+                    std::shared_ptr<const LayerList> layers,
+                    const std::vector<int>& cuts,
+                    const std::vector<std::vector<int>>& owners,
+                    ProcessGroup& world, Optimizer& optimizer,
+                    double local_loss) {
+  PipelineModel model(options, layers, {cuts, owners}, world);
+  model.reduce_shared_gradients();
+  StepResult result = model.update(options, optimizer, local_loss);
+}
+
+// --- chapters/common/pipeline/replay.h
+void replay(const Schedule& s) {
+  using pipeline::replay;
+  Replay r = replay(s, {.forward = 1, .backward = 2});
+  idle_share(r);
+  max_live_activations(s, r, Until::kInput);
+}
+
+// --- chapters/common/pipeline/schedule.h
+void schedule() {
+  using pipeline::check, pipeline::draw, pipeline::replay;
+  Schedule s = schedules::one_f_one_b(/*num_ranks=*/4, /*micro_batches=*/8);
+  check(s);
+  Replay r = replay(s, {.forward = 1, .backward = 2});
+  std::cout << draw(s, r);
+}
+
+// --- chapters/common/pipeline/stage_run.h
+void stage_run(Module& stage, const Tensors& inputs, const LayerInput& spec,
+               const Tensors& grad_outputs) {
+  StageRun run = run_forward(stage, inputs, spec);
+  Tensors grads = run_backward(std::move(run), grad_outputs);
+}
+
+// --- chapters/common/pipeline/stages.h
+void stages(const ModelConfig& config, const InitOptions& init, std::size_t s) {
+  const auto layers = layers_of(config);
+  const std::vector<int> cuts = cut_uniform(layers->size(), 4);
+  Stage stage(*layers, cuts[s], cuts[s + 1], init);
+}
+
+// --- chapters/common/run/options.h
+namespace options {
+double bucket_mb = 25;
+int report(const Options& options);
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    Options options;
+    CommandLine line("ch02_ddp", "DistributedDataParallel");
+    add_shared_options(line, options);
+    line.add("--bucket-mb", &bucket_mb, "size limit of a bucket", 0.001);
+    line.parse(argc, argv);
+    return report(options);
+  });
+}
+}  // namespace options
+
+// --- chapters/common/run/program.h
+int program(const Options& options, const CommandLine& line,
+            const ddp::TrainerOptions& how) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
+    ddp::Trainer strategy(options, how, mesh.group("dp"));
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& as) { return train_one_device(as); };
+  return run_program(options, line, chapter);
+}
+
+// --- chapters/common/run/strategy.h
+void strategy(const Options& options, const ddp::TrainerOptions& how,
+              DeviceMesh& mesh, Run& run) {
+  using ddp::Trainer;
+  Trainer strategy(options, how, mesh.group("dp"));
+  run.train(options, strategy);
+}
+
+// --- chapters/common/run/worlds.h
+void worlds(const Options& options, const ddp::TrainerOptions& how,
+            double predicted_bytes, const MemoryBill& bill) {
+  using ddp::Trainer;
+  const ChapterBody body = [&](const Options& options, ProcessGroup& world,
+                               Report& report) {
+    Trainer trainer(options, how, world);
+    const TrainingLog log =
+        train(options, trainer.optimizer(), world.rank() == 0,
+              [&](std::int64_t step) { return trainer.step(step); });
+    finish_rank(options, world, log, predicted_bytes, bill, report);
+  };
+  Report report = run_chapter(options, body);
+}
+
+}  // namespace shardbook::examples

@@ -1,0 +1,135 @@
+// The examples in the comments of core's headers, as code that compiles.
+// docs_test.cpp looks for each line of an example below its header's name.
+
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "core/autograd.h"
+#include "core/context.h"
+#include "core/device.h"
+#include "core/device_queue.h"
+#include "core/kernels/kernel_context.h"
+#include "core/kernels/matmul.h"
+#include "core/layers.h"
+#include "core/module.h"
+#include "core/ops.h"
+#include "core/optim.h"
+#include "core/safetensors.h"
+#include "core/stream.h"
+#include "core/tensor.h"
+#include "core/weight_gradients.h"
+
+namespace shardbook::examples {
+
+// --- core/autograd.h
+Tensor square(const Tensor& x) {
+  Tensor y = mul(x, x);
+  autograd::record("square", {x}, {y}, [x](const Tensors& grads) {
+    return Tensors{mul(scale(x, 2), grads[0])};
+  });
+  return y;
+}
+
+// --- core/context.h
+void context() {
+  RankContext context(Device::cpu(3), /*rank=*/3);
+  RankContext::Scope scope(context);
+  Tensor x = Tensor::zeros({2, 2});
+}
+
+// --- core/device.h
+void device() {
+  Device gpu = Device::cpu(0, /*capacity_bytes=*/1 << 30);
+  Tensor x = Tensor::zeros({4, 8}, {DType::kF32, gpu});
+  gpu.memory().current(MemoryKind::kActivation);
+}
+
+// --- core/device_queue.h
+void device_queue(Linear& layer1, Linear& layer2, const Tensor& x) {
+  Tensor a, b;
+  DeviceQueue gpu0(Device::cpu(0)), gpu1(Device::cpu(1));
+  gpu0.enqueue([&] { a = layer1(x); });
+  QueueEvent done;
+  done.record(gpu0);
+  done.wait(gpu1);
+  gpu1.enqueue([&] { b = layer2(a); });
+  gpu1.synchronize();
+}
+
+// --- core/kernels/kernel_context.h
+void kernel_context(const float* a, const float* b, float* c) {
+  using namespace kernels;
+  KernelContext context;
+  MatmulArgs args;
+  args.m = 64, args.n = 32, args.k = 16;
+  matmul(context, DType::kF32, args, a, b, c);
+}
+
+// --- core/module.h
+class Block : public ModuleOf<Block> {
+ public:
+  Tensor forward(const Tensor& x) override { return fc2(gelu(fc1(x))); }
+  void members(MemberVisitor& visit) override {
+    visit.module("fc1", fc1);
+    visit.module("fc2", fc2);
+  }
+  Linear fc1, fc2;
+};
+
+// --- core/optim.h
+void optim(Module& model, const OptimizerOptions& options, Tensor loss) {
+  auto optimizer = make_optimizer("adamw", model.parameters(), options);
+  loss.backward();
+  clip_grad_norm(model.parameters(), 1.0);
+  optimizer->step();
+  model.clear_grad();
+}
+
+// --- core/safetensors.h
+void safetensors(char* weights, const std::vector<SafetensorsItem>& items,
+                 const SafetensorsMetadata& metadata, const char* piece,
+                 std::size_t piece_bytes) {
+  SafetensorsFile file = SafetensorsFile::open("model.safetensors");
+  const SafetensorsEntry& entry = file.find("wte.weight");
+  std::memcpy(weights, file.data(entry), entry.end - entry.begin);
+
+  SafetensorsWriter writer("model.safetensors", items, metadata);
+  for (const SafetensorsEntry& entry : writer.entries()) {
+    for (/* each piece */;;) writer.append(entry.name, piece, piece_bytes);
+  }
+  writer.commit();
+}
+
+// --- core/stream.h
+void stream(Tensor& shard_on_device, const Tensor& shard_on_host) {
+  Event ready;
+  {
+    StreamScope scope(kCopyStream);
+    shard_on_device.copy_from(shard_on_host);
+    ready.record();
+  }
+  ready.wait();
+}
+
+// --- core/tensor.h
+void tensor() {
+  Tensor w = Tensor::from_values<float>({1, 2, 3, 4}, {2, 2});
+  w.set_requires_grad();
+  Tensor loss = sum(matmul(w, w));
+  loss.backward();
+  w.grad().to_vector<float>();
+}
+
+// --- core/weight_gradients.h
+void weight_gradients(const Tensor& loss) {
+  WeightGradients later;
+  {
+    DeferWeightGradients scope(later);
+    autograd::backward({loss});
+  }
+  later.flush();
+  later.pop();
+}
+
+}  // namespace shardbook::examples
