@@ -31,6 +31,10 @@ class Slack {
         gradient_error_(kGradientRounding * unit_of(narrowest_of(options))) {
     const auto names = optimizer.state_names();
     is_adam_ = names.size() == 2;
+    // "adam" adds the decay to the gradient, "adamw" to the weight
+    if (options.optimizer == "adam") {
+      decay_ = options.optimizer_options.weight_decay;
+    }
     if (!is_adam_) return;
     for (const Tensor& each : optimizer.parameters()) {
       sums_.emplace_back(static_cast<std::size_t>(each.numel()), 0.0);
@@ -78,13 +82,16 @@ class Slack {
         continue;
       }
       for (std::size_t i = begin; i < begin + row; ++i) {
-        sums[i] += o.lr * std::min(two_steps, error / (size[i] + o.eps));
+        const double element_error = error + decay_ * sums[i];
+        sums[i] +=
+            o.lr * std::min(two_steps, element_error / (size[i] + o.eps));
       }
     }
   }
 
   Optimizer& optimizer_;
   double gradient_error_;
+  double decay_ = 0;  // by which weights that differ make gradients differ
   bool is_adam_ = false;
   std::vector<std::vector<double>> sums_;
 };

@@ -29,7 +29,9 @@
 //    max(1, (1 - beta1) / sqrt(1 - beta2)) lr (Kingma and Ba 2015, section
 //    2.1); kTwoSteps is twice that. The sum over the steps is the element's
 //    *slack*; rows of a table that no sample looks up have none. Only the part
-//    of a difference beyond the slack counts. For an element with a usual
+//    of a difference beyond the slack counts. Where weight decay is part of the
+//    gradient ("adam", not "adamw"), weights that differ make gradients differ:
+//    e grows by weight_decay times the slack so far. For an element with a usual
 //    gradient that is nearly all of it; the bias of attention's keys, whose
 //    gradient is zero except for rounding, has slack for every move it makes.
 //

@@ -107,6 +107,25 @@ TEST(Parity, TheBiasOfAttentionsKeysHasSlackForAllThatItDoes) {
   FAIL() << "no such parameter";
 }
 
+// The first step moves these weights by rounding; then their decay is nearly
+// all of the gradient, and keeps the sign that rounding gave them.
+TEST(Parity, DecayInTheGradientCarriesSlackOn) {
+  Options options = small_options("adam", 3);
+  options.model = R"({"model_type": "gpt2", "vocab_size": 256,
+      "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 1})";
+  options.data = "book";
+  options.batch = 24;
+  options.seq = 11;
+  options.seed = 97;
+  options.clip = 0.1;
+  options.optimizer_options.weight_decay = 0.1;
+  for (const int ranks : {2, 3}) {
+    const Parity parity = compare_with_one_device(
+        options, train_ddp(options, ranks), train_plainly);
+    EXPECT_TRUE(parity.passed) << parity.max_rel;
+  }
+}
+
 // --- Wrong runs --------------------------------------------------------------
 
 /// One device that makes a mistake: `gradients` gets the model and the step.
