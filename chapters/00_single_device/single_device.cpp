@@ -104,7 +104,7 @@ ReferenceRun train_plain(const Options& options,
   if (options.dtype != DType::kF16) {
     return train_one_device(options, num_micro_batches);
   }
-  // The plain run scales its loss, too, so that it skips the same steps
+  // The plain run scales its loss, too: it has to skip the same steps
   Options quiet = options;
   quiet.log.clear();
   SingleDeviceOptions plain;

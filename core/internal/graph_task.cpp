@@ -45,8 +45,8 @@ void check_gradient(const char* name, const Tensor& grad, const Edge& edge) {
 
 }  // namespace
 
-// Adds `grad` to the leaf's gradient in place, so that views stay views. The
-// sum may be wider than the parameter.
+// Adds `grad` to the leaf's gradient in place: views of the gradient stay views.
+// The sum may be wider than the parameter.
 void accumulate_gradient(const Tensor& leaf, Tensor grad) {
   Meta& meta = leaf.impl()->grad_meta();
   if (meta.grad.defined()) {

@@ -351,7 +351,9 @@ pipeline("engine.cpp", "outputs = std::exchange(live.run.outputs, {});",
          "outputs = live.run.outputs;",
          "*Gpipe*:*Engine*:*ZeroBubble*:Stage*:PeakBytes*")
 pipeline("engine.cpp", "live.inputs.clear();\n  live.run.outputs.clear();",
-         "live.inputs.clear();", "*Gpipe*:Recompute*")
+         "live.inputs.clear();", "*Gpipe*:Recompute*",
+         "run_backward lets the outputs go before its widest point: no peak "
+         "of a kind is higher, only the wait for the gradient takes more")
 pipeline("engine.cpp", "if (versions_ != nullptr) versions_->before_recompute(b);",
          "", "Recompute*")
 pipeline("engine.cpp", "return loss.read * loss.share;",

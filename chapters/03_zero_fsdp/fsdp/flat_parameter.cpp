@@ -30,7 +30,7 @@ FlatParameter::FlatParameter(const std::string& name,
                              const UnitOptions& options, bool per_parameter,
                              bool use_orig_params)
     : name_(name), groups_(groups), options_(options) {
-  // v2: trained parameters come first, so that gradients are a prefix
+  // v2 puts trained parameters first: the gradients are then a prefix
   auto is_trained = [](const NamedTensor& p) {
     return p.tensor.requires_grad();
   };

@@ -409,8 +409,8 @@ LayerInput Engine::skip_spec(const std::string& name, int b, int stage) {
   return only;
 }
 
-// m forward and m backward messages at each end of a stage, but for the ends of
-// the pipeline, and for neighbours on the same rank.
+// At each border of a stage, m messages go forward and m go backward. The ends
+// of the pipeline have none, nor has a border between two stages of one rank.
 double Engine::predicted_bytes() {
   const int listed = schedule_.num_micro_batches;
   return sent_bytes(0, listed) +

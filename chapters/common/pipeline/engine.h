@@ -83,7 +83,7 @@ PipelineLayout layout_of(const Schedule& schedule,
 
 struct EngineOptions {
   Recompute recompute = Recompute::kNever;
-  /// Recompute before the gradient arrives, so that its way overlaps with it.
+  /// Recompute while the gradient is still on its way, and not after it.
   bool early_recompute = true;
   /// Losses stay on the device until the end of the run. Reading each one when
   /// it is made makes the host wait for the device.

@@ -13,7 +13,7 @@
 // One micro-batch is run on shapes, and its bytes are read off. What is kept at
 // the same time is a matter of the schedule (schedule_memory.h). Values that
 // were sent are booked as communication (mailbox.h), so all this depends on
-// the schedule alone, and not on who waits for whom.
+// the schedule alone. Waiting for messages does not change it.
 
 #include "chapters/common/pipeline/engine.h"
 

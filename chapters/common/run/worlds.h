@@ -55,9 +55,9 @@ Report with_prediction(
 
 /// Compares with a training on one device (`train_one`, with the options that
 /// it is given), except under --no-check and in the `sim` world, which has no
-/// numbers. One device computes with as many cores as a rank did, so that both
-/// add up in the same order: batch norms of few images amplify the rounding of
-/// their sums.
+/// numbers. One device computes with as many cores as a rank did. Both then add
+/// up in the same order, which matters to batch norms of few images: they
+/// amplify the rounding of their sums.
 void compare_with_reference(
     const Options& options, const std::vector<NamedTensor>& trained,
     const std::function<ReferenceRun(const Options& options)>& train_one,
