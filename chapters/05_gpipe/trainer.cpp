@@ -112,13 +112,8 @@ double Trainer::predicted_bytes() {
 }
 
 MemoryBill Trainer::bill() {
-  MemoryBill bill = schedule_bill(options_, engine_->schedule(), pp_.rank(),
-                                  *model_, feed_, how_);
-  if (options_.steps == 0) {
-    bill[MemoryKind::kInput] = bill[MemoryKind::kGradient] =
-        bill[MemoryKind::kActivation] = 0;
-  }
-  return bill;
+  return schedule_bill(options_, engine_->schedule(), pp_.rank(), *model_,
+                       feed_, how_);
 }
 
 // --- The yardstick -----------------------------------------------------------

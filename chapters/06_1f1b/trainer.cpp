@@ -178,15 +178,11 @@ double Trainer::predicted_bytes() {
 
 MemoryBill Trainer::bill() {
   MemoryBill bill = schedule_bill(options_, plan_.schedule, pp_.rank(), model_,
-                                  feed_, engine_options_);
+                                  feed_, engine_options_, how_.stash);
   if (post_ && options_.steps > 0 && pp_.rank() + 1 < pp_.size()) {
     // What the step overwrites; the state of the first one begins with it
     bill[MemoryKind::kParameter] *= 2;
     if (options_.steps > 1) bill[MemoryKind::kOptimizerState] *= 2;
-  }
-  if (!how_.stash) {
-    // The lab computes every gradient once more, to see how wrong it is
-    bill[MemoryKind::kActivation] = bill[MemoryKind::kGradient] = -1;
   }
   return bill;
 }

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/inplace.h"
 #include "core/ops.h"
+#include "core/weight_gradients.h"
 
 namespace shardbook::pipeline {
 
@@ -155,6 +156,9 @@ void StashedUpdates::update(int) {
 double StashedUpdates::gradient_error(const VersionUse& use,
                                       const StageRun& run,
                                       const Tensors& grad_outputs) {
+  // Whole gradients, also where the backward to come is an I
+  const ContextValue<WeightGradients*> at_once(&RankContext::weight_gradients,
+                                               nullptr);
   Tensors before;
   for (const Tensor& each : model_.parameters()) {
     before.push_back(each.grad());

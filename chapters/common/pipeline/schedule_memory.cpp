@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -10,94 +11,164 @@
 namespace shardbook::pipeline {
 namespace {
 
+/// A value that a stage of this rank hands to the next one, also here.
+struct HandedOver {
+  double bytes = 0;
+  bool is_waiting = false;  ///< made, and not yet taken
+  bool is_held_before = false, is_held_behind = false;
+  bool is_here() const {
+    return is_waiting || is_held_before || is_held_behind;
+  }
+};
+
 /// Walks down the list and adds up.
 class LevelWalk {
  public:
-  explicit LevelWalk(const NeedsOf& needs_of) : needs_of_(needs_of) {}
+  LevelWalk(const Schedule& schedule, int rank,
+            const RankParameters& parameters, const NeedsOf& needs_of)
+      : schedule_(schedule),
+        rank_(rank),
+        parameters_(parameters),
+        needs_of_(needs_of),
+        has_gradient_(parameters.bytes.size()) {}
 
   void perform(const Action& action) {
     if (action.kind == ActionKind::kUpdate) {
-      have_.clear();
+      has_gradient_.assign(has_gradient_.size(), false);
       return;
     }
-    const StageNeeds& needs = needs_of_(action.micro_batch, action.chunk);
-    Have& have = have_[action.chunk];
-    const ActionBytes& needed = need_of(action.kind, needs, have);
-    ActionBytes& kept = kept_[{action.micro_batch, action.chunk}];
-    activations_ -= kept.kept;
-    inputs_ -= kept.inputs_kept;
-    peak_.activations =
-        std::max(peak_.activations, activations_ + needed.activations);
-    peak_.inputs = std::max(peak_.inputs, inputs_ + needed.inputs);
-    kept = needed;
-    activations_ += kept.kept;
-    inputs_ += kept.inputs_kept;
-    if (action.kind == ActionKind::kForward) return;
-    double others = 0;
-    for (const auto& [chunk, each] : have_) {
-      if (chunk != action.chunk) others += each.bytes;
+    const int b = action.micro_batch;
+    const int stage = schedule_.stage_at(rank_, action.chunk);
+    const bool is_forward = action.kind == ActionKind::kForward;
+    HandedOver none;
+    HandedOver& taken = is_here(b, stage - 1) ? values_[{b, stage}] : none;
+    HandedOver& given = is_here(b, stage + 1) ? values_[{b, stage + 1}] : none;
+
+    // What this action finds, and what it frees or holds: no longer the others'
+    ActionState state;
+    state.kind = action.kind;
+    if (&taken != &none) {
+      state.takes =
+          taken.is_held_before ? Border::kHeldNextDoor : Border::kThisRank;
     }
-    peak_.gradients = std::max(peak_.gradients, others + needed.gradients);
-    have.of_input = true;
-    have.of_weights |= action.kind != ActionKind::kBackwardInput;
-    have.bytes = have.of_weights ? needs.gradients : needs.of_input;
+    if (&given != &none) {
+      state.gives =
+          given.is_held_behind ? Border::kHeldNextDoor : Border::kThisRank;
+    }
+    for (const std::size_t i : of(action.chunk)) {
+      state.has_gradient.push_back(has_gradient_[i]);
+    }
+    const ActionBytes needed = needs_of_(action, state);
+    taken.is_waiting = taken.is_held_behind = given.is_held_before = false;
+    kept_.erase({b, stage});
+    if (!is_forward) gradients_.erase({b, stage + 1});
+    note_peaks(action.chunk, needed);
+
+    // What it leaves
+    kept_[{b, stage}] = {needed.kept, needed.inputs_kept};
+    taken.is_held_behind = needed.holds_input;
+    given.is_held_before = needed.holds_output;
+    if (is_forward) {
+      given.bytes = needed.output;
+      given.is_waiting = true;
+    } else if (action.kind != ActionKind::kBackwardWeight && &taken != &none) {
+      gradients_[{b, stage}] = needed.input_gradient;
+    }
+    for (std::size_t i = 0; i < of(action.chunk).size(); ++i) {
+      has_gradient_[of(action.chunk)[i]] = needed.has_gradient[i];
+    }
   }
   const RankPeaks& peaks() const { return peak_; }
 
  private:
-  /// Gradients that a chunk has.
-  struct Have {
-    bool of_input = false, of_weights = false;
-    double bytes = 0;
+  struct Kept {
+    double activations = 0, inputs = 0;
   };
-  const ActionBytes& need_of(ActionKind kind, const StageNeeds& needs,
-                             const Have& have) {
-    const auto k = static_cast<std::size_t>(kind);
-    switch (kind) {
-      case ActionKind::kForward:
-        return needs.forward;
-      case ActionKind::kBackwardWeight:
-        return have.of_weights ? needs.later[k] : needs.first[k];
-      case ActionKind::kBackward:
-        peak_.is_open = peak_.is_open || have.of_weights != have.of_input;
-        [[fallthrough]];
-      default:
-        return have.of_input ? needs.later[k] : needs.first[k];
-    }
+  using Key = std::pair<int, int>;  ///< micro-batch and stage
+
+  bool is_here(int b, int stage) const {
+    return stage >= 0 && stage < schedule_.num_stages &&
+           schedule_.place(b, stage).rank == rank_;
+  }
+  const std::vector<std::size_t>& of(int chunk) const {
+    return parameters_.of_chunk[static_cast<std::size_t>(chunk)];
   }
 
+  void note_peaks(int chunk, const ActionBytes& needed) {
+    double activations = needed.activations, inputs = needed.inputs;
+    for (const auto& [key, kept] : kept_) {
+      activations += kept.activations;
+      inputs += kept.inputs;
+    }
+    for (const auto& [key, value] : values_) {
+      if (value.is_here()) activations += value.bytes;
+    }
+    for (const auto& [key, bytes] : gradients_) activations += bytes;
+    double gradients = needed.gradients;
+    for (std::size_t i = 0; i < has_gradient_.size(); ++i) {
+      const auto& here = of(chunk);
+      const bool is_other =
+          std::find(here.begin(), here.end(), i) == here.end();
+      if (has_gradient_[i] && is_other) gradients += parameters_.bytes[i];
+    }
+    peak_.activations = std::max(peak_.activations, activations);
+    peak_.inputs = std::max(peak_.inputs, inputs);
+    peak_.gradients = std::max(peak_.gradients, gradients);
+  }
+
+  const Schedule& schedule_;
+  const int rank_;
+  const RankParameters& parameters_;
   const NeedsOf& needs_of_;
-  std::map<std::pair<int, int>, ActionBytes>
-      kept_;  ///< by micro-batch and chunk
-  double activations_ = 0, inputs_ = 0;
-  std::map<int, Have> have_;  ///< by chunk
+  std::vector<bool> has_gradient_;  ///< by parameter of the rank
+  std::map<Key, Kept> kept_;
+  std::map<Key, HandedOver> values_;  ///< by the stage that takes them
+  std::map<Key, double> gradients_;   ///< of those, until the maker takes them
   RankPeaks peak_;
 };
 
-/// Chunks of the rank share a parameter, or hand values to each other.
-bool shares(const Schedule& schedule, int rank, PipelineModel& model) {
-  double parameters = 0, of_stages = 0;
-  for (const Tensor& each : model.parameters()) parameters += each.bytes();
-  for (int chunk = 0; chunk < schedule.num_chunks(rank); ++chunk) {
-    Stage& stage = model.stage(schedule.stage_at(rank, chunk));
-    for (const Tensor& each : stage.parameters()) of_stages += each.bytes();
+RankParameters parameters_of(const Schedule& schedule, int rank,
+                             PipelineModel& model) {
+  RankParameters all;
+  const Tensors& mine = model.parameters();
+  for (const Tensor& each : mine) {
+    all.bytes.push_back(static_cast<double>(each.bytes()));
   }
-  bool hands_over = false;
-  for (const Route& route : schedule.routes) {
-    for (std::size_t s = 0; s + 1 < route.size(); ++s) {
-      hands_over =
-          hands_over || (route[s].rank == rank && route[s + 1].rank == rank);
+  for (int chunk = 0; chunk < schedule.num_chunks(rank); ++chunk) {
+    std::vector<std::size_t> here;
+    Stage& stage = model.stage(schedule.stage_at(rank, chunk));
+    for (const Tensor& each : stage.parameters()) {
+      const auto found =
+          std::find_if(mine.begin(), mine.end(),
+                       [&](const Tensor& p) { return p.is_same(each); });
+      here.push_back(static_cast<std::size_t>(found - mine.begin()));
+    }
+    all.of_chunk.push_back(std::move(here));
+  }
+  return all;
+}
+
+/// Stages and micro-batches whose backward finds newer weights than their
+/// forward read.
+std::set<std::pair<int, int>> stale_backwards(const Schedule& schedule) {
+  std::set<std::pair<int, int>> stale;
+  for (const VersionRecord& each : versions(schedule)) {
+    if (each.read != each.applied_to) {
+      stale.emplace(each.stage, each.micro_batch);
     }
   }
-  return parameters != of_stages || hands_over;
+  return stale;
 }
 
 }  // namespace
 
-RankPeaks rank_peaks(const std::vector<Action>& actions,
+RankPeaks rank_peaks(const Schedule& schedule, int rank,
+                     const RankParameters& parameters,
                      const NeedsOf& needs_of) {
-  LevelWalk walk(needs_of);
-  for (const Action& each : actions) walk.perform(each);
+  LevelWalk walk(schedule, rank, parameters, needs_of);
+  for (const Action& each : schedule.actions[static_cast<std::size_t>(rank)]) {
+    walk.perform(each);
+  }
   return walk.peaks();
 }
 
@@ -128,30 +199,39 @@ MemoryBill stage_bill(const Options& options, const Tensors& parameters,
 
 MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
                          int rank, PipelineModel& model, Feed& feed,
-                         const EngineOptions& engine) {
+                         const EngineOptions& engine, bool stashes) {
   Tensors buffers;
   for (int chunk = 0; chunk < schedule.num_chunks(rank); ++chunk) {
     Stage& stage = model.stage(schedule.stage_at(rank, chunk));
     for (const Tensor& each : stage.buffers()) buffers.push_back(each);
   }
   MemoryBill bill = stage_bill(options, model.parameters(), buffers);
-  if (options.steps == 0) return bill;
+  if (options.steps == 0) {
+    bill[MemoryKind::kInput] = bill[MemoryKind::kGradient] =
+        bill[MemoryKind::kActivation] = 0;
+    return bill;
+  }
   if (!schedule.flushes) {
     bill[MemoryKind::kParameter] *=
         max_versions(schedule)[static_cast<std::size_t>(rank)];
   }
-  if (shares(schedule, rank, model)) return bill;
 
-  // One measurement per stage, number of rows, and what is kept of them
+  // One measurement per stage, number of rows, and what the action finds
   const Recomputed recomputed(schedule, rank, engine.recompute);
+  std::set<std::pair<int, int>> compared;
+  if (!stashes) compared = stale_backwards(schedule);
   std::map<std::int64_t, std::vector<LayerInput>> specs;
-  std::map<std::tuple<int, std::int64_t, bool>, StageNeeds> needs;
-  const NeedsOf needs_of = [&](int b, int chunk) -> const StageNeeds& {
+  std::map<std::tuple<int, std::int64_t, bool, ActionState>, ActionBytes> known;
+  const NeedsOf needs_of = [&](const Action& action, ActionState state) {
+    const int b = action.micro_batch;
     const std::int64_t rows = feed.piece(b).rows;
-    const int stage = schedule.stage_at(rank, chunk);
-    const bool is_dropped = recomputed.contains(b, chunk);
-    const auto found = needs.find({stage, rows, is_dropped});
-    if (found != needs.end()) return found->second;
+    const int stage = schedule.stage_at(rank, action.chunk);
+    const bool is_dropped = recomputed.contains(b, action.chunk);
+    const bool is_backward = action.kind == ActionKind::kBackward ||
+                             action.kind == ActionKind::kBackwardInput;
+    state.is_compared = is_backward && compared.count({stage, b}) != 0;
+    const auto found = known.find({stage, rows, is_dropped, state});
+    if (found != known.end()) return found->second;
     auto& all = specs[rows];
     if (all.empty()) {
       all = trace_shapes(model.layers(), feed.example(rows), feed.dtype());
@@ -167,11 +247,12 @@ MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
                                 b,
                                 is_dropped,
                                 engine.early_recompute};
-    return needs[{stage, rows, is_dropped}] = measure_stage(what, feed);
+    const ActionBytes bytes = measure_action(what, state, feed);
+    known[{stage, rows, is_dropped, state}] = bytes;
+    return bytes;
   };
-  const RankPeaks peaks =
-      rank_peaks(schedule.actions[static_cast<std::size_t>(rank)], needs_of);
-  if (peaks.is_open) return bill;
+  const RankPeaks peaks = rank_peaks(
+      schedule, rank, parameters_of(schedule, rank, model), needs_of);
   bill[MemoryKind::kActivation] = peaks.activations;
   bill[MemoryKind::kInput] = peaks.inputs;
   bill[MemoryKind::kGradient] = peaks.gradients;

@@ -10,6 +10,11 @@
 //
 // so that the prediction knows the schedule, and no messages: values that were
 // sent are booked as communication, which is left open.
+//
+// Stages of one rank have more in common. A value that one hands to the next is
+// there from F of the first until both have let it go, and counts once; its
+// gradient is there from B of the second to B of the first. A parameter of both
+// has one gradient: the first B makes it, and the others add to it.
 
 #include <functional>
 #include <vector>
@@ -20,27 +25,33 @@
 
 namespace shardbook::pipeline {
 
-using NeedsOf = std::function<const StageNeeds&(int micro_batch, int chunk)>;
+using NeedsOf =
+    std::function<ActionBytes(const Action& action, const ActionState& state)>;
 
-/// Peaks of a rank that does this in a step.
+/// Bytes of each parameter of a rank, and which of them its chunks have.
+struct RankParameters {
+  std::vector<double> bytes;
+  std::vector<std::vector<std::size_t>> of_chunk;
+};
+
+/// Peaks of a rank in a step, as its list says.
 struct RankPeaks {
   double activations = 0, inputs = 0, gradients = 0;
-  /// A B came between an I and its W, which is not among what was measured.
-  bool is_open = false;
 };
-RankPeaks rank_peaks(const std::vector<Action>& actions,
-                     const NeedsOf& needs_of);
+RankPeaks rank_peaks(const Schedule& schedule, int rank,
+                     const RankParameters& parameters, const NeedsOf& needs_of);
 
 /// What does not depend on the schedule, exactly: parameters (and buffers) and
 /// optimizer state of a rank. The other kinds are left open.
 MemoryBill stage_bill(const Options& options, const Tensors& parameters,
                       const Tensors& buffers = {});
 
-/// Peak memory of `rank` by kind. Activations and gradients are left open where
-/// chunks of the rank share a parameter or hand values to each other, and where
-/// there are no steps.
+/// Peak memory of `rank` by kind; communication is left open. `stashes` false:
+/// backwards that read other weights than their forward did are compared with
+/// their gradient (weight_stash.h). Throws Error where stages of the rank hand
+/// several values to each other.
 MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
                          int rank, PipelineModel& model, Feed& feed,
-                         const EngineOptions& engine = {});
+                         const EngineOptions& engine = {}, bool stashes = true);
 
 }  // namespace shardbook::pipeline

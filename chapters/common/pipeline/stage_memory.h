@@ -14,6 +14,14 @@
 // the same time is a matter of the schedule (schedule_memory.h). Values that
 // were sent are booked as communication (mailbox.h), so all this depends on
 // the schedule alone. Waiting for messages does not change it.
+//
+// An action's bytes depend on what it finds. A parameter's first gradient of a
+// step becomes its gradient; later ones are computed beside it, and added. A
+// value that a stage of the same rank handed over may be held there as well, so
+// it outlives this stage's use of it.
+
+#include <tuple>
+#include <vector>
 
 #include "chapters/common/pipeline/engine.h"
 
@@ -23,17 +31,39 @@ namespace shardbook::pipeline {
 struct ActionBytes {
   // Peaks; activations and inputs are those of this micro-batch
   double activations = 0, inputs = 0, gradients = 0;
-  // What is left of the micro-batch afterwards
+  // What is left of the micro-batch afterwards, without values that stages of
+  // this rank hand to each other
   double kept = 0, inputs_kept = 0;
+  // Whether the stage still holds those: what it took, and what it gave
+  bool holds_input = false, holds_output = false;
+  // What it made for stages of this rank: values (F), their gradients (B, I)
+  double output = 0, input_gradient = 0;
+  /// Parameters of the stage that have a gradient afterwards.
+  std::vector<bool> has_gradient;
 };
 
-/// The actions of a micro-batch at one stage. A parameter's first gradient of a
-/// step becomes its gradient; later ones are computed beside it, and added.
-struct StageNeeds {
-  ActionBytes forward;
-  ActionBytes first[4], later[4];  ///< by ActionKind: B, I and W
-  double gradients = 0;            ///< of all parameters of the stage
-  double of_input = 0;             ///< those that I computes: biases, norms
+/// Where a value that crosses a cut comes from, or goes to.
+enum class Border {
+  kOtherRank,     ///< a message; also the ends of the pipeline
+  kThisRank,      ///< a stage of the same rank, which does not hold it
+  kHeldNextDoor,  ///< one that holds it during the whole action
+};
+
+/// What an action finds when it begins.
+struct ActionState {
+  ActionKind kind = ActionKind::kForward;
+  Border takes = Border::kOtherRank, gives = Border::kOtherRank;
+  /// Parameters of the stage that have a gradient.
+  std::vector<bool> has_gradient;
+  /// B and I compute all gradients twice before, to compare them: with the
+  /// weights of the forward, and with the newest (--no-stash).
+  bool is_compared = false;
+
+  bool operator<(const ActionState& other) const {
+    return std::tie(kind, takes, gives, has_gradient, is_compared) <
+           std::tie(other.kind, other.takes, other.gives, other.has_gradient,
+                    other.is_compared);
+  }
 };
 
 /// A micro-batch at a stage.
@@ -46,8 +76,9 @@ struct StageOnShapes {
   bool early_recompute = true;
 };
 
-/// Runs it on shapes: four times forward and backward. `feed` must have nothing
-/// left of a step.
-StageNeeds measure_stage(const StageOnShapes& what, Feed& feed);
+/// Runs it on shapes, up to and with the action. `feed` must have nothing left
+/// of a step.
+ActionBytes measure_action(const StageOnShapes& what, const ActionState& state,
+                           Feed& feed);
 
 }  // namespace shardbook::pipeline

@@ -60,6 +60,8 @@ Tensors run_backward(StageRun run, Tensors grad_outputs) {
   Tensors result;
   for (const Tensor& input : run.inputs) {
     result.push_back(input.requires_grad() ? input.grad() : Tensor());
+    // A weight's gradient that waits may keep the input, and this with it
+    if (input.requires_grad()) input.clear_grad();
   }
   return result;
 }

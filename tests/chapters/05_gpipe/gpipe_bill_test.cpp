@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "chapters/05_gpipe/gpipe.h"
-#include "chapters/common/pipeline/schedule_memory.h"
+#include "chapters/common/pipeline/stage_memory.h"
 #include "core/autograd.h"
 #include "sim/world.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
@@ -14,12 +14,11 @@
 namespace shardbook::gpipe_test {
 namespace {
 
-using pipeline::Action;
-using pipeline::ActionKind;
+using pipeline::ActionBytes;
+using pipeline::ActionState;
 using pipeline::Engine;
 using pipeline::EngineOptions;
 using pipeline::Recompute;
-using pipeline::StageNeeds;
 
 // --- Memory ------------------------------------------------------------------
 
@@ -46,20 +45,23 @@ std::vector<double> peaks(int m, std::int64_t rows, Recompute recompute) {
   });
 }
 
-StageNeeds measured(int begin, int end, std::int64_t rows, bool recompute) {
+/// Of the forward of layers begin .. end-1.
+ActionBytes measured(int begin, int end, std::int64_t rows, bool recompute) {
   const SkipNet net(6, kBillWidth);
   RowsFeed feed(ceil_micro_batches(rows, 1), kBillWidth, DType::kF32);
   const auto specs = trace_shapes(net, feed.example(rows), DType::kF32);
-  return measure_stage(
+  ActionState state;
+  state.has_gradient.resize(Stage(net, begin, end, {}).parameters().size());
+  return measure_action(
       {net, begin, end, specs[at(begin)], specs[at(end)], 0, recompute, true},
-      feed);
+      state, feed);
 }
 
 // Every micro-batch keeps its graph ...
 TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
   const std::int64_t rows = 5;
   for (int s = 0; s < 2; ++s) {
-    const double kept = measured(3 * s, 3 * s + 3, rows, false).forward.kept;
+    const double kept = measured(3 * s, 3 * s + 3, rows, false).kept;
     const double first = peaks(2, rows, Recompute::kNever)[at(s)];
     for (const int m : {3, 6}) {
       EXPECT_EQ(peaks(m, rows, Recompute::kNever)[at(s)],
@@ -74,9 +76,9 @@ TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
 TEST(GpipeBill, WithRecomputationItKeepsItsInput) {
   const std::int64_t rows = 5;
   const double input = rows * kBillWidth * 4.0;
-  EXPECT_EQ(measured(0, 3, rows, true).forward.kept,
+  EXPECT_EQ(measured(0, 3, rows, true).kept,
             0);  // data: not an activation
-  EXPECT_EQ(measured(3, 6, rows, true).forward.kept, input);
+  EXPECT_EQ(measured(3, 6, rows, true).kept, input);
   const double one = peaks(2, rows, Recompute::kAlways)[1];
   for (const int m : {3, 6}) {
     EXPECT_EQ(peaks(m, rows, Recompute::kAlways)[1], one + (m - 2) * input);
@@ -135,29 +137,6 @@ TEST(GpipeBill, SentOutputsDoNotWaitForTheirGradients) {
   const auto output = static_cast<double>(4 * rows * seq * config.n_embd);
   EXPECT_GE(peak, output);
   EXPECT_LE(peak, 2 * output);  // this one, and the one before
-}
-
-TEST(StageMemory, AScheduleIsWalkedThrough) {
-  constexpr int kB = static_cast<int>(ActionKind::kBackward);
-  StageNeeds each;
-  each.forward.activations = 10;
-  each.forward.kept = 4;
-  each.first[kB].activations = 9;
-  each.later[kB].activations = 12;
-  each.first[kB].gradients = 5;
-  each.later[kB].gradients = 6;
-  const auto peaks = [&](const std::vector<Action>& actions) {
-    return pipeline::rank_peaks(
-        actions, [&](int, int) -> const StageNeeds& { return each; });
-  };
-  const Action f0{ActionKind::kForward, 0}, f1{ActionKind::kForward, 1};
-  const Action b0{ActionKind::kBackward, 0}, b1{ActionKind::kBackward, 1};
-  EXPECT_EQ(peaks({f0, b0}).activations, 10);          // forward's
-  EXPECT_EQ(peaks({f0, f1, b1, b0}).activations, 14);  // forward beside f0's
-  EXPECT_EQ(peaks({f0, b0, f1, b1}).activations, 12);  // the later backward's
-  EXPECT_EQ(peaks({f0, b0}).gradients, 5);
-  EXPECT_EQ(peaks({f0, b0, f1, b1}).gradients, 6);
-  EXPECT_EQ(peaks({}).activations, 0);
 }
 
 // --- Time --------------------------------------------------------------------
