@@ -8,7 +8,8 @@ CopyLedger::Log& CopyLedger::log_of(const Device& device) {
   for (Log& log : logs_) {
     if (log.device == device) return log;
   }
-  logs_.push_back({device, {}, nullptr});
+  logs_.push_back(
+      {device, CommLog(static_cast<CommLog::BytesOf>(&bytes_sent)), nullptr});
   return logs_.back();
 }
 
@@ -35,7 +36,7 @@ void CopyLedger::run(const DeviceCopy& copy,
       record.group_rank = static_cast<int>(i);
       record.numel_to_peers = copy.sent[i];
       Log& log = log_of(copy.devices[i]);
-      log.records.push_back(record);
+      log.log.add(record);
       if (log.observer != nullptr) observed.emplace_back(log.observer, record);
     }
   }
@@ -47,14 +48,22 @@ void CopyLedger::run(const DeviceCopy& copy,
 std::vector<CommRecord> CopyLedger::records(const Device& device) const {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Log& log : logs_) {
-    if (log.device == device) return log.records;
+    if (log.device == device) return log.log.records();
   }
   return {};
 }
 
+double CopyLedger::sent_bytes(const Device& device) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Log& log : logs_) {
+    if (log.device == device) return log.log.bytes();
+  }
+  return 0;
+}
+
 void CopyLedger::clear() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (Log& log : logs_) log.records.clear();
+  for (Log& log : logs_) log.log.clear();
 }
 
 void CopyLedger::set_observer(const Device& device, CommObserver* observer) {

@@ -45,8 +45,11 @@ class CopyLedger {
   /// records nothing.
   void run(const DeviceCopy& copy, const std::function<void()>& make_copies);
 
-  /// The copies that `device` took part in, in order.
+  /// The copies that `device` took part in, in order: all, or of a long run the
+  /// first and the last (see CommLog).
   std::vector<CommRecord> records(const Device& device) const;
+  /// Bytes that `device` sent in all copies.
+  double sent_bytes(const Device& device) const;
   void clear();
   /// Shows the records of `device` to `observer` (null: no longer).
   void set_observer(const Device& device, CommObserver* observer);
@@ -54,7 +57,7 @@ class CopyLedger {
  private:
   struct Log {
     Device device;
-    std::vector<CommRecord> records;
+    CommLog log;
     CommObserver* observer = nullptr;
   };
   Log& log_of(const Device& device);

@@ -1,5 +1,6 @@
 #include "comm/ledger.h"
 
+#include <algorithm>
 #include <sstream>
 
 namespace shardbook {
@@ -66,6 +67,42 @@ double wire_bytes(const std::vector<CommRecord>& records) {
   double sum = 0;
   for (const CommRecord& record : records) sum += wire_bytes(record);
   return sum;
+}
+
+void CommLog::add(const CommRecord& record) {
+  ++num_calls_;
+  bytes_ += bytes_of_(record);
+  keep(record);
+}
+
+void CommLog::clear() {
+  records_.clear();
+  num_calls_ = 0;
+  bytes_ = 0;
+}
+
+void CommLog::keep(const CommRecord& record) {
+  records_.push_back(record);
+  // Seldom, so that a record costs little: records behind those move
+  if (records_.size() <= 3 * kKept) return;
+  const auto begin = records_.begin() + static_cast<std::ptrdiff_t>(kKept);
+  records_.erase(begin, begin + static_cast<std::ptrdiff_t>(kKept));
+}
+
+void CommLog::repeat(const Mark& mark, std::int64_t times) {
+  const std::int64_t count = num_calls_ - mark.num_calls;
+  const double bytes = bytes_ - mark.bytes;
+  num_calls_ += times * count;
+  for (std::int64_t k = 0; k < times; ++k) bytes_ += bytes;
+  // Those that are still kept, as often as the log can show them
+  const auto last =
+      std::min<std::int64_t>(count, static_cast<std::int64_t>(kKept));
+  const std::vector<CommRecord> body(records_.end() - last, records_.end());
+  if (body.empty()) return;
+  const std::int64_t most = 3 * static_cast<std::int64_t>(kKept) / last + 1;
+  for (std::int64_t k = 0; k < std::min(times, most); ++k) {
+    for (const CommRecord& each : body) keep(each);
+  }
 }
 
 std::string record_text(const CommRecord& record) {

@@ -2,8 +2,10 @@
 
 // The communication ledger: one record per call and rank, on every backend.
 // Bytes on the wire follow from the records by a fixed cost model (they are
-// not measured), so that a test can assert them exactly.
+// not measured), so that a test can assert them exactly. Of a long run the
+// ledger keeps the first and the last records, and sums over all.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -61,6 +63,42 @@ double wire_elements(const CommRecord& record);
 /// wire_elements times the size of an element.
 double wire_bytes(const CommRecord& record);
 double wire_bytes(const std::vector<CommRecord>& records);
+
+/// Calls in the order of their issue.
+class CommLog {
+ public:
+  using BytesOf = double (*)(const CommRecord&);
+  /// The first records are kept, and at least as many of the last.
+  static constexpr std::size_t kKept = 4096;
+
+  /// `bytes_of` says how many bytes a record stands for.
+  explicit CommLog(BytesOf bytes_of) : bytes_of_(bytes_of) {}
+
+  void add(const CommRecord& record);
+  void clear();
+  /// All records, or (of more than 3 kKept) the first and the last of them.
+  const std::vector<CommRecord>& records() const { return records_; }
+  /// Calls, and their bytes; none is left out.
+  std::int64_t num_calls() const { return num_calls_; }
+  double bytes() const { return bytes_; }
+
+  /// A point in the log.
+  struct Mark {
+    std::int64_t num_calls = 0;
+    double bytes = 0;
+  };
+  Mark mark() const { return {num_calls_, bytes_}; }
+  /// Adds what came since `mark` `times` times more.
+  void repeat(const Mark& mark, std::int64_t times);
+
+ private:
+  void keep(const CommRecord& record);
+
+  BytesOf bytes_of_;
+  std::vector<CommRecord> records_;
+  std::int64_t num_calls_ = 0;
+  double bytes_ = 0;
+};
 
 /// "all_reduce f32[1000] over dp (rank 0 of 4) 'bucket 0'"
 std::string record_text(const CommRecord& record);

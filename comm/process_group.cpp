@@ -87,7 +87,8 @@ ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name)
     : rank_(rank),
       ranks_(std::move(ranks)),
       name_(std::move(name)),
-      records_(std::make_shared<std::vector<CommRecord>>()) {
+      log_(std::make_shared<CommLog>(
+          static_cast<CommLog::BytesOf>(&wire_bytes))) {
   SB_CHECK(rank >= 0 && rank < size(), "process group '", name_, "': rank ",
            rank, " is not below the size ", size());
 }
@@ -137,7 +138,7 @@ Work ProcessGroup::issue(const CommCall& call, std::int64_t numel_to_peers,
   record.root_or_peer = call.root_or_peer;
   record.phase = RankContext::current().phase;
   record.label = call.label;
-  records_->push_back(record);
+  log_->add(record);
   if (observer_ == nullptr) return start();
   observer_->on_issue(record);
   return Work(
@@ -342,16 +343,6 @@ Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
   call.tag = tag;
   return issue(call, 0,
                [&] { return moves(tensor) ? do_recv(tensor, call) : Work(); });
-}
-
-void ProcessGroup::repeat_records(std::size_t first, std::int64_t times) {
-  const std::size_t end = records_->size();
-  records_->reserve(end + static_cast<std::size_t>(times) * (end - first));
-  for (std::int64_t k = 0; k < times; ++k) {
-    for (std::size_t i = first; i < end; ++i) {
-      records_->push_back((*records_)[i]);
-    }
-  }
 }
 
 }  // namespace shardbook

@@ -152,12 +152,18 @@ class ProcessGroup {
 
   // --- The ledger ------------------------------------------------------------
 
-  /// Every call of this rank on this group and its subgroups, in issue order.
-  const std::vector<CommRecord>& records() const { return *records_; }
-  void clear_records() { records_->clear(); }
-  /// Appends the records from index `first` on `times` times more: for calls
-  /// that the `sim` world knows to repeat and does not run.
-  void repeat_records(std::size_t first, std::int64_t times);
+  /// Calls of this rank on this group and its subgroups, in issue order: all,
+  /// or of a long run the first and the last (see CommLog).
+  const std::vector<CommRecord>& records() const { return log_->records(); }
+  /// Bytes on the wire of all calls, as wire_bytes counts them.
+  double sent_bytes() const { return log_->bytes(); }
+  void clear_records() { log_->clear(); }
+  /// Calls that the `sim` world knows to repeat and does not run: adds those
+  /// since `mark` `times` times more.
+  CommLog::Mark mark_records() const { return log_->mark(); }
+  void repeat_records(const CommLog::Mark& mark, std::int64_t times) {
+    log_->repeat(mark, times);
+  }
   /// `observer` (or null) sees the calls on this group and, from then on, on
   /// subgroups made from it.
   void set_observer(CommObserver* observer) { observer_ = observer; }
@@ -210,7 +216,7 @@ class ProcessGroup {
   int rank_;
   std::vector<int> ranks_;
   std::string name_;
-  std::shared_ptr<std::vector<CommRecord>> records_;
+  std::shared_ptr<CommLog> log_;
   CommObserver* observer_ = nullptr;
 };
 

@@ -28,7 +28,7 @@ std::string list_text(const std::vector<int>& values) {
 std::shared_ptr<ProcessGroup> ProcessGroup::adopt(
     const std::vector<int>& members, const std::string& name) {
   std::shared_ptr<ProcessGroup> group = do_subgroup(members, name);
-  group->records_ = records_;
+  group->log_ = log_;
   group->observer_ = observer_;
   return group;
 }

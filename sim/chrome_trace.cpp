@@ -76,13 +76,24 @@ class Writer {
     }
   }
 
+  /// "step 3"; "steps 3 to 988, left out".
+  static std::string step_name(const RankTimeline& rank, std::size_t entry) {
+    const auto number = static_cast<std::int64_t>(entry);
+    const std::int64_t more = rank.num_left_out - 1;
+    const std::size_t left_out = rank.first_left_out + 1;
+    if (more < 0 || entry < left_out) return "step " + std::to_string(number);
+    const std::string name = std::to_string(number + more);
+    if (entry > left_out) return "step " + name;
+    return "steps " + std::to_string(number) + " to " + name + ", left out";
+  }
+
   void write_steps(const RankTimeline& rank) {
     if (rank.steps.size() < 2) return;
     name("thread_name", rank.rank, kStepsThread, "steps");
     for (std::size_t i = 1; i < rank.steps.size(); ++i) {
       Json json = at("X", rank.rank, kStepsThread, rank.steps[i - 1]);
       json["dur"] = (rank.steps[i] - rank.steps[i - 1]) * 1e6;
-      json["name"] = "step " + std::to_string(i);
+      json["name"] = step_name(rank, i);
       put(json);
     }
   }

@@ -48,6 +48,7 @@ DeviceClock::DeviceClock(const CostModel& model, int rank, Device device)
   timeline_.rank = rank;
   timeline_.steps.push_back(0);
   steps_.emplace_back();
+  before_.emplace_back();
 }
 
 double& DeviceClock::queue(int stream) {
@@ -192,11 +193,12 @@ void DeviceClock::on_memory(MemoryKind kind, std::int64_t bytes) {
 void DeviceClock::begin_steps() {
   for (double& each : queues_) each = 0;
   host_ = 0;
+  timeline_ = {};
+  timeline_.rank = rank_;
   timeline_.steps = {0};
-  timeline_.events.clear();
-  timeline_.memory.clear();
   passages_.clear();
   steps_.assign(1, {});
+  before_.assign(1, {});
   on_memory(MemoryKind::kParameter, 0);
 }
 
@@ -206,6 +208,58 @@ void DeviceClock::end_step(double at_s) {
   passages_.clear();
   timeline_.steps.push_back(at_s);
   steps_.emplace_back();
+  before_.push_back({timeline_.events.size(), timeline_.memory.size()});
+  leave_out_steps();
+}
+
+// Runs seldom and leaves out many steps at once: events move when it does.
+void DeviceClock::leave_out_steps() {
+  const std::size_t end = timeline_.steps.size() - 1;
+  const std::size_t gap = kFirstSteps;
+  const std::size_t first = timeline_.num_left_out > 0 ? gap + 1 : gap;
+  if (end <= first + 2 * kLastSteps) return;
+  const auto events_from = [&](std::size_t step) {
+    return before_[end].events - before_[step].events;
+  };
+  if (events_from(first) <= 2 * kLastEvents && end - first <= 2 * kMostSteps) {
+    return;
+  }
+  std::size_t keep = end - kLastSteps;
+  while (end - keep < kMostSteps && events_from(keep - 1) <= kLastEvents) {
+    --keep;
+  }
+  // Ranks drain without forwards: what the last ones belong to must stay
+  const auto has_forward = [](const StepSums& step) {
+    return step.forward_s > 0;
+  };
+  const auto from = steps_.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto kept = steps_.begin() + static_cast<std::ptrdiff_t>(keep);
+  if (std::any_of(from, kept, has_forward) &&
+      std::none_of(kept, steps_.end(), has_forward)) {
+    return;
+  }
+
+  // One entry stands for all that is left out, and one sample for the memory
+  // that is in use behind it
+  const Counts old = before_[gap], now = before_[keep];
+  std::size_t samples = std::min(now.samples, timeline_.memory.size());
+  samples = samples > old.samples ? samples - 1 : old.samples;
+  const auto erase = [](auto& list, std::size_t begin, std::size_t end) {
+    list.erase(list.begin() + static_cast<std::ptrdiff_t>(begin),
+               list.begin() + static_cast<std::ptrdiff_t>(end));
+  };
+  erase(timeline_.events, old.events, now.events);
+  erase(timeline_.memory, old.samples, samples);
+  for (std::size_t i = keep; i <= end; ++i) {
+    before_[i].events -= now.events - old.events;
+    before_[i].samples -= samples - old.samples;
+  }
+  timeline_.first_left_out = gap;
+  timeline_.num_left_out += static_cast<std::int64_t>(keep - first);
+  steps_[gap] = {};
+  erase(timeline_.steps, gap + 1, keep);
+  erase(steps_, gap + 1, keep);
+  erase(before_, gap + 1, keep);
 }
 
 DeviceClock::State DeviceClock::state() const {

@@ -16,6 +16,14 @@ namespace shardbook::sim {
 /// The queues of one device and of the thread that feeds it.
 class DeviceClock {
  public:
+  // A long run is kept in part: its first steps, and the last. These are as
+  // many as have kLastEvents events (or twice as many: some are left out
+  // together), and between kLastSteps and kMostSteps. Stages that do not flush
+  // may be many steps apart, and a picture shows them at one time.
+  static constexpr std::size_t kFirstSteps = 2;
+  static constexpr std::size_t kLastSteps = 12, kMostSteps = 256;
+  static constexpr std::size_t kLastEvents = 16384;
+
   /// The sums of one step so far.
   struct StepSums {
     double busy_s = 0;
@@ -79,6 +87,7 @@ class DeviceClock {
     double from_s, sent_s, until_s;
   };
   void hold(int stream, double begin_s, double end_s, const char* category);
+  void leave_out_steps();
 
   const CostModel& model_;
   int rank_;
@@ -92,7 +101,12 @@ class DeviceClock {
   bool records_events_ = true;
   std::uint64_t num_ops_ = 0;
   RankTimeline timeline_;
-  std::vector<StepSums> steps_;
+  std::vector<StepSums> steps_;  ///< by entry of timeline_.steps: what follows
+  /// The events and memory samples before each of these entries.
+  struct Counts {
+    std::size_t events = 0, samples = 0;
+  };
+  std::vector<Counts> before_;
   std::array<std::int64_t, kNumMemoryKinds> bytes_{};
 };
 

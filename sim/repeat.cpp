@@ -55,7 +55,7 @@ void repeat(ProcessGroup& world, std::int64_t count,
       continue;
     }
     const DeviceClock::State from = clock->main().state();
-    const std::size_t first_record = world.records().size();
+    const CommLog::Mark first_record = world.mark_records();
     body(i);
     const std::int64_t left = count - 1 - (i + 1);
     if (left <= 0) continue;

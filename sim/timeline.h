@@ -3,6 +3,7 @@
 // The ranks' work in virtual time, as events.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -50,14 +51,19 @@ struct LinkBytes {
 /// Whether a queue works during an event, or is held back.
 bool is_work(const TimelineEvent& event);
 
-/// One rank's run. Events are in the order of their issue. Those of one queue
-/// do not overlap, except for messages to and from several ranks.
+/// One rank's run: all of it, or of a long run the first steps and the last.
+/// Events are in the order of their issue. Those of one queue do not overlap,
+/// except for messages to and from several ranks.
 struct RankTimeline {
   int rank = 0;
   std::vector<TimelineEvent> events;
   std::vector<MemorySample> memory;
   /// Ends of the training steps; the first entry is the begin of the first.
   std::vector<double> steps;
+  /// Of these steps, from steps[first_left_out] to steps[first_left_out + 1],
+  /// nothing else is known.
+  std::size_t first_left_out = 0;
+  std::int64_t num_left_out = 0;
 };
 
 /// Figures of one rank's last step: the first ones may do more than the others

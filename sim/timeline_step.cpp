@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <utility>
 
 namespace shardbook::sim {
@@ -15,7 +14,8 @@ struct Window {
   double begin_s = 0;
   double end_s = 0;
   int num_steps = 1;
-  std::optional<std::size_t> step = {};  ///< the one that is shown, of one
+  /// By rank, where one step is shown: which entry of its steps.
+  std::vector<std::size_t> steps = {};
 };
 
 // All events and samples, when no rank counts steps.
@@ -34,9 +34,9 @@ bool computes(const TimelineEvent& event) {
   return event.queue == "compute" && is_work(event);
 }
 
-// The last of a rank's first `num_steps` steps that begins a forward; the very
-// last where none does.
-std::size_t last_forward_step(const RankTimeline& rank, std::size_t num_steps) {
+// The last step of a rank that begins a forward; the very last where none does.
+std::size_t last_forward_step(const RankTimeline& rank) {
+  const std::size_t num_steps = rank.steps.size() - 1;
   const auto begins_forward = [&](std::size_t step) {
     return std::any_of(
         rank.events.begin(), rank.events.end(), [&](const auto& event) {
@@ -49,6 +49,13 @@ std::size_t last_forward_step(const RankTimeline& rank, std::size_t num_steps) {
     if (begins_forward(step)) return step;
   }
   return num_steps - 1;
+}
+
+// An entry of a rank's steps, counted from the begin of the run.
+std::int64_t number_of(const RankTimeline& rank, std::size_t step) {
+  const bool is_behind = rank.num_left_out > 0 && step > rank.first_left_out;
+  return static_cast<std::int64_t>(step) +
+         (is_behind ? rank.num_left_out - 1 : 0);
 }
 
 // When a rank first computes in a step.
@@ -64,26 +71,27 @@ double first_work_s(const RankTimeline& rank, std::size_t step) {
 
 // The same step of ranks that end it together, or one after the other.
 Window flushing_window(const std::vector<RankTimeline>& timelines,
-                       std::size_t step) {
+                       const std::vector<std::size_t>& steps) {
   double first_work = std::numeric_limits<double>::infinity();
   double last_begin = 0, last_end = 0;
-  for (const RankTimeline& rank : timelines) {
-    first_work = std::min(first_work, first_work_s(rank, step));
-    last_begin = std::max(last_begin, rank.steps[step]);
-    last_end = std::max(last_end, rank.steps[step + 1]);
+  for (std::size_t r = 0; r < timelines.size(); ++r) {
+    const std::vector<double>& marks = timelines[r].steps;
+    first_work = std::min(first_work, first_work_s(timelines[r], steps[r]));
+    last_begin = std::max(last_begin, marks[steps[r]]);
+    last_end = std::max(last_end, marks[steps[r] + 1]);
   }
   Window window{std::min(first_work, last_begin), last_end};
-  window.step = step;
+  window.steps = steps;
   return window;
 }
 
-// Whether a rank does this in the step that the window shows, and not in the
-// step before or after.
+// Whether the r-th rank does this in the step that the window shows, and not in
+// the step before or after.
 bool belongs(const TimelineEvent& event, const RankTimeline& rank,
-             const Window& window) {
-  if (!window.step || !is_work(event)) return true;
-  const double begin_s = rank.steps[*window.step];
-  const double end_s = rank.steps[*window.step + 1];
+             std::size_t r, const Window& window) {
+  if (window.steps.empty() || !is_work(event)) return true;
+  const double begin_s = rank.steps[window.steps[r]];
+  const double end_s = rank.steps[window.steps[r] + 1];
   // A message may have been sent before its receiver was ready for it.
   const double from_s = event.category == "comm" ? event.end_s : event.begin_s;
   return from_s >= begin_s && event.begin_s < end_s;
@@ -97,7 +105,9 @@ Window steady_window(const std::vector<RankTimeline>& timelines,
   double filled_s = 0;
   for (std::size_t r = 0; r < timelines.size(); ++r) {
     const std::vector<double>& marks = timelines[r].steps;
-    filled_s = std::max(filled_s, marks[1]);
+    const bool is_whole = timelines[r].num_left_out == 0;
+    filled_s = std::max(filled_s,
+                        marks[is_whole ? 1 : timelines[r].first_left_out + 1]);
     if (marks[steps[r] + 1] < window.end_s) {
       window.begin_s = marks[steps[r]];
       window.end_s = marks[steps[r] + 1];
@@ -113,29 +123,30 @@ Window steady_window(const std::vector<RankTimeline>& timelines,
 }
 
 Window find_window(const std::vector<RankTimeline>& timelines) {
-  std::size_t marks = timelines.empty() ? 0 : timelines.front().steps.size();
-  for (const RankTimeline& rank : timelines) {
-    marks = std::min(marks, rank.steps.size());
-  }
-  if (marks < 2) return whole_run(timelines);
+  const bool all_count = std::all_of(
+      timelines.begin(), timelines.end(),
+      [](const RankTimeline& rank) { return rank.steps.size() >= 2; });
+  if (timelines.empty() || !all_count) return whole_run(timelines);
   std::vector<std::size_t> steps;
+  bool together = true;
   for (const RankTimeline& rank : timelines) {
-    steps.push_back(last_forward_step(rank, marks - 1));
+    steps.push_back(last_forward_step(rank));
+    together = together && number_of(rank, steps.back()) ==
+                               number_of(timelines[0], steps[0]);
   }
-  const bool together = std::all_of(
-      steps.begin(), steps.end(), [&](auto step) { return step == steps[0]; });
-  return together ? flushing_window(timelines, steps[0])
+  return together ? flushing_window(timelines, steps)
                   : steady_window(timelines, steps);
 }
 
-RankTimeline cut(const RankTimeline& rank, const Window& window) {
+RankTimeline cut(const RankTimeline& rank, std::size_t r,
+                 const Window& window) {
   const double length_s = window.end_s - window.begin_s;
   RankTimeline step;
   step.rank = rank.rank;
   step.steps = {0, length_s};
   for (const TimelineEvent& event : rank.events) {
     if (event.end_s <= window.begin_s || event.begin_s >= window.end_s ||
-        !belongs(event, rank, window)) {
+        !belongs(event, rank, r, window)) {
       continue;
     }
     step.events.push_back(event);
@@ -239,8 +250,9 @@ StepView last_step(const std::vector<RankTimeline>& timelines) {
   view.world_size = static_cast<int>(timelines.size());
   view.step_s = window.end_s - window.begin_s;
   view.num_steps = window.num_steps;
-  for (const RankTimeline& rank : timelines) {
-    RankTimeline step = cut(rank, window);
+  for (std::size_t r = 0; r < timelines.size(); ++r) {
+    const RankTimeline& rank = timelines[r];
+    RankTimeline step = cut(rank, r, window);
     const auto same = std::find_if(
         view.groups.begin(), view.groups.end(), [&](const RankGroup& group) {
           return alike(group.timeline, step, 1e-6 * view.step_s);

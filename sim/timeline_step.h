@@ -31,7 +31,7 @@ struct StepView {
   std::vector<RankGroup> groups;
 };
 
-/// The last step that all ranks have; the whole run where a rank has none.
+/// The last step of all ranks; the whole run where a rank has none.
 ///
 /// The stages of a pipeline end a step one after the other. The view begins
 /// when the last of them has ended the step before, or earlier where a rank has

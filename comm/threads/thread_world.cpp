@@ -130,7 +130,9 @@ std::shared_ptr<Operation> ThreadWorld::exchange_message(SharedGroup& group,
   const int source = is_send ? group_rank : peer;
   const int target = is_send ? peer : group_rank;
   const int index = is_send ? 0 : 1;
-  auto& waiting = group.messages[{source, target, slot.call.tag}];
+  const auto entry =
+      group.messages.try_emplace({source, target, slot.call.tag}).first;
+  auto& waiting = entry->second;
 
   // The first message that waits for this side, or a new one.
   const auto side = static_cast<std::size_t>(index);
@@ -138,6 +140,8 @@ std::shared_ptr<Operation> ThreadWorld::exchange_message(SharedGroup& group,
     std::shared_ptr<Operation> operation = waiting.front();
     match(*operation, index, me, std::move(slot));
     waiting.pop_front();
+    // Tags may be new every time
+    if (waiting.empty()) group.messages.erase(entry);
     ready_.push_back(operation);
     run_ready(lock);
     return operation;

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace shardbook {
 namespace {
 
@@ -65,6 +68,69 @@ TEST(Ledger, ARecordReadsAsASentence) {
   reduce.label = "bucket 0";
   EXPECT_EQ(record_text(reduce),
             "all_reduce f32[1000] over dp (rank 0 of 4) 'bucket 0'");
+}
+
+double bytes_of(const CommRecord& record) { return wire_bytes(record); }
+
+// Of a long run the log keeps the begin and the end, and the sum of all.
+TEST(Ledger, ALongLogIsKeptInPart) {
+  const auto log_of = [](std::int64_t count) {
+    CommLog log(bytes_of);
+    for (std::int64_t i = 0; i < count; ++i) {
+      log.add(record(CommOp::kSend, 2, i, 0, 1));
+    }
+    return log;
+  };
+  constexpr auto kKept = static_cast<std::int64_t>(CommLog::kKept);
+  for (const std::int64_t count :
+       {kKept, 3 * kKept, 3 * kKept + 1, 10 * kKept, 30 * kKept + 7}) {
+    const CommLog log = log_of(count);
+    const auto size = static_cast<std::int64_t>(log.records().size());
+    EXPECT_EQ(log.num_calls(), count);
+    EXPECT_EQ(log.bytes(), 4.0 * count * (count - 1) / 2);
+    EXPECT_LE(size, 3 * kKept);
+    if (count <= 3 * kKept) {
+      EXPECT_EQ(size, count);
+    }
+    for (std::int64_t i = 0; i < kKept; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      ASSERT_EQ(log.records()[at].numel, i);
+      ASSERT_EQ(log.records()[log.records().size() - 1 - at].numel,
+                count - 1 - i);
+    }
+  }
+}
+
+TEST(Ledger, RepeatedCallsCountAsIfTheyHadBeenMade) {
+  constexpr auto kKept = static_cast<std::int64_t>(CommLog::kKept);
+  // A few records many times, and more than the log keeps
+  for (const auto& [body, times] : {std::pair<std::int64_t, std::int64_t>(3, 5),
+                                    {7, 20000},
+                                    {5 * kKept, 2}}) {
+    CommLog made(bytes_of), repeated(bytes_of);
+    const auto add_body = [n = body](CommLog& log) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        log.add(record(CommOp::kSend, 2, i, 0, 1));
+      }
+    };
+    for (CommLog* log : {&made, &repeated}) {
+      log->add(record(CommOp::kAllReduce, 4, 1000));
+    }
+    const CommLog::Mark mark = repeated.mark();
+    add_body(repeated);
+    repeated.repeat(mark, times);
+    for (std::int64_t k = 0; k <= times; ++k) add_body(made);
+    EXPECT_EQ(repeated.num_calls(), made.num_calls());
+    EXPECT_EQ(repeated.bytes(), made.bytes());
+    EXPECT_LE(repeated.records().size(), 3 * CommLog::kKept);
+    const std::size_t last =
+        std::min(CommLog::kKept, repeated.records().size());
+    for (std::size_t i = 1; i <= last; ++i) {
+      const auto& a = repeated.records()[repeated.records().size() - i];
+      const auto& b = made.records()[made.records().size() - i];
+      ASSERT_EQ(a.numel, b.numel) << i;
+    }
+  }
 }
 
 }  // namespace

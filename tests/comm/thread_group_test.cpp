@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/launch.h"
+#include "comm/threads/thread_world.h"
 #include "core/check.h"
 
 namespace shardbook {
@@ -176,6 +177,32 @@ TEST(ThreadGroup, WorldsRunSideBySide) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(right, 6);
+}
+
+// A run without flushes has a tag for each message: nothing is left of those
+// that have met, whichever side came first.
+TEST(ThreadWorld, MessagesThatMetLeaveNothing) {
+  using internal::Slot;
+  internal::ThreadWorld world(2, /*num_cores=*/0);
+  internal::SharedGroup& group = world.root_group();
+  float sent = 1, received = 0;
+  for (int tag = 0; tag < 100; ++tag) {
+    Slot send, recv;
+    send.call.op = CommOp::kSend;
+    recv.call.op = CommOp::kRecv;
+    send.call.root_or_peer = 1;
+    recv.call.root_or_peer = 0;
+    send.call.tag = recv.call.tag = tag;
+    send.call.numel = recv.call.numel = 1;
+    send.input = &sent;
+    recv.output = &received;
+    if (tag % 2 == 0) world.exchange_message(group, 0, send);
+    world.exchange_message(group, 1, recv);
+    EXPECT_EQ(group.messages.size(), tag % 2 == 0 ? 0u : 1u);
+    if (tag % 2 == 1) world.exchange_message(group, 0, send);
+    EXPECT_TRUE(group.messages.empty());
+  }
+  EXPECT_EQ(received, 1);
 }
 
 }  // namespace

@@ -109,6 +109,33 @@ TEST(TimelineStep, RanksThatDoNotFlushShowTheirSteadyState) {
   }
 }
 
+// Ranks may have left out different steps: entries of one number are shown.
+TEST(TimelineStep, RanksThatLeftOutStepsShowTheirLastOne) {
+  std::vector<RankTimeline> ranks = two_stages();
+  for (RankTimeline& rank : ranks) {
+    // Six more steps before those two, of which nothing is known
+    for (TimelineEvent& each : rank.events) {
+      each.begin_s += 6;
+      each.end_s += 6;
+    }
+    const double begin_s = rank.steps[0], end_s = begin_s + 6;
+    for (double& each : rank.steps) each += 6;
+    rank.steps[0] = end_s;
+    rank.steps.insert(rank.steps.begin(), begin_s);
+    rank.num_left_out = 6;
+  }
+  // One rank has left out fewer
+  RankTimeline& first = ranks[0];
+  first.steps.insert(first.steps.begin() + 1, first.steps[1] - 1);
+  first.num_left_out = 5;
+  const StepView view = last_step(ranks);
+  EXPECT_EQ(view.step_s, 1.25);
+  EXPECT_EQ(view.num_steps, 1);
+  ASSERT_EQ(view.groups.size(), 2u);
+  EXPECT_EQ(view.groups[0].timeline.events.size(), 2u);
+  EXPECT_EQ(view.groups[1].timeline.events.size(), 2u);
+}
+
 TEST(TimelineStep, SharesOfAQueueAddUpToOne) {
   RankTimeline rank;
   rank.events = {event("matmul", "forward", "compute", 0, 1),

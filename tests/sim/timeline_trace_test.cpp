@@ -94,6 +94,21 @@ TEST(TimelineTrace, AnArrowNeedsBothEnds) {
   EXPECT_TRUE(of_phase(trace(ranks), "s").empty());
 }
 
+TEST(TimelineTrace, StepsThatAreLeftOutAreNumbered) {
+  RankTimeline rank = two_steps(0);
+  rank.steps = {0, 1, 2, 8, 9};
+  rank.first_left_out = 2;
+  rank.num_left_out = 6;
+  std::vector<std::string> names;
+  for (const Json& each : trace({rank})) {
+    const std::string name = each["name"];
+    if (each["ph"] == "X" && name.rfind("step", 0) == 0) names.push_back(name);
+  }
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"step 1", "step 2",
+                                      "steps 3 to 8, left out", "step 9"}));
+}
+
 TEST(TimelineTrace, AFileThatCannotBeWrittenIsNamed) {
   try {
     write_chrome_trace("/no/such/folder/trace.json", one_message());

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "core/ops.h"
 #include "core/stream.h"
@@ -208,6 +210,86 @@ TEST_F(VirtualClock, StepsWithoutAForwardAreNotSummedUp) {
     work(4);
   }
   clock().end_step();
+  EXPECT_NEAR(clock().main().summary().step_s * 1e6, 10, 1e-6);
+}
+
+// What is kept of a run does not grow with it: the first steps, the last ones,
+// and the sums of the last.
+TEST_F(VirtualClock, LongRunsKeepTheirFirstAndLastSteps) {
+  using sim::DeviceClock;
+  struct Kept {
+    std::size_t events, samples, steps;
+    sim::RankTimeline timeline;
+    sim::TimeSummary summary;
+  };
+  const auto after = [&](int num_steps, int ops) {
+    clock_scope_.reset();
+    start();
+    clock().begin_steps();
+    for (int step = 0; step < num_steps; ++step) {
+      const sim::ActivityScope activity(std::to_string(step));
+      for (int i = 0; i < ops; ++i) work(1);
+      clock().end_step();
+    }
+    const sim::RankTimeline& all = clock().main().timeline();
+    return Kept{all.events.size(), all.memory.size(), all.steps.size(), all,
+                clock().main().summary()};
+  };
+  for (const int ops : {1, 40, 3000}) {
+    SCOPED_TRACE(std::to_string(ops) + " operations");
+    // Whole, in part, and in part
+    std::size_t most = 0;
+    for (const int num_steps : {20, ops == 3000 ? 60 : 1000, 1200}) {
+      if (ops == 3000 && num_steps > 1000) continue;
+      const Kept kept = after(num_steps, ops);
+      const sim::RankTimeline& timeline = kept.timeline;
+      EXPECT_LE(kept.events,
+                (2 + DeviceClock::kFirstSteps) * ops +
+                    std::max<std::size_t>(2 * DeviceClock::kLastEvents,
+                                          2 * DeviceClock::kLastSteps * ops));
+      EXPECT_LE(kept.steps,
+                3 + DeviceClock::kFirstSteps + 2 * DeviceClock::kMostSteps);
+      EXPECT_LE(kept.samples, 3 * kept.events);
+      most = std::max(most, kept.events);
+      // Numbers of the steps that are known
+      std::vector<int> labels;
+      for (const sim::TimelineEvent& each : timeline.events) {
+        const int label = std::stoi(each.label);
+        if (labels.empty() || labels.back() != label) labels.push_back(label);
+      }
+      const auto left_out = static_cast<std::size_t>(timeline.num_left_out);
+      EXPECT_EQ(labels.size() + left_out, num_steps);
+      EXPECT_EQ(left_out > 0, num_steps > 20);
+      for (std::size_t i = 0; i < labels.size(); ++i) {
+        const bool is_first = i < DeviceClock::kFirstSteps;
+        EXPECT_EQ(labels[i], i + (is_first ? 0 : left_out));
+      }
+      EXPECT_GE(labels.size(),
+                std::min<std::size_t>(
+                    20, DeviceClock::kFirstSteps + DeviceClock::kLastSteps));
+      EXPECT_NEAR(timeline.steps.back() * 1e6, num_steps * ops, 1e-3);
+      EXPECT_NEAR(kept.summary.step_s * 1e6, ops, 1e-3);
+      EXPECT_NEAR(kept.summary.idle_share, 0, 1e-6);
+      // The samples of the steps that are shown, and one before
+      const double shown_s =
+          timeline.steps[timeline.steps.size() - 1 - DeviceClock::kLastSteps];
+      EXPECT_TRUE(std::any_of(
+          timeline.memory.begin(), timeline.memory.end(),
+          [&](const auto& sample) { return sample.time_s <= shown_s; }));
+    }
+    EXPECT_GT(most, 0u);
+  }
+}
+
+// A stage that drains for many steps keeps the last one that counts.
+TEST_F(VirtualClock, DrainingKeepsTheLastForward) {
+  start();
+  clock().begin_steps();
+  for (int step = 0; step < 1500; ++step) {
+    const PhaseScope phase(step < 600 ? Phase::kForward : Phase::kBackward);
+    work(step < 600 ? 10 : 4);
+    clock().end_step();
+  }
   EXPECT_NEAR(clock().main().summary().step_s * 1e6, 10, 1e-6);
 }
 

@@ -65,11 +65,13 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--save-non-finite", &o.save_non_finite,
            "--save also weights that are infinite or not a number");
   line.add("--log", &o.log, "one JSON object per step (JSON lines)");
-  line.add("--trace", &o.trace, "events for Perfetto (Chrome trace JSON)");
+  line.add("--trace", &o.trace,
+           "every event in wall time, for Perfetto (Chrome trace JSON)");
   line.add("--cluster", &o.cluster,
            "where virtual time passes: a preset, FILE.json, or none");
   line.add("--timeline", &o.timeline,
-           "virtual time: text, or FILE.json for Perfetto (Chrome trace)");
+           "virtual time: text (the last step), or FILE.json for Perfetto "
+           "(Chrome trace; of a long run the first and the last steps)");
   line.add("--fold", &o.fold, "sim: run ranks that do the same once");
   line.add("--logits", &o.logits,
            "write the first batch and its logits after training "

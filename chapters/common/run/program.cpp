@@ -99,7 +99,7 @@ class RunOnDevices : public Run {
     std::vector<sim::TimeSummary> times;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
       report_.ranks.push_back(
-          rank_report(bills[i].bytes, bytes_sent(copies.records(devices_[i])),
+          rank_report(bills[i].bytes, copies.sent_bytes(devices_[i]),
                       bills[i].memory, devices_[i].memory()));
       if (clock_ == nullptr) continue;
       times.push_back(clock_->devices()[i]->summary());

@@ -232,8 +232,8 @@ void finish_rank(const Options& options, ProcessGroup& world,
                  const TrainingLog& log, double predicted_bytes,
                  const MemoryBill& predicted_memory, Report& report) {
   RankReport mine =
-      rank_report(predicted_bytes, wire_bytes(world.records()),
-                  predicted_memory, RankContext::current().device.memory());
+      rank_report(predicted_bytes, world.sent_bytes(), predicted_memory,
+                  RankContext::current().device.memory());
   sim::VirtualClock* clock = sim::VirtualClock::current();
   if (clock != nullptr) mine.time = clock->main().summary();
   const std::vector<RankReport> ranks = gather_reports(world, mine);

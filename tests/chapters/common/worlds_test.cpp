@@ -13,6 +13,7 @@
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "comm/ledger.h"
+#include "sim/device_clock.h"
 
 namespace shardbook {
 namespace {
@@ -233,6 +234,37 @@ TEST(WorldsTest, ThousandsOfMicroBatchesCostTheTimeOfAll) {
   how.micro_batches = 10000;
   const Outcome many = run_ddp(options, how);
   EXPECT_GT(many.report.time.step_s, 200 * few.report.time.step_s);
+}
+
+// Events, samples, steps and records: what is kept does not grow with the run,
+// and the sums are of all of it.
+TEST(WorldsTest, LongRunsKeepAsMuchAsShorterOnes) {
+  Options options = small_options(2);
+  options.model = R"({"model_type": "mlp", "n_embd": 8, "vocab_size": 32,
+                      "n_positions": 16})";
+  options.batch = 4;
+  options.backend = "sim";
+  options.steps = 20;
+  const Outcome whole = run_ddp(options, {});
+  const std::size_t events = whole.report.timelines[0].events.size() / 20 + 1;
+  for (const int steps : {1000, 4200}) {
+    SCOPED_TRACE(std::to_string(steps) + " steps");
+    options.steps = steps;
+    const Outcome run = run_ddp(options, {});
+    for (const sim::RankTimeline& each : run.report.timelines) {
+      EXPECT_LE(each.events.size(),
+                2 * sim::DeviceClock::kLastEvents + 3 * events);
+      EXPECT_LE(each.memory.size(), 4 * each.events.size());
+      EXPECT_LE(each.steps.size(), 2 * sim::DeviceClock::kMostSteps + 6);
+      EXPECT_GT(each.num_left_out, 0);
+    }
+    EXPECT_LE(run.ledger.size(), 3 * CommLog::kKept);
+    for (const RankReport& rank : run.report.ranks) {
+      EXPECT_EQ(rank.bytes.counted, rank.bytes.predicted);
+    }
+    EXPECT_NEAR(run.report.time.step_s, whole.report.time.step_s,
+                1e-9 * whole.report.time.step_s);
+  }
 }
 
 TEST(WorldsTest, ALargeModelOnAThousandDevices) {
