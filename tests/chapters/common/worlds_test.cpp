@@ -247,7 +247,7 @@ TEST(WorldsTest, LongRunsKeepAsMuchAsShorterOnes) {
   options.steps = 20;
   const Outcome whole = run_ddp(options, {});
   const std::size_t events = whole.report.timelines[0].events.size() / 20 + 1;
-  for (const int steps : {1000, 4200}) {
+  for (const int steps : {1000, 13000}) {
     SCOPED_TRACE(std::to_string(steps) + " steps");
     options.steps = steps;
     const Outcome run = run_ddp(options, {});
