@@ -187,6 +187,10 @@ Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma, const Tensor& beta,
 
 /// A stream number from a name, such as a parameter's.
 std::uint64_t stream_of(const std::string& name);
+/// The 32 random bits of one element of a stream, of which the fills below make
+/// their numbers.
+std::uint32_t random_bits(std::uint64_t seed, std::uint64_t stream,
+                          std::uint64_t element);
 /// Draws depend on (seed, stream, global element) alone.
 void fill_normal(const Tensor& x, std::uint64_t seed, std::uint64_t stream,
                  double mean, double stddev, const ShardView& view = {});
