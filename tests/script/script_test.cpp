@@ -102,9 +102,10 @@ class Script : public testing::Test {
     }
   }
 
-  // Where this machine has it.
+  // The interpreter itself: a `python3` on the PATH may be a script.
   std::string python() const {
-    std::string path = run("command -v python3").text;
+    std::string path =
+        run(R"sh(python3 -c "import sys; print(sys.executable)")sh").text;
     path.pop_back();
     return path;
   }
