@@ -287,7 +287,7 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "even"; }),
               HasSubstr("--partition even: give uniform"));
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "type:("; }),
-              HasSubstr("is no regular expression"));
+              HasSubstr("not a regular expression"));
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "type:conv"; }),
               HasSubstr("matches 0 layers for 4 stages"));
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "4,4"; }),

@@ -60,7 +60,7 @@ TEST_P(ClosedForms, OneFOneBTakesAsLongAndKeepsLess) {
   }
 }
 
-// No action of the clocked schedule begins before what it reads is there.
+// No action of the clocked schedule begins before its inputs have arrived.
 TEST_P(ClosedForms, TheClockIsNeverEarly) {
   const auto [p, m] = GetParam();
   const Schedule schedule = schedules::one_f_one_b(p, m);
@@ -128,7 +128,7 @@ TEST_P(ClosedForms, ZbH1LosesForwardAndInputLessWeights) {
   const Replay r = replay(schedule);
   EXPECT_EQ(max_live_activations(schedule, r, Until::kWeight),
             std::vector<int>(static_cast<std::size_t>(p), p));
-  // Where the gradient of the input ends a life: 1F1B's counts
+  // Activations that live until the input's gradient: the numbers of 1F1B
   const auto live = max_live_activations(schedule, r, Until::kInput);
   for (int s = 0; s < p; ++s) {
     EXPECT_EQ(live[static_cast<std::size_t>(s)], p - s);
@@ -195,7 +195,7 @@ TEST(Replays, StagesMayDiffer) {
   EXPECT_THROW(replay(schedule, std::vector<Costs>(3)), Error);
 }
 
-// A rank on a way that no micro-batch takes has nothing to do.
+// A rank on a route that no micro-batch takes has no actions.
 TEST(Replays, RanksMayHaveNoActions) {
   Schedule s = gpipe::schedule(1, 1);
   s.num_ranks = 2;
@@ -307,7 +307,7 @@ TEST(PipeDream, ReplicasTakeTurnsAndUpdateTogether) {
   }
 }
 
-// NOAM, and the lists keep to it. Narayanan et al. 2019, section 3.2.
+// The lists keep to NOAM. Narayanan et al. 2019, section 3.2.
 TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
   const std::pair<std::vector<int>, int> cases[] = {
       {{1}, 1},       {{4}, 1},       {{1, 1}, 2},    {{1, 1, 1, 1}, 4},
@@ -323,7 +323,8 @@ TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
   }
 }
 
-// Versions count updates, of R mini-batches each where a stage has R replicas.
+// Versions count updates; an update of a stage with R replicas has R
+// mini-batches.
 TEST(PipeDream, VerticalSyncWithReplicasReadsWhatTheFirstStageHasSeen) {
   for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
            {2, 1}, {1, 2}, {3, 1}, {2, 2}, {1, 3, 2}, {4, 3, 2}}) {
@@ -346,7 +347,7 @@ TEST(PipeDream, VerticalSyncWithReplicasReadsWhatTheFirstStageHasSeen) {
   }
 }
 
-// Replicas meet before they update: the others' gradients are in its time.
+// Replicas update together: an update waits for the gradients of all.
 TEST(PipeDream, UpdatesOfReplicasBeginTogether) {
   const Schedule s = schedules::pipedream({2, 1}, 4);
   const Replay r = replay(s, Costs{.forward = 1, .backward = 1, .update = 3});
