@@ -10,7 +10,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-/// Adds up the bytes along the list.
+/// Walks down the list and adds up.
 class LevelWalk {
  public:
   explicit LevelWalk(const NeedsOf& needs_of) : needs_of_(needs_of) {}
@@ -74,7 +74,7 @@ class LevelWalk {
   RankPeaks peak_;
 };
 
-/// Whether chunks of the rank share a parameter or hand values to each other.
+/// Chunks of the rank share a parameter, or hand values to each other.
 bool shares(const Schedule& schedule, int rank, PipelineModel& model) {
   double parameters = 0, of_stages = 0;
   for (const Tensor& each : model.parameters()) parameters += each.bytes();
@@ -104,7 +104,7 @@ RankPeaks rank_peaks(const std::vector<Action>& actions,
 MemoryBill stage_bill(const Options& options, const Tensors& parameters,
                       const Tensors& buffers) {
   MemoryBill bill;
-  // Unknown: how long each message waits for its receiver
+  // How long a message waits for its receiver depends on who is late
   bill[MemoryKind::kCommunication] = kNoClaim;
   double elements = 0, bytes = 0;
   for (const Tensor& parameter : parameters) {
@@ -142,7 +142,7 @@ MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
   }
   if (shares(schedule, rank, model)) return bill;
 
-  // One measurement per stage, number of rows, and with or without a graph
+  // One measurement per stage, number of rows, and what is kept of them
   const Recomputed recomputed(schedule, rank, engine.recompute);
   std::map<std::int64_t, std::vector<LayerInput>> specs;
   std::map<std::tuple<int, std::int64_t, bool>, StageNeeds> needs;

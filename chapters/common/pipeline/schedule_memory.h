@@ -1,15 +1,15 @@
 #pragma once
 
-// Peak memory of a rank that runs its list.
+// What a rank holds while it walks down its list.
 //
-// The bytes that each action of a micro-batch needs and leaves are measured
-// once, on shapes (stage_memory.h). The list then says which micro-batches are
-// kept at the same time:
+// What each action of a micro-batch needs and leaves is measured once, on
+// shapes (stage_memory.h). The list then says which micro-batches are kept at
+// the same time:
 //
 //   peak = max over the actions of (kept by the others + needed by this one)
 //
-// Messages are no part of the prediction: values that were sent count as
-// communication, which has no prediction.
+// so that the prediction knows the schedule, and no messages: values that were
+// sent are booked as communication, which is left open.
 
 #include <functional>
 #include <vector>
@@ -22,23 +22,23 @@ namespace shardbook::pipeline {
 
 using NeedsOf = std::function<const StageNeeds&(int micro_batch, int chunk)>;
 
-/// Peaks of a rank in one step.
+/// Peaks of a rank that does this in a step.
 struct RankPeaks {
   double activations = 0, inputs = 0, gradients = 0;
-  /// No prediction: a B comes between an I and its W, which is not measured.
+  /// A B came between an I and its W, which is not among what was measured.
   bool is_open = false;
 };
 RankPeaks rank_peaks(const std::vector<Action>& actions,
                      const NeedsOf& needs_of);
 
-/// The kinds that do not depend on the schedule: parameters (and buffers) and
-/// optimizer state of a rank. The other kinds have no prediction here.
+/// What does not depend on the schedule, exactly: parameters (and buffers) and
+/// optimizer state of a rank. The other kinds are left open.
 MemoryBill stage_bill(const Options& options, const Tensors& parameters,
                       const Tensors& buffers = {});
 
-/// Peak memory of `rank` by kind. There is no prediction of activations and
-/// gradients if chunks of the rank share a parameter or hand values to each
-/// other, or if there are no steps.
+/// Peak memory of `rank` by kind. Activations and gradients are left open where
+/// chunks of the rank share a parameter or hand values to each other, and where
+/// there are no steps.
 MemoryBill schedule_bill(const Options& options, const Schedule& schedule,
                          int rank, PipelineModel& model, Feed& feed,
                          const EngineOptions& engine = {});

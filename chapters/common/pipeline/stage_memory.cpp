@@ -21,7 +21,7 @@ std::vector<ValueSpec> with_skips(const LayerInput& spec,
   return all;
 }
 
-/// One stage, which does with a micro-batch what the engine does.
+/// One stage, and what the engine does with a micro-batch there.
 class MeasuredStage {
  public:
   MeasuredStage(const StageOnShapes& what, Feed& feed)
@@ -148,7 +148,7 @@ class MeasuredStage {
 }  // namespace
 
 StageNeeds measure_stage(const StageOnShapes& what, Feed& feed) {
-  // A context of its own hides the run from the caller's clock and ledger
+  // A context of its own: nobody's clock or ledger sees this
   RankContext context(Device::meta());
   const RankContext::Scope scope(context);
   StageNeeds needs;

@@ -1,18 +1,19 @@
 #pragma once
 
-// The memory that a stage keeps for a micro-batch, and needs while it computes.
+// What a stage keeps of a micro-batch, and needs while it works on one.
 //
 //   F        the inputs arrive, the stage computes, the outputs are sent
-//   F .. B   kept: the graph, or (with recomputation) only the inputs
-//   B        the graph is recomputed if it was not kept, before or after the
-//            outputs' gradients arrive; backward runs
+//   F .. B   kept: the graph, or (with recomputation) the inputs alone
+//   B        the outputs' gradients arrive, and before or after them the graph
+//            again, where it was not kept; backward, whose widest point is the
+//            peak
 //   I        B without the weights' gradients
-//   I .. W   kept: the inputs of the weights' gradients
+//   I .. W   kept: what these need
 //
-// One micro-batch runs on shapes, and its bytes are read off. The schedule
-// decides how many micro-batches are kept at the same time (schedule_memory.h).
-// Values that were sent count as communication (mailbox.h), so these bytes do
-// not depend on how long messages wait.
+// One micro-batch is run on shapes, and its bytes are read off. What is kept at
+// the same time is a matter of the schedule (schedule_memory.h). Values that
+// were sent are booked as communication (mailbox.h), so all this depends on
+// the schedule alone. Waiting for messages does not change it.
 
 #include "chapters/common/pipeline/engine.h"
 
@@ -22,12 +23,12 @@ namespace shardbook::pipeline {
 struct ActionBytes {
   // Peaks; activations and inputs are those of this micro-batch
   double activations = 0, inputs = 0, gradients = 0;
-  // What the micro-batch keeps after the action
+  // What is left of the micro-batch afterwards
   double kept = 0, inputs_kept = 0;
 };
 
 /// The actions of a micro-batch at one stage. A parameter's first gradient of a
-/// step is kept; later ones are computed beside it and added to it.
+/// step becomes its gradient; later ones are computed beside it, and added.
 struct StageNeeds {
   ActionBytes forward;
   ActionBytes first[4], later[4];  ///< by ActionKind: B, I and W
@@ -45,8 +46,8 @@ struct StageOnShapes {
   bool early_recompute = true;
 };
 
-/// Runs the stage on shapes: four times forward and backward. Call it between
-/// steps, when `feed` keeps nothing.
+/// Runs it on shapes: four times forward and backward. `feed` must have nothing
+/// left of a step.
 StageNeeds measure_stage(const StageOnShapes& what, Feed& feed);
 
 }  // namespace shardbook::pipeline

@@ -154,9 +154,9 @@ TEST(StageMemory, AScheduleIsWalkedThrough) {
   };
   const Action f0{ActionKind::kForward, 0}, f1{ActionKind::kForward, 1};
   const Action b0{ActionKind::kBackward, 0}, b1{ActionKind::kBackward, 1};
-  EXPECT_EQ(peaks({f0, b0}).activations, 10);          // that of F
-  EXPECT_EQ(peaks({f0, f1, b1, b0}).activations, 14);  // F beside f0's graph
-  EXPECT_EQ(peaks({f0, b0, f1, b1}).activations, 12);  // that of the later B
+  EXPECT_EQ(peaks({f0, b0}).activations, 10);          // forward's
+  EXPECT_EQ(peaks({f0, f1, b1, b0}).activations, 14);  // forward beside f0's
+  EXPECT_EQ(peaks({f0, b0, f1, b1}).activations, 12);  // the later backward's
   EXPECT_EQ(peaks({f0, b0}).gradients, 5);
   EXPECT_EQ(peaks({f0, b0, f1, b1}).gradients, 6);
   EXPECT_EQ(peaks({}).activations, 0);
