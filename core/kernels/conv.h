@@ -28,7 +28,8 @@ struct ConvShape {
 
 /// y = conv(x, weight) + bias; bias [out] may be null. All arrays share dtype.
 ///
-/// oneDNN computes f32 and bf16. f64, f16 and every dtype with
+/// oneDNN computes f32 and bf16; in f32 a 1x1 kernel without padding is one
+/// product over all pixels that it reads. f64, f16 and every dtype with
 /// `context.deterministic` are computed as one product per image, of the
 /// image's windows laid side by side: the bits of an image's result depend on
 /// that image alone.

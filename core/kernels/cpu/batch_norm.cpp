@@ -41,7 +41,7 @@ void reduce_blocks(std::int64_t rows, std::int64_t channels,
   using V = VecOf<T>;
   const std::int64_t width = padded<T>(channels);
   parallel_for(0, num_blocks(rows), 1, [&](std::int64_t from, std::int64_t to) {
-    for (std::int64_t block = from; block < to; ++block) {
+    for (std::int64_t block = to - 1; block >= from; --block) {
       Compute<T>* const first = partials + block * 2 * width;
       Compute<T>* const second = first + width;
       std::fill_n(first, 2 * width, Compute<T>(0));

@@ -6,6 +6,7 @@
 #include "core/kernels/cpu/dnnl_compat.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/plans.h"
+#include "core/kernels/layout.h"
 
 namespace shardbook::kernels {
 
@@ -54,13 +55,16 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
   return plan;
 }
 
+// The gradient of a weight with more outputs than inputs: oneDNN computes its
+// transpose faster.
+bool is_tall(const MatmulArgs& args) { return args.trans_a && args.m > args.n; }
+
 // On plain row-major f32, oneDNN's GEMM is a tenth faster than its matmul
-// primitive, which packs B anew for each block of rows. The primitive wins
-// where A^T is tall, and it adds a bias at no cost. GEMM holds its own packing
-// buffers.
+// primitive, which packs B anew for each block of rows. The primitive adds a
+// bias at no cost. GEMM holds its own packing buffers.
 bool gemm_is_faster(DType dtype, const MatmulArgs& args, bool has_bias) {
   return dtype == DType::kF32 && args.batch == 1 && !has_bias &&
-         !(args.trans_a && args.m > args.n);
+         !(is_tall(args) && (args.accumulate || args.ldc != args.n));
 }
 
 // oneDNN 3.7 reads the wrong elements in a bf16 product with one row or one
@@ -71,13 +75,27 @@ bool is_misread(DType dtype, const MatmulArgs& args) {
           args.ldb > (args.trans_b ? args.k : args.n) || args.ldc > args.n);
 }
 
-void gemm(const MatmulArgs& args, const float* a, const float* b, float* c) {
+void sgemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n,
+           std::int64_t k, const float* a, std::int64_t lda, const float* b,
+           std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
   const dnnl_status_t status =
-      dnnl_sgemm(args.trans_a ? 'T' : 'N', args.trans_b ? 'T' : 'N', args.m,
-                 args.n, args.k, 1.0f, a, args.lda, b, args.ldb,
-                 args.accumulate ? 1.0f : 0.0f, c, args.ldc);
+      dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, 1.0f, a,
+                 lda, b, ldb, beta, c, ldc);
   SB_CHECK(status == dnnl_success, "matmul: oneDNN's GEMM failed with status ",
            static_cast<int>(status));
+}
+
+void gemm(KernelContext& context, const MatmulArgs& args, const float* a,
+          const float* b, float* c) {
+  if (!is_tall(args)) {
+    return sgemm(args.trans_a, args.trans_b, args.m, args.n, args.k, a,
+                 args.lda, b, args.ldb, args.accumulate ? 1.0f : 0.0f, c,
+                 args.ldc);
+  }
+  Scratch turned(context, args.m * args.n * sizeof(float));
+  sgemm(!args.trans_b, false, args.n, args.m, args.k, b, args.ldb, a, args.lda,
+        0.0f, turned.as<float>(), args.m);
+  transpose(context, DType::kF32, 1, args.n, args.m, turned.data(), c);
 }
 
 }  // namespace
@@ -85,8 +103,8 @@ void gemm(const MatmulArgs& args, const float* a, const float* b, float* c) {
 bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
                  const void* a, const void* b, void* c, const void* bias) {
   if (gemm_is_faster(dtype, args, bias != nullptr)) {
-    gemm(args, static_cast<const float*>(a), static_cast<const float*>(b),
-         static_cast<float*>(c));
+    gemm(context, args, static_cast<const float*>(a),
+         static_cast<const float*>(b), static_cast<float*>(c));
     return true;
   }
   if (is_misread(dtype, args)) return false;
