@@ -75,7 +75,8 @@ Schedule interleaved_grouped(int num_ranks, int micro_batches, int chunks,
 /// the input's part of micro-batch i. Qi et al. 2023, section 2.
 Schedule zb_h1(int num_ranks, int micro_batches);
 /// 2(p-s)-1 forwards first; the weights' part of i-2s follows the input's part
-/// of i. No bubble, twice the activations. Qi et al. 2023, section 2.
+/// of i. No bubble where F, I and W are equal, and twice the activations. Qi et
+/// al. 2023, section 2.
 Schedule zb_h2(int num_ranks, int micro_batches);
 
 /// Two ways: half of the micro-batches enter at rank 0, half at rank p-1. Rank

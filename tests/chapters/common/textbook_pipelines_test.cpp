@@ -186,6 +186,84 @@ TEST_P(TextbookPipelines,
   }
 }
 
+// A message waits wherever a chunk begins, there and back; the steady state
+// hides the rest, however many micro-batches there are.
+TEST_P(TextbookPipelines, InterleavingWaitsForAMessagePerChunkOfTheFill) {
+  const int p = GetParam();
+  for (const int v : {2, 3}) {
+    for (const int m : {p, 2 * p, 3 * p}) {
+      const Shape shape{p, m, 4, v};
+      const double f = shape.forward_s(), c = p > 1 ? shape.message_s() : 0;
+      ASSERT_LE(c, f) << "messages must not be what the pipeline waits for";
+      SCOPED_TRACE(std::to_string(v) + " chunks, " + std::to_string(m));
+      expect_time(
+          schedule_step_s(shape, pipeline::schedules::interleaved(p, m, v)),
+          (v * m + p - 1) * (f + 2 * f) + 2 * (v * p - 1) * c + shape.end_s());
+    }
+  }
+}
+
+/// Times of the zero-bubble schedules, by their parts.
+struct Parts {
+  double f = 0, i = 0, w = 0, c = 0;
+};
+
+/// Calls `expect(shape, parts, how)` for all and for half of the weights
+/// trained, and with and without recomputation, which makes I longer.
+template <typename Expect>
+void for_each_split(int p, int m, const Expect& expect) {
+  for (const bool is_half_frozen : {false, true}) {
+    for (const bool recomputes : {false, true}) {
+      const Shape shape{p, m, 4, 1, is_half_frozen};
+      pipeline::EngineOptions how;
+      how.recompute = recomputes ? pipeline::Recompute::kAlways
+                                 : pipeline::Recompute::kNever;
+      how.early_recompute = false;
+      const double f = shape.forward_s();
+      const Parts parts{f, recomputes ? 2 * f : f, shape.weights_s(),
+                        shape.message_s()};
+      ASSERT_LE(parts.c, f) << "messages must not be what ranks wait for";
+      SCOPED_TRACE(std::to_string(m) + " micro-batches" +
+                   (is_half_frozen ? ", W = F/2" : "") +
+                   (recomputes ? ", I = 2F" : ""));
+      expect(shape, parts, how);
+    }
+  }
+}
+
+// W hides a message there and back in the steady state, where it is as long.
+TEST_P(TextbookPipelines, ZbH1HidesMessagesBehindWeights) {
+  const int p = GetParam();
+  for (const int m : {p + 1, 2 * p, 3 * p + 2}) {
+    for_each_split(p, m, [&](const Shape& shape, const Parts& t, auto how) {
+      const bool hides = 2 * t.c <= t.w;
+      ASSERT_EQ(hides, !shape.is_half_frozen) << "both cases are needed";
+      const int waits = m - p - (m - 1 + p - 1) / p;
+      expect_time(schedule_step_s(shape, pipeline::schedules::zb_h1(p, m), how),
+                  (m + p - 1) * (t.f + t.i) + (m - p + 1) * t.w +
+                      4 * (p - 1) * t.c +
+                      (hides ? 0 : waits * (2 * t.c - t.w)) + shape.end_s());
+    });
+  }
+}
+
+// Messages count on the way to the last stage, and on the way back as far as
+// two W do not cover I and a message.
+TEST_P(TextbookPipelines, ZbH2WaitsWhereTwoWeightsAreShorterThanAnInput) {
+  const int p = GetParam();
+  for (const int m : {2 * p - 1, 2 * p, 3 * p + 2}) {
+    for_each_split(p, m, [&](const Shape& shape, const Parts& t, auto how) {
+      const bool covers = t.i + t.c <= 2 * t.w;
+      ASSERT_EQ(covers, !shape.is_half_frozen && t.i == t.f)
+          << "both cases are needed";
+      expect_time(schedule_step_s(shape, pipeline::schedules::zb_h2(p, m), how),
+                  m * (t.f + t.i + t.w) + (p - 1) * (t.f + t.c) +
+                      (covers ? 0 : (p - 1) * (t.i + t.c - 2 * t.w)) +
+                      shape.end_s());
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, TextbookPipelines,
                          ::testing::Values(1, 2, 4, 8));
 
