@@ -145,6 +145,25 @@ TEST_P(ClosedForms, ZbH2HasNoBubbleAndTwiceTheActivations) {
             std::vector<int>(static_cast<std::size_t>(p), 2 * p - 1));
 }
 
+// In a rank's own time. Of a step that all ranks begin and end together, F as
+// well, where two W cover I.
+TEST_P(ClosedForms, ZbH2LosesForwardAndInputLessTwoWeights) {
+  const int p = std::get<0>(GetParam());
+  const int m = std::max(std::get<1>(GetParam()), 2 * p - 1);
+  const Schedule schedule = schedules::zb_h2(p, m);
+  for (const auto& [f, i, w] :
+       {std::tuple(1.0, 1.0, 1.0), std::tuple(3.0, 4.0, 2.0),
+        std::tuple(3.0, 4.0, 1.0)}) {
+    const Replay r =
+        replay(schedule,
+               Costs{.forward = f, .backward_input = i, .backward_weight = w});
+    const double work = m * (f + i + w);
+    const double window = *std::max_element(r.window.begin(), r.window.end());
+    EXPECT_DOUBLE_EQ(window - work, (p - 1) * (f + i - 2 * w));
+    EXPECT_DOUBLE_EQ(r.makespan - work, (p - 1) * std::max(f, f + i - 2 * w));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, ClosedForms,
                          testing::Combine(testing::Values(1, 2, 3, 4, 8),
                                           testing::Values(1, 2, 4, 8, 17)));
