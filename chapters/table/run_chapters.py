@@ -9,13 +9,14 @@ program is printed.
 """
 
 import os
+import re
 import signal
 import sys
 
 import programs
 from chapter_names import find_chapters
 from default_rows import YARDSTICK, default_rows
-from programs import BUILD, say
+from programs import BUILD, die, say
 from report_runs import TABLE, write_report
 from run_folder import keep_folder, new_folder, remove_folder
 
@@ -120,7 +121,9 @@ def read_words(words):
     return find_chapters(words[:end]), words[end + 1:]
 
 
-def print_targets(_name, *words):
+def print_targets(name, *words):
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        die(f"--name {name}: give letters, digits, '.', '_' and '-'")
     chapters, options = read_words(words)
     needed = [program_of(chapter) for chapter in chapters]
     if options is None:
