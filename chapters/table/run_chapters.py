@@ -3,8 +3,9 @@
   run_chapters.py targets NAME [CHAPTER...] [-- OPTIONS]   prints what to build
   run_chapters.py run NAME [CHAPTER...] [-- OPTIONS]       runs what was built
 
-The runs are kept as build/runs/NAME. Without OPTIONS each chapter runs as
-chapters/rows.txt says; with OPTIONS, once, and prints what its program prints.
+The runs are kept as build/runs/NAME. Without OPTIONS each chapter runs its rows
+of chapters/rows.txt. With OPTIONS it runs once with them, and the output of its
+program is printed.
 """
 
 import os
@@ -74,7 +75,7 @@ class Runs:
 
 
 def complain(label, status):
-    """Up to 3, the program itself has said what is wrong."""
+    """Reports an unusual status; up to 3, the program itself has done so."""
     if status > 128:
         try:
             number = signal.Signals(status - 128).name.removeprefix("SIG")
@@ -105,7 +106,7 @@ def run_default_rows(runs, chapters):
 
 
 def is_quiet(chapters, options):
-    """A program's own words are the result; a table compares several."""
+    """Whether the programs' own output is the result, and no table is needed."""
     if options is None:
         return False
     return len(chapters) == 1 or any(option.startswith("--format")

@@ -1,6 +1,6 @@
 #pragma once
 
-// Language models in a pipeline: which rows are a micro-batch.
+// Language models in a pipeline: the rows of each micro-batch.
 
 #include <vector>
 
@@ -10,8 +10,8 @@
 
 namespace shardbook::pipeline {
 
-/// Global batches cut into micro-batches of consecutive rows, the last one
-/// short (rule CEIL). First and last stage read the same data set.
+/// Cuts global batches into micro-batches of consecutive rows, the last one
+/// short (rule CEIL). The first and the last stage read the same data set.
 class LanguageFeed : public Feed {
  public:
   /// `loss_of` is the loss of the model's LayerFactory.
