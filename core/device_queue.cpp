@@ -7,34 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include "core/internal/event_point.h"
+
 namespace shardbook {
-
-// --- Points ------------------------------------------------------------------
-
-class QueueEvent::Point {
- public:
-  /// `error`: what went wrong in the queue before this point, or null.
-  void pass(std::exception_ptr error) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    error_ = std::move(error);
-    passed_ = true;
-    changed_.notify_all();
-  }
-  std::exception_ptr wait() const {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return passed_; });
-    return error_;
-  }
-  /// The same point for an observer that keeps virtual time.
-  Event& time() { return time_; }
-
- private:
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  bool passed_ = false;
-  std::exception_ptr error_;
-  Event time_;
-};
 
 namespace internal {
 
@@ -196,10 +171,9 @@ void synchronize(const std::vector<DeviceQueue*>& queues) {
 // --- Events ------------------------------------------------------------------
 
 void QueueEvent::record(DeviceQueue& queue) {
-  point_ = std::make_shared<Point>();
+  point_ = internal::make_event_point(queue.device());
   queue.state_->push([point = point_](std::exception_ptr error) {
-    point->time().record();
-    point->pass(error);
+    point->record(error);
     return error;
   });
 }
@@ -208,16 +182,8 @@ void QueueEvent::wait(DeviceQueue& queue) const {
   if (point_ == nullptr) return;
   queue.state_->push([point = point_](std::exception_ptr error) {
     const std::exception_ptr theirs = point->wait();
-    point->time().wait();
     return error != nullptr ? error : theirs;
   });
-}
-
-void QueueEvent::synchronize() const {
-  if (point_ == nullptr) return;
-  const std::exception_ptr error = point_->wait();
-  point_->time().synchronize();
-  if (error != nullptr) std::rethrow_exception(error);
 }
 
 }  // namespace shardbook

@@ -72,22 +72,14 @@ class DeviceQueue {
 /// has one.
 void synchronize(const std::vector<DeviceQueue*>& queues);
 
-/// A point in the work of a queue. One that was never recorded has passed. A
-/// wait is for the point that was recorded last before it.
-class QueueEvent {
+/// A point in the work of a queue. A wait is for the point that was recorded
+/// last before it.
+class QueueEvent : public Event {
  public:
   /// Marks what `queue` has been given so far.
   void record(DeviceQueue& queue);
   /// What `queue` is given from now on runs after the event.
   void wait(DeviceQueue& queue) const;
-  /// The host waits. Throws the error of the event's queue, if it had one
-  /// before this point.
-  void synchronize() const;
-
-  class Point;
-
- private:
-  std::shared_ptr<Point> point_;
 };
 
 }  // namespace shardbook

@@ -101,6 +101,16 @@ Tensor global_avg_pool2d(const Tensor& x);
 
 // --- Layers --------------------------------------------------------------------
 
+/// Which elements of a global tensor a tensor holds: element (i, j, ..) is
+/// global element (offset[0] + step[0] i, offset[1] + step[1] j, ..). Empty
+/// offsets are zeros, empty steps ones; an empty shape: all of the tensor.
+/// Random numbers are drawn for global elements. See kernels/random.h.
+struct ShardView {
+  Shape global_shape;
+  std::vector<std::int64_t> offset;
+  std::vector<std::int64_t> step;
+};
+
 /// Rows of table [v, h] by indices (i64 or i32) [..] -> [.., h].
 Tensor embedding(const Tensor& table, const Tensor& indices);
 /// Normalises the last dim n; gamma and beta [n].
@@ -115,10 +125,12 @@ struct AttentionOptions {
   double dropout = 0.0;
   /// Softmax of scale * q k; 0 means 1 / sqrt(head size).
   double scale = 0.0;
+  /// For dropout: which part of one device's [b, heads, sq, sk] this is.
+  ShardView shard;
 };
 /// qkv [b, s, 3h], [q | k | v], each by heads -> [b, s, h]. Keeps no [s, s]
-/// matrix: the backward computes the probabilities again. Dropout draws at the
-/// global position of the batch row (RandomState::batch).
+/// matrix: the backward computes the probabilities again. Dropout draws as
+/// `dropout` does, at the global positions of options.shard.
 Tensor attention(const Tensor& qkv, const AttentionOptions& options);
 /// The same with q [b, sq, h], k and v [b, sk, h].
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -126,8 +138,9 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
 
 /// Zeroes elements with probability p and scales the others by 1 / (1 - p). The
 /// mask depends on seed, step, number of the operation and GLOBAL position:
-/// dim 0 is the batch (RandomState::batch). p = 0 is the identity.
-Tensor dropout(const Tensor& x, double p);
+/// `shard` says which part of one device's tensor `x` is, and dim 0 of that
+/// tensor is the batch (RandomState::batch). p = 0 is the identity.
+Tensor dropout(const Tensor& x, double p, const ShardView& shard = {});
 
 // --- Losses: scalars [] -----------------------------------------------------------
 
@@ -172,15 +185,13 @@ Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma, const Tensor& beta,
 
 // --- Filling; not recorded -----------------------------------------------------------
 
-/// Which elements of a global tensor `x` holds; empty: all of it. Draws depend
-/// on (seed, stream, global element) alone. See kernels/random.h.
-struct ShardView {
-  Shape global_shape;
-  std::vector<std::int64_t> offset;
-  std::vector<std::int64_t> step;
-};
 /// A stream number from a name, such as a parameter's.
 std::uint64_t stream_of(const std::string& name);
+/// The 32 random bits of one element of a stream, of which the fills below make
+/// their numbers.
+std::uint32_t random_bits(std::uint64_t seed, std::uint64_t stream,
+                          std::uint64_t element);
+/// Draws depend on (seed, stream, global element) alone.
 void fill_normal(const Tensor& x, std::uint64_t seed, std::uint64_t stream,
                  double mean, double stddev, const ShardView& view = {});
 void fill_uniform(const Tensor& x, std::uint64_t seed, std::uint64_t stream,

@@ -285,6 +285,11 @@ std::uint64_t stream_of(const std::string& name) {
   return hash >> 1;
 }
 
+std::uint32_t random_bits(std::uint64_t seed, std::uint64_t stream,
+                          std::uint64_t element) {
+  return kernels::random_bits({seed, stream}, element);
+}
+
 namespace {
 
 kernels::GlobalView view_of(const Tensor& x, const ShardView& view) {

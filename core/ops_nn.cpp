@@ -47,16 +47,29 @@ kernels::RandomKey next_random_key() {
   return {random.seed, stream};
 }
 
-/// Dim 0 is the batch; the context knows where its rows lie in the global one.
-kernels::GlobalView batch_view(const Shape& shape) {
-  const BatchSlice& batch = RankContext::current().random.batch;
+/// Where `shape` lies in one device's tensor: `shard` knows it within the rows
+/// of this batch, and the context where those (dim 0) lie in the global one.
+kernels::GlobalView global_view(const Shape& shape, const ShardView& shard) {
   kernels::GlobalView view = kernels::whole_view(shape);
+  if (!shard.global_shape.empty()) {
+    view = {shape, shard.global_shape, shard.offset, shard.step};
+  }
+  if (view.offset.empty()) view.offset.assign(shape.size(), 0);
+  if (view.step.empty()) view.step.assign(shape.size(), 1);
+  SB_CHECK(view.global_shape.size() == shape.size() &&
+               view.offset.size() == shape.size() &&
+               view.step.size() == shape.size(),
+           "dropout: a shard of ", shape_text(shape), " in ",
+           shape_text(view.global_shape), " with ", view.offset.size(),
+           " offsets and ", view.step.size(), " steps; give one per dim");
   if (shape.empty() || shape[0] == 0) return view;
-  view.offset.assign(shape.size(), 0);
-  view.step.assign(shape.size(), 1);
-  view.offset[0] = batch.first;
-  view.step[0] = batch.stride;
-  view.global_shape[0] = batch.first + batch.stride * (shape[0] - 1) + 1;
+  const BatchSlice& batch = RankContext::current().random.batch;
+  const auto global_row = [&](std::int64_t row) {
+    return batch.first + batch.stride * row;
+  };
+  view.offset[0] = global_row(view.offset[0]);
+  view.step[0] *= batch.stride;
+  view.global_shape[0] = global_row(view.global_shape[0] - 1) + 1;
   return view;
 }
 
@@ -221,8 +234,8 @@ kernels::AttentionArgs attention_args(const AttentionShape& shape,
   args.out = heads_in(shape.q_rows, shape.width, args.head_dim);
   args.dropout = options.dropout;
   if (options.dropout > 0) args.dropout_key = next_random_key();
-  args.dropout_view =
-      batch_view({shape.batch, options.heads, shape.q_rows, shape.k_rows});
+  args.dropout_view = global_view(
+      {shape.batch, options.heads, shape.q_rows, shape.k_rows}, options.shard);
   return args;
 }
 
@@ -327,12 +340,12 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
 
 // --- Dropout ---------------------------------------------------------------------
 
-Tensor dropout(const Tensor& x, double p) {
+Tensor dropout(const Tensor& x, double p, const ShardView& shard) {
   SB_CHECK(p >= 0 && p < 1, "dropout: probability ", p,
            " is not in the range 0 to below 1");
   if (p == 0) return x;
   const kernels::RandomKey key = next_random_key();
-  const kernels::GlobalView view = batch_view(x.shape());
+  const kernels::GlobalView view = global_view(x.shape(), shard);
   auto apply = [key, view, p](const Tensor& from) {
     Tensor to = from.empty_like();
     OpScope scope("dropout", 2 * count(from), bytes_of({&from, &to}), from);

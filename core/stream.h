@@ -18,9 +18,15 @@
 // when it is recorded. Observers see streams and events: a clock of virtual
 // time (sim/) makes the difference visible.
 
+#include <memory>
+
 #include "core/context.h"
 
 namespace shardbook {
+
+namespace internal {
+class EventPoint;
+}
 
 /// The stream that operations run on unless told otherwise.
 constexpr int kComputeStream = 0;
@@ -38,32 +44,26 @@ class StreamScope : public ContextValue<int> {
       : ContextValue(&RankContext::stream, stream) {}
 };
 
-/// A point of a stream. One that was never recorded has passed.
+/// A point of a stream. One that was never recorded has passed. A copy keeps the
+/// point when the original is recorded again. What stands behind an event
+/// depends on the device that it is recorded on (core/internal/event_point.h).
 class Event {
  public:
   /// Marks what the current stream has been given so far.
-  void record() {
-    RankContext& context = RankContext::current();
-    for (Observer* observer : context.observers()) {
-      observer->on_event_record(context.stream, time_s_);
-    }
-  }
+  void record();
   /// Work that the current stream is given from now on runs after the event.
-  void wait() const {
-    RankContext& context = RankContext::current();
-    for (Observer* observer : context.observers()) {
-      observer->on_event_wait(context.stream, time_s_);
-    }
-  }
-  /// The host issues nothing more until the event has passed.
-  void synchronize() const {
-    for (Observer* observer : RankContext::current().observers()) {
-      observer->on_event_synchronize(time_s_);
-    }
-  }
+  void wait() const;
+  /// The host issues nothing more until the event has passed. Throws the error
+  /// of the event's queue, if it had one before this point.
+  void synchronize() const;
+  /// Whether the event has passed; does not wait.
+  bool query() const;
+  /// Seconds of wall time from `earlier`, an event of the same device. Throws
+  /// Error unless both were recorded and have passed.
+  double elapsed_s(const Event& earlier) const;
 
- private:
-  double time_s_ = 0;
+ protected:
+  std::shared_ptr<internal::EventPoint> point_;
 };
 
 }  // namespace shardbook

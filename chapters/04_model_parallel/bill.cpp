@@ -15,8 +15,8 @@ double bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
-/// The most that one operation of backward hands to a module's parameters: a
-/// linear layer's weight and bias together, a batch norm's two.
+/// The most bytes of gradients that one operation of backward returns at once:
+/// those of a linear layer's weight and bias, or of a batch norm's two.
 double largest_gradients_of(Stage& part) {
   double bytes = 0;
   for (const NamedModule& each : part.named_modules()) {
@@ -102,7 +102,7 @@ std::vector<MemoryBill> memory_bills(const Options& options,
     bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
     bill[MemoryKind::kCommunication] = bill[MemoryKind::kInput] = 0;
     if (options.steps == 0) continue;
-    // Of several splits, the next gradients of a layer exist beside the sums.
+    // With splits, the new gradients of a layer exist beside the sums.
     bill[MemoryKind::kGradient] =
         bytes_of(weights) +
         (in_splits ? largest_gradients_of(trainer.part(i)) : 0);

@@ -12,14 +12,14 @@ namespace shardbook::model_parallel {
 /// Elements that cross the boundary for one sample.
 double boundary_numel(const Options& options, const LayerList& layers, int cut);
 
-/// Bytes that each device sends in one step: the first its activations and the
-/// labels, the second as many gradients.
+/// Bytes that each device sends in one step: the first sends its activations
+/// and the labels, the second sends the gradients of these activations.
 std::vector<double> step_traffic(const Options& options,
                                  const Settings& settings, Trainer& trainer);
 
 /// Peaks of each device: its own parameters, gradients and optimizer state; on
-/// the first one, room for the gradient of the boundary. Activations are left
-/// open: a run on shapes tells.
+/// the first one, memory for the gradient of the boundary. Activations have no
+/// formula: a run on shapes predicts them.
 std::vector<MemoryBill> memory_bills(const Options& options,
                                      const Settings& settings,
                                      Trainer& trainer);

@@ -9,7 +9,7 @@
 namespace shardbook::model_parallel {
 namespace {
 
-// One message from device to device, on the ledger.
+// Copies `from` to another device and records one message in the ledger.
 void copy(const Tensor& from, const Tensor& to, const char* label,
           CopyLedger& ledger) {
   DeviceCopy message;
@@ -22,13 +22,13 @@ void copy(const Tensor& from, const Tensor& to, const char* label,
   ledger.run(message, [&] { to.copy_from(from); });
 }
 
-/// What the two ends of a crossing know of each other in backward.
+/// What the two ends of a crossing share in backward.
 struct Crossing {
-  Tensor place;   ///< for the gradient, where x is
-  Event arrived;  ///< when it is there
+  Tensor place;   ///< receives the gradient, on x's device
+  Event arrived;  ///< the gradient is in `place`
 };
 
-// Runs where the gradient is. The other device computes meanwhile.
+// Runs on the gradient's device while the other device computes.
 Tensor send_back(const Tensor& grad, Crossing& crossing, const Device& home,
                  CopyLedger& ledger) {
   Tensor place = std::move(crossing.place);
@@ -45,7 +45,7 @@ Tensor send_back(const Tensor& grad, Crossing& crossing, const Device& home,
     copy(grad, place, "gradients", ledger);
     crossing.arrived.record();
   }
-  // The gradient goes when this function returns.
+  // `grad` may be freed when this function returns, so the copy must be done.
   crossing.arrived.wait();
   return place;
 }
@@ -58,7 +58,7 @@ Tensor cross(const Tensor& x, const Device& to, const SharedLedger& ledger) {
     const MemoryScope kind(MemoryKind::kCommunication);
     crossing->place = Tensor::empty(x.shape(), x.options());
   }
-  // Two nodes, one per device: each waits on its own side.
+  // Two nodes, one per device: each device waits in its own node.
   const Tensor sent = x.detach();
   autograd::record("arrive", {x}, {sent}, [crossing](const Tensors& grads) {
     crossing->arrived.wait();

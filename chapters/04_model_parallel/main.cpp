@@ -42,15 +42,15 @@ int main(int argc, char** argv) {
     model_parallel::check_settings(options, settings);
     if (extras.toy) return model_parallel::show_toy(options, settings);
 
-    // 2. Start the ranks: one, which owns both devices; each has its cores.
+    // 2. Start the ranks: one rank owns both devices; each has its cores.
     const Options on_two = options;
     options.world_size = settings.num_devices();
     ChapterRun chapter;
-    chapter.cores_shared_by = 2;  // a device alone has no more than one of two
+    chapter.cores_shared_by = 2;  // one device alone gets half, as one of two
     chapter.devices = [&](const Options& options,
                           const std::vector<Device>& devices, Run& run) {
-      // 3. Name the axes of the device mesh: none, the devices are a list.
-      // 4. Build the model from the seed, each half where it will be.
+      // 3. Name the axes of the device mesh: none; the devices are a list.
+      // 4. Build the model from the seed, each half on its device.
       // 5. Apply the strategy: a queue per device, a copy between the halves.
       model_parallel::Trainer strategy(options, settings, devices,
                                        num_threads());

@@ -36,8 +36,7 @@ double ideal_forward_share(std::int64_t num_splits) {
   return (n + 1) / (2 * n);
 }
 
-// --- Two devices
-// ---------------------------------------------------------------
+// --- Two devices -------------------------------------------------------------
 
 ModelParallel::ModelParallel(const LayerList& layers, int cut,
                              const std::vector<Device>& devices,

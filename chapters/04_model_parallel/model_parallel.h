@@ -10,14 +10,14 @@
 //
 // One process and one autograd graph: the boundary between the devices is a
 // differentiable copy (boundary.h). Each device has a queue (device_queue.h):
-// the forward hands out work and goes on, and that is all that overlap needs.
+// the forward enqueues work without waiting for it, so the devices overlap.
 //
 //   split_size = batch              split_size = batch / 3
 //   device 0  | seq1 |      |       | 0 | 1 | 2 |   |
 //   device 1  |      | seq2 |       |   | 0 | 1 | 2 |
 //
-// An object is used by one thread at a time, and that is the thread which ran
-// when it was made. Queues run on `num_threads` cores each.
+// Only the thread that created an object may use it. Each queue computes on
+// `num_threads` cores.
 //
 // PyTorch tutorials, "Single-Machine Model Parallel Best Practices" (Shen Li):
 // ToyModel, ModelParallelResNet50, PipelineParallelResNet50.
@@ -37,40 +37,40 @@ namespace shardbook::model_parallel {
 
 // --- Pure functions ----------------------------------------------------------
 
-/// Rows [begin, end) of pieces of exactly `split_size`, the last one short:
-/// rule FIXED (torch.split). 5 by 2 gives [0,2) [2,4) [4,5). No rows make one
-/// empty piece.
+/// Rows [begin, end) of each split: `split_size` rows, fewer in the last one
+/// (rule FIXED, as torch.split). 5 rows in splits of 2 give [0,2) [2,4) [4,5).
+/// 0 rows give one empty split.
 using RowRange = std::pair<std::int64_t, std::int64_t>;
 std::vector<RowRange> fixed_splits(std::int64_t rows, std::int64_t split_size);
 
-/// How many layers come before the cut: of a ResNet the stem and the first half
-/// of its stages (conv1 .. layer2 | layer3 .. fc), of other models half.
+/// The number of layers before the cut: the stem and the first half of the
+/// stages of a ResNet (conv1 .. layer2 | layer3 .. fc), half of the layers of
+/// another model.
 int half_of(const ModelConfig& config);
 
 /// Forward time of n_s splits over that of the naive schedule, when both halves
-/// take equally long and copies nothing: (n_s + 1) / (2 n_s).
+/// take equally long and copies take no time: (n_s + 1) / (2 n_s).
 double ideal_forward_share(std::int64_t num_splits);
 
-// --- Two devices
-// ---------------------------------------------------------------
+// --- Two devices -------------------------------------------------------------
 
 /// The naive schedule: one device at a time. Output and labels are on
 /// devices[1].
 class ModelParallel {
  public:
-  /// Layers 0 .. cut-1 on devices[0], the others on devices[1]. Throws Error
-  /// for a cut that leaves a device without layers, for other than two devices,
-  /// and when a parameter stands on both sides of the cut.
+  /// Puts layers 0 .. cut-1 on devices[0] and the others on devices[1]. Throws
+  /// Error if a device would have no layers, if there are not two devices, and
+  /// if a parameter is used on both sides of the cut.
   ModelParallel(const LayerList& layers, int cut,
                 const std::vector<Device>& devices, const InitOptions& init,
                 int num_threads = 1);
   virtual ~ModelParallel() = default;
 
-  /// x on devices[0]. Returns when the output is there. Throws what a device's
-  /// work threw.
+  /// `x` is on devices[0]. Returns when the output is computed. Rethrows an
+  /// exception of a device's work.
   virtual Tensor operator()(const Tensor& x);
 
-  /// The layers of each device; parameters of one are on that device.
+  /// The layers of one device. Their parameters are on that device.
   Stage& half(int device) { return *halves_[index(device)]; }
   DeviceQueue& queue(int device) { return *queues_[index(device)]; }
   const Device& device(int device) const {
@@ -81,16 +81,16 @@ class ModelParallel {
   const SharedLedger& ledger() const { return ledger_; }
 
  protected:
-  /// A value that a queue will have computed. Whoever uses it next takes it
-  /// out, so that memory is released where it is used.
+  /// A value that a queue computes later. The work that uses the value moves it
+  /// out, so that its memory is released right after this use.
   using Later = std::shared_ptr<Tensor>;
   static Later now(Tensor x) { return std::make_shared<Tensor>(std::move(x)); }
-  /// A half on its device.
+  /// Runs one half on its device.
   Later run(int device, const Later& x);
-  /// From device 0 to device 1: after what both have been given so far, and
-  /// before what either is given from now on.
+  /// Copies from device 0 to device 1: after all work that either device was
+  /// given before this call, and before all work that either is given later.
   Later move(const Later& x);
-  /// Along dim 0, when all are there; the host waits.
+  /// Concatenates the parts along dim 0. The host waits for the result.
   Tensor join(const std::vector<Later>& parts);
 
  private:
@@ -99,11 +99,12 @@ class ModelParallel {
   }
   std::array<std::unique_ptr<Stage>, 2> halves_;
   SharedLedger ledger_;
-  // Last, so that they end first.
+  // Declared last: the queues end before the layers and the ledger.
   std::array<std::unique_ptr<DeviceQueue>, 2> queues_;
 };
 
-/// The batch in splits: device 1 works on one while device 0 works on the next.
+/// The pipelined schedule: device 1 works on one split while device 0 works on
+/// the next one.
 /// Batch norms see one split at a time.
 class PipelineParallel : public ModelParallel {
  public:
@@ -119,8 +120,8 @@ class PipelineParallel : public ModelParallel {
   std::int64_t split_size_;
 };
 
-/// What both are compared with: all layers on one device, in splits of
-/// `split_size` rows (0: the whole batch at once).
+/// The reference for both: all layers on one device, in splits of `split_size`
+/// rows (0: the whole batch at once).
 Tensor forward_in_splits(Module& model, const Tensor& x,
                          std::int64_t split_size);
 

@@ -8,19 +8,20 @@
 namespace shardbook::model_parallel {
 
 void add_options(CommandLine& line, Settings& settings, Extras& extras) {
-  line.add("--variant", &settings.variant, "devices, and how they take turns",
-           kVariants);
+  line.add("--variant", &settings.variant,
+           "one device, two in turn, or two at the same time", kVariants);
   line.add("--split-size", &settings.split_size, "rows of a split", 1);
   line.refuse("--micro-batches",
               "splits are counted in rows; give --split-size");
   line.add("--loss", &settings.loss,
-           "mse (against one-hot labels; of images, where not told otherwise) "
+           "mse (against one-hot labels; the default for images) "
            "or cross_entropy");
   line.add("--toy", &extras.toy,
-           "train the two-layer model of PyTorch's tutorial, and end");
+           "train the two-layer model of PyTorch's tutorial and exit");
   line.add("--sweep", &extras.sweep,
            "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60");
-  line.add("--repeats", &extras.repeats, "of each measurement of the sweep", 1);
+  line.add("--repeats", &extras.repeats,
+           "measured steps per variant of the sweep", 1);
 }
 
 void check_settings(const Options& options, Settings& settings) {
@@ -33,7 +34,7 @@ void check_settings(const Options& options, Settings& settings) {
     loss =
         ModelConfig::read(options.model).is_image() ? "mse" : "cross_entropy";
   }
-  // One device, and all of the batch, unless told otherwise
+  // One device takes the whole batch at once
   if (settings.variant == "single") {
     settings = on_one_device(settings);
   }
@@ -41,8 +42,8 @@ void check_settings(const Options& options, Settings& settings) {
 
 int show_toy(const Options& options, const Settings& settings) {
   SB_CHECK(options.backend == "threads" && options.steps >= 1,
-           "--toy: shows numbers; give --backend threads and at least one of "
-           "--steps");
+           "--toy prints numbers; give --backend threads and --steps of at "
+           "least 1");
   fmt::print("{}", toy_text(train_toy(options, settings.split_size)));
   return 0;
 }

@@ -10,7 +10,7 @@
 
 namespace shardbook::model_parallel {
 
-/// What the program does, beside Settings.
+/// Options that do not concern the training itself.
 struct Extras {
   bool toy = false;
   std::string sweep;  ///< split sizes; empty: none

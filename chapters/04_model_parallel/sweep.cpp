@@ -30,7 +30,7 @@ std::vector<Device> make_devices(const Options& options, bool on_shapes) {
   return devices;
 }
 
-/// The second of two steps: the first has something to begin with.
+/// Virtual time of the second of two steps; the first warms up.
 double virtual_step_s(const Options& options, const Settings& settings,
                       const sim::CostModel& costs) {
   std::vector<Device> devices = make_devices(options, /*on_shapes=*/true);
@@ -50,7 +50,7 @@ double virtual_step_s(const Options& options, const Settings& settings,
   return clock.clock().last_step_s();
 }
 
-/// Wall times of all of `times`, round by round.
+/// Measures the wall times of all variants, round by round.
 void measure(const Options& options, std::int64_t repeats,
              const std::vector<StepTime*>& times) {
   const std::vector<Device> devices = make_devices(options, false);

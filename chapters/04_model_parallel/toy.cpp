@@ -64,7 +64,7 @@ Tensor random_rows(const Options& options, std::int64_t width,
   return rows;
 }
 
-/// `forward` is a model with these parameters.
+/// Trains the model `forward`, which has these parameters.
 ToyRun train_one(const std::string& name, const Options& options,
                  const std::function<Tensor(const Tensor&)>& forward,
                  const std::vector<NamedTensor>& parameters) {

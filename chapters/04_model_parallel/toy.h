@@ -1,6 +1,6 @@
 #pragma once
 
-// The smallest model that falls into two: a linear layer with ReLU, and
+// The smallest model that can be cut in two: a linear layer with ReLU, and
 // another linear layer.
 
 #include <memory>
@@ -21,7 +21,7 @@ struct ToyRun {
   std::vector<double> losses;
   /// Parameters, and the output after training.
   std::vector<NamedTensor> values;
-  /// Of the values, from those of one device.
+  /// The largest difference of a value from the run on one device.
   double largest_difference = 0;
 };
 
@@ -29,7 +29,7 @@ struct ToyRun {
 /// of its 20 rows: the same random rows in each of --steps steps, the mean
 /// squared error against random numbers.
 std::vector<ToyRun> train_toy(const Options& options, std::int64_t split_size);
-/// Where everything lies, and a line per run.
+/// The device of each value, and one line per run.
 std::string toy_text(const std::vector<ToyRun>& runs);
 
 }  // namespace shardbook::model_parallel

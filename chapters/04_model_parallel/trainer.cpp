@@ -119,7 +119,7 @@ double Trainer::update() {
   for (const auto& optimizer : optimizers_) {
     optimizer->set_lr(optimizers_[0]->options().lr);
   }
-  // On all devices at the same time, each its own parameters
+  // On all devices at the same time, each with its own parameters
   const auto on_each = [this](const std::function<void(std::size_t)>& work) {
     if (single_ != nullptr) return work(0);
     for (std::size_t i = 0; i < 2; ++i) {

@@ -21,7 +21,7 @@ inline const std::vector<std::string> kVariants = {"single", "model_parallel",
 /// The chapter's own options.
 struct Settings {
   std::string variant = "pipeline";
-  /// Rows of a split; of `single`, 0 is the whole batch at once.
+  /// Rows of a split. For `single`, 0 is the whole batch at once.
   std::int64_t split_size = 6;
   /// "mse" (against one-hot labels) or "cross_entropy".
   std::string loss = "mse";
@@ -29,10 +29,10 @@ struct Settings {
   int num_devices() const { return variant == "single" ? 1 : 2; }
 };
 
-/// What is compared with a run: one device, over the same splits.
+/// The settings of the reference run: one device, over the same splits.
 Settings on_one_device(const Settings& settings);
 
-/// Labels i64 [n] as rows [n, classes] of zeros and a one, where they are.
+/// Labels i64 [n] as one-hot rows [n, classes], on the labels' device.
 Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype);
 
 class Trainer : public Strategy {
@@ -49,20 +49,20 @@ class Trainer : public Strategy {
     return data_.batch(step, options_.batch);
   }
   Tensor forward(const Tensor& inputs);
-  /// Forward, loss, backward, and an update of each parameter where it lies.
-  /// The gradients' norm is computed where --clip or --log wants it.
+  /// Forward, loss, backward, and an update of each parameter on its device.
+  /// The gradients' norm is computed only for --clip and --log.
   StepResult step(const Batch& batch);
   StepResult step(std::int64_t step) override {
     return this->step(batch(step));
   }
-  /// The first device's; the others follow its learning rate.
+  /// The optimizer of the first device; the other follows its learning rate.
   Optimizer& optimizer() override { return *optimizers_[0]; }
   std::vector<Bill> bills() override;
   std::vector<NamedTensor> full_state() override;
   /// Null on one device.
   CopyLedger* copies() override;
 
-  /// Of each device.
+  /// The layers on one device.
   Stage& part(int device);
   std::vector<NamedTensor> named_parameters();
   const ModelConfig& config() const { return config_; }
@@ -84,8 +84,8 @@ class Trainer : public Strategy {
   std::vector<std::unique_ptr<Optimizer>> optimizers_;  // by device
 };
 
-/// The whole run on one device, over the splits of `settings`: what a run is
-/// compared with. On the current device.
+/// The reference run: all layers on the current device, over the splits of
+/// `settings`.
 ReferenceRun train_reference(const Options& options, const Settings& settings);
 
 }  // namespace shardbook::model_parallel

@@ -8,15 +8,15 @@
 //   rank 2 |.  .  F0 F1 F2 F3 .  .  B3 B2 B1 B0 .  .
 //   rank 3 |.  .  .  F0 F1 F2 F3 B3 B2 B1 B0 .  .  .
 //
-// Rank s holds stage s. All forwards, then all backwards from the last
-// micro-batch to the first, then one update: as if one device had accumulated
-// gradients over the micro-batches in that order.
+// Rank s holds stage s. A step is all forwards, then all backwards from the
+// last micro-batch to the first, then one update. One device that accumulates
+// gradients over the micro-batches in that order gives the same result.
 //
 //   const Schedule schedule = gpipe::schedule(world.size(), 8);
 //   PipelineModel model(options, layers, layout_of(schedule, cuts), world);
 //   Engine engine(schedule, model, world, feed, nullptr,
 //                 {Recompute::kExceptLast});
-//   engine.run();                                 // gradients are there
+//   engine.run();                                 // sets all gradients
 //
 // Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using
 // Pipeline Parallelism", section 2; Kim et al. 2020, "torchgpipe".
@@ -29,8 +29,8 @@
 
 namespace shardbook::gpipe {
 
-/// What each stage does, in order; all do the same, at different times. Throws
-/// Error for less than one stage or micro-batch. Huang et al. 2019, section 2.3.
+/// The actions of each stage, in order: the same list for all. Throws Error for
+/// less than one stage or micro-batch. Huang et al. 2019, section 2.3.
 pipeline::Schedule schedule(int num_stages, int num_micro_batches);
 
 /// The slot of an action where F and B take one slot each: b + s, and
@@ -40,10 +40,10 @@ int slot(const pipeline::Action& action, int stage, int num_stages,
 /// 2 (m + p - 1).
 int num_slots(int num_stages, int num_micro_batches);
 /// Share of the slots in which a stage does nothing: (p - 1) / (m + p - 1).
-/// Papers also quote (p - 1) / m, which is the idle time over the busy one.
+/// Papers also quote (p - 1) / m, which is idle time over busy time.
 double idle_share(int num_stages, int num_micro_batches);
 
-/// Tensors of one mini-batch cut together on dim 0, in `chunks` pieces of rule
+/// Cuts all tensors of a mini-batch along dim 0, into `chunks` pieces by rule
 /// CEIL (which may give fewer). Throws Error for lengths that differ.
 std::vector<Tensors> cut(const Tensors& batch, std::int64_t chunks);
 

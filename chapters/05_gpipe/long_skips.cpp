@@ -66,7 +66,7 @@ std::unique_ptr<LayerList> with_long_skips(
     std::shared_ptr<const LayerList> layers, const ModelConfig& config) {
   SB_CHECK(config.type == "gpt2",
            "--long-skips: the layers of a model of type ", config.type,
-           " change the shape of their input; take a GPT");
+           " change the shape of their input; give a GPT");
   return std::make_unique<LongSkips>(std::move(layers));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Long skip connections: what U-Nets have, and pipelines dislike.
+// Long skip connections, as in U-Nets; in a pipeline they cross many stages.
 //
 //   embedding  h.0  h.1  h.2  h.3  h.4  h.5  head
 //               |    |              ^    ^
@@ -20,9 +20,9 @@
 
 namespace shardbook::gpipe {
 
-/// The same layers, with skips "long/i" between all blocks that have at least
-/// one other between them. First and last layer have none. Throws Error for a
-/// model whose layers change the shape of what they get.
+/// The same layers, with a skip "long/i" from block i to block L-1-i wherever
+/// at least one block lies between them. The first and the last layer have
+/// none. Throws Error for a model whose layers change the shape of their input.
 std::unique_ptr<LayerList> with_long_skips(
     std::shared_ptr<const LayerList> layers, const ModelConfig& config);
 

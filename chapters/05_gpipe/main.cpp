@@ -31,15 +31,14 @@ int main(int argc, char** argv) {
     pipeline::add_recompute(line, how.recompute, how.early_recompute);
     line.add("--long-skips", &how.long_skips,
              "connect block i with block L-1-i, as U-Nets do");
-    line.add("--print-schedule", &print_schedule,
-             "draw what each stage does, and end");
+    line.add("--print-schedule", &print_schedule, "draw the schedule and exit");
     line.refuse("--checkpoint", "this option is called --recompute");
     line.refuse("--balance", "this option is called --partition");
     line.parse(argc, argv);
     check_options(options);
     SB_CHECK(!how.long_skips || (options.save.empty() && options.load.empty()),
-             "--long-skips: a file does not say that a model has them; leave "
-             "--save and --load away");
+             "--long-skips: a saved model does not record them; leave out "
+             "--save and --load");
     if (print_schedule) {
       fmt::print("{}", gpipe::figure(options, how));
       return 0;
@@ -48,13 +47,14 @@ int main(int argc, char** argv) {
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
-    // No two stages do the same: all ranks run
+    // Stages differ, so every rank is simulated
     chapter.fold_class = [](int rank) { return rank; };
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
       // 3. Name the axes of the device mesh: one, over the whole world.
       DeviceMesh mesh(world, Topology({"pp"}, {world.size()}));
 
-      // 4. Build the same model from the same seed: each rank its layers.
+      // 4. Build the same model from the same seed: each rank builds its
+      // layers.
       // 5. Apply the strategy: cut the layers into stages, the batch into
       // micro-batches.
       gpipe::Trainer strategy(options, how, mesh.group("pp"));

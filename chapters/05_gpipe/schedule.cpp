@@ -1,4 +1,4 @@
-// Which micro-batch comes when: pure functions.
+// The order of micro-batches: pure functions.
 
 #include "chapters/05_gpipe/gpipe.h"
 

@@ -125,7 +125,7 @@ ReferenceRun train_one_device_in_reverse(const Options& options,
   std::reverse(pieces.begin(), pieces.end());
   if (!how.long_skips) return train_one_device(options, pieces);
 
-  // Skips are this chapter's own: all layers as one stage
+  // Only this chapter has skips: build all layers as one stage
   const ModelConfig config = model_config(options);
   const auto layers = make_layers(config, how);
   InitOptions init;

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model under GPipe: what main.cpp and the benchmarks repeat.
+// Training a model with GPipe, for main.cpp and the benchmarks.
 
 #include <cstdint>
 #include <map>
@@ -17,9 +17,9 @@
 namespace shardbook::gpipe {
 
 struct TrainerOptions {
-  /// Pieces of a mini-batch, by rule CEIL, which may give fewer.
+  /// Pieces of a mini-batch; rule CEIL may give fewer.
   std::int64_t micro_batches = 8;
-  /// Which micro-batches keep their stage's input alone: "always",
+  /// Which micro-batches keep only their stage's input: "always",
   /// "except_last" or "never".
   std::string recompute = "except_last";
   std::string partition = "uniform";  ///< as cuts_of reads it
@@ -27,16 +27,15 @@ struct TrainerOptions {
   bool early_recompute = true;
 };
 
-/// Throws Error for options that no rank could run with: more ranks than layers
-/// or devices, more micro-batches than samples, a partition that does not add
-/// up. Call it before ranks start: then one sentence is printed, not one per
-/// rank.
+/// Throws Error for options that cannot run: more ranks than layers or devices,
+/// more micro-batches than samples, a partition that does not add up. Call it
+/// before ranks start, so that the error is printed once and not by every rank.
 void check_trainer_options(const Options& options, const TrainerOptions& how);
-/// --print-schedule: the figure, where F and B take one slot each.
+/// The figure of --print-schedule, in which F and B take one slot each.
 std::string figure(const Options& options, const TrainerOptions& how);
 
-/// Targets are read once and stay until the step ends: recomputation asks for
-/// the loss again. Where one rank needs both, inputs and targets are read
+/// Reads targets once and keeps them until the step ends, because recomputation
+/// computes the loss again. A rank that needs inputs and targets reads both
 /// together.
 class GpipeFeed : public pipeline::LanguageFeed {
  public:
@@ -59,8 +58,8 @@ class Trainer : public Strategy {
   /// Throws Error for more ranks than layers. Collective.
   Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& pp);
 
-  /// One optimizer step. The loss is the mean over the global batch, on every
-  /// rank: it travels with the norm, in an all-reduce of two f64.
+  /// One optimizer step. Every rank gets the mean loss over the global batch:
+  /// an all-reduce of two f64 sums loss and norm.
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
@@ -73,7 +72,7 @@ class Trainer : public Strategy {
 
   /// Bytes that this rank sends in options.steps steps.
   double predicted_bytes();
-  /// Peak memory of this rank, by kind; messages are left open.
+  /// Predicted peak memory of this rank, by kind; messages have no prediction.
   MemoryBill bill();
 
  private:
@@ -87,8 +86,8 @@ class Trainer : public Strategy {
   std::unique_ptr<pipeline::Engine> engine_;
 };
 
-/// One device, the same micro-batches from the last to the first: what the
-/// pipeline is compared with.
+/// The reference run: one device, with the same micro-batches from the last to
+/// the first.
 ReferenceRun train_one_device_in_reverse(const Options& options,
                                          const TrainerOptions& how);
 

@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
-    // Stages differ: no rank can stand for another
+    // Stages differ, so every rank is simulated
     chapter.fold_class = [](int rank) { return rank; };
     const bool has_data = options.backend != "sim";
     chapter.rank = [&](Options options, ProcessGroup& world, Run& run) {
@@ -53,8 +53,8 @@ int main(int argc, char** argv) {
       // 3. Name the axes of the device mesh: one, over the whole world.
       DeviceMesh mesh(world, Topology({"pp"}, {world.size()}));
 
-      // 4. Build the same model from the same seed: this rank's stages of it.
-      // 5. Apply the strategy: an engine that walks down this rank's list.
+      // 4. Build the same model from the same seed: only this rank's stages.
+      // 5. Apply the strategy: an engine that runs this rank's list.
       pipeline::Trainer strategy(options, how, here, mesh.group("pp"));
 
       // 6. Train a few steps on the same data.

@@ -14,15 +14,15 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--schedule", &how.schedule, names + "or FILE.json");
   line.add("--micro-batches", &how.micro_batches,
            "pieces of a batch, all but the last equally large; not for "
-           "pipedream, which has whole batches",
+           "pipedream, which does not cut batches",
            1, 1 << 20);
   line.add("--chunks", &how.chunks, "interleaved: stages per rank", 2);
   line.add("--group", &how.group,
-           "interleaved-grouped: micro-batches after which chunks take turns; "
-           "0: the ranks");
+           "interleaved-grouped: micro-batches per chunk before the next "
+           "chunk's turn; 0: the number of ranks");
   line.add("--memory-limit", &how.memory_limit,
            "zb-auto: sets of activations that a rank may keep; 0: twice the "
-           "ranks");
+           "number of ranks");
   line.add("--replicas", &how.replicas, "pipedream: ranks of each stage (2,1)");
   line.add("--partition", &how.partition, kPartitionHelp);
   add_recompute(line, how.recompute, how.early_recompute);
@@ -30,16 +30,16 @@ void add_options(CommandLine& line, TrainerOptions& how) {
            "pipedream: backward reads the weights that its forward read");
   line.add("--vertical-sync", &how.vertical_sync,
            "pipedream: a mini-batch reads the same version at every stage");
-  line.add("--post-validation", &how.post_validation,
-           "1f1b, zb-h1, zb-h2: step before the norm of all is known, and take "
-           "it back where that was wrong");
+  line.add(
+      "--post-validation", &how.post_validation,
+      "1f1b, zb-h1, zb-h2: step before the norm of all gradients is known, "
+      "and redo the step if it was wrong");
   line.refuse("--checkpoint", "this option is called --recompute");
   line.refuse("--balance", "this option is called --partition");
   line.add("--print-schedule", &how.print_schedule,
-           "draw it and what it costs, and run nothing");
+           "draw the schedule, print its idle time and memory, and exit");
   line.add("--write-schedule", &how.write_schedule,
-           "write it to FILE.json, to be edited and read with --schedule, and "
-           "run nothing");
+           "write the schedule to FILE.json, which --schedule reads, and exit");
 }
 
 }  // namespace shardbook::pipeline

@@ -130,8 +130,8 @@ std::string staleness_table(const std::vector<VersionUse>& uses,
   for (const std::string& each : rows) lines += each;
   if (pp.rank() != 0 || lines.empty()) return "";
   std::string table =
-      "how many updates old the weights were, by the update that their "
-      "gradient went into\n";
+      "how many updates old the weights were, for the gradient in each of the "
+      "first updates\n";
   table += fmt::format("  {:>4}  {:>5}  {:<20}", "rank", "stage", "weights of");
   for (int i = 1; i <= kShownUpdates; ++i) table += fmt::format("{:>7}", i);
   return table + "\n" + lines;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the program prints besides its report.
+// Figures and tables that the program prints besides its report.
 
 #include <string>
 #include <vector>
@@ -10,16 +10,16 @@
 
 namespace shardbook::pipeline {
 
-/// The figure, where F takes 1 and B 2 (I and W 1 each), and what follows from
-/// it: idle time, sets of activations, versions of the weights.
+/// Prints the figure, in which F takes 1 and B 2 (I and W 1 each), and its idle
+/// time, sets of activations and versions of the weights.
 void print_schedule(const Schedule& schedule);
-/// What --print-schedule and --write-schedule ask for. Throws Error where the
-/// file cannot be written, or not read again.
+/// Does --print-schedule and --write-schedule. Throws Error if the file cannot
+/// be written, or could not be read again.
 void show_schedule(const Plan& plan, const TrainerOptions& how);
 
-/// How old the weights were whose gradient went into each of the first updates,
-/// by rank, for schedules that do not flush; "" for others. Collective; the
-/// text is on rank 0.
+/// For schedules that do not flush ("" for others): the age of the weights in
+/// forward and backward, by rank, for each of the first updates. Collective;
+/// the text is on rank 0.
 std::string staleness_table(const std::vector<VersionUse>& uses,
                             ProcessGroup& pp);
 

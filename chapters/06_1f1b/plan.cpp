@@ -1,4 +1,4 @@
-// What the options say, before there are ranks.
+// The plan that follows from the options, made before ranks start.
 
 #include <algorithm>
 #include <functional>
@@ -37,7 +37,7 @@ bool is_asked(const TrainerOptions& how) {
   return is_given(how, "--micro-batches") || is_file(how);
 }
 
-/// Options that the schedule does not read.
+/// Refuses options that the schedule does not read.
 void refuse_unread(const TrainerOptions& how) {
   const bool is_pipedream = how.schedule == "pipedream";
   SB_CHECK(how.replicas.empty() || is_pipedream, "--replicas ", how.replicas,
@@ -55,7 +55,7 @@ void refuse_unread(const TrainerOptions& how) {
   }
   if (!is_given(how, "--micro-batches")) return;
   SB_CHECK(!is_pipedream, "--micro-batches ", how.micro_batches,
-           ": --schedule pipedream updates after every mini-batch; take "
+           ": --schedule pipedream updates after every mini-batch; use "
            "--schedule pipedream-2bw");
   SB_CHECK(!is_file(how), "--micro-batches ", how.micro_batches, ": ",
            how.schedule, " says how many there are; leave the option out");
@@ -142,15 +142,15 @@ Schedule schedule_of(const Options& options, const TrainerOptions& how,
 void check_asynchronous(const Options& options, const TrainerOptions& how,
                         const Plan& plan) {
   const Schedule& schedule = plan.schedule;
-  SB_CHECK(options.clip == 0, "--clip ", options.clip, ": --schedule ",
-           how.schedule,
-           " updates each stage by itself; nobody knows the norm of the whole "
-           "gradient then");
+  SB_CHECK(
+      options.clip == 0, "--clip ", options.clip, ": --schedule ", how.schedule,
+      " updates each stage by itself, so the norm of the whole gradient is "
+      "not known");
   SB_CHECK(
       options.save.empty() && options.load.empty() && options.logits.empty(),
       "--save, --load, --logits: --schedule ", how.schedule,
       " trains the head's token embedding apart from the first layer's; "
-      "a file has one");
+      "a file has only one");
   const auto m = static_cast<int>(plan.pieces.size());
   SB_CHECK(
       options.steps == 0 || schedule.total_micro_batches() == m * options.steps,
@@ -160,15 +160,15 @@ void check_asynchronous(const Options& options, const TrainerOptions& how,
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
     SB_CHECK(schedule.num_chunks(rank) == 1, "--schedule ", how.schedule,
              ": rank ", rank,
-             " has several stages; give each rank one where updates come in "
-             "between");
+             " has several stages; in a schedule with updates each rank has "
+             "one");
   }
   const int last = schedule.num_stages - 1;
   for (int b = 0; b < schedule.num_micro_batches; ++b) {
     SB_CHECK(
         schedule.place(b, last).rank == schedule.place(b / m * m, last).rank,
         "--schedule ", how.schedule, ": micro-batches ", b / m * m, " and ", b,
-        " of one step end on different ranks; let a step end on one");
+        " of one step end on different ranks; they must end on one");
   }
 }
 
@@ -179,8 +179,8 @@ namespace {
 void check_recompute(const TrainerOptions& how) {
   if (recompute_from_name(how.recompute) == Recompute::kNever) return;
   SB_CHECK(how.schedule != "naive", "--recompute ", how.recompute,
-           ": --schedule naive has one micro-batch under way at a time, so "
-           "nothing would be saved; leave it out");
+           ": --schedule naive has one micro-batch in flight at a time, so "
+           "recomputation saves nothing; leave it out");
   SB_CHECK(how.stash, "--recompute ", how.recompute,
            ": with --no-stash the forward would run again with other weights "
            "than the first time; leave one of them out");
@@ -193,7 +193,7 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
   refuse_unread(how);
   std::int64_t m = how.schedule == "pipedream" ? 1 : how.micro_batches;
   if (is_file(how)) m = read_schedule(how.schedule).micro_batches_per_step;
-  // A number that was asked for must suit the schedule before the batch
+  // Check a given number against the schedule first, then against the batch
   if (is_asked(how)) plan.schedule = schedule_of(options, how, m);
   plan.pieces = pieces_of(options, how, m);
   if (!is_asked(how)) {
@@ -207,7 +207,7 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
   check(schedule);
   SB_CHECK(how.stash || (!schedule.flushes && plan.pieces.size() == 1),
            "--no-stash: --schedule ", how.schedule,
-           " has no stash to leave out; take --schedule pipedream");
+           " has no stash to leave out; give --schedule pipedream");
   SB_CHECK(!how.post_validation || schedule.name == "1f1b" ||
                schedule.name == "zb-h1" || schedule.name == "zb-h2",
            "--post-validation: not for --schedule ", how.schedule,
@@ -247,7 +247,8 @@ Plan Plan::on_shapes(Options* options) const {
 
 namespace {
 
-/// The order in which stage 0 sums gradients; where several ranks do, any.
+/// The order in which stage 0 sums gradients; any order if several ranks hold
+/// it.
 std::vector<MicroBatch> in_order_of_backwards(const Plan& plan) {
   std::vector<MicroBatch> pieces;
   for (std::size_t rank = 0; rank < plan.schedule.actions.size(); ++rank) {
@@ -288,7 +289,7 @@ ReferenceRun reference_run(const Options& options, const TrainerOptions& how,
   } else if (how.schedule == "pipedream-2bw") {
     rule.version = [=](int, int b) { return double_buffered_version(b, m); };
   } else {
-    // A user's own: as the lists say
+    // A user's schedule: the versions that the lists give
     std::map<std::pair<int, int>, int> read;
     for (const VersionRecord& each : versions(plan.schedule)) {
       read[{each.stage, each.micro_batch}] = each.read;

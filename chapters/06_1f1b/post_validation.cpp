@@ -8,7 +8,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-// Apart from those of activations, which count up from 0.
+// Tags; those of activations count up from 0.
 constexpr int kPartial = 1 << 29, kFull = kPartial + 1;
 
 double square(double x) { return x * x; }
@@ -51,7 +51,7 @@ PostValidation::PostValidation(PipelineModel& model, Optimizer& optimizer,
 
 void PostValidation::step() {
   const int rank = world_.rank(), last = world_.size() - 1;
-  for (Sent& each : sent_) each.work.wait();  // of the step before: long gone
+  for (Sent& each : sent_) each.work.wait();  // of the previous step
   sent_.clear();
   lr_ = optimizer_.options().lr;
   // Sums in the order of the ranks, as an all-reduce has them
@@ -62,7 +62,7 @@ void PostValidation::step() {
   const Verdict so_far = verdict_of(squared_norm_, clip_);
   is_pending_ = true;
   has_stepped_ = !so_far.skips && so_far.factor == 1;
-  // Also where it will not be needed: what a step costs is not a matter of data
+  // Save always, so that the cost of a step does not depend on the data
   if (rank < last) save();
   if (has_stepped_) apply(so_far);
 }

@@ -3,23 +3,22 @@
 // Optimizer steps that do not wait for each other.
 //
 // Clipping needs the norm of the whole gradient, and a step with inf or NaN in
-// it must be skipped everywhere: an all-reduce before the optimizer, at which
-// the ranks of a pipeline, who end one after the other, wait for the last. It
-// makes a parallelogram of slots a rectangle again, and puts the bubble back.
-// Post-validation steps first and asks later:
+// any gradient must be skipped on every rank. Both need an all-reduce before
+// the optimizer. The ranks of a pipeline end one after another, so in the
+// all-reduce they all wait for the last, and the bubble is back.
+// Post-validation steps first and checks later:
 //
 //   rank 0    W W |step| F F F F ........ |validate| I
 //   rank 1      W W |step| F F F .... |validate| I
 //   rank 2        W W |step| F F  |validate| I
-//                    \___>    \___>     <____ what all know
-//                   partial norms
+//                    \___>    \___>     <____ full norm
+//                  partial norms
 //
-// A rank steps on what it knows, the gradients of the stages up to its own. If
-// these alone are too large or not finite, it does not step. What the last rank
-// knows travels back while the next batch warms up. Mostly it says what was
-// assumed: no clipping, nothing to skip. Otherwise every rank takes back its
-// step, redoes it with the norm of all, and repeats the forwards that it has
-// done since.
+// A rank decides by the gradients of the stages up to its own. If their norm is
+// too large or not finite, it does not step. The full norm travels back from
+// the last rank while the next batch warms up. It usually confirms the step: no
+// clipping, nothing to skip. Otherwise every rank restores its parameters,
+// redoes the step with the full norm, and repeats the forwards since.
 //
 // The result has the same bits as the check before the step. It costs a second
 // copy of parameters and optimizer state. Qi et al. 2024, section 4.
@@ -31,15 +30,15 @@
 
 namespace shardbook::pipeline {
 
-/// What a step does when the norm of all gradients is known.
+/// The right step, once the norm of all gradients is known.
 struct Verdict {
   bool skips = false;  ///< inf or NaN
-  double factor = 1;   ///< of all gradients
+  double factor = 1;   ///< scales all gradients
 };
 Verdict verdict_of(double squared_norm, double clip);
 
 /// The check before the step: one all-reduce of the squared norm, then all
-/// ranks scale and step, or skip. Returns the norm. Forgets the gradients.
+/// ranks scale and step, or skip. Returns the norm. Clears the gradients.
 double checked_update(PipelineModel& model, Optimizer& optimizer, double clip,
                       ProcessGroup& world);
 
@@ -49,12 +48,14 @@ class PostValidation {
   PostValidation(PipelineModel& model, Optimizer& optimizer, double clip,
                  ProcessGroup& world);
 
-  /// When the rank's gradients are complete and shared ones reduced. Hears of
-  /// the ranks before, tells those behind.
+  /// Call it when the rank's gradients are complete and shared ones reduced.
+  /// Receives the partial norm from the previous rank, sends its own to the
+  /// next.
   void step();
-  /// Before the next backward: hears of the ranks behind, tells those before.
-  /// False when the step was amended, on all ranks; then forwards since `step`
-  /// were wrong. Forgets the gradients. True when there was no step.
+  /// Call it before the next backward. Receives the full norm from the next
+  /// rank and sends it to the previous one. Returns false on all ranks when the
+  /// step was amended; then the forwards since `step` were wrong. Returns true
+  /// when there was no step. Clears the gradients.
   bool validate();
 
   double grad_norm() const { return grad_norm_; }  ///< of the last validated

@@ -12,7 +12,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-/// A stage, its past, and its own optimizer.
+/// A stage, its earlier weights, and its own optimizer.
 struct StageHistory {
   std::unique_ptr<Stage> stage;
   std::unique_ptr<Optimizer> optimizer;
@@ -32,7 +32,7 @@ struct StageHistory {
       parameters()[i].copy_from(from[i]);
     }
   }
-  /// Older versions will not be asked for.
+  /// Drops versions that are never read again.
   void forget_before(int version) {
     while (oldest < version) {
       versions.pop_front();
@@ -41,7 +41,7 @@ struct StageHistory {
   }
 };
 
-/// At the end of step `step`.
+/// Updates a stage at the end of step `step`.
 void update(const Options& options, const LrSchedule& rate, std::int64_t step,
             int replicas, StageHistory* history) {
   history->load(history->updates);

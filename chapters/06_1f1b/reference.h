@@ -3,8 +3,8 @@
 // One device that computes what an asynchronous pipeline computes.
 //
 // There is no pipeline here, only the rule of versions: micro-batch b passes
-// the stages one after the other, stage s with the weights that it had after
-// version(s, b) updates, and the gradient is applied to its newest ones.
+// the stages one after another. Stage s uses the weights that it had after
+// version(s, b) updates, and applies the gradient to its newest weights.
 
 #include <functional>
 #include <vector>
@@ -18,26 +18,27 @@ struct SequentialRule {
   std::vector<int> cuts;
   /// Version that micro-batch b reads at stage s.
   std::function<int(int stage, int micro_batch)> version;
-  /// By stage: the mean gradient of so many mini-batches is one update.
+  /// By stage: the number of mini-batches whose mean gradient is one update.
   std::vector<int> replicas;
 };
 
-/// PipeDream: max(0, b - (p-1-s)). Narayanan et al. 2019, section 3.3. Where
-/// stage s has R replicas, and the stages behind it lie on n ranks: its updates
-/// are of R mini-batches, and it runs ceil(n/R) forwards ahead, so that it is
+/// PipeDream: max(0, b - (p-1-s)). Narayanan et al. 2019, section 3.3. If stage
+/// s has R replicas and the later stages are on n ranks, an update has R
+/// mini-batches and a replica runs ceil(n/R) forwards ahead, so the version is
 /// max(0, b div R - ceil(n/R)).
 int pipedream_version(int micro_batch, int stage,
                       const std::vector<int>& replicas);
-/// With vertical sync: max(0, b - (p-1)) at every stage; with replicas as many
-/// updates as are in the mini-batches that stage 0's version has seen.
+/// With vertical sync: max(0, b - (p-1)) at every stage. With replicas: the
+/// newest version of this stage without mini-batches that stage 0's version
+/// lacks.
 int vertical_sync_version(int micro_batch, int stage,
                           const std::vector<int>& replicas);
 /// 2BW, m micro-batches in a batch: max(0, b/m - 1). Narayanan et al. 2021,
 /// section 3.1.
 int double_buffered_version(int micro_batch, int micro_batches);
 
-/// options.steps batches, in these pieces. Parameters are named as in the whole
-/// model; losses are those of the steps.
+/// Trains options.steps batches, in these pieces. Parameters have their names
+/// in the whole model; losses are those of the steps.
 ReferenceRun train_sequentially(const Options& options, const LayerList& layers,
                                 const SequentialRule& rule,
                                 const std::vector<MicroBatch>& pieces,

@@ -30,7 +30,7 @@ const std::map<std::string, VersionRule>& version_names() {
   return names;
 }
 
-/// Short, and in printable ASCII.
+/// A value for messages: shortened, in printable ASCII.
 std::string shown(const json& value) {
   const std::string text =
       value.dump(-1, ' ', true, json::error_handler_t::replace);
@@ -39,7 +39,8 @@ std::string shown(const json& value) {
   return result;
 }
 
-/// Digits at `*position`, which it passes; -1 for none or more than seven.
+/// Reads the digits at `*position` and moves past them; -1 for none or more
+/// than seven.
 int digits(const std::string& text, std::size_t* position) {
   int value = 0;
   const std::size_t first = *position;
@@ -51,7 +52,8 @@ int digits(const std::string& text, std::size_t* position) {
   return count >= 1 && count <= 7 ? value : -1;
 }
 
-/// "B3.1". Micro-batch -1: an update of all so far. False: no action.
+/// Reads an action such as "B3.1"; false if it is none. Micro-batch -1 stands
+/// for an update with all gradients so far.
 bool parse_action(const std::string& text, Action* action) {
   static const std::string letters = "FBIWU";
   const std::size_t kind = text.empty() ? letters.npos : letters.find(text[0]);
@@ -71,7 +73,7 @@ bool parse_action(const std::string& text, Action* action) {
   return position == text.size() && action->chunk >= 0;
 }
 
-/// The last micro-batch whose gradient of these weights is there.
+/// The last micro-batch whose gradient of the chunk's weights is complete.
 int last_gradient(const std::vector<Action>& list, int chunk) {
   int last = -1;
   for (const Action& each : list) {
@@ -238,7 +240,7 @@ class Reader {
     std::vector<Action> result;
     for (std::string word; words >> word;) {
       std::size_t begin = 0;
-      // Both of "F5&B2"
+      // One action, or the two of "F5&B2"
       for (bool is_last = false; !is_last;) {
         const std::size_t end = std::min(word.find('&', begin), word.size());
         is_last = end == word.size();
@@ -306,10 +308,9 @@ Schedule schedule_from_json(const std::string& text, const std::string& label) {
   try {
     object = json::parse(text);
   } catch (const json::parse_error& error) {
-    SB_FAIL(label, ": no JSON: it breaks off or goes wrong at byte ",
-            error.byte);
+    SB_FAIL(label, ": no JSON: the first mistake is at byte ", error.byte);
   } catch (const json::out_of_range&) {
-    SB_FAIL(label, ": no JSON: a number has no room in 64 bits");
+    SB_FAIL(label, ": no JSON that can be read: a number is too large");
   }
   Schedule schedule = Reader(object, label).read();
   try {

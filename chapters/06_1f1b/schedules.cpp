@@ -25,8 +25,7 @@ Schedule one_f_one_b_as(const std::string& name, int p, int m) {
   return schedule;
 }
 
-/// The gradient of the weights runs `delay` micro-batches behind that of the
-/// input, and the rest of it at the end.
+/// W runs `delay` micro-batches behind I; the remaining W run at the end.
 Actions split_backward(int warm_up, int delay, int m) {
   Actions list;
   int next_forward = 0, next_weight = 0;
@@ -35,7 +34,7 @@ Actions split_backward(int warm_up, int delay, int m) {
   }
   for (int b = 0; b < m; ++b) {
     list.push_back(backward_input(b));
-    // Before the next forward: its activations take the place of these
+    // W frees activations before the next forward adds some
     if (b >= delay) list.push_back(backward_weight(next_weight++));
     if (next_forward < m) list.push_back(forward(next_forward++));
   }
@@ -66,7 +65,7 @@ std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
   const int s = stage, p = num_ranks;
   for (int tick = 0; tick < 2 * (micro_batches + p - 1); ++tick) {
     const bool is_forward = tick % 2 == s % 2;
-    // Halves are whole: the parities of tick and stage see to it
+    // The divisions leave no rest, because tick and stage have these parities
     const int b = is_forward ? (tick - s) / 2 : (tick + s + 1) / 2 - p;
     const bool has_begun = is_forward ? tick >= s : b >= 0;
     if (!has_begun || b >= micro_batches) continue;

@@ -9,19 +9,19 @@
 //   interleaved    (p-1) (F+B) / v          2(p-s-1) + (v-1)p + 1 chunks
 //   zb-h1          (p-1) (F+I-W)            p
 //   zb-h2          none if F = I = W        2p-1
-//   zb-auto        what the memory allows   as many as that
+//   zb-auto        smallest found           up to the memory limit
 //   dualpipe       (p/2-1) (F&B + B - 3W)   p+1; two stages per rank
 //   pipedream      none after the warm-up   p-s; as many versions of weights
 //   pipedream-2bw  none after the warm-up   p-s; two versions
 //
-// The list of `gpipe` is in the GPipe chapter. p ranks, m micro-batches, v
-// chunks per rank. F, B = I + W are the times of
-// one stage of p, F&B that of an overlapped pair. A bubble is the time that a
-// rank idles from its first to its last action; a set of activations lives from
-// F to B (or W).
+// The list of `gpipe` is in the GPipe chapter. There are p ranks, m
+// micro-batches and v chunks per rank. F and B = I + W are the times of one
+// stage of p; F&B is the time of an overlapped pair. A bubble is the idle time
+// of a rank between its first and its last action. A set of activations lives
+// from F to B (or W).
 //
-// All throw Error for numbers that they have no schedule for, with a sentence
-// that begins with the option ("--schedule interleaved: ...").
+// All functions throw Error for numbers without a schedule, with a message that
+// begins with the option ("--schedule interleaved: ...").
 
 #include <cstdint>
 #include <string>
@@ -32,56 +32,59 @@
 
 namespace shardbook::pipeline::schedules {
 
-/// One micro-batch after the other through the whole pipeline.
+/// One micro-batch after another passes through the whole pipeline.
 Schedule naive(int num_ranks, int micro_batches);
 
 /// Stage s: min(p-1-s, m) forwards, then one forward and one backward in turn,
-/// then the other backwards. Megatron-LM's formulation of PipeDream-Flush:
+/// then the remaining backwards. Megatron-LM's formulation of PipeDream-Flush:
 /// Narayanan et al. 2021, section 2.2.1.
 Schedule one_f_one_b(int num_ranks, int micro_batches);
 
-/// What a stage does at a tick of the clock that all stages share: even stages
-/// run forwards at even ticks and backwards at odd ones, odd stages the other
-/// way round. Forward b of stage s is at 2b + s, backward b at 2b + 2p-1-s.
-/// DeepSpeed's formulation: deepspeed/runtime/pipe/schedule.py, TrainSchedule.
+/// An action of a stage, at a tick of a clock that all stages share. Even
+/// stages run forwards at even ticks and backwards at odd ones, odd stages the
+/// other way round. Forward b of stage s is at 2b + s, backward b at 2b +
+/// 2p-1-s. DeepSpeed's formulation: deepspeed/runtime/pipe/schedule.py,
+/// TrainSchedule.
 struct ClockedAction {
   int tick = 0;
   Action action;
 };
 std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
                                              int micro_batches);
-/// The same lists as one_f_one_b, by the clock.
+/// The same lists as one_f_one_b, built from the clock.
 Schedule one_f_one_b_clocked(int num_ranks, int micro_batches);
-/// By the clock: forward b of stage s begins at tick 2b + s, even when it could
-/// begin before. All actions take one tick.
+/// The replay by the clock: forward b of stage s begins at tick 2b + s, even if
+/// it could begin earlier. All actions take one tick.
 Replay replay_clocked(int num_ranks, int micro_batches);
-/// Buffers for activations that a stage sets aside under that clock:
-/// max(2, min(p-s, m)). One more than it keeps on the last stage, where the
-/// next micro-batch arrives while the last one is computed. DeepSpeed:
+/// The buffers for activations that a stage allocates under the clock:
+/// max(2, min(p-s, m)). The last stage has one more than it keeps, because the
+/// next micro-batch arrives while it computes the previous one. DeepSpeed:
 /// TrainSchedule.num_pipe_buffers().
 int one_f_one_b_buffers(int stage, int num_ranks, int micro_batches);
 
-/// v chunks per rank: stage j lies at rank j mod p, chunk j div p. m is a
+/// v chunks per rank: stage j is on rank j mod p, chunk j div p. m is a
 /// multiple of p. Narayanan et al. 2021, section 2.2.2.
 Schedule interleaved(int num_ranks, int micro_batches, int chunks);
 /// Chunks take turns after `group` micro-batches, p <= group <= m; the last
 /// group is shorter, but not below p. Megatron-LM, get_schedule_table(). With
-/// m = p this is 1F1B like all others; older versions of Megatron-LM ran all
-/// forwards, then all backwards there.
+/// m = p, forwards and backwards alternate too; older versions of Megatron-LM
+/// ran all forwards, then all backwards in that case.
 Schedule interleaved_grouped(int num_ranks, int micro_batches, int chunks,
                              int group);
 
-/// 1F1B whose backwards are split: the weights' part of micro-batch i-s follows
-/// the input's part of micro-batch i. Qi et al. 2023, section 2.
+/// 1F1B whose backwards are split: on stage s, W of micro-batch i-s follows I
+/// of micro-batch i. Qi et al. 2023, section 2.
 Schedule zb_h1(int num_ranks, int micro_batches);
-/// 2(p-s)-1 forwards first; the weights' part of i-2s follows the input's part
-/// of i. No bubble, twice the activations. Qi et al. 2023, section 2.
+/// Stage s begins with 2(p-s)-1 forwards; W of micro-batch i-2s follows I of
+/// micro-batch i. Twice the activations, and no bubble where F, I and W are
+/// equal. Qi et al. 2023, section 2.
 Schedule zb_h2(int num_ranks, int micro_batches);
 
-/// Two ways: half of the micro-batches enter at rank 0, half at rank p-1. Rank
-/// r holds stage r of the first way (chunk 0) and stage p-1-r (chunk 1) of the
-/// second; forwards of the one overlap backwards of the other. p is even, m is
-/// even and at least 2p. DeepSeek-V3, section 3.2; deepseek-ai/DualPipe.
+/// Two directions: half of the micro-batches enter at rank 0, half at rank p-1.
+/// Rank r holds stage r for the first direction (chunk 0) and stage p-1-r for
+/// the second (chunk 1); forwards of one direction overlap backwards of the
+/// other. p is even, m is even and at least 2p. DeepSeek-V3, section 3.2;
+/// deepseek-ai/DualPipe.
 Schedule dualpipe(int num_ranks, int micro_batches);
 
 /// No flush: an update after every backward. replicas[s] ranks hold stage s, in
@@ -103,10 +106,10 @@ int pipedream_in_flight(const std::vector<int>& replicas);
 /// section 3.1.
 Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches);
 
-/// Steps that the lists of a run without a flush need: `steps`, or fewer that
-/// contain all that repeats, so that the rest is Schedule::repeats. A round is
-/// what all stages do again: the least common multiple of the replicas, in
-/// steps, and a divisor of `steps`.
+/// The number of steps in the lists of a run without a flush: `steps`, or fewer
+/// if Schedule::repeats can add the rest. `round` is the number of steps after
+/// which all stages repeat their actions: the least common multiple of the
+/// replicas, and a divisor of `steps`.
 std::int64_t listed_steps(std::int64_t steps, int num_ranks, int round);
 
 /// For the command line.
@@ -121,8 +124,9 @@ struct ScheduleOptions {
 };
 /// Names that make_schedule knows.
 const std::vector<std::string>& schedule_names();
-/// A name, or FILE.json with the ranks and micro-batches of the options. Throws
-/// Error that lists the names when there is none like this.
+/// The schedule of this name, or from FILE.json, which must have the ranks and
+/// micro-batches of the options. For an unknown name it throws an Error that
+/// lists the names.
 Schedule make_schedule(const std::string& name, const ScheduleOptions& options);
 
 }  // namespace shardbook::pipeline::schedules

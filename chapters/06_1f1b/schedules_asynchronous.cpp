@@ -16,8 +16,8 @@ namespace {
 
 int divided_up(int a, int b) { return (a + b - 1) / b; }
 
-/// Mini-batch b takes replica b mod replicas[s]: after the least common
-/// multiple of all replicas the ways repeat.
+/// Mini-batch b takes replica b mod replicas[s], so the routes repeat after the
+/// least common multiple of all replicas.
 void set_routes(const std::vector<int>& replicas, Schedule* schedule) {
   int num_routes = 1;
   const int most = schedule->num_micro_batches;
@@ -48,7 +48,7 @@ void check_replicas(const std::vector<int>& replicas, int mini_batches) {
   }
 }
 
-/// The steady state can be repeated where no warm-up or drain is in it.
+/// Sets the period, if each list has a part without warm-up and drain.
 void set_period(int period, Schedule* schedule) {
   for (int rank = 0; rank < schedule->num_ranks; ++rank) {
     const auto& list = schedule->actions[at(rank)];
@@ -76,7 +76,7 @@ Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
   schedule.micro_batches_per_step = 1;
   if (vertical_sync) schedule.versions = VersionRule::kFirstStage;
   set_routes(replicas, &schedule);
-  // All ranks do the same again after this many
+  // The actions of all ranks repeat after this many mini-batches
   const auto round = static_cast<int>(schedule.routes.size());
   int rank = 0;
   for (const int count : replicas) {
@@ -93,7 +93,7 @@ Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
            warm_up_pairs_drain(forwards, backwards, warm_up)) {
         list.push_back(each);
         if (each.kind == ActionKind::kForward) continue;
-        // The mean over the replicas, each of which has one of this round
+        // The update averages over the replicas, with one mini-batch of each
         list.push_back(update(each.micro_batch / count * count + count - 1));
       }
       // F, B and U of a round
@@ -123,8 +123,8 @@ Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches) {
   SB_CHECK(batches >= 1, "--schedule pipedream-2bw: ", batches,
            " batches; give at least 1");
   SB_CHECK(m >= p, "--schedule pipedream-2bw: ", m, " micro-batches on ", p,
-           " ranks; give at least as many micro-batches as ranks, or a third "
-           "version of the weights is alive");
+           " ranks; with fewer micro-batches than ranks a third version of "
+           "the weights is needed; give at least as many");
   Schedule schedule = one_f_one_b(p, m * batches);
   schedule.name = "pipedream-2bw";
   schedule.flushes = false;
@@ -148,7 +148,7 @@ Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches) {
 }
 
 std::int64_t listed_steps(std::int64_t steps, int num_ranks, int round) {
-  // Warm-up, drain, and enough in between for clocks to settle
+  // Warm-up, drain, and enough steps in between for step times to settle
   const std::int64_t most = std::max(64, 4 * (num_ranks + 2)) + round;
   return steps <= most ? steps : most + (steps - most) % round;
 }

@@ -1,4 +1,4 @@
-// The command line's names.
+// Schedules by their names on the command line.
 
 #include <functional>
 #include <map>
@@ -60,7 +60,7 @@ const std::map<std::string, Maker>& makers() {
   return all;
 }
 
-/// A schedule from a file, which fits what else is asked for.
+/// A schedule from a file. Throws Error if it does not fit the other options.
 Schedule read_fitting(const std::string& file, const ScheduleOptions& o) {
   Schedule schedule = read_schedule(file);
   SB_CHECK(schedule.num_ranks == o.num_ranks, "--schedule ", file,

@@ -12,9 +12,9 @@ using namespace parts;
 
 namespace {
 
-/// One rank's list. Phase 0 is the way whose micro-batches reach this rank
-/// first: from rank 0 in the first half of the ranks, from rank p-1 in the
-/// second.
+/// One rank's list. Phase 0 is the direction whose micro-batches reach this
+/// rank first: from rank 0 for the first half of the ranks, from rank p-1 for
+/// the second.
 class DualPipeRank {
  public:
   DualPipeRank(int rank, int p, int m)
@@ -25,26 +25,26 @@ class DualPipeRank {
 
   Actions list() {
     const int h = from_end_, towards_middle = half_ - h - 1;
-    // 1. Forwards of the near way
+    // 1. Forwards of phase 0
     for (int i = 0; i < 2 * towards_middle; ++i) forward_of(0);
-    // 2. Forwards of both
+    // 2. Forwards of both phases
     for (int i = 0; i < h + 1; ++i) {
       forward_of(0);
       forward_of(1);
     }
-    // 3. Backwards of the far way, split to pass the input's gradient on
+    // 3. Backwards of phase 1, split to send the input's gradient early
     for (int i = 0; i < towards_middle; ++i) {
       backward_of(1, /*is_split=*/true);
       weight();
       forward_of(1);
     }
-    // 4. Steady state: forwards of one way with backwards of the other
+    // 4. Steady state: forwards of one phase with backwards of the other
     for (int i = 0; i < half_micro_batches_ - 2 * half_ + h + 1; ++i) {
-      // The two in the middle wait less when they do not overlap the first
+      // The two middle ranks wait less if their first pair does not overlap
       pair(0, 1, /*overlaps=*/i > 0 || towards_middle > 0);
       pair(1, 0);
     }
-    // 5. The near way has no forwards left
+    // 5. Phase 0 has no forwards left
     for (int i = 0; i < towards_middle; ++i) {
       backward_of(1);
       pair(1, 0);
@@ -55,7 +55,7 @@ class DualPipeRank {
 
  private:
   void drain(int h, int towards_middle) {
-    // 6. Backwards of both; the second half of them is split
+    // 6. Backwards of both phases; the second half of them is split
     for (int i = 0; i < h + 1; ++i) {
       const int switch_at = (h + 1) / 2;
       backward_of(1, h % 2 == 1 ? i >= switch_at : i > switch_at);
@@ -66,7 +66,7 @@ class DualPipeRank {
       weight();
       backward_of(0, /*is_split=*/true);
     }
-    // 8. The rest of them
+    // 8. The remaining gradients of weights
     for (int i = 0; i < h + 1; ++i) weight();
   }
 

@@ -14,11 +14,11 @@ using namespace parts;
 
 namespace {
 
-/// Questions that the paper leaves to a search.
+/// Choices that the paper leaves to a search.
 struct Variant {
-  bool waits_for_first = false;  ///< one more F though the first I then waits
-  bool prefers_input = false;    ///< no F where it would keep an I waiting
-  bool fills_early = false;      ///< W in a gap shorter than itself, always
+  bool waits_for_first = false;  ///< one more F, although it delays the first I
+  bool prefers_input = false;    ///< no F if it would delay an I
+  bool fills_early = false;      ///< W also in every gap shorter than W
 };
 
 /// One stage's plan so far.
@@ -34,10 +34,10 @@ struct Stage {
   bool can_weigh() const { return weights < inputs(); }
 };
 
-/// Plans in rounds. In the first one every stage runs as many forwards as fit
-/// before its first gradient; in each later one, at most one forward from the
-/// first stage to the last, then one input gradient from the last to the first.
-/// W fills the gaps before both, and makes room.
+/// Plans in rounds. In the first round every stage runs as many F as fit before
+/// its first gradient. Each later round has at most one F per stage, from the
+/// first stage to the last, then one I per stage, from the last to the first. W
+/// fills the gaps before both, and frees memory.
 class Planner {
  public:
   Planner(int p, int m, const ZeroBubbleSearch& search, const Variant& variant)
@@ -58,9 +58,9 @@ class Planner {
   }
 
  private:
-  // --- What a stage can do ---
+  // --- Actions of a stage ---
 
-  /// When the activations of the next forward are there.
+  /// The time at which the inputs of the next forward arrive.
   double forward_arrival(int i) const {
     if (i == 0) return stages_[0].now;
     const Stage& before = stages_[at(i - 1)];
@@ -100,20 +100,20 @@ class Planner {
   bool has_room(double sets) const {
     return sets + 1 <= search_.memory_limit + 1e-9;
   }
-  /// By how much the bubble may grow before it is the largest of all.
+  /// How much the bubble may grow before it is the largest of all.
   double slack(const Stage& s) const {
     double largest = 0;
     for (const Stage& each : stages_) largest = std::max(largest, each.bubble);
     return largest - s.bubble;
   }
-  /// Weights' gradients until `arrival`.
+  /// Runs W until `arrival`.
   void fill(Stage* s, double arrival) const {
     while (s->can_weigh() && s->now + costs_.backward_weight <= arrival) {
       weigh(s);
     }
     if (!s->can_weigh() || s->now >= arrival) return;
-    // The gap is shorter than W, which makes the next action late: the bubble
-    // does no harm where another stage has a larger one
+    // The gap is shorter than W, so W would delay the next action. Leaving the
+    // gap empty does no harm while another stage has a larger bubble
     if (arrival - s->now > slack(*s) || variant_.fills_early) weigh(s);
   }
 
@@ -136,7 +136,7 @@ class Planner {
       }
       gradient = std::max(end, arrival) + costs_.backward_input;
     }
-    // No stage can forward as often as the one before, but for the last ones
+    // A stage runs fewer extra forwards than the one before
     for (int i = 1; i < p_; ++i) {
       int& own = more[at(i)];
       while (own > 0 && own >= more[at(i - 1)] && own + 1 < m_) --own;
@@ -150,7 +150,7 @@ class Planner {
   void plan_round() {
     std::vector<bool> forwards(at(p_));
     for (int i = 0; i < p_; ++i) forwards[at(i)] = wants_forward(i);
-    // What the stage behind does not take would lie there
+    // No forward if the next stage does not run it in this round
     for (int i = p_ - 2; i >= 0; --i) {
       forwards[at(i)] = forwards[at(i)] && forwards[at(i + 1)];
     }
@@ -177,7 +177,7 @@ class Planner {
     if (!variant_.prefers_input || i + 1 == p_) return true;
     const Stage& behind = stages_[at(i + 1)];
     if (s.forwards() < behind.forwards() + 2) return true;
-    // When the gradient comes if the stage behind forwards first
+    // The time of the gradient if the next stage runs a forward first
     const double gradient = behind.now + costs_.forward +
                             costs_.backward_input + costs_.communication;
     if (s.now >= gradient) return false;
@@ -226,7 +226,7 @@ bool fits(const Schedule& schedule, const Replay& result,
 Schedule zb_auto(int num_ranks, int micro_batches,
                  const ZeroBubbleSearch& search) {
   check_search(search);
-  // Those that are known by hand, and those that are found
+  // The two handcrafted schedules, and those of the search
   std::vector<Schedule> candidates = {zb_h1(num_ranks, micro_batches),
                                       zb_h2(num_ranks, micro_batches)};
   for (int bits = 0; bits < 8; ++bits) {

@@ -20,8 +20,8 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how, Plan plan,
       model_(options, plan_.layers, layout_of(plan_.schedule, plan_.cuts), pp),
       optimizer_(make_optimizer(options.optimizer, model_.parameters(),
                                 options.optimizer_options)) {
-  // A stage is built from more than it keeps: a whole small model, the second
-  // copy of a tied weight. The step is what is measured
+  // Building a stage needs more memory than the stage keeps, such as a second
+  // copy of a tied weight. The report is on the memory of steps
   RankContext::current().device.reset_peak_memory();
   if (plan_.is_asynchronous()) {
     updates_.emplace(plan_.schedule, model_, *optimizer_, pp.rank(), how.stash);
@@ -57,7 +57,8 @@ void Trainer::finish() {
 
 // --- Steps that are validated later ------------------------------------------
 
-// The loss leaves with the last micro-batch's gradient, ahead of the step.
+// The last rank sends the loss before its step, with the last micro-batch's
+// gradient.
 StepResult Trainer::post_validated_step(std::int64_t step) {
   engine_->run([&] {
     const bool stands = post_->validate();
@@ -91,9 +92,10 @@ StepResult Trainer::asynchronous_step(std::int64_t step) {
 
 // --- Losses ------------------------------------------------------------------
 
-// Ranks are at different places of the run: the loss of a step goes from where
-// it is made to rank 0, ahead of the gradients that end the step there. Neither
-// waits: rank 0 asks when its own gradients of the step are complete.
+// Ranks are at different places of the run. The last stage's rank sends the
+// loss of a step to rank 0 before the gradients that end the step there.
+// Neither rank waits: rank 0 receives the loss when its own gradients of the
+// step are complete.
 void Trainer::note_loss(int micro_batch, double loss) {
   const auto m = static_cast<int>(plan_.pieces.size());
   const std::int64_t step = first_step_ + micro_batch / m;
@@ -111,14 +113,14 @@ int Trainer::loss_rank(std::int64_t step) const {
 }
 
 int Trainer::loss_tag(std::int64_t step) const {
-  // Behind the tags of all activations and gradients
+  // After the tags of all activations and gradients
   const int messages =
       2 * plan_.schedule.total_micro_batches() * plan_.schedule.num_stages;
   return messages + static_cast<int>(step);
 }
 
 void Trainer::send_loss(std::int64_t step, double loss) {
-  // The last one stays: `finish` waits until it has left
+  // Forget finished sends; `finish` waits for the others
   while (sent_.size() > 1 && sent_.front().work.done()) sent_.pop_front();
   const MemoryScope kind(MemoryKind::kCommunication);
   Sent sent;
@@ -157,14 +159,14 @@ double Trainer::predicted_bytes() {
   if (!plan_.is_asynchronous()) {
     double update = model_.predicted_update_bytes();
     if (!post_) return steps * (engine_->predicted_bytes() + update);
-    // The norm goes hand over hand, the loss to rank 0
+    // The norm goes from neighbour to neighbour, the loss to rank 0
     const double ranks = pp_.size();
     update += post_->predicted_bytes() - 2 * (ranks - 1) / ranks * 16;
-    // How often forwards are repeated is a matter of data, not of formulas
+    // The number of redone steps depends on the data, so it is counted
     return steps * (engine_->predicted_bytes() + update) + losses +
            num_redone_ * engine_->predicted_redo_bytes();
   }
-  // Replicas of a stage average their gradients, each time
+  // Replicas of a stage average their gradients in every update
   double bytes = engine_->predicted_bytes() + losses;
   const int stage = plan_.schedule.stage_at(pp_.rank(), 0);
   const auto replicas = static_cast<double>(

@@ -1,6 +1,6 @@
 #pragma once
 
-// A language model in a pipeline: what main.cpp and the benchmarks repeat.
+// Training a language model in a pipeline, for main.cpp and the benchmarks.
 
 #include <deque>
 #include <map>
@@ -26,7 +26,7 @@ struct TrainerOptions {
   double memory_limit = 0;
   std::string replicas;               ///< pipedream: "2,1,1", ranks per stage
   std::string partition = "uniform";  ///< as shardbook::cuts_of reads it
-  /// Which micro-batches keep their stage's input alone.
+  /// Which micro-batches keep only their stage's input.
   std::string recompute = "never";
   bool early_recompute = true;
   bool stash = true;
@@ -34,16 +34,16 @@ struct TrainerOptions {
   bool post_validation = false;
   bool print_schedule = false;
   std::string write_schedule;  ///< FILE.json
-  /// Flags that were given: those that the schedule does not read are refused.
+  /// The given flags; make_plan refuses those that the schedule does not read.
   std::vector<std::string> given;
 
-  /// Nothing is run.
+  /// True if the program prints or writes the schedule and runs nothing.
   bool only_shows() const { return print_schedule || !write_schedule.empty(); }
 };
 
 void add_options(CommandLine& line, TrainerOptions& how);
 
-/// What the options say, before there are ranks.
+/// The plan that follows from the options, made before ranks start.
 struct Plan {
   ModelConfig config;
   Schedule schedule;
@@ -51,16 +51,16 @@ struct Plan {
   std::vector<MicroBatch> pieces;  ///< of a step
   std::vector<int> cuts;
   bool is_asynchronous() const { return !schedule.flushes; }
-  /// The same for a run on shapes of `options`, and the options for it: without
-  /// a flush, all steps that the lists have and none that repeat.
+  /// The plan for the prediction on shapes, and its options. Without a flush,
+  /// the prediction has only the steps in the lists, without repeats.
   Plan on_shapes(Options* options) const;
 };
-/// Throws Error for what does not go together. Where nothing is to be run
-/// (TrainerOptions::only_shows) there are a schedule and no model, and the
-/// batch has as many rows as it needs.
+/// Throws Error for options that contradict each other. If nothing is to be run
+/// (TrainerOptions::only_shows) the plan has a schedule and no model, and the
+/// batch has as many rows as the schedule needs.
 Plan make_plan(const Options& options, const TrainerOptions& how);
-/// The run that the numbers are compared with: one device that accumulates in
-/// the order of the schedule, or (asynchronous) follows its versions.
+/// The reference run: one device that accumulates gradients in the order of the
+/// schedule, or (asynchronous) follows its versions.
 ReferenceRun reference_run(const Options& options, const TrainerOptions& how,
                            const Plan& plan);
 
@@ -70,22 +70,22 @@ class Trainer : public Strategy {
   Trainer(const Options& options, const TrainerOptions& how, Plan plan,
           ProcessGroup& pp);
 
-  /// One optimizer step. Schedules that flush: the mean loss of the batch, and
-  /// the norm, on every rank; with post-validation the loss on rank 0, and no
-  /// norm (NaN). Others: this rank's list up to its next update; the loss on
-  /// rank 0, and the norm of this stage's own gradient. R replicas of a stage
-  /// update every R steps: the steps before that stay open.
+  /// One optimizer step. Schedules that flush return the mean loss of the batch
+  /// and the norm on every rank; with post-validation, the loss on rank 0 and
+  /// no norm (NaN). Other schedules run this rank's list up to its next update,
+  /// and return the loss on rank 0 and the norm of this stage's own gradient. R
+  /// replicas of a stage update every R steps; the steps between are open.
   StepResult step(std::int64_t step) override;
-  /// Validates, and waits for messages that are on their way.
+  /// Validates the last step, and waits for messages in flight.
   void finish() override;
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
-  /// Steps that were taken back cost time that no formula foresees.
+  /// No prediction covers the time of steps that were redone.
   bool has_predictable_time() const override { return num_amended() == 0; }
   std::vector<NamedTensor> full_state() override {
     return model_.full_parameters();
   }
-  /// Of schedules that do not flush: how old the weights were.
+  /// The table of the weights' ages, for schedules that do not flush.
   std::string remarks() override;
 
   const Dataset& data() const { return data_; }
@@ -121,14 +121,14 @@ class Trainer : public Strategy {
   int num_redone_ = 0;
   EngineOptions engine_options_;
   std::optional<Engine> engine_;
-  /// Losses on their way to rank 0.
+  /// Losses in flight to rank 0.
   struct Sent {
     Tensor value;
     Work work;
   };
   std::deque<Sent> sent_;
-  std::int64_t first_step_ = 0;  ///< micro-batch 0 belongs to it
-  /// Of the micro-batches of a step that have ended here, by step.
+  std::int64_t first_step_ = 0;  ///< the step of micro-batch 0
+  /// By step: the micro-batches whose last stage is here, so far.
   struct Losses {
     int count = 0;
     double sum = 0;

@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kTied = "transformer.wte";
 constexpr const char* kUntied = "lm_head";
 
-/// Shows the members of a head, the token embedding under another name.
+/// Visits the members of a head, and renames the token embedding.
 class Renaming : public MemberVisitor {
  public:
   explicit Renaming(MemberVisitor& visit) : visit_(visit) {}

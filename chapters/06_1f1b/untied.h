@@ -1,12 +1,12 @@
 #pragma once
 
-// Tied embeddings, untied.
+// Unties a head's token embedding.
 //
-// Where every stage updates its weights by itself, at its own time, two copies
-// of one parameter cannot stay equal: the sum of their gradients exists only
-// when the last of them is known. Asynchronous schedules train the head's copy
-// as a parameter of its own, "lm_head.weight" (Hugging Face's name), which
-// begins with the embedding's values.
+// If every stage updates its weights at its own time, two copies of a parameter
+// cannot stay equal, because each update would need the gradients of both.
+// Asynchronous schedules train the head's copy as a parameter of its own,
+// "lm_head.weight" (Hugging Face's name), which starts with the embedding's
+// values.
 
 #include <memory>
 
@@ -14,8 +14,8 @@
 
 namespace shardbook::pipeline {
 
-/// The same layers; the last one of a GPT has its own weights. Others are
-/// returned as they are.
+/// The same layers, except that the head of a GPT has weights of its own.
+/// Models without shared parameters are returned unchanged.
 std::shared_ptr<const LayerList> untied(
     std::shared_ptr<const LayerList> layers);
 

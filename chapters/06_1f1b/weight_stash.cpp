@@ -37,7 +37,7 @@ void WeightStash::advance(int oldest_needed) {
     ++oldest_;
   }
   if (oldest_ < oldest_needed) {
-    ++oldest_;  // the newest is read by nobody: it becomes the next
+    ++oldest_;  // nothing reads the newest any more: it becomes the next
     return;
   }
   const MemoryScope kind(MemoryKind::kParameter);
@@ -48,7 +48,7 @@ void WeightStash::advance(int oldest_needed) {
   load(newest());
 }
 
-// --- Updates in between ------------------------------------------------------
+// --- Updates inside the lists ------------------------------------------------
 
 StashedUpdates::StashedUpdates(const Schedule& schedule, PipelineModel& model,
                                Optimizer& optimizer, int rank, bool stashes)
@@ -60,8 +60,8 @@ StashedUpdates::StashedUpdates(const Schedule& schedule, PipelineModel& model,
       stash_(model.parameters()) {
   SB_CHECK(schedule.num_chunks(rank) == 1, "schedule '", schedule.name,
            "': rank ", rank,
-           " has several stages; updates in between are for "
-           "ranks with one");
+           " has several stages; in a schedule with updates each "
+           "rank has one");
   stage_ = schedule.stage_at(rank, 0);
   replicas_ = schedule.num_replicas(stage_);
   const auto& list = schedule.actions[static_cast<std::size_t>(rank)];
@@ -86,12 +86,12 @@ int StashedUpdates::version_of(int micro_batch) const {
          (micro_batch - listed) / reads_.micro_batches_per_update(stage_);
 }
 
-// The oldest version that a forward to come or a pending backward reads.
+// The oldest version that a later forward or a pending backward reads.
 int StashedUpdates::oldest_needed() const {
   int needed = stash_.newest() + 1;
   const auto listed = static_cast<int>(oldest_from_.size());
   if (forwards_ < listed + schedule_.repeats * steady_forwards_) {
-    // As the list's last forwards, so many rounds later
+    // In a repeated round: the same forward of the list, `rounds` rounds later
     const int rounds =
         forwards_ < listed ? 0 : (forwards_ - listed) / steady_forwards_ + 1;
     const int next = forwards_ - rounds * steady_forwards_;
@@ -148,11 +148,11 @@ void StashedUpdates::update(int) {
   for (const Tensor& each : model_.parameters()) each.clear_grad();
 }
 
-// --- The lab -----------------------------------------------------------------
+// --- The error of a gradient -------------------------------------------------
 
-// The same graph twice, gradients of weights and inputs: once with the
-// forward's weights, which is the gradient, and once with the newest, which is
-// not the gradient of anything.
+// Runs backward on the same graph twice, and compares the gradients of weights
+// and inputs: with the forward's weights, which gives the right gradient, and
+// with the newest weights.
 double StashedUpdates::gradient_error(const VersionUse& use,
                                       const StageRun& run,
                                       const Tensors& grad_outputs) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Weights of the past: what asynchronous pipelines stash.
+// Earlier versions of the weights, which asynchronous pipelines stash.
 //
 //   WeightStash stash(model.parameters());   // they are version 0
 //   stash.load(3);                           // backward of an old mini-batch
@@ -9,9 +9,9 @@
 //   stash.advance(/*oldest_needed=*/4);      // a copy of the newest,
 //   optimizer.step();                        // to be updated
 //
-// Nothing is copied to load a version: the parameters' handles are pointed at
-// other arrays. A graph that was recorded before reads what they point at when
-// it runs, which is why a backward without its forward's version is wrong.
+// Loading a version copies nothing: the parameters' handles are pointed at
+// other arrays. A recorded graph reads the arrays that the handles point at
+// when it runs. So a backward is wrong unless its forward's version is loaded.
 //
 // Gradients, optimizer state and the statistics of batch norms have no
 // versions. Narayanan et al. 2019, section 3.3.
@@ -31,13 +31,13 @@ class WeightStash {
   explicit WeightStash(Tensors parameters);
 
   int newest() const { return oldest_ + static_cast<int>(size()) - 1; }
-  /// Versions that are kept, the newest among them.
+  /// The number of versions that are kept, including the newest.
   std::size_t size() const { return versions_.size(); }
   /// Throws Error for a version that is not kept.
   void load(int version);
-  /// Drops versions before `oldest_needed`, and makes the next one: the
-  /// parameters are a copy of the newest, or the newest itself where nobody
-  /// needs it any more.
+  /// Drops versions before `oldest_needed`, and begins the next one: the
+  /// parameters become a copy of the newest, or the newest itself if it is not
+  /// needed any more.
   void advance(int oldest_needed);
 
  private:
@@ -46,25 +46,25 @@ class WeightStash {
   int oldest_ = 0;
 };
 
-/// What a backward did.
+/// The versions that a forward and its backward read.
 struct VersionUse {
   int stage = 0;
   int micro_batch = 0;
   int forward = 0;   ///< version that the forward read
-  int backward = 0;  ///< and the backward
-  int newest = 0;    ///< and the one that the gradient is applied to
-  /// Of the gradients that backward gives, of weights and of the stage's input:
-  /// |g - g*| / |g*|, g* with the forward's weights; 0 with stashing.
+  int backward = 0;  ///< version that the backward read
+  int newest = 0;    ///< version that the gradient is applied to
+  /// The error of the gradients g of weights and of the stage's input:
+  /// |g - g*| / |g*|, with g* from the forward's weights. 0 with stashing.
   double error = 0;
 };
 
-/// Updates of one rank's stage in between: versions as the schedule says.
+/// Loads the versions that the schedule says, and updates one rank's stage.
 class StashedUpdates : public WeightVersions {
  public:
   /// `stashes` false: backward reads the newest weights, whatever the forward
-  /// read. (Versions are then kept for VersionUse::error alone.) Keeps
-  /// references, one to the schedule among them. Throws Error for a rank with
-  /// several stages.
+  /// read. (Versions are then kept only for VersionUse::error.) Keeps
+  /// references, also to the schedule. Throws Error for a rank with several
+  /// stages.
   StashedUpdates(const Schedule& schedule, PipelineModel& model,
                  Optimizer& optimizer, int rank, bool stashes = true);
 
@@ -73,13 +73,13 @@ class StashedUpdates : public WeightVersions {
   void before_backward(int micro_batch, const StageRun& run,
                        const Tensors& grad_outputs) override;
   void after_backward(int micro_batch) override;
-  /// Replicas of the stage take the mean of their gradients.
+  /// Replicas of the stage average their gradients.
   void update(int micro_batch) override;
 
-  /// Of the first backwards of a run, as many as its lists contain.
+  /// The first backwards of a run, as many as its lists contain.
   const std::vector<VersionUse>& uses() const { return uses_; }
   const WeightStash& stash() const { return stash_; }
-  /// Of the gradient of the last update.
+  /// The norm of the gradient in the last update.
   double grad_norm() const { return grad_norm_; }
 
  private:
@@ -96,10 +96,10 @@ class StashedUpdates : public WeightVersions {
   int stage_ = 0;
   int replicas_ = 1;
   WeightStash stash_;
-  /// Versions that forwards have read whose backward is to come.
+  /// Versions of forwards whose backward has not run yet.
   std::multiset<int> in_use_;
-  /// The oldest version that the n-th forward of the rank's list and those
-  /// behind it read.
+  /// The oldest version that the n-th and later forwards of the rank's list
+  /// read.
   std::vector<int> oldest_from_;
   int forwards_ = 0;         ///< so far
   int steady_forwards_ = 0;  ///< forwards that each round of the list repeats

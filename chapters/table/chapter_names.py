@@ -1,4 +1,4 @@
-"""The chapters there are, and the words that mean them."""
+"""The chapters, and the words that name them on the command line."""
 
 import os
 
@@ -34,7 +34,7 @@ def all_chapters():
 
 
 def find_chapters(words):
-    """The chapters that the words mean; without words, all."""
+    """The chapters that the words name; without words, all."""
     chapters = all_chapters()
     if not chapters:
         die("run: there is no chapter yet")
@@ -42,7 +42,7 @@ def find_chapters(words):
 
 
 def _find(word, chapters):
-    """The chapter that 2, 02, ddp, 02_ddp or chapters/02_ddp/ means."""
+    """The chapter that a word such as 2, 02, ddp or chapters/02_ddp/ names."""
     name = word.removesuffix("/").rpartition("/")[2].replace("-", "_")
     name = _ALIASES.get(name, name)
     if len(name) == 1 and name.isdecimal():

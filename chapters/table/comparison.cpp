@@ -15,7 +15,7 @@ double step_s(const ProgramRun& run) {
   return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
 }
 
-// " (1.25)": by how much a value has changed since the first set.
+// " (1.25)": the ratio of a value to that of the first set.
 std::string ratio_text(double value, double first) {
   return value >= 0 && first > 0 ? fmt::format(" ({:.2f})", value / first) : "";
 }
@@ -57,7 +57,7 @@ std::string format_comparison(const std::vector<ProgramRun>& runs) {
     }
   }
   return align(rows) +
-         "\nIn brackets: times as much as in the first set. step: virtual "
+         "\nIn brackets: the ratio to the first set. step: virtual "
          "time, or wall time without a cluster.\n";
 }
 

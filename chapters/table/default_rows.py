@@ -28,7 +28,7 @@ def default_rows(chosen):
 
 
 def _read_groups():
-    """Each begins with [Title] and options; rows add a label and options."""
+    """Reads the groups: [Title] and options, then rows with their own options."""
     groups = [_Group("", "", [])]
     with open(os.path.join(ROOT, "chapters", "rows.txt"), "rb") as file:
         lines = os.fsdecode(file.read()).split("\n")

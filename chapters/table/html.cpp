@@ -64,7 +64,7 @@ std::string report_html(const std::vector<ProgramRun>& runs) {
   fill(page, "/*STYLE*/", internal::page_style());
   fill(page, "/*SCRIPT*/", internal::page_script());
   fill(page, "<!--SUMMARY-->", summary_html(runs));
-  // The data first: no marks must be sought in the text of runs that follows.
+  // The data first, so that no mark is searched for in the text of runs.
   fill(page, "/*DATA*/", data_json(runs));
   fill(page, "<!--BODY-->", body);
   return page;

@@ -1,9 +1,9 @@
 #pragma once
 
 // report.html: several program runs in one file that needs no network. It
-// opens with a comparison of the runs; each run has a section with its claims,
-// what was predicted and counted per rank, and, where the run has virtual
-// time, the timeline of its last step, memory over time, and bytes by link.
+// opens with a comparison of the runs. Each run has a section with its claims
+// and the predicted and counted values per rank. A run with virtual time also
+// has the timeline of its last step, memory over time, and bytes by link.
 //
 // The drawings are static (svg.h) and print as they are. A script, given the
 // timelines as data, describes the item under the pointer or the arrow keys,

@@ -5,7 +5,7 @@
 //   shardbook_table --html build/report.html build/runs/a build/runs/b
 //
 // Several folders are compared. A JSON file is a run of its own. With --quiet,
-// a report is written and nothing is printed but claims that failed.
+// only failed claims are printed.
 //
 // Exit status: 0 all claims hold, 1 a claim failed, 2 a file cannot be read or
 // written.

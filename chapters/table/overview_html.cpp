@@ -38,7 +38,7 @@ std::size_t number_of(const ProgramRun* run,
 }
 
 std::string claim_cell(const ProgramRun& run, const Claim& claim) {
-  // A value without a verdict is shown without a sign.
+  // A value without a verdict has no sign.
   const bool plain =
       claim.verdict == Verdict::kNotMeasured && !claim.value.empty();
   const bool wall = &claim == &run.time && plain && !run.virtual_run;
@@ -128,8 +128,8 @@ std::string scatter_html(const RunGroup& group,
   return "<figure class=\"scatter\"><figcaption><b>Step time against "
          "memory</b> lower is faster, further left is smaller; the numbers "
          "are the rows of the table" +
-         std::string(capacity.empty() ? ""
-                                      : ", the line is what a device holds") +
+         std::string(
+             capacity.empty() ? "" : ", the line is the memory of a device") +
          "</figcaption><div class=\"plane\">" + capacity + points +
          "</div><button type=\"button\" hidden></button></figure>\n";
 }
@@ -200,8 +200,8 @@ std::string buys_html(const std::vector<ProgramRun>& runs) {
   std::string text =
       "<section id=\"buys\"><h2>What it buys</h2><p class=\"about\">Large "
       "models on real clusters, simulated. The first row of a group is the "
-      "yardstick of its speed-ups; a speed-up in brackets needs memory that "
-      "the devices do not have.</p>\n";
+      "yardstick of its speed-ups. A speed-up is in brackets if one of its "
+      "two runs does not fit in memory.</p>\n";
   for (const RunGroup& group : groups) text += group_html(group, runs);
   return text + "</section>\n";
 }
@@ -212,7 +212,7 @@ std::string comparison_html(const std::vector<ProgramRun>& runs) {
   if (sets.size() < 2) return "";
   std::string text =
       "<section id=\"comparison\"><h2>Compared</h2><p class=\"about\">In "
-      "brackets: times as much as in the first set.</p>\n" +
+      "brackets: the ratio to the first set.</p>\n" +
       open_table("Compared", {"Run", "Set", "Step", "Peak memory",
                               "Sent per step", "Idle"});
   for (const ComparedRuns& line : compare_sets(runs)) {
@@ -249,9 +249,9 @@ device is in one of four states. Their shares add up to the step.</p>
 wire.</dd>
 <dt>bubble</dt><dd>The queue waits for a message that has not been sent: the
 sender is still computing, or waits itself.</dd>
-<dt>rest</dt><dd>The host has not given the device anything to do, or the device
-waits for a queue of its own.</dd>
-<dt>idle</dt><dd>All that is not busy: bubble, exposed communication and
+<dt>rest</dt><dd>The host has not given the device anything to do, or the queue
+waits for another queue of the device.</dd>
+<dt>idle</dt><dd>The time that is not busy: bubble, exposed communication and
 rest.</dd>
 <dt>peak memory</dt><dd>The most bytes in use at one time, the sum over all
 kinds: the top of the curve.</dd>

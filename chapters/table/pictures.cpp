@@ -39,7 +39,7 @@ std::string categories_legend(const StepView& view) {
   static constexpr std::array<std::array<const char*, 2>, 9> kTitles = {
       {{"forward", "forward"},
        {"backward", "backward"},
-       {"weights", "weight gradients that waited"},
+       {"weights", "deferred weight gradients"},
        {"optimizer", "optimizer"},
        {"comm", "communication"},
        {"copy", "memory copy"},
@@ -142,8 +142,9 @@ std::string timeline_html(std::size_t run_number, const StepView& view) {
           : fmt::format("of {} steps in the steady state", view.num_steps);
   std::string text = fmt::format(
       "<figure class=\"timeline\" data-run=\"{}\"><figcaption><b>Timeline</b> "
-      "{}, {} of virtual time. The numbers in boxes are micro-batches; at the "
-      "right is how much of the time a queue is busy.</figcaption>\n{}{}"
+      "{}, {} of virtual time. The numbers in boxes are micro-batches. The "
+      "share at the right is the time in which a queue is "
+      "busy.</figcaption>\n{}{}"
       "<div class=\"tracks\">\n",
       run_number, what, sim::seconds_text(view.step_s), categories_legend(view),
       tools_html(messages));

@@ -1,8 +1,8 @@
 """Runs programs one after the other, and ends them when a signal comes.
 
 Each program has a process group of its own, so that one signal reaches it and
-all that it started. Signals are blocked in this process: they count while it
-waits for a program, and never interrupt its own work on files.
+all that it started. Signals are blocked in this process: they take effect only
+while it waits for a program, and never interrupt its own work on files.
 """
 
 import os
@@ -32,7 +32,7 @@ def say(text):
 
 
 def die(text):
-    """Names a mistake in the command, and ends with status 2."""
+    """Reports a mistake in the command, and exits with status 2."""
     say("shardbook: " + text)
     sys.exit(2)
 

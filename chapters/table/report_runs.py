@@ -32,13 +32,13 @@ def write_report(folders, is_quiet=False):
 
 
 def kept_names():
-    """The runs in build/runs; names with a dot are of runs that go on."""
+    """The runs in build/runs; names with a dot belong to unfinished runs."""
     names = os.listdir(RUNS) if os.path.isdir(RUNS) else []
     return sorted(name for name in names if not name.startswith("."))
 
 
 def kept_folders(names):
-    """The folders of the runs; without names, that of the last."""
+    """The folders of the named runs; without names, that of the last run."""
     names = names or ["last"]
     for name in names:
         is_name = not name.startswith(".") and "/" not in name

@@ -3,18 +3,20 @@
   run_chapters.py targets NAME [CHAPTER...] [-- OPTIONS]   prints what to build
   run_chapters.py run NAME [CHAPTER...] [-- OPTIONS]       runs what was built
 
-The runs are kept as build/runs/NAME. Without OPTIONS each chapter runs as
-chapters/rows.txt says; with OPTIONS, once, and prints what its program prints.
+The runs are kept as build/runs/NAME. Without OPTIONS each chapter runs its rows
+of chapters/rows.txt. With OPTIONS it runs once with them, and the output of its
+program is printed.
 """
 
 import os
+import re
 import signal
 import sys
 
 import programs
 from chapter_names import find_chapters
 from default_rows import YARDSTICK, default_rows
-from programs import BUILD, say
+from programs import BUILD, die, say
 from report_runs import TABLE, write_report
 from run_folder import keep_folder, new_folder, remove_folder
 
@@ -73,7 +75,7 @@ class Runs:
 
 
 def complain(label, status):
-    """Up to 3, the program itself has said what is wrong."""
+    """Reports an unusual status; up to 3, the program itself has done so."""
     if status > 128:
         try:
             number = signal.Signals(status - 128).name.removeprefix("SIG")
@@ -104,7 +106,7 @@ def run_default_rows(runs, chapters):
 
 
 def is_quiet(chapters, options):
-    """A program's own words are the result; a table compares several."""
+    """Whether the programs' own output is the result, and no table is needed."""
     if options is None:
         return False
     return len(chapters) == 1 or any(option.startswith("--format")
@@ -119,7 +121,9 @@ def read_words(words):
     return find_chapters(words[:end]), words[end + 1:]
 
 
-def print_targets(_name, *words):
+def print_targets(name, *words):
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        die(f"--name {name}: give letters, digits, '.', '_' and '-'")
     chapters, options = read_words(words)
     needed = [program_of(chapter) for chapter in chapters]
     if options is None:

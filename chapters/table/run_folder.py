@@ -25,9 +25,9 @@ def remove_folder(folder):
 
 
 def keep_folder(folder, name):
-    """Moves the folder to its name, and away the folder that had the name.
+    """Moves the folder to its name, and removes the folder that had the name.
 
-    Another run may do the same at this moment: then it tries again.
+    If another run does the same at this moment, it tries again.
     """
     target = os.path.join(RUNS, name)
     for _ in range(100):

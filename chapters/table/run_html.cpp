@@ -18,7 +18,7 @@ using svg::escape;
 struct Mark {
   const char* css_class;
   const char* sign;
-  const char* word;  // for readers who do not see the sign
+  const char* word;  // for screen readers
 };
 
 Mark mark_of(Verdict verdict) {
@@ -56,8 +56,8 @@ std::string idle_text(const VirtualRun& run) {
       100 * run.idle_share, 100 * bubble, 100 * exposed, 100 * rest);
   if (rest > 0.25) {
     text +=
-        ". The operations are shorter than what it takes to launch them: a "
-        "larger model or batch would keep this device busy";
+        ". Launching an operation takes longer than running it: a larger "
+        "model or batch would keep this device busy";
   }
   return text;
 }
@@ -97,7 +97,7 @@ std::string claims_html(const ProgramRun& run) {
          claim_html("Time", run.time, time_explanation(run)) + "</ul>\n";
 }
 
-// The line that is seen while the section is closed.
+// The visible line of a closed section.
 std::string headline(const ProgramRun& run) {
   return run_name(run) + ", " + world_name(run);
 }

@@ -36,7 +36,8 @@ const ProgramRun* yardstick(const RunGroup& group);
 struct ComparedRuns {
   std::vector<const ProgramRun*> runs;  ///< in the order of the sets
 };
-/// Pairs rows of the same title and name; where each set has one row, those.
+/// Pairs rows of the same title and name. If each set has only one row, these
+/// are paired.
 std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs);
 
 /// "gpt2, f32, adamw, 32 x 512 tokens on dgx-a100 (80 GB per device)".

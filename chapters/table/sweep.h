@@ -31,9 +31,9 @@ struct Sweep {
 std::optional<Sweep> read_sweep(const nlohmann::ordered_json& run,
                                 const std::string& source);
 
-/// Bars of one device, the naive schedule and the best split size, with their
-/// deviations, and the curve over the split sizes: in wall time and in virtual
-/// time.
+/// Draws the times of one device, the naive schedule and the best split size as
+/// bars with their deviations, and a curve over the split sizes: once in wall
+/// time and once in virtual time.
 std::string sweep_html(const Sweep& sweep);
 
 }  // namespace shardbook::table

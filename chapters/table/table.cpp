@@ -25,19 +25,20 @@ constexpr Marks kUtf8Marks = {"\u2713", "\u2717", " \u2192 ", " \u00d7"};
 constexpr Marks kAsciiMarks = {"ok", "no", " -> ", " x"};
 
 constexpr const char* kProofLegend =
-    "Each mark compares with a prediction. numbers: largest relative "
+    "A mark compares the value with its prediction. numbers: largest relative "
     "difference to one device.\n"
     "sent: bytes per step, by the busiest rank. peak memory: of the fullest "
     "rank, all kinds at once.\n"
-    "time: the virtual time of a step; (wall time) where there is none.\n";
+    "time: a mark for the virtual time of a step; (wall time) without a "
+    "cluster.\n";
 
 constexpr const char* kBuysLegend =
     "Simulated (--backend sim). step: virtual time. speed-up: over one "
-    "device; in brackets where that\n"
-    "device or these do not have the memory. memory: peak of the fullest "
-    "device. sent: bytes per step\n"
-    "over each kind of link, by all devices. idle: share of the step in which "
-    "a device computes nothing.\n";
+    "device; in brackets if the run on\n"
+    "one device, or this one, does not fit in memory. memory: peak of the "
+    "fullest device. sent: bytes\n"
+    "per step over each kind of link, by all devices. idle: share of the step "
+    "in which a device computes\nnothing.\n";
 
 std::string world_name(const ProgramRun& run, const Marks& marks) {
   if (run.world_size == 1) return "1 rank";
@@ -51,9 +52,8 @@ std::string claim_cell(const Claim& claim, const Marks& marks) {
   return fmt::format("{} {}", passed ? marks.passed : marks.failed, value);
 }
 
-// The models are too small to teach how long a step takes: the time itself is
-// in the other table. Wall time stands in brackets: nothing is claimed about
-// it.
+// These models are too small for their step times to mean anything, so only the
+// mark is shown. Wall time is in brackets, because no claim is made about it.
 std::string time_cell(const ProgramRun& run, const Marks& marks) {
   if (run.time.verdict == Verdict::kPassed) return marks.passed;
   if (run.virtual_run || run.time.value.empty()) {
@@ -82,7 +82,7 @@ void for_each_claim(const ProgramRun& run, Visit visit) {
   visit("time", run.time);
 }
 
-// Where most runs have one setting, it stands above them.
+// The setting that more than half of the runs have, if there is one.
 std::string common_setting(const std::vector<const ProgramRun*>& runs) {
   std::map<std::string, std::size_t> count;
   for (const ProgramRun* run : runs) {
@@ -161,7 +161,7 @@ std::string buys_table(const std::vector<RunGroup>& groups) {
       rows.push_back(buys_row(*run, yardstick(group)));
     }
   }
-  // Titles may be wider than columns: they are put in afterwards.
+  // Titles may be wider than columns, so they are inserted afterwards.
   std::istringstream lines(align(rows));
   std::string text, line;
   std::getline(lines, line);

@@ -1,4 +1,4 @@
-// ---- Timelines and memory: drawn where they are looked at, as wide as the
+// ---- Timelines and memory: drawn when their run is opened, as wide as the
 // ---- page allows, and again at every zoom.
 
 (() => {
@@ -34,7 +34,7 @@
     return made;
   }
 
-  // ---- What there is to draw: spans with a begin, an end and words.
+  // ---- Spans: begin, end and a description.
 
   const isWait = (span) => waits.includes(span.category);
 
@@ -91,7 +91,7 @@
     return known.includes(span.category) ? span.category : "other";
   }
 
-  // Of one micro-batch, a forward or a backward is one box.
+  // The forward or the backward of one micro-batch is one box.
   function boxesOf(spans) {
     const boxes = [];
     for (const span of spans) {
@@ -317,7 +317,7 @@
     }
     figure.querySelector("input.messages")?.addEventListener("change", draw);
 
-    // ---- What lies under the pointer, or under the arrow keys.
+    // ---- The span under the pointer, or chosen by the arrow keys.
 
     let pointer;
     function hide() {
@@ -380,7 +380,7 @@
           return;
         }
         const { best, distance } = nearest(spans, time);
-        // Within four pixels, it is meant.
+        // A span within four pixels is close enough.
         const near = 4 / svg.clientWidth * (end - begin);
         if (distance <= near) point(drawing, best); else hide();
       });

@@ -94,22 +94,32 @@ void GraphTask::discover(const std::vector<std::shared_ptr<Node>>& roots) {
       visit(next);
       Inputs& inputs = inputs_[next];
       inputs.missing += 1;
-      inputs.expected.emplace_back(node->sequence, i);
+      inputs.expected.push_back(
+          {node->sequence, i, node->next[i].output_index});
       inputs.all_from_here &= node->device == next->device;
     }
   }
-  if (devices_.size() > 1) {
-    for (auto& [node, inputs] : inputs_) {
-      // The order in which one device would make them: later nodes first.
-      std::sort(inputs.expected.begin(), inputs.expected.end(),
-                [](const auto& a, const auto& b) {
-                  return a.first != b.first ? a.first > b.first
-                                            : a.second < b.second;
-                });
-    }
-  }
+  if (devices_.size() > 1) order_expected();
   ready_.resize(devices_.size());
   unfinished_ = static_cast<std::int64_t>(seen.size());
+}
+
+// Gradients are added in the order in which one device would make them: those
+// of later nodes first. Threads that recorded for several devices at the same
+// time have numbered their nodes in any order. Where their gradients meet, the
+// outputs are summed one after another, the last one first: the nodes that send
+// gradients to one output come from one thread.
+void GraphTask::order_expected() {
+  for (auto& [node, inputs] : inputs_) {
+    const bool by_output = !inputs.all_from_here;
+    std::sort(inputs.expected.begin(), inputs.expected.end(),
+              [by_output](const Source& a, const Source& b) {
+                if (by_output && a.output_index != b.output_index) {
+                  return a.output_index > b.output_index;
+                }
+                return a.from != b.from ? a.from > b.from : a.input < b.input;
+              });
+  }
 }
 
 // Adds one gradient to the sum of a node's output. Devices run at their own
@@ -119,7 +129,7 @@ void GraphTask::deliver(const Edge& edge, const Tensor& grad,
                         std::uint64_t from, std::size_t input) {
   Inputs& inputs = inputs_[edge.node.get()];
   if (devices_.size() > 1 && from != kRoot) {
-    inputs.arrivals.push_back({from, input, edge.output_index, grad});
+    inputs.arrivals.push_back({{from, input, edge.output_index}, grad});
   } else if (grad.defined()) {
     add_to(inputs.grads[edge.output_index], grad);
   }
@@ -143,11 +153,12 @@ void GraphTask::add_what_came(Node& node) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (inputs.num_added == inputs.expected.size()) return;
-      const auto& [from, input] = inputs.expected[inputs.num_added];
+      const Source& source = inputs.expected[inputs.num_added];
       const auto found =
           std::find_if(inputs.arrivals.begin(), inputs.arrivals.end(),
-                       [from = from, input = input](const Arrival& arrival) {
-                         return arrival.from == from && arrival.input == input;
+                       [&source](const Arrival& arrival) {
+                         return arrival.source.from == source.from &&
+                                arrival.source.input == source.input;
                        });
       if (found == inputs.arrivals.end()) return;
       next = std::move(*found);
@@ -155,7 +166,7 @@ void GraphTask::add_what_came(Node& node) {
       ++inputs.num_added;
     }
     if (next.grad.defined()) {
-      add_to(inputs.grads[next.output_index], next.grad);
+      add_to(inputs.grads[next.source.output_index], next.grad);
     }
   }
 }

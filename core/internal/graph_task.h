@@ -38,21 +38,23 @@ class GraphTask {
   }
 
  private:
-  /// A gradient that came from an input of the operation `from`.
-  struct Arrival {
+  /// A gradient that comes from an input of the operation `from`.
+  struct Source {
     std::uint64_t from;
     std::size_t input;
     std::size_t output_index;
+  };
+  struct Arrival {
+    Source source;
     Tensor grad;
   };
   struct Inputs {
     Tensors grads;
     int missing = 0;
     // Among several devices: the gradients that have come and are not yet
-    // added, and those that will come, by node and input, in the order in which
-    // they are added.
+    // added, and those that will come, in the order in which they are added.
     std::vector<Arrival> arrivals;
-    std::vector<std::pair<std::uint64_t, std::size_t>> expected;
+    std::vector<Source> expected;
     std::size_t num_added = 0;
     bool all_from_here = true;  ///< from nodes of the same device
   };
@@ -67,6 +69,7 @@ class GraphTask {
                           std::vector<std::shared_ptr<Node>>, Later>;
 
   void discover(const std::vector<std::shared_ptr<Node>>& roots);
+  void order_expected();
   void deliver(const Edge& edge, const Tensor& grad, std::uint64_t from,
                std::size_t input);
   static void add_to(Tensor& slot, const Tensor& grad);

@@ -70,7 +70,7 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"05_gpipe", "--micro-batches 25", "give 1 to 24"},
            {"05_gpipe", "--long-skips --model mlp", "--long-skips: the layers"},
            {"05_gpipe", "--long-skips --save x.safetensors",
-            "--long-skips: a file does not say"}}) {
+            "--long-skips: a saved model does not record them"}}) {
     expect_refused(bad);
   }
 }

@@ -134,6 +134,41 @@ TEST(DeviceQueue, AnEventStandsForWhatWasGivenBeforeItsRecord) {
   EXPECT_TRUE(second);
 }
 
+TEST(Event, QueryTellsWhetherItHasPassedWithoutWaiting) {
+  Gate gate;
+  DeviceQueue queue(Device::cpu(0));
+  QueueEvent before, behind;
+  EXPECT_TRUE(behind.query()) << "never recorded";
+  before.record(queue);
+  gate.closed().wait(queue);
+  behind.record(queue);
+  const Event copy = behind;
+  before.synchronize();
+  EXPECT_TRUE(before.query());
+  EXPECT_FALSE(behind.query());
+  EXPECT_FALSE(copy.query());
+  EXPECT_THROW(behind.elapsed_s(before), Error);
+  gate.open();
+  behind.synchronize();
+  EXPECT_TRUE(behind.query());
+  EXPECT_TRUE(copy.query());
+  // On the CPU, work is done when it returns.
+  Event here;
+  here.record();
+  EXPECT_TRUE(here.query());
+}
+
+TEST(Event, TimeElapsesBetweenTwo) {
+  Event first, second, never;
+  first.record();
+  second.record();
+  EXPECT_GE(second.elapsed_s(first), 0);
+  EXPECT_EQ(first.elapsed_s(second), -second.elapsed_s(first));
+  EXPECT_EQ(first.elapsed_s(first), 0);
+  EXPECT_THROW(first.elapsed_s(never), Error);
+  EXPECT_THROW(never.elapsed_s(first), Error);
+}
+
 // --- Errors ------------------------------------------------------------------
 
 TEST(DeviceQueue, AnErrorIsThrownWhereTheHostSynchronises) {

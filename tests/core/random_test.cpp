@@ -173,6 +173,79 @@ TEST(Dropout, OfAttentionEqualsTheRowsOfTheGlobalBatch) {
   EXPECT_TRUE(bitwise_equal(mine.grad(), rows_of(qkv.grad(), at, 3)));
 }
 
+/// Which elements of a tensor a shard has.
+struct Part {
+  const char* name;
+  Shape shape;
+  std::vector<std::int64_t> offset, step;
+};
+
+// Sequence, rows, columns, or the first and last of four pieces of a sequence:
+// dim 1 of [4, 4, 2, 6] counts the pieces.
+TEST(Dropout, OfAShardEqualsThatPartOfOneDevicesTensor) {
+  const Shape global = {4, 4, 2, 6};
+  const Tensor x = noise(global, 1, 0.5, 1);
+  const BatchSlice batch{3, 2};
+  const Tensor whole = drawn(batch, [&] { return dropout(x, 0.5); });
+  for (const Part& part :
+       {Part{"sequence", {4, 2, 2, 6}, {0, 2, 0, 0}, {}},
+        Part{"rows", {2, 4, 2, 6}, {2, 0, 0, 0}, {}},
+        Part{"columns", {4, 4, 2, 3}, {0, 0, 0, 3}, {}},
+        Part{"every second row", {2, 4, 2, 6}, {1, 0, 0, 0}, {2, 1, 1, 1}},
+        Part{"both ends", {4, 2, 2, 6}, {}, {1, 3, 1, 1}}}) {
+    const auto part_of = [&](const Tensor& tensor) {
+      Tensor result = tensor;
+      for (std::size_t d = 0; d < 4; ++d) {
+        const std::int64_t first = part.offset.empty() ? 0 : part.offset[d];
+        const std::int64_t stride = part.step.empty() ? 1 : part.step[d];
+        Tensors slices;
+        for (std::int64_t i = 0; i < part.shape[d]; ++i) {
+          const std::int64_t at = first + i * stride;
+          slices.push_back(
+              slice(result, static_cast<std::int64_t>(d), at, at + 1));
+        }
+        result = concat(slices, static_cast<std::int64_t>(d));
+      }
+      return result;
+    };
+    const Tensor mine = part_of(x).detach().set_requires_grad();
+    const Tensor y = drawn(batch, [&] {
+      return dropout(mine, 0.5, {global, part.offset, part.step});
+    });
+    EXPECT_TRUE(bitwise_equal(y.detach(), part_of(whole).detach()))
+        << part.name;
+    // The gradient passes through the same mask: y = x * gradient
+    autograd::backward({y}, {Tensor::full(part.shape, 1, y.options())});
+    EXPECT_TRUE(bitwise_equal(mul(mine.detach(), mine.grad()), y.detach()))
+        << part.name;
+  }
+  expect_error(
+      [&] {
+        dropout(x, 0.5, {{4, 4}, {}, {}});
+      },
+      {"[4, 4, 2, 6]", "[4, 4]", "one per dim"});
+}
+
+TEST(Dropout, OfAShardOfHeadsEqualsTheirPartOfOneDevicesHeads) {
+  AttentionOptions options;
+  options.heads = 4;
+  options.dropout = 0.4;
+  Deterministic deterministic;
+  const Tensor qkv = noise({2, 5, 24}, 1, -1, 1);
+  const Tensor whole = drawn({1, 3}, [&] { return attention(qkv, options); });
+  for (std::int64_t index = 0; index < 2; ++index) {
+    // Queries, keys and values: two of four heads of each
+    const Tensor mine =
+        reshape(slice(reshape(qkv, {2, 5, 3, 8}), 3, 4 * index, 4 * index + 4),
+                {2, 5, 12});
+    AttentionOptions half = options;
+    half.heads = 2;
+    half.shard = {{2, 4, 5, 5}, {0, 2 * index, 0, 0}, {}};
+    const Tensor part = drawn({1, 3}, [&] { return attention(mine, half); });
+    EXPECT_TRUE(bitwise_equal(part, slice(whole, 2, 4 * index, 4 * index + 4)));
+  }
+}
+
 TEST(Dropout, DependsOnStepOperationAndSeed) {
   const Tensor x = Tensor::full({200}, 1);
   auto with = [&](RandomState state) {

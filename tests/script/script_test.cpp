@@ -53,11 +53,12 @@ class Script : public testing::Test {
   void SetUp() override {
     root_ = (fs::path(testing::TempDir()) / "script-XXXXXX").string();
     ASSERT_NE(mkdtemp(root_.data()), nullptr);
-    for (const char* name : {"/shardbook", "/packages.sh"}) {
-      fs::copy_file(std::string(SHARDBOOK_ROOT) + name, root_ + name);
-    }
     copy_python("/chapters/table");
     copy_python("/bench");
+    for (const char* name :
+         {"/shardbook", "/packages.sh", "/chapters/table/help.txt"}) {
+      fs::copy_file(std::string(SHARDBOOK_ROOT) + name, root_ + name);
+    }
     for (const char* name : {"00_single_device", "02_ddp", "03_zero_fsdp",
                              "05_gpipe", "06_1f1b"}) {
       const std::string chapter = std::string("/chapters/") + name;
@@ -99,6 +100,14 @@ class Script : public testing::Test {
       fs::copy_file(entry.path(),
                     fs::path(root_ + folder) / entry.path().filename());
     }
+  }
+
+  // The interpreter itself: a `python3` on the PATH may be a script.
+  std::string python() const {
+    std::string path =
+        run(R"sh(python3 -c "import sys; print(sys.executable)")sh").text;
+    path.pop_back();
+    return path;
   }
 
   void write(const std::string& path, const std::string& text) {
@@ -257,6 +266,73 @@ TEST_F(Script, WhatFailsIsNotKept) {
   EXPECT_EQ(run("./shardbook run ddp -- --steps 1").status, 2);
   EXPECT_FALSE(fs::exists(root_ + "/build/runs/last"));
   EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
+}
+
+// A fresh machine has no Python: apt-get brings it, with Meson.
+TEST_F(Script, NothingCallsPythonBeforeItIsInstalled) {
+  const std::string bin = root_ + "/bin";
+  run("for tool in bash env cat dirname readlink nproc awk mkdir cut grep sed "
+      "tail tr sleep flock sh ln; do ln -s $(command -v $tool) bin; done");
+  write("/bin/dpkg-query", "#!/bin/sh\n[ -e " + bin + "/python3 ] || exit 1\n" +
+                               read("/bin/dpkg-query"));
+  write("/bin/apt-cache", "#!/bin/sh\necho known\n");
+  write("/bin/apt-get", "#!/bin/sh\nln -s " + python() + " " + bin + "\n");
+  write("/bin/sudo", "#!/bin/sh\n[ $1 = -n ] || exec \"$@\"\n");
+  const std::string alone = "PATH=" + bin + " ./shardbook ";
+
+  const Outcome help = run(alone + "help");
+  EXPECT_EQ(help.status, 0) << help.text;
+  EXPECT_TRUE(has(help.text, "./shardbook test [FILTER...]")) << help.text;
+  for (const char* command : {"run", "report", "test", "bench"}) {
+    const Outcome missing = run(alone + command + " --no-install");
+    EXPECT_EQ(missing.status, 2) << missing.text;
+    EXPECT_TRUE(has(missing.text, "a required package is missing"))
+        << missing.text;
+    EXPECT_FALSE(has(missing.text, "python3: ")) << missing.text;
+  }
+  const Outcome installed = run(alone + "run gpipe -- --steps 1");
+  EXPECT_EQ(installed.status, 0) << installed.text;
+  EXPECT_TRUE(has(installed.text, "apt-get installs what is missing"));
+  EXPECT_TRUE(has(installed.text, "ch05_gpipe --steps 1")) << installed.text;
+}
+
+TEST_F(Script, ABuildIsToldInOneLineOrByItsFirstFailure) {
+  write("/bin/ninja",
+        "#!/bin/sh\necho [1/2] Compiling a.cpp\necho a.cpp:1: warning: odd\n"
+        "echo [2/2] Linking a\n");
+  const Outcome good = run("./shardbook run gpipe -- --steps 1");
+  EXPECT_EQ(good.status, 0);
+  EXPECT_TRUE(has(good.text, "built build/: 2 steps, ")) << good.text;
+  EXPECT_TRUE(has(good.text, " s (1 warnings in build/build.log)\n"));
+  write("/bin/ninja",
+        "#!/bin/sh\necho [1/3] Compiling a.cpp\necho FAILED: a.o\n"
+        "echo ccache c++ -c a.cpp\necho a.cpp:1: error: odd\n"
+        "echo [2/3] Compiling b.cpp\nexit 1\n");
+  const Outcome bad = run("./shardbook run gpipe -- --steps 1");
+  EXPECT_EQ(bad.status, 1);
+  EXPECT_EQ(bad.text.rfind("FAILED: a.o\na.cpp:1: error: odd\n"
+                           "shardbook: the build failed; all of it is in ",
+                           0),
+            0u)
+      << bad.text;
+}
+
+TEST_F(Script, MistakesInTheCommandAreNamed) {
+  for (const auto& [words, text] :
+       {std::pair{"run --steps 3", "options of a program go after --"},
+        {"doctor --steps 3", "--steps: unknown option"},
+        {"test core -- --steps 3", "test takes no options after --"},
+        {"report -- --steps 3", "report takes no options after --"},
+        {"test --sanitize=memory", "give address,undefined or thread"},
+        {"run --sanitize=thread", "--sanitize goes with test only"},
+        {"run --jobs many", "--jobs many: give a number from 1 up"},
+        {"run --jobs", "--jobs needs a value"},
+        {"run --name .", "--name .: give letters, digits, "},
+        {"walk", "walk: no such command; there are run, report"}}) {
+    const Outcome outcome = run(std::string("./shardbook ") + words);
+    EXPECT_EQ(outcome.status, 2) << words;
+    EXPECT_TRUE(has(outcome.text, text)) << outcome.text;
+  }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
-#include "core/kernels/random.h"
+#include "core/context.h"
 #include "core/ops.h"
 
 namespace shardbook {
@@ -62,7 +62,7 @@ std::vector<std::int32_t> random_tokens(std::int64_t vocab,
                                         std::uint64_t seed) {
   std::vector<std::int32_t> tokens(kRandomTokens);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::uint64_t bits = kernels::random_bits({seed, 1}, i);
+    const std::uint64_t bits = random_bits(seed, /*stream=*/1, i);
     tokens[i] = static_cast<std::int32_t>(
         bits * static_cast<std::uint64_t>(vocab) >> 32);
   }
@@ -75,7 +75,7 @@ std::vector<std::int32_t> walk_tokens(std::int64_t vocab, std::uint64_t seed) {
   std::vector<std::int32_t> tokens(kRandomTokens);
   std::uint64_t token = 0;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::uint64_t bits = kernels::random_bits({seed, 2}, i);
+    const std::uint64_t bits = random_bits(seed, /*stream=*/2, i);
     token = (token + 1 + (bits * 3 >> 32)) % size;
     tokens[i] = static_cast<std::int32_t>(token);
   }
@@ -173,20 +173,24 @@ Dataset Dataset::open(const Options& options, const ModelConfig& config) {
 
 void Dataset::fill_images(const Batch& batch, std::int64_t first,
                           std::int64_t stride) const {
-  // Kernels, not operations: data come from the host, the device has no work.
   const std::int64_t rows = batch.inputs.size(0);
   if (rows == 0) return;
-  kernels::GlobalView view;
-  view.shape = view.global_shape = batch.inputs.shape();
+  ShardView view;
+  view.global_shape = batch.inputs.shape();
   view.global_shape[0] = first + (rows - 1) * stride + 1;
   view.offset = {first, 0, 0, 0};
   view.step = {stride, 1, 1, 1};
-  kernels::fill_normal(RankContext::current().kernels(), dtype_, view,
-                       {seed_, stream_of("images")}, 0, 1, batch.inputs.raw());
-  const kernels::RandomKey labels = {seed_, stream_of("labels")};
+  {
+    // Data come from the host: the device has no work that observers could see.
+    const RankContext& mine = RankContext::current();
+    RankContext unobserved(mine.device, mine.rank, mine.num_threads);
+    const RankContext::Scope scope(unobserved);
+    fill_normal(batch.inputs, seed_, stream_of("images"), 0, 1, view);
+  }
+  const std::uint64_t labels = stream_of("labels");
   for (std::int64_t row = 0; row < rows; ++row) {
-    const std::uint64_t bits = kernels::random_bits(
-        labels, static_cast<std::uint64_t>(first + row * stride));
+    const std::uint64_t bits = random_bits(
+        seed_, labels, static_cast<std::uint64_t>(first + row * stride));
     batch.targets.data<std::int64_t>()[row] = static_cast<std::int64_t>(
         bits * static_cast<std::uint64_t>(num_labels_) >> 32);
   }

@@ -54,9 +54,14 @@ struct ModelConfig {
   std::string to_json() const;
 };
 
+/// A scalar from logits and targets: the mean over their tokens (or images).
+using LossFunction =
+    std::function<Tensor(const Tensor& logits, const Tensor& targets)>;
+
 /// The layers of a GPT. A chapter that shards a layer replaces it here by a
-/// module with the same inputs and outputs; names of parameters stay. After
-/// ModuleSpec of Megatron-LM (core/transformer/spec_utils.py).
+/// module with the same inputs and outputs, or with a rank's part of them; names
+/// of parameters stay. After ModuleSpec of Megatron-LM
+/// (core/transformer/spec_utils.py).
 struct LayerFactory {
   /// y = x W + b, W [in, out] from normal(0, stddev) in the stream
   /// "NAME.weight", b zeros.
@@ -69,14 +74,28 @@ struct LayerFactory {
                           std::int64_t width, double stddev,
                           const InitOptions& init)>
       embedding;
+  /// The table of position vectors; `rows` is the number of positions.
+  std::function<AnyModule(const std::string& name, std::int64_t rows,
+                          std::int64_t width, double stddev,
+                          const InitOptions& init)>
+      position_embedding;
+  /// That table and the model's tokens [n, S] -> [S, width], which is added to
+  /// their vectors.
+  std::function<Tensor(AnyModule& wpe, const Tensor& tokens)> positions;
   std::function<AnyModule(std::int64_t width, double eps,
                           const InitOptions& init)>
       layer_norm;
   /// [n, S, 3h] -> [n, S, h], as core's.
   std::function<Tensor(const Tensor& qkv, const AttentionOptions& options)>
       attention;
+  /// Behind the embeddings, and behind both branches of a block; that of the
+  /// probabilities is up to `attention`.
+  std::function<AnyModule(double p)> dropout;
   /// [n, S, h] and the token embedding -> [n, S, V].
   std::function<Tensor(const Tensor& x, AnyModule& wte)> logits;
+  /// The logits as `logits` returns them. Training takes it as an argument
+  /// (accumulate_gradients, LanguageFeed).
+  LossFunction loss;
 
   /// The layers of one device.
   LayerFactory();
@@ -91,8 +110,7 @@ class GptAttention : public ModuleOf<GptAttention> {
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptAttention"; }
 
-  AnyModule c_attn, c_proj;
-  Dropout resid_dropout;
+  AnyModule c_attn, c_proj, resid_dropout;
   std::int64_t heads;
   double attention_dropout;
 
@@ -109,8 +127,7 @@ class GptMlp : public ModuleOf<GptMlp> {
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptMlp"; }
 
-  AnyModule c_fc, c_proj;
-  Dropout resid_dropout;
+  AnyModule c_fc, c_proj, resid_dropout;
 };
 
 /// x + attn(ln_1(x)), then x + mlp(ln_2(x)). With `recompute`, only the block's
@@ -143,9 +160,10 @@ class GptEmbedding : public ModuleOf<GptEmbedding> {
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptEmbedding"; }
 
-  AnyModule wte;
-  Embedding wpe;
-  Dropout embd_dropout;
+  AnyModule wte, wpe, embd_dropout;
+
+ private:
+  std::function<Tensor(AnyModule&, const Tensor&)> positions_;
 };
 
 /// The layers behind the blocks, alone: the last norm, and the token embedding
@@ -176,13 +194,12 @@ class Gpt : public ModuleOf<Gpt> {
   std::string type_name() const override { return "Gpt"; }
 
   ModelConfig config;
-  AnyModule wte;
-  Embedding wpe;
-  Dropout embd_dropout;
+  AnyModule wte, wpe, embd_dropout;
   std::vector<GptBlock> h;
   AnyModule ln_f;
 
  private:
+  std::function<Tensor(AnyModule&, const Tensor&)> positions_;
   std::function<Tensor(const Tensor&, AnyModule&)> logits_;
 };
 
@@ -204,9 +221,8 @@ std::unique_ptr<Module> make_model(const ModelConfig& config,
 /// Turns recomputation on or off in every block of a GPT or ResNet.
 void set_recompute(Module& model, bool on);
 
-/// Mean (or sum) of the cross-entropy of logits [n, S, V] against [n, S], or of
-/// [n, labels] against [n].
-Tensor language_loss(const Tensor& logits, const Tensor& targets,
-                     Reduction reduction = Reduction::kMean);
+/// The loss of one device: mean of the cross-entropy of logits [n, S, V] against
+/// [n, S], or of [n, labels] against [n].
+Tensor language_loss(const Tensor& logits, const Tensor& targets);
 
 }  // namespace shardbook

@@ -12,7 +12,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-// Numbers and ways
+// Counts and routes
 
 void check_route(const Schedule& s, const Route& route,
                  std::map<std::pair<int, int>, int>* stage_of) {
@@ -123,7 +123,7 @@ class Checker {
     return at(next_[at(rank)]) == s_.actions[at(rank)].size();
   }
 
-  /// Both actions of a pair, or one.
+  /// 2 for a pair that overlaps, 1 otherwise.
   int num_together(int rank) const {
     return s_.actions[at(rank)][at(next_[at(rank)])].overlaps_next ? 2 : 1;
   }
@@ -148,7 +148,8 @@ class Checker {
     return "";
   }
 
-  /// Applies what comes next to the rank's own state, once.
+  /// Applies the rank's next action to its own state, once. False at the end of
+  /// the list and after a fault.
   bool is_sound(int rank) {
     if (!faults_[at(rank)].empty()) return false;
     const int first = next_[at(rank)];
@@ -191,7 +192,7 @@ class Checker {
     return true;
   }
 
-  /// What keeps a rank that is not at its end.
+  /// The action that a blocked rank waits for.
   ActionPlace blocker(int rank) const {
     const int first = next_[at(rank)];
     for (int i = first; i < first + num_together(rank); ++i) {
@@ -222,7 +223,7 @@ class Checker {
     if (stuck >= 0) report_deadlock(stuck);
   }
 
-  /// Ranks without a fault of their own wait for each other in a circle.
+  /// Reports a cycle of ranks that wait for each other.
   void report_deadlock(int rank) const {
     std::vector<int> chain;
     while (std::find(chain.begin(), chain.end(), rank) == chain.end()) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The rules that one rank's list keeps or breaks on its own.
+// The rules that concern the list of one rank alone.
 
 #include <deque>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace shardbook::pipeline {
 
-/// What a rank has done so far.
+/// The actions that a rank has done so far.
 class RankState {
  public:
   /// `stages`: by chunk, -1 for none. Keeps references.
@@ -24,7 +24,7 @@ class RankState {
     }
   }
 
-  /// Does `action`. Returns the rule that it breaks, or "".
+  /// Does the action. Returns the rule that it breaks, or "".
   std::string apply(const Action& a);
   /// What is missing at the end of the list, or "".
   std::string missing() const;
@@ -33,8 +33,8 @@ class RankState {
   struct Chunk {
     int stage = -1;
     std::vector<unsigned> done;  ///< by micro-batch, one bit per kind
-    std::deque<int> waiting;     ///< for the gradient of the weights
-    int last_gradient = -1;      ///< I counts: it has those of biases and norms
+    std::deque<int> waiting;     ///< micro-batches between I and W
+    int last_gradient = -1;      ///< of B, W or I (biases and norms)
     int updated = -1;  ///< last micro-batch that an update has claimed
     int version = 0;   ///< updates so far
   };

@@ -7,7 +7,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-constexpr std::size_t kKinds = 4;  // an update is nobody's input
+constexpr std::size_t kKinds = 4;  // no action reads an update
 
 }  // namespace
 
@@ -86,8 +86,8 @@ const std::vector<int>& Dependencies::stages(int rank) const {
   return stages_[at(rank)];
 }
 
-// The rank's own gradients are further up in its list. The mean over replicas
-// exists when all of them have come to the same update.
+// The rank's own gradients come earlier in its list. The mean over replicas
+// exists when all of them have reached the same update.
 std::vector<ActionPlace> Dependencies::replicas(int rank, int index) const {
   const Action& a = schedule_.actions[at(rank)][at(index)];
   const auto& own = updates_[at(rank)][at(a.chunk)];
@@ -98,7 +98,7 @@ std::vector<ActionPlace> Dependencies::replicas(int rank, int index) const {
     if (each.rank == rank && each.chunk == a.chunk) continue;
     const auto& theirs = updates_[at(each.rank)][at(each.chunk)];
     const bool has_one = static_cast<std::size_t>(count) < theirs.size();
-    // The action before theirs; none: they begin with it
+    // The action before their update; none if their list begins with it
     const int last = has_one ? theirs[static_cast<std::size_t>(count)] - 1 : -1;
     if (has_one && last < 0) continue;
     result.push_back({each.rank, last,

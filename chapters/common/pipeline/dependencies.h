@@ -1,6 +1,6 @@
 #pragma once
 
-// What the actions of a schedule wait for.
+// The actions that each action of a schedule waits for.
 
 #include <initializer_list>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace shardbook::pipeline {
 
-/// An action of a rank's list; index -1: the list does not have it.
+/// An action of a rank's list; index -1 when the list does not contain it.
 struct ActionPlace {
   int rank = 0;
   int index = 0;
@@ -19,13 +19,14 @@ struct ActionPlace {
 /// The stage at each chunk of each rank; -1 where there is none.
 std::vector<std::vector<int>> stages_by_chunk(const Schedule& schedule);
 
-/// What an action waits for, on its own rank and on others. Replicas of a stage
-/// update together: each waits until the others have come to their update.
+/// The actions that an action waits for, on its own rank and on others.
+/// Replicas of a stage update together: each waits until the others reach their
+/// update.
 class Dependencies {
  public:
   /// Keeps a reference. Cost: one slot per action kind, chunk and micro-batch.
   explicit Dependencies(const Schedule& schedule);
-  /// `rank`'s action at `index`, whose numbers are in range.
+  /// Of `rank`'s action at `index`, whose chunk and micro-batch are in range.
   std::vector<ActionPlace> of(int rank, int index) const;
   /// Schedule::stage_at, without a search.
   int stage(int rank, int chunk) const;

@@ -8,7 +8,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-/// What is drawn of one action: columns [begin, end).
+/// An action in the figure: columns [begin, end).
 struct Box {
   std::string label;
   std::size_t begin = 0, end = 0;

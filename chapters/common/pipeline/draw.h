@@ -15,9 +15,9 @@
 namespace shardbook::pipeline {
 
 /// One line per rank, one column per `tick` of virtual time (0: the shortest
-/// action). A dot is an idle tick, dashes go on with an action that takes
-/// longer, "F3.1" is of chunk 1, and a pair that overlaps is "F5&B2". What
-/// takes no time is not drawn. Throws Error for more than 2000 columns.
+/// action). A dot is an idle tick, dashes continue an action of several ticks,
+/// "F3.1" is of chunk 1, and a pair that overlaps is "F5&B2". Actions that take
+/// no time are not drawn. Throws Error for more than 2000 columns.
 std::string draw(const Schedule& schedule, const Replay& replay,
                  double tick = 0);
 

@@ -58,15 +58,15 @@ Engine::Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
            " stages; the model is cut into ", model.layout().num_stages());
   SB_CHECK(schedule_.flushes || versions_ != nullptr, "schedule '",
            schedule_.name,
-           "': updates come in between; give the engine somebody who makes "
-           "them");
+           "': updates the weights before its end; give the engine "
+           "WeightVersions");
   const int chunks = schedule_.num_chunks(world.rank());
   for (int chunk = 0; chunk < chunks; ++chunk) {
     stages_.push_back(schedule_.stage_at(world.rank(), chunk));
   }
   later_.resize(stages_.size());
   check_skips();
-  // A batch in pieces updates running statistics once
+  // All micro-batches together update running statistics once
   for (const int stage : stages_) {
     if (schedule_.flushes) defer_batch_norms(model_.stage(stage));
   }
@@ -95,7 +95,7 @@ double Engine::run(const std::function<bool()>& stands) {
   for (int i = 0; i < head; ++i) perform(walk_.next());
   if (!stands()) redo_first_forwards();
   while (!walk_.is_at_end()) perform(walk_.next());
-  // Flush: nothing is on its way when the update begins
+  // Flush: no message is in flight when the update begins
   mailbox_.flush();
   for (const int stage : stages_) {
     if (schedule_.flushes) commit_batch_norms(model_.stage(stage));
@@ -115,7 +115,7 @@ bool Engine::run_to_update() {
   return false;
 }
 
-// --- Forwards on weights that do not stand -----------------------------------
+// --- Forwards on weights of an invalid update --------------------------------
 
 int Engine::num_first_forwards(int rank) const {
   const auto& actions = schedule_.actions[static_cast<std::size_t>(rank)];
@@ -136,7 +136,7 @@ void Engine::redo_first_forwards() {
   live_ = 0;
   const int stage = stages_[0], rank = world_.rank();
   const int mine = num_first_forwards(rank);
-  // The stage before has sent more than this one has taken
+  // The previous stage has sent more than this one has received
   if (stage > 0) {
     const int from = rank_of(0, stage - 1);
     for (int b = mine; b < num_first_forwards(from); ++b) {
@@ -162,7 +162,7 @@ double Engine::predicted_redo_bytes() {
 
 namespace {
 
-// What the timeline says of an action: "micro-batch 3, stage 5".
+// The name of an action in the timeline: "micro-batch 3, stage 5".
 std::string activity_name(const Action& action, int stage) {
   if (action.kind == ActionKind::kUpdate) return "update";
   std::string name = "micro-batch " + std::to_string(action.micro_batch);
@@ -241,11 +241,11 @@ void Engine::forward(int b, int stage) {
                                          schedule_.place(b, stage).chunk);
   Tensors outputs;
   if (live.is_dropped) {
-    // Keep the inputs alone
+    // Keep only the inputs
     const NoGrad no_grad;
     outputs = function(b, stage)(live.inputs);
   } else {
-    // Keep the graph; backward begins from the outputs' gradients alone
+    // Keep the graph; backward does not need the outputs
     live.run = run_forward(function(b, stage), live.inputs, spec(b, stage));
     live.inputs.clear();
     outputs = std::exchange(live.run.outputs, {});
@@ -269,7 +269,7 @@ void Engine::backward(int b, int stage) {
     on_loss_(b, loss(b));
     if (!schedule_.flushes) losses_.erase(b);
   }
-  // Make the graph again while its gradient is still on its way
+  // Recompute the graph before its gradient arrives
   if (live.is_dropped && options_.early_recompute) recompute(live, b, stage);
   Tensors grad_outputs = receive_gradients(b, stage);
   if (live.is_dropped && !options_.early_recompute) recompute(live, b, stage);
@@ -291,8 +291,8 @@ void Engine::recompute(Live& live, int b, int stage) {
   live.run.outputs.clear();
 }
 
-// The stage's layers, and behind the last stage the loss: logits of all
-// micro-batches would be more than all the rest.
+// The stage's layers, and on the last stage also the loss, so that no
+// micro-batch keeps its logits, which are larger than all other activations.
 StageFunction Engine::function(int b, int stage) {
   return [this, b, stage](const Tensors& inputs) {
     Tensors outputs = model_.stage(stage)(inputs);
@@ -300,8 +300,8 @@ StageFunction Engine::function(int b, int stage) {
   };
 }
 
-// Dropout is drawn as on one device: at this place of the batch, after the
-// random operations of the stages before.
+// Dropout is drawn as on one device: for these rows of the batch, after the
+// random operations of the previous stages.
 void Engine::set_random_state(int b, int stage) {
   const Piece piece = feed_.piece(b);
   RandomState& random = RankContext::current().random;
@@ -331,7 +331,7 @@ double Engine::loss(int micro_batch) {
   return loss.read * loss.share;
 }
 
-// --- What comes and goes: values next door, skips directly -------------------
+// --- Messages: values to the next stage, skips directly to theirs ------------
 
 Tensors Engine::receive_inputs(int b, int stage) {
   if (stage == 0) return feed_.inputs(b);
@@ -351,7 +351,7 @@ void Engine::send_outputs(const Tensors& outputs, int b, int stage) {
       outputs.end() - static_cast<std::ptrdiff_t>(skips.size());
   mailbox_.send_forward({outputs.begin(), skips_begin}, b, stage + 1,
                         rank_of(b, stage + 1));
-  // Past the stages in between
+  // Send skips past the stages in between
   for (std::size_t i = 0; i < skips.size(); ++i) {
     const int to = skips_.at(skips[i]).to_stage;
     mailbox_.send_forward({skips_begin[static_cast<std::ptrdiff_t>(i)]}, b, to,
@@ -409,8 +409,8 @@ LayerInput Engine::skip_spec(const std::string& name, int b, int stage) {
   return only;
 }
 
-// At each border of a stage, m messages go forward and m go backward. The ends
-// of the pipeline have none, nor has a border between two stages of one rank.
+// Between two stages, m messages go forward and m go backward, unless both
+// stages are on one rank.
 double Engine::predicted_bytes() {
   const int listed = schedule_.num_micro_batches;
   return sent_bytes(0, listed) +

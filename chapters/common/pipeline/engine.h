@@ -7,15 +7,16 @@
 //   Engine engine(schedule, model, world, feed);
 //   const double loss = engine.run();     // gradients are in the parameters
 //
-// Every rank walks down its own list. F receives activations, runs a stage and
-// sends; B receives the gradient of what it sent, runs backward and sends; I is
-// a B that leaves the weights' gradients for a W. Nobody keeps a clock: an
-// action waits for the message that it reads, and sends wait for nobody, so
-// that any list that `check` accepts runs to its end.
+// Every rank runs its own list from top to bottom. F receives activations, runs
+// a stage and sends its outputs; B receives the gradients of these outputs,
+// runs backward and sends the gradients of the inputs; I is a B that leaves the
+// weights' gradients for a W. There is no clock: an action waits for the
+// message that it reads, and a send never waits, so any list that `check`
+// accepts runs to its end.
 //
-// Whatever the schedule, a stage may drop its graph and run forward again before
-// its backward (recompute.h). Where each rank holds one stage, a tensor that one
-// stage stashes and a later one pops travels between the two directly. In
+// Under every schedule, a stage may drop its graph and run forward again before
+// its backward (recompute.h). Where each rank holds one stage, a tensor that
+// one stage stashes and a later one pops travels directly between the two. In
 // schedules that flush, batch norms update their running statistics once per
 // run, from all micro-batches.
 
@@ -41,35 +42,35 @@ struct Piece {
   std::uint64_t step = 0;  ///< seeds dropout, with `slice`
   BatchSlice slice;
   std::int64_t rows = 0;
-  double share = 1;  ///< of these rows in the batch: what the loss counts
+  double share = 1;  ///< of these rows in the batch: the weight of the loss
 };
 
-/// What goes into a pipeline, and what its output is compared with.
+/// Supplies the inputs of a pipeline, and the loss of its outputs.
 class Feed {
  public:
   virtual ~Feed() = default;
   virtual Piece piece(int micro_batch) const = 0;
-  /// What the model reads; asked for on ranks with stage 0.
+  /// The model's inputs; called on ranks with stage 0.
   virtual Tensors inputs(int micro_batch) = 0;
-  /// Mean over the rows; asked for on ranks with the last stage.
+  /// The mean loss over the rows; called on ranks with the last stage.
   virtual Tensor loss(int micro_batch, const Tensors& outputs) = 0;
-  /// Inputs of so many rows, on any device, and the parameters' dtype: both for
-  /// the shapes of what travels.
+  /// Inputs of `rows` rows, on any device, and the parameters' dtype: they give
+  /// the shapes of all messages.
   virtual Tensors example(std::int64_t rows) const = 0;
   virtual DType dtype() const = 0;
-  /// The step has ended: what is kept for its micro-batches can go.
+  /// The step has ended: frees what was kept for its micro-batches.
   virtual void end_step() {}
 };
 
-/// Where updates come in between, forward and backward of a micro-batch need
-/// the same weights: whoever keeps versions is told when.
+/// Keeps versions of the weights for schedules with updates between the forward
+/// and the backward of a micro-batch, which must read the same weights.
 class WeightVersions {
  public:
   virtual ~WeightVersions() = default;
   virtual void before_forward(int micro_batch) = 0;
   /// The forward is about to run again.
   virtual void before_recompute(int micro_batch) = 0;
-  /// `run` and `grad_outputs` are what backward is about to take.
+  /// `run` and `grad_outputs` are the arguments of the backward that follows.
   virtual void before_backward(int micro_batch, const StageRun& run,
                                const Tensors& grad_outputs) = 0;
   virtual void after_backward(int micro_batch) = 0;
@@ -77,71 +78,73 @@ class WeightVersions {
   virtual void update(int micro_batch) = 0;
 };
 
-/// Stages at the ranks that the schedule's routes lead through.
+/// The ranks of each stage, from the schedule's routes.
 PipelineLayout layout_of(const Schedule& schedule,
                          const std::vector<int>& cuts);
 
 struct EngineOptions {
   Recompute recompute = Recompute::kNever;
-  /// Recompute while the gradient is still on its way, and not after it.
+  /// Recompute before the gradient arrives, not after it.
   bool early_recompute = true;
-  /// Losses stay on the device until the end of the run. Reading each one when
-  /// it is made makes the host wait for the device.
+  /// Losses stay on the device until the end of the run. Reading each loss at
+  /// once would make the host wait for the device.
   bool reads_losses_late = false;
 };
 
 class Engine {
  public:
-  /// Checks the schedule (throws what `check` throws), that `world` has as many
-  /// ranks, that the layout has its stages, and that skips have two ends and
-  /// ranks with one stage. Keeps references. `versions`: for schedules that do
-  /// not flush.
+  /// Throws Error (see `check`) for an unsound schedule, for a `world` or a
+  /// layout of another size, for skips without two ends, and for skips between
+  /// ranks with several stages. Keeps references. `versions`: for schedules
+  /// that do not flush.
   Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
          Feed& feed, WeightVersions* versions = nullptr,
          const EngineOptions& options = {});
 
-  /// The whole list. Returns this rank's part of the loss: the sum of
-  /// share * loss over the micro-batches that end here.
+  /// Runs the whole list. Returns this rank's part of the loss: the sum of
+  /// share * loss over the micro-batches whose last stage is here.
   double run();
-  /// The same, where the forwards at the head of the list begin before it is
-  /// known whether the last update stands: `stands` is asked before the first
-  /// other action. On false, on all ranks, these forwards are done again, and
-  /// what they had sent is thrown away. For schedules with one chunk per rank.
+  /// The same, but the forwards at the head of the list run before it is known
+  /// whether the last update is valid: `stands` is called before the first
+  /// other action. If it returns false, on all ranks, these forwards run again,
+  /// and receivers discard the earlier messages. For schedules with one chunk
+  /// per rank.
   double run(const std::function<bool()>& stands);
-  /// The list up to and with the next U; false when it has ended.
+  /// Runs the list up to and including the next U; false when it has ended.
   bool run_to_update();
-  /// The list's forwards alone, without graphs: the outputs of the micro-batches
-  /// that end here, end to end; none elsewhere.
+  /// Runs only the list's forwards, without graphs. Returns the concatenated
+  /// outputs on the rank of the last stage, and nothing elsewhere.
   Tensors infer();
-  /// Told share * loss of each micro-batch that ends here, when its backward
-  /// begins. Where nothing flushes the engine forgets it then.
+  /// `on_loss` gets share * loss of each micro-batch whose last stage is here,
+  /// when its backward begins. In schedules that do not flush, the engine
+  /// forgets the loss then.
   void set_on_loss(std::function<void(int micro_batch, double loss)> on_loss) {
     on_loss_ = std::move(on_loss);
   }
-  /// Share * loss of a micro-batch that ended here.
+  /// Share * loss of a micro-batch whose last stage is here.
   double loss(int micro_batch);
 
   const Schedule& schedule() const { return schedule_; }
-  /// Bytes that this rank sends in one walk down its list.
+  /// Bytes that this rank sends in one run of its list.
   double predicted_bytes();
-  /// Bytes of the forwards that `stands` may have done again.
+  /// Bytes that this rank sends again when `stands` returns false.
   double predicted_redo_bytes();
-  /// The most sets of activations that this rank has held at once: from F to B
-  /// or W.
+  /// The largest number of sets of activations (each from F to B or W) that
+  /// this rank has held at once.
   int max_live() const { return max_live_; }
-  /// What stage `stage` takes for a micro-batch (num_stages: the outputs).
+  /// The inputs of stage `stage` for a micro-batch (num_stages: the outputs).
   const LayerInput& spec(int micro_batch, int stage);
 
  private:
-  /// A micro-batch between forward and backward: a graph, or what makes it
-  /// again.
+  /// A micro-batch between forward and backward: its graph, or the inputs and
+  /// the random state from which to recompute it.
   struct Live {
     StageRun run;
     bool is_dropped = false;
     Tensors inputs;
     RandomState random;
   };
-  /// On the device, or read.
+  /// A loss on the device (`value`), or read by the host (`read`).
   struct Loss {
     Tensor value;
     double share = 1;

@@ -5,11 +5,12 @@
 namespace shardbook::pipeline {
 
 LanguageFeed::LanguageFeed(const Options& options, const Dataset& data,
-                           std::vector<MicroBatch> pieces)
+                           std::vector<MicroBatch> pieces, LossFunction loss_of)
     : data_(data),
       rows_per_step_(options.batch),
       dtype_(options.dtype),
-      pieces_(std::move(pieces)) {}
+      pieces_(std::move(pieces)),
+      loss_of_(std::move(loss_of)) {}
 
 Piece LanguageFeed::piece(int micro_batch) const {
   const auto m = static_cast<std::int64_t>(pieces_.size());
@@ -34,7 +35,7 @@ Tensors LanguageFeed::inputs(int micro_batch) {
 }
 
 Tensor LanguageFeed::loss(int micro_batch, const Tensors& outputs) {
-  return language_loss(outputs[0], batch(micro_batch).targets);
+  return loss_of_(outputs[0], batch(micro_batch).targets);
 }
 
 Tensors LanguageFeed::example(std::int64_t rows) const {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Language models in a pipeline: which rows are a micro-batch.
+// Language models in a pipeline: the rows of each micro-batch.
 
 #include <vector>
 
@@ -10,12 +10,14 @@
 
 namespace shardbook::pipeline {
 
-/// Global batches cut into micro-batches of consecutive rows, the last one
-/// short (rule CEIL). First and last stage read the same data set.
+/// Cuts global batches into micro-batches of consecutive rows, the last one
+/// short (rule CEIL). The first and the last stage read the same data set.
 class LanguageFeed : public Feed {
  public:
+  /// `loss_of` is the loss of the model's LayerFactory.
   LanguageFeed(const Options& options, const Dataset& data,
-               std::vector<MicroBatch> pieces);
+               std::vector<MicroBatch> pieces,
+               LossFunction loss_of = language_loss);
 
   /// Micro-batch b belongs to step first_step + b / pieces.
   void set_first_step(std::int64_t step) { first_step_ = step; }
@@ -35,6 +37,7 @@ class LanguageFeed : public Feed {
   std::int64_t rows_per_step_;
   DType dtype_;
   std::vector<MicroBatch> pieces_;
+  LossFunction loss_of_;
   std::int64_t first_step_ = 0;
 };
 

@@ -21,9 +21,9 @@ void Mailbox::send(const Tensor& value, int to, int tag,
     handed_over_[tag].push_back(value);
     return;
   }
-  // Until the receiver has it, whenever this is
+  // The message occupies memory until the receiver has it
   value.set_memory_kind(MemoryKind::kCommunication);
-  // The last message to each rank stays: flush waits until it has left
+  // Forget finished messages to this rank; flush waits for the others
   sent_.erase(std::remove_if(sent_.begin(), sent_.end(),
                              [&](const Sent& each) {
                                return each.to == to && each.work.done();
@@ -37,9 +37,8 @@ Tensor Mailbox::receive(const ValueSpec& spec, int from, int tag,
                         const std::string& label) {
   if (from == world_.rank()) {
     auto& waiting = handed_over_[tag];
-    SB_CHECK(
-        !waiting.empty(), "receive of ", label,
-        ": nothing was made yet; the schedule takes it before it is there");
+    SB_CHECK(!waiting.empty(), "receive of ", label,
+             ": not computed yet; the schedule reads it too early");
     Tensor value = waiting.front();
     waiting.pop_front();
     if (waiting.empty()) handed_over_.erase(tag);

@@ -1,12 +1,12 @@
 #pragma once
 
-// What travels between stages.
+// Messages between stages.
 //
 //   Mailbox mailbox(world, num_stages);
 //   mailbox.send_forward(run.outputs, b, s + 1, /*to=*/rank + 1);
 //   Tensors grads = mailbox.receive_backward(spec, b, s + 1, rank + 1);
 //   ...
-//   mailbox.flush();                     // nothing is on its way
+//   mailbox.flush();                     // all messages are received
 
 #include <deque>
 #include <map>
@@ -17,10 +17,10 @@
 
 namespace shardbook {
 
-/// Values and gradients on their way between the stages. Shapes are known on
-/// both ends (trace_shapes). A value for a stage of the same rank is handed
-/// over, and costs nothing. One for another rank stays until that rank has it,
-/// whenever this is, and is booked as communication from then on.
+/// Sends values and gradients between stages. Both ends know the shapes
+/// (trace_shapes). A value for a stage of the same rank is handed over without
+/// a message. A value for another rank stays in memory until that rank has
+/// received it, and counts as communication from the send on.
 class Mailbox {
  public:
   Mailbox(ProcessGroup& world, int num_stages)
@@ -28,10 +28,10 @@ class Mailbox {
 
   /// Values for stage `stage`, which is at rank `to`.
   void send_forward(const Tensors& values, int micro_batch, int stage, int to);
-  /// What stage `stage` takes.
+  /// The inputs of stage `stage`.
   Tensors receive_forward(const LayerInput& spec, int micro_batch, int stage,
                           int from);
-  /// Gradients of what stage `stage` took; `spec` says which travel.
+  /// Gradients of the inputs of stage `stage`; `spec` says which are sent.
   void send_backward(const Tensors& grads, const LayerInput& spec,
                      int micro_batch, int stage, int to);
   Tensors receive_backward(const LayerInput& spec, int micro_batch, int stage,

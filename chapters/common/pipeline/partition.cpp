@@ -24,7 +24,7 @@ std::vector<double> layers_of_type(const std::string& partition,
       matches.push_back(std::regex_search(name, type) ? 1 : 0);
     }
   } catch (const std::regex_error&) {
-    SB_FAIL("--partition ", partition, ": is no regular expression");
+    SB_FAIL("--partition ", partition, ": not a regular expression");
   }
   const auto count = std::count(matches.begin(), matches.end(), 1);
   SB_CHECK(count >= num_stages, "--partition ", partition, ": matches ", count,
@@ -37,7 +37,7 @@ std::vector<double> layer_seconds_on_cluster(const Options& options,
                                              const Tensors& inputs) {
   const auto model = cost_model(options);
   SB_CHECK(model != nullptr,
-           "--partition time: needs a --cluster on which time passes");
+           "--partition time: needs a --cluster other than none");
   return layer_seconds(
       layers, inputs, options.dtype,
       [&](const OpEvent& event) { return model->operation(event).seconds; });

@@ -15,9 +15,9 @@ namespace shardbook {
 extern const char* const kPartitionHelp;
 
 /// First layer of each of `num_stages` stages, and the end. "uniform": equally
-/// many layers; "parameters": equally many of these; "time": equal times on
-/// --cluster, of a forward and backward of `inputs()`; "type:REGEX": equally
-/// many layers whose type matches; "2,1,3": so many layers each. Throws Error
+/// many layers; "parameters": equally many parameters; "time": equal times of
+/// forward and backward of `inputs()` on --cluster; "type:REGEX": equally many
+/// layers whose type matches; "2,1,3": the layers of each stage. Throws Error
 /// for fewer layers than stages, and for numbers that do not add up.
 /// DeepSpeed's partition_method, torchgpipe's balance.
 std::vector<int> cuts_of(const Options& options, const std::string& partition,

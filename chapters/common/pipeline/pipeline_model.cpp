@@ -33,7 +33,7 @@ PipelineModel::PipelineModel(const Options& options,
   init.seed = options.seed;
   init.dtype = options.dtype;
   std::map<std::string, Tensor> mine;
-  // Who holds which parameter: known to all ranks without asking
+  // The ranks that hold each parameter; every rank computes the same map
   std::map<std::string, std::set<int>> holders;
   InitOptions on_meta;
   on_meta.device = Device::meta();
@@ -57,7 +57,7 @@ PipelineModel::PipelineModel(const Options& options,
     }
     stages_.emplace(s, std::move(stage));
   }
-  // A group per set of holders, made by all ranks in the same order
+  // A group per set of holders, created by all ranks in the same order
   std::map<std::vector<int>, std::shared_ptr<ProcessGroup>> groups;
   for (const auto& [name, ranks] : holders) {
     if (ranks.size() < 2) continue;

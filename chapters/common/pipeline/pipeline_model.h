@@ -1,6 +1,6 @@
 #pragma once
 
-// The stages of this rank, and what ends a step.
+// The stages of this rank, and the end of a step: reduce, clip, update.
 //
 //   PipelineModel model(options, layers, {cuts, owners}, world);
 //   ... model.stage(s) ...               // forwards and backwards
@@ -29,43 +29,43 @@ struct PipelineLayout {
   int num_stages() const { return static_cast<int>(owners.size()); }
 };
 
-/// Stage s at rank s.
+/// Stage s on rank s.
 PipelineLayout one_stage_per_rank(const std::vector<int>& cuts);
 
 class PipelineModel {
  public:
   /// Builds this rank's stages (and loads --load into them). A parameter that
-  /// stands in several of them is one tensor. All ranks call it together.
+  /// several of them use is one tensor. Collective.
   PipelineModel(const Options& options, std::shared_ptr<const LayerList> layers,
                 PipelineLayout layout, ProcessGroup& world);
 
-  /// One that this rank holds; throws Error for others.
+  /// A stage that this rank holds; throws Error for others.
   Stage& stage(int s);
   bool holds(int s) const { return stages_.count(s) != 0; }
   const PipelineLayout& layout() const { return layout_; }
   const LayerList& layers() const { return *layers_; }
-  /// Of all stages of this rank, each once.
+  /// The parameters of all stages of this rank, each once.
   const Tensors& parameters() const { return parameters_; }
-  /// Those that the norm of the whole gradient counts here: parameters that
-  /// several ranks hold are counted on the first of them.
+  /// The parameters that this rank counts in the norm of the whole gradient: a
+  /// parameter on several ranks is counted on the first of them.
   const Tensors& counted_parameters() const { return own_; }
 
   /// Sums the gradients of parameters that several ranks hold (tied embeddings,
-  /// stages of which each rank computed a part). One all-reduce each, in the
-  /// same order everywhere.
+  /// and stages with replicas). One all-reduce each, in the same order on every
+  /// rank.
   void reduce_shared_gradients();
   /// Sums `local_loss` (0 where there is none) and the square of the gradients'
   /// norm over the ranks, in one all-reduce of two f64; clips by the norm of
-  /// the whole model (--clip), updates, forgets the gradients. Shared gradients
-  /// must have been reduced.
+  /// the whole model (--clip), updates, clears the gradients. Call
+  /// reduce_shared_gradients before.
   StepResult update(const Options& options, Optimizer& optimizer,
                     double local_loss);
-  /// Bytes that this rank sends in one call of both.
+  /// Bytes that this rank sends in one call of the two above.
   double predicted_update_bytes() const;
 
   /// All parameters and buffers by name, on rank 0 (none elsewhere).
-  /// Collective; messages that are not part of training: call it after the
-  /// bytes have been counted.
+  /// Collective. Its messages are no part of training: call it after the bytes
+  /// have been counted.
   std::vector<NamedTensor> full_parameters();
 
  private:

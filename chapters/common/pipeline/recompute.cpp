@@ -13,7 +13,7 @@ Recompute recompute_from_name(const std::string& name) {
 
 void add_recompute(CommandLine& line, std::string& mode, bool& is_early) {
   line.add_mode("--recompute", &mode,
-                "which micro-batches keep their stage's input alone, and run "
+                "which micro-batches keep only their stage's input, and run "
                 "forward again before their backward; except_last: not those "
                 "whose backward is next",
                 {"always", "except_last", "never"});

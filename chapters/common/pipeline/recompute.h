@@ -1,11 +1,11 @@
 #pragma once
 
-// Recomputation: which micro-batches keep their stage's input alone.
+// Recomputation: which micro-batches keep only their stage's input.
 //
 // A stage that drops what its forward computed keeps the input, and runs the
-// forward again before the backward. That pays where other micro-batches come
-// in between: a micro-batch whose backward follows its forward directly would
-// drop its graph and build the same one again.
+// forward again before the backward. Recomputation saves memory only if other
+// micro-batches come in between: a micro-batch whose backward directly follows
+// its forward would drop its graph and build the same one again.
 //
 //   GPipe    F0 F1 F2 B2 B1 B0     all but the last micro-batch
 //   1F1B     F0 B0 F1 B1 F2 B2     nothing on the last stage
@@ -24,7 +24,7 @@ namespace shardbook::pipeline {
 
 enum class Recompute {
   kAlways,
-  /// All micro-batches but those whose backward is what their rank does next.
+  /// All micro-batches but those whose backward directly follows on their rank.
   kExceptLast,
   kNever
 };
@@ -37,7 +37,7 @@ void add_recompute(CommandLine& line, std::string& mode, bool& is_early);
 class Recomputed {
  public:
   Recomputed(const Schedule& schedule, int rank, Recompute mode);
-  /// Of the micro-batches that the schedule lists.
+  /// `micro_batch` is one of those in the schedule's lists.
   bool contains(int micro_batch, int chunk) const;
 
  private:

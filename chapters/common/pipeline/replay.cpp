@@ -34,7 +34,7 @@ class Player {
   std::vector<std::vector<Span>> run() {
     const int ranks = schedule_.num_ranks;
     spans_.resize(at(ranks));
-    // A sound schedule always has a rank that can go on
+    // In a sound schedule some rank can always continue
     for (bool is_moving = true; is_moving;) {
       is_moving = false;
       for (int rank = 0; rank < ranks; ++rank) {
@@ -49,7 +49,7 @@ class Player {
     return costs_[at(dependencies_.stage(rank, chunk))];
   }
 
-  /// The time at which all is there that an action reads, or false.
+  /// The time at which all inputs of an action have arrived; false if unknown.
   bool arrival(int rank, int index, double* time) const {
     for (const ActionPlace& each : dependencies_.of(rank, index)) {
       const auto& done = spans_[at(each.rank)];
@@ -103,7 +103,7 @@ Replay replay_of(const Schedule& schedule,
       const Span& span = result.spans[rank][i];
       if (!list[i].overlaps_next) busy += span.end - span.begin;
     }
-    const auto& own = result.spans[rank];  // none where no way leads
+    const auto& own = result.spans[rank];  // empty if no route uses the rank
     const double end = own.empty() ? 0 : own.back().end;
     result.busy.push_back(busy);
     result.window.push_back(own.empty() ? 0 : end - own.front().begin);

@@ -1,13 +1,13 @@
 #pragma once
 
-// A schedule in virtual time, and what it idles and keeps.
+// A schedule in virtual time: its idle time and its memory.
 //
 //   Replay r = replay(s, {.forward = 1, .backward = 2});
 //   idle_share(r);                          // 1F1B: (p-1)/(m+p-1)
 //   max_live_activations(s, r, Until::kInput);   // 1F1B: min(p-s, m)
 //
-// Every action begins when its rank is free and what it reads has arrived: so
-// do ranks that receive with blocking calls and send without.
+// Every action begins when its rank is free and its inputs have arrived, as on
+// ranks with blocking receives and non-blocking sends.
 
 #include <cstdint>
 #include <vector>
@@ -22,12 +22,12 @@ struct Costs {
   double backward = 2;
   double backward_input = 1;
   double backward_weight = 1;
-  /// Both of a pair that overlaps; below 0: their sum. The larger one counts
-  /// when they are of stages that differ.
+  /// Both actions of a pair that overlaps; below 0: their sum. For a pair of
+  /// two stages, the larger value counts.
   double overlapped_pair = -1;
   double update = 0;
-  /// From the end of an action to the begin of one that reads its message;
-  /// the sender's. None between chunks of one rank.
+  /// From the end of the sender's action to the begin of the action that reads
+  /// its message. 0 between chunks of one rank.
   double communication = 0;
 };
 
@@ -37,7 +37,7 @@ struct Span {
 };
 
 struct Replay {
-  /// By rank and action of its list. Both of a pair have the pair's span.
+  /// By rank and action. Both actions of a pair have the pair's span.
   std::vector<std::vector<Span>> spans;
   double makespan = 0;
   // By rank
@@ -45,11 +45,12 @@ struct Replay {
   std::vector<double> window;  ///< from the first begin to the last end
 };
 
-/// One stage's costs for all. Checks the schedule; throws what `check` throws.
+/// All stages have the same costs. Throws Error for schedules that `check`
+/// rejects.
 Replay replay(const Schedule& schedule, const Costs& costs = Costs());
-/// Costs by stage. Throws Error when there are more or fewer.
+/// Costs by stage. Throws Error when there are not as many as stages.
 Replay replay(const Schedule& schedule, const std::vector<Costs>& costs);
-/// Of spans that are known already, by rank and action: sums them up.
+/// The replay with these spans, by rank and action.
 Replay replay_of(const Schedule& schedule,
                  std::vector<std::vector<Span>> spans);
 
@@ -66,9 +67,9 @@ double bubble_over_work(const Replay& replay);
 /// is the definition that gives their table 5.
 double window_bubble(const Replay& replay);
 
-// What is alive
+// Memory
 
-/// What ends the life of a set of activations, which begins with F.
+/// The end of the life of a set of activations, which begins with F.
 enum class Until {
   kInput,  ///< the end of B or I
   /// The end of B or W: W reads what the forward kept. ZB-H1 has p sets on
@@ -83,8 +84,9 @@ struct Level {
 std::vector<Level> live_activations(const Schedule& schedule,
                                     const Replay& replay, int rank,
                                     Until until);
-/// The largest number, by rank. A set of an interleaved schedule is that of one
-/// chunk. In a pair, the forward's begins before the backward's ends.
+/// The largest number of sets, by rank. In an interleaved schedule a set is
+/// that of one chunk. In a pair, the forward's set begins before the backward's
+/// ends.
 std::vector<int> max_live_activations(const Schedule& schedule,
                                       const Replay& replay, Until until);
 
@@ -92,12 +94,12 @@ std::vector<int> max_live_activations(const Schedule& schedule,
 struct StageBytes {
   double until_input = 0;   ///< from F to the end of B or I
   double until_weight = 0;  ///< from F to the end of B or W
-  double after_input = 0;   ///< from I to W: what waits besides
+  double after_input = 0;   ///< a further part, from I to W
   double during_forward = 0, during_backward = 0;  ///< of B, I and W
-  double version = 0;  ///< weights, of versions beside the newest
+  double version = 0;  ///< one version of the weights beside the newest
 };
-/// Largest sum by rank; `bytes` by stage. Recomputation (GPipe): the stage's
-/// input in `until_input`, its activations in `during_backward`.
+/// The largest sum, by rank; `bytes` by stage. With recomputation (GPipe), the
+/// stage's input is in `until_input`, its activations in `during_backward`.
 std::vector<double> peak_bytes(const Schedule& schedule, const Replay& replay,
                                const std::vector<StageBytes>& bytes);
 
@@ -107,12 +109,12 @@ struct VersionRecord {
   int stage = 0;
   int micro_batch = 0;
   int read = 0;        ///< by the forward and, stashed, by the backward
-  int applied_to = 0;  ///< the newest when the backward is done
+  int applied_to = 0;  ///< the newest version when the backward is done
 };
-/// By stage, then in the order of backwards. A schedule that flushes: all 0.
+/// By stage, then in the order of backwards. All 0 in a schedule that flushes.
 std::vector<VersionRecord> versions(const Schedule& schedule);
-/// The most versions that a rank has to keep, the newest among them; the sum
-/// over its chunks.
+/// The most versions that a rank has to keep, including the newest; summed over
+/// its chunks.
 std::vector<int> max_versions(const Schedule& schedule);
 
 }  // namespace shardbook::pipeline

@@ -1,4 +1,4 @@
-// What is alive while a schedule runs.
+// The memory that a schedule keeps while it runs.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-/// What an action adds when it begins and when it has ended.
+/// The bytes that an action adds when it begins and when it ends.
 struct Change {
   double at_begin = 0;
   double at_end = 0;
@@ -34,9 +34,9 @@ Change change(const StageBytes& bytes, ActionKind kind) {
   return {};
 }
 
-/// Levels of one rank. A rank does one thing after the other, so that the order
-/// of its list is that of time; both of a pair begin before either ends.
-/// `besides`: what there is besides during each action.
+/// Levels of one rank. A rank does one action after another, so its list is in
+/// the order of time; both actions of a pair begin before either ends.
+/// `besides`: further bytes that exist during each action.
 std::vector<Level> levels(const Schedule& schedule, const Replay& replay,
                           int rank, const std::vector<StageBytes>& bytes,
                           const std::vector<double>& besides) {
@@ -94,13 +94,13 @@ bool reads_weights(ActionKind kind) {
 }
 
 /// Versions of a chunk that exist while each action runs: from the oldest that
-/// a micro-batch under way or to come will read, to the newest.
+/// this or a later action reads, to the newest.
 std::vector<int> versions_kept(const Schedule& schedule,
                                const ReadVersions& reads, int rank, int chunk) {
   const auto& list = schedule.actions[at(rank)];
   const int stage = schedule.stage_at(rank, chunk);
   const auto before = updates_before(schedule, rank, chunk);
-  // From the back: what the actions from here on read
+  // From the back: the oldest version that the remaining actions read
   std::vector<int> result(list.size(), 1);
   int oldest = before.empty() ? 0 : before.back() + 1;
   for (std::size_t i = list.size(); i-- > 0;) {

@@ -1,27 +1,27 @@
 #pragma once
 
-// Schedules: what every rank does, in order, as data.
+// Schedules: the actions of every rank, in order, as data.
 //
 //   Schedule s = schedules::one_f_one_b(/*num_ranks=*/4, /*micro_batches=*/8);
 //   check(s);  // throws the first broken rule
 //   Replay r = replay(s, {.forward = 1, .backward = 2});
 //   std::cout << draw(s, r);  // the figure of the paper
 //
-// A model is cut into stages, numbered along the way of the data. A stage lies
-// at a place: a rank, and which of that rank's chunks. Most schedules have one
-// way through the places, which all micro-batches take:
+// A model is cut into stages, numbered in the order of the forward. A stage has
+// a place: a rank, and one of that rank's chunks. A route is the list of places
+// that a micro-batch passes through. Most schedules have one route for all:
 //
-//   1F1B           stage s at rank s
-//   interleaved    stage s at rank s mod p, chunk s div p
+//   1F1B           stage s on rank s
+//   interleaved    stage s on rank s mod p, chunk s div p
 //
 // and some have several:
 //
 //   DualPipe       half of the micro-batches enter at the last rank
 //   replicated     micro-batch b takes replica b mod R of a stage
 //
-// Messages follow from the routes and are not in the list: an action waits for
-// what it reads, and sends what it makes. Nor is the one update of a schedule
-// that flushes: it follows the last action of every rank.
+// The lists contain no messages: an action waits for its inputs and sends its
+// outputs along the route. They do not contain the one update of a schedule
+// that flushes either: it follows the last action of every rank.
 
 #include <string>
 #include <vector>
@@ -31,38 +31,38 @@ namespace shardbook::pipeline {
 enum class ActionKind {
   kForward,         ///< F: activations for the next stage
   kBackward,        ///< B: gradients of input and weights
-  kBackwardInput,   ///< I: gradient of the input; that of the weights waits
+  kBackwardInput,   ///< I: gradient of the input; a later W does the weights
   kBackwardWeight,  ///< W: the gradient of the weights that waited longest
   kUpdate,          ///< U: optimizer step of one chunk
 };
 
-/// Which weights a forward reads where updates come in between. The backward
-/// reads the same ones.
+/// Which weights a forward reads in a schedule with updates in its lists. The
+/// backward of the micro-batch reads the same ones.
 enum class VersionRule {
   kNewest,  ///< those of the last update of its stage (PipeDream)
-  /// The newest that have seen no mini-batch which stage 0's had not
-  /// (PipeDream, vertical sync). Where all stages update equally often: stage
-  /// 0's version.
+  /// The newest weights that contain no mini-batch beyond those in the weights
+  /// that stage 0 read (PipeDream, vertical sync): stage 0's version, if all
+  /// stages update equally often.
   kFirstStage,
   kDelayOne,  ///< without the gradients of the batch before (2BW)
 };
 
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  /// U: the last micro-batch whose gradient is in the step.
+  /// Of U: the last micro-batch whose gradient is in the step.
   int micro_batch = 0;
   int chunk = 0;
   /// Runs together with the action behind it (DualPipe's pairs).
   bool overlaps_next = false;
 };
 
-/// Where a stage lies.
+/// The place of a stage.
 struct Place {
   int rank = 0;
   int chunk = 0;
 };
 
-/// Places of stage 0, 1, ... on one way through the pipeline.
+/// The places of stages 0, 1, ... for the micro-batches of this route.
 using Route = std::vector<Place>;
 
 struct Schedule {
@@ -70,22 +70,22 @@ struct Schedule {
   int num_ranks = 0;
   int num_stages = 0;
   int num_micro_batches = 0;
-  /// The ways there are, and which of them each micro-batch takes.
+  /// The routes, and the index of each micro-batch's route.
   std::vector<Route> routes;
   std::vector<int> route_of;
   /// By rank, in order.
   std::vector<std::vector<Action>> actions;
-  /// One version of the weights: all updates at the end. False for PipeDream
-  /// and 2BW, where updates come in between, and are in the lists.
+  /// True: one version of the weights, and one update after the lists. False
+  /// for PipeDream and 2BW, whose updates are in the lists.
   bool flushes = true;
   VersionRule versions = VersionRule::kNewest;
-  /// How many of them one optimizer step sums: all of them where it flushes.
-  /// Stages that lie on R ranks take R times as many into an update.
+  /// The micro-batches whose gradients one optimizer step sums: all of them in
+  /// a schedule that flushes. A stage on R ranks sums R times as many.
   int micro_batches_per_step = 0;
 
-  /// A long run without a flush: actions [begin, end) of each rank's list, its
-  /// steady state, come `repeats` times more, `period` micro-batches later each
-  /// time, so that the lists need not grow with the run.
+  /// For long runs without a flush: actions [begin, end) of each rank's list,
+  /// its steady state, run `repeats` times more, each time `period`
+  /// micro-batches later. So the lists do not grow with the run.
   struct Part {
     int begin = 0, end = 0;
   };
@@ -96,7 +96,7 @@ struct Schedule {
   int total_micro_batches() const {
     return num_micro_batches + repeats * period;
   }
-  /// The micro-batch of the lists that does what `micro_batch` of the run does.
+  /// The micro-batch in the lists that stands for `micro_batch` of the run.
   int listed(int micro_batch) const {
     return micro_batch < num_micro_batches
                ? micro_batch
@@ -107,21 +107,21 @@ struct Schedule {
     return routes[static_cast<std::size_t>(route_of[static_cast<std::size_t>(
         listed(micro_batch))])][static_cast<std::size_t>(stage)];
   }
-  /// Ranks that hold a stage.
+  /// The number of ranks that hold a stage.
   int num_replicas(int stage) const;
-  /// The stage that lies at a chunk of a rank; throws Error for none.
+  /// The stage at a chunk of a rank; throws Error if there is none.
   int stage_at(int rank, int chunk) const;
-  /// Chunks that a rank holds.
+  /// The number of chunks of a rank.
   int num_chunks(int rank) const;
 };
 
-/// Walks down a rank's list, its steady state as often as the schedule says.
-/// Keeps a reference.
+/// Iterates over a rank's list, and over its steady state as often as the
+/// schedule says. Keeps a reference.
 class Walk {
  public:
   Walk(const Schedule& schedule, int rank);
   bool is_at_end() const { return next_ == list_->size(); }
-  /// With the number that the micro-batch has in the run.
+  /// The next action, with the micro-batch's number in the run.
   Action next();
 
  private:

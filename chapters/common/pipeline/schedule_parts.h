@@ -1,6 +1,6 @@
 #pragma once
 
-// What schedules are put together from.
+// Building blocks of schedules.
 
 #include <string>
 #include <vector>
@@ -25,13 +25,13 @@ inline Action backward_weight(int b, int chunk = 0) {
 }
 inline Action update(int b) { return {ActionKind::kUpdate, b, 0, false}; }
 
-/// Stage s at rank s mod p, chunk s div p; no actions yet. Throws Error for
-/// less than one rank or micro-batch.
+/// A schedule without actions: stage s on rank s mod p, chunk s div p. Throws
+/// Error for less than one rank or micro-batch.
 Schedule empty(const std::string& name, int num_ranks, int micro_batches,
                int chunks = 1);
 
-/// `warm_up` forwards, pairs of one forward and one backward, the other
-/// backwards.
+/// `warm_up` forwards, then pairs of one forward and one backward, then the
+/// remaining backwards.
 Actions warm_up_pairs_drain(const Actions& forwards, const Actions& backwards,
                             int warm_up);
 

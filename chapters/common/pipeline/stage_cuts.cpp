@@ -1,4 +1,4 @@
-// Where to cut a model, and what crosses the cuts.
+// Where to cut a model, and the shapes of the tensors that cross the cuts.
 
 #include <algorithm>
 #include <numeric>
@@ -14,9 +14,9 @@ namespace {
 
 using NamedValues = std::map<std::string, Tensor>;
 
-// Forward on shapes, layer by layer; `before_layer` sees what each takes and
-// what is stashed, and in the end what the last one returned. In a context of
-// its own, so that nobody's clock or ledger sees it.
+// Runs forward on shapes, layer by layer. `before_layer` gets the inputs of
+// each layer and the stashed tensors, and at the end the outputs of the last
+// layer. A context of its own hides the run from the caller's clock and ledger.
 void walk_on_shapes(
     const LayerList& layers, const Tensors& inputs, DType dtype,
     const std::function<void(const Tensors&, const NamedValues&)>&
@@ -46,7 +46,7 @@ void walk_on_shapes(
   before_layer(values, stashed);
 }
 
-// Adds up what operations cost.
+// Adds up the cost of operations.
 class Prices : public Observer {
  public:
   explicit Prices(const std::function<double(const OpEvent&)>& seconds_of)

@@ -17,9 +17,8 @@ StageRun run_forward(const StageFunction& stage, const Tensors& received,
                                     : received[i]);
   }
   run.outputs = stage(run.inputs);
-  // The graph must not keep what is only there to be sent: it ends in a node
-  // that holds nothing, and is given the outputs' gradients when they are
-  // there.
+  // The graph must not keep the outputs, which are only sent. It ends in a node
+  // without elements, whose backward returns the outputs' gradients.
   Tensors ends;
   for (const Tensor& output : run.outputs) {
     run.needs_grad.push_back(output.requires_grad());

@@ -94,8 +94,8 @@ class MlpLayers : public LayerList {
   ModelConfig config_;
 };
 
-// A layer whose parameters that are in `seen` are those: they never exist twice
-// on the device.
+// Makes layer i with the parameters that `seen` already has, and adds the
+// others to `seen`. No parameter exists twice on the device.
 std::unique_ptr<Module> make_layer(const LayerList& layers, int i,
                                    const InitOptions& init,
                                    std::map<std::string, Tensor>& seen) {

@@ -1,21 +1,22 @@
 #pragma once
 
-// A model in pieces: what pipelines cut.
+// A model as a list of layers, which pipelines cut into stages.
 //
 //   const auto layers = layers_of(config);           // embedding, blocks, head
 //   const std::vector<int> cuts = cut_uniform(layers->size(), 4);
 //   Stage stage(*layers, cuts[s], cuts[s + 1], init);  // this rank's layers
 //
-// A layer keeps the names that its members have in the whole model, and its
-// weights are drawn from the streams of these names: a stage that is built
-// alone begins as it would inside the model, and is saved and compared as part
-// of it. A parameter may stand in two layers (the token embedding is also the
-// head's weight); where these lie on two ranks, it is tied: both begin with the
-// same values, and their gradients are summed.
+// A layer's members keep their names in the whole model, and each weight is
+// drawn from the random stream of its name. So a stage that is built alone
+// starts with the same weights as inside the model, and is saved and compared
+// by the same names. Two layers may use the same parameter (the token embedding
+// is also the head's weight). If these layers are on two ranks, the parameter
+// is tied: both ranks start with the same values, and its gradients are summed.
 //
-// A skip connection reaches over layers: one layer stashes a tensor under a
-// name, a later one pops it. A stage hands on what is popped behind it, and
-// takes what was stashed before it, as further outputs and inputs.
+// A skip connection passes over layers: one layer stashes a tensor under a
+// name, and a later layer pops it. A tensor that a later stage pops is a
+// further output of its stage; a tensor that an earlier stage stashed is a
+// further input.
 
 #include <cstdint>
 #include <functional>
@@ -56,11 +57,11 @@ class LayerList {
 std::unique_ptr<LayerList> layers_of(const ModelConfig& config);
 
 /// Layers begin .. end-1, one after another. Inputs are those of the first
-/// layer, then `incoming()`; outputs those of the last, then `outgoing()`.
+/// layer, then `incoming()`; outputs are those of the last, then `outgoing()`.
 class Stage : public Module {
  public:
-  /// Parameters that stand in `existing` (or null) are taken from there; new
-  /// ones are added.
+  /// Takes parameters from `existing` (may be null) if they are there, and adds
+  /// new ones.
   Stage(const LayerList& layers, int begin, int end, const InitOptions& init,
         std::map<std::string, Tensor>* existing = nullptr);
   Stage(const Stage& other);
@@ -74,8 +75,8 @@ class Stage : public Module {
   std::string type_name() const override { return "Stage"; }
 
   int size() const { return static_cast<int>(layers_.size()); }
-  /// Names of skips that come from earlier stages, and go to later ones; in
-  /// alphabetical order.
+  /// Names of skips from earlier stages, and to later ones, in alphabetical
+  /// order.
   const std::vector<std::string>& incoming() const { return incoming_; }
   const std::vector<std::string>& outgoing() const { return outgoing_; }
   /// The i-th layer of this stage.
@@ -89,64 +90,63 @@ class Stage : public Module {
 
 // --- Where to cut: first layer of each stage, and the end -------------------
 
-/// Stages of equally many layers, the first ones one more where it does not
-/// come out even (DeepSpeed's "uniform"). Throws Error for fewer layers than
-/// stages.
+/// Stages of equally many layers; the first ones get one more if the layers do
+/// not divide evenly (DeepSpeed's "uniform"). Throws Error for fewer layers
+/// than stages.
 std::vector<int> cut_uniform(int num_layers, int num_stages);
-/// So many layers per stage; they add up to the number of layers
-/// (torchgpipe's `balance`).
+/// `balance` has the number of layers of each stage, as in torchgpipe. Throws
+/// Error if they do not add up to `num_layers`.
 std::vector<int> cut_by_balance(int num_layers,
                                 const std::vector<int>& balance);
-/// Consecutive layers whose costs sum to as little as possible in the stage
-/// where they sum to most; no stage is empty. O(p n^2).
+/// Minimises the cost of the most expensive stage; no stage is empty. O(p n^2).
 std::vector<int> cut_by_cost(const std::vector<double>& costs, int num_stages);
-/// Elements of the parameters of each layer, tied ones counted in each.
+/// The number of parameters of each layer; a tied one counts in each.
 std::vector<double> layer_parameters(const LayerList& layers);
-/// Seconds of forward and backward of each layer, as `seconds_of` prices its
-/// operations on shapes; `inputs` are what the model reads.
+/// Seconds of forward and backward of each layer, on shapes: the sum of
+/// `seconds_of` its operations. `inputs` are those of the model.
 std::vector<double> layer_seconds(
     const LayerList& layers, const Tensors& inputs, DType dtype,
     const std::function<double(const OpEvent&)>& seconds_of);
 
 // --- What crosses the cuts --------------------------------------------------
 
-/// A tensor that a layer takes, as known before the run.
+/// An input tensor of a layer, as known before the run.
 struct ValueSpec {
   Shape shape;
   DType dtype = DType::kF32;
   bool needs_grad = false;  ///< its gradient travels back
 };
 
-/// What layer i takes: known from a run on shapes, so that no rank has to send
-/// shapes to another.
+/// The inputs of a layer, known from a run on shapes, so that no rank has to
+/// send shapes to another.
 struct LayerInput {
   std::vector<ValueSpec> values;
-  /// Stashed before, popped here or later; they do not travel with the values.
+  /// Stashed before and popped here or later; they are not among the values.
   std::map<std::string, ValueSpec> skips;
   /// Random operations of one forward pass before this layer.
   std::uint64_t first_random_op = 0;
 };
 
-/// Inputs of all layers, and behind them the outputs of the last; `inputs` (on
-/// any device) are what the model reads. Costs one forward on shapes.
+/// Inputs of all layers, and at the end the outputs of the last. `inputs` (on
+/// any device) are those of the model. Costs one forward on shapes.
 std::vector<LayerInput> trace_shapes(const LayerList& layers,
                                      const Tensors& inputs, DType dtype);
 
-/// A skip connection whose ends lie on two stages.
+/// A skip connection between two stages.
 struct SkipRoute {
   std::string name;
   int from_stage = 0, to_stage = 0;
 };
-/// In the order in which the layers stash. Throws Error for a name that is
-/// stashed or popped twice, popped before it is stashed, or never popped.
+/// The skips between stages, in the order in which the layers stash. Throws
+/// Error for a name that is stashed or popped twice, popped before it is
+/// stashed, or never popped.
 std::vector<SkipRoute> skip_routes(const LayerList& layers,
                                    const std::vector<int>& cuts);
 
 /// Names and shapes of a layer's parameters, without memory.
 std::vector<NamedTensor> layer_parameters_on_shapes(const LayerList& layers,
                                                     int layer);
-/// Layers in which a parameter stands, for the parameters that stand in
-/// several.
+/// For each parameter that several layers use: these layers.
 std::map<std::string, std::vector<int>> shared_parameters(
     const LayerList& layers);
 

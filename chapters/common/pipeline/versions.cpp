@@ -37,7 +37,7 @@ int ReadVersions::of(int stage, int b) const {
     case VersionRule::kNewest:
       return newest_[at(stage)][at(b)];
     case VersionRule::kFirstStage:
-      // Updates of stages with more replicas are of more mini-batches
+      // An update of a stage with more replicas has more mini-batches
       return newest_[0][at(b)] * replicas_[0] / replicas_[at(stage)];
     case VersionRule::kDelayOne:
       return std::max(0, b / micro_batches_per_update(stage) - 1);

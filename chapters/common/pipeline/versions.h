@@ -1,7 +1,7 @@
 #pragma once
 
-// Which version of its weights a stage reads, where updates come in between.
-// Version n has had n updates.
+// Which version of its weights a stage reads, in schedules with updates in
+// their lists. Version n has had n updates.
 
 #include <vector>
 
@@ -9,13 +9,13 @@
 
 namespace shardbook::pipeline {
 
-/// Version that the forward of every micro-batch of the lists reads at every
-/// stage. Keeps a reference to the schedule, whose routes must be sound; its
+/// The version that each stage's forward of each micro-batch in the lists
+/// reads. Keeps a reference to the schedule, whose routes must be sound; its
 /// actions need not be.
 class ReadVersions {
  public:
   explicit ReadVersions(const Schedule& schedule);
-  /// 0 where the schedule flushes.
+  /// 0 if the schedule flushes.
   int of(int stage, int micro_batch) const;
   /// Micro-batches whose gradients are in one update of a stage.
   int micro_batches_per_update(int stage) const;

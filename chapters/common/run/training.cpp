@@ -215,7 +215,7 @@ std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch, std::int64_t n) {
 double accumulate_gradients(const Options& options, Module& model,
                             const Dataset& data, std::int64_t step,
                             const std::vector<MicroBatch>& pieces,
-                            double loss_scale) {
+                            double loss_scale, const LossFunction& loss_of) {
   RandomState& random = RankContext::current().random;
   double mean_loss = 0;
   for (const MicroBatch& piece : pieces) {
@@ -226,7 +226,7 @@ double accumulate_gradients(const Options& options, Module& model,
     // The share of this piece in the mean over the whole batch.
     const double share =
         static_cast<double>(piece.rows) / static_cast<double>(options.batch);
-    const Tensor loss = language_loss(model(batch.inputs), batch.targets);
+    const Tensor loss = loss_of(model(batch.inputs), batch.targets);
     mean_loss += loss.item() * share;
     autograd::backward({loss},
                        {Tensor::full({}, share * loss_scale, loss.options())});
@@ -260,7 +260,8 @@ Tensor data_parallel_gradients(
     const Options& options, ProcessGroup& dp, const Dataset& data,
     std::int64_t step, std::int64_t num_micro_batches,
     const std::function<void(bool is_last)>& begin_piece,
-    const std::function<Tensor(const Tensor& inputs)>& forward) {
+    const std::function<Tensor(const Tensor& inputs)>& forward,
+    const LossFunction& loss_of) {
   const std::int64_t d = dp.size(), g = num_micro_batches;
   RandomState& random = RankContext::current().random;
   Tensor mean_loss;
@@ -275,7 +276,7 @@ Tensor data_parallel_gradients(
     random.batch = batch.slice;
     random.next_op = 0;
 
-    const Tensor loss = language_loss(forward(batch.inputs), batch.targets);
+    const Tensor loss = loss_of(forward(batch.inputs), batch.targets);
     local_loss += loss.item() / static_cast<double>(g);
     if (i + 1 == g) {
       // The loss travels while backward runs

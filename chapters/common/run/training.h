@@ -96,11 +96,12 @@ ReferenceRun train_one_device(const Options& options,
 
 /// Forward and backward of one global batch in pieces, on this device: adds
 /// `loss_scale` times the gradient of the mean loss to the parameters, and
-/// returns the mean loss.
+/// returns the mean loss. `loss_of` is the loss of the model's LayerFactory.
 double accumulate_gradients(const Options& options, Module& model,
                             const Dataset& data, std::int64_t step,
                             const std::vector<MicroBatch>& pieces,
-                            double loss_scale = 1);
+                            double loss_scale = 1,
+                            const LossFunction& loss_of = language_loss);
 double accumulate_gradients(const Options& options, Module& model,
                             const Dataset& data, std::int64_t step,
                             std::int64_t num_micro_batches,
@@ -118,7 +119,8 @@ Tensor data_parallel_gradients(
     const Options& options, ProcessGroup& dp, const Dataset& data,
     std::int64_t step, std::int64_t num_micro_batches,
     const std::function<void(bool is_last)>& begin_piece,
-    const std::function<Tensor(const Tensor& inputs)>& forward);
+    const std::function<Tensor(const Tensor& inputs)>& forward,
+    const LossFunction& loss_of = language_loss);
 /// Throws Error where the ranks, or their pieces, would not have equally many
 /// samples. `option` sets the number of pieces.
 void check_even_batch(const Options& options, int num_ranks,

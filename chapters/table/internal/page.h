@@ -15,7 +15,7 @@ std::string page_template();
 std::string page_style();
 std::string page_script();
 
-/// A sign and, for readers who do not see it, a word.
+/// A sign, and a word for screen readers.
 std::string sign_html(Verdict verdict);
 
 /// The name of a run as a link to its section.
@@ -29,10 +29,10 @@ std::string buys_html(const std::vector<ProgramRun>& runs);
 /// Several sets of runs, line by line.
 std::string comparison_html(const std::vector<ProgramRun>& runs);
 
-/// What the page's words mean.
+/// The glossary of the page.
 std::string glossary_html();
 
-/// Everything about one run; a closed section shows its first line.
+/// The section of one run; closed, it shows only its first line.
 std::string run_html(std::size_t run_number, const ProgramRun& run,
                      bool is_open);
 

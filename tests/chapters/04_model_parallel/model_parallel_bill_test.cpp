@@ -91,13 +91,13 @@ TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
   EXPECT_EQ(kept[1], kept[2]);
 }
 
-// Splits: the next gradients of a layer exist beside the sums. What a linear
-// layer gets at a time is the gradient of its weight and of its bias.
+// With splits, the new gradients of a layer exist beside the sums. A linear
+// layer gets the gradients of its weight and of its bias at the same time.
 TEST(ModelParallelBill, GradientsOfSplitsAreThosePredicted) {
   Options mlp = tiny_options();
   mlp.model = "mlp";
   mlp.seq = 8;
-  // Labels beyond measure, so that the head is the largest layer
+  // So many labels that the head is the largest layer
   Options head = tiny_options();
   head.model = R"({"model_type": "resnet", "depths": [1, 1],
       "embedding_size": 4, "num_labels": 500})";

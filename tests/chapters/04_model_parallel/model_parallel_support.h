@@ -46,7 +46,7 @@ inline std::string error_of(const std::function<void()>& body) {
   return "";
 }
 
-/// What a training run left behind.
+/// The results of a training run.
 struct Outcome {
   std::vector<double> losses;
   Tensor output;                    // of one more forward

@@ -41,8 +41,8 @@ TEST(ModelParallelSweep, TimesHaveABottomBetweenSmallAndLarge) {
   EXPECT_GT(sweep.pipelined.front().virtual_s, sweep.naive.virtual_s);
 }
 
-// What `./shardbook run` trains: small enough to be quick, and large enough for
-// the devices of the tutorial's time that the lesson shows.
+// The model that `./shardbook run` trains: small enough to be quick, and large
+// enough to show the U on devices of the tutorial's time.
 TEST(ModelParallelSweep, AModelThatTrainsInSecondsShowsTheLesson) {
   Options options = tiny_options();
   options.backend = "sim";

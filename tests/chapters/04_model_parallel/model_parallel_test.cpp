@@ -1,4 +1,4 @@
-// Two halves on two devices: the numbers of one device, and what goes wrong.
+// Two halves on two devices give the numbers of one device; and the traps.
 
 #include "chapters/04_model_parallel/model_parallel.h"
 
@@ -100,7 +100,7 @@ TEST(ModelParallelBatchNorm, SeesOneSplitAtATime) {
 
 TEST(ModelParallelBatchNorm, RunningStatisticsAreUpdatedOncePerSplit) {
   // Two splits with the same images: each update moves a running mean by a
-  // tenth of the way, so that after n of them 0.9^n is left to go.
+  // tenth of the way, so 0.9^n of the way is left after n updates.
   const auto layers = resnet_layers(ModelConfig::read(kTiny));
   const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
   RankContext context(devices[0], 0, 1);
@@ -150,7 +150,7 @@ TEST(ModelParallelToy, PipelinedOutputsAreBitsAndGradientsSums) {
     ASSERT_EQ(mine.size(), 4u);
     for (std::size_t i = 0; i < mine.size(); ++i) {
       EXPECT_EQ(mine[i].name, theirs[i].name);
-      // Each gradient is where its parameter is; summed split by split.
+      // Each gradient is on its parameter's device, summed split by split.
       EXPECT_EQ(mine[i].tensor.grad().device(), devices[i / 2]);
       EXPECT_LT(
           relative_difference(mine[i].tensor.grad(), theirs[i].tensor.grad()),
@@ -218,8 +218,8 @@ TEST(ModelParallelTrap, LabelsOnTheFirstDeviceAreAnError) {
       << error;
 }
 
-/// The tutorial's container: the layers stand under their own names, and once more
-/// inside of seq1.
+/// The tutorial's container: each layer is registered under its own name, and
+/// again inside of seq1.
 class TwoNames : public ModuleOf<TwoNames> {
  public:
   TwoNames() : conv1("conv1", 3, 2, InitOptions{}), seq1(conv1) {}
@@ -245,7 +245,7 @@ TEST(ModelParallelTrap, AParameterUnderTwoNamesStepsOnce) {
     return moved;
   };
   EXPECT_NEAR(weight_after(model.parameters()), 0.5, 1e-6);
-  // Who lists each name steps twice.
+  // An optimizer over all names updates the weight twice.
   EXPECT_NEAR(weight_after({model.conv1.weight, model.seq1.weight}), 1, 1e-6);
 }
 

@@ -1,4 +1,4 @@
-// The page's bill: memory and idle time of GPipe, counted.
+// Counts what the page's bill predicts: memory and idle time of GPipe.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using pipeline::Recompute;
 
 constexpr std::int64_t kBillWidth = 8;
 
-/// Counted peak of activations of each of two ranks, m micro-batches of
+/// Counted peak of activations on each of two ranks, for m micro-batches of
 /// `rows` rows.
 std::vector<double> peaks(int m, std::int64_t rows, Recompute recompute) {
   return on_ranks(2, [&](ProcessGroup& world) {
@@ -57,7 +57,7 @@ ActionBytes measured(int begin, int end, std::int64_t rows, bool recompute) {
       state, feed);
 }
 
-// Every micro-batch keeps its graph ...
+// Without recomputation, every micro-batch keeps its graph.
 TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
   const std::int64_t rows = 5;
   for (int s = 0; s < 2; ++s) {
@@ -67,12 +67,13 @@ TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
       EXPECT_EQ(peaks(m, rows, Recompute::kNever)[at(s)],
                 first + (m - 2) * kept);
     }
-    // What each layer hands to the next; the last one's was sent
+    // The input of each layer but the first; the last output was sent
     EXPECT_GE(kept, 2 * rows * kBillWidth * 4.0);
   }
 }
 
-// ... or its input, and one graph is there at a time: m |input| + A.
+// With recomputation, every micro-batch keeps its input, and one graph exists
+// at a time: m |input| + A.
 TEST(GpipeBill, WithRecomputationItKeepsItsInput) {
   const std::int64_t rows = 5;
   const double input = rows * kBillWidth * 4.0;
@@ -89,8 +90,8 @@ TEST(GpipeBill, WithRecomputationItKeepsItsInput) {
   }
 }
 
-/// The same tokens in each micro-batch; the first stage goes on when the second
-/// one has what was sent.
+/// The same tokens in each micro-batch. The first stage continues only when the
+/// second one has received its output.
 class TokenFeed : public pipeline::Feed {
  public:
   TokenFeed(const std::vector<MicroBatch>& pieces, Tensor tokens,
@@ -116,7 +117,8 @@ class TokenFeed : public pipeline::Feed {
   std::atomic<int>& received_;
 };
 
-// What was sent goes when the next stage has it, long before its backward.
+// A sent output is freed when the next stage has received it, long before its
+// backward.
 TEST(GpipeBill, SentOutputsDoNotWaitForTheirGradients) {
   const std::int64_t rows = 3, seq = 8;
   const int m = 8;
@@ -145,7 +147,7 @@ struct Timed {
   double step_s = 0, idle_share = 0;
 };
 
-/// Equal stages of wide layers, whose messages take little beside them.
+/// Equal stages of wide layers, beside which messages take little time.
 Timed timed(int p, int m, Recompute recompute, bool early,
             const std::string& cluster = "dgx-a100") {
   const std::int64_t rows = 4096, width = 8192;
@@ -189,7 +191,7 @@ Timed timed(int p, int m, Recompute recompute, bool early,
 }
 
 // Forward and backward need not take the same time: a stage is idle for p - 1
-// forwards and p - 1 backwards of p - 1 + m.
+// of p - 1 + m forwards, and for p - 1 of p - 1 + m backwards.
 TEST(GpipeBill, IdleShareIsPMinusOneOverMPlusPMinusOne) {
   for (const int p : {2, 4}) {
     for (const int m : {1, 4, 16}) {
@@ -200,8 +202,8 @@ TEST(GpipeBill, IdleShareIsPMinusOneOverMPlusPMinusOne) {
   }
 }
 
-// The forward that is run again starts while the gradient is still being made
-// next door, and on its way.
+// The recomputed forward starts while the next stage still computes and sends
+// the gradient.
 TEST(GpipeBill, EarlyRecomputationIsShorter) {
   for (const int m : {2, 4}) {
     const double early = timed(4, m, Recompute::kAlways, true).step_s;

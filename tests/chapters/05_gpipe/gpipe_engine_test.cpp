@@ -30,7 +30,8 @@ TEST(GpipeSchedule, EveryForwardPrecedesTheFirstBackward) {
   }
 }
 
-// When each action can begin, if all take one slot: what slot() says.
+// slot() is the begin of each action in a replay where every action takes one
+// slot.
 TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
   pipeline::Costs slots;
   slots.forward = slots.backward = 1;
@@ -87,7 +88,7 @@ struct Case {
   int chunks = 4;
   EngineOptions how = with(Recompute::kExceptLast);
   DType dtype = DType::kF64;
-  /// Of so many stages and micro-batches.
+  /// A schedule of this many stages and micro-batches.
   std::function<pipeline::Schedule(int, int)> schedule = gpipe::schedule;
 };
 
@@ -296,8 +297,8 @@ TEST(GpipeSkips, TravelDirectly) {
   EXPECT_EQ(ranks[2].bytes, 2 * bytes);  // backward: of both
 }
 
-// Skips are the engine's: 1F1B has the bits of one device that goes through the
-// micro-batches from the first to the last.
+// Skips work under every schedule: 1F1B has the bits of one device that
+// computes the micro-batches from the first to the last.
 TEST_P(GpipeEngine, SkipsTravelUnderOtherSchedules) {
   const SkipNet net = net_with_skips(/*dropout=*/0.3);
   for (const Recompute mode : {Recompute::kAlways, Recompute::kNever}) {
@@ -338,8 +339,8 @@ TEST(GpipeSkips, NamesThatDoNotMatchStopTheRunBeforeItBegins) {
                         "layer pops it"));
 }
 
-// Trap: a recorded node that leads to the inputs alone does not exist where no
-// input needs a gradient, and the parameters behind it get none.
+// Trap: autograd records no node for a checkpoint whose inputs need no
+// gradient, so the parameters inside get none.
 TEST(GpipeTraps, ACheckpointThatHangsOnItsInputLosesTheFirstStage) {
   const SkipNet net(1, kWidth);
   Stage stage(net, 0, 1, {});
@@ -348,7 +349,7 @@ TEST(GpipeTraps, ACheckpointThatHangsOnItsInputLosesTheFirstStage) {
       "checkpoint", {x}, [&](const Tensors& in) { return stage(in); },
       [](const Tensors& grads) { return grads; });
   EXPECT_FALSE(wrong[0].requires_grad());
-  // The engine's does not: see GradientsHaveTheBitsOfOneDevice...
+  // The engine has no such trap: see GradientsHaveTheBitsOfOneDevice...
   LayerInput spec;
   spec.values = {{x.shape(), x.dtype(), false}};
   StageRun run = run_forward_again([&](const Tensors& in) { return stage(in); },

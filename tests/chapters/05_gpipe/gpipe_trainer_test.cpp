@@ -88,7 +88,7 @@ class GpipeTrainer : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeTrainer,
                          testing::Values(1, 2, 3, 4, 8));
 
-// The four claims but for time, for every way to run.
+// The claims on numbers, bytes and memory, for every way to run.
 TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
   const int p = GetParam();
   for (const DType dtype : {DType::kF64, DType::kF32}) {
@@ -126,11 +126,11 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
   }
 }
 
-// A graph that is made again when the gradient is there, beside it.
+// With late recomputation, the recomputed graph exists beside the gradient.
 TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
   for (const int p : {2, 6, 8}) {
-    // A small vocabulary: the embedding's own gradient is no wider than its
-    // forward, which has the output's gradient beside it or not
+    // A small vocabulary, so that the peak of the embedding's stage is in its
+    // recomputed forward, beside the output's gradient or without it
     Options options = options_of(
         R"({"model_type": "gpt2", "vocab_size": 32, "n_positions": 16,)"
         R"( "n_embd": 16, "n_layer": 6, "n_head": 2})");
@@ -154,7 +154,7 @@ TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
   }
 }
 
-// No parameter stands twice: every bit is that of one device.
+// No parameter is on two ranks, so every bit is that of one device.
 TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
   for (int p = 1; p <= 4; ++p) {
     for (const DType dtype : {DType::kF64, DType::kF32}) {
@@ -191,7 +191,7 @@ TEST(GpipeParity, ClippingUsesTheNormOfAllStages) {
   EXPECT_TRUE(parity.passed) << parity.max_rel;
 }
 
-// Normalised by the micro-batch's own statistics, as on one device.
+// Batch norms use the micro-batch's own statistics, as on one device.
 TEST(GpipeParity, ImagesTrainToo) {
   Options options = options_of(small_resnet());
   options.image_size = 32;
@@ -212,15 +212,16 @@ TEST(GpipeParity, ImagesTrainToo) {
 }
 
 // Running statistics are updated once per mini-batch, from all its rows, also
-// where a split gives fewer pieces than asked for; recomputation counts once.
+// when there are fewer pieces than asked for. Recomputation does not count
+// again.
 TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
   Options options = options_of(small_resnet());
   options.image_size = 32;
   options.dtype = DType::kF64;
   options.batch = 5;
   options.steps = 1;
-  // One device and the whole batch. The first norm sees images alone, whatever
-  // the pieces: its statistics are the same in all runs
+  // One device and the whole batch. The first norm reads images, which do not
+  // depend on the pieces, so its statistics are the same in all runs
   RankContext context(Device::cpu(0), 0, 1);
   const RankContext::Scope scope(context);
   const auto layers = layers_of(model_config(options));
@@ -250,7 +251,7 @@ TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
   }
 }
 
-// Trap: a forward that is run again and does not say so counts its rows twice.
+// Trap: a recomputed forward without the flag counts its rows twice.
 TEST(GpipeBatchNorm, AForwardThatIsRunAgainSaysSo) {
   const auto variance = [](bool says_so) {
     const auto layers = layers_of(ModelConfig::read(small_resnet()));
@@ -335,7 +336,7 @@ TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
               HasSubstr("--long-skips: the layers of a model of type mlp"));
 }
 
-// What four stages saved, two stages load.
+// Two stages load the model that four stages saved.
 TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
   const TempFolder folder;
   const std::string path = folder / "gpipe.safetensors";

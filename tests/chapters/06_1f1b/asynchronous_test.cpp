@@ -1,5 +1,5 @@
-// PipeDream, vertical sync, 2BW: ranks that update on their own compute what
-// one device does that follows the rule of versions.
+// PipeDream, vertical sync, 2BW: ranks that update at their own time compute
+// the same as one device that follows the rule of versions.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -195,7 +195,7 @@ TEST_P(AsynchronousRanks, DoubleBufferedWeightsHaveDelayOne) {
   }
 }
 
-// The lab: without its stash, backward is not the gradient of anything.
+// Without a stash, backward does not compute the gradient of any loss.
 TEST_P(AsynchronousRanks, WithoutStashingGradientsAreWrong) {
   const int p = GetParam(), steps = p + 6;
   const auto layers = std::make_shared<PairLayers>();
@@ -225,7 +225,7 @@ TEST_P(AsynchronousRanks, WithoutStashingGradientsAreWrong) {
 INSTANTIATE_TEST_SUITE_P(WorldSizes, AsynchronousRanks,
                          ::testing::Values(1, 2, 3, 4, 8));
 
-// Forward, backward, step, and nothing of this chapter.
+// Forward, backward, step, without any code of this chapter.
 TEST(AsynchronousTest, OneRankIsPlainSgd) {
   const auto layers = std::make_shared<PairLayers>();
   const Options options = training_options(4, 5, "sgd");
@@ -262,8 +262,9 @@ TEST(AsynchronousTest, OneRankIsPlainSgd) {
               plain, 1);
 }
 
-/// What the mini-batch reads by the rule in words: a stage of R ranks runs
-/// ceil(ranks behind it / R) rounds of R forwards ahead of its updates.
+/// The version that a mini-batch reads, counted from the rule: a stage of R
+/// ranks runs ceil(ranks of later stages / R) rounds of R forwards ahead of its
+/// updates.
 int read_version(const std::vector<int>& replicas, int stage, int b) {
   const auto s = static_cast<std::size_t>(stage);
   int behind = 0;
@@ -302,7 +303,7 @@ TEST(AsynchronousTest, ReplicasAverageTheirGradients) {
   }
 }
 
-// Lists of a short run whose steady state comes again are those of a long run.
+// Short lists with a repeated steady state equal the lists of a long run.
 TEST(AsynchronousTest, SteadyStatesRepeat) {
   const auto layers = std::make_shared<PairLayers>();
   const auto expect_same = [&](Schedule few, const Schedule& all,
@@ -377,7 +378,7 @@ TEST(AsynchronousTest, HeadsAreUntied) {
               run_sequentially(*layers, options,
                                {cuts, version, std::vector<int>(p, 1)}, pieces),
               1);
-  // Layers that share nothing stay what they are
+  // Layers without shared parameters are returned unchanged
   const auto pairs = std::make_shared<PairLayers>();
   EXPECT_EQ(pipeline::untied(pairs), pairs);
 }
@@ -392,7 +393,7 @@ TEST(AsynchronousTest, StashKeepsWhatIsNeeded) {
   EXPECT_EQ(w.to_vector<double>()[0], 1);
   stash.load(1);
   EXPECT_EQ(w.to_vector<double>()[0], 2);
-  stash.advance(2);  // nobody reads version 1: it becomes version 2
+  stash.advance(2);  // version 1 is not needed: it becomes version 2
   EXPECT_EQ(stash.newest(), 2);
   EXPECT_EQ(stash.size(), 1u);
   try {

@@ -1,4 +1,4 @@
-// Two ways through the ranks: each stage lies on two of them.
+// Two directions through the ranks: each stage is on two ranks.
 
 #include <gtest/gtest.h>
 

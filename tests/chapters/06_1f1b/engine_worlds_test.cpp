@@ -1,5 +1,5 @@
-// One program, four worlds: what schedules count with data is what the world
-// `sim` charges on shapes, and what the bills say.
+// Runs with data count what the world `sim` counts on shapes and what the bills
+// predict.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -141,8 +141,8 @@ TEST(EngineWorlds, AUsersOwnScheduleRuns) {
   expect_trained_as_one_device(options, how);
 }
 
-// The loss is on its way before the stage that made it updates: rank 0 asks for
-// it while the last stage waits for rank 0.
+// The last stage sends the loss before its update, because rank 0 receives the
+// loss while the last stage waits for rank 0.
 TEST(EngineWorlds, LossesDoNotWaitForUpdates) {
   const TempFolder folder;
   const std::string file = folder / "late.json";
@@ -191,7 +191,7 @@ TEST(EngineWorlds, WrittenSchedulesRun) {
               ::testing::HasSubstr("repeat themselves; give at most --steps"));
 }
 
-// The lists, and with them what is foreseen on shapes, do not grow with steps.
+// The lists, and the predictions on shapes, do not grow with the steps.
 TEST(EngineWorlds, LongRunsHaveShortLists) {
   for (const auto& [schedule, replicas] :
        {std::pair("pipedream", ""), std::pair("pipedream", "2,1,1"),
@@ -287,7 +287,7 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "even"; }),
               HasSubstr("--partition even: give uniform"));
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "type:("; }),
-              HasSubstr("is no regular expression"));
+              HasSubstr("not a regular expression"));
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "type:conv"; }),
               HasSubstr("matches 0 layers for 4 stages"));
   EXPECT_THAT(error([](auto&, auto& how) { how.partition = "4,4"; }),
@@ -302,7 +302,7 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
                 how.schedule = "pipedream";
                 o.clip = 1;
               }),
-              HasSubstr("nobody knows the norm of the whole"));
+              HasSubstr("so the norm of the whole gradient is not known"));
   EXPECT_THAT(error([](auto&, auto& how) {
                 how.schedule = "pipedream";
                 how.replicas = "2,1";
@@ -318,7 +318,7 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
                 o.batch = how.micro_batches = 6;
               }),
               HasSubstr("6 micro-batches do not divide over 4 ranks"));
-  // What the schedule does not read, or the batch does not give
+  // Options that the schedule does not read, or that the batch cannot satisfy
   EXPECT_THAT(error([](auto&, auto& how) { how.given = {"--chunks"}; }),
               HasSubstr("--chunks: --schedule 1f1b does not read it"));
   EXPECT_THAT(error([](auto&, auto& how) {
@@ -359,7 +359,7 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
                 how.replicas = "2,2";
               }),
               HasSubstr("--steps 5: mini-batches do not divide over the 2"));
-  // A default gives way; to draw a schedule there need be no layers
+  // A default adapts to the batch, and drawing a schedule needs no layers
   EXPECT_EQ(error([](auto& o, auto&) { o.batch = 4; }), "");
   EXPECT_EQ(error([](auto& o, auto& how) {
               o.world_size = 16;

@@ -1,5 +1,5 @@
-// Steps that are validated later have the bits of steps that were checked
-// before.
+// Steps that are validated later have the same bits as steps that are checked
+// first.
 
 #include "chapters/06_1f1b/post_validation.h"
 
@@ -61,7 +61,7 @@ Training run(const Schedule& schedule,
         };
         for (int step = 0; step < kSteps; ++step) {
           feed.set_first_step(step);
-          // A trap: the step that is taken back has the rate of its own
+          // A trap: a redone step must use its own learning rate
           optimizer->set_lr(0.02 / (step + 1));
           mine.losses.push_back(validates_later && step > 0
                                     ? engine.run(validate)

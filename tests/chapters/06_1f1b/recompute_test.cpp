@@ -33,8 +33,8 @@ TEST(Recomputed, AreNotThoseWhoseBackwardIsNext) {
   EXPECT_THAT(twice(gpipe, 1, Recompute::kExceptLast), ElementsAre(0, 1, 2));
   EXPECT_THAT(twice(gpipe, 1, Recompute::kAlways), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(twice(gpipe, 1, Recompute::kNever), ElementsAre());
-  // The last stage of 1F1B runs each backward behind its forward; so it does
-  // where the backward is in two parts
+  // The last stage of 1F1B runs each backward directly after its forward, also
+  // if the backward is in two parts
   for (const Schedule& each :
        {schedules::one_f_one_b(2, 4), schedules::zb_h1(2, 4)}) {
     EXPECT_THAT(twice(each, 0, Recompute::kExceptLast),
@@ -73,8 +73,8 @@ void expect_same_numbers(const WorldRun& a, const WorldRun& b) {
   }
 }
 
-// Bytes and memory as predicted, time as on shapes, the bits of a run that
-// recomputes nothing, with dropout; and a first rank that keeps less.
+// Recomputation with dropout: bytes and memory as predicted, time as on shapes,
+// the same bits as without recomputation, and less memory on the first rank.
 TEST(RecomputeWorlds, EveryScheduleKeepsItsClaimsAndLessActivations) {
   for (Variant each : recomputing_variants()) {
     Options options = worlds_options(each.world_size);
@@ -105,7 +105,8 @@ TEST(RecomputeWorlds, EveryScheduleKeepsItsClaimsAndLessActivations) {
   }
 }
 
-// Peaks of activations are predicted wherever they are without recomputation.
+// Wherever peaks of activations are predicted without recomputation, they are
+// predicted with it too.
 TEST(RecomputeWorlds, PeaksArePredicted) {
   for (const char* schedule : {"gpipe", "1f1b", "zb-h1", "pipedream-2bw"}) {
     Variant each = variant(schedule, 3);
@@ -142,7 +143,7 @@ TEST(RecomputeWorlds, ModesWithoutAMeaningAreOneSentence) {
   EXPECT_EQ(error("1f1b", true), "");
   EXPECT_THAT(error("naive", true),
               HasSubstr("--recompute always: --schedule naive has one "
-                        "micro-batch under way at a time"));
+                        "micro-batch in flight at a time"));
   EXPECT_THAT(error("pipedream", false),
               HasSubstr("--recompute always: with --no-stash the forward would "
                         "run again with other weights"));

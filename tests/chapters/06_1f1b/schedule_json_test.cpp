@@ -1,4 +1,5 @@
-// Schedules as files: what is written is read, and what is wrong is named.
+// Schedules as files: reading gives the written schedule, and errors name the
+// wrong value.
 
 #include "chapters/06_1f1b/schedule_json.h"
 
@@ -73,8 +74,8 @@ TEST(ScheduleJson, WrittenAndReadIsTheSame) {
 
 TEST(ScheduleJson, NamesFileKeyValueAndWhatIsAllowed) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "no JSON: it breaks off or goes wrong at byte 1"},
-      {"[1e999]", "a number has no room in 64 bits"},
+      {"", "no JSON: the first mistake is at byte 1"},
+      {"[1e999]", "a number is too large"},
       {"[]", "[]; give an object with \"micro_batches\" and \"ranks\""},
       {"{}", "key \"micro_batches\" is missing"},
       {R"({"micro_batches": 1})", "key \"ranks\" is missing"},

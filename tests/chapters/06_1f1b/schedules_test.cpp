@@ -83,8 +83,8 @@ TEST(Schedules, GroupsOfRanksAreTheClassicOrder) {
             "F4 B0 F5 B1 F6 B2 F4.1 B3 F5.1 B4.1 F6.1 B5.1 B6.1 B4 B5 B6");
 }
 
-// With as many micro-batches as ranks: 1F1B, too. Older versions of Megatron-LM
-// ran all forwards first.
+// Forwards and backwards alternate also with as many micro-batches as ranks.
+// Older versions of Megatron-LM ran all forwards first in that case.
 TEST(Schedules, InterleavedWithAsManyMicroBatchesAsRanks) {
   const Schedule s = schedules::interleaved(4, 4, 2);
   EXPECT_EQ(list(s, 3),
@@ -93,7 +93,7 @@ TEST(Schedules, InterleavedWithAsManyMicroBatchesAsRanks) {
             "F0 F1 F2 F3 F0.1 F1.1 F2.1 B0.1 F3.1 B1.1 B2.1 B3.1 B0 B1 B2 B3");
 }
 
-// DeepSpeed's num_pipe_buffers(): two where one set is kept.
+// DeepSpeed's num_pipe_buffers(): two buffers where one set is kept.
 TEST(Schedules, BuffersUnderTheClock) {
   const std::pair<int, std::vector<int>> cases[] = {{1, {2, 2, 2, 2}},
                                                     {2, {2, 2, 2, 2}},

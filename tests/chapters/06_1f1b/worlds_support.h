@@ -1,6 +1,6 @@
 #pragma once
 
-// Small runs of the program's trainer, and what they must keep.
+// Small runs of the program's trainer, and the checks that they must pass.
 
 #include <gtest/gtest.h>
 

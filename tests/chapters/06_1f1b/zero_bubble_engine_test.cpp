@@ -1,4 +1,4 @@
-// Backwards in two parts give the same bits as whole ones.
+// Split backwards give the same bits as whole ones.
 
 #include <gtest/gtest.h>
 
@@ -75,8 +75,8 @@ TEST_P(ZeroBubbleRanks, LiveSetsAreThoseOfTheFormula) {
 INSTANTIATE_TEST_SUITE_P(WorldSizes, ZeroBubbleRanks,
                          ::testing::Values(1, 2, 3, 4, 8));
 
-// What assumes that gradients are complete when backward returns is wrong: a
-// hook, the norm, a reduction, before the last W.
+// A hook, a norm or a reduction before the last W would see incomplete
+// gradients: they are not complete when backward returns.
 TEST(ZeroBubbleTest, GradientsAreIncompleteBeforeTheLastW) {
   const int p = 2, m = 4;
   const auto layers = std::make_shared<PairLayers>();
@@ -92,12 +92,12 @@ TEST(ZeroBubbleTest, GradientsAreIncompleteBeforeTheLastW) {
     pipeline::LanguageFeed feed(options, data, pieces);
     PipelineModel model(options, layers,
                         one_stage_per_rank(cut_uniform(kLayers, p)), world);
-    // Any weight that is put off
+    // Any weight whose gradient W computes
     Tensor weight;
     for (const NamedTensor& each : model.stage(world.rank()).named_parameters())
       if (each.tensor.ndim() == 2) weight = each.tensor;
     weight.add_accumulate_hook([&](Tensor&) { ++hooks[r]; });
-    // The same list, cut off where the last input gradient is known
+    // Look at the gradient when the last input gradient is known
     Schedule whole = schedule;
     pipeline::Engine engine(whole, model, world, feed);
     const Tensor bias = model.parameters().back();
@@ -117,7 +117,8 @@ TEST(ZeroBubbleTest, GradientsAreIncompleteBeforeTheLastW) {
   }
 }
 
-// Some W at once and others later: the sums have other bits; `check` refuses.
+// If W did not run first in, first out, the sums would have other bits, so
+// `check` refuses such lists.
 TEST(ZeroBubbleTest, WeightsOutOfTurnAreRefused) {
   Schedule schedule = schedules::zb_h1(1, 2);
   schedule.actions[0] = {

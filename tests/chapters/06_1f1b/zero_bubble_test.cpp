@@ -13,7 +13,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-/// Bubble rate of a row, with its figures.
+/// The bubble rate from the times in a row of the table.
 double bubble(const validate::Row& row, double communication) {
   const Costs costs{
       .forward = row.number("T_F_ms"),
@@ -43,7 +43,7 @@ TEST(ZeroBubbleTable5, EveryRateToFourDecimals) {
   }
 }
 
-// Without the time of messages the rates are others: they are part of it.
+// The rates include the time of messages: without it they are smaller.
 TEST(ZeroBubbleTable5, MessagesAreInTheRates) {
   for (const validate::Row& row : validate::read_table(
            SHARDBOOK_ROOT "/bench/validate/zero_bubble_table5.csv")) {

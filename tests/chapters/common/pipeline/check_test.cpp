@@ -1,4 +1,4 @@
-// Schedules that are none: the first rule that each breaks.
+// Unsound schedules, and the first rule that each breaks.
 
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ TEST(Check, NamesTickAndRankOfTheFirstViolation) {
   EXPECT_EQ(fault(mine(2, {{{F, 0}, {F, 1}, {B, 0}, {B, 1}},
                            {{F, 0}, {B, 1}, {F, 1}, {B, 0}}})),
             "tick 2, rank 1: B1 before its forward F1");
-  // Two ranks are wrong; the other one is so earlier
+  // Two ranks break a rule; the other one does so earlier
   EXPECT_EQ(
       fault(mine(2, {{{F, 0}, {F, 1}, {F, 1}}, {{F, 0}, {B, 0}, {B, 0}}})),
       "tick 2, rank 0: F1 a second time");
@@ -141,7 +141,7 @@ TEST(Check, LongCyclesAreCutShort) {
   EXPECT_LT(fault(mine(2, lists)).size(), 500u);
 }
 
-// Backwards in different orders on both sides: messages wait, nobody hangs.
+// Backwards in different orders on both sides: messages wait, no rank hangs.
 TEST(Check, OrdersMayDifferWhereNobodyWaitsInACircle) {
   EXPECT_EQ(fault(mine(2, {{{F, 0}, {F, 1}, {B, 1}, {B, 0}},
                            {{F, 0}, {F, 1}, {B, 0}, {B, 1}}})),
@@ -194,7 +194,7 @@ TEST(Check, UpdatesHaveTheirGradientsAndNoOthers) {
             "follows the lists");
 }
 
-// A gradient of biases and norms is there after I.
+// The gradients of biases and norms are complete after I.
 TEST(Check, UpdatesHaveNoBiasesOfLaterMicroBatches) {
   Schedule s = mine(2, {{{F}, {F, 1}, {I}, {I, 1}, {W}, {U}, {W, 1}, {U, 1}}});
   s.flushes = false;
@@ -230,7 +230,7 @@ TEST(Check, StepsHaveTheirSize) {
             "stage claims 2 (micro_batches_per_step times the stage's ranks)");
 }
 
-// Vertical sync: stage 0 is ahead of what the stage behind has.
+// Vertical sync: stage 0 reads a version that the next stage does not have yet.
 TEST(Check, FirstStagesVersionExistsEverywhere) {
   Schedule s = mine(
       3, {{{F}, {B}, {U}, {F, 1}, {B, 1}, {U, 1}, {F, 2}, {B, 2}, {U, 2}},
@@ -244,8 +244,8 @@ TEST(Check, FirstStagesVersionExistsEverywhere) {
             "update has made yet");
 }
 
-// Replicas take the mean of their gradients: none goes on before all have come
-// to the update.
+// Replicas average their gradients: none continues before all have reached the
+// update.
 TEST(Check, ReplicasWaitForEachOther) {
   Schedule s = schedules::pipedream({1, 2}, 4);
   s.actions[0] = {{F},    {F, 1}, {B},    {U},    {B, 1}, {U, 1},

@@ -22,8 +22,8 @@ using Values = std::map<std::string, std::vector<double>>;
 constexpr std::int64_t kVocab = 13, kWidth = 6;
 constexpr int kLayers = 9;
 
-/// Takes (x, tokens) and gives (x', tokens): activations travel with integers
-/// that need no gradient.
+/// Maps (x, tokens) to (x', tokens): integers, which need no gradient, travel
+/// with the activations.
 class PairLayer : public ModuleOf<PairLayer> {
  public:
   enum class Kind { kEmbedding, kLinear, kRelu, kHead };
@@ -42,7 +42,7 @@ class PairLayer : public ModuleOf<PairLayer> {
       case Kind::kEmbedding:
         return {embedding(weight_, in[0]), in[0]};
       case Kind::kLinear: {
-        // Tokens count: what carries them wrongly is seen
+        // The output depends on the tokens, so wrong tokens are noticed
         const Tensor y = linear(in[0], weight_, bias_);
         return {
             drop_(add(y, scale(embedding(token_vectors(in[1]), in[1]), 0.125))),
@@ -166,7 +166,8 @@ inline std::vector<int> ascending(int m) {
   return order;
 }
 
-/// The schedule on ranks; gradients after the shared ones were summed, by rank.
+/// Runs the schedule on ranks. Returns gradients by rank, after the shared ones
+/// were summed.
 inline std::vector<Outcome> on_ranks(
     const pipeline::Schedule& schedule,
     const std::shared_ptr<const LayerList>& layers,
@@ -213,7 +214,7 @@ inline std::vector<Outcome> on_ranks(
   return outcomes;
 }
 
-/// All ranks' together; ranks that hold the same must agree.
+/// The gradients of all ranks in one map; ranks with the same stage must agree.
 inline Outcome together(const std::vector<Outcome>& outcomes,
                         bool* agree = nullptr) {
   Outcome all;

@@ -154,7 +154,7 @@ TEST(EngineTest, MessagesAreThoseOfTheList) {
               activations("recv from 1", 1, 2), gradients("send to 1", 1, 2)}));
 }
 
-/// Counts what it is asked for.
+/// Counts the calls of inputs and loss.
 class CountingFeed : public pipeline::LanguageFeed {
  public:
   using LanguageFeed::LanguageFeed;
@@ -169,8 +169,9 @@ class CountingFeed : public pipeline::LanguageFeed {
   int num_inputs = 0, num_losses = 0;
 };
 
-// A trap: rank 0 has chunks that are not first, rank p-1 some that are not
-// last. An engine that asks the rank would ask for tokens and losses twice.
+// A trap: rank 0 has chunks that are not the first stage, and rank p-1 has
+// chunks that are not the last. An engine that looks at the rank instead of the
+// stage would ask for tokens and losses twice.
 TEST(EngineTest, FirstAndLastAreVirtualStages) {
   const int p = 4, m = 4;
   const Schedule schedule = schedules::interleaved(p, m, 2);
@@ -193,8 +194,8 @@ TEST(EngineTest, FirstAndLastAreVirtualStages) {
   EXPECT_EQ(losses, (std::vector<int>{0, 0, 0, m}));
 }
 
-// The same lists with stages numbered rank by rank: rank 0 first has stage 1,
-// which nobody feeds before stage 0's micro-batches are through.
+// The same lists with stages numbered rank by rank: rank 0 begins with stage 1,
+// which has no inputs before stage 0 has finished its micro-batches.
 TEST(EngineTest, ChunksOfARankAreNotNeighbours) {
   Schedule wrong = schedules::interleaved(4, 4, 2);
   for (int stage = 0; stage < 8; ++stage) {
@@ -209,8 +210,8 @@ TEST(EngineTest, ChunksOfARankAreNotNeighbours) {
   }
 }
 
-/// 1F1B on two ranks with messages that no backend takes in advance. `blocks`:
-/// every send waits until its message has been received.
+/// 1F1B on two ranks whose messages no backend buffers. `blocks`: every send
+/// waits until its message has been received.
 void exchange_along_1f1b(bool blocks) {
   const Schedule schedule = schedules::one_f_one_b(2, 3);
   LayerInput spec;
@@ -241,7 +242,7 @@ void exchange_along_1f1b(bool blocks) {
 }
 
 // A trap: rank 0 sends F1 while rank 1 sends the gradient of F0, and neither
-// receives. Megatron-LM fuses the two calls; here sends wait for nobody.
+// receives. Megatron-LM fuses the two calls; here a send never waits.
 TEST(EngineTest, SendsThatBlockWaitForEachOtherForEver) {
   EXPECT_NO_THROW(exchange_along_1f1b(/*blocks=*/false));
   EXPECT_THROW(exchange_along_1f1b(/*blocks=*/true), Error);
@@ -333,7 +334,7 @@ TEST(EngineTest, RefusesWhatDoesNotFit) {
                 pipeline::Engine(schedules::pipedream(2, 2), model, world,
                                  feed);
               }),
-              ::testing::HasSubstr("updates come in between"));
+              ::testing::HasSubstr("updates the weights before its end"));
 }
 
 }  // namespace

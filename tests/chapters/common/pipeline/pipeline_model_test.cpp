@@ -1,4 +1,4 @@
-// What every pipeline has around its schedule.
+// The parts of a pipeline around its schedule.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -217,7 +217,7 @@ TEST(StageRuns, NotEveryOutputNeedsAGradientNorEveryInput) {
   EXPECT_TRUE(back[0].defined());
   EXPECT_FALSE(back[1].defined());
   EXPECT_TRUE(weight.grad().defined());
-  // No gradient came at all: none goes on
+  // No gradient arrives, so none is returned
   weight.clear_grad();
   run = run_forward(stage, inputs, spec);
   EXPECT_FALSE(run_backward(std::move(run), {Tensor(), Tensor()})[0].defined());
@@ -273,13 +273,14 @@ TEST(Mailboxes, StagesOfOneRankHandOver) {
     EXPECT_TRUE(
         mailbox.receive_forward(spec, 0, 1, 0)[0].shares_storage(value));
     EXPECT_THAT(error_of([&] { mailbox.receive_forward(spec, 0, 1, 0); }),
-                HasSubstr("nothing was made yet"));
+                HasSubstr("not computed yet"));
     EXPECT_TRUE(world.records().empty());
     return 0;
   });
 }
 
-// What waits for its receiver is no activation: how long it waits is not known.
+// A message that waits for its receiver does not count as an activation,
+// because the length of the wait is not known.
 TEST(Mailboxes, WhatWasSentIsBookedAsCommunication) {
   const auto kinds = on_ranks(2, [](ProcessGroup& world) {
     Mailbox mailbox(world, 2);

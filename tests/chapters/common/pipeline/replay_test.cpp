@@ -60,7 +60,7 @@ TEST_P(ClosedForms, OneFOneBTakesAsLongAndKeepsLess) {
   }
 }
 
-// No action of the clocked schedule begins before what it reads is there.
+// No action of the clocked schedule begins before its inputs have arrived.
 TEST_P(ClosedForms, TheClockIsNeverEarly) {
   const auto [p, m] = GetParam();
   const Schedule schedule = schedules::one_f_one_b(p, m);
@@ -128,7 +128,7 @@ TEST_P(ClosedForms, ZbH1LosesForwardAndInputLessWeights) {
   const Replay r = replay(schedule);
   EXPECT_EQ(max_live_activations(schedule, r, Until::kWeight),
             std::vector<int>(static_cast<std::size_t>(p), p));
-  // Where the gradient of the input ends a life: 1F1B's counts
+  // Activations that live until the input's gradient: the numbers of 1F1B
   const auto live = max_live_activations(schedule, r, Until::kInput);
   for (int s = 0; s < p; ++s) {
     EXPECT_EQ(live[static_cast<std::size_t>(s)], p - s);
@@ -143,6 +143,25 @@ TEST_P(ClosedForms, ZbH2HasNoBubbleAndTwiceTheActivations) {
   EXPECT_EQ(window_bubble(r), 0);
   EXPECT_EQ(max_live_activations(schedule, r, Until::kWeight),
             std::vector<int>(static_cast<std::size_t>(p), 2 * p - 1));
+}
+
+// In a rank's own time. Of a step that all ranks begin and end together, F as
+// well, where two W cover I.
+TEST_P(ClosedForms, ZbH2LosesForwardAndInputLessTwoWeights) {
+  const int p = std::get<0>(GetParam());
+  const int m = std::max(std::get<1>(GetParam()), 2 * p - 1);
+  const Schedule schedule = schedules::zb_h2(p, m);
+  for (const auto& [f, i, w] :
+       {std::tuple(1.0, 1.0, 1.0), std::tuple(3.0, 4.0, 2.0),
+        std::tuple(3.0, 4.0, 1.0)}) {
+    const Replay r =
+        replay(schedule,
+               Costs{.forward = f, .backward_input = i, .backward_weight = w});
+    const double work = m * (f + i + w);
+    const double window = *std::max_element(r.window.begin(), r.window.end());
+    EXPECT_DOUBLE_EQ(window - work, (p - 1) * (f + i - 2 * w));
+    EXPECT_DOUBLE_EQ(r.makespan - work, (p - 1) * std::max(f, f + i - 2 * w));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ClosedForms,
@@ -195,7 +214,7 @@ TEST(Replays, StagesMayDiffer) {
   EXPECT_THROW(replay(schedule, std::vector<Costs>(3)), Error);
 }
 
-// A rank on a way that no micro-batch takes has nothing to do.
+// A rank on a route that no micro-batch takes has no actions.
 TEST(Replays, RanksMayHaveNoActions) {
   Schedule s = gpipe::schedule(1, 1);
   s.num_ranks = 2;
@@ -307,7 +326,7 @@ TEST(PipeDream, ReplicasTakeTurnsAndUpdateTogether) {
   }
 }
 
-// NOAM, and the lists keep to it. Narayanan et al. 2019, section 3.2.
+// The lists keep to NOAM. Narayanan et al. 2019, section 3.2.
 TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
   const std::pair<std::vector<int>, int> cases[] = {
       {{1}, 1},       {{4}, 1},       {{1, 1}, 2},    {{1, 1, 1, 1}, 4},
@@ -323,7 +342,8 @@ TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
   }
 }
 
-// Versions count updates, of R mini-batches each where a stage has R replicas.
+// Versions count updates; an update of a stage with R replicas has R
+// mini-batches.
 TEST(PipeDream, VerticalSyncWithReplicasReadsWhatTheFirstStageHasSeen) {
   for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
            {2, 1}, {1, 2}, {3, 1}, {2, 2}, {1, 3, 2}, {4, 3, 2}}) {
@@ -346,7 +366,7 @@ TEST(PipeDream, VerticalSyncWithReplicasReadsWhatTheFirstStageHasSeen) {
   }
 }
 
-// Replicas meet before they update: the others' gradients are in its time.
+// Replicas update together: an update waits for the gradients of all.
 TEST(PipeDream, UpdatesOfReplicasBeginTogether) {
   const Schedule s = schedules::pipedream({2, 1}, 4);
   const Replay r = replay(s, Costs{.forward = 1, .backward = 1, .update = 3});

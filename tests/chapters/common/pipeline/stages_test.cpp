@@ -1,4 +1,4 @@
-// Models in pieces: the pieces together are the model.
+// The stages of a model together compute what the model computes.
 
 #include "chapters/common/pipeline/stages.h"
 
@@ -78,7 +78,7 @@ TEST(Stages, CutsAreThoseOfTheRule) {
   EXPECT_THROW(cut_by_cost({1, 2}, 3), Error);
 }
 
-// Against every way to cut there is.
+// Compared with every possible cut.
 TEST(Stages, NoOtherCutHasACheaperWorstStage) {
   const std::vector<double> costs = {3, 1, 4, 1, 5, 9, 2, 6};
   const auto worst_of = [&](const std::vector<int>& cuts) {
