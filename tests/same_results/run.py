@@ -104,7 +104,7 @@ def without_wall_times(report, names):
     options.pop("save", None)
     for new, old in names.items():
         if old[2:] in options:
-            options[new[2:]] = options.pop(old[2:])
+            options[new[2:].replace("-", "_")] = options.pop(old[2:])
     return report
 
 
