@@ -28,6 +28,9 @@ void work(int microseconds) {
 class VirtualClock : public ::testing::Test {
  protected:
   void start(double launch_s = 0) {
+    // A second start ends the scopes of the first one, the innermost first
+    clock_scope_.reset();
+    scope_.reset();
     model_ = std::make_unique<CostModel>(plain_cluster(launch_s));
     context_ = std::make_unique<RankContext>(Device::meta(0));
     scope_ = std::make_unique<RankContext::Scope>(*context_);
@@ -223,7 +226,6 @@ TEST_F(VirtualClock, LongRunsKeepTheirFirstAndLastSteps) {
     sim::TimeSummary summary;
   };
   const auto after = [&](int num_steps, int ops) {
-    clock_scope_.reset();
     start();
     clock().begin_steps();
     for (int step = 0; step < num_steps; ++step) {
