@@ -260,11 +260,11 @@ claims("run/parity.cpp",
 shared_by_pipelines = chapter("common", "pipelines")
 
 shared_by_pipelines(
-    "pipeline/schedule_memory.cpp", "activations_ -= kept.kept;", "",
-    "StageMemory.*:GpipeBill.*")
+    "pipeline/schedule_memory.cpp", "kept_.erase({b, stage});", "",
+    "*Memory*:GpipeBill.*")
 shared_by_pipelines(
-    "pipeline/schedule_memory.cpp", "have.of_input = true;", "",
-    "StageMemory.*:GpipeBill.*")
+    "pipeline/schedule_memory.cpp", "given.is_waiting = true;", "",
+    "*Memory*:GpipeBill.*")
 shared_by_pipelines(
     "pipeline/stage_cuts.cpp",
     "const double cost = std::max(at(worst, s - 1, cut), here);",
