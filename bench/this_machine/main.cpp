@@ -34,9 +34,10 @@ struct Run {
   std::vector<std::string> options = {};
 };
 
-/// As in the other runs; the chapter's own model is a ResNet.
-const std::vector<std::string> kGptInHalves = {"--model", "gpt-nano",
-                                               "--optimizer", "adamw"};
+/// A GPT's token embedding would be on both sides of the cut, and calibration
+/// has seen no ResNet as small as the chapter's own.
+const std::vector<std::string> kMlpInHalves = {"--model", "mlp", "--optimizer",
+                                               "adamw"};
 
 const std::vector<Run> kRuns = {
     {"00_single_device/ch00_single_device", 1},
@@ -46,8 +47,9 @@ const std::vector<Run> kRuns = {
     {"02_ddp/ch02_ddp", 2},
     {"03_zero_fsdp/ch03_zero_fsdp", 1},
     {"03_zero_fsdp/ch03_zero_fsdp", 2},
-    {"04_model_parallel/ch04_model_parallel", 2, "naive", kGptInHalves},
-    {"04_model_parallel/ch04_model_parallel", 2, "pipeline", kGptInHalves},
+    {"04_model_parallel/ch04_model_parallel", 2, "model_parallel",
+     kMlpInHalves},
+    {"04_model_parallel/ch04_model_parallel", 2, "pipeline", kMlpInHalves},
     {"05_gpipe/ch05_gpipe", 1},
     {"05_gpipe/ch05_gpipe", 2},
     {"06_1f1b/ch06_1f1b", 1},
