@@ -245,9 +245,10 @@ TEST_F(GlooFrozen, IsNamedAtTheEndOfTheChainOfWaits) {
 }
 
 TEST_F(GlooFrozen, IsNamedByItsPeersWhenItServesTheRendezvous) {
+  // A peer learns of it by its own timeout, or as its line to rank 0 goes silent
   for (const std::string& said : run(0)) {
-    EXPECT_THAT(said, HasSubstr("timeout after 500 ms: rank 0 does not answer: "
-                                "its process is stopped, or its host"));
+    EXPECT_THAT(said, HasSubstr("rank 0 does not answer: its process is "
+                                "stopped, or its host"));
   }
 }
 
