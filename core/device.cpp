@@ -1,7 +1,5 @@
 #include "core/device.h"
 
-#include <sys/mman.h>
-
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -17,28 +15,12 @@ namespace shardbook {
 namespace {
 
 constexpr std::int64_t kAlignment = 64;
-constexpr std::int64_t kHugePage = 2 << 20;
-
-std::int64_t round_to(std::int64_t bytes, std::int64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 // Blocks are rounded so that the next iteration's requests find the same
 // sizes again: to 512 bytes below 1 MiB, to 64 KiB above.
 std::int64_t block_bytes(std::int64_t bytes) {
   const std::int64_t unit = bytes < (1 << 20) ? 512 : (64 << 10);
-  return round_to(bytes, unit);
-}
-
-// Null when the system has no memory. Large blocks ask for huge pages: the
-// products and convolutions that read them miss fewer address translations.
-void* new_block(std::int64_t size) {
-  const bool is_large = size >= 2 * kHugePage;
-  void* block = std::aligned_alloc(
-      is_large ? kHugePage : kAlignment,
-      static_cast<std::size_t>(is_large ? round_to(size, kHugePage) : size));
-  if (is_large && block != nullptr) madvise(block, size, MADV_HUGEPAGE);
-  return block;
+  return (bytes + unit - 1) / unit * unit;
 }
 
 // Tensors may outlive the context of the thread that frees them.
@@ -133,10 +115,10 @@ class Device::State {
       stats_.cached -= size;
       return data;
     }
-    void* data = new_block(size);
+    void* data = std::aligned_alloc(kAlignment, static_cast<std::size_t>(size));
     if (data == nullptr) {
       release_cached_blocks();
-      data = new_block(size);
+      data = std::aligned_alloc(kAlignment, static_cast<std::size_t>(size));
     }
     SB_CHECK(data != nullptr, "out of memory: the system has no ", size,
              " bytes for ", name(), "; ", report());

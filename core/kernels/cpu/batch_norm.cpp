@@ -41,6 +41,8 @@ void reduce_blocks(std::int64_t rows, std::int64_t channels,
   using V = VecOf<T>;
   const std::int64_t width = padded<T>(channels);
   parallel_for(0, num_blocks(rows), 1, [&](std::int64_t from, std::int64_t to) {
+    // Last block first: the end of x is still in the caches, since x was just
+    // written in order
     for (std::int64_t block = to - 1; block >= from; --block) {
       Compute<T>* const first = partials + block * 2 * width;
       Compute<T>* const second = first + width;
