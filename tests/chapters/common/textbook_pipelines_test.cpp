@@ -13,7 +13,6 @@
 #include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/feed.h"
 #include "core/ops.h"
-#include "sim/world.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::textbook::pipelines {
@@ -105,31 +104,25 @@ double schedule_step_s(const Shape& shape, const pipeline::Schedule& schedule,
   const auto layers = std::make_shared<EqualLayers>(2 * shape.p * shape.v,
                                                     shape.is_half_frozen);
   const Dataset data = Dataset::open("random", kSeq, kWidth, 0);
-  sim::WorldOptions world;
-  world.launch = launch_options(options);
-  world.cost = cost_model(options);
   double step_s = 0;
-  sim::run_world(
-      shape.p,
-      [&](ProcessGroup& group) {
-        PipelineModel model(options, layers,
-                            pipeline::layout_of(schedule, shape.cuts()), group);
-        const auto optimizer = make_optimizer(
-            options.optimizer, model.parameters(), options.optimizer_options);
-        pipeline::LanguageFeed feed(options, data,
-                                    ceil_micro_batches(options.batch, shape.m));
-        pipeline::Engine engine(schedule, model, group, feed, nullptr, how);
-        sim::VirtualClock& clock = *sim::VirtualClock::current();
-        clock.begin_steps();
-        for (int step = 0; step < 2; ++step) {
-          const double loss = engine.run();
-          model.reduce_shared_gradients();
-          model.update(options, *optimizer, loss);
-          clock.end_step();
-        }
-        step_s = std::max(step_s, clock.last_step_s());
-      },
-      world);
+  run_on_shapes(options, shape.p, [&](ProcessGroup& group) {
+    PipelineModel model(options, layers,
+                        pipeline::layout_of(schedule, shape.cuts()), group);
+    const auto optimizer = make_optimizer(options.optimizer, model.parameters(),
+                                          options.optimizer_options);
+    pipeline::LanguageFeed feed(options, data,
+                                ceil_micro_batches(options.batch, shape.m));
+    pipeline::Engine engine(schedule, model, group, feed, nullptr, how);
+    sim::VirtualClock& clock = *sim::VirtualClock::current();
+    clock.begin_steps();
+    for (int step = 0; step < 2; ++step) {
+      const double loss = engine.run();
+      model.reduce_shared_gradients();
+      model.update(options, *optimizer, loss);
+      clock.end_step();
+    }
+    step_s = std::max(step_s, clock.last_step_s());
+  });
   return step_s;
 }
 

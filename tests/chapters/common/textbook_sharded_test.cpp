@@ -10,7 +10,6 @@
 
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "core/layers.h"
-#include "sim/world.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::textbook::sharded {
@@ -111,51 +110,45 @@ double tower_step_s(const TowerRun& run) {
       mlp_options(run.ranks, run.rows * run.ranks * run.micro_batches);
   options.seq = kSeq;
   const Dataset data = Dataset::open("random", kSeq, kWidth, 0);
-  sim::WorldOptions world;
-  world.launch = launch_options(options);
-  world.cost = cost_model(options);
   double step_s = 0;
-  sim::run_world(
-      run.ranks,
-      [&](ProcessGroup& group) {
-        Tower tower(run.layers, {});
-        std::unique_ptr<zero::ZeroOptimizer> zero;
-        std::unique_ptr<fsdp::FullyShardedDataParallel> fsdp;
-        std::unique_ptr<Optimizer> optimizer;
-        if (run.is_zero()) {
-          zero::ZeroOptions how;
-          how.stage = 3;
-          how.unit_types = {"Linear"};
-          how.persistence_threshold = 0;
-          how.prefetch_bucket_size = run.prefetched * kWidth * kWidth;
-          zero = zero::make_zero(tower, group, how, "sgd", {});
-        } else {
-          fsdp::FsdpOptions how;
-          how.auto_wrap_policy = fsdp::transformer_auto_wrap_policy({"Linear"});
-          how.per_parameter = run.strategy == "fsdp2";
-          how.backward_prefetch = run.backward_prefetch;
-          fsdp = std::make_unique<fsdp::FullyShardedDataParallel>(tower, group,
-                                                                  how);
-          optimizer = make_optimizer("sgd", fsdp->parameters(), {});
-        }
-        sim::VirtualClock& clock = *sim::VirtualClock::current();
-        clock.begin_steps();
-        for (int step = 0; step < 3; ++step) {
-          data_parallel_gradients(
-              options, group, data, step, run.micro_batches, [](bool) {},
-              [&](const Tensor& x) { return zero ? (*zero)(x) : (*fsdp)(x); });
-          if (zero) {
-            zero->step();
-          } else {
-            fsdp->clip_grad_norm_(1);
-            optimizer->step();
-            fsdp->clear_grad();
-          }
-          clock.end_step();
-        }
-        step_s = std::max(step_s, clock.last_step_s());
-      },
-      world);
+  run_on_shapes(options, run.ranks, [&](ProcessGroup& group) {
+    Tower tower(run.layers, {});
+    std::unique_ptr<zero::ZeroOptimizer> zero;
+    std::unique_ptr<fsdp::FullyShardedDataParallel> fsdp;
+    std::unique_ptr<Optimizer> optimizer;
+    if (run.is_zero()) {
+      zero::ZeroOptions how;
+      how.stage = 3;
+      how.unit_types = {"Linear"};
+      how.persistence_threshold = 0;
+      how.prefetch_bucket_size = run.prefetched * kWidth * kWidth;
+      zero = zero::make_zero(tower, group, how, "sgd", {});
+    } else {
+      fsdp::FsdpOptions how;
+      how.auto_wrap_policy = fsdp::transformer_auto_wrap_policy({"Linear"});
+      how.per_parameter = run.strategy == "fsdp2";
+      how.backward_prefetch = run.backward_prefetch;
+      fsdp =
+          std::make_unique<fsdp::FullyShardedDataParallel>(tower, group, how);
+      optimizer = make_optimizer("sgd", fsdp->parameters(), {});
+    }
+    sim::VirtualClock& clock = *sim::VirtualClock::current();
+    clock.begin_steps();
+    for (int step = 0; step < 3; ++step) {
+      data_parallel_gradients(
+          options, group, data, step, run.micro_batches, [](bool) {},
+          [&](const Tensor& x) { return zero ? (*zero)(x) : (*fsdp)(x); });
+      if (zero) {
+        zero->step();
+      } else {
+        fsdp->clip_grad_norm_(1);
+        optimizer->step();
+        fsdp->clear_grad();
+      }
+      clock.end_step();
+    }
+    step_s = std::max(step_s, clock.last_step_s());
+  });
   return step_s;
 }
 

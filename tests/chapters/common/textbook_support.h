@@ -10,8 +10,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 
 #include "chapters/common/run/worlds.h"
+#include "sim/world.h"
 
 namespace shardbook::textbook {
 
@@ -57,6 +59,15 @@ inline Options mlp_options(int world_size, std::int64_t batch) {
   options.batch = batch;
   options.seq = 64;
   return options;
+}
+
+/// Runs `rank` on each of `num_ranks` ranks, on shapes, with a clock.
+inline void run_on_shapes(const Options& options, int num_ranks,
+                          const std::function<void(ProcessGroup&)>& rank) {
+  sim::WorldOptions world;
+  world.launch = launch_options(options);
+  world.cost = cost_model(options);
+  sim::run_world(num_ranks, rank, world);
 }
 
 template <typename Trainer, typename How>
