@@ -203,8 +203,8 @@ void register_elementwise(const std::string& size, std::int64_t n) {
   unary_bench("relu", UnaryOp::kRelu);
   unary_bench("tanh", UnaryOp::kTanh);
   memory_bench("add" + size, n, 3, [](KernelContext& context, Arrays& x) {
-    binary(context, BinaryOp::kAdd, DType::kF32, x.n, x.a.data(), x.b.data(),
-           x.d.data());
+    binary_same_shape(context, BinaryOp::kAdd, DType::kF32, x.n, x.a.data(),
+                      x.b.data(), x.d.data());
   });
   memory_bench("axpy" + size, n, 3, [](KernelContext& context, Arrays& x) {
     axpy(context, DType::kF32, x.n, 0.5, x.a.data(), x.d.data());
@@ -290,9 +290,10 @@ void register_rows(std::int64_t rows, std::int64_t cols) {
   memory_bench("cross_entropy_backward" + size, n, 2,
                [=](KernelContext& context, Arrays& x) {
                  const std::vector<std::int64_t> targets(rows, 3);
+                 const float dloss = 0.1f;
                  cross_entropy_backward(context, DType::kF32, rows, cols,
                                         x.a.data(), targets.data(), x.c.data(),
-                                        0.1, x.d.data());
+                                        &dloss, false, x.d.data());
                });
   memory_bench(
       "transpose" + size, n, 2, [=](KernelContext& context, Arrays& x) {

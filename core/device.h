@@ -22,6 +22,8 @@
 #include <string>
 #include <utility>
 
+#include "core/device_type.h"
+
 namespace shardbook {
 
 namespace internal {
@@ -62,8 +64,6 @@ struct MemoryStats {
     return peak_by_kind[static_cast<std::size_t>(kind)];
   }
 };
-
-enum class DeviceType { kCpu, kMeta };
 
 class Device {
  public:

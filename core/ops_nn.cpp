@@ -161,13 +161,14 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
 
 namespace {
 
-using RowKernel = void (*)(KernelContext&, DType, std::int64_t, std::int64_t,
-                           const void*, void*);
-using RowBackward = void (*)(KernelContext&, DType, std::int64_t, std::int64_t,
-                             const void*, const void*, void*);
+using RowKernel = kernels::Kernel<void(KernelContext&, DType, std::int64_t,
+                                       std::int64_t, const void*, void*)>;
+using RowBackward =
+    kernels::Kernel<void(KernelContext&, DType, std::int64_t, std::int64_t,
+                         const void*, const void*, void*)>;
 
-Tensor row_op(const char* name, const Tensor& x, RowKernel forward,
-              RowBackward backward) {
+Tensor row_op(const char* name, const Tensor& x, const RowKernel& forward,
+              const RowBackward& backward) {
   const Rows n = rows_of(name, x);
   Tensor y = x.empty_like();
   {
@@ -178,7 +179,7 @@ Tensor row_op(const char* name, const Tensor& x, RowKernel forward,
   }
   if (!needs_grad({x})) return y;
   record(name, {x}, {y},
-         [name, n, backward, saved = y.detach()](const Tensors& grads) {
+         [name, n, &backward, saved = y.detach()](const Tensors& grads) {
            const Tensor& dy = grads[0];
            Tensor dx = dy.empty_like();
            OpScope scope(name, 4 * count(dy), bytes_of({&saved, &dy, &dx}), dy);
@@ -287,7 +288,7 @@ Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
                  scope.kernels(), qkv.dtype(), args,
                  {args.q, args.k, args.v, args.out}, part(qkv, 0), part(qkv, 1),
                  part(qkv, 2), saved.raw(), dout.raw(), lse.raw(),
-                 part(dqkv, 0), part(dqkv, 1), part(dqkv, 2));
+                 part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), false);
            }
            return Tensors{dqkv};
          });
@@ -331,7 +332,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                          {args.q, args.k, args.v, args.out},
                                          q.raw(), k.raw(), v.raw(), saved.raw(),
                                          dout.raw(), lse.raw(), dq.raw(),
-                                         dk.raw(), dv.raw());
+                                         dk.raw(), dv.raw(), false);
            }
            return Tensors{dq, dk, dv};
          });
@@ -375,7 +376,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
   const DType stat = internal::stat_dtype(logits.dtype());
   Tensor loss = Tensor::empty({}, {stat, logits.device()});
   Tensor lse = Tensor::empty({n.rows}, {stat, logits.device()});
-  double counted = static_cast<double>(n.rows);
+  const bool mean = reduction == Reduction::kMean;
   {
     Tensor losses = lse.empty_like();
     OpScope scope("cross_entropy", 5 * count(logits), bytes_of({&logits}),
@@ -384,27 +385,20 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
       kernels::cross_entropy(scope.kernels(), logits.dtype(), n.rows, n.cols,
                              logits.raw(), targets.data<std::int64_t>(),
                              losses.raw(), lse.raw());
-      const std::int64_t* target = targets.data<std::int64_t>();
-      for (std::int64_t i = 0; i < n.rows; ++i) {
-        if (target[i] == kernels::kIgnoreIndex) counted -= 1;
-      }
-      const double total =
-          kernels::sum_all(scope.kernels(), stat, n.rows, losses.raw());
-      kernels::fill(scope.kernels(), loss.dtype(), 1, loss.raw(),
-                    reduction == Reduction::kMean ? total / counted : total);
+      kernels::reduce_losses(scope.kernels(), stat, n.rows, losses.raw(),
+                             targets.data<std::int64_t>(), mean, loss.raw());
     }
   }
-  const double divisor = reduction == Reduction::kMean ? counted : 1.0;
   record("cross_entropy", {logits}, {loss},
-         [logits, targets, lse, n, divisor](const Tensors& grads) {
+         [logits, targets, lse, n, mean](const Tensors& grads) {
            Tensor dlogits = logits.empty_like();
            OpScope scope("cross_entropy", 3 * count(logits),
                          bytes_of({&logits, &dlogits}), logits);
            if (scope.runs()) {
              kernels::cross_entropy_backward(
                  scope.kernels(), logits.dtype(), n.rows, n.cols, logits.raw(),
-                 targets.data<std::int64_t>(), lse.raw(),
-                 internal::scalar_of(grads[0]) / divisor, dlogits.raw());
+                 targets.data<std::int64_t>(), lse.raw(), grads[0].raw(), mean,
+                 dlogits.raw());
            }
            return Tensors{dlogits};
          });

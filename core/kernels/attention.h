@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/random.h"
 
 namespace shardbook::kernels {
@@ -59,9 +59,10 @@ struct AttentionArgs {
 ///
 /// Blocks that the causal mask hides entirely are skipped. Scratch: a tile of
 /// scores per thread. FlashAttention-2 (Dao 2023), algorithm 1.
-void attention(KernelContext& context, DType dtype, const AttentionArgs& args,
-               const void* q, const void* k, const void* v, void* out,
-               void* logsumexp);
+SHARDBOOK_KERNEL(attention,
+                 void(KernelContext& context, DType dtype,
+                      const AttentionArgs& args, const void* q, const void* k,
+                      const void* v, void* out, void* logsumexp));
 
 /// How the gradients lie in memory.
 struct AttentionGradStrides {
@@ -76,11 +77,12 @@ struct AttentionGradStrides {
 /// `accumulate` adds to dq, dk and dv. When the keys are a piece of a longer
 /// sequence, `out`, `dout` and `logsumexp` are those of the complete attention.
 /// Order of additions: query rows for dk and dv, keys for dq, both increasing.
-void attention_backward(KernelContext& context, DType dtype,
-                        const AttentionArgs& args,
-                        const AttentionGradStrides& strides, const void* q,
-                        const void* k, const void* v, const void* out,
-                        const void* dout, const void* logsumexp, void* dq,
-                        void* dk, void* dv, bool accumulate = false);
+SHARDBOOK_KERNEL(attention_backward,
+                 void(KernelContext& context, DType dtype,
+                      const AttentionArgs& args,
+                      const AttentionGradStrides& strides, const void* q,
+                      const void* k, const void* v, const void* out,
+                      const void* dout, const void* logsumexp, void* dq,
+                      void* dk, void* dv, bool accumulate));
 
 }  // namespace shardbook::kernels

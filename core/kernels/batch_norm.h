@@ -7,14 +7,15 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace shardbook::kernels {
 
 /// sums[c] = sum of x, squares[c] = sum of (x - sums[c] / rows)^2, in one pass.
-void row_moments(KernelContext& context, DType dtype, std::int64_t rows,
-                 std::int64_t channels, const void* x, double* sums,
-                 double* squares);
+SHARDBOOK_KERNEL(row_moments,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t channels, const void* x, double* sums,
+                      double* squares));
 
 /// y = relu((x - mean) * rstd * gamma + beta + addend).
 struct RowNorm {
@@ -27,8 +28,9 @@ struct RowNorm {
 };
 
 /// `addend` [rows, channels] or null. y may be x or the addend.
-void row_normalize(KernelContext& context, DType dtype, const RowNorm& norm,
-                   const void* x, const void* addend, void* y);
+SHARDBOOK_KERNEL(row_normalize,
+                 void(KernelContext& context, DType dtype, const RowNorm& norm,
+                      const void* x, const void* addend, void* y));
 
 /// With dz = dy where the ReLU let through (all of dy without one):
 /// sum_dz[c] = sum of dz, sum_dz_xhat[c] = sum of dz * (x - mean) * rstd.
@@ -36,16 +38,17 @@ void row_normalize(KernelContext& context, DType dtype, const RowNorm& norm,
 /// Where `y` is given, the ReLU let through the elements that are positive in
 /// y, and dz is written (it may be dy). Otherwise y = relu(normalised x) is
 /// computed once more, and dz is not written.
-void row_norm_backward_sums(KernelContext& context, DType dtype,
-                            const RowNorm& norm, const void* x, const void* y,
-                            const void* dy, void* dz, double* sum_dz,
-                            double* sum_dz_xhat);
+SHARDBOOK_KERNEL(row_norm_backward_sums,
+                 void(KernelContext& context, DType dtype, const RowNorm& norm,
+                      const void* x, const void* y, const void* dy, void* dz,
+                      double* sum_dz, double* sum_dz_xhat));
 
 /// dx = gamma * rstd * (dz - sum_dz / count - xhat * sum_dz_xhat / count).
 /// `dy` is dz where that was written (with norm.relu off), dy otherwise. dx may
 /// be dy.
-void row_norm_backward(KernelContext& context, DType dtype, const RowNorm& norm,
-                       const void* x, const void* dy, const double* sum_dz,
-                       const double* sum_dz_xhat, double count, void* dx);
+SHARDBOOK_KERNEL(row_norm_backward,
+                 void(KernelContext& context, DType dtype, const RowNorm& norm,
+                      const void* x, const void* dy, const double* sum_dz,
+                      const double* sum_dz_xhat, double count, void* dx));
 
 }  // namespace shardbook::kernels

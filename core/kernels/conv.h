@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_order.h"
 
 namespace shardbook::kernels {
@@ -35,21 +35,22 @@ struct ConvShape {
 /// that image alone.
 /// Copies of the weight in oneDNN's order go to `copies`, if given.
 /// Cost: 2 rows out depth flops.
-void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
-            const void* x, const void* weight, const void* bias, void* y,
-            OrderedCopies* copies = nullptr);
+SHARDBOOK_KERNEL(conv2d,
+                 void(KernelContext& context, DType dtype,
+                      const ConvShape& shape, const void* x, const void* weight,
+                      const void* bias, void* y, OrderedCopies* copies));
 
 /// dx from dy.
-void conv2d_backward_data(KernelContext& context, DType dtype,
-                          const ConvShape& shape, const void* dy,
-                          const void* weight, void* dx,
-                          OrderedCopies* copies = nullptr);
+SHARDBOOK_KERNEL(conv2d_backward_data,
+                 void(KernelContext& context, DType dtype,
+                      const ConvShape& shape, const void* dy,
+                      const void* weight, void* dx, OrderedCopies* copies));
 
 /// dweight from x and dy; images are added in order. With `order`, dweight may
 /// be left in an order other than row-major, to which `*order` is then set.
-void conv2d_backward_weight(KernelContext& context, DType dtype,
-                            const ConvShape& shape, const void* x,
-                            const void* dy, void* dweight,
-                            SharedKernelOrder* order = nullptr);
+SHARDBOOK_KERNEL(conv2d_backward_weight,
+                 void(KernelContext& context, DType dtype,
+                      const ConvShape& shape, const void* x, const void* dy,
+                      void* dweight, SharedKernelOrder* order));
 
 }  // namespace shardbook::kernels

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace shardbook::kernels {
 
@@ -22,14 +22,16 @@ struct TableShape {
 /// out[i] = table[indices[i] - first_row].
 ///
 ///   table [rows, cols], indices [n] i64 or i32, out [n, cols]; all dtypes
-void gather_rows(KernelContext& context, DType dtype, const TableShape& shape,
-                 const void* table, DType index_dtype, const void* indices,
-                 std::int64_t n, void* out);
+SHARDBOOK_KERNEL(gather_rows, void(KernelContext& context, DType dtype,
+                                   const TableShape& shape, const void* table,
+                                   DType index_dtype, const void* indices,
+                                   std::int64_t n, void* out));
 
 /// table[indices[i] - first_row] += values[i], in increasing i.
 /// Floating dtypes; 16-bit tables add in f32 and round once per row and call.
-void scatter_add_rows(KernelContext& context, DType dtype,
+SHARDBOOK_KERNEL(scatter_add_rows,
+                 void(KernelContext& context, DType dtype,
                       const TableShape& shape, void* table, DType index_dtype,
-                      const void* indices, std::int64_t n, const void* values);
+                      const void* indices, std::int64_t n, const void* values));
 
 }  // namespace shardbook::kernels

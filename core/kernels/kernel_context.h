@@ -10,6 +10,9 @@
 //   args.m = 64, args.n = 32, args.k = 16;
 //   matmul(context, DType::kF32, args, a, b, c);
 //
+// kernels/kernel.h says how one name stands for a kernel on every type of
+// device; cpu/ and cuda/ hold them.
+//
 // What is guaranteed:
 // - Results do not depend on the number of OpenMP threads (products of oneDNN
 //   may, see matmul.h; none is used in deterministic mode).
@@ -26,6 +29,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/device_type.h"
 #include "core/dtype.h"
 
 namespace shardbook {
@@ -47,11 +51,23 @@ struct ScratchProvider {
 /// What a kernel needs besides its arguments: modes, scratch, cached plans.
 class KernelContext {
  public:
-  /// Without a provider, scratch comes from the C++ heap.
-  explicit KernelContext(ScratchProvider* scratch = nullptr);
+  /// Without a provider, scratch comes from the C++ heap (CPU only).
+  explicit KernelContext(ScratchProvider* scratch = nullptr,
+                         DeviceType type = DeviceType::kCpu);
   ~KernelContext();
   KernelContext(const KernelContext&) = delete;
   KernelContext& operator=(const KernelContext&) = delete;
+
+  /// Where the arrays lie, and so which kernels run.
+  const DeviceType device_type;
+  /// The cudaStream_t that CUDA kernels are issued to, on the calling thread's
+  /// current CUDA device; null on the CPU.
+  void* stream = nullptr;
+  /// CUDA: products of f32 may round their operands to TF32.
+  bool allow_tf32 = false;
+  /// What CUDA kernels keep between calls: handles, plans, the error that a
+  /// kernel found. Made by them at first use.
+  std::shared_ptr<void> cuda_state;
 
   /// Matrix products of 16-bit elements, too, add in increasing k, whatever the
   /// shape or position: an element of the result depends on its row and its

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace shardbook::kernels {
 
@@ -45,7 +45,8 @@ struct MatmulArgs {
 /// product of some rows or columns equals those rows or columns of the product.
 /// Throws Error for another dtype, negative sizes, or a leading dimension that
 /// is too small.
-void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
-            const void* a, const void* b, void* c, const void* bias = nullptr);
+SHARDBOOK_KERNEL(matmul, void(KernelContext& context, DType dtype,
+                              const MatmulArgs& args, const void* a,
+                              const void* b, void* c, const void* bias));
 
 }  // namespace shardbook::kernels

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace shardbook::kernels {
 
@@ -16,17 +16,19 @@ namespace shardbook::kernels {
 ///   gamma, beta  [cols], or null for ones and zeros
 ///   mean, rstd   [rows] stat, written; rstd = 1 / sqrt(variance + eps) with
 ///                the biased variance
-void layer_norm(KernelContext& context, DType dtype, std::int64_t rows,
-                std::int64_t cols, double eps, const void* x, const void* gamma,
-                const void* beta, void* y, void* mean, void* rstd);
+SHARDBOOK_KERNEL(layer_norm,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, double eps, const void* x,
+                      const void* gamma, const void* beta, void* y, void* mean,
+                      void* rstd));
 
 /// Gradients of layer_norm. dx may be dy or null; dgamma and dbeta [cols] may
 /// be null and are added to when `accumulate`.
-void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
-                         std::int64_t cols, const void* x, const void* gamma,
-                         const void* mean, const void* rstd, const void* dy,
-                         void* dx, void* dgamma, void* dbeta,
-                         bool accumulate = false);
+SHARDBOOK_KERNEL(layer_norm_backward,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* x, const void* gamma,
+                      const void* mean, const void* rstd, const void* dy,
+                      void* dx, void* dgamma, void* dbeta, bool accumulate));
 
 /// The shape of images or features: [batch, channels, inner].
 struct ChannelShape {
@@ -37,36 +39,40 @@ struct ChannelShape {
 
 /// sums[c] = sum over batch and inner of x. Add over ranks, divide by the
 /// global count, and the mean is known.
-void channel_sums(KernelContext& context, DType dtype,
-                  const ChannelShape& shape, const void* x, double* sums);
+SHARDBOOK_KERNEL(channel_sums,
+                 void(KernelContext& context, DType dtype,
+                      const ChannelShape& shape, const void* x, double* sums));
 
 /// sums[c] = sum of (x - mean[c])^2. Add over ranks, divide by the global
 /// count, and the biased variance is known.
-void channel_centered_squares(KernelContext& context, DType dtype,
-                              const ChannelShape& shape, const void* x,
-                              const double* mean, double* sums);
+SHARDBOOK_KERNEL(channel_centered_squares,
+                 void(KernelContext& context, DType dtype,
+                      const ChannelShape& shape, const void* x,
+                      const double* mean, double* sums));
 
 /// y = (x - mean[c]) * rstd[c] * gamma[c] + beta[c]; y may be x; gamma and beta
 /// may be null.
-void channel_normalize(KernelContext& context, DType dtype,
-                       const ChannelShape& shape, const void* x,
-                       const double* mean, const double* rstd,
-                       const void* gamma, const void* beta, void* y);
+SHARDBOOK_KERNEL(channel_normalize,
+                 void(KernelContext& context, DType dtype,
+                      const ChannelShape& shape, const void* x,
+                      const double* mean, const double* rstd, const void* gamma,
+                      const void* beta, void* y));
 
 /// sum_dy[c] = sum of dy, sum_dy_xhat[c] = sum of dy * (x - mean) * rstd: the
 /// gradients of beta and gamma, and what ranks add up for dx.
-void channel_backward_sums(KernelContext& context, DType dtype,
-                           const ChannelShape& shape, const void* x,
-                           const void* dy, const double* mean,
-                           const double* rstd, double* sum_dy,
-                           double* sum_dy_xhat);
+SHARDBOOK_KERNEL(channel_backward_sums,
+                 void(KernelContext& context, DType dtype,
+                      const ChannelShape& shape, const void* x, const void* dy,
+                      const double* mean, const double* rstd, double* sum_dy,
+                      double* sum_dy_xhat));
 
 /// dx = gamma * rstd * (dy - sum_dy / count - xhat * sum_dy_xhat / count), with
 /// the sums and the count over all ranks. dx may be dy.
-void channel_backward(KernelContext& context, DType dtype,
+SHARDBOOK_KERNEL(channel_backward,
+                 void(KernelContext& context, DType dtype,
                       const ChannelShape& shape, const void* x, const void* dy,
                       const double* mean, const double* rstd, const void* gamma,
                       const double* sum_dy, const double* sum_dy_xhat,
-                      double count, void* dx);
+                      double count, void* dx));
 
 }  // namespace shardbook::kernels

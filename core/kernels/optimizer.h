@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace shardbook::kernels {
 
@@ -36,9 +36,10 @@ struct SgdOptions {
 
 /// torch.optim.SGD. `momentum_buffer` is state [n], null when momentum is 0; in
 /// the first step (`first_step`) it becomes the gradient, undampened.
-void sgd_step(KernelContext& context, const ParameterSlice& slice,
-              const SgdOptions& options, void* momentum_buffer,
-              bool first_step);
+SHARDBOOK_KERNEL(sgd_step,
+                 void(KernelContext& context, const ParameterSlice& slice,
+                      const SgdOptions& options, void* momentum_buffer,
+                      bool first_step));
 
 struct AdamOptions {
   double lr = 0.0;
@@ -53,8 +54,9 @@ struct AdamOptions {
 
 /// torch.optim.Adam and AdamW. `step` counts from 1; exp_avg and exp_avg_sq are
 /// state [n], zeros before the first step. One pass over all arrays.
-void adam_step(KernelContext& context, const ParameterSlice& slice,
-               const AdamOptions& options, std::int64_t step, void* exp_avg,
-               void* exp_avg_sq);
+SHARDBOOK_KERNEL(adam_step,
+                 void(KernelContext& context, const ParameterSlice& slice,
+                      const AdamOptions& options, std::int64_t step,
+                      void* exp_avg, void* exp_avg_sq));
 
 }  // namespace shardbook::kernels

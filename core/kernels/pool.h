@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace shardbook::kernels {
 
@@ -21,20 +21,22 @@ struct PoolShape {
 
 /// y [n, out_h, out_w, c] = the largest of each window; taps, of y's shape, is
 /// its place in the window: row * size + column, the first of equals. NaN wins.
-void max_pool(KernelContext& context, DType dtype, const PoolShape& shape,
-              const void* x, void* y, std::int32_t* taps);
+SHARDBOOK_KERNEL(max_pool, void(KernelContext& context, DType dtype,
+                                const PoolShape& shape, const void* x, void* y,
+                                std::int32_t* taps));
 /// dx[i] = sum of dy over the windows whose largest is x[i].
-void max_pool_backward(KernelContext& context, DType dtype,
-                       const PoolShape& shape, const void* dy,
-                       const std::int32_t* taps, void* dx);
+SHARDBOOK_KERNEL(max_pool_backward, void(KernelContext& context, DType dtype,
+                                         const PoolShape& shape, const void* dy,
+                                         const std::int32_t* taps, void* dx));
 
 /// y [n, c] = mean over the `pixels` of x [n, pixels, c].
-void average_pixels(KernelContext& context, DType dtype, std::int64_t n,
-                    std::int64_t pixels, std::int64_t c, const void* x,
-                    void* y);
+SHARDBOOK_KERNEL(average_pixels, void(KernelContext& context, DType dtype,
+                                      std::int64_t n, std::int64_t pixels,
+                                      std::int64_t c, const void* x, void* y));
 /// dx [n, pixels, c] = dy [n, c] / pixels.
-void average_pixels_backward(KernelContext& context, DType dtype,
-                             std::int64_t n, std::int64_t pixels,
-                             std::int64_t c, const void* dy, void* dx);
+SHARDBOOK_KERNEL(average_pixels_backward,
+                 void(KernelContext& context, DType dtype, std::int64_t n,
+                      std::int64_t pixels, std::int64_t c, const void* dy,
+                      void* dx));
 
 }  // namespace shardbook::kernels

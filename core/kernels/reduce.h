@@ -6,57 +6,62 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace shardbook::kernels {
 
 /// out[c] = sum over r of x[r, c], plus out[c] when `accumulate`.
 /// x [rows, cols], out [cols]; floating dtypes. Bias gradients.
-void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out,
-              bool accumulate = false);
+SHARDBOOK_KERNEL(sum_rows, void(KernelContext& context, DType dtype,
+                                std::int64_t rows, std::int64_t cols,
+                                const void* x, void* out, bool accumulate));
 
 /// out[r] = sum over c of x[r, c], plus out[r] when `accumulate`.
 /// x [rows, cols], out [rows]; floating dtypes.
-void sum_last(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out,
-              bool accumulate = false);
+SHARDBOOK_KERNEL(sum_last, void(KernelContext& context, DType dtype,
+                                std::int64_t rows, std::int64_t cols,
+                                const void* x, void* out, bool accumulate));
 
 /// out = x summed over the dims that broadcasting `out_shape` to `x_shape`
 /// repeats: the backward of broadcasting. Floating dtypes; up to 8 dims.
 /// Throws Error when out_shape does not broadcast to x_shape.
-void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
-                  const void* x, const Dims& out_shape, void* out,
-                  bool accumulate = false);
+SHARDBOOK_KERNEL(sum_to_shape,
+                 void(KernelContext& context, DType dtype, const Dims& x_shape,
+                      const void* x, const Dims& out_shape, void* out,
+                      bool accumulate));
 
 /// Sum of all elements, added in f64. All dtypes.
-double sum_all(KernelContext& context, DType dtype, std::int64_t n,
-               const void* x);
+SHARDBOOK_KERNEL(sum_all, double(KernelContext& context, DType dtype,
+                                 std::int64_t n, const void* x));
 
 /// Sum of squares, added in f64. Floating dtypes.
-double sum_squares(KernelContext& context, DType dtype, std::int64_t n,
-                   const void* x);
+SHARDBOOK_KERNEL(sum_squares, double(KernelContext& context, DType dtype,
+                                     std::int64_t n, const void* x));
 
 /// out[r] = max over c of x[r, c]; NaN wins. cols >= 1; floating dtypes.
-void max_last(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out);
+SHARDBOOK_KERNEL(max_last,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* x, void* out));
 
 /// out[r] = the first c where x[r, c] is largest; NaN counts as largest.
 /// cols >= 1; floating dtypes.
-void argmax_last(KernelContext& context, DType dtype, std::int64_t rows,
-                 std::int64_t cols, const void* x, std::int64_t* out);
+SHARDBOOK_KERNEL(argmax_last,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* x, std::int64_t* out));
 
 /// How many elements are NaN or infinite. Floating dtypes.
-std::int64_t count_nonfinite(KernelContext& context, DType dtype,
-                             std::int64_t n, const void* x);
+SHARDBOOK_KERNEL(count_nonfinite,
+                 std::int64_t(KernelContext& context, DType dtype,
+                              std::int64_t n, const void* x));
 
 /// max |a[i] - b[i]|, in f64; 0 for n = 0. A difference that is NaN makes the
 /// result NaN; equal infinities differ by 0. All dtypes.
-double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
-                          const void* a, const void* b);
+SHARDBOOK_KERNEL(max_abs_difference,
+                 double(KernelContext& context, DType dtype, std::int64_t n,
+                        const void* a, const void* b));
 
 /// max |x[i]|, in f64; 0 for n = 0; NaN if any is. All dtypes.
-double max_abs(KernelContext& context, DType dtype, std::int64_t n,
-               const void* x);
+SHARDBOOK_KERNEL(max_abs, double(KernelContext& context, DType dtype,
+                                 std::int64_t n, const void* x));
 
 }  // namespace shardbook::kernels

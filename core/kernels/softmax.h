@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace shardbook::kernels {
 
@@ -14,41 +14,56 @@ namespace shardbook::kernels {
 constexpr std::int64_t kIgnoreIndex = -100;
 
 /// y = exp(x - max) / sum. y may be x. A row that is all -inf gives NaN.
-void softmax(KernelContext& context, DType dtype, std::int64_t rows,
-             std::int64_t cols, const void* x, void* y);
+SHARDBOOK_KERNEL(softmax,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* x, void* y));
 
 /// dx = y * (dy - sum(dy * y)), from the output y. dx may be dy.
-void softmax_backward(KernelContext& context, DType dtype, std::int64_t rows,
+SHARDBOOK_KERNEL(softmax_backward,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
                       std::int64_t cols, const void* y, const void* dy,
-                      void* dx);
+                      void* dx));
 
 /// y = x - logsumexp(x). y may be x.
-void log_softmax(KernelContext& context, DType dtype, std::int64_t rows,
-                 std::int64_t cols, const void* x, void* y);
+SHARDBOOK_KERNEL(log_softmax,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* x, void* y));
 
 /// dx = dy - exp(y) * sum(dy), from the output y. dx may be dy.
-void log_softmax_backward(KernelContext& context, DType dtype,
-                          std::int64_t rows, std::int64_t cols, const void* y,
-                          const void* dy, void* dx);
+SHARDBOOK_KERNEL(log_softmax_backward,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* y, const void* dy,
+                      void* dx));
 
 /// Losses of rows: loss[r] = logsumexp(logits[r]) - logits[r, targets[r]], or 0
-/// where the target is `ignore_index`. Nothing is averaged.
+/// where the target is kIgnoreIndex. Nothing is averaged.
 ///
 ///   logits          [rows, cols]
 ///   loss, logsumexp [rows] stat, written; logsumexp may be null
 ///
 /// Throws Error for a target outside [0, cols) that is not ignored.
-void cross_entropy(KernelContext& context, DType dtype, std::int64_t rows,
-                   std::int64_t cols, const void* logits,
-                   const std::int64_t* targets, void* loss, void* logsumexp,
-                   std::int64_t ignore_index = kIgnoreIndex);
+SHARDBOOK_KERNEL(cross_entropy,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* logits,
+                      const std::int64_t* targets, void* loss,
+                      void* logsumexp));
 
-/// dlogits = (softmax(logits) - onehot(targets)) * scale; rows that are ignored
-/// get zeros. dlogits may be logits. For a mean, scale is dloss / count.
-void cross_entropy_backward(KernelContext& context, DType dtype,
-                            std::int64_t rows, std::int64_t cols,
-                            const void* logits, const std::int64_t* targets,
-                            const void* logsumexp, double scale, void* dlogits,
-                            std::int64_t ignore_index = kIgnoreIndex);
+/// loss = sum of losses, added in f64; with `mean`, divided by the number of
+/// targets that are not ignored.
+///
+///   losses [rows] and loss [1] of dtype `stat`, f64 or f32
+SHARDBOOK_KERNEL(reduce_losses,
+                 void(KernelContext& context, DType stat, std::int64_t rows,
+                      const void* losses, const std::int64_t* targets,
+                      bool mean, void* loss));
+
+/// dlogits = (softmax(logits) - onehot(targets)) * dloss, divided by the number
+/// of targets that are not ignored with `mean`; rows that are ignored get
+/// zeros. dlogits may be logits. dloss [1] stat.
+SHARDBOOK_KERNEL(cross_entropy_backward,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* logits,
+                      const std::int64_t* targets, const void* logsumexp,
+                      const void* dloss, bool mean, void* dlogits));
 
 }  // namespace shardbook::kernels

@@ -168,8 +168,10 @@ SB_OVER_FLOATING_DTYPES(Reduce);
 TEST(ReduceErrors, ShapesThatDoNotReduce) {
   KernelContext context;
   double x[12] = {};
-  EXPECT_THROW(sum_to_shape(context, DType::kF64, {3, 4}, x, {3}, x), Error);
-  EXPECT_THROW(sum_to_shape(context, DType::kF64, {4}, x, {1, 4}, x), Error);
+  EXPECT_THROW(sum_to_shape(context, DType::kF64, {3, 4}, x, {3}, x, false),
+               Error);
+  EXPECT_THROW(sum_to_shape(context, DType::kF64, {4}, x, {1, 4}, x, false),
+               Error);
   EXPECT_THROW(sum_rows(context, DType::kI32, 1, 1, x, x), Error);
 }
 

@@ -8,7 +8,7 @@
 #include "core/kernels/cpu/attention_dropout.h"
 #include "core/kernels/cpu/attention_heads.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -153,4 +153,4 @@ void attention(KernelContext& context, DType dtype,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -7,7 +7,7 @@
 #include "core/kernels/cpu/attention_heads.h"
 #include "core/kernels/cpu/reduce_rows.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -208,4 +208,4 @@ void attention_backward(KernelContext& context, DType dtype,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -27,7 +27,7 @@
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/vector_math.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 constexpr std::int64_t kQueryBlock = 2 * kTileRows;
 constexpr std::int64_t kKeyBlock = 256;
@@ -179,4 +179,4 @@ S exp_padded(S* x, std::int64_t n, std::int64_t end, S shift) {
   return sum_lanes(sum);
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -11,7 +11,7 @@
 #include "core/kernels/cpu/attention_block.h"
 #include "core/kernels/cpu/random_runs.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 // The random numbers of dropout's mask.
 class Dropout {
@@ -70,4 +70,4 @@ class Dropout {
   std::int64_t step_[4] = {};
 };
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -10,7 +10,7 @@
 #include "core/kernels/attention.h"
 #include "core/kernels/cpu/gemm.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 // The sizes of one head.
 template <typename S>
@@ -94,4 +94,4 @@ struct HeadScratch {
   Scratch scratch;
 };
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

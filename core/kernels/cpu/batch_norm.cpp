@@ -6,7 +6,7 @@
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -283,4 +283,4 @@ void row_norm_backward(KernelContext&, DType dtype, const RowNorm& norm,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -10,7 +10,7 @@
 #include "core/kernels/layout.h"
 #include "core/kernels/matmul.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -133,7 +133,7 @@ void backward_data(KernelContext& context, DType dtype, const ConvShape& s,
   for (std::int64_t i = 0; i < s.n; ++i) {
     cast(context, dtype, dy + i * rows * s.out, kSums, wide_dy, rows * s.out);
     matmul(context, kSums, product_args(rows, s.depth(), s.out, false, false),
-           wide_dy, wide.data(), patches.data());
+           wide_dy, wide.data(), patches.data(), nullptr);
     scatter_patches<T>(s, patches.as<S>(), sums.as<S>(), dx + i * image);
   }
 }
@@ -158,7 +158,7 @@ void backward_weight(KernelContext& context, DType dtype, const ConvShape& s,
     cast(context, dtype, dy + i * rows * s.out, kSums, wide_dy, rows * s.out);
     MatmulArgs args = product_args(s.out, s.depth(), rows, true, false);
     args.accumulate = true;
-    matmul(context, kSums, args, wide_dy, wide_patches, wide.data());
+    matmul(context, kSums, args, wide_dy, wide_patches, wide.data(), nullptr);
   }
   cast(context, kSums, wide.data(), dtype, narrowed.data(), size);
   from_patch_order(context, dtype, s, narrowed.data(), dweight);
@@ -269,7 +269,7 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
     Pixels pixels(context, shape);
     matmul(context, dtype,
            product_args(shape.rows(), shape.in, shape.out, false, false), dy,
-           weight, pixels.gradient_of(dx));
+           weight, pixels.gradient_of(dx), nullptr);
     return pixels.spread(dx);
   }
   if (dnnl_has(context, dtype) &&
@@ -292,7 +292,7 @@ void conv2d_backward_weight(KernelContext& context, DType dtype,
   if (is_one_product(context, dtype, shape)) {
     return matmul(context, dtype,
                   product_args(shape.out, shape.in, shape.rows(), true, false),
-                  dy, Pixels(context, shape).of(x), dweight);
+                  dy, Pixels(context, shape).of(x), dweight, nullptr);
   }
   if (dnnl_has(context, dtype) && shape.rows() > 0 &&
       (dtype == DType::kF32 || every_tap_counts(shape)) &&
@@ -308,4 +308,4 @@ void conv2d_backward_weight(KernelContext& context, DType dtype,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -9,7 +9,7 @@
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/plans.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -199,4 +199,4 @@ bool conv_dnnl(KernelContext& context, DType dtype, ConvPass pass,
   return true;
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -6,7 +6,7 @@
 #include "core/kernels/conv.h"
 #include "core/kernels/kernel_context.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 enum class ConvPass { kForward, kBackwardData, kBackwardWeight };
 
@@ -18,4 +18,4 @@ bool conv_dnnl(KernelContext& context, DType dtype, ConvPass pass,
                const ConvShape& shape, void* x, void* weight, const void* bias,
                void* y, OrderedCopies* copies, SharedKernelOrder* order);
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -9,7 +9,7 @@
 
 #include <dnnl.hpp>
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 /// The description of a forward primitive such as dnnl::matmul; `operation` is
 /// what oneDNN 3 wants between the engine and the attributes.
@@ -36,4 +36,4 @@ typename Primitive::primitive_desc describe_backward(
 #endif
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

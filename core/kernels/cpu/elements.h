@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 struct BF16 {
   std::uint16_t bits;
@@ -161,4 +161,4 @@ decltype(auto) dispatch_any(const char* kernel, DType dtype, Fn&& fn) {
   }
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -7,7 +7,7 @@
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/cpu/vector_math.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -198,31 +198,8 @@ void cast(KernelContext&, DType from_dtype, const void* from, DType to_dtype,
   });
 }
 
-Dims broadcast_shape(const Dims& a, const Dims& b) {
-  const auto text = [](const Dims& shape) {
-    std::string result = "[";
-    for (std::size_t d = 0; d < shape.size(); ++d) {
-      result += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
-    }
-    return result + "]";
-  };
-  const std::size_t ndim = std::max(a.size(), b.size());
-  SB_CHECK(ndim <= kMaxDims, "broadcast: ", ndim, " dims; at most ", kMaxDims);
-  Dims out(ndim);
-  for (std::size_t i = 1; i <= ndim; ++i) {
-    const std::int64_t in_a = i <= a.size() ? a[a.size() - i] : 1;
-    const std::int64_t in_b = i <= b.size() ? b[b.size() - i] : 1;
-    SB_CHECK(in_a == in_b || in_a == 1 || in_b == 1, "broadcast: shapes ",
-             text(a), " and ", text(b), " differ in dim ",
-             static_cast<std::int64_t>(ndim - i),
-             "; sizes must be equal, or one of them 1");
-    out[ndim - i] = in_a == 1 ? in_b : in_a;
-  }
-  return out;
-}
-
-void binary(KernelContext&, BinaryOp op, DType dtype, std::int64_t n,
-            const void* a, const void* b, void* out) {
+void binary_same_shape(KernelContext&, BinaryOp op, DType dtype, std::int64_t n,
+                       const void* a, const void* b, void* out) {
   dispatch_any("binary", dtype, [&](auto zero) {
     using T = decltype(zero);
     with_op(op, [&](auto kOp) {
@@ -241,7 +218,7 @@ void binary(KernelContext& context, BinaryOp op, DType dtype,
   if (a_shape == b_shape) {
     std::int64_t n = 1;
     for (const std::int64_t size : a_shape) n *= size;
-    return binary(context, op, dtype, n, a, b, out);
+    return binary_same_shape(context, op, dtype, n, a, b, out);
   }
   const Dims shape = broadcast_shape(a_shape, b_shape);
   for (const std::int64_t size : shape) {
@@ -367,11 +344,6 @@ void unary(KernelContext&, UnaryOp op, DType dtype, std::int64_t n,
   });
 }
 
-bool backward_uses_output(UnaryOp op) {
-  return op == UnaryOp::kTanh || op == UnaryOp::kSigmoid ||
-         op == UnaryOp::kSqrt || op == UnaryOp::kExp;
-}
-
 void unary_backward(KernelContext&, UnaryOp op, DType dtype, std::int64_t n,
                     const void* saved, const void* dy, void* dx) {
   dispatch_floating("unary_backward", dtype, [&](auto zero) {
@@ -422,4 +394,4 @@ void unary_backward(KernelContext&, UnaryOp op, DType dtype, std::int64_t n,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

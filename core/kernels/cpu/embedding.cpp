@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/kernels/cpu/simd.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -123,4 +123,4 @@ void scatter_add_rows(KernelContext& context, DType dtype,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -22,7 +22,7 @@
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/cpu/transpose_block.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 #ifdef __AVX512F__
 constexpr int kTileRows = 12;  // 24 sums and 2 of B in 32 registers
@@ -237,4 +237,4 @@ inline void pack_panels(const T* x, std::int64_t line, std::int64_t step,
   }
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/kernels/cpu/transpose_block.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -156,16 +156,6 @@ void copy_loops(const CopyLoops& loops, const T* src, T* dst) {
 
 }  // namespace
 
-Dims contiguous_strides(const Dims& shape) {
-  Dims strides(shape.size());
-  std::int64_t stride = 1;
-  for (std::size_t d = shape.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= shape[d];
-  }
-  return strides;
-}
-
 void copy_strided(KernelContext&, DType dtype, const Dims& shape,
                   const void* src, const Dims& src_strides, void* dst,
                   const Dims& dst_strides) {
@@ -213,4 +203,4 @@ void permute(KernelContext& context, DType dtype, const Dims& shape,
                contiguous_strides(out_shape));
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -7,7 +7,7 @@
 #include "core/kernels/cpu/matmul_dnnl.h"
 #include "core/kernels/elementwise.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -317,4 +317,4 @@ void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
   }
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

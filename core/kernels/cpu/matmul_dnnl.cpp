@@ -8,7 +8,7 @@
 #include "core/kernels/cpu/plans.h"
 #include "core/kernels/layout.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -158,4 +158,4 @@ bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
   return true;
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -7,7 +7,7 @@
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -325,4 +325,4 @@ void channel_backward(KernelContext&, DType dtype, const ChannelShape& shape,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

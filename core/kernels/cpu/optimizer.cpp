@@ -6,7 +6,7 @@
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/elementwise.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -184,4 +184,4 @@ void adam_step(KernelContext& context, const ParameterSlice& slice,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

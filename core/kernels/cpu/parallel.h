@@ -11,7 +11,7 @@
 #include <exception>
 #endif
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 /// How many threads a loop of this rank may use.
 inline int max_threads() {
@@ -71,4 +71,4 @@ void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
       [&fn](int, std::int64_t from, std::int64_t to) { fn(from, to); });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -6,7 +6,7 @@
 
 #include "core/kernels/cpu/simd.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -165,4 +165,4 @@ void average_pixels_backward(KernelContext&, DType dtype, std::int64_t n,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

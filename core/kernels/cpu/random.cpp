@@ -7,15 +7,9 @@
 #include "core/kernels/cpu/random_runs.h"
 #include "core/kernels/cpu/simd.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
-
-constexpr std::uint32_t kMultiplier0 = 0xD2511F53u;
-constexpr std::uint32_t kMultiplier1 = 0xCD9E8D57u;
-constexpr std::uint32_t kWeyl0 = 0x9E3779B9u;
-constexpr std::uint32_t kWeyl1 = 0xBB67AE85u;
-constexpr int kRounds = 10;
 
 // Blocks computed side by side.
 constexpr int kSideBySide = 16;
@@ -36,8 +30,8 @@ void philox_run(RandomKey key, std::uint64_t first, std::uint32_t* words) {
   const __m512i lanes =
       _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i start = _mm512_set1_epi32(static_cast<int>(first));
-  const __m512i factor0 = _mm512_set1_epi64(kMultiplier0);
-  const __m512i factor1 = _mm512_set1_epi64(kMultiplier1);
+  const __m512i factor0 = _mm512_set1_epi64(kPhiloxMultiplier0);
+  const __m512i factor1 = _mm512_set1_epi64(kPhiloxMultiplier1);
   __m512i c0 = _mm512_add_epi32(start, lanes);
   // Lanes that wrapped around carry into the upper half.
   const __mmask16 carry = _mm512_cmplt_epu32_mask(c0, start);
@@ -47,7 +41,7 @@ void philox_run(RandomKey key, std::uint64_t first, std::uint32_t* words) {
   __m512i c3 = _mm512_set1_epi32(static_cast<int>(key.stream >> 32));
   __m512i k0 = _mm512_set1_epi32(static_cast<int>(key.seed));
   __m512i k1 = _mm512_set1_epi32(static_cast<int>(key.seed >> 32));
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     __m512i high0, low0, high1, low1;
     multiply_wide(c0, factor0, &high0, &low0);
     multiply_wide(c2, factor1, &high1, &low1);
@@ -55,8 +49,10 @@ void philox_run(RandomKey key, std::uint64_t first, std::uint32_t* words) {
     c1 = low1;
     c2 = _mm512_ternarylogic_epi32(high0, c3, k1, 0x96);
     c3 = low0;
-    k0 = _mm512_add_epi32(k0, _mm512_set1_epi32(static_cast<int>(kWeyl0)));
-    k1 = _mm512_add_epi32(k1, _mm512_set1_epi32(static_cast<int>(kWeyl1)));
+    k0 =
+        _mm512_add_epi32(k0, _mm512_set1_epi32(static_cast<int>(kPhiloxWeyl0)));
+    k1 =
+        _mm512_add_epi32(k1, _mm512_set1_epi32(static_cast<int>(kPhiloxWeyl1)));
   }
   // From word by word to block by block: 4 x 4 transposes within lanes, then
   // the lanes in order.
@@ -222,31 +218,6 @@ void check_probability(double p) {
 
 }  // namespace
 
-std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c,
-                                        std::array<std::uint32_t, 2> key) {
-  for (int round = 0; round < kRounds; ++round) {
-    const std::uint64_t p0 = std::uint64_t{kMultiplier0} * c[0];
-    const std::uint64_t p1 = std::uint64_t{kMultiplier1} * c[2];
-    c = {static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ key[0],
-         static_cast<std::uint32_t>(p1),
-         static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ key[1],
-         static_cast<std::uint32_t>(p0)};
-    key[0] += kWeyl0;
-    key[1] += kWeyl1;
-  }
-  return c;
-}
-
-std::uint32_t random_bits(RandomKey key, std::uint64_t element) {
-  const std::uint64_t block = element / 4;
-  return philox4x32({static_cast<std::uint32_t>(block),
-                     static_cast<std::uint32_t>(block >> 32),
-                     static_cast<std::uint32_t>(key.stream),
-                     static_cast<std::uint32_t>(key.stream >> 32)},
-                    {static_cast<std::uint32_t>(key.seed),
-                     static_cast<std::uint32_t>(key.seed >> 32)})[element % 4];
-}
-
 void random_run(RandomKey key, std::uint64_t first, std::uint64_t step,
                 std::int64_t n, std::uint32_t* words) {
   if (step != 1) {
@@ -275,8 +246,6 @@ std::uint32_t keep_threshold(double p) {
   return static_cast<std::uint32_t>(
       std::min(std::ceil(p * 0x1p32), 0x1p32 - 1.0));
 }
-
-GlobalView whole_view(const Dims& shape) { return {shape, shape, {}, {}}; }
 
 void fill_uniform(KernelContext&, DType dtype, const GlobalView& view,
                   RandomKey key, double low, double high, void* x) {
@@ -367,4 +336,4 @@ void dropout_mask(KernelContext&, const GlobalView& view, RandomKey key,
            });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

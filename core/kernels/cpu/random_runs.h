@@ -6,7 +6,7 @@
 
 #include "core/kernels/random.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 /// words[i] = random_bits(key, first + i * step) for i < n.
 void random_run(RandomKey key, std::uint64_t first, std::uint64_t step,
@@ -15,4 +15,4 @@ void random_run(RandomKey key, std::uint64_t first, std::uint64_t step,
 /// An element is kept when its bits reach this: P(keep) = 1 - p.
 std::uint32_t keep_threshold(double p);
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -9,7 +9,7 @@
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/elementwise.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -394,4 +394,4 @@ double max_abs(KernelContext& context, DType dtype, std::int64_t n,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

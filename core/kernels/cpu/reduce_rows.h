@@ -11,7 +11,7 @@
 
 #include "core/kernels/cpu/simd.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 /// Rows that sums over rows (sum_rows, gradients of gamma and beta) add into
 /// one partial sum.
@@ -86,4 +86,4 @@ inline Compute<T> max_row(const T* x, std::int64_t n) {
   return max_lanes(xsimd::max(xsimd::max(m0, m1), xsimd::max(m2, m3)));
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -17,7 +17,7 @@
 #include "core/kernels/cpu/elements.h"
 #include "core/kernels/cpu/parallel.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 /// Items that one thread takes at least; reductions add in chunks of this size.
 constexpr std::int64_t kGrain = 16384;
@@ -172,4 +172,4 @@ inline std::int64_t row_grain(std::int64_t cols) {
   return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, cols));
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -7,8 +7,10 @@
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/cpu/vector_math.h"
+#include "core/kernels/elementwise.h"
+#include "core/kernels/reduce.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 namespace {
 
@@ -54,6 +56,11 @@ std::int64_t checked_target(std::int64_t target, std::int64_t row,
   SB_CHECK(target >= 0 && target < cols, "cross_entropy: target ", target,
            " in row ", row, "; classes are 0 to ", cols - 1);
   return target;
+}
+
+double num_counted(std::int64_t rows, const std::int64_t* targets) {
+  return static_cast<double>(rows -
+                             std::count(targets, targets + rows, kIgnoreIndex));
 }
 
 }  // namespace
@@ -133,14 +140,13 @@ void log_softmax_backward(KernelContext&, DType dtype, std::int64_t rows,
 
 void cross_entropy(KernelContext&, DType dtype, std::int64_t rows,
                    std::int64_t cols, const void* logits,
-                   const std::int64_t* targets, void* loss, void* logsumexp,
-                   std::int64_t ignore_index) {
+                   const std::int64_t* targets, void* loss, void* logsumexp) {
   dispatch_floating("cross_entropy", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
     for_rows(rows, cols, [&](std::int64_t r) {
       const T* in = static_cast<const T*>(logits) + r * cols;
-      const bool ignored = targets[r] == ignore_index;
+      const bool ignored = targets[r] == kIgnoreIndex;
       const std::int64_t target =
           ignored ? 0 : checked_target<T>(targets[r], r, cols);
       const S total = log_sum_exp(in, cols);
@@ -150,20 +156,29 @@ void cross_entropy(KernelContext&, DType dtype, std::int64_t rows,
   });
 }
 
+void reduce_losses(KernelContext& context, DType stat, std::int64_t rows,
+                   const void* losses, const std::int64_t* targets, bool mean,
+                   void* loss) {
+  const double total = sum_all(context, stat, rows, losses);
+  fill(context, stat, 1, loss,
+       mean ? total / num_counted(rows, targets) : total);
+}
+
 void cross_entropy_backward(KernelContext&, DType dtype, std::int64_t rows,
                             std::int64_t cols, const void* logits,
                             const std::int64_t* targets, const void* logsumexp,
-                            double scale, void* dlogits,
-                            std::int64_t ignore_index) {
+                            const void* dloss, bool mean, void* dlogits) {
   dispatch_floating("cross_entropy_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
     using V = VecOf<T>;
-    const S factor = static_cast<S>(scale);
+    const double total_factor = *static_cast<const S*>(dloss);
+    const S factor = static_cast<S>(
+        mean ? total_factor / num_counted(rows, targets) : total_factor);
     for_rows(rows, cols, [&](std::int64_t r) {
       const T* in = static_cast<const T*>(logits) + r * cols;
       T* out = static_cast<T*>(dlogits) + r * cols;
-      if (targets[r] == ignore_index) {
+      if (targets[r] == kIgnoreIndex) {
         std::fill(out, out + cols, narrow<T>(S(0)));
         return;
       }
@@ -178,4 +193,4 @@ void cross_entropy_backward(KernelContext&, DType dtype, std::int64_t rows,
   });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

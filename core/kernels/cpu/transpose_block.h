@@ -6,7 +6,7 @@
 
 #include "core/kernels/cpu/simd.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 #ifdef __AVX512F__
 /// out[c * out_ld + r] = x[r * x_ld + c] for r < 4 * kQuads, c < 16, in up to
@@ -104,4 +104,4 @@ inline void transpose_into(const T* x, std::int64_t x_ld, std::int64_t rows,
   }
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

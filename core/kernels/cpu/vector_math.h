@@ -8,7 +8,7 @@
 
 #include "core/kernels/cpu/simd.h"
 
-namespace shardbook::kernels {
+namespace shardbook::kernels::cpu {
 
 /// p * 2^n for an integral n; overflows and underflows as it should.
 inline Vec<float> times_power_of_two(const Vec<float>& p, const Vec<float>& n) {
@@ -88,4 +88,4 @@ inline Vec<double> log_vec(const Vec<double>& x) {
   return each_lane(x, [](double v) { return std::log(v); });
 }
 
-}  // namespace shardbook::kernels
+}  // namespace shardbook::kernels::cpu

@@ -12,7 +12,8 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 }  // namespace
 
-KernelContext::KernelContext(ScratchProvider* scratch) : scratch_(scratch) {}
+KernelContext::KernelContext(ScratchProvider* scratch, DeviceType type)
+    : device_type(type), scratch_(scratch) {}
 
 KernelContext::~KernelContext() = default;
 

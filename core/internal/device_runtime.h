@@ -1,0 +1,80 @@
+#pragma once
+
+// Memory, streams and events of real devices. Read by core/ and comm/ only.
+//
+// core is built without CUDA. What needs it, the runtime and the kernels of
+// core/kernels/cuda, is a shared library of its own, libshardbook_cuda.so, which
+// is loaded when the first CUDA device is made. The tests load another build of
+// the same sources, whose GPU is an emulator.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace shardbook {
+class KernelContext;
+}
+
+namespace shardbook::internal {
+
+/// What the driver says of one device.
+struct DeviceProperties {
+  std::string name;  ///< "NVIDIA H200"
+  std::int64_t memory_bytes = 0;
+  int multiprocessors = 0;
+  int major = 0, minor = 0;  ///< compute capability
+};
+
+/// Streams (cudaStream_t) and events (cudaEvent_t) are passed as void*. A call
+/// that fails throws Error with the call, its sizes and CUDA's own words. Safe
+/// to use from several threads; each uses the device that it chose last.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+
+  virtual int count() const = 0;
+  virtual DeviceProperties properties(int index) const = 0;
+  /// "CUDA 13.0, driver 580.159, cuBLASLt 13.1, cuDNN 9.14", for `doctor`.
+  virtual std::string versions() const = 0;
+  /// All following calls of this thread are about device `index`.
+  virtual void use(int index) = 0;
+
+  /// Null when the device has no memory left.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void free(void* pointer) = 0;
+  /// Host memory that copies to and from the device need not stage.
+  virtual void* allocate_pinned(std::size_t bytes) = 0;
+  virtual void free_pinned(void* pointer) = 0;
+
+  virtual void* make_stream() = 0;
+  virtual void destroy_stream(void* stream) = 0;
+  virtual void synchronize_stream(void* stream) = 0;
+
+  virtual void* make_event() = 0;
+  virtual void destroy_event(void* event) = 0;
+  virtual void record_event(void* event, void* stream) = 0;
+  /// What `stream` is given from now on runs after the event.
+  virtual void hold_stream(void* stream, void* event) = 0;
+  virtual void synchronize_event(void* event) = 0;
+  virtual bool event_has_passed(void* event) = 0;
+  virtual double seconds_between(void* earlier, void* later) = 0;
+
+  /// Copies between any two of host and devices, in the order of `stream`. May
+  /// return before it has happened: host memory must stay untouched until the
+  /// stream is synchronized.
+  virtual void copy(void* to, const void* from, std::size_t bytes,
+                    void* stream) = 0;
+  virtual void fill_zero(void* to, std::size_t bytes, void* stream) = 0;
+
+  /// Throws the Error that a kernel of this context found on the device (an
+  /// index outside its table) since the last call. Call it after synchronizing.
+  virtual void check_kernels(KernelContext& context) = 0;
+};
+
+/// The runtime of CUDA devices; loads the library at the first call. Throws
+/// Error with the reason where there is none: not built, no driver, no GPU.
+DeviceRuntime& cuda_runtime();
+/// Why cuda_runtime() would throw; empty where it would not.
+std::string why_no_cuda();
+
+}  // namespace shardbook::internal

@@ -1,0 +1,21 @@
+#pragma once
+
+// Return codes of CUDA's runtime as errors.
+
+#include <cuda_runtime.h>
+
+#include "core/check.h"
+
+namespace shardbook::kernels::cuda {
+
+/// SHARDBOOK_CUDA(cudaMalloc(&data, bytes), bytes, " bytes"): throws Error with
+/// the call as it is written, what stands behind it, and CUDA's own words.
+#define SHARDBOOK_CUDA(call, ...)                                              \
+  do {                                                                         \
+    const cudaError_t cuda_error_ = (call);                                    \
+    SB_CHECK(cuda_error_ == cudaSuccess, "CUDA: ", #call, " failed: ",         \
+             cudaGetErrorString(cuda_error_) __VA_OPT__(, "; ") __VA_OPT__(, ) \
+                 __VA_ARGS__);                                                 \
+  } while (false)
+
+}  // namespace shardbook::kernels::cuda

@@ -1,0 +1,59 @@
+#pragma once
+
+// What the kernels of one rank keep between calls.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "core/kernels/kernel_context.h"
+
+namespace shardbook::kernels::cuda {
+
+/// What a kernel found wrong with its input. It lies in host memory that the
+/// device writes to, so that the host looks at it whenever it waits for other
+/// reasons.
+struct DeviceError {
+  enum Code : int { kNone = 0, kIndexOutside, kTargetOutside, kDivisionByZero };
+  int code = kNone;  ///< a Code; atomics want an int
+  /// The offending value, and the range [first, last) that is allowed.
+  long long value = 0, first = 0, last = 0;
+};
+
+/// Handles, plans and the error slot; lives in KernelContext::cuda_state.
+/// Libraries keep what is theirs in members of their own type (matmul, conv).
+struct CudaState {
+  CudaState();
+  ~CudaState();
+  CudaState(const CudaState&) = delete;
+  CudaState& operator=(const CudaState&) = delete;
+
+  /// Pinned and mapped: the same address on host and device.
+  DeviceError* error = nullptr;
+  /// 64 bytes of pinned memory, for results that the host reads.
+  void* result = nullptr;
+  std::shared_ptr<void> matmul, conv;
+};
+
+/// The context's state, made at the first call.
+CudaState& cuda_state(KernelContext& context);
+
+/// Copies `bytes` (at most 64) of the device to the host in the order of the
+/// context's stream, waits, and throws what a kernel has found.
+void read_result(KernelContext& context, void* to, const void* from,
+                 std::size_t bytes);
+
+#ifdef __CUDACC__
+/// Remembers the first error only.
+__device__ inline void report(DeviceError* error, DeviceError::Code code,
+                              long long value, long long first,
+                              long long last) {
+  if (atomicCAS(&error->code, DeviceError::kNone, static_cast<int>(code)) ==
+      DeviceError::kNone) {
+    error->value = value, error->first = first, error->last = last;
+  }
+}
+#endif
+
+}  // namespace shardbook::kernels::cuda
