@@ -38,6 +38,9 @@ __global__ void __launch_bounds__(kThreads)
     add_products(queries, rows_from(keys, s.k.row, from, s.k_rows), s.head_dim,
                  left, right, scores);
     const std::int64_t j = from + lane();
+    const unsigned kept = kept_rows(mask, [&](int r) {
+      return mask.index(at.b, at.h, at.first + first_row() + r, j);
+    });
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t i = at.first + first_row() + r;
@@ -54,11 +57,8 @@ __global__ void __launch_bounds__(kThreads)
       total[r] = total[r] * fade + sum_of_lanes<kWarp>(weight);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) sums[c][r] *= fade;
-      if (mask.active && seen) {
-        weight *= mask.keeps(mask.index(at.b, at.h, i, j))
-                      ? static_cast<S>(mask.factor)
-                      : S(0);
-      }
+      weight =
+          (kept >> r & 1) != 0 ? weight * static_cast<S>(mask.factor) : S(0);
       weights[(first_row() + r) * kLd + lane()] = weight;
     }
     add_weighted<kChunks>(weights, rows_from(values, s.v.row, from, s.k_rows),

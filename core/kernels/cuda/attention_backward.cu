@@ -15,9 +15,8 @@ namespace {
 
 // A row without visible keys has logsumexp -inf and no weights.
 template <typename S>
-__device__ S weight_of(S score, S logsumexp, bool seen) {
-  return seen && logsumexp != minus_infinity<S>() ? exp_of(score - logsumexp)
-                                                  : S(0);
+__device__ S weight_of(S score, S logsumexp) {
+  return logsumexp == minus_infinity<S>() ? S(0) : exp_of(score - logsumexp);
 }
 
 // dq = scale dS K. A block owns queries.
@@ -49,20 +48,20 @@ __global__ void __launch_bounds__(kThreads)
     add_products(douts, rows_from(values, s.v.row, from, s.k_rows), s.head_dim,
                  left, right, dweights);
     const std::int64_t j = from + lane();
+    const unsigned kept = kept_rows(mask, [&](int r) {
+      return mask.index(at.b, at.h, at.first + first_row() + r, j);
+    });
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t i = at.first + first_row() + r;
       const bool seen = i < s.q_rows && j < s.visible_keys(i);
       S slope = 0;
       if (seen) {
-        const S weight = weight_of(scores[r] * static_cast<S>(s.scale),
-                                   logsumexp[stats + i], seen);
-        if (mask.active) {
-          dweights[r] *= mask.keeps(mask.index(at.b, at.h, i, j))
-                             ? static_cast<S>(mask.factor)
-                             : S(0);
-        }
-        slope = weight * (dweights[r] - delta[stats + i]);
+        const S factor =
+            (kept >> r & 1) != 0 ? static_cast<S>(mask.factor) : S(0);
+        slope = weight_of(scores[r] * static_cast<S>(s.scale),
+                          logsumexp[stats + i]) *
+                (factor * dweights[r] - delta[stats + i]);
       }
       slopes[(first_row() + r) * kLd + lane()] = slope;
     }
@@ -118,19 +117,18 @@ __global__ void __launch_bounds__(kThreads)
       add_products(keys, queries, s.head_dim, left, right, scores);
       add_products(values, douts, s.head_dim, left, right, dweights);
       const std::int64_t i = from + lane();
+      const unsigned kept = kept_rows(mask, [&](int r) {
+        return mask.index(at.b, h, i, at.first + first_row() + r);
+      });
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const std::int64_t j = at.first + first_row() + r;
         S weight = 0, slope = 0;
         if (i < s.q_rows && j < s.visible_keys(i)) {
           weight = weight_of(scores[r] * static_cast<S>(s.scale),
-                             logsumexp[stats + i], true);
-          S factor = 1;
-          if (mask.active) {
-            factor = mask.keeps(mask.index(at.b, h, i, j))
-                         ? static_cast<S>(mask.factor)
-                         : S(0);
-          }
+                             logsumexp[stats + i]);
+          const S factor =
+              (kept >> r & 1) != 0 ? static_cast<S>(mask.factor) : S(0);
           slope = weight * (factor * dweights[r] - delta[stats + i]);
           weight *= factor;
         }

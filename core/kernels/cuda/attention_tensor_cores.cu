@@ -43,7 +43,7 @@ struct Softmax {
   }
 
   template <int kCols>
-  __device__ void soften(const std::int64_t (&seen)[2], float scale2,
+  __device__ void soften(const int (&seen)[2], float scale2,
                          float (&scores)[kCols / 8][4], float (&fade)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(kMmaThreads)
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       const std::int64_t row = first + 16 * i + row_of_lane();
-      const std::int64_t seen[2] = {s.visible_keys(row) - n * kKeys,
-                                    s.visible_keys(row + 8) - n * kKeys};
+      const int seen[2] = {seen_of_tile<kKeys>(s, row, n * kKeys),
+                           seen_of_tile<kKeys>(s, row + 8, n * kKeys)};
       float fade[2];
       softmax[i].template soften<kKeys>(
           seen, static_cast<float>(s.scale * kLog2E), scores[i], fade);

@@ -43,23 +43,41 @@ __device__ inline void keep_two(const DropoutMask& mask, std::uint64_t index,
 }
 
 /// Sets what the mask drops to zero. x holds a lane's elements of queries `row`
-/// and row + 8, and of kCols keys from `key` on.
+/// and row + 8, and of kCols keys from `key` on. The loop that draws bits is not
+/// unrolled: its code is long.
 template <int kCols>
 __device__ void drop_keys(const DropoutMask& mask, std::int64_t b,
                           std::int64_t h, std::int64_t row, std::int64_t key,
                           float (&x)[kCols / 8][4]) {
+  static_assert(kCols / 8 * 4 <= 32, "a bit for each element");
+  const std::uint64_t start[2] = {
+      mask.index(b, h, row, key + column_of_lane()),
+      mask.index(b, h, row + 8, key + column_of_lane())};
+  std::uint32_t kept = 0;
+#pragma unroll 1
+  for (int i = 0; i < kCols / 4; ++i) {
+    bool keeps[2];
+    keep_two(
+        mask,
+        (i % 2 == 0 ? start[0] : start[1]) + mask.place.step[3] * (i / 2 * 8),
+        keeps);
+    kept |= (keeps[0] | keeps[1] << 1) << (2 * i);
+  }
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const std::uint64_t start =
-        mask.index(b, h, row + 8 * half, key + column_of_lane());
+  for (int n = 0; n < kCols / 8; ++n) {
 #pragma unroll
-    for (int n = 0; n < kCols / 8; ++n) {
-      bool keeps[2];
-      keep_two(mask, start + mask.place.step[3] * (8 * n), keeps);
-      if (!keeps[0]) x[n][2 * half] = 0.0f;
-      if (!keeps[1]) x[n][2 * half + 1] = 0.0f;
+    for (int e = 0; e < 4; ++e) {
+      if ((kept >> (4 * n + e) & 1) == 0) x[n][e] = 0.0f;
     }
   }
+}
+
+/// How many of kCols keys from `key` on query `row` sees.
+template <int kCols>
+__device__ int seen_of_tile(const AttentionShape& s, std::int64_t row,
+                            std::int64_t key) {
+  const std::int64_t seen = s.visible_keys(row) - key;
+  return seen < 0 ? 0 : seen < kCols ? static_cast<int>(seen) : kCols;
 }
 
 /// Calls body with head_dim as a constant.

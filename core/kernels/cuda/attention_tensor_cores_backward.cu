@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMmaThreads)
     if (mask.active) drop_keys<kKeys>(mask, b, h, row, n * kKeys, slopes[0]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int64_t seen = s.visible_keys(row + 8 * half) - n * kKeys;
+      const int seen = seen_of_tile<kKeys>(s, row + 8 * half, n * kKeys);
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i) {
 #pragma unroll
@@ -174,22 +174,34 @@ __global__ void __launch_bounds__(kMmaThreads)
     float weights[1][kQueries / 8][4] = {}, slopes[1][kQueries / 8][4] = {};
     multiply_across<T, kDim, kQueries>(keys, queries, at, weights);
     multiply_across<T, kDim, kQueries>(values, douts, at, slopes);
+    // Element e of block c is query column(c, e) of the tile, and key `key` or
+    // key + 8.
+    const auto column = [](int c, int e) {
+      return 8 * c + column_of_lane() + e % 2;
+    };
+    const std::int64_t key = first + row_of_lane();
+    std::uint32_t kept = ~0u;  // a bit for each element
+    if (mask.active) {
+      kept = 0;
+#pragma unroll 1
+      for (int i = 0; i < kQueries / 2; ++i) {
+        const std::uint64_t at = mask.index(
+            b, head_of(n), query_of(n) + column(i / 4, i), key + i % 4 / 2 * 8);
+        kept |= static_cast<std::uint32_t>(mask.keeps(at)) << i;
+      }
+    }
 #pragma unroll
     for (int c = 0; c < kQueries / 8; ++c) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int column = 8 * c + column_of_lane() + e % 2;
-        const std::int64_t i = query_of(n) + column;
-        const std::int64_t j = first + row_of_lane() + e / 2 * 8;
+        const int i = column(c, e);
+        const bool seen = key + e / 2 * 8 < s.visible_keys(query_of(n) + i);
         float& weight = weights[0][c][e];
         float& slope = slopes[0][c][e];
-        weight = j < s.visible_keys(i)
-                     ? exp2f(weight * scale2 - shift[at + column])
-                     : 0.0f;
-        const bool kept =
-            !mask.active || mask.keeps(mask.index(b, head_of(n), i, j));
-        slope = weight * ((kept ? slope * factor : 0.0f) - mean[at + column]);
-        if (!kept) weight = 0.0f;
+        weight = seen ? exp2f(weight * scale2 - shift[at + i]) : 0.0f;
+        const bool is_kept = (kept >> (4 * c + e) & 1) != 0;
+        slope = weight * ((is_kept ? slope * factor : 0.0f) - mean[at + i]);
+        if (!is_kept) weight = 0.0f;
       }
     }
     multiply_along<T, kDim, kQueries>(weights, douts, at, dv);

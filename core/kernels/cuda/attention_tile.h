@@ -115,6 +115,20 @@ __device__ void add_weighted(Tile<Compute<T>>& weights, const TileRows<T>& x,
   }
 }
 
+// A bit for each of a thread's kRows elements of a tile: whether dropout keeps
+// it. `index(r)` is the global index of element r. Drawn in a loop that is not
+// unrolled, since its code is long.
+template <typename Index>
+__device__ unsigned kept_rows(const DropoutMask& mask, Index index) {
+  if (!mask.active) return ~0u;
+  unsigned kept = 0;
+#pragma unroll 1
+  for (int r = 0; r < kRows; ++r) {
+    kept |= static_cast<unsigned>(mask.keeps(index(r))) << r;
+  }
+  return kept;
+}
+
 // Which tile a block owns. Causal tiles of queries differ in work: the long
 // ones start first.
 struct Place {

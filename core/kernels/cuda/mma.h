@@ -66,11 +66,23 @@ __device__ Word pack(float low, float high) {
 /// Two elements of global memory, at an address that 4 divides.
 template <typename T>
 __device__ Word load_word(const T* from) {
+#ifdef __CUDA_ARCH__
+  return *reinterpret_cast<const Word*>(from);
+#else
   Word word;
-  std::memcpy(&word, __builtin_assume_aligned(from, sizeof(word)),
-              sizeof(word));
+  std::memcpy(&word, from, sizeof(word));
   return word;
+#endif
 }
+template <typename T>
+__device__ void store_word(T* to, Word word) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<Word*>(to) = word;
+#else
+  std::memcpy(to, &word, sizeof(word));
+#endif
+}
+
 /// The elements of a word.
 template <typename T>
 __device__ float unpack(Word word, int half) {
@@ -316,9 +328,7 @@ __device__ void store_rows(const float (&c)[kDim / 8][4],
         const Word word = load_word(to + 8 * n);
         low += unpack<T>(word, 0), high += unpack<T>(word, 1);
       }
-      const Word word = pack<T>(low, high);
-      std::memcpy(__builtin_assume_aligned(to + 8 * n, sizeof(word)), &word,
-                  sizeof(word));
+      store_word(to + 8 * n, pack<T>(low, high));
     }
   }
 }
