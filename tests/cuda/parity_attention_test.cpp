@@ -123,6 +123,7 @@ TEST_P(AttentionParity, NothingToDo) {
 
 TEST_P(AttentionParity, HeadsThatTensorCoresTake) {
   for (const std::int64_t dim : {32, 64, 96, 128}) {
+    if (dim != 64 && dtype_bytes(dtype) != 2) continue;
     check_both(make({1, 1, 1, 70, 70, dim}, true));
   }
   check_both(make({2, 2, 2, 33, 20, 64}, false));
