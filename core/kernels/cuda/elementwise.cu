@@ -91,7 +91,7 @@ Binary<T> make_binary(KernelContext& context, BinaryOp op) {
   return {op, may_fail ? cuda_state(context).error : nullptr};
 }
 
-// BroadcastLoops by value. The innermost loop counts vectors.
+// BroadcastLoops by value, innermost first. The innermost loop counts vectors.
 template <typename Index>
 struct BroadcastWalk {
   int count = 0;
@@ -103,21 +103,20 @@ struct BroadcastWalk {
 template <int N, typename Index, typename T>
 __global__ void broadcast_kernel(Index vectors, BroadcastWalk<Index> walk,
                                  Binary<T> op, const T* a, const T* b, T* out) {
-  const int inner = walk.count - 1;
-  const bool a_moves = walk.a_strides[inner] != 0;
-  const bool b_moves = walk.b_strides[inner] != 0;
+  const bool a_moves = walk.a_strides[0] != 0;
+  const bool b_moves = walk.b_strides[0] != 0;
   for (Index i = static_cast<Index>(first_index()); i < vectors;
        i += static_cast<Index>(index_step())) {
     Index rest = i, a_at = 0, b_at = 0;
-    for (int d = inner; d > 0; --d) {
-      const Index next = rest / walk.sizes[d];
+#pragma unroll
+    for (int d = 0; d < static_cast<int>(kMaxDims); ++d) {
+      if (d == walk.count) break;
+      const Index next = d + 1 == walk.count ? 0 : rest / walk.sizes[d];
       const Index at = rest - next * walk.sizes[d];
       a_at += at * walk.a_strides[d];
       b_at += at * walk.b_strides[d];
       rest = next;
     }
-    a_at += rest * walk.a_strides[0];
-    b_at += rest * walk.b_strides[0];
     AlignedVector<T, N> x, y, result;
     if (a_moves) x = load_vector<N>(a + a_at);
     if (b_moves) y = load_vector<N>(b + b_at);
@@ -138,10 +137,11 @@ void launch_broadcast(KernelContext& context, const BroadcastLoops& loops,
   BroadcastWalk<Index> walk;
   walk.count = static_cast<int>(loops.sizes.size());
   for (int d = 0; d < walk.count; ++d) {
-    const std::int64_t per_step = d + 1 == walk.count ? N : 1;
-    walk.sizes[d] = static_cast<Index>(loops.sizes[d] / per_step);
-    walk.a_strides[d] = static_cast<Index>(loops.a_strides[d] * per_step);
-    walk.b_strides[d] = static_cast<Index>(loops.b_strides[d] * per_step);
+    const std::size_t from = loops.sizes.size() - 1 - d;
+    const std::int64_t width = d == 0 ? N : 1;
+    walk.sizes[d] = static_cast<Index>(loops.sizes[from] / width);
+    walk.a_strides[d] = static_cast<Index>(loops.a_strides[from] * width);
+    walk.b_strides[d] = static_cast<Index>(loops.b_strides[from] * width);
   }
   launch(context, "binary", blocks_for(n / N), kBlock,
          broadcast_kernel<N, Index, T>, static_cast<Index>(n / N), walk,

@@ -17,7 +17,7 @@ namespace {
 
 using Word16 = AlignedVector<std::uint32_t, 4>;
 
-// CopyLoops by value.
+// CopyLoops by value, innermost first.
 template <typename Index>
 struct CopyWalk {
   int count = 0;
@@ -29,9 +29,10 @@ CopyWalk<Index> make_walk(const CopyLoops& loops) {
   CopyWalk<Index> walk;
   walk.count = static_cast<int>(loops.sizes.size());
   for (int d = 0; d < walk.count; ++d) {
-    walk.sizes[d] = static_cast<Index>(loops.sizes[d]);
-    walk.src[d] = static_cast<Index>(loops.src[d]);
-    walk.dst[d] = static_cast<Index>(loops.dst[d]);
+    const std::size_t from = loops.sizes.size() - 1 - d;
+    walk.sizes[d] = static_cast<Index>(loops.sizes[from]);
+    walk.src[d] = static_cast<Index>(loops.src[from]);
+    walk.dst[d] = static_cast<Index>(loops.dst[from]);
   }
   return walk;
 }
@@ -43,14 +44,16 @@ __global__ void copy_kernel(Index n, CopyWalk<Index> walk, const Word* src,
   for (Index i = static_cast<Index>(first_index()); i < n;
        i += static_cast<Index>(index_step())) {
     Index rest = i, s = 0, t = 0;
-    for (int d = walk.count - 1; d > 0; --d) {
-      const Index next = rest / walk.sizes[d];
+#pragma unroll
+    for (int d = 0; d < static_cast<int>(kMaxDims); ++d) {
+      if (d == walk.count) break;
+      const Index next = d + 1 == walk.count ? 0 : rest / walk.sizes[d];
       const Index at = rest - next * walk.sizes[d];
       s += at * walk.src[d];
       t += at * walk.dst[d];
       rest = next;
     }
-    dst[t + rest * walk.dst[0]] = src[s + rest * walk.src[0]];
+    dst[t] = src[s];
   }
 }
 
@@ -78,7 +81,7 @@ __global__ void transpose_kernel(TileWalk walk, const Word* src, Word* dst) {
     const std::int64_t row = rest % walk.row_tiles * kTile;
     rest /= walk.row_tiles;
     std::int64_t s = 0, t = 0;
-    for (int d = walk.outer.count - 1; d >= 0; --d) {
+    for (int d = 0; d < walk.outer.count; ++d) {
       const std::int64_t at = rest % walk.outer.sizes[d];
       rest /= walk.outer.sizes[d];
       s += at * walk.outer.src[d];
