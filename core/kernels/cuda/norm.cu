@@ -3,6 +3,7 @@
 
 #include "core/kernels/norm.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
@@ -75,10 +76,44 @@ struct LayerNormGradients {
   S* partials;
 };
 
-/// Blocks walk over the rows, row by row of the grid, so that each adds up its
-/// rows' gradients of gamma and beta in registers. The number is that of two
-/// blocks on each multiprocessor of a large GPU.
-constexpr std::int64_t kMostWalkers = 256;
+/// Blocks that walk over the rows, so that each adds up the gradients of gamma
+/// and beta in registers: enough for a large GPU, few enough that the sums of
+/// all blocks are small beside the rows.
+template <typename Shape>
+std::int64_t num_walkers(std::int64_t rows) {
+  constexpr std::int64_t kMostWalkers = 1024, kMostSums = 1 << 20;
+  constexpr std::int64_t kLeastRows = 4 * Shape::kRowsPerBlock;
+  constexpr std::int64_t kMost =
+      Shape::kInRegisters
+          ? std::min(kMostWalkers, kMostSums / Shape::kItemsPerRow)
+          : kMostWalkers / 8;
+  return std::min(kMost, (rows + kLeastRows - 1) / kLeastRows);
+}
+
+/// Few elements for a thread: it keeps two rows and two sums of them.
+template <typename T, int kWidth, typename Body>
+void with_walker_width(std::int64_t cols, Body body) {
+  constexpr int kFew = 8, kMany = kRowItems<T, kWidth>, kHalf = kRowBlock / 2;
+  if (cols <= kWarp * kFew) {
+    body(RowShape<kWidth, kWarp, kFew>{});
+  } else if (cols <= kHalf * kFew) {
+    body(RowShape<kWidth, kHalf, kFew>{});
+  } else if (cols <= kRowBlock * kFew) {
+    body(RowShape<kWidth, kRowBlock, kFew>{});
+  } else if (cols <= kRowBlock * kMany) {
+    body(RowShape<kWidth, kRowBlock, kMany>{});
+  } else {
+    body(RowShape<kWidth, kRowBlock, 0>{});
+  }
+}
+template <typename T, typename Body>
+void with_walker_shape(std::int64_t cols, bool aligned, Body body) {
+  if (aligned && cols % kLanes<T> == 0) {
+    with_walker_width<T, kLanes<T>>(cols, body);
+  } else {
+    with_walker_width<T, 1>(cols, body);
+  }
+}
 
 template <typename T, typename Shape>
 struct LayerNormBackward {
@@ -152,7 +187,7 @@ __global__ void layer_norm_backward_rows(LayerNormGradients<T> gradients) {
   if constexpr (Shape::kInRegisters) {
     if (gradients.partials == nullptr) return;
     S* const mine = gradients.partials + std::int64_t{blockIdx.x} * 2 * cols;
-    if constexpr (kThreads == kRowBlock) {
+    if constexpr (kThreads > kWarp) {
       Shape::for_vectors(cols, [&](int i, std::int64_t column) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
@@ -270,11 +305,10 @@ void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
     using S = Compute<T>;
     const bool wants_sums = dgamma != nullptr || dbeta != nullptr;
     if (!wants_sums && dx == nullptr) return;
-    with_row_shape<T>(
+    with_walker_shape<T>(
         cols, is_aligned(kVectorBytes, x, gamma, dy, dx), [&](auto shape) {
           using Shape = decltype(shape);
-          const std::int64_t blocks = std::min<std::int64_t>(
-              kMostWalkers, ceil_div(rows, Shape::kRowsPerBlock));
+          const std::int64_t blocks = num_walkers<Shape>(rows);
           Scratch scratch(context,
                           wants_sums ? blocks * 2 * cols * sizeof(S) : 0);
           const LayerNormGradients<T> gradients{rows,
@@ -294,7 +328,8 @@ void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
                    layer_norm_column_sums<T>, gradients);
           }
           if (Shape::kInRegisters || dx != nullptr) {
-            launch(context, "layer_norm_backward", walkers, dim3(kRowBlock),
+            launch(context, "layer_norm_backward", walkers,
+                   dim3(Shape::kBlockThreads),
                    layer_norm_backward_rows<T, Shape>, gradients);
           }
           if (!wants_sums) return;

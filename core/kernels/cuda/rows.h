@@ -15,7 +15,7 @@
 
 namespace shardbook::kernels::cuda {
 
-/// Threads of a block, which works on 1 row or on 8.
+/// Threads of a block: for one long row, or for 8 short ones.
 constexpr int kRowBlock = 256;
 
 /// kThreads threads share a row. Each holds at most kItems elements of it, in
@@ -26,7 +26,9 @@ struct RowShape {
   static constexpr int kThreads = kRowThreads;
   static constexpr int kVectors = kItems / kWidth;
   static constexpr bool kInRegisters = kItems > 0;
-  static constexpr int kRowsPerBlock = kRowBlock / kThreads;
+  static constexpr int kItemsPerRow = kItems * kThreads;
+  static constexpr int kBlockThreads = kThreads == kWarp ? kRowBlock : kThreads;
+  static constexpr int kRowsPerBlock = kBlockThreads / kThreads;
 
   static dim3 grid(std::int64_t rows) {
     return dim3(
@@ -103,14 +105,14 @@ class RowPart {
   Vector vectors_[Shape::kInRegisters ? Shape::kVectors : 1];
 };
 
-/// Elements that a thread holds of all but the shortest rows; f64 would need
-/// too many registers.
-template <typename T>
-constexpr int kRowItems = sizeof(T) == 8 ? 8 : 32;
+/// Elements that a thread holds of all but the shortest rows. More than a few
+/// f64, or single elements, would need too many registers.
+template <typename T, int kWidth>
+constexpr int kRowItems = sizeof(T) == 8 || kWidth == 1 ? 8 : 32;
 
 template <typename T, int kWidth, typename Body>
 void with_row_width(std::int64_t cols, Body body) {
-  constexpr int kFew = 8, kMany = kRowItems<T>;
+  constexpr int kFew = 8, kMany = kRowItems<T, kWidth>;
   if (cols <= kWarp * kFew) {
     body(RowShape<kWidth, kWarp, kFew>{});
   } else if (cols <= kWarp * kMany) {

@@ -267,7 +267,7 @@ void run_softmax(KernelContext& context, const char* name, DType dtype,
     using T = decltype(zero);
     with_row_shape<T>(cols, is_aligned(kVectorBytes, x, y), [&](auto shape) {
       using Shape = decltype(shape);
-      launch(context, name, Shape::grid(rows), dim3(kRowBlock),
+      launch(context, name, Shape::grid(rows), dim3(Shape::kBlockThreads),
              softmax_rows<T, Shape, kLog>, rows, cols, x, y);
     });
   });
@@ -282,7 +282,7 @@ void run_backward(KernelContext& context, const char* name, DType dtype,
     with_row_shape<T>(
         cols, is_aligned(kVectorBytes, y, dy, dx), [&](auto shape) {
           using Shape = decltype(shape);
-          launch(context, name, Shape::grid(rows), dim3(kRowBlock),
+          launch(context, name, Shape::grid(rows), dim3(Shape::kBlockThreads),
                  softmax_gradients<T, Shape, kLog>, rows, cols, y, dy, dx);
         });
   });
@@ -321,9 +321,9 @@ void cross_entropy(KernelContext& context, DType dtype, std::int64_t rows,
     using T = decltype(zero);
     with_walk<T, kLanes<T>>(cols, [&](auto shape) {
       using Shape = decltype(shape);
-      launch(context, "cross_entropy", Shape::grid(rows), dim3(kRowBlock),
-             cross_entropy_rows<T, Shape>, rows, cols, logits, targets, loss,
-             logsumexp, cuda_state(context).error);
+      launch(context, "cross_entropy", Shape::grid(rows),
+             dim3(Shape::kBlockThreads), cross_entropy_rows<T, Shape>, rows,
+             cols, logits, targets, loss, logsumexp, cuda_state(context).error);
     });
   });
 }
@@ -357,8 +357,8 @@ void cross_entropy_backward(KernelContext& context, DType dtype,
     const auto run = [&](auto shape) {
       using Shape = decltype(shape);
       launch(context, "cross_entropy_backward", Shape::grid(rows),
-             dim3(kRowBlock), cross_entropy_gradients<T, Shape>, rows, cols,
-             logits, targets, logsumexp, factor.data(), dlogits,
+             dim3(Shape::kBlockThreads), cross_entropy_gradients<T, Shape>,
+             rows, cols, logits, targets, logsumexp, factor.data(), dlogits,
              cuda_state(context).error);
     };
     // Rows of both arrays meet whole vectors at the same elements, or never.
