@@ -44,7 +44,7 @@ CudaState& cuda_state(KernelContext& context);
 void read_result(KernelContext& context, void* to, const void* from,
                  std::size_t bytes);
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(SHARDBOOK_CUDA_EMULATOR)
 /// Remembers the first error only.
 __device__ inline void report(DeviceError* error, DeviceError::Code code,
                               long long value, long long first,
