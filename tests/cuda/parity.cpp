@@ -128,6 +128,7 @@ Slot Comparison::bytes(std::size_t n) {
   // Whole elements of four bytes; what is over stays as it is.
   const Slot slot = empty(DType::kI32, static_cast<std::int64_t>((n + 3) / 4));
   sides_.back()->is_exact = true;
+  sides_.back()->cuda = std::make_unique<DeviceArray>(n);
   return slot;
 }
 

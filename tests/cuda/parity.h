@@ -100,7 +100,7 @@ class Comparison {
   static Slot null() { return {-1}; }
 
   /// |cuda - cpu| <= tolerance * (1 + |cpu|) in every element of every array
-  /// and for the result; NaN equals NaN. Bit-equal when `tolerance` is 0.
+  /// and for the result; NaN equals NaN, and 0 is -0. With 0 both must be equal.
   template <typename Kernel, typename... Args>
   void expect_equal(const Kernel& kernel, double tolerance,
                     const Args&... args) {
