@@ -5,9 +5,10 @@
 
 #include <cstdint>
 
+#include "core/kernels/loops.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/attention_args.h"
-#include "core/kernels/cpu/random_runs.h"
+#include "core/kernels/loops.h"
 #include "core/kernels/cuda/launch.h"
 #include "core/kernels/philox.h"
 
@@ -63,7 +64,7 @@ __device__ T* head_at(T* data, const HeadStrides& strides, std::int64_t b,
 struct DropoutMask {
   explicit DropoutMask(const AttentionArgs& args)
       : active(args.dropout != 0.0),
-        threshold(cpu::keep_threshold(args.dropout)),
+        threshold(keep_threshold(args.dropout)),
         factor(1.0 / (1.0 - args.dropout)),
         key(args.dropout_key),
         place(checked_dropout(args)) {}
@@ -176,8 +177,5 @@ void attention_backward_on_tensor_cores(
     KernelContext& context, const AttentionShape& shape,
     const DropoutMask& mask, const AttentionGrads<T>& grads, const T* q,
     const T* k, const T* v, const float* logsumexp, const float* delta);
-
-/// Tests and benchmarks choose the plain kernels by it; true at first.
-extern bool attention_may_use_tensor_cores;
 
 }  // namespace shardbook::kernels::cuda
