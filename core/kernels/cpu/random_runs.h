@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/kernels/loops.h"
 #include "core/kernels/random.h"
 
 namespace shardbook::kernels::cpu {
@@ -12,7 +13,6 @@ namespace shardbook::kernels::cpu {
 void random_run(RandomKey key, std::uint64_t first, std::uint64_t step,
                 std::int64_t n, std::uint32_t* words);
 
-/// An element is kept when its bits reach this: P(keep) = 1 - p.
-std::uint32_t keep_threshold(double p);
+using kernels::keep_threshold;
 
 }  // namespace shardbook::kernels::cpu
