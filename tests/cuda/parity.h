@@ -49,6 +49,13 @@ struct Pointer {
 /// more than one block, and more than all blocks have threads for once.
 const std::vector<std::int64_t>& lengths();
 
+/// How many elements an array of this shape has.
+inline std::int64_t elements_of(const kernels::Dims& shape) {
+  std::int64_t n = 1;
+  for (const std::int64_t size : shape) n *= size;
+  return n;
+}
+
 /// A context of device 0 with a stream and scratch of its own.
 class CudaContext {
  public:
