@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
 """Copies a kernel with one mistake in it.
 
-    plant.py SOURCE OUTPUT OLD NEW
+    plant.py SOURCE OUTPUT NTH OLD NEW
 
-replaces the first OLD by NEW, where both may hold \\n for a new line. It fails
-where OLD is not there, so that a kernel that was rewritten gets its mistake
-anew.
+replaces the NTH OLD (from 1) by NEW. It fails where there are not so many, so
+that a kernel that was rewritten gets its mistake anew.
 """
 import sys
 
 
 def main():
-    source, output, old, new = sys.argv[1:]
-    old, new = (text.replace("\\n", "\n") for text in (old, new))
+    source, output, nth, old, new = sys.argv[1:]
     with open(source, encoding="utf-8") as file:
-        text = file.read()
-    if old not in text:
-        sys.exit(f"plant.py: {source} does not hold {old!r}; plant another")
+        parts = file.read().split(old)
+    nth = int(nth)
+    if len(parts) <= nth:
+        sys.exit(f"plant.py: {source} holds {old!r} only {len(parts) - 1} "
+                 "times; plant another mistake")
     with open(output, "w", encoding="utf-8") as file:
-        file.write(text.replace(old, new, 1))
+        file.write(old.join(parts[:nth]) + new + old.join(parts[nth:]))
 
 
 main()
