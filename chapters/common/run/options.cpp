@@ -12,6 +12,7 @@
 #include "chapters/common/models/models.h"
 #include "comm/processes.h"
 #include "comm/signals.h"
+#include "core/gpus.h"
 
 namespace shardbook {
 namespace {
@@ -25,7 +26,7 @@ void add_shared_options(CommandLine& line, Options& o,
                         const std::string& no_other) {
   line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16);
   line.add("--backend", &o.backend, "what the ranks are", backends, no_other);
-  line.add("--device", &o.device, "where tensors live", {"cpu"});
+  line.add("--device", &o.device, "where tensors live", {"cpu", "cuda"});
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
            "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-175b, resnet18, resnet50, or a "
@@ -36,6 +37,9 @@ void add_shared_options(CommandLine& line, Options& o,
       "token ids); images are random");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
+  line.add("--tf32", &o.tf32,
+           "with --device cuda: products of f32 on tensor cores, from operands "
+           "of 10 bits");
   line.add("--steps", &o.steps, "optimizer steps");
   line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
   line.add("--seq", &o.seq, "tokens per sample", 1);
@@ -83,15 +87,15 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--deterministic", &o.deterministic,
            "sum in one fixed order, whatever the shape");
   line.add_bytes("--device-memory", &o.device_memory_bytes,
-                 "capacity of each emulated device; 0 for no limit");
+                 "capacity of each device; 0 for no limit");
   line.add("--timeout", &o.timeout_s,
            "seconds a call waits for its peers before it names who is missing",
            0.001);
   line.add("--rendezvous", &o.rendezvous,
-           "gloo on several hosts: file:FOLDER, tcp:HOST:PORT or "
+           "processes on several hosts: file:FOLDER, tcp:HOST:PORT or "
            "redis:HOST:PORT");
   line.add("--interface", &o.network_interface,
-           "gloo on several hosts: network interface, such as eth0");
+           "processes on several hosts: network interface, such as eth0");
   // Images are random, and one sample is one label.
   line.after_parse([&line, &o] {
     if (!ModelConfig::read(o.model).is_image()) return;
@@ -138,9 +142,35 @@ void check_writable(const std::string& option, const std::string& path,
            std::strerror(errno));
 }
 
+// Which backends go with which devices, and whether they are here.
+void check_device(const Options& o) {
+  if (o.device != "cuda") {
+    SB_CHECK(!o.tf32, "--tf32: only with --device cuda");
+    SB_CHECK(o.backend != "nccl", "--backend nccl: NCCL connects GPUs; give ",
+             "--device cuda, or gloo for processes on the CPU");
+    return;
+  }
+  SB_CHECK(o.backend != "gloo", "--backend gloo: Gloo sends memory of the ",
+           "host; with --device cuda give nccl (a GPU for each rank) or ",
+           "threads (ranks may share a GPU)");
+  SB_CHECK(o.backend != "sim",
+           "--device cuda: --backend sim has shapes and no ",
+           "device; leave out --device");
+  const std::string why_not = why_no_gpu();
+  SB_CHECK(why_not.empty(), "--device cuda: ", why_not);
+  if (o.backend != "nccl") return;
+  const auto rank = rank_environment();
+  const int ranks_here = rank ? rank->local_world_size : o.world_size;
+  const int gpus = num_gpus();
+  SB_CHECK(ranks_here <= gpus, "--backend nccl: ", ranks_here,
+           " ranks need a GPU each, and this machine has ", gpus,
+           "; give --backend threads, whose ranks share a GPU");
+}
+
 }  // namespace
 
 void check_options(const Options& o) {
+  check_device(o);
   const OptimizerOptions& opt = o.optimizer_options;
   SB_CHECK(!opt.nesterov || (o.optimizer == "sgd" && opt.momentum > 0),
            "--nesterov: needs --optimizer sgd and a --momentum above 0");
@@ -171,6 +201,7 @@ void refuse_image_models(const Options& options, const std::string& reason) {
 LaunchOptions launch_options(const Options& o) {
   LaunchOptions launch;
   launch.backend = o.backend;
+  launch.device = o.device;
   launch.timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(o.timeout_s * 1e3));
   launch.device_memory_bytes = o.device_memory_bytes;
