@@ -10,9 +10,10 @@
 // mark begin and end of a round.
 //
 // MFU (model FLOPs utilisation) = FLOPs of the step's products / time / peak.
-// The products are those of forward and backward, counted on shapes by core (2
-// m n k each; attention's with its whole score matrix; nothing that is computed
-// again), and the peak is what cuBLAS reaches in the same dtype, in this run.
+// The FLOPs are those that core counts on shapes, forward and backward: 2 m n k
+// for a product, and for attention the pairs that the causal mask leaves, whose
+// scores backward computes again. The peak is the rate of cuBLAS in the same
+// dtype, in this run.
 
 #include <fmt/format.h>
 

@@ -12,7 +12,6 @@
 #include "chapters/common/models/models.h"
 #include "comm/processes.h"
 #include "comm/signals.h"
-#include "core/gpus.h"
 
 namespace shardbook {
 namespace {
@@ -142,29 +141,15 @@ void check_writable(const std::string& option, const std::string& path,
            std::strerror(errno));
 }
 
-// Which backends go with which devices, and whether they are here.
+// Which devices go with which backends, and whether they are here.
 void check_device(const Options& o) {
-  if (o.device != "cuda") {
-    SB_CHECK(!o.tf32, "--tf32: only with --device cuda");
-    SB_CHECK(o.backend != "nccl", "--backend nccl: NCCL connects GPUs; give ",
-             "--device cuda, or gloo for processes on the CPU");
-    return;
+  SB_CHECK(!o.tf32 || o.device == "cuda", "--tf32: only with --device cuda");
+  if (o.backend == "sim") {
+    SB_CHECK(o.device == "cpu", "--device ", o.device,
+             ": --backend sim has shapes and no device; leave out --device");
+  } else {
+    check_launch(o.world_size, launch_options(o));
   }
-  SB_CHECK(o.backend != "gloo", "--backend gloo: Gloo sends memory of the ",
-           "host; with --device cuda give nccl (a GPU for each rank) or ",
-           "threads (ranks may share a GPU)");
-  SB_CHECK(o.backend != "sim",
-           "--device cuda: --backend sim has shapes and no ",
-           "device; leave out --device");
-  const std::string why_not = why_no_gpu();
-  SB_CHECK(why_not.empty(), "--device cuda: ", why_not);
-  if (o.backend != "nccl") return;
-  const auto rank = rank_environment();
-  const int ranks_here = rank ? rank->local_world_size : o.world_size;
-  const int gpus = num_gpus();
-  SB_CHECK(ranks_here <= gpus, "--backend nccl: ", ranks_here,
-           " ranks need a GPU each, and this machine has ", gpus,
-           "; give --backend threads, whose ranks share a GPU");
 }
 
 }  // namespace
