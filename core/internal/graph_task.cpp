@@ -30,8 +30,9 @@ Tensor sum_of(const Tensor& a, const Tensor& b, bool in_place) {
   const auto address = [as_they_lie](const Tensor& tensor) {
     return as_they_lie ? internal::address_as_it_lies(tensor) : tensor.raw();
   };
-  kernels::binary(scope.kernels(), kernels::BinaryOp::kAdd, a.dtype(),
-                  a.numel(), address(a), address(b), address(result));
+  kernels::binary_same_shape(scope.kernels(), kernels::BinaryOp::kAdd,
+                             a.dtype(), a.numel(), address(a), address(b),
+                             address(result));
   return result;
 }
 
