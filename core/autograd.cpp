@@ -10,6 +10,7 @@
 #include "core/internal/graph.h"
 #include "core/internal/graph_task.h"
 #include "core/internal/tensor_impl.h"
+#include "core/internal/transfers.h"
 
 namespace shardbook {
 namespace autograd {
@@ -162,14 +163,17 @@ double check_gradients(const std::function<Tensor(const Tensors&)>& function,
         grad.defined()
             ? grad.to_vector<double>()
             : std::vector<double>(static_cast<std::size_t>(input.numel()), 0.0);
-    auto* x = input.data<double>();
+    const std::vector<double> x = input.to_vector<double>();
     for (std::int64_t i = 0; i < input.numel(); ++i) {
-      const double saved = x[i];
-      x[i] = saved + epsilon;
+      const double saved = x[static_cast<std::size_t>(i)];
+      const auto set = [&input, i](double value) {
+        internal::write_from_host(input.flat_view(i, {1}), &value);
+      };
+      set(saved + epsilon);
       const double above = function(inputs).item();
-      x[i] = saved - epsilon;
+      set(saved - epsilon);
       const double below = function(inputs).item();
-      x[i] = saved;
+      set(saved);
       const double numeric = (above - below) / (2 * epsilon);
       const double a = analytic[static_cast<std::size_t>(i)];
       worst =

@@ -1,10 +1,12 @@
 #include "core/context.h"
 
 #include <algorithm>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 
 #include "core/check.h"
+#include "core/internal/cuda_device.h"
 #include "core/kernels/kernel_context.h"
 
 #ifdef _OPENMP
@@ -43,17 +45,21 @@ void set_runtime_threads(int threads) {
 
 }  // namespace
 
-// Scratch of the kernels lies on the rank's device and is counted there.
+// Scratch of the kernels lies on their device and is counted there: on one GPU,
+// or, for kernels on the host, on the rank's device of the moment.
 class DeviceScratch : public ScratchProvider {
  public:
-  explicit DeviceScratch(const RankContext& context) : context_(context) {}
+  DeviceScratch(RankContext& context, Device cuda)
+      : context_(context), cuda_(std::move(cuda)) {}
   void* acquire(std::size_t bytes) override {
-    auto storage = std::make_unique<Storage>(context_.device,
-                                             static_cast<std::int64_t>(bytes),
-                                             MemoryKind::kWorkspace);
+    const Device& device = cuda_.defined()             ? cuda_
+                           : context_.device.is_cuda() ? context_.host()
+                                                       : context_.device;
+    auto storage = std::make_unique<Storage>(
+        device, static_cast<std::int64_t>(bytes), MemoryKind::kWorkspace);
     void* data = storage->data();
     // Null on a meta device, whose rank may still compute on another device.
-    SB_CHECK(data != nullptr, "scratch: ", context_.device.name(),
+    SB_CHECK(data != nullptr, "scratch: ", device.name(),
              " has no memory for kernels");
     lent_.emplace(data, std::move(storage));
     return data;
@@ -61,8 +67,30 @@ class DeviceScratch : public ScratchProvider {
   void release(void* pointer) override { lent_.erase(pointer); }
 
  private:
-  const RankContext& context_;
+  RankContext& context_;
+  const Device cuda_;
   std::unordered_map<void*, std::unique_ptr<Storage>> lent_;
+};
+
+struct RankContext::Kernels {
+  Kernels(RankContext& owner, const Device& cuda)
+      : device(cuda),
+        scratch(owner, cuda),
+        context(&scratch,
+                cuda.defined() ? DeviceType::kCuda : DeviceType::kCpu) {}
+  ~Kernels() {
+    if (!device.defined()) return;
+    // Kernels may still run, and use what the context keeps for them.
+    try {
+      internal::cuda_device(device).synchronize();
+    } catch (const Error&) {
+      // The device failed; whoever waited for a result has been told.
+    }
+  }
+
+  const Device device;  ///< undefined: the host
+  DeviceScratch scratch;
+  KernelContext context;
 };
 
 const char* phase_name(Phase phase) {
@@ -120,6 +148,7 @@ RankContext& RankContext::worker(const Device& worker_device) {
   context.num_threads = num_threads;
   context.grad_enabled = grad_enabled;
   context.deterministic = deterministic;
+  context.allow_tf32 = allow_tf32;
   context.memory_kind = memory_kind;
   context.phase = phase;
   context.stream = stream;
@@ -154,18 +183,29 @@ void RankContext::notify_allocation(const AllocationEvent& event) {
 
 const Device& RankContext::host() {
   if (!host_.defined()) {
-    host_ = device.is_meta() ? Device::meta(-1) : Device::cpu(-1);
+    const Device gpu = internal::gpu_of(device);
+    host_ = gpu.defined()      ? internal::make_pinned_host(gpu)
+            : device.is_meta() ? Device::meta(-1)
+                               : Device::cpu(-1);
   }
   return host_;
 }
 
-KernelContext& RankContext::kernels() {
-  if (kernels_ == nullptr) {
-    scratch_ = std::make_unique<DeviceScratch>(*this);
-    kernels_ = std::make_unique<KernelContext>(scratch_.get());
+RankContext::Kernels& RankContext::kernels_of(const Device& on) {
+  const Device cuda = on.is_cuda() ? on : Device();
+  for (const auto& each : kernels_) {
+    if (each->device == cuda) return *each;
   }
-  kernels_->deterministic = deterministic;
-  return *kernels_;
+  kernels_.push_back(std::make_unique<Kernels>(*this, cuda));
+  return *kernels_.back();
+}
+
+KernelContext& RankContext::kernels(const Device& on) {
+  KernelContext& context = kernels_of(on).context;
+  context.deterministic = deterministic;
+  context.allow_tf32 = allow_tf32;
+  if (on.is_cuda()) context.stream = internal::cuda_device(on).stream(stream);
+  return context;
 }
 
 int num_threads() { return runtime_threads(); }

@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device.h"
@@ -25,7 +26,6 @@
 
 namespace shardbook {
 
-class DeviceScratch;
 class KernelContext;
 class WeightGradients;
 namespace autograd {
@@ -144,12 +144,14 @@ class RankContext {
   bool observed() const { return !observers_.empty(); }
   const std::vector<Observer*>& observers() const { return observers_; }
 
-  /// The host's memory, for offloaded tensors: a device named "host" of this
-  /// device's type, created at the first call.
+  /// The host's memory, for offloaded tensors: a device named "host" with shapes
+  /// only where this device has none else, created at the first call. Copies
+  /// between it and a CUDA device have happened when they return.
   const Device& host();
 
-  /// Caches and scratch memory of the kernels.
-  KernelContext& kernels();
+  /// What kernels on tensors of `device` need: caches, scratch memory of that
+  /// device, and the stream in force. A rank on CUDA also computes on the host.
+  KernelContext& kernels(const Device& device);
 
   Device device;
   int rank = 0;
@@ -157,6 +159,8 @@ class RankContext {
   bool grad_enabled = true;
   /// Fixed summation order, whatever the shape; for proofs, not for speed.
   bool deterministic = false;
+  /// CUDA: products of f32 may round their operands to TF32.
+  bool allow_tf32 = false;
   MemoryKind memory_kind = MemoryKind::kActivation;
   Phase phase = Phase::kForward;
   /// Queue of the device that work is issued to; see core/stream.h.
@@ -174,9 +178,12 @@ class RankContext {
 
  private:
   std::vector<Observer*> observers_;
+  struct Kernels;
+  Kernels& kernels_of(const Device& device);
+
   Device host_;
-  std::unique_ptr<DeviceScratch> scratch_;
-  std::unique_ptr<KernelContext> kernels_;
+  /// One for all host memory, and one per CUDA device.
+  std::vector<std::unique_ptr<Kernels>> kernels_;
   std::vector<std::pair<Device, std::unique_ptr<RankContext>>> workers_;
 };
 

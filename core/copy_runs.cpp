@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/transfers.h"
 #include "core/kernels/elementwise.h"
 
 namespace shardbook {
@@ -69,9 +70,10 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
     const auto* source = static_cast<const std::byte*>(run.source.raw());
     auto* target = static_cast<std::byte*>(run.target.raw());
     for (std::int64_t i = 0; i < run.count; ++i) {
-      kernel(context.kernels(), {run.target.dtype(), numel_of(run) / run.count,
-                                 source + i * run.source_stride * element,
-                                 target + i * run.target_stride * element});
+      kernel(context.kernels(run.target.device()),
+             {run.target.dtype(), numel_of(run) / run.count,
+              source + i * run.source_stride * element,
+              target + i * run.target_stride * element});
     }
   }
   context.notify_op_end(event);
@@ -118,13 +120,7 @@ ManyCopies::~ManyCopies() { context_.notify_op_end(event_); }
 void ManyCopies::copy(std::int64_t to, std::int64_t from,
                       std::int64_t n) const {
   if (to_.is_meta() || n == 0) return;
-  const auto* source = static_cast<const std::byte*>(from_.raw());
-  auto* target = static_cast<std::byte*>(to_.raw());
-  kernels::cast(
-      context_.kernels(), from_.dtype(),
-      source + from * static_cast<std::int64_t>(dtype_bytes(from_.dtype())),
-      to_.dtype(),
-      target + to * static_cast<std::int64_t>(dtype_bytes(to_.dtype())), n);
+  internal::copy_elements(to_.flat_view(to, {n}), from_.flat_view(from, {n}));
 }
 
 }  // namespace shardbook

@@ -1,20 +1,22 @@
 #include "core/device.h"
 
-#include <cstdlib>
-#include <map>
 #include <mutex>
 #include <sstream>
 #include <utility>
-#include <vector>
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/cuda_device.h"
+#include "core/internal/device_memory.h"
+#include "core/internal/device_runtime.h"
 #include "core/internal/kernel_orders.h"
 
 namespace shardbook {
 namespace {
 
-constexpr std::int64_t kAlignment = 64;
+using internal::Block;
+using internal::CudaDevice;
+using internal::DeviceMemory;
 
 // Blocks are rounded so that the next iteration's requests find the same
 // sizes again: to 512 bytes below 1 MiB, to 64 KiB above.
@@ -41,38 +43,48 @@ const char* memory_kind_name(MemoryKind kind) {
 
 class Device::State {
  public:
-  State(DeviceType type, int index, std::int64_t capacity)
-      : type_(type), index_(index), capacity_(capacity) {}
-  ~State() { release_cached(); }
+  /// `memory`: null for shapes alone. `cuda`: where it comes from on CUDA.
+  State(DeviceType type, int index, std::int64_t capacity,
+        std::unique_ptr<DeviceMemory> memory,
+        std::unique_ptr<CudaDevice> cuda = nullptr)
+      : type_(type),
+        index_(index),
+        capacity_(capacity),
+        cuda_(std::move(cuda)),
+        memory_(std::move(memory)) {}
 
   DeviceType type() const { return type_; }
   int index() const { return index_; }
   std::int64_t capacity() const { return capacity_; }
   std::string name() const {
     if (index_ < 0) return "host";
-    return (type_ == DeviceType::kCpu ? "cpu:" : "meta:") +
-           std::to_string(index_);
+    return type_name() + (":" + std::to_string(index_));
   }
+  CudaDevice* cuda() const { return cuda_.get(); }
+  /// Pinned memory: whose copies it is for.
+  const Device& gpu() const { return gpu_; }
+  void set_gpu(const Device& gpu) { gpu_ = gpu; }
 
-  void* allocate(std::int64_t bytes, MemoryKind kind) {
+  Block allocate(std::int64_t bytes, MemoryKind kind) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (capacity_ > 0 && stats_.current_total + bytes > capacity_) {
       SB_FAIL("out of memory on ", name(), ": asked for ", bytes,
               " bytes of kind ", memory_kind_name(kind), "; ", report());
     }
-    void* data = type_ == DeviceType::kMeta ? nullptr : take_block(bytes);
+    const Block block = memory_ == nullptr ? Block{} : take_block(bytes);
     stats_.num_allocations += 1;
     book(kind, bytes);
-    return data;
+    return block;
   }
 
-  void free(void* data, std::int64_t bytes, MemoryKind kind) {
+  void free(const Block& block, std::int64_t bytes, MemoryKind kind) {
     std::lock_guard<std::mutex> lock(mutex_);
     book(kind, -bytes);
-    if (data == nullptr) return;
+    if (block.data == nullptr) return;
     const std::int64_t size = block_bytes(bytes);
-    cache_[size].push_back(data);
+    memory_->keep(block, static_cast<std::size_t>(size));
     stats_.cached += size;
+    held_ -= size;
   }
 
   void move_kind(std::int64_t bytes, MemoryKind from, MemoryKind to) {
@@ -105,31 +117,44 @@ class Device::State {
   }
 
  private:
-  void* take_block(std::int64_t bytes) {
-    if (bytes == 0) return nullptr;
+  const char* type_name() const {
+    switch (type_) {
+      case DeviceType::kCpu:
+        return "cpu";
+      case DeviceType::kMeta:
+        return "meta";
+      default:
+        return "cuda";
+    }
+  }
+
+  Block take_block(std::int64_t bytes) {
+    if (bytes == 0) return {};
     const std::int64_t size = block_bytes(bytes);
-    auto found = cache_.find(size);
-    if (found != cache_.end() && !found->second.empty()) {
-      void* data = found->second.back();
-      found->second.pop_back();
+    const auto wanted = static_cast<std::size_t>(size);
+    Block block = memory_->take_kept(wanted);
+    if (block.data != nullptr) {
       stats_.cached -= size;
-      return data;
+    } else {
+      // Ranks that share a GPU have a slice of its memory each.
+      const std::int64_t holds = held_ + stats_.cached + size;
+      if (cuda_ != nullptr && capacity_ > 0 && holds > capacity_) {
+        release_cached_blocks();
+      }
+      block = memory_->take_new(wanted);
+      if (block.data == nullptr) {
+        release_cached_blocks();
+        block = memory_->take_new(wanted);
+      }
     }
-    void* data = std::aligned_alloc(kAlignment, static_cast<std::size_t>(size));
-    if (data == nullptr) {
-      release_cached_blocks();
-      data = std::aligned_alloc(kAlignment, static_cast<std::size_t>(size));
-    }
-    SB_CHECK(data != nullptr, "out of memory: the system has no ", size,
+    SB_CHECK(block.data != nullptr, "out of memory: the system has no ", size,
              " bytes for ", name(), "; ", report());
-    return data;
+    held_ += size;
+    return block;
   }
 
   void release_cached_blocks() {
-    for (auto& [size, blocks] : cache_) {
-      for (void* block : blocks) std::free(block);
-    }
-    cache_.clear();
+    if (memory_ != nullptr) memory_->release_kept();
     stats_.cached = 0;
   }
 
@@ -163,18 +188,62 @@ class Device::State {
   const std::int64_t capacity_;
   std::mutex mutex_;
   MemoryStats stats_;
-  std::map<std::int64_t, std::vector<void*>> cache_;
+  std::int64_t held_ = 0;  ///< bytes of blocks in use
+  // Blocks go back before the streams that used them.
+  const std::unique_ptr<CudaDevice> cuda_;
+  const std::unique_ptr<DeviceMemory> memory_;
+  Device gpu_;
 };
 
 Device Device::cpu(int index, std::int64_t capacity_bytes) {
-  return Device(
-      std::make_shared<State>(DeviceType::kCpu, index, capacity_bytes));
+  return Device(std::make_shared<State>(DeviceType::kCpu, index, capacity_bytes,
+                                        internal::make_host_memory()));
 }
 
 Device Device::meta(int index, std::int64_t capacity_bytes) {
-  return Device(
-      std::make_shared<State>(DeviceType::kMeta, index, capacity_bytes));
+  return Device(std::make_shared<State>(DeviceType::kMeta, index,
+                                        capacity_bytes, nullptr));
 }
+
+Device Device::cuda(int index, std::int64_t capacity_bytes) {
+  return internal::make_cuda_device(internal::cuda_runtime(), index,
+                                    capacity_bytes);
+}
+
+namespace internal {
+
+Device make_cuda_device(DeviceRuntime& runtime, int index,
+                        std::int64_t capacity_bytes) {
+  SB_CHECK(index >= 0 && index < runtime.count(), "cuda:", index,
+           ": this machine has ", runtime.count(),
+           " GPUs, cuda:0 to cuda:", runtime.count() - 1);
+  auto cuda = std::make_unique<CudaDevice>(runtime, index);
+  auto memory = cuda->make_memory();
+  return Device(
+      std::make_shared<Device::State>(DeviceType::kCuda, index, capacity_bytes,
+                                      std::move(memory), std::move(cuda)));
+}
+
+Device make_pinned_host(const Device& gpu) {
+  CudaDevice& cuda = cuda_device(gpu);
+  auto state = std::make_shared<Device::State>(
+      DeviceType::kCpu, -1, 0,
+      make_pinned_memory(cuda.runtime(), cuda.index()));
+  state->set_gpu(gpu);
+  return Device(std::move(state));
+}
+
+Device gpu_of(const Device& device) {
+  return device.is_cuda() ? device : device.state()->gpu();
+}
+
+CudaDevice& cuda_device(const Device& device) {
+  CudaDevice* cuda = device.state()->cuda();
+  SB_CHECK(cuda != nullptr, device.name(), " is no CUDA device");
+  return *cuda;
+}
+
+}  // namespace internal
 
 DeviceType Device::type() const {
   SB_CHECK(defined(), "device: this handle names no device");
@@ -198,8 +267,23 @@ Storage::Storage(const Device& device, std::int64_t bytes, MemoryKind kind)
 Storage::~Storage() {
   delete known_kernel_orders();
   if (bytes_ == 0) return;
-  device_.state()->free(data_, bytes_, kind_);
+  device_.state()->free(block(), bytes_, kind_);
   notify({device_, kind_, -bytes_});
+}
+
+internal::Block Storage::block() const { return {data_, use_}; }
+
+void Storage::use_on(int stream) const {
+  if (use_ != nullptr) use_->begin(stream);
+}
+
+void Storage::use_on_current_stream() const {
+  use_on(RankContext::current().stream);
+}
+
+void Storage::swap_memory(Storage& other) {
+  std::swap(data_, other.data_);
+  std::swap(use_, other.use_);
 }
 
 void Storage::set_kind(MemoryKind kind) {
@@ -214,12 +298,14 @@ void Storage::resize(std::int64_t bytes) {
   if (bytes == bytes_) return;
   if (internal::KernelOrders* orders = known_kernel_orders()) orders->forget();
   if (bytes_ > 0) {
-    device_.state()->free(std::exchange(data_, nullptr), bytes_, kind_);
+    device_.state()->free(block(), bytes_, kind_);
+    data_ = nullptr, use_ = nullptr;
     notify({device_, kind_, -bytes_});
     bytes_ = 0;
   }
   if (bytes > 0) {
-    data_ = device_.state()->allocate(bytes, kind_);
+    const Block block = device_.state()->allocate(bytes, kind_);
+    data_ = block.data, use_ = block.use;
     bytes_ = bytes;
     notify({device_, kind_, bytes});
   }

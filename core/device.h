@@ -2,10 +2,10 @@
 
 // Devices and their memory.
 //
-// A `Device` is a handle to one emulated GPU: `cpu:i` has real memory, `meta:i`
-// has shapes only. Each device owns a caching allocator that counts every byte
-// by kind, and may have a capacity, beyond which it runs out of memory as a
-// real one would:
+// A `Device` is a handle to one GPU, emulated or real: `cpu:i` has memory of the
+// host, `cuda:i` of a GPU, and `meta:i` has shapes only. Each device owns a
+// caching allocator that counts every byte by kind, and may have a capacity,
+// beyond which it runs out of memory as a real one would:
 //
 //   Device gpu = Device::cpu(0, /*capacity_bytes=*/1 << 30);
 //   Tensor x = Tensor::zeros({4, 8}, {DType::kF32, gpu});
@@ -13,6 +13,10 @@
 //
 // Handles may be copied and used from any thread. A device lives as long as
 // the last handle or tensor on it.
+//
+// Each CUDA device that is made has streams of its own and its own part of the
+// GPU's memory, so several ranks can share one GPU. Memory is reused in the
+// order of streams, without waiting: core/internal/cuda_device.h.
 
 #include <array>
 #include <atomic>
@@ -27,8 +31,18 @@
 namespace shardbook {
 
 namespace internal {
+class BlockUse;
+class DeviceRuntime;
 class KernelOrders;
-}
+struct Block;
+}  // namespace internal
+
+class Device;
+namespace internal {
+Device make_cuda_device(DeviceRuntime& runtime, int index,
+                        std::int64_t capacity_bytes);
+Device make_pinned_host(const Device& gpu);
+}  // namespace internal
 
 /// What a piece of memory is for.
 enum class MemoryKind {
@@ -74,12 +88,17 @@ class Device {
   static Device cpu(int index = 0, std::int64_t capacity_bytes = 0);
   /// A new device whose tensors have shapes and no storage. Bytes are counted.
   static Device meta(int index = 0, std::int64_t capacity_bytes = 0);
+  /// A slice of the machine's GPU `index`. With a capacity it holds no more than
+  /// that, cached memory included. Throws Error where there is no such GPU, or
+  /// no CUDA at all.
+  static Device cuda(int index = 0, std::int64_t capacity_bytes = 0);
 
   bool defined() const { return state_ != nullptr; }
   DeviceType type() const;
   bool is_meta() const { return type() == DeviceType::kMeta; }
+  bool is_cuda() const { return type() == DeviceType::kCuda; }
   int index() const;
-  /// "cpu:0", "meta:3".
+  /// "cpu:0", "cuda:1", "meta:3".
   std::string name() const;
   std::int64_t capacity_bytes() const;
 
@@ -99,6 +118,10 @@ class Device {
   State* state() const { return state_.get(); }
 
  private:
+  friend Device internal::make_cuda_device(internal::DeviceRuntime& runtime,
+                                           int index,
+                                           std::int64_t capacity_bytes);
+  friend Device internal::make_pinned_host(const Device& gpu);
   explicit Device(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
 };
@@ -114,7 +137,15 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  void* data() const { return data_; }
+  /// The address, for work that is issued to the current stream next. On CUDA,
+  /// the stream first waits for other streams' work with this memory from
+  /// before it was allocated.
+  void* data() const {
+    if (use_ != nullptr) use_on_current_stream();
+    return data_;
+  }
+  /// The same for another stream: one of a process group.
+  void use_on(int stream) const;
   std::int64_t bytes() const { return bytes_; }
   MemoryKind kind() const { return kind_; }
   const Device& device() const { return device_; }
@@ -125,7 +156,7 @@ class Storage {
   void resize(std::int64_t bytes);
   /// Exchanges the memory of two storages of one size on one device; each keeps
   /// its kind.
-  void swap_memory(Storage& other) { std::swap(data_, other.data_); }
+  void swap_memory(Storage& other);
 
   /// The kernels' own orders of these values, created at the first call; see
   /// core/internal/kernel_orders.h.
@@ -136,10 +167,14 @@ class Storage {
   }
 
  private:
+  internal::Block block() const;
+  void use_on_current_stream() const;
+
   Device device_;
   std::int64_t bytes_ = 0;
   MemoryKind kind_;
   void* data_ = nullptr;
+  internal::BlockUse* use_ = nullptr;  ///< on CUDA
   std::atomic<internal::KernelOrders*> kernel_orders_{nullptr};
 };
 

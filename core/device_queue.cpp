@@ -19,6 +19,7 @@ struct QueueSettings {
       : rank(from.rank),
         grad_enabled(from.grad_enabled),
         deterministic(from.deterministic),
+        allow_tf32(from.allow_tf32),
         is_recomputing(from.is_recomputing),
         memory_kind(from.memory_kind),
         phase(from.phase),
@@ -29,6 +30,7 @@ struct QueueSettings {
     to.rank = rank;
     to.grad_enabled = grad_enabled;
     to.deterministic = deterministic;
+    to.allow_tf32 = allow_tf32;
     to.is_recomputing = is_recomputing;
     to.memory_kind = memory_kind;
     to.phase = phase;
@@ -40,7 +42,7 @@ struct QueueSettings {
   }
 
   int rank;
-  bool grad_enabled, deterministic, is_recomputing;
+  bool grad_enabled, deterministic, allow_tf32, is_recomputing;
   MemoryKind memory_kind;
   Phase phase;
   RandomState random;

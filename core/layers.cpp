@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/internal/op_scope.h"
-#include "core/kernels/elementwise.h"
+#include "core/kernels/channel_statistics.h"
 
 namespace shardbook {
 
@@ -129,35 +129,6 @@ void BatchNorm::commit() {
   count_ = 0;
 }
 
-namespace {
-
-// running = keep running + share now; the order of operations decides the bits.
-template <typename T>
-void blend(T* running, const double* now, std::int64_t count, double keep,
-           double share) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    running[i] =
-        static_cast<T>(keep * static_cast<double>(running[i]) + share * now[i]);
-  }
-}
-
-void blend(const Tensor& running, const Tensor& now, double keep,
-           double share) {
-  if (running.dtype() == DType::kF64) {
-    blend(running.data<double>(), now.data<double>(), now.numel(), keep, share);
-  } else if (running.dtype() == DType::kF32) {
-    blend(running.data<float>(), now.data<double>(), now.numel(), keep, share);
-  } else {
-    std::vector<double> values = running.to_vector<double>();
-    blend(values.data(), now.data<double>(), now.numel(), keep, share);
-    // The kernel alone: observers have been told of one operation
-    kernels::cast(RankContext::current().kernels(), DType::kF64, values.data(),
-                  running.dtype(), running.raw(), running.numel());
-  }
-}
-
-}  // namespace
-
 // One operation updates both: on a GPU it costs hardly more than its launch.
 void BatchNorm::update_running(const Tensor& mean, const Tensor& variance,
                                double count) {
@@ -168,8 +139,14 @@ void BatchNorm::update_running(const Tensor& mean, const Tensor& variance,
       running_mean);
   if (!scope.runs()) return;
   const double unbiased = count > 1 ? count / (count - 1) : 1;
-  blend(running_mean, mean, 1 - momentum, momentum);
-  blend(running_var, variance, 1 - momentum, momentum * unbiased);
+  const auto blend = [&](const Tensor& running, const Tensor& now,
+                         double share) {
+    kernels::channel_blend(scope.kernels(), running.dtype(), now.numel(),
+                           1 - momentum, share, now.data<double>(),
+                           running.raw());
+  };
+  blend(running_mean, mean, momentum);
+  blend(running_var, variance, momentum * unbiased);
 }
 
 namespace {

@@ -1,9 +1,10 @@
 // Batch normalisation, over [n, c] (channels last) and [n, c, ..].
 
-#include <cmath>
-
 #include "core/internal/op_scope.h"
+#include "core/internal/transfers.h"
 #include "core/kernels/batch_norm.h"
+#include "core/kernels/channel_statistics.h"
+#include "core/kernels/elementwise.h"
 #include "core/kernels/norm.h"
 #include "core/ops.h"
 
@@ -35,11 +36,9 @@ void check_per_channel(const Tensor& x, const Tensor& parameter) {
 Tensor rstd_of(const Tensor& variance, double eps) {
   Tensor rstd = variance.empty_like();
   if (variance.is_meta()) return rstd;
-  const auto* v = variance.data<double>();
-  auto* r = rstd.data<double>();
-  for (std::int64_t i = 0; i < variance.numel(); ++i) {
-    r[i] = 1.0 / std::sqrt(v[i] + eps);
-  }
+  kernels::channel_rstd(RankContext::current().kernels(variance.device()),
+                        variance.numel(), variance.data<double>(), eps,
+                        rstd.data<double>());
   return rstd;
 }
 
@@ -47,16 +46,12 @@ Tensor rstd_of(const Tensor& variance, double eps) {
 void local_moments(OpScope& scope, const kernels::ChannelShape& shape,
                    const Tensor& x, double* sums, double* squares) {
   if (shape.inner == 1) {
-    return kernels::row_moments(scope.kernels(), x.dtype(), shape.batch,
-                                shape.channels, x.raw(), sums, squares);
+    kernels::row_moments(scope.kernels(), x.dtype(), shape.batch,
+                         shape.channels, x.raw(), sums, squares);
+  } else {
+    kernels::channel_moments(scope.kernels(), x.dtype(), shape, x.raw(), sums,
+                             squares);
   }
-  kernels::channel_sums(scope.kernels(), x.dtype(), shape, x.raw(), sums);
-  std::vector<double> mean(sums, sums + shape.channels);
-  for (double& each : mean) {
-    each /= static_cast<double>(shape.batch * shape.inner);
-  }
-  kernels::channel_centered_squares(scope.kernels(), x.dtype(), shape, x.raw(),
-                                    mean.data(), squares);
 }
 
 /// Mean and variance of x over all ranks: two calls of sum_over_ranks.
@@ -68,31 +63,35 @@ void compute_statistics(OpScope& scope, const kernels::ChannelShape& shape,
   result.variance = Tensor::zeros({c}, stat);
   // One message carries the sums and, behind them, the count.
   Tensor sums = Tensor::zeros({c + 1}, stat);
+  const Tensor count = sums.rows_view(c, c + 1);
   const double local_count = static_cast<double>(shape.batch * shape.inner);
   result.count = local_count;
-  double* const squares =
-      scope.runs() ? result.variance.data<double>() : nullptr;
   if (scope.runs() && local_count > 0) {
-    local_moments(scope, shape, x, sums.data<double>(), squares);
-    sums.data<double>()[c] = local_count;
+    local_moments(scope, shape, x, sums.data<double>(),
+                  result.variance.data<double>());
+    kernels::fill(scope.kernels(), DType::kF64, 1, count.raw(), local_count);
   }
   const Tensor local = sum_over_ranks ? sums.clone() : sums;
   if (sum_over_ranks) sum_over_ranks(sums);
   result.mean = sums.rows_view(0, c).clone();
   if (scope.runs()) {
-    result.count = sums.data<double>()[c];
-    for (std::int64_t i = 0; i < c; ++i) {
-      double& mean = result.mean.data<double>()[i];
-      mean /= result.count;
-      // Around the common mean: the parallel axis theorem.
-      if (local_count == 0 || !sum_over_ranks) continue;
-      const double shift = local.data<double>()[i] / local_count - mean;
-      squares[i] += local_count * shift * shift;
+    kernels::channel_divide(scope.kernels(), c, count.data<double>(),
+                            result.mean.data<double>());
+    if (sum_over_ranks) {
+      // The one value that the host reads
+      internal::read_to_host(&result.count, count);
+      // Around the common mean
+      if (local_count > 0) {
+        kernels::channel_shift_squares(scope.kernels(), c, local.data<double>(),
+                                       result.mean.data<double>(),
+                                       result.variance.data<double>());
+      }
     }
   }
   if (sum_over_ranks) sum_over_ranks(result.variance);
   if (scope.runs()) {
-    for (std::int64_t i = 0; i < c; ++i) squares[i] /= result.count;
+    kernels::channel_divide(scope.kernels(), c, count.data<double>(),
+                            result.variance.data<double>());
   }
 }
 

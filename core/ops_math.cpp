@@ -206,10 +206,16 @@ Tensor to_device(const Tensor& x, const Device& device) {
 
 namespace {
 
-/// A tensor of `like`'s shape that repeats one value.
+/// A tensor of this shape that repeats one value.
 Tensor repeated(const Tensor& scalar, const Shape& shape, double factor) {
-  return Tensor::full(shape, internal::scalar_of(scalar) * factor,
-                      scalar.options());
+  Tensor y = Tensor::empty(shape, scalar.options());
+  if (y.numel() == 0) return y;
+  OpScope scope("fill", 0, bytes_of({&y}), y);
+  if (scope.runs()) {
+    kernels::repeat(scope.kernels(), y.dtype(), y.numel(), factor, scalar.raw(),
+                    y.raw());
+  }
+  return y;
 }
 
 Tensor sum_all(const char* name, const Tensor& x, double factor) {
@@ -217,9 +223,8 @@ Tensor sum_all(const char* name, const Tensor& x, double factor) {
   {
     OpScope scope(name, count(x), bytes_of({&x, &y}), x);
     if (scope.runs()) {
-      const double sum =
-          kernels::sum_all(scope.kernels(), x.dtype(), x.numel(), x.raw());
-      kernels::fill(scope.kernels(), y.dtype(), 1, y.raw(), factor * sum);
+      kernels::sum_all_into(scope.kernels(), x.dtype(), x.numel(), factor,
+                            x.raw(), y.raw());
     }
   }
   record(name, {x}, {y}, [shape = x.shape(), factor](const Tensors& grads) {

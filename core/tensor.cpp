@@ -9,6 +9,7 @@
 #include "core/internal/kernel_orders.h"
 #include "core/internal/op_scope.h"
 #include "core/internal/tensor_impl.h"
+#include "core/internal/transfers.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/reduce.h"
 
@@ -34,7 +35,9 @@ struct DTypeOf<std::int32_t> {
   static constexpr DType value = DType::kI32;
 };
 
-KernelContext& kernels_of_thread() { return RankContext::current().kernels(); }
+KernelContext& kernels_for(const Device& device) {
+  return RankContext::current().kernels(device);
+}
 
 Tensor make_tensor(std::shared_ptr<Storage> storage, std::int64_t offset,
                    const Shape& shape, DType dtype) {
@@ -91,9 +94,7 @@ Tensor Tensor::zeros(const Shape& shape, const TensorOptions& options) {
   if (tensor.numel() == 0) return tensor;
   const internal::OpScope scope("fill", 0, internal::bytes_of({&tensor}),
                                 tensor);
-  if (scope.runs()) {
-    std::memset(tensor.raw(), 0, static_cast<std::size_t>(tensor.bytes()));
-  }
+  if (scope.runs()) internal::zero_bytes(tensor);
   return tensor;
 }
 
@@ -120,7 +121,7 @@ Tensor Tensor::from_values(const std::vector<T>& values, const Shape& shape,
            shape_text(shape));
   Tensor tensor = empty(shape, {DTypeOf<T>::value, device});
   if (!tensor.is_meta() && !values.empty()) {
-    std::memcpy(tensor.raw(), values.data(), values.size() * sizeof(T));
+    internal::write_from_host(tensor, values.data());
   }
   return tensor;
 }
@@ -206,8 +207,9 @@ std::vector<T> Tensor::to_vector() const {
   SB_CHECK(!is_meta(), "to_vector: a tensor on ", device().name(),
            " has a shape and no values");
   std::vector<T> values(static_cast<std::size_t>(numel()));
-  kernels::cast(kernels_of_thread(), dtype(), raw(), DTypeOf<T>::value,
-                values.data(), numel());
+  const Tensor readable = internal::on_host(*this);
+  kernels::cast(kernels_for(readable.device()), dtype(), readable.raw(),
+                DTypeOf<T>::value, values.data(), numel());
   return values;
 }
 template std::vector<double> Tensor::to_vector() const;
@@ -236,15 +238,14 @@ void Tensor::copy_from(const Tensor& source) const {
                                 0, internal::bytes_of({this, &source}), *this,
                                 {}, is_transfer ? source.device() : Device());
   if (is_meta() || source.is_meta()) return;
-  kernels::cast(kernels_of_thread(), source.dtype(), source.raw(), dtype(),
-                raw(), numel());
+  internal::copy_elements(*this, source);
 }
 
 void Tensor::fill(double value) const {
   if (numel() == 0) return;
   const internal::OpScope scope("fill", 0, internal::bytes_of({this}), *this);
   if (is_meta()) return;
-  kernels::fill(kernels_of_thread(), dtype(), numel(), raw(), value);
+  kernels::fill(kernels_for(device()), dtype(), numel(), raw(), value);
 }
 
 Tensor Tensor::clone() const {
@@ -392,21 +393,28 @@ bool is_sole_owner(const Tensor& tensor) {
 double max_abs_difference(const Tensor& a, const Tensor& b) {
   SB_CHECK(a.shape() == b.shape(), "max_abs_difference: shapes ",
            shape_text(a.shape()), " and ", shape_text(b.shape()));
+  const bool on_one_side = a.device() == b.device() ||
+                           (!a.device().is_cuda() && !b.device().is_cuda());
+  if (!on_one_side) {
+    return max_abs_difference(internal::on_host(a), internal::on_host(b));
+  }
   if (a.dtype() == b.dtype()) {
-    return kernels::max_abs_difference(kernels_of_thread(), a.dtype(),
+    return kernels::max_abs_difference(kernels_for(a.device()), a.dtype(),
                                        a.numel(), a.raw(), b.raw());
   }
   const std::vector<double> x = a.to_vector<double>();
   const std::vector<double> y = b.to_vector<double>();
-  return kernels::max_abs_difference(kernels_of_thread(), DType::kF64,
-                                     a.numel(), x.data(), y.data());
+  return kernels::max_abs_difference(kernels_for(RankContext::current().host()),
+                                     DType::kF64, a.numel(), x.data(),
+                                     y.data());
 }
 
 bool bitwise_equal(const Tensor& a, const Tensor& b) {
   if (a.dtype() != b.dtype() || a.shape() != b.shape()) return false;
-  return a.numel() == 0 ||
-         std::memcmp(a.raw(), b.raw(), static_cast<std::size_t>(a.bytes())) ==
-             0;
+  if (a.numel() == 0) return true;
+  const Tensor x = internal::on_host(a), y = internal::on_host(b);
+  return std::memcmp(x.raw(), y.raw(), static_cast<std::size_t>(x.bytes())) ==
+         0;
 }
 
 }  // namespace shardbook

@@ -22,8 +22,8 @@ void KernelOrders::settle(Storage& storage) {
   end_copies();
   if (order_ == nullptr) return;
   Storage plain(storage.device(), storage.bytes(), MemoryKind::kWorkspace);
-  order_->to_plain(RankContext::current().kernels(), storage.data(),
-                   plain.data());
+  order_->to_plain(RankContext::current().kernels(storage.device()),
+                   storage.data(), plain.data());
   storage.swap_memory(plain);
   order_ = nullptr;
 }
@@ -100,7 +100,7 @@ void* address_to_read(const Tensor& tensor) {
 }
 
 bool may_keep_kernel_order(const Device& device) {
-  return device.capacity_bytes() == 0;
+  return device.type() == DeviceType::kCpu && device.capacity_bytes() == 0;
 }
 
 void set_kernel_order(const Tensor& tensor, SharedKernelOrder order) {

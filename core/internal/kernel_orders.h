@@ -8,7 +8,8 @@
 // asks for a tensor's address (Tensor::raw) may do both, so Tensor::raw settles
 // the storage first; convolutions do not call it.
 //
-// Devices with a capacity have neither: their memory belongs to the program.
+// Devices with a capacity have neither: their memory belongs to the program. Nor
+// have GPUs, whose convolutions read row-major weights.
 
 #include <cstdint>
 #include <functional>

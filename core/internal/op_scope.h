@@ -20,7 +20,9 @@ class OpScope {
  public:
   OpScope(const char* name, double flops, double bytes, const Tensor& on,
           const ProductShape& product = {}, const Device& source = Device())
-      : context_(RankContext::current()), runs_(!on.is_meta()) {
+      : context_(RankContext::current()),
+        device_(on.device()),
+        runs_(!on.is_meta()) {
     if (context_.observed()) {
       event_ = {name,           flops,           bytes,
                 context_.phase, on.device(),     on.dtype(),
@@ -35,10 +37,11 @@ class OpScope {
   OpScope& operator=(const OpScope&) = delete;
 
   bool runs() const { return runs_; }
-  KernelContext& kernels() { return context_.kernels(); }
+  KernelContext& kernels() { return context_.kernels(device_); }
 
  private:
   RankContext& context_;
+  const Device device_;
   OpEvent event_{};
   bool runs_;
 };
@@ -112,11 +115,6 @@ struct InputInfo {
   Shape shape;
   Tensor leaf;
 };
-
-/// The only element, as a kernel reads it: the host does not wait for it.
-inline double scalar_of(const Tensor& tensor) {
-  return tensor.is_meta() ? 0 : tensor.to_vector<double>()[0];
-}
 
 /// Statistics are kept in f64 for f64, otherwise in f32.
 inline DType stat_dtype(DType dtype) {

@@ -29,6 +29,11 @@ enum class UnaryOp {
 SHARDBOOK_KERNEL(fill, void(KernelContext& context, DType dtype, std::int64_t n,
                             void* x, double value));
 
+/// x[i] = factor * value[0], computed in f64 and rounded once. All dtypes.
+SHARDBOOK_KERNEL(repeat,
+                 void(KernelContext& context, DType dtype, std::int64_t n,
+                      double factor, const void* value, void* x));
+
 /// to[i] = from[i], converted: floats round to nearest even, floats to
 /// integers truncate. All pairs of dtypes; equal dtypes copy bytes. The arrays
 /// do not overlap.

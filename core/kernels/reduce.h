@@ -34,6 +34,12 @@ SHARDBOOK_KERNEL(sum_to_shape,
 SHARDBOOK_KERNEL(sum_all, double(KernelContext& context, DType dtype,
                                  std::int64_t n, const void* x));
 
+/// y[0] = factor times that sum, rounded to `dtype`. All dtypes. The host waits
+/// for nothing.
+SHARDBOOK_KERNEL(sum_all_into,
+                 void(KernelContext& context, DType dtype, std::int64_t n,
+                      double factor, const void* x, void* y));
+
 /// Sum of squares, added in f64. Floating dtypes.
 SHARDBOOK_KERNEL(sum_squares, double(KernelContext& context, DType dtype,
                                      std::int64_t n, const void* x));

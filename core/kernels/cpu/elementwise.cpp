@@ -176,6 +176,13 @@ void fill(KernelContext&, DType dtype, std::int64_t n, void* x, double value) {
   });
 }
 
+void repeat(KernelContext& context, DType dtype, std::int64_t n, double factor,
+            const void* value, void* x) {
+  double wide = 0;
+  cpu::cast(context, dtype, value, DType::kF64, &wide, 1);
+  cpu::fill(context, dtype, n, x, wide * factor);
+}
+
 void cast(KernelContext&, DType from_dtype, const void* from, DType to_dtype,
           void* to, std::int64_t n) {
   if (n == 0) return;

@@ -301,6 +301,12 @@ double sum_all(KernelContext& context, DType dtype, std::int64_t n,
   });
 }
 
+void sum_all_into(KernelContext& context, DType dtype, std::int64_t n,
+                  double factor, const void* x, void* y) {
+  const double sum = cpu::sum_all(context, dtype, n, x);
+  cpu::fill(context, dtype, 1, y, factor * sum);
+}
+
 double sum_squares(KernelContext& context, DType dtype, std::int64_t n,
                    const void* x) {
   return dispatch_floating("sum_squares", dtype, [&](auto zero) {

@@ -47,8 +47,10 @@ void launch(KernelContext& context, const char* name, dim3 grid, dim3 block,
   emulator::launch(name, grid, block, stream, kernel,
                    static_cast<Params>(std::forward<Args>(args))...);
 #else
-  kernel<<<grid, block, 0, stream> > >(
+  // clang-format off
+  kernel<<<grid, block, 0, stream>>>(
       static_cast<Params>(std::forward<Args>(args))...);
+  // clang-format on
 #endif
   SHARDBOOK_CUDA(cudaGetLastError(), name, " with ", grid.x, " x ", grid.y,
                  " x ", grid.z, " blocks of ", block.x, " x ", block.y,

@@ -4,8 +4,11 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "core/kernels/kernel_context.h"
 
@@ -43,6 +46,11 @@ CudaState& cuda_state(KernelContext& context);
 /// context's stream, waits, and throws what a kernel has found.
 void read_result(KernelContext& context, void* to, const void* from,
                  std::size_t bytes);
+
+/// "cuDNN 9.14": a library's name and version, for `doctor`. The file that uses
+/// the library adds its own while it is loaded.
+using VersionText = std::string (*)();
+std::vector<VersionText>& library_versions();
 
 #ifdef __CUDACC__
 /// Remembers the first error only.

@@ -1,0 +1,123 @@
+#pragma once
+
+// One rank's part of a GPU: streams of its own, and memory whose reuse follows
+// their order. Read by core/ and comm/ only.
+//
+// A program gives work to a stream and frees memory that the work still uses.
+// The allocator never waits for the work on the host. It keeps, with each block
+// of memory, the streams that were given work with it, and it orders streams:
+//
+//   compute  | kernel on x |        | kernel on y |
+//   host     '- free x, allocate y at x's address -'
+//   copy                   '- held: y was x, and compute may still use it
+//
+// Rule: the first work of a stream with a block runs after all work that other
+// streams had been given with the block before it was freed. One stream alone
+// keeps its own order, so a program with one stream records and waits for
+// nothing.
+//
+// Proof. An operation asks a storage for its address (Storage::data) on the
+// stream that it is issued to, so `BlockUse` knows every stream U that uses the
+// block between an allocation and the free. The free records an event on each
+// U, after all of U's work with the block. A stream V that asks for the address
+// in the block's next life is held on those events first, except on its own.
+// What V is given from then on runs after them. Should the next life end before
+// anybody asked for the address, the events stay with the block.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/device.h"
+#include "core/internal/device_memory.h"
+#include "core/internal/device_runtime.h"
+
+namespace shardbook::internal {
+
+/// Streams have numbers below this: those of core/stream.h come first, and the
+/// others are for process groups.
+constexpr int kMaxStreams = 64;
+
+class CudaDevice;
+
+/// Which streams use one block. The streams of the block's current life are a
+/// set of bits; those of the life before it are held on.
+class BlockUse {
+ public:
+  explicit BlockUse(CudaDevice& device) : device_(device) {}
+
+  /// Stream `number` is about to be given work with the block.
+  void begin(int number);
+
+ private:
+  friend class CudaDevice;
+  friend class CudaMemory;
+  struct Earlier {
+    int stream;
+    void* event;  ///< null: not recorded yet; at the wait will do
+  };
+
+  CudaDevice& device_;
+  std::atomic<std::uint64_t> streams_{0};
+  std::vector<Earlier> earlier_;
+};
+
+/// Safe to use from several threads. Every call makes `index` the calling
+/// thread's CUDA device.
+class CudaDevice {
+ public:
+  CudaDevice(DeviceRuntime& runtime, int index)
+      : runtime_(runtime), index_(index) {}
+  /// Waits for all that its streams were given.
+  ~CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  DeviceRuntime& runtime() { return runtime_; }
+  int index() const { return index_; }
+  /// The cudaStream_t of a stream number; made at the first call.
+  void* stream(int number);
+  /// The host waits for one stream, or for all of this rank's.
+  void synchronize(int stream);
+  void synchronize();
+  /// `stream` of this device, from now on, runs after what `other_stream` of
+  /// `other` has been given until now.
+  void hold(int stream, CudaDevice& other, int other_stream);
+
+  std::unique_ptr<DeviceMemory> make_memory();
+
+ private:
+  friend class BlockUse;
+  friend class CudaMemory;
+  void begin(BlockUse& use, int number);
+  void end(BlockUse& use);
+  void forget_earlier(BlockUse& use);
+  void* record(int stream);
+
+  DeviceRuntime& runtime_;
+  const int index_;
+  std::array<std::atomic<void*>, kMaxStreams> streams_{};
+  std::atomic<int> num_streams_{0};
+  std::mutex making_streams_;
+  std::mutex uses_;  ///< guards BlockUse::earlier_ and events_
+  std::vector<void*> events_;
+};
+
+/// The rank's part of a CUDA device's GPU.
+CudaDevice& cuda_device(const Device& device);
+
+/// Device::cuda on another runtime: for tests.
+Device make_cuda_device(DeviceRuntime& runtime, int index,
+                        std::int64_t capacity_bytes);
+/// `device` if it is a GPU, the rank's GPU if it is a rank's pinned memory,
+/// otherwise undefined.
+Device gpu_of(const Device& device);
+/// Pinned memory of the host, for a rank on `gpu`: a device named "host".
+Device make_pinned_host(const Device& gpu);
+
+}  // namespace shardbook::internal

@@ -1,0 +1,58 @@
+#pragma once
+
+// Where the memory of a device comes from. Read by core/*.cpp only.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace shardbook::internal {
+
+class BlockUse;
+class DeviceRuntime;
+
+/// A piece of memory, as large as it was asked for.
+struct Block {
+  void* data = nullptr;
+  /// CUDA: the streams that have been given work with it; otherwise null.
+  BlockUse* use = nullptr;
+};
+
+/// Blocks of a device. Those that are given back are kept for the next request
+/// of their size. Its device calls it under one lock.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  /// A block that was kept; `data` is null when there is none of this size.
+  virtual Block take_kept(std::size_t bytes) = 0;
+  /// A new block; `data` is null when there is no memory left.
+  virtual Block take_new(std::size_t bytes) = 0;
+  virtual void keep(const Block& block, std::size_t bytes) = 0;
+  /// Gives the blocks that are kept back to the system.
+  virtual void release_kept() = 0;
+};
+
+/// Blocks that the host alone uses: the last one that was kept comes first.
+class HostMemory : public DeviceMemory {
+ public:
+  Block take_kept(std::size_t bytes) override;
+  Block take_new(std::size_t bytes) override;
+  void keep(const Block& block, std::size_t bytes) override;
+  void release_kept() override;
+
+ private:
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void free(void* data) = 0;
+
+  std::map<std::size_t, std::vector<void*>> kept_;
+};
+
+/// The memory of the process, aligned to 64 bytes.
+std::unique_ptr<DeviceMemory> make_host_memory();
+/// Host memory that copies to and from CUDA devices need not stage.
+std::unique_ptr<DeviceMemory> make_pinned_memory(DeviceRuntime& runtime,
+                                                 int index);
+
+}  // namespace shardbook::internal

@@ -1,0 +1,250 @@
+// The DeviceRuntime of core/internal/device_runtime.h over the CUDA runtime,
+// and what all kernels of a rank keep between calls.
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "core/check.h"
+#include "core/internal/device_runtime.h"
+#include "core/kernels/cuda/check.h"
+#include "core/kernels/cuda/state.h"
+
+namespace shardbook::kernels::cuda {
+
+// --- State of the kernels ----------------------------------------------------
+
+namespace {
+
+constexpr std::size_t kResultBytes = 64;
+
+void throw_found(DeviceError& error) {
+  const DeviceError found = error;
+  if (found.code == DeviceError::kNone) return;
+  error = DeviceError();
+  switch (found.code) {
+    case DeviceError::kIndexOutside:
+      SB_FAIL("gather_rows: index ", found.value, "; the table has rows ",
+              found.first, " to ", found.last - 1);
+    case DeviceError::kTargetOutside:
+      SB_FAIL("cross_entropy: target ", found.value, "; classes are ",
+              found.first, " to ", found.last - 1);
+    case DeviceError::kDivisionByZero:
+      SB_FAIL("div: an integer divisor is zero");
+    default:
+      SB_FAIL("CUDA: a kernel reports the unknown error ", found.code);
+  }
+}
+
+}  // namespace
+
+CudaState::CudaState() {
+  void* pinned = nullptr;
+  SHARDBOOK_CUDA(cudaHostAlloc(&pinned, sizeof(DeviceError) + kResultBytes,
+                               cudaHostAllocMapped | cudaHostAllocPortable));
+  error = new (pinned) DeviceError();
+  result = static_cast<char*>(pinned) + sizeof(DeviceError);
+}
+
+// A failed device has failed before; nothing more can be said here.
+CudaState::~CudaState() { (void)cudaFreeHost(error); }
+
+CudaState& cuda_state(KernelContext& context) {
+  if (context.cuda_state == nullptr) {
+    context.cuda_state = std::make_shared<CudaState>();
+  }
+  return *static_cast<CudaState*>(context.cuda_state.get());
+}
+
+void read_result(KernelContext& context, void* to, const void* from,
+                 std::size_t bytes) {
+  SB_CHECK(bytes <= kResultBytes, "CUDA: a result of ", bytes, " bytes; ",
+           kResultBytes, " fit");
+  CudaState& state = cuda_state(context);
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  SHARDBOOK_CUDA(
+      cudaMemcpyAsync(state.result, from, bytes, cudaMemcpyDefault, stream),
+      bytes, " bytes");
+  SHARDBOOK_CUDA(cudaStreamSynchronize(stream));
+  throw_found(*state.error);
+  std::memcpy(to, state.result, bytes);
+}
+
+std::vector<VersionText>& library_versions() {
+  static std::vector<VersionText> all;
+  return all;
+}
+
+// --- The runtime -------------------------------------------------------------
+
+namespace {
+
+// "580.159.03", from the kernel module's own words; empty where it has none.
+std::string driver_version() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string word;
+  while (file >> word) {
+    const bool is_number =
+        word.find_first_not_of("0123456789.") == std::string::npos &&
+        word.find('.') != std::string::npos;
+    if (is_number) return word;
+  }
+  return "";
+}
+
+// 13000 is 13.0.
+std::string dotted(int version) {
+  return std::to_string(version / 1000) + "." +
+         std::to_string(version % 1000 / 10);
+}
+
+class CudaRuntime : public internal::DeviceRuntime {
+ public:
+  int count() const override {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess) return count;
+    (void)cudaGetLastError();  // forgets it
+    int driver = 0;
+    const bool has_driver =
+        cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+    SB_FAIL("the driver says: ", cudaGetErrorString(error),
+            has_driver ? "; the driver is for CUDA " + dotted(driver)
+                       : "; no driver is installed");
+  }
+
+  internal::DeviceProperties properties(int index) const override {
+    cudaDeviceProp found{};
+    SHARDBOOK_CUDA(cudaGetDeviceProperties(&found, index), "device ", index);
+    internal::DeviceProperties result;
+    result.name = found.name;
+    result.memory_bytes = static_cast<std::int64_t>(found.totalGlobalMem);
+    result.multiprocessors = found.multiProcessorCount;
+    result.major = found.major;
+    result.minor = found.minor;
+    return result;
+  }
+
+  std::string versions() const override {
+    int runtime = 0, driver = 0;
+    SHARDBOOK_CUDA(cudaRuntimeGetVersion(&runtime));
+    SHARDBOOK_CUDA(cudaDriverGetVersion(&driver));
+    const std::string module = driver_version();
+    std::string text = "CUDA " + dotted(runtime) + ", driver " +
+                       (module.empty() ? "" : module + " ") + "for CUDA " +
+                       dotted(driver);
+    for (const VersionText each : library_versions()) text += ", " + each();
+    return text;
+  }
+
+  void use(int index) override {
+    // What CUDA itself keeps per thread; asking for it costs as much as setting.
+    thread_local int current = -1;
+    if (current == index) return;
+    SHARDBOOK_CUDA(cudaSetDevice(index), "device ", index);
+    current = index;
+  }
+
+  void* allocate(std::size_t bytes) override {
+    void* data = nullptr;
+    const cudaError_t error = cudaMalloc(&data, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();  // forgets it
+      return nullptr;
+    }
+    SHARDBOOK_CUDA(error, "cudaMalloc of ", bytes, " bytes");
+    return data;
+  }
+  void free(void* pointer) override { SHARDBOOK_CUDA(cudaFree(pointer)); }
+
+  void* allocate_pinned(std::size_t bytes) override {
+    void* data = nullptr;
+    const cudaError_t error =
+        cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    SHARDBOOK_CUDA(error, "cudaHostAlloc of ", bytes, " bytes");
+    return data;
+  }
+  void free_pinned(void* pointer) override {
+    SHARDBOOK_CUDA(cudaFreeHost(pointer));
+  }
+
+  void* make_stream() override {
+    cudaStream_t stream = nullptr;
+    SHARDBOOK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+  }
+  void destroy_stream(void* stream) override {
+    SHARDBOOK_CUDA(cudaStreamDestroy(static_cast<cudaStream_t>(stream)));
+  }
+  void synchronize_stream(void* stream) override {
+    SHARDBOOK_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+  }
+
+  void* make_event() override {
+    cudaEvent_t event = nullptr;
+    SHARDBOOK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDefault));
+    return event;
+  }
+  void destroy_event(void* event) override {
+    SHARDBOOK_CUDA(cudaEventDestroy(static_cast<cudaEvent_t>(event)));
+  }
+  void record_event(void* event, void* stream) override {
+    SHARDBOOK_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event),
+                                   static_cast<cudaStream_t>(stream)));
+  }
+  void hold_stream(void* stream, void* event) override {
+    SHARDBOOK_CUDA(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream),
+                                       static_cast<cudaEvent_t>(event), 0));
+  }
+  void synchronize_event(void* event) override {
+    SHARDBOOK_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+  }
+  bool event_has_passed(void* event) override {
+    const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    if (error == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    SHARDBOOK_CUDA(error, "cudaEventQuery");
+    return true;
+  }
+  double seconds_between(void* earlier, void* later) override {
+    float milliseconds = 0;
+    SHARDBOOK_CUDA(cudaEventElapsedTime(&milliseconds,
+                                        static_cast<cudaEvent_t>(earlier),
+                                        static_cast<cudaEvent_t>(later)));
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
+
+  void copy(void* to, const void* from, std::size_t bytes,
+            void* stream) override {
+    SHARDBOOK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
+                                   static_cast<cudaStream_t>(stream)),
+                   bytes, " bytes");
+  }
+  void fill_zero(void* to, std::size_t bytes, void* stream) override {
+    SHARDBOOK_CUDA(
+        cudaMemsetAsync(to, 0, bytes, static_cast<cudaStream_t>(stream)), bytes,
+        " bytes");
+  }
+
+  void check_kernels(KernelContext& context) override {
+    if (context.cuda_state != nullptr) throw_found(*cuda_state(context).error);
+  }
+};
+
+}  // namespace
+
+}  // namespace shardbook::kernels::cuda
+
+extern "C" shardbook::internal::DeviceRuntime* shardbook_cuda_runtime() {
+  static shardbook::kernels::cuda::CudaRuntime runtime;
+  return &runtime;
+}
