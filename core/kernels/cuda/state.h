@@ -52,7 +52,7 @@ void read_result(KernelContext& context, void* to, const void* from,
 using VersionText = std::string (*)();
 std::vector<VersionText>& library_versions();
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(SHARDBOOK_CUDA_EMULATOR)
 /// Remembers the first error only.
 __device__ inline void report(DeviceError* error, DeviceError::Code code,
                               long long value, long long first,

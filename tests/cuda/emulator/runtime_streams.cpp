@@ -1,0 +1,210 @@
+// Streams and events.
+
+#include <chrono>
+#include <limits>
+
+#include "tests/cuda/emulator/device_memory.h"
+#include "tests/cuda/emulator/streams.h"
+
+using emulator::Event;
+using emulator::report;
+using emulator::Runtime;
+using emulator::Stream;
+
+namespace {
+
+// How often a query says "not ready" before it lets the work be done.
+constexpr int kQueries = 2;
+
+cudaError_t no_stream(const char* function) {
+  return report(cudaErrorInvalidResourceHandle,
+                std::string(function) + ": there is no such stream");
+}
+cudaError_t no_event(const char* function) {
+  return report(cudaErrorInvalidResourceHandle,
+                std::string(function) + ": there is no such event");
+}
+
+Event* find_event(Runtime& runtime, cudaEvent_t handle) {
+  const auto found = runtime.events.find(reinterpret_cast<Event*>(handle));
+  return found == runtime.events.end() ? nullptr : found->second.get();
+}
+
+double seconds() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+cudaError_t query(Runtime& runtime, Stream& stream, std::uint64_t position,
+                  int& queries) {
+  if (stream.done < position) {
+    if (queries++ < kQueries || !runtime.try_advance(stream, position)) {
+      return cudaErrorNotReady;
+    }
+  }
+  queries = 0;
+  return emulator::report_failure(runtime, stream.device);
+}
+
+}  // namespace
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  EMULATOR_ENTER();
+  const auto made = runtime.make_stream((flags & cudaStreamNonBlocking) == 0);
+  runtime.streams[made.get()] = made;
+  *stream = reinterpret_cast<cudaStream_t>(made.get());
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
+                                         int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+
+// What was on it is still done, when somebody waits for it.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  EMULATOR_ENTER();
+  if (runtime.streams.erase(reinterpret_cast<Stream*>(stream)) == 0) {
+    return no_stream(__func__);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  EMULATOR_ENTER();
+  const auto stream = runtime.find(handle);
+  if (stream == nullptr) return no_stream(__func__);
+  runtime.advance(stream, stream->issued, lock);
+  return emulator::report_failure(runtime, stream->device);
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  EMULATOR_ENTER();
+  const auto stream = runtime.find(handle);
+  if (stream == nullptr) return no_stream(__func__);
+  return query(runtime, *stream, stream->issued, stream->queries);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle,
+                                unsigned) {
+  EMULATOR_ENTER();
+  const auto stream = runtime.find(handle);
+  if (stream == nullptr) return no_stream(__func__);
+  const Event* const event = find_event(runtime, event_handle);
+  if (event == nullptr) return no_event(__func__);
+  if (event->stream == nullptr) {
+    // CUDA says nothing, and does not wait.
+    return report(cudaErrorInvalidValue,
+                  "cudaStreamWaitEvent: the event was never recorded");
+  }
+  emulator::Work work;
+  work.name = __func__;
+  work.other = event->stream;
+  work.position = event->position;
+  runtime.add(stream, std::move(work), lock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function,
+                               void* data) {
+  EMULATOR_ENTER();
+  const auto stream = runtime.find(handle);
+  if (stream == nullptr) return no_stream(__func__);
+  runtime.add(stream,
+              {__func__,
+               [function, data] {
+                 function(data);
+                 return true;
+               }},
+              lock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  EMULATOR_ENTER();
+  auto made = std::make_unique<Event>();
+  made->device = emulator::current_device();
+  made->has_timing = (flags & cudaEventDisableTiming) == 0;
+  *event = reinterpret_cast<cudaEvent_t>(made.get());
+  runtime.events[made.get()] = std::move(made);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  EMULATOR_ENTER();
+  if (runtime.events.erase(reinterpret_cast<Event*>(event)) == 0) {
+    return no_event(__func__);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
+  EMULATOR_ENTER();
+  const auto stream = runtime.find(stream_handle);
+  if (stream == nullptr) return no_stream(__func__);
+  Event* const event = find_event(runtime, handle);
+  if (event == nullptr) return no_event(__func__);
+  if (event->device != stream->device) {
+    return report(cudaErrorInvalidResourceHandle,
+                  "cudaEventRecord: the event is of device " +
+                      std::to_string(event->device) +
+                      ", the stream of device " +
+                      std::to_string(stream->device));
+  }
+  event->stream = stream;
+  event->position = stream->issued + 1;
+  event->queries = 0;
+  event->time = std::make_shared<double>(0);
+  runtime.add(stream,
+              {__func__,
+               [time = event->time] {
+                 *time = seconds();
+                 return true;
+               }},
+              lock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+  EMULATOR_ENTER();
+  const Event* const event = find_event(runtime, handle);
+  if (event == nullptr) return no_event(__func__);
+  if (event->stream == nullptr) return cudaSuccess;
+  // The event may be recorded again, or destroyed, by another thread.
+  const auto stream = event->stream;
+  runtime.advance(stream, event->position, lock);
+  return emulator::report_failure(runtime, stream->device);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  EMULATOR_ENTER();
+  Event* const event = find_event(runtime, handle);
+  if (event == nullptr) return no_event(__func__);
+  if (event->stream == nullptr) return cudaSuccess;
+  return query(runtime, *event->stream, event->position, event->queries);
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t earlier,
+                                 cudaEvent_t later) {
+  EMULATOR_ENTER();
+  const Event* const events[] = {find_event(runtime, earlier),
+                                 find_event(runtime, later)};
+  for (const Event* const event : events) {
+    if (event == nullptr) return no_event(__func__);
+    if (!event->has_timing || event->stream == nullptr) {
+      return report(cudaErrorInvalidResourceHandle,
+                    "cudaEventElapsedTime: an event without timing, or not "
+                    "recorded");
+    }
+    if (event->stream->done < event->position) return cudaErrorNotReady;
+  }
+  *milliseconds =
+      static_cast<float>((*events[1]->time - *events[0]->time) * 1e3);
+  return cudaSuccess;
+}
