@@ -1,26 +1,44 @@
 #pragma once
 
 // Element-wise sums, maxima and minima over several buffers, for backends and
-// algorithms. They know addresses only, so a thread without a RankContext may
-// call them.
+// algorithms: kernels::cpu::combine. It knows addresses only, so a thread
+// without a RankContext may call it.
 
 #include <cstdint>
 
 #include "comm/process_group.h"
+#include "core/kernels/combine.h"
 
 namespace shardbook::internal {
 
-/// outputs[j][i] = op over k of inputs[k][i], for `count` elements.
-///
-/// Adds in the order of `inputs`; bf16 and f16 are summed in f32 and rounded
-/// once, so the result depends on that order only. An output may be one of the
-/// inputs. Cost: reads every input once and writes every output once.
-void reduce_buffers(DType dtype, ReduceOp op, const void* const* inputs,
-                    int num_inputs, void* const* outputs, int num_outputs,
-                    std::int64_t count);
+inline kernels::ReduceKind kind_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return kernels::ReduceKind::kSum;
+    case ReduceOp::kMax:
+      return kernels::ReduceKind::kMax;
+    default:
+      return kernels::ReduceKind::kMin;
+  }
+}
+
+/// outputs[j][i] = op over k of inputs[k][i], for `count` elements of host
+/// memory.
+inline void reduce_buffers(DType dtype, ReduceOp op, const void* const* inputs,
+                           int num_inputs, void* const* outputs,
+                           int num_outputs, std::int64_t count) {
+  KernelContext context;
+  kernels::cpu::combine(context, dtype, kind_of(op), count,
+                        {inputs, inputs + num_inputs},
+                        {outputs, outputs + num_outputs});
+}
 
 /// target = target op source.
-void accumulate(DType dtype, ReduceOp op, void* target, const void* source,
-                std::int64_t count);
+inline void accumulate(DType dtype, ReduceOp op, void* target,
+                       const void* source, std::int64_t count) {
+  KernelContext context;
+  kernels::cpu::combine(context, dtype, kind_of(op), count, {target, source},
+                        {target});
+}
 
 }  // namespace shardbook::internal

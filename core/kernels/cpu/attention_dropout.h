@@ -10,6 +10,7 @@
 #include "core/kernels/attention.h"
 #include "core/kernels/cpu/attention_block.h"
 #include "core/kernels/cpu/random_runs.h"
+#include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cpu {
 

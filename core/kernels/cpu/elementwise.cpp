@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/cpu/vector_math.h"
+#include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -107,47 +108,6 @@ void with_op(BinaryOp op, const Fn& fn) {
   }
 }
 
-// A broadcast as nested loops, outermost first, with adjacent dims that move
-// alike joined into one.
-struct Loops {
-  Dims sizes;
-  Dims a_strides;
-  Dims b_strides;
-};
-
-Loops plan_loops(const Dims& out, const Dims& a, const Dims& b) {
-  const std::size_t ndim = out.size();
-  const auto size_in = [&](const Dims& shape, std::size_t dim) {
-    const std::size_t missing = ndim - shape.size();
-    return dim < missing ? 1 : shape[dim - missing];
-  };
-  Loops loops;  // Innermost first until the end
-  std::int64_t a_stride = 1, b_stride = 1;
-  for (std::size_t d = ndim; d-- > 0;) {
-    if (out[d] == 1) continue;
-    const std::int64_t in_a = size_in(a, d), in_b = size_in(b, d);
-    const std::int64_t sa = in_a == 1 ? 0 : a_stride;
-    const std::int64_t sb = in_b == 1 ? 0 : b_stride;
-    a_stride *= in_a;
-    b_stride *= in_b;
-    const bool joins = !loops.sizes.empty() &&
-                       sa == loops.a_strides.back() * loops.sizes.back() &&
-                       sb == loops.b_strides.back() * loops.sizes.back();
-    if (joins) {
-      loops.sizes.back() *= out[d];
-    } else {
-      loops.sizes.push_back(out[d]);
-      loops.a_strides.push_back(sa);
-      loops.b_strides.push_back(sb);
-    }
-  }
-  if (loops.sizes.empty()) loops = {{1}, {1}, {1}};
-  std::reverse(loops.sizes.begin(), loops.sizes.end());
-  std::reverse(loops.a_strides.begin(), loops.a_strides.end());
-  std::reverse(loops.b_strides.begin(), loops.b_strides.end());
-  return loops;
-}
-
 template <typename V>
 V gelu_slope2(const V& x, V* twice_u) {
   // 2u = 2 sqrt(2/pi) (x + 0.044715 x^3); the slope of 2u is returned.
@@ -231,7 +191,7 @@ void binary(KernelContext& context, BinaryOp op, DType dtype,
   for (const std::int64_t size : shape) {
     if (size == 0) return;
   }
-  const Loops loops = plan_loops(shape, a_shape, b_shape);
+  const BroadcastLoops loops = plan_broadcast(shape, a_shape, b_shape);
   const std::size_t inner = loops.sizes.size() - 1;
   const std::int64_t cols = loops.sizes[inner];
   std::int64_t rows = 1;

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/kernels/cpu/transpose_block.h"
+#include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -21,37 +22,6 @@ void dispatch_size(DType dtype, const Fn& fn) {
     default:
       return fn(std::uint16_t());
   }
-}
-
-// Nested loops over both arrays, outermost first.
-struct CopyLoops {
-  Dims sizes, src, dst;
-};
-
-// Drops dims of one element, orders loops by dst's strides, and joins loops
-// that run on in both arrays.
-CopyLoops plan_copy_loops(const Dims& shape, const Dims& src, const Dims& dst) {
-  std::vector<std::size_t> dims;
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] != 1) dims.push_back(d);
-  }
-  std::stable_sort(dims.begin(), dims.end(), [&](std::size_t x, std::size_t y) {
-    return dst[x] > dst[y];
-  });
-  CopyLoops loops;
-  for (const std::size_t d : dims) {
-    if (!loops.sizes.empty() && loops.src.back() == src[d] * shape[d] &&
-        loops.dst.back() == dst[d] * shape[d]) {
-      loops.sizes.back() *= shape[d];
-      loops.src.back() = src[d];
-      loops.dst.back() = dst[d];
-    } else {
-      loops.sizes.push_back(shape[d]);
-      loops.src.push_back(src[d]);
-      loops.dst.push_back(dst[d]);
-    }
-  }
-  return loops;
 }
 
 // Runs fn(src_offset, dst_offset) for all loops but the last, each call worth
@@ -159,16 +129,10 @@ void copy_loops(const CopyLoops& loops, const T* src, T* dst) {
 void copy_strided(KernelContext&, DType dtype, const Dims& shape,
                   const void* src, const Dims& src_strides, void* dst,
                   const Dims& dst_strides) {
-  SB_CHECK(shape.size() <= kMaxDims, "copy_strided: ", shape.size(),
-           " dims; at most ", kMaxDims);
-  SB_CHECK(
-      src_strides.size() == shape.size() && dst_strides.size() == shape.size(),
-      "copy_strided: ", src_strides.size(), " strides of src and ",
-      dst_strides.size(), " of dst for ", shape.size(), " dims");
+  const CopyLoops loops = plan_copy(shape, src_strides, dst_strides);
   for (const std::int64_t size : shape) {
     if (size == 0) return;
   }
-  const CopyLoops loops = plan_copy_loops(shape, src_strides, dst_strides);
   dispatch_size(dtype, [&](auto zero) {
     using T = decltype(zero);
     copy_loops(loops, static_cast<const T*>(src), static_cast<T*>(dst));
@@ -184,23 +148,9 @@ void transpose(KernelContext& context, DType dtype, std::int64_t batch,
 
 void permute(KernelContext& context, DType dtype, const Dims& shape,
              const Dims& order, const void* src, void* dst) {
-  const std::size_t ndim = shape.size();
-  SB_CHECK(order.size() == ndim, "permute: an order of ", order.size(),
-           " dims for a shape of ", ndim);
-  std::vector<bool> seen(ndim, false);
-  const Dims strides = contiguous_strides(shape);
-  Dims out_shape(ndim), src_strides(ndim);
-  for (std::size_t d = 0; d < ndim; ++d) {
-    const std::int64_t from = order[d];
-    SB_CHECK(from >= 0 && from < static_cast<std::int64_t>(ndim) && !seen[from],
-             "permute: order names dim ", from, "; each of the ", ndim,
-             " dims comes once");
-    seen[from] = true;
-    out_shape[d] = shape[from];
-    src_strides[d] = strides[from];
-  }
-  copy_strided(context, dtype, out_shape, src, src_strides, dst,
-               contiguous_strides(out_shape));
+  const PermutedView view = plan_permute(shape, order);
+  copy_strided(context, dtype, view.shape, src, view.strides, dst,
+               contiguous_strides(view.shape));
 }
 
 }  // namespace shardbook::kernels::cpu

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/check.h"
 #include "core/kernels/cpu/random_runs.h"
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -89,68 +89,10 @@ void philox_run(RandomKey key, std::uint64_t first, std::uint32_t* words) {
 }
 #endif
 
-// A view whose inner dims are joined into runs of evenly spaced elements.
-struct Runs {
-  std::int64_t count = 1;
-  std::int64_t length = 1;
-  std::uint64_t step = 1;
-  Dims sizes;  // Of the outer dims
-  std::vector<std::uint64_t> strides;
-  std::uint64_t first = 0;
-
-  // Global index where run `i` starts.
-  std::uint64_t start(std::int64_t i) const {
-    std::uint64_t at = first;
-    for (std::size_t d = sizes.size(); d-- > 0;) {
-      at += static_cast<std::uint64_t>(i % sizes[d]) * strides[d];
-      i /= sizes[d];
-    }
-    return at;
-  }
-};
-
-Runs plan_runs(const GlobalView& view) {
-  const std::size_t ndim = view.shape.size();
-  SB_CHECK(view.global_shape.size() == ndim &&
-               (view.offset.empty() || view.offset.size() == ndim) &&
-               (view.step.empty() || view.step.size() == ndim),
-           "random: a view with ", ndim, " local and ",
-           view.global_shape.size(), " global dims, ", view.offset.size(),
-           " offsets and ", view.step.size(), " steps; they must agree");
-  Runs runs;
-  std::uint64_t stride = 1;
-  bool joining = true;  // Still in the run, and it covers its dims so far
-  for (std::size_t d = ndim; d-- > 0;) {
-    const std::int64_t size = view.shape[d], global = view.global_shape[d];
-    const std::int64_t offset = view.offset.empty() ? 0 : view.offset[d];
-    const std::int64_t step = view.step.empty() ? 1 : view.step[d];
-    SB_CHECK(size >= 0 && offset >= 0 && step >= 1 &&
-                 (size == 0 || offset + (size - 1) * step < global),
-             "random: dim ", static_cast<std::int64_t>(d), " of ", size,
-             " elements from ", offset, " in steps of ", step,
-             " leaves the global size ", global);
-    runs.first += static_cast<std::uint64_t>(offset) * stride;
-    const bool innermost = d + 1 == ndim;
-    if (joining && (innermost || step == 1)) {
-      if (innermost) runs.step = static_cast<std::uint64_t>(step);
-      runs.length *= size;
-      joining = step == 1 && size == global;
-    } else {
-      joining = false;
-      runs.sizes.insert(runs.sizes.begin(), size);
-      runs.strides.insert(runs.strides.begin(),
-                          stride * static_cast<std::uint64_t>(step));
-      runs.count *= size;
-    }
-    stride *= static_cast<std::uint64_t>(global);
-  }
-  return runs;
-}
-
 // Calls fn(local index, global index, step, n) on stretches of the view.
 template <typename Fn>
 void for_runs(const GlobalView& view, const Fn& fn) {
-  const Runs runs = plan_runs(view);
+  const ViewRuns runs = plan_runs(view);
   parallel_for(
       0, runs.count * runs.length, kGrain,
       [&](std::int64_t from, std::int64_t to) {
@@ -211,11 +153,6 @@ constexpr int kUniformBits = std::is_same_v<T, BF16>  ? 8
                              : std::is_same_v<T, F16> ? 11
                                                       : 24;
 
-void check_probability(double p) {
-  SB_CHECK(p >= 0.0 && p < 1.0, "dropout: probability ", p,
-           "; it lies in [0, 1)");
-}
-
 }  // namespace
 
 void random_run(RandomKey key, std::uint64_t first, std::uint64_t step,
@@ -240,11 +177,6 @@ void random_run(RandomKey key, std::uint64_t first, std::uint64_t step,
     }
     done += size;
   }
-}
-
-std::uint32_t keep_threshold(double p) {
-  return static_cast<std::uint32_t>(
-      std::min(std::ceil(p * 0x1p32), 0x1p32 - 1.0));
 }
 
 void fill_uniform(KernelContext&, DType dtype, const GlobalView& view,
@@ -306,11 +238,10 @@ void fill_normal(KernelContext&, DType dtype, const GlobalView& view,
 
 void dropout(KernelContext&, DType dtype, const GlobalView& view, RandomKey key,
              double p, const void* x, void* y) {
-  check_probability(p);
+  const std::uint32_t threshold = dropout_threshold(p);
   dispatch_floating("dropout", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
-    const std::uint32_t threshold = keep_threshold(p);
     const S factor = static_cast<S>(1.0 / (1.0 - p));
     for_bits(view, key,
              [&](std::int64_t at, const std::uint32_t* words, std::int64_t n) {
@@ -326,8 +257,7 @@ void dropout(KernelContext&, DType dtype, const GlobalView& view, RandomKey key,
 
 void dropout_mask(KernelContext&, const GlobalView& view, RandomKey key,
                   double p, std::uint8_t* mask) {
-  check_probability(p);
-  const std::uint32_t threshold = keep_threshold(p);
+  const std::uint32_t threshold = dropout_threshold(p);
   for_bits(view, key,
            [&](std::int64_t at, const std::uint32_t* words, std::int64_t n) {
              for (std::int64_t i = 0; i < n; ++i) {

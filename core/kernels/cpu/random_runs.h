@@ -12,7 +12,4 @@ namespace shardbook::kernels::cpu {
 void random_run(RandomKey key, std::uint64_t first, std::uint64_t step,
                 std::int64_t n, std::uint32_t* words);
 
-/// An element is kept when its bits reach this: P(keep) = 1 - p.
-std::uint32_t keep_threshold(double p);
-
 }  // namespace shardbook::kernels::cpu

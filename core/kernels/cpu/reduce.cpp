@@ -8,6 +8,7 @@
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/elementwise.h"
+#include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -159,34 +160,6 @@ double as_double(T x) {
   }
 }
 
-// A reduction to a broadcast shape as alternating kept and summed dims.
-struct Groups {
-  Dims sizes;
-  std::vector<bool> summed;
-};
-
-Groups plan_groups(const Dims& x, const Dims& out) {
-  SB_CHECK(x.size() <= kMaxDims && out.size() <= x.size(),
-           "sum_to_shape: ", x.size(), " dims to ", out.size(),
-           "; not more than before, and at most ", kMaxDims);
-  Groups groups;
-  const std::size_t missing = x.size() - out.size();
-  for (std::size_t d = 0; d < x.size(); ++d) {
-    const std::int64_t to = d < missing ? 1 : out[d - missing];
-    SB_CHECK(to == x[d] || to == 1, "sum_to_shape: dim ", d, " of size ", x[d],
-             " cannot become ", to, "; it stays or becomes 1");
-    if (x[d] == 1) continue;
-    const bool summed = to == 1;
-    if (!groups.sizes.empty() && groups.summed.back() == summed) {
-      groups.sizes.back() *= x[d];
-    } else {
-      groups.sizes.push_back(x[d]);
-      groups.summed.push_back(summed);
-    }
-  }
-  return groups;
-}
-
 }  // namespace
 
 void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
@@ -218,7 +191,7 @@ void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
                   const void* x, const Dims& out_shape, void* out,
                   bool accumulate) {
   dispatch_floating("sum_to_shape", dtype, [](auto) {});
-  Groups groups = plan_groups(x_shape, out_shape);
+  SumGroups groups = plan_sum(x_shape, out_shape);
   std::int64_t out_size = 1;
   for (const std::int64_t size : out_shape) out_size *= size;
   if (out_size == 0) return;

@@ -1,14 +1,19 @@
-#include "comm/internal/reduce.h"
+#include "core/kernels/combine.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace shardbook::internal {
+#include "core/check.h"
+
+namespace shardbook::kernels::cpu {
 namespace {
 
 // Elements handled at once: the running result stays in the first cache while
 // the inputs stream past.
 constexpr std::int64_t kStrip = 2048;
+
+using Inputs = std::vector<const void*>;
+using Outputs = std::vector<void*>;
 
 struct BFloat16 {
   std::uint16_t bits;
@@ -24,7 +29,7 @@ struct Plain {
   static Stored store(Added value) { return static_cast<Stored>(value); }
 };
 
-struct Bf16 {
+struct Bf16Element {
   using StoredType = BFloat16;
   using AddedType = float;
   static float load(BFloat16 value) {
@@ -44,7 +49,7 @@ struct Bf16 {
   }
 };
 
-using F16 = Plain<_Float16, float>;
+using F16Element = Plain<_Float16, float>;
 
 struct Sum {
   template <typename T>
@@ -66,11 +71,11 @@ struct Min {
 };
 
 template <typename Element, typename Op>
-void reduce_strips(const void* const* inputs, int num_inputs,
-                   void* const* outputs, int num_outputs, std::int64_t count) {
+void combine_strips(const Inputs& inputs, const Outputs& outputs,
+                    std::int64_t count) {
   using Stored = typename Element::StoredType;
   using Added = typename Element::AddedType;
-  const auto input = [&](int k) {
+  const auto input = [&](std::size_t k) {
     return static_cast<const Stored*>(inputs[k]);
   };
   alignas(64) Added result[kStrip];
@@ -78,7 +83,7 @@ void reduce_strips(const void* const* inputs, int num_inputs,
     const std::int64_t n = std::min(kStrip, count - begin);
     // The first two inputs make the running result, the others join it.
     const Stored* a = input(0) + begin;
-    if (num_inputs == 1) {
+    if (inputs.size() == 1) {
       for (std::int64_t i = 0; i < n; ++i) result[i] = Element::load(a[i]);
     } else {
       const Stored* b = input(1) + begin;
@@ -86,82 +91,65 @@ void reduce_strips(const void* const* inputs, int num_inputs,
         result[i] = Op::apply(Element::load(a[i]), Element::load(b[i]));
       }
     }
-    for (int k = 2; k < num_inputs; ++k) {
+    for (std::size_t k = 2; k < inputs.size(); ++k) {
       const Stored* b = input(k) + begin;
       for (std::int64_t i = 0; i < n; ++i) {
         result[i] = Op::apply(result[i], Element::load(b[i]));
       }
     }
     // Every input of the strip has been read: outputs may be inputs.
-    for (int j = 0; j < num_outputs; ++j) {
-      Stored* out = static_cast<Stored*>(outputs[j]) + begin;
+    for (void* const output : outputs) {
+      Stored* out = static_cast<Stored*>(output) + begin;
       for (std::int64_t i = 0; i < n; ++i) out[i] = Element::store(result[i]);
     }
   }
 }
 
 template <typename Element>
-void reduce_typed(ReduceOp op, const void* const* inputs, int num_inputs,
-                  void* const* outputs, int num_outputs, std::int64_t count) {
+void combine_typed(ReduceKind op, const Inputs& inputs, const Outputs& outputs,
+                   std::int64_t count) {
   switch (op) {
-    case ReduceOp::kSum:
-      return reduce_strips<Element, Sum>(inputs, num_inputs, outputs,
-                                         num_outputs, count);
-    case ReduceOp::kMax:
-      return reduce_strips<Element, Max>(inputs, num_inputs, outputs,
-                                         num_outputs, count);
+    case ReduceKind::kSum:
+      return combine_strips<Element, Sum>(inputs, outputs, count);
+    case ReduceKind::kMax:
+      return combine_strips<Element, Max>(inputs, outputs, count);
     default:
-      return reduce_strips<Element, Min>(inputs, num_inputs, outputs,
-                                         num_outputs, count);
+      return combine_strips<Element, Min>(inputs, outputs, count);
   }
 }
 
 // Signed integers: sums through the unsigned type, comparisons signed.
 template <typename Signed, typename Unsigned>
-void reduce_integers(ReduceOp op, const void* const* inputs, int num_inputs,
-                     void* const* outputs, int num_outputs,
-                     std::int64_t count) {
-  if (op == ReduceOp::kSum) {
-    reduce_strips<Plain<Unsigned, Unsigned>, Sum>(inputs, num_inputs, outputs,
-                                                  num_outputs, count);
+void combine_integers(ReduceKind op, const Inputs& inputs,
+                      const Outputs& outputs, std::int64_t count) {
+  if (op == ReduceKind::kSum) {
+    combine_strips<Plain<Unsigned, Unsigned>, Sum>(inputs, outputs, count);
   } else {
-    reduce_typed<Plain<Signed, Signed>>(op, inputs, num_inputs, outputs,
-                                        num_outputs, count);
+    combine_typed<Plain<Signed, Signed>>(op, inputs, outputs, count);
   }
 }
 
 }  // namespace
 
-void reduce_buffers(DType dtype, ReduceOp op, const void* const* inputs,
-                    int num_inputs, void* const* outputs, int num_outputs,
-                    std::int64_t count) {
+void combine(KernelContext&, DType dtype, ReduceKind op, std::int64_t n,
+             const Inputs& inputs, const Outputs& outputs) {
+  SB_CHECK(!inputs.empty(), "combine: no inputs; at least 1");
   switch (dtype) {
     case DType::kF64:
-      return reduce_typed<Plain<double, double>>(op, inputs, num_inputs,
-                                                 outputs, num_outputs, count);
+      return combine_typed<Plain<double, double>>(op, inputs, outputs, n);
     case DType::kF32:
-      return reduce_typed<Plain<float, float>>(op, inputs, num_inputs, outputs,
-                                               num_outputs, count);
+      return combine_typed<Plain<float, float>>(op, inputs, outputs, n);
     case DType::kBF16:
-      return reduce_typed<Bf16>(op, inputs, num_inputs, outputs, num_outputs,
-                                count);
+      return combine_typed<Bf16Element>(op, inputs, outputs, n);
     case DType::kF16:
-      return reduce_typed<F16>(op, inputs, num_inputs, outputs, num_outputs,
-                               count);
+      return combine_typed<F16Element>(op, inputs, outputs, n);
     case DType::kI64:
-      return reduce_integers<std::int64_t, std::uint64_t>(
-          op, inputs, num_inputs, outputs, num_outputs, count);
+      return combine_integers<std::int64_t, std::uint64_t>(op, inputs, outputs,
+                                                           n);
     case DType::kI32:
-      return reduce_integers<std::int32_t, std::uint32_t>(
-          op, inputs, num_inputs, outputs, num_outputs, count);
+      return combine_integers<std::int32_t, std::uint32_t>(op, inputs, outputs,
+                                                           n);
   }
 }
 
-void accumulate(DType dtype, ReduceOp op, void* target, const void* source,
-                std::int64_t count) {
-  const void* const inputs[] = {target, source};
-  void* const outputs[] = {target};
-  reduce_buffers(dtype, op, inputs, 2, outputs, 1, count);
-}
-
-}  // namespace shardbook::internal
+}  // namespace shardbook::kernels::cpu

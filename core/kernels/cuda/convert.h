@@ -1,0 +1,51 @@
+#pragma once
+
+// Conversions between the types of elements.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/kernels/cuda/launch.h"
+
+namespace shardbook::kernels::cuda {
+
+/// f64 to 16 bits rounds once: to f32 towards an odd last bit, then to nearest.
+__device__ inline float round_to_odd(double x) {
+  const float nearest = static_cast<float>(x);
+  if (static_cast<double>(nearest) == x || !(std::fabs(x) < 1e38)) {
+    return nearest;
+  }
+  auto bits = std::bit_cast<std::uint32_t>(nearest);
+  const bool away = std::fabs(static_cast<double>(nearest)) > std::fabs(x);
+  if (away) bits -= 1;  // Towards zero
+  return std::bit_cast<float>(bits | 1u);
+}
+
+/// Floats round to nearest even, integers truncate.
+template <typename T>
+__device__ T from_double(double x) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return static_cast<T>(x);
+  } else {
+    return narrow<T>(round_to_odd(x));
+  }
+}
+
+/// Integers become floats through f64, as on the CPU.
+template <typename From, typename To>
+__device__ To convert(From x) {
+  if constexpr (std::is_integral_v<From> && std::is_integral_v<To>) {
+    return static_cast<To>(x);
+  } else if constexpr (std::is_integral_v<From> ||
+                       std::is_same_v<From, double>) {
+    return from_double<To>(static_cast<double>(x));
+  } else if constexpr (std::is_integral_v<To> || std::is_same_v<To, double>) {
+    return static_cast<To>(widen(x));
+  } else {
+    return narrow<To>(widen(x));
+  }
+}
+
+}  // namespace shardbook::kernels::cuda

@@ -1,0 +1,418 @@
+// Element-wise kernels: bound by memory, so all of them move 16 bytes at once.
+
+#include "core/kernels/elementwise.h"
+
+#include <cmath>
+#include <type_traits>
+
+#include "core/kernels/cuda/convert.h"
+#include "core/kernels/cuda/map.h"
+#include "core/kernels/cuda/state.h"
+#include "core/kernels/loops.h"
+
+namespace shardbook::kernels::cuda {
+
+namespace {
+
+template <int N, typename T>
+__global__ void fill_kernel(std::int64_t n, std::int64_t vectors, T* x,
+                            double value) {
+  const T filler = from_double<T>(value);
+  AlignedVector<T, N> v;
+#pragma unroll
+  for (int j = 0; j < N; ++j) v[j] = filler;
+  for (std::int64_t i = first_index(); i < vectors; i += index_step()) {
+    store_vector(x + i * N, v);
+  }
+  for (std::int64_t i = vectors * N + first_index(); i < n; i += index_step()) {
+    x[i] = filler;
+  }
+}
+
+template <typename From, typename To>
+struct Convert {
+  __device__ To operator()(From x) const { return convert<From, To>(x); }
+};
+
+template <typename T>
+struct Scale {
+  Compute<T> factor;
+  __device__ T operator()(T x) const { return narrow<T>(widen(x) * factor); }
+};
+
+template <typename T>
+struct AddScalar {
+  Compute<T> value;
+  __device__ T operator()(T x) const { return narrow<T>(widen(x) + value); }
+};
+
+template <typename T>
+struct Axpy {
+  Compute<T> a;
+  __device__ T operator()(T x, T y) const {
+    if constexpr (std::is_integral_v<T>) {
+      return y + x * a;
+    } else {
+      return narrow<T>(std::fma(a, widen(x), widen(y)));
+    }
+  }
+};
+
+// The operation is the same for all threads: choosing it costs no more than a
+// branch that all take.
+template <typename T>
+struct Binary {
+  BinaryOp op;
+  DeviceError* error;  // For integer divisions
+  __device__ T operator()(T a, T b) const {
+    const auto x = widen(a), y = widen(b);
+    switch (op) {
+      case BinaryOp::kAdd:
+        return narrow<T>(x + y);
+      case BinaryOp::kSub:
+        return narrow<T>(x - y);
+      case BinaryOp::kMul:
+        return narrow<T>(x * y);
+      default:
+        if constexpr (std::is_integral_v<T>) {
+          if (y == 0) {
+            report(error, DeviceError::kDivisionByZero, 0, 0, 0);
+            return 0;
+          }
+        }
+        return narrow<T>(x / y);
+    }
+  }
+};
+
+template <typename T>
+Binary<T> make_binary(KernelContext& context, BinaryOp op) {
+  const bool may_fail = std::is_integral_v<T> && op == BinaryOp::kDiv;
+  return {op, may_fail ? cuda_state(context).error : nullptr};
+}
+
+// BroadcastLoops by value, innermost first. The innermost loop counts vectors.
+template <typename Index>
+struct BroadcastWalk {
+  int count = 0;
+  Index sizes[kMaxDims] = {}, a_strides[kMaxDims] = {},
+        b_strides[kMaxDims] = {};
+};
+
+// Thread i owns vector i of the output, and finds its operands by dividing.
+template <int N, typename Index, typename T>
+__global__ void broadcast_kernel(Index vectors, BroadcastWalk<Index> walk,
+                                 Binary<T> op, const T* a, const T* b, T* out) {
+  const bool a_moves = walk.a_strides[0] != 0;
+  const bool b_moves = walk.b_strides[0] != 0;
+  for (Index i = static_cast<Index>(first_index()); i < vectors;
+       i += static_cast<Index>(index_step())) {
+    Index rest = i, a_at = 0, b_at = 0;
+#pragma unroll
+    for (int d = 0; d < static_cast<int>(kMaxDims); ++d) {
+      if (d == walk.count) break;
+      const Index next = d + 1 == walk.count ? 0 : rest / walk.sizes[d];
+      const Index at = rest - next * walk.sizes[d];
+      a_at += at * walk.a_strides[d];
+      b_at += at * walk.b_strides[d];
+      rest = next;
+    }
+    AlignedVector<T, N> x, y, result;
+    if (a_moves) x = load_vector<N>(a + a_at);
+    if (b_moves) y = load_vector<N>(b + b_at);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      if (!a_moves) x[j] = a[a_at];
+      if (!b_moves) y[j] = b[b_at];
+      result[j] = op(x[j], y[j]);
+    }
+    store_vector(out + static_cast<std::int64_t>(i) * N, result);
+  }
+}
+
+template <int N, typename Index, typename T>
+void launch_broadcast(KernelContext& context, const BroadcastLoops& loops,
+                      std::int64_t n, BinaryOp op, const T* a, const T* b,
+                      T* out) {
+  BroadcastWalk<Index> walk;
+  walk.count = static_cast<int>(loops.sizes.size());
+  for (int d = 0; d < walk.count; ++d) {
+    const std::size_t from = loops.sizes.size() - 1 - d;
+    const std::int64_t width = d == 0 ? N : 1;
+    walk.sizes[d] = static_cast<Index>(loops.sizes[from] / width);
+    walk.a_strides[d] = static_cast<Index>(loops.a_strides[from] * width);
+    walk.b_strides[d] = static_cast<Index>(loops.b_strides[from] * width);
+  }
+  launch(context, "binary", blocks_for(n / N), kBlock,
+         broadcast_kernel<N, Index, T>, static_cast<Index>(n / N), walk,
+         make_binary<T>(context, op), a, b, out);
+}
+
+template <typename T>
+void broadcast(KernelContext& context, const BroadcastLoops& loops,
+               std::int64_t n, BinaryOp op, const T* a, const T* b, T* out) {
+  constexpr int N = kLanes<T>;
+  const std::size_t inner = loops.sizes.size() - 1;
+  // An operand that moves along the innermost loop must do so in vectors.
+  bool aligned = loops.sizes[inner] % N == 0 && is_aligned(kVectorBytes, out);
+  const auto check = [&](const Dims& strides, const T* from) {
+    if (strides[inner] == 0) return;
+    aligned = aligned && is_aligned(kVectorBytes, from);
+    for (std::size_t d = 0; d < inner; ++d) {
+      aligned = aligned && strides[d] % N == 0;
+    }
+  };
+  check(loops.a_strides, a);
+  check(loops.b_strides, b);
+  // Dividing 32 bits is several times as fast.
+  const bool is_short = n < std::int64_t{1} << 31;
+  if (aligned && is_short) {
+    launch_broadcast<N, std::uint32_t>(context, loops, n, op, a, b, out);
+  } else if (aligned) {
+    launch_broadcast<N, std::uint64_t>(context, loops, n, op, a, b, out);
+  } else if (is_short) {
+    launch_broadcast<1, std::uint32_t>(context, loops, n, op, a, b, out);
+  } else {
+    launch_broadcast<1, std::uint64_t>(context, loops, n, op, a, b, out);
+  }
+}
+
+// Calls fn with the operation as a compile-time constant.
+template <typename Fn>
+void with_op(UnaryOp op, const Fn& fn) {
+  const auto call = [&]<UnaryOp kOp>() {
+    fn(std::integral_constant<UnaryOp, kOp>());
+  };
+  switch (op) {
+    case UnaryOp::kNeg:
+      return call.template operator()<UnaryOp::kNeg>();
+    case UnaryOp::kAbs:
+      return call.template operator()<UnaryOp::kAbs>();
+    case UnaryOp::kRelu:
+      return call.template operator()<UnaryOp::kRelu>();
+    case UnaryOp::kGeluTanh:
+      return call.template operator()<UnaryOp::kGeluTanh>();
+    case UnaryOp::kTanh:
+      return call.template operator()<UnaryOp::kTanh>();
+    case UnaryOp::kSigmoid:
+      return call.template operator()<UnaryOp::kSigmoid>();
+    case UnaryOp::kSquare:
+      return call.template operator()<UnaryOp::kSquare>();
+    case UnaryOp::kSqrt:
+      return call.template operator()<UnaryOp::kSqrt>();
+    case UnaryOp::kExp:
+      return call.template operator()<UnaryOp::kExp>();
+    case UnaryOp::kLog:
+      return call.template operator()<UnaryOp::kLog>();
+  }
+}
+
+template <typename S>
+__device__ S sigmoid(S x) {
+  return S(1) / (S(1) + std::exp(-x));
+}
+
+// 2u = 2 sqrt(2/pi) (x + 0.044715 x^3); the slope of 2u is returned.
+template <typename S>
+__device__ S gelu_slope2(S x, S* twice_u) {
+  constexpr S kTwoRoot = S(1.5957691216057307117597842397375);
+  constexpr S kCubic = S(0.044715);
+  const S square = x * x;
+  *twice_u = x * std::fma(square, kTwoRoot * kCubic, kTwoRoot);
+  return std::fma(square, S(3) * kTwoRoot * kCubic, kTwoRoot);
+}
+
+template <typename T, UnaryOp kOp>
+struct Unary {
+  __device__ T operator()(T element) const {
+    return narrow<T>(apply(widen(element)));
+  }
+  template <typename S>
+  static __device__ S apply(S x) {
+    if constexpr (kOp == UnaryOp::kNeg) {
+      return -x;
+    } else if constexpr (kOp == UnaryOp::kAbs) {
+      return std::fabs(x);
+    } else if constexpr (kOp == UnaryOp::kRelu) {
+      return x < S(0) ? S(0) : x;  // A comparison keeps NaN
+    } else if constexpr (kOp == UnaryOp::kGeluTanh) {
+      // 0.5 x (1 + tanh u) = x sigmoid(2u)
+      S twice_u;
+      gelu_slope2(x, &twice_u);
+      return x * sigmoid(twice_u);
+    } else if constexpr (kOp == UnaryOp::kTanh) {
+      return std::tanh(x);
+    } else if constexpr (kOp == UnaryOp::kSigmoid) {
+      return sigmoid(x);
+    } else if constexpr (kOp == UnaryOp::kSquare) {
+      return x * x;
+    } else if constexpr (kOp == UnaryOp::kSqrt) {
+      return std::sqrt(x);
+    } else if constexpr (kOp == UnaryOp::kExp) {
+      return std::exp(x);
+    } else {
+      return std::log(x);
+    }
+  }
+};
+
+// `x` is what was saved: the output y where backward_uses_output.
+template <typename T, UnaryOp kOp>
+struct UnaryBackward {
+  __device__ T operator()(T saved, T grad) const {
+    return narrow<T>(apply(widen(saved), widen(grad)));
+  }
+  template <typename S>
+  static __device__ S apply(S x, S g) {
+    if constexpr (kOp == UnaryOp::kNeg) {
+      return -g;
+    } else if constexpr (kOp == UnaryOp::kAbs) {
+      return x > S(0) ? g : x < S(0) ? -g : S(0);
+    } else if constexpr (kOp == UnaryOp::kRelu) {
+      return x > S(0) ? g : S(0);
+    } else if constexpr (kOp == UnaryOp::kGeluTanh) {
+      S twice_u;
+      const S slope = gelu_slope2(x, &twice_u);
+      const S s = sigmoid(twice_u);
+      return g * s * std::fma(x * slope, S(1) - s, S(1));
+    } else if constexpr (kOp == UnaryOp::kTanh) {
+      return g * (S(1) - x * x);
+    } else if constexpr (kOp == UnaryOp::kSigmoid) {
+      return g * x * (S(1) - x);
+    } else if constexpr (kOp == UnaryOp::kSquare) {
+      return (g + g) * x;
+    } else if constexpr (kOp == UnaryOp::kSqrt) {
+      return g / (x + x);
+    } else if constexpr (kOp == UnaryOp::kExp) {
+      return g * x;
+    } else {
+      return g / x;
+    }
+  }
+};
+
+}  // namespace
+
+void fill(KernelContext& context, DType dtype, std::int64_t n, void* x,
+          double value) {
+  with_any("fill", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int N = kLanes<T>;
+    const std::int64_t vectors = is_aligned(kVectorBytes, x) ? n / N : 0;
+    launch(context, "fill", blocks_for(std::max(vectors, n - vectors * N)),
+           kBlock, fill_kernel<N, T>, n, vectors, static_cast<T*>(x), value);
+  });
+}
+
+void cast(KernelContext& context, DType from_dtype, const void* from,
+          DType to_dtype, void* to, std::int64_t n) {
+  if (n == 0) return;
+  if (from_dtype == to_dtype) {
+    const std::size_t bytes = n * dtype_bytes(to_dtype);
+    SHARDBOOK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice,
+                                   static_cast<cudaStream_t>(context.stream)),
+                   bytes, " bytes");
+    return;
+  }
+  with_any("cast", from_dtype, [&](auto from_zero) {
+    with_any("cast", to_dtype, [&](auto to_zero) {
+      using From = decltype(from_zero);
+      using To = decltype(to_zero);
+      map(context, "cast", n, static_cast<const From*>(from),
+          static_cast<To*>(to), Convert<From, To>());
+    });
+  });
+}
+
+void binary_same_shape(KernelContext& context, BinaryOp op, DType dtype,
+                       std::int64_t n, const void* a, const void* b,
+                       void* out) {
+  with_any("binary", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    map(context, "binary", n, static_cast<const T*>(a),
+        static_cast<const T*>(b), static_cast<T*>(out),
+        make_binary<T>(context, op));
+  });
+}
+
+void binary(KernelContext& context, BinaryOp op, DType dtype,
+            const Dims& a_shape, const void* a, const Dims& b_shape,
+            const void* b, void* out) {
+  const Dims shape =
+      a_shape == b_shape ? a_shape : broadcast_shape(a_shape, b_shape);
+  std::int64_t n = 1;
+  for (const std::int64_t size : shape) n *= size;
+  if (a_shape == b_shape) {
+    return binary_same_shape(context, op, dtype, n, a, b, out);
+  }
+  if (n == 0) return;
+  const BroadcastLoops loops = plan_broadcast(shape, a_shape, b_shape);
+  with_any("binary", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    broadcast(context, loops, n, op, static_cast<const T*>(a),
+              static_cast<const T*>(b), static_cast<T*>(out));
+  });
+}
+
+void scale(KernelContext& context, DType dtype, std::int64_t n, double factor,
+           const void* x, void* y) {
+  with_any("scale", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    map(context, "scale", n, static_cast<const T*>(x), static_cast<T*>(y),
+        Scale<T>{static_cast<Compute<T>>(factor)});
+  });
+}
+
+void add_scalar(KernelContext& context, DType dtype, std::int64_t n,
+                double value, const void* x, void* y) {
+  with_any("add_scalar", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    map(context, "add_scalar", n, static_cast<const T*>(x), static_cast<T*>(y),
+        AddScalar<T>{static_cast<Compute<T>>(value)});
+  });
+}
+
+void axpy(KernelContext& context, DType dtype, std::int64_t n, double a,
+          const void* x, void* y) {
+  with_any("axpy", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    map(context, "axpy", n, static_cast<const T*>(x), static_cast<const T*>(y),
+        static_cast<T*>(y), Axpy<T>{static_cast<Compute<T>>(a)});
+  });
+}
+
+void unary(KernelContext& context, UnaryOp op, DType dtype, std::int64_t n,
+           const void* x, void* y) {
+  with_floating("unary", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    with_op(op, [&](auto kOp) {
+      map(context, "unary", n, static_cast<const T*>(x), static_cast<T*>(y),
+          Unary<T, kOp.value>());
+    });
+  });
+}
+
+void unary_backward(KernelContext& context, UnaryOp op, DType dtype,
+                    std::int64_t n, const void* saved, const void* dy,
+                    void* dx) {
+  with_floating("unary_backward", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    with_op(op, [&](auto kOp) {
+      map(context, "unary_backward", n, static_cast<const T*>(saved),
+          static_cast<const T*>(dy), static_cast<T*>(dx),
+          UnaryBackward<T, kOp.value>());
+    });
+  });
+}
+
+SHARDBOOK_CUDA_KERNEL(fill);
+SHARDBOOK_CUDA_KERNEL(cast);
+SHARDBOOK_CUDA_KERNEL(binary);
+SHARDBOOK_CUDA_KERNEL(binary_same_shape);
+SHARDBOOK_CUDA_KERNEL(scale);
+SHARDBOOK_CUDA_KERNEL(add_scalar);
+SHARDBOOK_CUDA_KERNEL(axpy);
+SHARDBOOK_CUDA_KERNEL(unary);
+SHARDBOOK_CUDA_KERNEL(unary_backward);
+
+}  // namespace shardbook::kernels::cuda

@@ -1,0 +1,385 @@
+// Reductions of rows and columns. Which thread adds which elements, and in which order their sums
+// meet, depends on the shape only: results repeat bit for bit.
+
+#include "core/kernels/reduce.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "core/kernels/cuda/reduce_block.h"
+#include "core/kernels/elementwise.h"
+#include "core/kernels/loops.h"
+
+namespace shardbook::kernels::cuda {
+
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// About this many blocks keep every multiprocessor busy.
+constexpr std::int64_t kEnoughBlocks = 1024;
+
+// --- Sums over rows
+
+constexpr int kRowLanes = kBlock / kWarp;
+
+// Rows of an array [outer, rows, cols], summed in chunks.
+struct ColumnPlan {
+  std::int64_t outer, rows, cols;
+  std::int64_t tiles;       // Groups of columns that one block sums
+  std::int64_t chunk_rows;  // Rows that one block sums
+  std::int64_t chunks;
+};
+
+template <typename T>
+ColumnPlan plan_columns(std::int64_t outer, std::int64_t rows,
+                        std::int64_t cols, bool in_chunks) {
+  ColumnPlan plan{outer,
+                  rows,
+                  cols,
+                  ceil_div(cols, kWarp * kLanes<T>),
+                  std::max<std::int64_t>(1, rows),
+                  1};
+  const std::int64_t blocks = std::max<std::int64_t>(1, outer * plan.tiles);
+  if (in_chunks && blocks < kEnoughBlocks && rows > 64) {
+    const std::int64_t wanted =
+        std::min(kEnoughBlocks / blocks, ceil_div(rows, 64));
+    plan.chunk_rows = ceil_div(rows, wanted);
+    plan.chunks = ceil_div(rows, plan.chunk_rows);
+  }
+  return plan;
+}
+
+// out[o, chunk, c] = sum over the chunk's rows r of x[o, r, c]. A block is 8
+// rows of 32 threads; thread (y, x) owns vector x of the tile's columns and
+// adds rows y, y + 8, ...; then the 8 sums of a column meet.
+template <typename In, typename Out>
+__global__ void sum_columns_kernel(ColumnPlan plan, const In* x, bool aligned,
+                                   Out* out, bool accumulate) {
+  using S = Compute<In>;
+  constexpr int N = kLanes<In>;
+  constexpr int kTile = kWarp * N;
+  __shared__ SharedArray<S, kRowLanes * kTile> sums;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int row_lane = static_cast<int>(threadIdx.x) / kWarp;
+  const std::int64_t items = plan.outer * plan.chunks * plan.tiles;
+  for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const std::int64_t tile = item % plan.tiles;
+    const std::int64_t block = item / plan.tiles;  // outer, chunk
+    const std::int64_t chunk = block % plan.chunks;
+    const std::int64_t first = block / plan.chunks * plan.rows;
+    const std::int64_t from = chunk * plan.chunk_rows;
+    const std::int64_t to = min(from + plan.chunk_rows, plan.rows);
+    const std::int64_t col = tile * kTile + lane * N;
+
+    S sum[N] = {};
+    if (col < plan.cols) {
+#pragma unroll 4
+      for (std::int64_t r = from + row_lane; r < to; r += kRowLanes) {
+        const AlignedVector<In, N> v = load_vector<N>(
+            x + (first + r) * plan.cols + col, aligned, plan.cols - col);
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum[j] += widen(v[j]);
+      }
+    }
+    __syncthreads();  // The last item's sums have been read
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      sums[(row_lane * N + j) * kWarp + lane] = sum[j];
+    }
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < kTile; c += kBlock) {
+      if (tile * kTile + c >= plan.cols) continue;
+      S total = 0;
+#pragma unroll
+      for (int y = 0; y < kRowLanes; ++y) {
+        total += sums[(y * N + c % N) * kWarp + c / N];
+      }
+      Out* to_out = out + block * plan.cols + tile * kTile + c;
+      *to_out = narrow<Out>(accumulate ? widen(*to_out) + total : total);
+    }
+  }
+}
+
+template <typename In, typename Out>
+void launch_columns(KernelContext& context, const ColumnPlan& plan, const In* x,
+                    Out* out, bool accumulate) {
+  const bool aligned =
+      is_aligned(kVectorBytes, x) && plan.cols % kLanes<In> == 0;
+  const std::int64_t items = plan.outer * plan.chunks * plan.tiles;
+  launch(context, "sum_rows", blocks_for(items, 1), kBlock,
+         sum_columns_kernel<In, Out>, plan, x, aligned, out, accumulate);
+}
+
+// out[o, c] = sum over r of x[o, r, c], plus out[o, c] when `accumulate`.
+template <typename In, typename Out>
+void sum_columns(KernelContext& context, std::int64_t outer, std::int64_t rows,
+                 std::int64_t cols, const In* x, Out* out, bool accumulate) {
+  using S = Compute<In>;
+  const ColumnPlan plan = plan_columns<In>(outer, rows, cols, true);
+  if (plan.chunks == 1)
+    return launch_columns(context, plan, x, out, accumulate);
+  Scratch scratch(context, outer * plan.chunks * cols * sizeof(S));
+  S* const partial = scratch.as<S>();
+  launch_columns(context, plan, x, partial, false);
+  launch_columns(context, plan_columns<S>(outer, plan.chunks, cols, false),
+                 static_cast<const S*>(partial), out, accumulate);
+}
+
+// --- Sums along rows
+
+// out[r, chunk] = sum over the chunk's columns c of x[r, c]. kThreads threads,
+// a warp or a block, own one chunk; they take its vectors in turns.
+template <int kThreads, typename In, typename Out>
+__global__ void sum_row_kernel(std::int64_t items, std::int64_t chunks,
+                               std::int64_t cols, std::int64_t chunk_cols,
+                               const In* x, bool aligned, Out* out,
+                               bool accumulate) {
+  using S = Compute<In>;
+  constexpr int N = kLanes<In>;
+  constexpr int kItems = kBlock / kThreads;  // Of one block at a time
+  __shared__ SharedArray<S, 32> parts;
+  const int thread = static_cast<int>(threadIdx.x) % kThreads;
+  for (std::int64_t item = std::int64_t{blockIdx.x} * kItems +
+                           static_cast<int>(threadIdx.x) / kThreads;
+       item < items; item += std::int64_t{gridDim.x} * kItems) {
+    const std::int64_t from = item % chunks * chunk_cols;
+    const std::int64_t to = min(from + chunk_cols, cols);
+    const In* row = x + item / chunks * cols;
+    S sum = 0;
+#pragma unroll 2
+    for (std::int64_t c = from + thread * N; c < to; c += kThreads * N) {
+      const AlignedVector<In, N> v = load_vector<N>(row + c, aligned, to - c);
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum += widen(v[j]);
+    }
+    sum = block_sum<kThreads>(sum, parts);
+    if (thread == 0) {
+      out[item] = narrow<Out>(accumulate ? widen(out[item]) + sum : sum);
+    }
+  }
+}
+
+template <typename In, typename Out>
+void launch_rows(KernelContext& context, std::int64_t rows, std::int64_t chunks,
+                 std::int64_t cols, std::int64_t chunk_cols, const In* x,
+                 Out* out, bool accumulate) {
+  const bool aligned = is_aligned(kVectorBytes, x) && cols % kLanes<In> == 0;
+  const bool by_warps = chunk_cols <= 1024;
+  launch(context, "sum_last",
+         blocks_for(rows * chunks, by_warps ? kBlock / kWarp : 1), kBlock,
+         by_warps ? sum_row_kernel<kWarp, In, Out>
+                  : sum_row_kernel<kBlock, In, Out>,
+         rows * chunks, chunks, cols, chunk_cols, x, aligned, out, accumulate);
+}
+
+// Few long rows are cut into chunks, so that many blocks share them.
+template <typename In, typename Out>
+void sum_along_rows(KernelContext& context, std::int64_t rows,
+                    std::int64_t cols, const In* x, Out* out, bool accumulate) {
+  using S = Compute<In>;
+  constexpr std::int64_t kLeast = 4 * kBlock * kLanes<In>;
+  const std::int64_t wanted =
+      rows == 0 || rows >= kEnoughBlocks / 2
+          ? 1
+          : std::min(ceil_div(cols, kLeast), kEnoughBlocks / rows);
+  if (wanted <= 1) {
+    return launch_rows(context, rows, 1, cols, cols, x, out, accumulate);
+  }
+  const std::int64_t chunk_cols =
+      ceil_div(ceil_div(cols, wanted), kLeast) * kLeast;
+  const std::int64_t chunks = ceil_div(cols, chunk_cols);
+  Scratch scratch(context, rows * chunks * sizeof(S));
+  S* const partial = scratch.as<S>();
+  launch_rows(context, rows, chunks, cols, chunk_cols, x, partial, false);
+  launch_rows(context, rows, 1, chunks, chunks, static_cast<const S*>(partial),
+              out, accumulate);
+}
+
+// Sums the middle dim of x [outer, n, inner].
+template <typename In, typename Out>
+void sum_middle(KernelContext& context, std::int64_t outer, std::int64_t n,
+                std::int64_t inner, const In* x, Out* out, bool accumulate) {
+  if (inner == 1) return sum_along_rows(context, outer, n, x, out, accumulate);
+  sum_columns(context, outer, n, inner, x, out, accumulate);
+}
+
+// --- The largest of each row
+
+// The largest element so far, and where it was first.
+template <typename S>
+struct Best {
+  S value = -std::numeric_limits<S>::infinity();
+  std::int64_t at = std::numeric_limits<std::int64_t>::max();
+
+  __device__ void join(S other, std::int64_t other_at) {
+    const bool is_nan = value != value, other_is_nan = other != other;
+    const bool equal =
+        is_nan || other_is_nan ? is_nan == other_is_nan : value == other;
+    const bool larger = other_is_nan ? !is_nan : other > value;
+    if (equal ? other_at < at : larger) value = other, at = other_at;
+  }
+  __device__ void join_warp() {
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      const S other = __shfl_xor_sync(kFullMask, value, distance);
+      const std::int64_t other_at = __shfl_xor_sync(kFullMask, at, distance);
+      join(other, other_at);
+    }
+  }
+};
+
+// A warp or a block owns a row. One of `largest` and `where` is null.
+template <int kThreads, typename T>
+__global__ void best_kernel(std::int64_t rows, std::int64_t cols, const T* x,
+                            T* largest, std::int64_t* where) {
+  using S = Compute<T>;
+  constexpr int kRows = kBlock / kThreads;
+  constexpr int kWarps = kThreads / kWarp;
+  __shared__ SharedArray<S, 32> values;
+  __shared__ SharedArray<std::int64_t, 32> places;
+  const int thread = static_cast<int>(threadIdx.x) % kThreads;
+  for (std::int64_t r = std::int64_t{blockIdx.x} * kRows +
+                        static_cast<int>(threadIdx.x) / kThreads;
+       r < rows; r += std::int64_t{gridDim.x} * kRows) {
+    const T* row = x + r * cols;
+    Best<S> best;
+#pragma unroll 4
+    for (std::int64_t c = thread; c < cols; c += kThreads) {
+      best.join(widen(row[c]), c);
+    }
+    best.join_warp();
+    if constexpr (kWarps > 1) {
+      const int lane = thread % kWarp;
+      __syncthreads();  // The last row's values have been read
+      if (lane == 0) {
+        values[thread / kWarp] = best.value;
+        places[thread / kWarp] = best.at;
+      }
+      __syncthreads();
+      best.value = values[lane % kWarps];
+      best.at = places[lane % kWarps];
+      best.join_warp();
+    }
+    if (thread == 0) {
+      if (largest != nullptr) largest[r] = row[best.at];
+      if (where != nullptr) where[r] = best.at;
+    }
+  }
+}
+
+template <typename T>
+void find_best(KernelContext& context, const char* name, std::int64_t rows,
+               std::int64_t cols, const T* x, T* largest, std::int64_t* where) {
+  const bool by_warps = cols <= 512;
+  launch(context, name, blocks_for(rows, by_warps ? kBlock / kWarp : 1), kBlock,
+         by_warps ? best_kernel<kWarp, T> : best_kernel<kBlock, T>, rows, cols,
+         x, largest, where);
+}
+
+}  // namespace
+
+void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
+              std::int64_t cols, const void* x, void* out, bool accumulate) {
+  with_floating("sum_rows", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    sum_columns(context, 1, rows, cols, static_cast<const T*>(x),
+                static_cast<T*>(out), accumulate);
+  });
+}
+
+void sum_last(KernelContext& context, DType dtype, std::int64_t rows,
+              std::int64_t cols, const void* x, void* out, bool accumulate) {
+  with_floating("sum_last", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    sum_along_rows(context, rows, cols, static_cast<const T*>(x),
+                   static_cast<T*>(out), accumulate);
+  });
+}
+
+void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
+                  const void* x, const Dims& out_shape, void* out,
+                  bool accumulate) {
+  with_floating("sum_to_shape", dtype, [](auto) {});
+  SumGroups groups = plan_sum(x_shape, out_shape);
+  std::int64_t out_size = 1, size = 1;
+  for (const std::int64_t s : out_shape) out_size *= s;
+  for (const std::int64_t s : x_shape) size *= s;
+  if (out_size == 0) return;
+  if (size == 0) {
+    if (!accumulate) fill(context, dtype, out_size, out, 0.0);
+    return;
+  }
+  auto summed_left =
+      std::count(groups.summed.begin(), groups.summed.end(), true);
+  if (summed_left == 0) {
+    if (accumulate) return axpy(context, dtype, out_size, 1.0, x, out);
+    return cast(context, dtype, x, dtype, out, out_size);
+  }
+  // Sum one group after the other, innermost first; all but the last pass go
+  // through scratch of the compute type.
+  with_floating("sum_to_shape", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using S = Compute<T>;
+    const bool direct = summed_left == 1;
+    Scratch first(context, direct ? 0 : (size / 2 + 1) * sizeof(S));
+    Scratch second(context, direct ? 0 : (size / 4 + 1) * sizeof(S));
+    S* to = first.template as<S>();
+    S* next = second.template as<S>();
+    const S* from = nullptr;  // Null before the first pass
+    for (std::size_t g = groups.sizes.size(); g-- > 0;) {
+      if (!groups.summed[g]) continue;
+      std::int64_t outer = 1, inner = 1;
+      for (std::size_t d = 0; d < g; ++d) outer *= groups.sizes[d];
+      for (std::size_t d = g + 1; d < groups.sizes.size(); ++d) {
+        inner *= groups.sizes[d];
+      }
+      const std::int64_t n = groups.sizes[g];
+      const auto pass = [&](const auto* in) {
+        if (summed_left == 1) {
+          sum_middle(context, outer, n, inner, in, static_cast<T*>(out),
+                     accumulate);
+        } else {
+          sum_middle(context, outer, n, inner, in, to, false);
+        }
+      };
+      from == nullptr ? pass(static_cast<const T*>(x)) : pass(from);
+      from = to;
+      std::swap(to, next);
+      groups.sizes[g] = 1;
+      --summed_left;
+    }
+  });
+}
+
+void max_last(KernelContext& context, DType dtype, std::int64_t rows,
+              std::int64_t cols, const void* x, void* out) {
+  SB_CHECK(cols >= 1, "max_last: rows of ", cols, " elements; at least 1");
+  with_floating("max_last", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    find_best(context, "max_last", rows, cols, static_cast<const T*>(x),
+              static_cast<T*>(out), nullptr);
+  });
+}
+
+void argmax_last(KernelContext& context, DType dtype, std::int64_t rows,
+                 std::int64_t cols, const void* x, std::int64_t* out) {
+  SB_CHECK(cols >= 1, "argmax_last: rows of ", cols, " elements; at least 1");
+  with_floating("argmax_last", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    find_best(context, "argmax_last", rows, cols, static_cast<const T*>(x),
+              static_cast<T*>(nullptr), out);
+  });
+}
+
+SHARDBOOK_CUDA_KERNEL(sum_rows);
+SHARDBOOK_CUDA_KERNEL(sum_last);
+SHARDBOOK_CUDA_KERNEL(sum_to_shape);
+SHARDBOOK_CUDA_KERNEL(max_last);
+SHARDBOOK_CUDA_KERNEL(argmax_last);
+
+}  // namespace shardbook::kernels::cuda

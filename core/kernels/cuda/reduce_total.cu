@@ -1,0 +1,181 @@
+// Reductions to one number, in f64: blocks first, then what they found. Which
+// thread takes which elements depends on their number only.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/kernels/cuda/reduce_block.h"
+#include "core/kernels/cuda/state.h"
+#include "core/kernels/reduce.h"
+
+namespace shardbook::kernels::cuda {
+
+namespace {
+
+constexpr std::int64_t kMostBlocks = 1024;
+
+enum class Total { kSum, kSquares, kNonfinite, kMax, kMaxDifference };
+
+constexpr bool is_max(Total total) {
+  return total == Total::kMax || total == Total::kMaxDifference;
+}
+
+template <typename T>
+__device__ double as_double(T x) {
+  return static_cast<double>(widen(x));
+}
+
+// What one element contributes; `b` is for differences.
+template <Total kTotal, typename T>
+__device__ double term(T a, T b) {
+  if constexpr (kTotal == Total::kNonfinite) {
+    const auto v = widen(a);
+    return v - v == 0 ? 0.0 : 1.0;  // NaN unless v is a number
+  } else if constexpr (kTotal == Total::kSquares) {
+    return as_double(a) * as_double(a);
+  } else if constexpr (kTotal == Total::kMax) {
+    return std::fabs(as_double(a));
+  } else if constexpr (kTotal == Total::kMaxDifference) {
+    const double u = as_double(a), v = as_double(b);
+    return u == v ? 0.0 : std::fabs(u - v);
+  } else {
+    return as_double(a);
+  }
+}
+
+template <Total kTotal>
+__device__ double join(double a, double b) {
+  if constexpr (is_max(kTotal)) {
+    return max_or_nan(a, b);
+  } else {
+    return a + b;
+  }
+}
+
+template <Total kTotal>
+__device__ double join_block(double value, SharedArray<double, 32>& parts) {
+  if constexpr (is_max(kTotal)) {
+    return block_max<kBlock>(value, parts);
+  } else {
+    return block_sum<kBlock>(value, parts);
+  }
+}
+
+// partial[block] = the total of the block's vectors, a grid apart.
+template <Total kTotal, typename T>
+__global__ void total_kernel(std::int64_t n, const T* a, const T* b,
+                             bool aligned, double* partial) {
+  constexpr int N = kLanes<T>;
+  __shared__ SharedArray<double, 32> parts;
+  double result = 0.0;
+#pragma unroll 2
+  for (std::int64_t i = first_index() * N; i < n; i += index_step() * N) {
+    const AlignedVector<T, N> v = load_vector<N>(a + i, aligned, n - i);
+    AlignedVector<T, N> w = v;
+    if constexpr (kTotal == Total::kMaxDifference) {
+      w = load_vector<N>(b + i, aligned, n - i);
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      // Zeros behind the end contribute 0
+      result = join<kTotal>(result, term<kTotal>(v[j], w[j]));
+    }
+  }
+  result = join_block<kTotal>(result, parts);
+  if (threadIdx.x == 0) partial[blockIdx.x] = result;
+}
+
+template <Total kTotal>
+__global__ void total_of_parts_kernel(int count, const double* partial,
+                                      double* out) {
+  __shared__ SharedArray<double, 32> parts;
+  double result = 0.0;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kBlock) {
+    result = join<kTotal>(result, partial[i]);
+  }
+  result = join_block<kTotal>(result, parts);
+  if (threadIdx.x == 0) *out = result;
+}
+
+template <Total kTotal, typename T>
+double total(KernelContext& context, const char* name, std::int64_t n,
+             const T* a, const T* b) {
+  if (n == 0) return 0.0;
+  const std::int64_t per_block = kBlock * kLanes<T>;
+  const std::int64_t blocks =
+      std::min(kMostBlocks, (n + 2 * per_block - 1) / (2 * per_block));
+  Scratch scratch(context, (blocks + 1) * sizeof(double));
+  double* const partial = scratch.as<double>();
+  double* const out = partial + blocks;
+  launch(context, name, dim3(static_cast<unsigned>(blocks)), kBlock,
+         total_kernel<kTotal, T>, n, a, b, is_aligned(kVectorBytes, a, b),
+         partial);
+  launch(context, name, dim3(1), kBlock, total_of_parts_kernel<kTotal>,
+         static_cast<int>(blocks), partial, out);
+  double result = 0.0;
+  read_result(context, &result, out, sizeof(result));
+  return result;
+}
+
+}  // namespace
+
+double sum_all(KernelContext& context, DType dtype, std::int64_t n,
+               const void* x) {
+  double result = 0.0;
+  with_any("sum_all", dtype, [&](auto zero) {
+    const auto* in = static_cast<const decltype(zero)*>(x);
+    result = total<Total::kSum>(context, "sum_all", n, in, in);
+  });
+  return result;
+}
+
+double sum_squares(KernelContext& context, DType dtype, std::int64_t n,
+                   const void* x) {
+  double result = 0.0;
+  with_floating("sum_squares", dtype, [&](auto zero) {
+    const auto* in = static_cast<const decltype(zero)*>(x);
+    result = total<Total::kSquares>(context, "sum_squares", n, in, in);
+  });
+  return result;
+}
+
+std::int64_t count_nonfinite(KernelContext& context, DType dtype,
+                             std::int64_t n, const void* x) {
+  double result = 0.0;
+  with_floating("count_nonfinite", dtype, [&](auto zero) {
+    const auto* in = static_cast<const decltype(zero)*>(x);
+    result = total<Total::kNonfinite>(context, "count_nonfinite", n, in, in);
+  });
+  return static_cast<std::int64_t>(result);
+}
+
+double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
+                          const void* a, const void* b) {
+  double result = 0.0;
+  with_any("max_abs_difference", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    result = total<Total::kMaxDifference>(context, "max_abs_difference", n,
+                                          static_cast<const T*>(a),
+                                          static_cast<const T*>(b));
+  });
+  return result;
+}
+
+double max_abs(KernelContext& context, DType dtype, std::int64_t n,
+               const void* x) {
+  double result = 0.0;
+  with_any("max_abs", dtype, [&](auto zero) {
+    const auto* in = static_cast<const decltype(zero)*>(x);
+    result = total<Total::kMax>(context, "max_abs", n, in, in);
+  });
+  return result;
+}
+
+SHARDBOOK_CUDA_KERNEL(sum_all);
+SHARDBOOK_CUDA_KERNEL(sum_squares);
+SHARDBOOK_CUDA_KERNEL(count_nonfinite);
+SHARDBOOK_CUDA_KERNEL(max_abs_difference);
+SHARDBOOK_CUDA_KERNEL(max_abs);
+
+}  // namespace shardbook::kernels::cuda

@@ -1,0 +1,162 @@
+#include "core/kernels/loops.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+
+namespace shardbook::kernels {
+
+BroadcastLoops plan_broadcast(const Dims& out, const Dims& a, const Dims& b) {
+  const std::size_t ndim = out.size();
+  const auto size_in = [&](const Dims& shape, std::size_t dim) {
+    const std::size_t missing = ndim - shape.size();
+    return dim < missing ? 1 : shape[dim - missing];
+  };
+  BroadcastLoops loops;  // Innermost first until the end
+  std::int64_t a_stride = 1, b_stride = 1;
+  for (std::size_t d = ndim; d-- > 0;) {
+    if (out[d] == 1) continue;
+    const std::int64_t in_a = size_in(a, d), in_b = size_in(b, d);
+    const std::int64_t sa = in_a == 1 ? 0 : a_stride;
+    const std::int64_t sb = in_b == 1 ? 0 : b_stride;
+    a_stride *= in_a;
+    b_stride *= in_b;
+    const bool joins = !loops.sizes.empty() &&
+                       sa == loops.a_strides.back() * loops.sizes.back() &&
+                       sb == loops.b_strides.back() * loops.sizes.back();
+    if (joins) {
+      loops.sizes.back() *= out[d];
+    } else {
+      loops.sizes.push_back(out[d]);
+      loops.a_strides.push_back(sa);
+      loops.b_strides.push_back(sb);
+    }
+  }
+  if (loops.sizes.empty()) loops = {{1}, {1}, {1}};
+  std::reverse(loops.sizes.begin(), loops.sizes.end());
+  std::reverse(loops.a_strides.begin(), loops.a_strides.end());
+  std::reverse(loops.b_strides.begin(), loops.b_strides.end());
+  return loops;
+}
+
+CopyLoops plan_copy(const Dims& shape, const Dims& src, const Dims& dst) {
+  SB_CHECK(shape.size() <= kMaxDims, "copy_strided: ", shape.size(),
+           " dims; at most ", kMaxDims);
+  SB_CHECK(src.size() == shape.size() && dst.size() == shape.size(),
+           "copy_strided: ", src.size(), " strides of src and ", dst.size(),
+           " of dst for ", shape.size(), " dims");
+  std::vector<std::size_t> dims;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] != 1) dims.push_back(d);
+  }
+  std::stable_sort(dims.begin(), dims.end(), [&](std::size_t x, std::size_t y) {
+    return dst[x] > dst[y];
+  });
+  CopyLoops loops;
+  for (const std::size_t d : dims) {
+    if (!loops.sizes.empty() && loops.src.back() == src[d] * shape[d] &&
+        loops.dst.back() == dst[d] * shape[d]) {
+      loops.sizes.back() *= shape[d];
+      loops.src.back() = src[d];
+      loops.dst.back() = dst[d];
+    } else {
+      loops.sizes.push_back(shape[d]);
+      loops.src.push_back(src[d]);
+      loops.dst.push_back(dst[d]);
+    }
+  }
+  return loops;
+}
+
+PermutedView plan_permute(const Dims& shape, const Dims& order) {
+  const std::size_t ndim = shape.size();
+  SB_CHECK(order.size() == ndim, "permute: an order of ", order.size(),
+           " dims for a shape of ", ndim);
+  std::vector<bool> seen(ndim, false);
+  const Dims strides = contiguous_strides(shape);
+  Dims out_shape(ndim), src_strides(ndim);
+  for (std::size_t d = 0; d < ndim; ++d) {
+    const std::int64_t from = order[d];
+    SB_CHECK(from >= 0 && from < static_cast<std::int64_t>(ndim) && !seen[from],
+             "permute: order names dim ", from, "; each of the ", ndim,
+             " dims comes once");
+    seen[from] = true;
+    out_shape[d] = shape[from];
+    src_strides[d] = strides[from];
+  }
+  return {out_shape, src_strides};
+}
+
+SumGroups plan_sum(const Dims& x, const Dims& out) {
+  SB_CHECK(x.size() <= kMaxDims && out.size() <= x.size(),
+           "sum_to_shape: ", x.size(), " dims to ", out.size(),
+           "; not more than before, and at most ", kMaxDims);
+  SumGroups groups;
+  const std::size_t missing = x.size() - out.size();
+  for (std::size_t d = 0; d < x.size(); ++d) {
+    const std::int64_t to = d < missing ? 1 : out[d - missing];
+    SB_CHECK(to == x[d] || to == 1, "sum_to_shape: dim ", d, " of size ", x[d],
+             " cannot become ", to, "; it stays or becomes 1");
+    if (x[d] == 1) continue;
+    const bool summed = to == 1;
+    if (!groups.sizes.empty() && groups.summed.back() == summed) {
+      groups.sizes.back() *= x[d];
+    } else {
+      groups.sizes.push_back(x[d]);
+      groups.summed.push_back(summed);
+    }
+  }
+  return groups;
+}
+
+ViewRuns plan_runs(const GlobalView& view) {
+  const std::size_t ndim = view.shape.size();
+  SB_CHECK(view.global_shape.size() == ndim &&
+               (view.offset.empty() || view.offset.size() == ndim) &&
+               (view.step.empty() || view.step.size() == ndim),
+           "random: a view with ", ndim, " local and ",
+           view.global_shape.size(), " global dims, ", view.offset.size(),
+           " offsets and ", view.step.size(), " steps; they must agree");
+  ViewRuns runs;
+  std::uint64_t stride = 1;
+  bool joining = true;  // Still in the run, and it covers its dims so far
+  for (std::size_t d = ndim; d-- > 0;) {
+    const std::int64_t size = view.shape[d], global = view.global_shape[d];
+    const std::int64_t offset = view.offset.empty() ? 0 : view.offset[d];
+    const std::int64_t step = view.step.empty() ? 1 : view.step[d];
+    SB_CHECK(size >= 0 && offset >= 0 && step >= 1 &&
+                 (size == 0 || offset + (size - 1) * step < global),
+             "random: dim ", static_cast<std::int64_t>(d), " of ", size,
+             " elements from ", offset, " in steps of ", step,
+             " leaves the global size ", global);
+    runs.first += static_cast<std::uint64_t>(offset) * stride;
+    const bool innermost = d + 1 == ndim;
+    if (joining && (innermost || step == 1)) {
+      if (innermost) runs.step = static_cast<std::uint64_t>(step);
+      runs.length *= size;
+      joining = step == 1 && size == global;
+    } else {
+      joining = false;
+      runs.sizes.insert(runs.sizes.begin(), size);
+      runs.strides.insert(runs.strides.begin(),
+                          stride * static_cast<std::uint64_t>(step));
+      runs.count *= size;
+    }
+    stride *= static_cast<std::uint64_t>(global);
+  }
+  return runs;
+}
+
+std::uint32_t keep_threshold(double p) {
+  return static_cast<std::uint32_t>(
+      std::min(std::ceil(p * 0x1p32), 0x1p32 - 1.0));
+}
+
+std::uint32_t dropout_threshold(double p) {
+  SB_CHECK(p >= 0.0 && p < 1.0, "dropout: probability ", p,
+           "; it lies in [0, 1)");
+  return keep_threshold(p);
+}
+
+}  // namespace shardbook::kernels
