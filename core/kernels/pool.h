@@ -15,8 +15,12 @@ struct PoolShape {
   std::int64_t size = 1;
   std::int64_t stride = 1, padding = 0;
 
-  std::int64_t out_h() const { return (h + 2 * padding - size) / stride + 1; }
-  std::int64_t out_w() const { return (w + 2 * padding - size) / stride + 1; }
+  constexpr std::int64_t out_h() const {
+    return (h + 2 * padding - size) / stride + 1;
+  }
+  constexpr std::int64_t out_w() const {
+    return (w + 2 * padding - size) / stride + 1;
+  }
 };
 
 /// y [n, out_h, out_w, c] = the largest of each window; taps, of y's shape, is

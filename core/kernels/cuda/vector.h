@@ -4,6 +4,7 @@
 // fastest when each thread moves 16 bytes at once.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/kernels/cuda/launch.h"
 
@@ -56,6 +57,17 @@ __device__ void store_vector(T* x, const AlignedVector<T, N>& v, bool aligned,
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     if (j < count) x[j] = v[j];
+  }
+}
+
+/// Calls body(width) with the constant number of neighbouring channels that one
+/// thread works on; `aligned` says that all arrays begin at whole vectors.
+template <typename T, typename Body>
+void with_channel_width(std::int64_t channels, bool aligned, Body body) {
+  if (aligned && channels % kLanes<T> == 0) {
+    body(std::integral_constant<int, kLanes<T>>{});
+  } else {
+    body(std::integral_constant<int, 1>{});
   }
 }
 

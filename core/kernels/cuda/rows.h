@@ -1,0 +1,138 @@
+#pragma once
+
+// Rows that are normalised, each by a warp or by a block. A thread keeps its
+// part of a short row in registers; a long row is read again for each pass.
+//
+//   row of 20 elements, vectors of 2, 4 threads (really 32 or 256):
+//   element   0 1   2 3   4 5   6 7 | 8 9  10 11  12 13  14 15 | 16 17  18 19
+//   thread     0     1     2     3  |  0     1      2      3   |   0      1
+//   vector     0     0     0     0  |  1     1      1      1   |   2      2
+
+#include <cstdint>
+
+#include "core/kernels/cuda/reduce_block.h"
+#include "core/kernels/cuda/vector.h"
+
+namespace shardbook::kernels::cuda {
+
+/// Threads of a block: for one long row, or for 8 short ones.
+constexpr int kRowBlock = 256;
+
+/// kThreads threads share a row. Each holds at most kItems elements of it, in
+/// vectors of kWidth; with kItems = 0 any number, and none in registers.
+template <int kVectorWidth, int kRowThreads, int kItems>
+struct RowShape {
+  static constexpr int kWidth = kVectorWidth;
+  static constexpr int kThreads = kRowThreads;
+  static constexpr int kVectors = kItems / kWidth;
+  static constexpr bool kInRegisters = kItems > 0;
+  static constexpr int kItemsPerRow = kItems * kThreads;
+  static constexpr int kBlockThreads = kThreads == kWarp ? kRowBlock : kThreads;
+  static constexpr int kRowsPerBlock = kBlockThreads / kThreads;
+
+  static dim3 grid(std::int64_t rows) {
+    return dim3(
+        static_cast<unsigned>((rows + kRowsPerBlock - 1) / kRowsPerBlock));
+  }
+  __device__ static int thread() {
+    return static_cast<int>(threadIdx.x) % kThreads;
+  }
+  __device__ static std::int64_t first_row() {
+    return std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kThreads;
+  }
+
+  /// Calls fn(vector, column) for this thread's vectors of a row.
+  template <typename Fn>
+  __device__ static void for_vectors(std::int64_t cols, Fn fn) {
+    if constexpr (kInRegisters) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const int column = (i * kThreads + thread()) * kWidth;
+        if (column < cols) fn(i, std::int64_t{column});
+      }
+    } else {
+      for (std::int64_t column = thread() * kWidth; column < cols;
+           column += kThreads * kWidth) {
+        fn(0, column);
+      }
+    }
+  }
+
+  /// The sum and the largest over the threads of a row, which all call this.
+  template <typename S>
+  __device__ static S sum(S value) {
+    if constexpr (kThreads == kWarp) {
+      return warp_sum(value);
+    } else {
+      __shared__ SharedArray<S, 32> parts;
+      return block_sum<kThreads>(value, parts);
+    }
+  }
+  template <typename S>
+  __device__ static S largest(S value) {
+    if constexpr (kThreads == kWarp) {
+      return warp_max(value);
+    } else {
+      __shared__ SharedArray<S, 32> parts;
+      return block_max<kThreads>(value, parts);
+    }
+  }
+};
+
+/// This thread's part of one row.
+template <typename T, typename Shape>
+class RowPart {
+ public:
+  using Vector = AlignedVector<T, Shape::kWidth>;
+
+  __device__ RowPart(const T* row, std::int64_t cols) : row_(row) {
+    if constexpr (Shape::kInRegisters) {
+      Shape::for_vectors(cols, [&](int i, std::int64_t column) {
+        vectors_[i] = load_vector<Shape::kWidth>(row + column);
+      });
+    }
+  }
+  __device__ Vector at(int i, std::int64_t column) const {
+    if constexpr (Shape::kInRegisters) {
+      return vectors_[i];
+    } else {
+      return load_vector<Shape::kWidth>(row_ + column);
+    }
+  }
+
+ private:
+  const T* row_;
+  Vector vectors_[Shape::kInRegisters ? Shape::kVectors : 1];
+};
+
+/// Elements that a thread holds of all but the shortest rows. More than a few
+/// f64, or single elements, would need too many registers.
+template <typename T, int kWidth>
+constexpr int kRowItems = sizeof(T) == 8 || kWidth == 1 ? 8 : 32;
+
+template <typename T, int kWidth, typename Body>
+void with_row_width(std::int64_t cols, Body body) {
+  constexpr int kFew = 8, kMany = kRowItems<T, kWidth>;
+  if (cols <= kWarp * kFew) {
+    body(RowShape<kWidth, kWarp, kFew>{});
+  } else if (cols <= kWarp * kMany) {
+    body(RowShape<kWidth, kWarp, kMany>{});
+  } else if (cols <= kRowBlock * kMany) {
+    body(RowShape<kWidth, kRowBlock, kMany>{});
+  } else {
+    body(RowShape<kWidth, kRowBlock, 0>{});
+  }
+}
+
+/// Calls body(RowShape) for rows of `cols` elements of T; `aligned` says that
+/// all arrays begin at multiples of kVectorBytes.
+template <typename T, typename Body>
+void with_row_shape(std::int64_t cols, bool aligned, Body body) {
+  if (aligned && cols % kLanes<T> == 0) {
+    with_row_width<T, kLanes<T>>(cols, body);
+  } else {
+    with_row_width<T, 1>(cols, body);
+  }
+}
+
+}  // namespace shardbook::kernels::cuda
