@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/kernels/attention_args.h"
 #include "core/kernels/cpu/attention_block.h"
 #include "core/kernels/cpu/attention_dropout.h"
 #include "core/kernels/cpu/attention_heads.h"
@@ -125,8 +126,7 @@ class Forward {
 void attention(KernelContext& context, DType dtype,
                const AttentionArgs& original, const void* q, const void* k,
                const void* v, void* out, void* logsumexp) {
-  AttentionArgs args = original;
-  check_args("attention", &args);
+  const AttentionArgs args = checked_args("attention", original);
   const Dropout dropout(args);
   dispatch_floating("attention", dtype, [&](auto zero) {
     using T = decltype(zero);

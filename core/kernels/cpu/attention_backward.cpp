@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "core/kernels/attention.h"
+#include "core/kernels/attention_args.h"
 #include "core/kernels/cpu/attention_block.h"
 #include "core/kernels/cpu/attention_dropout.h"
 #include "core/kernels/cpu/attention_heads.h"
@@ -174,8 +175,7 @@ void attention_backward(KernelContext& context, DType dtype,
                         const void* k, const void* v, const void* out,
                         const void* dout, const void* logsumexp, void* dq,
                         void* dk, void* dv, bool accumulate) {
-  AttentionArgs args = original;
-  check_args("attention_backward", &args);
+  const AttentionArgs args = checked_args("attention_backward", original);
   const Dropout dropout(args);
   dispatch_floating("attention_backward", dtype, [&](auto zero) {
     using T = decltype(zero);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/check.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/cpu/gemm.h"
 
@@ -61,18 +60,6 @@ void pack_left(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
       return v * Vec<Compute<T>>(scale);
     });
   }
-}
-
-inline void check_args(const char* kernel, AttentionArgs* args) {
-  if (args->kv_heads == 0) args->kv_heads = args->heads;
-  SB_CHECK(args->batch >= 0 && args->heads >= 0 && args->q_rows >= 0 &&
-               args->k_rows >= 0 && args->head_dim >= 0,
-           kernel, ": batch ", args->batch, ", heads ", args->heads,
-           ", q_rows ", args->q_rows, ", k_rows ", args->k_rows, ", head_dim ",
-           args->head_dim, "; none may be negative");
-  SB_CHECK(args->heads == 0 || args->heads % args->kv_heads == 0, kernel, ": ",
-           args->kv_heads, " key heads do not divide ", args->heads,
-           " query heads");
 }
 
 // Heads of keys that one thread takes at least.

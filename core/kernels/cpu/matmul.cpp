@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "core/check.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/matmul_dnnl.h"
 #include "core/kernels/elementwise.h"
+#include "core/kernels/matmul_args.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -262,12 +262,6 @@ void multiply_empty(KernelContext& context, DType dtype, const MatmulArgs& args,
   }
 }
 
-void check_ld(const char* name, std::int64_t* ld, std::int64_t cols) {
-  if (*ld == 0) *ld = cols;
-  SB_CHECK(*ld >= cols, "matmul: ", name, " is ", *ld,
-           ", less than the row of ", cols);
-}
-
 // Below this, calling oneDNN costs more than it saves.
 bool is_large(const MatmulArgs& args) {
   return args.m * args.n * args.k >= std::int64_t{1} << 22;
@@ -277,26 +271,10 @@ bool is_large(const MatmulArgs& args) {
 
 void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
             const void* a, const void* b, void* c, const void* bias) {
-  MatmulArgs args = original;
-  SB_CHECK(args.batch >= 0 && args.m >= 0 && args.n >= 0 && args.k >= 0,
-           "matmul: batch ", args.batch, ", m ", args.m, ", n ", args.n, ", k ",
-           args.k, "; none may be negative");
-  check_ld("lda", &args.lda, args.trans_a ? args.m : args.k);
-  check_ld("ldb", &args.ldb, args.trans_b ? args.k : args.n);
-  check_ld("ldc", &args.ldc, args.n);
-  SB_CHECK(args.batch <= 1 || args.stride_c != 0, "matmul: batch ", args.batch,
-           " with stride_c 0; results overlap");
+  const MatmulArgs args = checked_args(original);
   dispatch_floating("matmul", dtype, [](auto) {});
   if (args.batch == 0 || args.m == 0 || args.n == 0) return;
   if (args.k == 0) return multiply_empty(context, dtype, args, c, bias);
-
-  // A batch of row blocks against one matrix is one taller product.
-  if (args.batch > 1 && args.stride_b == 0 && !args.trans_a &&
-      args.stride_a == args.m * args.lda &&
-      args.stride_c == args.m * args.ldc) {
-    args.m *= args.batch;
-    args.batch = 1;
-  }
   switch (dtype) {
     case DType::kF64:
       return multiply_all<double>(context, args, a, b, c, bias);

@@ -30,7 +30,7 @@ constexpr unsigned kFullMask = 0xffffffffu;
 using emulator::SharedArray;
 #else
 template <typename T, int N>
-struct SharedArray {
+struct alignas(16) SharedArray {
   T values[N];
   __device__ T& operator[](int i) { return values[i]; }
   __device__ const T& operator[](int i) const { return values[i]; }

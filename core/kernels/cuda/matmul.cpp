@@ -1,0 +1,351 @@
+// Matrix products by cuBLASLt.
+
+#include "core/kernels/matmul.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "core/check.h"
+#include "core/kernels/cuda/check.h"
+#include "core/kernels/cuda/matmul_layout.h"
+#include "core/kernels/cuda/state.h"
+#include "core/kernels/elementwise.h"
+#include "core/kernels/layout.h"
+#include "core/kernels/matmul_args.h"
+
+namespace shardbook::kernels::cuda {
+
+namespace {
+
+#define SHARDBOOK_CUBLAS(call, ...)                                        \
+  do {                                                                     \
+    const cublasStatus_t cublas_status_ = (call);                          \
+    SB_CHECK(cublas_status_ == CUBLAS_STATUS_SUCCESS, "cuBLASLt: ", #call, \
+             " failed: ", cublasLtGetStatusName(cublas_status_), "; ",     \
+             __VA_ARGS__);                                                 \
+  } while (false)
+
+// A product as error messages name it.
+std::string text(DType dtype, const MatmulArgs& x) {
+  const auto number = [](std::int64_t n) { return std::to_string(n); };
+  return std::string("matmul of ") + dtype_name(dtype) + ", batch " +
+         number(x.batch) + ", m " + number(x.m) + ", n " + number(x.n) +
+         ", k " + number(x.k) + ", lda " + number(x.lda) + ", ldb " +
+         number(x.ldb) + ", ldc " + number(x.ldc) +
+         (x.trans_a ? ", A transposed" : "") +
+         (x.trans_b ? ", B transposed" : "");
+}
+
+cudaDataType_t data_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return CUDA_R_64F;
+    case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    case DType::kF16:
+      return CUDA_R_16F;
+    default:
+      SB_FAIL("matmul: dtype ", dtype_name(dtype),
+              "; give f64, f32, bf16 or f16");
+  }
+}
+
+// Owners of what cuBLASLt makes.
+template <auto kDestroy>
+struct Destroy {
+  template <typename T>
+  void operator()(T* x) const {
+    kDestroy(x);
+  }
+};
+using Handle = std::unique_ptr<std::remove_pointer_t<cublasLtHandle_t>,
+                               Destroy<cublasLtDestroy>>;
+using Description = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulDesc_t>,
+                                    Destroy<cublasLtMatmulDescDestroy>>;
+using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>,
+                               Destroy<cublasLtMatrixLayoutDestroy>>;
+using Preference =
+    std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
+                    Destroy<cublasLtMatmulPreferenceDestroy>>;
+
+// A product that cuBLASLt has chosen an algorithm for.
+struct Plan {
+  Description description;
+  Layout left, right, c;
+  cublasLtMatmulAlgo_t algorithm = {};
+  std::size_t workspace = 0;
+  /// The epilogue adds the bias.
+  bool adds_bias = false;
+};
+
+// All that the choice of an algorithm depends on.
+using Key = std::array<std::int64_t, 17>;
+
+struct Products {
+  Handle handle;
+  std::size_t most_workspace = 0;
+  std::map<Key, Plan> plans;
+};
+
+Products& products(KernelContext& context) {
+  CudaState& state = cuda_state(context);
+  if (state.matmul == nullptr) {
+    auto made = std::make_shared<Products>();
+    cublasLtHandle_t handle = nullptr;
+    SHARDBOOK_CUBLAS(cublasLtCreate(&handle), "the handle of a rank");
+    made->handle.reset(handle);
+    int device = 0, major = 0;
+    SHARDBOOK_CUDA(cudaGetDevice(&device));
+    SHARDBOOK_CUDA(cudaDeviceGetAttribute(
+                       &major, cudaDevAttrComputeCapabilityMajor, device),
+                   "device ", device);
+    // NVIDIA's advice: 32 MiB from Hopper on, 4 MiB before.
+    made->most_workspace = std::size_t{major >= 9 ? 32u : 4u} << 20;
+    state.matmul = made;
+  }
+  return *static_cast<Products*>(state.matmul.get());
+}
+
+// The largest power of two up to 16 that divides an address.
+std::uint32_t alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer) | 16;
+  return static_cast<std::uint32_t>(address & (~address + 1));
+}
+
+template <typename T>
+void set(cublasLtMatmulDesc_t description,
+         cublasLtMatmulDescAttributes_t attribute, T value) {
+  SHARDBOOK_CUBLAS(cublasLtMatmulDescSetAttribute(description, attribute,
+                                                  &value, sizeof(value)),
+                   "attribute ", static_cast<int>(attribute));
+}
+template <typename T>
+void set(cublasLtMatmulPreference_t preference,
+         cublasLtMatmulPreferenceAttributes_t attribute, T value) {
+  SHARDBOOK_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute,
+                                                        &value, sizeof(value)),
+                   "attribute ", static_cast<int>(attribute));
+}
+
+Layout layout_of(cudaDataType_t type, const ColumnMajor& x,
+                 std::int64_t batch) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  SHARDBOOK_CUBLAS(cublasLtMatrixLayoutCreate(
+                       &layout, type, static_cast<std::uint64_t>(x.rows),
+                       static_cast<std::uint64_t>(x.cols), x.ld),
+                   "rows ", x.rows, ", cols ", x.cols, ", ld ", x.ld);
+  Layout owner(layout);
+  const auto count = static_cast<std::int32_t>(batch);
+  SHARDBOOK_CUBLAS(
+      cublasLtMatrixLayoutSetAttribute(
+          layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)),
+      "batch ", batch);
+  SHARDBOOK_CUBLAS(cublasLtMatrixLayoutSetAttribute(
+                       layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                       &x.stride, sizeof(x.stride)),
+                   "stride ", x.stride);
+  return owner;
+}
+
+cublasComputeType_t compute_type(const KernelContext& context, DType dtype) {
+  if (dtype == DType::kF64) return CUBLAS_COMPUTE_64F;
+  return dtype == DType::kF32 && context.allow_tf32
+             ? CUBLAS_COMPUTE_32F_FAST_TF32
+             : CUBLAS_COMPUTE_32F;
+}
+
+struct Pointers {
+  const void* left;
+  const void* right;
+  void* c;
+  const void* bias;
+};
+
+// False when cuBLASLt knows no algorithm.
+bool choose(KernelContext& context, Products& all, DType dtype,
+            const MatmulArgs& args, const Pointers& x, bool with_bias,
+            Plan* plan) {
+  const ColumnMajorProduct product = column_major(args);
+  const cudaDataType_t type = data_type(dtype);
+  cublasLtMatmulDesc_t description = nullptr;
+  SHARDBOOK_CUBLAS(
+      cublasLtMatmulDescCreate(&description, compute_type(context, dtype),
+                               dtype == DType::kF64 ? CUDA_R_64F : CUDA_R_32F),
+      text(dtype, args));
+  plan->description.reset(description);
+  const auto operation = [](const ColumnMajor& operand) {
+    return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  };
+  set(description, CUBLASLT_MATMUL_DESC_TRANSA, operation(product.left));
+  set(description, CUBLASLT_MATMUL_DESC_TRANSB, operation(product.right));
+  if (with_bias) {
+    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, x.bias);
+    set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+        static_cast<std::int32_t>(type));
+  }
+  plan->adds_bias = with_bias;
+  plan->left = layout_of(type, product.left, args.batch);
+  plan->right = layout_of(type, product.right, args.batch);
+  plan->c = layout_of(type, product.c, args.batch);
+
+  cublasLtMatmulPreference_t made = nullptr;
+  SHARDBOOK_CUBLAS(cublasLtMatmulPreferenceCreate(&made), text(dtype, args));
+  const Preference preference(made);
+  set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, all.most_workspace);
+  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(x.left));
+  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(x.right));
+  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(x.c));
+  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(x.c));
+  if (context.deterministic) {
+    set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+  }
+  cublasLtMatmulHeuristicResult_t found = {};
+  int count = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      all.handle.get(), description, plan->left.get(), plan->right.get(),
+      plan->c.get(), plan->c.get(), made, 1, &found, &count);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || count == 0) return false;
+  SHARDBOOK_CUBLAS(status, "choice of an algorithm; ", text(dtype, args));
+  plan->algorithm = found.algo;
+  plan->workspace = found.workspaceSize;
+  return true;
+}
+
+Plan& plan_for(KernelContext& context, Products& all, DType dtype,
+               const MatmulArgs& args, const Pointers& x) {
+  const bool tf32 = dtype == DType::kF32 && context.allow_tf32;
+  const std::int64_t flags = args.trans_a | args.trans_b << 1 |
+                             args.accumulate << 2 | tf32 << 3 |
+                             context.deterministic << 4;
+  const Key key = {static_cast<std::int64_t>(dtype),
+                   flags,
+                   args.batch,
+                   args.m,
+                   args.n,
+                   args.k,
+                   args.lda,
+                   args.ldb,
+                   args.ldc,
+                   args.stride_a,
+                   args.stride_b,
+                   args.stride_c,
+                   x.bias != nullptr,
+                   alignment_of(x.left),
+                   alignment_of(x.right),
+                   alignment_of(x.c),
+                   x.bias == nullptr ? 0 : alignment_of(x.bias)};
+  const auto found = all.plans.find(key);
+  if (found != all.plans.end()) return found->second;
+  Plan plan;
+  const bool chosen = (x.bias != nullptr &&
+                       choose(context, all, dtype, args, x, true, &plan)) ||
+                      choose(context, all, dtype, args, x, false, &plan);
+  SB_CHECK(chosen, "cuBLASLt: no algorithm within ", all.most_workspace >> 20,
+           " MiB of workspace; ", text(dtype, args));
+  return all.plans.emplace(key, std::move(plan)).first->second;
+}
+
+std::int64_t bytes_of(DType dtype, std::int64_t n) {
+  return n * static_cast<std::int64_t>(dtype_bytes(dtype));
+}
+
+// Every row of C = bias.
+void copy_bias(KernelContext& context, DType dtype, const MatmulArgs& args,
+               const void* bias, void* c) {
+  copy_strided(context, dtype, {args.batch, args.m, args.n}, bias, {0, 0, 1}, c,
+               {args.stride_c, args.ldc, 1});
+}
+
+// C += bias in every row. Only for products whose epilogue does not.
+void add_bias(KernelContext& context, DType dtype, const MatmulArgs& args,
+              const void* bias, void* c) {
+  for (std::int64_t i = 0; i < args.batch; ++i) {
+    char* const matrix =
+        static_cast<char*>(c) + bytes_of(dtype, i * args.stride_c);
+    if (args.ldc == args.n) {
+      binary(context, BinaryOp::kAdd, dtype, {args.m, args.n}, matrix, {args.n},
+             bias, matrix);
+      continue;
+    }
+    for (std::int64_t row = 0; row < args.m; ++row) {
+      axpy(context, dtype, args.n, 1.0, bias,
+           matrix + bytes_of(dtype, row * args.ldc));
+    }
+  }
+}
+
+// The product of nothing: zeros, C or bias.
+void multiply_empty(KernelContext& context, DType dtype, const MatmulArgs& args,
+                    const void* bias, void* c) {
+  if (args.accumulate) {
+    if (bias != nullptr) add_bias(context, dtype, args, bias, c);
+    return;
+  }
+  if (bias != nullptr) return copy_bias(context, dtype, args, bias, c);
+  for (std::int64_t i = 0; i < args.batch; ++i) {
+    SHARDBOOK_CUDA(
+        cudaMemset2DAsync(
+            static_cast<char*>(c) + bytes_of(dtype, i * args.stride_c),
+            static_cast<std::size_t>(bytes_of(dtype, args.ldc)), 0,
+            static_cast<std::size_t>(bytes_of(dtype, args.n)),
+            static_cast<std::size_t>(args.m),
+            static_cast<cudaStream_t>(context.stream)),
+        text(dtype, args));
+  }
+}
+
+}  // namespace
+
+void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
+            const void* a, const void* b, void* c, const void* bias) {
+  const MatmulArgs args = checked_args(original);
+  data_type(dtype);  // throws for integers
+  if (args.batch == 0 || args.m == 0 || args.n == 0) return;
+  if (args.k == 0) return multiply_empty(context, dtype, args, bias, c);
+
+  Products& all = products(context);
+  Plan& plan = plan_for(context, all, dtype, args, {b, a, c, bias});
+  bool accumulate = args.accumulate;
+  if (plan.adds_bias) {
+    set(plan.description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  } else if (bias != nullptr && accumulate) {
+    add_bias(context, dtype, args, bias, c);
+  } else if (bias != nullptr) {
+    copy_bias(context, dtype, args, bias, c);
+    accumulate = true;
+  }
+  const double alpha = 1.0, beta = accumulate ? 1.0 : 0.0;
+  const float alpha32 = 1.0f, beta32 = accumulate ? 1.0f : 0.0f;
+  const bool wide = dtype == DType::kF64;
+  // cuBLASLt wants 256 bytes of alignment, scratch promises 64.
+  constexpr std::size_t kAlignment = 256;
+  const Scratch scratch(context,
+                        plan.workspace == 0 ? 0 : plan.workspace + kAlignment);
+  const auto address = reinterpret_cast<std::uintptr_t>(scratch.data());
+  void* const workspace = reinterpret_cast<void*>((address + kAlignment - 1) /
+                                                  kAlignment * kAlignment);
+  SHARDBOOK_CUBLAS(
+      cublasLtMatmul(all.handle.get(), plan.description.get(),
+                     wide ? static_cast<const void*>(&alpha) : &alpha32, b,
+                     plan.left.get(), a, plan.right.get(),
+                     wide ? static_cast<const void*>(&beta) : &beta32, c,
+                     plan.c.get(), c, plan.c.get(), &plan.algorithm, workspace,
+                     plan.workspace, static_cast<cudaStream_t>(context.stream)),
+      text(dtype, args));
+}
+
+SHARDBOOK_CUDA_KERNEL(matmul);
+
+}  // namespace shardbook::kernels::cuda

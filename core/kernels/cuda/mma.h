@@ -1,0 +1,338 @@
+#pragma once
+
+// Products on tensor cores: what one warp does with 16 x 16 blocks of 16-bit
+// elements, in the layout that PTX documents for mma.m16n8k16, and the copies
+// that feed it. A word holds two neighbouring elements, the first in its low
+// half. With g = lane / 4 and t = lane % 4, a lane holds
+//
+//   A [16 x 16]  a[0] (g, 2t..)   a[1] (g+8, 2t..)   a[2] (g, 2t+8..)
+//                a[3] (g+8, 2t+8..)
+//   B [16 x 8]   b0 (2t.., g)     b1 (2t+8.., g)
+//   C [16 x 8]   c[0..1] (g, 2t..)   c[2..3] (g+8, 2t..)        in f32
+//
+// Two neighbouring blocks of C, rounded to 16 bits, are a block of A: the
+// probabilities of attention never leave the registers.
+//
+// The instructions need sm_80. The emulator runs the same kernels with
+// functions of the same layout.
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "core/kernels/cuda/launch.h"
+
+#if defined(SHARDBOOK_CUDA_EMULATOR) || !defined(__CUDA_ARCH__) || \
+    __CUDA_ARCH__ >= 800
+#define SHARDBOOK_HAS_MMA 1
+#else
+#define SHARDBOOK_HAS_MMA 0
+#endif
+
+namespace shardbook::kernels::cuda {
+
+using Word = std::uint32_t;
+
+/// Rows of kDim 16-bit elements in shared memory. Four words more per row put
+/// the eight rows of a block into different banks.
+template <int kDim>
+constexpr int kRowWords = kDim / 2 + 4;
+template <int kRows, int kDim>
+using RowTile = SharedArray<Word, kRows * kRowWords<kDim>>;
+
+template <typename T>
+__device__ std::uint16_t bits_of(T x) {
+  std::uint16_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+/// Two elements as a word.
+template <typename T>
+__device__ Word pack(float low, float high) {
+#ifdef __CUDA_ARCH__  // one instruction
+  Word word;
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    std::memcpy(&word, &pair, sizeof(word));
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    std::memcpy(&word, &pair, sizeof(word));
+  }
+  return word;
+#else
+  return bits_of(narrow<T>(low)) | Word{bits_of(narrow<T>(high))} << 16;
+#endif
+}
+/// Two elements of global memory, at an address that 4 divides.
+template <typename T>
+__device__ Word load_word(const T* from) {
+#ifdef __CUDA_ARCH__
+  return *reinterpret_cast<const Word*>(from);
+#else
+  Word word;
+  std::memcpy(&word, from, sizeof(word));
+  return word;
+#endif
+}
+template <typename T>
+__device__ void store_word(T* to, Word word) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<Word*>(to) = word;
+#else
+  std::memcpy(to, &word, sizeof(word));
+#endif
+}
+
+/// The elements of a word.
+template <typename T>
+__device__ float unpack(Word word, int half) {
+  const auto bits = static_cast<std::uint16_t>(word >> (16 * half));
+  T x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return widen(x);
+}
+
+#ifdef SHARDBOOK_CUDA_EMULATOR
+
+template <typename T>
+__device__ void multiply_block(float (&c)[4], const Word (&a)[4], Word b0,
+                               Word b1) {
+  const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  for (int pair = 0; pair < 8; ++pair) {  // columns 2 * pair.. of A
+    const int upper = pair / 4;
+    const Word top = __shfl_sync(kFullMask, a[2 * upper], g * 4 + pair % 4);
+    const Word low = __shfl_sync(kFullMask, a[2 * upper + 1], g * 4 + pair % 4);
+    const Word b = upper == 0 ? b0 : b1;
+    const Word left = __shfl_sync(kFullMask, b, 2 * t * 4 + pair % 4);
+    const Word right = __shfl_sync(kFullMask, b, (2 * t + 1) * 4 + pair % 4);
+    for (int half = 0; half < 2; ++half) {
+      c[0] += unpack<T>(top, half) * unpack<T>(left, half);
+      c[1] += unpack<T>(top, half) * unpack<T>(right, half);
+      c[2] += unpack<T>(low, half) * unpack<T>(left, half);
+      c[3] += unpack<T>(low, half) * unpack<T>(right, half);
+    }
+  }
+}
+
+template <int kDim, typename Tile>
+__device__ void load_across(Tile& tile, int row, int column, Word (&b)[4]) {
+  const int lane = threadIdx.x % kWarp;
+  for (int i = 0; i < 4; ++i) {
+    b[i] = tile[(row + lane / 4) * kRowWords<kDim> + column / 2 + 4 * i +
+                lane % 4];
+  }
+}
+
+template <int kDim, typename Tile>
+__device__ void load_along(Tile& tile, int row, int column, Word (&b)[4]) {
+  const int lane = threadIdx.x % kWarp;
+  const auto element = [&](int r, int c) -> Word {
+    return tile[r * kRowWords<kDim> + c / 2] >> (16 * (c % 2)) & 0xffff;
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int r = row + i % 2 * 8 + lane % 4 * 2;
+    const int c = column + i / 2 * 8 + lane / 4;
+    b[i] = element(r, c) | element(r + 1, c) << 16;
+  }
+}
+
+template <typename Tile>
+__device__ void copy_16_bytes(Tile& tile, int word, const void* from,
+                              bool inside) {
+  Word words[4] = {};
+  if (inside) std::memcpy(words, from, sizeof(words));
+  for (int i = 0; i < 4; ++i) tile[word + i] = words[i];
+}
+
+__device__ inline void wait_for_copies() {}
+
+#elif SHARDBOOK_HAS_MMA
+
+/// C += A B by one warp; T is __half or __nv_bfloat16.
+template <typename T>
+__device__ void multiply_block(float (&c)[4], const Word (&a)[4], Word b0,
+                               Word b1) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+__device__ inline unsigned shared_address(const Word& word) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(&word));
+}
+
+/// B = X^T for 8 rows of X and 32 of its columns: {b[0], b[1]} for the first 16
+/// columns, {b[2], b[3]} for the others.
+template <int kDim, typename Tile>
+__device__ void load_across(Tile& tile, int row, int column, Word (&b)[4]) {
+  const int lane = threadIdx.x % kWarp;
+  const unsigned address = shared_address(
+      tile[(row + lane % 8) * kRowWords<kDim> + column / 2 + lane / 8 * 4]);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// B = X for 16 rows of X and 16 of its columns: {b[0], b[1]} for the first 8
+/// columns, {b[2], b[3]} for the others.
+template <int kDim, typename Tile>
+__device__ void load_along(Tile& tile, int row, int column, Word (&b)[4]) {
+  const int lane = threadIdx.x % kWarp;
+  const unsigned address = shared_address(
+      tile[(row + lane % 16) * kRowWords<kDim> + column / 2 + lane / 16 * 4]);
+  asm volatile(
+      "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+      : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+      : "r"(address)
+      : "memory");
+}
+
+/// Starts the copy of 16 bytes, or of zeros when not `inside`.
+template <typename Tile>
+__device__ void copy_16_bytes(Tile& tile, int word, const void* from,
+                              bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   shared_address(tile[word])),
+               "l"(__cvta_generic_to_global(from)), "r"(inside ? 16 : 0)
+               : "memory");
+}
+
+/// Waits for all copies that this thread has started.
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+#endif
+
+#if SHARDBOOK_HAS_MMA
+
+/// Starts the copies of rows [first, first + kRows) of a matrix with `rows`
+/// rows to the tile's rows from `to` on, by all kThreads threads of a block.
+template <int kRows, int kDim, int kThreads, typename T, typename Tile>
+__device__ void copy_rows(const T* x, std::int64_t stride, std::int64_t first,
+                          std::int64_t rows, Tile& tile, int to) {
+  constexpr int kPieces = kDim / 8;  // of a row
+#pragma unroll
+  for (int i = 0; i < kRows * kPieces; i += kThreads) {
+    const int piece = i + static_cast<int>(threadIdx.x);
+    const int row = piece / kPieces, column = piece % kPieces * 8;
+    if (kRows * kPieces % kThreads != 0 && row >= kRows) break;
+    const bool inside = first + row < rows;
+    const T* const from = inside ? x + (first + row) * stride + column : x;
+    copy_16_bytes(tile, (to + row) * kRowWords<kDim> + column / 2, from,
+                  inside);
+  }
+}
+
+/// A = rows [first, first + 16) of a matrix with `rows` rows in global memory.
+template <int kDim, typename T>
+__device__ void load_left(const T* x, std::int64_t stride, std::int64_t first,
+                          std::int64_t rows, Word (&a)[kDim / 16][4]) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t row = first + lane / 4 + 8 * half;
+    const T* const from = x + row * stride + lane % 4 * 2;
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      a[k][half] = a[k][half + 2] = 0;
+      if (row < rows) {
+        a[k][half] = load_word(from + 16 * k);
+        a[k][half + 2] = load_word(from + 16 * k + 8);
+      }
+    }
+  }
+}
+
+/// C += A X^T for rows [row, row + kCols) of a tile X, and kBlocks blocks of 16
+/// rows of A and C.
+template <typename T, int kDim, int kCols, int kBlocks, typename Tile>
+__device__ void multiply_across(const Word (&a)[kBlocks][kDim / 16][4],
+                                Tile& tile, int row,
+                                float (&c)[kBlocks][kCols / 8][4]) {
+#pragma unroll
+  for (int n = 0; n < kCols / 8; ++n) {
+#pragma unroll
+    for (int k = 0; k < kDim / 32; ++k) {
+      Word b[4];
+      load_across<kDim>(tile, row + 8 * n, 32 * k, b);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        multiply_block<T>(c[i][n], a[i][2 * k], b[0], b[1]);
+        multiply_block<T>(c[i][n], a[i][2 * k + 1], b[2], b[3]);
+      }
+    }
+  }
+}
+
+/// C += A X for rows [row, row + kCols) of a tile X. A is given in f32 as
+/// multiply_across left it, and rounded to T.
+template <typename T, int kDim, int kCols, int kBlocks, typename Tile>
+__device__ void multiply_along(const float (&a)[kBlocks][kCols / 8][4],
+                               Tile& tile, int row,
+                               float (&c)[kBlocks][kDim / 8][4]) {
+#pragma unroll
+  for (int k = 0; k < kCols / 16; ++k) {
+    Word packed[kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const auto& left = a[i][2 * k];
+      const auto& right = a[i][2 * k + 1];
+      packed[i][0] = pack<T>(left[0], left[1]);
+      packed[i][1] = pack<T>(left[2], left[3]);
+      packed[i][2] = pack<T>(right[0], right[1]);
+      packed[i][3] = pack<T>(right[2], right[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < kDim / 16; ++n) {
+      Word b[4];
+      load_along<kDim>(tile, row + 16 * k, 16 * n, b);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        multiply_block<T>(c[i][2 * n], packed[i], b[0], b[1]);
+        multiply_block<T>(c[i][2 * n + 1], packed[i], b[2], b[3]);
+      }
+    }
+  }
+}
+
+/// Rows [first, first + 16) of x = factor * C, or += it; a lane has the factors
+/// of its two rows. Rows from `rows` on do not exist.
+template <int kDim, typename T>
+__device__ void store_rows(const float (&c)[kDim / 8][4],
+                           const float (&factor)[2], T* x, std::int64_t stride,
+                           std::int64_t first, std::int64_t rows,
+                           bool accumulate) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t row = first + lane / 4 + 8 * half;
+    if (row >= rows) continue;
+    T* const to = x + row * stride + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      float low = c[n][2 * half] * factor[half];
+      float high = c[n][2 * half + 1] * factor[half];
+      if (accumulate) {
+        const Word word = load_word(to + 8 * n);
+        low += unpack<T>(word, 0), high += unpack<T>(word, 1);
+      }
+      store_word(to + 8 * n, pack<T>(low, high));
+    }
+  }
+}
+
+#endif
+
+}  // namespace shardbook::kernels::cuda
