@@ -5,9 +5,10 @@
 
 #include <cstdint>
 
+#include "core/kernels/loops.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/attention_args.h"
-#include "core/kernels/cpu/random_runs.h"
+#include "core/kernels/loops.h"
 #include "core/kernels/cuda/launch.h"
 #include "core/kernels/philox.h"
 
@@ -63,7 +64,7 @@ __device__ T* head_at(T* data, const HeadStrides& strides, std::int64_t b,
 struct DropoutMask {
   explicit DropoutMask(const AttentionArgs& args)
       : active(args.dropout != 0.0),
-        threshold(cpu::keep_threshold(args.dropout)),
+        threshold(keep_threshold(args.dropout)),
         factor(1.0 / (1.0 - args.dropout)),
         key(args.dropout_key),
         place(checked_dropout(args)) {}

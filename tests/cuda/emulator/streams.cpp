@@ -61,8 +61,12 @@ bool Runtime::step(Stream& stream) {
   Work& work = stream.queue.front();
   if (work.other != nullptr) {
     if (work.other->done < work.position) return step(*work.other);
-  } else if (!work.poll()) {
-    return false;
+  } else {
+    try {
+      if (!work.poll()) return false;
+    } catch (const std::exception& error) {
+      failures.emplace(stream.device, work.name + ": " + error.what());
+    }
   }
   stream.queue.pop_front();
   ++stream.done;

@@ -1,0 +1,312 @@
+// CUDA devices on a GPU whose work happens as late as it may: reuse of memory,
+// streams, events, copies.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "core/internal/cuda_device.h"
+#include "core/stream.h"
+#include "core/tensor.h"
+#include "tests/core/late_runtime.h"
+#include "tests/core/support.h"
+
+namespace shardbook {
+namespace {
+
+constexpr MemoryKind kAct = MemoryKind::kActivation;
+
+class CudaDeviceTest : public testing::Test {
+ protected:
+  void SetUp() override { late_kernels::install(); }
+
+  Device make_device(std::int64_t capacity_bytes = 0) {
+    return internal::make_cuda_device(runtime_, 0, capacity_bytes);
+  }
+
+  LateRuntime runtime_;
+};
+
+using CudaAllocator = CudaDeviceTest;
+using CudaStreams = CudaDeviceTest;
+using CudaCopies = CudaDeviceTest;
+
+Tensor full(double value, const Device& device, std::int64_t n = 4) {
+  return Tensor::full({n}, value, {DType::kF32, device});
+}
+
+std::vector<double> four(double value) { return std::vector<double>(4, value); }
+
+TEST_F(CudaDeviceTest, HasANameAndATypeOfItsOwn) {
+  runtime_.num_devices = 2;
+  const Device device = internal::make_cuda_device(runtime_, 1, 1000);
+  EXPECT_EQ(device.name(), "cuda:1");
+  EXPECT_TRUE(device.is_cuda());
+  EXPECT_FALSE(device.is_meta());
+  EXPECT_EQ(device.capacity_bytes(), 1000);
+  expect_error([&] { internal::make_cuda_device(runtime_, 2, 0); },
+               {"cuda:2", "2 GPUs"});
+}
+
+TEST_F(CudaDeviceTest, WithoutALibraryOrAGpuTheReasonIsTheError) {
+  const std::string why = internal::why_no_cuda();
+  if (why.empty()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_EQ(why.substr(0, 6), "cuda: ");
+  expect_error([] { Device::cuda(); }, {why});
+}
+
+// --- Memory ------------------------------------------------------------------
+
+TEST_F(CudaAllocator, OneStreamReusesABlockWithoutAnyEvent) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  Tensor x = full(1, context.device);
+  const void* address = x.raw();
+  x = Tensor();
+  x = full(2, context.device);
+  EXPECT_EQ(x.raw(), address);
+  EXPECT_EQ(runtime_.num_records, 0);
+  EXPECT_EQ(runtime_.num_holds, 0);
+  EXPECT_EQ(values(x), four(2));
+}
+
+TEST_F(CudaAllocator, AnotherStreamRunsAfterTheEarlierUsersOfABlock) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  const Tensor kept = full(0, context.device);
+  Tensor x = full(1, context.device);
+  kept.copy_from(x);
+  x = Tensor();
+  const StreamScope copies(kCopyStream);
+  const Tensor y = full(2, context.device);  // at x's address
+  EXPECT_EQ(runtime_.num_holds, 1);
+  EXPECT_EQ(values(y), four(2));
+  const StreamScope compute(kComputeStream);
+  EXPECT_EQ(values(kept), four(1));
+  EXPECT_EQ(values(y), four(2));
+}
+
+// The users of a block are those that asked for its address, not the stream
+// that freed it.
+TEST_F(CudaAllocator, AStreamThatFreesABlockRunsAfterItsUsers) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  Tensor x;
+  {
+    const StreamScope copies(kCopyStream);
+    x = full(1, context.device);
+  }
+  x = Tensor();
+  const Tensor y = full(2, context.device);
+  EXPECT_EQ(values(y), four(2));
+  const StreamScope copies(kCopyStream);
+  EXPECT_EQ(values(full(3, context.device)), four(3));  // runs the stream
+  EXPECT_EQ(values(y), four(2));
+}
+
+TEST_F(CudaAllocator, TheEventsOfABlockThatNobodyUsedStayWithIt) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  Tensor x = full(1, context.device);
+  x = Tensor();
+  x = Tensor::empty({4});  // its address is never asked for
+  x = Tensor();
+  const StreamScope copies(kCopyStream);
+  const Tensor y = full(2, context.device);
+  EXPECT_EQ(values(y), four(2));
+  const StreamScope compute(kComputeStream);
+  EXPECT_EQ(values(full(3, context.device, 1000)).back(), 3);
+  EXPECT_EQ(values(y), four(2));
+}
+
+TEST_F(CudaAllocator, AStreamTakesItsOwnBlocksFirst) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  Tensor mine = full(1, context.device);
+  Tensor other;
+  {
+    const StreamScope copies(kCopyStream);
+    other = full(1, context.device);
+  }
+  const void* const mine_at = mine.raw();
+  mine = Tensor();
+  other = Tensor();  // was freed last
+  const Tensor next = full(2, context.device);
+  EXPECT_EQ(next.raw(), mine_at);
+  EXPECT_EQ(runtime_.num_holds, 0);
+}
+
+TEST_F(CudaAllocator, CountsLikeTheCpuAndRefusesBeyondItsCapacity) {
+  const Device gpu = make_device(1000), cpu = Device::cpu(0, 1000);
+  for (const Device& device : {gpu, cpu}) {
+    Storage a(device, 600, kAct);
+    { Storage b(device, 100, MemoryKind::kGradient); }
+    EXPECT_EQ(device.memory().current_total, 600);
+    EXPECT_EQ(device.memory().peak_total, 700);
+    EXPECT_EQ(device.memory().cached, 512);
+    expect_error([&] { Storage(device, 401, kAct); },
+                 {"out of memory on " + device.name(), "asked for 401 bytes",
+                  "activation 600", "capacity 1000 bytes"});
+  }
+}
+
+TEST_F(CudaAllocator, ASliceCountsCachedMemoryToo) {
+  const Device device = make_device(4096);
+  for (const std::int64_t bytes : {1024, 2048, 3072, 4096}) {
+    Storage block(device, bytes, kAct);
+    EXPECT_LE(runtime_.used_bytes, 4096);
+  }
+}
+
+TEST_F(CudaAllocator, WhenTheGpuIsFullCachedBlocksGoBackOnce) {
+  runtime_.memory_bytes = 4096;
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  Tensor x = full(1, context.device, 512);  // 2048 bytes
+  x = Tensor();                             // its fill has not run yet
+  const Tensor y = full(2, context.device, 1024);
+  EXPECT_EQ(runtime_.used_bytes, 4096);
+  EXPECT_EQ(context.device.memory().cached, 0);
+  expect_error([&] { full(3, context.device); },
+               {"out of memory", "cuda:0", "activation 4096"});
+  EXPECT_EQ(values(y).back(), 2);
+}
+
+TEST_F(CudaAllocator, GivesEverythingBackAtTheEnd) {
+  {
+    RankContext context(make_device());
+    const RankContext::Scope scope(context);
+    const Tensor x = full(1, context.device);
+    const StreamScope copies(kCopyStream);
+    const Tensor y = full(1, context.device);
+  }
+  EXPECT_EQ(runtime_.used_bytes, 0);
+}
+
+// --- Streams and events ------------------------------------------------------
+
+TEST_F(CudaStreams, AnEventPassesWhenItsStreamGetsThere) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  const Tensor x = full(1, context.device);
+  Event before, after;
+  before.record();
+  x.fill(2);
+  after.record();
+  EXPECT_FALSE(before.query());
+  before.synchronize();
+  EXPECT_TRUE(before.query());
+  EXPECT_FALSE(after.query());
+  expect_error([&] { after.elapsed_s(before); }, {"passed"});
+  after.synchronize();
+  EXPECT_EQ(after.elapsed_s(before), 0.25);
+}
+
+TEST_F(CudaStreams, AStreamThatWaitsRunsAfterTheEvent) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  const Tensor x = full(1, context.device);
+  const Tensor y = full(0, context.device);
+  Event filled;
+  filled.record();
+  const StreamScope copies(kCopyStream);
+  filled.wait();
+  y.copy_from(x);
+  EXPECT_EQ(values(y), four(1));
+}
+
+// Work on the host, such as an optimizer's on offloaded state, waits itself.
+TEST_F(CudaStreams, AWaitForHostWorkHoldsTheHost) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  const Tensor x = full(1, context.device);
+  Event filled;
+  filled.record();
+  const ContextValue<Device> on_host(&RankContext::device, context.host());
+  EXPECT_FALSE(filled.query());
+  filled.wait();
+  EXPECT_TRUE(filled.query());
+  // Copies that this part of the program issues are on the GPU's streams.
+  x.fill(2);
+  Event again;
+  again.record();
+  EXPECT_FALSE(again.query());
+}
+
+TEST_F(CudaStreams, RanksOnOneGpuHaveStreamsOfTheirOwn) {
+  const Device a = make_device(), b = make_device();
+  EXPECT_NE(internal::cuda_device(a).stream(0),
+            internal::cuda_device(b).stream(0));
+  EXPECT_NE(internal::cuda_device(a).stream(0),
+            internal::cuda_device(a).stream(1));
+  EXPECT_EQ(internal::cuda_device(a).stream(1),
+            internal::cuda_device(a).stream(1));
+  expect_error([&] { internal::cuda_device(a).stream(64); }, {"0 to 63"});
+}
+
+// --- Copies ------------------------------------------------------------------
+
+TEST_F(CudaCopies, ToTheGpuAndBackInEveryDType) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  std::vector<float> from = {1.5f, -2, 0.25f, 3};
+  const Tensor x = Tensor::from_values<float>(from, {2, 2});
+  EXPECT_TRUE(x.device().is_cuda());
+  from.assign(4, 0);  // the call has copied
+  EXPECT_EQ(values(x), (std::vector<double>{1.5, -2, 0.25, 3}));
+  EXPECT_EQ(x.flat_view(3, {}).item(), 3);
+  for (const DType dtype : {DType::kF64, DType::kBF16, DType::kF16}) {
+    const Tensor narrow = Tensor::empty({2, 2}, {dtype, context.device});
+    narrow.copy_from(x);
+    const Tensor on_host = Tensor::empty({2, 2}, {DType::kF32, context.host()});
+    on_host.copy_from(narrow);
+    EXPECT_EQ(values(on_host), values(x)) << dtype_name(dtype);
+    narrow.zero();
+    narrow.copy_from(on_host);
+    EXPECT_EQ(values(narrow), values(x)) << dtype_name(dtype);
+  }
+  EXPECT_EQ(values(Tensor::arange(3)), (std::vector<double>{0, 1, 2}));
+  EXPECT_EQ(values(Tensor::zeros({2})), (std::vector<double>{0, 0}));
+  EXPECT_TRUE(bitwise_equal(x.clone(), x));
+  EXPECT_EQ(max_abs_difference(
+                x, Tensor::full({2, 2}, 1, {DType::kF32, context.host()})),
+            3);
+}
+
+// Both ranks' streams meet at the copy: it reads what was written before, and
+// what is written after it is not read.
+TEST_F(CudaCopies, BetweenRanksAreOrderedOnBothSides) {
+  RankContext sender(make_device()), receiver(make_device());
+  Tensor x;
+  {
+    const RankContext::Scope scope(sender);
+    x = full(1, sender.device);
+  }
+  const RankContext::Scope scope(receiver);
+  const Tensor y = full(0, receiver.device);
+  y.copy_from(x);
+  {
+    const RankContext::Scope sends(sender);
+    x.fill(5);
+    EXPECT_EQ(values(x), four(5));
+  }
+  EXPECT_EQ(values(y), four(1));
+  const Tensor wide = Tensor::empty({4}, {DType::kF64, receiver.device});
+  wide.copy_from(x);
+  EXPECT_EQ(values(wide), four(5));
+}
+
+TEST_F(CudaCopies, OnTheHostARankComputesWithTheHostsKernels) {
+  RankContext context(make_device());
+  const RankContext::Scope scope(context);
+  const TensorOptions on_host{DType::kF32, context.host()};
+  const Tensor sum =
+      add(Tensor::full({4}, 1, on_host), Tensor::full({4}, 2, on_host));
+  EXPECT_EQ(values(sum), four(3));
+  EXPECT_EQ(context.device.memory().peak_total, 0);
+  EXPECT_NE(&context.kernels(context.device), &context.kernels(sum.device()));
+}
+
+}  // namespace
+}  // namespace shardbook
