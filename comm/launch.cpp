@@ -25,6 +25,7 @@ void check_launch(int world_size, const LaunchOptions& options) {
   SB_CHECK(backend != "nccl" || device != "cpu",
            "--backend nccl: it moves tensors of GPUs only; give --device cuda, "
            "or use --backend threads or gloo");
+  if (backend == "gloo") internal::check_gloo();
   if (backend == "nccl") {
     internal::check_nccl_ranks(world_size, options);
   } else if (device == "cuda") {
