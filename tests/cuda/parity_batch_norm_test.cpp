@@ -9,13 +9,13 @@ using kernels::RowNorm;
 using kernels::stat_dtype;
 using kernels::tolerance;
 
-struct Matrix {
+struct NormMatrix {
   std::int64_t rows, channels;
 };
 /// None, one, odd; one thread across and 32; one block and many.
-const Matrix kMatrices[] = {{0, 4},     {1, 1},    {5, 3},    {3, 300},
-                            {200, 16},  {130, 37}, {70, 520}, {3000, 1},
-                            {2500, 64}, {9000, 8}};
+const NormMatrix kNormMatrices[] = {{0, 4},     {1, 1},    {5, 3},    {3, 300},
+                                    {200, 16},  {130, 37}, {70, 520}, {3000, 1},
+                                    {2500, 64}, {9000, 8}};
 
 class BatchNormParity : public ParityTest {
  protected:
@@ -24,7 +24,7 @@ class BatchNormParity : public ParityTest {
 };
 
 TEST_P(BatchNormParity, MomentsEqualTheCpus) {
-  for (const auto& [rows, channels] : kMatrices) {
+  for (const auto& [rows, channels] : kNormMatrices) {
     for (const double center : {0.0, 100.0}) {
       SCOPED_TRACE(testing::Message() << rows << " x " << channels);
       auto values = noise(rows * channels, 1);
@@ -40,8 +40,8 @@ TEST_P(BatchNormParity, MomentsEqualTheCpus) {
 }
 
 /// The arrays of a RowNorm, and calls with them.
-struct Norm {
-  Norm(Comparison& c, DType dtype, const Matrix& matrix)
+struct NormArrays {
+  NormArrays(Comparison& c, DType dtype, const NormMatrix& matrix)
       : mean(c.array(DType::kF64, noise(matrix.channels, 3))),
         rstd(c.array(DType::kF64, noise(matrix.channels, 4))),
         gamma(c.array(dtype, noise(matrix.channels, 5))),
@@ -50,7 +50,7 @@ struct Norm {
 };
 
 TEST_P(BatchNormParity, NormalizeEqualsTheCpu) {
-  for (const Matrix& m : kMatrices) {
+  for (const NormMatrix& m : kNormMatrices) {
     for (const bool relu : {false, true}) {
       for (const bool adds : {false, true}) {
         SCOPED_TRACE(testing::Message() << m.rows << " x " << m.channels);
@@ -62,7 +62,7 @@ TEST_P(BatchNormParity, NormalizeEqualsTheCpu) {
           kernels::row_normalize(context, dtype, norm, x, addend, y);
         };
         Comparison c;
-        const Norm norm(c, dtype, m);
+        const NormArrays norm(c, dtype, m);
         const Slot x = c.array(dtype, noise(m.rows * m.channels, 1));
         const Slot addend =
             adds ? c.array(dtype, noise(m.rows * m.channels, 2)) : c.null();
@@ -77,7 +77,7 @@ TEST_P(BatchNormParity, NormalizeEqualsTheCpu) {
 
 // With the ReLU's output at hand, with the ReLU computed again, without one.
 TEST_P(BatchNormParity, BackwardSumsEqualTheCpus) {
-  for (const Matrix& m : kMatrices) {
+  for (const NormMatrix& m : kNormMatrices) {
     for (const bool has_y : {false, true}) {
       for (const bool relu : {false, true}) {
         SCOPED_TRACE(testing::Message() << m.rows << " x " << m.channels
@@ -93,7 +93,7 @@ TEST_P(BatchNormParity, BackwardSumsEqualTheCpus) {
         };
         const std::int64_t n = m.rows * m.channels;
         Comparison c;
-        const Norm norm(c, dtype, m);
+        const NormArrays norm(c, dtype, m);
         const Slot x = c.array(dtype, noise(n, 1));
         const Slot dy = c.array(dtype, noise(n, 2));
         const Slot y = has_y ? c.array(dtype, noise(n, 7)) : c.null();
@@ -108,7 +108,7 @@ TEST_P(BatchNormParity, BackwardSumsEqualTheCpus) {
 }
 
 TEST_P(BatchNormParity, BackwardEqualsTheCpu) {
-  for (const Matrix& m : kMatrices) {
+  for (const NormMatrix& m : kNormMatrices) {
     for (const bool relu : {false, true}) {
       SCOPED_TRACE(testing::Message() << m.rows << " x " << m.channels);
       const auto run = [&](KernelContext& context, const double* mean,
@@ -122,7 +122,7 @@ TEST_P(BatchNormParity, BackwardEqualsTheCpu) {
       };
       const std::int64_t n = m.rows * m.channels;
       Comparison c;
-      const Norm norm(c, dtype, m);
+      const NormArrays norm(c, dtype, m);
       const Slot x = c.array(dtype, noise(n, 1));
       const Slot dy = c.array(dtype, noise(n, 2));
       const Slot sum_dz = c.array(DType::kF64, noise(m.channels, 8));

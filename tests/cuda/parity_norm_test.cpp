@@ -12,16 +12,16 @@ using kernels::tolerance;
 
 constexpr double kEps = 1e-5;
 
-struct Rows {
+struct NormRows {
   std::int64_t rows, cols;
 };
 /// None, one, odd; a warp, 128 and 256 threads for a row; rows in registers,
 /// and longer ones; whole vectors and single elements.
-const Rows kRows[] = {{0, 4},    {1, 1},    {3, 5},    {150, 37}, {70, 64},
-                      {9, 768},  {3, 1000}, {5, 1001}, {3, 2048}, {2, 2047},
-                      {2, 4096}, {2, 8200}, {2, 8193}};
+const NormRows kNormRows[] = {
+    {0, 4},    {1, 1},    {3, 5},    {150, 37}, {70, 64},  {9, 768}, {3, 1000},
+    {5, 1001}, {3, 2048}, {2, 2047}, {2, 4096}, {2, 8200}, {2, 8193}};
 
-std::vector<double> around(double center, std::vector<double> values) {
+std::vector<double> shifted(double center, std::vector<double> values) {
   for (double& v : values) v += center;
   return values;
 }
@@ -29,11 +29,11 @@ std::vector<double> around(double center, std::vector<double> values) {
 class NormParity : public ParityTest {};
 
 TEST_P(NormParity, LayerNormEqualsTheCpu) {
-  for (const auto& [rows, cols] : kRows) {
+  for (const auto& [rows, cols] : kNormRows) {
     for (const bool affine : {true, false}) {
       SCOPED_TRACE(testing::Message() << rows << " x " << cols);
       Comparison c;
-      const Slot x = c.array(dtype, around(3.0, noise(rows * cols, 1)));
+      const Slot x = c.array(dtype, shifted(3.0, noise(rows * cols, 1)));
       const Slot gamma = affine ? c.array(dtype, noise(cols, 2)) : c.null();
       const Slot beta = affine ? c.array(dtype, noise(cols, 3)) : c.null();
       const Slot y = c.empty(dtype, rows * cols);
@@ -46,7 +46,7 @@ TEST_P(NormParity, LayerNormEqualsTheCpu) {
 }
 
 TEST_P(NormParity, LayerNormInPlaceEqualsTheCpu) {
-  for (const auto& [rows, cols] : {Rows{5, 40}, {2, 1001}, {2, 8200}}) {
+  for (const auto& [rows, cols] : {NormRows{5, 40}, {2, 1001}, {2, 8200}}) {
     Comparison c;
     const Slot x = c.array(dtype, noise(rows * cols, 1));
     const Slot mean = c.empty(stat_dtype(dtype), rows);
@@ -57,18 +57,18 @@ TEST_P(NormParity, LayerNormInPlaceEqualsTheCpu) {
 }
 
 /// Which gradients layer_norm_backward is asked for.
-struct Wanted {
+struct WantedGradients {
   bool dx, dgamma, dbeta, accumulate, in_place;
 };
 
 TEST_P(NormParity, LayerNormBackwardEqualsTheCpu) {
-  const Wanted cases[] = {{true, true, true, true, false},
-                          {true, true, true, false, true},
-                          {true, false, false, false, true},
-                          {false, true, false, false, false},
-                          {false, false, true, true, false}};
-  for (const auto& [rows, cols] : kRows) {
-    for (const Wanted& wanted : cases) {
+  const WantedGradients cases[] = {{true, true, true, true, false},
+                                   {true, true, true, false, true},
+                                   {true, false, false, false, true},
+                                   {false, true, false, false, false},
+                                   {false, false, true, true, false}};
+  for (const auto& [rows, cols] : kNormRows) {
+    for (const WantedGradients& wanted : cases) {
       SCOPED_TRACE(testing::Message()
                    << rows << " x " << cols << " dx " << wanted.dx << " dgamma "
                    << wanted.dgamma << " dbeta " << wanted.dbeta);
@@ -78,7 +78,8 @@ TEST_P(NormParity, LayerNormBackwardEqualsTheCpu) {
           wanted.accumulate ? c.array(dtype, noise(cols, 2)) : c.null();
       const Slot dy = c.array(dtype, noise(rows * cols, 3));
       const Slot mean = c.array(stat_dtype(dtype), noise(rows, 4));
-      const Slot rstd = c.array(stat_dtype(dtype), around(2.0, noise(rows, 5)));
+      const Slot rstd =
+          c.array(stat_dtype(dtype), shifted(2.0, noise(rows, 5)));
       const Slot dx = !wanted.dx        ? c.null()
                       : wanted.in_place ? dy
                                         : c.empty(dtype, rows * cols);
@@ -95,7 +96,8 @@ TEST_P(NormParity, LayerNormBackwardEqualsTheCpu) {
 
 // Many rows: every block walks over several, and leaves a partial sum.
 TEST_P(NormParity, SumsOverManyRowsEqualTheCpus) {
-  for (const auto& [rows, cols] : {Rows{4500, 8}, {700, 264}, {300, 2056}}) {
+  for (const auto& [rows, cols] :
+       {NormRows{4500, 8}, {700, 264}, {300, 2056}}) {
     SCOPED_TRACE(testing::Message() << rows << " x " << cols);
     Comparison c;
     const Slot x = c.array(dtype, noise(rows * cols, 1));
@@ -109,11 +111,12 @@ TEST_P(NormParity, SumsOverManyRowsEqualTheCpus) {
   }
 }
 
-const ChannelShape kShapes[] = {{0, 3, 4},  {1, 1, 1},   {4, 3, 1},   {4, 3, 6},
-                                {4, 3, 50}, {3, 40, 33}, {2, 2, 9001}};
+const ChannelShape kChannelShapes[] = {{0, 3, 4},   {1, 1, 1},  {4, 3, 1},
+                                       {4, 3, 6},   {4, 3, 50}, {3, 40, 33},
+                                       {2, 2, 9001}};
 
 TEST_P(NormParity, ChannelSumsEqualTheCpus) {
-  for (const ChannelShape& shape : kShapes) {
+  for (const ChannelShape& shape : kChannelShapes) {
     SCOPED_TRACE(testing::Message() << shape.batch << " x " << shape.channels
                                     << " x " << shape.inner);
     const std::int64_t n = shape.batch * shape.channels * shape.inner;
@@ -136,7 +139,7 @@ TEST_P(NormParity, ChannelSumsEqualTheCpus) {
 }
 
 TEST_P(NormParity, ChannelNormalizeEqualsTheCpu) {
-  for (const ChannelShape& shape : kShapes) {
+  for (const ChannelShape& shape : kChannelShapes) {
     for (const bool affine : {true, false}) {
       const std::int64_t n = shape.batch * shape.channels * shape.inner;
       const auto stat = DType::kF64;

@@ -13,10 +13,10 @@ using kernels::tolerance;
 
 /// n, h, w, c, size, stride, padding: windows that overlap, that leave gaps,
 /// that lie half outside; channels in whole vectors and not.
-const PoolShape kShapes[] = {{0, 4, 4, 3, 2, 2, 0},  {1, 1, 1, 1, 1, 1, 0},
-                             {2, 4, 4, 3, 2, 1, 0},  {2, 5, 7, 3, 3, 2, 1},
-                             {1, 8, 6, 5, 2, 3, 0},  {3, 9, 9, 16, 3, 2, 1},
-                             {2, 7, 5, 24, 3, 1, 1}, {1, 20, 21, 40, 3, 2, 1}};
+const PoolShape kPoolShapes[] = {
+    {0, 4, 4, 3, 2, 2, 0},  {1, 1, 1, 1, 1, 1, 0},   {2, 4, 4, 3, 2, 1, 0},
+    {2, 5, 7, 3, 3, 2, 1},  {1, 8, 6, 5, 2, 3, 0},   {3, 9, 9, 16, 3, 2, 1},
+    {2, 7, 5, 24, 3, 1, 1}, {1, 20, 21, 40, 3, 2, 1}};
 
 /// Steps of a quarter, so that windows hold equals.
 std::vector<double> coarse(std::vector<double> values) {
@@ -27,7 +27,7 @@ std::vector<double> coarse(std::vector<double> values) {
 class PoolParity : public ParityTest {};
 
 TEST_P(PoolParity, MaxPoolAndItsGradientEqualTheCpus) {
-  for (const PoolShape& s : kShapes) {
+  for (const PoolShape& s : kPoolShapes) {
     SCOPED_TRACE(testing::Message() << s.h << " x " << s.w << " x " << s.c);
     const std::int64_t in = s.n * s.h * s.w * s.c;
     const std::int64_t out = s.n * s.out_h() * s.out_w() * s.c;

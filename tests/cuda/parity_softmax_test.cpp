@@ -13,13 +13,13 @@ using kernels::noise;
 using kernels::stat_dtype;
 using kernels::tolerance;
 
-struct Rows {
+struct SoftmaxRows {
   std::int64_t rows, cols;
 };
 /// The CPU's test shapes, none, and rows of every kind in rows.h.
-const Rows kRows[] = {{0, 5},    {1, 1},    {3, 7},    {20, 65},
-                      {5, 256},  {2, 1000}, {2, 1001}, {3, 2048},
-                      {2, 2051}, {2, 8200}, {2, 8201}};
+const SoftmaxRows kSoftmaxRows[] = {{0, 5},    {1, 1},    {3, 7},    {20, 65},
+                                    {5, 256},  {2, 1000}, {2, 1001}, {3, 2048},
+                                    {2, 2051}, {2, 8200}, {2, 8201}};
 
 std::vector<double> scaled(double factor, std::vector<double> values) {
   for (double& v : values) v *= factor;
@@ -39,7 +39,7 @@ std::vector<double> some_targets(std::int64_t rows, std::int64_t cols) {
 class SoftmaxParity : public ParityTest {};
 
 TEST_P(SoftmaxParity, SoftmaxEqualsTheCpu) {
-  for (const auto& [rows, cols] : kRows) {
+  for (const auto& [rows, cols] : kSoftmaxRows) {
     for (const bool in_place : {false, true}) {
       SCOPED_TRACE(testing::Message() << rows << " x " << cols);
       Comparison c;
@@ -56,7 +56,7 @@ TEST_P(SoftmaxParity, SoftmaxEqualsTheCpu) {
 }
 
 TEST_P(SoftmaxParity, BackwardEqualsTheCpu) {
-  for (const auto& [rows, cols] : kRows) {
+  for (const auto& [rows, cols] : kSoftmaxRows) {
     for (const bool in_place : {false, true}) {
       SCOPED_TRACE(testing::Message() << rows << " x " << cols);
       Comparison c;
@@ -110,7 +110,7 @@ TEST_P(SoftmaxParity, LongMaskedRowsEqualTheCpus) {
 }
 
 TEST_P(SoftmaxParity, CrossEntropyEqualsTheCpu) {
-  for (const auto& [rows, cols] : kRows) {
+  for (const auto& [rows, cols] : kSoftmaxRows) {
     for (const bool wants_total : {true, false}) {
       SCOPED_TRACE(testing::Message() << rows << " x " << cols);
       Comparison c;
@@ -126,7 +126,7 @@ TEST_P(SoftmaxParity, CrossEntropyEqualsTheCpu) {
 }
 
 TEST_P(SoftmaxParity, CrossEntropyBackwardEqualsTheCpu) {
-  for (const auto& [rows, cols] : kRows) {
+  for (const auto& [rows, cols] : kSoftmaxRows) {
     for (const bool mean : {true, false}) {
       SCOPED_TRACE(testing::Message() << rows << " x " << cols);
       Comparison c;
@@ -151,7 +151,7 @@ TEST_P(SoftmaxParity, CrossEntropyBackwardEqualsTheCpu) {
 TEST_P(SoftmaxParity, ArraysMayBeginAnywhere) {
   const std::int64_t rows = 3, cols = 1501;
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
-  for (const auto& [from, to] : {Rows{1, 0}, {1, 1}, {0, 3}}) {
+  for (const auto& [from, to] : {SoftmaxRows{1, 0}, {1, 1}, {0, 3}}) {
     Comparison c;
     const Slot logits = c.array(dtype, noise(rows * cols + from, 3));
     const Slot targets = c.array(DType::kI64, some_targets(rows, cols));
