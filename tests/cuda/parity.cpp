@@ -4,29 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
+#include <exception>
 
-#include "core/check.h"
-#include "core/kernels/cuda/check.h"
-#include "tests/cuda/emulator/emulator.h"
+#include "core/internal/device_runtime.h"
 
 namespace shardbook::parity {
 namespace {
 
-constexpr int kSeeds = 3;
-
-// Its kernels register themselves while it is loaded.
-void load_kernels() {
-  static void* const library = [] {
-    const char* chosen = std::getenv("SHARDBOOK_CUDA_LIBRARY");
-    void* found =
-        dlopen(chosen != nullptr ? chosen : SHARDBOOK_EMULATED_LIBRARY,
-               RTLD_NOW | RTLD_LOCAL);
-    SB_CHECK(found != nullptr, "parity: ", dlerror());
-    return found;
-  }();
-  (void)library;
+/// The library of the emulator, where its kernels are loaded; otherwise null.
+void* emulator() {
+  internal::cuda_runtime();
+  return dlopen("libshardbook_cuda_emulator.so", RTLD_NOW | RTLD_NOLOAD);
 }
 
 void expect_near(double expected, double found, double tolerance,
@@ -48,66 +37,77 @@ const std::vector<std::int64_t>& lengths() {
   return all;
 }
 
+int num_orders() { return emulator() != nullptr ? 3 : 1; }
+
+void set_order(int order) {
+  using Function = void(std::uint64_t);
+  if (emulator() == nullptr) return;
+  const auto set_seed = reinterpret_cast<Function*>(
+      dlsym(emulator(), "shardbook_emulator_set_seed"));
+  ASSERT_NE(set_seed, nullptr) << dlerror();
+  set_seed(static_cast<std::uint64_t>(order));
+}
+
 // Scratch comes back when the stream is waited for: kernels that use it may run
 // later than the call that asked for it.
 struct CudaContext::Memory : ScratchProvider {
-  void* acquire(std::size_t bytes) override {
-    void* data = nullptr;
-    SHARDBOOK_CUDA(cudaMalloc(&data, bytes), bytes, " bytes");
-    return data;
-  }
+  void* acquire(std::size_t bytes) override { return runtime.allocate(bytes); }
   void release(void* pointer) override { released.push_back(pointer); }
   void free_all() {
-    for (void* pointer : released) SHARDBOOK_CUDA(cudaFree(pointer));
+    for (void* pointer : released) runtime.free(pointer);
     released.clear();
   }
+  internal::DeviceRuntime& runtime = internal::cuda_runtime();
   std::vector<void*> released;
-  cudaStream_t stream = nullptr;
+  void* stream = nullptr;
 };
 
 CudaContext::CudaContext() : memory_(std::make_unique<Memory>()) {
-  load_kernels();
-  SHARDBOOK_CUDA(
-      cudaStreamCreateWithFlags(&memory_->stream, cudaStreamNonBlocking));
+  memory_->runtime.use(0);
+  memory_->stream = memory_->runtime.make_stream();
   context_ = std::make_unique<KernelContext>(memory_.get(), DeviceType::kCuda);
   context_->stream = memory_->stream;
 }
 
 CudaContext::~CudaContext() {
-  (void)cudaStreamSynchronize(memory_->stream);
-  context_.reset();
-  for (void* pointer : memory_->released) (void)cudaFree(pointer);
-  (void)cudaStreamDestroy(memory_->stream);
+  // What a kernel did wrong was thrown by synchronize()
+  try {
+    memory_->runtime.synchronize_stream(memory_->stream);
+    context_.reset();
+    memory_->free_all();
+    memory_->runtime.destroy_stream(memory_->stream);
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << error.what();
+  }
 }
 
 void CudaContext::synchronize() {
-  SHARDBOOK_CUDA(cudaStreamSynchronize(memory_->stream));
+  memory_->runtime.synchronize_stream(memory_->stream);
+  memory_->runtime.check_kernels(*context_);
   memory_->free_all();
 }
 
-DeviceArray::DeviceArray(std::size_t bytes) : bytes_(bytes) {
-  SHARDBOOK_CUDA(cudaMalloc(&data_, bytes), bytes, " bytes");
-}
+DeviceArray::DeviceArray(std::size_t bytes)
+    : data_(internal::cuda_runtime().allocate(bytes)), bytes_(bytes) {}
 DeviceArray::~DeviceArray() {
-  const cudaError_t error = cudaFree(data_);
-  EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
+  try {
+    internal::cuda_runtime().free(data_);
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << error.what();
+  }
 }
 
 void DeviceArray::write(CudaContext& context, const void* from) {
-  SHARDBOOK_CUDA(
-      cudaMemcpyAsync(data_, from, bytes_, cudaMemcpyDefault,
-                      static_cast<cudaStream_t>(context.kernels().stream)));
+  internal::cuda_runtime().copy(data_, from, bytes_, context.kernels().stream);
 }
 
 void DeviceArray::read(CudaContext& context, void* to) const {
-  SHARDBOOK_CUDA(
-      cudaMemcpyAsync(to, data_, bytes_, cudaMemcpyDefault,
-                      static_cast<cudaStream_t>(context.kernels().stream)));
+  internal::cuda_runtime().copy(to, data_, bytes_, context.kernels().stream);
   context.synchronize();
 }
 
 Comparison::Comparison() = default;
-Comparison::~Comparison() { emulator::set_seed(0); }
+Comparison::~Comparison() { set_order(0); }
 
 Slot Comparison::array(DType dtype, const std::vector<double>& values) {
   return array(Array(dtype, values));
@@ -147,8 +147,8 @@ Pointer Comparison::on_cuda(const Slot& slot) {
 }
 
 bool Comparison::begin(int seed) {
-  if (seed == kSeeds) return false;
-  emulator::set_seed(static_cast<std::uint64_t>(seed));
+  if (seed == num_orders()) return false;
+  set_order(seed);
   order_ = "seed " + std::to_string(seed);
   for (const auto& side : sides_) {
     side->cuda->write(cuda_, side->before.data());

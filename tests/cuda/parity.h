@@ -12,9 +12,10 @@
 //   }
 //
 // expect_equal calls both, and compares all arrays afterwards (what should only
-// be read must not have changed) and the result, if there is one. Under the
-// emulator the kernel runs three times: with threads, blocks and streams in
-// order, backwards, and shuffled.
+// be read must not have changed) and the result, if there is one. The kernels are
+// those of the library that core loads: of a GPU, or of the emulator. Under the
+// emulator each runs three times: with threads, blocks and streams in order,
+// backwards, and shuffled.
 
 #include <cstddef>
 #include <cstdint>
@@ -48,6 +49,10 @@ struct Pointer {
 /// Lengths at which kernels change their ways: none, one, odd, a warp, a block,
 /// more than one block, and more than all blocks have threads for once.
 const std::vector<std::int64_t>& lengths();
+
+/// In how many orders a kernel is to run, and the choice of one.
+int num_orders();
+void set_order(int order);
 
 /// A context of device 0 with a stream and scratch of its own.
 class CudaContext {
