@@ -18,6 +18,9 @@ if ! reason=$("$folder/bench/gpu/gpus" --why); then
 fi
 "$folder/bench/gpu/gpus"
 
+# For programs that would rather have the emulated one.
+[[ ${SHARDBOOK_CUDA_LIBRARY-} ]] ||
+  export SHARDBOOK_CUDA_LIBRARY=$folder/core/libshardbook_cuda.so
 scratch=$(mktemp -d)
 trap 'rm -rf -- "$scratch"' EXIT
 log=$scratch/log

@@ -178,7 +178,4 @@ void attention_backward_on_tensor_cores(
     const DropoutMask& mask, const AttentionGrads<T>& grads, const T* q,
     const T* k, const T* v, const float* logsumexp, const float* delta);
 
-/// Tests and benchmarks choose the plain kernels by it; true at first.
-extern bool attention_may_use_tensor_cores;
-
 }  // namespace shardbook::kernels::cuda

@@ -17,11 +17,6 @@ void set_seed(std::uint64_t seed) {
   the_seed = seed;
   state = seed * 0x9E3779B97F4A7C15ull + 1;
 }
-// By name, for programs that are not linked with the emulator.
-extern "C" void shardbook_emulator_set_seed(std::uint64_t seed) {
-  set_seed(seed);
-}
-
 std::uint64_t seed() { return the_seed.load(std::memory_order_relaxed); }
 
 std::uint64_t random_below(std::uint64_t n) {
