@@ -27,10 +27,9 @@ Device rank_device(int rank, int local_rank, int num_local, bool on_cuda,
   const int gpu = local_rank % num_gpus;
   const int num_sharers = (num_local - gpu + num_gpus - 1) / num_gpus;
   if (capacity == 0 && num_sharers > 1) {
-    const auto usable = static_cast<double>(
-        runtime.properties(gpu).memory_bytes);
-    capacity =
-        static_cast<std::int64_t>(usable * kUsableShare / num_sharers);
+    const auto usable =
+        static_cast<double>(runtime.properties(gpu).memory_bytes);
+    capacity = static_cast<std::int64_t>(usable * kUsableShare / num_sharers);
   }
   return Device::cuda(gpu, capacity);
 }

@@ -41,9 +41,8 @@ void NcclMessages::send(const std::string& name, int to,
   way.posted.push_back(std::move(message));
 }
 
-void NcclMessages::recv(const std::string& name,
-                        std::shared_ptr<NcclCall> call, void* data,
-                        std::size_t count, DType dtype, int tag) {
+void NcclMessages::recv(const std::string& name, std::shared_ptr<NcclCall> call,
+                        void* data, std::size_t count, DType dtype, int tag) {
   Way& way = find(name, false);
   Message message;
   message.call = std::move(call);

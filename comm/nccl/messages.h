@@ -34,7 +34,7 @@ class NcclMessages {
   void send(const std::string& way, int to, std::shared_ptr<NcclCall> call,
             const void* data, std::size_t count, DType dtype, int tag);
   void recv(const std::string& way, std::shared_ptr<NcclCall> call, void* data,
-             std::size_t count, DType dtype, int tag);
+            std::size_t count, DType dtype, int tag);
   /// Moves every way on as far as it goes without waiting.
   void advance();
   /// Some message has not been issued yet.

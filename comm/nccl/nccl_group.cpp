@@ -19,8 +19,9 @@ std::size_t numel_of(const Tensor& tensor) {
 void check_device(const Tensor& tensor, const Device& mine,
                   const std::string& call) {
   SB_CHECK(tensor.device() == mine, call, ": the tensor is on ",
-           tensor.device().name(), "; backend nccl moves tensors of the rank's ",
-           "own GPU, ", mine.name());
+           tensor.device().name(),
+           "; backend nccl moves tensors of the rank's ", "own GPU, ",
+           mine.name());
 }
 
 // The parts of a call that must agree among its members.
@@ -104,8 +105,8 @@ std::shared_ptr<ProcessGroup> NcclGroup::make(const std::vector<int>& members,
   NcclWorld::Communicator communicator;
   if (all_call && size() > 1) {
     const int color = *std::min_element(members.begin(), members.end());
-    communicator = world_->split(communicator_, stream_, color, position, name,
-                                 timeout_);
+    communicator =
+        world_->split(communicator_, stream_, color, position, name, timeout_);
   }
   return std::make_shared<NcclGroup>(world_, id, position, ranks, name,
                                      timeout_, std::move(communicator));
@@ -128,8 +129,8 @@ void* NcclGroup::address(const Tensor& tensor) const {
   return tensor.raw();
 }
 
-Work NcclGroup::start(const CommCall& call, const Tensors& buffers,
-                      bool moves, const NcclWorld::Run& run) {
+Work NcclGroup::start(const CommCall& call, const Tensors& buffers, bool moves,
+                      const NcclWorld::Run& run) {
   const std::string text = text_of(call);
   for (const Tensor& buffer : buffers) {
     check_device(buffer, world_->device(), text);
@@ -142,11 +143,12 @@ Work NcclGroup::start(const CommCall& call, const Tensors& buffers,
 }
 
 Work NcclGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
-  return start(call, {tensor}, call.numel > 0, [&](NcclCommunicator& nccl, void* stream) {
-    void* data = address(tensor);
-    nccl.all_reduce(data, data, numel_of(tensor), call.dtype, call.reduce_op,
-                    stream);
-  });
+  return start(call, {tensor}, call.numel > 0,
+               [&](NcclCommunicator& nccl, void* stream) {
+                 void* data = address(tensor);
+                 nccl.all_reduce(data, data, numel_of(tensor), call.dtype,
+                                 call.reduce_op, stream);
+               });
 }
 
 Work NcclGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
@@ -169,17 +171,19 @@ Work NcclGroup::do_all_gather(const Tensor& output, const Tensor& input,
 }
 
 Work NcclGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
-  return start(call, {tensor}, call.numel > 0, [&](NcclCommunicator& nccl, void* stream) {
-    nccl.broadcast(address(tensor), numel_of(tensor), call.dtype,
-                   call.root_or_peer, stream);
-  });
+  return start(call, {tensor}, call.numel > 0,
+               [&](NcclCommunicator& nccl, void* stream) {
+                 nccl.broadcast(address(tensor), numel_of(tensor), call.dtype,
+                                call.root_or_peer, stream);
+               });
 }
 
 Work NcclGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
-  return start(call, {tensor}, call.numel > 0, [&](NcclCommunicator& nccl, void* stream) {
-    nccl.reduce(address(tensor), numel_of(tensor), call.dtype, call.reduce_op,
-                call.root_or_peer, stream);
-  });
+  return start(call, {tensor}, call.numel > 0,
+               [&](NcclCommunicator& nccl, void* stream) {
+                 nccl.reduce(address(tensor), numel_of(tensor), call.dtype,
+                             call.reduce_op, call.root_or_peer, stream);
+               });
 }
 
 // --- Collectives made of messages --------------------------------------------
@@ -301,9 +305,8 @@ std::shared_ptr<NcclCall> NcclGroup::open_message(const CommCall& call,
       messages + "/" + std::to_string(num_messages_[messages]++);
   const std::string signature = std::string(dtype_name(call.dtype)) + "[" +
                                 std::to_string(call.numel) + "]";
-  world_->line().report_call(key,
-                             join_ranks({world_rank(from), world_rank(to)}),
-                             signature, text);
+  world_->line().report_call(
+      key, join_ranks({world_rank(from), world_rank(to)}), signature, text);
   return std::make_shared<NcclCall>(world_, text, key, timeout_, Tensors());
 }
 

@@ -51,9 +51,8 @@ void run_rank(const RankEnvironment& environment, std::uint64_t generation,
     world = std::make_shared<NcclWorld>(environment, generation, options,
                                         context.device);
     try {
-      NcclGroup group(world, "world", rank,
-                      first_ranks(environment.world_size), "world",
-                      options.timeout);
+      NcclGroup group(world, "world", rank, first_ranks(environment.world_size),
+                      "world", options.timeout);
       body(group);
       world->leave();
     } catch (...) {
@@ -70,8 +69,7 @@ void run_rank(const RankEnvironment& environment, std::uint64_t generation,
 }
 
 // Ranks that are threads meet like processes, at a coordinator of their own.
-void run_threads(int world_size,
-                 const std::function<void(ProcessGroup&)>& body,
+void run_threads(int world_size, const std::function<void(ProcessGroup&)>& body,
                  const LaunchOptions& options) {
   Coordinator::Options serving;
   serving.world_size = world_size;
@@ -123,9 +121,8 @@ void check_nccl_ranks(int world_size, const LaunchOptions&) {
   const int num_local =
       environment ? environment->local_world_size : world_size;
   const int num_gpus = cuda_runtime().count();
-  SB_CHECK(num_local <= num_gpus, "--backend nccl: ", num_local,
-           " ranks need ", num_local, " GPUs, ", num_gpus,
-           num_gpus == 1 ? " is" : " are",
+  SB_CHECK(num_local <= num_gpus, "--backend nccl: ", num_local, " ranks need ",
+           num_local, " GPUs, ", num_gpus, num_gpus == 1 ? " is" : " are",
            " visible; use --backend threads --device cuda to let ranks share ",
            num_gpus == 1 ? "it" : "them");
 }

@@ -299,9 +299,8 @@ Work NcclWorld::send(const std::string& way, int to,
   return is_eager ? Work() : Work(std::move(call));
 }
 
-Work NcclWorld::recv(const std::string& way,
-                     std::shared_ptr<NcclCall> call, const Tensor& tensor,
-                     int tag) {
+Work NcclWorld::recv(const std::string& way, std::shared_ptr<NcclCall> call,
+                     const Tensor& tensor, int tag) {
   Calls over;
   const Lock lock(mutex_);
   if (has_failed_) throw_failure(call->text);
@@ -481,8 +480,7 @@ void NcclWorld::watch() {
       changed_.notify_all();
       continue;
     }
-    changed_.wait_for(lock,
-                      messages_->has_waiting() ? kMessageTick : kTick);
+    changed_.wait_for(lock, messages_->has_waiting() ? kMessageTick : kTick);
   }
 }
 

@@ -241,8 +241,8 @@ void Operation::run_on_gpu(DeviceRunner& runner) const {
                      piece.outputs, piece.count, is_on_one_gpu_);
       continue;
     }
-    const auto bytes = static_cast<std::size_t>(piece.count) *
-                       dtype_bytes(dtype);
+    const auto bytes =
+        static_cast<std::size_t>(piece.count) * dtype_bytes(dtype);
     for (void* output : piece.outputs) {
       runner.copy(output, piece.inputs[0], bytes);
     }

@@ -34,9 +34,7 @@ struct Operation {
   ncclDataType_t type = ncclFloat32;
   ncclRedOp_t op = ncclSum;
   int peer = -1;  ///< root, receiver or sender
-  bool is_message() const {
-    return kind == Kind::kSend || kind == Kind::kRecv;
-  }
+  bool is_message() const { return kind == Kind::kSend || kind == Kind::kRecv; }
   /// What must be the same on all ranks: "ncclAllReduce f32[10] (sum)".
   std::string text() const;
   // While it runs.
@@ -61,7 +59,7 @@ struct Meeting {
 struct Clique {
   int size = 0;
   std::map<int, ncclComm_t> members;
-  std::map<std::int64_t, Meeting> collectives;                   // by number
+  std::map<std::int64_t, Meeting> collectives;  // by number
   std::map<std::pair<int, int>, std::map<std::int64_t, Meeting>> messages;
   // The splits that not all ranks have called.
   struct Part {

@@ -88,10 +88,9 @@ const char* type_name(ncclDataType_t type) {
 std::string difference(const Meeting& meeting, int rank, const Operation& mine,
                        const std::vector<int>& ranks) {
   for (const auto& [other, theirs] : meeting.arrived) {
-    const bool same =
-        mine.is_message()
-            ? mine.count == theirs->count && mine.type == theirs->type
-            : mine.text() == theirs->text();
+    const bool same = mine.is_message() ? mine.count == theirs->count &&
+                                              mine.type == theirs->type
+                                        : mine.text() == theirs->text();
     if (same) continue;
     std::ostringstream text;
     text << "rank " << ranks[static_cast<std::size_t>(other)] << " called "
@@ -106,13 +105,12 @@ void arrive(ncclComm& comm, Operation& operation) {
   Clique& clique = *comm.clique;
   operation.has_arrived = true;
   const bool is_send = operation.kind == Kind::kSend;
-  const std::pair<int, int> way =
-      is_send ? std::pair(comm.rank, operation.peer)
-              : std::pair(operation.peer, comm.rank);
+  const std::pair<int, int> way = is_send
+                                      ? std::pair(comm.rank, operation.peer)
+                                      : std::pair(operation.peer, comm.rank);
   const bool is_message = operation.is_message();
-  Meeting& meeting = is_message
-                         ? clique.messages[way][operation.number]
-                         : clique.collectives[operation.number];
+  Meeting& meeting = is_message ? clique.messages[way][operation.number]
+                                : clique.collectives[operation.number];
   const int seat = is_message ? (is_send ? 0 : 1) : comm.rank;
   std::vector<int> ranks = {way.first, way.second};
   if (!is_message) {
@@ -180,13 +178,12 @@ ncclResult_t launch_group(ncclComm_t comm, Launch launch) {
       operation.number = comm->num_collectives++;
       continue;
     }
-    const std::pair<int, int> way =
-        operation.kind == Kind::kSend ? std::pair(comm->rank, operation.peer)
-                                      : std::pair(operation.peer, comm->rank);
+    const std::pair<int, int> way = operation.kind == Kind::kSend
+                                        ? std::pair(comm->rank, operation.peer)
+                                        : std::pair(operation.peer, comm->rank);
     // A rank that sends to itself counts both ends.
-    const std::pair<int, int> seat = {way.first * 2 +
-                                          (operation.kind == Kind::kSend),
-                                      way.second};
+    const std::pair<int, int> seat = {
+        way.first * 2 + (operation.kind == Kind::kSend), way.second};
     operation.number = comm->num_messages[seat]++;
   }
   ++comm->num_running;
@@ -261,10 +258,9 @@ void finish_split(Clique& clique, std::int64_t number) {
 }  // namespace
 
 std::string Operation::text() const {
-  static const char* const kNames[] = {"ncclAllReduce", "ncclReduceScatter",
-                                       "ncclAllGather", "ncclBroadcast",
-                                       "ncclReduce",    "ncclSend",
-                                       "ncclRecv"};
+  static const char* const kNames[] = {
+      "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
+      "ncclReduce",    "ncclSend",          "ncclRecv"};
   static const char* const kOps[] = {"sum", "product", "max", "min"};
   std::ostringstream text;
   text << kNames[static_cast<int>(kind)] << " " << type_name(type) << "["
@@ -324,9 +320,12 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 const char* ncclGetErrorString(ncclResult_t result) {
   static const char* const kTexts[] = {
-      "no error",        "unhandled cuda error",
-      "system error",    "internal error",
-      "invalid argument", "invalid usage",
+      "no error",
+      "unhandled cuda error",
+      "system error",
+      "internal error",
+      "invalid argument",
+      "invalid usage",
       "remote process exited or there was a network error",
       "NCCL operation in progress"};
   return kTexts[result];
@@ -369,8 +368,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     if (other == rank || theirs->device != device) continue;
     stand_in::break_all(*clique, "duplicate GPU: rank " +
                                      std::to_string(other) + " and rank " +
-                                     std::to_string(rank) +
-                                     " both on device " +
+                                     std::to_string(rank) + " both on device " +
                                      std::to_string(device));
   }
   return ncclInProgress;
@@ -441,10 +439,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     *error = ncclSuccess;
   }
   if (launch != nullptr) {
-    emulator::enqueue(launch->stream, launch->operations.front().text(),
-                      [comm, launch] {
-                        return stand_in::poll(*comm, *launch);
-                      });
+    emulator::enqueue(
+        launch->stream, launch->operations.front().text(),
+        [comm, launch] { return stand_in::poll(*comm, *launch); });
   }
   return ncclSuccess;
 }
@@ -506,14 +503,14 @@ ncclResult_t ncclReduce(const void* input, void* output, std::size_t count,
 
 ncclResult_t ncclSend(const void* data, std::size_t count, ncclDataType_t type,
                       int peer, ncclComm_t comm, cudaStream_t stream) {
-  return stand_in::call(__func__, comm, stream,
-                        {Kind::kSend, data, nullptr, count, type, ncclSum,
-                         peer});
+  return stand_in::call(
+      __func__, comm, stream,
+      {Kind::kSend, data, nullptr, count, type, ncclSum, peer});
 }
 
 ncclResult_t ncclRecv(void* data, std::size_t count, ncclDataType_t type,
                       int peer, ncclComm_t comm, cudaStream_t stream) {
-  return stand_in::call(__func__, comm, stream,
-                        {Kind::kRecv, nullptr, data, count, type, ncclSum,
-                         peer});
+  return stand_in::call(
+      __func__, comm, stream,
+      {Kind::kRecv, nullptr, data, count, type, ncclSum, peer});
 }
