@@ -60,7 +60,8 @@ __device__ T block_max(T value, SharedArray<T, 32>& parts) {
     __syncthreads();
     if (lane == 0) parts[warp] = value;
     __syncthreads();
-    value = warp_max(parts[lane < kThreads / kWarp ? lane : 0]);
+    const T part = parts[lane < kThreads / kWarp ? lane : 0];
+    value = warp_max(part);
   }
   return value;
 }
