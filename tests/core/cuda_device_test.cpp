@@ -124,14 +124,14 @@ TEST_F(CudaAllocator, AStreamTakesItsOwnBlocksFirst) {
   RankContext context(make_device());
   const RankContext::Scope scope(context);
   Tensor mine = full(1, context.device);
-  Tensor other;
+  Tensor first, last;
   {
     const StreamScope copies(kCopyStream);
-    other = full(1, context.device);
+    first = full(1, context.device);
+    last = full(1, context.device);
   }
   const void* const mine_at = mine.raw();
-  mine = Tensor();
-  other = Tensor();  // was freed last
+  for (Tensor* tensor : {&first, &mine, &last}) *tensor = Tensor();
   const Tensor next = full(2, context.device);
   EXPECT_EQ(next.raw(), mine_at);
   EXPECT_EQ(runtime_.num_holds, 0);

@@ -20,12 +20,6 @@ double sum_tolerance(DType dtype, std::int64_t n) {
   return tolerance(dtype) * (1 + 0.05 * std::sqrt(static_cast<double>(n)));
 }
 
-std::int64_t count(const Dims& shape) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : shape) n *= size;
-  return n;
-}
-
 class ReduceParity : public ParityTest {};
 
 TEST_P(ReduceParity, SumRows) {
@@ -87,9 +81,10 @@ TEST_P(ReduceParity, SumToShape) {
     for (const bool accumulate : {false, true}) {
       Comparison c;
       c.expect_equal(kernels::sum_to_shape,
-                     sum_tolerance(dtype, count(x_shape)), dtype, x_shape,
-                     c.array(dtype, noise(count(x_shape), 8)), out_shape,
-                     c.array(dtype, noise(count(out_shape), 9)), accumulate);
+                     sum_tolerance(dtype, elements_of(x_shape)), dtype, x_shape,
+                     c.array(dtype, noise(elements_of(x_shape), 8)), out_shape,
+                     c.array(dtype, noise(elements_of(out_shape), 9)),
+                     accumulate);
     }
   }
 }
@@ -139,7 +134,7 @@ TEST_P(ReduceParity, CountsWhatIsNotFinite) {
 TEST_P(ReduceParity, RepeatsBitForBit) {
   const std::int64_t rows = 300, cols = 72, n = rows * cols;
   const kernels::Array values(dtype, noise(n, 7));
-  const std::size_t bytes = kernels::dtype_bytes(dtype);
+  const std::size_t bytes = dtype_bytes(dtype);
   CudaContext context;
   DeviceArray x((n + 1) * bytes), by_column(cols * bytes), total(bytes);
   std::vector<std::vector<char>> results;
