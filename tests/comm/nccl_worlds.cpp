@@ -2,6 +2,7 @@
 // tensors lie on emulated GPUs, one each and one for all.
 
 #include <cstdlib>
+#include <utility>
 
 #include "comm/launch.h"
 #include "tests/comm/worlds.h"
@@ -21,7 +22,7 @@ const bool kIsSetUp = [] {
 }();
 
 World world(const std::string& name, const std::string& backend, int num_gpus,
-            std::uint64_t seed) {
+            std::uint64_t seed, std::vector<int> sizes) {
   return {
       name, [=](int world_size, const RankBody& body) {
         emulator::set_device_count(num_gpus);
@@ -44,10 +45,10 @@ World world(const std::string& name, const std::string& backend, int num_gpus,
 }  // namespace
 
 std::vector<World> conformance_worlds() {
-  return {world("Nccl", "nccl", kGpus, 0),
-          world("NcclInAnotherOrder", "nccl", kGpus, 3),
-          world("ThreadsOnGpus", "threads", kGpus, 0),
-          world("ThreadsOnOneGpu", "threads", 1, 0)};
+  return {world("Nccl", "nccl", kGpus, 0, {1, 2, 3, 8}),
+          world("NcclInAnotherOrder", "nccl", kGpus, 3, {3}),
+          world("ThreadsOnGpus", "threads", kGpus, 0, {3}),
+          world("ThreadsOnOneGpu", "threads", 1, 0, {1, 2, 4})};
 }
 
 }  // namespace shardbook::test
