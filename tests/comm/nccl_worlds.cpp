@@ -23,23 +23,26 @@ const bool kIsSetUp = [] {
 
 World world(const std::string& name, const std::string& backend, int num_gpus,
             std::uint64_t seed, std::vector<int> sizes) {
-  return {
-      name, [=](int world_size, const RankBody& body) {
-        emulator::set_device_count(num_gpus);
-        emulator::set_seed(seed);
-        LaunchOptions options;
-        options.backend = backend;
-        options.device = "cuda";
-        std::vector<std::string> results(static_cast<std::size_t>(world_size));
-        run_ranks(
-            world_size,
-            [&](ProcessGroup& group) {
-              results[static_cast<std::size_t>(group.rank())] = body(group);
-            },
-            options);
-        emulator::set_device_count(kGpus);
-        return results;
-      }};
+  World result;
+  result.name = name;
+  result.sizes = std::move(sizes);
+  result.run = [=](int world_size, const RankBody& body) {
+    emulator::set_device_count(num_gpus);
+    emulator::set_seed(seed);
+    LaunchOptions options;
+    options.backend = backend;
+    options.device = "cuda";
+    std::vector<std::string> results(static_cast<std::size_t>(world_size));
+    run_ranks(
+        world_size,
+        [&](ProcessGroup& group) {
+          results[static_cast<std::size_t>(group.rank())] = body(group);
+        },
+        options);
+    emulator::set_device_count(kGpus);
+    return results;
+  };
+  return result;
 }
 
 }  // namespace
