@@ -22,6 +22,8 @@ using std::chrono::milliseconds;
 // device is at work, and at communicators.
 constexpr milliseconds kMessageTick{1};
 constexpr milliseconds kTick{50};
+// How often a rank looks that waits for a message to be issued.
+constexpr std::chrono::microseconds kWaiterTick{50};
 
 // Streams with smaller numbers belong to the rank's own work (core/stream.h).
 constexpr int kFirstStream = kCopyStream + 1;
@@ -324,9 +326,12 @@ void NcclWorld::wait(NcclCall& call) {
   Tensors buffers;
   {
     Lock lock(mutex_);
-    changed_.wait(lock, [&] {
-      return has_failed_ || call.has_ended_ || call.finished_ != nullptr;
-    });
+    // A message that is not issued yet moves on here, too, and at once.
+    while (!has_failed_ && !call.has_ended_ && call.finished_ == nullptr) {
+      messages_->advance();
+      if (call.finished_ != nullptr) break;
+      changed_.wait_for(lock, kWaiterTick);
+    }
     if (!has_failed_) {
       if (!call.has_ended_) {
         runtime_.hold_stream(current_stream(), call.finished_);

@@ -309,7 +309,7 @@ TEST_P(Conformance, MetaTensorsAreRecordedAndNotMoved) {
 std::vector<Case> cases() {
   std::vector<Case> result;
   for (const World& world : test::conformance_worlds()) {
-    for (int world_size : {1, 2, 3, 4, 8}) {
+    for (const int world_size : world.sizes) {
       result.push_back({world, world_size});
     }
   }

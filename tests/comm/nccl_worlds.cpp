@@ -2,6 +2,7 @@
 // tensors lie on emulated GPUs, one each and one for all.
 
 #include <cstdlib>
+#include <utility>
 
 #include "comm/launch.h"
 #include "tests/comm/worlds.h"
@@ -21,33 +22,36 @@ const bool kIsSetUp = [] {
 }();
 
 World world(const std::string& name, const std::string& backend, int num_gpus,
-            std::uint64_t seed) {
-  return {
-      name, [=](int world_size, const RankBody& body) {
-        emulator::set_device_count(num_gpus);
-        emulator::set_seed(seed);
-        LaunchOptions options;
-        options.backend = backend;
-        options.device = "cuda";
-        std::vector<std::string> results(static_cast<std::size_t>(world_size));
-        run_ranks(
-            world_size,
-            [&](ProcessGroup& group) {
-              results[static_cast<std::size_t>(group.rank())] = body(group);
-            },
-            options);
-        emulator::set_device_count(kGpus);
-        return results;
-      }};
+            std::uint64_t seed, std::vector<int> sizes) {
+  World result;
+  result.name = name;
+  result.sizes = std::move(sizes);
+  result.run = [=](int world_size, const RankBody& body) {
+    emulator::set_device_count(num_gpus);
+    emulator::set_seed(seed);
+    LaunchOptions options;
+    options.backend = backend;
+    options.device = "cuda";
+    std::vector<std::string> results(static_cast<std::size_t>(world_size));
+    run_ranks(
+        world_size,
+        [&](ProcessGroup& group) {
+          results[static_cast<std::size_t>(group.rank())] = body(group);
+        },
+        options);
+    emulator::set_device_count(kGpus);
+    return results;
+  };
+  return result;
 }
 
 }  // namespace
 
 std::vector<World> conformance_worlds() {
-  return {world("Nccl", "nccl", kGpus, 0),
-          world("NcclInAnotherOrder", "nccl", kGpus, 3),
-          world("ThreadsOnGpus", "threads", kGpus, 0),
-          world("ThreadsOnOneGpu", "threads", 1, 0)};
+  return {world("Nccl", "nccl", kGpus, 0, {1, 2, 3}),
+          world("NcclInAnotherOrder", "nccl", kGpus, 3, {2}),
+          world("ThreadsOnGpus", "threads", kGpus, 0, {3}),
+          world("ThreadsOnOneGpu", "threads", 1, 0, {1, 2, 4})};
 }
 
 }  // namespace shardbook::test

@@ -20,6 +20,7 @@ struct World {
   std::function<std::vector<std::string>(int world_size, const RankBody&)> run;
   /// Why this machine cannot run so many ranks; null where all can.
   std::function<std::string(int world_size)> why_not = nullptr;
+  std::vector<int> sizes = {1, 2, 3, 4, 8};
 };
 
 /// The worlds of this program (each test program defines its own).
