@@ -26,27 +26,31 @@ class OptionsDiffer : public Error {
 };
 
 struct LaunchOptions {
-  std::string backend = "threads";  ///< "threads" or "gloo"
+  std::string backend = "threads";  ///< "threads", "gloo" or "nccl"
+  /// "cpu" or "cuda"; empty: "cuda" for nccl, "cpu" for the others. On CUDA,
+  /// local rank r has GPU r % n of n. Where several ranks share a GPU (backend
+  /// threads only), each has its part of the memory.
+  std::string device;
   /// How long a call waits for its peers before it names the missing ranks.
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
   /// Capacity of each rank's device; 0: no limit.
   std::int64_t device_memory_bytes = 0;
   bool deterministic = false;
-  /// gloo: where the ranks meet: "tcp:HOST:PORT" (served by rank 0),
+  /// gloo, nccl: where the ranks meet: "tcp:HOST:PORT" (served by rank 0),
   /// "file:FOLDER" (shared by all hosts) or "redis:HOST:PORT[/JOB]". Empty: the
   /// environment decides (comm/processes.h), or else run_ranks.
   std::string rendezvous;
-  /// gloo: network interface of this host, such as "eth0". Empty: the one that
+  /// gloo, nccl: network interface of this host, such as "eth0". Empty: the one that
   /// reaches the rendezvous, which is loopback on a single host.
   std::string network_interface;
-  /// gloo: names and values that every rank must share. Ranks compare them when
+  /// gloo, nccl: names and values that every rank must share. Ranks compare them when
   /// they meet, and throw OptionsDiffer.
   std::vector<std::pair<std::string, std::string>> agreed;
 };
 
-/// Runs `body` once per rank, each with a RankContext on its own device "cpu:r"
-/// and the cores of the machine divided among the ranks, and returns when all
-/// ended.
+/// Runs `body` once per rank, each with a RankContext on its own device "cpu:r",
+/// or its part of a GPU, and the cores of the machine divided among the ranks,
+/// and returns when all ended.
 ///
 /// "threads": ranks are threads of this process. The first cause is thrown
 /// again when a rank threw; the others stop with "rank r failed: ...".
@@ -55,7 +59,16 @@ struct LaunchOptions {
 /// by launch_processes, torchrun, mpirun or srun) `body` runs once, as that
 /// rank. Elsewhere the ranks are forked and end with `body`: what it writes to
 /// captured variables is lost; comm/processes.h has ways to bring it home.
+///
+/// "nccl": each rank has a GPU of its own. Where this process is a rank already
+/// `body` runs once, as that rank. Elsewhere the ranks are threads.
 void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
                const LaunchOptions& options = {});
+
+/// Throws Error, in one sentence, where run_ranks could not start these ranks:
+/// an unknown backend, a device that the backend cannot serve, no GPU, or fewer
+/// of them than ranks. run_ranks calls it; a program that starts processes calls
+/// it before.
+void check_launch(int world_size, const LaunchOptions& options);
 
 }  // namespace shardbook

@@ -18,8 +18,13 @@
 // A rank that throws, dies or leaves makes every call of the others throw an
 // Error "rank 2 failed: ..."; no call waits forever.
 //
-// Sums add in the order of group ranks 0..P-1 on every backend, so they have
-// the same bits everywhere.
+// Sums add in the order of group ranks 0..P-1 on every backend but nccl, so
+// they have the same bits everywhere. NCCL adds in an order of its own, and
+// rounds sums of 16 bits at every step.
+//
+// On CUDA tensors a call of nccl joins the work of the current stream: the host
+// does not wait in wait(), and what the caller gives its stream afterwards runs
+// after the call. The other backends return from wait() when the data is there.
 //
 // A group belongs to one rank and is used by one thread at a time. Tensors on
 // meta devices are recorded and not moved (in the `sim` world, they take
@@ -202,10 +207,16 @@ class ProcessGroup {
   /// Called on the members only: their ranks in this group, by new rank.
   virtual std::shared_ptr<ProcessGroup> do_subgroup(
       const std::vector<int>& members, const std::string& name) = 0;
+  /// The same where every rank of this group calls it, each for its own part.
+  virtual std::shared_ptr<ProcessGroup> do_split(
+      const std::vector<int>& members, const std::string& name) {
+    return do_subgroup(members, name);
+  }
 
  private:
   std::shared_ptr<ProcessGroup> adopt(const std::vector<int>& members,
-                                      const std::string& name);
+                                      const std::string& name,
+                                      bool all_call = false);
   bool moves(const Tensor& tensor) const {
     return !tensor.is_meta() || takes_meta();
   }

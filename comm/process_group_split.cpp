@@ -26,8 +26,9 @@ std::string list_text(const std::vector<int>& values) {
 
 // Subgroups write into this group's ledger.
 std::shared_ptr<ProcessGroup> ProcessGroup::adopt(
-    const std::vector<int>& members, const std::string& name) {
-  std::shared_ptr<ProcessGroup> group = do_subgroup(members, name);
+    const std::vector<int>& members, const std::string& name, bool all_call) {
+  std::shared_ptr<ProcessGroup> group =
+      all_call ? do_split(members, name) : do_subgroup(members, name);
   group->log_ = log_;
   group->observer_ = observer_;
   return group;
@@ -43,18 +44,20 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key,
 
   // Members of my color, by (key, rank).
   std::vector<std::pair<int, int>> order;
+  bool all_have_groups = true;
   for (int r = 0; r < size(); ++r) {
     std::istringstream text(all[static_cast<std::size_t>(r)]);
     int their_color = -1;
     int their_key = 0;
     text >> their_color >> their_key;
+    all_have_groups = all_have_groups && their_color >= 0;
     if (their_color == color) order.emplace_back(their_key, r);
   }
   if (color == -1) return nullptr;
   std::sort(order.begin(), order.end());
   std::vector<int> members;
   for (const auto& entry : order) members.push_back(entry.second);
-  return adopt(members, name);
+  return adopt(members, name, all_have_groups);
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
@@ -78,7 +81,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
              "; all ranks make the same groups in the same order");
   }
   if (distinct.count(rank_) == 0) return nullptr;
-  return adopt(members, name);
+  return adopt(members, name, static_cast<int>(members.size()) == size());
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::partition(
@@ -107,7 +110,8 @@ std::shared_ptr<ProcessGroup> ProcessGroup::partition(
              " pass different parts; all ranks make the same groups in the "
              "same order");
   }
-  return my_part == nullptr ? nullptr : adopt(*my_part, name);
+  if (my_part == nullptr) return nullptr;
+  return adopt(*my_part, name, static_cast<int>(seen.size()) == size());
 }
 
 }  // namespace shardbook

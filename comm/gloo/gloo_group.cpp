@@ -245,6 +245,7 @@ Work GlooGroup::do_recv(const Tensor& tensor, const CommCall& call) {
 // --- Ranks -------------------------------------------------------------------
 
 bool has_gloo() { return true; }
+void check_gloo() {}
 
 void run_as_rank(const RankEnvironment& environment,
                  const std::function<void(ProcessGroup&)>& body,

@@ -80,6 +80,8 @@ class GlooGroup : public ProcessGroup {
 
 /// True when this build has Gloo.
 bool has_gloo();
+/// Throws Error where it has not.
+void check_gloo();
 
 /// run_ranks for backend "gloo". In a process that is a rank it joins the
 /// world, runs `body` once, as that rank, and leaves. In any other it forks the

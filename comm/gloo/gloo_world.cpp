@@ -10,13 +10,11 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <map>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "comm/gloo/calls.h"
-#include "comm/processes/control_fields.h"
+#include "comm/processes/joining.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -119,51 +117,6 @@ void ignore_broken_pipes() {
   if (current.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
-// The options that must agree, as one text: names and values, each ended by a
-// zero byte.
-std::string agreement_text(const LaunchOptions& options) {
-  std::string text;
-  for (const auto& [name, value] : options.agreed) {
-    text += name + '\0' + value + '\0';
-  }
-  return text;
-}
-
-std::map<std::string, std::string> read_agreement(const std::string& text) {
-  std::map<std::string, std::string> values;
-  std::istringstream in(text);
-  std::string name, value;
-  while (std::getline(in, name, '\0') && std::getline(in, value, '\0')) {
-    values[name] = value;
-  }
-  return values;
-}
-
-// Every rank has all texts, so all of them throw the same.
-void check_agreement(const std::vector<std::string>& texts) {
-  std::vector<std::map<std::string, std::string>> ranks;
-  for (const std::string& text : texts) ranks.push_back(read_agreement(text));
-  const auto value_on = [&](std::size_t rank, const std::string& name) {
-    const auto found = ranks[rank].find(name);
-    return found == ranks[rank].end() ? "not known"
-           : found->second.empty()    ? "not given"
-                                      : found->second;
-  };
-  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    for (const auto* side : {&ranks[0], &ranks[rank]}) {
-      for (const auto& [name, value] : *side) {
-        const std::string first = value_on(0, name);
-        const std::string other = value_on(rank, name);
-        if (first == other) continue;
-        throw OptionsDiffer("the ranks' options differ: " + name + " is " +
-                            first + " on rank 0 and " + other + " on rank " +
-                            std::to_string(rank) +
-                            "; start every rank with the same options");
-      }
-    }
-  }
-}
-
 }  // namespace
 
 class GlooTransport {
@@ -197,21 +150,8 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
       timeout_(options.timeout),
       rendezvous_(make_rendezvous(environment, generation, options)) {
   ignore_broken_pipes();
-  ControlLine::Options line;
-  line.locate = rendezvous_.locate;
-  line.coordinator_name = rendezvous_.coordinator_name;
-  line.rank = rank_;
-  line.world_size = size_;
-  line.generation = generation;
-  line.timeout = timeout_;
-  line_ = std::make_unique<ControlLine>(std::move(line));
-
-  // All ranks meet before any of them connects; missing ones are named.
-  std::vector<int> everybody;
-  for (int rank = 0; rank < size_; ++rank) everybody.push_back(rank);
-  const std::string joining = "joining the world of " + std::to_string(size_);
-  check_agreement(line_->exchange("join", join_ranks(everybody), joining,
-                                  agreement_text(options), timeout_));
+  line_ = join_world(rendezvous_, environment, generation, options);
+  const std::string joining = joining_text(size_);
   try {
     const ControlLine::Wait wait(*line_, joining, "", timeout_);
     // The coordinator keeps the time; Gloo's clock is the last resort.
@@ -222,7 +162,7 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
     throw_failure({joining, timeout_}, -1, error.what());
   }
   // No rank may begin, and perhaps end, while others are still connecting.
-  line_->exchange("joined", join_ranks(everybody), joining, "", timeout_);
+  wait_for_all(*line_, "joined", size_, timeout_);
   line_->set_failure_callback([this] { abort_waits(); });
 }
 

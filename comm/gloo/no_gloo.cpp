@@ -1,10 +1,9 @@
-// This build has no Gloo: ranks are threads only.
+// This build has no Gloo.
 
 #include "comm/gloo/gloo_group.h"
-#include "comm/processes.h"
 #include "core/check.h"
 
-namespace shardbook {
+namespace shardbook::internal {
 namespace {
 
 [[noreturn]] void no_gloo() {
@@ -15,22 +14,19 @@ namespace {
 
 }  // namespace
 
-std::optional<int> launch_processes(int, const LaunchOptions&) { no_gloo(); }
+bool has_gloo() { return false; }
 
-std::vector<std::string> run_processes(
-    int, const std::function<std::string(ProcessGroup&)>&,
-    const LaunchOptions&) {
+void run_as_rank(const RankEnvironment&,
+                 const std::function<void(ProcessGroup&)>&,
+                 const LaunchOptions&) {
   no_gloo();
 }
-
-namespace internal {
-
-bool has_gloo() { return false; }
 
 void run_gloo_ranks(int, const std::function<void(ProcessGroup&)>&,
                     const LaunchOptions&) {
   no_gloo();
 }
 
-}  // namespace internal
-}  // namespace shardbook
+void check_gloo() { no_gloo(); }
+
+}  // namespace shardbook::internal

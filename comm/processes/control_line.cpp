@@ -158,7 +158,10 @@ void ControlLine::handle(Frame frame) {
     send(describe_waits(frame.fields[0]));
     return;
   }
-  const std::lock_guard lock(mutex_);
+  const bool is_mail = frame.kind == FrameKind::kMail;
+  std::function<void()> callback;
+  std::unique_lock lock(mutex_);
+  if (is_mail) callback = mail_callback_;
   if (frame.kind == FrameKind::kAllLeft) {
     all_left_ = true;
   } else if (frame.kind == FrameKind::kPong) {
@@ -169,6 +172,8 @@ void ControlLine::handle(Frame frame) {
     answers_[key] = std::move(frame.fields);
   }
   changed_.notify_all();
+  lock.unlock();
+  if (callback) callback();
 }
 
 // Tells the coordinator of waits that are overdue; gives up when the
@@ -309,6 +314,25 @@ std::string ControlLine::get(const std::string& key, milliseconds timeout) {
              [&] { return answers_.count(key) > 0; });
   const std::vector<std::string> answer = take_answer(key);
   return answer.empty() ? "" : answer.front();
+}
+
+void ControlLine::mail(int to, const std::string& key,
+                       const std::string& text) {
+  send({FrameKind::kMail, {std::to_string(to), key, text}});
+}
+
+std::optional<std::string> ControlLine::take_mail(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = answers_.find(key);
+  if (found == answers_.end() || found->second.empty()) return {};
+  std::string text = std::move(found->second.front());
+  answers_.erase(found);
+  return text;
+}
+
+void ControlLine::set_mail_callback(std::function<void()> callback) {
+  const std::lock_guard lock(mutex_);
+  mail_callback_ = std::move(callback);
 }
 
 void ControlLine::report_call(const std::string& key,

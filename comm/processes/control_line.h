@@ -96,6 +96,12 @@ class ControlLine {
 
   void set(const std::string& key, const std::string& value);
   std::string get(const std::string& key, std::chrono::milliseconds timeout);
+  /// Sends a text to another rank, through the coordinator. Returns at once.
+  void mail(int to, const std::string& key, const std::string& text);
+  /// What was mailed to this rank under `key`, once; empty until it has come.
+  std::optional<std::string> take_mail(const std::string& key);
+  /// Called by the reader's thread whenever mail has come.
+  void set_mail_callback(std::function<void()> callback);
   /// Tells the coordinator what this rank calls. Returns at once.
   void report_call(const std::string& key, const std::string& members,
                    const std::string& signature, const std::string& text);
@@ -136,7 +142,7 @@ class ControlLine {
   std::condition_variable changed_;
   std::map<std::string, std::vector<std::string>> answers_;
   std::string failure_;
-  std::function<void()> failure_callback_;
+  std::function<void()> failure_callback_, mail_callback_;
   std::list<Wait*> waits_;
   std::uint64_t num_waits_ = 0;
   const std::thread::id owner_ = std::this_thread::get_id();

@@ -238,6 +238,13 @@ void Coordinator::handle(Line& line, const Frame& frame) {
     case FrameKind::kWaits:
       handle_waits(line, frame);
       break;
+    case FrameKind::kMail:
+      check_fields(frame, 3);
+      send(line.generation,
+           static_cast<int>(
+               parse_number(frame.fields[0], options_.world_size - 1)),
+           {FrameKind::kMail, {frame.fields[1], frame.fields[2]}});
+      break;
     default:
       SB_FAIL("a rank sent a control message of kind ", int(frame.kind));
   }

@@ -167,6 +167,11 @@ std::string Coordinator::verdict(const Inquiry& inquiry) {
                    : "their processes are stopped, or their hosts") +
            " cannot be reached" + chain(silent.front());
   }
+  // Work of a device may take too long after all ranks have called it.
+  if (inquiry.wait.peers.empty()) {
+    return after + "rank " + std::to_string(inquiry.rank) + " still waits in " +
+           inquiry.wait.text + ", which all its ranks have called";
+  }
   if (at_work.empty()) {
     return after + "all ranks wait for each other" +
            (reached.empty() ? "" : chain(reached.back()));

@@ -104,6 +104,7 @@ void write_answer(int pipe, const std::string& text) {
 std::vector<std::string> run_processes(
     int world_size, const std::function<std::string(ProcessGroup&)>& body,
     const LaunchOptions& options) {
+  internal::check_gloo();
   check_world_size(world_size);
   check_single_thread();
   Meeting meeting = open_meeting(options);
@@ -231,6 +232,7 @@ std::vector<std::string> rank_variables(int rank, int world_size,
 
 std::optional<int> launch_processes(int world_size,
                                     const LaunchOptions& options) {
+  if (options.backend == "gloo") internal::check_gloo();
   check_world_size(world_size);
   if (const auto environment = rank_environment()) {
     SB_CHECK(environment->world_size == world_size, "world size ", world_size,

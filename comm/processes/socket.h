@@ -73,8 +73,9 @@ enum class FrameKind : std::uint8_t {
   kPong,       //
   kOverdue,    // id, text, peers, key, timeout in ms: a wait that is too long
   kAsk,        // number of the question: what does this rank wait for?
-  kWaits       // number, "1" if the rank itself waits, then for each wait
+  kWaits,      // number, "1" if the rank itself waits, then for each wait
                // id, text, peers, key
+  kMail        // to the coordinator: rank, key, text; from it: key, text
 };
 
 struct Frame {

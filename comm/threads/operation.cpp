@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "comm/internal/reduce.h"
+#include "comm/threads/device_runner.h"
 
 namespace shardbook::internal {
 namespace {
@@ -57,6 +58,18 @@ std::string Operation::mismatch(int index, const Slot& slot) const {
            << ranks[other] << " called " << slot_text(theirs) << ", rank "
            << ranks[static_cast<std::size_t>(index)] << " called "
            << slot_text(slot);
+      return text.str();
+    }
+    if (slot.has_buffers && theirs.has_buffers &&
+        (slot.gpu < 0) != (theirs.gpu < 0)) {
+      const bool theirs_is_on_gpu = theirs.gpu >= 0;
+      const int me = ranks[static_cast<std::size_t>(index)];
+      std::ostringstream text;
+      text << slot_text(slot) << " over '" << group_name << "': rank "
+           << (theirs_is_on_gpu ? ranks[other] : me)
+           << " passes a tensor on a GPU, rank "
+           << (theirs_is_on_gpu ? me : ranks[other])
+           << " one of the host; both must lie on the same type of device";
       return text.str();
     }
     if (slot.call.op != CommOp::kAllToAllV || slot.is_exchange) continue;
@@ -121,6 +134,9 @@ void Operation::plan() {
   for (const Slot& slot : slots) {
     inputs.push_back(slot.input);
     outputs.push_back(slot.output);
+    if (slot.gpu < 0) continue;
+    is_on_one_gpu_ = is_on_one_gpu_ && (gpu_ < 0 || gpu_ == slot.gpu);
+    gpu_ = slot.gpu;
   }
   const auto inputs_at = [&](std::int64_t offset) {
     std::vector<const void*> shifted;
@@ -216,6 +232,23 @@ void Operation::add_piece(std::vector<const void*> inputs,
 }
 
 // --- Running -----------------------------------------------------------------
+
+void Operation::run_on_gpu(DeviceRunner& runner) const {
+  const DType dtype = slots[0].call.dtype;
+  for (const Piece& piece : pieces_) {
+    if (piece.inputs.size() > 1) {
+      runner.combine(dtype, slots[0].call.reduce_op, piece.inputs,
+                     piece.outputs, piece.count, is_on_one_gpu_);
+      continue;
+    }
+    const auto bytes =
+        static_cast<std::size_t>(piece.count) * dtype_bytes(dtype);
+    for (void* output : piece.outputs) {
+      runner.copy(output, piece.inputs[0], bytes);
+    }
+  }
+  runner.finish();
+}
 
 bool Operation::run_tasks() {
   std::int64_t ran = 0;

@@ -26,6 +26,7 @@
 
 namespace shardbook::internal {
 
+class DeviceRunner;
 struct SharedGroup;
 
 /// What one member brings to a call.
@@ -35,6 +36,9 @@ struct Slot {
   const void* input = nullptr;
   void* output = nullptr;
   std::vector<std::int64_t> send_counts, recv_counts;  ///< all_to_all only
+  bool has_buffers = false;
+  int gpu = -1;             ///< of the buffers; -1: memory of the host
+  std::vector<char> eager;  ///< a small message from a GPU, which is the input
   /// exchange only: a control call, which has no buffers.
   bool is_exchange = false;
   std::string text;
@@ -70,6 +74,9 @@ class Operation {
   /// Runs tasks until none is left to take; true when this call ran the last
   /// one to end. Needs no lock.
   bool run_tasks();
+  /// The GPU that runs the call instead; -1: none, its buffers are the host's.
+  int gpu() const { return gpu_; }
+  void run_on_gpu(DeviceRunner& runner) const;
   bool has_tasks_to_take() const {
     return next_task_.load(std::memory_order_relaxed) < num_tasks_;
   }
@@ -100,6 +107,8 @@ class Operation {
   void run_task(std::int64_t task) const;
 
   int arrived_ = 0;
+  int gpu_ = -1;
+  bool is_on_one_gpu_ = true;
   std::vector<Piece> pieces_;
   std::int64_t task_count_ = 1;  // elements of one task
   std::int64_t num_tasks_ = 0;

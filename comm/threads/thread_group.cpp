@@ -1,9 +1,25 @@
 #include "comm/threads/thread_group.h"
 
+#include "comm/internal/arguments.h"
 #include "core/check.h"
+#include "core/context.h"
+#include "core/internal/cuda_device.h"
+#include "core/internal/transfers.h"
 
 namespace shardbook::internal {
 namespace {
+
+// Notes where a rank's buffers lie. On a GPU, waits for what the current stream
+// was given: the call may run as soon as the rank has arrived.
+void place(Slot& slot, const Tensors& buffers) {
+  slot.has_buffers = !buffers.empty();
+  for (const Tensor& buffer : buffers) {
+    if (!buffer.device().is_cuda()) continue;
+    CudaDevice& device = cuda_device(buffer.device());
+    slot.gpu = device.index();
+    device.synchronize(RankContext::current().stream);
+  }
+}
 
 // A call in flight, as its rank sees it.
 class ThreadWork : public Work::State {
@@ -71,6 +87,7 @@ Work ThreadGroup::join(const CommCall& call, const Tensor& input,
     slot.output = output.raw();
     buffers.push_back(output);
   }
+  place(slot, buffers);
   return work(world_->arrive(shared_, rank(), next_call_++, std::move(slot)),
               std::move(buffers));
 }
@@ -127,8 +144,16 @@ Work ThreadGroup::message(const CommCall& call, const Tensor& input,
   slot.call = call;
   slot.input = input.defined() ? input.raw() : nullptr;
   slot.output = output.defined() ? output.raw() : nullptr;
+  const Tensor& buffer = input.defined() ? input : output;
+  place(slot, {buffer});
+  if (slot.gpu >= 0 && input.defined() && input.bytes() > 0 &&
+      input.bytes() <= kEagerBytes) {
+    slot.eager.resize(static_cast<std::size_t>(input.bytes()));
+    read_to_host(slot.eager.data(), input);
+    slot.input = slot.eager.data();
+  }
   return work(world_->exchange_message(shared_, rank(), std::move(slot)),
-              {input.defined() ? input : output});
+              {buffer});
 }
 
 Work ThreadGroup::do_send(const Tensor& tensor, const CommCall& call) {

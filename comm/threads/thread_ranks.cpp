@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/internal/cores.h"
+#include "comm/internal/rank_device.h"
 #include "comm/threads/thread_group.h"
 #include "core/context.h"
 
@@ -33,8 +34,9 @@ void run_thread_ranks(int world_size,
   const auto run_rank = [&](int r) {
     world->rank_begins(r);
     try {
-      RankContext context(Device::cpu(r, options.device_memory_bytes), r,
-                          std::max(1, cores / world_size));
+      RankContext context(
+          rank_device(r, r, world_size, options.device == "cuda", options), r,
+          std::max(1, cores / world_size));
       context.deterministic = options.deterministic;
       const RankContext::Scope scope(context);
       ThreadGroup group(world, world->root_group(), r, options.timeout);

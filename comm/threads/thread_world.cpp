@@ -152,7 +152,8 @@ std::shared_ptr<Operation> ThreadWorld::exchange_message(SharedGroup& group,
       group.name);
   const std::int64_t bytes = message_bytes(slot);
   const bool is_eager = is_send && bytes <= kEagerBytes;
-  if (is_eager && bytes > 0) {
+  // A message from a GPU brings its copy.
+  if (is_eager && bytes > 0 && slot.eager.empty()) {
     const char* data = static_cast<const char*>(slot.input);
     operation->eager.assign(data, data + bytes);
     slot.input = operation->eager.data();
@@ -219,6 +220,10 @@ void ThreadWorld::run_ready(Lock& lock) {
     std::shared_ptr<Operation> operation = std::move(ready_.front());
     ready_.pop_front();
     operation->plan();
+    if (operation->gpu() >= 0) {
+      if (run_on_gpu(*operation, lock)) finish(*operation);
+      continue;
+    }
     if (num_cores_ > 0 && operation->traffic_bytes() > kSmallBytes) {
       open(std::move(operation));
       continue;
@@ -230,6 +235,34 @@ void ThreadWorld::run_ready(Lock& lock) {
     }
     finish(*operation);
   }
+}
+
+// False when it failed; then the world has.
+bool ThreadWorld::run_on_gpu(Operation& operation, Lock& lock) {
+  if (operation.num_tasks() == 0) return true;
+  std::exception_ptr failure;
+  std::string reason;
+  lock.unlock();
+  try {
+    DeviceRunner* runner = nullptr;
+    {
+      const Lock runners(mutex_);
+      auto& made = runners_[operation.gpu()];
+      if (made == nullptr) {
+        made = std::make_unique<DeviceRunner>(operation.gpu());
+      }
+      runner = made.get();
+    }
+    const std::lock_guard<std::mutex> one_call(runner->mutex);
+    runner->begin();
+    operation.run_on_gpu(*runner);
+  } catch (const std::exception& error) {
+    failure = std::current_exception();
+    reason = error.what();
+  }
+  lock.lock();
+  if (failure != nullptr) poison(operation.ranks.front(), reason, failure);
+  return failure == nullptr;
 }
 
 void ThreadWorld::open(std::shared_ptr<Operation> operation) {

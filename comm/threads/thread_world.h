@@ -31,6 +31,7 @@
 #include <tuple>
 #include <vector>
 
+#include "comm/threads/device_runner.h"
 #include "comm/threads/operation.h"
 
 namespace shardbook::internal {
@@ -141,6 +142,7 @@ class ThreadWorld {
   void start_workers();
 
   // These release the lock for a while.
+  bool run_on_gpu(Operation& operation, Lock& lock);
   void run_ready(Lock& lock);
   void help(Operation& operation, Lock& lock);
   void work();
@@ -155,6 +157,9 @@ class ThreadWorld {
   /// Large operations that have started, for everybody.
   std::deque<std::shared_ptr<Operation>> open_;
   std::vector<Kept> kept_;
+
+  /// By the number of the GPU; made at the first call there.
+  std::map<int, std::unique_ptr<DeviceRunner>> runners_;
 
   std::condition_variable wake_worker_;
   std::vector<std::thread> workers_;

@@ -18,6 +18,8 @@ struct World {
   std::string name;  ///< "Threads"
   /// Runs the body on each rank; what they returned, by rank.
   std::function<std::vector<std::string>(int world_size, const RankBody&)> run;
+  /// Why this machine cannot run so many ranks; null where all can.
+  std::function<std::string(int world_size)> why_not = nullptr;
 };
 
 /// The worlds of this program (each test program defines its own).

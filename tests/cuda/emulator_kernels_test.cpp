@@ -1,5 +1,7 @@
 // Right kernels give right results, whatever runs first.
 
+#include <mma.h>
+
 #include <numeric>
 
 #include "tests/cuda/test_support.h"
@@ -107,6 +109,93 @@ TEST_P(Kernels, TranspositionThroughSharedMemory) {
       ASSERT_EQ(found[c * 20 + r], r * 37 + c + 1);
     }
   }
+}
+
+// c = a b for 32 x 32 matrices: a warp for each 16 x 16 of c, tiles of a and b
+// by way of shared memory.
+template <typename T>
+__global__ void tiled_product(const T* a, const T* b, float* c) {
+  using namespace nvcuda;
+  __shared__ SharedArray<T, 256> tile_a;
+  __shared__ SharedArray<T, 256> tile_b;
+  const int row = static_cast<int>(blockIdx.y) * 16;
+  const int col = static_cast<int>(blockIdx.x) * 16;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
+  wmma::fill_fragment(sum, 0.0f);
+  for (int k = 0; k < 32; k += 16) {
+    __syncwarp();
+    for (int i = static_cast<int>(threadIdx.x); i < 256; i += 32) {
+      tile_a[i] = a[(row + i / 16) * 32 + k + i % 16];
+      tile_b[i] = b[(k + i / 16) * 32 + col + i % 16];
+    }
+    __syncwarp();
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, T, wmma::row_major> left;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::row_major> right;
+    wmma::load_matrix_sync(left, &tile_a[0], 16);
+    wmma::load_matrix_sync(right, &tile_b[0], 16);
+    wmma::mma_sync(sum, left, right, sum);
+  }
+  for (int i = 0; i < sum.num_elements; ++i) sum.x[i] *= 0.5f;
+  wmma::store_matrix_sync(c + row * 32 + col, sum, 32, wmma::mem_row_major);
+}
+
+template <typename T>
+void expect_product() {
+  std::vector<T> a(1024), b(1024);
+  std::vector<float> expected(1024);
+  for (int i = 0; i < 1024; ++i) {
+    a[i] = T(static_cast<float>(i % 7 - 3));
+    b[i] = T(static_cast<float>(i % 5 - 2));
+  }
+  for (int i = 0; i < 32; ++i) {
+    for (int j = 0; j < 32; ++j) {
+      for (int k = 0; k < 32; ++k) {
+        expected[i * 32 + j] +=
+            0.5f * static_cast<float>(a[i * 32 + k]) * b[k * 32 + j];
+      }
+    }
+  }
+  const Device<T> on_a(a), on_b(b);
+  const Device<float> c(std::vector<float>(1024));
+  EXPECT_EQ(run("product", dim3(2, 2), 32, tiled_product<T>, on_a.data(),
+                on_b.data(), c.data()),
+            "");
+  EXPECT_EQ(c.values(), expected);  // small integers: exact
+}
+
+TEST_P(Kernels, TiledProductOnTensorCores) {
+  expect_product<__half>();
+  expect_product<__nv_bfloat16>();
+}
+
+TEST(Elements, SixteenBitsSurviveTheWayToF32AndBack) {
+  for (unsigned bits = 0; bits < 0x10000; ++bits) {
+    const auto b = static_cast<unsigned short>(bits);
+    const float f16 = __half2float(__ushort_as_half(b));
+    const float bf16 = __bfloat162float(__ushort_as_bfloat16(b));
+    ASSERT_EQ(__half_as_ushort(__float2half_rn(f16)), f16 == f16 ? b : 0x7fff);
+    ASSERT_EQ(__bfloat16_as_ushort(__float2bfloat16_rn(bf16)),
+              bf16 == bf16 ? b : 0x7fff);
+  }
+}
+
+TEST(Elements, RoundingIsToNearestEven) {
+  const auto f16 = [](float x) { return __half_as_ushort(__float2half_rn(x)); };
+  EXPECT_EQ(f16(1.0f + 0x1p-11f), 0x3c00);  // half way: to even
+  EXPECT_EQ(f16(1.0f + 0x1p-11f + 0x1p-20f), 0x3c01);
+  EXPECT_EQ(f16(1.0f + 3 * 0x1p-11f), 0x3c02);
+  EXPECT_EQ(f16(65519.0f), 0x7bff);
+  EXPECT_EQ(f16(65520.0f), 0x7c00);  // infinity
+  EXPECT_EQ(f16(0x1p-25f), 0x0000);  // half of the smallest
+  EXPECT_EQ(f16(0x1.8p-25f), 0x0001);
+  const auto bf16 = [](float x) {
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+  };
+  EXPECT_EQ(bf16(1.0f + 0x1p-8f), 0x3f80);
+  EXPECT_EQ(bf16(1.0f + 3 * 0x1p-8f), 0x3f82);
+  // From f64 in one step: f32 in between would end half way, then go to even.
+  EXPECT_EQ(__bfloat16_as_ushort(__double2bfloat16(1.0 + 0x1p-8 + 0x1p-40)),
+            0x3f81);
 }
 
 }  // namespace

@@ -49,6 +49,13 @@ struct Pointer {
 /// more than one block, and more than all blocks have threads for once.
 const std::vector<std::int64_t>& lengths();
 
+/// How many elements an array of this shape has.
+inline std::int64_t elements_of(const kernels::Dims& shape) {
+  std::int64_t n = 1;
+  for (const std::int64_t size : shape) n *= size;
+  return n;
+}
+
 /// A context of device 0 with a stream and scratch of its own.
 class CudaContext {
  public:
@@ -100,7 +107,7 @@ class Comparison {
   static Slot null() { return {-1}; }
 
   /// |cuda - cpu| <= tolerance * (1 + |cpu|) in every element of every array
-  /// and for the result; NaN equals NaN. Bit-equal when `tolerance` is 0.
+  /// and for the result; NaN equals NaN, and 0 is -0. With 0 both must be equal.
   template <typename Kernel, typename... Args>
   void expect_equal(const Kernel& kernel, double tolerance,
                     const Args&... args) {
@@ -108,13 +115,13 @@ class Comparison {
     tolerance_ = tolerance;
     if constexpr (std::is_void_v<Result>) {
       kernel(cpu_, on_cpu(args)...);
-      for (int seed = 0; begin(seed); ++seed) {
+      for (int order = 0; begin(order); ++order) {
         kernel(cuda_.kernels(), on_cuda(args)...);
         compare();
       }
     } else {
       const Result expected = kernel(cpu_, on_cpu(args)...);
-      for (int seed = 0; begin(seed); ++seed) {
+      for (int order = 0; begin(order); ++order) {
         const Result found = kernel(cuda_.kernels(), on_cuda(args)...);
         compare();
         compare_results(static_cast<double>(expected),
@@ -146,7 +153,7 @@ class Comparison {
   Pointer on_cpu(const Slot& slot);
   Pointer on_cuda(const Slot& slot);
   // Chooses an order and writes the arrays anew; false when all are done.
-  bool begin(int seed);
+  bool begin(int order);
   void compare();
   void compare_results(double expected, double found) const;
 

@@ -15,7 +15,7 @@ class CombineParity : public ParityTest {
                int num_inputs, int num_outputs, const char* from,
                char* to) const {
     const std::int64_t bytes =
-        n * static_cast<std::int64_t>(kernels::dtype_bytes(dtype));
+        n * static_cast<std::int64_t>(dtype_bytes(dtype));
     std::vector<const void*> inputs;
     std::vector<void*> outputs;
     for (int k = 0; k < num_inputs; ++k) inputs.push_back(from + k * bytes);

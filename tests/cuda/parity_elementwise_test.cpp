@@ -30,12 +30,6 @@ std::vector<double> numbers(std::int64_t n, std::uint64_t seed) {
   return values;
 }
 
-std::int64_t count(const Dims& shape) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : shape) n *= size;
-  return n;
-}
-
 class ElementwiseParity : public ParityTest {};
 
 TEST_P(ElementwiseParity, BinaryOnEqualShapesIsBitEqual) {
@@ -74,10 +68,10 @@ TEST_P(ElementwiseParity, BinaryBroadcasts) {
     const Dims shape = kernels::broadcast_shape(a_shape, b_shape);
     for (const BinaryOp op : kBinaryOps) {
       Comparison c;
-      const Slot a = c.array(dtype, numbers(count(a_shape), 5));
-      const Slot b = c.array(dtype, numbers(count(b_shape), 6));
+      const Slot a = c.array(dtype, numbers(elements_of(a_shape), 5));
+      const Slot b = c.array(dtype, numbers(elements_of(b_shape), 6));
       c.expect_equal(kernels::binary, 0, op, dtype, a_shape, a, b_shape, b,
-                     c.empty(dtype, count(shape)));
+                     c.empty(dtype, elements_of(shape)));
       if (shape == a_shape) {
         c.expect_equal(kernels::binary, 0, op, dtype, a_shape, a, b_shape, b,
                        a);
@@ -88,8 +82,7 @@ TEST_P(ElementwiseParity, BinaryBroadcasts) {
 
 // Every pointer one element behind an aligned address.
 TEST_P(ElementwiseParity, UnalignedArraysAreBitEqual) {
-  const std::int64_t bytes =
-      static_cast<std::int64_t>(kernels::dtype_bytes(dtype));
+  const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
   const auto shifted = [&](KernelContext& context, std::int64_t rows,
                            std::int64_t cols, const char* a, const char* b,
                            char* out) {
@@ -177,7 +170,7 @@ TEST(ElementwiseParityErrors, ADivisionByZeroIsReported) {
   for (const DType dtype : {DType::kI64, DType::kI32}) {
     CudaContext context;
     const kernels::Array ones(dtype, {1, 1, 1}), zeros(dtype, {1, 0, 1});
-    const std::size_t bytes = 3 * kernels::dtype_bytes(dtype);
+    const std::size_t bytes = 3 * dtype_bytes(dtype);
     DeviceArray a(bytes), b(bytes);
     a.write(context, ones.data());
     b.write(context, zeros.data());

@@ -10,12 +10,6 @@ namespace {
 using kernels::contiguous_strides;
 using kernels::Dims;
 
-std::int64_t count(const Dims& shape) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : shape) n *= size;
-  return n;
-}
-
 // 0, 1, 2, ... below 128, so that every dtype holds them.
 std::vector<double> counting(std::int64_t n) {
   std::vector<double> values(n);
@@ -34,8 +28,8 @@ TEST_P(LayoutParity, PermutesInAllOrders) {
     do {
       Comparison c;
       c.expect_equal(kernels::permute, 0, dtype, shape, order,
-                     c.array(dtype, counting(count(shape))),
-                     c.empty(dtype, count(shape)));
+                     c.array(dtype, counting(elements_of(shape))),
+                     c.empty(dtype, elements_of(shape)));
     } while (std::next_permutation(order.begin(), order.end()));
   }
 }
@@ -54,7 +48,7 @@ TEST_P(LayoutParity, TransposesAnySize) {
 
 // Blocks of all widths: words of 2 to 16 bytes, from places of every alignment.
 TEST_P(LayoutParity, CopiesBlocks) {
-  const auto bytes = static_cast<std::int64_t>(kernels::dtype_bytes(dtype));
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
   for (const std::int64_t cols : {24, 25, 32}) {
     for (const std::int64_t width : {1, 2, 3, 4, 7, 8, 16, 24}) {
       for (const std::int64_t first : {0, 1, 2, 4, 8}) {

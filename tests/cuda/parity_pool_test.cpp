@@ -13,10 +13,10 @@ using kernels::tolerance;
 
 /// n, h, w, c, size, stride, padding: windows that overlap, that leave gaps,
 /// that lie half outside; channels in whole vectors and not.
-const PoolShape kShapes[] = {{0, 4, 4, 3, 2, 2, 0},  {1, 1, 1, 1, 1, 1, 0},
-                             {2, 4, 4, 3, 2, 1, 0},  {2, 5, 7, 3, 3, 2, 1},
-                             {1, 8, 6, 5, 2, 3, 0},  {3, 9, 9, 16, 3, 2, 1},
-                             {2, 7, 5, 24, 3, 1, 1}, {1, 20, 21, 40, 3, 2, 1}};
+const PoolShape kPoolShapes[] = {
+    {0, 4, 4, 3, 2, 2, 0},  {1, 1, 1, 1, 1, 1, 0},   {2, 4, 4, 3, 2, 1, 0},
+    {2, 5, 7, 3, 3, 2, 1},  {1, 8, 6, 5, 2, 3, 0},   {3, 9, 9, 16, 3, 2, 1},
+    {2, 7, 5, 24, 3, 1, 1}, {1, 20, 21, 40, 3, 2, 1}};
 
 /// Steps of a quarter, so that windows hold equals.
 std::vector<double> coarse(std::vector<double> values) {
@@ -27,7 +27,7 @@ std::vector<double> coarse(std::vector<double> values) {
 class PoolParity : public ParityTest {};
 
 TEST_P(PoolParity, MaxPoolAndItsGradientEqualTheCpus) {
-  for (const PoolShape& s : kShapes) {
+  for (const PoolShape& s : kPoolShapes) {
     SCOPED_TRACE(testing::Message() << s.h << " x " << s.w << " x " << s.c);
     const std::int64_t in = s.n * s.h * s.w * s.c;
     const std::int64_t out = s.n * s.out_h() * s.out_w() * s.c;
@@ -36,9 +36,11 @@ TEST_P(PoolParity, MaxPoolAndItsGradientEqualTheCpus) {
     const Slot y = c.empty(dtype, out), taps = c.empty(DType::kI32, out);
     c.expect_equal(kernels::max_pool, 0, dtype, s, x, y, taps);
     // The same windows in the same order: no bit differs.
-    const Slot dy = c.array(dtype, noise(out, 2)), dx = c.empty(dtype, in);
-    const Slot known = c.array(c.cpu_array(taps));
-    c.expect_equal(kernels::max_pool_backward, 0, dtype, s, dy, known, dx);
+    Comparison back;
+    const Slot dy = back.array(dtype, noise(out, 2));
+    const Slot known = back.array(c.cpu_array(taps));
+    const Slot dx = back.empty(dtype, in);
+    back.expect_equal(kernels::max_pool_backward, 0, dtype, s, dy, known, dx);
   }
 }
 
@@ -63,9 +65,11 @@ TEST_P(PoolParity, AveragesEqualTheCpus) {
     const Slot y = c.empty(dtype, n * channels);
     c.expect_equal(kernels::average_pixels, tolerance(dtype), dtype, n, pixels,
                    channels, x, y);
-    const Slot dy = c.array(dtype, noise(n * channels, 2));
-    c.expect_equal(kernels::average_pixels_backward, 0, dtype, n, pixels,
-                   channels, dy, x);
+    Comparison back;
+    const Slot dy = back.array(dtype, noise(n * channels, 2));
+    const Slot dx = back.empty(dtype, n * pixels * channels);
+    back.expect_equal(kernels::average_pixels_backward, 0, dtype, n, pixels,
+                      channels, dy, dx);
   }
 }
 

@@ -35,12 +35,6 @@ std::vector<GlobalView> views() {
   return all;
 }
 
-std::int64_t count(const GlobalView& view) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : view.shape) n *= size;
-  return n;
-}
-
 class RandomParity : public ParityTest {};
 
 // With fused multiplication and addition on the CPU, as on CUDA; without, the
@@ -54,9 +48,9 @@ TEST_P(RandomParity, UniformNumbersAreBitEqual) {
   for (const GlobalView& view : views()) {
     Comparison c;
     c.expect_equal(kernels::fill_uniform, tolerance, dtype, view, kKey, -0.3,
-                   0.7, c.empty(dtype, count(view)));
+                   0.7, c.empty(dtype, elements_of(view.shape)));
     c.expect_equal(kernels::fill_uniform, 0, dtype, view, kKey, 0.0, 1.0,
-                   c.empty(dtype, count(view)));
+                   c.empty(dtype, elements_of(view.shape)));
   }
 }
 
@@ -64,7 +58,7 @@ TEST_P(RandomParity, NormalNumbersAgreeUpToTheLastBit) {
   for (const GlobalView& view : views()) {
     Comparison c;
     c.expect_equal(kernels::fill_normal, tolerance(dtype), dtype, view, kKey,
-                   0.5, 2.0, c.empty(dtype, count(view)));
+                   0.5, 2.0, c.empty(dtype, elements_of(view.shape)));
   }
 }
 
@@ -72,12 +66,13 @@ TEST_P(RandomParity, DropoutAndItsMaskAreBitEqual) {
   for (const GlobalView& view : views()) {
     for (const double p : {0.0, 0.25, 0.9}) {
       Comparison c;
-      const Slot x = c.array(dtype, noise(count(view), 1));
+      const Slot x = c.array(dtype, noise(elements_of(view.shape), 1));
       c.expect_equal(kernels::dropout, 0, dtype, view, kKey, p, x,
-                     c.empty(dtype, count(view)));
+                     c.empty(dtype, elements_of(view.shape)));
       c.expect_equal(kernels::dropout, 0, dtype, view, kKey, p, x, x);
-      c.expect_equal(kernels::dropout_mask, 0, view, kKey, p,
-                     c.bytes(static_cast<std::size_t>(count(view))));
+      c.expect_equal(
+          kernels::dropout_mask, 0, view, kKey, p,
+          c.bytes(static_cast<std::size_t>(elements_of(view.shape))));
     }
   }
 }

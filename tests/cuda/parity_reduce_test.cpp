@@ -3,8 +3,8 @@
 
 #include "core/check.h"
 #include "core/kernels/reduce.h"
-#include "tests/cuda/emulator/emulator.h"
 #include "tests/cuda/parity.h"
+#include "tests/cuda/parity_orders.h"
 
 namespace shardbook::parity {
 namespace {
@@ -18,12 +18,6 @@ using Shape = std::pair<std::int64_t, std::int64_t>;
 // are below sqrt(n) or so.
 double sum_tolerance(DType dtype, std::int64_t n) {
   return tolerance(dtype) * (1 + 0.05 * std::sqrt(static_cast<double>(n)));
-}
-
-std::int64_t count(const Dims& shape) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : shape) n *= size;
-  return n;
 }
 
 class ReduceParity : public ParityTest {};
@@ -87,9 +81,10 @@ TEST_P(ReduceParity, SumToShape) {
     for (const bool accumulate : {false, true}) {
       Comparison c;
       c.expect_equal(kernels::sum_to_shape,
-                     sum_tolerance(dtype, count(x_shape)), dtype, x_shape,
-                     c.array(dtype, noise(count(x_shape), 8)), out_shape,
-                     c.array(dtype, noise(count(out_shape), 9)), accumulate);
+                     sum_tolerance(dtype, elements_of(x_shape)), dtype, x_shape,
+                     c.array(dtype, noise(elements_of(x_shape), 8)), out_shape,
+                     c.array(dtype, noise(elements_of(out_shape), 9)),
+                     accumulate);
     }
   }
 }
@@ -139,13 +134,13 @@ TEST_P(ReduceParity, CountsWhatIsNotFinite) {
 TEST_P(ReduceParity, RepeatsBitForBit) {
   const std::int64_t rows = 300, cols = 72, n = rows * cols;
   const kernels::Array values(dtype, noise(n, 7));
-  const std::size_t bytes = kernels::dtype_bytes(dtype);
+  const std::size_t bytes = dtype_bytes(dtype);
   CudaContext context;
   DeviceArray x((n + 1) * bytes), by_column(cols * bytes), total(bytes);
   std::vector<std::vector<char>> results;
   for (const std::size_t skip : {std::size_t{0}, bytes}) {
-    for (const std::uint64_t seed : {0, 1, 2}) {
-      emulator::set_seed(seed);
+    for (int order = 0; order < num_orders(); ++order) {
+      choose_order(order);
       std::vector<char> padded((n + 1) * bytes);
       std::copy_n(static_cast<const char*>(values.data()), n * bytes,
                   padded.begin() + static_cast<std::ptrdiff_t>(skip));
@@ -161,7 +156,7 @@ TEST_P(ReduceParity, RepeatsBitForBit) {
       results.push_back(result);
     }
   }
-  emulator::set_seed(0);
+  choose_order(0);
   for (const auto& result : results) EXPECT_EQ(result, results[0]);
 }
 

@@ -10,7 +10,6 @@
 #include "core/kernels/attention_args.h"
 #include "core/kernels/cpu/attention_block.h"
 #include "core/kernels/cpu/random_runs.h"
-#include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cpu {
 

@@ -9,8 +9,6 @@
 
 namespace shardbook::kernels::cuda {
 
-bool attention_may_use_tensor_cores = true;
-
 namespace {
 
 template <int kChunks, typename T>

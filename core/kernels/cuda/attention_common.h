@@ -5,11 +5,10 @@
 
 #include <cstdint>
 
-#include "core/kernels/loops.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/attention_args.h"
-#include "core/kernels/loops.h"
 #include "core/kernels/cuda/launch.h"
+#include "core/kernels/loops.h"
 #include "core/kernels/philox.h"
 
 namespace shardbook::kernels::cuda {
@@ -177,8 +176,5 @@ void attention_backward_on_tensor_cores(
     KernelContext& context, const AttentionShape& shape,
     const DropoutMask& mask, const AttentionGrads<T>& grads, const T* q,
     const T* k, const T* v, const float* logsumexp, const float* delta);
-
-/// Tests and benchmarks choose the plain kernels by it; true at first.
-extern bool attention_may_use_tensor_cores;
 
 }  // namespace shardbook::kernels::cuda

@@ -36,7 +36,7 @@ namespace {
 struct Softmax {
   float largest[2], total[2];  // in powers of two; total is the lane's share
 
-  __device__ void start() {
+  [[maybe_unused]] __device__ void start() {
     for (int half = 0; half < 2; ++half) {
       largest[half] = minus_infinity<float>(), total[half] = 0.0f;
     }
@@ -181,7 +181,6 @@ bool attention_fits_tensor_cores(DType dtype, const AttentionArgs& args,
                                  const HeadStrides* others, int num_others,
                                  const void* const* pointers,
                                  int num_pointers) {
-  if (!attention_may_use_tensor_cores) return false;
   if (dtype != DType::kBF16 && dtype != DType::kF16) return false;
   if (args.head_dim == 0 || args.head_dim % 32 != 0 || args.head_dim > 128) {
     return false;

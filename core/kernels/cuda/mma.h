@@ -13,14 +13,18 @@
 // Two neighbouring blocks of C, rounded to 16 bits, are a block of A: the
 // probabilities of attention never leave the registers.
 //
-// The instructions need sm_80. The emulator runs the same kernels with
-// functions of the same layout.
+// The instructions need sm_80. The emulator (tests/cuda/) has functions of its
+// own for them, with the same layout.
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "core/kernels/cuda/launch.h"
+
+#ifdef SHARDBOOK_CUDA_EMULATOR
+#include <mma_emulator.h>
+#endif
 
 #if defined(SHARDBOOK_CUDA_EMULATOR) || !defined(__CUDA_ARCH__) || \
     __CUDA_ARCH__ >= 800
@@ -92,61 +96,7 @@ __device__ float unpack(Word word, int half) {
   return widen(x);
 }
 
-#ifdef SHARDBOOK_CUDA_EMULATOR
-
-template <typename T>
-__device__ void multiply_block(float (&c)[4], const Word (&a)[4], Word b0,
-                               Word b1) {
-  const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  for (int pair = 0; pair < 8; ++pair) {  // columns 2 * pair.. of A
-    const int upper = pair / 4;
-    const Word top = __shfl_sync(kFullMask, a[2 * upper], g * 4 + pair % 4);
-    const Word low = __shfl_sync(kFullMask, a[2 * upper + 1], g * 4 + pair % 4);
-    const Word b = upper == 0 ? b0 : b1;
-    const Word left = __shfl_sync(kFullMask, b, 2 * t * 4 + pair % 4);
-    const Word right = __shfl_sync(kFullMask, b, (2 * t + 1) * 4 + pair % 4);
-    for (int half = 0; half < 2; ++half) {
-      c[0] += unpack<T>(top, half) * unpack<T>(left, half);
-      c[1] += unpack<T>(top, half) * unpack<T>(right, half);
-      c[2] += unpack<T>(low, half) * unpack<T>(left, half);
-      c[3] += unpack<T>(low, half) * unpack<T>(right, half);
-    }
-  }
-}
-
-template <int kDim, typename Tile>
-__device__ void load_across(Tile& tile, int row, int column, Word (&b)[4]) {
-  const int lane = threadIdx.x % kWarp;
-  for (int i = 0; i < 4; ++i) {
-    b[i] = tile[(row + lane / 4) * kRowWords<kDim> + column / 2 + 4 * i +
-                lane % 4];
-  }
-}
-
-template <int kDim, typename Tile>
-__device__ void load_along(Tile& tile, int row, int column, Word (&b)[4]) {
-  const int lane = threadIdx.x % kWarp;
-  const auto element = [&](int r, int c) -> Word {
-    return tile[r * kRowWords<kDim> + c / 2] >> (16 * (c % 2)) & 0xffff;
-  };
-  for (int i = 0; i < 4; ++i) {
-    const int r = row + i % 2 * 8 + lane % 4 * 2;
-    const int c = column + i / 2 * 8 + lane / 4;
-    b[i] = element(r, c) | element(r + 1, c) << 16;
-  }
-}
-
-template <typename Tile>
-__device__ void copy_16_bytes(Tile& tile, int word, const void* from,
-                              bool inside) {
-  Word words[4] = {};
-  if (inside) std::memcpy(words, from, sizeof(words));
-  for (int i = 0; i < 4; ++i) tile[word + i] = words[i];
-}
-
-__device__ inline void wait_for_copies() {}
-
-#elif SHARDBOOK_HAS_MMA
+#if !defined(SHARDBOOK_CUDA_EMULATOR) && SHARDBOOK_HAS_MMA
 
 /// C += A B by one warp; T is __half or __nv_bfloat16.
 template <typename T>

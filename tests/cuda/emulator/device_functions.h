@@ -50,8 +50,19 @@ inline void complete_shuffle(const Lanes& lanes) {
     mine->result = other->value;
   }
 }
+// An element of a SharedArray is passed by its value.
 template <typename T>
-T shuffle(const char* what, unsigned mask, T value, int from, Site site) {
+struct Plain {
+  using type = T;
+};
+template <typename T>
+struct Plain<SharedElement<T>> {
+  using type = T;
+};
+template <typename Given, typename T = typename Plain<Given>::type>
+T shuffle(const char* what, unsigned mask, const Given& given, int from,
+          Site site) {
+  T value = given;
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
   Shuffle mine{0, 0, from};
   std::memcpy(&mine.value, &value, sizeof(T));
@@ -85,31 +96,31 @@ inline unsigned vote(const char* what, unsigned mask, bool mine, Site site) {
 }  // namespace emulator
 
 template <typename T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32,
-              EMULATOR_SITE) {
+auto __shfl_sync(unsigned mask, const T& value, int source, int width = 32,
+                 EMULATOR_SITE) {
   return emulator::shuffle("__shfl_sync", mask, value,
                            emulator::first_lane(width) + (source & (width - 1)),
                            {file, line});
 }
 template <typename T>
-T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32,
-                  EMULATOR_SITE) {
+auto __shfl_xor_sync(unsigned mask, const T& value, int bits, int width = 32,
+                     EMULATOR_SITE) {
   const int from = emulator::lane() ^ bits;
   const bool is_inside = from < emulator::first_lane(width) + width;
   return emulator::shuffle("__shfl_xor_sync", mask, value,
                            is_inside ? from : emulator::lane(), {file, line});
 }
 template <typename T>
-T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = 32,
-                 EMULATOR_SITE) {
+auto __shfl_up_sync(unsigned mask, const T& value, unsigned distance,
+                    int width = 32, EMULATOR_SITE) {
   const int from = emulator::lane() - static_cast<int>(distance);
   const bool is_inside = from >= emulator::first_lane(width);
   return emulator::shuffle("__shfl_up_sync", mask, value,
                            is_inside ? from : emulator::lane(), {file, line});
 }
 template <typename T>
-T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32,
-                   EMULATOR_SITE) {
+auto __shfl_down_sync(unsigned mask, const T& value, unsigned distance,
+                      int width = 32, EMULATOR_SITE) {
   const int from = emulator::lane() + static_cast<int>(distance);
   const bool is_inside = from < emulator::first_lane(width) + width;
   return emulator::shuffle("__shfl_down_sync", mask, value,

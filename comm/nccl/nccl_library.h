@@ -1,0 +1,83 @@
+#pragma once
+
+// What comm asks of NCCL.
+//
+// comm is built without CUDA and NCCL. What calls them is a shared library of
+// its own, libshardbook_nccl.so (nccl_adapter.cpp), which is loaded when the
+// first world of backend "nccl" begins. SHARDBOOK_NCCL_LIBRARY names another
+// one: the tests load a build of the same adapter on a stand-in for NCCL that
+// works on host memory.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "comm/process_group.h"
+#include "core/dtype.h"
+
+namespace shardbook::internal {
+
+/// One rank's end of a communicator. Buffers lie on the current device of the
+/// calling thread, streams are cudaStream_t. A call returns before the device
+/// has run it, and perhaps before NCCL has put it on the stream: the next call,
+/// or an event after it, has to wait until is_ready(). Calls that NCCL refuses
+/// throw Error with the call, its sizes and NCCL's own words. For one thread at
+/// a time.
+class NcclCommunicator {
+ public:
+  /// Waits for what is on the streams, unless it was aborted.
+  virtual ~NcclCommunicator() = default;
+
+  /// NCCL has taken what it was given. Throws the error of a call that went
+  /// wrong after it returned, such as a lost connection.
+  virtual bool is_ready() = 0;
+
+  virtual void all_reduce(const void* input, void* output, std::size_t count,
+                          DType dtype, ReduceOp op, void* stream) = 0;
+  /// `count` elements of output; the input has that many per rank.
+  virtual void reduce_scatter(const void* input, void* output,
+                              std::size_t count, DType dtype, ReduceOp op,
+                              void* stream) = 0;
+  /// `count` elements of input; the output has that many per rank.
+  virtual void all_gather(const void* input, void* output, std::size_t count,
+                          DType dtype, void* stream) = 0;
+  virtual void broadcast(void* data, std::size_t count, DType dtype, int root,
+                         void* stream) = 0;
+  /// In place on the root.
+  virtual void reduce(void* data, std::size_t count, DType dtype, ReduceOp op,
+                      int root, void* stream) = 0;
+  virtual void send(const void* data, std::size_t count, DType dtype, int peer,
+                    void* stream) = 0;
+  virtual void recv(void* data, std::size_t count, DType dtype, int peer,
+                    void* stream) = 0;
+
+  /// A communicator per color, ranked by key; all ranks of this one call it.
+  virtual std::shared_ptr<NcclCommunicator> split(int color, int key) = 0;
+  /// Ends what runs and what waits on the device; nothing may follow.
+  virtual void abort() = 0;
+};
+
+class NcclLibrary {
+ public:
+  virtual ~NcclLibrary() = default;
+  /// "NCCL 2.28.3".
+  virtual std::string version() const = 0;
+  /// What the ranks of a new communicator must have in common.
+  virtual std::string make_id() = 0;
+  /// Rank `rank` of `size` joins, on the current device of this thread; done
+  /// when the communicator is ready.
+  virtual std::shared_ptr<NcclCommunicator> join(const std::string& id,
+                                                 int size, int rank) = 0;
+  /// Sends and receives of this thread between the two start together, in
+  /// whatever order they were given.
+  virtual void begin_group() = 0;
+  virtual void end_group() = 0;
+};
+
+/// Loads the library at the first call. Throws Error with the reason where
+/// there is none.
+NcclLibrary& nccl_library();
+/// Why nccl_library() would throw; empty where it would not.
+std::string why_no_nccl();
+
+}  // namespace shardbook::internal

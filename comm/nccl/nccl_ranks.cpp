@@ -1,0 +1,149 @@
+// Starts the ranks of backend "nccl" and ends them together.
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/internal/cores.h"
+#include "comm/internal/rank_device.h"
+#include "comm/nccl/nccl_group.h"
+#include "comm/processes/coordinator.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook::internal {
+namespace {
+
+std::string reason_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+std::vector<int> first_ranks(int count) {
+  std::vector<int> ranks;
+  for (int r = 0; r < count; ++r) ranks.push_back(r);
+  return ranks;
+}
+
+// `on_failure` learns of an exception of `body` before any other rank does.
+void run_rank(const RankEnvironment& environment, std::uint64_t generation,
+              const std::function<void(ProcessGroup&)>& body,
+              const LaunchOptions& options,
+              const std::function<void(std::exception_ptr)>& on_failure) {
+  const int rank = environment.rank;
+  const int num_local = environment.local_world_size;
+  std::shared_ptr<NcclWorld> world;
+  try {
+    RankContext context(
+        rank_device(rank, environment.local_rank, num_local, true, options),
+        rank, std::max(1, available_cores() / num_local));
+    context.deterministic = options.deterministic;
+    const RankContext::Scope scope(context);
+    world = std::make_shared<NcclWorld>(environment, generation, options,
+                                        context.device);
+    try {
+      NcclGroup group(world, "world", rank, first_ranks(environment.world_size),
+                      "world", options.timeout);
+      body(group);
+      world->leave();
+    } catch (...) {
+      const std::exception_ptr failure = std::current_exception();
+      on_failure(failure);
+      // The context waits for the device: nothing may wait there for a peer.
+      world->give_up(reason_of(failure));
+      throw;
+    }
+  } catch (...) {
+    on_failure(std::current_exception());
+    throw;
+  }
+}
+
+// Ranks that are threads meet like processes, at a coordinator of their own.
+void run_threads(int world_size, const std::function<void(ProcessGroup&)>& body,
+                 const LaunchOptions& options) {
+  Coordinator::Options serving;
+  serving.world_size = world_size;
+  serving.explain_end = [](int) { return "its thread ended"; };
+  Coordinator coordinator(std::move(serving));
+
+  std::mutex mutex;
+  std::exception_ptr first_cause;
+  const auto on_failure = [&](std::exception_ptr failure) {
+    const std::lock_guard lock(mutex);
+    if (first_cause == nullptr) first_cause = std::move(failure);
+  };
+  const auto run = [&](int rank) {
+    RankEnvironment environment;
+    environment.rank = environment.local_rank = rank;
+    environment.world_size = environment.local_world_size = world_size;
+    environment.launcher = "shardbook";
+    environment.rendezvous =
+        "tcp:127.0.0.1:" + std::to_string(coordinator.port());
+    environment.is_served_by_launcher = true;
+    try {
+      run_rank(environment, 0, body, options, on_failure);
+    } catch (...) {
+      // A rank that never reached the others is missed at once.
+      coordinator.fail("rank " + std::to_string(rank) +
+                       " failed: " + reason_of(std::current_exception()));
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (int r = 0; r < world_size; ++r) threads.emplace_back(run, r);
+  } catch (...) {
+    on_failure(std::current_exception());
+    coordinator.fail("rank " + std::to_string(threads.size()) +
+                     " failed: its thread did not start");
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first_cause != nullptr) std::rethrow_exception(first_cause);
+}
+
+}  // namespace
+
+void check_nccl_ranks(int world_size, const LaunchOptions&) {
+  const std::string no_cuda = why_no_cuda();
+  SB_CHECK(no_cuda.empty(), "--backend nccl: ", no_cuda);
+  const std::string no_nccl = why_no_nccl();
+  SB_CHECK(no_nccl.empty(), no_nccl);
+  const auto environment = rank_environment();
+  const int num_local =
+      environment ? environment->local_world_size : world_size;
+  const int num_gpus = cuda_runtime().count();
+  SB_CHECK(num_local <= num_gpus, "--backend nccl: ", num_local, " ranks need ",
+           num_local, " GPUs, ", num_gpus, num_gpus == 1 ? " is" : " are",
+           " visible; use --backend threads --device cuda to let ranks share ",
+           num_gpus == 1 ? "it" : "them");
+}
+
+void run_nccl_ranks(int world_size,
+                    const std::function<void(ProcessGroup&)>& body,
+                    const LaunchOptions& options) {
+  const auto environment = rank_environment();
+  if (!environment) return run_threads(world_size, body, options);
+  SB_CHECK(environment->world_size == world_size, "world size ", world_size,
+           ": ", environment->launcher, " has started ",
+           environment->world_size, " ranks; give --world-size ",
+           environment->world_size);
+  RankEnvironment mine = *environment;
+  if (!options.rendezvous.empty()) {
+    mine.rendezvous = options.rendezvous;
+    mine.is_served_by_launcher = false;
+  }
+  // All ranks of a job make the same worlds in the same order.
+  static std::atomic<std::uint64_t> next_generation{0};
+  run_rank(mine, next_generation++, body, options, [](std::exception_ptr) {});
+}
+
+}  // namespace shardbook::internal

@@ -1,0 +1,173 @@
+// Failure among ranks of backend nccl is an answer that names call and rank.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "comm/launch.h"
+#include "core/check.h"
+#include "tests/cuda/emulator/emulator.h"
+#include "tests/cuda/stand_in/stand_in.h"
+
+namespace shardbook {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Outcome {
+  std::vector<std::string> by_rank;
+  std::string first_cause;
+};
+
+Outcome run(int world_size, const std::function<void(ProcessGroup&)>& body,
+            std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
+  emulator::set_seed(0);
+  LaunchOptions options;
+  options.backend = "nccl";
+  options.timeout = timeout;
+  Outcome outcome;
+  outcome.by_rank.resize(static_cast<std::size_t>(world_size));
+  try {
+    run_ranks(
+        world_size,
+        [&](ProcessGroup& world) {
+          try {
+            body(world);
+          } catch (const std::exception& error) {
+            outcome.by_rank[static_cast<std::size_t>(world.rank())] =
+                error.what();
+            throw;
+          }
+        },
+        options);
+  } catch (const std::exception& error) {
+    outcome.first_cause = error.what();
+  }
+  stand_in::reset();
+  return outcome;
+}
+
+TEST(NcclFailure, ARankThatThrowsStopsAllOthersByName) {
+  const auto aborted = stand_in::counts().aborted;
+  const Outcome outcome = run(3, [](ProcessGroup& world) {
+    if (world.rank() == 2) throw Error("the disk is full");
+    const Tensor x = Tensor::zeros({10});
+    world.all_reduce(x).wait();
+    x.item();  // the host waits for the device, which waits for rank 2
+  });
+  EXPECT_EQ(outcome.first_cause, "the disk is full");
+  EXPECT_EQ(stand_in::counts().aborted - aborted, 3);
+}
+
+TEST(NcclFailure, CallsThatDifferNameBothRanks) {
+  const Outcome outcome = run(2, [](ProcessGroup& world) {
+    const Tensor x = Tensor::zeros({world.rank() == 0 ? 10 : 12});
+    world.all_reduce(x).wait();
+    world.barrier();
+  });
+  EXPECT_THAT(outcome.first_cause,
+              AllOf(HasSubstr("calls do not match"),
+                    HasSubstr("all_reduce f32[10] over 'world'"),
+                    HasSubstr("all_reduce f32[12] over 'world'")));
+}
+
+TEST(NcclFailure, CountsOfAllToAllThatDifferNameBothRanks) {
+  const Outcome outcome = run(2, [](ProcessGroup& world) {
+    const Tensor x = Tensor::zeros({4});
+    const Tensor y = Tensor::zeros({world.rank() == 0 ? 5 : 4});
+    const std::vector<std::int64_t> expected =
+        world.rank() == 0 ? std::vector<std::int64_t>{2, 3}
+                          : std::vector<std::int64_t>{2, 2};
+    world.all_to_all_v(y, x, {2, 2}, expected).wait();
+    world.barrier();
+  });
+  EXPECT_THAT(outcome.first_cause,
+              AllOf(HasSubstr("sends 2 elements of the message 1>0"),
+                    HasSubstr("expects 3 elements of the message 1>0")));
+}
+
+TEST(NcclFailure, ACallThatNcclRefusesNamesTheCallAndItsSize) {
+  stand_in::fail_call("ncclAllReduce");
+  const Outcome outcome = run(2, [](ProcessGroup& world) {
+    world.all_reduce(Tensor::zeros({10})).wait();
+    world.barrier();
+  });
+  EXPECT_EQ(outcome.first_cause,
+            "NCCL: ncclAllReduce of f32[10] failed: system error (planted by a "
+            "test)");
+}
+
+TEST(NcclFailure, AnErrorOfACallInFlightStopsAllRanks) {
+  const Outcome outcome = run(2, [](ProcessGroup& world) {
+    if (world.rank() == 0) stand_in::fail_async(1, "the cable was cut");
+    world.barrier();
+    for (;;) {
+      world.all_reduce(Tensor::zeros({10})).wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+  EXPECT_THAT(outcome.first_cause, HasSubstr("the cable was cut"));
+  EXPECT_THAT(outcome.by_rank[0], HasSubstr("rank 1 failed: NCCL: "));
+}
+
+TEST(NcclFailure, ARankThatNeverComesIsNamedAfterTheTimeout) {
+  std::atomic<bool> is_over{false};
+  const Outcome outcome = run(
+      2,
+      [&](ProcessGroup& world) {
+        if (world.rank() == 1) {
+          while (!is_over) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          }
+          return;
+        }
+        try {
+          const Tensor x = Tensor::zeros({10});
+          world.all_reduce(x).wait();
+          x.to_vector<float>();
+          world.barrier();
+        } catch (...) {
+          is_over = true;
+          throw;
+        }
+      },
+      std::chrono::milliseconds(300));
+  EXPECT_THAT(outcome.by_rank[0],
+              HasSubstr("timeout after 300 ms: rank 1 did not join all_reduce "
+                        "f32[10] over 'world', in which rank 0 waits"));
+}
+
+TEST(NcclLaunch, MoreRanksThanGpusAreRefused) {
+  emulator::set_device_count(1);
+  const Outcome outcome = run(4, [](ProcessGroup&) {});
+  emulator::set_device_count(8);
+  EXPECT_EQ(outcome.first_cause,
+            "--backend nccl: 4 ranks need 4 GPUs, 1 is visible; use --backend "
+            "threads --device cuda to let ranks share it");
+}
+
+TEST(NcclLaunch, BackendsRefuseDevicesThatTheyCannotServe) {
+  const auto refusal = [](const std::string& backend,
+                          const std::string& device) {
+    LaunchOptions options;
+    options.backend = backend;
+    options.device = device;
+    try {
+      check_launch(2, options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refusal("gloo", "cuda"), HasSubstr("--backend gloo: it moves"));
+  EXPECT_THAT(refusal("nccl", "cpu"), HasSubstr("--backend nccl: it moves"));
+  EXPECT_THAT(refusal("threads", "tpu"), HasSubstr("--device tpu: give"));
+  EXPECT_EQ(refusal("threads", "cuda"), "");
+}
+
+}  // namespace
+}  // namespace shardbook

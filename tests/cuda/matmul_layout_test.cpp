@@ -1,0 +1,108 @@
+// The mapping of row-major products to column-major ones, by a naive
+// column-major product that knows nothing else than what cuBLASLt is told.
+
+#include "core/kernels/cuda/matmul_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "core/kernels/matmul_args.h"
+#include "tests/kernels/support.h"
+
+namespace shardbook::kernels {
+namespace {
+
+using cuda::ColumnMajor;
+using cuda::ColumnMajorProduct;
+
+// Element (row, col) of a factor, as it enters the product.
+double element(const ColumnMajor& x, const std::vector<double>& values,
+               std::int64_t item, std::int64_t row, std::int64_t col) {
+  if (x.transposed) std::swap(row, col);
+  EXPECT_LT(row, x.rows);
+  EXPECT_LT(col, x.cols);
+  EXPECT_GE(x.ld, x.rows);
+  return values.at(item * x.stride + col * x.ld + row);
+}
+
+// What cuBLASLt computes: c = left right + beta c + bias along rows.
+void multiply(const ColumnMajorProduct& p, const std::vector<double>& left,
+              const std::vector<double>& right, std::vector<double>* c,
+              const std::vector<double>& bias, double beta) {
+  EXPECT_EQ(p.c.rows, p.m);
+  EXPECT_EQ(p.c.cols, p.n);
+  EXPECT_FALSE(p.c.transposed);
+  for (std::int64_t item = 0; item < p.batch; ++item) {
+    for (std::int64_t col = 0; col < p.n; ++col) {
+      for (std::int64_t row = 0; row < p.m; ++row) {
+        double& to = c->at(item * p.c.stride + col * p.c.ld + row);
+        double sum = bias.empty() ? 0.0 : bias.at(row);
+        for (std::int64_t k = 0; k < p.k; ++k) {
+          sum += element(p.left, left, item, row, k) *
+                 element(p.right, right, item, k, col);
+        }
+        to = sum + (beta == 0.0 ? 0.0 : beta * to);
+      }
+    }
+  }
+}
+
+void check(const MatmulArgs& args, bool with_bias) {
+  const MatmulArgs full = checked_args(args);
+  // Enough for the last matrix, and unequal everywhere.
+  const auto size = [&](std::int64_t rows, std::int64_t ld,
+                        std::int64_t stride) {
+    return (args.batch - 1) * stride + rows * ld;
+  };
+  const auto a =
+      noise(size(args.trans_a ? args.k : args.m, full.lda, args.stride_a), 1);
+  const auto b =
+      noise(size(args.trans_b ? args.n : args.k, full.ldb, args.stride_b), 2);
+  const auto bias = with_bias ? noise(args.n, 3) : std::vector<double>();
+  const auto before = noise(size(args.m, full.ldc, args.stride_c), 4);
+  auto expected = before, found = before;
+  KernelContext context;
+  matmul(context, DType::kF64, args, a.data(), b.data(), expected.data(),
+         with_bias ? bias.data() : nullptr);
+  multiply(cuda::column_major(full), b, a, &found, bias,
+           args.accumulate ? 1.0 : 0.0);
+  expect_close(found, expected, 1e-13);
+}
+
+TEST(MatmulLayout, RowMajorProductsAreColumnMajorOnesTransposed) {
+  for (const bool trans_a : {false, true}) {
+    for (const bool trans_b : {false, true}) {
+      for (const bool accumulate : {false, true}) {
+        MatmulArgs args;
+        args.m = 3, args.n = 4, args.k = 5;
+        args.trans_a = trans_a, args.trans_b = trans_b;
+        args.accumulate = accumulate;
+        check(args, false);
+        check(args, true);
+        // Longer rows in memory
+        args.lda = 7, args.ldb = 8, args.ldc = 9;
+        check(args, true);
+        // Batches
+        args.batch = 3;
+        args.stride_a = 40, args.stride_b = 50, args.stride_c = 30;
+        check(args, true);
+      }
+    }
+  }
+}
+
+TEST(MatmulLayout, BatchesShareAFactor) {
+  MatmulArgs args;
+  args.batch = 3, args.m = 2, args.n = 4, args.k = 5;
+  args.stride_a = 10, args.stride_b = 0, args.stride_c = 8;
+  check(args, true);  // joined into one taller product
+  args.trans_a = true;
+  check(args, true);
+  args.stride_a = 0, args.stride_b = 20;
+  check(args, false);
+}
+
+}  // namespace
+}  // namespace shardbook::kernels

@@ -1,0 +1,195 @@
+// Attention on CUDA against attention on the CPU.
+//
+// 16-bit cases whose head_dim is a multiple of 32 (up to 128) and whose rows
+// are aligned run on tensor cores; the same numbers in rows that are four
+// elements longer are not aligned, and run on the ordinary cores.
+
+#include <cmath>
+
+#include "core/kernels/attention.h"
+#include "tests/cuda/parity.h"
+
+namespace shardbook::parity {
+namespace {
+
+using kernels::AttentionArgs;
+using kernels::AttentionGradStrides;
+using kernels::HeadStrides;
+using kernels::noise;
+using kernels::stat_dtype;
+using kernels::tolerance;
+
+struct Sizes {
+  std::int64_t batch, heads, kv_heads, q_rows, k_rows, head_dim;
+};
+
+// Gradients are sums of many rounded products. In 16 bits the tensor cores
+// round weights before they multiply, which the CPU does not.
+double forward_slack(DType dtype) { return 4 * tolerance(dtype); }
+double backward_slack(DType dtype) { return 16 * tolerance(dtype); }
+
+class AttentionParity : public ParityTest {
+ protected:
+  AttentionArgs make(const Sizes& sizes, bool causal) const {
+    AttentionArgs args;
+    args.batch = sizes.batch, args.heads = sizes.heads;
+    args.kv_heads = sizes.kv_heads;
+    args.q_rows = sizes.q_rows, args.k_rows = sizes.k_rows;
+    args.head_dim = sizes.head_dim;
+    args.causal = causal;
+    args.scale = 1.0 / std::sqrt(static_cast<double>(sizes.head_dim));
+    return args;
+  }
+
+  // Rows of all heads side by side, as projections leave them, with `padding`
+  // elements after each.
+  static HeadStrides side_by_side(std::int64_t rows, std::int64_t heads,
+                                  std::int64_t dim, std::int64_t padding) {
+    const std::int64_t row = heads * dim + padding;
+    return {rows * row, dim, row};
+  }
+
+  void check(AttentionArgs args, std::int64_t padding = 0) const {
+    const std::int64_t dim = args.head_dim;
+    const HeadStrides q_like =
+        side_by_side(args.q_rows, args.heads, dim, padding);
+    const HeadStrides k_like =
+        side_by_side(args.k_rows, args.kv_heads, dim, padding);
+    args.q = args.out = q_like;
+    args.k = args.v = k_like;
+    const AttentionGradStrides grads{q_like, k_like, k_like, q_like};
+    const std::int64_t q_size = args.batch * q_like.batch;
+    const std::int64_t k_size = args.batch * k_like.batch;
+    std::vector<double> queries = noise(q_size, 1);
+    for (double& x : queries) x *= 3.0;
+
+    // Forward. The CPU's results are what both backwards begin with.
+    Comparison forward;
+    const Slot q = forward.array(dtype, queries);
+    const Slot k = forward.array(dtype, noise(k_size, 2));
+    const Slot v = forward.array(dtype, noise(k_size, 3));
+    const Slot out = forward.empty(dtype, q_size);
+    const Slot total =
+        forward.empty(stat_dtype(dtype), args.batch * args.heads * args.q_rows);
+    forward.expect_equal(kernels::attention, forward_slack(dtype), dtype, args,
+                         q, k, v, out, total);
+    if (HasFatalFailure()) return;
+
+    for (const bool accumulate : {false, true}) {
+      Comparison backward;
+      const Slot from_q = backward.array(forward.cpu_array(q));
+      const Slot from_k = backward.array(forward.cpu_array(k));
+      const Slot from_v = backward.array(forward.cpu_array(v));
+      const Slot from_out = backward.array(forward.cpu_array(out));
+      const Slot from_total = backward.array(forward.cpu_array(total));
+      const Slot dout = backward.array(dtype, noise(q_size, 4));
+      const auto result = [&](std::int64_t n, int seed) {
+        return accumulate ? backward.array(dtype, noise(n, seed))
+                          : backward.empty(dtype, n);
+      };
+      const Slot dq = result(q_size, 5);
+      const Slot dk = result(k_size, 6);
+      const Slot dv = result(k_size, 7);
+      backward.expect_equal(kernels::attention_backward, backward_slack(dtype),
+                            dtype, args, grads, from_q, from_k, from_v,
+                            from_out, dout, from_total, dq, dk, dv, accumulate);
+      if (HasFatalFailure()) return;
+    }
+  }
+
+  // On tensor cores, where the dtype has them, and on ordinary ones.
+  void check_both(const AttentionArgs& args) const {
+    check(args);
+    if (dtype_bytes(dtype) == 2) check(args, 4);
+  }
+};
+
+TEST_P(AttentionParity, SmallAndOddShapes) {
+  for (const bool causal : {false, true}) {
+    check(make({1, 1, 1, 1, 1, 1}, causal));
+    check(make({2, 3, 3, 7, 7, 5}, causal));
+    check(make({1, 1, 1, 30, 75, 16}, causal));
+    check(make({1, 1, 1, 70, 33, 40}, causal));
+  }
+}
+
+TEST_P(AttentionParity, NothingToDo) {
+  check(make({1, 2, 2, 0, 5, 8}, true));
+  check(make({1, 2, 2, 5, 0, 8}, false));
+  check(make({0, 2, 2, 5, 5, 8}, true));
+  check(make({1, 2, 2, 0, 5, 32}, true));
+  check(make({1, 2, 2, 5, 0, 32}, false));
+}
+
+TEST_P(AttentionParity, HeadsThatTensorCoresTake) {
+  for (const std::int64_t dim : {32, 64, 96, 128}) {
+    if (dim != 64 && dtype_bytes(dtype) != 2) continue;
+    check_both(make({1, 1, 1, 70, 70, dim}, true));
+  }
+  check_both(make({2, 2, 2, 33, 20, 64}, false));
+}
+
+TEST_P(AttentionParity, WideHeadsInSeveralChunks) {
+  check(make({1, 1, 1, 9, 40, 160}, true));
+}
+
+TEST_P(AttentionParity, SeveralTilesOfQueriesAndKeys) {
+  check_both(make({1, 1, 1, 150, 140, 32}, true));
+  check_both(make({1, 1, 1, 20, 300, 32}, false));
+  AttentionArgs args = make({1, 1, 1, 50, 300, 24}, true);
+  args.q_position = 250;
+  check(args);
+}
+
+TEST_P(AttentionParity, SharesKeyHeadsAmongQueryHeads) {
+  check(make({2, 4, 2, 9, 13, 8}, false));
+  check_both(make({1, 6, 2, 40, 40, 32}, true));
+}
+
+// Pieces of a sequence: some queries see nothing, some everything.
+TEST_P(AttentionParity, KnowsThePositionsOfItsPieces) {
+  for (const std::int64_t k_position : {0, 5, 30, 100}) {
+    AttentionArgs args = make({1, 2, 2, 40, 20, 8}, true);
+    args.q_position = 10;
+    args.k_position = k_position;
+    check(args);
+    args.head_dim = 32;
+    check_both(args);
+  }
+}
+
+TEST_P(AttentionParity, DropsProbabilitiesByGlobalIndex) {
+  AttentionArgs args = make({2, 2, 2, 30, 30, 16}, true);
+  args.dropout = 0.3;
+  args.dropout_key = {5, 6};
+  args.dropout_view = kernels::whole_view({2, 2, 30, 30});
+  check(args);
+  // The second half of the heads of a larger model, with an odd row length.
+  args.dropout_view = {{2, 2, 30, 30}, {4, 4, 60, 61}, {1, 2, 0, 30}, {}};
+  args.head_dim = 32;
+  check_both(args);
+  // Every second key
+  args.dropout_view = {{2, 2, 30, 30}, {2, 2, 30, 60}, {}, {1, 1, 1, 2}};
+  check_both(args);
+}
+
+SB_PARITY_OVER_FLOATING_DTYPES(AttentionParity);
+
+TEST(AttentionParityErrors, SayWhatDoesNotFit) {
+  CudaContext context;
+  double x[64] = {};
+  AttentionArgs args;
+  args.batch = 1, args.heads = 4, args.kv_heads = 3, args.q_rows = 2;
+  args.k_rows = 2, args.head_dim = 2;
+  const auto run = [&] {
+    kernels::attention(context.kernels(), DType::kF64, args, x, x, x, x, x);
+  };
+  EXPECT_THROW(run(), Error);
+  args.kv_heads = 2;
+  args.dropout = 0.5;
+  args.dropout_view = {{1, 4, 2, 2}, {1, 4, 2, 2}, {0, 1, 0, 0}, {}};
+  EXPECT_THROW(run(), Error);
+}
+
+}  // namespace
+}  // namespace shardbook::parity

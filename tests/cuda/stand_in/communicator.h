@@ -1,0 +1,94 @@
+#pragma once
+
+// What the ranks of a communicator of the stand-in share.
+
+#include <nccl.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stand_in {
+
+enum class Kind {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kReduce,
+  kSend,
+  kRecv
+};
+
+/// One call of one rank.
+struct Operation {
+  Kind kind;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::size_t count = 0;
+  ncclDataType_t type = ncclFloat32;
+  ncclRedOp_t op = ncclSum;
+  int peer = -1;  ///< root, receiver or sender
+  bool is_message() const { return kind == Kind::kSend || kind == Kind::kRecv; }
+  /// What must be the same on all ranks: "ncclAllReduce f32[10] (sum)".
+  std::string text() const;
+  // While it runs.
+  bool has_arrived = false;
+  bool is_done = false;
+  std::int64_t number = 0;  ///< among the rank's collectives, or of its way
+};
+
+/// What one rank puts on a stream at once: a call, or the calls of a group.
+struct Launch {
+  cudaStream_t stream = nullptr;
+  std::vector<Operation> operations;
+  bool is_done = false;
+};
+
+/// Calls of all ranks that belong together: a collective, or the two ends of a
+/// message.
+struct Meeting {
+  std::map<int, Operation*> arrived;  ///< by rank; 0 and 1 for messages
+};
+
+struct Clique {
+  int size = 0;
+  std::map<int, ncclComm_t> members;
+  std::map<std::int64_t, Meeting> collectives;  // by number
+  std::map<std::pair<int, int>, std::map<std::int64_t, Meeting>> messages;
+  // The splits that not all ranks have called.
+  struct Part {
+    int color, key;
+    ncclComm_t* child;
+  };
+  std::map<std::int64_t, std::map<int, Part>> splits;  // by number, rank
+};
+
+/// Moves the data of a collective that all ranks have arrived in. Sums go
+/// around a ring, beginning at another rank in each part of the buffer, and
+/// 16-bit sums are rounded at every step, as NCCL's may be.
+void run_collective(const std::vector<Operation*>& by_rank);
+std::size_t size_of(ncclDataType_t type);
+
+}  // namespace stand_in
+
+/// One rank's end.
+struct ncclComm {
+  std::shared_ptr<stand_in::Clique> clique;
+  int rank = 0;
+  int device = 0;
+  bool is_aborted = false;
+  ncclResult_t error = ncclSuccess;
+  std::string error_text;
+  // Waits for the question how it is going, and after that reaches its stream.
+  std::shared_ptr<stand_in::Launch> pending;
+  bool was_asked = false;
+  bool is_splitting = false;
+  std::int64_t num_collectives = 0, num_splits = 0, num_running = 0;
+  std::map<std::pair<int, int>, std::int64_t> num_messages;  // by way
+};

@@ -1,0 +1,516 @@
+// The calls of the stand-in for NCCL. One mutex guards everything; the
+// emulator's own is taken before it (by whoever runs a stream), never after.
+
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <sstream>
+
+#include "tests/cuda/stand_in/communicator.h"
+#include "tests/cuda/stand_in/stand_in.h"
+
+namespace stand_in {
+namespace {
+
+struct State {
+  std::mutex mutex;
+  std::int64_t num_ids = 0;
+  std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
+  std::vector<std::unique_ptr<ncclComm>> comms;            // ever made
+  std::set<ncclComm_t> live;
+  std::map<std::string, std::pair<int, ncclResult_t>> planted;
+  std::map<int, std::string> lost;  // by device
+  std::int64_t num_joined = 0, num_split = 0, num_aborted = 0;
+};
+
+// Never destroyed: streams may be waited for while the process ends.
+State& state() {
+  static State& result = *new State;
+  return result;
+}
+
+using Lock = std::unique_lock<std::mutex>;
+
+thread_local std::string last_error;
+thread_local int group_depth = 0;
+thread_local std::vector<std::pair<ncclComm_t, Launch>> group;
+
+ncclResult_t refuse(ncclResult_t result, const std::string& text) {
+  last_error = text;
+  return result;
+}
+
+// The failure that a test has planted for this call.
+ncclResult_t planted(const char* function) {
+  const auto found = state().planted.find(function);
+  if (found == state().planted.end() || --found->second.first > 0) {
+    return ncclSuccess;
+  }
+  const ncclResult_t error = found->second.second;
+  state().planted.erase(found);
+  return refuse(error, "planted by a test");
+}
+
+void break_all(Clique& clique, const std::string& text) {
+  for (const auto& [rank, comm] : clique.members) {
+    if (comm->error != ncclSuccess) continue;
+    comm->error = ncclInvalidUsage;
+    comm->error_text = text;
+  }
+}
+
+bool is_complete(const ncclComm& comm) {
+  return static_cast<int>(comm.clique->members.size()) == comm.clique->size;
+}
+
+const char* type_name(ncclDataType_t type) {
+  switch (type) {
+    case ncclFloat64:
+      return "f64";
+    case ncclFloat32:
+      return "f32";
+    case ncclFloat16:
+      return "f16";
+    case ncclBfloat16:
+      return "bf16";
+    case ncclInt64:
+      return "i64";
+    default:
+      return "i32";
+  }
+}
+
+// --- Running -----------------------------------------------------------------
+
+// Compares a call with those of the ranks that are here.
+std::string difference(const Meeting& meeting, int rank, const Operation& mine,
+                       const std::vector<int>& ranks) {
+  for (const auto& [other, theirs] : meeting.arrived) {
+    const bool same = mine.is_message() ? mine.count == theirs->count &&
+                                              mine.type == theirs->type
+                                        : mine.text() == theirs->text();
+    if (same) continue;
+    std::ostringstream text;
+    text << "rank " << ranks[static_cast<std::size_t>(other)] << " called "
+         << theirs->text() << ", rank " << ranks[static_cast<std::size_t>(rank)]
+         << " called " << mine.text();
+    return text.str();
+  }
+  return "";
+}
+
+void arrive(ncclComm& comm, Operation& operation) {
+  Clique& clique = *comm.clique;
+  operation.has_arrived = true;
+  const bool is_send = operation.kind == Kind::kSend;
+  const std::pair<int, int> way = is_send
+                                      ? std::pair(comm.rank, operation.peer)
+                                      : std::pair(operation.peer, comm.rank);
+  const bool is_message = operation.is_message();
+  Meeting& meeting = is_message ? clique.messages[way][operation.number]
+                                : clique.collectives[operation.number];
+  const int seat = is_message ? (is_send ? 0 : 1) : comm.rank;
+  std::vector<int> ranks = {way.first, way.second};
+  if (!is_message) {
+    ranks.clear();
+    for (int r = 0; r < clique.size; ++r) ranks.push_back(r);
+  }
+  const std::string wrong = difference(meeting, seat, operation, ranks);
+  // As with NCCL, the call never ends.
+  if (!wrong.empty()) return break_all(clique, "calls differ: " + wrong);
+  meeting.arrived[seat] = &operation;
+  if (meeting.arrived.size() < ranks.size()) return;
+  std::vector<Operation*> all;
+  for (const auto& [index, each] : meeting.arrived) all.push_back(each);
+  if (is_message) {
+    std::memcpy(all[1]->output, all[0]->input,
+                all[0]->count * size_of(all[0]->type));
+    clique.messages[way].erase(operation.number);
+  } else {
+    run_collective(all);
+    clique.collectives.erase(operation.number);
+  }
+  for (Operation* each : all) each->is_done = true;
+}
+
+// One look at a launch that is first on its stream.
+bool poll(ncclComm& comm, Launch& launch) {
+  const Lock lock(state().mutex);
+  if (comm.is_aborted || launch.is_done) return true;
+  // What an aborted rank brought may be gone: its peers wait until they are
+  // aborted, too.
+  for (const auto& [rank, member] : comm.clique->members) {
+    if (member->is_aborted) return false;
+  }
+  // Messages of a group run together, collectives one after the other.
+  for (Operation& operation : launch.operations) {
+    if (!operation.has_arrived) arrive(comm, operation);
+    if (!operation.is_done && !operation.is_message()) return false;
+  }
+  launch.is_done =
+      std::all_of(launch.operations.begin(), launch.operations.end(),
+                  [](const Operation& each) { return each.is_done; });
+  if (launch.is_done) --comm.num_running;
+  return launch.is_done;
+}
+
+// --- Calls -------------------------------------------------------------------
+
+// What is wrong with the communicator for a new call; expects the lock.
+std::string why_not_ready(const ncclComm& comm) {
+  if (state().live.count(const_cast<ncclComm_t>(&comm)) == 0) {
+    return "the communicator was destroyed or aborted";
+  }
+  if (!is_complete(comm) || comm.pending || comm.is_splitting) {
+    return "a call was made while another one is in progress";
+  }
+  return comm.error_text;
+}
+
+ncclResult_t launch_group(ncclComm_t comm, Launch launch) {
+  const Lock lock(state().mutex);
+  const std::string wrong = why_not_ready(*comm);
+  if (!wrong.empty()) return refuse(ncclInvalidUsage, wrong);
+  for (Operation& operation : launch.operations) {
+    if (!operation.is_message()) {
+      operation.number = comm->num_collectives++;
+      continue;
+    }
+    const std::pair<int, int> way = operation.kind == Kind::kSend
+                                        ? std::pair(comm->rank, operation.peer)
+                                        : std::pair(operation.peer, comm->rank);
+    // A rank that sends to itself counts both ends.
+    const std::pair<int, int> seat = {
+        way.first * 2 + (operation.kind == Kind::kSend), way.second};
+    operation.number = comm->num_messages[seat]++;
+  }
+  ++comm->num_running;
+  comm->pending = std::make_shared<Launch>(std::move(launch));
+  comm->was_asked = false;
+  return ncclInProgress;
+}
+
+ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
+                  Operation operation) {
+  {
+    const Lock lock(state().mutex);
+    const ncclResult_t error = planted(function);
+    if (error != ncclSuccess) return error;
+    const bool has_peer = operation.kind == Kind::kBroadcast ||
+                          operation.kind == Kind::kReduce ||
+                          operation.is_message();
+    if (has_peer &&
+        (operation.peer < 0 || operation.peer >= comm->clique->size)) {
+      return refuse(ncclInvalidArgument,
+                    "there is no rank " + std::to_string(operation.peer));
+    }
+    if (operation.count == 0) {
+      return refuse(ncclInvalidArgument, "nothing to move");
+    }
+  }
+  Launch launch;
+  launch.stream = stream;
+  launch.operations = {operation};
+  if (group_depth == 0) return launch_group(comm, std::move(launch));
+  for (auto& [other, existing] : group) {
+    if (other != comm || existing.stream != stream) continue;
+    existing.operations.push_back(operation);
+    return ncclSuccess;
+  }
+  group.emplace_back(comm, std::move(launch));
+  return ncclSuccess;
+}
+
+ncclComm_t make_comm(int rank, int device) {
+  auto comm = std::make_unique<ncclComm>();
+  comm->rank = rank;
+  comm->device = device;
+  state().live.insert(comm.get());
+  state().comms.push_back(std::move(comm));
+  return state().comms.back().get();
+}
+
+// All ranks have called: makes the parts.
+void finish_split(Clique& clique, std::int64_t number) {
+  std::map<std::pair<int, int>, std::vector<int>> parts;  // (color, key): ranks
+  std::map<int, std::shared_ptr<Clique>> cliques;         // by color
+  for (const auto& [rank, part] : clique.splits[number]) {
+    if (part.color >= 0) parts[{part.color, part.key}].push_back(rank);
+  }
+  for (const auto& [order, ranks] : parts) {
+    auto& made = cliques[order.first];
+    if (made == nullptr) made = std::make_shared<Clique>();
+    for (const int rank : ranks) {
+      const int position = made->size++;
+      ncclComm_t child = make_comm(position, clique.members[rank]->device);
+      child->clique = made;
+      made->members[position] = child;
+      *clique.splits[number][rank].child = child;
+      ++state().num_split;
+    }
+  }
+  for (const auto& [rank, comm] : clique.members) comm->is_splitting = false;
+  clique.splits.erase(number);
+}
+
+}  // namespace
+
+std::string Operation::text() const {
+  static const char* const kNames[] = {
+      "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
+      "ncclReduce",    "ncclSend",          "ncclRecv"};
+  static const char* const kOps[] = {"sum", "product", "max", "min"};
+  std::ostringstream text;
+  text << kNames[static_cast<int>(kind)] << " " << type_name(type) << "["
+       << count << "]";
+  if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter ||
+      kind == Kind::kReduce) {
+    text << " (" << kOps[op] << ")";
+  }
+  if (kind == Kind::kBroadcast || kind == Kind::kReduce) {
+    text << " (root " << peer << ")";
+  }
+  return text.str();
+}
+
+void fail_call(const std::string& function, int nth, ncclResult_t error) {
+  const Lock lock(state().mutex);
+  state().planted[function] = {nth, error};
+}
+
+void fail_async(int device, const std::string& text) {
+  const Lock lock(state().mutex);
+  state().lost[device] = text;
+}
+
+void reset() {
+  const Lock lock(state().mutex);
+  state().planted.clear();
+  state().lost.clear();
+}
+
+Counts counts() {
+  const Lock lock(state().mutex);
+  return {state().num_joined, state().num_split, state().num_aborted,
+          static_cast<std::int64_t>(state().live.size())};
+}
+
+}  // namespace stand_in
+
+using stand_in::Clique;
+using stand_in::Kind;
+using stand_in::Lock;
+using stand_in::refuse;
+using stand_in::state;
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = 22803;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  const Lock lock(state().mutex);
+  *id = {};
+  const std::string text = "stand-in " + std::to_string(state().num_ids++);
+  std::memcpy(id->internal, text.data(), text.size());
+  return ncclSuccess;
+}
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  static const char* const kTexts[] = {
+      "no error",
+      "unhandled cuda error",
+      "system error",
+      "internal error",
+      "invalid argument",
+      "invalid usage",
+      "remote process exited or there was a network error",
+      "NCCL operation in progress"};
+  return kTexts[result];
+}
+
+const char* ncclGetLastError(ncclComm_t comm) {
+  thread_local std::string text;
+  const Lock lock(state().mutex);
+  text = comm != nullptr && !comm->error_text.empty() ? comm->error_text
+                                                      : stand_in::last_error;
+  return text.c_str();
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
+                                    int rank, ncclConfig_t* config) {
+  int device = 0;
+  cudaGetDevice(&device);
+  const Lock lock(state().mutex);
+  const ncclResult_t error = stand_in::planted("ncclCommInitRankConfig");
+  if (error != ncclSuccess) return error;
+  if (config->blocking != 0) {
+    return refuse(ncclInvalidArgument, "only blocking = 0 is known");
+  }
+  auto& clique = state().cliques[std::string(id.internal, sizeof(id))];
+  if (clique == nullptr) {
+    clique = std::make_shared<Clique>();
+    clique->size = size;
+  }
+  if (clique->size != size || rank < 0 || rank >= size ||
+      clique->members.count(rank) > 0) {
+    return refuse(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " +
+                                           std::to_string(size) +
+                                           " does not fit the others");
+  }
+  *comm = stand_in::make_comm(rank, device);
+  (*comm)->clique = clique;
+  clique->members[rank] = *comm;
+  ++state().num_joined;
+  for (const auto& [other, theirs] : clique->members) {
+    if (other == rank || theirs->device != device) continue;
+    stand_in::break_all(*clique, "duplicate GPU: rank " +
+                                     std::to_string(other) + " and rank " +
+                                     std::to_string(rank) + " both on device " +
+                                     std::to_string(device));
+  }
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
+                           ncclComm_t* child, ncclConfig_t*) {
+  const Lock lock(state().mutex);
+  const ncclResult_t error = stand_in::planted("ncclCommSplit");
+  if (error != ncclSuccess) return error;
+  const std::string wrong = stand_in::why_not_ready(*comm);
+  if (!wrong.empty()) return refuse(ncclInvalidUsage, wrong);
+  if (comm->num_running > 0) {
+    return refuse(ncclInvalidUsage, "calls are in flight on the parent");
+  }
+  *child = nullptr;
+  comm->is_splitting = true;
+  const std::int64_t number = comm->num_splits++;
+  auto& called = comm->clique->splits[number];
+  called[comm->rank] = {color, key, child};
+  if (static_cast<int>(called.size()) == comm->clique->size) {
+    stand_in::finish_split(*comm->clique, number);
+  }
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  const Lock lock(state().mutex);
+  if (state().live.erase(comm) == 0) {
+    return refuse(ncclInvalidArgument, "the communicator is gone already");
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  {
+    const Lock lock(state().mutex);
+    if (state().live.erase(comm) == 0) {
+      return refuse(ncclInvalidArgument, "the communicator is gone already");
+    }
+    comm->is_aborted = true;
+    ++state().num_aborted;
+  }
+  emulator::wake();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  std::shared_ptr<stand_in::Launch> launch;
+  {
+    const Lock lock(state().mutex);
+    const auto lost = state().lost.find(comm->device);
+    if (lost != state().lost.end() && comm->error == ncclSuccess) {
+      comm->error = ncclRemoteError;
+      comm->error_text = lost->second;
+    }
+    *error = comm->error;
+    if (*error != ncclSuccess) return ncclSuccess;
+    *error = ncclInProgress;
+    if (!stand_in::is_complete(*comm) || comm->is_splitting) return ncclSuccess;
+    if (comm->pending != nullptr) {
+      if (!std::exchange(comm->was_asked, true)) return ncclSuccess;
+      launch = std::move(comm->pending);
+      comm->pending = nullptr;
+    }
+    *error = ncclSuccess;
+  }
+  if (launch != nullptr) {
+    emulator::enqueue(
+        launch->stream, launch->operations.front().text(),
+        [comm, launch] { return stand_in::poll(*comm, *launch); });
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart() {
+  ++stand_in::group_depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  if (stand_in::group_depth == 0) {
+    return refuse(ncclInvalidUsage, "no group was started");
+  }
+  if (--stand_in::group_depth > 0) return ncclSuccess;
+  ncclResult_t result = ncclSuccess;
+  for (auto& [comm, launch] : std::exchange(stand_in::group, {})) {
+    const ncclResult_t each = stand_in::launch_group(comm, std::move(launch));
+    if (result == ncclSuccess || result == ncclInProgress) result = each;
+  }
+  return result;
+}
+
+ncclResult_t ncclAllReduce(const void* input, void* output, std::size_t count,
+                           ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return stand_in::call(__func__, comm, stream,
+                        {Kind::kAllReduce, input, output, count, type, op});
+}
+
+ncclResult_t ncclReduceScatter(const void* input, void* output,
+                               std::size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
+  return stand_in::call(__func__, comm, stream,
+                        {Kind::kReduceScatter, input, output, count, type, op});
+}
+
+ncclResult_t ncclAllGather(const void* input, void* output, std::size_t count,
+                           ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return stand_in::call(__func__, comm, stream,
+                        {Kind::kAllGather, input, output, count, type});
+}
+
+ncclResult_t ncclBroadcast(const void* input, void* output, std::size_t count,
+                           ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return stand_in::call(
+      __func__, comm, stream,
+      {Kind::kBroadcast, input, output, count, type, ncclSum, root});
+}
+
+ncclResult_t ncclReduce(const void* input, void* output, std::size_t count,
+                        ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+  return stand_in::call(__func__, comm, stream,
+                        {Kind::kReduce, input, output, count, type, op, root});
+}
+
+ncclResult_t ncclSend(const void* data, std::size_t count, ncclDataType_t type,
+                      int peer, ncclComm_t comm, cudaStream_t stream) {
+  return stand_in::call(
+      __func__, comm, stream,
+      {Kind::kSend, data, nullptr, count, type, ncclSum, peer});
+}
+
+ncclResult_t ncclRecv(void* data, std::size_t count, ncclDataType_t type,
+                      int peer, ncclComm_t comm, cudaStream_t stream) {
+  return stand_in::call(
+      __func__, comm, stream,
+      {Kind::kRecv, nullptr, data, count, type, ncclSum, peer});
+}
