@@ -305,7 +305,7 @@ TEST(Clipping, WritesIntoTheBucketWhereTheGradientLies) {
   const Tensor bucket = Tensor::from_values<double>({0, 3, 4}, {3});
   w.set_grad(bucket.rows_view(1, 3));
   clip_grad_norm({w}, 0.5);
-  EXPECT_NEAR(bucket.data<double>()[2], 0.4, 1e-6);
+  EXPECT_NEAR(values(bucket)[2], 0.4, 1e-6);
 }
 
 }  // namespace
