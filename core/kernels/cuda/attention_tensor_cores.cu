@@ -23,6 +23,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cmath>
+
 #include "core/kernels/cuda/attention_common.h"
 #include "core/kernels/cuda/attention_tensor_cores.h"
 #include "core/kernels/cuda/mma.h"
@@ -34,13 +36,8 @@ namespace {
 // Queries [first, first + 16) of a warp: scores of a tile of keys become
 // weights, and what was summed before fades. A lane has two rows.
 struct Softmax {
-  float largest[2], total[2];  // in powers of two; total is the lane's share
-
-  [[maybe_unused]] __device__ void start() {
-    for (int half = 0; half < 2; ++half) {
-      largest[half] = minus_infinity<float>(), total[half] = 0.0f;
-    }
-  }
+  // In powers of two; total is the lane's share.
+  float largest[2] = {-HUGE_VALF, -HUGE_VALF}, total[2] = {};
 
   template <int kCols>
   __device__ void soften(const int (&seen)[2], float scale2,
@@ -102,7 +99,6 @@ __global__ void __launch_bounds__(kMmaThreads)
   for (int i = 0; i < kBlocks; ++i) {
     load_left<kDim>(head_at(q, s.q, b, h), s.q.row, first + 16 * i, s.q_rows,
                     queries[i]);
-    softmax[i].start();
   }
 
   const auto copy = [&](std::int64_t n) {
