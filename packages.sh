@@ -210,6 +210,26 @@ print_torch() {
   fi
 }
 
+# CUDA is found where it is installed, and never installed from here.
+print_gpus() {
+  local nvcc
+  nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" \
+    2>/dev/null || true)
+  if [[ -n $nvcc ]]; then
+    printf 'cuda      %s, %s\n' "$nvcc" \
+      "$("$nvcc" --version | sed -n 's/^.*release \([^,]*\),.*/CUDA \1/p')"
+  else
+    printf 'cuda      no nvcc in the PATH or in /usr/local/cuda; %s\n' \
+      "CUDA would add --device cuda to the build"
+  fi
+  if [[ -x $build/bench/gpu/gpus ]]; then
+    "$build/bench/gpu/gpus" || true
+  else
+    printf 'gpus      unknown before ./shardbook test gpu or bench gpu %s\n' \
+      "has built the program that asks"
+  fi
+}
+
 print_build() {
   local gloo=without
   if [[ -f $build/compile_commands.json ]]; then
@@ -231,6 +251,7 @@ command_doctor() {
     printf 'packages  unknown: this system has no dpkg\n'
   fi
   print_torch
+  print_gpus
   print_build
   [[ -n $missing ]] || return 0
   printf 'To install all that is missing: apt-get install %s\n' \

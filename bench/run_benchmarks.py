@@ -19,6 +19,7 @@ import programs  # noqa: E402
 from programs import BUILD, die, say  # noqa: E402
 
 VALIDATE = "bench/validate/validate"
+GPU = "bench/gpu/gpu_bench"
 THIS_MACHINE = "bench/this_machine"
 MODEL_PARALLEL = "chapters/04_model_parallel/ch04_model_parallel"
 
@@ -75,12 +76,25 @@ def run_model_parallel(options):
                         environment={"OMP_NUM_THREADS": "2"})
 
 
+def run_gpu(options):
+    """One GPU: products, copies and training steps, against PyTorch."""
+    script = os.path.join(ROOT, "bench", "gpu", "pytorch_gpu.py")
+    return programs.run([built(GPU), "--pytorch", script, *options])
+
+
+def gpu_targets():
+    """The benchmark, and the libraries that are loaded for the first GPU."""
+    return [GPU, *(target for target, rule in known_targets()
+                   if re.fullmatch(r"core/.*libshardbook_cuda\.so", target))]
+
+
 # The targets of each, and the function that runs it.
 ALONE = {
     "pytorch": (lambda: with_chapters("bench/pytorch_peer"), run_pytorch),
     "validate": (lambda: [VALIDATE], run_validate),
     "this-machine": (lambda: with_chapters(THIS_MACHINE), run_this_machine),
     "model-parallel": (lambda: [MODEL_PARALLEL], run_model_parallel),
+    "gpu": (gpu_targets, run_gpu),
 }
 
 

@@ -1,11 +1,12 @@
 // Predicts the wall time of the chapters on this machine, and measures it.
 //
-//   this_machine CHAPTERS_FOLDER [--format json]
+//   this_machine CHAPTERS_FOLDER [--device cuda] [--format json]
 //
 // 1. Calibrates: what operations and messages take here, on models other than
 //    those of step 2. Written as the cluster "this-machine".
 // 2. Runs the chapters' programs with --cluster this-machine on one and two
-//    cores: each predicts its step time from shapes alone, then measures it.
+//    cores, or on one GPU: each predicts its step time from shapes alone, then
+//    measures it.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -20,6 +21,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/this_machine/calibrate.h"
+#include "bench/this_machine/calibrate_gpu.h"
 #include "core/check.h"
 #include "sim/cluster.h"
 
@@ -54,6 +56,17 @@ const std::vector<Run> kRuns = {
     {"05_gpipe/ch05_gpipe", 2},
     {"06_1f1b/ch06_1f1b", 1},
     {"06_1f1b/ch06_1f1b", 2}};
+
+/// One rank: ranks that share a GPU slow each other down.
+const std::vector<std::string> kGpt2 = {"--model",  "gpt2", "--dtype", "bf16",
+                                        "--batch",  "8",    "--seq",   "1024",
+                                        "--device", "cuda"};
+const std::vector<Run> kGpuRuns = {
+    {"00_single_device/ch00_single_device", 1, "", {"--device", "cuda"}},
+    {"00_single_device/ch00_single_device", 1, "", kGpt2},
+    {"02_ddp/ch02_ddp", 1, "", kGpt2},
+    {"03_zero_fsdp/ch03_zero_fsdp", 1, "", kGpt2},
+    {"05_gpipe/ch05_gpipe", 1, "", kGpt2}};
 
 /// The output of the program, run on the first `cores` cores that this process
 /// may use.
@@ -128,21 +141,27 @@ Result predict_and_measure(const std::string& folder, const Run& run) {
   return result;
 }
 
-void calibrate() {
+void calibrate(bool on_gpu) {
   const std::string file = sim::Cluster::this_machine_file();
   std::filesystem::create_directories(
       std::filesystem::path(file).parent_path());
   cpu_set_t all;
   sched_getaffinity(0, sizeof(all), &all);
-  const std::string text = cluster_json(
-      measure_operations(), measure_all_reduce(), std::max(2, CPU_COUNT(&all)));
+  const std::string text =
+      on_gpu ? cluster_json(measure_gpu(), num_gpus())
+             : cluster_json(measure_operations(), measure_all_reduce(),
+                            std::max(2, CPU_COUNT(&all)));
   const std::string temporary = file + ".new";
   std::ofstream(temporary) << text;
   std::filesystem::rename(temporary, file);
 }
 
-int run(const std::string& folder, bool as_json) {
-  calibrate();
+int run(const std::string& folder, bool as_json, bool on_gpu) {
+  if (on_gpu && !why_no_gpu().empty()) {
+    fmt::print("SKIPPED: {}\n", why_no_gpu());
+    return 0;
+  }
+  calibrate(on_gpu);
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   double sum = 0;
   int count = 0;
@@ -150,7 +169,7 @@ int run(const std::string& folder, bool as_json) {
     fmt::print("{:<36}{:>6}{:>12}{:>12}{:>9}\n", "chapter", "ranks",
                "predicted", "measured", "error");
   }
-  for (const Run& each : kRuns) {
+  for (const Run& each : on_gpu ? kGpuRuns : kRuns) {
     if (access((folder + "/" + each.program).c_str(), X_OK) != 0) continue;
     const Result result = predict_and_measure(folder, each);
     sum += std::abs(result.error());
@@ -184,7 +203,7 @@ int run(const std::string& folder, bool as_json) {
 
 int main(int argc, char** argv) {
   try {
-    bool as_json = false;
+    bool as_json = false, on_gpu = false;
     std::string folder;
     for (int i = 1; i < argc; ++i) {
       const std::string word = argv[i];
@@ -193,14 +212,21 @@ int main(int argc, char** argv) {
         SB_CHECK(format == "json" || format == "text", "--format ", format,
                  ": give text or json");
         as_json = format == "json";
+      } else if (word == "--device" && i + 1 < argc) {
+        const std::string device = argv[++i];
+        SB_CHECK(device == "cpu" || device == "cuda", "--device ", device,
+                 ": give cpu or cuda");
+        on_gpu = device == "cuda";
       } else {
         SB_CHECK(word.rfind("--", 0) != 0 && folder.empty(), "unknown option ",
-                 word, "; give CHAPTERS_FOLDER [--format text|json]");
+                 word,
+                 "; give CHAPTERS_FOLDER [--device cpu|cuda] "
+                 "[--format text|json]");
         folder = word;
       }
     }
     SB_CHECK(!folder.empty(), "give the folder of the chapters' programs");
-    return shardbook::this_machine::run(folder, as_json);
+    return shardbook::this_machine::run(folder, as_json, on_gpu);
   } catch (const std::exception& error) {
     fmt::print(stderr, "error: {}\n", error.what());
     return 2;

@@ -135,15 +135,10 @@ void Reducer::rebuild_buckets() {
   std::vector<int> order = arrival_order();
   if (group_.size() > 1) {
     MemoryScope kind(MemoryKind::kCommunication);
-    const auto n = static_cast<std::int64_t>(order.size());
-    const Tensor message = Tensor::empty({n}, {DType::kI32, Device()});
-    if (!message.is_meta()) {
-      std::copy(order.begin(), order.end(), message.data<std::int32_t>());
-    }
+    const Tensor message = Tensor::from_values<std::int32_t>(
+        order, {static_cast<std::int64_t>(order.size())});
     group_.broadcast(message, 0, "bucket order").wait();
-    if (!message.is_meta()) {
-      std::copy_n(message.data<std::int32_t>(), n, order.begin());
-    }
+    if (!message.is_meta()) order = message.to_vector<std::int32_t>();
   }
 
   // Now the small first bucket holds the gradients that come first
@@ -304,11 +299,9 @@ void Reducer::launch(std::size_t bucket) {
 void Reducer::start_usage_reduction() {
   if (!finds_unused() && !is_counting_uses()) return;
   MemoryScope kind(MemoryKind::kCommunication);
-  const auto n = static_cast<std::int64_t>(slots_.size());
-  if (!usage_.defined()) usage_ = Tensor::empty({n}, {DType::kI32, Device()});
-  if (!usage_.is_meta()) {
-    std::copy(is_used_.begin(), is_used_.end(), usage_.data<std::int32_t>());
-  }
+  usage_ = Tensor();  // frees the memory that the next one takes
+  usage_ = Tensor::from_values<std::int32_t>(
+      is_used_, {static_cast<std::int64_t>(slots_.size())});
   usage_work_ = group_.all_reduce(usage_, ReduceOp::kSum, "used parameters");
 }
 

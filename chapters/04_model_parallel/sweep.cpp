@@ -10,6 +10,7 @@
 
 #include "chapters/common/run/worlds.h"
 #include "core/check.h"
+#include "core/stream.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::model_parallel {
@@ -22,12 +23,8 @@ double now_s() {
 }
 
 std::vector<Device> make_devices(const Options& options, bool on_shapes) {
-  std::vector<Device> devices;
-  for (int i = 0; i < 2; ++i) {
-    devices.push_back(on_shapes ? Device::meta(i, options.device_memory_bytes)
-                                : Device::cpu(i, options.device_memory_bytes));
-  }
-  return devices;
+  return {make_device(options, 0, on_shapes),
+          make_device(options, 1, on_shapes)};
 }
 
 /// Virtual time of the second of two steps; the first warms up.
@@ -50,6 +47,16 @@ double virtual_step_s(const Options& options, const Settings& settings,
   return clock.clock().last_step_s();
 }
 
+/// Returns when the devices have done what they were given.
+void wait_for(const std::vector<Device>& devices) {
+  for (const Device& device : devices) {
+    const ContextValue<Device> there(&RankContext::device, device);
+    Event end;
+    end.record();
+    end.synchronize();
+  }
+}
+
 /// Measures the wall times of all variants, round by round.
 void measure(const Options& options, std::int64_t repeats,
              const std::vector<StepTime*>& times) {
@@ -57,6 +64,7 @@ void measure(const Options& options, std::int64_t repeats,
   const int cores = std::max(1, num_threads() / 2);
   RankContext context(devices[0], /*rank=*/0, cores);
   context.deterministic = options.deterministic;
+  context.allow_tf32 = options.tf32;
   RankContext::Scope scope(context);
   Options quiet = options;
   quiet.log.clear();
@@ -72,6 +80,7 @@ void measure(const Options& options, std::int64_t repeats,
       if (interrupted()) throw Interrupted("interrupted while measuring");
       const double begin = now_s();
       trainers[i]->step(batch);
+      wait_for(devices);
       seconds[i].push_back(now_s() - begin);
     }
   }

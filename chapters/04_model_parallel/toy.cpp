@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "chapters/04_model_parallel/model_parallel.h"
+#include "chapters/common/run/worlds.h"
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/ops.h"
@@ -105,7 +106,8 @@ double largest_difference(const ToyRun& a, const ToyRun& b) {
 }  // namespace
 
 std::vector<ToyRun> train_toy(const Options& options, std::int64_t split_size) {
-  const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
+  const std::vector<Device> devices = {make_device(options, 0),
+                                       make_device(options, 1)};
   RankContext context(devices[0], /*rank=*/0, /*num_threads=*/1);
   context.deterministic = true;
   const RankContext::Scope scope(context);

@@ -15,7 +15,7 @@ constexpr double kUsableShare = 0.9;
 
 void check_gpus() {
   const std::string problem = why_no_cuda();
-  SB_CHECK(problem.empty(), "--device cuda: ", problem);
+  SB_CHECK(problem.empty(), "--device ", problem);  // "cuda: no GPU ..."
 }
 
 Device rank_device(int rank, int local_rank, int num_local, bool on_cuda,

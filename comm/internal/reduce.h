@@ -5,6 +5,7 @@
 // without a RankContext may call it.
 
 #include <cstdint>
+#include <vector>
 
 #include "comm/process_group.h"
 #include "core/kernels/combine.h"
@@ -27,10 +28,11 @@ inline kernels::ReduceKind kind_of(ReduceOp op) {
 inline void reduce_buffers(DType dtype, ReduceOp op, const void* const* inputs,
                            int num_inputs, void* const* outputs,
                            int num_outputs, std::int64_t count) {
+  // Not in braces, which would make a list of the two addresses.
+  const std::vector<const void*> from(inputs, inputs + num_inputs);
+  const std::vector<void*> to(outputs, outputs + num_outputs);
   KernelContext context;
-  kernels::cpu::combine(context, dtype, kind_of(op), count,
-                        {inputs, inputs + num_inputs},
-                        {outputs, outputs + num_outputs});
+  kernels::cpu::combine(context, dtype, kind_of(op), count, from, to);
 }
 
 /// target = target op source.

@@ -228,7 +228,7 @@ std::optional<Frame> take_frame(std::string& buffer, std::size_t max_bytes) {
            max_bytes, " are allowed");
   if (buffer.size() < 4 + bytes) return {};
   const auto kind = static_cast<unsigned char>(buffer[4]);
-  SB_CHECK(kind <= static_cast<unsigned char>(FrameKind::kWaits),
+  SB_CHECK(kind <= static_cast<unsigned char>(FrameKind::kMail),
            "a control message has the unknown kind ", int{kind});
   Frame frame;
   frame.kind = static_cast<FrameKind>(kind);

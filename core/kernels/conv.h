@@ -34,6 +34,10 @@ struct ConvShape {
 /// image's windows laid side by side: the bits of an image's result depend on
 /// that image alone.
 /// Copies of the weight in oneDNN's order go to `copies`, if given.
+/// On CUDA, cuDNN computes all of them, f32 in TF32 only with
+/// `context.allow_tf32`; with `context.deterministic` by algorithms that give
+/// the same bits each time, which may depend on the other images. `copies` and
+/// `order` are not used there.
 /// Cost: 2 rows out depth flops.
 SHARDBOOK_KERNEL(conv2d,
                  void(KernelContext& context, DType dtype,

@@ -43,6 +43,11 @@ struct MatmulArgs {
 /// multiply-adds in increasing k, to which C and then the bias are added: an
 /// element's bits do not depend on m, n, batch, position or threads, so a
 /// product of some rows or columns equals those rows or columns of the product.
+/// On CUDA, cuBLASLt computes all of them, f32 in TF32 only with
+/// `context.allow_tf32`. The same call gives the same bits each time; with
+/// `context.deterministic` no algorithm is taken that cuts k into parts which
+/// are added afterwards. Which order is taken within k still depends on the
+/// shape: a product of some rows need not equal those rows of the product.
 /// Throws Error for another dtype, negative sizes, or a leading dimension that
 /// is too small.
 SHARDBOOK_KERNEL(matmul, void(KernelContext& context, DType dtype,

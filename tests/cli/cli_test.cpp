@@ -52,7 +52,14 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
             "process"},
            {"02_ddp", "--world-size 0", "--world-size 0: out of range"},
            {"02_ddp", "--world-size 5", "does not divide"},
-           {"02_ddp", "--backend nccl", "--backend nccl: give one of"},
+           {"02_ddp", "--backend nccl", "it moves tensors of GPUs only"},
+           {"02_ddp", "--device cuda --backend gloo",
+            "tensors of the CPU only"},
+           {"02_ddp", "--device cuda --backend sim", "has shapes and no"},
+           {"02_ddp", "--device tpu", "--device tpu: give one of cpu, cuda"},
+           {"01_data_parallel", "--backend nccl --device cuda",
+            "--backend nccl: give one of threads, sim"},
+           {"00_single_device", "--tf32", "--tf32: only with --device cuda"},
            {"06_1f1b", "--schedule 2f2b", "--schedule 2f2b: give one of"},
            {"06_1f1b", "--schedule no.json", "no.json"},
            {"06_1f1b", "--world-size 3 --schedule dualpipe", "--schedule dual"},
@@ -72,6 +79,19 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"05_gpipe", "--long-skips --save x.safetensors",
             "--long-skips: a saved model does not record them"}}) {
     expect_refused(bad);
+  }
+}
+
+// Every chapter names what this machine lacks, before it trains.
+TEST(CommandLine, WithoutAGpuTheReasonIsOneSentence) {
+  if (run_program("bench/gpu/gpus", "--why").status == 0) {
+    GTEST_SKIP() << "a GPU is visible here";
+  }
+  for (const char* chapter :
+       {"00_single_device", "01_data_parallel", "02_ddp", "03_zero_fsdp",
+        "04_model_parallel", "05_gpipe", "06_1f1b"}) {
+    expect_refused({chapter, "--device cuda --steps 1000000000",
+                    "error: --device cuda: "});
   }
 }
 

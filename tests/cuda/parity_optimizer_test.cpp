@@ -66,7 +66,7 @@ TEST_P(OptimizerParity, SgdEqualsTheCpu) {
         const Slot grad = c.array(dtype, noise(n, 2));
         const Slot buffer = o.momentum == 0
                                 ? c.null()
-                                : c.array(stat_dtype(dtype), noise(n, 3));
+                                : c.array(stat_dtype(dtype), noise(n + 1, 3));
         c.expect_equal(run, last_bits(dtype), param, grad, buffer);
       }
     }

@@ -36,9 +36,11 @@ TEST_P(PoolParity, MaxPoolAndItsGradientEqualTheCpus) {
     const Slot y = c.empty(dtype, out), taps = c.empty(DType::kI32, out);
     c.expect_equal(kernels::max_pool, 0, dtype, s, x, y, taps);
     // The same windows in the same order: no bit differs.
-    const Slot dy = c.array(dtype, noise(out, 2)), dx = c.empty(dtype, in);
-    const Slot known = c.array(c.cpu_array(taps));
-    c.expect_equal(kernels::max_pool_backward, 0, dtype, s, dy, known, dx);
+    Comparison back;
+    const Slot dy = back.array(dtype, noise(out, 2));
+    const Slot known = back.array(c.cpu_array(taps));
+    const Slot dx = back.empty(dtype, in);
+    back.expect_equal(kernels::max_pool_backward, 0, dtype, s, dy, known, dx);
   }
 }
 
@@ -63,9 +65,11 @@ TEST_P(PoolParity, AveragesEqualTheCpus) {
     const Slot y = c.empty(dtype, n * channels);
     c.expect_equal(kernels::average_pixels, tolerance(dtype), dtype, n, pixels,
                    channels, x, y);
-    const Slot dy = c.array(dtype, noise(n * channels, 2));
-    c.expect_equal(kernels::average_pixels_backward, 0, dtype, n, pixels,
-                   channels, dy, x);
+    Comparison back;
+    const Slot dy = back.array(dtype, noise(n * channels, 2));
+    const Slot dx = back.empty(dtype, n * pixels * channels);
+    back.expect_equal(kernels::average_pixels_backward, 0, dtype, n, pixels,
+                      channels, dy, dx);
   }
 }
 

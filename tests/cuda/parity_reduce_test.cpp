@@ -3,8 +3,8 @@
 
 #include "core/check.h"
 #include "core/kernels/reduce.h"
-#include "tests/cuda/emulator/emulator.h"
 #include "tests/cuda/parity.h"
+#include "tests/cuda/parity_orders.h"
 
 namespace shardbook::parity {
 namespace {
@@ -139,8 +139,8 @@ TEST_P(ReduceParity, RepeatsBitForBit) {
   DeviceArray x((n + 1) * bytes), by_column(cols * bytes), total(bytes);
   std::vector<std::vector<char>> results;
   for (const std::size_t skip : {std::size_t{0}, bytes}) {
-    for (const std::uint64_t seed : {0, 1, 2}) {
-      emulator::set_seed(seed);
+    for (int order = 0; order < num_orders(); ++order) {
+      choose_order(order);
       std::vector<char> padded((n + 1) * bytes);
       std::copy_n(static_cast<const char*>(values.data()), n * bytes,
                   padded.begin() + static_cast<std::ptrdiff_t>(skip));
@@ -156,7 +156,7 @@ TEST_P(ReduceParity, RepeatsBitForBit) {
       results.push_back(result);
     }
   }
-  emulator::set_seed(0);
+  choose_order(0);
   for (const auto& result : results) EXPECT_EQ(result, results[0]);
 }
 

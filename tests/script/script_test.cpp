@@ -55,8 +55,10 @@ class Script : public testing::Test {
     ASSERT_NE(mkdtemp(root_.data()), nullptr);
     copy_python("/chapters/table");
     copy_python("/bench");
+    copy_python("/tests/gpu");
     for (const char* name :
-         {"/shardbook", "/packages.sh", "/chapters/table/help.txt"}) {
+         {"/shardbook", "/packages.sh", "/chapters/table/help.txt",
+          "/tests/gpu/suite.sh"}) {
       fs::copy_file(std::string(SHARDBOOK_ROOT) + name, root_ + name);
     }
     for (const char* name : {"00_single_device", "02_ddp", "03_zero_fsdp",
@@ -261,6 +263,35 @@ TEST_F(Script, BenchmarksRunOneByOne) {
   EXPECT_TRUE(has(unknown.text, "there are: one two pytorch")) << unknown.text;
 }
 
+TEST_F(Script, WithoutAGpuItsSuiteIsSkippedWithTheReason) {
+  write("/tests/gpu/programs.txt", "tests/one\n");
+  write("/build/bench/gpu/gpus", "#!/bin/sh\necho no GPU is visible\nexit 1\n");
+  const Outcome outcome = run("./shardbook test gpu");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_TRUE(has(outcome.text, "SKIPPED: no GPU is visible\n"))
+      << outcome.text;
+}
+
+TEST_F(Script, TheSuiteOfAGpuAddsUpItsPrograms) {
+  write("/build/bench/gpu/gpus", "#!/bin/sh\n");
+  write("/tests/gpu/programs.txt", "# a comment\ntests/one\n");
+  write("/build/tests/one",
+        "#!/bin/sh\necho \"[  PASSED  ] 3 tests.\"\n"
+        "echo \"[  SKIPPED ] 1 test, listed below:\"\n");
+  const Outcome good = run("./shardbook test gpu");
+  EXPECT_EQ(good.status, 0) << good.text;
+  EXPECT_TRUE(has(good.text, "\n3 passed, 0 failed, 1 skipped\n")) << good.text;
+
+  write("/tests/gpu/programs.txt", "tests/one\ntests/two\ntests/none\n");
+  write("/build/tests/two",
+        "#!/bin/sh\necho \"[  PASSED  ] 10 tests.\"\n"
+        "echo \"[  FAILED  ] 2 tests, listed below:\"\nexit 1\n");
+  const Outcome bad = run("./shardbook test gpu");
+  EXPECT_EQ(bad.status, 1) << bad.text;
+  EXPECT_TRUE(has(bad.text, "FAILED tests/none (status 127)")) << bad.text;
+  EXPECT_TRUE(has(bad.text, "\n13 passed, 3 failed, 1 skipped\n")) << bad.text;
+}
+
 TEST_F(Script, WhatFailsIsNotKept) {
   write("/build/chapters/02_ddp/ch02_ddp", "#!/bin/sh\nexit 2\n");
   EXPECT_EQ(run("./shardbook run ddp -- --steps 1").status, 2);
@@ -325,6 +356,8 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"report -- --steps 3", "report takes no options after --"},
         {"test --sanitize=memory", "give address,undefined or thread"},
         {"run --sanitize=thread", "--sanitize goes with test only"},
+        {"test core --pack folder", "--pack goes with test gpu only"},
+        {"test gpu --pack", "--pack needs a value"},
         {"run --jobs many", "--jobs many: give a number from 1 up"},
         {"run --jobs", "--jobs needs a value"},
         {"run --name .", "--name .: give letters, digits, "},

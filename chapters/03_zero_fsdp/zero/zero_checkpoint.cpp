@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "chapters/common/models/checkpoint.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/safetensors.h"
@@ -104,9 +105,10 @@ void save_sharded(ZeroOptimizer& zero, const std::string& folder) {
   std::vector<SafetensorsItem> items;
   SafetensorsMetadata metadata = {{"ranks", std::to_string(ranks)},
                                   {"steps", std::to_string(zero.steps_done())}};
-  const std::vector<ShardPiece> pieces = zero.shards();
-  for (const ShardPiece& piece : pieces) {
+  std::vector<ShardPiece> pieces = zero.shards();
+  for (ShardPiece& piece : pieces) {
     if (piece.values.is_meta()) continue;
+    piece.values = on_host({{piece.name, piece.values}})[0].tensor;
     items.push_back({key_of(piece), piece.values.dtype(), piece.values.shape(),
                      piece.values.raw()});
     metadata[key_of(piece)] = place_of(piece);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/context.h"
 #include "core/safetensors.h"
 
 namespace shardbook {
@@ -11,6 +12,7 @@ namespace {
 
 constexpr char kPrefix[] = "transformer.";
 
+/// Of tensors on the host.
 std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
   std::vector<SafetensorsItem> items;
   for (const NamedTensor& entry : tensors) {
@@ -50,9 +52,22 @@ std::vector<NamedTensor> state_of(Module& model) {
   return state;
 }
 
+std::vector<NamedTensor> on_host(std::vector<NamedTensor> tensors) {
+  const Device& host = RankContext::current().host();
+  for (NamedTensor& entry : tensors) {
+    if (!entry.tensor.device().is_cuda()) continue;
+    const Tensor copy =
+        Tensor::empty(entry.tensor.shape(), {entry.tensor.dtype(), host});
+    copy.copy_from(entry.tensor);
+    entry.tensor = copy;
+  }
+  return tensors;
+}
+
 void save_model(const std::string& path, Module& model,
                 const ModelConfig& config) {
-  write_safetensors(path, items_of(state_of(model)),
+  const std::vector<NamedTensor> state = on_host(state_of(model));
+  write_safetensors(path, items_of(state),
                     {{"format", "pt"}, {"config", config.to_json()}});
 }
 
@@ -68,7 +83,8 @@ std::string first_not_finite(Module& model) {
 
 void save_tensors(const std::string& path,
                   const std::vector<NamedTensor>& tensors) {
-  write_safetensors(path, items_of(tensors), {{"format", "pt"}});
+  const std::vector<NamedTensor> here = on_host(tensors);
+  write_safetensors(path, items_of(here), {{"format", "pt"}});
 }
 
 void load_model(const std::string& path, Module& model) {
@@ -92,8 +108,11 @@ void load_model(const std::string& path, Module& model) {
   }
   for (const Source& source : sources) {
     const SafetensorsEntry& entry = file.find(source.name);
-    Tensor staged =
-        Tensor::empty(entry.shape, {entry.dtype, source.target.device()});
+    const Device& device = source.target.device();
+    Tensor staged = Tensor::empty(
+        entry.shape,
+        {entry.dtype,
+         device.is_cuda() ? RankContext::current().host() : device});
     if (staged.is_meta()) continue;
     std::copy_n(static_cast<const std::byte*>(file.data(source.name)),
                 staged.bytes(), static_cast<std::byte*>(staged.raw()));

@@ -11,6 +11,9 @@ namespace shardbook {
 /// The parameters of a model, then its buffers.
 std::vector<NamedTensor> state_of(Module& model);
 
+/// The same tensors; those on a GPU as copies on the host.
+std::vector<NamedTensor> on_host(std::vector<NamedTensor> tensors);
+
 /// Writes all parameters (and buffers) by name, each in its own dtype, with the
 /// config as JSON in the metadata. The old file survives any failure.
 void save_model(const std::string& path, Module& model,

@@ -82,6 +82,23 @@ std::vector<std::int32_t> walk_tokens(std::int64_t vocab, std::uint64_t seed) {
   return tokens;
 }
 
+/// No observer sees what happens inside the scope.
+class Unobserved {
+ public:
+  Unobserved() : observers_(context_.observers()) {
+    for (Observer* each : observers_) context_.remove_observer(each);
+  }
+  ~Unobserved() {
+    for (Observer* each : observers_) context_.add_observer(each);
+  }
+  Unobserved(const Unobserved&) = delete;
+  Unobserved& operator=(const Unobserved&) = delete;
+
+ private:
+  RankContext& context_ = RankContext::current();
+  const std::vector<Observer*> observers_;
+};
+
 }  // namespace
 
 std::string utf8_problem(const std::string& text) {
@@ -171,29 +188,34 @@ Dataset Dataset::open(const Options& options, const ModelConfig& config) {
   return data;
 }
 
-void Dataset::fill_images(const Batch& batch, std::int64_t first,
+void Dataset::fill_images(const Tensor& images, std::int64_t first,
                           std::int64_t stride) const {
-  const std::int64_t rows = batch.inputs.size(0);
+  const std::int64_t rows = images.size(0);
   if (rows == 0) return;
   ShardView view;
-  view.global_shape = batch.inputs.shape();
+  view.global_shape = images.shape();
   view.global_shape[0] = first + (rows - 1) * stride + 1;
   view.offset = {first, 0, 0, 0};
   view.step = {stride, 1, 1, 1};
-  {
-    // Data come from the host: the device has no work that observers could see.
-    const RankContext& mine = RankContext::current();
-    RankContext unobserved(mine.device, mine.rank, mine.num_threads);
-    const RankContext::Scope scope(unobserved);
-    fill_normal(batch.inputs, seed_, stream_of("images"), 0, 1, view);
-  }
-  const std::uint64_t labels = stream_of("labels");
+  // Data come from outside: the device has no work that observers could see.
+  // (A GPU draws its random images itself: the host would take longer than the
+  // rest of the step.)
+  const Unobserved scope;
+  fill_normal(images, seed_, stream_of("images"), 0, 1, view);
+}
+
+std::vector<std::int64_t> Dataset::labels(std::int64_t first,
+                                          std::int64_t stride,
+                                          std::int64_t rows) const {
+  std::vector<std::int64_t> labels;
+  const std::uint64_t stream = stream_of("labels");
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::uint64_t bits = random_bits(
-        seed_, labels, static_cast<std::uint64_t>(first + row * stride));
-    batch.targets.data<std::int64_t>()[row] = static_cast<std::int64_t>(
-        bits * static_cast<std::uint64_t>(num_labels_) >> 32);
+        seed_, stream, static_cast<std::uint64_t>(first + row * stride));
+    labels.push_back(static_cast<std::int64_t>(
+        bits * static_cast<std::uint64_t>(num_labels_) >> 32));
   }
+  return labels;
 }
 
 Batch Dataset::batch(std::int64_t step, std::int64_t global_batch,
@@ -204,26 +226,38 @@ Batch Dataset::batch(std::int64_t step, std::int64_t global_batch,
   if (image_size_ > 0) {
     batch.inputs =
         Tensor::empty({count, 3, image_size_, image_size_}, {dtype_, Device()});
-    batch.targets = Tensor::empty({count}, {DType::kI64, Device()});
-    if (batch.inputs.is_meta()) return batch;
-    fill_images(batch, step * global_batch + slice.first, slice.stride);
+    if (batch.inputs.is_meta()) {
+      batch.targets = Tensor::empty({count}, {DType::kI64, Device()});
+      return batch;
+    }
+    const std::int64_t first = step * global_batch + slice.first;
+    fill_images(batch.inputs, first, slice.stride);
+    batch.targets =
+        Tensor::from_values(labels(first, slice.stride, count), {count});
     return batch;
   }
-  batch.inputs = Tensor::empty({count, seq_}, {DType::kI64, Device()});
-  batch.targets = Tensor::empty({count, seq_}, {DType::kI64, Device()});
-  if (batch.inputs.is_meta()) return batch;
-  auto* input = batch.inputs.data<std::int64_t>();
-  auto* target = batch.targets.data<std::int64_t>();
+  const Shape shape = {count, seq_};
+  if (RankContext::current().device.is_meta()) {
+    batch.inputs = Tensor::empty(shape, {DType::kI64, Device()});
+    batch.targets = Tensor::empty(shape, {DType::kI64, Device()});
+    return batch;
+  }
+  // Rows are gathered on the host, and then move to the device as a whole
+  std::vector<std::int64_t> input(static_cast<std::size_t>(count * seq_));
+  std::vector<std::int64_t> target(input.size());
+  std::size_t at = 0;
   for (std::int64_t row = 0; row < count; ++row) {
     const std::int64_t sample =
         (step * global_batch + slice.first + row * slice.stride) %
         num_samples();
     const std::int32_t* token = tokens_->data() + sample * seq_;
     for (std::int64_t i = 0; i < seq_; ++i) {
-      input[row * seq_ + i] = token[i];
-      target[row * seq_ + i] = token[i + 1];
+      input[at] = token[i];
+      target[at++] = token[i + 1];
     }
   }
+  batch.inputs = Tensor::from_values(input, shape);
+  batch.targets = Tensor::from_values(target, shape);
   return batch;
 }
 

@@ -62,8 +62,10 @@ class Dataset {
   }
 
  private:
-  void fill_images(const Batch& batch, std::int64_t first,
+  void fill_images(const Tensor& images, std::int64_t first,
                    std::int64_t stride) const;
+  std::vector<std::int64_t> labels(std::int64_t first, std::int64_t stride,
+                                   std::int64_t rows) const;
 
   std::int64_t image_size_ = 0;  ///< 0: tokens
   std::int64_t num_labels_ = 0;

@@ -163,12 +163,14 @@ std::vector<NamedTensor> PipelineModel::full_parameters() {
       } else if (owner == world_.rank()) {
         world_.send(here.at(member.name).detach(), 0, tag, member.name).wait();
       } else if (world_.rank() == 0) {
-        // On the host: the device never holds the whole model
-        Tensor value = Tensor::empty(
-            member.tensor.shape(),
-            {member.tensor.dtype(), RankContext::current().host()});
+        // The device never holds the whole model
+        RankContext& context = RankContext::current();
+        const Device& arrival =
+            context.device.is_cuda() ? context.device : context.host();
+        const Tensor value = Tensor::empty(member.tensor.shape(),
+                                           {member.tensor.dtype(), arrival});
         world_.recv(value, owner, tag, member.name).wait();
-        all.push_back({member.name, value});
+        all.push_back(on_host({{member.name, value}})[0]);
       }
     }
   }

@@ -25,7 +25,7 @@ void add_shared_options(CommandLine& line, Options& o,
                         const std::string& no_other) {
   line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16);
   line.add("--backend", &o.backend, "what the ranks are", backends, no_other);
-  line.add("--device", &o.device, "where tensors live", {"cpu"});
+  line.add("--device", &o.device, "where tensors live", {"cpu", "cuda"});
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
            "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-175b, resnet18, resnet50, or a "
@@ -36,6 +36,9 @@ void add_shared_options(CommandLine& line, Options& o,
       "token ids); images are random");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
+  line.add("--tf32", &o.tf32,
+           "with --device cuda: products of f32 on tensor cores, from operands "
+           "of 10 bits");
   line.add("--steps", &o.steps, "optimizer steps");
   line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
   line.add("--seq", &o.seq, "tokens per sample", 1);
@@ -83,15 +86,15 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--deterministic", &o.deterministic,
            "sum in one fixed order, whatever the shape");
   line.add_bytes("--device-memory", &o.device_memory_bytes,
-                 "capacity of each emulated device; 0 for no limit");
+                 "capacity of each device; 0 for no limit");
   line.add("--timeout", &o.timeout_s,
            "seconds a call waits for its peers before it names who is missing",
            0.001);
   line.add("--rendezvous", &o.rendezvous,
-           "gloo on several hosts: file:FOLDER, tcp:HOST:PORT or "
+           "processes on several hosts: file:FOLDER, tcp:HOST:PORT or "
            "redis:HOST:PORT");
   line.add("--interface", &o.network_interface,
-           "gloo on several hosts: network interface, such as eth0");
+           "processes on several hosts: network interface, such as eth0");
   // Images are random, and one sample is one label.
   line.after_parse([&line, &o] {
     if (!ModelConfig::read(o.model).is_image()) return;
@@ -138,9 +141,21 @@ void check_writable(const std::string& option, const std::string& path,
            std::strerror(errno));
 }
 
+// Which devices go with which backends, and whether they are here.
+void check_device(const Options& o) {
+  SB_CHECK(!o.tf32 || o.device == "cuda", "--tf32: only with --device cuda");
+  if (o.backend == "sim") {
+    SB_CHECK(o.device == "cpu", "--device ", o.device,
+             ": --backend sim has shapes and no device; leave out --device");
+  } else {
+    check_launch(o.world_size, launch_options(o));
+  }
+}
+
 }  // namespace
 
 void check_options(const Options& o) {
+  check_device(o);
   const OptimizerOptions& opt = o.optimizer_options;
   SB_CHECK(!opt.nesterov || (o.optimizer == "sgd" && opt.momentum > 0),
            "--nesterov: needs --optimizer sgd and a --momentum above 0");
@@ -171,6 +186,7 @@ void refuse_image_models(const Options& options, const std::string& reason) {
 LaunchOptions launch_options(const Options& o) {
   LaunchOptions launch;
   launch.backend = o.backend;
+  launch.device = o.device;
   launch.timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(o.timeout_s * 1e3));
   launch.device_memory_bytes = o.device_memory_bytes;

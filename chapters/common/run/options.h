@@ -36,12 +36,14 @@ struct Options {
   std::string chapter;  ///< "02_ddp"
   int world_size = 1;
   std::string backend = "threads";
-  std::string device = "cpu";
+  std::string device = "cpu";  ///< or "cuda"
   std::string model = "gpt-nano";
   DType dtype = DType::kF32;
   /// The narrowest type that a chapter computes in, or sends; `dtype` where
   /// that is narrower. Set by chapters that offer one, not on the command line.
   DType narrowest = DType::kF64;
+  /// CUDA: products of f32 may round their operands to TF32, 10 bits.
+  bool tf32 = false;
   /// Training begins with weights that differ in their last bit (parity.h).
   bool nudged = false;
   std::string data = "book";
@@ -89,10 +91,11 @@ struct Options {
 void add_shared_options(CommandLine& line, Options& options,
                         const std::vector<std::string>& backends = {"threads",
                                                                     "gloo",
+                                                                    "nccl",
                                                                     "sim"},
                         const std::string& no_other = "");
-/// Checks options against each other, and that the files which the run writes
-/// at its end can be written.
+/// Checks options against each other, that this machine has the devices, and
+/// that the files which the run writes at its end can be written.
 void check_options(const Options& options);
 /// For chapters whose claims hold for language models only: throws Error with
 /// `reason` where `--model` reads images.

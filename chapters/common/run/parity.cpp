@@ -108,8 +108,11 @@ struct Norms {
 }  // namespace
 
 DType narrowest_of(const Options& options) {
-  return unit_of(options.narrowest) > unit_of(options.dtype) ? options.narrowest
-                                                             : options.dtype;
+  // TF32 has as many bits as f16
+  const DType own = options.tf32 && options.dtype == DType::kF32
+                        ? DType::kF16
+                        : options.dtype;
+  return unit_of(options.narrowest) > unit_of(own) ? options.narrowest : own;
 }
 
 void narrow(Options& options, DType dtype) {

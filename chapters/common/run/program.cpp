@@ -23,13 +23,21 @@ struct Trained {
 
 void keep_results(const Options& options, Strategy& strategy, bool is_main,
                   Report& report, Trained& trained) {
-  const ContextValue<Device> on_host(&RankContext::device,
-                                     RankContext::current().host());
-  const std::vector<NamedTensor> state = strategy.full_state();
+  // Ranks on the CPU gather in memory that counts for no device. NCCL needs the
+  // GPU's.
+  RankContext& context = RankContext::current();
+  const Device host = context.host();
+  const Device where = context.device.is_cuda() ? context.device : host;
+  std::vector<NamedTensor> state;
+  {
+    const ContextValue<Device> gathering(&RankContext::device, where);
+    state = strategy.full_state();
+  }
+  const ContextValue<Device> saving(&RankContext::device, host);
   const std::string remarks = strategy.remarks();
   if (!is_main) return;
   report.remarks = remarks;
-  trained.state = state;
+  trained.state = state = on_host(state);
   trained.has_predictable_time = strategy.has_predictable_time();
   if (options.save.empty() && options.logits.empty()) return;
   const LoadedModel whole = model_with(options, state);
@@ -126,15 +134,14 @@ Report run_on_devices(const Options& options, const ChapterRun& chapter,
   return with_prediction(options, [&](const Options& as, Report& report) {
     std::vector<Device> devices;
     for (int i = 0; i < n; ++i) {
-      devices.push_back(as.backend == "sim"
-                            ? Device::meta(i, as.device_memory_bytes)
-                            : Device::cpu(i, as.device_memory_bytes));
+      devices.push_back(make_device(as, i));
     }
     RankContext context(devices[0], /*rank=*/0, cores);
     context.deterministic = as.deterministic;
+    context.allow_tf32 = as.tf32;
     const RankContext::Scope scope(context);
     std::optional<sim::ClockScope> clock;
-    if (cost != nullptr) {
+    if (cost != nullptr && !devices[0].is_cuda()) {
       clock.emplace(*cost, 0, n);
       for (int i = 1; i < n; ++i) clock->clock().add_device(devices[i], i);
     }

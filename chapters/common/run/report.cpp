@@ -106,13 +106,18 @@ const char* time_verdict(const VirtualTime& time) {
 // rest is indented.
 constexpr const char* kTimelinePlace = "@timeline@";
 
+// GPUs have no clock of virtual time: a prediction stands alone.
+bool is_counted(const Report& report) {
+  return report.time.step_s > 0 || report.time.predicted_step_s <= 0;
+}
+
 ordered_json time_json(const Report& report) {
   const VirtualTime& time = report.time;
   if (time.cluster.empty()) return nullptr;
   ordered_json json = {
       {"cluster", time.cluster},
       {"trust", sim::trust_name(time.trust)},
-      {"step_s", {{"predicted", nullptr}, {"counted", time.step_s}}},
+      {"step_s", {{"predicted", nullptr}, {"counted", nullptr}}},
       {"idle_share", time.idle_share},
       {"exposed_comm_s", time.exposed_comm_s},
       {"bubble_s", time.bubble_s},
@@ -120,6 +125,7 @@ ordered_json time_json(const Report& report) {
   if (time.predicted_step_s >= 0) {
     json["step_s"]["predicted"] = time.predicted_step_s;
   }
+  if (is_counted(report)) json["step_s"]["counted"] = time.step_s;
   for (const sim::LinkBytes& link : time.links) {
     json["links"].push_back({{"link", link.link}, {"bytes", link.bytes}});
   }
@@ -205,9 +211,10 @@ std::string gigabytes_text(double bytes) {
 
 void print_text(const Options& o, const Report& report) {
   const bool images = ModelConfig::read(o.model).is_image();
-  fmt::print("{}: {}, {} rank{} on {}, {} steps of {}, {} {}\n", report.chapter,
-             o.model, o.world_size, o.world_size == 1 ? "" : "s", o.backend,
-             o.steps,
+  fmt::print("{}: {}, {} rank{} on {}{}, {} steps of {}, {} {}\n",
+             report.chapter, o.model, o.world_size,
+             o.world_size == 1 ? "" : "s", o.backend,
+             o.device == "cpu" ? "" : " and " + o.device, o.steps,
              images ? fmt::format("{} images", o.batch)
                     : fmt::format("{} x {} tokens", o.batch, o.seq),
              o.optimizer, dtype_name(o.dtype));
@@ -253,7 +260,11 @@ void print_text(const Options& o, const Report& report) {
     rank = end;
   }
   const VirtualTime& time = report.time;
-  if (!time.cluster.empty()) {
+  if (!time.cluster.empty() && !is_counted(report)) {
+    fmt::print("virtual  {} per step predicted on {} ({})\n",
+               sim::seconds_text(time.predicted_step_s), time.cluster,
+               sim::trust_name(time.trust));
+  } else if (!time.cluster.empty()) {
     fmt::print(
         "virtual  {} per step on {} ({}), idle {:.1f} %, exposed "
         "communication {}{}\n",

@@ -51,7 +51,7 @@ struct VirtualTime {
   std::string cluster;  ///< empty: none was kept
   sim::Trust trust = sim::Trust::kInterpolated;
   double predicted_step_s = kNotPredicted;  ///< by the `sim` world
-  double step_s = 0;
+  double step_s = 0;  ///< 0: predicted only, for devices that are real
   /// Means over the ranks, see sim::TimeSummary.
   double idle_share = 0;
   double exposed_comm_s = 0;

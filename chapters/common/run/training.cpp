@@ -20,6 +20,7 @@
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "core/stream.h"
 #include "sim/repeat.h"
 #include "sim/virtual_clock.h"
 
@@ -31,6 +32,28 @@ double now_s() {
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
+
+/// Times a step. What a GPU was given ends after the host has gone on, so events
+/// in the GPU's own queue mark where a step begins and ends.
+class StepTimer {
+ public:
+  void begin() {
+    if (on_gpu_) begin_.record();
+    begin_s_ = now_s();
+  }
+  double seconds() const {
+    if (!on_gpu_) return now_s() - begin_s_;
+    Event end;
+    end.record();
+    end.synchronize();
+    return end.elapsed_s(begin_);
+  }
+
+ private:
+  const bool on_gpu_ = RankContext::current().device.is_cuda();
+  Event begin_;
+  double begin_s_ = 0;
+};
 
 /// A line that overwrites itself, on terminals only.
 void show_progress(std::int64_t done, std::int64_t total, double loss) {
@@ -91,7 +114,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
   TrainingLog result;
   std::vector<double> seconds;
   std::vector<double> open_lrs;  // of steps that have not ended
-  double begin = now_s();
+  StepTimer timer;
   RandomState& random = RankContext::current().random;
   random.seed = options.seed;
   sim::VirtualClock* clock = sim::VirtualClock::current();
@@ -114,12 +137,12 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     optimizer.set_lr(lr);
     random.step = static_cast<std::uint64_t>(k);
     random.next_op = 0;
-    if (open_lrs.empty()) begin = now_s();
+    if (open_lrs.empty()) timer.begin();
     const StepResult done = step(k);
     open_lrs.push_back(lr);
     if (done.is_open) continue;
     const auto count = static_cast<std::int64_t>(open_lrs.size());
-    const double each_s = (now_s() - begin) / static_cast<double>(count);
+    const double each_s = timer.seconds() / static_cast<double>(count);
     if (clock != nullptr) clock->end_step();
     for (std::int64_t i = 0; i < count; ++i) {
       const bool is_this = i == count - 1;

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/check.h"
+#include "core/gpus.h"
 #include "sim/chrome_trace.h"
 #include "sim/timeline_text.h"
 #include "sim/world.h"
@@ -22,6 +23,7 @@ constexpr std::int64_t kPredictedSteps = 3;
 Options on_shapes(const Options& options) {
   Options shapes = options;
   shapes.backend = "sim";
+  shapes.device = "cpu";
   shapes.steps = std::min(options.steps, kPredictedSteps);
   shapes.log.clear();
   shapes.save.clear();
@@ -54,6 +56,11 @@ std::string with_data(const Options& options, std::string text) {
   if (text.rfind("out of memory", 0) != 0) return text;
   return "--device-memory " + std::to_string(options.device_memory_bytes) +
          ": " + text;
+}
+
+// A GPU's own time is measured.
+bool keeps_virtual_time(const Options& options) {
+  return options.backend == "sim" || options.device == "cpu";
 }
 
 const char* number_name(double value) {
@@ -119,6 +126,13 @@ std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
   }
 }
 
+Device make_device(const Options& options, int i, bool on_shapes) {
+  const std::int64_t capacity = options.device_memory_bytes;
+  if (on_shapes || options.backend == "sim") return Device::meta(i, capacity);
+  if (options.device == "cuda") return Device::cuda(i % num_gpus(), capacity);
+  return Device::cpu(i, capacity);
+}
+
 void check_world_size(const Options& options) {
   const auto cost = cost_model(options);
   if (cost == nullptr) return;
@@ -155,6 +169,10 @@ Report with_prediction(
   begin_run();
   run(options, report);
   name_not_finite(report);
+  if (!keeps_virtual_time(options)) {
+    report.time.cluster = predicted.time.cluster;
+    report.time.trust = predicted.time.trust;
+  }
   report.time.predicted_step_s = predicted.time.step_s;
   adopt_activations(predicted, report);
   return report;
@@ -165,8 +183,11 @@ void compare_with_reference(
     const std::function<ReferenceRun(const Options& options)>& train_one,
     Report& report) {
   if (!options.check || options.backend == "sim") return;
-  RankContext one(Device::cpu(0), /*rank=*/0, report.rank_threads);
+  Options of_any_size = options;
+  of_any_size.device_memory_bytes = 0;
+  RankContext one(make_device(of_any_size, 0), /*rank=*/0, report.rank_threads);
   one.deterministic = options.deterministic;
+  one.allow_tf32 = options.tf32;
   const RankContext::Scope alone(one);
   report.parity = compare_with_one_device(
       options, {report.losses, report.grad_norms, trained}, train_one);
@@ -176,15 +197,18 @@ Report run_chapter(const Options& options, const ChapterBody& body,
                    const FoldClass& fold_class) {
   sim::WorldOptions world;
   world.launch = launch_options(options);
-  world.cost = cost_model(options);
+  const auto cost = cost_model(options);
   if (options.fold) world.fold_class = fold_class;
   return with_prediction(options, [&](const Options& as, Report& report) {
     world.launch.backend = as.backend;
+    world.launch.device = as.device;
+    world.cost = keeps_virtual_time(as) ? cost : nullptr;
     std::mutex mutex;
     std::vector<sim::RankTimeline> timelines;
     sim::run_world(
         as.world_size,
         [&](ProcessGroup& group) {
+          RankContext::current().allow_tf32 = as.tf32;
           body(as, group, report);
           const sim::VirtualClock* clock = sim::VirtualClock::current();
           if (clock == nullptr) return;

@@ -12,7 +12,9 @@
 //
 // Where virtual time is kept beside real data, the same body runs first in the
 // `sim` world, on shapes alone: that run predicts the time which the real one
-// then counts. The chapter's code cannot tell the two apart.
+// then counts. The chapter's code cannot tell the two apart. GPUs keep no
+// virtual time beside the real one: there the run on shapes predicts what the
+// wall clock then shows, as well as --cluster describes the machine.
 
 #include <functional>
 #include <memory>
@@ -20,6 +22,7 @@
 #include "chapters/common/run/report.h"
 #include "chapters/common/run/training.h"
 #include "comm/process_group.h"
+#include "core/device.h"
 #include "sim/cost_model.h"
 #include "sim/virtual_clock.h"
 
@@ -35,6 +38,11 @@ inline int one_class(int) { return 0; }
 
 /// Costs on --cluster; null for "none".
 std::shared_ptr<const sim::CostModel> cost_model(const Options& options);
+
+/// Device i of those that one process works on, as --device and
+/// --device-memory say; shapes only where `on_shapes`. Devices share GPUs where
+/// there are fewer of them.
+Device make_device(const Options& options, int i, bool on_shapes = false);
 
 /// Throws Error where --cluster has fewer devices than --world-size.
 void check_world_size(const Options& options);
@@ -57,7 +65,8 @@ Report with_prediction(
 /// it is given), except under --no-check and in the `sim` world, which has no
 /// numbers. One device computes with as many cores as a rank did. Both then add
 /// up in the same order, which matters to batch norms of few images: they
-/// amplify the rounding of their sums.
+/// amplify the rounding of their sums. With --device cuda the one device is a
+/// GPU as well: the same kernels, so parity.h holds for it as it is.
 void compare_with_reference(
     const Options& options, const std::vector<NamedTensor>& trained,
     const std::function<ReferenceRun(const Options& options)>& train_one,

@@ -5,11 +5,10 @@
 
 #include <cstdint>
 
-#include "core/kernels/loops.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/attention_args.h"
-#include "core/kernels/loops.h"
 #include "core/kernels/cuda/launch.h"
+#include "core/kernels/loops.h"
 #include "core/kernels/philox.h"
 
 namespace shardbook::kernels::cuda {

@@ -36,7 +36,7 @@ namespace {
 struct Softmax {
   float largest[2], total[2];  // in powers of two; total is the lane's share
 
-  __device__ void start() {
+  [[maybe_unused]] __device__ void start() {
     for (int half = 0; half < 2; ++half) {
       largest[half] = minus_infinity<float>(), total[half] = 0.0f;
     }

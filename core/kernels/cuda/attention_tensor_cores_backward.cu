@@ -28,7 +28,7 @@ namespace {
 
 // logsumexp in powers of two. A row that sees no key has -inf; with +inf its
 // weights become zero.
-__device__ inline float shift_of(float logsumexp) {
+[[maybe_unused]] __device__ inline float shift_of(float logsumexp) {
   return logsumexp == minus_infinity<float>()
              ? -minus_infinity<float>()
              : logsumexp * static_cast<float>(kLog2E);

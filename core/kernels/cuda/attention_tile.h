@@ -81,6 +81,7 @@ __device__ void add_products(const TileRows<T>& x, const TileRows<T>& y,
     load_tile(x, from, dim, left);
     load_tile(y, from, dim, right);
     __syncthreads();
+#pragma unroll 8
     for (int d = 0; d < kTile; ++d) {
       const Compute<T> other = right[lane() * kLd + d];
 #pragma unroll
@@ -104,6 +105,7 @@ __device__ void add_weighted(Tile<Compute<T>>& weights, const TileRows<T>& x,
       __syncthreads();  // Nobody reads the tile any more; weights are written
       load_tile(x, first + c * kTile, dim, right);
       __syncthreads();
+#pragma unroll 8
       for (int j = 0; j < kTile; ++j) {
         const Compute<T> other = right[j * kLd + lane()];
 #pragma unroll

@@ -1,0 +1,257 @@
+// ./shardbook bench gpu: how fast one GPU is here, beside its own peak, cuBLAS
+// and PyTorch.
+//
+//   gpu_bench                     this library and cuBLAS
+//   gpu_bench --pytorch SCRIPT    and PyTorch, measured by turns
+//   gpu_bench --quick             small sizes, to try the program itself
+//
+// Each work is called until it is warm. Then it is measured in rounds, by turns
+// with its peers, and the median round counts. Events in the GPU's own queue
+// mark begin and end of a round.
+//
+// MFU (model FLOPs utilisation) = FLOPs of the step's products / time / peak.
+// The FLOPs are those that core counts on shapes, forward and backward: 2 m n k
+// for a product, and for attention the pairs that the causal mask leaves, whose
+// scores backward computes again. The peak is the rate of cuBLAS in the same
+// dtype, in this run.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "bench/gpu/work.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/gpus.h"
+#include "core/stream.h"
+
+namespace shardbook::bench {
+namespace {
+
+constexpr int kRounds = 5;
+constexpr double kRoundSeconds = 0.3;
+
+struct Settings {
+  std::string pytorch;  ///< the script; empty: without PyTorch
+  std::string json;     ///< a file for the results
+  Sizes sizes;
+};
+
+struct Row {
+  Work work;
+  double ours = -1, cublas = -1, pytorch = -1;  ///< seconds; negative: none
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double seconds_of(const std::function<void()>& body, int count) {
+  Event begin, end;
+  begin.record();
+  for (int i = 0; i < count; ++i) body();
+  end.record();
+  end.synchronize();
+  return end.elapsed_s(begin) / count;
+}
+
+/// Warms up, and returns how many calls make a round.
+int warm_up(const std::function<double(int)>& seconds) {
+  seconds(3);
+  const double each = seconds(1);
+  return std::clamp(static_cast<int>(kRoundSeconds / std::max(each, 1e-6)), 1,
+                    1000);
+}
+
+Row measure(const Work& work, const Sizes& sizes, Peer* peer) {
+  const ContextValue<bool> tf32(&RankContext::allow_tf32, work.allow_tf32);
+  Row row;
+  row.work = work;
+  const std::function<void()> body = work.make();
+  const auto ours = [&](int count) { return seconds_of(body, count); };
+  const bool is_product = work.name.rfind("gemm", 0) == 0;
+  const auto cublas = is_product ? cublas_gemm(work, sizes.gemm) : nullptr;
+  const int count = warm_up(ours);
+  if (cublas) warm_up(cublas);
+  bool has_peer = peer != nullptr && peer->seconds(work.name, 3) > 0;
+  std::vector<double> here, direct, there;
+  for (int round = 0; round < kRounds; ++round) {
+    here.push_back(ours(count));
+    if (cublas) direct.push_back(cublas(count));
+    if (has_peer) there.push_back(peer->seconds(work.name, count));
+  }
+  if (peer != nullptr) peer->drop(work.name);
+  row.ours = median(here);
+  if (cublas) row.cublas = median(direct);
+  if (has_peer) row.pytorch = median(there);
+  return row;
+}
+
+std::string time_text(double seconds) {
+  if (seconds < 0) return "-";
+  return seconds < 1e-3 ? fmt::format("{:.1f} us", seconds * 1e6)
+                        : fmt::format("{:.2f} ms", seconds * 1e3);
+}
+
+/// "712 TFLOP/s" or "3.9 TB/s".
+std::string rate_text(const Work& work, double seconds) {
+  if (seconds < 0) return "-";
+  if (work.flops > 0) {
+    return fmt::format("{:.1f} TFLOP/s", work.flops / seconds / 1e12);
+  }
+  return fmt::format("{:.1f} GB/s", work.bytes / seconds / 1e9);
+}
+
+/// The rate that cuBLAS reaches in each dtype.
+using Peaks = std::map<DType, double>;
+
+double mfu(const Work& work, double seconds, const Peaks& peaks) {
+  const auto found = peaks.find(work.dtype);
+  if (found == peaks.end() || seconds < 0) return -1;
+  return work.flops / seconds / found->second;
+}
+
+void print_row(const Row& row) {
+  const auto ratio = [&](double other) {
+    return other < 0 ? "-" : fmt::format("{:.2f}", row.ours / other);
+  };
+  fmt::print("{:<36}{:>12}{:>15}{:>12}{:>9}{:>12}{:>9}\n", row.work.text,
+             time_text(row.ours), rate_text(row.work, row.ours),
+             time_text(row.cublas), ratio(row.cublas), time_text(row.pytorch),
+             ratio(row.pytorch));
+  std::fflush(stdout);
+}
+
+nlohmann::ordered_json json_of(const Row& row, const Peaks& peaks) {
+  nlohmann::ordered_json json = {{"work", row.work.name},
+                                 {"text", row.work.text},
+                                 {"flops", row.work.flops},
+                                 {"bytes", row.work.bytes}};
+  const auto add = [&](const char* key, double value) {
+    json[key] =
+        value < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
+  };
+  add("seconds", row.ours);
+  add("cublas_seconds", row.cublas);
+  add("pytorch_seconds", row.pytorch);
+  add("mfu", row.work.flops > 0 ? mfu(row.work, row.ours, peaks) : -1);
+  return json;
+}
+
+std::unique_ptr<Peer> find_peer(const Settings& settings) {
+  if (settings.pytorch.empty()) return nullptr;
+  const char* chosen = std::getenv("SHARDBOOK_PYTHON");
+  auto peer = std::make_unique<Peer>(chosen != nullptr ? chosen : "python3",
+                                     settings.pytorch, settings.sizes);
+  if (peer->why_not().empty()) {
+    fmt::print("pytorch   {}\n", peer->version());
+    return peer;
+  }
+  fmt::print("pytorch   SKIPPED: {}\n", peer->why_not());
+  return nullptr;
+}
+
+int run(const Settings& settings) {
+  const std::string why_not = why_no_gpu();
+  if (!why_not.empty()) {
+    fmt::print("SKIPPED: {}\n", why_not);
+    return 0;
+  }
+  const Gpu device = gpu(0);
+  fmt::print("gpu       {}, {:.0f} GiB, compute capability {}.{}; {}\n",
+             device.name, static_cast<double>(device.memory_bytes) / (1 << 30),
+             device.major, device.minor, gpu_versions());
+  const std::unique_ptr<Peer> peer = find_peer(settings);
+  RankContext context(Device::cuda(0));
+  const RankContext::Scope scope(context);
+
+  fmt::print("\n{:<36}{:>12}{:>15}{:>12}{:>9}{:>12}{:>9}\n", "work", "time",
+             "rate", "cuBLAS", "ratio", "PyTorch", "ratio");
+  std::vector<Row> rows;
+  Peaks peaks;
+  std::vector<Work> works = gemm_works(settings.sizes);
+  for (const Work& each : copy_works(settings.sizes)) works.push_back(each);
+  for (const Work& each : step_works(settings.sizes)) works.push_back(each);
+  for (const Work& work : works) {
+    rows.push_back(measure(work, settings.sizes, peer.get()));
+    context.device.release_cached_memory();
+    const Row& row = rows.back();
+    if (row.cublas > 0 && !work.allow_tf32) {
+      peaks[work.dtype] = work.flops / row.cublas;
+    }
+    print_row(row);
+  }
+  fmt::print("\nratio: our time over theirs; smaller is faster\n");
+  for (const Row& row : rows) {
+    const bool is_step = row.work.name == "gpt" || row.work.name == "resnet";
+    const double here = mfu(row.work, row.ours, peaks);
+    if (!is_step || here < 0) continue;
+    fmt::print("MFU       {}: {:.1f} %", row.work.text, 100 * here);
+    if (row.pytorch > 0) {
+      fmt::print(" (PyTorch {:.1f} %)",
+                 100 * mfu(row.work, row.pytorch, peaks));
+    }
+    fmt::print(" = {:.4g} TFLOP / time / {:.1f} TFLOP/s of cuBLAS\n",
+               row.work.flops / 1e12, peaks.at(row.work.dtype) / 1e12);
+  }
+  if (!settings.json.empty()) {
+    nlohmann::ordered_json json = {{"gpu", device.name},
+                                   {"versions", gpu_versions()},
+                                   {"rows", nlohmann::ordered_json::array()}};
+    for (const Row& row : rows) json["rows"].push_back(json_of(row, peaks));
+    std::ofstream file(settings.json);
+    file << json.dump(2) << "\n";
+    SB_CHECK(file, "--json ", settings.json, ": cannot be written");
+  }
+  return 0;
+}
+
+Settings read(const std::vector<std::string>& words) {
+  Settings settings;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const auto value = [&] {
+      SB_CHECK(i + 1 < words.size(), words[i], " needs a value");
+      return words[++i];
+    };
+    if (words[i] == "--pytorch") {
+      settings.pytorch = value();
+    } else if (words[i] == "--json") {
+      settings.json = value();
+    } else if (words[i] == "--quick") {
+      settings.sizes.gemm = 64;
+      settings.sizes.copy_bytes = 1 << 16;
+      settings.sizes.gpt = "gpt-nano";
+      settings.sizes.batch = 2;
+      settings.sizes.seq = 16;
+      settings.sizes.resnet = "resnet18";
+      settings.sizes.images = 2;
+      settings.sizes.image_size = 32;
+    } else {
+      SB_FAIL(words[i],
+              ": unknown option; there are --pytorch SCRIPT, --json "
+              "FILE and --quick");
+    }
+  }
+  return settings;
+}
+
+}  // namespace
+}  // namespace shardbook::bench
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // of a peer that has ended
+  try {
+    return shardbook::bench::run(
+        shardbook::bench::read({argv + 1, argv + argc}));
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return 2;
+  }
+}

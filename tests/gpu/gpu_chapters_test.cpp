@@ -1,0 +1,237 @@
+// Every chapter's claims with --device cuda: ranks that share one GPU, and with
+// NCCL as many ranks as there are GPUs.
+//
+// SHARDBOOK_GPU_SUITE=short runs the same with fewer cases, steps and tokens:
+// for the emulated GPU, which the tests of every change have.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/gpus.h"
+
+namespace shardbook {
+namespace {
+
+using nlohmann::json;
+
+bool is_short() {
+  const char* size = std::getenv("SHARDBOOK_GPU_SUITE");
+  return size != nullptr && std::string(size) == "short";
+}
+
+/// The programs lie where the build has them, also in a pack.
+std::string root() {
+  const std::filesystem::path self =
+      std::filesystem::read_symlink("/proc/self/exe");
+  return self.parent_path().parent_path().parent_path().string();
+}
+
+struct Outcome {
+  int status = -1;
+  std::string text, errors;
+};
+
+Outcome run(const std::string& chapter, const std::string& options) {
+  const std::string errors =
+      testing::TempDir() + "gpu-" + std::to_string(getpid());
+  const std::string command = "timeout 300 '" + root() + "/chapters/" +
+                              chapter + "/ch" + chapter + "' --format json " +
+                              options + " 2>'" + errors + "' </dev/null";
+  Outcome outcome;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return outcome;
+  std::array<char, 4096> buffer;
+  for (std::size_t n = 0;
+       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
+    outcome.text.append(buffer.data(), n);
+  }
+  const int status = pclose(pipe);
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  if (FILE* file = std::fopen(errors.c_str(), "r")) {
+    const std::size_t n = fread(buffer.data(), 1, buffer.size(), file);
+    outcome.errors.assign(buffer.data(), n);
+    std::fclose(file);
+  }
+  std::filesystem::remove(errors);
+  return outcome;
+}
+
+/// The sizes of a run, for language models.
+std::string sizes() {
+  return is_short() ? " --steps 2 --batch 8 --seq 8" : " --steps 8";
+}
+
+json report_of(const std::string& chapter, const std::string& options) {
+  const Outcome outcome = run(chapter, options);
+  EXPECT_EQ(outcome.status, 0) << chapter << " " << options << "\n"
+                               << outcome.errors << outcome.text;
+  return json::parse(outcome.text, nullptr, /*allow_exceptions=*/false);
+}
+
+/// Numbers, bytes and memory are as predicted, and the step took time.
+void expect_claims(const std::string& chapter, const std::string& options) {
+  SCOPED_TRACE(chapter + " " + options);
+  const json report = report_of(chapter, options);
+  ASSERT_TRUE(report.is_object());
+  EXPECT_EQ(report["options"]["device"], "cuda");
+  for (const char* claim : {"numbers", "bytes", "memory"}) {
+    EXPECT_EQ(report["claims"][claim], "passed") << claim << "\n" << report;
+  }
+  EXPECT_GT(report["wall"]["step_s"], 0);
+}
+
+struct Case {
+  std::string chapter, options;
+  bool in_short_form = true;
+};
+
+class GpuChapters : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = why_no_gpu();
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+
+  /// f32 and bf16, and dropout, whose masks do not depend on the sharding.
+  void expect_all(const std::vector<Case>& cases) const {
+    for (const Case& each : cases) {
+      if (is_short() && !each.in_short_form) continue;
+      const std::string base = "--device cuda " + each.options + sizes();
+      expect_claims(each.chapter, base);
+      if (!is_short()) expect_claims(each.chapter, base + " --dtype bf16");
+    }
+  }
+};
+
+TEST_F(GpuChapters, OneDeviceKeepsItsClaims) {
+  expect_all({{"00_single_device", ""},
+              {"00_single_device", "--micro-batches 4 --recompute"},
+              {"00_single_device", "--model mlp", false},
+              {"00_single_device", "--dropout 0.1 --optimizer adam", false}});
+  expect_claims("00_single_device",
+                "--device cuda --dtype bf16 --master-weights" + sizes());
+  if (is_short()) return;
+  expect_claims("00_single_device", "--device cuda --dtype f16" + sizes());
+}
+
+TEST_F(GpuChapters, RanksThatShareAGpuSplitTheBatch) {
+  expect_all(
+      {{"01_data_parallel", "--world-size 4"},
+       {"02_ddp", "--world-size 4 --clip 1"},
+       {"02_ddp", "--world-size 4 --micro-batches 3 --dropout 0.1", false},
+       {"02_ddp", "--world-size 4 --find-unused-parameters", false},
+       {"02_ddp", "--world-size 2 --static-graph", false}});
+}
+
+TEST_F(GpuChapters, RanksThatShareAGpuShardTheirState) {
+  const std::string four = "--world-size 4 --strategy ";
+  expect_all({{"03_zero_fsdp", four + "zero1", false},
+              {"03_zero_fsdp", four + "zero2"},
+              {"03_zero_fsdp", four + "zero3"},
+              {"03_zero_fsdp", four + "zero3 --cpu-offload", false},
+              {"03_zero_fsdp", four + "fsdp"},
+              {"03_zero_fsdp", four + "fsdp --cpu-offload", false},
+              {"03_zero_fsdp", four + "fsdp2", false}});
+}
+
+TEST_F(GpuChapters, DevicesThatShareAGpuSplitTheLayers) {
+  const std::string images =
+      is_short() ? "--device cuda --steps 1 --batch 4 --image-size 32 "
+                   "--split-size 2 --variant "
+                 : "--device cuda --variant ";
+  for (const char* variant : {"single", "model_parallel", "pipeline"}) {
+    if (is_short() && variant != std::string("pipeline")) continue;
+    expect_claims("04_model_parallel", images + variant);
+  }
+}
+
+TEST_F(GpuChapters, RanksThatShareAGpuAreStages) {
+  const std::string four = "--world-size 4 --schedule ";
+  expect_all({{"05_gpipe", "--world-size 4 --micro-batches 8"},
+              {"05_gpipe", "--world-size 4 --long-skips --dropout 0.1", false},
+              {"06_1f1b", four + "1f1b"},
+              {"06_1f1b", four + "zb-h1 --clip 1", false},
+              {"06_1f1b", "--world-size 2 --schedule interleaved --chunks 2"},
+              {"06_1f1b", four + "dualpipe", false},
+              {"06_1f1b", four + "pipedream", false}});
+}
+
+TEST_F(GpuChapters, NcclConnectsAGpuForEachRank) {
+  const std::string all = "--backend nccl --world-size " +
+                          std::to_string(std::min(num_gpus(), 4)) + " ";
+  expect_all({{"02_ddp", all},
+              {"03_zero_fsdp", all + "--strategy zero2", false},
+              {"03_zero_fsdp", all + "--strategy fsdp"},
+              {"05_gpipe", all, false},
+              {"06_1f1b", all, false}});
+}
+
+// The claims compare GPUs with a GPU. This compares a GPU with the CPU: other
+// kernels, whose sums are rounded in another order.
+TEST_F(GpuChapters, AGpuTrainsAsTheCpuDoes) {
+  struct Tolerance {
+    const char* dtype;
+    double first;  ///< relative, of the first loss: one forward
+    double last;   ///< after the steps, as in chapters/common/run/parity.h
+  };
+  for (const Tolerance& each :
+       {Tolerance{"f32", 1e-5, 1e-3}, Tolerance{"bf16", 1e-2, 5e-2}}) {
+    const std::string options =
+        std::string("--no-check --dtype ") + each.dtype + sizes();
+    const json cpu = report_of("00_single_device", options);
+    const json gpu = report_of("00_single_device", options + " --device cuda");
+    ASSERT_TRUE(cpu.is_object() && gpu.is_object());
+    for (const auto& [when, tolerance] :
+         {std::pair{"first", each.first}, {"last", each.last}}) {
+      const double there = cpu["loss"][when], here = gpu["loss"][when];
+      EXPECT_NEAR(here, there, tolerance * std::abs(there))
+          << when << " loss in " << each.dtype;
+    }
+    EXPECT_EQ(cpu["peak_memory"][0]["parameter"],
+              gpu["peak_memory"][0]["parameter"]);
+  }
+}
+
+// Weights that one device saves load on another.
+TEST_F(GpuChapters, FilesDoNotDependOnTheDevice) {
+  const std::string file =
+      testing::TempDir() + "gpu-" + std::to_string(getpid()) + ".safetensors";
+  report_of("02_ddp",
+            "--device cuda --world-size 2 --no-check --save " + file + sizes());
+  const std::string once = "--no-check --steps 1 --batch 4 --seq 8 --load ";
+  const json cpu = report_of("00_single_device", once + file);
+  const json gpu =
+      report_of("00_single_device", once + file + " --device cuda");
+  std::filesystem::remove(file);
+  ASSERT_TRUE(cpu.is_object() && gpu.is_object());
+  const double there = cpu["loss"]["first"];
+  EXPECT_NEAR(gpu["loss"]["first"].get<double>(), there, 1e-5 * there);
+}
+
+TEST_F(GpuChapters, WhatThisMachineCannotIsOneSentence) {
+  const std::string more = std::to_string(num_gpus() + 1);
+  for (const auto& [options, sentence] :
+       {std::pair{std::string("--backend gloo"),
+                  "it moves tensors of the CPU only"},
+        {"--backend nccl --world-size " + more, "ranks need"},
+        {std::string("--backend sim"), "has shapes and no device"}}) {
+    const Outcome outcome = run("02_ddp", "--device cuda " + options);
+    EXPECT_EQ(outcome.status, 2) << options << "\n" << outcome.errors;
+    EXPECT_NE(outcome.errors.find(sentence), std::string::npos)
+        << outcome.errors;
+  }
+}
+
+}  // namespace
+}  // namespace shardbook
