@@ -139,6 +139,10 @@ Pointer Comparison::on_cuda(const Slot& slot) {
   return {slot.index < 0 ? nullptr : sides_[slot.index]->cuda->data()};
 }
 
+void Comparison::keep_arrays() {
+  for (const auto& side : sides_) side->before = side->cpu;
+}
+
 bool Comparison::begin(int order) {
   if (order == num_orders()) return false;
   choose_order(order);

@@ -106,6 +106,7 @@ class Comparison {
   /// Null on both sides.
   static Slot null() { return {-1}; }
 
+  /// Further calls begin with the arrays as the CPU left them.
   /// |cuda - cpu| <= tolerance * (1 + |cpu|) in every element of every array
   /// and for the result; NaN equals NaN, and 0 is -0. With 0 both must be equal.
   template <typename Kernel, typename... Args>
@@ -113,6 +114,7 @@ class Comparison {
                     const Args&... args) {
     using Result = decltype(kernel(cpu_, on_cpu(args)...));
     tolerance_ = tolerance;
+    keep_arrays();
     if constexpr (std::is_void_v<Result>) {
       kernel(cpu_, on_cpu(args)...);
       for (int order = 0; begin(order); ++order) {
@@ -152,6 +154,8 @@ class Comparison {
   }
   Pointer on_cpu(const Slot& slot);
   Pointer on_cuda(const Slot& slot);
+  // What the CPU's arrays hold is where both sides begin.
+  void keep_arrays();
   // Chooses an order and writes the arrays anew; false when all are done.
   bool begin(int order);
   void compare();

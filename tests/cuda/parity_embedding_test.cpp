@@ -38,10 +38,10 @@ class ScatterParity : public ParityTest {};
 // Bit-equal: a row adds its gradients in the order of their positions.
 TEST_P(ScatterParity, AddsInIncreasingOrder) {
   // More positions than one tile of the sort holds, too.
-  for (const std::int64_t n : {0, 1, 7, 500, 2048, 5000}) {
+  for (const std::int64_t n : {0, 1, 7, 300, 5000}) {
     for (const std::int64_t cols : {1, 16, 35}) {
-      if (n > 1000 && cols > 1) continue;
       for (const std::int64_t rows : {1, 10, 700}) {
+        if (n > 1000 && (cols > 1 || rows != 10)) continue;
         std::vector<double> indices(n);
         for (std::int64_t i = 0; i < n; ++i) {
           indices[i] = static_cast<double>(i * i % 997 % rows);
