@@ -82,19 +82,13 @@ def run_gpu(options):
     return programs.run([built(GPU), "--pytorch", script, *options])
 
 
-def gpu_targets():
-    """The benchmark, and the libraries that are loaded for the first GPU."""
-    return [GPU, *(target for target, rule in known_targets()
-                   if re.fullmatch(r"core/.*libshardbook_cuda\.so", target))]
-
-
 # The targets of each, and the function that runs it.
 ALONE = {
     "pytorch": (lambda: with_chapters("bench/pytorch_peer"), run_pytorch),
     "validate": (lambda: [VALIDATE], run_validate),
     "this-machine": (lambda: with_chapters(THIS_MACHINE), run_this_machine),
     "model-parallel": (lambda: [MODEL_PARALLEL], run_model_parallel),
-    "gpu": (gpu_targets, run_gpu),
+    "gpu": (lambda: [GPU, "gpu_libraries"], run_gpu),
 }
 
 
@@ -126,10 +120,12 @@ def read_words(words):
 
 
 def print_targets(*words):
-    names, _ = read_words(words)
+    names, options = read_words(words)
     if len(names) == 1 and names[0] in ALONE:
         targets, _ = ALONE[names[0]]
         print(*targets(), sep="\n")
+        if "cuda" in options:  # --device cuda
+            print("gpu_libraries")
     else:
         for name in find_benchmarks(names):
             print(f"bench/{name}_bench")

@@ -121,6 +121,11 @@ def read_words(words):
     return find_chapters(words[:end]), words[end + 1:]
 
 
+def uses_gpu(options):
+    pairs = zip(options, options[1:])
+    return ("--device", "cuda") in pairs or "--device=cuda" in options
+
+
 def print_targets(name, *words):
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         die(f"--name {name}: give letters, digits, '.', '_' and '-'")
@@ -128,6 +133,9 @@ def print_targets(name, *words):
     needed = [program_of(chapter) for chapter in chapters]
     if options is None:
         needed.append(program_of(YARDSTICK))
+    # Libraries that programs load, and are not linked with
+    if uses_gpu(options or []):
+        needed.append("gpu_libraries")
     print(TABLE, *needed, sep="\n")
 
 

@@ -263,6 +263,14 @@ TEST_F(Script, BenchmarksRunOneByOne) {
   EXPECT_TRUE(has(unknown.text, "there are: one two pytorch")) << unknown.text;
 }
 
+TEST_F(Script, LibrariesForGpusAreBuiltForRunsOnGpus) {
+  write("/bin/ninja", "#!/bin/sh\necho \"$@\" >>built\n");
+  run("./shardbook run ddp -- --steps 1");
+  EXPECT_FALSE(has(read("/built"), "gpu_libraries")) << read("/built");
+  run("./shardbook run ddp -- --device cuda");
+  EXPECT_TRUE(has(read("/built"), "gpu_libraries")) << read("/built");
+}
+
 TEST_F(Script, WithoutAGpuItsSuiteIsSkippedWithTheReason) {
   write("/tests/gpu/programs.txt", "tests/one\n");
   write("/build/bench/gpu/gpus", "#!/bin/sh\necho no GPU is visible\nexit 1\n");
