@@ -39,9 +39,9 @@ class Kernel<Result(KernelContext&, Args...)> {
     return function(context)(context, std::forward<Args>(args)...);
   }
   /// Arguments that are left out at the end are false or null.
-  template <typename... Given>
-  requires(sizeof...(Given) < sizeof...(Args)) Result operator()(
-      KernelContext& context, Given&&... given) const {
+  template <typename... Given,
+            typename = std::enable_if_t<(sizeof...(Given) < sizeof...(Args))>>
+  Result operator()(KernelContext& context, Given&&... given) const {
     return call_with_rest(context, std::forward<Given>(given)...);
   }
 
