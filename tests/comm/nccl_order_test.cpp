@@ -13,7 +13,8 @@
 namespace shardbook {
 namespace {
 
-void run(int world_size, const std::function<void(ProcessGroup&)>& body) {
+void run_on_gpus(int world_size,
+                 const std::function<void(ProcessGroup&)>& body) {
   emulator::set_seed(0);
   LaunchOptions options;
   options.backend = "nccl";
@@ -24,7 +25,7 @@ void run(int world_size, const std::function<void(ProcessGroup&)>& body) {
 TEST(NcclOrder, WaitDoesNotStopTheHost) {
   std::atomic<bool> has_waited{false};
   std::vector<float> result;
-  run(2, [&](ProcessGroup& world) {
+  run_on_gpus(2, [&](ProcessGroup& world) {
     // Rank 1 calls only after rank 0 has returned from wait().
     while (world.rank() == 1 && !has_waited) std::this_thread::yield();
     const Tensor x = Tensor::full({3}, world.rank() + 1);
@@ -37,7 +38,7 @@ TEST(NcclOrder, WaitDoesNotStopTheHost) {
 
 TEST(NcclOrder, BuffersLiveUntilTheDeviceHasUsedThem) {
   std::vector<float> result;
-  run(2, [&](ProcessGroup& world) {
+  run_on_gpus(2, [&](ProcessGroup& world) {
     const Tensor all = Tensor::zeros({200000});
     {
       const Tensor mine = Tensor::full({100000}, world.rank() + 1);
@@ -56,7 +57,7 @@ TEST(NcclOrder, BuffersLiveUntilTheDeviceHasUsedThem) {
 
 TEST(NcclOrder, AMessageOfAnotherTagOvertakesOneThatNobodyAsksFor) {
   std::vector<float> first, second;
-  run(2, [&](ProcessGroup& world) {
+  run_on_gpus(2, [&](ProcessGroup& world) {
     constexpr std::int64_t kLarge = 50000;  // not eager
     if (world.rank() == 0) {
       Work a = world.send(Tensor::full({kLarge}, 1), 1, 0);
@@ -78,7 +79,7 @@ TEST(NcclOrder, AMessageOfAnotherTagOvertakesOneThatNobodyAsksFor) {
 
 TEST(NcclGroups, PartsOfAGroupAreSplitOff) {
   const stand_in::Counts before = stand_in::counts();
-  run(4, [](ProcessGroup& world) {
+  run_on_gpus(4, [](ProcessGroup& world) {
     world.split(world.rank() % 2, world.rank(), "half");
     // Not every rank has a part: the members make a communicator of their own.
     world.subgroup({0, 1, 2}, "three");

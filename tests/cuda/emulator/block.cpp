@@ -76,6 +76,9 @@ void suspend() {
   stack->arrive_from(*b.home);
 }
 
+// Thrown by a thread that has failed.
+struct Failed {};
+
 [[noreturn]] void leave_for_ever() {
   Block& b = block();
   b.running->stack->leave_for(*b.home, /*ends=*/true);
@@ -87,9 +90,13 @@ void enter(context::transfer_t from) {
   Block& b = block();
   b.scheduler = from.fctx;
   b.running->stack->arrive_from(*b.home);
-  b.grid->thread();
-  b.running->state = State::kEnded;
-  ++b.ended;
+  try {
+    b.grid->thread();
+    b.running->state = State::kEnded;
+    ++b.ended;
+  } catch (const Failed&) {
+    // The block ends.
+  }
   leave_for_ever();
 }
 
@@ -241,6 +248,12 @@ std::string thread_name(int thread) {
 void fail(const std::string& what) {
   Block& b = block();
   b.failure = where(b) + what;
+  throw Failed();
+}
+
+void fail_without_unwinding(std::string (*what)()) {
+  Block& b = block();
+  b.failure = where(b) + what();
   leave_for_ever();
 }
 

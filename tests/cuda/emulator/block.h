@@ -46,6 +46,8 @@ inline bool is_ordered(const Moment& before) {
 
 /// Ends the kernel: the failure is reported with its block and this thread.
 [[noreturn]] void fail(const std::string& what);
+/// The same where the stack cannot be unwound; it is left as it is.
+[[noreturn]] void fail_without_unwinding(std::string (*what)());
 /// "thread 5" or "thread (5, 1, 0)".
 std::string thread_name(int thread);
 

@@ -21,11 +21,12 @@ struct sigaction previous;
 const void* fault_address = nullptr;
 bool fault_is_write = false;
 
-[[noreturn]] void land() {
-  fail(std::string(fault_is_write ? "outside: it writes "
-                                  : "outside: it reads ") +
-       describe_address(fault_address));
+std::string describe_fault() {
+  return (fault_is_write ? "outside: it writes " : "outside: it reads ") +
+         describe_address(fault_address);
 }
+
+[[noreturn]] void land() { fail_without_unwinding(&describe_fault); }
 
 bool go_on_at_land(ucontext_t& context) {
 #if defined(__x86_64__)
