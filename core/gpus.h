@@ -2,7 +2,9 @@
 
 // The GPUs of this machine, and what it lacks to use them.
 //
-//   if (why_no_gpu().empty()) Tensor::zeros({8}, {DType::kF32, Device::cuda(0)});
+//   if (why_no_gpu().empty()) {
+//     Tensor x = Tensor::zeros({8}, {DType::kF32, Device::cuda(0)});
+//   }
 //
 // All of it works where there is no GPU, and in a build without CUDA.
 

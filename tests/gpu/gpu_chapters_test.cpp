@@ -67,9 +67,19 @@ Outcome run(const std::string& chapter, const std::string& options) {
   return outcome;
 }
 
-/// The sizes of a run, for language models.
+/// The sizes of a run; in the short form an MLP stands for all models.
 std::string sizes() {
-  return is_short() ? " --steps 2 --batch 8 --seq 8" : " --steps 8";
+  return is_short() ? " --model mlp --steps 1 --batch 4 --seq 4" : " --steps 8";
+}
+
+/// The same with a GPT in both forms.
+std::string gpt_sizes() {
+  return is_short() ? " --steps 2 --batch 4 --seq 8" : sizes();
+}
+
+/// As many ranks as share a GPU here.
+std::string shared() {
+  return is_short() ? "--world-size 2 " : "--world-size 4 ";
 }
 
 json report_of(const std::string& chapter, const std::string& options) {
@@ -104,10 +114,11 @@ class GpuChapters : public testing::Test {
   }
 
   /// f32 and bf16, and dropout, whose masks do not depend on the sharding.
-  void expect_all(const std::vector<Case>& cases) const {
+  void expect_all(const std::vector<Case>& cases,
+                  const std::string& sizes = shardbook::sizes()) const {
     for (const Case& each : cases) {
       if (is_short() && !each.in_short_form) continue;
-      const std::string base = "--device cuda " + each.options + sizes();
+      const std::string base = "--device cuda " + each.options + sizes;
       expect_claims(each.chapter, base);
       if (!is_short()) expect_claims(each.chapter, base + " --dtype bf16");
     }
@@ -116,33 +127,34 @@ class GpuChapters : public testing::Test {
 
 TEST_F(GpuChapters, OneDeviceKeepsItsClaims) {
   expect_all({{"00_single_device", ""},
-              {"00_single_device", "--micro-batches 4 --recompute"},
-              {"00_single_device", "--model mlp", false},
-              {"00_single_device", "--dropout 0.1 --optimizer adam", false}});
-  expect_claims("00_single_device",
-                "--device cuda --dtype bf16 --master-weights" + sizes());
+              {"00_single_device", "--micro-batches 4 --recompute", false},
+              {"00_single_device", "--dropout 0.1 --optimizer adam", false}},
+             gpt_sizes());
+  expect_all({{"00_single_device", "--micro-batches 4 --model mlp", false}});
+  expect_claims(
+      "00_single_device",
+      "--device cuda --dtype bf16 --master-weights --recompute" + gpt_sizes());
   if (is_short()) return;
   expect_claims("00_single_device", "--device cuda --dtype f16" + sizes());
 }
 
 TEST_F(GpuChapters, RanksThatShareAGpuSplitTheBatch) {
-  expect_all(
-      {{"01_data_parallel", "--world-size 4"},
-       {"02_ddp", "--world-size 4 --clip 1"},
-       {"02_ddp", "--world-size 4 --micro-batches 3 --dropout 0.1", false},
-       {"02_ddp", "--world-size 4 --find-unused-parameters", false},
-       {"02_ddp", "--world-size 2 --static-graph", false}});
+  expect_all({{"01_data_parallel", shared()},
+              {"02_ddp", shared() + "--clip 1"},
+              {"02_ddp", shared() + "--micro-batches 3 --dropout 0.1", false},
+              {"02_ddp", shared() + "--find-unused-parameters", false},
+              {"02_ddp", "--world-size 2 --static-graph", false}});
 }
 
 TEST_F(GpuChapters, RanksThatShareAGpuShardTheirState) {
-  const std::string four = "--world-size 4 --strategy ";
-  expect_all({{"03_zero_fsdp", four + "zero1", false},
-              {"03_zero_fsdp", four + "zero2"},
-              {"03_zero_fsdp", four + "zero3"},
-              {"03_zero_fsdp", four + "zero3 --cpu-offload", false},
-              {"03_zero_fsdp", four + "fsdp"},
-              {"03_zero_fsdp", four + "fsdp --cpu-offload", false},
-              {"03_zero_fsdp", four + "fsdp2", false}});
+  const std::string ranks = shared() + "--strategy ";
+  expect_all({{"03_zero_fsdp", ranks + "zero1", false},
+              {"03_zero_fsdp", ranks + "zero2"},
+              {"03_zero_fsdp", ranks + "zero3"},
+              {"03_zero_fsdp", ranks + "zero3 --cpu-offload", false},
+              {"03_zero_fsdp", ranks + "fsdp"},
+              {"03_zero_fsdp", ranks + "fsdp --cpu-offload", false},
+              {"03_zero_fsdp", ranks + "fsdp2", false}});
 }
 
 TEST_F(GpuChapters, DevicesThatShareAGpuSplitTheLayers) {
@@ -157,14 +169,15 @@ TEST_F(GpuChapters, DevicesThatShareAGpuSplitTheLayers) {
 }
 
 TEST_F(GpuChapters, RanksThatShareAGpuAreStages) {
-  const std::string four = "--world-size 4 --schedule ";
-  expect_all({{"05_gpipe", "--world-size 4 --micro-batches 8"},
-              {"05_gpipe", "--world-size 4 --long-skips --dropout 0.1", false},
-              {"06_1f1b", four + "1f1b"},
-              {"06_1f1b", four + "zb-h1 --clip 1", false},
-              {"06_1f1b", "--world-size 2 --schedule interleaved --chunks 2"},
-              {"06_1f1b", four + "dualpipe", false},
-              {"06_1f1b", four + "pipedream", false}});
+  const std::string ranks = shared() + "--schedule ";
+  expect_all(
+      {{"05_gpipe", shared() + "--micro-batches 4"},
+       {"05_gpipe", shared() + "--long-skips --dropout 0.1", false},
+       {"06_1f1b", ranks + "1f1b"},
+       {"06_1f1b", ranks + "zb-h1 --clip 1", false},
+       {"06_1f1b", "--world-size 2 --schedule interleaved --chunks 2", false},
+       {"06_1f1b", ranks + "dualpipe", false},
+       {"06_1f1b", ranks + "pipedream", false}});
 }
 
 TEST_F(GpuChapters, NcclConnectsAGpuForEachRank) {
@@ -188,7 +201,7 @@ TEST_F(GpuChapters, AGpuTrainsAsTheCpuDoes) {
   for (const Tolerance& each :
        {Tolerance{"f32", 1e-5, 1e-3}, Tolerance{"bf16", 1e-2, 5e-2}}) {
     const std::string options =
-        std::string("--no-check --dtype ") + each.dtype + sizes();
+        std::string("--no-check --dtype ") + each.dtype + gpt_sizes();
     const json cpu = report_of("00_single_device", options);
     const json gpu = report_of("00_single_device", options + " --device cuda");
     ASSERT_TRUE(cpu.is_object() && gpu.is_object());
