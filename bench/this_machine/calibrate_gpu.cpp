@@ -15,12 +15,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-double now_s() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 /// The GPU's median seconds for one call, in rounds of `count`.
 double seconds_of(const std::function<void()>& body, int count) {
   for (int i = 0; i < count; ++i) body();  // warms up
@@ -64,9 +58,12 @@ void measure_launches(GpuCalibration& gpu) {
   Event begin, end;
   for (int i = 0; i < 20; ++i) matmul(large, large);
   begin.record();
-  const double issue = now_s();
+  const auto issue = std::chrono::steady_clock::now();
   for (int i = 0; i < kCount; ++i) add(x, x);
-  gpu.launch_s = (now_s() - issue) / kCount;
+  gpu.launch_s =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - issue)
+          .count() /
+      kCount;
   end.record();
   end.synchronize();
   gpu.kernel_s = end.elapsed_s(begin) / kCount;

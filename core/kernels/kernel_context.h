@@ -8,7 +8,7 @@
 //   KernelContext context;
 //   MatmulArgs args;
 //   args.m = 64, args.n = 32, args.k = 16;
-//   matmul(context, DType::kF32, args, a, b, c);
+//   kernels::matmul(context, DType::kF32, args, a, b, c);
 //
 // kernels/kernel.h says how one name stands for a kernel on every type of
 // device; cpu/ and cuda/ hold them.

@@ -71,7 +71,7 @@ void kernel_context(const float* a, const float* b, float* c) {
   KernelContext context;
   MatmulArgs args;
   args.m = 64, args.n = 32, args.k = 16;
-  matmul(context, DType::kF32, args, a, b, c);
+  kernels::matmul(context, DType::kF32, args, a, b, c);
 }
 
 // --- core/module.h
