@@ -1,15 +1,11 @@
 #pragma once
 
-// One name for the same kernel on every type of device.
-//
-//   SHARDBOOK_KERNEL(axpy, void(KernelContext& context, DType dtype,
-//                               std::int64_t n, double a, const void* x,
-//                               void* y));
-//
-// declares cpu::axpy, cuda::axpy and axpy, an object that is called like a
-// function and calls the one that `context.device_type` names. cpu/ defines
-// the first, cuda/ the second. What runs on CUDA is a library of its own, which
-// is loaded when the first CUDA device is made: a machine without a GPU, and a
+// One name for the same kernel on every type of device: SHARDBOOK_KERNEL, with
+// the name and the type of a function whose first parameter is a KernelContext,
+// declares cpu::NAME, cuda::NAME and NAME, an object that is called like a
+// function and calls the one that `context.device_type` names. cpu/ defines the
+// first, cuda/ the second. What runs on CUDA is a library of its own, which is
+// loaded when the first CUDA device is made: a machine without a GPU, and a
 // build without CUDA, never meet it.
 
 #include <tuple>

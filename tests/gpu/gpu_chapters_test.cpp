@@ -222,10 +222,9 @@ TEST_F(GpuChapters, FilesDoNotDependOnTheDevice) {
       testing::TempDir() + "gpu-" + std::to_string(getpid()) + ".safetensors";
   report_of("02_ddp",
             "--device cuda --world-size 2 --no-check --save " + file + sizes());
-  const std::string once = "--no-check --steps 1 --batch 4 --seq 8 --load ";
-  const json cpu = report_of("00_single_device", once + file);
-  const json gpu =
-      report_of("00_single_device", once + file + " --device cuda");
+  const std::string loaded = "--no-check --load " + file + sizes();
+  const json cpu = report_of("00_single_device", loaded);
+  const json gpu = report_of("00_single_device", loaded + " --device cuda");
   std::filesystem::remove(file);
   ASSERT_TRUE(cpu.is_object() && gpu.is_object());
   const double there = cpu["loss"]["first"];
