@@ -106,9 +106,9 @@ class RunOnDevices : public Run {
     const std::vector<Bill> bills = strategy.bills();
     std::vector<sim::TimeSummary> times;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      report_.ranks.push_back(
-          rank_report(bills[i].bytes, copies.sent_bytes(devices_[i]),
-                      bills[i].memory, devices_[i].memory()));
+      report_.ranks.push_back(rank_report(bills[i].bytes,
+                                          copies.sent_bytes(devices_[i]),
+                                          bills[i].memory, devices_[i]));
       if (clock_ == nullptr) continue;
       times.push_back(clock_->devices()[i]->summary());
       report_.timelines.push_back(clock_->devices()[i]->timeline());

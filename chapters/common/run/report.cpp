@@ -151,9 +151,11 @@ ordered_json to_json(const Options& options, const CommandLine& line,
     json["parity"]["last_bit"] = report.parity.last_bit;
   }
   if (!report.not_finite.empty()) json["not_finite"] = report.not_finite;
+  json["devices"] = ordered_json::array();
   json["bytes"] = ordered_json::array();
   json["peak_memory"] = ordered_json::array();
   for (const RankReport& rank : report.ranks) {
+    json["devices"].push_back(rank.device);
     json["bytes"].push_back(claim_json(rank.bytes));
     json["peak_memory"].push_back(peak_json(rank));
   }
@@ -312,9 +314,10 @@ Fit fit_of(const Options& options, const Report& report) {
 }
 
 RankReport rank_report(double predicted_bytes, double counted_bytes,
-                       const MemoryBill& predicted,
-                       const MemoryStats& counted) {
+                       const MemoryBill& predicted, const Device& device) {
+  const MemoryStats counted = device.memory();
   RankReport rank;
+  rank.device = device.name();
   rank.bytes = {predicted_bytes, counted_bytes};
   for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
     rank.peak[k] = {predicted.bytes[k],
@@ -329,7 +332,8 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
   const auto pair = [](const Claim& claim) {
     return ordered_json{claim.predicted, claim.counted};
   };
-  ordered_json json = {{"bytes", pair(mine.bytes)},
+  ordered_json json = {{"device", mine.device},
+                       {"bytes", pair(mine.bytes)},
                        {"peak", ordered_json::array()},
                        {"peak_total", mine.peak_total},
                        {"step_s", mine.time.step_s},
@@ -348,6 +352,7 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
     const auto claim = [](const ordered_json& pair) {
       return Claim{pair[0], pair[1]};
     };
+    other["device"].get_to(rank.device);
     rank.bytes = claim(other["bytes"]);
     for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
       rank.peak[k] = claim(other["peak"][k]);

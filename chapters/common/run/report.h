@@ -38,7 +38,8 @@ const char* verdict_of(const std::vector<Claim>& claims);
 
 /// One rank's bill.
 struct RankReport {
-  Claim bytes;  ///< on the wire, sent by this rank
+  std::string device;  ///< "cpu:0", "cuda:1", "meta:2"
+  Claim bytes;         ///< on the wire, sent by this rank
   std::array<Claim, kNumMemoryKinds> peak{};  ///< bytes, by MemoryKind
   /// The most bytes of all kinds at one time: less than the sum of `peak`,
   /// whose kinds have their peaks at different times.
@@ -93,9 +94,9 @@ struct Report {
   std::vector<std::pair<std::string, std::string>> more;
 };
 
-/// This rank's counts, beside the predictions.
+/// This rank's counts, on its device, beside the predictions.
 RankReport rank_report(double predicted_bytes, double counted_bytes,
-                       const MemoryBill& predicted, const MemoryStats& counted);
+                       const MemoryBill& predicted, const Device& device);
 /// Every rank's report, on rank 0; empty elsewhere. Collective.
 std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine);

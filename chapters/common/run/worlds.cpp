@@ -201,7 +201,6 @@ Report run_chapter(const Options& options, const ChapterBody& body,
   if (options.fold) world.fold_class = fold_class;
   return with_prediction(options, [&](const Options& as, Report& report) {
     world.launch.backend = as.backend;
-    world.launch.device = as.device;
     world.cost = keeps_virtual_time(as) ? cost : nullptr;
     std::mutex mutex;
     std::vector<sim::RankTimeline> timelines;
@@ -257,7 +256,7 @@ void finish_rank(const Options& options, ProcessGroup& world,
                  const MemoryBill& predicted_memory, Report& report) {
   RankReport mine =
       rank_report(predicted_bytes, world.sent_bytes(), predicted_memory,
-                  RankContext::current().device.memory());
+                  RankContext::current().device);
   sim::VirtualClock* clock = sim::VirtualClock::current();
   if (clock != nullptr) mine.time = clock->main().summary();
   const std::vector<RankReport> ranks = gather_reports(world, mine);

@@ -294,7 +294,7 @@ std::vector<Trained> train_language(int d, Options options,
         }).losses;
     result.report =
         rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
-                    trainer.bill(), RankContext::current().device.memory());
+                    trainer.bill(), RankContext::current().device);
     result.parameters = values_of(trainer.model().model->parameters());
     return result;
   });

@@ -47,7 +47,7 @@ std::vector<Trained> train_language(int d, Options options,
         }).losses;
     result.report =
         rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
-                    trainer.bill(), RankContext::current().device.memory());
+                    trainer.bill(), RankContext::current().device);
     for (const NamedTensor& parameter : trainer.full_state()) {
       const Values part = parameter.tensor.to_vector<double>();
       result.parameters.insert(result.parameters.end(), part.begin(),

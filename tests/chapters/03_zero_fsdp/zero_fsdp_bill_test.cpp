@@ -42,7 +42,7 @@ std::vector<Billed> run(int d, Options options, const TrainerOptions& how) {
     Billed result;
     result.report =
         rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
-                    trainer.bill(), RankContext::current().device.memory());
+                    trainer.bill(), RankContext::current().device);
     for (const std::string& label : labels_of(world, CommOp::kAllGather)) {
       result.fetches += label.rfind("fetch ", 0) == 0;
     }

@@ -57,7 +57,7 @@ std::vector<TrainedRank> train_ranks(int p, Options options,
         }).losses;
     result.report =
         rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
-                    trainer.bill(), RankContext::current().device.memory());
+                    trainer.bill(), RankContext::current().device);
     for (const NamedTensor& each : trainer.full_state()) {
       result.parameters.push_back({each.name, each.tensor.clone()});
     }
