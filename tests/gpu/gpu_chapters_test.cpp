@@ -224,15 +224,9 @@ TEST_F(GpuChapters, FilesDoNotDependOnTheDevice) {
       testing::TempDir() + "gpu-" + std::to_string(getpid()) + ".safetensors";
   report_of("02_ddp",
             "--device cuda --world-size 2 --no-check --save " + file + sizes());
-<<<<<<< HEAD
   const std::string loaded = "--no-check --load " + file + sizes();
   const json cpu = report_of("00_single_device", loaded);
   const json gpu = report_of("00_single_device", loaded + " --device cuda");
-=======
-  const std::string again = "--no-check --load " + file + sizes();
-  const json cpu = report_of("00_single_device", again);
-  const json gpu = report_of("00_single_device", again + " --device cuda");
->>>>>>> cuda-suite
   std::filesystem::remove(file);
   ASSERT_TRUE(cpu.is_object() && gpu.is_object());
   const double there = cpu["loss"]["first"];
