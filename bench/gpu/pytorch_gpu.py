@@ -168,13 +168,15 @@ def resnet_step(options):
     images = torch.randn(options.images, 3, size, size)
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(1000, (options.images,))
+    images_as = {dtype: images.to(dtype)
+                 for dtype in (torch.float32, torch.bfloat16)}
     torch.backends.cudnn.benchmark = True
 
     def sgd(parameters):
         return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, fused=True)
 
     def loss_of(model):
-        x = images.to(next(model.parameters()).dtype)
+        x = images_as[next(model.parameters()).dtype]
         return F.cross_entropy(model(x).float(), labels)
 
     def form(make):

@@ -105,6 +105,7 @@ bool NcclMessages::read_header(Way& way) {
 bool NcclMessages::connect(Way& way) {
   if (way.is_connected) return true;
   if (way.communicator == nullptr) {
+    world_.runtime_.use(world_.gpu_.index());
     way.communicator = world_.library_.join(way.header->id, 2, 1);
     world_.communicators_.push_back(way.communicator);
   }

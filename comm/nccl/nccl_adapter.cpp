@@ -76,9 +76,9 @@ class Communicator : public NcclCommunicator {
     if (comm_ == nullptr) return;
     // Nothing can be done about errors here, and a handle that is still being
     // made can only be aborted.
-    if (state() == ncclSuccess) {
-      ncclCommFinalize(comm_);
-      while (state() == ncclInProgress) std::this_thread::yield();
+    finalize();
+    while (is_finalized_ && state() == ncclInProgress) {
+      std::this_thread::yield();
     }
     if (state() == ncclSuccess) {
       ncclCommDestroy(comm_);
@@ -175,6 +175,11 @@ class Communicator : public NcclCommunicator {
     return child;
   }
 
+  void finalize() override {
+    if (comm_ == nullptr || is_finalized_ || state() != ncclSuccess) return;
+    is_finalized_ = true;
+    ncclCommFinalize(comm_);
+  }
   void abort() override {
     if (comm_ != nullptr) ncclCommAbort(std::exchange(comm_, nullptr));
   }
@@ -187,6 +192,7 @@ class Communicator : public NcclCommunicator {
   }
 
   ncclComm_t comm_ = nullptr;
+  bool is_finalized_ = false;
   // Of a split that the parent has not taken yet. The group that splits keeps
   // the parent alive until the child is ready.
   Communicator* parent_ = nullptr;
@@ -195,9 +201,10 @@ class Communicator : public NcclCommunicator {
 class Library : public NcclLibrary {
  public:
   Library() {
-    // Connect while communicators are made. A first call that connects would
-    // make its host wait for the others' first call, and groups that begin in
-    // different orders on different ranks would wait for each other.
+    // Connect rings and trees while communicators are made. A first call that
+    // connects makes its host wait for the others' first call. Scatter, gather
+    // and all_to_all still do: NCCL connects pairs at their first message, so
+    // all ranks must begin with them in one order.
     setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   }
 

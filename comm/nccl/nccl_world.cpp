@@ -18,10 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often the watchdog looks while messages wait to be issued, while only the
-// device is at work, and at communicators.
-constexpr milliseconds kMessageTick{1};
-constexpr milliseconds kTick{50};
 // How often a rank looks that waits for a message to be issued.
 constexpr std::chrono::microseconds kWaiterTick{50};
 
@@ -114,36 +110,12 @@ NcclWorld::~NcclWorld() {
   messages_->forget();
   try {
     runtime_.use(gpu_.index());
+    for (const Communicator& each : communicators_) each->finalize();
     communicators_.clear();
     for (void* event : events_) runtime_.destroy_event(event);
   } catch (const Error&) {
     // The device failed, and whoever waited for it has been told.
   }
-}
-
-void NcclWorld::check(const std::string& text) {
-  {
-    const Lock lock(mutex_);
-    if (!has_failed_) return;
-  }
-  throw_failure(text);
-}
-
-void NcclWorld::throw_failure(const std::string& text) {
-  throw RunError(line_->failure() + " (while rank " + std::to_string(rank_) +
-                 " was in " + text + ")");
-}
-
-void NcclWorld::fail(const std::string& reason) {
-  if (line_->failure().empty()) line_->fail(reason);
-}
-
-void NcclWorld::give_up(const std::string& reason) {
-  fail(reason);
-  Lock lock(mutex_);
-  has_failed_ = true;
-  changed_.notify_all();
-  changed_.wait(lock, [&] { return is_aborted_; });
 }
 
 void NcclWorld::leave() {
@@ -214,12 +186,19 @@ NcclWorld::Communicator NcclWorld::split(const Communicator& parent, int stream,
 // Waits until NCCL has taken what it was given.
 void NcclWorld::settle(const Communicator& communicator,
                        const std::string& text) {
+  // Most calls are taken in less time than a sleep takes.
+  const auto sleepless =
+      std::chrono::steady_clock::now() + std::chrono::microseconds(300);
   std::chrono::microseconds pause{20};
   for (;;) {
     {
       const Lock lock(mutex_);
       if (has_failed_) break;
       if (communicator->is_ready()) return;
+    }
+    if (std::chrono::steady_clock::now() < sleepless) {
+      std::this_thread::yield();
+      continue;
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::microseconds(1000));
@@ -437,56 +416,6 @@ void NcclWorld::end_finished() {
     }
   }
   calls_ = std::move(rest);
-}
-
-// --- The watchdog ------------------------------------------------------------
-
-void NcclWorld::look_for_errors() {
-  for (const Communicator& communicator : communicators_) {
-    communicator->is_ready();
-  }
-}
-
-void NcclWorld::abort_all() {
-  for (const Communicator& communicator : communicators_) {
-    communicator->abort();
-  }
-  is_aborted_ = true;
-  changed_.notify_all();
-}
-
-void NcclWorld::watch() {
-  runtime_.use(gpu_.index());
-  Lock lock(mutex_);
-  auto last_look = std::chrono::steady_clock::now();
-  while (!is_stopping_) {
-    if (has_failed_) {
-      if (!is_aborted_) abort_all();
-      changed_.wait(lock);
-      continue;
-    }
-    std::string wrong;
-    try {
-      messages_->advance();
-      const auto now = std::chrono::steady_clock::now();
-      if (now - last_look >= kTick) {
-        end_finished();
-        look_for_errors();
-        last_look = now;
-      }
-    } catch (const std::exception& error) {
-      wrong = error.what();
-    }
-    if (!wrong.empty()) {
-      lock.unlock();
-      fail(wrong);
-      lock.lock();
-      has_failed_ = true;
-      changed_.notify_all();
-      continue;
-    }
-    changed_.wait_for(lock, messages_->has_waiting() ? kMessageTick : kTick);
-  }
 }
 
 }  // namespace shardbook::internal

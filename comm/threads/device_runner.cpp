@@ -1,6 +1,7 @@
 #include "comm/threads/device_runner.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/internal/reduce.h"
 #include "core/check.h"
@@ -13,10 +14,30 @@ constexpr std::int64_t kPartBytes = 4 << 20;
 
 }  // namespace
 
+DeviceRunner::KernelScratch::~KernelScratch() {
+  try {
+    free_released();
+  } catch (const Error&) {
+    // The device failed, and whoever waited for it has been told.
+  }
+}
+
+void* DeviceRunner::KernelScratch::acquire(std::size_t bytes) {
+  void* const data = runtime.allocate(bytes);
+  SB_CHECK(data != nullptr, "out of memory: the GPU has no ", bytes,
+           " bytes for sums of ranks");
+  return data;
+}
+
+void DeviceRunner::KernelScratch::free_released() {
+  for (void* const pointer : std::exchange(released, {})) runtime.free(pointer);
+}
+
 DeviceRunner::DeviceRunner(int gpu)
     : gpu_(gpu),
       runtime_(cuda_runtime()),
-      kernels_(nullptr, DeviceType::kCuda) {
+      scratch_(runtime_),
+      kernels_(&scratch_, DeviceType::kCuda) {
   runtime_.use(gpu_);
   stream_ = runtime_.make_stream();
   kernels_.stream = stream_;
@@ -70,7 +91,10 @@ void DeviceRunner::combine(DType dtype, ReduceOp op,
   }
 }
 
-void DeviceRunner::finish() { runtime_.synchronize_stream(stream_); }
+void DeviceRunner::finish() {
+  runtime_.synchronize_stream(stream_);
+  scratch_.free_released();
+}
 
 void* DeviceRunner::block(std::size_t bytes) {
   if (bytes > block_bytes_) {

@@ -45,11 +45,23 @@ class DeviceRunner {
   void finish();
 
  private:
+  /// Scratch memory of kernels, which goes back when they have run.
+  struct KernelScratch : ScratchProvider {
+    explicit KernelScratch(DeviceRuntime& runtime) : runtime(runtime) {}
+    ~KernelScratch() override;
+    void* acquire(std::size_t bytes) override;
+    void release(void* pointer) override { released.push_back(pointer); }
+    /// Expects that the stream has been waited for.
+    void free_released();
+    DeviceRuntime& runtime;
+    std::vector<void*> released;
+  };
   void* block(std::size_t bytes);
 
   const int gpu_;
   DeviceRuntime& runtime_;
   void* stream_ = nullptr;
+  KernelScratch scratch_;
   KernelContext kernels_;
   void* block_ = nullptr;
   std::size_t block_bytes_ = 0;

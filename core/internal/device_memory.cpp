@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "core/check.h"
 #include "core/internal/device_runtime.h"
 
 namespace shardbook::internal {
@@ -47,7 +48,13 @@ class PinnedMemory : public HostMemory {
  public:
   PinnedMemory(DeviceRuntime& runtime, int index)
       : runtime_(runtime), index_(index) {}
-  ~PinnedMemory() override { release_kept(); }
+  ~PinnedMemory() override {
+    try {
+      release_kept();
+    } catch (const Error&) {
+      // The device failed; whoever waited for it has been told.
+    }
+  }
 
  private:
   void* allocate(std::size_t bytes) override {

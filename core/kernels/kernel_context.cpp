@@ -19,6 +19,8 @@ KernelContext::~KernelContext() = default;
 
 void* KernelContext::acquire_scratch(std::size_t bytes) {
   if (scratch_ != nullptr) return scratch_->acquire(bytes);
+  SB_CHECK(device_type == DeviceType::kCpu,
+           "kernels: a context on a GPU needs a provider of scratch memory");
   const std::size_t rounded =
       (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* pointer = std::aligned_alloc(kAlignment, rounded);

@@ -14,14 +14,15 @@ namespace {
 using ::testing::HasSubstr;
 
 // What rank 0 has after an all-reduce of fractions, as values.
-std::vector<double> sums(const std::string& device, int num_gpus, DType dtype) {
+std::vector<double> sums(const std::string& device, int num_gpus, DType dtype,
+                         int world_size = 5) {
   emulator::set_device_count(num_gpus);
   emulator::set_seed(0);
   LaunchOptions options;
   options.device = device;
   std::vector<double> result;
   run_ranks(
-      5,
+      world_size,
       [&](ProcessGroup& world) {
         std::vector<double> values;
         for (int i = 0; i < 3000; ++i) {
@@ -43,6 +44,13 @@ TEST(ThreadsOnGpus, SumsHaveTheBitsOfTheCpu) {
     EXPECT_EQ(sums("cuda", 1, dtype), expected) << dtype_name(dtype);
     EXPECT_EQ(sums("cuda", 8, dtype), expected) << dtype_name(dtype);
   }
+}
+
+// Above 16 inputs the kernel goes on from sums in scratch memory, which must lie
+// on the GPU and outlive the call.
+TEST(ThreadsOnGpus, SumsOfManyRanksGoThroughScratch) {
+  EXPECT_EQ(sums("cuda", 1, DType::kBF16, /*world_size=*/18),
+            sums("cpu", 8, DType::kBF16, /*world_size=*/18));
 }
 
 TEST(ThreadsOnGpus, RanksShareTheMemoryOfAGpu) {

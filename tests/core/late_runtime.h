@@ -14,6 +14,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/check.h"
 #include "core/internal/device_runtime.h"
@@ -89,10 +90,11 @@ class LateRuntime : public internal::DeviceRuntime {
   }
   void synchronize_stream(void* stream) override { of(stream)->run(); }
 
-  void* make_event() override { return new LateEvent(); }
-  void destroy_event(void* event) override {
-    delete static_cast<LateEvent*>(event);
+  void* make_event() override {
+    return events_.emplace_back(std::make_unique<LateEvent>()).get();
   }
+  // CUDA keeps an event until its record has happened.
+  void destroy_event(void*) override {}
   void record_event(void* pointer, void* stream) override {
     auto* event = static_cast<LateEvent*>(pointer);
     // CUDA allows it, for an event that nobody waits for any more.
@@ -136,6 +138,7 @@ class LateRuntime : public internal::DeviceRuntime {
   }
   std::map<void*, std::int64_t> sizes_;
   std::set<LateStream*> streams_;
+  std::vector<std::unique_ptr<LateEvent>> events_;
 };
 
 /// The kernels of these tests, in the order of their stream.

@@ -64,11 +64,11 @@ CudaContext::~CudaContext() {
   void* const stream = context_->stream;
   try {
     synchronize();
+    context_.reset();
+    runtime().destroy_stream(stream);
   } catch (const Error& error) {
     ADD_FAILURE() << error.what();
   }
-  context_.reset();
-  runtime().destroy_stream(stream);
 }
 
 void CudaContext::synchronize() {

@@ -45,7 +45,7 @@ struct Outcome {
 Outcome run(const std::string& chapter, const std::string& options) {
   const std::string errors =
       testing::TempDir() + "gpu-" + std::to_string(getpid());
-  const std::string command = "timeout 300 '" + root() + "/chapters/" +
+  const std::string command = "timeout -k 10 300 '" + root() + "/chapters/" +
                               chapter + "/ch" + chapter + "' --format json " +
                               options + " 2>'" + errors + "' </dev/null";
   Outcome outcome;
@@ -183,6 +183,9 @@ TEST_F(GpuChapters, RanksThatShareAGpuAreStages) {
 }
 
 TEST_F(GpuChapters, NcclConnectsAGpuForEachRank) {
+  if (num_gpus() < 2 && !is_short()) {
+    GTEST_SKIP() << "a group of one rank moves nothing; give 2 GPUs";
+  }
   const std::string all = "--backend nccl --world-size " +
                           std::to_string(std::min(num_gpus(), 4)) + " ";
   expect_all({{"02_ddp", all},

@@ -124,6 +124,10 @@ def write(build, names, folder):
         say(f"shardbook: test gpu --pack {folder}: it exists and is not an "
             "empty folder")
         return 2
+    if not any(name.endswith("libshardbook_nccl.so") for name in names):
+        say("shardbook: test gpu --pack: this build has no NCCL: nccl.h or "
+            "libnccl.so was not found when it was configured")
+        return 2
     taken, own = collect(build, names)
     paths = {os.path.join(build, name) for name in names} | set(own.values())
     for path in sorted(paths):

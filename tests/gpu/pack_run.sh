@@ -23,13 +23,14 @@ fi
 
 # Folders of NVIDIA's packages for Python, which PyTorch brings along.
 python_folders() {
-  command -v python3 >/dev/null || return 0
-  python3 - <<'END' 2>/dev/null || true
+  local python=${SHARDBOOK_PYTHON:-python3}
+  command -v "$python" >/dev/null || return 0
+  "$python" - <<'END' 2>/dev/null || true
 import glob
 import site
 import sys
 
-places = list(dict.fromkeys([*site.getsitepackages(),
+places = list(dict.fromkeys([*getattr(site, "getsitepackages", list)(),
                              site.getusersitepackages(), *sys.path]))
 for place in places:
     for folder in sorted(glob.glob(f"{place}/nvidia/*/lib")):

@@ -5,14 +5,20 @@
 #   suite.sh FOLDER      the build folder, or bin/ of a pack
 #
 # SHARDBOOK_GPU_WRAPPER is a command to run each program under, such as
-# "compute-sanitizer --tool memcheck --error-exitcode 1".
+# "compute-sanitizer --tool memcheck --error-exitcode 1". A program is stopped
+# after SHARDBOOK_GPU_TIMEOUT seconds (1800).
 set -euo pipefail
 
 folder=$1
 list=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/programs.txt
 read -r -a wrapper <<<"${SHARDBOOK_GPU_WRAPPER-}"
 
-if ! reason=$("$folder/bench/gpu/gpus" --why); then
+if ! reason=$("$folder/bench/gpu/gpus" --why 2>&1); then
+  if [[ -e /dev/nvidiactl &&
+    $reason =~ shared\ (object|libraries)|undefined\ symbol|GLIBC ]]; then
+    echo "FAILED: there is a GPU, but $reason"
+    exit 2
+  fi
   echo "SKIPPED: ${reason:-the program gpus does not run here}"
   exit 0
 fi
@@ -37,7 +43,8 @@ while read -r program; do
   [[ -n $program && $program != '#'* ]] || continue
   printf '\n== %s\n' "$program"
   echo 0 >"$scratch/status"
-  { "${wrapper[@]}" "$folder/$program" </dev/null 2>&1 ||
+  { timeout --foreground -k 10 "${SHARDBOOK_GPU_TIMEOUT:-1800}" \
+      "${wrapper[@]}" "$folder/$program" </dev/null 2>&1 ||
     echo $? >"$scratch/status"; } | tee -- "$log" |
     grep -vE '^\[(-+|=+| RUN +)\]|^(Running main|Note: )|^$' || true
   status=$(<"$scratch/status")

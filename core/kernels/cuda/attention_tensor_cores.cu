@@ -27,7 +27,7 @@
 
 #include "core/kernels/cuda/attention_common.h"
 #include "core/kernels/cuda/attention_tensor_cores.h"
-#include "core/kernels/cuda/mma.h"
+#include "core/kernels/cuda/mma_tiles.h"
 
 namespace shardbook::kernels::cuda {
 
@@ -168,7 +168,16 @@ bool has_tensor_cores() {
   SHARDBOOK_CUDA(
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
       "device ", device);
-  return major >= 8;
+  if (major < 8) return false;
+#ifdef SHARDBOOK_CUDA_EMULATOR
+  return true;
+#else
+  // Code for older GPUs that the driver compiles anew has empty kernels.
+  cudaFuncAttributes made{};
+  SHARDBOOK_CUDA(
+      cudaFuncGetAttributes(&made, attention_mma_kernel<__half, 64, 2, 64>));
+  return made.ptxVersion >= 80;
+#endif
 }
 
 }  // namespace

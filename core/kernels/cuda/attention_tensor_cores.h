@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "core/kernels/cuda/attention_common.h"
-#include "core/kernels/cuda/mma.h"
+#include "core/kernels/cuda/mma_tiles.h"
 
 namespace shardbook::kernels::cuda {
 

@@ -20,7 +20,7 @@
 
 #include "core/kernels/cuda/attention_common.h"
 #include "core/kernels/cuda/attention_tensor_cores.h"
-#include "core/kernels/cuda/mma.h"
+#include "core/kernels/cuda/mma_tiles.h"
 
 namespace shardbook::kernels::cuda {
 

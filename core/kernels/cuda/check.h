@@ -9,10 +9,12 @@
 namespace shardbook::kernels::cuda {
 
 /// SHARDBOOK_CUDA(cudaMalloc(&data, bytes), bytes, " bytes"): throws Error with
-/// the call as it is written, what stands behind it, and CUDA's own words.
+/// the call as it is written, what stands behind it, and CUDA's own words. CUDA
+/// forgets the error, where it can: the next kernel is not to blame for it.
 #define SHARDBOOK_CUDA(call, ...)                                              \
   do {                                                                         \
     const cudaError_t cuda_error_ = (call);                                    \
+    if (cuda_error_ != cudaSuccess) (void)cudaGetLastError();                  \
     SB_CHECK(cuda_error_ == cudaSuccess, "CUDA: ", #call, " failed: ",         \
              cudaGetErrorString(cuda_error_) __VA_OPT__(, "; ") __VA_OPT__(, ) \
                  __VA_ARGS__);                                                 \

@@ -120,33 +120,40 @@ Convolutions& convolutions(KernelContext& context) {
   return all;
 }
 
-// Algorithms that want more workspace are passed over.
+// Algorithms that want more workspace are passed over, unless all do.
 constexpr std::size_t kMostWorkspace = std::size_t{256} << 20;
 
 // The fastest algorithm that `context` allows, of those in cuDNN's order.
 template <typename Performance>
 void take_first(const KernelContext& context, const Performance* list,
                 int count, const std::string& what, Plan* plan) {
+  cudnnMathType_t wanted = CUDNN_DEFAULT_MATH;
+  SHARDBOOK_CUDNN(cudnnGetConvolutionMathType(plan->description.get(), &wanted),
+                  what);
+  const Performance* best = nullptr;
   for (int i = 0; i < count; ++i) {
     const Performance& one = list[i];
-    if (one.status != CUDNN_STATUS_SUCCESS || one.memory > kMostWorkspace ||
+    // Any other math type would round f32 to TF32.
+    if (one.status != CUDNN_STATUS_SUCCESS ||
+        (wanted == CUDNN_FMA_MATH && one.mathType != CUDNN_FMA_MATH) ||
         (context.deterministic && one.determinism != CUDNN_DETERMINISTIC)) {
       continue;
     }
-    plan->algorithm = static_cast<int>(one.algo);
-    plan->workspace = one.memory;
-    SHARDBOOK_CUDNN(
-        cudnnSetConvolutionMathType(plan->description.get(), one.mathType),
-        what);
-    return;
+    if (best == nullptr || one.memory < best->memory) best = &one;
+    if (best->memory <= kMostWorkspace) break;
   }
-  SB_FAIL("cuDNN: no ", context.deterministic ? "deterministic " : "",
-          "algorithm within ", kMostWorkspace >> 20, " MiB; ", what);
+  SB_CHECK(best != nullptr, "cuDNN: no ",
+           context.deterministic ? "deterministic " : "", "algorithm; ", what);
+  plan->algorithm = static_cast<int>(best->algo);
+  plan->workspace = best->memory;
+  SHARDBOOK_CUDNN(
+      cudnnSetConvolutionMathType(plan->description.get(), best->mathType),
+      what);
 }
 
 void choose(const KernelContext& context, cudnnHandle_t handle, Pass pass,
             const std::string& what, Plan* plan) {
-  constexpr int kMost = 10;
+  constexpr int kMost = 2 * CUDNN_CONVOLUTION_FWD_ALGO_COUNT;  // math types
   int count = 0;
   switch (pass) {
     case Pass::kForward: {
@@ -188,7 +195,7 @@ cudnnTensorFormat_t format_of(DType dtype) {
 cudnnMathType_t math_type(const KernelContext& context, DType dtype) {
   switch (dtype) {
     case DType::kF64:
-      return CUDNN_FMA_MATH;
+      return CUDNN_DEFAULT_MATH;
     case DType::kF32:  // tensor cores would round to TF32
       return context.allow_tf32 ? CUDNN_TENSOR_OP_MATH : CUDNN_FMA_MATH;
     default:
@@ -253,7 +260,9 @@ Plan& plan_for(KernelContext& context, Convolutions& all, Pass pass,
 }
 
 // An array in the order that cuDNN works on; in scratch where that is another
-// than ours.
+// than ours, and where 16 does not divide the address of an input: cuDNN's
+// kernels load 16 bytes at once, and parameters may lie anywhere in a flat
+// buffer.
 class Ordered {
  public:
   Ordered(KernelContext& context, DType dtype, Dims shape, Dims order,
@@ -263,11 +272,20 @@ class Ordered {
         shape_(std::move(shape)),
         order_(std::move(order)),
         plain_(plain),
-        scratch_(context, reorder ? bytes() : 0) {}
+        reorder_(reorder),
+        scratch_(context, reorder || !is_aligned(plain) ? bytes() : 0) {}
 
   // The array as an input.
   const void* read() {
     if (scratch_.data() == nullptr) return plain_;
+    if (!reorder_) {
+      SHARDBOOK_CUDA(
+          cudaMemcpyAsync(scratch_.data(), plain_, bytes(),
+                          cudaMemcpyDeviceToDevice,
+                          static_cast<cudaStream_t>(context_.stream)),
+          bytes(), " bytes");
+      return scratch_.data();
+    }
     permute(context_, dtype_, shape_, order_, plain_, scratch_.data());
     return scratch_.data();
   }
@@ -286,6 +304,9 @@ class Ordered {
   }
 
  private:
+  static bool is_aligned(const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+  }
   std::size_t bytes() const {
     std::size_t bytes = dtype_bytes(dtype_);
     for (const std::int64_t size : shape_) {
@@ -298,6 +319,7 @@ class Ordered {
   DType dtype_;
   Dims shape_, order_;
   const void* plain_;
+  bool reorder_;
   Scratch scratch_;
 };
 

@@ -207,17 +207,26 @@ bool choose(KernelContext& context, Products& all, DType dtype,
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(x.right));
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(x.c));
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(x.c));
-  if (context.deterministic) {
+  // Parts that k was cut into add in f32 as well; in a fixed order, none.
+  const bool is_narrow = dtype == DType::kBF16 || dtype == DType::kF16;
+  if (context.deterministic || is_narrow) {
     set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-        static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+        static_cast<std::uint32_t>(
+            context.deterministic ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                  : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   }
   cublasLtMatmulHeuristicResult_t found = {};
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       all.handle.get(), description, plan->left.get(), plan->right.get(),
       plan->c.get(), plan->c.get(), made, 1, &found, &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || count == 0) return false;
+  // With a bias any refusal will do: the caller asks again without.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED ||
+      (with_bias && status != CUBLAS_STATUS_SUCCESS)) {
+    return false;
+  }
   SHARDBOOK_CUBLAS(status, "choice of an algorithm; ", text(dtype, args));
+  if (count == 0 || found.state != CUBLAS_STATUS_SUCCESS) return false;
   plan->algorithm = found.algo;
   plan->workspace = found.workspaceSize;
   return true;

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -225,11 +226,13 @@ class CudaRuntime : public internal::DeviceRuntime {
 
   void copy(void* to, const void* from, std::size_t bytes,
             void* stream) override {
+    if (bytes == 0) return;
     SHARDBOOK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
                                    static_cast<cudaStream_t>(stream)),
                    bytes, " bytes");
   }
   void fill_zero(void* to, std::size_t bytes, void* stream) override {
+    if (bytes == 0) return;
     SHARDBOOK_CUDA(
         cudaMemsetAsync(to, 0, bytes, static_cast<cudaStream_t>(stream)), bytes,
         " bytes");
@@ -245,6 +248,9 @@ class CudaRuntime : public internal::DeviceRuntime {
 }  // namespace shardbook::kernels::cuda
 
 extern "C" shardbook::internal::DeviceRuntime* shardbook_cuda_runtime() {
+  // Streams that share a queue of the GPU wait for each other, and ranks whose
+  // messages do so could wait for ever. CUDA reads this at its first call.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   static shardbook::kernels::cuda::CudaRuntime runtime;
   return &runtime;
 }

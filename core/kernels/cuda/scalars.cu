@@ -1,6 +1,7 @@
 // Kernels whose input or output is one value that stays on the device.
 
 #include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/vector.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/reduce.h"
 
@@ -47,11 +48,19 @@ __device__ double block_sum(double mine) {
 }
 
 template <typename T>
-__global__ void partial_sums_kernel(std::int64_t n, const T* x,
+__global__ void partial_sums_kernel(std::int64_t n, const T* x, bool aligned,
                                     double* partial) {
+  constexpr int kCount = kLanes<T>;
   double mine = 0;
-  for (std::int64_t i = first_index(); i < n; i += index_step()) {
-    mine += as_double(x[i]);
+  for (std::int64_t i = first_index() * kCount; i < n;
+       i += index_step() * kCount) {
+    const AlignedVector<T, kCount> v =
+        load_vector<kCount>(x + i, aligned, n - i);
+    const std::int64_t count = n - i;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (j < count) mine += as_double(v[j]);
+    }
   }
   const double sum = block_sum(mine);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
@@ -84,7 +93,7 @@ void sum_all_into(KernelContext& context, DType dtype, std::int64_t n,
     using T = decltype(zero);
     launch(context, "sum_all_into", blocks, dim3(kBlock),
            partial_sums_kernel<T>, n, static_cast<const T*>(x),
-           partial.as<double>());
+           is_aligned(kVectorBytes, x), partial.as<double>());
     launch(context, "sum_all_into", dim3(1), dim3(kBlock), total_kernel<T>,
            static_cast<int>(blocks.x), partial.as<double>(), factor,
            static_cast<T*>(y));

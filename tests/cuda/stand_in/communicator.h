@@ -75,6 +75,11 @@ struct Clique {
 void run_collective(const std::vector<Operation*>& by_rank);
 std::size_t size_of(ncclDataType_t type);
 
+/// Gives `operation` to the stream, or to the group that was started. `function`
+/// is the name under which its failure can be planted.
+ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
+                  Operation operation);
+
 }  // namespace stand_in
 
 /// One rank's end.
@@ -82,7 +87,7 @@ struct ncclComm {
   std::shared_ptr<stand_in::Clique> clique;
   int rank = 0;
   int device = 0;
-  bool is_aborted = false;
+  bool is_aborted = false, is_finalized = false;
   ncclResult_t error = ncclSuccess;
   std::string error_text;
   // Waits for the question how it is going, and after that reaches its stream.

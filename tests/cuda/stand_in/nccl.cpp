@@ -156,6 +156,15 @@ bool poll(ncclComm& comm, Launch& launch) {
   return launch.is_done;
 }
 
+// All ranks have begun to end their communicator, as NCCL wants it.
+bool all_end(const ncclComm& comm) {
+  return std::all_of(comm.clique->members.begin(), comm.clique->members.end(),
+                     [](const auto& member) {
+                       return member.second->is_finalized ||
+                              member.second->is_aborted;
+                     });
+}
+
 // --- Calls -------------------------------------------------------------------
 
 // What is wrong with the communicator for a new call; expects the lock.
@@ -192,37 +201,6 @@ ncclResult_t launch_group(ncclComm_t comm, Launch launch) {
   return ncclInProgress;
 }
 
-ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
-                  Operation operation) {
-  {
-    const Lock lock(state().mutex);
-    const ncclResult_t error = planted(function);
-    if (error != ncclSuccess) return error;
-    const bool has_peer = operation.kind == Kind::kBroadcast ||
-                          operation.kind == Kind::kReduce ||
-                          operation.is_message();
-    if (has_peer &&
-        (operation.peer < 0 || operation.peer >= comm->clique->size)) {
-      return refuse(ncclInvalidArgument,
-                    "there is no rank " + std::to_string(operation.peer));
-    }
-    if (operation.count == 0) {
-      return refuse(ncclInvalidArgument, "nothing to move");
-    }
-  }
-  Launch launch;
-  launch.stream = stream;
-  launch.operations = {operation};
-  if (group_depth == 0) return launch_group(comm, std::move(launch));
-  for (auto& [other, existing] : group) {
-    if (other != comm || existing.stream != stream) continue;
-    existing.operations.push_back(operation);
-    return ncclSuccess;
-  }
-  group.emplace_back(comm, std::move(launch));
-  return ncclSuccess;
-}
-
 ncclComm_t make_comm(int rank, int device) {
   auto comm = std::make_unique<ncclComm>();
   comm->rank = rank;
@@ -256,6 +234,37 @@ void finish_split(Clique& clique, std::int64_t number) {
 }
 
 }  // namespace
+
+ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
+                  Operation operation) {
+  {
+    const Lock lock(state().mutex);
+    const ncclResult_t error = planted(function);
+    if (error != ncclSuccess) return error;
+    const bool has_peer = operation.kind == Kind::kBroadcast ||
+                          operation.kind == Kind::kReduce ||
+                          operation.is_message();
+    if (has_peer &&
+        (operation.peer < 0 || operation.peer >= comm->clique->size)) {
+      return refuse(ncclInvalidArgument,
+                    "there is no rank " + std::to_string(operation.peer));
+    }
+    if (operation.count == 0) {
+      return refuse(ncclInvalidArgument, "nothing to move");
+    }
+  }
+  Launch launch;
+  launch.stream = stream;
+  launch.operations = {operation};
+  if (group_depth == 0) return launch_group(comm, std::move(launch));
+  for (auto& [other, existing] : group) {
+    if (other != comm || existing.stream != stream) continue;
+    existing.operations.push_back(operation);
+    return ncclSuccess;
+  }
+  group.emplace_back(comm, std::move(launch));
+  return ncclSuccess;
+}
 
 std::string Operation::text() const {
   static const char* const kNames[] = {
@@ -395,7 +404,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
   return ncclInProgress;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  const Lock lock(state().mutex);
+  comm->is_finalized = true;
+  return ncclInProgress;
+}
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const Lock lock(state().mutex);
@@ -431,6 +444,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     if (*error != ncclSuccess) return ncclSuccess;
     *error = ncclInProgress;
     if (!stand_in::is_complete(*comm) || comm->is_splitting) return ncclSuccess;
+    if (comm->is_finalized && !stand_in::all_end(*comm)) return ncclSuccess;
     if (comm->pending != nullptr) {
       if (!std::exchange(comm->was_asked, true)) return ncclSuccess;
       launch = std::move(comm->pending);
@@ -462,55 +476,4 @@ ncclResult_t ncclGroupEnd() {
     if (result == ncclSuccess || result == ncclInProgress) result = each;
   }
   return result;
-}
-
-ncclResult_t ncclAllReduce(const void* input, void* output, std::size_t count,
-                           ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                           cudaStream_t stream) {
-  return stand_in::call(__func__, comm, stream,
-                        {Kind::kAllReduce, input, output, count, type, op});
-}
-
-ncclResult_t ncclReduceScatter(const void* input, void* output,
-                               std::size_t count, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t comm,
-                               cudaStream_t stream) {
-  return stand_in::call(__func__, comm, stream,
-                        {Kind::kReduceScatter, input, output, count, type, op});
-}
-
-ncclResult_t ncclAllGather(const void* input, void* output, std::size_t count,
-                           ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t stream) {
-  return stand_in::call(__func__, comm, stream,
-                        {Kind::kAllGather, input, output, count, type});
-}
-
-ncclResult_t ncclBroadcast(const void* input, void* output, std::size_t count,
-                           ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
-  return stand_in::call(
-      __func__, comm, stream,
-      {Kind::kBroadcast, input, output, count, type, ncclSum, root});
-}
-
-ncclResult_t ncclReduce(const void* input, void* output, std::size_t count,
-                        ncclDataType_t type, ncclRedOp_t op, int root,
-                        ncclComm_t comm, cudaStream_t stream) {
-  return stand_in::call(__func__, comm, stream,
-                        {Kind::kReduce, input, output, count, type, op, root});
-}
-
-ncclResult_t ncclSend(const void* data, std::size_t count, ncclDataType_t type,
-                      int peer, ncclComm_t comm, cudaStream_t stream) {
-  return stand_in::call(
-      __func__, comm, stream,
-      {Kind::kSend, data, nullptr, count, type, ncclSum, peer});
-}
-
-ncclResult_t ncclRecv(void* data, std::size_t count, ncclDataType_t type,
-                      int peer, ncclComm_t comm, cudaStream_t stream) {
-  return stand_in::call(
-      __func__, comm, stream,
-      {Kind::kRecv, nullptr, data, count, type, ncclSum, peer});
 }

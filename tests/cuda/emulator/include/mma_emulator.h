@@ -91,6 +91,9 @@ void load_along(Tile& tile, int row, int column, std::uint32_t (&b)[4]) {
 // The copy is done at once; that a barrier is missing shows all the same.
 template <typename Tile>
 void copy_16_bytes(Tile& tile, int word, const void* from, bool inside) {
+  if (word % 4 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
+    emulator::fail("cp.async: an address that 16 does not divide");
+  }
   std::uint32_t words[4] = {};
   if (inside) std::memcpy(words, from, sizeof(words));
   for (int i = 0; i < 4; ++i) tile[word + i] = words[i];

@@ -1,0 +1,65 @@
+#include "core/kernels/conv.h"
+
+#include "tests/cuda/parity.h"
+
+namespace shardbook::parity {
+namespace {
+
+using kernels::ConvShape;
+using kernels::noise;
+using kernels::tolerance;
+
+/// n, h, w, in, out, kh, kw, stride, padding: single channels and images of
+/// three colours, 1x1 kernels, strides, windows that lie half outside.
+const ConvShape kConvShapes[] = {
+    {1, 5, 5, 1, 1, 3, 3, 1, 1},  {2, 9, 7, 3, 8, 3, 3, 2, 1},
+    {2, 6, 6, 8, 16, 1, 1, 1, 0}, {3, 7, 7, 16, 8, 1, 1, 2, 0},
+    {1, 11, 9, 3, 5, 7, 5, 2, 3}, {2, 4, 4, 24, 40, 3, 3, 1, 1}};
+
+class ConvParity : public ParityTest {
+ protected:
+  /// Of a sum of n products.
+  double bound(std::int64_t n) const {
+    return tolerance(dtype) * (1 + static_cast<double>(n) / 16);
+  }
+};
+
+TEST_P(ConvParity, AllPassesEqualTheCpus) {
+  for (const ConvShape& s : kConvShapes) {
+    SCOPED_TRACE(testing::Message()
+                 << s.n << " x " << s.h << " x " << s.w << " x " << s.in
+                 << " to " << s.out << ", kernel " << s.kh << " x " << s.kw);
+    const std::int64_t in = s.n * s.h * s.w * s.in;
+    const std::int64_t out = s.rows() * s.out, weights = s.out * s.depth();
+    {
+      Comparison c;
+      const Slot x = c.array(dtype, noise(in, 1));
+      const Slot weight = c.array(dtype, noise(weights, 2));
+      const Slot bias = c.array(dtype, noise(s.out, 3));
+      const Slot y = c.empty(dtype, out);
+      c.expect_equal(kernels::conv2d, bound(s.depth()), dtype, s, x, weight,
+                     bias, y, nullptr);
+    }
+    {
+      Comparison c;
+      const Slot dy = c.array(dtype, noise(out, 4));
+      const Slot weight = c.array(dtype, noise(weights, 2));
+      const Slot dx = c.empty(dtype, in);
+      c.expect_equal(kernels::conv2d_backward_data, bound(s.out * s.kh * s.kw),
+                     dtype, s, dy, weight, dx, nullptr);
+    }
+    {
+      Comparison c;
+      const Slot x = c.array(dtype, noise(in, 1));
+      const Slot dy = c.array(dtype, noise(out, 4));
+      const Slot dweight = c.empty(dtype, weights);
+      c.expect_equal(kernels::conv2d_backward_weight, bound(s.rows()), dtype, s,
+                     x, dy, dweight, nullptr);
+    }
+  }
+}
+
+SB_PARITY_OVER_FLOATING_DTYPES(ConvParity);
+
+}  // namespace
+}  // namespace shardbook::parity
