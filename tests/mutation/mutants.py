@@ -236,8 +236,8 @@ of_replicas("run/training.cpp",
 of_replicas("models/data.cpp", "(step * global_batch + slice.first + row * slice.stride) %",
        "(step * global_batch + slice.first + row) %",
        "*DdpParity.ATiedGpt*/1:DatasetFiles.*")
-common("models/data.cpp", "target[row * seq_ + i] = token[i + 1];",
-       "target[row * seq_ + i] = token[i];", "DatasetFiles.*")
+common("models/data.cpp", "target[at++] = token[i + 1];",
+       "target[at++] = token[i];", "DatasetFiles.*")
 common("run/memory.cpp", "return s.tokens * (s.has_dropout ? 6 : 5) * s.h",
        "return s.tokens * (s.has_dropout ? 5 : 4) * s.h",
        "*SingleDevicePieces.PeakMemory*")
