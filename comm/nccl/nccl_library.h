@@ -53,12 +53,12 @@ class NcclCommunicator {
 
   /// A communicator per color, ranked by key; all ranks of this one call it.
   virtual std::shared_ptr<NcclCommunicator> split(int color, int key) = 0;
-  /// Begins to end it, which all its ranks must do before any of them is
-  /// destroyed. Ranks may hold their communicators in different orders: begin
-  /// with all, then destroy them.
+  /// Begins to end the communicator. NCCL waits for all its ranks before it
+  /// destroys one, and ranks may hold their communicators in different orders:
+  /// begin with all of them, then destroy them.
   virtual void finalize() = 0;
-  /// Ends what runs and what waits on the device; nothing may follow. Between
-  /// begin_group and end_group, all at once.
+  /// Ends what runs and what waits on the device. No call may follow. Aborts
+  /// between begin_group and end_group happen all at once.
   virtual void abort() = 0;
 };
 

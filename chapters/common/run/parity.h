@@ -12,8 +12,8 @@
 // 1. The tolerance follows the narrowest type that the run computes in or
 //    sends: f64 1e-10 per step, f32 1e-5 for one step and 1e-3 beyond, 16 bits
 //    and TF32 5e-2, there over all parameters together. A run on GPUs is
-//    compared with one GPU: equal kernels, so that nothing but the order of
-//    sums differs there, too, and the same tolerances hold.
+//    compared with a run on one GPU, which has the same kernels. The same
+//    tolerances hold, since only the order of sums differs.
 //
 // 2. Adam divides by the size of the gradient. Where an element's gradient is
 //    nearly zero, it consists of rounding, from which Adam makes up to a whole

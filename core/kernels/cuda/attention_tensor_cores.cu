@@ -13,7 +13,7 @@
 // The barrier at the head of the loop does both: it shows the tile that has
 // arrived to all warps, and tells that nobody reads the tile before it, whose
 // place the next copy takes. A lane holds the columns 2t, 2t + 1 of each block
-// of eight, so that the lanes of a row are four neighbours.
+// of eight. So four neighbouring lanes hold a row.
 //
 // Cost: 4 q_rows k_rows head_dim flops per head, half of it when causal, and
 // 2 (2 q_rows + 2 k_rows * tiles) head_dim bytes, mostly from the L2 cache.

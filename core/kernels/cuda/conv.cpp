@@ -24,6 +24,7 @@
 
 #include "core/check.h"
 #include "core/kernels/cuda/check.h"
+#include "core/kernels/cuda/owner.h"
 #include "core/kernels/cuda/state.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/layout.h"
@@ -71,16 +72,7 @@ cudnnDataType_t data_type(DType dtype) {
   }
 }
 
-// Owners of what cuDNN makes.
-template <auto kDestroy>
-struct Destroy {
-  template <typename T>
-  void operator()(T* x) const {
-    kDestroy(x);
-  }
-};
-template <typename T, auto kDestroy>
-using Owner = std::unique_ptr<std::remove_pointer_t<T>, Destroy<kDestroy>>;
+// What cuDNN makes.
 using Handle = Owner<cudnnHandle_t, cudnnDestroy>;
 using Image = Owner<cudnnTensorDescriptor_t, cudnnDestroyTensorDescriptor>;
 using Weight = Owner<cudnnFilterDescriptor_t, cudnnDestroyFilterDescriptor>;

@@ -2,9 +2,9 @@
 //
 // A row of the table must add its gradients in increasing position i, whatever
 // the order in which blocks run. Positions are therefore sorted by (row, i)
-// first, as 64-bit keys that are all different, so that the result of sorting
-// does not depend on how; then one thread owns a few columns of one row and
-// adds them in order.
+// first. No two of the 64-bit keys are equal, so every way of sorting gives the
+// same result. Then one thread owns a few columns of one row and adds them in
+// order.
 //
 // Cost for n positions: n log^2 n comparisons (n = 16384: 10 launches over 128
 // KiB of keys), then every gradient is read once and every row that occurs is

@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "core/kernels/cuda/check.h"
 #include "core/kernels/cuda/matmul_layout.h"
+#include "core/kernels/cuda/owner.h"
 #include "core/kernels/cuda/state.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/layout.h"
@@ -60,23 +61,12 @@ cudaDataType_t data_type(DType dtype) {
   }
 }
 
-// Owners of what cuBLASLt makes.
-template <auto kDestroy>
-struct Destroy {
-  template <typename T>
-  void operator()(T* x) const {
-    kDestroy(x);
-  }
-};
-using Handle = std::unique_ptr<std::remove_pointer_t<cublasLtHandle_t>,
-                               Destroy<cublasLtDestroy>>;
-using Description = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulDesc_t>,
-                                    Destroy<cublasLtMatmulDescDestroy>>;
-using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>,
-                               Destroy<cublasLtMatrixLayoutDestroy>>;
+// What cuBLASLt makes.
+using Handle = Owner<cublasLtHandle_t, cublasLtDestroy>;
+using Description = Owner<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owner<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference =
-    std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
-                    Destroy<cublasLtMatmulPreferenceDestroy>>;
+    Owner<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 // A product that cuBLASLt has chosen an algorithm for.
 struct Plan {
