@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/kernels/cuda/launch.h"
 #include "core/kernels/cuda/vector.h"
+#include "core/kernels/optimizer_args.h"
 
 namespace shardbook::kernels::cuda {
 
@@ -163,33 +164,12 @@ void run(KernelContext& context, const char* name, const ParameterSlice& slice,
   });
 }
 
-// Calls run(S()) with the type that the slice's arithmetic and state have.
-template <typename Run>
-void with_state_type(const char* kernel, const ParameterSlice& slice,
-                     const Run& run) {
-  SB_CHECK(is_floating(slice.dtype) && is_floating(slice.grad_dtype), kernel,
-           ": parameters of ", dtype_name(slice.dtype), " with gradients of ",
-           dtype_name(slice.grad_dtype), "; both must be floating");
-  if (slice.dtype == DType::kF64) {
-    SB_CHECK(slice.master == nullptr, kernel,
-             ": f64 parameters need no f32 master");
-    run(double());
-  } else {
-    run(float());
-  }
-}
-
 }  // namespace
 
 void sgd_step(KernelContext& context, const ParameterSlice& slice,
               const SgdOptions& options, void* momentum_buffer,
               bool first_step) {
-  SB_CHECK(options.momentum == 0.0 || momentum_buffer != nullptr,
-           "sgd: momentum ", options.momentum, " without a buffer");
-  SB_CHECK(
-      !options.nesterov || (options.momentum > 0.0 && options.dampening == 0.0),
-      "sgd: nesterov needs momentum > 0 and dampening 0; they are ",
-      options.momentum, " and ", options.dampening);
+  check_sgd(options, momentum_buffer);
   with_state_type("sgd", slice, [&](auto zero) {
     using S = decltype(zero);
     SgdRule<S> rule;
