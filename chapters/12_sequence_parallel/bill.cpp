@@ -136,4 +136,49 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
   return bill;
 }
 
+Bill megatron_bill(const Options& options, const ModelConfig& padded, int t) {
+  const double p = t;
+  const auto tokens = static_cast<double>(options.batch * options.seq);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  const double sum = options.dtype == DType::kF64 ? 8 : 4;
+  const auto h = static_cast<double>(padded.n_embd);
+  const auto layers = static_cast<double>(padded.n_layer);
+  const auto vocabulary = static_cast<double>(padded.vocab_size);
+  const auto positions = static_cast<double>(padded.n_positions);
+
+  // Per block: two gathers and two scatters forward, the same backward, and two
+  // gathers for dW. One of each for the embedding and for the head.
+  const double moved = (10 * layers + 4) * tokens * h * element;
+  // LayerNorms, biases behind a reduce_scatter, positions
+  const double partial = ((6 * layers + 2) * h + positions * h) * element;
+  const double loss = 3 * tokens * sum;
+  const double norm = 8;
+  Bill bill;
+  bill.bytes = static_cast<double>(options.steps) * (p - 1) / p *
+               (moved + 2 * (partial + loss + norm));
+
+  // Matrices are cut; LayerNorms, biases of rows and positions are whole
+  MemoryBill& memory = bill.memory;
+  const double cut = layers * (12 * h * h + 7 * h) + vocabulary * h;
+  const double whole = layers * 6 * h + 2 * h + positions * h;
+  const double held = cut / p + whole;
+  memory[MemoryKind::kParameter] = held * element;
+  memory[MemoryKind::kGradient] = 0;
+  memory[MemoryKind::kOptimizerState] = 0;
+  memory[MemoryKind::kInput] = 0;
+  memory[MemoryKind::kCommunication] = 0;
+  if (options.steps == 0) {
+    memory[MemoryKind::kActivation] = 0;
+    return bill;
+  }
+  const bool is_sgd = options.optimizer == "sgd";
+  const double states =
+      is_sgd ? (options.optimizer_options.momentum > 0 ? 1 : 0) : 2;
+  memory[MemoryKind::kGradient] = (held + vocabulary * h / p) * element;
+  memory[MemoryKind::kOptimizerState] = states * held * sum;
+  memory[MemoryKind::kInput] = tokens * 16;
+  memory[MemoryKind::kCommunication] = t > 1 ? std::max(partial, 8.0) : 8;
+  return bill;
+}
+
 }  // namespace shardbook::sequence_parallel

@@ -6,6 +6,7 @@
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/report.h"
+#include "chapters/common/run/strategy.h"
 
 namespace shardbook::sequence_parallel {
 
@@ -31,5 +32,9 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
                             const SequenceOptions& how, int c, int rank,
                             std::int64_t num_parameters,
                             std::int64_t micro_batches);
+
+/// Megatron's: bytes and memory of a rank of t. `padded` has the vocabulary with
+/// its padding.
+Bill megatron_bill(const Options& options, const ModelConfig& padded, int t);
 
 }  // namespace shardbook::sequence_parallel

@@ -7,6 +7,7 @@
 #include "chapters/12_sequence_parallel/ring_attention.h"
 #include "chapters/12_sequence_parallel/ring_self_attention.h"
 #include "chapters/12_sequence_parallel/ulysses.h"
+#include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
 
@@ -118,6 +119,7 @@ Tensors split_qkv(const Tensor& qkv) {
 Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
                             ProcessGroup& cp) {
   const Tensor local = cross_entropy(logits, targets, Reduction::kSum);
+  note_local_loss(local);
   Tensor sums;  // of losses, and of targets
   {
     const NoGrad no_grad;
@@ -138,6 +140,10 @@ Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
       })[0];
 }
 
+AnyModule cut_dropout(double p, Layout layout, int rank, int c) {
+  return {std::make_unique<CutDropout>(p, Place{layout, rank, c})};
+}
+
 LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
                              ProcessGroup& cp) {
   LayerFactory layers;
@@ -156,8 +162,8 @@ LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
     return cut_sequence(whole(wpe, tokens), 0, place.layout, place.rank,
                         place.c);
   };
-  layers.dropout = [place](double p) -> AnyModule {
-    return {std::make_unique<CutDropout>(p, place)};
+  layers.dropout = [place](double p) {
+    return cut_dropout(p, place.layout, place.rank, place.c);
   };
   layers.loss = [place, &cp](const Tensor& logits, const Tensor& targets) {
     return mean_loss_over_ranks(logits, cut_ids(targets, place), cp);

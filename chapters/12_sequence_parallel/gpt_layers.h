@@ -39,6 +39,9 @@ void check_sizes(const SequenceOptions& how, int c, std::int64_t s,
 /// [b, n, 3h] -> q, k, v [b, n, h], which must travel alone.
 Tensors split_qkv(const Tensor& qkv);
 
+/// Dropout of x [n, s/c, h] that draws what one device draws for [n, s, h].
+AnyModule cut_dropout(double p, Layout layout, int rank, int c);
+
 /// Mean cross-entropy over the tokens of all ranks, the same on every rank; its
 /// backward gives each rank the gradient of that mean by its own logits.
 ///

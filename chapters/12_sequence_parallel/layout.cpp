@@ -145,8 +145,7 @@ std::vector<AttentionBlock> visible_blocks(Layout layout, int rank, int source,
     if (source > rank) return {};
     return {{all, all, false, 0}};
   }
-  // zigzag    source < rank: its first chunk comes before both of ours, its
-  //           second after both; source > rank: both lie between ours
+  // Zigzag: of an earlier rank its first chunk, for a later one our second
   if (source < rank) return {{all, {0, n / 2}, false, 0}};
   return {{{n / 2, n}, all, false, 0}};
 }

@@ -2,9 +2,12 @@
 //
 //   ch12_sequence_parallel --world-size 4 --kind ring --layout zigzag
 //   ch12_sequence_parallel --world-size 4 --kind ulysses
+//   ch12_sequence_parallel --world-size 2 --kind megatron
 //   ch12_sequence_parallel --world-size 64 --backend sim --model gpt2 --seq 65536
 //
 // Read before: 07_tensor_parallel. Read next: 13_moe.
+
+#include <memory>
 
 #include "chapters/12_sequence_parallel/trainer.h"
 #include "chapters/common/run/program.h"
@@ -17,20 +20,26 @@ namespace {
 struct Names {
   std::string kind = "ring";
   std::string layout = "contiguous";
+  sequence_parallel::MegatronOptions megatron;
+  bool is_megatron() const { return kind == "megatron"; }
 };
 
 void add_options(CommandLine& line, Names& names,
                  sequence_parallel::TrainerOptions& how) {
   line.add("--kind", &names.kind, "how queries meet keys",
-           {"ring", "rsa", "ulysses"});
+           {"ring", "rsa", "ulysses", "megatron"});
   line.add("--layout", &names.layout,
            "which tokens a rank holds (ring attention)",
            {"contiguous", "zigzag", "striped"});
   line.add("--rsa-all-reduce", &how.sequence.all_reduce,
            "RSA: sum dK and dV by all-reduce, as the original does");
   line.add("--micro-batches", &how.micro_batches, "micro-batches per step", 1);
+  line.add("--recompute-attention", &names.megatron.recompute_attention,
+           "megatron: compute attention again in backward");
   line.after_parse([&] {
-    how.sequence.kind = sequence_parallel::kind_of(names.kind);
+    if (!names.is_megatron()) {
+      how.sequence.kind = sequence_parallel::kind_of(names.kind);
+    }
     how.sequence.layout = sequence_parallel::layout_of(names.layout);
   });
 }
@@ -44,8 +53,10 @@ int main(int argc, char** argv) {
     options.chapter = "12_sequence_parallel";
     Names names;
     sequence_parallel::TrainerOptions how;
-    CommandLine line("ch12_sequence_parallel",
-                     "Ring attention, ring self-attention, Ulysses.");
+    CommandLine line(
+        "ch12_sequence_parallel",
+        "Ring attention, ring self-attention, Ulysses, and Megatron's "
+        "sequence parallelism.");
     add_shared_options(line, options);
     add_options(line, names, how);
     line.parse(argc, argv);
@@ -60,12 +71,21 @@ int main(int argc, char** argv) {
 
       // 4. Build the same model from the same seed on every rank.
       // 5. Apply the strategy: layers that take this rank's tokens.
-      sequence_parallel::Trainer strategy(options, how, mesh.group("cp"));
+      std::unique_ptr<Strategy> strategy;
+      if (names.is_megatron()) {
+        strategy = std::make_unique<sequence_parallel::MegatronTrainer>(
+            options, names.megatron, how.micro_batches, mesh.group("cp"));
+      } else {
+        strategy = std::make_unique<sequence_parallel::Trainer>(
+            options, how, mesh.group("cp"));
+      }
 
       // 6. Train a few steps on the same data.
-      run.train(options, strategy);
+      run.train(options, *strategy);
     };
-    chapter.fold_class = sequence_parallel::fold_class(how.sequence);
+    if (!names.is_megatron()) {
+      chapter.fold_class = sequence_parallel::fold_class(how.sequence);
+    }
 
     // 7. Compare parameters with the single-device run.
     chapter.reference = [&](const Options& as) {

@@ -23,6 +23,32 @@ ShardedModel sharded_model(const Options& options, const TrainerOptions& how,
   return model;
 }
 
+std::int64_t padded_rows(const ModelConfig& config, int t) {
+  return tensor_parallel::padded_vocabulary(config.vocab_size, t,
+                                            /*divisible_by=*/1);
+}
+
+ShardedModel megatron_model(const Options& options, const MegatronOptions& how,
+                            ProcessGroup& tp) {
+  const ModelConfig config = model_config(options);
+  check_sequence(Layout::kContiguous, tp.size(), options.seq);
+  ShardedModel model;
+  model.layers = megatron_layers(config, tp, how);
+  model.layout = [t = tp.size()](const std::string& name, int rank) {
+    return tensor_parallel::layout(name, rank, t);
+  };
+  model.padded_vocabulary = padded_rows(config, tp.size());
+  // What is used on cut tokens has only their part of the gradient
+  model.finish_gradients = [&tp](const std::vector<NamedTensor>& parameters) {
+    Tensors partial;
+    for (const NamedTensor& each : parameters) {
+      if (has_partial_gradient(each.name)) partial.push_back(each.tensor);
+    }
+    sum_gradients(tp, partial, "sequence_parallel");
+  };
+  return model;
+}
+
 }  // namespace
 
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
@@ -37,6 +63,18 @@ std::vector<Bill> Trainer::bills() {
                            parameters, micro_batches_),
            predicted_memory(options_, config(), how_.sequence, group_.size(),
                             group_.rank(), parameters, micro_batches_)}};
+}
+
+MegatronTrainer::MegatronTrainer(const Options& options,
+                                 const MegatronOptions& how,
+                                 std::int64_t micro_batches, ProcessGroup& tp)
+    : ShardedTrainer(options, megatron_model(options, how, tp), tp,
+                     micro_batches) {}
+
+std::vector<Bill> MegatronTrainer::bills() {
+  ModelConfig padded = config();
+  padded.vocab_size = padded_rows(config(), group_.size());
+  return {megatron_bill(options_, padded, group_.size())};
 }
 
 FoldClass fold_class(const SequenceOptions& how) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/common/sharded/sharded_trainer.h"
 
@@ -26,6 +27,18 @@ class Trainer : public ShardedTrainer {
 
  private:
   const TrainerOptions how_;
+};
+
+/// Tensor parallelism with cut tokens where matrices are whole (megatron.h).
+class MegatronTrainer : public ShardedTrainer {
+ public:
+  /// Throws Error where heads, width, vocabulary or sequence do not divide by t.
+  /// Collective.
+  MegatronTrainer(const Options& options, const MegatronOptions& how,
+                  std::int64_t micro_batches, ProcessGroup& tp);
+
+  /// Activations are left to a run on shapes.
+  std::vector<Bill> bills() override;
 };
 
 /// Ranks that the `sim` world may run once. In a ring every rank waits for the

@@ -111,6 +111,24 @@ TEST(SequenceBill, HoldsForOtherShapes) {
   }
 }
 
+Report train_megatron(const Options& options, const MegatronOptions& how = {}) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    MegatronTrainer strategy(as, how, 1, world);
+    run.train(as, strategy);
+  };
+  chapter.reference = [](const Options& as) { return train_one_device(as); };
+  return run_and_compare(options, chapter);
+}
+
+TEST(MegatronTrainer, EveryClaimHolds) {
+  for (int t : {1, 2, 3, 4}) {
+    SCOPED_TRACE(t);
+    expect_claims(train_megatron(small_options(t)));
+    expect_claims(train_megatron(small_options(t), {true}));
+  }
+}
+
 TEST(SequenceTrainer, MicroBatchesGiveTheSameGradients) {
   for (TrainerOptions how : all_kinds()) {
     how.micro_batches = 2;
