@@ -1,14 +1,19 @@
 // The calls of the stand-in for NCCL. One mutex guards everything; the
 // emulator's own is taken before it (by whoever runs a stream), never after.
+// Ranks are threads of this process, or processes (processes.h).
 
 #include <nccl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "tests/cuda/stand_in/communicator.h"
+#include "tests/cuda/stand_in/processes.h"
 #include "tests/cuda/stand_in/stand_in.h"
 
 namespace stand_in {
@@ -61,8 +66,17 @@ void break_all(Clique& clique, const std::string& text) {
   }
 }
 
-bool is_complete(const ncclComm& comm) {
-  return static_cast<int>(comm.clique->members.size()) == comm.clique->size;
+bool are_processes() { return !meeting_folder().empty(); }
+
+bool is_complete(ncclComm& comm) {
+  Clique& clique = *comm.clique;
+  if (comm.is_complete) return true;
+  std::string error;
+  comm.is_complete =
+      are_processes() ? all_have_joined(clique, error)
+                      : static_cast<int>(clique.members.size()) == clique.size;
+  if (!error.empty()) break_all(clique, error);
+  return comm.is_complete;
 }
 
 const char* type_name(ncclDataType_t type) {
@@ -103,6 +117,11 @@ std::string difference(const Meeting& meeting, int rank, const Operation& mine,
 
 void arrive(ncclComm& comm, Operation& operation) {
   Clique& clique = *comm.clique;
+  if (are_processes()) {
+    const std::string wrong = look_at(clique, comm.rank, operation);
+    if (!wrong.empty()) break_all(clique, "calls differ: " + wrong);
+    return;
+  }
   operation.has_arrived = true;
   const bool is_send = operation.kind == Kind::kSend;
   const std::pair<int, int> way = is_send
@@ -146,7 +165,8 @@ bool poll(ncclComm& comm, Launch& launch) {
   }
   // Messages of a group run together, collectives one after the other.
   for (Operation& operation : launch.operations) {
-    if (!operation.has_arrived) arrive(comm, operation);
+    const bool asks_again = are_processes() && !operation.is_done;
+    if (!operation.has_arrived || asks_again) arrive(comm, operation);
     if (!operation.is_done && !operation.is_message()) return false;
   }
   launch.is_done =
@@ -158,6 +178,7 @@ bool poll(ncclComm& comm, Launch& launch) {
 
 // All ranks have begun to end their communicator, as NCCL wants it.
 bool all_end(const ncclComm& comm) {
+  if (are_processes()) return all_have_ended(*comm.clique);
   return std::all_of(comm.clique->members.begin(), comm.clique->members.end(),
                      [](const auto& member) {
                        return member.second->is_finalized ||
@@ -168,8 +189,8 @@ bool all_end(const ncclComm& comm) {
 // --- Calls -------------------------------------------------------------------
 
 // What is wrong with the communicator for a new call; expects the lock.
-std::string why_not_ready(const ncclComm& comm) {
-  if (state().live.count(const_cast<ncclComm_t>(&comm)) == 0) {
+std::string why_not_ready(ncclComm& comm) {
+  if (state().live.count(&comm) == 0) {
     return "the communicator was destroyed or aborted";
   }
   if (!is_complete(comm) || comm.pending || comm.is_splitting) {
@@ -208,6 +229,37 @@ ncclComm_t make_comm(int rank, int device) {
   state().live.insert(comm.get());
   state().comms.push_back(std::move(comm));
   return state().comms.back().get();
+}
+
+// Other processes wake nobody here: who waits for them looks again and again.
+void begin_to_look() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    std::thread([] {
+      for (;;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        emulator::wake();
+      }
+    }).detach();
+  });
+}
+
+// The same of all_have_joined: this rank's part of a split among processes.
+void look_at_split(ncclComm& comm) {
+  if (!are_processes() || !comm.is_splitting) return;
+  SplitPart part;
+  if (!find_part(*comm.clique, comm.rank, comm.num_splits - 1, part)) return;
+  comm.is_splitting = false;
+  if (part.rank < 0) return;
+  auto clique = std::make_shared<Clique>();
+  clique->id = part.id;
+  clique->size = part.size;
+  ncclComm_t child = make_comm(part.rank, comm.device);
+  child->clique = clique;
+  child->is_complete = true;
+  clique->members[part.rank] = child;
+  *comm.child = child;
+  ++state().num_split;
 }
 
 // All ranks have called: makes the parts.
@@ -322,7 +374,8 @@ ncclResult_t ncclGetVersion(int* version) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const Lock lock(state().mutex);
   *id = {};
-  const std::string text = "stand-in " + std::to_string(state().num_ids++);
+  const std::string text = "stand-in-" + std::to_string(getpid()) + "-" +
+                           std::to_string(state().num_ids++);
   std::memcpy(id->internal, text.data(), text.size());
   return ncclSuccess;
 }
@@ -361,6 +414,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   auto& clique = state().cliques[std::string(id.internal, sizeof(id))];
   if (clique == nullptr) {
     clique = std::make_shared<Clique>();
+    clique->id = id.internal;
     clique->size = size;
   }
   if (clique->size != size || rank < 0 || rank >= size ||
@@ -373,6 +427,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   (*comm)->clique = clique;
   clique->members[rank] = *comm;
   ++state().num_joined;
+  if (stand_in::are_processes()) {
+    stand_in::begin_to_look();
+    stand_in::write_join(*clique, rank, device);
+  }
   for (const auto& [other, theirs] : clique->members) {
     if (other == rank || theirs->device != device) continue;
     stand_in::break_all(*clique, "duplicate GPU: rank " +
@@ -396,6 +454,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
   *child = nullptr;
   comm->is_splitting = true;
   const std::int64_t number = comm->num_splits++;
+  if (stand_in::are_processes()) {
+    comm->child = child;
+    stand_in::write_split(*comm->clique, comm->rank, number, color, key);
+    return ncclInProgress;
+  }
   auto& called = comm->clique->splits[number];
   called[comm->rank] = {color, key, child};
   if (static_cast<int>(called.size()) == comm->clique->size) {
@@ -407,6 +470,9 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   const Lock lock(state().mutex);
   comm->is_finalized = true;
+  if (stand_in::are_processes()) {
+    stand_in::write_end(*comm->clique, comm->rank);
+  }
   return ncclInProgress;
 }
 
@@ -426,6 +492,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     }
     comm->is_aborted = true;
     ++state().num_aborted;
+    if (stand_in::are_processes()) {
+      stand_in::write_end(*comm->clique, comm->rank);
+    }
   }
   emulator::wake();
   return ncclSuccess;
@@ -443,6 +512,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     *error = comm->error;
     if (*error != ncclSuccess) return ncclSuccess;
     *error = ncclInProgress;
+    stand_in::look_at_split(*comm);
     if (!stand_in::is_complete(*comm) || comm->is_splitting) return ncclSuccess;
     if (comm->is_finalized && !stand_in::all_end(*comm)) return ncclSuccess;
     if (comm->pending != nullptr) {
