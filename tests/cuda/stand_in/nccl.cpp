@@ -8,35 +8,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <set>
 #include <sstream>
 #include <thread>
 
 #include "tests/cuda/stand_in/communicator.h"
 #include "tests/cuda/stand_in/processes.h"
 #include "tests/cuda/stand_in/stand_in.h"
+#include "tests/cuda/stand_in/state.h"
 
 namespace stand_in {
 namespace {
-
-struct State {
-  std::mutex mutex;
-  std::int64_t num_ids = 0;
-  std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
-  std::vector<std::unique_ptr<ncclComm>> comms;            // ever made
-  std::set<ncclComm_t> live;
-  std::map<std::string, std::pair<int, ncclResult_t>> planted;
-  std::map<int, std::string> lost;  // by device
-  std::int64_t num_joined = 0, num_split = 0, num_aborted = 0;
-};
-
-// Never destroyed: streams may be waited for while the process ends.
-State& state() {
-  static State& result = *new State;
-  return result;
-}
-
-using Lock = std::unique_lock<std::mutex>;
 
 thread_local std::string last_error;
 thread_local int group_depth = 0;
@@ -58,124 +39,6 @@ ncclResult_t planted(const char* function) {
   return refuse(error, "planted by a test");
 }
 
-void break_all(Clique& clique, const std::string& text) {
-  for (const auto& [rank, comm] : clique.members) {
-    if (comm->error != ncclSuccess) continue;
-    comm->error = ncclInvalidUsage;
-    comm->error_text = text;
-  }
-}
-
-bool are_processes() { return !meeting_folder().empty(); }
-
-bool is_complete(ncclComm& comm) {
-  Clique& clique = *comm.clique;
-  if (comm.is_complete) return true;
-  std::string error;
-  comm.is_complete =
-      are_processes() ? all_have_joined(clique, error)
-                      : static_cast<int>(clique.members.size()) == clique.size;
-  if (!error.empty()) break_all(clique, error);
-  return comm.is_complete;
-}
-
-const char* type_name(ncclDataType_t type) {
-  switch (type) {
-    case ncclFloat64:
-      return "f64";
-    case ncclFloat32:
-      return "f32";
-    case ncclFloat16:
-      return "f16";
-    case ncclBfloat16:
-      return "bf16";
-    case ncclInt64:
-      return "i64";
-    default:
-      return "i32";
-  }
-}
-
-// --- Running -----------------------------------------------------------------
-
-// Compares a call with those of the ranks that are here.
-std::string difference(const Meeting& meeting, int rank, const Operation& mine,
-                       const std::vector<int>& ranks) {
-  for (const auto& [other, theirs] : meeting.arrived) {
-    const bool same = mine.is_message() ? mine.count == theirs->count &&
-                                              mine.type == theirs->type
-                                        : mine.text() == theirs->text();
-    if (same) continue;
-    std::ostringstream text;
-    text << "rank " << ranks[static_cast<std::size_t>(other)] << " called "
-         << theirs->text() << ", rank " << ranks[static_cast<std::size_t>(rank)]
-         << " called " << mine.text();
-    return text.str();
-  }
-  return "";
-}
-
-void arrive(ncclComm& comm, Operation& operation) {
-  Clique& clique = *comm.clique;
-  if (are_processes()) {
-    const std::string wrong = look_at(clique, comm.rank, operation);
-    if (!wrong.empty()) break_all(clique, "calls differ: " + wrong);
-    return;
-  }
-  operation.has_arrived = true;
-  const bool is_send = operation.kind == Kind::kSend;
-  const std::pair<int, int> way = is_send
-                                      ? std::pair(comm.rank, operation.peer)
-                                      : std::pair(operation.peer, comm.rank);
-  const bool is_message = operation.is_message();
-  Meeting& meeting = is_message ? clique.messages[way][operation.number]
-                                : clique.collectives[operation.number];
-  const int seat = is_message ? (is_send ? 0 : 1) : comm.rank;
-  std::vector<int> ranks = {way.first, way.second};
-  if (!is_message) {
-    ranks.clear();
-    for (int r = 0; r < clique.size; ++r) ranks.push_back(r);
-  }
-  const std::string wrong = difference(meeting, seat, operation, ranks);
-  // As with NCCL, the call never ends.
-  if (!wrong.empty()) return break_all(clique, "calls differ: " + wrong);
-  meeting.arrived[seat] = &operation;
-  if (meeting.arrived.size() < ranks.size()) return;
-  std::vector<Operation*> all;
-  for (const auto& [index, each] : meeting.arrived) all.push_back(each);
-  if (is_message) {
-    std::memcpy(all[1]->output, all[0]->input,
-                all[0]->count * size_of(all[0]->type));
-    clique.messages[way].erase(operation.number);
-  } else {
-    run_collective(all);
-    clique.collectives.erase(operation.number);
-  }
-  for (Operation* each : all) each->is_done = true;
-}
-
-// One look at a launch that is first on its stream.
-bool poll(ncclComm& comm, Launch& launch) {
-  const Lock lock(state().mutex);
-  if (comm.is_aborted || launch.is_done) return true;
-  // What an aborted rank brought may be gone: its peers wait until they are
-  // aborted, too.
-  for (const auto& [rank, member] : comm.clique->members) {
-    if (member->is_aborted) return false;
-  }
-  // Messages of a group run together, collectives one after the other.
-  for (Operation& operation : launch.operations) {
-    const bool asks_again = are_processes() && !operation.is_done;
-    if (!operation.has_arrived || asks_again) arrive(comm, operation);
-    if (!operation.is_done && !operation.is_message()) return false;
-  }
-  launch.is_done =
-      std::all_of(launch.operations.begin(), launch.operations.end(),
-                  [](const Operation& each) { return each.is_done; });
-  if (launch.is_done) --comm.num_running;
-  return launch.is_done;
-}
-
 // All ranks have begun to end their communicator, as NCCL wants it.
 bool all_end(const ncclComm& comm) {
   if (are_processes()) return all_have_ended(*comm.clique);
@@ -185,8 +48,6 @@ bool all_end(const ncclComm& comm) {
                               member.second->is_aborted;
                      });
 }
-
-// --- Calls -------------------------------------------------------------------
 
 // What is wrong with the communicator for a new call; expects the lock.
 std::string why_not_ready(ncclComm& comm) {
@@ -316,24 +177,6 @@ ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
   }
   group.emplace_back(comm, std::move(launch));
   return ncclSuccess;
-}
-
-std::string Operation::text() const {
-  static const char* const kNames[] = {
-      "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
-      "ncclReduce",    "ncclSend",          "ncclRecv"};
-  static const char* const kOps[] = {"sum", "product", "max", "min"};
-  std::ostringstream text;
-  text << kNames[static_cast<int>(kind)] << " " << type_name(type) << "["
-       << count << "]";
-  if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter ||
-      kind == Kind::kReduce) {
-    text << " (" << kOps[op] << ")";
-  }
-  if (kind == Kind::kBroadcast || kind == Kind::kReduce) {
-    text << " (root " << peer << ")";
-  }
-  return text.str();
 }
 
 void fail_call(const std::string& function, int nth, ncclResult_t error) {
@@ -525,7 +368,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   if (launch != nullptr) {
     emulator::enqueue(
         launch->stream, launch->operations.front().text(),
-        [comm, launch] { return stand_in::poll(*comm, *launch); });
+        [comm, launch] { return stand_in::poll(*comm, *launch); },
+        /*opens_memory=*/false);
   }
   return ncclSuccess;
 }
