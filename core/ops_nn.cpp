@@ -11,6 +11,7 @@
 #include "core/kernels/reduce.h"
 #include "core/kernels/softmax.h"
 #include "core/ops.h"
+#include "core/part_ops.h"
 
 namespace shardbook {
 
@@ -75,7 +76,10 @@ kernels::GlobalView global_view(const Shape& shape, const ShardView& shard) {
 
 }  // namespace
 
-Tensor embedding(const Tensor& table, const Tensor& indices) {
+namespace {
+
+Tensor rows_by_index(const Tensor& table, const Tensor& indices,
+                     const kernels::TableShape& table_shape) {
   SB_CHECK(table.ndim() == 2, "embedding: the table has shape ",
            shape_text(table.shape()), "; give [rows, columns]");
   SB_CHECK(!is_floating(indices.dtype()), "embedding: indices are ",
@@ -83,7 +87,6 @@ Tensor embedding(const Tensor& table, const Tensor& indices) {
   check_same_device("embedding", table, indices);
   Shape shape = indices.shape();
   shape.push_back(table.size(1));
-  const kernels::TableShape table_shape{table.size(0), table.size(1)};
   Tensor y = Tensor::empty(shape, table.options());
   {
     OpScope scope("embedding", 0, bytes_of({&indices, &y, &y}), y);
@@ -111,6 +114,19 @@ Tensor embedding(const Tensor& table, const Tensor& indices) {
            return Tensors{internal::weight_gradient(table, compute)};
          });
   return y;
+}
+
+}  // namespace
+
+Tensor embedding(const Tensor& table, const Tensor& indices) {
+  return rows_by_index(table, indices, {table.size(0), table.size(-1)});
+}
+
+Tensor embedding_part(const Tensor& table, const Tensor& indices,
+                      std::int64_t first_row) {
+  return rows_by_index(
+      table, indices,
+      {table.size(0), table.size(-1), first_row, /*skip_foreign=*/true});
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
@@ -365,14 +381,23 @@ Tensor dropout(const Tensor& x, double p, const ShardView& shard) {
 
 // --- Losses ------------------------------------------------------------------------
 
+namespace {
+
+void check_targets(const char* op, const Tensor& logits, const Tensor& targets,
+                   std::int64_t rows) {
+  SB_CHECK(targets.dtype() == DType::kI64 && targets.numel() == rows, op,
+           ": targets ", dtype_name(targets.dtype()),
+           shape_text(targets.shape()), " for logits ",
+           shape_text(logits.shape()), "; give one i64 per row");
+  check_same_device(op, logits, targets);
+}
+
+}  // namespace
+
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      Reduction reduction) {
   const Rows n = rows_of("cross_entropy", logits);
-  SB_CHECK(targets.dtype() == DType::kI64 && targets.numel() == n.rows,
-           "cross_entropy: targets ", dtype_name(targets.dtype()),
-           shape_text(targets.shape()), " for logits ",
-           shape_text(logits.shape()), "; give one i64 per row");
-  check_same_device("cross_entropy", logits, targets);
+  check_targets("cross_entropy", logits, targets, n.rows);
   const DType stat = internal::stat_dtype(logits.dtype());
   Tensor loss = Tensor::empty({}, {stat, logits.device()});
   Tensor lse = Tensor::empty({n.rows}, {stat, logits.device()});
@@ -403,6 +428,45 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
            return Tensors{dlogits};
          });
   return loss;
+}
+
+PartialLoss cross_entropy_part(const Tensor& logits, const Tensor& targets,
+                               std::int64_t first) {
+  const Rows n = rows_of("cross_entropy_part", logits);
+  check_targets("cross_entropy_part", logits, targets, n.rows);
+  const DType stat = internal::stat_dtype(logits.dtype());
+  PartialLoss part;
+  part.logsumexp = Tensor::empty({n.rows}, {stat, logits.device()});
+  Tensor losses = part.logsumexp.empty_like();
+  {
+    OpScope scope("cross_entropy", 5 * count(logits), bytes_of({&logits}),
+                  logits);
+    if (scope.runs()) {
+      kernels::cross_entropy(scope.kernels(), logits.dtype(), n.rows, n.cols,
+                             logits.raw(), targets.data<std::int64_t>(),
+                             losses.raw(), part.logsumexp.raw(),
+                             kernels::ClassPart{first, true});
+    }
+  }
+  part.target = sub(part.logsumexp, losses);
+  return part;
+}
+
+Tensor cross_entropy_part_backward(const Tensor& logits, const Tensor& targets,
+                                   std::int64_t first, const Tensor& logsumexp,
+                                   const Tensor& dloss) {
+  const Rows n = rows_of("cross_entropy_part", logits);
+  check_targets("cross_entropy_part", logits, targets, n.rows);
+  Tensor dlogits = logits.empty_like();
+  OpScope scope("cross_entropy", 3 * count(logits),
+                bytes_of({&logits, &dlogits}), logits);
+  if (scope.runs()) {
+    kernels::cross_entropy_backward(
+        scope.kernels(), logits.dtype(), n.rows, n.cols, logits.raw(),
+        targets.data<std::int64_t>(), logsumexp.raw(), dloss.raw(),
+        /*mean=*/false, dlogits.raw(), kernels::ClassPart{first, true});
+  }
+  return dlogits;
 }
 
 Tensor mse_loss(const Tensor& x, const Tensor& target) {
