@@ -37,4 +37,5 @@ PartialLoss cross_entropy_part(const Tensor& logits, const Tensor& targets,
 Tensor cross_entropy_part_backward(const Tensor& logits, const Tensor& targets,
                                    std::int64_t first, const Tensor& logsumexp,
                                    const Tensor& dloss);
+
 }  // namespace shardbook

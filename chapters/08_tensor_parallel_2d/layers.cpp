@@ -127,16 +127,14 @@ Tensor classifier(const Tensor& x, const Tensor& weight, const Tensor& bias,
 Tensor vocabulary_parallel_classifier(const Tensor& x, const Tensor& weight,
                                       const Grid& grid) {
   const Tensor w = replicated(weight, grid.depth);
-  const Tensor logits = grid.q() == 1
-                            ? matmul(as_matrix(x), w, false, true)
-                            : product_abt(as_matrix(x), w, grid);
+  const Tensor logits = grid.q() == 1 ? matmul(as_matrix(x), w, false, true)
+                                      : product_abt(as_matrix(x), w, grid);
   return reshape(logits, with_last(x.shape(), weight.size(0)));
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const Grid& grid) {
-  const Tensor mean =
-      shardbook::cross_entropy(logits, own_rows(targets, grid));
+  const Tensor mean = shardbook::cross_entropy(logits, own_rows(targets, grid));
   note_local_loss(mean);
   return mean_over(mean, {grid.batch});
 }
@@ -146,9 +144,9 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
                                          const Grid& grid,
                                          std::int64_t vocabulary) {
   const std::int64_t own = logits.size(-1), first = grid.j() * own;
-  const Tensor mean = split_cross_entropy(
-      without_padding(logits, first, vocabulary), own_rows(targets, grid),
-      first, *grid.row);
+  const Tensor mean =
+      split_cross_entropy(without_padding(logits, first, vocabulary),
+                          own_rows(targets, grid), first, *grid.row);
   note_local_loss(mean);
   return mean_over(mean, {grid.batch});
 }

@@ -18,8 +18,8 @@ Shape with_rows(const Shape& shape, std::int64_t rows) {
 
 /// The ranks' rows end to end, unrecorded.
 Tensor gathered(const Tensor& own, ProcessGroup& group) {
-  Tensor all = Tensor::empty(
-      with_rows(own.shape(), own.size(0) * group.size()), own.options());
+  Tensor all = Tensor::empty(with_rows(own.shape(), own.size(0) * group.size()),
+                             own.options());
   group.all_gather(all, own).wait();
   return all;
 }
@@ -29,9 +29,9 @@ Tensor scattered(const Tensor& partial, ProcessGroup& group) {
   SB_CHECK(partial.size(0) % group.size() == 0, "reduce_scatter over \"",
            group.name(), "\": ", partial.size(0), " rows do not divide over ",
            group.size(), " ranks");
-  Tensor own = Tensor::empty(
-      with_rows(partial.shape(), partial.size(0) / group.size()),
-      partial.options());
+  Tensor own =
+      Tensor::empty(with_rows(partial.shape(), partial.size(0) / group.size()),
+                    partial.options());
   group.reduce_scatter(own, partial).wait();
   return own;
 }
@@ -99,8 +99,7 @@ Tensor gather_columns(const Tensor& own, ProcessGroup& group) {
   return autograd::custom_function(
       "gather_columns", {own},
       [&](const Tensors& in) {
-        const Tensor all =
-            gathered(reshape(in[0], {1, rows, n}), group);
+        const Tensor all = gathered(reshape(in[0], {1, rows, n}), group);
         Shape shape = own.shape();
         shape.back() = ranks * n;
         return Tensors{reshape(transpose(all, 0, 1), shape)};
@@ -128,8 +127,7 @@ Tensor row_sums(const Tensor& a, const Tensor& b, ProcessGroup& group) {
 
 /// Statistics of 16-bit rows are computed in f32.
 Tensor widened(const Tensor& x) {
-  const bool is_narrow =
-      x.dtype() == DType::kBF16 || x.dtype() == DType::kF16;
+  const bool is_narrow = x.dtype() == DType::kBF16 || x.dtype() == DType::kF16;
   return is_narrow ? to_dtype(x, DType::kF32) : x;
 }
 
@@ -147,8 +145,7 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
   {
     const NoGrad no_grad;
     Tensor rows = as_matrix(widened(x));
-    const Tensor means =
-        scale(row_sums(rows, square(rows), group), 1 / width);
+    const Tensor means = scale(row_sums(rows, square(rows), group), 1 / width);
     rows = Tensor();
     mean = means.rows_view(0, 1).clone();
     const Tensor variance = sub(means.rows_view(1, 2), square(mean));
@@ -169,8 +166,8 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
               scale(row_sums(dz, mul(dz, xhat), group), 1 / width);
           const Tensor mean_dz = column(means.rows_view(0, 1));
           const Tensor mean_dz_xhat = column(means.rows_view(1, 2));
-          const Tensor dx = mul(
-              sub(sub(dz, mean_dz), mul(xhat, mean_dz_xhat)), column(rstd));
+          const Tensor dx =
+              mul(sub(sub(dz, mean_dz), mul(xhat, mean_dz_xhat)), column(rstd));
           result[0] = reshape(to_dtype(dx, x.dtype()), x.shape());
         }
         result[1] = to_dtype(sum(mul(dy, xhat), 0), gamma.dtype());
@@ -198,19 +195,19 @@ Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
     loss = mean(sub(logsumexp, part.target)).detach();
   }
   const double rows = static_cast<double>(targets.numel());
-  autograd::record("split_cross_entropy", {logits}, {loss},
-                   [=](const Tensors& grads) {
-                     return Tensors{cross_entropy_part_backward(
-                         logits, targets, first, logsumexp,
-                         scale(grads[0], 1 / rows))};
-                   });
+  autograd::record(
+      "split_cross_entropy", {logits}, {loss}, [=](const Tensors& grads) {
+        return Tensors{cross_entropy_part_backward(
+            logits, targets, first, logsumexp, scale(grads[0], 1 / rows))};
+      });
   return loss;
 }
 
 Tensor without_padding(const Tensor& logits, std::int64_t first,
                        std::int64_t vocabulary) {
   const std::int64_t own = logits.size(-1);
-  const std::int64_t real = std::clamp<std::int64_t>(vocabulary - first, 0, own);
+  const std::int64_t real =
+      std::clamp<std::int64_t>(vocabulary - first, 0, own);
   if (vocabulary == 0 || real == own) return logits;
   // Not -infinity: a rank may have padding alone, and no largest logit then
   const double low = logits.dtype() == DType::kF16 ? -6e4 : -1e30;

@@ -161,16 +161,13 @@ Tensor forward_ab(const Tensor& a, const Tensor& b, const Grid& grid) {
 }
 
 /// A product whose gradients are `of_a` and `of_b`.
-Tensor with_gradients(
-    const char* name, const Tensor& a, const Tensor& b, const Grid& grid,
-    Multiply multiply,
-    const std::function<Tensor(const Tensor& dc)>& of_a,
-    const std::function<Tensor(const Tensor& dc)>& of_b) {
+Tensor with_gradients(const char* name, const Tensor& a, const Tensor& b,
+                      const Grid& grid, Multiply multiply,
+                      const std::function<Tensor(const Tensor& dc)>& of_a,
+                      const std::function<Tensor(const Tensor& dc)>& of_b) {
   return autograd::custom_function(
       name, {a, b},
-      [&](const Tensors& in) {
-        return Tensors{multiply(in[0], in[1], grid)};
-      },
+      [&](const Tensors& in) { return Tensors{multiply(in[0], in[1], grid)}; },
       [=](const Tensors& grads) {
         Tensors result(2);
         if (a.requires_grad()) {

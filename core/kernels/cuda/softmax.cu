@@ -192,9 +192,8 @@ __global__ void cross_entropy_gradients(std::int64_t rows, std::int64_t cols,
   if (row >= rows) return;
   T* const out = dlogits + row * cols;
   // One thread of the row reports what is wrong with its target
-  const std::int64_t target =
-      checked_target(targets[row], cols, part,
-                     Shape::thread() == 0 ? error : nullptr);
+  const std::int64_t target = checked_target(
+      targets[row], cols, part, Shape::thread() == 0 ? error : nullptr);
   const bool ignored = target == kIgnoreIndex;
   const S total = logsumexp[row], by = *factor;
   walk_row<Shape>(

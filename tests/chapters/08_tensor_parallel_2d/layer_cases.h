@@ -76,22 +76,21 @@ inline std::vector<std::pair<std::string, Layer>> layer_cases() {
       {"layer norm", norm_case()},
       {"classifier", classifier_case()},
       {"vocabulary-parallel loss", vocabulary_loss_case()}};
-  cases.push_back(
-      {"embedding",
-       {{{{kVocabulary, kWidth}, Lies::kTable}},
-        Lies::kBlock,
-        [=](const Tensors& in) { return embedding(in[0], ids()); },
-        [=](const Tensors& in, const Grid& grid) {
-          return summa::embedding(in[0], ids(), grid);
-        }}});
-  cases.push_back(
-      {"vocabulary-parallel embedding",
-       {{{{kVocabulary, kWidth}, Lies::kMatrix}},
-        Lies::kBlock,
-        [=](const Tensors& in) { return embedding(in[0], ids()); },
-        [=](const Tensors& in, const Grid& grid) {
-          return summa::vocabulary_parallel_embedding(in[0], ids(), grid);
-        }}});
+  cases.push_back({"embedding",
+                   {{{{kVocabulary, kWidth}, Lies::kTable}},
+                    Lies::kBlock,
+                    [=](const Tensors& in) { return embedding(in[0], ids()); },
+                    [=](const Tensors& in, const Grid& grid) {
+                      return summa::embedding(in[0], ids(), grid);
+                    }}});
+  cases.push_back({"vocabulary-parallel embedding",
+                   {{{{kVocabulary, kWidth}, Lies::kMatrix}},
+                    Lies::kBlock,
+                    [=](const Tensors& in) { return embedding(in[0], ids()); },
+                    [=](const Tensors& in, const Grid& grid) {
+                      return summa::vocabulary_parallel_embedding(in[0], ids(),
+                                                                  grid);
+                    }}});
   cases.push_back(
       {"vocabulary-parallel classifier",
        {{{{kBatch, kSeq, kWidth}, Lies::kBlock},

@@ -28,9 +28,9 @@ TEST(SummaLayers, LinearHasTheBitsOfOneDevice) {
     const auto equal = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
       const Tensor x = drawn({4, 6, 8}, dtype, 1), w = drawn({8, 12}, dtype, 2);
       const Tensor b = drawn({12}, dtype, 3);
-      const Tensor y = summa::linear(
-          part_of(x, Lies::kBlock, grid), part_of(w, Lies::kMatrix, grid),
-          part_of(b, Lies::kVector, grid), grid);
+      const Tensor y = summa::linear(part_of(x, Lies::kBlock, grid),
+                                     part_of(w, Lies::kMatrix, grid),
+                                     part_of(b, Lies::kVector, grid), grid);
       return bitwise_equal(y, part_of(linear(x, w, b), Lies::kBlock, grid));
     });
     for (const bool each : equal) EXPECT_TRUE(each);
@@ -88,8 +88,8 @@ TEST(SummaLedger, OfTheLayersBesideTheProducts) {
     run(summa::classifier(x, leaf({v, h / 4}), leaf({v}), grid));
     run(summa::vocabulary_parallel_cross_entropy(
         leaf({batch / 2, s, v / 2}), drawn_ids({batch, s}, v), grid));
-    run(summa::cross_entropy(leaf({batch / 2, s, v}),
-                             drawn_ids({batch, s}, v), grid));
+    run(summa::cross_entropy(leaf({batch / 2, s, v}), drawn_ids({batch, s}, v),
+                             grid));
     return logs;
   });
   for (const std::vector<Calls>& log : logs) {
@@ -103,9 +103,8 @@ TEST(SummaLedger, OfTheLayersBesideTheProducts) {
     EXPECT_EQ(log[5], Calls{"reduce_scatter col 64"});
     EXPECT_EQ(log[6], (Calls{"all_gather col 64", "all_reduce row 96"}));
     EXPECT_EQ(log[7], (Calls{"all_reduce col 16", "reduce_scatter col 64"}));
-    EXPECT_EQ(log[8],
-              (Calls{"all_reduce row 6", "all_reduce row 6", "all_reduce row 6",
-                     "all_reduce col 1"}));
+    EXPECT_EQ(log[8], (Calls{"all_reduce row 6", "all_reduce row 6",
+                             "all_reduce row 6", "all_reduce col 1"}));
     EXPECT_EQ(log[9], Calls{});
     EXPECT_EQ(log[10], Calls{"all_reduce col 1"});
     EXPECT_EQ(log[11], Calls{});

@@ -25,8 +25,7 @@ TEST_P(SummaProducts, AbHasTheBitsOfOneDevice) {
     const auto equal = on_grid({GetParam()}, [&](const Grid& grid, auto&) {
       const Tensor a = drawn({kM, kK}, dtype, 1), b = drawn({kK, kN}, dtype, 2);
       const Tensor bias = drawn({kN}, dtype, 3);
-      const Tensor own_bias =
-          take_part(bias, {{0, grid.j(), grid.q()}});
+      const Tensor own_bias = take_part(bias, {{0, grid.j(), grid.q()}});
       const Tensor c =
           summa::multiply_ab(part_of(a, Lies::kMatrix, grid),
                              part_of(b, Lies::kMatrix, grid), grid, own_bias);
@@ -41,9 +40,9 @@ Tensor in_rank_order(const Tensor& a, std::int64_t a_dim, const Tensor& b,
                      std::int64_t b_dim, int q) {
   Tensor sum;
   for (int t = 0; t < q; ++t) {
-    const Tensor part = matmul(take_part(a, {{a_dim, t, q}}),
-                               take_part(b, {{b_dim, t, q}}), a_dim == 0,
-                               b_dim == 1);
+    const Tensor part =
+        matmul(take_part(a, {{a_dim, t, q}}), take_part(b, {{b_dim, t, q}}),
+               a_dim == 0, b_dim == 1);
     sum = t == 0 ? part : add(sum, part);
   }
   return sum;
@@ -56,12 +55,12 @@ TEST_P(SummaProducts, ReducedProductsAddInTheOrderOfRanks) {
     const auto equal = on_grid({q}, [&](const Grid& grid, auto&) {
       const Tensor a = drawn({kM, kN}, dtype, 1), b = drawn({kK, kN}, dtype, 2);
       const Tensor c = drawn({kM, kK}, dtype, 3);
-      const Tensor abt = summa::multiply_abt(part_of(a, Lies::kMatrix, grid),
-                                             part_of(b, Lies::kMatrix, grid),
-                                             grid);
-      const Tensor atb = summa::multiply_atb(part_of(c, Lies::kMatrix, grid),
-                                             part_of(a, Lies::kMatrix, grid),
-                                             grid);
+      const Tensor abt =
+          summa::multiply_abt(part_of(a, Lies::kMatrix, grid),
+                              part_of(b, Lies::kMatrix, grid), grid);
+      const Tensor atb =
+          summa::multiply_atb(part_of(c, Lies::kMatrix, grid),
+                              part_of(a, Lies::kMatrix, grid), grid);
       return bitwise_equal(abt, part_of(in_rank_order(a, 1, b, 1, q),
                                         Lies::kMatrix, grid)) &&
              bitwise_equal(atb, part_of(in_rank_order(c, 0, a, 0, q),
@@ -75,12 +74,13 @@ TEST_P(SummaProducts, AreClosedUnderDifferentiation) {
   const Sizes sizes{GetParam()};
   const auto layer = [](const Shape& a, const Shape& b, bool ta, bool tb,
                         auto product) {
-    return Layer{{{a, Lies::kMatrix}, {b, Lies::kMatrix}},
-                 Lies::kMatrix,
-                 [=](const Tensors& in) { return matmul(in[0], in[1], ta, tb); },
-                 [=](const Tensors& in, const Grid& grid) {
-                   return product(in[0], in[1], grid);
-                 }};
+    return Layer{
+        {{a, Lies::kMatrix}, {b, Lies::kMatrix}},
+        Lies::kMatrix,
+        [=](const Tensors& in) { return matmul(in[0], in[1], ta, tb); },
+        [=](const Tensors& in, const Grid& grid) {
+          return product(in[0], in[1], grid);
+        }};
   };
   expect_one_device(layer({kM, kK}, {kK, kN}, false, false, summa::product_ab),
                     sizes);
@@ -132,8 +132,9 @@ TEST(SummaLedger, OfTheDocumentsLinear) {
     const double sent = elements_sent(world);
     autograd::backward({y}, {drawn(y.shape(), DType::kF32, 3)});
     Calls backward = calls(world);
-    backward.erase(backward.begin(),
-                   backward.begin() + static_cast<std::ptrdiff_t>(forward.size()));
+    backward.erase(
+        backward.begin(),
+        backward.begin() + static_cast<std::ptrdiff_t>(forward.size()));
     EXPECT_EQ(sent, 66560);
     EXPECT_EQ(elements_sent(world), 199680);
     return std::pair(forward, backward);
@@ -155,7 +156,8 @@ TEST(SummaLedger, EachProductSendsTheTwoMovedMatrices) {
   for (const int q : {2, 3}) {
     for (const std::int64_t n : {6, 18, 30}) {
       const std::int64_t m = 12, k = 24;
-      const auto sent = on_grid({q}, [&](const Grid& grid, ProcessGroup& world) {
+      const auto sent = on_grid({q}, [&](const Grid& grid,
+                                         ProcessGroup& world) {
         Tensor x = drawn({m / q, k / q}, DType::kF64, 1).set_requires_grad();
         Tensor w = drawn({k / q, n / q}, DType::kF64, 2).set_requires_grad();
         const Tensor y = summa::linear(x, w, Tensor(), grid);
@@ -163,8 +165,8 @@ TEST(SummaLedger, EachProductSendsTheTwoMovedMatrices) {
         autograd::backward({y}, {drawn(y.shape(), DType::kF64, 3)});
         return std::pair(forward, elements_sent(world) - forward);
       });
-      const double each = (q - 1.0) / (q * q) *
-                          static_cast<double>(m * k + k * n);
+      const double each =
+          (q - 1.0) / (q * q) * static_cast<double>(m * k + k * n);
       for (const auto& [forward, backward] : sent) {
         EXPECT_NEAR(forward, each, 1e-9);
         EXPECT_NEAR(backward, 2 * each, 1e-9);

@@ -110,14 +110,13 @@ inline double difference(const Layer& layer, const Grid& grid, DType dtype) {
   const Tensor dy = drawn(y.shape(), dtype, 99);
   autograd::backward({y}, {dy});
   autograd::backward({own}, {part_of(dy, layer.output, grid)});
-  double largest = max_abs_difference(
-      own.detach(), part_of(y.detach(), layer.output, grid));
+  double largest =
+      max_abs_difference(own.detach(), part_of(y.detach(), layer.output, grid));
   for (std::size_t i = 0; i < whole.size(); ++i) {
     largest = std::max(
-        largest,
-        max_abs_difference(parts[i].grad(), part_of(whole[i].grad(),
-                                                    layer.inputs[i].lies,
-                                                    grid)));
+        largest, max_abs_difference(
+                     parts[i].grad(),
+                     part_of(whole[i].grad(), layer.inputs[i].lies, grid)));
   }
   return largest;
 }
@@ -125,8 +124,7 @@ inline double difference(const Layer& layer, const Grid& grid, DType dtype) {
 /// The largest over the ranks of a grid.
 inline double difference(const Layer& layer, const Sizes& sizes, DType dtype) {
   double largest = 0;
-  for (const double each :
-       on_grid(sizes, [&](const Grid& grid, ProcessGroup&) {
+  for (const double each : on_grid(sizes, [&](const Grid&grid, ProcessGroup&) {
          return difference(layer, grid, dtype);
        })) {
     largest = std::max(largest, each);
