@@ -5,7 +5,7 @@
 //
 //   Grid grid = grid_of(mesh);
 //   Tensor y = linear(x, weight, bias, grid);     // blocks in, blocks out
-//   Gpt model(config, init, layers(grid, {}));    // a whole GPT in blocks
+//   Gpt model(config, init, layers(grid));        // a whole GPT in blocks
 //
 // Activations [B, S, N] lie in blocks: rank (i, j, k) has part k q + i of the
 // batch and part j of N. Weights are blocks (i, j), vectors pieces i of pieces j.

@@ -160,8 +160,8 @@ TEST(CubeLedger, OfTheLayersBesideTheProducts) {
     EXPECT_EQ(log[1][1].substr(0, 11), "all_reduce ");
     EXPECT_EQ(log[2], (Calls{"all_gather i 48", "reduce_scatter j 96"}));
     EXPECT_EQ(log[3], (Calls{"all_gather j 96", "reduce_scatter i 48"}));
-    EXPECT_EQ(log[4], (Calls{"all_gather j 96", "all_gather i 128",
-                             "reduce_scatter k 192"}));
+    EXPECT_EQ(log[4], (Calls{"all_gather j 96", "all_gather i 64",
+                             "reduce_scatter k 96"}));
     EXPECT_EQ(log[5].size(), 4u);  // The bias over i and k, and the product's 3
     EXPECT_EQ(log[6],
               (Calls{"all_reduce j 6", "all_reduce j 6", "all_reduce j 6",
