@@ -16,24 +16,12 @@ Shape with_rows(const Shape& shape, std::int64_t rows) {
   return result;
 }
 
-/// The ranks' rows end to end, unrecorded.
 Tensor gathered(const Tensor& own, ProcessGroup& group) {
-  Tensor all = Tensor::empty(with_rows(own.shape(), own.size(0) * group.size()),
-                             own.options());
-  group.all_gather(all, own).wait();
-  return all;
+  return InFlight::gather(own, group).wait();
 }
 
-/// This rank's rows of the sum, unrecorded.
 Tensor scattered(const Tensor& partial, ProcessGroup& group) {
-  SB_CHECK(partial.size(0) % group.size() == 0, "reduce_scatter over \"",
-           group.name(), "\": ", partial.size(0), " rows do not divide over ",
-           group.size(), " ranks");
-  Tensor own =
-      Tensor::empty(with_rows(partial.shape(), partial.size(0) / group.size()),
-                    partial.options());
-  group.reduce_scatter(own, partial).wait();
-  return own;
+  return InFlight::scatter(partial, group).wait();
 }
 
 /// A number per row, so that it broadcasts over the row.
@@ -42,6 +30,38 @@ Tensor column(const Tensor& values) {
 }
 
 }  // namespace
+
+InFlight InFlight::gather(const Tensor& own, ProcessGroup& group) {
+  InFlight call;
+  call.input_ = own;
+  call.result_ = own;
+  if (group.size() == 1) return call;
+  call.result_ = Tensor::empty(
+      with_rows(own.shape(), own.size(0) * group.size()), own.options());
+  call.work_ = group.all_gather(call.result_, own);
+  return call;
+}
+
+InFlight InFlight::scatter(const Tensor& partial, ProcessGroup& group) {
+  SB_CHECK(partial.size(0) % group.size() == 0, "reduce_scatter over \"",
+           group.name(), "\": ", partial.size(0), " rows do not divide over ",
+           group.size(), " ranks");
+  InFlight call;
+  call.input_ = partial;
+  call.result_ = partial;
+  if (group.size() == 1) return call;
+  call.result_ =
+      Tensor::empty(with_rows(partial.shape(), partial.size(0) / group.size()),
+                    partial.options());
+  call.work_ = group.reduce_scatter(call.result_, partial);
+  return call;
+}
+
+Tensor InFlight::wait() {
+  work_.wait();
+  input_ = Tensor();
+  return result_;
+}
 
 Tensor as_matrix(const Tensor& x) { return reshape(x, {-1, x.size(-1)}); }
 

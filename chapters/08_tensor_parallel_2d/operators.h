@@ -23,6 +23,20 @@ Tensor replicated(const Tensor& parameter, ProcessGroup* group);
 /// identity, since every rank has the whole gradient of the sum already.
 Tensor sum_over(const Tensor& partial, ProcessGroup& group);
 
+/// A call under way, unrecorded; `wait` returns its result.
+class InFlight {
+ public:
+  /// The ranks' rows end to end.
+  static InFlight gather(const Tensor& own, ProcessGroup& group);
+  /// This rank's rows of the sum over ranks.
+  static InFlight scatter(const Tensor& partial, ProcessGroup& group);
+  Tensor wait();
+
+ private:
+  Tensor input_, result_;
+  Work work_;
+};
+
 /// The ranks' rows end to end: all_gather on dim 0. Backward: reduce_scatter.
 Tensor gather_rows(const Tensor& own, ProcessGroup& group);
 /// This rank's rows of the sum over ranks: reduce_scatter on dim 0. Backward:

@@ -15,6 +15,7 @@ namespace shardbook::cube {
 using summa::as_matrix;
 using summa::gather_rows;
 using summa::GradientScope;
+using summa::InFlight;
 using summa::mean_over;
 using summa::replicated;
 using summa::scatter_rows;
@@ -28,11 +29,6 @@ namespace {
 Shape with_last(Shape shape, std::int64_t last) {
   shape.back() = last;
   return shape;
-}
-
-/// x as rows, gathered from the ranks of INPUT.
-Tensor gathered_input(const Tensor& x, const Roles& roles) {
-  return as_matrix(gather_rows(x, *roles.input));
 }
 
 }  // namespace
@@ -52,29 +48,49 @@ Tensor product(const Tensor& x, const Tensor& weight, const Cube& cube,
   Tensor y, kept_x, kept_weight;
   {
     const NoGrad no_grad;
-    const Tensor all_x = gathered_input(x, roles);
-    const Tensor all_weight = gather_rows(weight, *roles.weight);
-    Tensor partial = matmul(all_x, all_weight, false, trans_weight);
-    if (cube.keep_gathered) kept_x = all_x, kept_weight = all_weight;
-    y = as_matrix(scatter_rows(partial, *roles.output));
+    // Both operands arrive at the same time, over two axes
+    InFlight x_arrives = InFlight::gather(x, *roles.input);
+    InFlight weight_arrives = InFlight::gather(weight, *roles.weight);
+    const Tensor all_x = as_matrix(x_arrives.wait());
+    const Tensor all_weight = weight_arrives.wait();
+    // The sums over the third axis leave rows (i, k)
+    const Tensor partial = matmul(all_x, all_weight, false, trans_weight);
+    y = InFlight::scatter(partial, *roles.output).wait();
     y = reshape(y, with_last(x.shape(), y.size(1))).detach();
+    if (cube.keep_gathered) kept_x = all_x, kept_weight = all_weight;
   }
   autograd::record("product_3d", {x, weight}, {y}, [=](const Tensors& grads) {
-    const Tensor dy = gather_rows(as_matrix(grads[0]), *roles.output);
-    Tensors result(2);
-    if (x.requires_grad()) {
-      const Tensor all_weight = kept_weight.defined()
-                                    ? kept_weight
-                                    : gather_rows(weight, *roles.weight);
-      const Tensor dx = matmul(dy, all_weight, false, !trans_weight);
-      result[0] = reshape(scatter_rows(dx, *roles.input), x.shape());
+    const bool needs_x = x.requires_grad();
+    const bool needs_weight = weight.requires_grad();
+    // All three arrive at the same time, over three axes
+    InFlight dy_arrives = InFlight::gather(as_matrix(grads[0]), *roles.output);
+    InFlight weight_arrives, x_arrives;
+    if (needs_x && !kept_weight.defined()) {
+      weight_arrives = InFlight::gather(weight, *roles.weight);
     }
-    if (weight.requires_grad()) {
-      const Tensor all_x = kept_x.defined() ? kept_x : gathered_input(x, roles);
+    if (needs_weight && !kept_x.defined()) {
+      x_arrives = InFlight::gather(x, *roles.input);
+    }
+    const Tensor dy = dy_arrives.wait();
+    Tensors result(2);
+    InFlight dx_leaves;
+    if (needs_x) {
+      const Tensor all_weight =
+          kept_weight.defined() ? kept_weight : weight_arrives.wait();
+      dx_leaves = InFlight::scatter(
+          matmul(dy, all_weight, false, !trans_weight), *roles.input);
+    }
+    // The sum of dX travels while dW is computed
+    if (needs_weight) {
+      const Tensor all_x =
+          kept_x.defined() ? kept_x : as_matrix(x_arrives.wait());
       const Tensor dw = trans_weight ? matmul(dy, all_x, true, false)
                                      : matmul(all_x, dy, true, false);
+      if (needs_x) result[0] = reshape(dx_leaves.wait(), x.shape());
       const GradientScope kind(weight);
-      result[1] = scatter_rows(dw, *roles.weight);
+      result[1] = InFlight::scatter(dw, *roles.weight).wait();
+    } else if (needs_x) {
+      result[0] = reshape(dx_leaves.wait(), x.shape());
     }
     return result;
   });
