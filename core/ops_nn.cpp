@@ -11,7 +11,6 @@
 #include "core/kernels/reduce.h"
 #include "core/kernels/softmax.h"
 #include "core/ops.h"
-#include "core/part_ops.h"
 
 namespace shardbook {
 
@@ -78,10 +77,8 @@ kernels::GlobalView global_view(const Shape& shape, const ShardView& shard) {
 
 namespace {
 
-Tensor rows_by_index(const Tensor& table, const Tensor& indices,
-                     const kernels::TableShape& table_shape) {
-  SB_CHECK(table.ndim() == 2, "embedding: the table has shape ",
-           shape_text(table.shape()), "; give [rows, columns]");
+Tensor look_up(const Tensor& table, const Tensor& indices,
+               const kernels::TableShape& table_shape) {
   SB_CHECK(!is_floating(indices.dtype()), "embedding: indices are ",
            dtype_name(indices.dtype()), "; give i64 or i32");
   check_same_device("embedding", table, indices);
@@ -116,17 +113,23 @@ Tensor rows_by_index(const Tensor& table, const Tensor& indices,
   return y;
 }
 
+void check_table(const Tensor& table) {
+  SB_CHECK(table.ndim() == 2, "embedding: the table has shape ",
+           shape_text(table.shape()), "; give [rows, columns]");
+}
+
 }  // namespace
 
 Tensor embedding(const Tensor& table, const Tensor& indices) {
-  return rows_by_index(table, indices, {table.size(0), table.size(-1)});
+  check_table(table);
+  return look_up(table, indices, {table.size(0), table.size(1)});
 }
 
 Tensor embedding_part(const Tensor& table, const Tensor& indices,
                       std::int64_t first_row) {
-  return rows_by_index(
-      table, indices,
-      {table.size(0), table.size(-1), first_row, /*skip_foreign=*/true});
+  check_table(table);
+  return look_up(table, indices,
+                 {table.size(0), table.size(1), first_row, true});
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
@@ -382,23 +385,14 @@ Tensor dropout(const Tensor& x, double p, const ShardView& shard) {
 
 // --- Losses ------------------------------------------------------------------------
 
-namespace {
-
-void check_targets(const char* op, const Tensor& logits, const Tensor& targets,
-                   std::int64_t rows) {
-  SB_CHECK(targets.dtype() == DType::kI64 && targets.numel() == rows, op,
-           ": targets ", dtype_name(targets.dtype()),
-           shape_text(targets.shape()), " for logits ",
-           shape_text(logits.shape()), "; give one i64 per row");
-  check_same_device(op, logits, targets);
-}
-
-}  // namespace
-
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      Reduction reduction) {
   const Rows n = rows_of("cross_entropy", logits);
-  check_targets("cross_entropy", logits, targets, n.rows);
+  SB_CHECK(targets.dtype() == DType::kI64 && targets.numel() == n.rows,
+           "cross_entropy: targets ", dtype_name(targets.dtype()),
+           shape_text(targets.shape()), " for logits ",
+           shape_text(logits.shape()), "; give one i64 per row");
+  check_same_device("cross_entropy", logits, targets);
   const DType stat = internal::stat_dtype(logits.dtype());
   Tensor loss = Tensor::empty({}, {stat, logits.device()});
   Tensor lse = Tensor::empty({n.rows}, {stat, logits.device()});
@@ -429,45 +423,6 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
            return Tensors{dlogits};
          });
   return loss;
-}
-
-PartialLoss cross_entropy_part(const Tensor& logits, const Tensor& targets,
-                               std::int64_t first) {
-  const Rows n = rows_of("cross_entropy_part", logits);
-  check_targets("cross_entropy_part", logits, targets, n.rows);
-  const DType stat = internal::stat_dtype(logits.dtype());
-  PartialLoss part;
-  part.logsumexp = Tensor::empty({n.rows}, {stat, logits.device()});
-  Tensor losses = part.logsumexp.empty_like();
-  {
-    OpScope scope("cross_entropy", 5 * count(logits), bytes_of({&logits}),
-                  logits);
-    if (scope.runs()) {
-      kernels::cross_entropy(scope.kernels(), logits.dtype(), n.rows, n.cols,
-                             logits.raw(), targets.data<std::int64_t>(),
-                             losses.raw(), part.logsumexp.raw(),
-                             kernels::ClassPart{first, true});
-    }
-  }
-  part.target = sub(part.logsumexp, losses);
-  return part;
-}
-
-Tensor cross_entropy_part_backward(const Tensor& logits, const Tensor& targets,
-                                   std::int64_t first, const Tensor& logsumexp,
-                                   const Tensor& dloss) {
-  const Rows n = rows_of("cross_entropy_part", logits);
-  check_targets("cross_entropy_part", logits, targets, n.rows);
-  Tensor dlogits = logits.empty_like();
-  OpScope scope("cross_entropy", 3 * count(logits),
-                bytes_of({&logits, &dlogits}), logits);
-  if (scope.runs()) {
-    kernels::cross_entropy_backward(
-        scope.kernels(), logits.dtype(), n.rows, n.cols, logits.raw(),
-        targets.data<std::int64_t>(), logsumexp.raw(), dloss.raw(),
-        /*mean=*/false, dlogits.raw(), kernels::ClassPart{first, true});
-  }
-  return dlogits;
 }
 
 Tensor mse_loss(const Tensor& x, const Tensor& target) {

@@ -9,7 +9,6 @@
 #include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
-#include "core/part_ops.h"
 
 namespace shardbook::summa {
 namespace {
@@ -144,9 +143,8 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
                                          const Grid& grid,
                                          std::int64_t vocabulary) {
   const std::int64_t own = logits.size(-1), first = grid.j() * own;
-  const Tensor mean =
-      split_cross_entropy(without_padding(logits, first, vocabulary),
-                          own_rows(targets, grid), first, *grid.row);
+  const Tensor mean = split_cross_entropy(logits, own_rows(targets, grid),
+                                          first, *grid.row, vocabulary);
   note_local_loss(mean);
   return mean_over(mean, {grid.batch});
 }

@@ -1,11 +1,8 @@
 #include "chapters/08_tensor_parallel_2d/operators.h"
 
-#include <algorithm>
-
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "core/autograd.h"
 #include "core/check.h"
-#include "core/part_ops.h"
 
 namespace shardbook::summa {
 namespace {
@@ -200,40 +197,16 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
 // --- Loss ----------------------------------------------------------------------
 
 Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
-                           std::int64_t first, ProcessGroup& group) {
+                           std::int64_t first, ProcessGroup& group,
+                           std::int64_t vocabulary) {
   if (group.size() == 1) return cross_entropy(logits, targets);
-  Tensor loss, logsumexp;
-  {
-    const NoGrad no_grad;
-    const PartialLoss part = cross_entropy_part(logits, targets, first);
-    const Tensor largest = part.logsumexp.clone();
-    group.all_reduce(largest, ReduceOp::kMax, "largest").wait();
-    group.all_reduce(part.target, ReduceOp::kSum, "targets").wait();
-    const Tensor sums = exp(sub(part.logsumexp, largest));
-    group.all_reduce(sums, ReduceOp::kSum, "sums").wait();
-    logsumexp = add(log(sums), largest);
-    loss = mean(sub(logsumexp, part.target)).detach();
-  }
-  const double rows = static_cast<double>(targets.numel());
-  autograd::record(
-      "split_cross_entropy", {logits}, {loss}, [=](const Tensors& grads) {
-        return Tensors{cross_entropy_part_backward(
-            logits, targets, first, logsumexp, scale(grads[0], 1 / rows))};
+  if (vocabulary == 0) vocabulary = logits.size(-1) * group.size();
+  return cross_entropy_part(
+      logits, targets, first, vocabulary,
+      [&group](const Tensor& x, bool is_max) {
+        group.all_reduce(x, is_max ? ReduceOp::kMax : ReduceOp::kSum, "loss")
+            .wait();
       });
-  return loss;
-}
-
-Tensor without_padding(const Tensor& logits, std::int64_t first,
-                       std::int64_t vocabulary) {
-  const std::int64_t own = logits.size(-1);
-  const std::int64_t real =
-      std::clamp<std::int64_t>(vocabulary - first, 0, own);
-  if (vocabulary == 0 || real == own) return logits;
-  // Not -infinity: a rank may have padding alone, and no largest logit then
-  const double low = logits.dtype() == DType::kF16 ? -6e4 : -1e30;
-  const Tensor mask = Tensor::full({own}, low, logits.options());
-  if (real > 0) mask.rows_view(0, real).zero();
-  return add(logits, mask);
 }
 
 Tensor mean_over(const Tensor& mean, const std::vector<ProcessGroup*>& groups) {

@@ -52,16 +52,12 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
                         const Tensor& beta, ProcessGroup& group, double eps);
 
 /// Mean cross-entropy of rows whose classes are cut over `group`: logits
-/// [.., v] are classes first .. first + v - 1. Three all_reduces of one value
-/// per row forward (largest logsumexp, logits of the targets, sums of
-/// exponentials), none backward. Megatron-LM (Shoeybi et al. 2019), section 3.
+/// [.., v] are classes first .. first + v - 1, and those from `vocabulary` on are
+/// padding (0: none is). See cross_entropy_part: three all_reduces of one value
+/// per row forward, none backward.
 Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
-                           std::int64_t first, ProcessGroup& group);
-
-/// Logits of classes first .. first + v - 1, of which those from `vocabulary` on
-/// are padding: so low that they count for nothing. 0: none is.
-Tensor without_padding(const Tensor& logits, std::int64_t first,
-                       std::int64_t vocabulary);
+                           std::int64_t first, ProcessGroup& group,
+                           std::int64_t vocabulary = 0);
 
 /// The mean of the ranks' means over equally many items: an all_reduce over
 /// each group in turn. Backward divides by the number of ranks and sends nothing.

@@ -5,7 +5,7 @@
 
 #include "core/autograd.h"
 #include "core/check.h"
-#include "core/part_ops.h"
+#include "core/inplace.h"
 
 namespace shardbook::summa {
 namespace {

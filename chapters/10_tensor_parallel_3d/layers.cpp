@@ -8,7 +8,6 @@
 #include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
-#include "core/part_ops.h"
 
 namespace shardbook::cube {
 
@@ -22,7 +21,6 @@ using summa::scatter_rows;
 using summa::split_cross_entropy;
 using summa::split_layer_norm;
 using summa::sum_over;
-using summa::without_padding;
 
 namespace {
 
@@ -199,9 +197,9 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
   const Roles& roles = cube.roles(layout);
   const std::int64_t own = logits.size(-1);
   const std::int64_t first = cube.place.column_part(layout) * own;
-  const Tensor mean = split_cross_entropy(
-      without_padding(logits, first, vocabulary),
-      own_rows(targets, cube, layout), first, *roles.output);
+  const Tensor mean =
+      split_cross_entropy(logits, own_rows(targets, cube, layout), first,
+                          *roles.output, vocabulary);
   note_local_loss(mean);
   return mean_over(mean, {roles.input, roles.weight});
 }

@@ -13,13 +13,6 @@ namespace shardbook::kernels {
 /// Targets with this value count for nothing.
 constexpr std::int64_t kIgnoreIndex = -100;
 
-/// Where the columns are classes [first, first + cols) of more: a target outside
-/// them is foreign, and has no column here.
-struct ClassPart {
-  std::int64_t first = 0;
-  bool skip_foreign = false;
-};
-
 /// y = exp(x - max) / sum. y may be x. A row that is all -inf gives NaN.
 SHARDBOOK_KERNEL(softmax,
                  void(KernelContext& context, DType dtype, std::int64_t rows,
@@ -48,13 +41,12 @@ SHARDBOOK_KERNEL(log_softmax_backward,
 ///   logits          [rows, cols]
 ///   loss, logsumexp [rows] stat, written; logsumexp may be null
 ///
-/// Throws Error for a target outside [0, cols) that is not ignored. With
-/// part.skip_foreign, the loss of a foreign target is logsumexp(logits[r]).
+/// Throws Error for a target outside [0, cols) that is not ignored.
 SHARDBOOK_KERNEL(cross_entropy,
                  void(KernelContext& context, DType dtype, std::int64_t rows,
                       std::int64_t cols, const void* logits,
-                      const std::int64_t* targets, void* loss, void* logsumexp,
-                      ClassPart part));
+                      const std::int64_t* targets, void* loss,
+                      void* logsumexp));
 
 /// loss = sum of losses, added in f64; with `mean`, divided by the number of
 /// targets that are not ignored.
@@ -67,13 +59,11 @@ SHARDBOOK_KERNEL(reduce_losses,
 
 /// dlogits = (softmax(logits) - onehot(targets)) * dloss, divided by the number
 /// of targets that are not ignored with `mean`; rows that are ignored get
-/// zeros. dlogits may be logits. dloss [1] stat. With part.skip_foreign,
-/// logsumexp is that of all classes, and a foreign target subtracts nothing.
+/// zeros. dlogits may be logits. dloss [1] stat.
 SHARDBOOK_KERNEL(cross_entropy_backward,
                  void(KernelContext& context, DType dtype, std::int64_t rows,
                       std::int64_t cols, const void* logits,
                       const std::int64_t* targets, const void* logsumexp,
-                      const void* dloss, bool mean, void* dlogits,
-                      ClassPart part));
+                      const void* dloss, bool mean, void* dlogits));
 
 }  // namespace shardbook::kernels

@@ -50,16 +50,12 @@ Compute<T> log_sum_exp(const T* x, std::int64_t n) {
   return max + std::log(exp_row(x, n, max, static_cast<T*>(nullptr)));
 }
 
-/// The target's column; -1 for a foreign one, and for kIgnoreIndex.
-std::int64_t column_of(std::int64_t target, std::int64_t row, std::int64_t cols,
-                       const ClassPart& part) {
-  if (target == kIgnoreIndex) return -1;
-  const std::int64_t column = target - part.first;
-  if (column >= 0 && column < cols) return column;
-  SB_CHECK(part.skip_foreign && target >= 0, "cross_entropy: target ", target,
-           " in row ", row, "; classes are ", part.first, " to ",
-           part.first + cols - 1);
-  return -1;
+template <typename T>
+std::int64_t checked_target(std::int64_t target, std::int64_t row,
+                            std::int64_t cols) {
+  SB_CHECK(target >= 0 && target < cols, "cross_entropy: target ", target,
+           " in row ", row, "; classes are 0 to ", cols - 1);
+  return target;
 }
 
 double num_counted(std::int64_t rows, const std::int64_t* targets) {
@@ -144,19 +140,18 @@ void log_softmax_backward(KernelContext&, DType dtype, std::int64_t rows,
 
 void cross_entropy(KernelContext&, DType dtype, std::int64_t rows,
                    std::int64_t cols, const void* logits,
-                   const std::int64_t* targets, void* loss, void* logsumexp,
-                   ClassPart part) {
+                   const std::int64_t* targets, void* loss, void* logsumexp) {
   dispatch_floating("cross_entropy", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
     for_rows(rows, cols, [&](std::int64_t r) {
       const T* in = static_cast<const T*>(logits) + r * cols;
       const bool ignored = targets[r] == kIgnoreIndex;
-      const std::int64_t column = column_of(targets[r], r, cols, part);
+      const std::int64_t target =
+          ignored ? 0 : checked_target<T>(targets[r], r, cols);
       const S total = log_sum_exp(in, cols);
       if (logsumexp != nullptr) static_cast<S*>(logsumexp)[r] = total;
-      const S hit = column < 0 ? S(0) : S(widen(in[column]));
-      static_cast<S*>(loss)[r] = ignored ? S(0) : total - hit;
+      static_cast<S*>(loss)[r] = ignored ? S(0) : total - widen(in[target]);
     });
   });
 }
@@ -172,8 +167,7 @@ void reduce_losses(KernelContext& context, DType stat, std::int64_t rows,
 void cross_entropy_backward(KernelContext&, DType dtype, std::int64_t rows,
                             std::int64_t cols, const void* logits,
                             const std::int64_t* targets, const void* logsumexp,
-                            const void* dloss, bool mean, void* dlogits,
-                            ClassPart part) {
+                            const void* dloss, bool mean, void* dlogits) {
   dispatch_floating("cross_entropy_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
@@ -188,15 +182,13 @@ void cross_entropy_backward(KernelContext&, DType dtype, std::int64_t rows,
         std::fill(out, out + cols, narrow<T>(S(0)));
         return;
       }
-      const std::int64_t column = column_of(targets[r], r, cols, part);
+      const std::int64_t target = checked_target<T>(targets[r], r, cols);
       const S total = static_cast<const S*>(logsumexp)[r];
-      const S hit = column < 0 ? S(0) : S(widen(in[column]));
+      const S at_target = exp_vec(V(widen(in[target]) - total)).get(0) - S(1);
       const V shift(total), by(factor);
       map_range(cols, in, out,
                 [&](const V& v) { return exp_vec(v - shift) * by; });
-      if (column < 0) return;
-      const S at_target = exp_vec(V(hit - total)).get(0) - S(1);
-      out[column] = narrow<T>(at_target * factor);
+      out[target] = narrow<T>(at_target * factor);
     });
   });
 }

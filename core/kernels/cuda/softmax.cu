@@ -138,20 +138,13 @@ struct OnlineSum {
   }
 };
 
-/// The column of a row's target; -1 for a foreign one; kIgnoreIndex for a target
-/// that is ignored, or that is no class either, which the host hears of.
+/// The target of a row; kIgnoreIndex for one that is no class either, which
+/// the host hears of.
 __device__ inline std::int64_t checked_target(std::int64_t target,
                                               std::int64_t cols,
-                                              const ClassPart& part,
                                               DeviceError* error) {
-  if (target == kIgnoreIndex) return kIgnoreIndex;
-  const std::int64_t column = target - part.first;
-  if (column >= 0 && column < cols) return column;
-  if (part.skip_foreign && target >= 0) return -1;
-  if (error != nullptr) {
-    report(error, DeviceError::kTargetOutside, target, part.first,
-           part.first + cols);
-  }
+  if (target == kIgnoreIndex || (target >= 0 && target < cols)) return target;
+  report(error, DeviceError::kTargetOutside, target, 0, cols);
   return kIgnoreIndex;
 }
 
@@ -159,7 +152,7 @@ template <typename T, typename Shape>
 __global__ void cross_entropy_rows(std::int64_t rows, std::int64_t cols,
                                    const T* logits, const std::int64_t* targets,
                                    Compute<T>* loss, Compute<T>* logsumexp,
-                                   ClassPart part, DeviceError* error) {
+                                   DeviceError* error) {
   using S = Compute<T>;
   const std::int64_t row = Shape::first_row();
   if (row >= rows) return;
@@ -173,10 +166,9 @@ __global__ void cross_entropy_rows(std::int64_t rows, std::int64_t cols,
   if (Shape::thread() != 0) return;
   // A row that is all -infinity gives NaN.
   const S total = max + std::log(max == lowest<S>() ? max - max : sum);
-  const std::int64_t column = checked_target(targets[row], cols, part, error);
+  const std::int64_t target = checked_target(targets[row], cols, error);
   if (logsumexp != nullptr) logsumexp[row] = total;
-  const S hit = column < 0 ? S(0) : S(widen(in[column]));
-  loss[row] = column == kIgnoreIndex ? S(0) : total - hit;
+  loss[row] = target == kIgnoreIndex ? S(0) : total - widen(in[target]);
 }
 
 /// dlogits of all rows; `factor` is computed by loss_factor.
@@ -186,15 +178,14 @@ __global__ void cross_entropy_gradients(std::int64_t rows, std::int64_t cols,
                                         const std::int64_t* targets,
                                         const Compute<T>* logsumexp,
                                         const Compute<T>* factor, T* dlogits,
-                                        ClassPart part, DeviceError* error) {
+                                        DeviceError* error) {
   using S = Compute<T>;
   const std::int64_t row = Shape::first_row();
   if (row >= rows) return;
   T* const out = dlogits + row * cols;
-  // One thread of the row reports what is wrong with its target
-  const std::int64_t target = checked_target(
-      targets[row], cols, part, Shape::thread() == 0 ? error : nullptr);
-  const bool ignored = target == kIgnoreIndex;
+  std::int64_t target = targets[row];
+  if (Shape::thread() == 0) checked_target(target, cols, error);
+  const bool ignored = target < 0 || target >= cols;
   const S total = logsumexp[row], by = *factor;
   walk_row<Shape>(
       logits + row * cols, cols, [&](const auto& v, std::int64_t column) {
@@ -325,16 +316,14 @@ void log_softmax_backward(KernelContext& context, DType dtype,
 
 void cross_entropy(KernelContext& context, DType dtype, std::int64_t rows,
                    std::int64_t cols, const void* logits,
-                   const std::int64_t* targets, void* loss, void* logsumexp,
-                   ClassPart part) {
+                   const std::int64_t* targets, void* loss, void* logsumexp) {
   with_floating("cross_entropy", dtype, [&](auto zero) {
     using T = decltype(zero);
     with_walk<T, kLanes<T>>(cols, [&](auto shape) {
       using Shape = decltype(shape);
       launch(context, "cross_entropy", Shape::grid(rows),
              dim3(Shape::kBlockThreads), cross_entropy_rows<T, Shape>, rows,
-             cols, logits, targets, loss, logsumexp, part,
-             cuda_state(context).error);
+             cols, logits, targets, loss, logsumexp, cuda_state(context).error);
     });
   });
 }
@@ -355,7 +344,7 @@ void cross_entropy_backward(KernelContext& context, DType dtype,
                             std::int64_t rows, std::int64_t cols,
                             const void* logits, const std::int64_t* targets,
                             const void* logsumexp, const void* dloss, bool mean,
-                            void* dlogits, ClassPart part) {
+                            void* dlogits) {
   with_floating("cross_entropy_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
@@ -370,7 +359,7 @@ void cross_entropy_backward(KernelContext& context, DType dtype,
       launch(context, "cross_entropy_backward", Shape::grid(rows),
              dim3(Shape::kBlockThreads), cross_entropy_gradients<T, Shape>,
              rows, cols, logits, targets, logsumexp, factor.data(), dlogits,
-             part, cuda_state(context).error);
+             cuda_state(context).error);
     };
     // Rows of both arrays meet whole vectors at the same elements, or never.
     const auto distance = reinterpret_cast<std::uintptr_t>(logits) -
