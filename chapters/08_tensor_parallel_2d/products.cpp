@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "core/autograd.h"
+#include "core/block_product.h"
 #include "core/check.h"
-#include "core/inplace.h"
 
 namespace shardbook::summa {
 namespace {
@@ -113,6 +113,7 @@ Tensor multiply_ab(const Tensor& a, const Tensor& b, const Grid& grid,
     columns_of_a.start(t);
     rows_of_b.start(t);
   };
+  // The blocks of step t + 1 arrive while those of step t are multiplied
   start(0);
   for (int t = 0; t < q; ++t) {
     start(t + 1);
@@ -128,6 +129,7 @@ Tensor multiply_abt(const Tensor& a, const Tensor& b, const Grid& grid) {
   check_blocks("A B^T", a, 1, b, 1);
   Panels rows_of_b(b, *grid.col, "B");
   PartialSums columns_of_c({a.size(0), b.size(0)}, a.options(), *grid.row, "C");
+  // The sum of step t travels while the product of step t + 1 is computed
   rows_of_b.start(0);
   for (int t = 0; t < grid.q(); ++t) {
     rows_of_b.start(t + 1);

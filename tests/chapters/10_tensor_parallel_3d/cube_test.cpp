@@ -196,6 +196,19 @@ TEST(CubeLayouts, ASumOfTwoIsRefused) {
   }
 }
 
+TEST(CubeLayouts, TravelThroughElementWiseOperations) {
+  const Tensor x =
+      cube::with_layout(drawn({2, 8}, DType::kF64, 1), Layout::kSwapped);
+  const Tensor plain = drawn({8}, DType::kF64, 2);
+  for (const Tensor& y :
+       {gelu(x), scale(x, 2), reshape(x, {4, 4}), dropout(x, 0.5), x.detach(),
+        add(x, plain), mul(plain, x), x.rows_view(0, 1)}) {
+    EXPECT_EQ(cube::layout_of(y), Layout::kSwapped);
+  }
+  // Other operations make tensors that say nothing
+  EXPECT_THROW(cube::layout_of(sum(x, 0)), Error);
+}
+
 TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
   const auto texts = on_cube(2, [](const Cube& cube, ProcessGroup&) {
     cube::Linear3D fc1("fc1", 8, 8, 1, {}, cube, Layout::kStraight);
