@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/block_product.h"
 #include "core/internal/op_scope.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/matmul.h"
@@ -33,13 +34,9 @@ Stored stored(const Tensor& x) {
   return {x.ndim() == 3 ? x.size(0) : 1, x.size(-2), x.size(-1)};
 }
 
-double flops_of(const kernels::MatmulArgs& args) {
-  return 2.0 * static_cast<double>(args.batch) * static_cast<double>(args.m) *
-         static_cast<double>(args.n) * static_cast<double>(args.k);
-}
-
-/// y = op(a) op(b), unrecorded.
-Tensor product(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
+/// op(a) op(b) of two matrices, or of two batches of them.
+kernels::MatmulArgs args_of(const Tensor& a, const Tensor& b, bool trans_a,
+                            bool trans_b) {
   internal::check_same_kind("matmul", a, b);
   const Stored sa = stored(a), sb = stored(b);
   kernels::MatmulArgs args;
@@ -56,6 +53,17 @@ Tensor product(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
   args.stride_a = sa.rows * sa.cols;
   args.stride_b = sb.rows * sb.cols;
   args.stride_c = args.m * args.n;
+  return args;
+}
+
+double flops_of(const kernels::MatmulArgs& args) {
+  return 2.0 * static_cast<double>(args.batch) * static_cast<double>(args.m) *
+         static_cast<double>(args.n) * static_cast<double>(args.k);
+}
+
+/// y = op(a) op(b), unrecorded.
+Tensor product(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
+  const kernels::MatmulArgs args = args_of(a, b, trans_a, trans_b);
   Tensor y = Tensor::empty(
       a.ndim() == 3 ? Shape{args.batch, args.m, args.n} : Shape{args.m, args.n},
       a.options());
@@ -177,6 +185,23 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
     return result;
   });
   return y;
+}
+
+void matmul_into(const Tensor& target, const Tensor& a, const Tensor& b,
+                 bool trans_a, bool trans_b, bool from_zero,
+                 const Tensor& bias) {
+  kernels::MatmulArgs args = args_of(a, b, trans_a, trans_b);
+  args.resume = !from_zero;
+  internal::check_same_kind("matmul_into", target, a);
+  SB_CHECK(a.ndim() == 2 && target.shape() == (Shape{args.m, args.n}),
+           "matmul_into: shape ", shape_text(target.shape()),
+           " for a product of [", args.m, ", ", args.n, "]");
+  OpScope scope("matmul", flops_of(args), bytes_of({&a, &b, &target, &bias}),
+                target, {args.m, args.n, args.k, 1});
+  if (scope.runs()) {
+    kernels::matmul(scope.kernels(), a.dtype(), args, a.raw(), b.raw(),
+                    target.raw(), bias.defined() ? bias.raw() : nullptr);
+  }
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,

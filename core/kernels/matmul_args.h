@@ -22,6 +22,7 @@ inline MatmulArgs checked_args(MatmulArgs args) {
     SB_CHECK(*ld >= cols, "matmul: ", name, " is ", *ld,
              ", less than the row of ", cols);
   };
+  args.accumulate = args.accumulate || args.resume;
   check_ld("lda", &args.lda, args.trans_a ? args.m : args.k);
   check_ld("ldb", &args.ldb, args.trans_b ? args.k : args.n);
   check_ld("ldc", &args.ldc, args.n);

@@ -278,6 +278,30 @@ TEST_P(Matmul, TheSlopeOfGeluFollowsTheProduct) {
   }
 }
 
+// Blocks of k, one after another, are one product: neither the blocks of 384
+// inside the kernel nor an addition at the end shows.
+TEST_P(Matmul, ResumesTheChainsOfEarlierBlocks) {
+  context.deterministic = true;
+  if (dtype == DType::kBF16 || dtype == DType::kF16) {
+    GTEST_SKIP() << "16 bits are rounded between the blocks";
+  }
+  Problem p = problem(1, 30, 40, 900, false, false);
+  const Array a = array(p.a), b = array(p.b);
+  Array whole = array(p.c), blocks = array(p.c);
+  matmul(context, dtype, p.args, a.data(), b.data(), whole.data());
+  const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
+  for (std::int64_t from = 0; from < 900; from += 450) {
+    MatmulArgs block = p.args;
+    block.k = 450;
+    block.resume = from > 0;
+    matmul(context, dtype, block,
+           static_cast<const char*>(a.data()) + from * element,
+           static_cast<const char*>(b.data()) + from * p.args.ldb * element,
+           blocks.data());
+  }
+  EXPECT_TRUE(blocks == whole);
+}
+
 SB_OVER_FLOATING_DTYPES(Matmul);
 
 TEST(MatmulErrors, GeluWantsOneDenseProduct) {
