@@ -137,6 +137,9 @@ Tensor log_softmax(const Tensor& x);
 
 struct AttentionOptions {
   std::int64_t heads = 1;
+  /// Key and value heads, each shared by heads / kv_heads consecutive query
+  /// heads (grouped queries); 0 means heads.
+  std::int64_t kv_heads = 0;
   bool causal = true;
   double dropout = 0.0;
   /// Softmax of scale * q k; 0 means 1 / sqrt(head size).
@@ -148,7 +151,7 @@ struct AttentionOptions {
 /// matrix: the backward computes the probabilities again. Dropout draws as
 /// `dropout` does, at the global positions of options.shard.
 Tensor attention(const Tensor& qkv, const AttentionOptions& options);
-/// The same with q [b, sq, h], k and v [b, sk, h].
+/// The same with q [b, sq, heads d], k and v [b, sk, kv_heads d].
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options);
 
