@@ -133,6 +133,20 @@ inline std::string joined(const std::vector<std::string>& messages) {
   return all;
 }
 
+inline bool has_text(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+inline Tensor normal(const Shape& shape, std::uint64_t stream) {
+  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
+  fill_normal(x, 5, stream, 0, 1);
+  return x;
+}
+
+inline double error_between(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() ? max_abs_difference(a, b) : 1e300;
+}
+
 inline Shape to_shape(const std::vector<int>& sizes) {
   return Shape(sizes.begin(), sizes.end());
 }

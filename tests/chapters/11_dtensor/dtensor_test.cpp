@@ -9,10 +9,6 @@
 namespace shardbook::dtensor_test {
 namespace {
 
-bool has_text(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // Every rank brings other values; those of coordinate 0 are the truth.
 TEST(DTensorDistribute, TheRankAtCoordinateZeroDecides) {
   for (const std::vector<int>& shape :

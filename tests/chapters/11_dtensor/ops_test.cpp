@@ -12,16 +12,6 @@
 namespace shardbook::dtensor_test {
 namespace {
 
-Tensor normal(const Shape& shape, std::uint64_t stream) {
-  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
-  fill_normal(x, 5, stream, 0, 1);
-  return x;
-}
-
-double error_between(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() ? max_abs_difference(a, b) : 1e300;
-}
-
 /// Layout of the result and calls of an operation, on a mesh of one axis.
 std::string chosen(
     int ranks, const std::vector<Tensor>& wholes,

@@ -31,20 +31,6 @@ Sequential make_mlp(std::int64_t in, std::int64_t hidden, std::int64_t out) {
   return model;
 }
 
-Tensor normal(const Shape& shape, std::uint64_t stream) {
-  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
-  fill_normal(x, 5, stream, 0, 1);
-  return x;
-}
-
-bool has_text(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-double error_between(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() ? max_abs_difference(a, b) : 1e300;
-}
-
 /// Parameters, and gradients of parameters, by name.
 using Named = std::map<std::string, Tensor>;
 
