@@ -48,6 +48,10 @@ std::pair<double, int> price(const Choice& choice,
   return sum;
 }
 
+bool is_average(const Placement& placement) {
+  return placement.is_partial() && placement.op == PartialOp::kAvg;
+}
+
 // The arrays have gone: nodes of the graph keep layouts alone.
 DTensor layout_of(const DTensor& x) {
   return DTensor(Tensor(), x.mesh(), x.placements(), x.shape(), x.gradient());
@@ -149,8 +153,9 @@ DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
           placements[axis] = partial();
         }
         // Each term of an average counts 1/P
-        if (mine.is_partial() && mine.op == PartialOp::kAvg) {
-          grad = scale(grad, static_cast<double>(layout.mesh().shape()[axis]));
+        const std::int64_t ranks = layout.mesh().shape()[axis];
+        if (is_average(mine) && ranks > 1) {
+          grad = scale(grad, static_cast<double>(ranks));
         }
       }
       return Tensors{layout.gradient()->add(layout, grad, placements)};
@@ -173,10 +178,9 @@ DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
         Tensor grad = redistribute_local(grads[0], layout.mesh(),
                                          layout.shape(), from, to);
         for (std::size_t axis = 0; axis < to.size(); ++axis) {
-          const Placement& mine = layout.placements()[axis];
-          if (mine.is_partial() && mine.op == PartialOp::kAvg) {
-            grad = scale(grad,
-                         1 / static_cast<double>(layout.mesh().shape()[axis]));
+          const std::int64_t ranks = layout.mesh().shape()[axis];
+          if (is_average(layout.placements()[axis]) && ranks > 1) {
+            grad = scale(grad, 1 / static_cast<double>(ranks));
           }
         }
         *arrived = to;
