@@ -60,23 +60,28 @@ MemoryBill Trainer::bill() const {
   const auto s = static_cast<double>(options_.seq);
   bill[MemoryKind::kInput] = rows * s * 2 * 8;
   bill[MemoryKind::kCommunication] = 8;
-  bill[MemoryKind::kGradient] = kNotPredicted;
+  // One rank on dp: the tied table has two gradients until they are added.
+  // Several: both come summed over dp, and are added before they are booked
+  const bool is_alone = d_ == 1;
+  bill[MemoryKind::kGradient] = (parameters + (is_alone ? v * h : 0)) * element;
   bill[MemoryKind::kActivation] = kNotPredicted;
-  if (d_ > 1 || micro_batches_ > 1) return bill;
+  if (micro_batches_ > 1) return bill;
 
-  // The tied table has two gradients until they are added
-  bill[MemoryKind::kGradient] = (parameters + v * h) * element;
   // Of a token, a block keeps x, two norms' outputs and x + attention whole,
   // and q, k, v, attention, c_fc and GELU by parts
-  const double tokens = rows * s;
+  const double tokens = rows / d_ * s;
   const auto heads = static_cast<double>(config().n_head);
   const double in_blocks =
       layers * tokens *
       ((4 * h + 12 * h / t_) * element + (4 + heads / t_) * stat);
-  const double scalars = 2 * stat;
+  // The loss, the gradients of the global and of the rank's mean
+  const double scalars = (is_alone ? 2 : 3) * stat;
+  // What FSDP has gathered stays for backward
+  const double gathered =
+      is_fsdp && !is_alone ? parameters_of_tp() * element : 0;
   const double at_loss =
-      in_blocks + tokens * (2 * h * element + 3 * stat + 2 * v * element) +
-      scalars;
+      in_blocks + gathered +
+      tokens * (2 * h * element + 3 * stat + 2 * v * element) + scalars;
   // dy and GELU's two gradients, beside its input but not its output; then the
   // gradient of the MLP's input, a copy of which is being summed
   const double has_dropout = options_.dropout > 0 ? 1 : 0;
@@ -84,7 +89,18 @@ MemoryBill Trainer::bill() const {
       in_blocks + tokens * (1 + has_dropout + 4 / t_) * h * element + scalars;
   const double at_sum =
       in_blocks + tokens * (3 - 8 / t_) * h * element + scalars;
-  bill[MemoryKind::kActivation] = std::max({at_loss, at_gelu, at_sum});
+  if (is_alone) {
+    bill[MemoryKind::kActivation] = std::max({at_loss, at_gelu, at_sum});
+    return bill;
+  }
+  // Over dp, gradients of weights have copies in flight, whose widest moment is
+  // left open where it may be above the loss
+  const auto positions = static_cast<double>(config().n_positions);
+  const double in_flight =
+      3 * std::max({(v + positions) * h, 4 * h * h / t_}) * element;
+  if (at_loss > gathered + std::max(at_gelu, at_sum) + in_flight) {
+    bill[MemoryKind::kActivation] = at_loss;
+  }
   return bill;
 }
 

@@ -3,7 +3,8 @@
 // Tensor parallelism by a plan: which module is cut how.
 //
 //   parallelize_module(gpt, Mesh(devices, {"tp"}),
-//                      {{"h.*.attn", pairwise()}, {"h.*.mlp", pairwise()}});
+//                      {{"transformer.h.*.attn", pairwise()},
+//                       {"transformer.h.*.mlp", pairwise()}});
 //   auto optimizer = make_optimizer("adamw", gpt.parameters(), how);  // after
 //
 // The model's code does not change. Parameters become this rank's blocks, and

@@ -6,6 +6,7 @@
 
 #include "chapters/11_dtensor/ops.h"
 #include "chapters/11_dtensor/picture.h"
+#include "chapters/11_dtensor/recipes.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -192,37 +193,6 @@ Topology topology_of(const TrainerOptions& how, int world_size) {
            "--mesh ", how.mesh, ": give DPxTP with a product of ", world_size,
            ", the world size");
   return Topology({"dp", "tp"}, sizes);
-}
-
-Tensor borrowed(const Tensor& parameter, const Mesh& dp,
-                const Placement& placement) {
-  if (dp.shape()[0] == 1) return parameter;
-  return from_local(parameter, dp, {placement})
-      .redistribute({replicate()})
-      .to_local({partial()});
-}
-
-void lend_parameters(Module& module, const Mesh& dp, const Placement& placement,
-                     const std::function<void(Module&)>& inside) {
-  const auto own =
-      std::make_shared<std::vector<std::pair<std::string, Tensor>>>();
-  const auto lend = [dp, placement, own](Module& module, Tensors&) {
-    own->clear();
-    module.replace_tensors([&](const std::string& name, const Tensor& tensor) {
-      own->emplace_back(name, tensor);
-      return borrowed(tensor, dp, placement);
-    });
-  };
-  const auto take_back = [own](Module& module, Tensors&) {
-    std::size_t next = 0;
-    module.replace_tensors([&](const std::string&, const Tensor&) {
-      return (*own)[next++].second;
-    });
-  };
-  const bool is_needed = dp.shape()[0] > 1;
-  if (is_needed) module.add_forward_pre_hook(lend);
-  inside(module);
-  if (is_needed) module.add_forward_hook(take_back);
 }
 
 Trainer::Trainer(const Options& options, const TrainerOptions& how,

@@ -7,11 +7,7 @@
 // column-cut and a row-cut layer. Axis dp cuts the batch. Its parameters are
 // replicas or shards, and a forward borrows them whole:
 //
-//   from_local(parameter, dp, {placement})
-//       .redistribute({replicate()})     // R: nothing; S(0): all-gather
-//       .to_local({partial()});          // backward: all-reduce; reduce-scatter
-//
-// With R that is DDP, with S(0) FSDP.
+// (recipes.h): with R that is DDP, with S(0) FSDP.
 
 #include <string>
 #include <vector>
@@ -33,14 +29,6 @@ struct TrainerOptions {
 /// The sizes of axes dp and tp for `--mesh`; empty: all ranks on tp. Throws
 /// Error where they do not give the world size.
 Topology topology_of(const TrainerOptions& how, int world_size);
-
-/// Adds `around` to a module: hooks of `inside` lie within those that lend the
-/// module's parameters, whole, to its forward.
-void lend_parameters(Module& module, const Mesh& dp, const Placement& placement,
-                     const std::function<void(Module&)>& inside);
-/// The parameter as a forward borrows it.
-Tensor borrowed(const Tensor& parameter, const Mesh& dp,
-                const Placement& placement);
 
 class Trainer : public ShardedTrainer {
  public:
