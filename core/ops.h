@@ -81,6 +81,12 @@ using InputGradientHook =
 Tensor linear(const Tensor& x, const Tensor& weight,
               const Tensor& bias = Tensor(),
               const InputGradientHook& hook = {});
+/// linear(gelu(linear(x, w1, b1)), w2, b2); both biases may be undefined. On
+/// CUDA, the products of 16-bit elements (f32: with allow_tf32) apply GELU and
+/// its derivative, and sum b1's gradient, before they store what they compute.
+/// On other devices it is that composition, bit for bit.
+Tensor gelu_mlp(const Tensor& x, const Tensor& w1, const Tensor& b1,
+                const Tensor& w2, const Tensor& b2);
 
 // --- Images: [n, height, width, channels] ------------------------------------
 

@@ -353,6 +353,7 @@ Tensor dropout(const Tensor& x, double p, const ShardView& shard) {
     return to;
   };
   Tensor y = apply(x);
+  internal::pass_mark("dropout", y, x);
   // The mask is drawn again from the same key: nothing is kept.
   record("dropout", {x}, {y},
          [apply](const Tensors& grads) { return Tensors{apply(grads[0])}; });
