@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/internal/cuda_device.h"
 #include "core/internal/op_scope.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/elementwise.h"
@@ -39,8 +40,12 @@ void check_same_device(const char* op, const Tensor& a, const Tensor& b) {
 }
 
 /// The stream of the next random operation of this step.
-kernels::RandomKey next_random_key() {
-  RandomState& random = RankContext::current().random;
+kernels::RandomKey next_random_key(const char* op) {
+  RankContext& context = RankContext::current();
+  internal::refuse_recording(
+      context.device, op,
+      "its random numbers would be the same at each launch");
+  RandomState& random = context.random;
   // The top bit keeps operations apart from the streams of names.
   const std::uint64_t stream =
       (std::uint64_t{1} << 63) | (random.step << 16) | random.next_op++;
@@ -234,7 +239,7 @@ kernels::AttentionArgs attention_args(const AttentionShape& shape,
                    : 1.0 / std::sqrt(static_cast<double>(args.head_dim));
   args.out = heads_in(shape.q_rows, shape.width, args.head_dim);
   args.dropout = options.dropout;
-  if (options.dropout > 0) args.dropout_key = next_random_key();
+  if (options.dropout > 0) args.dropout_key = next_random_key("attention");
   args.dropout_view = global_view(
       {shape.batch, options.heads, shape.q_rows, shape.k_rows}, options.shard);
   return args;
@@ -345,7 +350,7 @@ Tensor dropout(const Tensor& x, double p, const ShardView& shard) {
   SB_CHECK(p >= 0 && p < 1, "dropout: probability ", p,
            " is not in the range 0 to below 1");
   if (p == 0) return x;
-  const kernels::RandomKey key = next_random_key();
+  const kernels::RandomKey key = next_random_key("dropout");
   const kernels::GlobalView view = global_view(x.shape(), shard);
   auto apply = [key, view, p](const Tensor& from) {
     Tensor to = from.empty_like();

@@ -59,14 +59,23 @@ SingleDevice::SingleDevice(const Options& options,
              dtype_name(options.dtype), " weights are their own masters");
     optimizer_->keep_master_copies();
   }
+
+  // Launch graphs
+  if (how.cuda_graphs && RankContext::current().device.is_cuda()) {
+    graphs_ = std::make_unique<PieceGraphs>(options, *loaded_.model, data_);
+  }
 }
 
 StepResult SingleDevice::step(std::int64_t step) {
   StepResult result;
   // Accumulate the gradients of all pieces
   const double loss_scale = scaler_.scale();
-  result.loss = accumulate_gradients(options_, *loaded_.model, data_, step,
-                                     how_.num_micro_batches, loss_scale);
+  const auto pieces =
+      strided_micro_batches(options_.batch, how_.num_micro_batches);
+  result.loss = graphs_ != nullptr
+                    ? graphs_->accumulate(step, pieces, loss_scale)
+                    : accumulate_gradients(options_, *loaded_.model, data_,
+                                           step, pieces, loss_scale);
 
   // Update, or skip a step that overflowed
   if (options_.dtype != DType::kF16) {

@@ -1,0 +1,119 @@
+// Training steps that launch graphs: the same bits, and the same ledger, as the
+// operations one by one.
+
+#include <gtest/gtest.h>
+
+#include "chapters/00_single_device/single_device.h"
+#include "tests/core/support.h"
+
+namespace shardbook::single_device {
+namespace {
+
+struct Case {
+  std::string model = "mlp";
+  std::int64_t batch = 4, micro_batches = 1;
+  DType dtype = DType::kF32;
+  bool recompute = false;
+  std::int64_t steps = 4, seq = 3;
+};
+
+struct Outcome {
+  TrainingLog log;
+  std::vector<NamedTensor> parameters;
+  MemoryStats memory;
+  MemoryBill bill;
+};
+
+Outcome train_with(const Case& how, bool cuda_graphs) {
+  Options options;
+  options.device = "cuda";
+  options.data = "random";
+  options.model = how.model;
+  options.batch = how.batch;
+  options.dtype = how.dtype;
+  options.steps = how.steps;
+  options.seq = how.seq;
+  options.clip = 0.5;
+  SingleDeviceOptions single;
+  single.num_micro_batches = how.micro_batches;
+  single.recompute = how.recompute;
+  single.master_weights = how.dtype == DType::kBF16;
+  single.cuda_graphs = cuda_graphs;
+  RankContext context(Device::cuda());
+  const RankContext::Scope scope(context);
+  Outcome outcome;
+  {
+    SingleDevice device(options, single);
+    outcome.log = train(options, device.optimizer(), false,
+                        [&](std::int64_t k) { return device.step(k); });
+    for (const NamedTensor& each : device.full_state()) {
+      outcome.parameters.push_back({each.name, each.tensor.clone()});
+    }
+    outcome.bill = device.bill();
+    outcome.memory = context.device.memory();
+  }
+  return outcome;
+}
+
+void expect_same(const Case& how) {
+  SCOPED_TRACE(testing::Message()
+               << how.model << " " << how.batch << " in " << how.micro_batches
+               << " " << dtype_name(how.dtype));
+  const Outcome plain = train_with(how, false);
+  const Outcome graphs = train_with(how, true);
+  EXPECT_EQ(graphs.log.losses, plain.log.losses);
+  EXPECT_EQ(graphs.log.grad_norms, plain.log.grad_norms);
+  // Batches differ, or a repeated one would pass
+  EXPECT_NE(plain.log.losses[1], plain.log.losses[2]);
+  ASSERT_EQ(graphs.parameters.size(), plain.parameters.size());
+  for (std::size_t i = 0; i < plain.parameters.size(); ++i) {
+    EXPECT_TRUE(
+        bitwise_equal(graphs.parameters[i].tensor, plain.parameters[i].tensor))
+        << plain.parameters[i].name;
+  }
+  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+    if (plain.bill.bytes[k] < 0) continue;
+    EXPECT_EQ(static_cast<double>(graphs.memory.peak_by_kind[k]),
+              plain.bill.bytes[k])
+        << memory_kind_name(static_cast<MemoryKind>(k));
+  }
+}
+
+TEST(TrainingGraphs, GiveTheSameBitsAndBills) {
+  expect_same({});
+  expect_same({"mlp", 6, 3});
+}
+
+// Pieces of 2, 2 and 1 rows: one graph creates gradients, two add to them.
+TEST(TrainingGraphs, HaveOneForEachSizeOfPiece) { expect_same({"mlp", 5, 3}); }
+
+TEST(TrainingGraphs, KeepPrecisionAndLossScale) {
+  expect_same({"mlp", 3, 2, DType::kBF16});
+  expect_same({"mlp", 2, 1, DType::kF16, false, 6});
+  expect_same({"mlp", 2, 2, DType::kF64});
+}
+
+TEST(TrainingGraphs, TrainAGpt) {
+  expect_same({"gpt-nano", 2, 1, DType::kF32, false, 3});
+  expect_same({"gpt-nano", 3, 2, DType::kF32, true, 3});
+}
+
+TEST(TrainingGraphs, NeedStepsThatRepeat) {
+  Options options;
+  expect_error([&] { check_cuda_graphs(options); },
+               {"--cuda-graphs", "--device cuda"});
+  options.device = "cuda";
+  check_cuda_graphs(options);
+  options.dropout = 0.1;
+  expect_error([&] { check_cuda_graphs(options); }, {"--dropout 0.1", "mask"});
+  options.dropout = 0;
+  options.trace = "t.json";
+  expect_error([&] { check_cuda_graphs(options); }, {"--trace t.json"});
+  options.trace.clear();
+  options.model = "resnet18";
+  expect_error([&] { check_cuda_graphs(options); },
+               {"--model resnet18", "--cuda-graphs", "convolutions"});
+}
+
+}  // namespace
+}  // namespace shardbook::single_device
