@@ -31,7 +31,9 @@ class Operations : public Observer {
     if (std::uncaught_exceptions() > 0 && failed_ == nullptr) failed_ = last_;
     running_.pop_back();
   }
-  void on_host_read(const Device&) override { failed_ = "item"; }
+  void on_host_read(const Device& device) override {
+    if (device.is_cuda()) failed_ = "item";
+  }
 
   /// "gelu: " for an error in the operation, "after gelu: " for a later one.
   std::string place() const {
@@ -76,6 +78,8 @@ DeviceGraph::DeviceGraph(const std::function<void()>& work,
   RankContext& context = RankContext::current();
   SB_CHECK(context.device.is_cuda(), "device graph: ", context.device.name(),
            " is no GPU");
+  internal::cuda_device(context.device)
+      .refuse_recording("another graph of this device");
   SB_CHECK(!context.observed(),
            "device graph: operations are observed, and nobody would see those "
            "of a launch; remove the observers");

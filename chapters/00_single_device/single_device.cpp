@@ -68,15 +68,20 @@ SingleDevice::SingleDevice(const Options& options,
 
 StepResult SingleDevice::step(std::int64_t step) {
   StepResult result;
+  if (graphs_ != nullptr) {
+    result.loss =
+        graphs_->accumulate(step, how_.num_micro_batches, scaler_.scale());
+    return update(result, scaler_.scale());
+  }
   // Accumulate the gradients of all pieces
   const double loss_scale = scaler_.scale();
-  const auto pieces =
-      strided_micro_batches(options_.batch, how_.num_micro_batches);
-  result.loss = graphs_ != nullptr
-                    ? graphs_->accumulate(step, pieces, loss_scale)
-                    : accumulate_gradients(options_, *loaded_.model, data_,
-                                           step, pieces, loss_scale);
+  result.loss = accumulate_gradients(options_, *loaded_.model, data_, step,
+                                     how_.num_micro_batches, loss_scale);
 
+  return update(result, loss_scale);
+}
+
+StepResult SingleDevice::update(StepResult result, double loss_scale) {
   // Update, or skip a step that overflowed
   if (options_.dtype != DType::kF16) {
     result.grad_norm = update_parameters(options_, *optimizer_);

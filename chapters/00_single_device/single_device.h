@@ -71,6 +71,8 @@ class SingleDevice : public Strategy {
   MemoryBill bill() const;
 
  private:
+  StepResult update(StepResult result, double loss_scale);
+
   Options options_;
   SingleDeviceOptions how_;
   LoadedModel loaded_;

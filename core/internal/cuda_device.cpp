@@ -87,7 +87,6 @@ void CudaDevice::hold(int number, CudaDevice& other, int other_number) {
 // --- Graphs ------------------------------------------------------------------
 
 void CudaDevice::begin_recording(GraphBlocks& blocks) {
-  refuse_recording("another graph is recorded on this device");
   runtime_.begin_capture(stream(blocks.stream()));
   recording_ = &blocks;
 }

@@ -197,7 +197,7 @@ TEST_F(DeviceGraphs, NameTheOperationThatCannotBeRecorded) {
          gelu(x);
        },
        "work for stream 3"},
-      {[&] { DeviceGraph inner([&] { gelu(x); }); }, "observed"},
+      {[&] { DeviceGraph inner([&] { gelu(x); }); }, "another graph"},
       {[&] { internal::cuda_device(gpu).synchronize(); },
        "the host waits for the device"},
   };

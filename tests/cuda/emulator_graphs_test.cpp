@@ -6,6 +6,9 @@
 #include <functional>
 #include <thread>
 
+#include "core/check.h"
+#include "core/internal/device_runtime.h"
+#include "tests/cuda/parity_orders.h"
 #include "tests/cuda/test_support.h"
 
 namespace emulator {
@@ -254,7 +257,8 @@ TEST_P(GraphRefusals, OtherThreadsMayAllocateUnlessTheCaptureIsGlobal) {
     cudaGraph_t graph = nullptr;
     EXPECT_EQ(cudaStreamEndCapture(a, &graph) == cudaSuccess,
               expected == cudaSuccess);
-    if (graph != nullptr) EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    if (graph == nullptr) continue;
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   }
 }
 
@@ -275,6 +279,43 @@ TEST_P(GraphRefusals, TheEndMustBeOfTheSameStreamAndWaitForAllOthers) {
   ASSERT_EQ(cudaStreamWaitEvent(b, fork), cudaSuccess);
   EXPECT_EQ(cudaStreamEndCapture(b, &graph), cudaErrorStreamCaptureUnmatched);
   EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
+}
+
+// --- The runtime of core on graphs -------------------------------------------
+
+TEST(GraphsOfCore, EachReturnCodeIsChecked) {
+  shardbook::parity::choose_library();
+  auto& runtime = shardbook::internal::cuda_runtime();
+  runtime.use(0);
+  void* const stream = runtime.make_stream();
+  void* const memory = runtime.allocate(64);
+  const auto record = [&] {
+    runtime.begin_capture(stream);
+    runtime.fill_zero(memory, 64, stream);
+    return runtime.end_capture(stream);
+  };
+  const auto expect_error = [](const std::string& function, auto call) {
+    fail_call(function);
+    try {
+      call();
+      ADD_FAILURE() << function << ": its error is lost";
+    } catch (const shardbook::Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(function));
+    }
+  };
+  for (const char* function : {"cudaStreamBeginCapture", "cudaStreamEndCapture",
+                               "cudaGraphInstantiateWithFlags"}) {
+    expect_error(function, record);
+    runtime.drop_capture(stream);
+  }
+  void* const graph = record();
+  expect_error("cudaGraphLaunch", [&] { runtime.launch_graph(graph, stream); });
+  runtime.launch_graph(graph, stream);
+  runtime.synchronize_stream(stream);
+  expect_error("cudaGraphExecDestroy", [&] { runtime.destroy_graph(graph); });
+  runtime.destroy_graph(graph);
+  runtime.free(memory);
+  runtime.destroy_stream(stream);
 }
 
 }  // namespace

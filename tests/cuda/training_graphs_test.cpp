@@ -14,7 +14,7 @@ struct Case {
   std::int64_t batch = 4, micro_batches = 1;
   DType dtype = DType::kF32;
   bool recompute = false;
-  std::int64_t steps = 4, seq = 3;
+  std::int64_t steps = 3;  ///< plain, recorded, launched again
 };
 
 struct Outcome {
@@ -32,7 +32,7 @@ Outcome train_with(const Case& how, bool cuda_graphs) {
   options.batch = how.batch;
   options.dtype = how.dtype;
   options.steps = how.steps;
-  options.seq = how.seq;
+  options.seq = 2;
   options.clip = 0.5;
   SingleDeviceOptions single;
   single.num_micro_batches = how.micro_batches;
@@ -46,11 +46,11 @@ Outcome train_with(const Case& how, bool cuda_graphs) {
     SingleDevice device(options, single);
     outcome.log = train(options, device.optimizer(), false,
                         [&](std::int64_t k) { return device.step(k); });
+    outcome.bill = device.bill();
+    outcome.memory = context.device.memory();
     for (const NamedTensor& each : device.full_state()) {
       outcome.parameters.push_back({each.name, each.tensor.clone()});
     }
-    outcome.bill = device.bill();
-    outcome.memory = context.device.memory();
   }
   return outcome;
 }
@@ -80,22 +80,20 @@ void expect_same(const Case& how) {
 }
 
 TEST(TrainingGraphs, GiveTheSameBitsAndBills) {
-  expect_same({});
-  expect_same({"mlp", 6, 3});
+  expect_same({"mlp", 2, 1, DType::kF32, false, 4});
 }
 
 // Pieces of 2, 2 and 1 rows: one graph creates gradients, two add to them.
 TEST(TrainingGraphs, HaveOneForEachSizeOfPiece) { expect_same({"mlp", 5, 3}); }
 
 TEST(TrainingGraphs, KeepPrecisionAndLossScale) {
-  expect_same({"mlp", 3, 2, DType::kBF16});
-  expect_same({"mlp", 2, 1, DType::kF16, false, 6});
-  expect_same({"mlp", 2, 2, DType::kF64});
+  expect_same({"mlp", 2, 2, DType::kBF16});
+  // Overflows halve the scale: the number that backward starts from changes
+  expect_same({"mlp", 1, 1, DType::kF16, false, 5});
 }
 
 TEST(TrainingGraphs, TrainAGpt) {
-  expect_same({"gpt-nano", 2, 1, DType::kF32, false, 3});
-  expect_same({"gpt-nano", 3, 2, DType::kF32, true, 3});
+  expect_same({"gpt-nano", 3, 2, DType::kF32, /*recompute=*/true});
 }
 
 TEST(TrainingGraphs, NeedStepsThatRepeat) {

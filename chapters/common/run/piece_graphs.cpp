@@ -82,20 +82,22 @@ void PieceGraphs::record(Piece& piece, std::int64_t rows) {
   }
 }
 
+// The first piece has the most rows.
 double PieceGraphs::accumulate(std::int64_t step,
-                               const std::vector<MicroBatch>& pieces,
+                               std::int64_t num_micro_batches,
                                double loss_scale) {
   bool creates_gradients = true;
-  const auto add = [&](const MicroBatch& micro_batch, double factor) {
-    const std::int64_t rows = micro_batch.rows;
-    load(step, micro_batch, factor);
-    const bool is_first = std::exchange(creates_gradients, false);
-    const Tensor loss = has_warmed_up_ ? launch(rows, is_first) : compute(rows);
-    note_local_loss(loss);
-    return loss.item();
-  };
-  const double mean_loss =
-      accumulate_pieces(options_, model_, pieces, loss_scale, add);
+  const double mean_loss = accumulate_pieces(
+      options_, model_,
+      strided_micro_batches(options_.batch, num_micro_batches), loss_scale,
+      [&](const MicroBatch& piece, double factor) {
+        load(step, piece, factor);
+        const bool is_first = std::exchange(creates_gradients, false);
+        const Tensor loss =
+            has_warmed_up_ ? launch(piece.rows, is_first) : compute(piece.rows);
+        note_local_loss(loss);
+        return loss.item();
+      });
   has_warmed_up_ = true;
   return mean_loss;
 }

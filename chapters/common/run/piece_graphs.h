@@ -34,9 +34,8 @@ class PieceGraphs {
   /// `model` and `data` outlive it. The loss is that of language_loss.
   PieceGraphs(const Options& options, Module& model, const Dataset& data);
 
-  /// As accumulate_gradients. The first piece has the most rows. The parameters
-  /// have no gradients before.
-  double accumulate(std::int64_t step, const std::vector<MicroBatch>& pieces,
+  /// As accumulate_gradients, of parameters that have no gradients yet.
+  double accumulate(std::int64_t step, std::int64_t num_micro_batches,
                     double loss_scale);
 
  private:
