@@ -154,6 +154,20 @@ TEST_F(DeviceGraphs, KeepTheBlocksOfTensorsThatTheyUse) {
   EXPECT_EQ(largest(other), 0);
 }
 
+// A graph could not wait for that stream.
+TEST_F(DeviceGraphs, TakeNoBlockThatAnotherStreamHasUsed) {
+  work();
+  gpu.release_cached_memory();
+  {
+    const StreamScope copies(kCopyStream);
+    addresses_of_new_tensors();
+  }
+  Tensor y;
+  const DeviceGraph graph([&] { y = work(); });
+  graph.launch();
+  EXPECT_TRUE(bitwise_equal(y, work()));
+}
+
 TEST_F(DeviceGraphs, CountTheirMemoryInTheCapacity) {
   const std::int64_t capacity = 40 << 10;
   RankContext small(Device::cuda(0, capacity));
