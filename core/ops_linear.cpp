@@ -89,7 +89,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
   return y;
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+              const InputGradientHook& hook) {
   internal::check_same_kind("linear", x, weight);
   if (bias.defined()) internal::check_same_kind("linear", x, bias);
   SB_CHECK(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(0),
@@ -121,12 +122,14 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   // An absent bias is not an input: it would have no device.
   Tensors inputs = {x, weight};
   if (bias.defined()) inputs.push_back(bias);
-  record("linear", inputs, {y}, [x, weight, bias](const Tensors& grads) {
+  record("linear", inputs, {y}, [x, weight, bias, hook](const Tensors& grads) {
     const Tensor dy = as_rows(grads[0]);
     Tensors result(bias.defined() ? 3 : 2);
+    std::function<void()> end_of_hook;
     if (x.requires_grad()) {
       result[0] =
           internal::make_view(product(dy, weight, false, true), 0, x.shape());
+      if (hook) end_of_hook = hook(result[0]);
     }
     if (weight.requires_grad()) {
       result[1] = weight_gradient(
@@ -143,6 +146,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
       }
       result[2] = db;
     }
+    if (end_of_hook) end_of_hook();
     return result;
   });
   return y;

@@ -80,15 +80,15 @@ kernels::GlobalView global_view(const Shape& shape, const ShardView& shard) {
 
 }  // namespace
 
-Tensor embedding(const Tensor& table, const Tensor& indices) {
-  SB_CHECK(table.ndim() == 2, "embedding: the table has shape ",
-           shape_text(table.shape()), "; give [rows, columns]");
+namespace {
+
+Tensor look_up(const Tensor& table, const Tensor& indices,
+               const kernels::TableShape& table_shape) {
   SB_CHECK(!is_floating(indices.dtype()), "embedding: indices are ",
            dtype_name(indices.dtype()), "; give i64 or i32");
   check_same_device("embedding", table, indices);
   Shape shape = indices.shape();
   shape.push_back(table.size(1));
-  const kernels::TableShape table_shape{table.size(0), table.size(1)};
   Tensor y = Tensor::empty(shape, table.options());
   {
     OpScope scope("embedding", 0, bytes_of({&indices, &y, &y}), y);
@@ -116,6 +116,25 @@ Tensor embedding(const Tensor& table, const Tensor& indices) {
            return Tensors{internal::weight_gradient(table, compute)};
          });
   return y;
+}
+
+void check_table(const Tensor& table) {
+  SB_CHECK(table.ndim() == 2, "embedding: the table has shape ",
+           shape_text(table.shape()), "; give [rows, columns]");
+}
+
+}  // namespace
+
+Tensor embedding(const Tensor& table, const Tensor& indices) {
+  check_table(table);
+  return look_up(table, indices, {table.size(0), table.size(1)});
+}
+
+Tensor embedding_part(const Tensor& table, const Tensor& indices,
+                      std::int64_t first_row) {
+  check_table(table);
+  return look_up(table, indices,
+                 {table.size(0), table.size(1), first_row, true});
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
