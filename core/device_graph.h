@@ -2,11 +2,11 @@
 
 // Work of a GPU that is recorded once and launched many times.
 //
-// The host hands a GPU one kernel after another, and each takes it a few
-// microseconds: longer than a small kernel runs. A graph is a list of kernels
-// that the GPU has as a whole. The host pays for one launch, whatever is in it:
+// The host hands a GPU one kernel after another and needs a few microseconds for
+// each: a small kernel runs for less. A graph is a list of kernels that the GPU
+// has as a whole. The host pays for one launch, whatever is in the graph:
 //
-//   Tensor x = ..., y;                                   // on cuda:0
+//   Tensor y;                                            // all on cuda:0
 //   const DeviceGraph graph([&] { y = gelu(matmul(x, w)); });
 //   x.copy_from(batch), graph.launch();                  // y = f(batch)
 //   x.copy_from(next), graph.launch();                   // y = f(next)

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "chapters/00_single_device/single_device.h"
+#include "comm/launch.h"
+#include "core/device_graph.h"
 #include "tests/core/support.h"
 
 namespace shardbook::single_device {
@@ -116,6 +118,23 @@ TEST(TrainingGraphs, StartFromTheLossScaleOfEachStep) {
 
 TEST(TrainingGraphs, TrainAGpt) {
   expect_same({"gpt-nano", 1, 1, DType::kF32, /*recompute=*/true});
+}
+
+TEST(TrainingGraphs, HaveNoMessagesToOtherRanks) {
+  LaunchOptions launch;
+  launch.device = "cuda";
+  expect_error(
+      [&] {
+        run_ranks(
+            2,
+            [](ProcessGroup& world) {
+              const Tensor x = Tensor::full({3}, 1);
+              world.all_reduce(x).wait();
+              DeviceGraph graph([&] { world.all_reduce(x).wait(); });
+            },
+            launch);
+      },
+      {"device graph: ", "while a graph is recorded"});
 }
 
 TEST(TrainingGraphs, NeedStepsThatRepeat) {

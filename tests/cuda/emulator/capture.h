@@ -5,9 +5,10 @@
 // stream that began; a launch puts the nodes on one stream, in an order that
 // the seed chooses among those that the graph allows.
 //
-//   a   begin | k1 | record e        | wait f | k3 | end      k1 - k2
-//   b                  wait e | k2 | record f                   \    \
-//                                                                 `---- k3
+//   a   begin | k1 | record e                  | wait f | k3 | end
+//   b                           wait e | k2 | record f
+//
+//   k2 runs after k1, and k3 after both.
 
 #include <cuda_runtime.h>
 
