@@ -44,6 +44,7 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"00_single_device", "--world-size 2", "this chapter has one"},
            {"00_single_device", "--micro-batches 25", "give 1 to 24"},
            {"00_single_device", "--master-weights", "needs --dtype bf16"},
+           {"00_single_device", "--cuda-graphs", "only with --device cuda"},
            {"00_single_device", "--device-memory lots", "give bytes"},
            {"00_single_device", "--nesterov", "needs --optimizer sgd"},
            {"00_single_device", "--save ''", "--save '': give a value"},
