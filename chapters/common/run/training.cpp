@@ -317,13 +317,17 @@ Tensor data_parallel_gradients(
 }
 
 double update_parameters(const Options& options, Optimizer& optimizer) {
+  const double norm = grad_norm(optimizer.parameters());
+  clip_and_update(options, optimizer, norm);
+  return norm;
+}
+
+void clip_and_update(const Options& options, Optimizer& optimizer,
+                     double norm) {
   const Tensors& parameters = optimizer.parameters();
-  const double norm = options.clip > 0
-                          ? clip_grad_norm(parameters, options.clip)
-                          : grad_norm(parameters);
+  if (options.clip > 0) clip_gradients(parameters, norm, options.clip);
   optimizer.step();
   for (const Tensor& parameter : parameters) parameter.clear_grad();
-  return norm;
 }
 
 ReferenceRun train_one_device(const Options& options,

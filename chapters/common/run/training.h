@@ -130,6 +130,9 @@ void check_even_batch(const Options& options, int num_ranks,
 /// Norm, clipping (--clip), update; forgets the gradients. Returns the norm.
 double update_parameters(const Options& options, Optimizer& optimizer);
 
+/// The same where the norm is known: of a gradient that lies on several ranks.
+void clip_and_update(const Options& options, Optimizer& optimizer, double norm);
+
 /// Writes what --save and --logits ask for. Throws RunError, and leaves the
 /// file as it was, where weights are not finite and --save-non-finite is off.
 void save_results(const Options& options, const LoadedModel& model,
