@@ -56,7 +56,7 @@ double rsa_activations(const Sizes& z, double scalars) {
       z.layers * tokens * ((16 * z.h + rows) * z.element + 4 * z.sum);
   const double at_loss =
       in_blocks + tokens * (2 * (z.h + z.vocabulary) * z.element + 3 * z.sum) +
-      scalars + z.sum;
+      scalars;
   const double at_gelu = in_blocks + tokens * 5 * z.h * z.element + scalars;
   // In the last block's ring_av: x, ln_1, q, k, v, the gradients of the residual
   // stream and of the output, and weights, dP in blocks, and dP whole
@@ -127,9 +127,10 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
   if (how.kind == Kind::kRsa) {
     bill[MemoryKind::kInput] += z.s / z.c * z.s * z.element;  // the mask
     bill[MemoryKind::kActivation] = rsa_activations(z, 2 * z.sum);
-  } else {
-    // The gradient of the loss by this rank's sum
-    bill[MemoryKind::kActivation] += z.sum;
+  }
+  if (how.kind == Kind::kUlysses) {
+    // The output of attention by heads, beside the same by tokens
+    bill[MemoryKind::kActivation] += z.layers * z.z() / z.c * z.element;
   }
   bill[MemoryKind::kCommunication] =
       std::max(z.parameters * z.element, travelling_bytes(z, how, rank));

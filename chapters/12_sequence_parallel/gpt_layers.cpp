@@ -136,6 +136,7 @@ Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
         return Tensors{div(sums.flat_view(0, {}), total_count)};
       },
       [total_count](const Tensors& grads) {
+        const MemoryScope kind(MemoryKind::kCommunication);
         return Tensors{div(grads[0], total_count)};
       })[0];
 }
@@ -186,8 +187,8 @@ LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
                                              const AttentionOptions& options) {
         const std::int64_t n = s / cp.size();
         if (options.causal && !mask->defined()) {
-          const MemoryScope kind(MemoryKind::kInput);
           *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
+          mask->set_memory_kind(MemoryKind::kInput);
         }
         const Tensors parts = split_qkv(qkv);
         return ring_self_attention(parts[0], parts[1], parts[2],

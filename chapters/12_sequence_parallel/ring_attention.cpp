@@ -58,7 +58,10 @@ class RingAttention {
       // This rank's part of the gradients of the block that is here
       const std::vector<AttentionBlock> blocks = blocks_at(step);
       Tensors own;
-      if (!blocks.empty()) own = {zeros_like(k), zeros_like(v)};
+      if (!blocks.empty()) {
+        const MemoryScope kind(MemoryKind::kCommunication);
+        own = {zeros_like(k), zeros_like(v)};
+      }
       for (const AttentionBlock& block : blocks) {
         attention_block_backward(q, here[0], here[1], complete_, dout, block,
                                  options_at(step, block), draws_, dq, own[0],

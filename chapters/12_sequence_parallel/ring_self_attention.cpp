@@ -70,8 +70,11 @@ Tensor sum_for_owner(ProcessGroup& cp, const Tensor& weights,
     return slice(all, 1, cp.rank() * n, (cp.rank() + 1) * n);
   }
   // A reduce-scatter cuts dim 0: the owner's rank comes first
-  const Tensor by_owner =
-      permute(reshape(all, {heads, c, n, rows.size(2)}), {1, 0, 2, 3});
+  Tensor by_owner;
+  {
+    const MemoryScope kind(MemoryKind::kCommunication);
+    by_owner = permute(reshape(all, {heads, c, n, rows.size(2)}), {1, 0, 2, 3});
+  }
   const Tensor mine = rows.empty_like();
   cp.reduce_scatter(mine, by_owner, ReduceOp::kSum, label).wait();
   return mine;

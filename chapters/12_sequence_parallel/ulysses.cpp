@@ -1,12 +1,23 @@
 #include "chapters/12_sequence_parallel/ulysses.h"
 
 #include <numeric>
+#include <vector>
 
 #include "core/autograd.h"
 #include "core/check.h"
 
 namespace shardbook::sequence_parallel {
 namespace {
+
+/// all_to_all of dim 0; what leaves and what arrives are of one shape.
+Tensor exchange(const Tensor& x, const std::vector<std::int64_t>& order,
+                ProcessGroup& cp, const std::string& label) {
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor leaving = permute(x, order);
+  const Tensor arrived = leaving.empty_like();
+  cp.all_to_all(arrived, leaving, label).wait();
+  return arrived;
+}
 
 Tensor exchange_to_heads(const Tensor& x, ProcessGroup& cp,
                          const std::string& label) {
@@ -16,10 +27,9 @@ Tensor exchange_to_heads(const Tensor& x, ProcessGroup& cp,
            " ranks; give [b, s/c, width] of a width that they divide");
   const std::int64_t width = x.size(2) / c;
   // Blocks of heads first: all_to_all cuts dim 0
-  const Tensor leaving = permute(reshape(x, {b, n, c, width}), {2, 0, 1, 3});
-  const Tensor arrived = leaving.empty_like();  // [source, b, n, width]
-  cp.all_to_all(arrived, leaving, label).wait();
-  return reshape(permute(arrived, {1, 0, 2, 3}), {b, c * n, width});
+  const Tensor by_source =
+      exchange(reshape(x, {b, n, c, width}), {2, 0, 1, 3}, cp, label);
+  return reshape(permute(by_source, {1, 0, 2, 3}), {b, c * n, width});
 }
 
 Tensor exchange_to_tokens(const Tensor& x, ProcessGroup& cp,
@@ -29,10 +39,9 @@ Tensor exchange_to_tokens(const Tensor& x, ProcessGroup& cp,
            shape_text(x.shape()), " over ", c,
            " ranks; give [b, s, width] of a length that they divide");
   const std::int64_t n = x.size(1) / c;
-  const Tensor leaving = permute(reshape(x, {b, c, n, width}), {1, 0, 2, 3});
-  const Tensor arrived = leaving.empty_like();  // [block of heads, b, n, width]
-  cp.all_to_all(arrived, leaving, label).wait();
-  return reshape(permute(arrived, {1, 2, 0, 3}), {b, n, c * width});
+  const Tensor by_heads =
+      exchange(reshape(x, {b, c, n, width}), {1, 0, 2, 3}, cp, label);
+  return reshape(permute(by_heads, {1, 2, 0, 3}), {b, n, c * width});
 }
 
 }  // namespace

@@ -103,14 +103,22 @@ TEST(TextbookSequence, RingsHideHopsBehindBlocks) {
   }
 }
 
-TEST(TextbookSequence, ContiguousSlicesWaitForTheLastRank) {
+TEST(TextbookSequence, ContiguousSlicesTakeAsLongAsTheLastRank) {
   for (const Step& step : steps()) {
     if (step.s < 16384 || step.b < 2) continue;  // hops hide
     const double c = step.c, n = step.s / c;
     const double last =
         step.pairs_s(n * (n + 1) / 2) + (c - 1) * step.pairs_s(n * n);
-    expect_time(step.counted_s({Kind::kRing, Layout::kContiguous, false}),
-                step.dense_s() + step.layers * 7 * last + step.sums_s());
+    const double bound =
+        step.dense_s() + step.layers * 7 * last + step.sums_s();
+    const double counted =
+        step.counted_s({Kind::kRing, Layout::kContiguous, false});
+    EXPECT_GE(counted, bound);
+    // Beside it, some of the hops that bring gradients home
+    EXPECT_LE(counted, bound + 4 * step.layers * message(step.part_bytes()));
+    // Zigzag shares the pairs: nearly twice as fast on many ranks
+    EXPECT_LT(step.counted_s({Kind::kRing, Layout::kZigzag, false}),
+              step.dense_s() + 0.75 * (counted - step.dense_s()));
   }
 }
 
