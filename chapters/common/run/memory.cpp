@@ -58,8 +58,11 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
       in_blocks + tail + s.tokens * vocab * s.element + scalars;
   double at_last_block = in_blocks + block_gradients(s) + scalars;
   if (recompute) {
-    // The last block's activations again, except its input, which is kept.
-    at_last_block += block_bytes(s) - s.tokens * s.h * s.element;
+    // The last block's activations again, except its input, which is kept. Its
+    // forward ends beside dy with the MLP's result and the block's: 3h.
+    const double wide = s.tokens * 3 * s.h * s.element;
+    at_last_block += block_bytes(s) - s.tokens * s.h * s.element +
+                     std::max(0.0, wide - block_gradients(s));
   }
   // Beside the gradients of the head's output and input.
   double at_head = in_blocks +
