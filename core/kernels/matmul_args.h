@@ -37,4 +37,14 @@ inline MatmulArgs checked_args(MatmulArgs args) {
   return args;
 }
 
+/// The same for products that GELU follows (matmul_gelu.h).
+inline MatmulArgs checked_gelu_args(const MatmulArgs& original) {
+  const MatmulArgs args = checked_args(original);
+  SB_CHECK(args.batch == 1 && args.ldc == args.n && !args.accumulate,
+           "matmul_gelu: batch ", args.batch, ", rows of ", args.n, ", ",
+           args.ldc, " apart", args.accumulate ? ", accumulated" : "",
+           "; give one dense product that nothing is added to");
+  return args;
+}
+
 }  // namespace shardbook::kernels
