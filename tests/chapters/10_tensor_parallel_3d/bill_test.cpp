@@ -86,7 +86,7 @@ TEST(CubeBill, EqualsARunOnShapes) {
         report_of(options, [&](const Options& as, ProcessGroup& world) {
           return std::make_unique<Owner>(as, world, c);
         });
-    expect_claims(report);
+    expect_claims(report, /*has_activations=*/false);
     const StepTime time{
         c.l,
         static_cast<double>(options.batch * options.seq),
