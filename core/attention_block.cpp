@@ -124,7 +124,7 @@ double visible_pairs(const AttentionBlock& block) {
 }
 
 AttentionDraws next_attention_draws() {
-  const kernels::RandomKey key = internal::next_random_key();
+  const kernels::RandomKey key = internal::next_random_key("attention_block");
   return {key.seed, key.stream};
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/internal/cuda_device.h"
 #include "core/internal/op_scope.h"
 #include "core/internal/random_position.h"
 #include "core/kernels/attention.h"
@@ -222,7 +223,7 @@ kernels::AttentionArgs attention_args(const AttentionShape& shape,
                    : 1.0 / std::sqrt(static_cast<double>(args.head_dim));
   args.out = heads_in(shape.q_rows, shape.width, args.head_dim);
   args.dropout = options.dropout;
-  if (options.dropout > 0) args.dropout_key = next_random_key();
+  if (options.dropout > 0) args.dropout_key = next_random_key("attention");
   args.dropout_view = global_view(
       {shape.batch, options.heads, shape.q_rows, shape.k_rows}, options.shard);
   return args;
@@ -341,7 +342,7 @@ Tensor dropout(const Tensor& x, double p, const ShardView& shard) {
   SB_CHECK(p >= 0 && p < 1, "dropout: probability ", p,
            " is not in the range 0 to below 1");
   if (p == 0) return x;
-  const kernels::RandomKey key = next_random_key();
+  const kernels::RandomKey key = next_random_key("dropout");
   const kernels::GlobalView view = global_view(x.shape(), shard);
   auto apply = [key, view, p](const Tensor& from) {
     Tensor to = from.empty_like();

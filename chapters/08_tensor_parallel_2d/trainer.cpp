@@ -63,6 +63,32 @@ double parameters_per_rank(const Sizes& s) {
   return all / (s.q * s.q);
 }
 
+double activation_bytes(const Sizes& s) {
+  const double e = s.element, stat = s.stat;
+  const double n = s.tokens / (s.d * s.q);  // this rank's tokens, ...
+  const double w = s.h / s.q, v = s.vocabulary / s.q;  // ... in its columns
+  const bool is_gathered = s.q > 1;
+  // A block keeps what it keeps on one device (chapters/common/run/memory.cpp),
+  // and its gathered vectors: four of the norms, biases of 9 h
+  const double block = n * (16 * w * e + (4 + s.heads / s.q) * stat) +
+                       (is_gathered ? 13 * w * e : 0);
+  const double blocks = s.layers * block;
+  const double vectors = is_gathered ? 2 * w * e : 0;  // of ln_f
+  // Logits and their gradient, three scalars: loss, its mean, their gradient
+  const double at_loss = blocks + n * (2 * w * e + 2 * stat) + vectors +
+                         n * (2 * v * e + stat) + 3 * stat;
+  const double at_head =
+      blocks + n * ((3 * w + v) * e + 2 * stat) + vectors + 2 * stat;
+  const double at_block =
+      blocks + (s.has_dropout ? 6 : 5) * n * w * e + 2 * stat;
+  // The backward of ln_f is made of element-wise operations: its input, dy, and
+  // six results in the precision of statistics. 16 bits are widened before
+  const double given = e < stat ? 2 * e + stat : 2 * e;
+  const double at_norm =
+      blocks + n * (w * (given + 6 * stat) + 4 * stat) + vectors + 2 * stat;
+  return std::max({at_loss, at_head, at_block, is_gathered ? at_norm : 0.0});
+}
+
 double buffer_bytes(const Sizes& s) {
   const double buffers = std::min(2.0, s.q - 1);
   return buffers * s.element * std::max(4 * s.h, s.vocabulary) *
@@ -122,12 +148,14 @@ Sizes Trainer::sizes() const {
   s.tokens = static_cast<double>(options_.batch * options_.seq);
   s.seq = static_cast<double>(options_.seq);
   s.h = static_cast<double>(config().n_embd);
+  s.heads = static_cast<double>(config().n_head);
   s.layers = static_cast<double>(config().n_layer);
   s.positions = static_cast<double>(config().n_positions);
   s.vocabulary =
       static_cast<double>(padded_vocabulary(config().vocab_size, grid_.q()));
   s.element = static_cast<double>(dtype_bytes(options_.dtype));
   s.stat = options_.dtype == DType::kF64 ? 8 : 4;
+  s.has_dropout = options_.dropout > 0;
   return s;
 }
 
@@ -151,8 +179,9 @@ MemoryBill Trainer::bill() const {
   bill[MemoryKind::kOptimizerState] *= part / whole;
   bill[MemoryKind::kCommunication] =
       std::max(buffer_bytes(s), 8.0);  // The norm of the gradient
-  // Its widest point depends on every layer: a run on shapes finds it
-  if (grid_.num_ranks() > 1) bill[MemoryKind::kActivation] = -1;
+  if (grid_.num_ranks() > 1) {
+    bill[MemoryKind::kActivation] = activation_bytes(s);
+  }
   return bill;
 }
 

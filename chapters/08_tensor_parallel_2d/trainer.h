@@ -16,9 +16,10 @@ struct Sizes {
   double q = 1, d = 1;
   double tokens = 0;  ///< B S of the whole batch
   double seq = 0;     ///< S
-  double h = 0, layers = 0, positions = 0;
+  double h = 0, heads = 0, layers = 0, positions = 0;
   double vocabulary = 0;         ///< rows of the table, padding included
   double element = 4, stat = 4;  ///< bytes of an element, of a statistic
+  bool has_dropout = false;
 };
 
 /// Elements that a rank sends for Y = X W, X [M, K], W [K, N], forward and
@@ -29,6 +30,8 @@ double linear_elements(double q, double d, double m, double k, double n);
 double step_bytes(const Sizes& sizes);
 /// Parameters that a rank holds: 1/q^2 of all.
 double parameters_per_rank(const Sizes& sizes);
+/// Peak of activations on q > 1 or d > 1, in bytes.
+double activation_bytes(const Sizes& sizes);
 /// The largest buffers for blocks that arrive or leave, in bytes.
 double buffer_bytes(const Sizes& sizes);
 

@@ -76,9 +76,12 @@ MemoryBill Trainer::bill() const {
       ((4 * h + 12 * h / t_) * element + (4 + heads / t_) * stat);
   // The loss, the gradients of the global and of the rank's mean
   const double scalars = (is_alone ? 2 : 3) * stat;
-  // What FSDP has gathered stays for backward
+  const auto positions = static_cast<double>(config().n_positions);
+  // What FSDP has gathered stays for backward: wte twice, and not wpe
   const double gathered =
-      is_fsdp && !is_alone ? parameters_of_tp() * element : 0;
+      is_fsdp && !is_alone
+          ? (parameters_of_tp() + (v - positions) * h) * element
+          : 0;
   const double at_loss =
       in_blocks + gathered +
       tokens * (2 * h * element + 3 * stat + 2 * v * element) + scalars;
@@ -95,7 +98,6 @@ MemoryBill Trainer::bill() const {
   }
   // Over dp, gradients of weights have copies in flight, whose widest moment is
   // left open where it may be above the loss
-  const auto positions = static_cast<double>(config().n_positions);
   const double in_flight =
       3 * std::max({(v + positions) * h, 4 * h * h / t_}) * element;
   if (at_loss > gathered + std::max(at_gelu, at_sum) + in_flight) {

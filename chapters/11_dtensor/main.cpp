@@ -4,7 +4,7 @@
 //   ch11_dtensor --world-size 4 --mesh 2x2
 //   ch11_dtensor --world-size 4 --mesh 2x2 --data-parallel ddp
 //   ch11_dtensor --world-size 2 --picture layout.svg
-//   ch11_dtensor --world-size 8 --backend sim --mesh 2x4 --model gpt2
+//   ch11_dtensor --world-size 8 --backend sim --mesh 8 --model gpt2-medium
 //
 // Read before: 07_tensor_parallel, 03_zero_fsdp. Read next:
 // 12_sequence_parallel.

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "chapters/11_dtensor/ops.h"
 #include "core/context.h"
 #include "core/ops.h"
 
@@ -86,7 +87,11 @@ Tensor FlatUnit::operator()(const Tensor& x) {
 }
 
 Tensor global_mean(const Tensor& local_mean, const Mesh& dp) {
-  return from_local(local_mean, dp, {partial(PartialOp::kAvg)}).full_tensor();
+  const std::int64_t ranks = dp.shape()[0];
+  // One mean per rank: the gradient of each is 1/d
+  const DTensor means =
+      from_local(reshape(local_mean, {1}), dp, {shard(0)}, Shape{ranks});
+  return mean(means, 0).full_tensor();
 }
 
 }  // namespace shardbook::dtensor

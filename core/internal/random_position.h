@@ -7,14 +7,18 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/cuda_device.h"
 #include "core/kernels/random.h"
 #include "core/ops.h"
 
 namespace shardbook::internal {
 
 /// The stream of the next random operation of this step.
-inline kernels::RandomKey next_random_key() {
-  RandomState& random = RankContext::current().random;
+inline kernels::RandomKey next_random_key(const char* op) {
+  RankContext& context = RankContext::current();
+  refuse_recording(context.device, op,
+                   "its random numbers would be the same at each launch");
+  RandomState& random = context.random;
   // The top bit keeps operations apart from the streams of names.
   const std::uint64_t stream =
       (std::uint64_t{1} << 63) | (random.step << 16) | random.next_op++;

@@ -140,6 +140,27 @@ TEST_F(GpuChapters, OneDeviceKeepsItsClaims) {
   expect_claims("00_single_device", "--device cuda --dtype f16" + sizes());
 }
 
+TEST_F(GpuChapters, OneDeviceLaunchesGraphs) {
+  const std::string graphs = "--device cuda --cuda-graphs ";
+  // The third step launches what the second recorded
+  expect_claims("00_single_device",
+                graphs + (is_short() ? "--model mlp --steps 3 --batch 3 "
+                                       "--seq 2 --micro-batches 2"
+                                     : "--micro-batches 5" + sizes()));
+  for (const std::string bad :
+       {"--cuda-graphs", "--device cuda --cuda-graphs --dropout 0.1",
+        "--device cuda --cuda-graphs --model resnet18"}) {
+    const Outcome outcome = run("00_single_device", bad);
+    EXPECT_EQ(outcome.status, 2) << bad;
+    EXPECT_NE(outcome.errors.find("--cuda-graphs"), std::string::npos)
+        << outcome.errors;
+  }
+  if (is_short()) return;
+  expect_claims("00_single_device",
+                graphs + "--dtype bf16 --master-weights --recompute" + sizes());
+  expect_claims("00_single_device", graphs + "--dtype f16" + sizes());
+}
+
 TEST_F(GpuChapters, RanksThatShareAGpuSplitTheBatch) {
   expect_all({{"01_data_parallel", shared()},
               {"02_ddp", shared() + "--clip 1"},
@@ -180,6 +201,26 @@ TEST_F(GpuChapters, RanksThatShareAGpuAreStages) {
        {"06_1f1b", "--world-size 2 --schedule interleaved --chunks 2", false},
        {"06_1f1b", ranks + "dualpipe", false},
        {"06_1f1b", ranks + "pipedream", false}});
+}
+
+TEST_F(GpuChapters, RanksThatShareAGpuShareEveryLayer) {
+  expect_all({{"07_tensor_parallel", shared()},
+              {"07_tensor_parallel", shared() + "--dropout 0.1", false},
+              {"08_tensor_parallel_2d", "--world-size 4", false},
+              {"09_tensor_parallel_2p5d", "--world-size 8 --depth 2", false},
+              {"10_tensor_parallel_3d", "--world-size 8", false},
+              {"11_dtensor", "--world-size 4 --mesh 2x2", false}},
+             gpt_sizes());
+}
+
+TEST_F(GpuChapters, RanksThatShareAGpuShareEverySample) {
+  const std::string ranks = shared() + "--kind ";
+  expect_all({{"12_sequence_parallel", ranks + "ring"},
+              {"12_sequence_parallel", ranks + "ring --layout zigzag", false},
+              {"12_sequence_parallel", ranks + "ulysses", false},
+              {"12_sequence_parallel", ranks + "rsa", false},
+              {"12_sequence_parallel", ranks + "megatron", false}},
+             gpt_sizes());
 }
 
 TEST_F(GpuChapters, NcclConnectsAGpuForEachRank) {

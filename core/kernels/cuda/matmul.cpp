@@ -92,6 +92,9 @@ struct Products {
 Products& products(KernelContext& context) {
   CudaState& state = cuda_state(context);
   if (state.matmul == nullptr) {
+    refuse_capture(context,
+                   "the first product of a rank starts cuBLASLt; run the work "
+                   "once before");
     auto made = std::make_shared<Products>();
     cublasLtHandle_t handle = nullptr;
     SHARDBOOK_CUBLAS(cublasLtCreate(&handle), "the handle of a rank");

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/run/training.h"
@@ -49,16 +50,18 @@ Report report_of(const Options& options, Make make) {
       });
 }
 
-/// Bytes, and all kinds of memory but activations.
-inline void expect_claims(const Report& report) {
+/// Bytes, and all kinds of memory that are predicted.
+inline void expect_claims(const Report& report, bool has_activations) {
   ASSERT_FALSE(report.ranks.empty());
   for (const RankReport& rank : report.ranks) {
     EXPECT_NEAR(rank.bytes.predicted, rank.bytes.counted,
                 1e-9 * rank.bytes.counted);
-    for (const MemoryKind kind :
-         {MemoryKind::kParameter, MemoryKind::kGradient,
-          MemoryKind::kOptimizerState, MemoryKind::kCommunication,
-          MemoryKind::kInput}) {
+    std::vector<MemoryKind> kinds = {
+        MemoryKind::kParameter, MemoryKind::kGradient,
+        MemoryKind::kOptimizerState, MemoryKind::kCommunication,
+        MemoryKind::kInput};
+    if (has_activations) kinds.push_back(MemoryKind::kActivation);
+    for (const MemoryKind kind : kinds) {
       const Claim& peak = rank.peak[static_cast<std::size_t>(kind)];
       EXPECT_EQ(peak.predicted, peak.counted) << memory_kind_name(kind);
     }

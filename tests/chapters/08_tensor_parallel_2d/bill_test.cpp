@@ -84,6 +84,21 @@ struct StepTime {
   }
 };
 
+struct Owner : Strategy {
+  DeviceMesh mesh;
+  summa::Trainer trainer;
+
+  Owner(const Options& options, ProcessGroup& world, const Case& c)
+      : mesh(world, c.d == 1
+                        ? summa::square(c.q)
+                        : Topology({"dep", "col", "row"}, {c.d, c.q, c.q})),
+        trainer(options, summa::grid_of(mesh), world) {}
+  StepResult step(std::int64_t at) override { return trainer.step(at); }
+  Optimizer& optimizer() override { return trainer.optimizer(); }
+  std::vector<Bill> bills() override { return trainer.bills(); }
+  std::vector<NamedTensor> full_state() override { return {}; }
+};
+
 TEST(SummaBill, EqualsARunOnShapes) {
   for (const Case& c :
        {Case{1, 1, 64, 6}, Case{2, 1, 64, 6}, Case{2, 1, 1001, 10},
@@ -94,24 +109,9 @@ TEST(SummaBill, EqualsARunOnShapes) {
     const Options options = gpt_options(c.d * c.q * c.q, c.vocabulary, c.batch);
     const Report report =
         report_of(options, [&](const Options& as, ProcessGroup& world) {
-          struct Owner : Strategy {
-            DeviceMesh mesh;
-            summa::Trainer trainer;
-            Owner(const Options& as, ProcessGroup& world, const Case& c)
-                : mesh(world, c.d == 1 ? summa::square(c.q)
-                                       : Topology({"dep", "col", "row"},
-                                                  {c.d, c.q, c.q})),
-                  trainer(as, summa::grid_of(mesh), world) {}
-            StepResult step(std::int64_t at) override {
-              return trainer.step(at);
-            }
-            Optimizer& optimizer() override { return trainer.optimizer(); }
-            std::vector<Bill> bills() override { return trainer.bills(); }
-            std::vector<NamedTensor> full_state() override { return {}; }
-          };
           return std::make_unique<Owner>(as, world, c);
         });
-    expect_claims(report);
+    expect_claims(report, /*has_activations=*/true);
     const StepTime time{
         c.q,
         c.d,
@@ -122,6 +122,30 @@ TEST(SummaBill, EqualsARunOnShapes) {
         static_cast<double>(summa::padded_vocabulary(c.vocabulary, c.q)),
         static_cast<double>(options.batch)};
     expect_time(report.time.step_s, time.step());
+  }
+}
+
+// Where the peak lies at the last norm, at the logits, with few tokens; other
+// precisions, and dropout.
+TEST(SummaBill, ActivationsAreThoseOfThePage) {
+  struct Other {
+    std::int64_t vocabulary, batch;
+    DType dtype;
+    double dropout;
+  };
+  for (const Other& c :
+       {Other{64, 8, DType::kF64, 0}, Other{4000, 8, DType::kF64, 0.1},
+        Other{64, 4, DType::kBF16, 0}, Other{4000, 12, DType::kBF16, 0.1},
+        Other{64, 8, DType::kF32, 0.1}, Other{50, 2, DType::kF32, 0}}) {
+    Options options = gpt_options(4, c.vocabulary, c.batch);
+    options.dtype = c.dtype;
+    options.dropout = c.dropout;
+    expect_claims(
+        report_of(options,
+                  [](const Options& as, ProcessGroup& world) {
+                    return std::make_unique<Owner>(as, world, Case{2, 1});
+                  }),
+        /*has_activations=*/true);
   }
 }
 

@@ -66,13 +66,14 @@ TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
   EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
   EXPECT_LT(report.losses.back(), report.losses.front());
   for (const RankReport& rank : report.ranks) {
-    EXPECT_EQ(rank.bytes.predicted, rank.bytes.counted);
+    EXPECT_DOUBLE_EQ(rank.bytes.predicted, rank.bytes.counted);
     for (const MemoryKind kind :
          {MemoryKind::kParameter, MemoryKind::kGradient,
           MemoryKind::kOptimizerState, MemoryKind::kActivation,
           MemoryKind::kInput}) {
       const Claim& claim = rank.peak[static_cast<std::size_t>(kind)];
-      EXPECT_EQ(claim.predicted, claim.counted) << static_cast<int>(kind);
+      EXPECT_DOUBLE_EQ(claim.predicted, claim.counted)
+          << static_cast<int>(kind);
     }
   }
 }
