@@ -140,6 +140,10 @@ class Device::State {
       const std::int64_t holds = held_ + stats_.cached + size;
       if (cuda_ != nullptr && capacity_ > 0 && holds > capacity_) {
         release_cached_blocks();
+        SB_CHECK(
+            stats_.cached == 0 || held_ + stats_.cached + size <= capacity_,
+            "out of memory on ", name(), ": asked for ", bytes,
+            " bytes; graphs keep ", stats_.cached, " bytes; ", report());
       }
       block = memory_->take_new(wanted);
       if (block.data == nullptr) {
@@ -154,8 +158,8 @@ class Device::State {
   }
 
   void release_cached_blocks() {
-    if (memory_ != nullptr) memory_->release_kept();
-    stats_.cached = 0;
+    if (memory_ == nullptr) return;
+    stats_.cached -= static_cast<std::int64_t>(memory_->release_kept());
   }
 
   void book(MemoryKind kind, std::int64_t bytes) {

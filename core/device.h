@@ -67,7 +67,8 @@ struct MemoryStats {
   std::array<std::int64_t, kNumMemoryKinds> at_peak_by_kind{};
   std::int64_t current_total = 0;
   std::int64_t peak_total = 0;
-  /// Taken from the system and kept for the next request.
+  /// Taken from the system and kept for the next request, or for the graphs
+  /// that use it (core/device_graph.h).
   std::int64_t cached = 0;
   std::int64_t num_allocations = 0;
 
@@ -105,7 +106,7 @@ class Device {
   MemoryStats memory() const;
   /// Peaks start again from what is in use now.
   void reset_peak_memory();
-  /// Gives cached blocks back to the system.
+  /// Gives cached blocks back to the system, except those of graphs.
   void release_cached_memory();
   /// The ledger as text: bytes in use by kind, and the capacity.
   std::string memory_report() const;

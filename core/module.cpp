@@ -180,40 +180,53 @@ void Module::clear_hooks() {
   post_hooks_.clear();
 }
 
-Shape Shard::shape_of(const Shape& whole) const {
-  if (count == 1) return whole;
-  const auto d = static_cast<std::size_t>(dim);
-  SB_CHECK(d < whole.size() && index >= 0 && index < count &&
-               whole[d] % (blocks * count) == 0,
-           "shard ", index, " of ", count, ": dim ", dim, " of shape ",
-           shape_text(whole), " does not divide into ", blocks, " blocks of ",
-           count, " equal parts");
-  Shape part = whole;
-  part[d] /= count;
-  return part;
-}
-
 namespace {
 
 Tensor empty_parameter(const Shape& shape, const InitOptions& init) {
   MemoryScope kind(MemoryKind::kParameter);
-  return Tensor::empty(init.shard.shape_of(shape), {init.dtype, init.device});
+  return Tensor::empty(shape_of(init.shards, shape), {init.dtype, init.device});
 }
 
-// Fills a part as `fill` fills the whole: [before, blocks, block, after].
-void fill_shard(
-    const Tensor& part, const Shape& whole, const Shard& shard,
+// Fills a part as `fill` fills the whole. Each run of rows is a view
+// [rows, between, pieces, piece] of [all rows, between, steps, step], where
+// `pieces` are the runs of the other dimension that is cut.
+void fill_part(
+    const Tensor& part, const Shape& whole, const Shards& shards,
     const std::function<void(const Tensor& x, const ShardView& view)>& fill) {
-  if (shard.count == 1) return fill(part, {});
-  const auto d = static_cast<std::size_t>(shard.dim);
-  std::int64_t before = 1, after = 1;
-  for (std::size_t i = 0; i < d; ++i) before *= whole[i];
-  for (std::size_t i = d + 1; i < whole.size(); ++i) after *= whole[i];
-  const std::int64_t block = whole[d] / shard.blocks;
-  const std::int64_t own = block / shard.count;
-  const ShardView view{
-      {before, shard.blocks, block, after}, {0, 0, shard.index * own, 0}, {}};
-  fill(reshape(part, {before, shard.blocks, own, after}), view);
+  if (shards.empty() || part.numel() == 0) return fill(part, {});
+  std::size_t other = 0;
+  for (const Shard& shard : shards) {
+    const auto dim = static_cast<std::size_t>(shard.dim);
+    SB_CHECK(shard.dim == 0 || other == 0 || dim == other, "a parameter of ",
+             shape_text(whole), ": cut dim 0 and one more dimension at most");
+    if (dim > 0) other = dim;
+  }
+  std::int64_t between = 1, behind = 1;
+  for (std::size_t i = 1; i < other; ++i) between *= whole[i];
+  for (std::size_t i = other + 1; i < whole.size(); ++i) behind *= whole[i];
+  std::int64_t pieces = 1, piece = 1, step = 1, first = 0;
+  if (other > 0) {
+    const auto runs = runs_of(shards, whole, static_cast<std::int64_t>(other));
+    pieces = static_cast<std::int64_t>(runs.size());
+    step = whole[other] / pieces;
+    piece = runs[0].count;
+    first = runs[0].begin;
+    for (std::int64_t i = 0; i < pieces; ++i) {
+      const IndexRun& run = runs[static_cast<std::size_t>(i)];
+      SB_CHECK(run.begin == first + i * step && run.count == piece,
+               "a parameter of ", shape_text(whole), ": the parts of dim ",
+               other, " do not lie at equal distances");
+    }
+  }
+  std::int64_t row = 0;
+  for (const IndexRun& rows : runs_of(shards, whole, 0)) {
+    fill(reshape(part.rows_view(row, row + rows.count),
+                 {rows.count, between, pieces, piece * behind}),
+         {{whole[0], between, pieces, step * behind},
+          {rows.begin, 0, 0, first * behind},
+          {}});
+    row += rows.count;
+  }
 }
 
 }  // namespace
@@ -224,10 +237,10 @@ Tensor make_parameter(const std::string& name, const Shape& shape,
   if (stddev == 0) {
     parameter.zero();
   } else {
-    fill_shard(parameter, shape, init.shard,
-               [&](const Tensor& x, const ShardView& view) {
-                 fill_normal(x, init.seed, stream_of(name), 0, stddev, view);
-               });
+    fill_part(parameter, shape, init.shards,
+              [&](const Tensor& x, const ShardView& view) {
+                fill_normal(x, init.seed, stream_of(name), 0, stddev, view);
+              });
   }
   return parameter.set_requires_grad();
 }
@@ -235,10 +248,10 @@ Tensor make_parameter(const std::string& name, const Shape& shape,
 Tensor make_uniform_parameter(const std::string& name, const Shape& shape,
                               double bound, const InitOptions& init) {
   Tensor parameter = empty_parameter(shape, init);
-  fill_shard(parameter, shape, init.shard,
-             [&](const Tensor& x, const ShardView& view) {
-               fill_uniform(x, init.seed, stream_of(name), -bound, bound, view);
-             });
+  fill_part(parameter, shape, init.shards,
+            [&](const Tensor& x, const ShardView& view) {
+              fill_uniform(x, init.seed, stream_of(name), -bound, bound, view);
+            });
   return parameter.set_requires_grad();
 }
 

@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/shards.h"
 #include "core/tensor.h"
 
 namespace shardbook {
@@ -104,6 +105,7 @@ class Module {
   void add_forward_pre_hook(ForwardHook hook);
   void add_forward_hook(ForwardHook hook);
   void clear_hooks();
+  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
 
  private:
   bool training_ = true;
@@ -145,19 +147,6 @@ class AnyModule {
   std::unique_ptr<Module> module_;
 };
 
-/// A part of a parameter: `dim` is cut into `blocks` equal blocks (attention's
-/// queries, keys and values are three), and each block into `count` equal
-/// parts, of which this is number `index`. A count of 1: all of it.
-struct Shard {
-  std::int64_t dim = 0;
-  std::int64_t index = 0;
-  std::int64_t count = 1;
-  std::int64_t blocks = 1;
-
-  /// The shape of this part. Throws Error when the dimension does not divide.
-  Shape shape_of(const Shape& whole) const;
-};
-
 /// How weights begin: drawn from named streams, or left on meta.
 struct InitOptions {
   std::uint64_t seed = 0;
@@ -165,12 +154,13 @@ struct InitOptions {
   Device device{};
   /// The part to make. It draws the same elements as the whole parameter has
   /// there.
-  Shard shard{};
+  Shards shards{};
 };
 
 /// A parameter with values from normal(0, stddev) in the stream of `name`
 /// (stddev 0: zeros). Here and below, `shape` is that of the whole parameter,
-/// and init.shard says which part of it is made.
+/// and init.shards says which part of it is made: cuts of dim 0, and of one
+/// other dimension by blocks of equal distance.
 Tensor make_parameter(const std::string& name, const Shape& shape,
                       double stddev, const InitOptions& init);
 /// A parameter with values from uniform(-bound, bound).

@@ -72,9 +72,21 @@ Tensor permute(const Tensor& x, const std::vector<std::int64_t>& order);
 /// transposed in its last two dims. 2 b m n k flops.
 Tensor matmul(const Tensor& a, const Tensor& b, bool trans_a = false,
               bool trans_b = false);
+/// Called in backward with the gradient of an input as soon as it exists; what
+/// it returns is called when the weight's gradient exists too. Meanwhile the
+/// gradient may be summed over ranks, in place.
+using InputGradientHook =
+    std::function<std::function<void()>(const Tensor& gradient)>;
 /// x [.., k], weight [k, n], bias [n] or undefined -> [.., n].
 Tensor linear(const Tensor& x, const Tensor& weight,
-              const Tensor& bias = Tensor());
+              const Tensor& bias = Tensor(),
+              const InputGradientHook& hook = {});
+/// linear(gelu(linear(x, w1, b1)), w2, b2); both biases may be undefined. On
+/// CUDA, the products of 16-bit elements (f32: with allow_tf32) apply GELU and
+/// its derivative, and sum b1's gradient, before they store what they compute.
+/// On other devices it is that composition, bit for bit.
+Tensor gelu_mlp(const Tensor& x, const Tensor& w1, const Tensor& b1,
+                const Tensor& w2, const Tensor& b2);
 
 // --- Images: [n, height, width, channels] ------------------------------------
 
@@ -113,6 +125,10 @@ struct ShardView {
 
 /// Rows of table [v, h] by indices (i64 or i32) [..] -> [.., h].
 Tensor embedding(const Tensor& table, const Tensor& indices);
+/// The same where the table has the rows first_row, first_row + 1, .. of a larger
+/// one: the others read zeros, and their gradients go nowhere.
+Tensor embedding_part(const Tensor& table, const Tensor& indices,
+                      std::int64_t first_row);
 /// Normalises the last dim n; gamma and beta [n].
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                   double eps = 1e-5);
@@ -121,6 +137,9 @@ Tensor log_softmax(const Tensor& x);
 
 struct AttentionOptions {
   std::int64_t heads = 1;
+  /// Key and value heads, each shared by heads / kv_heads consecutive query
+  /// heads (grouped queries); 0 means heads.
+  std::int64_t kv_heads = 0;
   bool causal = true;
   double dropout = 0.0;
   /// Softmax of scale * q k; 0 means 1 / sqrt(head size).
@@ -132,7 +151,7 @@ struct AttentionOptions {
 /// matrix: the backward computes the probabilities again. Dropout draws as
 /// `dropout` does, at the global positions of options.shard.
 Tensor attention(const Tensor& qkv, const AttentionOptions& options);
-/// The same with q [b, sq, h], k and v [b, sk, h].
+/// The same with q [b, sq, heads d], k and v [b, sk, kv_heads d].
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options);
 
@@ -148,6 +167,18 @@ enum class Reduction { kMean, kSum };
 /// logits [.., v], targets i64 [..]; targets of -100 count for nothing.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      Reduction reduction = Reduction::kMean);
+/// Reduces a tensor [rows] in place over the ranks that share a vocabulary: the
+/// largest where `is_max`, else the sum.
+using ReduceOverRanks = std::function<void(const Tensor& x, bool is_max)>;
+/// cross_entropy of logits [.., n] that are the classes first, first + 1, .. of a
+/// vocabulary on several ranks, of which `num_classes` exist (those behind them
+/// pad). Every rank has all targets and gets the loss. Three reductions of [rows]
+/// in forward: largest logit, logit of the target, sum of exponentials; none in
+/// backward. Narayanan et al. 2021; Shoeybi et al. 2019, section 3.
+Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
+                          std::int64_t first, std::int64_t num_classes,
+                          const ReduceOverRanks& reduce,
+                          Reduction reduction = Reduction::kMean);
 /// Mean of (x - target)^2.
 Tensor mse_loss(const Tensor& x, const Tensor& target);
 

@@ -207,14 +207,18 @@ double clip_factor(double norm, double max_norm) {
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
-double clip_grad_norm(const Tensors& parameters, double max_norm) {
-  const double norm = grad_norm(parameters);
+void clip_gradients(const Tensors& parameters, double norm, double max_norm) {
   const double factor = clip_factor(norm, max_norm);
   PhaseScope phase(Phase::kOptimizer);
   for (const Tensor& parameter : parameters) {
     const Tensor grad = parameter.grad();
     if (grad.defined()) scale_in_place(grad, factor);
   }
+}
+
+double clip_grad_norm(const Tensors& parameters, double max_norm) {
+  const double norm = grad_norm(parameters);
+  clip_gradients(parameters, norm, max_norm);
   return norm;
 }
 

@@ -100,7 +100,9 @@ double grad_norm(const Tensors& parameters);
 /// The factor that brings gradients of this norm to at most max_norm:
 /// max_norm / (norm + 1e-6) where that is below 1, else 1.
 double clip_factor(double norm, double max_norm);
-/// Scales all gradients by clip_factor; returns the norm before.
+/// Scales all gradients by clip_factor; their norm is known.
+void clip_gradients(const Tensors& parameters, double norm, double max_norm);
+/// The same, and returns the norm before.
 /// torch.nn.utils.clip_grad_norm_.
 double clip_grad_norm(const Tensors& parameters, double max_norm);
 

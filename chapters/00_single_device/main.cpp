@@ -25,8 +25,12 @@ int main(int argc, char** argv) {
              "keep only the blocks' inputs; compute the rest again");
     line.add("--master-weights", &how.master_weights,
              "f32 copies of 16-bit weights");
+    line.add("--cuda-graphs", &how.cuda_graphs,
+             "with --device cuda: record forward and backward, then launch "
+             "them as a whole");
     line.parse(argc, argv);
     check_options(options);
+    if (how.cuda_graphs) check_cuda_graphs(options);
     SB_CHECK(options.world_size == 1, "--world-size ", options.world_size,
              ": this chapter has one device; see 01_data_parallel");
 

@@ -59,15 +59,29 @@ SingleDevice::SingleDevice(const Options& options,
              dtype_name(options.dtype), " weights are their own masters");
     optimizer_->keep_master_copies();
   }
+
+  // Launch graphs
+  if (how.cuda_graphs && RankContext::current().device.is_cuda()) {
+    graphs_ = std::make_unique<PieceGraphs>(options, *loaded_.model, data_);
+  }
 }
 
 StepResult SingleDevice::step(std::int64_t step) {
   StepResult result;
+  if (graphs_ != nullptr) {
+    result.loss =
+        graphs_->accumulate(step, how_.num_micro_batches, scaler_.scale());
+    return update(result, scaler_.scale());
+  }
   // Accumulate the gradients of all pieces
   const double loss_scale = scaler_.scale();
   result.loss = accumulate_gradients(options_, *loaded_.model, data_, step,
                                      how_.num_micro_batches, loss_scale);
 
+  return update(result, loss_scale);
+}
+
+StepResult SingleDevice::update(StepResult result, double loss_scale) {
   // Update, or skip a step that overflowed
   if (options_.dtype != DType::kF16) {
     result.grad_norm = update_parameters(options_, *optimizer_);

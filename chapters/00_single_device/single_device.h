@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "chapters/common/run/piece_graphs.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::single_device {
@@ -43,6 +44,8 @@ struct SingleDeviceOptions {
   bool recompute = false;
   /// 16-bit weights with f32 master copies (and, for f16, a scaled loss).
   bool master_weights = false;
+  /// On a GPU: record forward and backward once, then launch them as graphs.
+  bool cuda_graphs = false;
 };
 
 /// Trains one model on the current device.
@@ -68,13 +71,16 @@ class SingleDevice : public Strategy {
   MemoryBill bill() const;
 
  private:
+  StepResult update(StepResult result, double loss_scale);
+
   Options options_;
   SingleDeviceOptions how_;
   LoadedModel loaded_;
   Dataset data_;
   std::unique_ptr<Optimizer> optimizer_;
   DynamicLossScaler scaler_;
-  std::int64_t num_updates_ = 0;  // in f16
+  std::unique_ptr<PieceGraphs> graphs_;  // with cuda_graphs
+  std::int64_t num_updates_ = 0;         // in f16
   bool last_step_updated_ = true;
 };
 

@@ -17,6 +17,9 @@ std::uint64_t bit_of(int stream) { return std::uint64_t{1} << stream; }
 void BlockUse::begin(int number) {
   SB_CHECK(number >= 0 && number < kMaxStreams, "stream ", number,
            ": a CUDA device has streams 0 to ", kMaxStreams - 1);
+  if (GraphBlocks* graph = device_.recording_.load(std::memory_order_relaxed)) {
+    device_.adopt(*this, *graph);
+  }
   const std::uint64_t known = streams_.load(std::memory_order_acquire);
   if ((known & bit_of(number)) == 0) device_.begin(*this, number);
 }
@@ -38,6 +41,12 @@ CudaDevice::~CudaDevice() {
 void* CudaDevice::stream(int number) {
   SB_CHECK(number >= 0 && number < kMaxStreams, "stream ", number,
            ": a CUDA device has streams 0 to ", kMaxStreams - 1);
+  const GraphBlocks* graph = recording_.load(std::memory_order_relaxed);
+  SB_CHECK(graph == nullptr || number == graph->stream(), "work for stream ",
+           number,
+           " while a graph is recorded: a graph has "
+           "the work of one stream, here ",
+           graph->stream());
   runtime_.use(index_);
   auto& stream = streams_[static_cast<std::size_t>(number)];
   if (void* made = stream.load(std::memory_order_acquire)) return made;
@@ -50,10 +59,12 @@ void* CudaDevice::stream(int number) {
 }
 
 void CudaDevice::synchronize(int number) {
+  refuse_recording("the host waits for a stream");
   runtime_.synchronize_stream(stream(number));
 }
 
 void CudaDevice::synchronize() {
+  refuse_recording("the host waits for the device");
   runtime_.use(index_);
   for (auto& stream : streams_) {
     if (void* made = stream.load(std::memory_order_acquire)) {
@@ -71,6 +82,52 @@ void CudaDevice::hold(int number, CudaDevice& other, int other_number) {
   runtime_.hold_stream(stream(number), event);
   const std::lock_guard<std::mutex> lock(other.uses_);
   other.events_.push_back(event);
+}
+
+// --- Graphs ------------------------------------------------------------------
+
+void CudaDevice::begin_recording(GraphBlocks& blocks) {
+  runtime_.begin_capture(stream(blocks.stream()));
+  recording_ = &blocks;
+}
+
+void* CudaDevice::end_recording() {
+  void* const recorded = stream(recording_.exchange(nullptr)->stream());
+  return runtime_.end_capture(recorded);
+}
+
+void CudaDevice::drop_recording() noexcept {
+  const GraphBlocks* const blocks = recording_.exchange(nullptr);
+  if (blocks == nullptr) return;
+  const auto number = static_cast<std::size_t>(blocks->stream());
+  runtime_.drop_capture(streams_[number].load());
+}
+
+void CudaDevice::refuse_recording(const char* why) const {
+  SB_CHECK(recording_ == nullptr, "a graph cannot record this: ", why);
+}
+
+void refuse_recording(const Device& device, const char* op, const char* why) {
+  if (!device.is_cuda() || !cuda_device(device).is_recording()) return;
+  SB_FAIL(op, ": a graph cannot record this: ", why);
+}
+
+void CudaDevice::adopt(BlockUse& use, GraphBlocks& graph) {
+  const std::lock_guard<std::mutex> lock(uses_);
+  auto& graphs = use.graphs_;
+  if (std::count(graphs.begin(), graphs.end(), &graph) > 0) return;
+  graphs.push_back(&graph);
+  graph.uses_.push_back(&use);
+}
+
+GraphBlocks::~GraphBlocks() {
+  CudaDevice& gpu = cuda_device(device_);
+  const std::lock_guard<std::mutex> lock(gpu.uses_);
+  for (BlockUse* use : uses_) {
+    auto& graphs = use->graphs_;
+    graphs.erase(std::find(graphs.begin(), graphs.end(), this));
+    use->earlier_.push_back({stream_, nullptr});
+  }
 }
 
 // --- Blocks ------------------------------------------------------------------
@@ -115,7 +172,8 @@ void CudaDevice::end(BlockUse& use) {
     if ((streams & bit_of(number)) == 0) continue;
     void* event = nullptr;
     try {
-      if (num_streams_ > 1) event = record(number);
+      // An event of a recording could not be waited for after it.
+      if (num_streams_ > 1 && recording_ == nullptr) event = record(number);
     } catch (const Error&) {
     }
     use.earlier_.push_back({number, event});
@@ -134,20 +192,29 @@ class CudaMemory : public DeviceMemory {
   }
 
   // First a block that the current stream alone has used: no stream waits.
-  // Otherwise the one that was freed first: its users are done the soonest.
+  // Otherwise the one that was freed first: its users are done the soonest. A
+  // graph cannot wait for work from before, so a recording takes only the first
+  // kind, also from the graph's own blocks.
   Block take_kept(std::size_t bytes) override {
     const auto found = kept_.find(bytes);
-    if (found == kept_.end() || found->second.empty()) return {};
+    if (found == kept_.end()) return {};
     std::vector<Block>& blocks = found->second;
-    auto best = blocks.begin();
+    auto best = blocks.end();
+    const GraphBlocks* const recording = device_.recording_;
+    const std::lock_guard<std::mutex> lock(device_.uses_);
     const int stream = RankContext::current().stream;
     for (auto block = blocks.end(); block != blocks.begin();) {
       --block;
-      if (is_alone(*block->use, stream)) {
-        best = block;
-        break;
+      const auto& owners = block->use->graphs_;
+      if (std::any_of(owners.begin(), owners.end(),
+                      [=](const auto* owner) { return owner != recording; })) {
+        continue;
       }
+      const bool alone = is_alone(*block->use, stream);
+      if (alone || recording == nullptr) best = block;
+      if (alone) break;
     }
+    if (best == blocks.end()) return {};
     const Block block = *best;
     blocks.erase(best);
     return block;
@@ -164,21 +231,26 @@ class CudaMemory : public DeviceMemory {
     device_.end(*block.use);
     kept_[bytes].push_back(block);
   }
-  // Freed memory may go to anybody: no stream uses it any more.
-  void release_kept() override {
-    if (kept_.empty()) return;
+  // Freed memory may go to anybody: no stream uses it any more. While a graph is
+  // recorded, nobody can wait for that.
+  std::size_t release_kept() override {
+    if (kept_.empty() || device_.recording_ != nullptr) return 0;
     device_.synchronize();
+    const std::lock_guard<std::mutex> lock(device_.uses_);
+    std::size_t bytes = 0;
     for (auto& [size, blocks] : kept_) {
-      for (const Block& block : blocks) {
-        {
-          const std::lock_guard<std::mutex> lock(device_.uses_);
-          device_.forget_earlier(*block.use);
-        }
-        device_.runtime().free(block.data);
-        uses_.erase(block.data);
+      const auto free_ones = std::stable_partition(
+          blocks.begin(), blocks.end(),
+          [](const Block& block) { return !block.use->graphs_.empty(); });
+      for (auto block = free_ones; block != blocks.end(); ++block) {
+        device_.forget_earlier(*block->use);
+        device_.runtime().free(block->data);
+        uses_.erase(block->data);
+        bytes += size;
       }
+      blocks.erase(free_ones, blocks.end());
     }
-    kept_.clear();
+    return bytes;
   }
 
  private:

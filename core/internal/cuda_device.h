@@ -23,6 +23,10 @@
 // in the block's next life is held on those events first, except on its own.
 // What V is given from then on runs after them. Should the next life end before
 // anybody asked for the address, the events stay with the block.
+//
+// A graph (core/device_graph.h) uses the same addresses at each launch. So each
+// block whose address is asked for while a graph is recorded belongs to that
+// graph: when it is freed, only a recording with the same GraphBlocks gets it.
 
 #include <array>
 #include <atomic>
@@ -43,7 +47,28 @@ namespace shardbook::internal {
 /// others are for process groups.
 constexpr int kMaxStreams = 64;
 
+class BlockUse;
 class CudaDevice;
+
+/// The blocks of one or several graphs that are launched in turns on a stream.
+class GraphBlocks {
+ public:
+  GraphBlocks(const Device& device, int stream)
+      : device_(device), stream_(stream) {}
+  /// The blocks become ordinary ones: the stream is their last user.
+  ~GraphBlocks();
+  GraphBlocks(const GraphBlocks&) = delete;
+  GraphBlocks& operator=(const GraphBlocks&) = delete;
+
+  const Device& device() const { return device_; }
+  int stream() const { return stream_; }
+
+ private:
+  friend class CudaDevice;
+  const Device device_;
+  const int stream_;
+  std::vector<BlockUse*> uses_;  // guarded by CudaDevice::uses_
+};
 
 /// Which streams use one block. The streams of the block's current life are a
 /// set of bits; those of the life before it are held on.
@@ -57,6 +82,7 @@ class BlockUse {
  private:
   friend class CudaDevice;
   friend class CudaMemory;
+  friend class GraphBlocks;
   struct Earlier {
     int stream;
     void* event;  ///< null: not recorded yet; at the wait will do
@@ -64,6 +90,7 @@ class BlockUse {
 
   CudaDevice& device_;
   std::atomic<std::uint64_t> streams_{0};
+  std::vector<const GraphBlocks*> graphs_;  ///< that the block belongs to
   std::vector<Earlier> earlier_;
 };
 
@@ -89,12 +116,23 @@ class CudaDevice {
   /// `other` has been given until now.
   void hold(int stream, CudaDevice& other, int other_stream);
 
+  /// The blocks' stream is recorded, and others refuse work. One thread of the
+  /// host works with the device until the end, which returns the cudaGraphExec_t.
+  void begin_recording(GraphBlocks& blocks);
+  void* end_recording();
+  void drop_recording() noexcept;
+  bool is_recording() const { return recording_ != nullptr; }
+  /// Throws Error with the reason while a graph is recorded.
+  void refuse_recording(const char* why) const;
+
   std::unique_ptr<DeviceMemory> make_memory();
 
  private:
   friend class BlockUse;
+  friend class GraphBlocks;
   friend class CudaMemory;
   void begin(BlockUse& use, int number);
+  void adopt(BlockUse& use, GraphBlocks& graph);
   void end(BlockUse& use);
   void forget_earlier(BlockUse& use);
   void* record(int stream);
@@ -104,12 +142,15 @@ class CudaDevice {
   std::array<std::atomic<void*>, kMaxStreams> streams_{};
   std::atomic<int> num_streams_{0};
   std::mutex making_streams_;
-  std::mutex uses_;  ///< guards BlockUse::earlier_ and events_
+  std::mutex uses_;  ///< guards earlier_ and graphs_ of BlockUse, and events_
   std::vector<void*> events_;
+  std::atomic<GraphBlocks*> recording_{nullptr};
 };
 
 /// The rank's part of a CUDA device's GPU.
 CudaDevice& cuda_device(const Device& device);
+/// Throws Error, which names the operation, while a graph of `device` is recorded.
+void refuse_recording(const Device& device, const char* op, const char* why);
 
 /// Device::cuda on another runtime: for tests.
 Device make_cuda_device(DeviceRuntime& runtime, int index,

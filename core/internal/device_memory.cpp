@@ -23,11 +23,14 @@ void HostMemory::keep(const Block& block, std::size_t bytes) {
   kept_[bytes].push_back(block.data);
 }
 
-void HostMemory::release_kept() {
+std::size_t HostMemory::release_kept() {
+  std::size_t bytes = 0;
   for (auto& [size, blocks] : kept_) {
     for (void* block : blocks) free(block);
+    bytes += size * blocks.size();
   }
   kept_.clear();
+  return bytes;
 }
 
 namespace {

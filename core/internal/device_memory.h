@@ -30,8 +30,9 @@ class DeviceMemory {
   /// A new block; `data` is null when there is no memory left.
   virtual Block take_new(std::size_t bytes) = 0;
   virtual void keep(const Block& block, std::size_t bytes) = 0;
-  /// Gives the blocks that are kept back to the system.
-  virtual void release_kept() = 0;
+  /// Gives the blocks that are kept, and that no graph uses, back to the system.
+  /// Returns their bytes.
+  virtual std::size_t release_kept() = 0;
 };
 
 /// Blocks that the host alone uses: the last one that was kept comes first.
@@ -40,7 +41,7 @@ class HostMemory : public DeviceMemory {
   Block take_kept(std::size_t bytes) override;
   Block take_new(std::size_t bytes) override;
   void keep(const Block& block, std::size_t bytes) override;
-  void release_kept() override;
+  std::size_t release_kept() override;
 
  private:
   virtual void* allocate(std::size_t bytes) = 0;

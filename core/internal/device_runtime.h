@@ -39,7 +39,7 @@ class DeviceRuntime {
   /// All following calls of this thread are about device `index`.
   virtual void use(int index) = 0;
 
-  /// Null when the device has no memory left.
+  /// Null when the device has no memory left. Allowed during a capture.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void free(void* pointer) = 0;
   /// Host memory that copies to and from the device need not stage.
@@ -58,6 +58,16 @@ class DeviceRuntime {
   virtual void synchronize_event(void* event) = 0;
   virtual bool event_has_passed(void* event) = 0;
   virtual double seconds_between(void* earlier, void* later) = 0;
+
+  /// What this thread gives to `stream` is from now on recorded, and not run.
+  /// Calls that wait for the stream fail, and make the recording void.
+  virtual void begin_capture(void* stream) = 0;
+  /// Ends it; a graph (cudaGraphExec_t) of all that was recorded.
+  virtual void* end_capture(void* stream) = 0;
+  /// Ends it and forgets what was recorded.
+  virtual void drop_capture(void* stream) noexcept = 0;
+  virtual void launch_graph(void* graph, void* stream) = 0;
+  virtual void destroy_graph(void* graph) = 0;
 
   /// Copies between any two of host and devices, in the order of `stream`. May
   /// return before it has happened: host memory must stay untouched until the

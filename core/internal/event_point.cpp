@@ -109,6 +109,7 @@ class CudaEventPoint : public RecordedPoint {
   }
 
   bool has_passed() const override {
+    cuda_.refuse_recording("the host asks for an event");
     return is_recorded() && cuda_.runtime().event_has_passed(event_);
   }
   double seconds_since(const EventPoint& earlier) const override {
@@ -134,6 +135,7 @@ class CudaEventPoint : public RecordedPoint {
   }
   // What a kernel found wrong is thrown here.
   std::exception_ptr hold_host() const override {
+    cuda_.refuse_recording("the host waits for an event");
     std::exception_ptr error = wait_until_recorded();
     cuda_.runtime().synchronize_event(event_);
     RankContext& context = RankContext::current();

@@ -71,6 +71,7 @@ void write_from_host(const Tensor& to, const void* from) {
     return;
   }
   const OnStream on(to);
+  on.gpu.refuse_recording("values are written from the host");
   on.runtime.copy(data, from, size_of(to), on.stream);
   on.runtime.synchronize_stream(on.stream);
 }
@@ -82,6 +83,7 @@ void read_to_host(void* to, const Tensor& from) {
     return;
   }
   const OnStream on(from);
+  on.gpu.refuse_recording("the host reads values");
   on.runtime.copy(to, data, size_of(from), on.stream);
   on.runtime.synchronize_stream(on.stream);
   on.runtime.check_kernels(RankContext::current().kernels(from.device()));
@@ -116,6 +118,8 @@ void copy_elements(const Tensor& to, const Tensor& from) {
 
 Tensor on_host(const Tensor& tensor) {
   if (!tensor.device().is_cuda()) return tensor;
+  // Before memory of the host is asked for
+  cuda_device(tensor.device()).refuse_recording("the host reads values");
   const MemoryScope kind(MemoryKind::kWorkspace);
   const Tensor copy = Tensor::empty(
       tensor.shape(), {tensor.dtype(), RankContext::current().host()});

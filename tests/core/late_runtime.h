@@ -122,6 +122,12 @@ class LateRuntime : public internal::DeviceRuntime {
   }
   double seconds_between(void*, void*) override { return 0.25; }
 
+  void begin_capture(void*) override { SB_FAIL("late: no graphs"); }
+  void* end_capture(void*) override { SB_FAIL("late: no graphs"); }
+  void drop_capture(void*) noexcept override {}
+  void launch_graph(void*, void*) override { SB_FAIL("late: no graphs"); }
+  void destroy_graph(void*) override { SB_FAIL("late: no graphs"); }
+
   void copy(void* to, const void* from, std::size_t bytes,
             void* stream) override {
     of(stream)->work.emplace_back(

@@ -8,6 +8,7 @@
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/device.h"
+#include "core/device_graph.h"
 #include "core/device_queue.h"
 #include "core/gpus.h"
 #include "core/kernels/kernel_context.h"
@@ -44,6 +45,15 @@ void device() {
   Device gpu = Device::cpu(0, /*capacity_bytes=*/1 << 30);
   Tensor x = Tensor::zeros({4, 8}, {DType::kF32, gpu});
   gpu.memory().current(MemoryKind::kActivation);
+}
+
+// --- core/device_graph.h
+void device_graph(const Tensor& x, const Tensor& w, const Tensor& batch,
+                  const Tensor& next) {
+  Tensor y;
+  const DeviceGraph graph([&] { y = gelu(matmul(x, w)); });
+  x.copy_from(batch), graph.launch();
+  x.copy_from(next), graph.launch();
 }
 
 // --- core/device_queue.h

@@ -140,6 +140,27 @@ TEST_F(GpuChapters, OneDeviceKeepsItsClaims) {
   expect_claims("00_single_device", "--device cuda --dtype f16" + sizes());
 }
 
+TEST_F(GpuChapters, OneDeviceLaunchesGraphs) {
+  const std::string graphs = "--device cuda --cuda-graphs ";
+  // The third step launches what the second recorded
+  expect_claims("00_single_device",
+                graphs + (is_short() ? "--model mlp --steps 3 --batch 3 "
+                                       "--seq 2 --micro-batches 2"
+                                     : "--micro-batches 5" + sizes()));
+  for (const std::string bad :
+       {"--cuda-graphs", "--device cuda --cuda-graphs --dropout 0.1",
+        "--device cuda --cuda-graphs --model resnet18"}) {
+    const Outcome outcome = run("00_single_device", bad);
+    EXPECT_EQ(outcome.status, 2) << bad;
+    EXPECT_NE(outcome.errors.find("--cuda-graphs"), std::string::npos)
+        << outcome.errors;
+  }
+  if (is_short()) return;
+  expect_claims("00_single_device",
+                graphs + "--dtype bf16 --master-weights --recompute" + sizes());
+  expect_claims("00_single_device", graphs + "--dtype f16" + sizes());
+}
+
 TEST_F(GpuChapters, RanksThatShareAGpuSplitTheBatch) {
   expect_all({{"01_data_parallel", shared()},
               {"02_ddp", shared() + "--clip 1"},

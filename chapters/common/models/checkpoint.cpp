@@ -88,34 +88,56 @@ void save_tensors(const std::string& path,
 }
 
 void load_model(const std::string& path, Module& model) {
+  load_model(path, model, [](const std::string&) { return PartOfFile{}; });
+}
+
+void load_model(
+    const std::string& path, Module& model,
+    const std::function<PartOfFile(const std::string& name)>& part_of) {
   const CheckpointReader file = open_to_load(path);
   struct Source {
     Tensor target;
     std::string name;
+    PartOfFile part;
   };
   // Everything is checked before anything is changed.
   std::vector<Source> sources;
   for (const NamedTensor& target : state_of(model)) {
     const std::string name = name_in(file, path, target.name);
     const SafetensorsEntry& entry = file.find(name);
-    SB_CHECK(entry.shape == target.tensor.shape(), "--load ", path, ": '", name,
+    const PartOfFile part = part_of(target.name);
+    Shape needed = target.tensor.shape();
+    for (const Shard& shard : part.shards) {
+      needed[static_cast<std::size_t>(shard.dim)] *= shard.count;
+    }
+    const bool is_padded = part.rows > 0 && !entry.shape.empty() &&
+                           entry.shape[0] <= part.rows &&
+                           needed[0] == part.rows;
+    if (is_padded) needed[0] = entry.shape[0];
+    SB_CHECK(entry.shape == needed, "--load ", path, ": '", name,
              "' has shape ", shape_text(entry.shape), ", the model needs ",
-             shape_text(target.tensor.shape()));
+             shape_text(needed));
     SB_CHECK(entry.supported && is_floating(entry.dtype), "--load ", path,
              ": '", name, "' is ", entry.type_name,
              "; weights are F64, F32, BF16 or F16");
-    sources.push_back({target.tensor, name});
+    sources.push_back({target.tensor, name, part});
   }
   for (const Source& source : sources) {
-    const SafetensorsEntry& entry = file.find(source.name);
     const Device& device = source.target.device();
-    Tensor staged = Tensor::empty(
-        entry.shape,
-        {entry.dtype,
-         device.is_cuda() ? RankContext::current().host() : device});
-    if (staged.is_meta()) continue;
+    if (device.is_meta()) continue;
+    const SafetensorsEntry& entry = file.find(source.name);
+    const PartOfFile& part = source.part;
+    const bool is_part = !part.shards.empty() || part.rows > 0;
+    Shape shape = entry.shape;
+    if (part.rows > 0) shape[0] = part.rows;
+    // A whole of which a part is taken counts for no device
+    Tensor staged =
+        Tensor::zeros(shape, {entry.dtype, device.is_cuda() || is_part
+                                               ? RankContext::current().host()
+                                               : device});
     std::copy_n(static_cast<const std::byte*>(file.data(source.name)),
-                staged.bytes(), static_cast<std::byte*>(staged.raw()));
+                entry.end - entry.begin, static_cast<std::byte*>(staged.raw()));
+    if (is_part) staged = take_part(staged, part.shards);
     source.target.copy_from(staged);
   }
 }

@@ -2,9 +2,11 @@
 
 // Models in files: safetensors under the published names.
 
+#include <functional>
 #include <string>
 
 #include "chapters/common/models/models.h"
+#include "core/shards.h"
 
 namespace shardbook {
 
@@ -28,6 +30,17 @@ std::string first_not_finite(Module& model);
 /// are converted; further tensors in the file are ignored. Throws Error that
 /// names the file, the tensor, and what differs.
 void load_model(const std::string& path, Module& model);
+
+/// The part of a file's tensor that a module's tensor is. A tensor of `rows` rows
+/// that the file has only the first of is zero behind them; 0: it has them all.
+struct PartOfFile {
+  Shards shards;
+  std::int64_t rows = 0;
+};
+/// The same for a module that holds parts of the tensors.
+void load_model(
+    const std::string& path, Module& model,
+    const std::function<PartOfFile(const std::string& name)>& part_of);
 
 /// The config that a saved model carries; Error when it has none.
 ModelConfig config_of_file(const std::string& path);

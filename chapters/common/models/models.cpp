@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 #include "chapters/common/models/resnet.h"
@@ -45,7 +46,7 @@ LayerFactory::LayerFactory() {
              " positions");
     return slice(weight, 0, 0, s);
   };
-  layer_norm = [](std::int64_t width, double eps,
+  layer_norm = [](const std::string&, std::int64_t width, double eps,
                   const InitOptions& init) -> AnyModule {
     return {std::make_unique<LayerNorm>(width, init, eps)};
   };
@@ -97,8 +98,25 @@ GptMlp::GptMlp(const std::string& name, const ModelConfig& config,
                            residual_stddev(config), init)),
       resid_dropout(layers.dropout(config.dropout)) {}
 
+namespace {
+
+/// The layer as core's, or null where a chapter replaces it or its hooks must
+/// see its input and output.
+const Linear* plain_linear(const AnyModule& layer) {
+  const Module& module = *layer;
+  const bool is_plain = typeid(module) == typeid(Linear) && !module.has_hooks();
+  return is_plain ? &layer.as<Linear>() : nullptr;
+}
+
+}  // namespace
+
 Tensor GptMlp::forward(const Tensor& x) {
-  return resid_dropout(c_proj(gelu(c_fc(x))));
+  const Linear *fc = plain_linear(c_fc), *proj = plain_linear(c_proj);
+  if (fc == nullptr || proj == nullptr) {
+    return resid_dropout(c_proj(gelu(c_fc(x))));
+  }
+  return resid_dropout(
+      gelu_mlp(x, fc->weight, fc->bias, proj->weight, proj->bias));
 }
 
 void GptMlp::members(MemberVisitor& visit) {
@@ -109,8 +127,10 @@ void GptMlp::members(MemberVisitor& visit) {
 
 GptBlock::GptBlock(const std::string& name, const ModelConfig& config,
                    const InitOptions& init, const LayerFactory& layers)
-    : ln_1(layers.layer_norm(config.n_embd, config.layer_norm_epsilon, init)),
-      ln_2(layers.layer_norm(config.n_embd, config.layer_norm_epsilon, init)),
+    : ln_1(layers.layer_norm(name + ".ln_1", config.n_embd,
+                             config.layer_norm_epsilon, init)),
+      ln_2(layers.layer_norm(name + ".ln_2", config.n_embd,
+                             config.layer_norm_epsilon, init)),
       attn(name + ".attn", config, init, layers),
       mlp(name + ".mlp", config, init, layers) {}
 
@@ -176,7 +196,8 @@ void GptEmbedding::members(MemberVisitor& visit) {
 
 GptHead::GptHead(const ModelConfig& config, const InitOptions& init,
                  const LayerFactory& layers)
-    : ln_f(layers.layer_norm(config.n_embd, config.layer_norm_epsilon, init)),
+    : ln_f(layers.layer_norm("transformer.ln_f", config.n_embd,
+                             config.layer_norm_epsilon, init)),
       wte(token_embedding(config, init, layers)),
       logits_(layers.logits) {}
 
@@ -193,7 +214,8 @@ Gpt::Gpt(const ModelConfig& config, const InitOptions& init,
       wte(token_embedding(config, init, layers)),
       wpe(position_table(config, init, layers)),
       embd_dropout(layers.dropout(config.dropout)),
-      ln_f(layers.layer_norm(config.n_embd, config.layer_norm_epsilon, init)),
+      ln_f(layers.layer_norm("transformer.ln_f", config.n_embd,
+                             config.layer_norm_epsilon, init)),
       positions_(layers.positions),
       logits_(layers.logits) {
   for (std::int64_t i = 0; i < config.n_layer; ++i) {

@@ -82,8 +82,8 @@ struct LayerFactory {
   /// That table and the model's tokens [n, S] -> [S, width], which is added to
   /// their vectors.
   std::function<Tensor(AnyModule& wpe, const Tensor& tokens)> positions;
-  std::function<AnyModule(std::int64_t width, double eps,
-                          const InitOptions& init)>
+  std::function<AnyModule(const std::string& name, std::int64_t width,
+                          double eps, const InitOptions& init)>
       layer_norm;
   /// [n, S, 3h] -> [n, S, h], as core's.
   std::function<Tensor(const Tensor& qkv, const AttentionOptions& options)>

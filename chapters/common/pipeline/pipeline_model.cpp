@@ -7,7 +7,6 @@
 
 #include "chapters/common/models/checkpoint.h"
 #include "core/check.h"
-#include "core/inplace.h"
 
 namespace shardbook {
 
@@ -107,15 +106,7 @@ StepResult PipelineModel::update(const Options& options, Optimizer& optimizer,
   StepResult result;
   result.loss = sums.rows_view(0, 1).item();
   result.grad_norm = std::sqrt(sums.rows_view(1, 2).item());
-  if (options.clip > 0) {
-    const double factor = clip_factor(result.grad_norm, options.clip);
-    PhaseScope phase(Phase::kOptimizer);
-    for (const Tensor& parameter : parameters_) {
-      if (parameter.grad().defined()) scale_in_place(parameter.grad(), factor);
-    }
-  }
-  optimizer.step();
-  for (const Tensor& parameter : parameters_) parameter.clear_grad();
+  clip_and_update(options, optimizer, result.grad_norm);
   return result;
 }
 

@@ -10,32 +10,38 @@ namespace {
 
 struct Sizes {
   double tokens, h, heads, vocab, layers;
+  double t = 1;    // ranks that share heads, hidden units and vocabulary
   double element;  // bytes of an element
   double stat;     // bytes of a statistic
   bool has_dropout;
 };
 
-// What the forward of one block keeps for its backward, in elements per token:
+// What the forward of one block keeps for its backward, in elements per token,
+// where t ranks share heads and hidden units:
 //
-//   x                h   input of ln_1 (the residual stream)
-//   ln_1             h   input of c_attn
-//   q, k, v         3h   input of attention
-//   attention        h   its output, input of c_proj
-//   x + attention    h   input of ln_2
-//   ln_2             h   input of c_fc
-//   c_fc            4h   input of GELU
-//   GELU            4h   input of c_proj
-//                  16h   and statistics: 2 + 2 of the norms, one per head
+//   x                h     input of ln_1 (the residual stream)
+//   ln_1             h     input of c_attn
+//   q, k, v         3h/t   input of attention
+//   attention        h/t   its output, input of c_proj
+//   x + attention    h     input of ln_2
+//   ln_2             h     input of c_fc
+//   c_fc            4h/t   input of GELU
+//   GELU            4h/t   input of c_proj
+//              4h + 12h/t  and statistics: 2 + 2 of the norms, one per head
 double block_bytes(const Sizes& s) {
-  return s.tokens * (16 * s.h * s.element + (4 + s.heads) * s.stat);
+  return s.tokens *
+         ((4 + 12 / s.t) * s.h * s.element + (4 + s.heads / s.t) * s.stat);
 }
 
-// Gradients inside the last block at its widest point, the GELU: dy, then the
+// Gradients inside the last block at its widest point. At the GELU: dy, then the
 // gradients of GELU's output and input, after c_proj's input has been dropped
-// (before, GELU's input has no gradient yet): h + 4h + 4h - 4h. Dropout behind
+// (before, GELU's input has no gradient yet): h + 4h/t + 4h/t - 4h/t. With more
+// than 8 ranks at c_fc: dy, and the gradients of its output and input, after
+// GELU's input has been dropped as well: h + 4h/t + h - 8h/t. Dropout behind
 // c_proj has a gradient of its own beside dy.
 double block_gradients(const Sizes& s) {
-  return s.tokens * (s.has_dropout ? 6 : 5) * s.h * s.element;
+  const double widest = std::max(1 + 4 / s.t, 2 - 4 / s.t);
+  return s.tokens * (widest + (s.has_dropout ? 1 : 0)) * s.h * s.element;
 }
 
 double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
@@ -43,32 +49,42 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
                                      : s.layers * block_bytes(s);
   // Behind the blocks: input and output of ln_f, its statistics, the logits,
   // and the logarithms of the softmax's sums.
+  const double vocab = s.vocab / s.t;
   const double tail = s.tokens * (2 * s.h * s.element + 2 * s.stat +
-                                  s.vocab * s.element + s.stat);
+                                  vocab * s.element + s.stat);
   // Scalars: the loss, and the gradient that backward starts from.
   const double scalars = 2 * s.stat;
   const double at_loss =
-      in_blocks + tail + s.tokens * s.vocab * s.element + scalars;
+      in_blocks + tail + s.tokens * vocab * s.element + scalars;
   double at_last_block = in_blocks + block_gradients(s) + scalars;
-  if (recompute) {
-    // The last block's activations again, except its input, which is kept.
-    at_last_block += block_bytes(s) - s.tokens * s.h * s.element;
+  // With recomputation: the last block's activations once more, except its input,
+  // which is kept. Its forward ends beside dy with the MLP's result and the
+  // block's: 3h.
+  const double again =
+      recompute ? block_bytes(s) - s.tokens * s.h * s.element : 0;
+  at_last_block += again;
+  double at_end_of_forward =
+      recompute ? in_blocks + again + s.tokens * 3 * s.h * s.element + scalars
+                : 0;
+  // Beside the gradients of the head's output and input.
+  double at_head = in_blocks +
+                   s.tokens * ((3 * s.h + vocab) * s.element + 2 * s.stat) +
+                   scalars;
+  if (!accumulates) {
+    return std::max({at_loss, at_last_block, at_end_of_forward, at_head});
   }
-  if (accumulates) {
-    // Later micro-batches hold new gradients beside the accumulated ones: that
-    // of the head until the embedding's joins it, those of c_proj for a moment.
-    at_last_block += (s.vocab * s.h + (4 * s.h + 1) * s.h) * s.element;
-    // With few tokens and a large vocabulary, the peak is at the head, beside
-    // its own gradient and those of its output and input, or at the very end,
-    // when the embedding's gradient meets the head's.
-    const double head = s.vocab * s.h * s.element;
-    const double at_head =
-        in_blocks + s.tokens * ((3 * s.h + s.vocab) * s.element + 2 * s.stat) +
-        head + scalars;
-    const double at_end = s.tokens * s.h * s.element + 2 * head + scalars;
-    return std::max({at_loss, at_last_block, at_head, at_end});
-  }
-  return std::max(at_loss, at_last_block);
+  // Later micro-batches hold new gradients beside the accumulated ones: that
+  // of the head until the embedding's joins it, those of c_proj for a moment
+  // (where ranks share it, that of its bias comes before).
+  const double head = vocab * s.h * s.element;
+  at_last_block += head + (4 * s.h / s.t + (s.t > 1 ? 0 : 1)) * s.h * s.element;
+  // With few tokens and a large vocabulary, the peak is at the head, beside its
+  // own gradient, or at the very end, when the embedding's gradient meets the
+  // head's.
+  at_head += head;
+  at_end_of_forward += head;
+  const double at_end = s.tokens * s.h * s.element + 2 * head + scalars;
+  return std::max({at_loss, at_last_block, at_end_of_forward, at_head, at_end});
 }
 
 double mlp_activations(const Sizes& s, bool accumulates) {
@@ -91,16 +107,17 @@ double mlp_activations(const Sizes& s, bool accumulates) {
   return std::max(at_loss, at_relu);
 }
 
-double parameters_of(const ModelConfig& c) {
+double parameters_of(const ModelConfig& c, double t) {
   const auto v = static_cast<double>(c.vocab_size);
   const auto h = static_cast<double>(c.n_embd);
   if (c.type == "mlp") {
     return v * h + (h * 4 * h + 4 * h) + (4 * h * h + h) + (h * v + v);
   }
-  // Per block: c_attn, attention's c_proj, c_fc, c_proj, two norms.
-  const double block = (3 * h * h + 3 * h) + (h * h + h) + (4 * h * h + 4 * h) +
-                       (4 * h * h + h) + 4 * h;
-  return v * h + static_cast<double>(c.n_positions) * h +
+  // Per block: c_attn, attention's c_proj, c_fc, c_proj, two norms. What is cut
+  // by rows has its bias whole.
+  const double block = (3 * h * h + 3 * h) / t + (h * h / t + h) +
+                       (4 * h * h + 4 * h) / t + (4 * h * h / t + h) + 4 * h;
+  return v * h / t + static_cast<double>(c.n_positions) * h +
          static_cast<double>(c.n_layer) * block + 2 * h;
 }
 
@@ -145,7 +162,7 @@ MemoryBill resnet_bill(const Options& options, const ModelConfig& config,
 
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               const std::vector<MicroBatch>& pieces,
-                              bool recompute) {
+                              bool recompute, int tensor_ranks) {
   std::int64_t rows = 0;
   for (const MicroBatch& piece : pieces) rows = std::max(rows, piece.rows);
   if (config.is_image()) return resnet_bill(options, config, rows);
@@ -157,16 +174,17 @@ MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
   s.element = static_cast<double>(dtype_bytes(options.dtype));
   s.stat = options.dtype == DType::kF64 ? 8 : 4;
   s.has_dropout = options.dropout > 0;
+  s.t = tensor_ranks;
   const bool is_gpt = config.type == "gpt2";
 
-  const double parameters = parameters_of(config);
+  const double parameters = parameters_of(config, s.t);
   MemoryBill bill = empty_bill();
   bill[MemoryKind::kParameter] = parameters * s.element;
   if (options.steps == 0) return bill;
   // The tied table receives one gradient from the head and one from the
   // embedding; both exist until they are added.
   bill[MemoryKind::kGradient] =
-      (parameters + (is_gpt ? s.vocab * s.h : 0)) * s.element;
+      (parameters + (is_gpt ? s.vocab * s.h / s.t : 0)) * s.element;
   bill[MemoryKind::kOptimizerState] =
       optimizer_states(options) * parameters * s.stat;
   // The first piece may be the largest, a later one needs more for each row

@@ -104,10 +104,11 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
 /// Peak bytes of parameters, gradients, optimizer state, activations and input
 /// of one device that trains `config` on these pieces of a batch, one after
 /// another. Workspace is not predicted, nor are a ResNet's activations. See
-/// memory.cpp for the derivation.
+/// memory.cpp for the derivation. With `tensor_ranks`, one of as many devices
+/// that share every block of a GPT by tensor parallelism.
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               const std::vector<MicroBatch>& pieces,
-                              bool recompute = false);
+                              bool recompute = false, int tensor_ranks = 1);
 /// One piece of `rows` samples; with `accumulates`, several of them.
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               std::int64_t rows, bool recompute = false,

@@ -235,28 +235,38 @@ std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch, std::int64_t n) {
   return pieces;
 }
 
-double accumulate_gradients(const Options& options, Module& model,
-                            const Dataset& data, std::int64_t step,
-                            const std::vector<MicroBatch>& pieces,
-                            double loss_scale, const LossFunction& loss_of) {
+double accumulate_pieces(const Options& options, Module& model,
+                         const std::vector<MicroBatch>& pieces,
+                         double loss_scale, const PieceGradients& add) {
   RandomState& random = RankContext::current().random;
   double mean_loss = 0;
   for (const MicroBatch& piece : pieces) {
-    const Batch batch =
-        data.batch(step, options.batch, piece.slice, piece.rows);
-    random.batch = batch.slice;
+    random.batch = piece.slice;
     random.next_op = 0;
     // The share of this piece in the mean over the whole batch.
     const double share =
         static_cast<double>(piece.rows) / static_cast<double>(options.batch);
-    const Tensor loss = loss_of(model(batch.inputs), batch.targets);
-    mean_loss += loss.item() * share;
-    autograd::backward({loss},
-                       {Tensor::full({}, share * loss_scale, loss.options())});
+    mean_loss += add(piece, share * loss_scale) * share;
   }
   random.batch = BatchSlice{};
   commit_batch_norms(model);
   return mean_loss;
+}
+
+double accumulate_gradients(const Options& options, Module& model,
+                            const Dataset& data, std::int64_t step,
+                            const std::vector<MicroBatch>& pieces,
+                            double loss_scale, const LossFunction& loss_of) {
+  return accumulate_pieces(
+      options, model, pieces, loss_scale,
+      [&](const MicroBatch& piece, double factor) {
+        const Batch batch =
+            data.batch(step, options.batch, piece.slice, piece.rows);
+        const Tensor loss = loss_of(model(batch.inputs), batch.targets);
+        const double value = loss.item();
+        autograd::backward({loss}, {Tensor::full({}, factor, loss.options())});
+        return value;
+      });
 }
 
 double accumulate_gradients(const Options& options, Module& model,
@@ -317,13 +327,17 @@ Tensor data_parallel_gradients(
 }
 
 double update_parameters(const Options& options, Optimizer& optimizer) {
+  const double norm = grad_norm(optimizer.parameters());
+  clip_and_update(options, optimizer, norm);
+  return norm;
+}
+
+void clip_and_update(const Options& options, Optimizer& optimizer,
+                     double norm) {
   const Tensors& parameters = optimizer.parameters();
-  const double norm = options.clip > 0
-                          ? clip_grad_norm(parameters, options.clip)
-                          : grad_norm(parameters);
+  if (options.clip > 0) clip_gradients(parameters, norm, options.clip);
   optimizer.step();
   for (const Tensor& parameter : parameters) parameter.clear_grad();
-  return norm;
 }
 
 ReferenceRun train_one_device(const Options& options,

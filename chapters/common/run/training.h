@@ -107,6 +107,15 @@ double accumulate_gradients(const Options& options, Module& model,
                             std::int64_t num_micro_batches,
                             double loss_scale = 1);
 
+/// Adds `factor` times the gradient of one piece's mean loss to the parameters,
+/// and returns that loss.
+using PieceGradients =
+    std::function<double(const MicroBatch& piece, double factor)>;
+/// The loop of accumulate_gradients around another way to compute a piece.
+double accumulate_pieces(const Options& options, Module& model,
+                         const std::vector<MicroBatch>& pieces,
+                         double loss_scale, const PieceGradients& add);
+
 /// Forward and backward of this rank's samples of a global batch, in
 /// `num_micro_batches` pieces: rank r of d takes samples r, r + d, r + 2d, ...,
 /// and its piece i of g the samples r + d i, r + d (i + g), ... of those.
@@ -129,6 +138,9 @@ void check_even_batch(const Options& options, int num_ranks,
 
 /// Norm, clipping (--clip), update; forgets the gradients. Returns the norm.
 double update_parameters(const Options& options, Optimizer& optimizer);
+
+/// The same where the norm is known: of a gradient that lies on several ranks.
+void clip_and_update(const Options& options, Optimizer& optimizer, double norm);
 
 /// Writes what --save and --logits ask for. Throws RunError, and leaves the
 /// file as it was, where weights are not finite and --save-non-finite is off.

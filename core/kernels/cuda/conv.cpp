@@ -99,6 +99,9 @@ struct Convolutions {
 Convolutions& convolutions(KernelContext& context) {
   CudaState& state = cuda_state(context);
   if (state.conv == nullptr) {
+    refuse_capture(context,
+                   "the first convolution of a rank starts cuDNN; run the work "
+                   "once before");
     auto made = std::make_shared<Convolutions>();
     cudnnHandle_t handle = nullptr;
     SHARDBOOK_CUDNN(cudnnCreate(&handle), "the handle of a rank");
@@ -206,6 +209,10 @@ Plan& plan_for(KernelContext& context, Convolutions& all, Pass pass,
   if (found != all.plans.end()) return found->second;
 
   const std::string what = text(pass, dtype, s);
+  refuse_capture(
+      context,
+      "cuDNN chooses an algorithm for a new shape; run the work once "
+      "before");
   for (const std::int64_t size : {s.n, s.h, s.w, s.in, s.out, s.kh, s.kw}) {
     SB_CHECK(size <= std::numeric_limits<int>::max(), "cuDNN: a size of ", size,
              " is more than an int holds; ", what);

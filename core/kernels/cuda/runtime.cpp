@@ -50,11 +50,22 @@ CudaState::CudaState() {
   result = static_cast<char*>(pinned) + sizeof(DeviceError);
 }
 
+void refuse_capture(const KernelContext& context, const char* why) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  SHARDBOOK_CUDA(cudaStreamIsCapturing(
+      static_cast<cudaStream_t>(context.stream), &status));
+  SB_CHECK(status == cudaStreamCaptureStatusNone,
+           "a graph cannot record this: ", why);
+}
+
 // A failed device has failed before; nothing more can be said here.
 CudaState::~CudaState() { (void)cudaFreeHost(error); }
 
 CudaState& cuda_state(KernelContext& context) {
   if (context.cuda_state == nullptr) {
+    refuse_capture(context,
+                   "the first kernel of a rank on this device allocates memory "
+                   "of the host; run the work once before");
     context.cuda_state = std::make_shared<CudaState>();
   }
   return *static_cast<CudaState*>(context.cuda_state.get());
@@ -65,6 +76,7 @@ void read_result(KernelContext& context, void* to, const void* from,
   SB_CHECK(bytes <= kResultBytes, "CUDA: a result of ", bytes, " bytes; ",
            kResultBytes, " fit");
   CudaState& state = cuda_state(context);
+  refuse_capture(context, "the host waits for a result");
   const auto stream = static_cast<cudaStream_t>(context.stream);
   SHARDBOOK_CUDA(
       cudaMemcpyAsync(state.result, from, bytes, cudaMemcpyDefault, stream),
@@ -101,6 +113,21 @@ std::string dotted(int version) {
   return std::to_string(version / 1000) + "." +
          std::to_string(version % 1000 / 10);
 }
+
+/// In its scope this thread may allocate although it captures. What is allocated
+/// is no part of the graph, which is right for memory that its owner keeps.
+class MayAllocate {
+ public:
+  MayAllocate() { exchange(); }
+  ~MayAllocate() { exchange(); }
+  MayAllocate(const MayAllocate&) = delete;
+  MayAllocate& operator=(const MayAllocate&) = delete;
+
+ private:
+  // It fails for unknown modes only.
+  void exchange() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 class CudaRuntime : public internal::DeviceRuntime {
  public:
@@ -150,6 +177,7 @@ class CudaRuntime : public internal::DeviceRuntime {
   }
 
   void* allocate(std::size_t bytes) override {
+    const MayAllocate also_in_captures;
     void* data = nullptr;
     const cudaError_t error = cudaMalloc(&data, bytes);
     if (error == cudaErrorMemoryAllocation) {
@@ -222,6 +250,37 @@ class CudaRuntime : public internal::DeviceRuntime {
                                         static_cast<cudaEvent_t>(earlier),
                                         static_cast<cudaEvent_t>(later)));
     return static_cast<double>(milliseconds) * 1e-3;
+  }
+
+  void begin_capture(void* stream) override {
+    SHARDBOOK_CUDA(cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
+                                          cudaStreamCaptureModeThreadLocal));
+  }
+  void* end_capture(void* stream) override {
+    cudaGraph_t graph = nullptr;
+    SHARDBOOK_CUDA(
+        cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph));
+    cudaGraphExec_t executable = nullptr;
+    const cudaError_t error =
+        cudaGraphInstantiateWithFlags(&executable, graph, 0);
+    const cudaError_t destroyed = cudaGraphDestroy(graph);
+    SHARDBOOK_CUDA(error, "cudaGraphInstantiateWithFlags");
+    SHARDBOOK_CUDA(destroyed, "cudaGraphDestroy");
+    return executable;
+  }
+  // Called after an error, which says more than a second one would.
+  void drop_capture(void* stream) noexcept override {
+    cudaGraph_t graph = nullptr;
+    (void)cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    (void)cudaGetLastError();  // forgets it
+  }
+  void launch_graph(void* graph, void* stream) override {
+    SHARDBOOK_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph),
+                                   static_cast<cudaStream_t>(stream)));
+  }
+  void destroy_graph(void* graph) override {
+    SHARDBOOK_CUDA(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
   }
 
   void copy(void* to, const void* from, std::size_t bytes,

@@ -42,6 +42,9 @@ struct CudaState {
 /// The context's state, made at the first call.
 CudaState& cuda_state(KernelContext& context);
 
+/// Throws Error, with the reason, while a graph records the context's stream.
+void refuse_capture(const KernelContext& context, const char* why);
+
 /// Copies `bytes` (at most 64) of the device to the host in the order of the
 /// context's stream, waits, and throws what a kernel has found.
 void read_result(KernelContext& context, void* to, const void* from,

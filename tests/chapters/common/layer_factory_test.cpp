@@ -25,9 +25,9 @@ class ColumnLinear : public ModuleOf<ColumnLinear> {
   ColumnLinear(const std::string& name, std::int64_t in, std::int64_t out,
                double stddev, InitOptions init, ProcessGroup& tp)
       : tp_(&tp) {
-    init.shard = {1, tp.rank(), tp.size()};
+    init.shards = {{1, tp.rank(), tp.size()}};
     weight = make_parameter(name + ".weight", {in, out}, stddev, init);
-    init.shard.dim = 0;
+    init.shards[0].dim = 0;
     bias = make_constant_parameter({out}, 0, init);
   }
   Tensor forward(const Tensor& x) override {
@@ -103,7 +103,7 @@ TEST(LayerFactory, AShardOfThreeBlocksTakesAPartOfEach) {
   const Tensor whole = make_parameter("w", {4, 12}, 1, init);
   for (int index = 0; index < 2; ++index) {
     InitOptions part_init;
-    part_init.shard = {1, index, 2, 3};
+    part_init.shards = {{1, index, 2, 3}};
     const Tensor part = make_parameter("w", {4, 12}, 1, part_init);
     ASSERT_EQ(part.shape(), (Shape{4, 6}));
     for (std::int64_t row = 0; row < 4; ++row) {
@@ -116,7 +116,7 @@ TEST(LayerFactory, AShardOfThreeBlocksTakesAPartOfEach) {
     }
   }
   InitOptions odd;
-  odd.shard = {1, 0, 5};
+  odd.shards = {{1, 0, 5}};
   EXPECT_THROW(make_parameter("w", {4, 12}, 1, odd), Error);
 }
 
@@ -299,7 +299,7 @@ LayerFactory half_of_the_sequence(std::int64_t index) {
   layers.position_embedding =
       [index](const std::string& name, std::int64_t rows, std::int64_t width,
               double stddev, InitOptions init) -> AnyModule {
-    init.shard = {0, index, 2};
+    init.shards = {{0, index, 2}};
     return {std::make_unique<Embedding>(name, rows, width, init, stddev)};
   };
   layers.positions = [](AnyModule& wpe, const Tensor&) {
@@ -335,6 +335,46 @@ TEST(LayerFactory, AShardOfTheSequenceDrawsItsPartOfTheMask) {
     const Tensor mine = half(x).set_requires_grad();
     EXPECT_TRUE(bitwise_equal(drawn(sharded, mine), half(y)));
     EXPECT_TRUE(bitwise_equal(mine.grad(), half(x.grad())));
+  }
+}
+
+/// A chapter's layer that is core's and more.
+class DoubledLinear : public ModuleOf<DoubledLinear, Linear> {
+ public:
+  Tensor forward(const Tensor& x) override {
+    return scale(Linear::forward(x), 2);
+  }
+};
+
+// gelu_mlp must not go past a layer that somebody watches or replaces.
+TEST(GptMlp, UsesItsLayersAsTheyAre) {
+  const ModelConfig config = two_layers();
+  const InitOptions init;
+  const Tensor x = Tensor::empty({2, 8, config.n_embd});
+  fill_normal(x, 1, 1, 0, 1);
+  GptMlp plain("mlp", config, init);
+  const Tensor y = plain(x);
+  EXPECT_TRUE(bitwise_equal(y, plain.c_proj(gelu(plain.c_fc(x)))));
+
+  for (const bool is_first : {true, false}) {
+    GptMlp watched("mlp", config, init);
+    int calls = 0;
+    Module& layer = *(is_first ? watched.c_fc : watched.c_proj);
+    layer.add_forward_hook([&](Module&, Tensors&) { ++calls; });
+    layer.add_forward_pre_hook([&](Module&, Tensors&) { ++calls; });
+    EXPECT_TRUE(bitwise_equal(watched(x), y));
+    EXPECT_EQ(calls, 2);
+
+    GptMlp replaced("mlp", config, init);
+    auto doubled = std::make_unique<DoubledLinear>();
+    const Linear& old =
+        (is_first ? replaced.c_fc : replaced.c_proj).as<Linear>();
+    doubled->weight = old.weight, doubled->bias = old.bias;
+    (is_first ? replaced.c_fc : replaced.c_proj) =
+        AnyModule(std::move(doubled));
+    EXPECT_TRUE(
+        bitwise_equal(replaced(x), replaced.c_proj(gelu(replaced.c_fc(x)))));
+    EXPECT_FALSE(bitwise_equal(replaced(x), y));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tests/cuda/emulator/capture.h"
 #include "tests/cuda/emulator/device_memory.h"
 #include "tests/cuda/emulator/streams.h"
 
@@ -68,7 +69,15 @@ const char* cudaGetErrorName(cudaError_t error) {
     EMULATOR_NAME(cudaErrorIllegalAddress)
     EMULATOR_NAME(cudaErrorPeerAccessAlreadyEnabled)
     EMULATOR_NAME(cudaErrorLaunchFailure)
+    EMULATOR_NAME(cudaErrorIllegalState)
     EMULATOR_NAME(cudaErrorStreamCaptureUnsupported)
+    EMULATOR_NAME(cudaErrorStreamCaptureInvalidated)
+    EMULATOR_NAME(cudaErrorStreamCaptureMerge)
+    EMULATOR_NAME(cudaErrorStreamCaptureUnmatched)
+    EMULATOR_NAME(cudaErrorStreamCaptureUnjoined)
+    EMULATOR_NAME(cudaErrorStreamCaptureIsolation)
+    EMULATOR_NAME(cudaErrorCapturedEvent)
+    EMULATOR_NAME(cudaErrorStreamCaptureWrongThread)
     EMULATOR_NAME(cudaErrorUnknown)
 #undef EMULATOR_NAME
   }
@@ -100,6 +109,13 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "an illegal memory access was encountered";
     case cudaErrorLaunchFailure:
       return "unspecified launch failure";
+    case cudaErrorIllegalState:
+      return "the operation cannot be performed in the present state";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case cudaErrorCapturedEvent:
+      return "operation not permitted on an event last recorded in a "
+             "capturing stream";
     default:
       return "unknown error";
   }
@@ -182,7 +198,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what,
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  EMULATOR_ENTER();
+  EMULATOR_ENTER_UNSAFE();
   runtime.advance_device(emulator::current_device(), lock);
   return emulator::report_failure(runtime, emulator::current_device());
 }

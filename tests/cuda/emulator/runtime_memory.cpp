@@ -3,6 +3,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "tests/cuda/emulator/capture.h"
 #include "tests/cuda/emulator/device_memory.h"
 #include "tests/cuda/emulator/streams.h"
 
@@ -72,6 +73,11 @@ cudaError_t enqueue_copy(const char* function, void* to, const void* from,
                   std::string(function) +
                       ": the pointers do not lie where the kind of copy says");
   }
+  if (stream->capture != nullptr &&
+      (source.is_pageable() || target.is_pageable())) {
+    return emulator::refuse(*stream->capture,
+                            "cudaMemcpyAsync of pageable memory");
+  }
   Work work;
   work.name = function;
   if (source.is_pageable() && target.is_device()) {
@@ -88,8 +94,7 @@ cudaError_t enqueue_copy(const char* function, void* to, const void* from,
     const Range& host = source.is_device() ? target : source;
     work.host = host.begin, work.host_bytes = bytes;
   }
-  runtime.add(stream, std::move(work), lock);
-  return cudaSuccess;
+  return runtime.add(stream, std::move(work), lock);
 }
 
 cudaError_t allocate_host(void** pointer, std::size_t bytes) {
@@ -101,7 +106,7 @@ cudaError_t allocate_host(void** pointer, std::size_t bytes) {
 }  // namespace
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
-  EMULATOR_ENTER();
+  EMULATOR_ENTER_UNSAFE();
   const int device = emulator::current_device();
   *pointer = nullptr;
   if (bytes == 0) return cudaSuccess;
@@ -113,7 +118,7 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
 }
 
 cudaError_t cudaFree(void* pointer) {
-  EMULATOR_ENTER();
+  EMULATOR_ENTER_UNSAFE();
   if (pointer == nullptr) return cudaSuccess;
   const Allocation* allocation = emulator::find_allocation(pointer);
   // The call waits for the device.
@@ -127,16 +132,16 @@ cudaError_t cudaFree(void* pointer) {
 }
 
 cudaError_t cudaMallocHost(void** pointer, std::size_t bytes) {
-  EMULATOR_ENTER();
+  EMULATOR_ENTER_UNSAFE();
   return allocate_host(pointer, bytes);
 }
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
-  EMULATOR_ENTER();
+  EMULATOR_ENTER_UNSAFE();
   return allocate_host(pointer, bytes);
 }
 
 cudaError_t cudaFreeHost(void* pointer) {
-  EMULATOR_ENTER();
+  EMULATOR_ENTER_UNSAFE();
   if (pointer == nullptr) return cudaSuccess;
   const Range range(pointer, 1);
   for (const auto& stream : runtime.working) {
@@ -204,7 +209,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int,
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes,
                        cudaMemcpyKind kind) {
-  EMULATOR_ENTER();
+  EMULATOR_ENTER_UNSAFE();
   const cudaError_t error =
       enqueue_copy(__func__, to, from, bytes, kind, nullptr, runtime, lock);
   if (error != cudaSuccess) return error;
@@ -224,14 +229,13 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes,
         std::string(__func__) + ": memory " +
             (target.problem().empty() ? "of the host" : target.problem()));
   }
-  runtime.add(stream,
-              {__func__,
-               [to, value, bytes] {
-                 std::memset(to, value, bytes);
-                 return true;
-               }},
-              lock);
-  return cudaSuccess;
+  return runtime.add(stream,
+                     {__func__,
+                      [to, value, bytes] {
+                        std::memset(to, value, bytes);
+                        return true;
+                      }},
+                     lock);
 }
 
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <limits>
 
+#include "tests/cuda/emulator/capture.h"
 #include "tests/cuda/emulator/device_memory.h"
 #include "tests/cuda/emulator/streams.h"
 
@@ -28,6 +29,12 @@ cudaError_t no_event(const char* function) {
 Event* find_event(Runtime& runtime, cudaEvent_t handle) {
   const auto found = runtime.events.find(reinterpret_cast<Event*>(handle));
   return found == runtime.events.end() ? nullptr : found->second.get();
+}
+
+// The host asks for an event that a capture has: it never happens.
+cudaError_t is_captured(const Event& event, const char* function) {
+  if (event.capture->origin == nullptr) return report(cudaErrorCapturedEvent);
+  return emulator::refuse(*event.capture, function, cudaErrorCapturedEvent);
 }
 
 double seconds() {
@@ -77,6 +84,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   EMULATOR_ENTER();
   const auto stream = runtime.find(handle);
   if (stream == nullptr) return no_stream(__func__);
+  if (stream->capture) return emulator::refuse(*stream->capture, __func__);
   runtime.advance(stream, stream->issued, lock);
   return emulator::report_failure(runtime, stream->device);
 }
@@ -85,6 +93,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   EMULATOR_ENTER();
   const auto stream = runtime.find(handle);
   if (stream == nullptr) return no_stream(__func__);
+  if (stream->capture) return emulator::refuse(*stream->capture, __func__);
   return query(runtime, *stream, stream->issued, stream->queries);
 }
 
@@ -95,6 +104,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle,
   if (stream == nullptr) return no_stream(__func__);
   const Event* const event = find_event(runtime, event_handle);
   if (event == nullptr) return no_event(__func__);
+  if (event->capture != nullptr || stream->capture != nullptr) {
+    return emulator::capture_wait(*stream, *event);
+  }
   if (event->stream == nullptr) {
     // CUDA says nothing, and does not wait.
     return report(cudaErrorInvalidValue,
@@ -104,8 +116,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle,
   work.name = __func__;
   work.other = event->stream;
   work.position = event->position;
-  runtime.add(stream, std::move(work), lock);
-  return cudaSuccess;
+  return runtime.add(stream, std::move(work), lock);
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function,
@@ -113,14 +124,13 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function,
   EMULATOR_ENTER();
   const auto stream = runtime.find(handle);
   if (stream == nullptr) return no_stream(__func__);
-  runtime.add(stream,
-              {__func__,
-               [function, data] {
-                 function(data);
-                 return true;
-               }},
-              lock);
-  return cudaSuccess;
+  return runtime.add(stream,
+                     {__func__,
+                      [function, data] {
+                        function(data);
+                        return true;
+                      }},
+                     lock);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
@@ -157,24 +167,27 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
                       ", the stream of device " +
                       std::to_string(stream->device));
   }
+  event->capture = stream->capture;
+  event->tips = stream->tips;
+  if (event->capture != nullptr) return cudaSuccess;
   event->stream = stream;
   event->position = stream->issued + 1;
   event->queries = 0;
   event->time = std::make_shared<double>(0);
-  runtime.add(stream,
-              {__func__,
-               [time = event->time] {
-                 *time = seconds();
-                 return true;
-               }},
-              lock);
-  return cudaSuccess;
+  return runtime.add(stream,
+                     {__func__,
+                      [time = event->time] {
+                        *time = seconds();
+                        return true;
+                      }},
+                     lock);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   EMULATOR_ENTER();
   const Event* const event = find_event(runtime, handle);
   if (event == nullptr) return no_event(__func__);
+  if (event->capture) return is_captured(*event, __func__);
   if (event->stream == nullptr) return cudaSuccess;
   // The event may be recorded again, or destroyed, by another thread.
   const auto stream = event->stream;
@@ -186,6 +199,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   EMULATOR_ENTER();
   Event* const event = find_event(runtime, handle);
   if (event == nullptr) return no_event(__func__);
+  if (event->capture) return is_captured(*event, __func__);
   if (event->stream == nullptr) return cudaSuccess;
   return query(runtime, *event->stream, event->position, event->queries);
 }
@@ -197,6 +211,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t earlier,
                                  find_event(runtime, later)};
   for (const Event* const event : events) {
     if (event == nullptr) return no_event(__func__);
+    if (event->capture) return is_captured(*event, __func__);
     if (!event->has_timing || event->stream == nullptr) {
       return report(cudaErrorInvalidResourceHandle,
                     "cudaEventElapsedTime: an event without timing, or not "

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "tests/cuda/emulator/block.h"
+#include "tests/cuda/emulator/capture.h"
 #include "tests/cuda/emulator/device_memory.h"
 #include "tests/cuda/emulator/emulator.h"
 #include "tests/cuda/emulator/order.h"
@@ -42,8 +43,15 @@ std::shared_ptr<Stream> Runtime::find(cudaStream_t handle) {
   return found == streams.end() ? nullptr : found->second;
 }
 
-void Runtime::add(const std::shared_ptr<Stream>& stream, Work work,
-                  Lock& lock) {
+cudaError_t Runtime::add(const std::shared_ptr<Stream>& stream, Work work,
+                         Lock& lock) {
+  if (Capture* const capture = stream->capture.get()) {
+    if (!capture->why_void.empty()) {
+      return report(cudaErrorStreamCaptureInvalidated, capture->why_void);
+    }
+    capture->add(*stream, std::move(work));
+    return cudaSuccess;
+  }
   const auto null_stream = null_streams.find(stream->device);
   const bool is_null =
       null_stream != null_streams.end() && null_stream->second == stream;
@@ -54,6 +62,7 @@ void Runtime::add(const std::shared_ptr<Stream>& stream, Work work,
   ++stream->issued;
   if (is_null) advance(stream, stream->issued, lock);
   changed.notify_all();
+  return cudaSuccess;
 }
 
 bool Runtime::step(Stream& stream) {

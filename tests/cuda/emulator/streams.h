@@ -27,6 +27,7 @@
 namespace emulator {
 
 struct Stream;
+struct Capture;
 
 struct Work {
   std::string name;
@@ -46,6 +47,9 @@ struct Stream {
   std::uint64_t issued = 0, done = 0;
   std::deque<Work> queue;
   int queries = 0;
+  /// While it captures (capture.h): the nodes that its next work runs after.
+  std::shared_ptr<Capture> capture;
+  std::vector<std::size_t> tips;
 };
 
 struct Event {
@@ -55,6 +59,9 @@ struct Event {
   std::uint64_t position = 0;
   int queries = 0;
   std::shared_ptr<double> time;  ///< of the last record
+  /// The capture that it was recorded in, and where; null for a time.
+  std::shared_ptr<Capture> capture;
+  std::vector<std::size_t> tips;
 };
 
 /// Everything the runtime knows. Its lock is held by whoever is inside.
@@ -69,6 +76,7 @@ struct Runtime {
   std::vector<std::shared_ptr<Stream>> working;  ///< destroyed ones, too
   std::map<int, std::shared_ptr<Stream>> null_streams;
   std::map<Event*, std::unique_ptr<Event>> events;
+  std::map<Capture*, std::shared_ptr<Capture>> graphs, executables;
   int next_stream = 0;
   std::map<int, std::string> failures;  ///< of kernels, by device
   std::map<std::string, std::pair<int, cudaError_t>> planted;
@@ -78,7 +86,8 @@ struct Runtime {
   std::shared_ptr<Stream> make_stream(bool is_blocking);
   /// The device's null stream for null; null for one that does not exist.
   std::shared_ptr<Stream> find(cudaStream_t stream);
-  void add(const std::shared_ptr<Stream>& stream, Work work, Lock& lock);
+  /// Puts work on the stream, or into what it captures.
+  cudaError_t add(const std::shared_ptr<Stream>& stream, Work work, Lock& lock);
 
   /// Works until `stream` has done its first `position` pieces; waits for other
   /// threads of the host where these have to do something first.
@@ -100,6 +109,8 @@ cudaError_t report_failure(Runtime& runtime, int device);
 /// The error that a test has planted here.
 cudaError_t planted(Runtime& runtime, const char* function);
 int current_device();
+/// A wait for an event, or by a stream, that is captured.
+cudaError_t capture_wait(Stream& stream, const Event& event);
 
 }  // namespace emulator
 

@@ -61,6 +61,11 @@ std::string why_not_ready(ncclComm& comm) {
 }
 
 ncclResult_t launch_group(ncclComm_t comm, Launch launch) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  (void)cudaStreamIsCapturing(launch.stream, &status);
+  if (status != cudaStreamCaptureStatusNone) {
+    return refuse(ncclInvalidUsage, "this stand-in records no graphs");
+  }
   const Lock lock(state().mutex);
   const std::string wrong = why_not_ready(*comm);
   if (!wrong.empty()) return refuse(ncclInvalidUsage, wrong);

@@ -1,0 +1,23 @@
+#pragma once
+
+// What tensor parallelism costs: the formulas of the page.
+
+#include "chapters/common/run/report.h"
+
+namespace shardbook::tensor_parallel {
+
+struct BillSizes {
+  int t = 1;  ///< ranks
+  std::int64_t micro_batches = 1;
+  bool recompute = false;
+  std::int64_t vocabulary = 0;  ///< with its padding
+};
+
+/// Bytes that a rank sends in one step, without those for the norm.
+double bytes_per_step(const Options& options, const ModelConfig& config,
+                      const BillSizes& sizes);
+/// Peaks of a rank by kind.
+MemoryBill memory(const Options& options, const ModelConfig& config,
+                  const BillSizes& sizes);
+
+}  // namespace shardbook::tensor_parallel

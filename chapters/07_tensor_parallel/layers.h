@@ -1,0 +1,116 @@
+#pragma once
+
+// The layers of Megatron-LM: matrices cut by columns or by rows, and the
+// vocabulary cut by rows.
+//
+//   Y = gelu(X A) B      A = [A_0 .. A_{t-1}] by columns, B by rows
+//
+//   rank r:  gelu(f(X) A_r) B_r, summed over the ranks by g
+//
+// GELU needs no communication, since each column of X A is whole on one rank.
+// Shoeybi et al. 2019, "Megatron-LM", section 3. Names of parameters, and their
+// values at the beginning, are those of one device.
+
+#include <string>
+
+#include "chapters/07_tensor_parallel/mappings.h"
+#include "chapters/common/models/models.h"
+
+namespace shardbook::tensor_parallel {
+
+/// How a matrix is cut: c_attn's columns are three blocks (queries, keys,
+/// values), each of which is cut.
+struct LinearShape {
+  std::int64_t in = 0, out = 0;
+  std::int64_t blocks = 1;
+  double stddev = 0.02;
+};
+
+/// y_r = x W_r + b_r: columns of the result. All ranks have x [.., in]; its
+/// gradient is summed over the ranks while that of W_r is computed.
+class ColumnParallelLinear : public ModuleOf<ColumnParallelLinear> {
+ public:
+  /// With `gather_output`, every rank gets all columns; it needs blocks = 1.
+  ColumnParallelLinear(const std::string& name, const LinearShape& shape,
+                       InitOptions init, ProcessGroup& tp,
+                       bool gather_output = false);
+  /// [.., in] -> [.., out / t], or [.., out] with gather_output.
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "ColumnParallelLinear"; }
+
+  Tensor weight;  ///< [in, out / t]
+  Tensor bias;    ///< [out / t]
+
+ private:
+  ProcessGroup* tp_;
+  bool gather_output_;
+};
+
+/// y = sum over ranks of x_r W_r, + b. The bias is on every rank and added after
+/// the sum: inside, it would count t times.
+class RowParallelLinear : public ModuleOf<RowParallelLinear> {
+ public:
+  /// Without `input_is_parallel`, x [.., in] is whole, and each rank takes its
+  /// part.
+  RowParallelLinear(const std::string& name, const LinearShape& shape,
+                    InitOptions init, ProcessGroup& tp,
+                    bool input_is_parallel = true);
+  /// [.., in / t] -> [.., out] on every rank.
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "RowParallelLinear"; }
+
+  Tensor weight;  ///< [in / t, out]
+  Tensor bias;    ///< [out]
+
+ private:
+  ProcessGroup* tp_;
+  bool input_is_parallel_;
+};
+
+/// Rank r of t has rows [r V/t, (r + 1) V/t) of the table; what a rank does not
+/// have reads zeros, and the ranks' vectors are summed.
+class VocabParallelEmbedding : public ModuleOf<VocabParallelEmbedding> {
+ public:
+  VocabParallelEmbedding(const std::string& name, std::int64_t rows,
+                         std::int64_t width, double stddev, InitOptions init,
+                         ProcessGroup& tp);
+  /// ids [n, S] -> [n, S, width] on every rank.
+  Tensor forward(const Tensor& ids) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "VocabParallelEmbedding"; }
+  /// The first row of this rank.
+  std::int64_t first_row() const { return tp_->rank() * weight.size(0); }
+
+  Tensor weight;  ///< [V / t, width]
+
+ private:
+  ProcessGroup* tp_;
+};
+
+/// x [n, S, h] by the rows of the token embedding -> this rank's logits
+/// [n, S, V/t].
+Tensor vocab_parallel_logits(const Tensor& x, VocabParallelEmbedding& table,
+                             ProcessGroup& tp);
+/// The mean loss over all targets [n, S], the same on every rank: three
+/// all-reduces of n S values (f32, or f64 for f64). `num_classes` is the
+/// vocabulary without its padding.
+Tensor vocab_parallel_cross_entropy(const Tensor& logits, const Tensor& targets,
+                                    std::int64_t num_classes, ProcessGroup& tp,
+                                    Reduction reduction = Reduction::kMean);
+/// V rounded up to a multiple of `divisible_by` t (Megatron's
+/// --make-vocab-size-divisible-by, 128 there).
+std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
+                               std::int64_t divisible_by = 128);
+
+/// The part of the parameter `name` that rank `rank` of t holds: columns of
+/// c_attn and c_fc, rows of c_proj, rows of the vocabulary; all of the others.
+Shards layout(const std::string& name, int rank, int t);
+
+/// The layers of one rank for a GPT. `num_classes` is the vocabulary without its
+/// padding. Throws Error, with the sizes that would work, where heads, width or
+/// padded vocabulary do not divide by t.
+LayerFactory layers(const ModelConfig& config, ProcessGroup& tp);
+
+}  // namespace shardbook::tensor_parallel

@@ -1,0 +1,65 @@
+// Tensor parallelism: every matrix of a block is cut, by columns and by rows.
+//
+//   ch07_tensor_parallel --world-size 4
+//   ch07_tensor_parallel --world-size 2 --backend gloo --dropout 0.1
+//   ch07_tensor_parallel --world-size 8 --backend sim --model gpt-13b --batch 8
+//
+// Read before: 05_gpipe. Read next: 08_tensor_parallel_2d.
+
+#include "chapters/07_tensor_parallel/trainer.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+
+using namespace shardbook;
+
+namespace {
+
+void add_options(CommandLine& line, tensor_parallel::TrainerOptions& how) {
+  line.add("--micro-batches", &how.micro_batches, "micro-batches per step", 1);
+  line.add(
+      "--recompute", &how.recompute,
+      "keep the inputs of blocks only, and compute them again in backward");
+  line.add("--vocabulary-divisible-by", &how.vocabulary_divisible_by,
+           "pad the vocabulary to a multiple of this times --world-size "
+           "(Megatron-LM: 128)",
+           1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones, then this chapter's own.
+    Options options;
+    options.chapter = "07_tensor_parallel";
+    tensor_parallel::TrainerOptions how;
+    CommandLine line("ch07_tensor_parallel",
+                     "Tensor parallelism: columns, rows, vocabulary.");
+    add_shared_options(line, options);
+    add_options(line, how);
+    line.parse(argc, argv);
+    check_options(options);
+
+    // 2. Start the ranks: threads of this process, processes, or fibers.
+    ChapterRun chapter;
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: one, over the whole world.
+      DeviceMesh mesh(world, Topology({"tp"}, {world.size()}));
+
+      // 4. Build this rank's columns and rows of the same model.
+      // 5. Apply the strategy: the layers communicate by f and g.
+      tensor_parallel::Trainer strategy(options, how, mesh.group("tp"));
+
+      // 6. Train a few steps; every rank reads the same samples.
+      run.train(options, strategy);
+    };
+
+    // 7. Compare parameters with the single-device run.
+    chapter.reference = [&](const Options& as) {
+      return train_one_device(as, how.micro_batches);
+    };
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    return run_program(options, line, chapter);
+  });
+}

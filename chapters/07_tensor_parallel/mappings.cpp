@@ -1,0 +1,159 @@
+#include "chapters/07_tensor_parallel/mappings.h"
+
+#include <utility>
+
+#include "core/autograd.h"
+#include "core/check.h"
+
+namespace shardbook::tensor_parallel {
+namespace {
+
+std::int64_t dim_of(const Tensor& x, Cut cut) {
+  const std::int64_t dim = cut.dim < 0 ? cut.dim + x.ndim() : cut.dim;
+  SB_CHECK(dim >= 0 && dim < x.ndim(), "a cut of dim ", cut.dim,
+           " of a tensor of shape ", shape_text(x.shape()));
+  return dim;
+}
+
+// [before, length, behind] around a dimension.
+struct Around {
+  std::int64_t before = 1, length = 1, behind = 1;
+  Around(const Shape& shape, std::int64_t dim) {
+    for (std::int64_t d = 0; d < static_cast<std::int64_t>(shape.size()); ++d) {
+      const std::int64_t n = shape[static_cast<std::size_t>(d)];
+      (d < dim ? before : d == dim ? length : behind) *= n;
+    }
+  }
+};
+
+Tensor own_part(const Tensor& x, ProcessGroup& group, Cut cut) {
+  const std::int64_t dim = dim_of(x, cut);
+  const std::int64_t own =
+      exact_part(x.size(dim), group.size(), "the dimension that is cut");
+  return slice(x, dim, group.rank() * own, (group.rank() + 1) * own);
+}
+
+Tensor function(const char* name, const Tensor& x,
+                const std::function<Tensor(const Tensor& x)>& forward,
+                std::function<Tensor(const Tensor& grad)> backward) {
+  return autograd::custom_function(
+      name, {x},
+      [&](const Tensors& inputs) { return Tensors{forward(inputs[0])}; },
+      [backward = std::move(backward)](const Tensors& grads) {
+        return Tensors{backward(grads[0])};
+      })[0];
+}
+
+Tensor as_it_is(const Tensor& x) { return x; }
+
+}  // namespace
+
+std::int64_t exact_part(std::int64_t length, int parts, const char* what) {
+  SB_CHECK(length % parts == 0, what, " has ", length, " elements, which ",
+           parts, " ranks cannot share equally; a multiple of ", parts,
+           " would do");
+  return length / parts;
+}
+
+Tensor all_gather(const Tensor& x, ProcessGroup& group, Cut cut,
+                  const char* label) {
+  if (group.size() == 1) return x;
+  const std::int64_t p = group.size(), dim = dim_of(x, cut);
+  const Around around(x.shape(), dim);
+  Shape shape = x.shape();
+  shape[static_cast<std::size_t>(dim)] *= p;
+  // The ranks' parts lie one behind the other, whatever dimension is cut
+  Tensor parts = Tensor::empty(
+      {p, around.before, around.length * around.behind}, x.options());
+  group.all_gather(parts, x, label).wait();
+  if (around.before == 1) return reshape(parts, shape);
+  return reshape(transpose(parts, 0, 1), shape);
+}
+
+Tensor reduce_scatter(const Tensor& x, ProcessGroup& group, Cut cut,
+                      const char* label) {
+  if (group.size() == 1) return x;
+  const std::int64_t p = group.size(), dim = dim_of(x, cut);
+  const Around around(x.shape(), dim);
+  const std::int64_t own =
+      exact_part(around.length, group.size(), "the dimension that is cut");
+  Shape shape = x.shape();
+  shape[static_cast<std::size_t>(dim)] = own;
+  Tensor parts = reshape(x, {around.before, p, own * around.behind});
+  if (around.before > 1) parts = transpose(parts, 0, 1);
+  Tensor sum = Tensor::empty(shape, x.options());
+  group.reduce_scatter(sum, parts, ReduceOp::kSum, label).wait();
+  return sum;
+}
+
+Tensor copy_to(const Tensor& x, ProcessGroup& group) {
+  if (group.size() == 1) return x;
+  return function("copy_to", x, as_it_is, [&group](const Tensor& grad) {
+    // Another path may hold the same gradient
+    Tensor sum = grad.clone();
+    group.all_reduce(sum, ReduceOp::kSum, "f").wait();
+    return sum;
+  });
+}
+
+Tensor reduce_from(const Tensor& x, ProcessGroup& group) {
+  if (group.size() == 1) return x;
+  return function(
+      "reduce_from", x,
+      [&group](const Tensor& x) {
+        group.all_reduce(x, ReduceOp::kSum, "g").wait();
+        return x;
+      },
+      as_it_is);
+}
+
+Tensor scatter_to(const Tensor& x, ProcessGroup& group, Cut cut) {
+  if (group.size() == 1) return x;
+  return function(
+      "scatter_to", x, [&](const Tensor& x) { return own_part(x, group, cut); },
+      [&group, cut](const Tensor& grad) {
+        return all_gather(grad, group, cut, "scatter_to");
+      });
+}
+
+Tensor gather_from(const Tensor& x, ProcessGroup& group, Cut cut) {
+  if (group.size() == 1) return x;
+  return function(
+      "gather_from", x,
+      [&](const Tensor& x) { return all_gather(x, group, cut, "gather_from"); },
+      [&group, cut](const Tensor& grad) { return own_part(grad, group, cut); });
+}
+
+Tensor gather_to_parallel(const Tensor& x, ProcessGroup& group, Cut cut) {
+  if (group.size() == 1) return x;
+  return function(
+      "gather_to_parallel", x,
+      [&](const Tensor& x) {
+        return all_gather(x, group, cut, "gather_to_parallel");
+      },
+      [&group, cut](const Tensor& grad) {
+        return reduce_scatter(grad, group, cut, "gather_to_parallel");
+      });
+}
+
+Tensor reduce_scatter_to(const Tensor& x, ProcessGroup& group, Cut cut) {
+  if (group.size() == 1) return x;
+  return function(
+      "reduce_scatter_to", x,
+      [&](const Tensor& x) {
+        return reduce_scatter(x, group, cut, "reduce_scatter_to");
+      },
+      [&group, cut](const Tensor& grad) {
+        return all_gather(grad, group, cut, "reduce_scatter_to");
+      });
+}
+
+InputGradientHook sum_input_gradients(ProcessGroup& group) {
+  if (group.size() == 1) return {};
+  return [&group](const Tensor& gradient) -> std::function<void()> {
+    Work work = group.all_reduce(gradient, ReduceOp::kSum, "f");
+    return [work]() mutable { work.wait(); };
+  };
+}
+
+}  // namespace shardbook::tensor_parallel

@@ -1,0 +1,91 @@
+#pragma once
+
+// A GPT whose parameters lie in parts on the ranks of one group: the training
+// that tensor parallelism in every dimension and sequence parallelism share.
+//
+//   class Trainer : public ShardedTrainer { ... bills() ... };
+//
+// A chapter gives the layers of its rank and says which part of each parameter a
+// rank holds. Every rank feeds the same token ids [n, S] and targets [n, S] of
+// the whole batch: layers take out of them what they need.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/common/run/strategy.h"
+#include "core/shards.h"
+
+namespace shardbook {
+
+/// The part of a parameter that a rank of the group holds, by the parameter's
+/// name on one device. Ranks with equal parts hold replicas, bit for bit.
+using ParameterLayout =
+    std::function<Shards(const std::string& name, int rank)>;
+
+/// A chapter's model on one rank.
+struct ShardedModel {
+  /// They make parameters with init.shards = layout(name, rank). The loss is the
+  /// mean over the batch that it is given, the same value on every rank; its
+  /// backward gives each rank the gradient of that mean by its own logits.
+  LayerFactory layers;
+  ParameterLayout layout;
+  /// Rows of the token embedding, at least the vocabulary: rows behind it are
+  /// never looked up, and their logits do not count. 0: as many as tokens.
+  std::int64_t padded_vocabulary = 0;
+  /// Sums the gradients that backward leaves as parts of sums. Called after the
+  /// last micro-batch; may be empty.
+  std::function<void(const std::vector<NamedTensor>& parameters)>
+      finish_gradients;
+};
+
+class ShardedTrainer : public Strategy {
+ public:
+  /// Builds the rank's part of the model of the options, or loads it (--load).
+  /// Throws Error where the model is no GPT. Collective.
+  ShardedTrainer(const Options& options, ShardedModel sharded,
+                 ProcessGroup& group, std::int64_t micro_batches = 1,
+                 bool recompute = false);
+
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override { return *optimizer_; }
+  /// Collects the parts on rank 0, a parameter at a time.
+  std::vector<NamedTensor> full_state() override;
+
+  const ModelConfig& config() const { return config_; }
+  Module& model() { return *model_; }
+  const Dataset& data() const { return data_; }
+
+ protected:
+  /// Bytes that a rank sends in a step for the norm of the gradient: an
+  /// all-reduce of one f64.
+  double predicted_norm_bytes() const;
+
+  const Options options_;
+  ProcessGroup& group_;
+  const std::int64_t micro_batches_;
+
+ private:
+  /// The lowest rank that holds the same part of the parameter.
+  int first_holder(const std::string& name, int rank) const;
+  /// The parameter on one device; that of the embedding with its padding.
+  Shape whole_shape(const NamedTensor& part) const;
+
+  ShardedModel sharded_;
+  ModelConfig config_;
+  std::unique_ptr<Gpt> model_;
+  Dataset data_;
+  std::unique_ptr<Optimizer> optimizer_;
+  /// Parameters whose gradients this rank adds to the norm: those that no lower
+  /// rank holds as well.
+  Tensors own_;
+};
+
+/// `finish_gradients` for replicas whose gradients are parts of sums: adds those
+/// of the named parameters over the group, in one coalesced all-reduce. A
+/// parameter without a gradient counts as zeros.
+void sum_gradients(ProcessGroup& group, const Tensors& parameters,
+                   const std::string& label);
+
+}  // namespace shardbook

@@ -1,0 +1,124 @@
+#include "core/kernels/vocabulary.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/kernels/cpu/reduce_rows.h"
+#include "core/kernels/cpu/simd.h"
+#include "core/kernels/cpu/vector_math.h"
+#include "core/kernels/softmax.h"
+
+namespace shardbook::kernels::cpu {
+namespace {
+
+template <typename Fn>
+void for_each_row(const VocabularyPart& part, const Fn& fn) {
+  parallel_for(0, part.rows, row_grain(part.cols),
+               [&](std::int64_t from, std::int64_t to) {
+                 for (std::int64_t r = from; r < to; ++r) fn(r);
+               });
+}
+
+bool has_target(const VocabularyPart& part, std::int64_t target) {
+  return target >= part.first && target < part.first + part.valid;
+}
+
+}  // namespace
+
+void vocabulary_max(KernelContext&, DType dtype, const VocabularyPart& part,
+                    const void* logits, void* max) {
+  dispatch_floating("vocabulary_max", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using S = Compute<T>;
+    for_each_row(part, [&](std::int64_t r) {
+      static_cast<S*>(max)[r] =
+          part.valid == 0
+              ? -std::numeric_limits<S>::infinity()
+              : max_row(static_cast<const T*>(logits) + r * part.cols,
+                        part.valid);
+    });
+  });
+}
+
+void vocabulary_sums(KernelContext&, DType dtype, const VocabularyPart& part,
+                     const void* logits, const std::int64_t* targets,
+                     const void* max, void* picked, void* sum) {
+  dispatch_floating("vocabulary_sums", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using S = Compute<T>;
+    using V = VecOf<T>;
+    constexpr S kNothing = -std::numeric_limits<S>::infinity();
+    for_each_row(part, [&](std::int64_t r) {
+      const T* in = static_cast<const T*>(logits) + r * part.cols;
+      const S largest = static_cast<const S*>(max)[r];
+      const V shift(largest);
+      static_cast<S*>(sum)[r] =
+          sum_vectors<T>(part.valid, [&](std::int64_t i, std::int64_t count) {
+            return exp_vec(load_up_to(in + i, count, kNothing) - shift);
+          });
+      static_cast<S*>(picked)[r] =
+          has_target(part, targets[r])
+              ? widen(in[targets[r] - part.first]) - largest
+              : S(0);
+    });
+  });
+}
+
+void vocabulary_losses(KernelContext&, DType stat, std::int64_t rows,
+                       const std::int64_t* targets, const void* picked,
+                       const void* max, const void* sum, void* loss,
+                       void* logsumexp) {
+  dispatch_floating("vocabulary_losses", stat, [&](auto zero) {
+    using T = decltype(zero);
+    using S = Compute<T>;
+    const auto at = [](const void* x, std::int64_t r) {
+      return widen(static_cast<const T*>(x)[r]);
+    };
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const S log_sum = std::log(at(sum, r));
+      const S own = targets[r] == kIgnoreIndex ? S(0) : log_sum - at(picked, r);
+      static_cast<T*>(logsumexp)[r] = narrow<T>(at(max, r) + log_sum);
+      static_cast<T*>(loss)[r] = narrow<T>(own);
+    }
+  });
+}
+
+void vocabulary_gradient(KernelContext&, DType dtype,
+                         const VocabularyPart& part, const void* logits,
+                         const std::int64_t* targets, const void* logsumexp,
+                         const void* dloss, bool mean, void* dlogits) {
+  dispatch_floating("vocabulary_gradient", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using S = Compute<T>;
+    using V = VecOf<T>;
+    double factor = *static_cast<const S*>(dloss);
+    if (mean) {
+      factor /= static_cast<double>(
+          part.rows - std::count(targets, targets + part.rows, kIgnoreIndex));
+    }
+    for_each_row(part, [&](std::int64_t r) {
+      const T* in = static_cast<const T*>(logits) + r * part.cols;
+      T* out = static_cast<T*>(dlogits) + r * part.cols;
+      const std::int64_t used = targets[r] == kIgnoreIndex ? 0 : part.valid;
+      // Before the row is written, which may be the same array
+      const S total = static_cast<const S*>(logsumexp)[r];
+      const bool is_here = used > 0 && has_target(part, targets[r]);
+      const S at_target =
+          is_here
+              ? exp_vec(V(widen(in[targets[r] - part.first]) - total)).get(0) -
+                    S(1)
+              : S(0);
+      const V shift(total), by(static_cast<S>(factor));
+      map_range(used, in, out,
+                [&](const V& v) { return exp_vec(v - shift) * by; });
+      std::fill(out + used, out + part.cols, narrow<T>(S(0)));
+      if (is_here) {
+        out[targets[r] - part.first] =
+            narrow<T>(at_target * static_cast<S>(factor));
+      }
+    });
+  });
+}
+
+}  // namespace shardbook::kernels::cpu

@@ -1,0 +1,55 @@
+#pragma once
+
+// The cross-entropy of logits whose vocabulary is cut over ranks, in the pieces
+// between which the ranks add up. "stat" arrays are f64 for f64, otherwise f32.
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/kernels/kernel.h"
+
+namespace shardbook::kernels {
+
+/// One rank's columns of the logits: [rows, cols], of which the first `valid`
+/// are classes first, first + 1, ..; those behind them pad and count for
+/// nothing. `valid` may be 0.
+struct VocabularyPart {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t first = 0;
+  std::int64_t valid = 0;
+};
+
+/// max[r] = the largest of logits[r, 0 .. valid); -inf where there is none.
+SHARDBOOK_KERNEL(vocabulary_max, void(KernelContext& context, DType dtype,
+                                      const VocabularyPart& part,
+                                      const void* logits, void* max));
+
+/// picked[r] = logits[r, targets[r] - first] - max[r] where this rank has the
+/// target, else 0; sum[r] = sum of exp(logits[r] - max[r]). `max` is that over
+/// all ranks.
+SHARDBOOK_KERNEL(vocabulary_sums,
+                 void(KernelContext& context, DType dtype,
+                      const VocabularyPart& part, const void* logits,
+                      const std::int64_t* targets, const void* max,
+                      void* picked, void* sum));
+
+/// From the sums over all ranks: loss[r] = log(sum[r]) - picked[r], or 0 where the
+/// target is ignored, and logsumexp[r] = max[r] + log(sum[r]). All arrays [rows]
+/// of dtype `stat`; loss may be picked, and logsumexp may be max.
+SHARDBOOK_KERNEL(vocabulary_losses,
+                 void(KernelContext& context, DType stat, std::int64_t rows,
+                      const std::int64_t* targets, const void* picked,
+                      const void* max, const void* sum, void* loss,
+                      void* logsumexp));
+
+/// dlogits = (exp(logits - logsumexp) - onehot(targets)) * dloss, divided by the
+/// number of targets that are not ignored with `mean`; zeros in rows that are
+/// ignored and in padding. dlogits may be logits. dloss [1] stat.
+SHARDBOOK_KERNEL(vocabulary_gradient,
+                 void(KernelContext& context, DType dtype,
+                      const VocabularyPart& part, const void* logits,
+                      const std::int64_t* targets, const void* logsumexp,
+                      const void* dloss, bool mean, void* dlogits));
+
+}  // namespace shardbook::kernels

@@ -1,0 +1,85 @@
+// The loss of logits whose vocabulary is cut over ranks.
+
+#include <algorithm>
+
+#include "core/internal/op_scope.h"
+#include "core/kernels/softmax.h"
+#include "core/kernels/vocabulary.h"
+#include "core/ops.h"
+
+namespace shardbook {
+
+using internal::bytes_of;
+using internal::count;
+using internal::OpScope;
+
+Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
+                          std::int64_t first, std::int64_t num_classes,
+                          const ReduceOverRanks& reduce, Reduction reduction) {
+  SB_CHECK(logits.ndim() >= 1 && logits.size(-1) > 0,
+           "cross_entropy_part: logits ", shape_text(logits.shape()),
+           "; give [.., classes]");
+  kernels::VocabularyPart part;
+  part.cols = logits.size(-1);
+  part.rows = logits.numel() / part.cols;
+  part.first = first;
+  part.valid = std::clamp<std::int64_t>(num_classes - first, 0, part.cols);
+  SB_CHECK(targets.dtype() == DType::kI64 && targets.numel() == part.rows,
+           "cross_entropy_part: targets ", dtype_name(targets.dtype()),
+           shape_text(targets.shape()), " for logits ",
+           shape_text(logits.shape()), "; give one i64 per row");
+  const DType stat = internal::stat_dtype(logits.dtype());
+  const bool mean = reduction == Reduction::kMean;
+  const TensorOptions options{stat, logits.device()};
+  Tensor loss = Tensor::empty({}, options);
+  Tensor max = Tensor::empty({part.rows}, options);
+  Tensor sum = Tensor::empty({part.rows}, options);
+  Tensor picked = Tensor::empty({part.rows}, options);
+  {
+    OpScope scope("cross_entropy", count(logits), bytes_of({&logits}), logits);
+    if (scope.runs()) {
+      kernels::vocabulary_max(scope.kernels(), logits.dtype(), part,
+                              logits.raw(), max.raw());
+    }
+  }
+  reduce(max, true);
+  {
+    OpScope scope("cross_entropy", 4 * count(logits), bytes_of({&logits}),
+                  logits);
+    if (scope.runs()) {
+      kernels::vocabulary_sums(scope.kernels(), logits.dtype(), part,
+                               logits.raw(), targets.data<std::int64_t>(),
+                               max.raw(), picked.raw(), sum.raw());
+    }
+  }
+  reduce(picked, false);
+  reduce(sum, false);
+  {
+    OpScope scope("cross_entropy", 2 * count(sum),
+                  bytes_of({&max, &sum, &picked}), sum);
+    if (scope.runs()) {
+      kernels::vocabulary_losses(scope.kernels(), stat, part.rows,
+                                 targets.data<std::int64_t>(), picked.raw(),
+                                 max.raw(), sum.raw(), picked.raw(), max.raw());
+      kernels::reduce_losses(scope.kernels(), stat, part.rows, picked.raw(),
+                             targets.data<std::int64_t>(), mean, loss.raw());
+    }
+  }
+  autograd::record(
+      "cross_entropy", {logits}, {loss},
+      [logits, targets, lse = max, part, mean](const Tensors& grads) {
+        Tensor dlogits = logits.empty_like();
+        OpScope scope("cross_entropy", 3 * count(logits),
+                      bytes_of({&logits, &dlogits}), logits);
+        if (scope.runs()) {
+          kernels::vocabulary_gradient(scope.kernels(), logits.dtype(), part,
+                                       logits.raw(),
+                                       targets.data<std::int64_t>(), lse.raw(),
+                                       grads[0].raw(), mean, dlogits.raw());
+        }
+        return Tensors{dlogits};
+      });
+  return loss;
+}
+
+}  // namespace shardbook

@@ -1,0 +1,55 @@
+#pragma once
+
+// Parts of a parameter: which of its elements a rank holds.
+//
+//   Shards{{1, r, t, 3}}            // c_attn's weight: r's heads of q, k and v
+//   Shards{{0, i, q}, {1, j, q}}    // block (i, j) of a matrix on q x q ranks
+//   Shards{{0, j, q}, {0, i, q}}    // piece i of piece j of a vector
+//
+// The same list draws a part of the initial weights, takes it out of a file,
+// and puts it back into the whole.
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace shardbook {
+
+/// A part of a tensor: `dim` is cut into `blocks` equal blocks (attention's
+/// queries, keys and values are three), and each block into `count` equal
+/// parts, of which this is number `index`. A count of 1: all of it.
+struct Shard {
+  std::int64_t dim = 0;
+  std::int64_t index = 0;
+  std::int64_t count = 1;
+  std::int64_t blocks = 1;
+
+  bool operator==(const Shard& other) const {
+    return dim == other.dim && index == other.index && count == other.count &&
+           blocks == other.blocks;
+  }
+};
+/// Cuts one after another: each cuts what the one before has left.
+using Shards = std::vector<Shard>;
+
+/// The shape of the part of a tensor of shape `whole`. Throws Error when a
+/// dimension does not divide.
+Shape shape_of(const Shards& shards, const Shape& whole);
+
+/// Consecutive indices of the whole along one dimension.
+struct IndexRun {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+/// The indices along `dim` that the part holds, in the part's order.
+std::vector<IndexRun> runs_of(const Shards& shards, const Shape& whole,
+                              std::int64_t dim);
+
+/// The part, copied out of the whole.
+Tensor take_part(const Tensor& whole, const Shards& shards);
+/// Copies the part to its place in the whole.
+void put_part(const Tensor& whole, const Tensor& part, const Shards& shards);
+
+}  // namespace shardbook

@@ -1,0 +1,242 @@
+// Columns, rows and the vocabulary: forward, gradients and messages of each
+// layer against one device.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "chapters/07_tensor_parallel/layers.h"
+#include "core/autograd.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::tensor_parallel {
+namespace {
+
+InitOptions init_f64() {
+  InitOptions init;
+  init.seed = 11;
+  init.dtype = DType::kF64;
+  return init;
+}
+
+Tensor drawn(const Shape& shape, std::uint64_t stream) {
+  Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
+  fill_normal(x, 3, stream, 0, 1);
+  return x;
+}
+
+std::vector<std::string> log_of(const ProcessGroup& group) {
+  std::vector<std::string> log;
+  for (const CommRecord& record : group.records()) {
+    log.push_back(comm_op_name(record.op) +
+                  (" " + std::to_string(record.numel)));
+  }
+  return log;
+}
+
+Linear whole_linear(std::int64_t in, std::int64_t out) {
+  Linear whole;
+  whole.weight = make_parameter("l.weight", {in, out}, 1, init_f64());
+  whole.bias = make_constant_parameter({out}, 0, init_f64());
+  // Not zero, so that a bias which counts t times shows
+  whole.bias.copy_from(drawn({out}, 77));
+  return whole;
+}
+
+class TensorParallelLayers : public ::testing::TestWithParam<int> {};
+
+TEST_P(TensorParallelLayers, ColumnsAreThoseOfOneDeviceBitForBit) {
+  const int t = GetParam();
+  on_ranks(t, [&](ProcessGroup& tp) {
+    const Shards columns = {{1, tp.rank(), t}}, piece = {{0, tp.rank(), t}};
+    Linear whole = whole_linear(24, 48);
+    ColumnParallelLinear part("l", {24, 48, 1, 1}, init_f64(), tp);
+    EXPECT_TRUE(bitwise_equal(part.weight.detach(),
+                              take_part(whole.weight.detach(), columns)));
+    part.bias.copy_from(take_part(whole.bias.detach(), piece));
+    const Tensor x = drawn({2, 4, 24}, 1).set_requires_grad();
+    const Tensor x_whole = drawn({2, 4, 24}, 1).set_requires_grad();
+    const Tensor dy = drawn({2, 4, 48}, 2);
+
+    const Tensor y = part(x), expected = whole(x_whole);
+    const Shards last = {{2, tp.rank(), t}};
+    EXPECT_TRUE(bitwise_equal(y.detach(), take_part(expected.detach(), last)));
+    autograd::backward({y}, {take_part(dy, last)});
+    autograd::backward({expected}, {dy});
+    EXPECT_LT(max_abs_difference(x.grad(), x_whole.grad()), 1e-12);
+    EXPECT_LT(max_abs_difference(part.weight.grad(),
+                                 take_part(whole.weight.grad(), columns)),
+              1e-12);
+    EXPECT_LT(max_abs_difference(part.bias.grad(),
+                                 take_part(whole.bias.grad(), piece)),
+              1e-12);
+    EXPECT_EQ(log_of(tp), t > 1 ? std::vector<std::string>{"all_reduce 192"}
+                                : std::vector<std::string>{});
+    return 0;
+  });
+}
+
+TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
+  const int t = GetParam();
+  on_ranks(t, [&](ProcessGroup& tp) {
+    const Shards rows = {{0, tp.rank(), t}}, last = {{2, tp.rank(), t}};
+    Linear whole = whole_linear(48, 24);
+    const Tensor dy = drawn({2, 4, 24}, 2);
+    const Tensor x_whole = drawn({2, 4, 48}, 1).set_requires_grad();
+    const Tensor expected = whole(x_whole);
+    autograd::backward({expected}, {dy});
+    for (const bool is_parallel : {true, false}) {
+      RowParallelLinear part("l", {48, 24, 1, 1}, init_f64(), tp, is_parallel);
+      part.bias.copy_from(whole.bias.detach());
+      const Tensor x =
+          (is_parallel ? take_part(x_whole.detach(), last) : x_whole.detach())
+              .clone()
+              .set_requires_grad();
+      const Tensor y = part(x);
+      EXPECT_LT(max_abs_difference(y.detach(), expected.detach()), 1e-12);
+      autograd::backward({y}, {dy});
+      EXPECT_LT(max_abs_difference(x.grad(),
+                                   is_parallel ? take_part(x_whole.grad(), last)
+                                               : x_whole.grad()),
+                1e-12);
+      EXPECT_LT(max_abs_difference(part.weight.grad(),
+                                   take_part(whole.weight.grad(), rows)),
+                1e-12);
+      EXPECT_LT(max_abs_difference(part.bias.grad(), whole.bias.grad()), 1e-12);
+    }
+    return 0;
+  });
+}
+
+// Two halves are added in one order only.
+TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
+  on_ranks(2, [](ProcessGroup& tp) {
+    RowParallelLinear part("l", {48, 24, 1, 1}, init_f64(), tp);
+    const Linear whole = whole_linear(48, 24);
+    const Tensor x = drawn({2, 4, 48}, 1);
+    const auto half = [&](int r) {
+      return linear(take_part(x, {{2, r, 2}}),
+                    take_part(whole.weight.detach(), {{0, r, 2}}));
+    };
+    EXPECT_TRUE(bitwise_equal(part(take_part(x, {{2, tp.rank(), 2}})).detach(),
+                              add(add(half(0), half(1)), part.bias.detach())));
+    return 0;
+  });
+}
+
+// What would happen if a rank added the bias before the sum.
+TEST(TensorParallelLayers, ABiasInsideTheSumWouldCountTwice) {
+  on_ranks(2, [](ProcessGroup& tp) {
+    RowParallelLinear part("l", {48, 24, 1, 1}, init_f64(), tp);
+    part.bias.copy_from(drawn({24}, 5));
+    const Tensor x = take_part(drawn({3, 48}, 1), {{1, tp.rank(), 2}});
+    const Tensor right = part(x).detach();
+    const Tensor wrong =
+        reduce_from(linear(x, part.weight, part.bias), tp).detach();
+    EXPECT_LT(
+        max_abs_difference(sub(wrong, right),
+                           add(Tensor::zeros(right.shape(), right.options()),
+                               part.bias.detach())),
+        1e-12);
+    return 0;
+  });
+}
+
+TEST_P(TensorParallelLayers, AFrozenWeightStillSumsTheGradientOfTheInput) {
+  const int t = GetParam();
+  on_ranks(t, [&](ProcessGroup& tp) {
+    ColumnParallelLinear part("l", {24, 48, 1, 1}, init_f64(), tp);
+    part.set_requires_grad(false);
+    const Tensor x = drawn({4, 24}, 1).set_requires_grad();
+    const Tensor y = part(x);
+    autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
+    EXPECT_FALSE(part.weight.grad().defined());
+    const Tensor weight = make_parameter("l.weight", {24, 48}, 1, init_f64());
+    const Tensor ones = Tensor::full({4, 48}, 1, y.options());
+    EXPECT_LT(max_abs_difference(x.grad(),
+                                 matmul(ones, weight.detach(), false, true)),
+              1e-12);
+    return 0;
+  });
+}
+
+TEST_P(TensorParallelLayers, TheVocabularyIsLookedUpAndTrainedInParts) {
+  const int t = GetParam();
+  on_ranks(t, [&](ProcessGroup& tp) {
+    Embedding whole("e", 24, 6, init_f64(), 1);
+    VocabParallelEmbedding part("e", 24, 6, 1, init_f64(), tp);
+    Tensor ids = Tensor::empty({2, 8}, {DType::kI64, Device()});
+    for (int i = 0; i < 16; ++i) ids.data<std::int64_t>()[i] = 5 * i % 24;
+    const Tensor y = part(ids), expected = whole(ids);
+    EXPECT_TRUE(bitwise_equal(y.detach(), expected.detach()));
+    const Tensor dy = drawn({2, 8, 6}, 3);
+    autograd::backward({y}, {dy});
+    autograd::backward({expected}, {dy});
+    EXPECT_TRUE(
+        bitwise_equal(part.weight.grad(),
+                      take_part(whole.weight.grad(), {{0, tp.rank(), t}})));
+    // A sum, not a gather: every rank has the whole width of every token
+    EXPECT_EQ(log_of(tp), t > 1 ? std::vector<std::string>{"all_reduce 96"}
+                                : std::vector<std::string>{});
+    return 0;
+  });
+}
+
+// 21 tokens on t ranks: 24 rows of which three are padding, on one rank all of
+// them.
+TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
+  const int t = GetParam();
+  const std::int64_t classes = 21;
+  for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
+    on_ranks(t, [&](ProcessGroup& tp) {
+      const Tensor logits = drawn({5, 24}, 4);
+      Tensor targets = Tensor::empty({5}, {DType::kI64, Device()});
+      for (int i = 0; i < 5; ++i) targets.data<std::int64_t>()[i] = 5 * i % 21;
+      const Tensor whole = slice(logits, 1, 0, classes).set_requires_grad();
+      const Tensor mine =
+          take_part(logits, {{1, tp.rank(), t}}).set_requires_grad();
+      const Tensor loss =
+          vocab_parallel_cross_entropy(mine, targets, classes, tp, reduction);
+      const Tensor expected = cross_entropy(whole, targets, reduction);
+      EXPECT_NEAR(loss.item(), expected.item(), 1e-12);
+      loss.backward();
+      expected.backward();
+      const Tensor gradient =
+          concat({whole.grad(), Tensor::zeros({5, 3}, logits.options())}, 1);
+      EXPECT_LT(max_abs_difference(mine.grad(),
+                                   take_part(gradient, {{1, tp.rank(), t}})),
+                1e-12);
+      EXPECT_EQ(log_of(tp), t > 1 ? std::vector<std::string>(3, "all_reduce 5")
+                                  : std::vector<std::string>{});
+      return 0;
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelLayers,
+                         ::testing::Values(1, 2, 3, 4, 8));
+
+TEST(TensorParallelLayers, TheVocabularyIsPaddedAsInMegatron) {
+  EXPECT_EQ(padded_vocabulary(50257, 4), 50688);
+  EXPECT_EQ(padded_vocabulary(50257, 4) / 4, 12672);
+  EXPECT_EQ(padded_vocabulary(256, 4, 1), 256);
+}
+
+// The documents' pair, [16, 256] through 256 -> 1024 -> 256: 12288 elements.
+TEST(TensorParallelLayers, APairOnFourRanksSends12288Elements) {
+  on_ranks(4, [](ProcessGroup& tp) {
+    ColumnParallelLinear fc("a", {256, 1024, 1, 1}, init_f64(), tp);
+    RowParallelLinear proj("b", {1024, 256, 1, 1}, init_f64(), tp);
+    const Tensor x = drawn({16, 256}, 1).set_requires_grad();
+    const Tensor y = proj(gelu(fc(x)));
+    autograd::backward({y}, {drawn({16, 256}, 2)});
+    double sent = 0;
+    for (const CommRecord& record : tp.records()) sent += wire_elements(record);
+    EXPECT_EQ(sent, 12288);
+    return 0;
+  });
+}
+
+}  // namespace
+}  // namespace shardbook::tensor_parallel

@@ -1,0 +1,92 @@
+// Parts of parameters: what one rank draws, takes and puts back is what the
+// whole has there.
+
+#include "core/shards.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "core/check.h"
+#include "core/module.h"
+
+namespace shardbook {
+namespace {
+
+Tensor counted(const Shape& shape) {
+  Tensor x = Tensor::empty(shape, {DType::kI64, Device()});
+  for (std::int64_t i = 0; i < x.numel(); ++i) x.data<std::int64_t>()[i] = i;
+  return x;
+}
+
+std::vector<std::int64_t> elements(const Tensor& x) {
+  return {x.data<std::int64_t>(), x.data<std::int64_t>() + x.numel()};
+}
+
+TEST(Shards, ABlockOfAMatrixIsCutInBothDimensions) {
+  const Tensor part = take_part(counted({4, 6}), {{0, 1, 2}, {1, 0, 3}});
+  EXPECT_EQ(part.shape(), (Shape{2, 2}));
+  EXPECT_EQ(elements(part), (std::vector<std::int64_t>{12, 13, 18, 19}));
+}
+
+TEST(Shards, EachCutCutsWhatTheOneBeforeHasLeft) {
+  // Part 1 of 2 of three blocks of four: 2 3, 6 7, 10 11. Of these, half 0.
+  const Tensor part = take_part(counted({12}), {{0, 1, 2, 3}, {0, 0, 2}});
+  EXPECT_EQ(elements(part), (std::vector<std::int64_t>{2, 3, 6}));
+}
+
+TEST(Shards, PartsDoNotDependOnTheOrderOfCutsInDifferentDimensions) {
+  const Tensor whole = counted({4, 12, 2});
+  EXPECT_EQ(elements(take_part(whole, {{1, 1, 2, 3}, {0, 1, 4}})),
+            elements(take_part(whole, {{0, 1, 4}, {1, 1, 2, 3}})));
+}
+
+TEST(Shards, PartsThatArePutBackMakeTheWhole) {
+  const Tensor whole = counted({4, 12, 2});
+  const Tensor again = Tensor::zeros(whole.shape(), whole.options());
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 2; ++j) {
+      const Shards shards = {{0, i, 2}, {1, j, 2, 3}};
+      put_part(again, take_part(whole, shards), shards);
+    }
+  }
+  EXPECT_EQ(elements(again), elements(whole));
+  EXPECT_EQ(elements(take_part(whole, {})), elements(whole));
+}
+
+TEST(Shards, APartDrawsWhatTheWholeHasThere) {
+  const std::vector<Shards> parts = {
+      {},
+      {{0, 1, 2}},
+      {{1, 2, 3}},
+      {{1, 1, 2, 3}},
+      {{0, 1, 2}, {1, 0, 2, 3}},
+      {{0, 1, 2, 2}, {1, 1, 2, 3}},
+      {{0, 0, 2}, {0, 1, 2}, {1, 1, 3}},
+  };
+  InitOptions init;
+  init.seed = 3;
+  for (const Shape& shape : {Shape{8, 12}, Shape{8, 12, 5}}) {
+    const Tensor whole = make_parameter("w", shape, 1, init).detach();
+    const Tensor uniform = make_uniform_parameter("w", shape, 1, init).detach();
+    for (const Shards& shards : parts) {
+      InitOptions part = init;
+      part.shards = shards;
+      EXPECT_TRUE(bitwise_equal(make_parameter("w", shape, 1, part).detach(),
+                                take_part(whole, shards)));
+      EXPECT_TRUE(
+          bitwise_equal(make_uniform_parameter("w", shape, 1, part).detach(),
+                        take_part(uniform, shards)));
+    }
+  }
+}
+
+TEST(Shards, WhatDoesNotDivideIsRefused) {
+  EXPECT_THROW(shape_of({{0, 0, 5}}, {12}), Error);
+  EXPECT_THROW(shape_of({{0, 0, 2, 3}, {0, 0, 4}}, {12}), Error);
+  EXPECT_THROW(shape_of({{1, 0, 2}}, {12}), Error);
+  EXPECT_THROW(put_part(counted({4}), counted({4}), {{0, 0, 2}}), Error);
+}
+
+}  // namespace
+}  // namespace shardbook
