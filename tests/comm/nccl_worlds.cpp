@@ -48,7 +48,7 @@ World world(const std::string& name, const std::string& backend, int num_gpus,
 }  // namespace
 
 std::vector<World> conformance_worlds() {
-  return {world("Nccl", "nccl", kGpus, 0, {1, 2, 3}),
+  return {world("Nccl", "nccl", kGpus, 0, {1, 2, 3, 4, 8}),
           world("NcclInAnotherOrder", "nccl", kGpus, 3, {2}),
           world("ThreadsOnGpus", "threads", kGpus, 0, {3}),
           world("ThreadsOnOneGpu", "threads", 1, 0, {1, 2, 4})};

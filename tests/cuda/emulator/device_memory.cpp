@@ -3,10 +3,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <sstream>
+#include <vector>
 
 #include "tests/cuda/emulator/emulator.h"
 
@@ -24,7 +26,9 @@ struct Memory {
   std::map<const char*, Allocation> by_begin;  // freed ones, too
   std::deque<const char*> freed;
   std::map<int, std::size_t> allocated;
-  int open = 0;
+  std::atomic<int> open = 0;
+  std::vector<Allocation*> opened;
+  std::atomic_flag is_opening;  // kernels of the CPU have several threads
 };
 // Never destroyed: a fault may come while the process ends.
 Memory& memory() {
@@ -81,7 +85,7 @@ void* allocate(int device, std::size_t bytes) {
   a.begin = a.pages + a.page_bytes - page - rounded;
   protect(a, true);
   std::memset(a.pages + page, kPattern, a.page_bytes - 2 * page);
-  if (device != kHost && memory().open == 0) protect(a, false);
+  if (device != kHost) protect(a, false);
   memory().by_begin[a.begin] = a;
   memory().allocated[device] += bytes;
   return a.begin;
@@ -113,8 +117,10 @@ std::string release(void* pointer, int device) {
     const char* const byte = changed_byte(a, a.page_bytes);
     if (byte != nullptr) breach = describe_breach(byte);
   }
+  std::erase(m.opened, &a);
   m.allocated[a.device] -= a.bytes;
   a.is_free = true;
+  a.is_open = false;
   madvise(a.pages, a.page_bytes, MADV_DONTNEED);
   mprotect(a.pages, a.page_bytes, PROT_NONE);
   m.freed.push_back(a.begin);
@@ -168,7 +174,7 @@ std::string describe_address(const void* address) {
 
 std::string find_breach() {
   for (const auto& [begin, a] : memory().by_begin) {
-    if (a.is_free) continue;
+    if (a.is_free || (a.device != kHost && !a.is_open)) continue;
     const char* const byte = changed_byte(a, kNear);
     if (byte == nullptr) continue;
     const std::string text = describe_breach(byte);
@@ -186,18 +192,46 @@ std::string find_breach() {
 
 OpenDeviceMemory::OpenDeviceMemory() {
   Memory& m = memory();
-  if (m.open++ > 0) return;
-  for (const auto& [begin, a] : m.by_begin) {
-    if (!a.is_free && a.device != kHost) protect(a, true);
-  }
+  // A fault must not allocate.
+  if (m.open++ == 0) m.opened.reserve(m.by_begin.size());
 }
 
 OpenDeviceMemory::~OpenDeviceMemory() {
   Memory& m = memory();
   if (--m.open > 0) return;
-  for (const auto& [begin, a] : m.by_begin) {
-    if (!a.is_free && a.device != kHost) protect(a, false);
+  for (Allocation* a : m.opened) {
+    a->is_open = false;
+    protect(*a, false);
   }
+  m.opened.clear();
+}
+
+bool open_at(const void* address) {
+  Memory& m = memory();
+  if (m.open == 0) return false;
+  const char* const byte = static_cast<const char*>(address);
+  while (m.is_opening.test_and_set(std::memory_order_acquire)) {
+  }
+  // Inside of an allocation, or in the bytes around it that share its pages.
+  const auto after = m.by_begin.upper_bound(byte);
+  const auto before = after == m.by_begin.begin() ? after : std::prev(after);
+  bool is_open = false;
+  for (const auto& place : {before, after}) {
+    if (place == m.by_begin.end()) continue;
+    Allocation& a = place->second;
+    if (a.is_free || a.device == kHost || byte < a.pages + page_size() ||
+        byte >= a.pages + a.page_bytes - page_size()) {
+      continue;
+    }
+    if (!a.is_open) {
+      protect(a, true);
+      a.is_open = true;
+      m.opened.push_back(&a);
+    }
+    is_open = true;
+  }
+  m.is_opening.clear(std::memory_order_release);
+  return is_open;
 }
 
 }  // namespace emulator

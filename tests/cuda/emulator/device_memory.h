@@ -10,7 +10,6 @@
 // kernels device memory is closed to the host altogether.
 
 #include <cstddef>
-#include <optional>
 #include <string>
 
 namespace emulator {
@@ -24,6 +23,7 @@ struct Allocation {
   char* pages = nullptr;  ///< with the page below and the page above
   std::size_t page_bytes = 0;
   bool is_free = false;  ///< kept for a while, so that its users are found
+  bool is_open = false;
 };
 
 // All but the last are called by one thread at a time.
@@ -38,10 +38,13 @@ std::size_t allocated_bytes(int device);
 
 /// "4 bytes past the end of the 400 bytes at 0x7f..."
 std::string describe_address(const void* address);
-/// An allocation around which something was written; empty where all is well.
+/// An open allocation around which something was written; empty where all is
+/// well.
 std::string find_breach();
 
-/// Device memory can be touched while one of these lives.
+/// Device memory can be touched while one of these lives. An allocation opens at
+/// its first access, which is a fault, so that work on a few of many allocations
+/// does not pay for all.
 class OpenDeviceMemory {
  public:
   OpenDeviceMemory();
@@ -50,18 +53,9 @@ class OpenDeviceMemory {
   OpenDeviceMemory& operator=(const OpenDeviceMemory&) = delete;
 };
 
-/// Opens device memory when it is needed first: to open and to close takes a
-/// call of the system for each allocation.
-class MemoryOnDemand {
- public:
-  void open() {
-    if (!opened_) opened_.emplace();
-  }
-  void close() { opened_.reset(); }
-
- private:
-  std::optional<OpenDeviceMemory> opened_;
-};
+/// Opens the allocation that holds the address of a fault, if it may be touched
+/// now. Any thread may call it.
+bool open_at(const void* address);
 
 /// Accesses of kernels to memory that is not there become failures of theirs.
 void install_fault_handler();

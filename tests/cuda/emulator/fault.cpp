@@ -1,5 +1,6 @@
-// Accesses to memory that nobody may touch.
+// Accesses to memory that is closed, or that nobody may touch.
 //
+// While work runs on the device, the first access to an allocation opens it.
 // A kernel that runs past an array meets a page without access, and the
 // processor tells this process by SIGSEGV. The handler cannot throw and should
 // not jump. It changes the place where the thread goes on when the handler
@@ -47,6 +48,7 @@ bool go_on_at_land(ucontext_t& context) {
 }
 
 void handle(int signal, siginfo_t* info, void* context) {
+  if (open_at(info->si_addr)) return;
   fault_address = info->si_addr;
   if (is_running() && go_on_at_land(*static_cast<ucontext_t*>(context))) return;
   const std::string where = describe_address(fault_address);

@@ -65,13 +65,12 @@ cudaError_t Runtime::add(const std::shared_ptr<Stream>& stream, Work work,
   return cudaSuccess;
 }
 
-bool Runtime::step(Stream& stream, MemoryOnDemand& memory) {
+bool Runtime::step(Stream& stream) {
   if (stream.queue.empty()) return false;
   Work& work = stream.queue.front();
   if (work.other != nullptr) {
-    if (work.other->done < work.position) return step(*work.other, memory);
+    if (work.other->done < work.position) return step(*work.other);
   } else {
-    if (work.opens_memory) memory.open();
     try {
       if (!work.poll()) return false;
     } catch (const std::exception& error) {
@@ -83,13 +82,13 @@ bool Runtime::step(Stream& stream, MemoryOnDemand& memory) {
   return true;
 }
 
-bool Runtime::step_any(const Stream* except, MemoryOnDemand& memory) {
+bool Runtime::step_any(const Stream* except) {
   const std::size_t n = working.size();
   const std::size_t first = seed() > 1 && n > 0 ? random_below(n) : 0;
   bool has_moved = false;
   for (std::size_t i = 0; i < n && !has_moved; ++i) {
     const auto stream = working[(first + i) % n];
-    has_moved = stream.get() != except && step(*stream, memory);
+    has_moved = stream.get() != except && step(*stream);
   }
   // Destroyed streams are forgotten when they have done their work.
   std::erase_if(working, [this](const std::shared_ptr<Stream>& stream) {
@@ -100,15 +99,18 @@ bool Runtime::step_any(const Stream* except, MemoryOnDemand& memory) {
 
 void Runtime::advance(const std::shared_ptr<Stream>& stream,
                       std::uint64_t position, Lock& lock) {
-  MemoryOnDemand memory;
   while (stream->done < position) {
-    if (seed() > 1 && random_below(4) == 0) step_any(stream.get(), memory);
-    if (step(*stream, memory) || step_any(stream.get(), memory)) {
-      changed.notify_all();
-      continue;
+    bool has_moved = false;
+    {
+      const OpenDeviceMemory opened;
+      if (seed() > 1 && random_below(4) == 0) step_any(stream.get());
+      has_moved = step(*stream) || step_any(stream.get());
     }
-    memory.close();
-    changed.wait(lock);
+    if (has_moved) {
+      changed.notify_all();
+    } else {
+      changed.wait(lock);
+    }
   }
 }
 
@@ -122,16 +124,16 @@ void Runtime::advance_device(int device, Lock& lock, bool blocking_only) {
 }
 
 bool Runtime::try_advance(Stream& stream, std::uint64_t position) {
-  MemoryOnDemand memory;
+  const OpenDeviceMemory opened;
   while (stream.done < position) {
-    if (!step(stream, memory)) return false;
+    if (!step(stream)) return false;
     changed.notify_all();
   }
   return true;
 }
 
-void enqueue(cudaStream_t handle, std::string name, std::function<bool()> poll,
-             bool opens_memory) {
+void enqueue(cudaStream_t handle, std::string name,
+             std::function<bool()> poll) {
   Runtime& runtime = Runtime::instance();
   Runtime::Lock lock(runtime.mutex);
   const auto stream = runtime.find(handle);
@@ -139,7 +141,7 @@ void enqueue(cudaStream_t handle, std::string name, std::function<bool()> poll,
     report(cudaErrorInvalidResourceHandle, name + ": the stream is gone");
     return;
   }
-  runtime.add(stream, {std::move(name), std::move(poll), opens_memory}, lock);
+  runtime.add(stream, {std::move(name), std::move(poll)}, lock);
 }
 
 void wake() {

@@ -24,8 +24,6 @@
 #include <string>
 #include <vector>
 
-#include "tests/cuda/emulator/device_memory.h"
-
 namespace emulator {
 
 struct Stream;
@@ -34,7 +32,6 @@ struct Capture;
 struct Work {
   std::string name;
   std::function<bool()> poll;  ///< true when done
-  bool opens_memory = true;    ///< device memory is open while it runs
   // Instead of poll: a wait for another stream.
   std::shared_ptr<Stream> other = nullptr;
   std::uint64_t position = 0;
@@ -101,8 +98,8 @@ struct Runtime {
   bool try_advance(Stream& stream, std::uint64_t position);
 
  private:
-  bool step(Stream& stream, MemoryOnDemand& memory);
-  bool step_any(const Stream* except, MemoryOnDemand& memory);
+  bool step(Stream& stream);
+  bool step_any(const Stream* except);
 };
 
 /// What the calling thread was told last.

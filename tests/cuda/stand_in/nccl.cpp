@@ -373,8 +373,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   if (launch != nullptr) {
     emulator::enqueue(
         launch->stream, launch->operations.front().text(),
-        [comm, launch] { return stand_in::poll(*comm, *launch); },
-        /*opens_memory=*/false);
+        [comm, launch] { return stand_in::poll(*comm, *launch); });
   }
   return ncclSuccess;
 }

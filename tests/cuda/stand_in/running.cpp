@@ -4,7 +4,6 @@
 #include <cstring>
 #include <sstream>
 
-#include "tests/cuda/emulator/device_memory.h"
 #include "tests/cuda/stand_in/state.h"
 
 namespace stand_in {
@@ -47,7 +46,6 @@ std::string difference(const Meeting& meeting, int rank, const Operation& mine,
 void arrive(ncclComm& comm, Operation& operation) {
   Clique& clique = *comm.clique;
   if (are_processes()) {
-    const emulator::OpenDeviceMemory opened;
     const std::string wrong = look_at(clique, comm.rank, operation);
     if (!wrong.empty()) break_all(clique, "calls differ: " + wrong);
     return;
@@ -71,7 +69,6 @@ void arrive(ncclComm& comm, Operation& operation) {
   if (!wrong.empty()) return break_all(clique, "calls differ: " + wrong);
   meeting.arrived[seat] = &operation;
   if (meeting.arrived.size() < ranks.size()) return;
-  const emulator::OpenDeviceMemory opened;
   std::vector<Operation*> all;
   for (const auto& [index, each] : meeting.arrived) all.push_back(each);
   if (is_message) {
