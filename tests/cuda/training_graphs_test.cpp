@@ -134,7 +134,7 @@ TEST(TrainingGraphs, HaveNoMessagesToOtherRanks) {
             },
             launch);
       },
-      {"device graph: ", "while a graph is recorded"});
+      {"device graph: ", "a graph cannot record this"});
 }
 
 TEST(TrainingGraphs, NeedStepsThatRepeat) {
