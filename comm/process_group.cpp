@@ -282,9 +282,8 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input,
       make_call(CommOp::kAllToAll, input, input.numel(), label);
   const std::vector<std::int64_t> counts(ranks_.size(), input.numel() / size());
   return issue(call, input.numel() - counts[0], [&] {
-    return output.is_meta()
-               ? Work()
-               : do_all_to_all_v(output, input, counts, counts, call);
+    return moves(output) ? do_all_to_all_v(output, input, counts, counts, call)
+                         : Work();
   });
 }
 
@@ -308,9 +307,9 @@ Work ProcessGroup::all_to_all_v(const Tensor& output, const Tensor& input,
   const CommCall call =
       make_call(CommOp::kAllToAllV, input, input.numel(), label);
   return issue(call, input.numel() - send_counts[self], [&] {
-    return output.is_meta()
-               ? Work()
-               : do_all_to_all_v(output, input, send_counts, recv_counts, call);
+    return moves(output)
+               ? do_all_to_all_v(output, input, send_counts, recv_counts, call)
+               : Work();
   });
 }
 

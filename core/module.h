@@ -105,6 +105,7 @@ class Module {
   void add_forward_pre_hook(ForwardHook hook);
   void add_forward_hook(ForwardHook hook);
   void clear_hooks();
+  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
 
  private:
   bool training_ = true;

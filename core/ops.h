@@ -81,6 +81,12 @@ using InputGradientHook =
 Tensor linear(const Tensor& x, const Tensor& weight,
               const Tensor& bias = Tensor(),
               const InputGradientHook& hook = {});
+/// linear(gelu(linear(x, w1, b1)), w2, b2); both biases may be undefined. On
+/// CUDA, the products of 16-bit elements (f32: with allow_tf32) apply GELU and
+/// its derivative, and sum b1's gradient, before they store what they compute.
+/// On other devices it is that composition, bit for bit.
+Tensor gelu_mlp(const Tensor& x, const Tensor& w1, const Tensor& b1,
+                const Tensor& w2, const Tensor& b2);
 
 // --- Images: [n, height, width, channels] ------------------------------------
 
@@ -131,6 +137,9 @@ Tensor log_softmax(const Tensor& x);
 
 struct AttentionOptions {
   std::int64_t heads = 1;
+  /// Key and value heads, each shared by heads / kv_heads consecutive query
+  /// heads (grouped queries); 0 means heads.
+  std::int64_t kv_heads = 0;
   bool causal = true;
   double dropout = 0.0;
   /// Softmax of scale * q k; 0 means 1 / sqrt(head size).
@@ -142,7 +151,7 @@ struct AttentionOptions {
 /// matrix: the backward computes the probabilities again. Dropout draws as
 /// `dropout` does, at the global positions of options.shard.
 Tensor attention(const Tensor& qkv, const AttentionOptions& options);
-/// The same with q [b, sq, h], k and v [b, sk, h].
+/// The same with q [b, sq, heads d], k and v [b, sk, kv_heads d].
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options);
 

@@ -25,6 +25,7 @@ Tensor binary_forward(const char* name, BinaryOp op, const Tensor& a,
   internal::check_same_kind(name, a, b);
   Tensor y = Tensor::empty(kernels::broadcast_shape(a.shape(), b.shape()),
                            a.options());
+  internal::pass_mark(name, y, a, b);
   OpScope scope(name, count(y), bytes_of({&a, &b, &y}), y);
   if (scope.runs()) {
     kernels::binary(scope.kernels(), op, a.dtype(), a.shape(), a.raw(),
@@ -49,6 +50,7 @@ Tensor sum_to(const Tensor& grad, const InputInfo& input) {
 Tensor unary(const char* name, UnaryOp op, const Tensor& x,
              double flops_per_element) {
   Tensor y = x.empty_like();
+  internal::pass_mark(name, y, x);
   {
     OpScope scope(name, flops_per_element * count(x), bytes_of({&x, &y}), x);
     if (scope.runs()) {
@@ -127,6 +129,7 @@ Tensor div(const Tensor& a, const Tensor& b) {
 
 Tensor scale(const Tensor& x, double factor) {
   Tensor y = x.empty_like();
+  internal::pass_mark("scale", y, x);
   {
     OpScope scope("scale", count(x), bytes_of({&x, &y}), x);
     if (scope.runs()) {

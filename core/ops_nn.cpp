@@ -4,6 +4,7 @@
 
 #include "core/internal/cuda_device.h"
 #include "core/internal/op_scope.h"
+#include "core/internal/random_position.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/embedding.h"
@@ -19,7 +20,9 @@ using autograd::needs_grad;
 using autograd::record;
 using internal::bytes_of;
 using internal::count;
+using internal::global_view;
 using internal::GradientOf;
+using internal::next_random_key;
 using internal::OpScope;
 
 namespace {
@@ -37,45 +40,6 @@ Rows rows_of(const char* op, const Tensor& x) {
 void check_same_device(const char* op, const Tensor& a, const Tensor& b) {
   SB_CHECK(a.device() == b.device(), op, ": devices ", a.device().name(),
            " and ", b.device().name(), " differ; copy one of them");
-}
-
-/// The stream of the next random operation of this step.
-kernels::RandomKey next_random_key(const char* op) {
-  RankContext& context = RankContext::current();
-  internal::refuse_recording(
-      context.device, op,
-      "its random numbers would be the same at each launch");
-  RandomState& random = context.random;
-  // The top bit keeps operations apart from the streams of names.
-  const std::uint64_t stream =
-      (std::uint64_t{1} << 63) | (random.step << 16) | random.next_op++;
-  return {random.seed, stream};
-}
-
-/// Where `shape` lies in one device's tensor: `shard` knows it within the rows
-/// of this batch, and the context where those (dim 0) lie in the global one.
-kernels::GlobalView global_view(const Shape& shape, const ShardView& shard) {
-  kernels::GlobalView view = kernels::whole_view(shape);
-  if (!shard.global_shape.empty()) {
-    view = {shape, shard.global_shape, shard.offset, shard.step};
-  }
-  if (view.offset.empty()) view.offset.assign(shape.size(), 0);
-  if (view.step.empty()) view.step.assign(shape.size(), 1);
-  SB_CHECK(view.global_shape.size() == shape.size() &&
-               view.offset.size() == shape.size() &&
-               view.step.size() == shape.size(),
-           "dropout: a shard of ", shape_text(shape), " in ",
-           shape_text(view.global_shape), " with ", view.offset.size(),
-           " offsets and ", view.step.size(), " steps; give one per dim");
-  if (shape.empty() || shape[0] == 0) return view;
-  const BatchSlice& batch = RankContext::current().random.batch;
-  const auto global_row = [&](std::int64_t row) {
-    return batch.first + batch.stride * row;
-  };
-  view.offset[0] = global_row(view.offset[0]);
-  view.step[0] *= batch.stride;
-  view.global_shape[0] = global_row(view.global_shape[0] - 1) + 1;
-  return view;
 }
 
 }  // namespace
@@ -249,6 +213,7 @@ kernels::AttentionArgs attention_args(const AttentionShape& shape,
   kernels::AttentionArgs args;
   args.batch = shape.batch;
   args.heads = options.heads;
+  args.kv_heads = options.kv_heads;
   args.q_rows = shape.q_rows;
   args.k_rows = shape.k_rows;
   args.head_dim = shape.width / options.heads;
@@ -282,6 +247,9 @@ ProductShape attention_product(const kernels::AttentionArgs& args) {
 Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
   SB_CHECK(qkv.ndim() == 3 && qkv.size(2) % 3 == 0, "attention: qkv has shape ",
            shape_text(qkv.shape()), "; give [batch, sequence, 3 * width]");
+  SB_CHECK(options.kv_heads == 0 || options.kv_heads == options.heads,
+           "attention: packed [q | k | v] has one width; with ",
+           options.kv_heads, " heads of keys, give q, k and v");
   const std::int64_t b = qkv.size(0), s = qkv.size(1), h = qkv.size(2) / 3;
   kernels::AttentionArgs args = attention_args({b, s, s, h}, options);
   args.q = args.k = args.v = heads_in(s, 3 * h, args.head_dim);
@@ -324,15 +292,20 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
   internal::check_same_kind("attention", q, k);
   internal::check_same_kind("attention", q, v);
   SB_CHECK(q.ndim() == 3 && k.ndim() == 3 && k.shape() == v.shape() &&
-               q.size(0) == k.size(0) && q.size(2) == k.size(2),
+               q.size(0) == k.size(0),
            "attention: shapes q ", shape_text(q.shape()), ", k ",
            shape_text(k.shape()), ", v ", shape_text(v.shape()),
-           "; give [batch, rows, width] with one batch and width");
-  const std::int64_t h = q.size(2);
+           "; give [batch, rows, width] with one batch");
   kernels::AttentionArgs args =
-      attention_args({q.size(0), q.size(1), k.size(1), h}, options);
-  args.q = heads_in(q.size(1), h, args.head_dim);
-  args.k = args.v = heads_in(k.size(1), h, args.head_dim);
+      attention_args({q.size(0), q.size(1), k.size(1), q.size(2)}, options);
+  const std::int64_t kv_heads =
+      options.kv_heads == 0 ? options.heads : options.kv_heads;
+  SB_CHECK(kv_heads > 0 && options.heads % kv_heads == 0 &&
+               k.size(2) == kv_heads * args.head_dim,
+           "attention: keys of width ", k.size(2), " for ", kv_heads, " of ",
+           options.heads, " heads of ", args.head_dim, " columns");
+  args.q = heads_in(q.size(1), q.size(2), args.head_dim);
+  args.k = args.v = heads_in(k.size(1), k.size(2), args.head_dim);
   Tensor out = q.empty_like();
   Tensor lse = Tensor::empty({q.size(0), args.heads, q.size(1)},
                              {internal::stat_dtype(q.dtype()), q.device()});
@@ -381,6 +354,7 @@ Tensor dropout(const Tensor& x, double p, const ShardView& shard) {
     return to;
   };
   Tensor y = apply(x);
+  internal::pass_mark("dropout", y, x);
   // The mask is drawn again from the same key: nothing is kept.
   record("dropout", {x}, {y},
          [apply](const Tensors& grads) { return Tensors{apply(grads[0])}; });

@@ -12,6 +12,7 @@
 #include "core/internal/transfers.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/reduce.h"
+#include "core/marks.h"
 
 namespace shardbook {
 namespace {
@@ -379,8 +380,19 @@ void Tensor::backward() const { autograd::backward({*this}); }
 namespace internal {
 
 Tensor make_view(const Tensor& base, std::int64_t offset, const Shape& shape) {
-  return make_tensor(base.impl()->storage, base.impl()->offset + offset, shape,
-                     base.dtype());
+  Tensor view = make_tensor(base.impl()->storage, base.impl()->offset + offset,
+                            shape, base.dtype());
+  view.impl()->mark = base.impl()->mark;
+  return view;
+}
+
+void pass_mark(const char* op, const Tensor& result, const Tensor& a,
+               const Tensor& b) {
+  const int mark_a = mark_of(a), mark_b = b.defined() ? mark_of(b) : 0;
+  SB_CHECK(mark_a == 0 || mark_b == 0 || mark_a == mark_b, op,
+           ": operands are laid out in two ways, marked ", mark_a, " and ",
+           mark_b, "; bring one of them into the layout of the other");
+  set_mark(result, mark_a == 0 ? mark_b : mark_a);
 }
 
 bool is_sole_owner(const Tensor& tensor) {
@@ -389,6 +401,13 @@ bool is_sole_owner(const Tensor& tensor) {
 }
 
 }  // namespace internal
+
+const Tensor& set_mark(const Tensor& tensor, int mark) {
+  tensor.impl()->mark = mark;
+  return tensor;
+}
+
+int mark_of(const Tensor& tensor) { return tensor.impl()->mark; }
 
 double max_abs_difference(const Tensor& a, const Tensor& b) {
   SB_CHECK(a.shape() == b.shape(), "max_abs_difference: shapes ",

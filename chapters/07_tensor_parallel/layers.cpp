@@ -35,6 +35,7 @@ ColumnParallelLinear::ColumnParallelLinear(const std::string& name,
 }
 
 Tensor ColumnParallelLinear::forward(const Tensor& x) {
+  // Columns need no message; in backward, f sums the gradient of x
   const Tensor y = linear(x, weight, bias, sum_input_gradients(*tp_));
   return gather_output_ ? gather_from(y, *tp_) : y;
 }
@@ -58,6 +59,7 @@ RowParallelLinear::RowParallelLinear(const std::string& name,
 Tensor RowParallelLinear::forward(const Tensor& x) {
   const Tensor part = input_is_parallel_ ? x : scatter_to(x, *tp_);
   if (tp_->size() == 1) return linear(part, weight, bias);
+  // Rows are parts of a sum; the bias is added after it
   return add(reduce_from(linear(part, weight), *tp_), bias);
 }
 

@@ -184,15 +184,22 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return result;
 }
 
+// Variables of ours that a copy needs: what they name is not about ranks.
+bool is_kept(const char* entry) {
+  for (const char* start :
+       {"SHARDBOOK_PYTHON", "SHARDBOOK_CUDA_", "SHARDBOOK_NCCL_",
+        "SHARDBOOK_EMULATED_", "SHARDBOOK_STAND_IN_"}) {
+    if (std::strncmp(entry, start, std::strlen(start)) == 0) return true;
+  }
+  return std::strncmp(entry, "SHARDBOOK_", 10) != 0;
+}
+
 // This environment, with the variables that make a copy rank `rank`.
 std::vector<std::string> rank_variables(int rank, int world_size,
                                         const Meeting& meeting) {
   std::vector<std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (std::strncmp(*entry, "SHARDBOOK_", 10) != 0 ||
-        std::strncmp(*entry, "SHARDBOOK_PYTHON", 16) == 0) {
-      variables.emplace_back(*entry);
-    }
+    if (is_kept(*entry)) variables.emplace_back(*entry);
   }
   const auto set = [&](const std::string& name, const std::string& value) {
     variables.push_back("SHARDBOOK_" + name + "=" + value);

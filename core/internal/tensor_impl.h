@@ -39,6 +39,7 @@ struct Tensor::Impl {
   Shape shape;
   std::int64_t numel = 0;
   DType dtype = DType::kF32;
+  int mark = 0;  // See core/marks.h
   std::unique_ptr<autograd::Meta> meta;
 
   autograd::Meta& grad_meta() {
@@ -51,6 +52,10 @@ namespace internal {
 
 /// A view of `base`'s storage, `offset` elements after its first.
 Tensor make_view(const Tensor& base, std::int64_t offset, const Shape& shape);
+
+/// Gives `result` the mark of its operands. Throws Error where two differ.
+void pass_mark(const char* op, const Tensor& result, const Tensor& a,
+               const Tensor& b = Tensor());
 
 /// True when no other handle or view can see this tensor's array.
 bool is_sole_owner(const Tensor& tensor);

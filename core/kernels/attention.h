@@ -89,4 +89,36 @@ SHARDBOOK_KERNEL(attention_backward,
                       const void* dout, const void* logsumexp, void* dq,
                       void* dk, void* dv, bool accumulate));
 
+/// The shape of a merge: `out` [batch, heads, rows, head_dim] lies in a larger
+/// array, and so does logsumexp [batch, heads, rows], whose heads are
+/// `logsumexp_head` elements apart.
+struct AttentionMergeArgs {
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;
+  std::int64_t rows = 0;
+  std::int64_t head_dim = 0;
+  HeadStrides out;
+  HeadStrides block_out;
+  std::int64_t logsumexp_head = 0;
+};
+
+/// Merges the attention of the same queries to other keys into a result, in
+/// place; afterwards it is the attention to both:
+///
+///   w = sigmoid(block_logsumexp - logsumexp)
+///   out = out - w (out - block_out)
+///   logsumexp = logsumexp - log sigmoid(logsumexp - block_logsumexp)
+///
+///   block_out        `dtype`, as `attention` writes it
+///   block_logsumexp  [batch, heads, rows] contiguous, as `attention` writes it
+///   out, logsumexp   f64 for f64, otherwise f32: sums are rounded once, at the
+///                    end
+///
+/// A row that the block leaves at -inf has seen no key there, and stays as it
+/// is: the formula would compute inf - inf. A result at -inf is replaced.
+SHARDBOOK_KERNEL(attention_merge,
+                 void(KernelContext& context, DType dtype,
+                      const AttentionMergeArgs& args, const void* block_out,
+                      const void* block_logsumexp, void* out, void* logsumexp));
+
 }  // namespace shardbook::kernels

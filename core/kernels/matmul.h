@@ -32,9 +32,14 @@ struct MatmulArgs {
   std::int64_t stride_b = 0;
   std::int64_t stride_c = 0;
   bool accumulate = false;
+  /// Accumulates too, but the chain of additions of each element begins with
+  /// C: products of consecutive blocks of k, one after another, add in the order
+  /// of one product of all of k.
+  bool resume = false;
 };
 
-/// C = op(A) op(B), plus C when `accumulate`, plus bias[n] when given.
+/// C = op(A) op(B), plus C when `accumulate` or `resume`, plus bias[n] when
+/// given.
 ///
 /// A, B, C and bias share `dtype` (f64, f32, bf16, f16); C overlaps no input.
 /// With k = 0 the product is zero. 16-bit products add in f32.

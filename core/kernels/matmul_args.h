@@ -22,6 +22,7 @@ inline MatmulArgs checked_args(MatmulArgs args) {
     SB_CHECK(*ld >= cols, "matmul: ", name, " is ", *ld,
              ", less than the row of ", cols);
   };
+  args.accumulate = args.accumulate || args.resume;
   check_ld("lda", &args.lda, args.trans_a ? args.m : args.k);
   check_ld("ldb", &args.ldb, args.trans_b ? args.k : args.n);
   check_ld("ldc", &args.ldc, args.n);
@@ -33,6 +34,16 @@ inline MatmulArgs checked_args(MatmulArgs args) {
     args.m *= args.batch;
     args.batch = 1;
   }
+  return args;
+}
+
+/// The same for products that GELU follows (matmul_gelu.h).
+inline MatmulArgs checked_gelu_args(const MatmulArgs& original) {
+  const MatmulArgs args = checked_args(original);
+  SB_CHECK(args.batch == 1 && args.ldc == args.n && !args.accumulate,
+           "matmul_gelu: batch ", args.batch, ", rows of ", args.n, ", ",
+           args.ldc, " apart", args.accumulate ? ", accumulated" : "",
+           "; give one dense product that nothing is added to");
   return args;
 }
 

@@ -90,7 +90,9 @@ TEST(CommandLine, WithoutAGpuTheReasonIsOneSentence) {
   }
   for (const char* chapter :
        {"00_single_device", "01_data_parallel", "02_ddp", "03_zero_fsdp",
-        "04_model_parallel", "05_gpipe", "06_1f1b"}) {
+        "04_model_parallel", "05_gpipe", "06_1f1b", "07_tensor_parallel",
+        "08_tensor_parallel_2d", "09_tensor_parallel_2p5d",
+        "10_tensor_parallel_3d", "11_dtensor", "12_sequence_parallel"}) {
     expect_refused({chapter, "--device cuda --steps 1000000000",
                     "error: --device cuda: "});
   }

@@ -66,6 +66,7 @@ TEST(ThreadFailure, ARankThatThrowsStopsAllOthersByName) {
 
 TEST(ThreadFailure, TimeoutNamesWhoIsAtTheEndOfTheChainOfWaits) {
   std::atomic<bool> stop{false};
+  std::atomic<bool> neighbour_waits{false};
   const Outcome outcome = run(3, [&](ProcessGroup& world) {
     // Only rank 0 is impatient, and its neighbour is not to blame.
     world.set_timeout(world.rank() == 0 ? std::chrono::milliseconds(300)
@@ -74,8 +75,12 @@ TEST(ThreadFailure, TimeoutNamesWhoIsAtTheEndOfTheChainOfWaits) {
       while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       return;
     }
+    const Tensor x = Tensor::zeros({10});
+    // The patience of rank 0 begins when its neighbour is at its call.
+    if (world.rank() == 1) neighbour_waits = true;
+    while (!neighbour_waits) std::this_thread::yield();
     try {
-      world.recv(Tensor::zeros({10}), world.rank() + 1).wait();
+      world.recv(x, world.rank() + 1).wait();
     } catch (...) {
       stop = true;
       throw;
@@ -364,6 +369,7 @@ TEST(ThreadTimeout, NamesWhoIsMissing) {
   LaunchOptions options;
   options.timeout = std::chrono::milliseconds(200);
   std::atomic<bool> stop{false};
+  std::atomic<int> num_ready{0};
   const Outcome outcome = run(
       3,
       [&](ProcessGroup& world) {
@@ -373,8 +379,12 @@ TEST(ThreadTimeout, NamesWhoIsMissing) {
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
           return;
         }
+        const Tensor x = Tensor::zeros({6});
+        // The first patience begins when both are at their calls.
+        ++num_ready;
+        while (num_ready < 2) std::this_thread::yield();
         try {
-          world.all_reduce(Tensor::zeros({6})).wait();
+          world.all_reduce(x).wait();
         } catch (const Error&) {
           stop = true;
           throw;

@@ -23,12 +23,11 @@ struct Outcome {
   std::string first_cause;
 };
 
-Outcome run(int world_size, const std::function<void(ProcessGroup&)>& body,
-            std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
+Outcome run(int world_size, const std::function<void(ProcessGroup&)>& body) {
   emulator::set_seed(0);
   LaunchOptions options;
   options.backend = "nccl";
-  options.timeout = timeout;
+  options.timeout = std::chrono::minutes(1);
   Outcome outcome;
   outcome.by_rank.resize(static_cast<std::size_t>(world_size));
   try {
@@ -54,12 +53,19 @@ Outcome run(int world_size, const std::function<void(ProcessGroup&)>& body,
 TEST(NcclFailure, ARankThatThrowsStopsAllOthersByName) {
   const auto aborted = stand_in::counts().aborted;
   const Outcome outcome = run(3, [](ProcessGroup& world) {
+    world.barrier();  // all ranks are in their bodies
     if (world.rank() == 2) throw Error("the disk is full");
     const Tensor x = Tensor::zeros({1});
     world.all_reduce(x).wait();
     x.item();  // the host waits for the device, which waits for rank 2
+    world.barrier();
   });
   EXPECT_EQ(outcome.first_cause, "the disk is full");
+  for (const std::size_t rank : {0u, 1u}) {
+    EXPECT_THAT(outcome.by_rank[rank],
+                HasSubstr("rank 2 failed: the disk is full (while rank " +
+                          std::to_string(rank) + " was in "));
+  }
   EXPECT_EQ(stand_in::counts().aborted - aborted, 3);
 }
 
@@ -116,26 +122,25 @@ TEST(NcclFailure, AnErrorOfACallInFlightStopsAllRanks) {
 
 TEST(NcclFailure, ARankThatNeverComesIsNamedAfterTheTimeout) {
   std::atomic<bool> is_over{false};
-  const Outcome outcome = run(
-      2,
-      [&](ProcessGroup& world) {
-        if (world.rank() == 1) {
-          while (!is_over) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          }
-          return;
-        }
-        try {
-          const Tensor x = Tensor::zeros({10});
-          world.all_reduce(x).wait();
-          x.to_vector<float>();
-          world.barrier();
-        } catch (...) {
-          is_over = true;
-          throw;
-        }
-      },
-      std::chrono::milliseconds(300));
+  const Outcome outcome = run(2, [&](ProcessGroup& world) {
+    if (world.rank() == 1) {
+      while (!is_over) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      return;
+    }
+    // Not a timeout of the launch: ranks may take long to join.
+    world.set_timeout(std::chrono::milliseconds(300));
+    try {
+      const Tensor x = Tensor::zeros({10});
+      world.all_reduce(x).wait();
+      x.to_vector<float>();
+      world.barrier();
+    } catch (...) {
+      is_over = true;
+      throw;
+    }
+  });
   EXPECT_THAT(outcome.by_rank[0],
               HasSubstr("timeout after 300 ms: rank 1 did not join all_reduce "
                         "f32[10] over 'world', in which rank 0 waits"));

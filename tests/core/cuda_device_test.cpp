@@ -15,7 +15,7 @@
 namespace shardbook {
 namespace {
 
-constexpr MemoryKind kAct = MemoryKind::kActivation;
+constexpr MemoryKind kKind = MemoryKind::kActivation;
 
 class CudaDeviceTest : public testing::Test {
  protected:
@@ -140,12 +140,12 @@ TEST_F(CudaAllocator, AStreamTakesItsOwnBlocksFirst) {
 TEST_F(CudaAllocator, CountsLikeTheCpuAndRefusesBeyondItsCapacity) {
   const Device gpu = make_device(1000), cpu = Device::cpu(0, 1000);
   for (const Device& device : {gpu, cpu}) {
-    Storage a(device, 600, kAct);
+    Storage a(device, 600, kKind);
     { Storage b(device, 100, MemoryKind::kGradient); }
     EXPECT_EQ(device.memory().current_total, 600);
     EXPECT_EQ(device.memory().peak_total, 700);
     EXPECT_EQ(device.memory().cached, 512);
-    expect_error([&] { Storage(device, 401, kAct); },
+    expect_error([&] { Storage(device, 401, kKind); },
                  {"out of memory on " + device.name(), "asked for 401 bytes",
                   "activation 600", "capacity 1000 bytes"});
   }
@@ -154,7 +154,7 @@ TEST_F(CudaAllocator, CountsLikeTheCpuAndRefusesBeyondItsCapacity) {
 TEST_F(CudaAllocator, ASliceCountsCachedMemoryToo) {
   const Device device = make_device(4096);
   for (const std::int64_t bytes : {1024, 2048, 3072, 4096}) {
-    Storage block(device, bytes, kAct);
+    Storage block(device, bytes, kKind);
     EXPECT_LE(runtime_.used_bytes, 4096);
   }
 }

@@ -295,6 +295,9 @@ std::vector<Case> cases() {
          const Tensor h = gelu(linear(x[0], x[1], x[2]));
          return mul(softmax(matmul(h, x[1])), add(h, x[0]));
        }},
+      {"GeluMlp",
+       {{2, 3, 5}, {5, 8}, {8}, {8, 4}, {4}},
+       [](In x) { return gelu_mlp(x[0], x[1], x[2], x[3], x[4]); }},
   };
 }
 

@@ -104,5 +104,37 @@ TEST(MatmulLayout, BatchesShareAFactor) {
   check(args, false);
 }
 
+// What cuBLASLt documents for the auxiliary matrix of its GELU epilogues, and
+// where its tanh is accurate enough.
+TEST(MatmulLayout, GeluIsFusedWhereCublasltMay) {
+  MatmulArgs args;
+  args.m = 3, args.n = 16, args.k = 5;
+  KernelContext context;
+  const auto may_fuse = [&](DType dtype) {
+    return cuda::may_fuse_gelu(context, dtype, checked_gelu_args(args));
+  };
+  EXPECT_TRUE(may_fuse(DType::kBF16));
+  EXPECT_TRUE(may_fuse(DType::kF16));
+  EXPECT_FALSE(may_fuse(DType::kF32));
+  EXPECT_FALSE(may_fuse(DType::kF64));
+  context.allow_tf32 = true;
+  EXPECT_TRUE(may_fuse(DType::kF32));
+  EXPECT_FALSE(may_fuse(DType::kF64));
+  for (const std::int64_t n : {1, 4, 12, 15, 17, 0}) {
+    args.n = n;
+    EXPECT_FALSE(may_fuse(DType::kBF16)) << n;
+  }
+  args.n = 8;
+  EXPECT_TRUE(may_fuse(DType::kBF16));
+  args.m = 0;
+  EXPECT_FALSE(may_fuse(DType::kBF16));
+  args.m = 1, args.k = 0;
+  EXPECT_FALSE(may_fuse(DType::kBF16));
+  args.k = 1;
+  EXPECT_TRUE(may_fuse(DType::kBF16));
+  context.deterministic = true;
+  EXPECT_FALSE(may_fuse(DType::kBF16));
+}
+
 }  // namespace
 }  // namespace shardbook::kernels

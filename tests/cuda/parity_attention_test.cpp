@@ -173,6 +173,32 @@ TEST_P(AttentionParity, DropsProbabilitiesByGlobalIndex) {
   check_both(args);
 }
 
+// Rows of a larger result; some that either side has not seen.
+TEST_P(AttentionParity, MergesTwoResults) {
+  for (const std::int64_t rows : {1, 5, 40}) {
+    constexpr std::int64_t kBatch = 2, kHeads = 3, kDim = 7;
+    const std::int64_t all_rows = rows + 3, width = kHeads * kDim;
+    kernels::AttentionMergeArgs args;
+    args.batch = kBatch, args.heads = kHeads, args.rows = rows;
+    args.head_dim = kDim;
+    args.out = side_by_side(all_rows, kHeads, kDim, 0);
+    args.block_out = side_by_side(rows, kHeads, kDim, 0);
+    args.logsumexp_head = all_rows;
+    std::vector<double> totals = noise(kBatch * kHeads * all_rows, 3);
+    std::vector<double> block_totals = noise(kBatch * kHeads * rows, 4);
+    totals[0] = -kernels::kInf;
+    block_totals.back() = -kernels::kInf;
+    Comparison c;
+    const Slot block = c.array(dtype, noise(kBatch * rows * width, 1));
+    const Slot block_total = c.array(stat_dtype(dtype), block_totals);
+    const Slot out =
+        c.array(stat_dtype(dtype), noise(kBatch * all_rows * width, 2));
+    const Slot total = c.array(stat_dtype(dtype), totals);
+    c.expect_equal(kernels::attention_merge, tolerance(stat_dtype(dtype)),
+                   dtype, args, block, block_total, out, total);
+  }
+}
+
 SB_PARITY_OVER_FLOATING_DTYPES(AttentionParity);
 
 TEST(AttentionParityErrors, SayWhatDoesNotFit) {

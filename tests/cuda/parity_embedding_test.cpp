@@ -23,6 +23,17 @@ TEST_P(GatherParity, ReadsRowsByBothTypesOfIndex) {
   }
 }
 
+// GPT-2's, from its first row to its last.
+constexpr std::int64_t kVocabulary = 50257;
+
+TEST_P(GatherParity, ReadsRowsOfAVocabulary) {
+  Comparison c;
+  c.expect_equal(kernels::gather_rows, 0, dtype, TableShape{kVocabulary, 3},
+                 c.array(dtype, noise(kVocabulary * 3, 1)), DType::kI64,
+                 c.array(DType::kI64, {50256, 0, 31337, 50256}), 4,
+                 c.empty(dtype, 4 * 3));
+}
+
 TEST_P(GatherParity, ReadsZerosForForeignRows) {
   Comparison c;
   c.expect_equal(kernels::gather_rows, 0, dtype, TableShape{4, 12, 3, true},
@@ -55,6 +66,15 @@ TEST_P(ScatterParity, AddsInIncreasingOrder) {
       }
     }
   }
+}
+
+TEST_P(ScatterParity, AddsToRowsOfAVocabulary) {
+  Comparison c;
+  c.expect_equal(kernels::scatter_add_rows, 0, dtype,
+                 TableShape{kVocabulary, 3},
+                 c.array(dtype, noise(kVocabulary * 3, 1)), DType::kI64,
+                 c.array(DType::kI64, {50256, 0, 31337, 50256}), 4,
+                 c.array(dtype, noise(4 * 3, 2)));
 }
 
 TEST_P(ScatterParity, LeavesForeignRowsAlone) {

@@ -1,7 +1,9 @@
 #include "core/kernels/matmul.h"
 
 #include <array>
+#include <cmath>
 
+#include "core/kernels/matmul_gelu.h"
 #include "tests/cuda/parity.h"
 
 namespace shardbook::parity {
@@ -99,6 +101,68 @@ TEST_P(MatmulParity, ProductsOfABatchMayShareAnOperand) {
 }
 
 SB_PARITY_OVER_FLOATING_DTYPES(MatmulParity);
+
+/// GELU behind the product, and its derivative behind the product of the
+/// backward; with TF32, f32 meets cuBLASLt's epilogues too.
+class MatmulGeluParity : public MatmulParity {
+ protected:
+  /// The tanh of a GPU has 11 bits, and so have TF32's operands.
+  double close(std::int64_t k, bool tf32) const {
+    if (!tf32) return 2 * bound(k);
+    return 1e-3 * (1 + std::sqrt(static_cast<double>(k)));
+  }
+  void compare_gelu(const MatmulArgs& args, bool with_bias, bool tf32) {
+    SCOPED_TRACE(testing::Message()
+                 << "[" << args.m << ", " << args.k << "] x [" << args.k << ", "
+                 << args.n << "], transposed " << args.trans_a << args.trans_b
+                 << ", bias " << with_bias << ", TF32 " << tf32);
+    const std::vector<double> a = noise(args.m * args.k, 1),
+                              b = noise(args.k * args.n, 2);
+    {
+      Comparison c;
+      c.cuda().allow_tf32 = tf32;
+      const Slot bias =
+          with_bias ? c.array(dtype, noise(args.n, 3)) : Comparison::null();
+      c.expect_equal(kernels::matmul_gelu, close(args.k, tf32), dtype, args,
+                     c.array(dtype, a), c.array(dtype, b), bias,
+                     c.empty(dtype, args.m * args.n),
+                     c.empty(dtype, args.m * args.n));
+    }
+    // From where gelu' is 0 to where it is 1
+    std::vector<double> pre = noise(args.m * args.n, 4);
+    for (double& x : pre) x *= 6;
+    Comparison c;
+    c.cuda().allow_tf32 = tf32;
+    const Slot dbias = with_bias ? c.empty(dtype, args.n) : Comparison::null();
+    // The bias' gradient adds m elements, of sqrt(k)
+    c.expect_equal(kernels::matmul_gelu_backward,
+                   close(args.k, tf32) * (1 + static_cast<double>(args.m) / 16),
+                   dtype, args, c.array(dtype, a), c.array(dtype, b),
+                   c.array(dtype, pre), c.empty(dtype, args.m * args.n), dbias);
+  }
+};
+
+TEST_P(MatmulGeluParity, SizesAndTranspositionsEqualTheCpus) {
+  for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1, 1, 1},
+                                {1, 8, 1},
+                                {7, 33, 5},
+                                {17, 16, 40},
+                                {0, 8, 4},
+                                {5, 0, 4},
+                                {5, 8, 0},
+                                {33, 24, 129},
+                                {3, 1032, 17}}) {
+    for (const bool with_bias : {false, true}) {
+      for (const bool transposed : {false, true}) {
+        compare_gelu(product(m, n, k, false, transposed), with_bias, false);
+      }
+      if (dtype != DType::kF32) continue;
+      compare_gelu(product(m, n, k, true, false), with_bias, /*tf32=*/true);
+    }
+  }
+}
+
+SB_PARITY_OVER_FLOATING_DTYPES(MatmulGeluParity);
 
 }  // namespace
 }  // namespace shardbook::parity

@@ -23,6 +23,8 @@
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/weight_stash.h"
+#include "chapters/08_tensor_parallel_2d/layers.h"
+#include "chapters/10_tensor_parallel_3d/layers.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
@@ -179,6 +181,26 @@ void weight_stash(Module& model, Optimizer& optimizer) {
   stash.load(stash.newest());
   stash.advance(/*oldest_needed=*/4);
   optimizer.step();
+}
+
+// --- chapters/08_tensor_parallel_2d/layers.h
+void blocks(DeviceMesh& mesh, const Tensor& x, const Tensor& weight,
+            const Tensor& bias, const ModelConfig& config,
+            const InitOptions& init) {
+  using namespace summa;
+  Grid grid = grid_of(mesh);
+  Tensor y = linear(x, weight, bias, grid);
+  Gpt model(config, init, layers(grid));
+}
+
+// --- chapters/10_tensor_parallel_3d/layers.h
+void on_a_cube(DeviceMesh& mesh, const Tensor& x, const Tensor& weight,
+               const Tensor& bias, const ModelConfig& config,
+               const InitOptions& init) {
+  using namespace cube;
+  Cube cube = cube_on(mesh);
+  Tensor y = linear(x, weight, bias, cube);
+  Gpt model(config, init, layers(cube));
 }
 
 // --- chapters/common/models/data.h

@@ -203,6 +203,26 @@ TEST_F(GpuChapters, RanksThatShareAGpuAreStages) {
        {"06_1f1b", ranks + "pipedream", false}});
 }
 
+TEST_F(GpuChapters, RanksThatShareAGpuShareEveryLayer) {
+  expect_all({{"07_tensor_parallel", shared()},
+              {"07_tensor_parallel", shared() + "--dropout 0.1", false},
+              {"08_tensor_parallel_2d", "--world-size 4", false},
+              {"09_tensor_parallel_2p5d", "--world-size 8 --depth 2", false},
+              {"10_tensor_parallel_3d", "--world-size 8", false},
+              {"11_dtensor", "--world-size 4 --mesh 2x2", false}},
+             gpt_sizes());
+}
+
+TEST_F(GpuChapters, RanksThatShareAGpuShareEverySample) {
+  const std::string ranks = shared() + "--kind ";
+  expect_all({{"12_sequence_parallel", ranks + "ring"},
+              {"12_sequence_parallel", ranks + "ring --layout zigzag", false},
+              {"12_sequence_parallel", ranks + "ulysses", false},
+              {"12_sequence_parallel", ranks + "rsa", false},
+              {"12_sequence_parallel", ranks + "megatron", false}},
+             gpt_sizes());
+}
+
 TEST_F(GpuChapters, NcclConnectsAGpuForEachRank) {
   if (num_gpus() < 2 && !is_short()) {
     GTEST_SKIP() << "a group of one rank moves nothing; give 2 GPUs";

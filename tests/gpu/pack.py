@@ -11,9 +11,11 @@ own. libstdc++ and libgomp go along: programs need those of the compiler that
 built them, or newer, and a machine's own may be older.
 """
 
+import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -38,16 +40,18 @@ TEXTS = {
     "LICENSE": "LICENSE",
 }
 LARGEST_BYTES = 50 * 2**20
+CUDA_LIBRARY = "core/libshardbook_cuda.so"
+MACHINE_CODE = 2  # of an entry; PTX is 1
 
 
 def say(text):
     sys.stderr.write(text + "\n")
 
 
-def needed_by(file):
+def needed_by(file, environment=None):
     """Pairs of a shared library's name and its path here (None: not found)."""
     listing = subprocess.run(["ldd", file], stdout=subprocess.PIPE, text=True,
-                             check=True).stdout
+                             check=True, env=environment).stdout
     for line in listing.splitlines():
         if match := re.match(r"\s*(\S+) => (?:(/\S+) \(|(not found))", line):
             yield match[1], match[2]
@@ -116,6 +120,65 @@ def compress(folder):
     return archive
 
 
+def fill(build, names, folder):
+    """Copies the programs and what they need; returns the libraries taken."""
+    taken, own = collect(build, names)
+    paths = {os.path.join(build, name) for name in names} | set(own.values())
+    for path in sorted(paths):
+        put(path, os.path.join(folder, "bin", os.path.relpath(path, build)))
+    for library, path in sorted(taken.items()):
+        put(path, os.path.join(folder, "lib", library))
+    for source, target in TEXTS.items():
+        put(os.path.join(ROOT, source), os.path.join(folder, target),
+            strip=False)
+    return taken
+
+
+def binaries(folder):
+    return [file for part in ("bin", "lib")
+            for file in all_files(os.path.join(folder, part))]
+
+
+def missing_from(folder):
+    """Libraries that the loader would look for outside the folder, though they
+    do not belong to the machine; sorted."""
+    folder = os.path.realpath(folder)
+    there = dict(os.environ, LD_LIBRARY_PATH=os.path.join(folder, "lib"))
+    return sorted({
+        library for file in binaries(folder)
+        for library, path in needed_by(file, there)
+        if not OF_MACHINE.fullmatch(library)
+        and not (path and os.path.realpath(path).startswith(folder + os.sep))})
+
+
+def architectures(library):
+    """Those that each kernel of the library has machine code for: {"75", "80"}.
+    nvcc leaves a block for each .cu, with an entry for each architecture."""
+    with open(library, "rb") as file:
+        data = file.read()
+    common, block = None, -1
+    while (block := data.find(b"\x50\xed\x55\xba", block + 1)) >= 0:
+        _, _, header, size = struct.unpack_from("<IHHQ", data, block)
+        at, found = block + header, set()
+        while at < block + header + size:
+            kind, _, header_bytes, size_bytes, _, _, _, _, arch = (
+                struct.unpack_from("<HHIQIIHHI", data, at))
+            if kind == MACHINE_CODE:
+                found.add(str(arch))
+            at += header_bytes + size_bytes
+        common = found if common is None else common & found
+        block = at - 1
+    return common or set()
+
+
+def options_of(build, name):
+    """The value of one of Meson's options."""
+    path = os.path.join(build, "meson-info", "intro-buildoptions.json")
+    with open(path, encoding="utf-8") as file:
+        return next(option["value"] for option in json.load(file)
+                    if option["name"] == name)
+
+
 def write(build, names, folder):
     """Writes the pack; returns the exit status."""
     build, folder = os.path.realpath(build), os.path.abspath(folder)
@@ -128,17 +191,18 @@ def write(build, names, folder):
         say("shardbook: test gpu --pack: this build has no NCCL: nccl.h or "
             "libnccl.so was not found when it was configured")
         return 2
-    taken, own = collect(build, names)
-    paths = {os.path.join(build, name) for name in names} | set(own.values())
-    for path in sorted(paths):
-        put(path, os.path.join(folder, "bin", os.path.relpath(path, build)))
-    for library, path in sorted(taken.items()):
-        put(path, os.path.join(folder, "lib", library))
-    for source, target in TEXTS.items():
-        put(os.path.join(ROOT, source), os.path.join(folder, target),
-            strip=False)
-    glibc = newest_glibc(all_files(os.path.join(folder, "bin"))
-                         + all_files(os.path.join(folder, "lib")))
+    taken = fill(build, names, folder)
+    if missing := missing_from(folder):
+        say(f"shardbook: test gpu --pack {folder}: it lacks "
+            + ", ".join(missing))
+        return 1
+    wanted = options_of(build, "gpu_architectures")
+    found = architectures(os.path.join(folder, "bin", CUDA_LIBRARY))
+    if found != set(wanted):
+        say(f"shardbook: test gpu --pack {folder}: {CUDA_LIBRARY} has code for "
+            f"{sorted(found)}, not for {wanted}")
+        return 1
+    glibc = newest_glibc(binaries(folder))
     with open(os.path.join(folder, "glibc"), "w", encoding="utf-8") as file:
         file.write(".".join(map(str, glibc)) + "\n")
 
@@ -148,6 +212,8 @@ def write(build, names, folder):
     print(f"{folder}: {len(names)} programs and libraries, {len(taken)} shared "
           f"libraries, {unpacked / 2**20:.1f} MiB; needs glibc "
           f"{glibc[0]}.{glibc[1]}")
+    print("Kernels for sm_" + ", sm_".join(wanted) + "; newer GPUs compile those "
+          f"of sm_{wanted[-1]}")
     print(f"{archive}: {size / 2**20:.1f} MiB (at most "
           f"{LARGEST_BYTES >> 20})")
     print(f"There: {os.path.basename(folder)}/run test gpu")

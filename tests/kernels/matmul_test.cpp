@@ -1,6 +1,9 @@
 #include "core/kernels/matmul.h"
 
+#include <cmath>
+
 #include "core/check.h"
+#include "core/kernels/matmul_gelu.h"
 #include "tests/kernels/support.h"
 
 namespace shardbook::kernels {
@@ -226,7 +229,99 @@ TEST_P(Matmul, AccumulatingEqualsAddingTheProduct) {
   EXPECT_TRUE(sum == product);
 }
 
+double gelu_of(double x) {
+  const double u = std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x);
+  return 0.5 * x * (1 + std::tanh(u));
+}
+
+double gelu_slope(double x) {
+  const double e = 1e-5;
+  return (gelu_of(x + e) - gelu_of(x - e)) / (2 * e);
+}
+
+TEST_P(Matmul, GeluFollowsTheProduct) {
+  for (const std::int64_t n : {1, 8, 13}) {
+    const Problem p = problem(1, 5, n, 20, false, true);
+    const Array a = array(p.a), b = array(p.b), bias = array(p.bias);
+    Array pre = array(5 * n), y = array(5 * n);
+    matmul_gelu(context, dtype, p.args, a.data(), b.data(), bias.data(),
+                pre.data(), y.data());
+    const auto bias_values = bias.values();
+    const auto expected =
+        reference(p.args, a.values(), b.values(), p.c, &bias_values);
+    expect_close(pre.values(), expected, product_tolerance(dtype, 20));
+    std::vector<double> of_pre;
+    for (const double x : pre.values()) of_pre.push_back(gelu_of(x));
+    expect_close(y.values(), of_pre, tolerance(dtype));
+  }
+}
+
+TEST_P(Matmul, TheSlopeOfGeluFollowsTheProduct) {
+  for (const std::int64_t n : {1, 8, 13}) {
+    const Problem p = problem(1, 5, n, 20, false, true);
+    const Array a = array(p.a), b = array(p.b), pre = array(noise(5 * n, 7));
+    Array dpre = array(5 * n), dbias = array(n), only = array(5 * n);
+    matmul_gelu_backward(context, dtype, p.args, a.data(), b.data(), pre.data(),
+                         dpre.data(), dbias.data());
+    matmul_gelu_backward(context, dtype, p.args, a.data(), b.data(), pre.data(),
+                         only.data(), nullptr);
+    EXPECT_TRUE(only == dpre);
+    auto expected = reference(p.args, a.values(), b.values(), p.c, nullptr);
+    std::vector<double> sums(n);
+    const auto at = pre.values(), found = dpre.values();
+    for (std::int64_t i = 0; i < 5 * n; ++i) {
+      expected[i] *= gelu_slope(at[i]);
+      sums[i % n] += found[i];
+    }
+    expect_close(found, expected, 2 * product_tolerance(dtype, 20) + 1e-9);
+    expect_close(dbias.values(), sums, tolerance(dtype));
+  }
+}
+
+// Blocks of k, one after another, are one product: neither the blocks of 384
+// inside the kernel nor an addition at the end shows.
+TEST_P(Matmul, ResumesTheChainsOfEarlierBlocks) {
+  context.deterministic = true;
+  if (dtype == DType::kBF16 || dtype == DType::kF16) {
+    GTEST_SKIP() << "16 bits are rounded between the blocks";
+  }
+  Problem p = problem(1, 30, 40, 900, false, false);
+  const Array a = array(p.a), b = array(p.b);
+  Array whole = array(p.c), blocks = array(p.c);
+  matmul(context, dtype, p.args, a.data(), b.data(), whole.data());
+  const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
+  for (std::int64_t from = 0; from < 900; from += 450) {
+    MatmulArgs block = p.args;
+    block.k = 450;
+    block.resume = from > 0;
+    matmul(context, dtype, block,
+           static_cast<const char*>(a.data()) + from * element,
+           static_cast<const char*>(b.data()) + from * p.args.ldb * element,
+           blocks.data());
+  }
+  EXPECT_TRUE(blocks == whole);
+}
+
 SB_OVER_FLOATING_DTYPES(Matmul);
+
+TEST(MatmulErrors, GeluWantsOneDenseProduct) {
+  KernelContext context;
+  double x[64] = {};
+  const auto refused = [&](const MatmulArgs& args) {
+    EXPECT_THROW(matmul_gelu(context, DType::kF64, args, x, x, x, x, x), Error);
+    EXPECT_THROW(
+        matmul_gelu_backward(context, DType::kF64, args, x, x, x, x, x), Error);
+  };
+  MatmulArgs args;
+  args.m = args.n = args.k = 2;
+  args.ldc = 3;
+  refused(args);
+  args.ldc = 0, args.accumulate = true;
+  refused(args);
+  args.accumulate = false, args.batch = 2;
+  args.stride_a = args.stride_b = args.stride_c = 4;
+  refused(args);
+}
 
 TEST(MatmulErrors, NameTheArgument) {
   KernelContext context;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 #include "chapters/common/models/resnet.h"
@@ -97,8 +98,25 @@ GptMlp::GptMlp(const std::string& name, const ModelConfig& config,
                            residual_stddev(config), init)),
       resid_dropout(layers.dropout(config.dropout)) {}
 
+namespace {
+
+/// The layer as core's, or null where a chapter replaces it or its hooks must
+/// see its input and output.
+const Linear* plain_linear(const AnyModule& layer) {
+  const Module& module = *layer;
+  const bool is_plain = typeid(module) == typeid(Linear) && !module.has_hooks();
+  return is_plain ? &layer.as<Linear>() : nullptr;
+}
+
+}  // namespace
+
 Tensor GptMlp::forward(const Tensor& x) {
-  return resid_dropout(c_proj(gelu(c_fc(x))));
+  const Linear *fc = plain_linear(c_fc), *proj = plain_linear(c_proj);
+  if (fc == nullptr || proj == nullptr) {
+    return resid_dropout(c_proj(gelu(c_fc(x))));
+  }
+  return resid_dropout(
+      gelu_mlp(x, fc->weight, fc->bias, proj->weight, proj->bias));
 }
 
 void GptMlp::members(MemberVisitor& visit) {

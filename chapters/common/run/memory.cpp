@@ -57,15 +57,22 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
   const double at_loss =
       in_blocks + tail + s.tokens * vocab * s.element + scalars;
   double at_last_block = in_blocks + block_gradients(s) + scalars;
-  if (recompute) {
-    // The last block's activations again, except its input, which is kept.
-    at_last_block += block_bytes(s) - s.tokens * s.h * s.element;
-  }
+  // With recomputation: the last block's activations once more, except its input,
+  // which is kept. Its forward ends beside dy with the MLP's result and the
+  // block's: 3h.
+  const double again =
+      recompute ? block_bytes(s) - s.tokens * s.h * s.element : 0;
+  at_last_block += again;
+  double at_end_of_forward =
+      recompute ? in_blocks + again + s.tokens * 3 * s.h * s.element + scalars
+                : 0;
   // Beside the gradients of the head's output and input.
   double at_head = in_blocks +
                    s.tokens * ((3 * s.h + vocab) * s.element + 2 * s.stat) +
                    scalars;
-  if (!accumulates) return std::max({at_loss, at_last_block, at_head});
+  if (!accumulates) {
+    return std::max({at_loss, at_last_block, at_end_of_forward, at_head});
+  }
   // Later micro-batches hold new gradients beside the accumulated ones: that
   // of the head until the embedding's joins it, those of c_proj for a moment
   // (where ranks share it, that of its bias comes before).
@@ -75,8 +82,9 @@ double gpt_activations(const Sizes& s, bool recompute, bool accumulates) {
   // own gradient, or at the very end, when the embedding's gradient meets the
   // head's.
   at_head += head;
+  at_end_of_forward += head;
   const double at_end = s.tokens * s.h * s.element + 2 * head + scalars;
-  return std::max({at_loss, at_last_block, at_head, at_end});
+  return std::max({at_loss, at_last_block, at_end_of_forward, at_head, at_end});
 }
 
 double mlp_activations(const Sizes& s, bool accumulates) {

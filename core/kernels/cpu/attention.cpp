@@ -121,6 +121,24 @@ class Forward {
   S max_[kQueryBlock], total_[kQueryBlock];
 };
 
+// Merges one row; returns its new logsumexp.
+template <typename T, typename S>
+S merge_row(std::int64_t dim, const T* block, S block_total, S* out, S total) {
+  constexpr S kNothing = -std::numeric_limits<S>::infinity();
+  if (block_total == kNothing) return total;
+  const bool is_first = total == kNothing;
+  const S share =
+      is_first ? S(1) : S(1) / (S(1) + std::exp(total - block_total));
+  for (std::int64_t d = 0; d < dim; ++d) {
+    const S x = widen(block[d]);
+    out[d] = is_first ? x : out[d] - share * (out[d] - x);
+  }
+  if (is_first) return block_total;
+  // -log sigmoid(x) = max(-x, 0) + log(1 + exp(-|x|)), which cannot overflow
+  const S x = total - block_total;
+  return total + std::max(-x, S(0)) + std::log1p(std::exp(-std::fabs(x)));
+}
+
 }  // namespace
 
 void attention(KernelContext& context, DType dtype,
@@ -147,6 +165,36 @@ void attention(KernelContext& context, DType dtype,
                        head_rows(static_cast<T*>(out), args.out, b, h),
                        static_cast<S*>(logsumexp) +
                            (b * args.heads + h) * args.q_rows);
+            }
+          }
+        });
+  });
+}
+
+void attention_merge(KernelContext&, DType dtype,
+                     const AttentionMergeArgs& args, const void* block_out,
+                     const void* block_logsumexp, void* out, void* logsumexp) {
+  dispatch_floating("attention_merge", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using S = Compute<T>;
+    const std::int64_t heads = args.batch * args.heads;
+    const std::int64_t work =
+        std::max<std::int64_t>(1, args.rows * args.head_dim);
+    parallel_for(
+        0, heads, std::max<std::int64_t>(1, 20000 / work),
+        [&](std::int64_t from, std::int64_t to) {
+          for (std::int64_t i = from; i < to; ++i) {
+            const std::int64_t b = i / args.heads, h = i % args.heads;
+            const auto block = head_rows(static_cast<const T*>(block_out),
+                                         args.block_out, b, h);
+            const auto sums = head_rows(static_cast<S*>(out), args.out, b, h);
+            const S* const block_totals =
+                static_cast<const S*>(block_logsumexp) + i * args.rows;
+            S* const totals =
+                static_cast<S*>(logsumexp) + i * args.logsumexp_head;
+            for (std::int64_t r = 0; r < args.rows; ++r) {
+              totals[r] = merge_row(args.head_dim, block[r], block_totals[r],
+                                    sums[r], totals[r]);
             }
           }
         });

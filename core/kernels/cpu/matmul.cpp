@@ -26,7 +26,7 @@ struct Product {
   T* c;
   std::int64_t ldc;
   const T* bias;
-  bool accumulate;
+  bool accumulate, resume;
 };
 
 template <typename T>
@@ -44,7 +44,8 @@ Product<T> product_at(const MatmulArgs& args, const void* a, const void* b,
           static_cast<T*>(c) + i * args.stride_c,
           args.ldc,
           static_cast<const T*>(bias),
-          args.accumulate};
+          args.accumulate,
+          args.resume};
 }
 
 // Elements of scratch for one block of rows, and for a block of k of all of B.
@@ -82,11 +83,11 @@ void multiply_block(const Product<T>& x, std::int64_t p, std::int64_t depth,
     const std::int64_t cols = std::min(kCols, x.n - j);
     for (std::int64_t i = from; i < to; i += kTileRows) {
       TileEnds<T> ends;
-      if (!first) {
+      if (!first || x.resume) {
         ends.partial = sums + i * sums_ld + j;
         ends.partial_ld = sums_ld;
       }
-      if (last && x.accumulate) {
+      if (last && x.accumulate && !x.resume) {
         ends.addend = x.c + i * x.ldc + j;
         ends.addend_ld = x.ldc;
       }
@@ -109,7 +110,7 @@ void multiply_block(const Product<T>& x, std::int64_t p, std::int64_t depth,
 // Sums between blocks of k go to C, unless C's old values are still needed.
 template <typename T>
 bool needs_sums(const Product<T>& x) {
-  return x.accumulate && x.k > kBlockK;
+  return x.accumulate && !x.resume && x.k > kBlockK;
 }
 
 template <typename T>

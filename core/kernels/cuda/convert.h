@@ -2,9 +2,9 @@
 
 // Conversions between the types of elements.
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "core/kernels/cuda/launch.h"
@@ -13,14 +13,17 @@ namespace shardbook::kernels::cuda {
 
 /// f64 to 16 bits rounds once: to f32 towards an odd last bit, then to nearest.
 __device__ inline float round_to_odd(double x) {
-  const float nearest = static_cast<float>(x);
+  float nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !(std::fabs(x) < 1e38)) {
     return nearest;
   }
-  auto bits = std::bit_cast<std::uint32_t>(nearest);
+  std::uint32_t bits;
+  std::memcpy(&bits, &nearest, sizeof(bits));
   const bool away = std::fabs(static_cast<double>(nearest)) > std::fabs(x);
   if (away) bits -= 1;  // Towards zero
-  return std::bit_cast<float>(bits | 1u);
+  bits |= 1u;
+  std::memcpy(&nearest, &bits, sizeof(bits));
+  return nearest;
 }
 
 /// Floats round to nearest even, integers truncate.

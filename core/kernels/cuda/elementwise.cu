@@ -177,33 +177,33 @@ void broadcast(KernelContext& context, const BroadcastLoops& loops,
   }
 }
 
+template <UnaryOp kOp>
+using Op = std::integral_constant<UnaryOp, kOp>;
+
 // Calls fn with the operation as a compile-time constant.
 template <typename Fn>
 void with_op(UnaryOp op, const Fn& fn) {
-  const auto call = [&]<UnaryOp kOp>() {
-    fn(std::integral_constant<UnaryOp, kOp>());
-  };
   switch (op) {
     case UnaryOp::kNeg:
-      return call.template operator()<UnaryOp::kNeg>();
+      return fn(Op<UnaryOp::kNeg>());
     case UnaryOp::kAbs:
-      return call.template operator()<UnaryOp::kAbs>();
+      return fn(Op<UnaryOp::kAbs>());
     case UnaryOp::kRelu:
-      return call.template operator()<UnaryOp::kRelu>();
+      return fn(Op<UnaryOp::kRelu>());
     case UnaryOp::kGeluTanh:
-      return call.template operator()<UnaryOp::kGeluTanh>();
+      return fn(Op<UnaryOp::kGeluTanh>());
     case UnaryOp::kTanh:
-      return call.template operator()<UnaryOp::kTanh>();
+      return fn(Op<UnaryOp::kTanh>());
     case UnaryOp::kSigmoid:
-      return call.template operator()<UnaryOp::kSigmoid>();
+      return fn(Op<UnaryOp::kSigmoid>());
     case UnaryOp::kSquare:
-      return call.template operator()<UnaryOp::kSquare>();
+      return fn(Op<UnaryOp::kSquare>());
     case UnaryOp::kSqrt:
-      return call.template operator()<UnaryOp::kSqrt>();
+      return fn(Op<UnaryOp::kSqrt>());
     case UnaryOp::kExp:
-      return call.template operator()<UnaryOp::kExp>();
+      return fn(Op<UnaryOp::kExp>());
     case UnaryOp::kLog:
-      return call.template operator()<UnaryOp::kLog>();
+      return fn(Op<UnaryOp::kLog>());
   }
 }
 

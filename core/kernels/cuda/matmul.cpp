@@ -1,4 +1,4 @@
-// Matrix products by cuBLASLt.
+// Matrix products by cuBLASLt, and what its epilogues do with them.
 
 #include "core/kernels/matmul.h"
 
@@ -21,6 +21,8 @@
 #include "core/kernels/elementwise.h"
 #include "core/kernels/layout.h"
 #include "core/kernels/matmul_args.h"
+#include "core/kernels/matmul_gelu.h"
+#include "core/kernels/matmul_gelu_apart.h"
 
 namespace shardbook::kernels::cuda {
 
@@ -68,18 +70,18 @@ using Layout = Owner<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference =
     Owner<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-// A product that cuBLASLt has chosen an algorithm for.
+// A product that cuBLASLt has chosen an algorithm for, or has none for.
 struct Plan {
   Description description;
   Layout left, right, c;
   cublasLtMatmulAlgo_t algorithm = {};
   std::size_t workspace = 0;
-  /// The epilogue adds the bias.
-  bool adds_bias = false;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  bool is_chosen = false;
 };
 
 // All that the choice of an algorithm depends on.
-using Key = std::array<std::int64_t, 17>;
+using Key = std::array<std::int64_t, 18>;
 
 struct Products {
   Handle handle;
@@ -161,13 +163,27 @@ struct Pointers {
   const void* left;
   const void* right;
   void* c;
+  /// What the epilogue adds, or where it writes the bias's gradient, or null.
   const void* bias;
+  /// The input of GELU, [m, n] as C, or null.
+  const void* pre = nullptr;
 };
+
+void set_pointers(cublasLtMatmulDesc_t description, cublasLtEpilogue_t epilogue,
+                  const Pointers& x) {
+  if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return;
+  if (x.bias != nullptr) {
+    set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, x.bias);
+  }
+  if (x.pre != nullptr) {
+    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x.pre);
+  }
+}
 
 // False when cuBLASLt knows no algorithm.
 bool choose(KernelContext& context, Products& all, DType dtype,
-            const MatmulArgs& args, const Pointers& x, bool with_bias,
-            Plan* plan) {
+            const MatmulArgs& args, const Pointers& x,
+            cublasLtEpilogue_t epilogue, Plan* plan) {
   const ColumnMajorProduct product = column_major(args);
   const cudaDataType_t type = data_type(dtype);
   cublasLtMatmulDesc_t description = nullptr;
@@ -181,13 +197,17 @@ bool choose(KernelContext& context, Products& all, DType dtype,
   };
   set(description, CUBLASLT_MATMUL_DESC_TRANSA, operation(product.left));
   set(description, CUBLASLT_MATMUL_DESC_TRANSB, operation(product.right));
-  if (with_bias) {
-    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, x.bias);
+  const bool is_plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+  set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+  set_pointers(description, epilogue, x);
+  if (!is_plain && x.bias != nullptr) {
     set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
         static_cast<std::int32_t>(type));
   }
-  plan->adds_bias = with_bias;
+  if (!is_plain && x.pre != nullptr) {
+    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, args.ldc);
+  }
+  plan->epilogue = epilogue;
   plan->left = layout_of(type, product.left, args.batch);
   plan->right = layout_of(type, product.right, args.batch);
   plan->c = layout_of(type, product.c, args.batch);
@@ -213,9 +233,9 @@ bool choose(KernelContext& context, Products& all, DType dtype,
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       all.handle.get(), description, plan->left.get(), plan->right.get(),
       plan->c.get(), plan->c.get(), made, 1, &found, &count);
-  // With a bias any refusal will do: the caller asks again without.
+  // With an epilogue any refusal will do: the caller can do without.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED ||
-      (with_bias && status != CUBLAS_STATUS_SUCCESS)) {
+      (!is_plain && status != CUBLAS_STATUS_SUCCESS)) {
     return false;
   }
   SHARDBOOK_CUBLAS(status, "choice of an algorithm; ", text(dtype, args));
@@ -225,8 +245,11 @@ bool choose(KernelContext& context, Products& all, DType dtype,
   return true;
 }
 
+// The plan of a product with this epilogue. Where cuBLASLt has none with
+// CUBLASLT_EPILOGUE_BIAS, it is that of the product alone.
 Plan& plan_for(KernelContext& context, Products& all, DType dtype,
-               const MatmulArgs& args, const Pointers& x) {
+               const MatmulArgs& args, const Pointers& x,
+               cublasLtEpilogue_t epilogue) {
   const bool tf32 = dtype == DType::kF32 && context.allow_tf32;
   const std::int64_t flags = args.trans_a | args.trans_b << 1 |
                              args.accumulate << 2 | tf32 << 3 |
@@ -243,20 +266,45 @@ Plan& plan_for(KernelContext& context, Products& all, DType dtype,
                    args.stride_a,
                    args.stride_b,
                    args.stride_c,
-                   x.bias != nullptr,
+                   epilogue,
                    alignment_of(x.left),
                    alignment_of(x.right),
                    alignment_of(x.c),
-                   x.bias == nullptr ? 0 : alignment_of(x.bias)};
+                   x.bias == nullptr ? 0 : alignment_of(x.bias),
+                   x.pre == nullptr ? 0 : alignment_of(x.pre)};
   const auto found = all.plans.find(key);
   if (found != all.plans.end()) return found->second;
   Plan plan;
-  const bool chosen = (x.bias != nullptr &&
-                       choose(context, all, dtype, args, x, true, &plan)) ||
-                      choose(context, all, dtype, args, x, false, &plan);
-  SB_CHECK(chosen, "cuBLASLt: no algorithm within ", all.most_workspace >> 20,
-           " MiB of workspace; ", text(dtype, args));
+  plan.is_chosen = choose(context, all, dtype, args, x, epilogue, &plan);
+  if (!plan.is_chosen && epilogue == CUBLASLT_EPILOGUE_BIAS) {
+    plan.is_chosen =
+        choose(context, all, dtype, args, x, CUBLASLT_EPILOGUE_DEFAULT, &plan);
+  }
   return all.plans.emplace(key, std::move(plan)).first->second;
+}
+
+void multiply(KernelContext& context, Products& all, Plan& plan, DType dtype,
+              const MatmulArgs& args, const Pointers& x, bool accumulate) {
+  set_pointers(plan.description.get(), plan.epilogue, x);
+  const double alpha = 1.0, beta = accumulate ? 1.0 : 0.0;
+  const float alpha32 = 1.0f, beta32 = accumulate ? 1.0f : 0.0f;
+  const bool wide = dtype == DType::kF64;
+  // cuBLASLt wants 256 bytes of alignment, scratch promises 64.
+  constexpr std::size_t kAlignment = 256;
+  const Scratch scratch(context,
+                        plan.workspace == 0 ? 0 : plan.workspace + kAlignment);
+  const auto address = reinterpret_cast<std::uintptr_t>(scratch.data());
+  void* const workspace = reinterpret_cast<void*>((address + kAlignment - 1) /
+                                                  kAlignment * kAlignment);
+  SHARDBOOK_CUBLAS(
+      cublasLtMatmul(all.handle.get(), plan.description.get(),
+                     wide ? static_cast<const void*>(&alpha) : &alpha32, x.left,
+                     plan.left.get(), x.right, plan.right.get(),
+                     wide ? static_cast<const void*>(&beta) : &beta32, x.c,
+                     plan.c.get(), x.c, plan.c.get(), &plan.algorithm,
+                     workspace, plan.workspace,
+                     static_cast<cudaStream_t>(context.stream)),
+      text(dtype, args), ", epilogue ", static_cast<int>(plan.epilogue));
 }
 
 std::int64_t bytes_of(DType dtype, std::int64_t n) {
@@ -318,36 +366,67 @@ void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
   if (args.k == 0) return multiply_empty(context, dtype, args, bias, c);
 
   Products& all = products(context);
-  Plan& plan = plan_for(context, all, dtype, args, {b, a, c, bias});
+  const Pointers x = {b, a, c, bias};
+  Plan& plan = plan_for(
+      context, all, dtype, args, x,
+      bias == nullptr ? CUBLASLT_EPILOGUE_DEFAULT : CUBLASLT_EPILOGUE_BIAS);
+  SB_CHECK(plan.is_chosen, "cuBLASLt: no algorithm within ",
+           all.most_workspace >> 20, " MiB of workspace; ", text(dtype, args));
   bool accumulate = args.accumulate;
-  if (plan.adds_bias) {
-    set(plan.description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  } else if (bias != nullptr && accumulate) {
-    add_bias(context, dtype, args, bias, c);
-  } else if (bias != nullptr) {
-    copy_bias(context, dtype, args, bias, c);
+  if (bias != nullptr && plan.epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
+    if (accumulate) {
+      add_bias(context, dtype, args, bias, c);
+    } else {
+      copy_bias(context, dtype, args, bias, c);
+    }
     accumulate = true;
   }
-  const double alpha = 1.0, beta = accumulate ? 1.0 : 0.0;
-  const float alpha32 = 1.0f, beta32 = accumulate ? 1.0f : 0.0f;
-  const bool wide = dtype == DType::kF64;
-  // cuBLASLt wants 256 bytes of alignment, scratch promises 64.
-  constexpr std::size_t kAlignment = 256;
-  const Scratch scratch(context,
-                        plan.workspace == 0 ? 0 : plan.workspace + kAlignment);
-  const auto address = reinterpret_cast<std::uintptr_t>(scratch.data());
-  void* const workspace = reinterpret_cast<void*>((address + kAlignment - 1) /
-                                                  kAlignment * kAlignment);
-  SHARDBOOK_CUBLAS(
-      cublasLtMatmul(all.handle.get(), plan.description.get(),
-                     wide ? static_cast<const void*>(&alpha) : &alpha32, b,
-                     plan.left.get(), a, plan.right.get(),
-                     wide ? static_cast<const void*>(&beta) : &beta32, c,
-                     plan.c.get(), c, plan.c.get(), &plan.algorithm, workspace,
-                     plan.workspace, static_cast<cudaStream_t>(context.stream)),
-      text(dtype, args));
+  multiply(context, all, plan, dtype, args, x, accumulate);
+}
+
+namespace {
+
+// C = the product behind its epilogue; false where cuBLASLt has none.
+bool multiply_with_gelu(KernelContext& context, DType dtype,
+                        const MatmulArgs& args, const Pointers& x,
+                        cublasLtEpilogue_t epilogue) {
+  if (!may_fuse_gelu(context, dtype, args)) return false;
+  Products& all = products(context);
+  Plan& plan = plan_for(context, all, dtype, args, x, epilogue);
+  if (!plan.is_chosen) return false;
+  multiply(context, all, plan, dtype, args, x, /*accumulate=*/false);
+  return true;
+}
+
+}  // namespace
+
+void matmul_gelu(KernelContext& context, DType dtype,
+                 const MatmulArgs& original, const void* a, const void* b,
+                 const void* bias, void* pre, void* y) {
+  const MatmulArgs args = checked_gelu_args(original);
+  if (multiply_with_gelu(context, dtype, args, {b, a, y, bias, pre},
+                         bias == nullptr ? CUBLASLT_EPILOGUE_GELU_AUX
+                                         : CUBLASLT_EPILOGUE_GELU_AUX_BIAS)) {
+    return;
+  }
+  matmul_gelu_apart(context, dtype, args, a, b, bias, pre, y);
+}
+
+void matmul_gelu_backward(KernelContext& context, DType dtype,
+                          const MatmulArgs& original, const void* a,
+                          const void* b, const void* pre, void* dpre,
+                          void* dbias) {
+  const MatmulArgs args = checked_gelu_args(original);
+  if (multiply_with_gelu(context, dtype, args, {b, a, dpre, dbias, pre},
+                         dbias == nullptr ? CUBLASLT_EPILOGUE_DGELU
+                                          : CUBLASLT_EPILOGUE_DGELU_BGRAD)) {
+    return;
+  }
+  matmul_gelu_backward_apart(context, dtype, args, a, b, pre, dpre, dbias);
 }
 
 SHARDBOOK_CUDA_KERNEL(matmul);
+SHARDBOOK_CUDA_KERNEL(matmul_gelu);
+SHARDBOOK_CUDA_KERNEL(matmul_gelu_backward);
 
 }  // namespace shardbook::kernels::cuda

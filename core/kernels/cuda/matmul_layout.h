@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+#include "core/kernels/kernel_context.h"
 #include "core/kernels/matmul.h"
 
 namespace shardbook::kernels::cuda {
@@ -28,6 +30,26 @@ struct ColumnMajorProduct {
   ColumnMajor right;  ///< MatmulArgs's A
   ColumnMajor c;
 };
+
+/// Whether an epilogue of cuBLASLt may compute GELU behind a product, or its
+/// derivative (CUBLASLT_EPILOGUE_GELU_AUX.., DGELU..). `args` are
+/// checked_gelu_args.
+///
+/// GELU is the tanh form there, as here. cuBLASLt promises no accuracy for
+/// its tanh, and GPUs have an instruction that gives 11 bits: enough where
+/// elements have 8 or 11 bits themselves, and where f32 may be rounded to 11 as
+/// TF32. In deterministic mode, the order in which the epilogue would sum the
+/// gradient of the bias is not known. The leading dimension of the auxiliary
+/// matrix, `pre`, must be a multiple of 8 elements. Where all this holds,
+/// cuBLASLt may still have no algorithm, and says so when it is asked for one.
+inline bool may_fuse_gelu(const KernelContext& context, DType dtype,
+                          const MatmulArgs& args) {
+  const bool is_accurate = dtype == DType::kBF16 || dtype == DType::kF16 ||
+                           (dtype == DType::kF32 && context.allow_tf32);
+  const bool is_empty = args.m == 0 || args.n == 0 || args.k == 0;
+  return is_accurate && !context.deterministic && !is_empty &&
+         args.ldc % 8 == 0;
+}
 
 /// `args` with all leading dimensions given (matmul_args.h).
 inline ColumnMajorProduct column_major(const MatmulArgs& args) {

@@ -6,6 +6,7 @@
 #include "chapters/01_data_parallel/trainer.h"
 #include "chapters/common/run/device_trace.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::data_parallel {
@@ -133,7 +134,7 @@ TEST_P(DataParallelParity, MemoryFollowsTheFormula) {
   for (const auto& [name, dropout] :
        {Case{"mlp", 0}, Case{"gpt-nano", 0}, Case{"gpt-nano", 0.5},
         Case{narrow, 0}, Case{narrow, 0.5}}) {
-    for (const std::int64_t batch : {5, 8}) {
+    for (const std::int64_t batch : sized<std::int64_t>({5, 8}, {5})) {
       Options options = tiny_options(GetParam(), batch);
       options.model = name;
       options.dropout = dropout;

@@ -8,6 +8,7 @@
 #include "chapters/01_data_parallel/trainer.h"
 #include "core/autograd.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::data_parallel {
 namespace {
@@ -17,7 +18,7 @@ using namespace test;
 // --- Parity -----------------------------------------------------------------
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, DataParallelParity,
-                         testing::Values(1, 2, 3, 4, 8));
+                         testing::ValuesIn(world_sizes()));
 
 TEST_P(DataParallelParity, GradientsEqualOneDeviceForAnySplit) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {

@@ -5,6 +5,7 @@
 
 #include "chapters/02_ddp/naive_ddp.h"
 #include "tests/chapters/02_ddp/ddp_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::ddp_test {
 namespace {
@@ -53,7 +54,7 @@ TEST_P(NaiveDdpParity, GradientsEqualTheReducersBitForBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, NaiveDdpParity,
-                         testing::Values(1, 2, 3, 4, 8));
+                         testing::ValuesIn(world_sizes()));
 
 }  // namespace
 }  // namespace shardbook::ddp_test

@@ -4,6 +4,7 @@
 
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::fsdp_test {
 namespace {
@@ -112,7 +113,7 @@ std::vector<TrainerVariant> variants(int d) {
 
 class FsdpTrainer : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, FsdpTrainer,
-                         testing::Values(1, 2, 3, 4, 8));
+                         testing::ValuesIn(world_sizes()));
 
 void expect_as_predicted(const Trained& rank, const std::string& name,
                          bool predicts_memory = true) {

@@ -9,6 +9,7 @@
 #include "bench/validate/table.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "tests/chapters/03_zero_fsdp/zero_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::zero_test {
 namespace {
@@ -119,7 +120,8 @@ TEST(ZeroTables, AllF32AdamIsTheOtherColumn) {
 // --- This program's peaks ----------------------------------------------------
 
 class ZeroPeaks : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(WorldSizes, ZeroPeaks, testing::Values(1, 2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(WorldSizes, ZeroPeaks,
+                         testing::ValuesIn(world_sizes()));
 
 /// The text of its config.
 std::string tiny_gpt() {

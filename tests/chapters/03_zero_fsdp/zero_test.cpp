@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tests/chapters/03_zero_fsdp/zero_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::zero_test {
 namespace {
@@ -77,7 +78,7 @@ std::vector<Variant> all_variants() {
 
 class ZeroParity : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, ZeroParity,
-                         testing::Values(1, 2, 3, 4, 8));
+                         testing::ValuesIn(world_sizes()));
 
 // [BIT]
 TEST_P(ZeroParity, EveryStageEqualsDdpBitForBit) {

@@ -10,6 +10,7 @@
 #include "core/autograd.h"
 #include "sim/world.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::gpipe_test {
 namespace {
@@ -193,8 +194,8 @@ Timed timed(int p, int m, Recompute recompute, bool early,
 // Forward and backward need not take the same time: a stage is idle for p - 1
 // of p - 1 + m forwards, and for p - 1 of p - 1 + m backwards.
 TEST(GpipeBill, IdleShareIsPMinusOneOverMPlusPMinusOne) {
-  for (const int p : {2, 4}) {
-    for (const int m : {1, 4, 16}) {
+  for (const int p : sized<int>({2, 4}, {2})) {
+    for (const int m : sized<int>({1, 4, 16}, {4})) {
       EXPECT_NEAR(timed(p, m, Recompute::kNever, true).idle_share,
                   gpipe::idle_share(p, m), 0.02)
           << p << " " << m;
@@ -205,7 +206,7 @@ TEST(GpipeBill, IdleShareIsPMinusOneOverMPlusPMinusOne) {
 // The recomputed forward starts while the next stage still computes and sends
 // the gradient.
 TEST(GpipeBill, EarlyRecomputationIsShorter) {
-  for (const int m : {2, 4}) {
+  for (const int m : sized<int>({2, 4}, {2})) {
     const double early = timed(4, m, Recompute::kAlways, true).step_s;
     const double late = timed(4, m, Recompute::kAlways, false).step_s;
     const double never = timed(4, m, Recompute::kNever, true).step_s;

@@ -10,6 +10,7 @@
 #include "chapters/common/pipeline/replay.h"
 #include "core/autograd.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::gpipe_test {
 namespace {
@@ -202,7 +203,7 @@ void expect_same_bits(const std::vector<Trained>& ranks,
 
 class GpipeEngine : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeEngine,
-                         testing::Values(1, 2, 3, 4, 8));
+                         testing::ValuesIn(world_sizes()));
 
 // Nine layers; skips over one and more stages, also within one.
 SkipNet net_with_skips(double dropout = 0) {

@@ -8,6 +8,7 @@
 #include "chapters/05_gpipe/trainer.h"
 #include "chapters/common/pipeline/partition.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::gpipe_test {
@@ -86,14 +87,17 @@ void expect_as_predicted(const RankReport& rank, const std::string& what) {
 
 class GpipeTrainer : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeTrainer,
-                         testing::Values(1, 2, 3, 4, 8));
+                         testing::ValuesIn(world_sizes()));
 
 // The claims on numbers, bytes and memory, for every way to run.
 TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
   const int p = GetParam();
-  for (const DType dtype : {DType::kF64, DType::kF32}) {
+  // Sizes: 6; 2 2 2; 1 x 6
+  const auto pieces = sized<std::int64_t>({1, 4, 6}, {4});
+  for (const DType dtype :
+       sized<DType>({DType::kF64, DType::kF32}, {DType::kF64})) {
     for (const char* recompute : {"always", "except_last", "never"}) {
-      for (const std::int64_t m : {1, 4, 6}) {  // 6; 2 2 2; 1 x 6
+      for (const std::int64_t m : pieces) {
         for (const bool skips : {false, true}) {
           Options options = options_of(small_gpt());
           options.dtype = dtype;
@@ -128,7 +132,7 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
 
 // With late recomputation, the recomputed graph exists beside the gradient.
 TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
-  for (const int p : {2, 6, 8}) {
+  for (const int p : sized<int>({2, 6, 8}, {3})) {
     // A small vocabulary, so that the peak of the embedding's stage is in its
     // recomputed forward, beside the output's gradient or without it
     Options options = options_of(
@@ -156,7 +160,7 @@ TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
 
 // No parameter is on two ranks, so every bit is that of one device.
 TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
-  for (int p = 1; p <= 4; ++p) {
+  for (const int p : sized<int>({1, 2, 3, 4}, {3})) {
     for (const DType dtype : {DType::kF64, DType::kF32}) {
       Options options = options_of("mlp");
       options.dtype = dtype;
@@ -198,7 +202,7 @@ TEST(GpipeParity, ImagesTrainToo) {
   options.dtype = DType::kF64;
   for (const char* recompute : {"always", "never"}) {
     const TrainerOptions how{3, recompute};
-    for (const int p : {1, 2, 4}) {
+    for (const int p : sized<int>({1, 2, 4}, {2})) {
       const auto ranks = train_ranks(p, options, how);
       const Parity parity =
           compare_with_one_device(options, ranks[0].losses, ranks[0].parameters,
@@ -230,7 +234,8 @@ TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
   const Dataset data = Dataset::open(options, model_config(options));
   whole(data.batch(0, options.batch).inputs);
   for (const char* recompute : {"always", "except_last", "never"}) {
-    for (const std::int64_t chunks : {1, 4, 5}) {  // 4 chunks give 2 2 1
+    // 4 chunks give 2 2 1
+    for (const std::int64_t chunks : sized<std::int64_t>({1, 4, 5}, {4})) {
       const auto ranks = on_ranks(2, [&](ProcessGroup& world) {
         Trainer trainer(options, {chunks, recompute}, world);
         trainer.step(0);

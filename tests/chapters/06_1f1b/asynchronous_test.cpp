@@ -10,6 +10,7 @@
 #include "chapters/common/models/models.h"
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/engine_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
 namespace {
@@ -223,7 +224,7 @@ TEST_P(AsynchronousRanks, WithoutStashingGradientsAreWrong) {
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, AsynchronousRanks,
-                         ::testing::Values(1, 2, 3, 4, 8));
+                         ::testing::ValuesIn(world_sizes()));
 
 // Forward, backward, step, without any code of this chapter.
 TEST(AsynchronousTest, OneRankIsPlainSgd) {
@@ -278,8 +279,9 @@ int read_version(const std::vector<int>& replicas, int stage, int b) {
 TEST(AsynchronousTest, ReplicasAverageTheirGradients) {
   const auto layers = std::make_shared<PairLayers>();
   const auto pieces = ceil_micro_batches(4, 1);
-  for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
-           {2, 1}, {1, 2}, {3, 1}, {2, 1, 1}, {2, 2}, {4, 4}, {3, 2, 3}}) {
+  for (const std::vector<int>& replicas : sized<std::vector<int>>(
+           {{2, 1}, {1, 2}, {3, 1}, {2, 1, 1}, {2, 2}, {4, 4}, {3, 2, 3}},
+           {{1, 2}, {2, 1, 1}})) {
     for (const bool vertical : {false, true}) {
       SCOPED_TRACE(::testing::PrintToString(replicas) +
                    (vertical ? " vertical sync" : ""));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/chapters/common/pipeline/engine_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
 namespace {
@@ -78,7 +79,8 @@ TEST_P(DualPipeRanks, WeightsOfBothCopiesStayEqual) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSizes, DualPipeRanks, ::testing::Values(2, 4, 8));
+INSTANTIATE_TEST_SUITE_P(WorldSizes, DualPipeRanks,
+                         ::testing::ValuesIn(sized<int>({2, 4, 8}, {4})));
 
 }  // namespace
 }  // namespace shardbook::pipeline_test

@@ -10,6 +10,7 @@
 
 #include "chapters/common/models/models.h"
 #include "tests/chapters/common/pipeline/engine_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
 namespace {
@@ -161,7 +162,7 @@ TEST_P(PostValidationRanks, OverflowSkipsTheStepEverywhere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, PostValidationRanks,
-                         ::testing::Values(1, 2, 3, 4, 8));
+                         ::testing::ValuesIn(world_sizes()));
 
 TEST(PostValidationTest, TiedEmbeddingsCountOnce) {
   ModelConfig config;

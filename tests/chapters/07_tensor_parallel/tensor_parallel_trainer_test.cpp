@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/07_tensor_parallel/bill.h"
@@ -158,6 +160,82 @@ TEST(TensorParallelBill, BytesAreThoseOfThePage) {
     sizes.recompute = each.recompute;
     EXPECT_DOUBLE_EQ(bytes_per_step(options, model_config(options), sizes),
                      each.bytes);
+  }
+}
+
+// Where the vocabulary is small beside the width, the peak is in a block: at the
+// GELU with few ranks, at c_fc with many, in the forward that is computed again.
+TEST(TensorParallelBill, ThePeakInABlockIsPredicted) {
+  for (const int t : {1, 2, 4, 8, 12}) {
+    for (const bool recompute : {false, true}) {
+      for (const double dropout : {0.0, 0.1}) {
+        Options options = small_gpt(t, DType::kBF16);
+        options.model =
+            R"({"model_type":"gpt2","vocab_size":24,"n_positions":64,)"
+            R"("n_embd":768,"n_layer":2,"n_head":24})";
+        options.backend = "sim";
+        options.cluster = "dgx-a100";
+        options.seq = 64;
+        options.dropout = dropout;
+        TrainerOptions how;
+        how.recompute = recompute;
+        ChapterRun chapter;
+        chapter.rank = [&](const Options& as, ProcessGroup& world,
+                           shardbook::Run& run) {
+          Trainer strategy(as, how, world);
+          run.train(as, strategy);
+        };
+        const Report report = run_and_compare(options, chapter);
+        for (const RankReport& rank : report.ranks) {
+          const Claim& claim =
+              rank.peak[static_cast<std::size_t>(MemoryKind::kActivation)];
+          EXPECT_EQ(claim.predicted, claim.counted)
+              << t << " ranks, recompute " << recompute << ", dropout "
+              << dropout;
+        }
+      }
+    }
+  }
+}
+
+// The closed form of the page.
+TEST(TensorParallelBill, AStepOnTheTextbookClusterTakesTheClosedForm) {
+  // Messages take longer than the products beside them, then products
+  const std::vector<std::pair<int, int>> cases = {
+      {1, 768}, {2, 768}, {4, 768}, {8, 768}, {2, 6144}, {4, 6144}};
+  for (const auto& [t, width] : cases) {
+    Options options = textbook::mlp_options(t, 6);
+    options.model =
+        R"({"model_type":"gpt2","vocab_size":960,"n_positions":64,"n_embd":)" +
+        std::to_string(width) + R"(,"n_layer":3,"n_head":24})";
+    options.seq = 40;
+    const double tokens = 6 * 40, h = width;
+    const double parts = t;
+    const auto product = [&](double flops) {
+      return flops / parts / textbook::kRate;
+    };
+    const double c = product(6 * tokens * h * h),
+                 p = product(2 * tokens * h * h);
+    const double f = product(8 * tokens * h * h), g = f;
+    const double k = product(2 * tokens * 41 * h);
+    const double head = product(2 * tokens * h * 960);
+    const double a = textbook::all_reduce(t, tokens * h * 4);
+    const double block =
+        (c + k + p + a + f + g + a) +
+        (2 * g + f + std::max(f, a) + 2 * p + 2.5 * k + c + std::max(c, a));
+    const double rest = a + 3 * head + a +
+                        3 * textbook::all_reduce(t, tokens * 4) +
+                        textbook::all_reduce(t, 8);
+    const Report report = run_chapter(
+        options, [&](const Options& as, ProcessGroup& world, Report& result) {
+          Trainer trainer(as, {}, world);
+          const TrainingLog log =
+              train(as, trainer.optimizer(), false,
+                    [&](std::int64_t step) { return trainer.step(step); });
+          const Bill bill = trainer.bills()[0];
+          finish_rank(as, world, log, bill.bytes, bill.memory, result);
+        });
+    textbook::expect_time(report.time.step_s, 3 * block + rest);
   }
 }
 

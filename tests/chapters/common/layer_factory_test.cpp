@@ -338,6 +338,46 @@ TEST(LayerFactory, AShardOfTheSequenceDrawsItsPartOfTheMask) {
   }
 }
 
+/// A chapter's layer that is core's and more.
+class DoubledLinear : public ModuleOf<DoubledLinear, Linear> {
+ public:
+  Tensor forward(const Tensor& x) override {
+    return scale(Linear::forward(x), 2);
+  }
+};
+
+// gelu_mlp must not go past a layer that somebody watches or replaces.
+TEST(GptMlp, UsesItsLayersAsTheyAre) {
+  const ModelConfig config = two_layers();
+  const InitOptions init;
+  const Tensor x = Tensor::empty({2, 8, config.n_embd});
+  fill_normal(x, 1, 1, 0, 1);
+  GptMlp plain("mlp", config, init);
+  const Tensor y = plain(x);
+  EXPECT_TRUE(bitwise_equal(y, plain.c_proj(gelu(plain.c_fc(x)))));
+
+  for (const bool is_first : {true, false}) {
+    GptMlp watched("mlp", config, init);
+    int calls = 0;
+    Module& layer = *(is_first ? watched.c_fc : watched.c_proj);
+    layer.add_forward_hook([&](Module&, Tensors&) { ++calls; });
+    layer.add_forward_pre_hook([&](Module&, Tensors&) { ++calls; });
+    EXPECT_TRUE(bitwise_equal(watched(x), y));
+    EXPECT_EQ(calls, 2);
+
+    GptMlp replaced("mlp", config, init);
+    auto doubled = std::make_unique<DoubledLinear>();
+    const Linear& old =
+        (is_first ? replaced.c_fc : replaced.c_proj).as<Linear>();
+    doubled->weight = old.weight, doubled->bias = old.bias;
+    (is_first ? replaced.c_fc : replaced.c_proj) =
+        AnyModule(std::move(doubled));
+    EXPECT_TRUE(
+        bitwise_equal(replaced(x), replaced.c_proj(gelu(replaced.c_fc(x)))));
+    EXPECT_FALSE(bitwise_equal(replaced(x), y));
+  }
+}
+
 TEST(LayerFactory, AShardOfThePositionsIsItsPartOfTheTable) {
   ModelConfig config = two_layers();
   config.dropout = 0.4;

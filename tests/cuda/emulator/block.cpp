@@ -79,14 +79,14 @@ void suspend() {
 // Thrown by a thread that has failed.
 struct Failed {};
 
-[[noreturn]] void leave_for_ever() {
+[[noreturn]] EMULATOR_CHANGES_FIBERS void leave_for_ever() {
   Block& b = block();
   b.running->stack->leave_for(*b.home, /*ends=*/true);
   context::jump_fcontext(b.scheduler, nullptr);
   __builtin_unreachable();
 }
 
-void enter(context::transfer_t from) {
+EMULATOR_CHANGES_FIBERS void enter(context::transfer_t from) {
   Block& b = block();
   b.scheduler = from.fctx;
   b.running->stack->arrive_from(*b.home);

@@ -10,6 +10,7 @@
 // kernels device memory is closed to the host altogether.
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace emulator {
@@ -47,6 +48,19 @@ class OpenDeviceMemory {
   ~OpenDeviceMemory();
   OpenDeviceMemory(const OpenDeviceMemory&) = delete;
   OpenDeviceMemory& operator=(const OpenDeviceMemory&) = delete;
+};
+
+/// Opens device memory when it is needed first: to open and to close takes a
+/// call of the system for each allocation.
+class MemoryOnDemand {
+ public:
+  void open() {
+    if (!opened_) opened_.emplace();
+  }
+  void close() { opened_.reset(); }
+
+ private:
+  std::optional<OpenDeviceMemory> opened_;
 };
 
 /// Accesses of kernels to memory that is not there become failures of theirs.

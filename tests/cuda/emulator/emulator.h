@@ -55,8 +55,10 @@ std::uint64_t kernels_run();
 /// Work of another kind on a stream, such as a collective. `poll` is called
 /// once the work before it is done, and again until it returns true; it says
 /// false while it waits for other streams. It runs on any host thread. What it
-/// throws becomes the error of the call that waits for it.
-void enqueue(cudaStream_t stream, std::string name, std::function<bool()> poll);
+/// throws becomes the error of the call that waits for it. Where it seldom needs
+/// device memory it opens that itself (device_memory.h).
+void enqueue(cudaStream_t stream, std::string name, std::function<bool()> poll,
+             bool opens_memory = true);
 /// Lets those who wait ask `poll` again, after a change from outside.
 void wake();
 

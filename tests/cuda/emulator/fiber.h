@@ -10,6 +10,10 @@
 #include <memory>
 #include <vector>
 
+/// The thread sanitizer keeps the calls of each fiber. A function that is called
+/// on one fiber and returns on another, or never, must not be among them.
+#define EMULATOR_CHANGES_FIBERS __attribute__((no_sanitize_thread))
+
 namespace emulator {
 
 /// Where the host thread itself runs, or a stack of the pool.
@@ -30,7 +34,7 @@ class FiberStack {
 
   // Sanitizers watch stacks and threads, and must be told of each change: call
   // the first before the jump to `other`, the second after arriving from there.
-  void leave_for(FiberStack& other, bool ends = false);
+  EMULATOR_CHANGES_FIBERS void leave_for(FiberStack& other, bool ends = false);
   void arrive_from(FiberStack& other);
 
  private:

@@ -3,6 +3,9 @@
 
 #include "core/kernels/matmul.h"
 
+#include "core/kernels/cuda/matmul_layout.h"
+#include "core/kernels/matmul_gelu.h"
+#include "core/kernels/matmul_gelu_apart.h"
 #include "tests/cuda/emulator/cpu_work.h"
 
 namespace shardbook::kernels::cuda {
@@ -14,6 +17,31 @@ void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
   });
 }
 
+void matmul_gelu(KernelContext& context, DType dtype, const MatmulArgs& args,
+                 const void* a, const void* b, const void* bias, void* pre,
+                 void* y) {
+  if (!may_fuse_gelu(context, dtype, checked_gelu_args(args))) {
+    return matmul_gelu_apart(context, dtype, args, a, b, bias, pre, y);
+  }
+  emulator::run_on_cpu(context, "matmul_gelu", [=](KernelContext& cpu) {
+    cpu::matmul_gelu(cpu, dtype, args, a, b, bias, pre, y);
+  });
+}
+
+void matmul_gelu_backward(KernelContext& context, DType dtype,
+                          const MatmulArgs& args, const void* a, const void* b,
+                          const void* pre, void* dpre, void* dbias) {
+  if (!may_fuse_gelu(context, dtype, checked_gelu_args(args))) {
+    return matmul_gelu_backward_apart(context, dtype, args, a, b, pre, dpre,
+                                      dbias);
+  }
+  emulator::run_on_cpu(context, "matmul_gelu", [=](KernelContext& cpu) {
+    cpu::matmul_gelu_backward(cpu, dtype, args, a, b, pre, dpre, dbias);
+  });
+}
+
 SHARDBOOK_CUDA_KERNEL(matmul);
+SHARDBOOK_CUDA_KERNEL(matmul_gelu);
+SHARDBOOK_CUDA_KERNEL(matmul_gelu_backward);
 
 }  // namespace shardbook::kernels::cuda

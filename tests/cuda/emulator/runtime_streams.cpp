@@ -179,7 +179,8 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
                       [time = event->time] {
                         *time = seconds();
                         return true;
-                      }},
+                      },
+                      /*opens_memory=*/false},
                      lock);
 }
 

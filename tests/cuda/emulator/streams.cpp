@@ -65,12 +65,13 @@ cudaError_t Runtime::add(const std::shared_ptr<Stream>& stream, Work work,
   return cudaSuccess;
 }
 
-bool Runtime::step(Stream& stream) {
+bool Runtime::step(Stream& stream, MemoryOnDemand& memory) {
   if (stream.queue.empty()) return false;
   Work& work = stream.queue.front();
   if (work.other != nullptr) {
-    if (work.other->done < work.position) return step(*work.other);
+    if (work.other->done < work.position) return step(*work.other, memory);
   } else {
+    if (work.opens_memory) memory.open();
     try {
       if (!work.poll()) return false;
     } catch (const std::exception& error) {
@@ -82,13 +83,13 @@ bool Runtime::step(Stream& stream) {
   return true;
 }
 
-bool Runtime::step_any(const Stream* except) {
+bool Runtime::step_any(const Stream* except, MemoryOnDemand& memory) {
   const std::size_t n = working.size();
   const std::size_t first = seed() > 1 && n > 0 ? random_below(n) : 0;
   bool has_moved = false;
   for (std::size_t i = 0; i < n && !has_moved; ++i) {
     const auto stream = working[(first + i) % n];
-    has_moved = stream.get() != except && step(*stream);
+    has_moved = stream.get() != except && step(*stream, memory);
   }
   // Destroyed streams are forgotten when they have done their work.
   std::erase_if(working, [this](const std::shared_ptr<Stream>& stream) {
@@ -99,13 +100,14 @@ bool Runtime::step_any(const Stream* except) {
 
 void Runtime::advance(const std::shared_ptr<Stream>& stream,
                       std::uint64_t position, Lock& lock) {
+  MemoryOnDemand memory;
   while (stream->done < position) {
-    const OpenDeviceMemory opened;
-    if (seed() > 1 && random_below(4) == 0) step_any(stream.get());
-    if (step(*stream) || step_any(stream.get())) {
+    if (seed() > 1 && random_below(4) == 0) step_any(stream.get(), memory);
+    if (step(*stream, memory) || step_any(stream.get(), memory)) {
       changed.notify_all();
       continue;
     }
+    memory.close();
     changed.wait(lock);
   }
 }
@@ -120,16 +122,16 @@ void Runtime::advance_device(int device, Lock& lock, bool blocking_only) {
 }
 
 bool Runtime::try_advance(Stream& stream, std::uint64_t position) {
-  const OpenDeviceMemory opened;
+  MemoryOnDemand memory;
   while (stream.done < position) {
-    if (!step(stream)) return false;
+    if (!step(stream, memory)) return false;
     changed.notify_all();
   }
   return true;
 }
 
-void enqueue(cudaStream_t handle, std::string name,
-             std::function<bool()> poll) {
+void enqueue(cudaStream_t handle, std::string name, std::function<bool()> poll,
+             bool opens_memory) {
   Runtime& runtime = Runtime::instance();
   Runtime::Lock lock(runtime.mutex);
   const auto stream = runtime.find(handle);
@@ -137,7 +139,7 @@ void enqueue(cudaStream_t handle, std::string name,
     report(cudaErrorInvalidResourceHandle, name + ": the stream is gone");
     return;
   }
-  runtime.add(stream, {std::move(name), std::move(poll)}, lock);
+  runtime.add(stream, {std::move(name), std::move(poll), opens_memory}, lock);
 }
 
 void wake() {

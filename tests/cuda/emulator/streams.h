@@ -24,6 +24,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/cuda/emulator/device_memory.h"
+
 namespace emulator {
 
 struct Stream;
@@ -32,6 +34,7 @@ struct Capture;
 struct Work {
   std::string name;
   std::function<bool()> poll;  ///< true when done
+  bool opens_memory = true;    ///< device memory is open while it runs
   // Instead of poll: a wait for another stream.
   std::shared_ptr<Stream> other = nullptr;
   std::uint64_t position = 0;
@@ -98,8 +101,8 @@ struct Runtime {
   bool try_advance(Stream& stream, std::uint64_t position);
 
  private:
-  bool step(Stream& stream);
-  bool step_any(const Stream* except);
+  bool step(Stream& stream, MemoryOnDemand& memory);
+  bool step_any(const Stream* except, MemoryOnDemand& memory);
 };
 
 /// What the calling thread was told last.

@@ -57,6 +57,7 @@ struct Meeting {
 };
 
 struct Clique {
+  std::string id;
   int size = 0;
   std::map<int, ncclComm_t> members;
   std::map<std::int64_t, Meeting> collectives;  // by number
@@ -93,7 +94,9 @@ struct ncclComm {
   // Waits for the question how it is going, and after that reaches its stream.
   std::shared_ptr<stand_in::Launch> pending;
   bool was_asked = false;
+  bool is_complete = false;
   bool is_splitting = false;
+  ncclComm_t* child = nullptr;  // of a split among processes
   std::int64_t num_collectives = 0, num_splits = 0, num_running = 0;
   std::map<std::pair<int, int>, std::int64_t> num_messages;  // by way
 };

@@ -1,37 +1,23 @@
 // The calls of the stand-in for NCCL. One mutex guards everything; the
 // emulator's own is taken before it (by whoever runs a stream), never after.
+// Ranks are threads of this process, or processes (processes.h).
 
 #include <nccl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
-#include <set>
 #include <sstream>
+#include <thread>
 
 #include "tests/cuda/stand_in/communicator.h"
+#include "tests/cuda/stand_in/processes.h"
 #include "tests/cuda/stand_in/stand_in.h"
+#include "tests/cuda/stand_in/state.h"
 
 namespace stand_in {
 namespace {
-
-struct State {
-  std::mutex mutex;
-  std::int64_t num_ids = 0;
-  std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
-  std::vector<std::unique_ptr<ncclComm>> comms;            // ever made
-  std::set<ncclComm_t> live;
-  std::map<std::string, std::pair<int, ncclResult_t>> planted;
-  std::map<int, std::string> lost;  // by device
-  std::int64_t num_joined = 0, num_split = 0, num_aborted = 0;
-};
-
-// Never destroyed: streams may be waited for while the process ends.
-State& state() {
-  static State& result = *new State;
-  return result;
-}
-
-using Lock = std::unique_lock<std::mutex>;
 
 thread_local std::string last_error;
 thread_local int group_depth = 0;
@@ -53,111 +39,9 @@ ncclResult_t planted(const char* function) {
   return refuse(error, "planted by a test");
 }
 
-void break_all(Clique& clique, const std::string& text) {
-  for (const auto& [rank, comm] : clique.members) {
-    if (comm->error != ncclSuccess) continue;
-    comm->error = ncclInvalidUsage;
-    comm->error_text = text;
-  }
-}
-
-bool is_complete(const ncclComm& comm) {
-  return static_cast<int>(comm.clique->members.size()) == comm.clique->size;
-}
-
-const char* type_name(ncclDataType_t type) {
-  switch (type) {
-    case ncclFloat64:
-      return "f64";
-    case ncclFloat32:
-      return "f32";
-    case ncclFloat16:
-      return "f16";
-    case ncclBfloat16:
-      return "bf16";
-    case ncclInt64:
-      return "i64";
-    default:
-      return "i32";
-  }
-}
-
-// --- Running -----------------------------------------------------------------
-
-// Compares a call with those of the ranks that are here.
-std::string difference(const Meeting& meeting, int rank, const Operation& mine,
-                       const std::vector<int>& ranks) {
-  for (const auto& [other, theirs] : meeting.arrived) {
-    const bool same = mine.is_message() ? mine.count == theirs->count &&
-                                              mine.type == theirs->type
-                                        : mine.text() == theirs->text();
-    if (same) continue;
-    std::ostringstream text;
-    text << "rank " << ranks[static_cast<std::size_t>(other)] << " called "
-         << theirs->text() << ", rank " << ranks[static_cast<std::size_t>(rank)]
-         << " called " << mine.text();
-    return text.str();
-  }
-  return "";
-}
-
-void arrive(ncclComm& comm, Operation& operation) {
-  Clique& clique = *comm.clique;
-  operation.has_arrived = true;
-  const bool is_send = operation.kind == Kind::kSend;
-  const std::pair<int, int> way = is_send
-                                      ? std::pair(comm.rank, operation.peer)
-                                      : std::pair(operation.peer, comm.rank);
-  const bool is_message = operation.is_message();
-  Meeting& meeting = is_message ? clique.messages[way][operation.number]
-                                : clique.collectives[operation.number];
-  const int seat = is_message ? (is_send ? 0 : 1) : comm.rank;
-  std::vector<int> ranks = {way.first, way.second};
-  if (!is_message) {
-    ranks.clear();
-    for (int r = 0; r < clique.size; ++r) ranks.push_back(r);
-  }
-  const std::string wrong = difference(meeting, seat, operation, ranks);
-  // As with NCCL, the call never ends.
-  if (!wrong.empty()) return break_all(clique, "calls differ: " + wrong);
-  meeting.arrived[seat] = &operation;
-  if (meeting.arrived.size() < ranks.size()) return;
-  std::vector<Operation*> all;
-  for (const auto& [index, each] : meeting.arrived) all.push_back(each);
-  if (is_message) {
-    std::memcpy(all[1]->output, all[0]->input,
-                all[0]->count * size_of(all[0]->type));
-    clique.messages[way].erase(operation.number);
-  } else {
-    run_collective(all);
-    clique.collectives.erase(operation.number);
-  }
-  for (Operation* each : all) each->is_done = true;
-}
-
-// One look at a launch that is first on its stream.
-bool poll(ncclComm& comm, Launch& launch) {
-  const Lock lock(state().mutex);
-  if (comm.is_aborted || launch.is_done) return true;
-  // What an aborted rank brought may be gone: its peers wait until they are
-  // aborted, too.
-  for (const auto& [rank, member] : comm.clique->members) {
-    if (member->is_aborted) return false;
-  }
-  // Messages of a group run together, collectives one after the other.
-  for (Operation& operation : launch.operations) {
-    if (!operation.has_arrived) arrive(comm, operation);
-    if (!operation.is_done && !operation.is_message()) return false;
-  }
-  launch.is_done =
-      std::all_of(launch.operations.begin(), launch.operations.end(),
-                  [](const Operation& each) { return each.is_done; });
-  if (launch.is_done) --comm.num_running;
-  return launch.is_done;
-}
-
 // All ranks have begun to end their communicator, as NCCL wants it.
 bool all_end(const ncclComm& comm) {
+  if (are_processes()) return all_have_ended(*comm.clique);
   return std::all_of(comm.clique->members.begin(), comm.clique->members.end(),
                      [](const auto& member) {
                        return member.second->is_finalized ||
@@ -165,11 +49,9 @@ bool all_end(const ncclComm& comm) {
                      });
 }
 
-// --- Calls -------------------------------------------------------------------
-
 // What is wrong with the communicator for a new call; expects the lock.
-std::string why_not_ready(const ncclComm& comm) {
-  if (state().live.count(const_cast<ncclComm_t>(&comm)) == 0) {
+std::string why_not_ready(ncclComm& comm) {
+  if (state().live.count(&comm) == 0) {
     return "the communicator was destroyed or aborted";
   }
   if (!is_complete(comm) || comm.pending || comm.is_splitting) {
@@ -213,6 +95,37 @@ ncclComm_t make_comm(int rank, int device) {
   state().live.insert(comm.get());
   state().comms.push_back(std::move(comm));
   return state().comms.back().get();
+}
+
+// Other processes wake nobody here: who waits for them looks again and again.
+void begin_to_look() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    std::thread([] {
+      for (;;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        emulator::wake();
+      }
+    }).detach();
+  });
+}
+
+// The same of all_have_joined: this rank's part of a split among processes.
+void look_at_split(ncclComm& comm) {
+  if (!are_processes() || !comm.is_splitting) return;
+  SplitPart part;
+  if (!find_part(*comm.clique, comm.rank, comm.num_splits - 1, part)) return;
+  comm.is_splitting = false;
+  if (part.rank < 0) return;
+  auto clique = std::make_shared<Clique>();
+  clique->id = part.id;
+  clique->size = part.size;
+  ncclComm_t child = make_comm(part.rank, comm.device);
+  child->clique = clique;
+  child->is_complete = true;
+  clique->members[part.rank] = child;
+  *comm.child = child;
+  ++state().num_split;
 }
 
 // All ranks have called: makes the parts.
@@ -271,24 +184,6 @@ ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
   return ncclSuccess;
 }
 
-std::string Operation::text() const {
-  static const char* const kNames[] = {
-      "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
-      "ncclReduce",    "ncclSend",          "ncclRecv"};
-  static const char* const kOps[] = {"sum", "product", "max", "min"};
-  std::ostringstream text;
-  text << kNames[static_cast<int>(kind)] << " " << type_name(type) << "["
-       << count << "]";
-  if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter ||
-      kind == Kind::kReduce) {
-    text << " (" << kOps[op] << ")";
-  }
-  if (kind == Kind::kBroadcast || kind == Kind::kReduce) {
-    text << " (root " << peer << ")";
-  }
-  return text.str();
-}
-
 void fail_call(const std::string& function, int nth, ncclResult_t error) {
   const Lock lock(state().mutex);
   state().planted[function] = {nth, error};
@@ -327,7 +222,8 @@ ncclResult_t ncclGetVersion(int* version) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const Lock lock(state().mutex);
   *id = {};
-  const std::string text = "stand-in " + std::to_string(state().num_ids++);
+  const std::string text = "stand-in-" + std::to_string(getpid()) + "-" +
+                           std::to_string(state().num_ids++);
   std::memcpy(id->internal, text.data(), text.size());
   return ncclSuccess;
 }
@@ -366,6 +262,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   auto& clique = state().cliques[std::string(id.internal, sizeof(id))];
   if (clique == nullptr) {
     clique = std::make_shared<Clique>();
+    clique->id = id.internal;
     clique->size = size;
   }
   if (clique->size != size || rank < 0 || rank >= size ||
@@ -378,6 +275,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   (*comm)->clique = clique;
   clique->members[rank] = *comm;
   ++state().num_joined;
+  if (stand_in::are_processes()) {
+    stand_in::begin_to_look();
+    stand_in::write_join(*clique, rank, device);
+  }
   for (const auto& [other, theirs] : clique->members) {
     if (other == rank || theirs->device != device) continue;
     stand_in::break_all(*clique, "duplicate GPU: rank " +
@@ -401,6 +302,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
   *child = nullptr;
   comm->is_splitting = true;
   const std::int64_t number = comm->num_splits++;
+  if (stand_in::are_processes()) {
+    comm->child = child;
+    stand_in::write_split(*comm->clique, comm->rank, number, color, key);
+    return ncclInProgress;
+  }
   auto& called = comm->clique->splits[number];
   called[comm->rank] = {color, key, child};
   if (static_cast<int>(called.size()) == comm->clique->size) {
@@ -412,6 +318,9 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   const Lock lock(state().mutex);
   comm->is_finalized = true;
+  if (stand_in::are_processes()) {
+    stand_in::write_end(*comm->clique, comm->rank);
+  }
   return ncclInProgress;
 }
 
@@ -431,6 +340,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     }
     comm->is_aborted = true;
     ++state().num_aborted;
+    if (stand_in::are_processes()) {
+      stand_in::write_end(*comm->clique, comm->rank);
+    }
   }
   emulator::wake();
   return ncclSuccess;
@@ -448,6 +360,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     *error = comm->error;
     if (*error != ncclSuccess) return ncclSuccess;
     *error = ncclInProgress;
+    stand_in::look_at_split(*comm);
     if (!stand_in::is_complete(*comm) || comm->is_splitting) return ncclSuccess;
     if (comm->is_finalized && !stand_in::all_end(*comm)) return ncclSuccess;
     if (comm->pending != nullptr) {
@@ -460,7 +373,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   if (launch != nullptr) {
     emulator::enqueue(
         launch->stream, launch->operations.front().text(),
-        [comm, launch] { return stand_in::poll(*comm, *launch); });
+        [comm, launch] { return stand_in::poll(*comm, *launch); },
+        /*opens_memory=*/false);
   }
   return ncclSuccess;
 }

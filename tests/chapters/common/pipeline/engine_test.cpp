@@ -12,6 +12,7 @@
 #include "chapters/common/models/models.h"
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/engine_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
 namespace {
@@ -99,7 +100,7 @@ TEST_P(EngineRanks, TheClockHasTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, EngineRanks,
-                         ::testing::Values(1, 2, 3, 4, 8));
+                         ::testing::ValuesIn(world_sizes()));
 
 TEST(EngineTest, ChunksThatAreAlive) {
   // Groups of 3 over 2 ranks: 3 + 2 micro-batches

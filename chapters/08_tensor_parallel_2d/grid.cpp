@@ -1,0 +1,77 @@
+#include "chapters/08_tensor_parallel_2d/grid.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+
+namespace shardbook::summa {
+
+Topology square(int q) { return Topology({"col", "row"}, {q, q}); }
+
+Grid grid_of(DeviceMesh& mesh) {
+  Grid grid;
+  grid.row = &mesh.group("row");
+  grid.col = &mesh.group("col");
+  grid.batch = grid.col;
+  if (mesh.topology().has_axis("dep")) {
+    grid.depth = &mesh.group("dep");
+    grid.batch = &mesh.group("dep-col");
+  }
+  return grid;
+}
+
+int side_of(int num_ranks, int depth, const std::string& option) {
+  const int each = std::max(1, num_ranks / depth);
+  const int q = std::max(
+      1, static_cast<int>(std::lround(std::floor(std::sqrt(each + 0.5)))));
+  SB_CHECK(depth * q * q == num_ranks, option, " ", num_ranks,
+           depth == 1 ? ": the ranks form a square"
+                      : ": the ranks form squares, one above the other",
+           "; give ", depth * q * q, " or ", depth * (q + 1) * (q + 1));
+  return q;
+}
+
+Place place_of(int rank, int q) { return {q, rank / q % q, rank % q}; }
+
+Shards matrix_part(const Place& place, std::int64_t blocks) {
+  return {{0, place.i, place.q}, {1, place.j, place.q, blocks}};
+}
+
+Shards vector_part(const Place& place, std::int64_t dim, std::int64_t blocks) {
+  return {{dim, place.j, place.q, blocks}, {dim, place.i, place.q}};
+}
+
+namespace {
+
+/// Part `index` of `count` of one dimension.
+Tensor part_of(const Tensor& x, std::int64_t dim, int index, int count) {
+  SB_CHECK(x.size(dim) % count == 0, "tensor parallel: dim ", dim, " of shape ",
+           shape_text(x.shape()), " does not divide into ", count,
+           " equal parts");
+  const std::int64_t own = x.size(dim) / count;
+  return slice(x, dim, index * own, (index + 1) * own);
+}
+
+}  // namespace
+
+Tensor own_rows(const Tensor& batch, const Grid& grid) {
+  return part_of(batch, 0, grid.row_part(), grid.row_parts());
+}
+
+Tensor own_block(const Tensor& x, const Grid& grid) {
+  return part_of(own_rows(x, grid), x.ndim() - 1, grid.j(), grid.q());
+}
+
+ShardView view_of(const Shape& local, const Grid& grid) {
+  ShardView view;
+  view.global_shape = local;
+  view.global_shape.front() *= grid.row_parts();
+  view.global_shape.back() *= grid.q();
+  view.offset.assign(local.size(), 0);
+  view.offset.front() = grid.row_part() * local.front();
+  view.offset.back() = grid.j() * local.back();
+  return view;
+}
+
+}  // namespace shardbook::summa

@@ -1,0 +1,78 @@
+#pragma once
+
+// The square of ranks, and who shares what.
+//
+//              j = 0      j = 1
+//   i = 0    (0, 0)     (0, 1)     <- a ROW group: fixed i, its local rank is j
+//   i = 1    (1, 0)     (1, 1)
+//               ^
+//               a COL group: fixed j, its local rank is i
+//
+// A matrix of M x N lies on the grid in q x q blocks: rank (i, j) has the i-th of
+// q blocks of rows and the j-th of q blocks of columns. A vector of N is cut over
+// j first and over i then, so that nothing is stored twice.
+//
+// With a depth (the 2.5D chapter) there are d such squares, one above the other.
+// Weights are the same in all of them; the rows of a batch are cut d times more.
+
+#include <cstdint>
+#include <string>
+
+#include "comm/device_mesh.h"
+#include "core/ops.h"
+#include "core/shards.h"
+
+namespace shardbook::summa {
+
+/// A rank's place in its square.
+struct Place {
+  int q = 1, i = 0, j = 0;
+};
+/// Of rank j + q (i + q k).
+Place place_of(int rank, int q);
+
+/// One rank's place and groups. The groups must outlive it.
+struct Grid {
+  ProcessGroup* row = nullptr;    ///< fixed i and k; local rank is j
+  ProcessGroup* col = nullptr;    ///< fixed j and k; local rank is i
+  ProcessGroup* depth = nullptr;  ///< fixed i and j; local rank is k
+  /// Fixed j: all ranks that hold other rows of the batch. `col` without depth.
+  ProcessGroup* batch = nullptr;
+
+  int q() const { return row->size(); }
+  int d() const { return depth == nullptr ? 1 : depth->size(); }
+  int i() const { return col->rank(); }
+  int j() const { return row->rank(); }
+  int k() const { return depth == nullptr ? 0 : depth->rank(); }
+  Place place() const { return {q(), i(), j()}; }
+  int num_ranks() const { return d() * q() * q(); }
+  /// Into how many parts the rows of a batch are cut, and which this rank has.
+  int row_parts() const { return d() * q(); }
+  int row_part() const { return k() * q() + i(); }
+};
+
+/// Axes of a mesh whose group along "row" is the ROW group: rank = q i + j.
+Topology square(int q);
+/// The square of a mesh with axes "col" and "row", or "dep", "col" and "row".
+/// The first call on a mesh with depth is collective.
+Grid grid_of(DeviceMesh& mesh);
+/// sqrt(num_ranks / depth). Throws Error that names `option` and the nearest
+/// numbers of ranks that form squares.
+int side_of(int num_ranks, int depth, const std::string& option);
+
+/// Block (i, j) of a matrix. `blocks` > 1 cuts each of so many groups of columns
+/// over j: the queries, keys and values of attention are three.
+Shards matrix_part(const Place& place, std::int64_t blocks = 1);
+/// Piece i of piece j of a vector, or of the columns of a table.
+Shards vector_part(const Place& place, std::int64_t dim = 0,
+                   std::int64_t blocks = 1);
+
+/// This rank's rows of dim 0 of a batch, which is whole on every rank: first by
+/// depth, then by COL. A view.
+Tensor own_rows(const Tensor& batch, const Grid& grid);
+/// This rank's block of an activation [B, .., N]: own rows, and columns by j.
+Tensor own_block(const Tensor& x, const Grid& grid);
+/// Where a block of shape `local` lies in one device's tensor.
+ShardView view_of(const Shape& local, const Grid& grid);
+
+}  // namespace shardbook::summa

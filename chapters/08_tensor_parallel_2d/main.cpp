@@ -1,0 +1,46 @@
+// Tensor parallelism in 2D: matrices in blocks on a square of ranks.
+//
+//   ch08_tensor_parallel_2d --world-size 4
+//   ch08_tensor_parallel_2d --world-size 9 --backend sim --model gpt2-xl
+//
+// Read before: 07_tensor_parallel. Read next: 09_tensor_parallel_2p5d.
+
+#include "chapters/08_tensor_parallel_2d/trainer.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+
+using namespace shardbook;
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones; this chapter has none of its own.
+    Options options;
+    options.chapter = "08_tensor_parallel_2d";
+    CommandLine line("ch08_tensor_parallel_2d",
+                     "Tensor parallelism in 2D: SUMMA, Optimus.");
+    add_shared_options(line, options);
+    line.parse(argc, argv);
+    check_options(options);
+    const int q = summa::side_of(options.world_size, 1, "--world-size");
+
+    // 2. Start the ranks: threads of this process, processes, or fibers.
+    ChapterRun chapter;
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: a square of rows and columns.
+      DeviceMesh mesh(world, summa::square(q));
+
+      // 4. Build the same model from the same seed on every rank.
+      // 5. Apply the strategy: each rank draws its blocks, layers multiply them.
+      summa::Trainer strategy(options, summa::grid_of(mesh), world);
+
+      // 6. Train a few steps on the same data.
+      run.train(options, strategy);
+    };
+
+    // 7. Compare parameters with the single-device run.
+    chapter.reference = [](const Options& as) { return train_one_device(as); };
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    return run_program(options, line, chapter);
+  });
+}

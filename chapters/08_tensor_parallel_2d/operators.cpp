@@ -1,0 +1,228 @@
+#include "chapters/08_tensor_parallel_2d/operators.h"
+
+#include "chapters/08_tensor_parallel_2d/products.h"
+#include "core/autograd.h"
+#include "core/check.h"
+
+namespace shardbook::summa {
+namespace {
+
+Shape with_rows(const Shape& shape, std::int64_t rows) {
+  Shape result = shape;
+  result.front() = rows;
+  return result;
+}
+
+Tensor gathered(const Tensor& own, ProcessGroup& group) {
+  return InFlight::gather(own, group).wait();
+}
+
+Tensor scattered(const Tensor& partial, ProcessGroup& group) {
+  return InFlight::scatter(partial, group).wait();
+}
+
+/// A number per row, so that it broadcasts over the row.
+Tensor column(const Tensor& values) {
+  return reshape(values, {values.numel(), 1});
+}
+
+}  // namespace
+
+InFlight InFlight::gather(const Tensor& own, ProcessGroup& group) {
+  InFlight call;
+  call.input_ = own;
+  call.result_ = own;
+  if (group.size() == 1) return call;
+  call.result_ = Tensor::empty(
+      with_rows(own.shape(), own.size(0) * group.size()), own.options());
+  call.work_ = group.all_gather(call.result_, own);
+  return call;
+}
+
+InFlight InFlight::scatter(const Tensor& partial, ProcessGroup& group) {
+  SB_CHECK(partial.size(0) % group.size() == 0, "reduce_scatter over \"",
+           group.name(), "\": ", partial.size(0), " rows do not divide over ",
+           group.size(), " ranks");
+  InFlight call;
+  call.input_ = partial;
+  call.result_ = partial;
+  if (group.size() == 1) return call;
+  call.result_ =
+      Tensor::empty(with_rows(partial.shape(), partial.size(0) / group.size()),
+                    partial.options());
+  call.work_ = group.reduce_scatter(call.result_, partial);
+  return call;
+}
+
+Tensor InFlight::wait() {
+  work_.wait();
+  input_ = Tensor();
+  return result_;
+}
+
+Tensor as_matrix(const Tensor& x) { return reshape(x, {-1, x.size(-1)}); }
+
+Tensor replicated(const Tensor& parameter, ProcessGroup* group) {
+  if (group == nullptr || group->size() == 1) return parameter;
+  Tensor y = parameter.detach();
+  autograd::record("replicated", {parameter}, {y},
+                   [group](const Tensors& grads) {
+                     group->all_reduce(grads[0]).wait();
+                     return grads;
+                   });
+  y.set_stands_for_parameter();
+  return y;
+}
+
+Tensor sum_over(const Tensor& partial, ProcessGroup& group) {
+  if (group.size() == 1) return partial;
+  return autograd::custom_function(
+      "sum_over", {partial},
+      [&](const Tensors& in) {
+        Tensor sum = in[0].clone();
+        group.all_reduce(sum).wait();
+        return Tensors{sum};
+      },
+      [](const Tensors& grads) { return grads; })[0];
+}
+
+Tensor gather_rows(const Tensor& own, ProcessGroup& group) {
+  if (group.size() == 1) return own;
+  return autograd::custom_function(
+      "gather_rows", {own},
+      [&](const Tensors& in) { return Tensors{gathered(in[0], group)}; },
+      [own, &group](const Tensors& grads) {
+        const GradientScope kind(own);
+        return Tensors{scattered(grads[0], group)};
+      })[0];
+}
+
+Tensor scatter_rows(const Tensor& partial, ProcessGroup& group) {
+  if (group.size() == 1) return partial;
+  return autograd::custom_function(
+      "scatter_rows", {partial},
+      [&](const Tensors& in) { return Tensors{scattered(in[0], group)}; },
+      [&group](const Tensors& grads) {
+        return Tensors{gathered(grads[0], group)};
+      })[0];
+}
+
+Tensor gather_columns(const Tensor& own, ProcessGroup& group) {
+  if (group.size() == 1) return own;
+  if (own.ndim() == 1) return gather_rows(own, group);
+  // Collectives put pieces end to end along dim 0: [P, rows, n/P]
+  const std::int64_t n = own.size(-1), ranks = group.size();
+  const std::int64_t rows = own.numel() / n;
+  return autograd::custom_function(
+      "gather_columns", {own},
+      [&](const Tensors& in) {
+        const Tensor all = gathered(reshape(in[0], {1, rows, n}), group);
+        Shape shape = own.shape();
+        shape.back() = ranks * n;
+        return Tensors{reshape(transpose(all, 0, 1), shape)};
+      },
+      [=, &group](const Tensors& grads) {
+        const Tensor pieces =
+            transpose(reshape(grads[0], {rows, ranks, n}), 0, 1);
+        const GradientScope kind(own);
+        return Tensors{reshape(scattered(pieces, group), own.shape())};
+      })[0];
+}
+
+// --- Norm ----------------------------------------------------------------------
+
+namespace {
+
+/// Sums of the rows of `a` and of `b` over the ranks: [2, rows].
+Tensor row_sums(const Tensor& a, const Tensor& b, ProcessGroup& group) {
+  const Tensor sums = Tensor::empty({2, a.size(0)}, a.options());
+  sums.rows_view(0, 1).copy_from(reshape(sum(a, 1), {1, a.size(0)}));
+  sums.rows_view(1, 2).copy_from(reshape(sum(b, 1), {1, a.size(0)}));
+  group.all_reduce(sums).wait();
+  return sums;
+}
+
+/// Statistics of 16-bit rows are computed in f32.
+Tensor widened(const Tensor& x) {
+  const bool is_narrow = x.dtype() == DType::kBF16 || x.dtype() == DType::kF16;
+  return is_narrow ? to_dtype(x, DType::kF32) : x;
+}
+
+Tensor normalized(const Tensor& x, const Tensor& mean, const Tensor& rstd) {
+  return mul(sub(as_matrix(widened(x)), column(mean)), column(rstd));
+}
+
+}  // namespace
+
+Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
+                        const Tensor& beta, ProcessGroup& group, double eps) {
+  if (group.size() == 1) return layer_norm(x, gamma, beta, eps);
+  const double width = static_cast<double>(x.size(-1)) * group.size();
+  Tensor y, mean, rstd;
+  {
+    const NoGrad no_grad;
+    Tensor rows = as_matrix(widened(x));
+    const Tensor means = scale(row_sums(rows, square(rows), group), 1 / width);
+    rows = Tensor();
+    mean = means.rows_view(0, 1).clone();
+    const Tensor variance = sub(means.rows_view(1, 2), square(mean));
+    rstd = div(Tensor::full(mean.shape(), 1, mean.options()),
+               sqrt(add_scalar(variance, eps)));
+    y = add(mul(normalized(x, mean, rstd), widened(gamma)), widened(beta));
+    y = reshape(to_dtype(y, x.dtype()), x.shape()).detach();
+  }
+  autograd::record(
+      "split_layer_norm", {x, gamma, beta}, {y},
+      [=, &group](const Tensors& grads) {
+        const Tensor dy = as_matrix(widened(grads[0]));
+        const Tensor xhat = normalized(x, mean, rstd);
+        Tensors result(3);
+        if (x.requires_grad()) {
+          const Tensor dz = mul(dy, widened(gamma));
+          const Tensor means =
+              scale(row_sums(dz, mul(dz, xhat), group), 1 / width);
+          const Tensor mean_dz = column(means.rows_view(0, 1));
+          const Tensor mean_dz_xhat = column(means.rows_view(1, 2));
+          const Tensor dx =
+              mul(sub(sub(dz, mean_dz), mul(xhat, mean_dz_xhat)), column(rstd));
+          result[0] = reshape(to_dtype(dx, x.dtype()), x.shape());
+        }
+        result[1] = to_dtype(sum(mul(dy, xhat), 0), gamma.dtype());
+        result[2] = to_dtype(sum(dy, 0), beta.dtype());
+        return result;
+      });
+  return y;
+}
+
+// --- Loss ----------------------------------------------------------------------
+
+Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
+                           std::int64_t first, ProcessGroup& group,
+                           std::int64_t vocabulary) {
+  if (group.size() == 1) return cross_entropy(logits, targets);
+  if (vocabulary == 0) vocabulary = logits.size(-1) * group.size();
+  return cross_entropy_part(
+      logits, targets, first, vocabulary,
+      [&group](const Tensor& x, bool is_max) {
+        group.all_reduce(x, is_max ? ReduceOp::kMax : ReduceOp::kSum, "loss")
+            .wait();
+      });
+}
+
+Tensor mean_over(const Tensor& mean, const std::vector<ProcessGroup*>& groups) {
+  int ranks = 1;
+  for (const ProcessGroup* group : groups) ranks *= group->size();
+  if (ranks == 1) return mean;
+  return autograd::custom_function(
+      "mean_over", {mean},
+      [&](const Tensors& in) {
+        const Tensor sum = in[0].clone();
+        for (ProcessGroup* group : groups) group->all_reduce(sum).wait();
+        return Tensors{scale(sum, 1.0 / ranks)};
+      },
+      [ranks](const Tensors& grads) {
+        return Tensors{scale(grads[0], 1.0 / ranks)};
+      })[0];
+}
+
+}  // namespace shardbook::summa

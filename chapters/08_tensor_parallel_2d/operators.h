@@ -1,0 +1,69 @@
+#pragma once
+
+// What layers that are cut over ranks do between their products, on any group:
+// sums and gathers with the backward that each needs, a norm and a loss whose
+// last dimension is cut. The layers of a square, of squares one above the other
+// and of a cube are all made of these.
+//
+// A group of size one, or null, makes each of them the operation of one device.
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "core/ops.h"
+
+namespace shardbook::summa {
+
+/// A parameter that the ranks of `group` hold as replicas and use on different
+/// rows: identity, whose backward adds up the ranks' gradients (all_reduce, in
+/// place: the result may be used by one operation).
+Tensor replicated(const Tensor& parameter, ProcessGroup* group);
+/// The sum over the ranks, on all of them: all_reduce. Its backward is the
+/// identity, since every rank has the whole gradient of the sum already.
+Tensor sum_over(const Tensor& partial, ProcessGroup& group);
+
+/// A call under way, unrecorded; `wait` returns its result.
+class InFlight {
+ public:
+  /// The ranks' rows end to end.
+  static InFlight gather(const Tensor& own, ProcessGroup& group);
+  /// This rank's rows of the sum over ranks.
+  static InFlight scatter(const Tensor& partial, ProcessGroup& group);
+  Tensor wait();
+
+ private:
+  Tensor input_, result_;
+  Work work_;
+};
+
+/// The ranks' rows end to end: all_gather on dim 0. Backward: reduce_scatter.
+Tensor gather_rows(const Tensor& own, ProcessGroup& group);
+/// This rank's rows of the sum over ranks: reduce_scatter on dim 0. Backward:
+/// all_gather.
+Tensor scatter_rows(const Tensor& partial, ProcessGroup& group);
+/// The same as gather_rows on the last dim: pieces [.., n/P] -> [.., n].
+Tensor gather_columns(const Tensor& own, ProcessGroup& group);
+
+/// layer_norm of rows that are cut over `group`: x [.., n/P], gamma and beta
+/// [n/P]. The mean of x and that of x^2 need one all_reduce of 2 values per row,
+/// forward and backward; var = E[x^2] - E[x]^2, in f32 or f64.
+Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
+                        const Tensor& beta, ProcessGroup& group, double eps);
+
+/// Mean cross-entropy of rows whose classes are cut over `group`: logits
+/// [.., v] are classes first .. first + v - 1, and those from `vocabulary` on are
+/// padding (0: none is). See cross_entropy_part: three all_reduces of one value
+/// per row forward, none backward.
+Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
+                           std::int64_t first, ProcessGroup& group,
+                           std::int64_t vocabulary = 0);
+
+/// The mean of the ranks' means over equally many items: an all_reduce over
+/// each group in turn. Backward divides by the number of ranks and sends nothing.
+Tensor mean_over(const Tensor& mean, const std::vector<ProcessGroup*>& groups);
+
+/// Linear rows of `x` as a matrix [rows, last dim].
+Tensor as_matrix(const Tensor& x);
+
+}  // namespace shardbook::summa

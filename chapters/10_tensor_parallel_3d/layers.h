@@ -1,0 +1,157 @@
+#pragma once
+
+// The layers of a transformer on a cube of ranks.
+//
+//   Cube cube = cube_on(mesh);
+//   Tensor y = linear(x, weight, bias, cube);      // straight in, swapped out
+//   Gpt model(config, init, layers(cube));         // a whole GPT
+//
+// Each layer reads the layout of its activation from the activation. Shapes below
+// are for the straight layout: rows (i, j), columns k; for the swapped one, read k
+// for j and j for k. [b] stands for B/l^2 samples.
+//
+// A cube of one rank computes what one device does, bit for bit.
+
+#include <cstdint>
+#include <string>
+
+#include "chapters/10_tensor_parallel_3d/cube.h"
+#include "chapters/common/models/models.h"
+
+namespace shardbook::cube {
+
+/// x [.., K/l], weight [K/l^2, N/l], or [N/l^2, K/l] with `trans_weight` -> X W in
+/// the other layout: all_gather of x over INPUT and of the weight over WEIGHT,
+/// reduce_scatter of the product over OUTPUT; backward the same three reversed,
+/// and both gathers again unless cube.keep_gathered.
+Tensor product(const Tensor& x, const Tensor& weight, const Cube& cube,
+               bool trans_weight = false);
+/// The same plus bias [N/l], whose gradient is summed over OUTPUT x WEIGHT.
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+              const Cube& cube);
+/// gamma and beta [h/l]: sums over OUTPUT, gradients over INPUT x WEIGHT.
+Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                  const Cube& cube, double eps = 1e-5);
+/// qkv [b, S, 3h/l]: this rank's heads of queries, keys and values. Rows are
+/// whole sequences, so nothing is sent.
+Tensor attention(const Tensor& qkv, const AttentionOptions& options,
+                 const Cube& cube);
+/// Draws the block's part of the mask of one device.
+Tensor dropout(const Tensor& x, double p, const Cube& cube);
+
+/// Ids [B, S] of the whole batch, table [V, h/l] -> [b, S, h/l], straight. The
+/// table's gradient is summed over INPUT x WEIGHT.
+Tensor embedding(const Tensor& table, const Tensor& ids, const Cube& cube);
+/// Table [V/l^2, h/l], rows (j, i): gathered over WEIGHT; the ids of this i are
+/// looked up in vocabulary block j, and reduce_scatter over INPUT.
+Tensor vocabulary_parallel_embedding(const Tensor& table, const Tensor& ids,
+                                     const Cube& cube);
+
+/// x [b, .., K/l], weight [classes, K/l], bias [classes] or undefined -> logits
+/// [b, .., classes], replicated over OUTPUT.
+Tensor classifier(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  const Cube& cube);
+/// Mean over the whole batch of logits as `classifier` returns them for a
+/// straight x, against targets [B, ..] of the whole batch.
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
+                     const Cube& cube);
+/// The same for logits that product(x, table, trans_weight) returns from a
+/// straight x: rows (i, k), classes j. Classes from `vocabulary` on are padding.
+Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
+                                         const Tensor& targets,
+                                         const Cube& cube,
+                                         std::int64_t vocabulary = 0);
+
+/// A linear layer for activations of one layout; its weights lie accordingly.
+class Linear3D : public ModuleOf<Linear3D> {
+ public:
+  Linear3D(const std::string& name, std::int64_t in, std::int64_t out,
+           double stddev, InitOptions init, const Cube& cube, Layout layout,
+           std::int64_t blocks = 1);
+  /// Throws Error for an activation of the other layout.
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "Linear3D"; }
+
+  Tensor weight;  ///< [in/l^2, out/l]
+  Tensor bias;    ///< [out/l]
+
+ private:
+  std::string name_;
+  Cube cube_;
+  Layout layout_;
+};
+
+class LayerNorm3D : public ModuleOf<LayerNorm3D> {
+ public:
+  LayerNorm3D(std::int64_t width, double eps, InitOptions init,
+              const Cube& cube, Layout layout = Layout::kStraight);
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "LayerNorm3D"; }
+
+  Tensor weight, bias;  ///< [width/l]
+  double eps;
+
+ private:
+  Cube cube_;
+  Layout layout_;
+};
+
+class Embedding3D : public ModuleOf<Embedding3D> {
+ public:
+  Embedding3D(const std::string& name, std::int64_t rows, std::int64_t width,
+              double stddev, InitOptions init, const Cube& cube);
+  Tensor forward(const Tensor& ids) override {
+    return embedding(weight, ids, cube_);
+  }
+  /// The first rows, for adding to straight activations: [rows, width/l].
+  Tensor first_rows(std::int64_t rows) const;
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "Embedding3D"; }
+
+  Tensor weight;  ///< [rows, width/l]
+
+ private:
+  Cube cube_;
+};
+
+class VocabParallelEmbedding3D : public ModuleOf<VocabParallelEmbedding3D> {
+ public:
+  VocabParallelEmbedding3D(const std::string& name, std::int64_t rows,
+                           std::int64_t width, double stddev, InitOptions init,
+                           const Cube& cube);
+  Tensor forward(const Tensor& ids) override {
+    return vocabulary_parallel_embedding(weight, ids, cube_);
+  }
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "VocabParallelEmbedding3D"; }
+
+  Tensor weight;  ///< [rows/l^2, width/l]
+
+ private:
+  Cube cube_;
+};
+
+class Dropout3D : public ModuleOf<Dropout3D> {
+ public:
+  Dropout3D(double p, const Cube& cube) : p_(p), cube_(cube) {}
+  Tensor forward(const Tensor& x) override {
+    return is_training() ? dropout(x, p_, cube_) : x;
+  }
+  void members(MemberVisitor&) override {}
+  std::string type_name() const override { return "Dropout3D"; }
+
+ private:
+  double p_;
+  Cube cube_;
+};
+
+/// The layers of a GPT: c_attn and c_fc read straight activations, both c_proj
+/// swapped ones. `vocabulary` is the number of tokens, where the table has more
+/// rows than that.
+LayerFactory layers(const Cube& cube, std::int64_t vocabulary = 0);
+/// The part of a GPT's parameter that a rank holds, by its name.
+Shards layout(const std::string& name, const Place& place);
+
+}  // namespace shardbook::cube

@@ -1,0 +1,52 @@
+// Tensor parallelism in 3D: every matrix spread once over a cube of ranks.
+//
+//   ch10_tensor_parallel_3d --world-size 8
+//   ch10_tensor_parallel_3d --world-size 8 --keep-gathered false
+//   ch10_tensor_parallel_3d --world-size 64 --backend sim --model gpt2-xl
+//
+// Read before: 09_tensor_parallel_2p5d. Read next: 11_dtensor.
+
+#include "chapters/10_tensor_parallel_3d/trainer.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+
+using namespace shardbook;
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones, then this chapter's own.
+    Options options;
+    options.chapter = "10_tensor_parallel_3d";
+    bool keep_gathered = true;
+    CommandLine line("ch10_tensor_parallel_3d",
+                     "Tensor parallelism in 3D: the cube.");
+    add_shared_options(line, options);
+    line.add("--keep-gathered", &keep_gathered,
+             "keep gathered operands for backward");
+    line.parse(argc, argv);
+    check_options(options);
+    const int l = cube::side_of(options.world_size, "--world-size");
+
+    // 2. Start the ranks: threads of this process, processes, or fibers.
+    ChapterRun chapter;
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: the three of a cube.
+      DeviceMesh mesh(world, cube::cube_of(l));
+
+      // 4. Build the same model from the same seed on every rank.
+      // 5. Apply the strategy: each rank draws its parts, layers gather them.
+      cube::Cube place = cube::cube_on(mesh);
+      place.keep_gathered = keep_gathered;
+      cube::Trainer strategy(options, place, world);
+
+      // 6. Train a few steps on the same data.
+      run.train(options, strategy);
+    };
+
+    // 7. Compare parameters with the single-device run.
+    chapter.reference = [](const Options& as) { return train_one_device(as); };
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    return run_program(options, line, chapter);
+  });
+}

@@ -1,0 +1,165 @@
+#include "chapters/10_tensor_parallel_3d/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "chapters/10_tensor_parallel_3d/layers.h"
+#include "core/check.h"
+
+namespace shardbook::cube {
+
+// --- The bill --------------------------------------------------------------------
+
+namespace {
+
+/// all_reduce of n elements over p ranks.
+double reduced(double p, double n) { return 2 * (p - 1) / p * n; }
+
+}  // namespace
+
+double linear_elements(double l, double m, double k, double n,
+                       bool keep_gathered) {
+  const double each = (l - 1) / (l * l * l);
+  const double operands = m * k + k * n;
+  return each * (2 * (operands + m * n) + (keep_gathered ? 0 : operands));
+}
+
+double step_bytes(const Sizes& s) {
+  const double l = s.l, t = s.tokens, h = s.h;
+  if (l == 1) return 0;
+  const auto linear = [&](double k, double n) {
+    return linear_elements(l, t, k, n, s.keep_gathered);
+  };
+  // A vector of n: its gradient is added up over l^2 ranks
+  const auto vector = [&](double n) { return reduced(l * l, n / l); };
+  const double norms = 2 * s.layers + 1;
+
+  double elements = s.layers * (linear(h, 3 * h) + linear(h, h) +
+                                linear(h, 4 * h) + linear(4 * h, h));
+  elements += s.layers * (vector(3 * h) + 2 * vector(h) + vector(4 * h));
+  elements += norms * 2 * vector(h);
+  // The table over WEIGHT and its tokens over INPUT, forward and backward
+  elements += 2 * (l - 1) / (l * l * l) * (s.vocabulary * h + t * h);
+  elements += vector(s.seq * h);
+  elements += linear(h, s.vocabulary);
+
+  const double rows = t / (l * l);
+  double stats = norms * 2 * reduced(l, 2 * rows);
+  stats += 3 * reduced(l, rows) + 2 * reduced(l, 1);
+  return elements * s.element + stats * s.stat;
+}
+
+double parameters_per_rank(const Sizes& s) {
+  const double matrices = s.layers * 12 * s.h * s.h + s.vocabulary * s.h;
+  const double vectors =
+      s.layers * (9 * s.h + 4 * s.h) + 2 * s.h + s.positions * s.h;
+  return matrices / (s.l * s.l * s.l) + vectors / s.l;
+}
+
+// --- The trainer -----------------------------------------------------------------
+
+namespace {
+
+void check_divides(const std::string& what, std::int64_t n, std::int64_t by,
+                   const std::string& why) {
+  SB_CHECK(n % by == 0, what, " ", n, ": ", why, " ", by, " parts; give ",
+           n / by * by + by);
+}
+
+Options checked(const Options& options, const Cube& cube) {
+  const ModelConfig config = model_config(options);
+  if (config.type != "gpt2") return options;  // ShardedTrainer refuses it
+  const int l = cube.l();
+  check_divides("--batch", options.batch, l * l, "the batch is cut into");
+  const std::string model = "--model " + options.model;
+  check_divides(model + ": n_head", config.n_head, l, "heads are cut into");
+  check_divides(model + ": n_embd", config.n_embd, l * l,
+                "rows of weights are cut into");
+  return options;
+}
+
+ShardedModel sharded_model(const Options& options, const Cube& cube) {
+  const std::int64_t vocabulary = model_config(options).vocab_size;
+  ShardedModel model;
+  model.layers = layers(cube, vocabulary);
+  const int l = cube.l();
+  model.layout = [l](const std::string& name, int rank) {
+    return layout(name, place_of(rank, l));
+  };
+  model.padded_vocabulary = padded_vocabulary(vocabulary, l);
+  return model;
+}
+
+}  // namespace
+
+std::int64_t padded_vocabulary(std::int64_t vocabulary, int l) {
+  const std::int64_t parts = static_cast<std::int64_t>(l) * l;
+  return (vocabulary + parts - 1) / parts * parts;
+}
+
+Trainer::Trainer(const Options& options, const Cube& cube, ProcessGroup& group)
+    : ShardedTrainer(checked(options, cube), sharded_model(options, cube),
+                     group),
+      cube_(cube) {}
+
+Sizes Trainer::sizes() const {
+  Sizes s;
+  s.l = cube_.l();
+  s.tokens = static_cast<double>(options_.batch * options_.seq);
+  s.seq = static_cast<double>(options_.seq);
+  s.h = static_cast<double>(config().n_embd);
+  s.layers = static_cast<double>(config().n_layer);
+  s.positions = static_cast<double>(config().n_positions);
+  s.vocabulary =
+      static_cast<double>(padded_vocabulary(config().vocab_size, cube_.l()));
+  s.element = static_cast<double>(dtype_bytes(options_.dtype));
+  s.stat = options_.dtype == DType::kF64 ? 8 : 4;
+  s.keep_gathered = cube_.keep_gathered;
+  return s;
+}
+
+double Trainer::predicted_bytes() const {
+  return static_cast<double>(options_.steps) *
+         (step_bytes(sizes()) + predicted_norm_bytes());
+}
+
+MemoryBill Trainer::bill() const {
+  MemoryBill bill = single_device_bill(options_, config(), options_.batch);
+  const Sizes s = sizes();
+  const double whole = bill[MemoryKind::kParameter];
+  const double part = parameters_per_rank(s) * s.element;
+  bill[MemoryKind::kParameter] = part;
+  if (options_.steps == 0) return bill;
+  // At the end of backward the table has a gradient of the head and one of the
+  // embedding. Before, that of the positions used lies beside that of all
+  const double table = s.vocabulary * s.h / (s.l * s.l * s.l) * s.element;
+  const double positions = s.l == 1 ? 0 : s.seq * s.h / s.l * s.element;
+  bill[MemoryKind::kGradient] = part + std::max(table, positions);
+  bill[MemoryKind::kOptimizerState] *= part / whole;
+  bill[MemoryKind::kCommunication] = 8;  // The norm of the gradient
+  // Its widest point depends on every layer: a run on shapes finds it
+  if (cube_.num_ranks() > 1) bill[MemoryKind::kActivation] = -1;
+  return bill;
+}
+
+// --- The documents' MLP ------------------------------------------------------------
+
+std::string describe_mlp(int l) {
+  constexpr std::int64_t kRows = 16, kWidth = 256, kInner = 1024;
+  const int parts = l * l;
+  if (kRows % parts != 0 || kWidth % parts != 0) return "";
+  const auto block = [=](std::int64_t rows, std::int64_t columns) {
+    return shape_text({rows / parts, columns / l});
+  };
+  const double moved = linear_elements(l, kRows, kWidth, kInner) +
+                       linear_elements(l, kRows, kInner, kWidth);
+  return "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input " +
+         block(kRows, kWidth) + ", weights " + block(kWidth, kInner) + " and " +
+         block(kInner, kWidth) + ", outputs " + block(kRows, kInner) + " and " +
+         block(kRows, kWidth) + "; " + std::to_string(std::llround(moved)) +
+         " elements sent per rank, forward and backward\n";
+}
+
+std::string Trainer::remarks() { return describe_mlp(cube_.l()); }
+
+}  // namespace shardbook::cube

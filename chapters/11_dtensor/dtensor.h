@@ -1,0 +1,139 @@
+#pragma once
+
+// DTensor: one tensor that lies over many ranks.
+//
+// A DTensor is the array of this rank, and how the arrays of all ranks make up
+// one tensor. Operations (ops.h) compute on the local arrays and know which
+// layout comes out; `redistribute` is the only place that communicates.
+//
+//   DTensor x = distribute_tensor(whole, mesh, {shard(0), replicate()});
+//   DTensor y = x.redistribute({replicate(), shard(1)});
+//   y.full_tensor();                               // equals `whole`
+//
+// Gradients flow through core's autograd and have layouts of their own. The
+// gradient of a shard is a shard. That of a replica is a replica, or a partial
+// where ranks used it for different parts of the result. `redistribute` sends a
+// gradient back from the layout that it has:
+//
+//   forward     gradient arrives as    backward
+//   S(a) -> R   R                      slice
+//   S(a) -> R   P(sum)                 reduce-scatter
+//   R -> S(a)   S(a)                   all-gather
+//   P -> R      R                      nothing
+//
+// Layouts of gradients are known when backward runs, so the sum of two
+// gradients brings the second to the layout of the first. All gradients are
+// those of the whole tensor: no factor depends on the number of ranks.
+//
+// A DTensor belongs to one rank; every rank of the mesh makes the same calls in
+// the same order.
+
+#include <memory>
+#include <optional>
+
+#include "chapters/11_dtensor/mesh.h"
+#include "chapters/11_dtensor/placement.h"
+#include "core/tensor.h"
+
+namespace shardbook::dtensor {
+
+class GradientLayout;
+
+class DTensor {
+ public:
+  DTensor() = default;
+
+  bool defined() const { return local_.defined(); }
+  /// This rank's block, or term.
+  const Tensor& local() const { return local_; }
+  const Mesh& mesh() const { return *mesh_; }
+  const Placements& placements() const { return placements_; }
+  /// Of the whole tensor.
+  const Shape& shape() const { return shape_; }
+  std::int64_t ndim() const { return static_cast<std::int64_t>(shape_.size()); }
+  DType dtype() const { return local_.dtype(); }
+
+  /// The same tensor in another layout.
+  ///
+  /// Communication: calls_of (redistribute.h) forward, and backward those from
+  /// the gradient's layout to normalized(placements()).
+  DTensor redistribute(const Placements& to) const;
+
+  /// This rank's array, for operations outside. Its gradient is a piece of a
+  /// tensor in layout `grad_placements`: by default the forward's, with
+  /// replicas for partials. No communication.
+  Tensor to_local() const { return to_local(normalized(placements_)); }
+  Tensor to_local(const Placements& grad_placements) const;
+
+  /// The whole tensor, on every rank.
+  Tensor full_tensor() const;
+
+  /// For operations: an array with this layout, whose gradient is noted in
+  /// `gradient`.
+  DTensor(Tensor local, Mesh mesh, Placements placements, Shape shape,
+          std::shared_ptr<GradientLayout> gradient);
+  const std::shared_ptr<GradientLayout>& gradient() const { return gradient_; }
+
+ private:
+  Tensor local_;
+  std::optional<Mesh> mesh_;
+  Placements placements_;
+  Shape shape_;
+  std::shared_ptr<GradientLayout> gradient_;
+};
+
+/// The layout in which the gradient of one DTensor arrives.
+class GradientLayout {
+ public:
+  /// The gradient as its receiver gets it: `grad` in the layout of the first
+  /// one that came. Collective where the layouts differ.
+  Tensor add(const DTensor& of, const Tensor& grad,
+             const Placements& placements);
+  /// The layout of the sum; forgets it, for the next backward.
+  Placements take(const DTensor& of);
+
+ private:
+  std::optional<Placements> placements_;
+};
+
+/// Wraps this rank's array. The gradient comes back in the same layout, with
+/// replicas for partials. Without `shape`, shards are equal. With `run_check`,
+/// throws Error where ranks hold other replicas than coordinate 0, or other
+/// sizes than the layout has.
+///
+/// Communication: none; with run_check one broadcast per axis that replicates.
+DTensor from_local(const Tensor& local, const Mesh& mesh,
+                   const Placements& placements,
+                   const std::optional<Shape>& shape = std::nullopt,
+                   bool run_check = false);
+
+/// Spreads `whole` as the rank at coordinate 0 has it; the other ranks give a
+/// tensor of the same shape. Not recorded for backward.
+///
+/// Communication, axis by axis: a scatter for a shard, else a broadcast.
+DTensor distribute_tensor(const Tensor& whole, const Mesh& mesh,
+                          const Placements& placements);
+
+/// The same where all ranks have equal tensors already. No communication.
+DTensor cut_tensor(const Tensor& whole, const Mesh& mesh,
+                   const Placements& placements);
+
+/// A leaf that is trained: this rank's block, and its place. The gradient of
+/// `local` has the same layout, whatever used it: partials are reduced.
+struct Parameter {
+  Tensor local;
+  Mesh mesh;
+  Placements placements;
+  Shape shape;
+
+  /// The parameter as an operand: call it anew in each forward.
+  DTensor operator()() const {
+    return from_local(local, mesh, placements, shape);
+  }
+};
+/// From equal tensors on all ranks: each keeps a copy of its block. Placements
+/// are R or S. No communication.
+Parameter make_parameter(const Tensor& whole, const Mesh& mesh,
+                         const Placements& placements);
+
+}  // namespace shardbook::dtensor

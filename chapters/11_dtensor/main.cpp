@@ -1,0 +1,68 @@
+// DTensor: one layout language for data, sharded-data and tensor parallelism.
+//
+//   ch11_dtensor --world-size 4
+//   ch11_dtensor --world-size 4 --mesh 2x2
+//   ch11_dtensor --world-size 4 --mesh 2x2 --data-parallel ddp
+//   ch11_dtensor --world-size 2 --picture layout.svg
+//   ch11_dtensor --world-size 8 --backend sim --mesh 8 --model gpt2-medium
+//
+// Read before: 07_tensor_parallel, 03_zero_fsdp. Read next:
+// 12_sequence_parallel.
+
+#include "chapters/11_dtensor/trainer.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+
+using namespace shardbook;
+
+namespace {
+
+void add_options(CommandLine& line, dtensor::TrainerOptions& how) {
+  line.add("--mesh", &how.mesh,
+           "ranks as DPxTP, such as 2x2; TP alone: tensor parallelism");
+  line.add("--data-parallel", &how.data_parallel,
+           "what dp does with parameters: shards or replicas", {"fsdp", "ddp"});
+  line.add("--micro-batches", &how.micro_batches, "micro-batches per step", 1);
+  line.add("--picture", &how.picture,
+           "a file for the picture of who holds which block, as SVG");
+  line.refuse("--accumulate", "this option is called --micro-batches");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones, then this chapter's own.
+    Options options;
+    options.chapter = "11_dtensor";
+    dtensor::TrainerOptions how;
+    CommandLine line("ch11_dtensor",
+                     "DeviceMesh, placements, redistribute, "
+                     "parallelize_module.");
+    add_shared_options(line, options);
+    add_options(line, how);
+    line.parse(argc, argv);
+    check_options(options);
+    dtensor::topology_of(how, options.world_size);
+
+    // 2. Start the ranks: threads of this process, processes, or fibers.
+    ChapterRun chapter;
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: dp and tp.
+      DeviceMesh mesh(world, dtensor::topology_of(how, world.size()));
+
+      // 4. Build the same model from the same seed on every rank.
+      // 5. Apply the strategy: cut parameters, add the hooks of the plan.
+      dtensor::Trainer strategy(options, how, mesh);
+
+      // 6. Train a few steps on the same data.
+      run.train(options, strategy);
+    };
+
+    // 7. Compare parameters with the single-device run.
+    chapter.reference = [](const Options& as) { return train_one_device(as); };
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    return run_program(options, line, chapter);
+  });
+}

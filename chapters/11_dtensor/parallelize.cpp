@@ -1,0 +1,285 @@
+#include "chapters/11_dtensor/parallelize.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "chapters/common/models/models.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/layers.h"
+
+namespace shardbook::dtensor {
+namespace {
+
+using Kind = Style::Kind;
+
+Style style_of(Kind kind) {
+  Style style;
+  style.kind = kind;
+  return style;
+}
+
+std::vector<std::string> components(const std::string& path) {
+  std::vector<std::string> parts(1);
+  for (const char c : path) {
+    if (c == '.') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+bool matches(const std::string& pattern, const std::string& name) {
+  const auto a = components(pattern), b = components(name);
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != "*" && a[i] != b[i]) return false;
+  }
+  return true;
+}
+
+std::string join(const std::string& prefix, const std::string& name) {
+  if (prefix.empty() || name.empty()) return prefix + name;
+  return prefix + "." + name;
+}
+
+bool is_pairwise(const Style& style) {
+  return style.kind == Kind::kPairwise || style.kind == Kind::kPairwiseSequence;
+}
+
+// Column, row, column, row: the first style takes the module's input, the last
+// one gives its output.
+Plan pairs_of(const std::string& name, Module& module, const Style& style) {
+  Plan plan;
+  for (const NamedModule& below : module.named_modules()) {
+    if (dynamic_cast<Linear*>(below.module) == nullptr) continue;
+    const bool is_column = plan.size() % 2 == 0;
+    plan.emplace_back(join(name, below.name),
+                      is_column ? colwise() : rowwise());
+  }
+  SB_CHECK(!plan.empty() && plan.size() % 2 == 0, "parallelize_module: '", name,
+           "' (", module.type_name(), ") has ", plan.size(),
+           " Linear layers; pairwise styles need an even number, or name the "
+           "layers one by one");
+  if (dynamic_cast<GptAttention*>(&module) != nullptr) {
+    plan.front().second.blocks = 3;
+  }
+  if (style.kind == Kind::kPairwiseSequence) {
+    plan.front().second.input = shard(0);
+    plan.back().second.output = shard(0);
+  }
+  if (style.input) plan.front().second.input = style.input;
+  if (style.output) plan.back().second.output = style.output;
+  return plan;
+}
+
+/// Counts the members of a module tree that are each tensor, and replaces them.
+class Members : public MemberVisitor {
+ public:
+  explicit Members(Module& root) { root.members(*this); }
+  void parameter(const std::string&, Tensor& tensor) override {
+    if (tensor.defined()) members_[tensor.id()].push_back(&tensor);
+  }
+  void buffer(const std::string&, Tensor&) override {}
+  void module(const std::string&, Module& child) override {
+    child.members(*this);
+  }
+  const std::vector<Tensor*>& of(const Tensor& tensor) const {
+    return members_.at(tensor.id());
+  }
+
+ private:
+  std::map<const void*, std::vector<Tensor*>> members_;
+};
+
+Tensor cut_parameter(const Tensor& whole, const Mesh& mesh,
+                     const CutParameter& cut) {
+  NoGrad no_grad;
+  // Packed columns [.., blocks n] are cut as [.., blocks, n]
+  Shape view = cut.shape;
+  Placement placement = cut.placement;
+  if (cut.blocks > 1) {
+    const auto dim = static_cast<std::size_t>(placement.dim);
+    view[dim] /= cut.blocks;
+    view.insert(view.begin() + static_cast<std::ptrdiff_t>(dim), cut.blocks);
+    placement = shard(placement.dim + 1);
+  }
+  const Tensor part =
+      cut_tensor(reshape(whole.detach(), view), mesh, {placement}).local();
+  Shape shape = part.shape();
+  if (cut.blocks > 1) {
+    const auto dim = static_cast<std::size_t>(cut.placement.dim);
+    shape[dim] *= shape[dim + 1];
+    shape.erase(shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1);
+  }
+  const MemoryScope kind(MemoryKind::kParameter);
+  Tensor local = reshape(part, shape).clone();
+  local.set_requires_grad(whole.requires_grad());
+  return local;
+}
+
+Tensor whole_of(const Tensor& local, const Mesh& mesh,
+                const CutParameter& cut) {
+  NoGrad no_grad;
+  Shape view = cut.shape, mine = local.shape();
+  Placement placement = cut.placement;
+  if (cut.blocks > 1) {
+    const auto dim = static_cast<std::size_t>(placement.dim);
+    const auto at = static_cast<std::ptrdiff_t>(dim);
+    view[dim] /= cut.blocks;
+    view.insert(view.begin() + at, cut.blocks);
+    mine[dim] /= cut.blocks;
+    mine.insert(mine.begin() + at, cut.blocks);
+    placement = shard(placement.dim + 1);
+  }
+  return reshape(
+      from_local(reshape(local.detach(), mine), mesh, {placement}, view)
+          .full_tensor(),
+      cut.shape);
+}
+
+}  // namespace
+
+Style colwise(std::int64_t blocks) {
+  Style style = style_of(Kind::kColwise);
+  style.blocks = blocks;
+  return style;
+}
+Style rowwise() { return style_of(Kind::kRowwise); }
+Style pairwise() { return style_of(Kind::kPairwise); }
+Style pairwise_sequence() { return style_of(Kind::kPairwiseSequence); }
+Style sequence(std::int64_t dim) {
+  Style style = style_of(Kind::kSequence);
+  style.sequence_dim = dim;
+  return style;
+}
+
+Plan resolve(Module& root, const Plan& plan) {
+  Plan resolved;
+  const auto modules = root.named_modules();
+  for (const auto& [pattern, style] : plan) {
+    bool found = false;
+    for (const NamedModule& each : modules) {
+      if (!matches(pattern, each.name)) continue;
+      found = true;
+      if (is_pairwise(style)) {
+        const Plan pairs = pairs_of(each.name, *each.module, style);
+        resolved.insert(resolved.end(), pairs.begin(), pairs.end());
+      } else {
+        resolved.emplace_back(each.name, style);
+      }
+    }
+    SB_CHECK(found, "parallelize_module: the plan names '", pattern,
+             "', and no module has that name");
+  }
+  return resolved;
+}
+
+std::vector<CutParameter> cuts_of(const std::string& name, Module& module,
+                                  const Style& style) {
+  const std::string prefix = name.empty() ? "" : name + ".";
+  const bool is_column = style.kind == Kind::kColwise;
+  if (auto* linear = dynamic_cast<Linear*>(&module);
+      linear != nullptr && style.kind != Kind::kSequence) {
+    std::vector<CutParameter> cuts = {
+        {prefix + "weight", is_column ? shard(1) : shard(0),
+         is_column ? style.blocks : 1, linear->weight.shape()}};
+    if (linear->bias.defined()) {
+      cuts.push_back({prefix + "bias", is_column ? shard(0) : replicate(),
+                      is_column ? style.blocks : 1, linear->bias.shape()});
+    }
+    return cuts;
+  }
+  if (auto* table = dynamic_cast<Embedding*>(&module);
+      table != nullptr && style.kind != Kind::kSequence) {
+    return {{prefix + "weight", is_column ? shard(1) : shard(0), 1,
+             table->weight.shape()}};
+  }
+  if (auto* norm = dynamic_cast<LayerNorm*>(&module);
+      norm != nullptr && style.kind == Kind::kSequence) {
+    return {{prefix + "weight", replicate(), 1, norm->weight.shape()},
+            {prefix + "bias", replicate(), 1, norm->bias.shape()}};
+  }
+  SB_CHECK(style.kind == Kind::kSequence &&
+               dynamic_cast<Dropout*>(&module) != nullptr,
+           "parallelize_module: '", name, "' is a ", module.type_name(),
+           "; colwise and rowwise are for Linear and Embedding, sequence for "
+           "LayerNorm and Dropout");
+  return {};
+}
+
+std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
+                                             const Plan& plan) {
+  SB_CHECK(mesh.ndim() == 1, "parallelize_module over ", mesh.text(),
+           ": name one axis of the mesh");
+  const std::int64_t ranks = mesh.shape()[0];
+  std::map<std::string, Module*> modules;
+  for (const NamedModule& each : root.named_modules()) {
+    modules[each.name] = each.module;
+    if (auto* attention = dynamic_cast<GptAttention*>(each.module)) {
+      const bool is_cut =
+          std::any_of(plan.begin(), plan.end(), [&each](const auto& entry) {
+            return is_pairwise(entry.second) && matches(entry.first, each.name);
+          });
+      if (!is_cut) continue;
+      SB_CHECK(attention->heads % ranks == 0, "parallelize_module: '",
+               each.name, "' has ", attention->heads, " heads for ",
+               mesh.text(), "; give a number of ranks that divides them");
+      attention->heads /= ranks;
+    }
+  }
+
+  std::vector<CutParameter> all;
+  for (const auto& [name, style] : resolve(root, plan)) {
+    Module& module = *modules.at(name);
+    const Members members(root);
+    std::int64_t in = 0, out = 0;
+    for (const CutParameter& cut : cuts_of(name, module, style)) {
+      all.push_back(cut);
+      if (cut.shape.size() == 2) {
+        in = cut.shape[0];
+        out = cut.shape[1];
+      }
+      if (cut.placement.is_replicate()) continue;
+      const std::string last = components(cut.name).back();
+      Tensor whole;
+      for (const NamedTensor& each : module.named_parameters()) {
+        if (each.name == last) whole = each.tensor;
+      }
+      const std::vector<Tensor*>& holders = members.of(whole);
+      // `whole` is one more handle
+      SB_CHECK(
+          whole.impl_ptr().use_count() ==
+              static_cast<std::int64_t>(holders.size()) + 1,
+          "parallelize_module: parameter '", cut.name,
+          "' is replaced, and is also held outside the model; create the "
+          "optimizer after parallelize_module, or it trains a tensor that no "
+          "module uses");
+      const Tensor local = cut_parameter(whole, mesh, cut);
+      for (Tensor* holder : holders) *holder = local;
+    }
+    add_layout_hooks(module, mesh, style, in, out);
+  }
+  return all;
+}
+
+std::vector<NamedTensor> full_parameters(
+    Module& root, const Mesh& mesh, const std::vector<CutParameter>& cuts) {
+  std::vector<NamedTensor> whole;
+  for (const NamedTensor& each : root.named_parameters()) {
+    const auto cut = std::find_if(
+        cuts.begin(), cuts.end(),
+        [&each](const CutParameter& c) { return c.name == each.name; });
+    if (cut == cuts.end() || cut->placement.is_replicate()) {
+      whole.push_back(each);
+    } else {
+      whole.push_back({each.name, whole_of(each.tensor, mesh, *cut)});
+    }
+  }
+  return whole;
+}
+
+}  // namespace shardbook::dtensor

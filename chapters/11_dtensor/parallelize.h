@@ -1,0 +1,98 @@
+#pragma once
+
+// Tensor parallelism by a plan: which module is cut how.
+//
+//   parallelize_module(gpt, Mesh(devices, {"tp"}),
+//                      {{"transformer.h.*.attn", pairwise()},
+//                       {"transformer.h.*.mlp", pairwise()}});
+//   auto optimizer = make_optimizer("adamw", gpt.parameters(), how);  // after
+//
+// The model's code does not change. Parameters become this rank's blocks, and
+// hooks bring inputs and outputs to the layouts that a style asks for:
+//
+//   style         weight [in, out], bias   input      output   calls fwd / bwd
+//   colwise       S(1), S(0)               R          S(-1)    - / all_reduce
+//   rowwise       S(0), R                  S(-1)      R        all_reduce / -
+//   pairwise      col, row, col, row, ..   R          R        each pair: both
+//   pairwise_sequence  the same            S(0)       S(0)     all_gather and
+//                                                              reduce_scatter
+//   sequence      R (norms, dropout)       S(dim)     S(dim)   - / all_reduce of
+//                                                              parameters
+//
+// Between modules, tensors are plain: this rank's block. Embeddings: colwise
+// S(1), rowwise S(0) with the input R. Mesh axes: one.
+// torch.distributed.tensor.parallel; `pairwise` of torch 2.0,
+// `pairwise_sequence` was its SequenceParallel of torch 2.1, `sequence` is that
+// of torch 2.3 and later.
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/11_dtensor/dtensor.h"
+#include "core/module.h"
+
+namespace shardbook::dtensor {
+
+struct Style {
+  enum class Kind {
+    kColwise,
+    kRowwise,
+    kPairwise,
+    kPairwiseSequence,
+    kSequence
+  };
+  Kind kind = Kind::kColwise;
+  /// Layouts of the input and of the output; the table's by default.
+  std::optional<Placement> input, output;
+  /// colwise: the columns are so many equal blocks, each of which is cut
+  /// (attention's queries, keys and values are three).
+  std::int64_t blocks = 1;
+  std::int64_t sequence_dim = 1;  ///< of `sequence`
+};
+Style colwise(std::int64_t blocks = 1);
+Style rowwise();
+/// An even number of Linears below the module, in order; of GPT's attention
+/// block c_attn (by heads) and c_proj.
+Style pairwise();
+Style pairwise_sequence();
+Style sequence(std::int64_t dim = 1);
+
+/// Names of modules and their styles; '*' stands for one component of a path.
+using Plan = std::vector<std::pair<std::string, Style>>;
+
+/// Where a parameter went.
+struct CutParameter {
+  std::string name;
+  Placement placement;
+  std::int64_t blocks = 1;
+  Shape shape;  ///< of the whole
+};
+
+/// Cuts the parameters and adds the hooks. Parameters that no style names stay
+/// whole. Throws Error for a name that nothing matches, a module that a style
+/// does not know, an odd number of Linears in a pairwise style, heads that do
+/// not divide, and where somebody else holds a parameter that is replaced: an
+/// optimizer created before would update tensors that no module has any more.
+///
+/// Communication: none; all ranks have the same parameters.
+std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
+                                             const Plan& plan);
+
+/// The plan with pairwise styles resolved into colwise and rowwise: one entry
+/// per module, by its full name.
+Plan resolve(Module& root, const Plan& plan);
+/// How a style cuts the parameters of one module.
+std::vector<CutParameter> cuts_of(const std::string& name, Module& module,
+                                  const Style& style);
+/// The hooks alone, for a module whose parameters are blocks already. `in` and
+/// `out` are the sizes of the whole weight.
+void add_layout_hooks(Module& module, const Mesh& mesh, const Style& style,
+                      std::int64_t in, std::int64_t out);
+
+/// Every parameter of a parallelized module, whole. Collective.
+std::vector<NamedTensor> full_parameters(Module& root, const Mesh& mesh,
+                                         const std::vector<CutParameter>& cuts);
+
+}  // namespace shardbook::dtensor

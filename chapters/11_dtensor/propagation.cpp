@@ -1,0 +1,192 @@
+#include "chapters/11_dtensor/propagation.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "chapters/11_dtensor/redistribute.h"
+#include "core/autograd.h"
+#include "core/check.h"
+
+namespace shardbook::dtensor {
+namespace {
+
+bool applies(const Rule& rule, const std::vector<Operand>& operands,
+             std::size_t axis) {
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const Placement& now = operands[i].placements[axis];
+    if (rule.operands[i].is_partial() && rule.operands[i] != now) return false;
+  }
+  return true;
+}
+
+std::string layouts_text(const std::vector<Operand>& operands) {
+  std::string line;
+  for (const Operand& operand : operands) {
+    line += (line.empty() ? "" : " and ") + shape_text(operand.shape) + " " +
+            text(operand.placements);
+  }
+  return line;
+}
+
+// Bytes and changed operands: the price of a choice.
+std::pair<double, int> price(const Choice& choice,
+                             const std::vector<Operand>& operands,
+                             const Shape& mesh) {
+  const std::vector<std::int64_t> first(mesh.size(), 0);
+  std::pair<double, int> sum{0, 0};
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const Operand& operand = operands[i];
+    const auto calls = calls_of(operand.placements, choice.operands[i],
+                                operand.shape, mesh, first);
+    sum.first +=
+        wire_elements(calls, mesh) * static_cast<double>(operand.element_bytes);
+    for (std::size_t axis = 0; axis < mesh.size(); ++axis) {
+      sum.second += operand.placements[axis] != choice.operands[i][axis];
+    }
+  }
+  return sum;
+}
+
+bool is_average(const Placement& placement) {
+  return placement.is_partial() && placement.op == PartialOp::kAvg;
+}
+
+// The arrays have gone: nodes of the graph keep layouts alone.
+DTensor layout_of(const DTensor& x) {
+  return DTensor(Tensor(), x.mesh(), x.placements(), x.shape(), x.gradient());
+}
+
+}  // namespace
+
+std::int64_t num_cuts(const Placements& placements, const Shape& mesh,
+                      std::int64_t dim) {
+  std::int64_t cuts = 1;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (placements[axis].is_shard(dim)) cuts *= mesh[axis];
+  }
+  return cuts;
+}
+
+Choice propagate(const std::string& name, const std::vector<Operand>& operands,
+                 const std::vector<Rule>& rules, const Shape& mesh,
+                 const std::function<bool(const Choice&)>& is_valid) {
+  std::optional<Choice> best;
+  std::pair<double, int> best_price;
+  Choice choice;
+  choice.operands.resize(operands.size());
+  // Every combination of one rule per axis
+  const std::function<void()> choose_axis = [&] {
+    const std::size_t axis = choice.result.size();
+    if (axis == mesh.size()) {
+      if (is_valid && !is_valid(choice)) return;
+      const auto cost = price(choice, operands, mesh);
+      if (best && cost >= best_price) return;
+      best = choice;
+      best_price = cost;
+      return;
+    }
+    for (const Rule& rule : rules) {
+      if (!applies(rule, operands, axis)) continue;
+      for (std::size_t i = 0; i < operands.size(); ++i) {
+        choice.operands[i].push_back(rule.operands[i]);
+      }
+      choice.result.push_back(rule.result);
+      choose_axis();
+      for (Placements& placements : choice.operands) placements.pop_back();
+      choice.result.pop_back();
+    }
+  };
+  choose_axis();
+  SB_CHECK(best.has_value(), name, " of ", layouts_text(operands),
+           ": no layout fits; redistribute the operands to replicas");
+  best->wire_bytes = best_price.first;
+  return *best;
+}
+
+Choice propagate(const std::string& name, const std::vector<DTensor>& operands,
+                 const std::vector<Rule>& rules,
+                 const std::function<bool(const Choice&)>& is_valid) {
+  const Mesh& mesh = operands[0].mesh();
+  std::vector<Operand> described;
+  for (const DTensor& x : operands) {
+    SB_CHECK(x.mesh().is_same(mesh), name, ": operands on the meshes ",
+             mesh.text(), " and ", x.mesh().text(), "; use one mesh");
+    described.push_back({x.shape(), x.placements(),
+                         static_cast<std::int64_t>(dtype_bytes(x.dtype()))});
+  }
+  return propagate(name, described, rules, mesh.shape(), is_valid);
+}
+
+DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
+                const Choice& choice, const Shape& result_shape,
+                const std::function<Tensor(const Tensors&)>& function) {
+  const Mesh& mesh = operands[0].mesh();
+  // Axes on which all ranks compute the same: a gradient that consists of terms
+  // can pass there as it is
+  std::vector<bool> is_copy(mesh.ndim());
+  for (std::size_t axis = 0; axis < mesh.ndim(); ++axis) {
+    is_copy[axis] = choice.result[axis].is_replicate() &&
+                    std::all_of(choice.operands.begin(), choice.operands.end(),
+                                [axis](const Placements& placements) {
+                                  return placements[axis].is_replicate();
+                                });
+  }
+  // The layout in which the gradient of the result went in, set by backward
+  const auto arrived = std::make_shared<Placements>();
+
+  Tensors locals;
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const DTensor x = operands[i].redistribute(choice.operands[i]);
+    const DTensor layout = layout_of(x);
+    const Placements result = choice.result;
+    const auto identity = [](const Tensors& inputs) { return inputs; };
+    const auto backward = [layout, arrived, is_copy,
+                           result](const Tensors& grads) {
+      Placements placements = normalized(layout.placements());
+      Tensor grad = grads[0];
+      for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+        const Placement& mine = layout.placements()[axis];
+        if (is_copy[axis]) {
+          placements[axis] = (*arrived)[axis];
+        } else if (mine.is_replicate() && !result[axis].is_replicate()) {
+          placements[axis] = partial();
+        }
+        // Each term of an average counts 1/P
+        const std::int64_t ranks = layout.mesh().shape()[axis];
+        if (is_average(mine) && ranks > 1) {
+          grad = scale(grad, static_cast<double>(ranks));
+        }
+      }
+      return Tensors{layout.gradient()->add(layout, grad, placements)};
+    };
+    locals.push_back(autograd::custom_function("operand", {x.local()}, identity,
+                                               backward)[0]);
+  }
+
+  const Tensor local = function(locals);
+  const DTensor layout(Tensor(), mesh, choice.result, result_shape,
+                       std::make_shared<GradientLayout>());
+  const Tensor outside = autograd::custom_function(
+      "result", {local}, [](const Tensors& inputs) { return inputs; },
+      [layout, arrived, is_copy](const Tensors& grads) {
+        const Placements from = layout.gradient()->take(layout);
+        Placements to = normalized(layout.placements());
+        for (std::size_t axis = 0; axis < to.size(); ++axis) {
+          if (is_copy[axis]) to[axis] = from[axis];
+        }
+        Tensor grad = redistribute_local(grads[0], layout.mesh(),
+                                         layout.shape(), from, to);
+        for (std::size_t axis = 0; axis < to.size(); ++axis) {
+          const std::int64_t ranks = layout.mesh().shape()[axis];
+          if (is_average(layout.placements()[axis]) && ranks > 1) {
+            grad = scale(grad, 1 / static_cast<double>(ranks));
+          }
+        }
+        *arrived = to;
+        return Tensors{grad};
+      })[0];
+  return DTensor(outside, mesh, choice.result, result_shape, layout.gradient());
+}
+
+}  // namespace shardbook::dtensor

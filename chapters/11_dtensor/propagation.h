@@ -1,0 +1,67 @@
+#pragma once
+
+// Which layouts an operation can compute on, and which of them to choose.
+//
+// A rule holds for one axis of the mesh: placements of the operands, and the
+// one of the result that local arrays then give. A product [M, K] x [K, N] has
+//
+//   (R, R) -> R   (S(0), R) -> S(0)   (R, S(1)) -> S(1)   (S(1), S(0)) -> P
+//
+// Every axis chooses a rule; the operands are brought to the layouts of the
+// choice. Chosen are the rules whose redistribution puts the fewest bytes on
+// the wire; among equals, those that change the fewest operands, then those
+// listed first. A rule with a partial operand applies only where the operand is
+// that partial already: a replica is not taken apart.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chapters/11_dtensor/dtensor.h"
+#include "core/ops.h"
+
+namespace shardbook::dtensor {
+
+struct Rule {
+  Placements operands;
+  Placement result;
+};
+
+struct Operand {
+  Shape shape;
+  Placements placements;
+  std::int64_t element_bytes = 8;
+};
+
+/// The layouts to compute on.
+struct Choice {
+  std::vector<Placements> operands;
+  Placements result;
+  double wire_bytes = 0;  ///< of the rank at coordinate 0, as ranks must agree
+};
+
+/// `is_valid` may refuse combinations of axes (nested cuts that do not divide).
+/// Throws Error with the operation's name where no rule applies.
+Choice propagate(const std::string& name, const std::vector<Operand>& operands,
+                 const std::vector<Rule>& rules, const Shape& mesh,
+                 const std::function<bool(const Choice&)>& is_valid = nullptr);
+
+/// Brings the operands to their layouts, computes on the local arrays, and
+/// wraps the result. The gradient of the result comes to the layout that the
+/// local backward needs; that of an operand is a shard for a shard, and for a
+/// replica a term of a sum, if its ranks computed different parts.
+DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
+                const Choice& choice, const Shape& result_shape,
+                const std::function<Tensor(const Tensors&)>& function);
+
+/// propagate for DTensors of one mesh.
+Choice propagate(const std::string& name, const std::vector<DTensor>& operands,
+                 const std::vector<Rule>& rules,
+                 const std::function<bool(const Choice&)>& is_valid = nullptr);
+
+/// Ranks that cut `dim` under these placements, all axes together.
+std::int64_t num_cuts(const Placements& placements, const Shape& mesh,
+                      std::int64_t dim);
+
+}  // namespace shardbook::dtensor

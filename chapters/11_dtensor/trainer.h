@@ -1,0 +1,57 @@
+#pragma once
+
+// A GPT on a mesh of data-parallel and tensor-parallel ranks, for main.cpp and
+// the benchmarks.
+//
+// Axis tp follows the plan of parallelize.h: attention and MLP are pairs of a
+// column-cut and a row-cut layer. Axis dp cuts the batch. Its parameters are
+// replicas or shards, and a forward borrows them whole:
+//
+// (recipes.h): with R that is DDP, with S(0) FSDP.
+
+#include <string>
+#include <vector>
+
+#include "chapters/11_dtensor/parallelize.h"
+#include "chapters/common/sharded/sharded_trainer.h"
+#include "comm/device_mesh.h"
+
+namespace shardbook::dtensor {
+
+struct TrainerOptions {
+  /// "4": tensor parallelism; "2x2": data-parallel by tensor-parallel ranks.
+  std::string mesh;
+  std::string data_parallel = "fsdp";  ///< or "ddp"
+  std::int64_t micro_batches = 1;
+  std::string picture;  ///< a file for the picture as SVG
+};
+
+/// The sizes of axes dp and tp for `--mesh`; empty: all ranks on tp. Throws
+/// Error where they do not give the world size.
+Topology topology_of(const TrainerOptions& how, int world_size);
+
+class Trainer : public ShardedTrainer {
+ public:
+  /// `devices` has the axes of topology_of. Throws Error where heads, widths or
+  /// rows do not divide. Collective.
+  Trainer(const Options& options, const TrainerOptions& how,
+          DeviceMesh& devices);
+
+  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::string remarks() override;
+
+  /// Bytes that a rank sends in options.steps steps.
+  double predicted_bytes() const;
+  /// Peak memory of a rank, by kind.
+  MemoryBill bill() const;
+
+ private:
+  /// Elements of all parameters on this rank with tp's cuts alone.
+  double parameters_of_tp() const;
+
+  TrainerOptions how_;
+  DeviceMesh& devices_;
+  double d_, t_;
+};
+
+}  // namespace shardbook::dtensor

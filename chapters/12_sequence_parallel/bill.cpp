@@ -1,0 +1,185 @@
+#include "chapters/12_sequence_parallel/bill.h"
+
+#include <algorithm>
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+struct Sizes {
+  double c, rows, s, h, heads, layers, vocabulary, parameters;
+  double element, sum;  // bytes of an element, and of one of a sum
+  double z() const { return rows * s * h; }
+};
+
+Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
+               std::int64_t num_parameters, std::int64_t micro_batches) {
+  Sizes sizes;
+  sizes.c = c;
+  sizes.rows =
+      static_cast<double>((options.batch + micro_batches - 1) / micro_batches);
+  sizes.s = static_cast<double>(options.seq);
+  sizes.h = static_cast<double>(config.n_embd);
+  sizes.heads = static_cast<double>(config.n_head);
+  sizes.layers = static_cast<double>(config.n_layer);
+  sizes.vocabulary = static_cast<double>(config.vocab_size);
+  sizes.parameters = static_cast<double>(num_parameters);
+  sizes.element = static_cast<double>(dtype_bytes(options.dtype));
+  sizes.sum = options.dtype == DType::kF64 ? 8 : 4;
+  return sizes;
+}
+
+/// Buffers of attention that travel: the most at one time.
+double travelling_bytes(const Sizes& z, const SequenceOptions& how, int rank) {
+  const double own = z.z() / z.c;
+  const double blocks = std::min(z.c - 1, 2.0);  // here, and on its way
+  switch (how.kind) {
+    case Kind::kUlysses:
+      // What leaves and what arrives
+      return 2 * own * z.element;
+    case Kind::kRsa:
+      return std::max(blocks * own, how.all_reduce ? 0 : z.z()) * z.element;
+    default: {
+      // K and V; dK and dV of this block, of the one that left, of the one that
+      // arrives. Rank 0 of contiguous slices has no block but its own to add.
+      const bool adds = how.layout != Layout::kContiguous || rank > 0;
+      return 2 * own * (blocks * z.element + (adds ? 3 : 2) * z.sum);
+    }
+  }
+}
+
+// Activations of RSA: rows of scores stand beside what one device keeps, in
+// elements per token. See chapters/common/run/memory.cpp for the other 16 h.
+double rsa_activations(const Sizes& z, double scalars) {
+  const double tokens = z.rows * z.s / z.c;
+  const double rows = z.heads * z.s;  // of scores, of all heads of a token
+  const double in_blocks =
+      z.layers * tokens * ((16 * z.h + rows) * z.element + 4 * z.sum);
+  const double at_loss =
+      in_blocks + tokens * (2 * (z.h + z.vocabulary) * z.element + 3 * z.sum) +
+      scalars;
+  const double at_gelu = in_blocks + tokens * 5 * z.h * z.element + scalars;
+  // In the last block's ring_av: x, ln_1, q, k, v, the gradients of the residual
+  // stream and of the output, and weights, dP in blocks, and dP whole
+  const double before =
+      (z.layers - 1) * tokens * ((16 * z.h + rows) * z.element + 4 * z.sum) +
+      tokens * (7 * z.h * z.element + 2 * z.sum) + scalars;
+  const double at_rows = before + tokens * 3 * rows * z.element;
+  // Then dV of all s tokens, and this rank's
+  const double at_sum =
+      before + tokens * (2 * rows + (z.c + 1) * z.h) * z.element;
+  return std::max({at_loss, at_gelu, at_rows, at_sum});
+}
+
+}  // namespace
+
+LayerElements layer_elements(const SequenceOptions& how, double c, double z,
+                             double kv_share) {
+  const double part = (c - 1) / c * z;
+  switch (how.kind) {
+    case Kind::kUlysses:
+      // Q and O, K and V: all-to-alls of z / c
+      return {(2 + 2 * kv_share) * part / c, (2 + 2 * kv_share) * part / c, 0};
+    case Kind::kRsa:
+      return {2 * part, (how.all_reduce ? 6 : 4) * part, 0};
+    default:
+      // K and V make c - 1 hops, dK and dV one more
+      return {2 * part * kv_share, 2 * part * kv_share, 2 * z * kv_share};
+  }
+}
+
+double predicted_bytes(const Options& options, const ModelConfig& config,
+                       const SequenceOptions& how, int c,
+                       std::int64_t num_parameters,
+                       std::int64_t micro_batches) {
+  if (c == 1) return 0;
+  const Sizes z = sizes_of(options, config, c, num_parameters, 1);
+  const LayerElements layer = layer_elements(how, z.c, z.z());
+  const double attention =
+      z.layers * ((layer.forward + layer.backward) * z.element +
+                  layer.backward_sums * z.sum);
+  const double losses = static_cast<double>(micro_batches) * 2 * z.sum;
+  const double norm = 8;
+  const double all_reduced = z.parameters * z.element + losses + norm;
+  return static_cast<double>(options.steps) *
+         (attention + 2 * (z.c - 1) / z.c * all_reduced);
+}
+
+MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
+                            const SequenceOptions& how, int c, int rank,
+                            std::int64_t num_parameters,
+                            std::int64_t micro_batches) {
+  // One device with the rank's tokens
+  Options own = options;
+  own.seq = options.seq / c;
+  const Sizes z = sizes_of(options, config, c, num_parameters, micro_batches);
+  MemoryBill bill = single_device_bill(
+      own, config, static_cast<std::int64_t>(z.rows), /*recompute=*/false,
+      /*accumulates=*/micro_batches > 1);
+  if (c == 1 || options.steps == 0) {
+    if (options.steps > 0) bill[MemoryKind::kCommunication] = 8;
+    return bill;
+  }
+
+  // Ids of all tokens, and those of this rank; zigzag also holds two halves
+  const double ids = z.rows * z.s * 8;
+  bill[MemoryKind::kInput] =
+      2 * ids + (how.layout == Layout::kZigzag ? 3 : 2) * ids / z.c;
+  if (how.kind == Kind::kRsa) {
+    bill[MemoryKind::kInput] += z.s / z.c * z.s * z.element;  // the mask
+    bill[MemoryKind::kActivation] = rsa_activations(z, 2 * z.sum);
+  }
+  if (how.kind == Kind::kUlysses) {
+    // The output of attention by heads, beside the same by tokens
+    bill[MemoryKind::kActivation] += z.layers * z.z() / z.c * z.element;
+  }
+  bill[MemoryKind::kCommunication] =
+      std::max(z.parameters * z.element, travelling_bytes(z, how, rank));
+  return bill;
+}
+
+Bill megatron_bill(const Options& options, const ModelConfig& padded, int t) {
+  const double p = t;
+  const auto tokens = static_cast<double>(options.batch * options.seq);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  const double sum = options.dtype == DType::kF64 ? 8 : 4;
+  const auto h = static_cast<double>(padded.n_embd);
+  const auto layers = static_cast<double>(padded.n_layer);
+  const auto vocabulary = static_cast<double>(padded.vocab_size);
+  const auto positions = static_cast<double>(padded.n_positions);
+
+  // Per block: two gathers and two scatters forward, the same backward, and two
+  // gathers for dW. One of each for the embedding and for the head.
+  const double moved = (10 * layers + 4) * tokens * h * element;
+  // LayerNorms, biases behind a reduce_scatter, positions
+  const double partial = ((6 * layers + 2) * h + positions * h) * element;
+  const double loss = 3 * tokens * sum;
+  const double norm = 8;
+  Bill bill;
+  bill.bytes = static_cast<double>(options.steps) * (p - 1) / p *
+               (moved + 2 * (partial + loss + norm));
+
+  // Matrices are cut; LayerNorms, biases of rows and positions are whole
+  MemoryBill& memory = bill.memory;
+  const double cut = layers * (12 * h * h + 7 * h) + vocabulary * h;
+  const double whole = layers * 6 * h + 2 * h + positions * h;
+  const double held = cut / p + whole;
+  memory[MemoryKind::kParameter] = held * element;
+  memory[MemoryKind::kGradient] = 0;
+  memory[MemoryKind::kOptimizerState] = 0;
+  memory[MemoryKind::kInput] = 0;
+  memory[MemoryKind::kCommunication] = 0;
+  if (options.steps == 0) {
+    memory[MemoryKind::kActivation] = 0;
+    return bill;
+  }
+  const bool is_sgd = options.optimizer == "sgd";
+  const double states =
+      is_sgd ? (options.optimizer_options.momentum > 0 ? 1 : 0) : 2;
+  memory[MemoryKind::kGradient] = (held + vocabulary * h / p) * element;
+  memory[MemoryKind::kOptimizerState] = states * held * sum;
+  memory[MemoryKind::kInput] = tokens * 16;
+  memory[MemoryKind::kCommunication] = t > 1 ? std::max(partial, 8.0) : 8;
+  return bill;
+}
+
+}  // namespace shardbook::sequence_parallel

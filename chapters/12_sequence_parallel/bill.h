@@ -1,0 +1,40 @@
+#pragma once
+
+// What a step of sequence-parallel training costs a rank, as formulas in b s h:
+// the page's.
+
+#include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "chapters/common/run/options.h"
+#include "chapters/common/run/report.h"
+#include "chapters/common/run/strategy.h"
+
+namespace shardbook::sequence_parallel {
+
+/// Elements that a rank sends for one attention layer, forward and backward.
+struct LayerElements {
+  double forward = 0;   ///< of the model's dtype
+  double backward = 0;  ///< of the model's dtype
+  /// Of f32 (f64 for f64): gradients that are summed on their way.
+  double backward_sums = 0;
+};
+/// z = b s h of a whole sequence. `kv_share`: key heads as a part of heads.
+LayerElements layer_elements(const SequenceOptions& how, double c, double z,
+                             double kv_share = 1);
+
+/// Bytes that a rank sends in options.steps steps: attention, the gradients of
+/// all parameters, loss and norm.
+double predicted_bytes(const Options& options, const ModelConfig& config,
+                       const SequenceOptions& how, int c,
+                       std::int64_t num_parameters, std::int64_t micro_batches);
+
+/// Peak memory of rank `rank`, by kind.
+MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
+                            const SequenceOptions& how, int c, int rank,
+                            std::int64_t num_parameters,
+                            std::int64_t micro_batches);
+
+/// Megatron's: bytes and memory of a rank of t. `padded` has the vocabulary with
+/// its padding.
+Bill megatron_bill(const Options& options, const ModelConfig& padded, int t);
+
+}  // namespace shardbook::sequence_parallel

@@ -1,0 +1,210 @@
+#include "chapters/12_sequence_parallel/gpt_layers.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "chapters/12_sequence_parallel/ring_attention.h"
+#include "chapters/12_sequence_parallel/ring_self_attention.h"
+#include "chapters/12_sequence_parallel/ulysses.h"
+#include "chapters/common/run/training.h"
+#include "core/autograd.h"
+#include "core/check.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+/// Where this rank's tokens are.
+struct Place {
+  Layout layout;
+  int rank, c;
+};
+
+/// Token ids or targets [n, s] -> this rank's [n, s/c].
+Tensor cut_ids(const Tensor& ids, const Place& place) {
+  const MemoryScope kind(MemoryKind::kInput);
+  return cut_sequence(ids, 1, place.layout, place.rank, place.c);
+}
+
+/// Takes the ids of all tokens, and looks up this rank's.
+class CutEmbedding : public Embedding {
+ public:
+  CutEmbedding(const std::string& name, std::int64_t rows, std::int64_t width,
+               const InitOptions& init, double stddev, Place place)
+      : Embedding(name, rows, width, init, stddev), place_(place) {}
+  Tensor forward(const Tensor& tokens) override {
+    return Embedding::forward(cut_ids(tokens, place_));
+  }
+  std::unique_ptr<Module> clone() const override {
+    return std::make_unique<CutEmbedding>(*this);
+  }
+
+ private:
+  Place place_;
+};
+
+/// Dropout of x [n, s/c, h] that drops what one device drops of [n, s, h].
+class CutDropout : public ModuleOf<CutDropout> {
+ public:
+  CutDropout(double p, Place place) : p_(p), place_(place) {}
+  Tensor forward(const Tensor& x) override {
+    if (!is_training() || p_ == 0) return x;
+    const std::int64_t s = x.size(1) * place_.c;
+    // All runs of tokens are one operation, with one stream of numbers
+    RandomState& random = RankContext::current().random;
+    const std::uint64_t op = random.next_op;
+    Tensors parts;
+    std::int64_t begin = 0;
+    for (const TokenRun& run :
+         token_runs(place_.layout, place_.rank, place_.c, s)) {
+      random.next_op = op;
+      const Tensor part =
+          run.count == x.size(1) ? x : slice(x, 1, begin, begin + run.count);
+      parts.push_back(dropout(
+          part, p_,
+          {{x.size(0), s, x.size(2)}, {0, run.first, 0}, {1, run.step, 1}}));
+      begin += run.count;
+    }
+    return parts.size() == 1 ? parts[0] : concat(parts, 1);
+  }
+  void members(MemberVisitor&) override {}
+  std::string type_name() const override { return "Dropout"; }
+
+ private:
+  double p_;
+  Place place_;
+};
+
+/// How many targets are not -100, as a number of `dtype`.
+Tensor count_targets(const Tensor& targets, DType dtype) {
+  const Tensor t = to_dtype(targets, dtype);
+  // 1 for 0, 1, 2, ...; 0 for -1, -2, ...
+  return sum(sub(relu(add_scalar(t, 1)), relu(t)));
+}
+
+}  // namespace
+
+Kind kind_of(const std::string& name) {
+  static const std::map<std::string, Kind> kinds = {
+      {"ring", Kind::kRing}, {"rsa", Kind::kRsa}, {"ulysses", Kind::kUlysses}};
+  const auto found = kinds.find(name);
+  SB_CHECK(found != kinds.end(), "--kind ", name,
+           ": give ring, rsa or ulysses");
+  return found->second;
+}
+
+void check_sizes(const SequenceOptions& how, int c, std::int64_t s,
+                 std::int64_t heads) {
+  check_sequence(how.layout, c, s);
+  SB_CHECK(how.kind == Kind::kRing || how.layout == Layout::kContiguous,
+           "--layout ", layout_name(how.layout),
+           ": only --kind ring computes blocks that a layout can balance; give "
+           "contiguous");
+  SB_CHECK(how.kind != Kind::kUlysses || heads % c == 0, "--world-size ", c,
+           ": Ulysses gives each rank equally many of ", heads,
+           " heads; give a number of ranks that divides them");
+}
+
+Tensors split_qkv(const Tensor& qkv) {
+  const std::int64_t h = qkv.size(2) / 3;
+  return autograd::custom_function(
+      "split_qkv", {qkv},
+      [h](const Tensors& in) {
+        return Tensors{slice(in[0], 2, 0, h), slice(in[0], 2, h, 2 * h),
+                       slice(in[0], 2, 2 * h, 3 * h)};
+      },
+      [](const Tensors& grads) { return Tensors{concat(grads, 2)}; });
+}
+
+Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
+                            ProcessGroup& cp) {
+  const Tensor local = cross_entropy(logits, targets, Reduction::kSum);
+  note_local_loss(local);
+  Tensor sums;  // of losses, and of targets
+  {
+    const NoGrad no_grad;
+    const Tensor count = count_targets(targets, local.dtype());
+    const MemoryScope kind(MemoryKind::kCommunication);
+    sums = concat({reshape(local.detach(), {1}), reshape(count, {1})}, 0);
+  }
+  cp.all_reduce(sums, ReduceOp::kSum, "loss").wait();
+  const Tensor total_count = sums.flat_view(1, {});
+  // Every rank's loss is the whole mean, of which its own logits make a part
+  return autograd::custom_function(
+      "mean_loss_over_ranks", {local},
+      [&](const Tensors&) {
+        return Tensors{div(sums.flat_view(0, {}), total_count)};
+      },
+      [total_count](const Tensors& grads) {
+        const MemoryScope kind(MemoryKind::kCommunication);
+        return Tensors{div(grads[0], total_count)};
+      })[0];
+}
+
+AnyModule cut_dropout(double p, Layout layout, int rank, int c) {
+  return {std::make_unique<CutDropout>(p, Place{layout, rank, c})};
+}
+
+LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
+                             ProcessGroup& cp) {
+  LayerFactory layers;
+  if (cp.size() == 1) return layers;
+  const Place place{how.layout, cp.rank(), cp.size()};
+
+  // Cut ids, positions and targets in the same way
+  layers.embedding = [place](const std::string& name, std::int64_t rows,
+                             std::int64_t width, double stddev,
+                             const InitOptions& init) -> AnyModule {
+    return {
+        std::make_unique<CutEmbedding>(name, rows, width, init, stddev, place)};
+  };
+  layers.positions = [place, whole = layers.positions](AnyModule& wpe,
+                                                       const Tensor& tokens) {
+    return cut_sequence(whole(wpe, tokens), 0, place.layout, place.rank,
+                        place.c);
+  };
+  layers.dropout = [place](double p) {
+    return cut_dropout(p, place.layout, place.rank, place.c);
+  };
+  layers.loss = [place, &cp](const Tensor& logits, const Tensor& targets) {
+    return mean_loss_over_ranks(logits, cut_ids(targets, place), cp);
+  };
+
+  // Let every query meet every key
+  switch (how.kind) {
+    case Kind::kRing:
+      layers.attention = [how, &cp](const Tensor& qkv,
+                                    const AttentionOptions& options) {
+        const Tensors parts = split_qkv(qkv);
+        return ring_attention(parts[0], parts[1], parts[2],
+                              {options, how.layout}, cp);
+      };
+      break;
+    case Kind::kRsa: {
+      // One mask for all layers, made before the first step
+      const auto mask = std::make_shared<Tensor>();
+      layers.attention = [how, s, &cp, mask](const Tensor& qkv,
+                                             const AttentionOptions& options) {
+        const std::int64_t n = s / cp.size();
+        if (options.causal && !mask->defined()) {
+          *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
+          mask->set_memory_kind(MemoryKind::kInput);
+        }
+        const Tensors parts = split_qkv(qkv);
+        return ring_self_attention(parts[0], parts[1], parts[2],
+                                   {options, how.all_reduce, *mask}, cp);
+      };
+      break;
+    }
+    case Kind::kUlysses:
+      layers.attention = [&cp](const Tensor& qkv,
+                               const AttentionOptions& options) {
+        const Tensors parts = split_qkv(qkv);
+        return ulysses_attention(parts[0], parts[1], parts[2], options, cp);
+      };
+      break;
+  }
+  return layers;
+}
+
+}  // namespace shardbook::sequence_parallel

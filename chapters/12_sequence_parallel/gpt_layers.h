@@ -1,0 +1,62 @@
+#pragma once
+
+// The layers of a GPT whose tokens are cut over a group: every rank has all
+// weights and s/c tokens of each sample.
+//
+//   token ids [n, s] --cut--> embedding, blocks, head [n, s/c, ..] --> own loss
+//                             |  attention: ring, RSA or Ulysses
+//
+// Ids, positions, targets and dropout are cut alike, by the positions of the
+// rank's tokens. The targets were shifted before: the target of token i is token
+// i + 1 of the whole sequence, which may lie on another rank.
+
+#include <cstdint>
+#include <string>
+
+#include "chapters/12_sequence_parallel/layout.h"
+#include "chapters/common/models/models.h"
+#include "comm/process_group.h"
+
+namespace shardbook::sequence_parallel {
+
+enum class Kind { kRing, kRsa, kUlysses };
+/// "ring", "rsa", "ulysses"; throws Error for other names.
+Kind kind_of(const std::string& name);
+
+struct SequenceOptions {
+  Kind kind = Kind::kRing;
+  /// Ring attention only; the others know contiguous slices.
+  Layout layout = Layout::kContiguous;
+  /// RSA: sum dK and dV by all-reduce, as the original does.
+  bool all_reduce = false;
+};
+
+/// Throws Error, with the sizes that would work, where a group of c ranks cannot
+/// share sequences of s tokens and `heads` heads.
+void check_sizes(const SequenceOptions& how, int c, std::int64_t s,
+                 std::int64_t heads);
+
+/// [b, n, 3h] -> q, k, v [b, n, h], which must travel alone.
+Tensors split_qkv(const Tensor& qkv);
+
+/// Dropout of x [n, s/c, h] that draws what one device draws for [n, s, h].
+AnyModule cut_dropout(double p, Layout layout, int rank, int c);
+
+/// Mean cross-entropy over the tokens of all ranks, the same on every rank; its
+/// backward gives each rank the gradient of that mean by its own logits.
+///
+///   logits   [n, s/c, V]   of this rank's tokens
+///   targets  [n, s/c]      theirs; those of -100 count for nothing
+///
+/// Sums and counts are added over the ranks before they are divided: a mean of
+/// means would be wrong where ranks have unequally many targets. An all-reduce
+/// of two numbers.
+Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
+                            ProcessGroup& cp);
+
+/// The layers of one rank, for sequences of s tokens. Those of one device where
+/// c = 1.
+LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
+                             ProcessGroup& cp);
+
+}  // namespace shardbook::sequence_parallel

@@ -1,0 +1,181 @@
+#include "chapters/12_sequence_parallel/megatron.h"
+
+#include <memory>
+#include <utility>
+
+#include "chapters/07_tensor_parallel/mappings.h"
+#include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "core/autograd.h"
+#include "core/check.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+using tensor_parallel::ColumnParallelLinear;
+using tensor_parallel::RowParallelLinear;
+using tensor_parallel::VocabParallelEmbedding;
+
+// Tensors are [n, s, ..]: tokens lie along dim 1
+constexpr tensor_parallel::Cut kTokens{1};
+
+Tensor as_rows(const Tensor& x) { return reshape(x, {-1, x.size(-1)}); }
+
+class GatheringLinear : public ColumnParallelLinear {
+ public:
+  GatheringLinear(const std::string& name,
+                  const tensor_parallel::LinearShape& shape,
+                  const InitOptions& init, ProcessGroup& tp)
+      : ColumnParallelLinear(name, shape, init, tp), tp_(&tp) {}
+  Tensor forward(const Tensor& x) override {
+    return gathered_linear(x, weight, bias, *tp_);
+  }
+  std::unique_ptr<Module> clone() const override {
+    return std::make_unique<GatheringLinear>(*this);
+  }
+
+ private:
+  ProcessGroup* tp_;
+};
+
+class ScatteringLinear : public RowParallelLinear {
+ public:
+  ScatteringLinear(const std::string& name,
+                   const tensor_parallel::LinearShape& shape,
+                   const InitOptions& init, ProcessGroup& tp)
+      : RowParallelLinear(name, shape, init, tp), tp_(&tp) {}
+  Tensor forward(const Tensor& x) override {
+    // The bias is added to own tokens, once
+    return add(reduce_scatter_to(linear(x, weight), *tp_, kTokens), bias);
+  }
+  std::unique_ptr<Module> clone() const override {
+    return std::make_unique<ScatteringLinear>(*this);
+  }
+
+ private:
+  ProcessGroup* tp_;
+};
+
+class ScatteringEmbedding : public VocabParallelEmbedding {
+ public:
+  ScatteringEmbedding(const std::string& name, std::int64_t rows,
+                      std::int64_t width, double stddev,
+                      const InitOptions& init, ProcessGroup& tp)
+      : VocabParallelEmbedding(name, rows, width, stddev, init, tp), tp_(&tp) {}
+  Tensor forward(const Tensor& ids) override {
+    return reduce_scatter_to(embedding_part(weight, ids, first_row()), *tp_,
+                             kTokens);
+  }
+  std::unique_ptr<Module> clone() const override {
+    return std::make_unique<ScatteringEmbedding>(*this);
+  }
+
+ private:
+  ProcessGroup* tp_;
+};
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() &&
+         text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+}  // namespace
+
+Tensor gathered_linear(const Tensor& x, const Tensor& weight,
+                       const Tensor& bias, ProcessGroup& tp) {
+  const auto forward = [&tp](const Tensors& in) {
+    const Tensor all = tensor_parallel::all_gather(in[0], tp, kTokens, "X");
+    return Tensors{linear(all, in[1], in[2])};
+  };
+  const bool of_x = x.requires_grad();
+  const auto backward = [&tp, of_x, x = x.detach(),
+                         weight = weight.detach()](const Tensors& grads) {
+    const Tensor dy = as_rows(grads[0]);
+    const std::int64_t n = x.size(0), own = x.size(1), t = tp.size();
+    const std::int64_t in = x.size(2);
+
+    // Gather the input again, behind the product for its gradient
+    const Tensor parts = Tensor::empty({t, n, own, in}, x.options());
+    Work gather = tp.all_gather(parts, x, "X for dW");
+    Tensor all_dx;
+    if (of_x) all_dx = matmul(dy, weight, false, /*trans_b=*/true);
+    gather.wait();
+    const Tensor all = reshape(transpose(parts, 0, 1), {n * t * own, in});
+
+    // Scatter that gradient's sum, behind the product for the weight's
+    Tensor dx;
+    Work scatter;
+    Tensor leaving;
+    if (of_x) {
+      leaving = transpose(reshape(all_dx, {n, t, own, in}), 0, 1);
+      dx = x.empty_like();
+      scatter = tp.reduce_scatter(dx, leaving, ReduceOp::kSum, "dX");
+    }
+    Tensor dweight, dbias;
+    {
+      const MemoryScope kind(MemoryKind::kGradient);
+      dweight = matmul(all, dy, /*trans_a=*/true);
+      dbias = sum(dy, 0);
+    }
+    scatter.wait();
+    return Tensors{dx, dweight, dbias};
+  };
+  if (tp.size() == 1) return linear(x, weight, bias);
+  return autograd::custom_function("gathered_linear", {x, weight, bias},
+                                   forward, backward)[0];
+}
+
+LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
+                             const MegatronOptions& how) {
+  LayerFactory made = tensor_parallel::layers(config, tp);
+  if (how.recompute_attention) {
+    made.attention = [inner = made.attention](const Tensor& qkv,
+                                              const AttentionOptions& options) {
+      return autograd::recompute(
+          [inner, options](const Tensors& in) {
+            return Tensors{inner(in[0], options)};
+          },
+          {qkv})[0];
+    };
+  }
+  if (tp.size() == 1) return made;
+  made.linear = [&tp](const std::string& name, std::int64_t in,
+                      std::int64_t out, double stddev,
+                      const InitOptions& init) -> AnyModule {
+    const std::int64_t blocks = ends_with(name, "c_attn") ? 3 : 1;
+    const tensor_parallel::LinearShape shape{in, out, blocks, stddev};
+    if (ends_with(name, "c_proj")) {
+      return {std::make_unique<ScatteringLinear>(name, shape, init, tp)};
+    }
+    return {std::make_unique<GatheringLinear>(name, shape, init, tp)};
+  };
+  made.embedding = [&tp](const std::string& name, std::int64_t rows,
+                         std::int64_t width, double stddev,
+                         const InitOptions& init) -> AnyModule {
+    return {std::make_unique<ScatteringEmbedding>(name, rows, width, stddev,
+                                                  init, tp)};
+  };
+  // Positions join after the reduce_scatter: those of own tokens alone
+  made.positions = [&tp, whole = made.positions](AnyModule& wpe,
+                                                 const Tensor& tokens) {
+    return cut_sequence(whole(wpe, tokens), 0, Layout::kContiguous, tp.rank(),
+                        tp.size());
+  };
+  made.dropout = [&tp](double p) {
+    return cut_dropout(p, Layout::kContiguous, tp.rank(), tp.size());
+  };
+  // All tokens meet this rank's part of the vocabulary
+  made.logits = [&tp](const Tensor& x, AnyModule& wte) {
+    const Tensor all = gather_to_parallel(x, tp, kTokens);
+    const Tensor& table = wte.as<VocabParallelEmbedding>().weight;
+    return reshape(matmul(as_rows(all), table, false, /*trans_b=*/true),
+                   {all.size(0), all.size(1), table.size(0)});
+  };
+  return made;
+}
+
+bool has_partial_gradient(const std::string& name) {
+  return name.find(".ln_") != std::string::npos ||
+         ends_with(name, "c_proj.bias") || ends_with(name, "wpe.weight");
+}
+
+}  // namespace shardbook::sequence_parallel

@@ -1,0 +1,87 @@
+#include "chapters/12_sequence_parallel/trainer.h"
+
+#include "chapters/12_sequence_parallel/bill.h"
+#include "chapters/common/run/training.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+ShardedModel sharded_model(const Options& options, const TrainerOptions& how,
+                           ProcessGroup& cp) {
+  check_sizes(how.sequence, cp.size(), options.seq,
+              model_config(options).n_head);
+  ShardedModel model;
+  model.layers = sequence_layers(how.sequence, options.seq, cp);
+  // Weights are not cut
+  model.layout = [](const std::string&, int) { return Shards{}; };
+  // Each rank's gradients come from its own tokens
+  model.finish_gradients = [&cp](const std::vector<NamedTensor>& parameters) {
+    Tensors all;
+    for (const NamedTensor& each : parameters) all.push_back(each.tensor);
+    sum_gradients(cp, all, "gradients");
+  };
+  return model;
+}
+
+std::int64_t padded_rows(const ModelConfig& config, int t) {
+  return tensor_parallel::padded_vocabulary(config.vocab_size, t,
+                                            /*divisible_by=*/1);
+}
+
+ShardedModel megatron_model(const Options& options, const MegatronOptions& how,
+                            ProcessGroup& tp) {
+  const ModelConfig config = model_config(options);
+  check_sequence(Layout::kContiguous, tp.size(), options.seq);
+  ShardedModel model;
+  model.layers = megatron_layers(config, tp, how);
+  model.layout = [t = tp.size()](const std::string& name, int rank) {
+    return tensor_parallel::layout(name, rank, t);
+  };
+  model.padded_vocabulary = padded_rows(config, tp.size());
+  // What is used on cut tokens has only their part of the gradient
+  model.finish_gradients = [&tp](const std::vector<NamedTensor>& parameters) {
+    Tensors partial;
+    for (const NamedTensor& each : parameters) {
+      if (has_partial_gradient(each.name)) partial.push_back(each.tensor);
+    }
+    sum_gradients(tp, partial, "sequence_parallel");
+  };
+  return model;
+}
+
+}  // namespace
+
+Trainer::Trainer(const Options& options, const TrainerOptions& how,
+                 ProcessGroup& cp)
+    : ShardedTrainer(options, sharded_model(options, how, cp), cp,
+                     how.micro_batches),
+      how_(how) {}
+
+std::vector<Bill> Trainer::bills() {
+  const std::int64_t parameters = model().num_parameters();
+  return {{predicted_bytes(options_, config(), how_.sequence, group_.size(),
+                           parameters, micro_batches_),
+           predicted_memory(options_, config(), how_.sequence, group_.size(),
+                            group_.rank(), parameters, micro_batches_)}};
+}
+
+MegatronTrainer::MegatronTrainer(const Options& options,
+                                 const MegatronOptions& how,
+                                 std::int64_t micro_batches, ProcessGroup& tp)
+    : ShardedTrainer(options, megatron_model(options, how, tp), tp,
+                     micro_batches) {}
+
+std::vector<Bill> MegatronTrainer::bills() {
+  ModelConfig padded = config();
+  padded.vocab_size = padded_rows(config(), group_.size());
+  return {megatron_bill(options_, padded, group_.size())};
+}
+
+FoldClass fold_class(const SequenceOptions& how) {
+  if (how.kind == Kind::kUlysses) {
+    return [](int rank) { return rank == 0 ? 0 : 1; };
+  }
+  return [](int rank) { return rank; };
+}
+
+}  // namespace shardbook::sequence_parallel

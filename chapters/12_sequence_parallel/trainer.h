@@ -1,0 +1,49 @@
+#pragma once
+
+// A GPT whose sequences are cut over a group, for main.cpp and the benchmarks.
+
+#include <vector>
+
+#include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "chapters/12_sequence_parallel/megatron.h"
+#include "chapters/common/run/worlds.h"
+#include "chapters/common/sharded/sharded_trainer.h"
+
+namespace shardbook::sequence_parallel {
+
+struct TrainerOptions {
+  SequenceOptions sequence;
+  std::int64_t micro_batches = 1;
+};
+
+/// Every rank has all parameters and s/c tokens of every sample. Gradients are
+/// parts of sums over tokens: one all-reduce adds them after backward.
+class Trainer : public ShardedTrainer {
+ public:
+  /// Throws Error where the ranks cannot share the sequence. Collective.
+  Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& cp);
+
+  std::vector<Bill> bills() override;
+
+ private:
+  const TrainerOptions how_;
+};
+
+/// Tensor parallelism with cut tokens where matrices are whole (megatron.h).
+class MegatronTrainer : public ShardedTrainer {
+ public:
+  /// Throws Error where heads, width, vocabulary or sequence do not divide by t.
+  /// Collective.
+  MegatronTrainer(const Options& options, const MegatronOptions& how,
+                  std::int64_t micro_batches, ProcessGroup& tp);
+
+  /// Activations are left to a run on shapes.
+  std::vector<Bill> bills() override;
+};
+
+/// Ranks that the `sim` world may run once. In a ring every rank waits for the
+/// one before it, and under contiguous slices no two have the same work; ranks of
+/// Ulysses are alike, but for rank 0, which computes the norm.
+FoldClass fold_class(const SequenceOptions& how);
+
+}  // namespace shardbook::sequence_parallel

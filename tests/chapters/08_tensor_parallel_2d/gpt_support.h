@@ -1,0 +1,100 @@
+#pragma once
+
+// A GPT in parts beside one on one device, step by step.
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/common/models/models.h"
+#include "core/optim.h"
+#include "core/shards.h"
+#include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
+
+namespace shardbook::summa_test {
+
+/// Sizes that divide for squares of 2 and 3 and cubes of 2; the vocabulary
+/// divides for none of them but 2.
+inline ModelConfig small_gpt(double dropout) {
+  ModelConfig config;
+  config.vocab_size = 50;
+  config.n_positions = 8;
+  config.n_embd = 36;
+  config.n_layer = 2;
+  config.n_head = 6;
+  config.dropout = dropout;
+  return config;
+}
+
+struct GptParts {
+  LayerFactory layers;
+  std::function<Shards(const std::string& name)> layout;
+  std::int64_t padded_vocabulary = 0;
+};
+
+/// Trains both for `steps` steps of AdamW. The largest difference of the losses
+/// and of this rank's parameters.
+inline double gpt_difference(const GptParts& parts, DType dtype, int steps,
+                             double dropout, bool recompute = false) {
+  const ModelConfig config = small_gpt(dropout);
+  ModelConfig padded = config;
+  padded.vocab_size = parts.padded_vocabulary;
+  InitOptions init;
+  init.seed = 5;
+  init.dtype = dtype;
+  Gpt whole(config, init), split(padded, init, parts.layers);
+  set_recompute(split, recompute);
+  OptimizerOptions how;
+  how.lr = 1e-2;
+  const auto whole_optimizer = make_optimizer("adamw", whole.parameters(), how);
+  const auto split_optimizer = make_optimizer("adamw", split.parameters(), how);
+  double largest = 0;
+  for (int step = 0; step < steps; ++step) {
+    const Tensor tokens = drawn_ids({12, 6 + step % 2}, config.vocab_size);
+    const Tensor targets = drawn_ids({12, 6 + step % 2}, 47);
+    const RandomState random{7, static_cast<std::uint64_t>(step), 0, {0, 1}};
+    RankContext::current().random = random;
+    const Tensor expected = language_loss(whole(tokens), targets);
+    expected.backward();
+    RankContext::current().random = random;
+    const Tensor loss = parts.layers.loss(split(tokens), targets);
+    loss.backward();
+    largest = std::max(largest, std::abs(loss.item() - expected.item()));
+    for (Optimizer* each : {whole_optimizer.get(), split_optimizer.get()}) {
+      each->step();
+    }
+    whole.clear_grad();
+    split.clear_grad();
+  }
+  const auto mine = split.named_parameters();
+  const auto theirs = whole.named_parameters();
+  EXPECT_EQ(mine.size(), theirs.size());
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    EXPECT_EQ(mine[i].name, theirs[i].name);
+    const NoGrad no_grad;
+    Tensor expected = theirs[i].tensor.detach();
+    if (mine[i].name == "transformer.wte.weight" &&
+        padded.vocab_size > config.vocab_size) {
+      // Padding stays as it began
+      Tensor table =
+          make_parameter("transformer.wte.weight",
+                         {padded.vocab_size, config.n_embd}, 0.02, init);
+      table.rows_view(0, config.vocab_size).copy_from(expected);
+      expected = table.detach();
+    }
+    largest = std::max(
+        largest,
+        max_abs_difference(mine[i].tensor.detach(),
+                           take_part(expected, parts.layout(mine[i].name))));
+  }
+  return largest;
+}
+
+// AdamW divides gradients by their size: what rounding left of a gradient near
+// zero moves a parameter by up to lr.
+constexpr double kTrainedF64 = 1e-9;
+
+}  // namespace shardbook::summa_test

@@ -1,0 +1,89 @@
+// A whole GPT in blocks, and the documents' MLP.
+
+#include <gtest/gtest.h>
+
+#include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/08_tensor_parallel_2d/trainer.h"
+#include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
+
+namespace shardbook::summa_test {
+namespace {
+
+GptParts parts_on(const Grid& grid) {
+  GptParts parts;
+  parts.layers = summa::layers(grid, small_gpt(0).vocab_size);
+  parts.layout = [&grid](const std::string& name) {
+    return summa::layout(name, grid.place());
+  };
+  parts.padded_vocabulary =
+      summa::padded_vocabulary(small_gpt(0).vocab_size, grid.q());
+  return parts;
+}
+
+class SummaGpt : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sides, SummaGpt, testing::Values(1, 2, 3));
+
+TEST_P(SummaGpt, TrainsAsOnOneDevice) {
+  for (const double difference :
+       on_grid({GetParam()}, [](const Grid&grid, ProcessGroup&) {
+         return gpt_difference(parts_on(grid), DType::kF64, 4, 0);
+       })) {
+    // One rank: bit for bit
+    EXPECT_LE(difference, GetParam() == 1 ? 0 : kTrainedF64);
+  }
+}
+
+TEST_P(SummaGpt, DrawsTheMasksOfOneDevice) {
+  for (const double difference :
+       on_grid({GetParam()}, [](const Grid&grid, ProcessGroup&) {
+         return std::max(
+             gpt_difference(parts_on(grid), DType::kF64, 2, 0.2),
+             gpt_difference(parts_on(grid), DType::kF64, 1, 0.2, true));
+       })) {
+    EXPECT_LE(difference, GetParam() == 1 ? 0 : kTrainedF64);
+  }
+}
+
+TEST(SummaMlp, HasTheShapesAndMessagesOfTheDocuments) {
+  struct Run {
+    std::vector<Shape> shapes;
+    double sent = 0, difference = 0;
+  };
+  const auto runs = on_grid({2}, [](const Grid& grid, ProcessGroup& world) {
+    Run run;
+    const auto dtype = DType::kF64;
+    const Tensor x = drawn({16, 256}, dtype, 1);
+    const Tensor w1 = drawn({256, 1024}, dtype, 2);
+    const Tensor w2 = drawn({1024, 256}, dtype, 3);
+    // As the documents write it: rows by the rank of COL, columns by that of ROW
+    Tensor own =
+        slice(slice(x, 0, 8 * grid.col->rank(), 8 * grid.col->rank() + 8), 1,
+              128 * grid.row->rank(), 128 * grid.row->rank() + 128)
+            .detach();
+    own.set_requires_grad();
+    Tensor a = part_of(w1, Lies::kMatrix, grid).set_requires_grad();
+    Tensor b = part_of(w2, Lies::kMatrix, grid).set_requires_grad();
+    const Tensor inner = summa::linear(own, a, Tensor(), grid);
+    const Tensor y = summa::linear(inner, b, Tensor(), grid);
+    autograd::backward({y}, {drawn(y.shape(), dtype, 4)});
+    run.shapes = {own.shape(), a.shape(), b.shape(), inner.shape(), y.shape()};
+    run.sent = elements_sent(world);
+    run.difference = max_abs_difference(
+        y.detach(), part_of(matmul(matmul(x, w1), w2), Lies::kMatrix, grid));
+    return run;
+  });
+  for (const Run& run : runs) {
+    EXPECT_EQ(run.shapes,
+              (std::vector<Shape>{
+                  {8, 128}, {128, 512}, {512, 128}, {8, 512}, {8, 128}}));
+    EXPECT_EQ(run.sent, 408576);
+    EXPECT_LT(run.difference, 1e-9);
+  }
+  EXPECT_EQ(summa::describe_mlp(2, 1),
+            "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input "
+            "[8, 128], weights [128, 512] and [512, 128], outputs [8, 512] and "
+            "[8, 128]; 408576 elements sent per rank, forward and backward\n");
+}
+
+}  // namespace
+}  // namespace shardbook::summa_test

@@ -1,0 +1,242 @@
+// SUMMA's three products: blocks, bits, gradients, messages, buffers.
+
+#include "chapters/08_tensor_parallel_2d/products.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
+
+namespace shardbook::summa_test {
+namespace {
+
+using Calls = std::vector<std::string>;
+
+class SummaProducts : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sides, SummaProducts, testing::Values(1, 2, 3));
+
+/// Sizes that divide by 2 and by 3, and are not equal.
+constexpr std::int64_t kM = 12, kK = 18, kN = 24;
+
+// [BIT] The loop over t adds in the order of one product of all of k.
+TEST_P(SummaProducts, AbHasTheBitsOfOneDevice) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    const auto equal = on_grid({GetParam()}, [&](const Grid& grid, auto&) {
+      const Tensor a = drawn({kM, kK}, dtype, 1), b = drawn({kK, kN}, dtype, 2);
+      const Tensor bias = drawn({kN}, dtype, 3);
+      const Tensor own_bias = take_part(bias, {{0, grid.j(), grid.q()}});
+      const Tensor c =
+          summa::multiply_ab(part_of(a, Lies::kMatrix, grid),
+                             part_of(b, Lies::kMatrix, grid), grid, own_bias);
+      return bitwise_equal(c, part_of(linear(a, b, bias), Lies::kMatrix, grid));
+    });
+    for (const bool each : equal) EXPECT_TRUE(each);
+  }
+}
+
+/// The sum over blocks t of op(a_t) op(b_t), added in the order of ranks.
+Tensor in_rank_order(const Tensor& a, std::int64_t a_dim, const Tensor& b,
+                     std::int64_t b_dim, int q) {
+  Tensor sum;
+  for (int t = 0; t < q; ++t) {
+    const Tensor part =
+        matmul(take_part(a, {{a_dim, t, q}}), take_part(b, {{b_dim, t, q}}),
+               a_dim == 0, b_dim == 1);
+    sum = t == 0 ? part : add(sum, part);
+  }
+  return sum;
+}
+
+// [BIT] against the partial sums of the ranks, added in rank order.
+TEST_P(SummaProducts, ReducedProductsAddInTheOrderOfRanks) {
+  const int q = GetParam();
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    const auto equal = on_grid({q}, [&](const Grid& grid, auto&) {
+      const Tensor a = drawn({kM, kN}, dtype, 1), b = drawn({kK, kN}, dtype, 2);
+      const Tensor c = drawn({kM, kK}, dtype, 3);
+      const Tensor abt =
+          summa::multiply_abt(part_of(a, Lies::kMatrix, grid),
+                              part_of(b, Lies::kMatrix, grid), grid);
+      const Tensor atb =
+          summa::multiply_atb(part_of(c, Lies::kMatrix, grid),
+                              part_of(a, Lies::kMatrix, grid), grid);
+      return bitwise_equal(abt, part_of(in_rank_order(a, 1, b, 1, q),
+                                        Lies::kMatrix, grid)) &&
+             bitwise_equal(atb, part_of(in_rank_order(c, 0, a, 0, q),
+                                        Lies::kMatrix, grid));
+    });
+    for (const bool each : equal) EXPECT_TRUE(each);
+  }
+}
+
+TEST_P(SummaProducts, AreClosedUnderDifferentiation) {
+  const Sizes sizes{GetParam()};
+  const auto layer = [](const Shape& a, const Shape& b, bool ta, bool tb,
+                        auto product) {
+    return Layer{
+        {{a, Lies::kMatrix}, {b, Lies::kMatrix}},
+        Lies::kMatrix,
+        [=](const Tensors& in) { return matmul(in[0], in[1], ta, tb); },
+        [=](const Tensors& in, const Grid& grid) {
+          return product(in[0], in[1], grid);
+        }};
+  };
+  expect_one_device(layer({kM, kK}, {kK, kN}, false, false, summa::product_ab),
+                    sizes);
+  expect_one_device(layer({kM, kN}, {kK, kN}, false, true, summa::product_abt),
+                    sizes);
+  expect_one_device(layer({kM, kK}, {kM, kN}, true, false, summa::product_atb),
+                    sizes);
+}
+
+// Roots are ranks of the group: the second square of a world has other ones.
+TEST(SummaProducts, EachSquareOfAWorldWorksByItself) {
+  const auto equal = on_ranks(8, [&](ProcessGroup& world) {
+    DeviceMesh mesh(world, Topology({"dp", "col", "row"}, {2, 2, 2}));
+    Grid grid;
+    grid.row = &mesh.group("row");
+    grid.col = grid.batch = &mesh.group("col");
+    const auto stream = static_cast<std::uint64_t>(10 * mesh.coordinate("dp"));
+    const Tensor a = drawn({kM, kK}, DType::kF64, stream + 1);
+    const Tensor b = drawn({kK, kN}, DType::kF64, stream + 2);
+    const Tensor c = summa::multiply_ab(part_of(a, Lies::kMatrix, grid),
+                                        part_of(b, Lies::kMatrix, grid), grid);
+    return bitwise_equal(c, part_of(matmul(a, b), Lies::kMatrix, grid));
+  });
+  for (const bool each : equal) EXPECT_TRUE(each);
+}
+
+// The rank of ROW is the COLUMN index. Exchanged, a rank gets the block of
+// another one.
+TEST(SummaProducts, ExchangedGroupsAreAnotherProduct) {
+  const auto equal = on_grid({2}, [&](const Grid& grid, auto&) {
+    Grid wrong = grid;
+    std::swap(wrong.row, wrong.col);
+    const Tensor a = drawn({kM, kK}, DType::kF64, 1);
+    const Tensor b = drawn({kK, kN}, DType::kF64, 2);
+    const Tensor c = summa::multiply_ab(part_of(a, Lies::kMatrix, wrong),
+                                        part_of(b, Lies::kMatrix, wrong), grid);
+    return bitwise_equal(c, part_of(matmul(a, b), Lies::kMatrix, grid));
+  });
+  for (const bool each : equal) EXPECT_FALSE(each);
+}
+
+// X [16, 256] and W [256, 1024] on 2 x 2 ranks.
+TEST(SummaLedger, OfTheDocumentsLinear) {
+  const auto logs = on_grid({2}, [&](const Grid& grid, ProcessGroup& world) {
+    Tensor x = drawn({8, 128}, DType::kF32, 1).set_requires_grad();
+    Tensor w = drawn({128, 512}, DType::kF32, 2).set_requires_grad();
+    const Tensor y = summa::linear(x, w, Tensor(), grid);
+    const Calls forward = calls(world);
+    const double sent = elements_sent(world);
+    autograd::backward({y}, {drawn(y.shape(), DType::kF32, 3)});
+    Calls backward = calls(world);
+    backward.erase(
+        backward.begin(),
+        backward.begin() + static_cast<std::ptrdiff_t>(forward.size()));
+    EXPECT_EQ(sent, 66560);
+    EXPECT_EQ(elements_sent(world), 199680);
+    return std::pair(forward, backward);
+  });
+  for (const auto& [forward, backward] : logs) {
+    EXPECT_EQ(forward, (Calls{"broadcast row 1024", "broadcast col 65536",
+                              "broadcast row 1024", "broadcast col 65536"}));
+    // dX, then dW: the second broadcast is on its way before the first sum
+    EXPECT_EQ(backward, (Calls{"broadcast col 65536", "broadcast col 65536",
+                               "reduce row 1024", "reduce row 1024",
+                               "broadcast row 1024", "broadcast row 1024",
+                               "reduce col 65536", "reduce col 65536"}));
+  }
+}
+
+// q broadcasts and q reductions each, of (q-1)/q^2 (MK + KN) elements: three
+// shapes, even and odd.
+TEST(SummaLedger, EachProductSendsTheTwoMovedMatrices) {
+  for (const int q : {2, 3}) {
+    for (const std::int64_t n : {6, 18, 30}) {
+      const std::int64_t m = 12, k = 24;
+      const auto sent = on_grid({q}, [&](const Grid& grid,
+                                         ProcessGroup& world) {
+        Tensor x = drawn({m / q, k / q}, DType::kF64, 1).set_requires_grad();
+        Tensor w = drawn({k / q, n / q}, DType::kF64, 2).set_requires_grad();
+        const Tensor y = summa::linear(x, w, Tensor(), grid);
+        const double forward = elements_sent(world);
+        autograd::backward({y}, {drawn(y.shape(), DType::kF64, 3)});
+        return std::pair(forward, elements_sent(world) - forward);
+      });
+      const double each =
+          (q - 1.0) / (q * q) * static_cast<double>(m * k + k * n);
+      for (const auto& [forward, backward] : sent) {
+        EXPECT_NEAR(forward, each, 1e-9);
+        EXPECT_NEAR(backward, 2 * each, 1e-9);
+      }
+    }
+  }
+}
+
+TEST(SummaLedger, AnInputWithoutGradientCausesNoMessages) {
+  const auto logs = on_grid({2}, [&](const Grid& grid, ProcessGroup& world) {
+    const Tensor x = drawn({4, 4}, DType::kF64, 1);
+    Tensor w = drawn({4, 6}, DType::kF64, 2).set_requires_grad();
+    const Tensor y = summa::linear(x, w, Tensor(), grid);
+    world.clear_records();
+    autograd::backward({y}, {drawn(y.shape(), DType::kF64, 3)});
+    return calls(world);
+  });
+  for (const Calls& log : logs) {
+    EXPECT_EQ(log, (Calls{"broadcast row 16", "broadcast row 16",
+                          "reduce col 24", "reduce col 24"}));
+  }
+}
+
+TEST(SummaLedger, OneRankSendsNothing) {
+  const auto logs = on_grid({1}, [&](const Grid& grid, ProcessGroup& world) {
+    summa::multiply_abt(drawn({4, 4}, DType::kF64, 1),
+                        drawn({2, 4}, DType::kF64, 2), grid);
+    return calls(world);
+  });
+  EXPECT_EQ(logs[0], Calls{});
+}
+
+// Two buffers for each operand that arrives, fewer where fewer arrive: no rank
+// ever holds all rows or all columns.
+TEST(SummaMemory, TwoBuffersForEachOperandInFlight) {
+  for (const int q : {2, 3, 4}) {
+    const std::int64_t m = 5, k = 7, n = 11;
+    const auto peaks = on_grid({q}, [&](const Grid& grid, ProcessGroup&) {
+      const Tensor a = drawn({m, k}, DType::kF64, 1);
+      const Tensor b = drawn({k, n}, DType::kF64, 2);
+      Device device = RankContext::current().device;
+      device.reset_peak_memory();
+      summa::multiply_ab(a, b, grid);
+      const auto ab = device.memory().peak(MemoryKind::kCommunication);
+      device.reset_peak_memory();
+      const Tensor c = drawn({m, n}, DType::kF64, 3);
+      summa::multiply_abt(c, b, grid);
+      return std::pair(ab, device.memory().peak(MemoryKind::kCommunication));
+    });
+    const std::int64_t buffers = std::min(2, q - 1);
+    for (const auto& [ab, abt] : peaks) {
+      EXPECT_EQ(ab, 8 * buffers * (m * k + k * n)) << q;
+      EXPECT_EQ(abt, 8 * buffers * (k * n + m * k)) << q;
+    }
+  }
+}
+
+TEST(SummaGrid, NamesTheNumbersThatFormSquares) {
+  EXPECT_EQ(summa::side_of(1, 1, "--world-size"), 1);
+  EXPECT_EQ(summa::side_of(9, 1, "--world-size"), 3);
+  EXPECT_EQ(summa::side_of(8, 2, "--world-size"), 2);
+  try {
+    summa::side_of(6, 1, "--world-size");
+    FAIL() << "6 ranks form no square";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "--world-size 6: the ranks form a square; give 4 or 9");
+  }
+  EXPECT_THROW(summa::side_of(8, 3, "--world-size"), Error);
+}
+
+}  // namespace
+}  // namespace shardbook::summa_test

@@ -1,0 +1,163 @@
+#pragma once
+
+// Squares of ranks for tests, and layers held against one device.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chapters/08_tensor_parallel_2d/layers.h"
+#include "core/autograd.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::summa_test {
+
+using summa::Grid;
+
+/// Sides and depths; a depth of 1 is the plain square.
+struct Sizes {
+  int q = 1, d = 1;
+};
+
+inline Topology topology_of(const Sizes& sizes) {
+  if (sizes.d == 1) return summa::square(sizes.q);
+  return Topology({"dep", "col", "row"}, {sizes.d, sizes.q, sizes.q});
+}
+
+/// What `body(grid, world)` returns on each rank of the grid.
+template <typename Body>
+auto on_grid(const Sizes& sizes, Body body) {
+  return on_ranks(sizes.d * sizes.q * sizes.q, [&](ProcessGroup& world) {
+    DeviceMesh mesh(world, topology_of(sizes));
+    const Grid grid = summa::grid_of(mesh);
+    world.clear_records();
+    return body(grid, world);
+  });
+}
+
+/// Standard normal values, the same on every rank, other ones for each stream.
+inline Tensor drawn(const Shape& shape, DType dtype, std::uint64_t stream) {
+  const Tensor x = Tensor::empty(shape, {dtype, Device()});
+  fill_normal(x, 3, stream, 0, 1);
+  return x;
+}
+
+/// Numbers 0 .. below - 1 in an order without a pattern.
+inline Tensor drawn_ids(const Shape& shape, std::int64_t below) {
+  const Tensor ids = Tensor::empty(shape, {DType::kI64, Device()});
+  for (std::int64_t i = 0; i < ids.numel(); ++i) {
+    ids.data<std::int64_t>()[i] = (i * i * 7 + 5 * i + 3) % below;
+  }
+  return ids;
+}
+
+/// How a tensor lies on the grid.
+enum class Lies { kBlock, kMatrix, kVector, kTable, kRows, kWhole };
+
+inline Tensor part_of(const Tensor& whole, Lies how, const Grid& grid) {
+  const NoGrad no_grad;
+  switch (how) {
+    case Lies::kBlock:
+      return summa::own_block(whole, grid).clone();
+    case Lies::kMatrix:
+      return take_part(whole, summa::matrix_part(grid.place()));
+    case Lies::kVector:
+      return take_part(whole, summa::vector_part(grid.place()));
+    case Lies::kTable:
+      return take_part(whole, summa::vector_part(grid.place(), 1));
+    case Lies::kRows:
+      return summa::own_rows(whole, grid).clone();
+    default:
+      return whole.clone();
+  }
+}
+
+struct Input {
+  Shape shape;
+  Lies lies = Lies::kBlock;
+};
+
+/// A layer on one device and on a grid.
+struct Layer {
+  std::vector<Input> inputs;
+  Lies output = Lies::kBlock;
+  std::function<Tensor(const Tensors& inputs)> whole;
+  std::function<Tensor(const Tensors& inputs, const Grid& grid)> split;
+};
+
+inline Tensors leaves_of(const Layer& layer, DType dtype) {
+  Tensors leaves;
+  for (std::size_t i = 0; i < layer.inputs.size(); ++i) {
+    leaves.push_back(drawn(layer.inputs[i].shape, dtype, i + 1));
+  }
+  return leaves;
+}
+
+/// The largest difference between the rank's parts of one device's output and
+/// gradients and those of the layer in parts.
+inline double difference(const Layer& layer, const Grid& grid, DType dtype) {
+  Tensors whole = leaves_of(layer, dtype), parts;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    parts.push_back(part_of(whole[i], layer.inputs[i].lies, grid));
+    parts[i].set_requires_grad();
+    whole[i].set_requires_grad();
+  }
+  const Tensor y = layer.whole(whole);
+  const Tensor own = layer.split(parts, grid);
+  const Tensor dy = drawn(y.shape(), dtype, 99);
+  autograd::backward({y}, {dy});
+  autograd::backward({own}, {part_of(dy, layer.output, grid)});
+  double largest =
+      max_abs_difference(own.detach(), part_of(y.detach(), layer.output, grid));
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    largest = std::max(
+        largest, max_abs_difference(
+                     parts[i].grad(),
+                     part_of(whole[i].grad(), layer.inputs[i].lies, grid)));
+  }
+  return largest;
+}
+
+/// The largest over the ranks of a grid.
+inline double difference(const Layer& layer, const Sizes& sizes, DType dtype) {
+  double largest = 0;
+  for (const double each : on_grid(sizes, [&](const Grid&grid, ProcessGroup&) {
+         return difference(layer, grid, dtype);
+       })) {
+    largest = std::max(largest, each);
+  }
+  return largest;
+}
+
+// Sums of a few hundred numbers of size one, in another order.
+constexpr double kSameSumF64 = 1e-12, kSameSumF32 = 2e-4;
+
+inline void expect_one_device(const Layer& layer, const Sizes& sizes) {
+  SCOPED_TRACE("q = " + std::to_string(sizes.q) +
+               ", d = " + std::to_string(sizes.d));
+  EXPECT_LT(difference(layer, sizes, DType::kF64), kSameSumF64);
+  EXPECT_LT(difference(layer, sizes, DType::kF32), kSameSumF32);
+}
+
+/// "broadcast row 1024", ...
+inline std::vector<std::string> calls(const ProcessGroup& world) {
+  std::vector<std::string> texts;
+  for (const CommRecord& record : world.records()) {
+    texts.push_back(std::string(comm_op_name(record.op)) + " " + record.group +
+                    " " + std::to_string(record.numel));
+  }
+  return texts;
+}
+
+inline double elements_sent(const ProcessGroup& world) {
+  double elements = 0;
+  for (const CommRecord& record : world.records()) {
+    elements += wire_elements(record);
+  }
+  return elements;
+}
+
+}  // namespace shardbook::summa_test

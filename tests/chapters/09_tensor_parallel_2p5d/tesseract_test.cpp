@@ -1,0 +1,211 @@
+// Squares with a depth: rows cut d times more, gradients added over the depth.
+
+#include "chapters/09_tensor_parallel_2p5d/tesseract.h"
+
+#include <gtest/gtest.h>
+
+#include "chapters/08_tensor_parallel_2d/operators.h"
+#include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
+#include "tests/chapters/08_tensor_parallel_2d/layer_cases.h"
+
+namespace shardbook::summa_test {
+namespace {
+
+using Calls = std::vector<std::string>;
+
+class Tesseract : public testing::TestWithParam<Sizes> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, Tesseract,
+                         testing::Values(Sizes{1, 1}, Sizes{1, 2}, Sizes{1, 3},
+                                         Sizes{2, 2}));
+
+TEST_P(Tesseract, LayersEqualOneDevice) {
+  for (const auto& [name, layer] : layer_cases()) {
+    SCOPED_TRACE(name);
+    expect_one_device(layer, GetParam());
+  }
+}
+
+GptParts parts_on(const Grid& grid) {
+  GptParts parts;
+  parts.layers = summa::layers(grid, small_gpt(0).vocab_size);
+  parts.layout = [&grid](const std::string& name) {
+    return summa::layout(name, grid.place());
+  };
+  parts.padded_vocabulary = 50;
+  return parts;
+}
+
+TEST_P(Tesseract, AGptTrainsAsOnOneDevice) {
+  for (const double difference :
+       on_grid(GetParam(), [](const Grid&grid, ProcessGroup&) {
+         return gpt_difference(parts_on(grid), DType::kF64, 2, 0.2);
+       })) {
+    EXPECT_LE(difference, kTrainedF64);
+  }
+}
+
+// [BIT] One square with a depth of 1 is the 2D chapter.
+TEST(TesseractDepth, OfOneIsTheSquare) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    const auto run = [dtype](const Grid& grid) {
+      std::vector<double> values;
+      for (const auto& [name, layer] : layer_cases()) {
+        Tensors parts;
+        const Tensors whole = leaves_of(layer, dtype);
+        for (std::size_t i = 0; i < whole.size(); ++i) {
+          parts.push_back(part_of(whole[i], layer.inputs[i].lies, grid));
+          parts[i].set_requires_grad();
+        }
+        const Tensor y = layer.split(parts, grid);
+        autograd::backward({y}, {drawn(y.shape(), dtype, 9)});
+        parts.push_back(y.detach());
+        for (const Tensor& each : parts) {
+          const Tensor& shown = each.grad().defined() ? each.grad() : each;
+          for (const double v : shown.to_vector<double>()) values.push_back(v);
+        }
+      }
+      return values;
+    };
+    const auto square = on_ranks(4, [&](ProcessGroup& world) {
+      DeviceMesh mesh(world, summa::square(2));
+      return run(summa::grid_of(mesh));
+    });
+    const auto depth_of_one = on_ranks(4, [&](ProcessGroup& world) {
+      DeviceMesh mesh(world, tesseract::squares(2, 1));
+      return run(summa::grid_of(mesh));
+    });
+    EXPECT_EQ(square, depth_of_one);
+  }
+}
+
+// [BIT] Different data at each depth, one update for all.
+TEST(TesseractDepth, WeightsStayEqual) {
+  const auto trained = on_grid({2, 2}, [](const Grid& grid, ProcessGroup&) {
+    InitOptions init;
+    init.seed = 3;
+    const ModelConfig config = small_gpt(0);
+    Gpt model(config, init, summa::layers(grid));
+    const auto optimizer = make_optimizer("adamw", model.parameters(), {});
+    for (int step = 0; step < 5; ++step) {
+      summa::layers(grid)
+          .loss(model(drawn_ids({12, 4 + step % 3}, 50)),
+                drawn_ids({12, 4 + step % 3}, 43))
+          .backward();
+      optimizer->step();
+      model.clear_grad();
+    }
+    std::vector<double> values;
+    for (const Tensor& each : model.parameters()) {
+      for (const double v : each.to_vector<double>()) values.push_back(v);
+    }
+    return values;
+  });
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(trained[rank], trained[rank + 4]) << rank;
+  }
+  EXPECT_NE(trained[0], trained[1]);
+}
+
+// X [16, 256] and W [256, 1024] on 2 x 2 x 2 ranks.
+TEST(TesseractLedger, OfTheDocumentsLinear) {
+  const auto logs = on_grid({2, 2}, [&](const Grid& grid, ProcessGroup& world) {
+    Tensor x = drawn({4, 128}, DType::kF32, 1).set_requires_grad();
+    Tensor w = drawn({128, 512}, DType::kF32, 2).set_requires_grad();
+    const Tensor y = summa::linear(x, w, Tensor(), grid);
+    EXPECT_EQ(elements_sent(world), 66048);
+    const std::size_t forward = world.records().size();
+    autograd::backward({y}, {drawn(y.shape(), DType::kF32, 3)});
+    EXPECT_EQ(elements_sent(world), 3 * 66048 + 65536);
+    const Calls all = calls(world);
+    return std::pair(
+        Calls(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(forward)),
+        all.back());
+  });
+  for (const auto& [forward, last] : logs) {
+    EXPECT_EQ(forward, (Calls{"broadcast row 512", "broadcast col 65536",
+                              "broadcast row 512", "broadcast col 65536"}));
+    // After the backward of the layer
+    EXPECT_EQ(last, "all_reduce dep 65536");
+  }
+  EXPECT_EQ(summa::linear_elements(2, 2, 16, 256, 1024) +
+                summa::linear_elements(2, 2, 16, 1024, 256),
+            531968);
+}
+
+TEST(TesseractMlp, HasTheShapesOfTheDocuments) {
+  EXPECT_EQ(summa::describe_mlp(2, 2),
+            "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input "
+            "[4, 128], weights [128, 512] and [512, 128], outputs [4, 512] and "
+            "[4, 128]; 531968 elements sent per rank, forward and backward\n");
+  // The documents' partition: by the ranks of DEP, of COL, of ROW
+  const auto equal = on_grid({2, 2}, [](const Grid& grid, ProcessGroup&) {
+    const Tensor x = drawn({16, 256}, DType::kF32, 1);
+    const auto chunk = [](const Tensor& x, int dim, const ProcessGroup* group) {
+      const std::int64_t own = x.size(dim) / group->size();
+      return slice(x, dim, own * group->rank(), own * (group->rank() + 1));
+    };
+    const Tensor expected =
+        chunk(chunk(chunk(x, 0, grid.depth), 0, grid.col), 1, grid.row);
+    return expected.shape() == Shape{4, 128} &&
+           bitwise_equal(expected, summa::own_block(x, grid));
+  });
+  for (const bool each : equal) EXPECT_TRUE(each);
+}
+
+/// dW of a linear whose depth is left out of its backward, against one device's.
+double without_the_depth(bool equal_rows) {
+  double largest = 0;
+  for (const double each : on_grid({2, 2}, [=](const Grid&grid, ProcessGroup&) {
+         const Tensor half = drawn({4, 8}, DType::kF64, 1);
+         const Tensor rows = equal_rows ? half : drawn({4, 8}, DType::kF64, 11);
+         const Tensor x = concat({half, rows}, 0);
+         Tensor w = drawn({8, 4}, DType::kF64, 2).set_requires_grad();
+         mean(square(matmul(x, w))).backward();
+         Tensor own = part_of(w.detach(), Lies::kMatrix, grid);
+         own.set_requires_grad();
+         Grid no_depth = grid;
+         no_depth.depth = nullptr;
+         // The mean of this depth's half, as if it were the whole batch
+         const Tensor y = summa::linear(part_of(x, Lies::kBlock, grid), own,
+                                        Tensor(), no_depth);
+         autograd::backward({y}, {scale(y.detach(), 2.0 / (4 * 4))});
+         return max_abs_difference(own.grad(),
+                                   part_of(w.grad(), Lies::kMatrix, grid));
+       })) {
+    largest = std::max(largest, each);
+  }
+  return largest;
+}
+
+// Equal data at all depths hides it.
+TEST(TesseractTraps, WithoutTheDepthReduceEachDepthTrainsItsOwnModel) {
+  EXPECT_LT(without_the_depth(/*equal_rows=*/true), 1e-12);
+  EXPECT_GT(without_the_depth(/*equal_rows=*/false), 1e-3);
+}
+
+// A mean over COL alone is that of one depth.
+TEST(TesseractTraps, TheLossIsAMeanOverAllDepths) {
+  Layer wrong = vocabulary_loss_case();
+  wrong.split = [](const Tensors& in, const Grid& grid) {
+    const Tensor targets =
+        summa::own_rows(drawn_ids({kBatch, kSeq}, kVocabulary), grid);
+    return summa::mean_over(
+        summa::split_cross_entropy(in[0], targets, grid.j() * in[0].size(-1),
+                                   *grid.row),
+        {grid.col});
+  };
+  EXPECT_GT(difference(wrong, Sizes{2, 2}, DType::kF64), 1e-3);
+}
+
+// Initial weights do not depend on k.
+TEST(TesseractTraps, DepthsBeginWithEqualWeights) {
+  const auto weights = on_grid({2, 2}, [](const Grid& grid, ProcessGroup&) {
+    return summa::Linear2D("w", 8, 8, 1, {}, grid).weight.to_vector<double>();
+  });
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(weights[rank], weights[rank + 4]);
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::summa_test

@@ -1,0 +1,104 @@
+// The page's table against runs on shapes: bytes, memory, time of a step.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "chapters/10_tensor_parallel_3d/trainer.h"
+#include "comm/device_mesh.h"
+#include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
+
+namespace shardbook::textbook::cube_bill {
+namespace {
+
+struct Case {
+  int l = 1;
+  std::int64_t vocabulary = 0, batch = 0;
+  bool keep_gathered = true;
+};
+
+/// The times of the page: operands arrive together, and the sum of dX travels
+/// while dW is computed.
+struct StepTime {
+  int l;
+  double tokens, seq, h, layers, vocabulary, batch;
+  bool keep_gathered;
+
+  /// An all_gather or reduce_scatter of one matrix over one axis.
+  double moved(double rows, double columns) const {
+    return all_gather(l, 4 * rows * columns / (l * l));
+  }
+  double product(double k, double n) const {
+    const double x = moved(tokens, k), w = moved(k, n), y = moved(tokens, n);
+    const double once = 2 * tokens * k * n / (l * l * l) / kRate;
+    // dX waits for dY and the weight, dW for x too
+    const double dx =
+        keep_gathered ? y + once : std::max(std::max(y, w) + once, x);
+    return std::max(x, w) + once + y + dx + std::max(once, x) + w;
+  }
+  /// The gradient of a vector's part of n.
+  double vector(double n) const { return all_reduce(l * l, 4 * n / l); }
+  double linear(double k, double n) const { return product(k, n) + vector(n); }
+  double norm() const {
+    return 2 * all_reduce(l, 8 * tokens / (l * l)) + 2 * vector(h);
+  }
+  double block() const {
+    const double attention =
+        3.5 * attention_s(batch / (l * l), 12.0 / l, h / 12, seq);
+    return 2 * norm() + linear(h, 3 * h) + linear(h, h) + linear(h, 4 * h) +
+           linear(4 * h, h) + attention;
+  }
+  double step() const {
+    const double embedding =
+        2 * moved(vocabulary, h) + 2 * moved(tokens, h) + vector(seq * h);
+    const double loss = 3 * all_reduce(l, 4 * tokens / (l * l)) +
+                        2 * all_reduce(l, 4) + all_reduce(l * l * l, 8);
+    return embedding + layers * block() + norm() + product(h, vocabulary) +
+           loss;
+  }
+};
+
+struct Owner : Strategy {
+  DeviceMesh mesh;
+  std::unique_ptr<cube::Trainer> trainer;
+
+  Owner(const Options& options, ProcessGroup& world, const Case& c)
+      : mesh(world, cube::cube_of(c.l)) {
+    cube::Cube place = cube::cube_on(mesh);
+    place.keep_gathered = c.keep_gathered;
+    trainer = std::make_unique<cube::Trainer>(options, place, world);
+  }
+  StepResult step(std::int64_t at) override { return trainer->step(at); }
+  Optimizer& optimizer() override { return trainer->optimizer(); }
+  std::vector<Bill> bills() override { return trainer->bills(); }
+  std::vector<NamedTensor> full_state() override { return {}; }
+};
+
+// 27 ranks included.
+TEST(CubeBill, EqualsARunOnShapes) {
+  for (const Case& c : {Case{1, 64, 6}, Case{2, 64, 8}, Case{2, 1001, 12},
+                        Case{2, 50, 4, false}, Case{3, 50, 9},
+                        Case{3, 500, 18, false}, Case{4, 4096, 16}}) {
+    SCOPED_TRACE(testing::Message() << "l " << c.l << " V " << c.vocabulary);
+    const Options options = gpt_options(c.l * c.l * c.l, c.vocabulary, c.batch);
+    const Report report =
+        report_of(options, [&](const Options& as, ProcessGroup& world) {
+          return std::make_unique<Owner>(as, world, c);
+        });
+    expect_claims(report, /*has_activations=*/false);
+    const StepTime time{
+        c.l,
+        static_cast<double>(options.batch * options.seq),
+        static_cast<double>(options.seq),
+        144,
+        2,
+        static_cast<double>(cube::padded_vocabulary(c.vocabulary, c.l)),
+        static_cast<double>(options.batch),
+        c.keep_gathered};
+    expect_time(report.time.step_s, time.step());
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::textbook::cube_bill

@@ -1,0 +1,289 @@
+// Linear layers on a cube: indices, layouts, messages, memory.
+
+#include "chapters/10_tensor_parallel_3d/cube.h"
+
+#include <gtest/gtest.h>
+
+#include "chapters/10_tensor_parallel_3d/trainer.h"
+#include "chapters/common/run/worlds.h"
+#include "sim/world.h"
+#include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
+
+namespace shardbook::cube_test {
+namespace {
+
+using Calls = std::vector<std::string>;
+
+/// 0, 1, 2, ...: sums of their products are exact in f32.
+Tensor integers(const Shape& shape, std::int64_t below) {
+  const Tensor x = Tensor::empty(shape, {DType::kF32, Device()});
+  for (std::int64_t i = 0; i < x.numel(); ++i) {
+    x.data<float>()[i] = static_cast<float>((i * 5 + i / 7) % below);
+  }
+  return x;
+}
+
+// The formulas for the parts, written out: rows and columns of X, W and Y.
+TEST(CubeIndices, AreThoseOfThePage) {
+  const std::int64_t m = 8, k = 16, n = 12;
+  for (const int l : {1, 2}) {
+    const auto equal = on_cube(l, [=](const Cube& cube, ProcessGroup& world) {
+      const auto [side, i, j, at_k] = cube.place;
+      EXPECT_EQ(world.rank(), i + l * (j + l * at_k));
+      const auto block = [](const Tensor& x, std::int64_t row,
+                            std::int64_t rows, std::int64_t column,
+                            std::int64_t columns) {
+        return slice(slice(x, 0, row, row + rows), 1, column, column + columns);
+      };
+      const Tensor x = integers({m, k}, 11), w = integers({k, n}, 13);
+      const Tensor own_x =
+          block(x, (i * l + j) * m / (l * l), m / (l * l), at_k * k / l, k / l);
+      const Tensor own_w =
+          block(w, (at_k * l + i) * k / (l * l), k / (l * l), j * n / l, n / l);
+      const Tensor own_y = block(matmul(x, w), (i * l + at_k) * m / (l * l),
+                                 m / (l * l), j * n / l, n / l);
+      const Tensor part = part_of(x, Lies::kBlock, cube, Layout::kStraight);
+      const Tensor weight = part_of(w, Lies::kWeight, cube, Layout::kStraight);
+      const Tensor y = cube::product(part, weight, cube);
+      EXPECT_EQ(cube::layout_of(y), Layout::kSwapped);
+      // [BIT]
+      return bitwise_equal(part, own_x) && bitwise_equal(weight, own_w) &&
+             bitwise_equal(y, own_y);
+    });
+    for (const bool each : equal) EXPECT_TRUE(each);
+  }
+}
+
+/// Two linear layers: straight, swapped, straight again.
+Layer mlp_case() {
+  return {{{{8, 3, 16}},
+           {{16, 24}, Lies::kWeight},
+           {{24}, Lies::kColumns, Layout::kSwapped},
+           {{24, 8}, Lies::kWeight, Layout::kSwapped},
+           {{8}, Lies::kColumns}},
+          {},
+          [](const Tensors& in) {
+            return linear(gelu(linear(in[0], in[1], in[2])), in[3], in[4]);
+          },
+          [](const Tensors& in, const Cube& cube) {
+            const Tensor inner = gelu(cube::linear(in[0], in[1], in[2], cube));
+            EXPECT_EQ(cube::layout_of(inner), Layout::kSwapped);
+            const Tensor y = cube::linear(inner, in[3], in[4], cube);
+            EXPECT_EQ(cube::layout_of(y), Layout::kStraight);
+            return y;
+          }};
+}
+
+TEST(CubeLinear, TwoLayersReturnToTheLayoutTheyBeganWith) {
+  for (const bool keep : {true, false}) {
+    EXPECT_LT(difference(mlp_case(), 1, DType::kF64, keep), 1e-12);
+    EXPECT_LT(difference(mlp_case(), 2, DType::kF64, keep), 1e-12);
+    EXPECT_LT(difference(mlp_case(), 2, DType::kF32, keep), 2e-4);
+  }
+}
+
+// X [16, 256] and W [256, 1024] on 2 x 2 x 2 ranks.
+TEST(CubeLedger, OfTheDocumentsLinear) {
+  for (const bool keep : {true, false}) {
+    const auto logs = on_cube(
+        2,
+        [&](const Cube& cube, ProcessGroup& world) {
+          Tensor x = drawn({4, 128}, DType::kF32, 1).set_requires_grad();
+          Tensor w = drawn({64, 512}, DType::kF32, 2).set_requires_grad();
+          cube::with_layout(x, Layout::kStraight);
+          const Tensor y = cube::product(x, w, cube);
+          EXPECT_EQ(y.shape(), (Shape{4, 512}));
+          EXPECT_EQ(elements_sent(world), 35328);
+          autograd::backward({y}, {drawn(y.shape(), DType::kF32, 3)});
+          const double again = (2.0 - 1) / 8 * (16 * 256 + 256 * 1024);
+          EXPECT_EQ(elements_sent(world), 2 * 35328 + (keep ? 0 : again));
+          return calls(world);
+        },
+        keep);
+    for (const Calls& log : logs) {
+      Calls expected = {"all_gather j 1024", "all_gather i 65536",
+                        "reduce_scatter k 4096", "all_gather k 4096"};
+      if (!keep) {
+        expected.push_back("all_gather i 65536");
+        expected.push_back("all_gather j 1024");
+      }
+      expected.push_back("reduce_scatter j 1024");
+      expected.push_back("reduce_scatter i 65536");
+      EXPECT_EQ(log, expected);
+    }
+  }
+  EXPECT_EQ(cube::linear_elements(2, 16, 256, 1024) +
+                cube::linear_elements(2, 16, 1024, 256),
+            141312);
+}
+
+TEST(CubeMlp, HasTheShapesOfTheDocuments) {
+  EXPECT_EQ(cube::describe_mlp(2),
+            "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input "
+            "[4, 128], weights [64, 512] and [256, 128], outputs [4, 512] and "
+            "[4, 128]; 141312 elements sent per rank, forward and backward\n");
+  // The documents' partition: by the ranks of WEIGHT, of INPUT, of OUTPUT
+  const auto equal = on_cube(2, [](const Cube& cube, ProcessGroup&) {
+    const Tensor x = drawn({16, 256}, DType::kF32, 1);
+    const auto chunk = [](const Tensor& x, int dim, const ProcessGroup* group) {
+      const std::int64_t own = x.size(dim) / group->size();
+      return slice(x, dim, own * group->rank(), own * (group->rank() + 1));
+    };
+    const Tensor expected =
+        chunk(chunk(chunk(x, 0, cube.straight.weight), 0, cube.straight.input),
+              1, cube.straight.output);
+    return expected.shape() == Shape{4, 128} &&
+           bitwise_equal(expected, cube::own_block(x, cube, Layout::kStraight));
+  });
+  for (const bool each : equal) EXPECT_TRUE(each);
+}
+
+// 27 ranks, on shapes; sizes odd and even.
+TEST(CubeLedger, OfTwentySevenRanks) {
+  Options options;
+  options.backend = "sim";
+  options.cluster = "textbook";
+  for (const std::int64_t n : {9, 36, 45}) {
+    for (const bool keep : {true, false}) {
+      sim::WorldOptions world;
+      world.launch = launch_options(options);
+      world.cost = cost_model(options);
+      int checked = 0;
+      sim::run_world(
+          27,
+          [&](ProcessGroup& world) {
+            DeviceMesh mesh(world, cube::cube_of(3));
+            Cube cube = cube::cube_on(mesh);
+            cube.keep_gathered = keep;
+            world.clear_records();
+            const std::int64_t m = 18, k = 27;
+            Tensor x = Tensor::empty({m / 9, k / 3}).set_requires_grad();
+            Tensor w = Tensor::empty({k / 9, n / 3}).set_requires_grad();
+            cube::with_layout(x, Layout::kStraight);
+            const Tensor y = cube::product(x, w, cube);
+            autograd::backward({y}, {y.empty_like()});
+            EXPECT_NEAR(elements_sent(world),
+                        cube::linear_elements(3, m, k, n, keep), 1e-9);
+            EXPECT_EQ(w.grad().shape(), w.shape());
+            ++checked;
+          },
+          world);
+      EXPECT_GE(checked, 1);
+    }
+  }
+}
+
+// --- Layouts -------------------------------------------------------------------
+
+TEST(CubeLayouts, ASumOfTwoIsRefused) {
+  const auto texts = on_cube(2, [](const Cube& cube, ProcessGroup&) {
+    const Tensor x =
+        cube::with_layout(drawn({2, 8}, DType::kF64, 1), Layout::kStraight);
+    const Tensor y = cube::product(x, drawn({4, 8}, DType::kF64, 2), cube);
+    std::string text;
+    try {
+      // A residual branch with an odd number of linear layers. The shapes fit
+      add(x, y);
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    return text;
+  });
+  for (const std::string& text : texts) {
+    EXPECT_NE(text.find("add: operands are laid out in two ways"),
+              std::string::npos)
+        << text;
+  }
+}
+
+TEST(CubeLayouts, TravelThroughElementWiseOperations) {
+  const Tensor x =
+      cube::with_layout(drawn({2, 8}, DType::kF64, 1), Layout::kSwapped);
+  const Tensor plain = drawn({8}, DType::kF64, 2);
+  for (const Tensor& y :
+       {gelu(x), scale(x, 2), reshape(x, {4, 4}), dropout(x, 0.5), x.detach(),
+        add(x, plain), mul(plain, x), x.rows_view(0, 1)}) {
+    EXPECT_EQ(cube::layout_of(y), Layout::kSwapped);
+  }
+  // Other operations make tensors that say nothing
+  EXPECT_THROW(cube::layout_of(sum(x, 0)), Error);
+}
+
+TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
+  const auto texts = on_cube(2, [](const Cube& cube, ProcessGroup&) {
+    cube::Linear3D fc1("fc1", 8, 8, 1, {}, cube, Layout::kStraight);
+    const Tensor x =
+        cube::with_layout(drawn({2, 4}, DType::kF32, 1), Layout::kStraight);
+    std::string text;
+    try {
+      fc1(fc1(x));
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    return text;
+  });
+  for (const std::string& text : texts) {
+    EXPECT_EQ(text,
+              "fc1: its weight lies for straight activations; this one is "
+              "swapped: an odd number of linear layers lies before it");
+  }
+}
+
+// The layout is not the layer's that was built last: building more layers
+// between the calls changes nothing.
+TEST(CubeLayouts, DoNotDependOnTheOrderOfConstruction) {
+  const auto equal = on_cube(2, [](const Cube& cube, ProcessGroup&) {
+    cube::Linear3D fc1("fc1", 8, 8, 1, {}, cube, Layout::kStraight);
+    const Tensor x =
+        cube::with_layout(drawn({2, 4}, DType::kF32, 1), Layout::kStraight);
+    const Tensor before = fc1(x);
+    cube::Linear3D other("other", 8, 8, 1, {}, cube, Layout::kStraight);
+    return bitwise_equal(before, fc1(x));
+  });
+  for (const bool each : equal) EXPECT_TRUE(each);
+}
+
+// With the roles of the straight layout for a swapped activation, the second
+// product is another one: what a layout held in one place for all layers gives
+// when it flips at the wrong moment.
+TEST(CubeTraps, TheSecondLayerNeedsTheSwappedRoles) {
+  const auto differences = on_cube(2, [](const Cube& cube, ProcessGroup&) {
+    const Tensor x = drawn({8, 16}, DType::kF64, 1);
+    const Tensor w1 = drawn({16, 16}, DType::kF64, 2);
+    const Tensor w2 = drawn({16, 16}, DType::kF64, 3);
+    const auto product = [&](bool right) {
+      Tensor inner =
+          cube::product(part_of(x, Lies::kBlock, cube, Layout::kStraight),
+                        part_of(w1, Lies::kWeight, cube, Layout::kStraight),
+                        cube)
+              .detach();
+      if (!right) cube::with_layout(inner, Layout::kStraight);
+      const Tensor y = cube::product(
+          inner, part_of(w2, Lies::kWeight, cube, Layout::kSwapped), cube);
+      return max_abs_difference(
+          y, part_of(matmul(matmul(x, w1), w2), Lies::kBlock, cube,
+                     Layout::kStraight));
+    };
+    return std::pair(product(true), product(false));
+  });
+  double largest = 0;
+  for (const auto& [right, wrong] : differences) {
+    EXPECT_LT(right, 1e-12);
+    largest = std::max(largest, wrong);
+  }
+  EXPECT_GT(largest, 1e-3);
+}
+
+TEST(CubeSizes, NameTheNumbersThatFormCubes) {
+  EXPECT_EQ(cube::side_of(27, "--world-size"), 3);
+  try {
+    cube::side_of(9, "--world-size");
+    FAIL() << "9 ranks form no cube";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "--world-size 9: the ranks form a cube; give 8 or 27");
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::cube_test

@@ -1,0 +1,283 @@
+// Random graphs over all layouts: values and gradients of plain computation.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "chapters/11_dtensor/ops.h"
+#include "tests/chapters/11_dtensor/dtensor_support.h"
+
+namespace shardbook::dtensor_test {
+namespace {
+
+constexpr double kTolerance = 1e-10;  // f64, values near 1, sums of tens
+
+double error_of(const Tensor& got, const Tensor& expected) {
+  if (got.shape() != expected.shape()) return 1e300;
+  const auto a = got.to_vector<double>();
+  const auto b = expected.to_vector<double>();
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!(std::abs(a[i]) < 1e100)) return 1e300;
+    worst =
+        std::max(worst, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
+  }
+  return worst;
+}
+
+struct Leaf {
+  Shape shape;
+  Placements placements;
+};
+
+/// One operation: its kind, its operands among the values, and a layout.
+struct Step {
+  int kind;
+  std::size_t a, b;
+  Placements placements;
+};
+
+struct Graph {
+  std::int64_t rows, columns;
+  std::vector<Leaf> leaves;  // x, y, weight, bias, gamma, beta, table
+  Placements ids;
+  std::vector<Step> steps;
+};
+
+constexpr int kKinds = 16;
+
+Graph random_graph(unsigned seed, std::size_t axes) {
+  std::mt19937 random(seed);
+  const auto below = [&random](std::size_t n) {
+    return static_cast<std::size_t>(random() % n);
+  };
+  const auto choose = [&](const Placements& choices) {
+    Placements placements;
+    for (std::size_t i = 0; i < axes; ++i) {
+      placements.push_back(choices[below(choices.size())]);
+    }
+    return placements;
+  };
+  const Placements of_matrix = {replicate(), shard(0), shard(1), partial(),
+                                partial(PartialOp::kAvg)};
+  const Placements of_vector = {replicate(), shard(0), partial()};
+  const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {
+      {8, 6}, {7, 5}, {12, 12}, {3, 4}};
+  const auto [rows, columns] = sizes[below(sizes.size())];
+  Graph graph{rows, columns, {}, {}, {}};
+  for (int i = 0; i < 7; ++i) {
+    const bool is_vector = i >= 3 && i <= 5;
+    Shape shape = i < 2       ? Shape{rows, columns}
+                  : i == 2    ? Shape{columns, columns}
+                  : is_vector ? Shape{columns}
+                              : Shape{5, columns};
+    graph.leaves.push_back({shape, choose(is_vector ? of_vector : of_matrix)});
+  }
+  graph.ids = choose({replicate(), shard(0)});
+  const std::size_t length = 3 + below(6);
+  for (std::size_t i = 0; i < length; ++i) {
+    // Operands: the two matrices, and results before this one
+    graph.steps.push_back({static_cast<int>(below(kKinds)), below(2 + i),
+                           below(2 + i), choose(of_matrix)});
+  }
+  return graph;
+}
+
+Tensor leaf_values(std::size_t index, const Shape& shape) {
+  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
+  fill_normal(x, 3, index, 0, 1);
+  return x;
+}
+
+std::vector<std::int64_t> ids_of(std::int64_t rows) {
+  std::vector<std::int64_t> ids;
+  for (std::int64_t i = 0; i < rows; ++i) ids.push_back((3 * i + 1) % 5);
+  return ids;
+}
+
+/// One program for both kinds of tensors: these are all that differs.
+struct Plain {
+  using T = Tensor;
+  static T redistribute(const T& x, const Placements&) { return x; }
+};
+struct Distributed {
+  using T = DTensor;
+  static T redistribute(const T& x, const Placements& to) {
+    // S -> P(avg) does not exist
+    Placements open = to;
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      if (to[i] == partial(PartialOp::kAvg)) open[i] = replicate();
+    }
+    return x.redistribute(open).redistribute(to);
+  }
+};
+
+template <typename World>
+typename World::T run_graph(const Graph& graph,
+                            const std::vector<typename World::T>& leaves,
+                            const typename World::T& ids) {
+  using T = typename World::T;
+  std::vector<T> values = {leaves[0], leaves[1]};
+  for (const Step& step : graph.steps) {
+    const T& a = values[step.a];
+    const T& b = values[step.b];
+    T y;
+    switch (step.kind) {
+      case 0:
+        y = add(a, b);
+        break;
+      case 1:
+        y = sub(a, b);
+        break;
+      case 2:
+        y = mul(a, tanh(b));
+        break;
+      case 3:
+        y = scale(a, -0.5);
+        break;
+      case 4:
+        y = gelu(a);
+        break;
+      case 5:
+        y = tanh(a);
+        break;
+      case 6:
+      case 15:
+        y = scale(matmul(a, leaves[2]), 0.3);
+        break;
+      case 7:
+        y = softmax(a);
+        break;
+      case 8:
+        y = layer_norm(a, leaves[4], leaves[5], 1e-2);
+        break;
+      case 9:
+        y = add(a, leaves[3]);
+        break;
+      case 10:
+        y = transpose(tanh(transpose(a, 0, 1)), 0, 1);
+        break;
+      case 11:
+        y = reshape(scale(reshape(a, {graph.rows * graph.columns}), 0.7),
+                    {graph.rows, graph.columns});
+        break;
+      case 12:
+        y = add(a, mean(b, 0));
+        break;
+      case 13:
+        y = add(a, reshape(scale(sum(b, 1), 0.1), {graph.rows, 1}));
+        break;
+      default:
+        y = add(a, embedding(leaves[6], ids));
+        break;
+    }
+    values.push_back(World::redistribute(y, step.placements));
+  }
+  return mean(square(add(values.back(), values[0])));
+}
+
+struct PlainRun {
+  double loss;
+  Tensors gradients;
+};
+
+PlainRun run_plain(const Graph& graph) {
+  std::vector<Tensor> leaves;
+  for (std::size_t i = 0; i < graph.leaves.size(); ++i) {
+    leaves.push_back(leaf_values(i, graph.leaves[i].shape));
+    leaves.back().set_requires_grad();
+  }
+  const Tensor ids = Tensor::from_values(ids_of(graph.rows), {graph.rows});
+  const Tensor loss = run_graph<Plain>(graph, leaves, ids);
+  loss.backward();
+  PlainRun run{loss.item(), {}};
+  for (const Tensor& leaf : leaves) {
+    run.gradients.push_back(leaf.grad().defined() ? leaf.grad()
+                                                  : leaf.zeros_like());
+  }
+  return run;
+}
+
+/// A term of `whole` on this rank, whose sum (or mean) over the axis is it.
+Tensor spread(const Tensor& whole, const Leaf& leaf, const Mesh& mesh) {
+  NoGrad no_grad;
+  Tensor x = block_of(whole, local_part(leaf.shape, leaf.placements,
+                                        mesh.shape(), mesh.coordinate()));
+  for (std::size_t axis = 0; axis < mesh.ndim(); ++axis) {
+    if (!leaf.placements[axis].is_partial()) continue;
+    const auto n = static_cast<double>(mesh.shape()[axis]);
+    const auto c = static_cast<double>(mesh.coordinate()[axis]);
+    const bool is_sum = leaf.placements[axis].op == PartialOp::kSum;
+    x = add_scalar(is_sum ? scale(x, 1 / n) : x, c - (n - 1) / 2);
+  }
+  return x.clone();
+}
+
+std::string run_distributed(const Graph& graph, const PlainRun& expected,
+                            const Mesh& mesh) {
+  Tensors locals;
+  std::vector<DTensor> leaves;
+  for (std::size_t i = 0; i < graph.leaves.size(); ++i) {
+    const Leaf& leaf = graph.leaves[i];
+    locals.push_back(spread(leaf_values(i, leaf.shape), leaf, mesh));
+    locals.back().set_requires_grad();
+    leaves.push_back(
+        from_local(locals.back(), mesh, leaf.placements, leaf.shape));
+  }
+  const Tensor all_ids = Tensor::from_values(ids_of(graph.rows), {graph.rows});
+  const DTensor ids = cut_tensor(all_ids, mesh, graph.ids);
+  const Tensor loss = run_graph<Distributed>(graph, leaves, ids).full_tensor();
+  loss.backward();
+  std::string wrong;
+  if (std::abs(loss.item() - expected.loss) >
+      kTolerance * std::max(1.0, expected.loss)) {
+    wrong += "loss ";
+  }
+  for (std::size_t i = 0; i < locals.size(); ++i) {
+    const Block block = local_part(graph.leaves[i].shape,
+                                   normalized(graph.leaves[i].placements),
+                                   mesh.shape(), mesh.coordinate());
+    const Tensor right = block_of(expected.gradients[i], block);
+    const Tensor got =
+        locals[i].grad().defined() ? locals[i].grad() : right.zeros_like();
+    if (error_of(got, right) > kTolerance) {
+      wrong += "gradient of leaf " + std::to_string(i) + " ";
+    }
+  }
+  return wrong;
+}
+
+class DTensorProperty : public testing::TestWithParam<std::vector<int>> {};
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, DTensorProperty,
+    testing::Values(std::vector<int>{1}, std::vector<int>{2},
+                    std::vector<int>{3}, std::vector<int>{4},
+                    std::vector<int>{2, 2}, std::vector<int>{2, 3}));
+
+TEST_P(DTensorProperty, RandomGraphsEqualPlainComputation) {
+  const std::vector<int> shape = GetParam();
+  const unsigned count = shape.size() == 1 ? 40 : 25;
+  const auto wrong = on_ranks(ranks_of(shape), [&](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, shape);
+    const Mesh mesh(devices);
+    std::string wrong;
+    for (unsigned seed = 0; seed < count; ++seed) {
+      const Graph graph = random_graph(seed, shape.size());
+      const std::string result = run_distributed(graph, run_plain(graph), mesh);
+      if (!result.empty()) {
+        wrong += "seed " + std::to_string(seed) + ": " + result;
+        for (const Step& step : graph.steps) {
+          wrong += std::to_string(step.kind) + " ";
+        }
+        wrong += "\n";
+      }
+    }
+    return wrong;
+  });
+  EXPECT_EQ(wrong[0], "");
+  EXPECT_EQ(wrong.back(), "");
+}
+
+}  // namespace
+}  // namespace shardbook::dtensor_test

@@ -1,0 +1,231 @@
+// All pairs of layouts: values bit for bit, and the calls that they cost.
+
+#include <gtest/gtest.h>
+
+#include "chapters/11_dtensor/redistribute.h"
+#include "tests/chapters/11_dtensor/dtensor_support.h"
+
+namespace shardbook::dtensor_test {
+namespace {
+
+struct Case {
+  std::vector<int> mesh;
+  Shape shape;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  // Even, uneven, and with empty shards
+  for (const int n : {1, 2, 3, 4}) {
+    for (const Shape& shape : {Shape{12, 24}, Shape{5, 7}, Shape{1, 2}}) {
+      all.push_back({{n}, shape});
+    }
+  }
+  for (const std::vector<int>& mesh :
+       {std::vector<int>{2, 2}, std::vector<int>{2, 3}}) {
+    for (const Shape& shape : {Shape{7, 5}, Shape{1, 6}}) {
+      all.push_back({mesh, shape});
+    }
+  }
+  return all;
+}
+
+class DTensorRedistribute : public testing::TestWithParam<std::size_t> {
+ protected:
+  Case param() const { return cases()[GetParam()]; }
+};
+INSTANTIATE_TEST_SUITE_P(Cases, DTensorRedistribute,
+                         testing::Range<std::size_t>(0, cases().size()));
+
+std::vector<Placements> layouts(std::size_t axes) {
+  return all_placements({replicate(), shard(0), shard(1), partial()}, axes);
+}
+
+// X -> Y has the values of Y, X -> Y -> X those of X, and the ledger has the
+// calls of the table: 16 pairs on one axis, 256 on two.
+TEST_P(DTensorRedistribute, EveryPairHasTheValuesAndTheCallsOfTheTable) {
+  const auto [mesh_shape, shape] = param();
+  const auto wrong = on_ranks(ranks_of(mesh_shape), [&](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, mesh_shape);
+    const Mesh mesh(devices);
+    const Tensor whole = whole_values(shape);
+    std::string wrong;
+    for (const Placements& from : layouts(mesh_shape.size())) {
+      for (const Placements& to : layouts(mesh_shape.size())) {
+        const std::string pair = text(from) + " to " + text(to);
+        const DTensor x =
+            from_local(local_values(shape, from, mesh), mesh, from, shape);
+        const std::size_t before = world.records().size();
+        const DTensor y = x.redistribute(to);
+        const std::string expected = text_of(
+            calls_of(from, to, shape, mesh.shape(), mesh.coordinate()), mesh);
+        if (log_since(world, before) != expected) {
+          wrong += pair + ": " + log_since(world, before) + ", not " +
+                   expected + "\n";
+        }
+        const Block block =
+            local_part(shape, to, mesh.shape(), mesh.coordinate());
+        if (y.local().shape() != block.shape) wrong += pair + ": shape\n";
+        if (to == normalized(to) &&
+            !bitwise_equal(y.local(), block_of(whole, block))) {
+          wrong += pair + ": block\n";
+        }
+        if (!bitwise_equal(y.full_tensor(), whole)) wrong += pair + ": Y\n";
+        const Placements back = normalized(from);
+        if (!bitwise_equal(y.redistribute(back).local(),
+                           x.redistribute(back).local())) {
+          wrong += pair + ": X to Y to X\n";
+        }
+      }
+    }
+    return wrong;
+  });
+  EXPECT_EQ(joined(wrong), "");
+}
+
+// The same for averages, maxima and minima: into R and into shards.
+TEST_P(DTensorRedistribute, EveryReductionEqualsItsOperation) {
+  const auto [mesh_shape, shape] = param();
+  const auto wrong = on_ranks(ranks_of(mesh_shape), [&](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, mesh_shape);
+    const Mesh mesh(devices);
+    const Tensor whole = whole_values(shape);
+    std::string wrong;
+    for (const PartialOp op :
+         {PartialOp::kAvg, PartialOp::kMax, PartialOp::kMin}) {
+      for (const Placements& from : all_placements(
+               {replicate(), shard(0), partial(op)}, mesh_shape.size())) {
+        for (const Placements& to : all_placements(
+                 {replicate(), shard(0), shard(1)}, mesh_shape.size())) {
+          const DTensor x =
+              from_local(local_values(shape, from, mesh), mesh, from, shape);
+          const DTensor y = x.redistribute(to);
+          const Block block =
+              local_part(shape, to, mesh.shape(), mesh.coordinate());
+          if (!bitwise_equal(y.local(), block_of(whole, block))) {
+            wrong += text(from) + " to " + text(to) + "\n";
+          }
+        }
+      }
+    }
+    return wrong;
+  });
+  EXPECT_EQ(joined(wrong), "");
+}
+
+// The gradient of the sum of squares is 2 x, whatever the layouts, and has the
+// layout of x with replicas for partials.
+TEST_P(DTensorRedistribute, TheGradientComesBackInTheLayoutOfTheInput) {
+  const auto [mesh_shape, shape] = param();
+  const auto wrong = on_ranks(ranks_of(mesh_shape), [&](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, mesh_shape);
+    const Mesh mesh(devices);
+    const Tensor twice = scale(whole_values(shape), 2);
+    std::string wrong;
+    for (const Placements& from : layouts(mesh_shape.size())) {
+      for (const Placements& to : layouts(mesh_shape.size())) {
+        const Tensor leaf = local_values(shape, from, mesh);
+        leaf.set_requires_grad();
+        const DTensor y = from_local(leaf, mesh, from, shape).redistribute(to);
+        // The consumer's gradient is that of the whole tensor's block
+        const Tensor local = y.to_local();
+        const Block block =
+            local_part(shape, normalized(to), mesh.shape(), mesh.coordinate());
+        autograd::backward({local}, {block_of(twice, block)});
+        const Block mine = local_part(shape, normalized(from), mesh.shape(),
+                                      mesh.coordinate());
+        if (!bitwise_equal(leaf.grad(), block_of(twice, mine))) {
+          wrong += text(from) + " to " + text(to) + "\n";
+        }
+      }
+    }
+    return wrong;
+  });
+  EXPECT_EQ(joined(wrong), "");
+}
+
+/// The calls of a backward whose gradient arrives as `grad`.
+std::string backward_log(const Placement& from, const Placement& to,
+                         const Placement& grad) {
+  return on_ranks(4, [&](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, {4});
+    const Mesh mesh(devices);
+    const Shape shape{5, 3};
+    const Tensor leaf = local_values(shape, {from}, mesh);
+    leaf.set_requires_grad();
+    const Tensor local = from_local(leaf, mesh, {from}, shape)
+                             .redistribute({to})
+                             .to_local({grad});
+    const std::size_t before = world.records().size();
+    autograd::backward({local}, {local_values(shape, {grad}, mesh)});
+    const Block mine =
+        local_part(shape, normalized({from}), mesh.shape(), mesh.coordinate());
+    SB_CHECK(bitwise_equal(leaf.grad(), block_of(whole_values(shape), mine)),
+             "the gradient is wrong");
+    return log_since(world, before);
+  })[0];
+}
+
+TEST(DTensorBackward, CallsDependOnTheLayoutOfTheGradient) {
+  const Placement r = replicate(), s0 = shard(0), s1 = shard(1), p = partial();
+  // All-reduce goes back as the identity: Megatron's g
+  EXPECT_EQ(backward_log(p, r, r), "");
+  // A copy whose gradient is a term: Megatron's f
+  EXPECT_EQ(backward_log(r, r, p), "all_reduce world 15");
+  // A slice goes back as an all-gather
+  EXPECT_EQ(backward_log(r, s0, s0), "all_gather world 24");
+  // An all-gather goes back as a slice, or as a reduce-scatter
+  EXPECT_EQ(backward_log(s0, r, r), "");
+  EXPECT_EQ(backward_log(s0, r, p), "reduce_scatter world 24");
+  // Reduce-scatter and all-gather, all-to-all and its inverse
+  EXPECT_EQ(backward_log(p, s0, s0), "all_gather world 24");
+  EXPECT_EQ(backward_log(s0, s1, s1), "all_to_all world 8");
+  // S -> P goes back as a slice of R
+  EXPECT_EQ(backward_log(s0, p, r), "");
+  EXPECT_EQ(backward_log(r, p, r), "");
+}
+
+// Trap: the outer shards gathered before the inner ones lie in another order.
+TEST(DTensorTrap, GatheringTheOuterAxisFirstPermutesRows) {
+  on_ranks(4, [](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, {2, 2});
+    const Mesh mesh(devices);
+    const Shape shape{8, 3};
+    const Tensor whole = whole_values(shape);
+    const Tensor mine = local_values(shape, {shard(0), shard(0)}, mesh);
+    const auto gathered = [&](std::size_t first, std::size_t second) {
+      const Tensor half = Tensor::empty({4, 3}, mine.options());
+      mesh.group(first).all_gather(half, mine).wait();
+      const Tensor all = Tensor::empty({8, 3}, mine.options());
+      mesh.group(second).all_gather(all, half).wait();
+      return all;
+    };
+    SB_CHECK(bitwise_equal(gathered(1, 0), whole), "inner first is right");
+    SB_CHECK(!bitwise_equal(gathered(0, 1), whole), "outer first is wrong");
+    return 0;
+  });
+}
+
+TEST(DTensorRedistributeErrors, NameWhatCannotBe) {
+  const auto error = [](const Placements& from, const Placements& to) {
+    return error_on_ranks(2, [&](ProcessGroup& world) {
+      DeviceMesh devices = devices_of(world, {2});
+      const Mesh mesh(devices);
+      from_local(Tensor::zeros({2, 2}), mesh, from).redistribute(to);
+    });
+  };
+  EXPECT_NE(error({shard(0)}, {partial(PartialOp::kMax)})
+                .find("redistribute S(0) to P(max): zeros are neutral in a sum "
+                      "only; go by way of R"),
+            std::string::npos);
+  EXPECT_NE(error({replicate()}, {shard(2)})
+                .find("redistribute: S(2) of a tensor [2, 2]; shard a dim from "
+                      "0 to 1"),
+            std::string::npos);
+  EXPECT_NE(error({replicate()}, {shard(0), shard(0)})
+                .find("(S(0), S(0)) are 2 placements for a mesh of 1 axes"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardbook::dtensor_test

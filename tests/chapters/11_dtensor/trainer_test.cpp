@@ -1,0 +1,137 @@
+// The trainer: one device's numbers, and the page's formulas for bytes and
+// memory, over shapes odd and even.
+
+#include "chapters/11_dtensor/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include "chapters/11_dtensor/picture.h"
+#include "chapters/common/run/program.h"
+#include "tests/chapters/11_dtensor/dtensor_support.h"
+
+namespace shardbook::dtensor_test {
+namespace {
+
+Options small_options(int ranks, std::int64_t batch, std::int64_t seq) {
+  Options options;
+  options.chapter = "11_dtensor";
+  options.world_size = ranks;
+  options.model =
+      R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 64,)"
+      R"( "n_embd": 24, "n_layer": 2, "n_head": 6})";
+  options.dtype = DType::kF64;
+  options.steps = 3;
+  options.batch = batch;
+  options.seq = seq;
+  options.cluster = "none";
+  return options;
+}
+
+Report run(const Options& options, const TrainerOptions& how) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, topology_of(how, world.size()));
+    Trainer strategy(options, how, mesh);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& as) { return train_one_device(as); };
+  return run_and_compare(options, chapter);
+}
+
+struct TrainerCase {
+  const char* mesh;
+  int ranks;
+  const char* data_parallel;
+  std::int64_t batch, seq;
+  double dropout = 0;
+};
+
+const TrainerCase kCases[] = {
+    {"1", 1, "fsdp", 2, 5},          {"2", 2, "fsdp", 3, 7, 0.2},
+    {"3", 3, "fsdp", 6, 32},         {"2x2", 4, "ddp", 12, 64},
+    {"2x2", 4, "fsdp", 12, 61, 0.2}, {"4x1", 4, "fsdp", 16, 64},
+    {"2x1", 2, "ddp", 12, 33}};
+
+class DTensorTrainer : public testing::TestWithParam<TrainerCase> {};
+INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTrainer, testing::ValuesIn(kCases));
+
+TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
+  const TrainerCase& c = GetParam();
+  Options options = small_options(c.ranks, c.batch, c.seq);
+  options.dropout = c.dropout;
+  TrainerOptions how;
+  how.mesh = c.mesh;
+  how.data_parallel = c.data_parallel;
+  const Report report = run(options, how);
+  EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
+  EXPECT_LT(report.losses.back(), report.losses.front());
+  for (const RankReport& rank : report.ranks) {
+    EXPECT_DOUBLE_EQ(rank.bytes.predicted, rank.bytes.counted);
+    for (const MemoryKind kind :
+         {MemoryKind::kParameter, MemoryKind::kGradient,
+          MemoryKind::kOptimizerState, MemoryKind::kActivation,
+          MemoryKind::kInput}) {
+      const Claim& claim = rank.peak[static_cast<std::size_t>(kind)];
+      EXPECT_DOUBLE_EQ(claim.predicted, claim.counted)
+          << static_cast<int>(kind);
+    }
+  }
+}
+
+TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
+  const auto error = [](const std::string& mesh, int ranks,
+                        std::int64_t batch) {
+    try {
+      TrainerOptions how;
+      how.mesh = mesh;
+      run(small_options(ranks, batch, 8), how);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_TRUE(has_text(error("4", 4, 4), "6 heads do not divide over tp=4"));
+  EXPECT_TRUE(has_text(error("3x2", 4, 6),
+                       "--mesh 3x2: give DPxTP with a product of 4"));
+  EXPECT_TRUE(has_text(error("two", 2, 6), "--mesh two: give DPxTP"));
+  EXPECT_TRUE(
+      has_text(error("2x1", 2, 3), "--batch 3: dp=2 times --micro-batches 1"));
+  EXPECT_TRUE(
+      has_text(error("3x1", 3, 3), "256 rows does not divide over dp=3"));
+}
+
+TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {
+  EXPECT_EQ(
+      picture_text({held_by("w", {4, 4}, {shard(0), replicate()}, {2, 2})}),
+      "w [4, 4]  (S(0), R)\n"
+      "+-----+\n"
+      "| 0 1 |\n"
+      "+-----+\n"
+      "| 2 3 |\n"
+      "+-----+\n");
+  // 5 rows over 4 ranks: the last has none
+  EXPECT_EQ(picture_text({held_by("v", {5}, {shard(0)}, {4})}),
+            "v [5]  (S(0))\n"
+            "+---+\n"
+            "| 0 |\n"
+            "+---+\n"
+            "| 1 |\n"
+            "+---+\n"
+            "| 2 |\n"
+            "+---+\n");
+  const std::string svg =
+      picture_svg({held_by("w", {2, 4}, {shard(1)}, {2}),
+                   held_by("c_attn", {2, 6}, 2, [](int rank) {
+                     return Shards{{1, rank, 2, 3}};
+                   })});
+  EXPECT_EQ(svg.substr(0, 4), "<svg");
+  std::size_t cells = 0;
+  for (std::size_t at = svg.find("<rect"); at != std::string::npos;
+       at = svg.find("<rect", at + 1)) {
+    ++cells;
+  }
+  EXPECT_EQ(cells, 2u + 6u);
+}
+
+}  // namespace
+}  // namespace shardbook::dtensor_test

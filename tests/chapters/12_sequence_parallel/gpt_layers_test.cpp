@@ -1,0 +1,248 @@
+// GPT on cut sequences: losses and gradients equal one device's, and the traps.
+
+#include "chapters/12_sequence_parallel/gpt_layers.h"
+
+#include <memory>
+#include <tuple>
+
+#include "chapters/common/sharded/sharded_trainer.h"
+#include "tests/chapters/12_sequence_parallel/support.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+constexpr std::int64_t kBatch = 2, kSequence = 48;
+
+ModelConfig small_gpt(double dropout) {
+  ModelConfig config;
+  config.vocab_size = 13;
+  config.n_positions = 50;  // More than are used
+  config.n_embd = 24;
+  config.n_layer = 2;
+  config.n_head = 24;
+  config.dropout = dropout;
+  return config;
+}
+
+Tensor ids(std::uint64_t seed) {
+  const Tensor x = noise({kBatch, kSequence}, seed, 0, 12.99);
+  return to_dtype(x, DType::kI64);
+}
+
+/// Loss, and all gradients end to end.
+struct Found {
+  double loss = 0;
+  std::vector<double> gradients;
+};
+
+Found run(const LayerFactory& layers, double dropout, DType dtype,
+          const Tensor& targets,
+          const std::function<void(Gpt&)>& finish = nullptr) {
+  InitOptions init;
+  init.seed = 5;
+  init.dtype = dtype;
+  ContextValue<RandomState> state(&RankContext::random,
+                                  RandomState{3, 1, 0, {2, 3}});
+  Gpt model(small_gpt(dropout), init, layers);
+  // On this rank's device
+  const Tensor own_targets = Tensor::from_values<std::int64_t>(
+      targets.to_vector<std::int64_t>(), targets.shape());
+  const Tensor loss = layers.loss(model(ids(7)), own_targets);
+  loss.backward();
+  if (finish) finish(model);
+  Found found;
+  found.loss = loss.item();
+  for (const Tensor& parameter : model.parameters()) {
+    const auto gradient = parameter.grad().to_vector<double>();
+    found.gradients.insert(found.gradients.end(), gradient.begin(),
+                           gradient.end());
+  }
+  return found;
+}
+
+void sum_all(Gpt& model, ProcessGroup& cp) {
+  sum_gradients(cp, model.parameters(), "gradients");
+}
+
+/// Each rank's result with its layers changed by `change`.
+std::vector<Found> on_cut(
+    int c, const SequenceOptions& how, double dropout, DType dtype,
+    const Tensor& targets,
+    const std::function<void(LayerFactory&, ProcessGroup&)>& change = nullptr) {
+  return on_ranks(c, [&](ProcessGroup& world) {
+    LayerFactory layers = sequence_layers(how, kSequence, world);
+    if (change) change(layers, world);
+    return run(layers, dropout, dtype, targets,
+               [&](Gpt& model) { sum_all(model, world); });
+  });
+}
+
+double worst(const Found& a, const Found& b) {
+  double largest = std::fabs(a.loss - b.loss);
+  for (std::size_t i = 0; i < a.gradients.size(); ++i) {
+    largest = std::max(largest, std::fabs(a.gradients[i] - b.gradients[i]));
+  }
+  return largest;
+}
+
+using Case = std::tuple<int, Kind, Layout>;
+class CutGpt : public testing::TestWithParam<Case> {
+ protected:
+  int c = std::get<0>(GetParam());
+  SequenceOptions how{std::get<1>(GetParam()), std::get<2>(GetParam()), false};
+};
+
+TEST_P(CutGpt, EqualsOneDevice) {
+  for (double dropout : {0.0, 0.2}) {
+    const Found expected = run(LayerFactory(), dropout, DType::kF64, ids(8));
+    for (const Found& found : on_cut(c, how, dropout, DType::kF64, ids(8))) {
+      EXPECT_NEAR(found.loss, expected.loss, 1e-12);
+      expect_close(found.gradients, expected.gradients, 1e-10);
+    }
+  }
+}
+
+TEST_P(CutGpt, HoldsInF32) {
+  const Found expected = run(LayerFactory(), 0, DType::kF32, ids(8));
+  for (const Found& found : on_cut(c, how, 0, DType::kF32, ids(8))) {
+    EXPECT_NEAR(found.loss, expected.loss, 1e-5);
+    expect_close(found.gradients, expected.gradients, 1e-5);
+  }
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (int c : {1, 2, 3, 4, 8}) {
+    for (Layout layout : all_layouts()) all.push_back({c, Kind::kRing, layout});
+    all.push_back({c, Kind::kRsa, Layout::kContiguous});
+    all.push_back({c, Kind::kUlysses, Layout::kContiguous});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(All, CutGpt, testing::ValuesIn(cases()));
+
+const SequenceOptions kZigzagRing{Kind::kRing, Layout::kZigzag, false};
+const SequenceOptions kStripedRing{Kind::kRing, Layout::kStriped, false};
+const SequenceOptions kUlyssesHeads{Kind::kUlysses, Layout::kContiguous, false};
+
+TEST(CutGptLoss, CountsTheTargetsOfAllRanks) {
+  // The first rank has almost no targets, as in a batch with long prompts
+  std::vector<std::int64_t> masked = ids(8).to_vector<std::int64_t>();
+  for (std::int64_t i = 0; i < kBatch * kSequence; ++i) {
+    if (i % kSequence < 11) masked[static_cast<std::size_t>(i)] = -100;
+  }
+  const Tensor targets =
+      Tensor::from_values<std::int64_t>(masked, {kBatch, kSequence});
+  const Found expected = run(LayerFactory(), 0, DType::kF64, targets);
+  for (const Found& found : on_cut(4, kUlyssesHeads, 0, DType::kF64, targets)) {
+    EXPECT_LT(worst(found, expected), 1e-12);
+  }
+  // Wrong: a mean of the ranks' means
+  const auto wrong = on_cut(
+      4, kUlyssesHeads, 0, DType::kF64, targets,
+      [](LayerFactory& layers, ProcessGroup& cp) {
+        layers.loss = [&cp](const Tensor& logits, const Tensor& all) {
+          return scale(
+              language_loss(logits, cut_sequence(all, 1, Layout::kContiguous,
+                                                 cp.rank(), cp.size())),
+              1.0 / cp.size());
+        };
+      });
+  EXPECT_GT(worst(wrong[0], expected), 1e-3);
+}
+
+TEST(CutGptTraps, PositionsMustBeCutWithTheTokens) {
+  // Each rank counts its own tokens 0, 1, 2, ...
+  const Found expected = run(LayerFactory(), 0, DType::kF64, ids(8));
+  for (const SequenceOptions& how :
+       {kZigzagRing, kStripedRing, kUlyssesHeads}) {
+    const auto wrong = on_cut(
+        4, how, 0, DType::kF64, ids(8),
+        [](LayerFactory& layers, ProcessGroup&) {
+          layers.positions = [](AnyModule& wpe, const Tensor& tokens) {
+            return slice(wpe.as<Embedding>().weight, 0, 0, tokens.size(1) / 4);
+          };
+        });
+    EXPECT_GT(worst(wrong[0], expected), 1e-3);
+  }
+}
+
+TEST(CutGptTraps, TargetsAreShiftedBeforeTheCut) {
+  // Shifting a rank's own tokens afterwards gives its last token (zigzag: two of
+  // them) the wrong target
+  const Tensor tokens = ids(7);
+  const Tensor shifted =
+      concat({slice(tokens, 1, 1, kSequence), slice(tokens, 1, 0, 1)}, 1);
+  const Found expected = run(LayerFactory(), 0, DType::kF64, shifted);
+  for (const SequenceOptions& how :
+       {kZigzagRing, kStripedRing, kUlyssesHeads}) {
+    EXPECT_LT(worst(on_cut(4, how, 0, DType::kF64, shifted)[0], expected),
+              1e-12);
+    const auto wrong = on_cut(
+        4, how, 0, DType::kF64, tokens,
+        [&](LayerFactory& layers, ProcessGroup& cp) {
+          layers.loss = [&](const Tensor& logits, const Tensor& all) {
+            const Tensor own =
+                cut_sequence(all, 1, how.layout, cp.rank(), cp.size());
+            const std::int64_t n = own.size(1);
+            return mean_loss_over_ranks(
+                logits, concat({slice(own, 1, 1, n), slice(own, 1, 0, 1)}, 1),
+                cp);
+          };
+        });
+    EXPECT_GT(worst(wrong[0], expected), 1e-3);
+  }
+}
+
+TEST(CutGptTraps, TargetsInAnotherOrderAreWrong) {
+  const Found expected = run(LayerFactory(), 0, DType::kF64, ids(8));
+  const auto wrong = on_cut(
+      4, kZigzagRing, 0, DType::kF64, ids(8),
+      [](LayerFactory& layers, ProcessGroup& cp) {
+        layers.loss = [&cp](const Tensor& logits, const Tensor& all) {
+          return mean_loss_over_ranks(
+              logits,
+              cut_sequence(all, 1, Layout::kContiguous, cp.rank(), cp.size()),
+              cp);
+        };
+      });
+  EXPECT_GT(worst(wrong[0], expected), 1e-3);
+}
+
+TEST(CutGptTraps, AveragedGradientsOfAGlobalMeanAreTooSmall) {
+  // The loss is a mean over all tokens already: gradients are summed
+  const Found expected = run(LayerFactory(), 0, DType::kF64, ids(8));
+  const auto averaged = on_ranks(4, [&](ProcessGroup& world) {
+    return run(sequence_layers(kZigzagRing, kSequence, world), 0, DType::kF64,
+               ids(8), [&](Gpt& model) {
+                 sum_all(model, world);
+                 for (const Tensor& parameter : model.parameters()) {
+                   parameter.grad().copy_from(scale(parameter.grad(), 1.0 / 4));
+                 }
+               });
+  });
+  EXPECT_GT(worst(averaged[0], expected), 1e-3);
+  // And without a sum each rank has its own tokens' part
+  const auto alone = on_ranks(4, [&](ProcessGroup& world) {
+    return run(sequence_layers(kZigzagRing, kSequence, world), 0, DType::kF64,
+               ids(8));
+  });
+  EXPECT_GT(worst(alone[0], alone[1]), 1e-3);
+}
+
+TEST(CutGptErrors, NameTheSizesThatWork) {
+  const SequenceOptions ring;
+  expect_error([&] { check_sizes(ring, 4, 50, 4); },
+               {"50 tokens over 4", "multiple of 4"});
+  expect_error([&] { check_sizes(kZigzagRing, 4, 52, 4); },
+               {"multiple of 8", "56"});
+  expect_error([&] { check_sizes(kUlyssesHeads, 8, 64, 4); },
+               {"--world-size 8", "4 heads"});
+  SequenceOptions rsa = kZigzagRing;
+  rsa.kind = Kind::kRsa;
+  expect_error([&] { check_sizes(rsa, 2, 64, 4); }, {"--layout zigzag"});
+  expect_error([] { kind_of("star"); }, {"--kind star", "ulysses"});
+}
+
+}  // namespace
+}  // namespace shardbook::sequence_parallel

@@ -1,0 +1,286 @@
+// Megatron's sequence parallelism against one device and tensor parallelism.
+
+#include "chapters/12_sequence_parallel/megatron.h"
+
+#include <map>
+
+#include "chapters/common/sharded/sharded_trainer.h"
+#include "tests/chapters/12_sequence_parallel/support.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+struct GptSizes {
+  std::int64_t batch = 2, sequence = 24, h = 24, heads = 24, layers = 2;
+  double dropout = 0;
+  DType dtype = DType::kF64;
+};
+
+ModelConfig config_of(const GptSizes& sizes) {
+  ModelConfig config;
+  config.vocab_size = 48;
+  config.n_positions = sizes.sequence + 2;
+  config.n_embd = sizes.h;
+  config.n_layer = sizes.layers;
+  config.n_head = sizes.heads;
+  config.dropout = sizes.dropout;
+  return config;
+}
+
+using Values = std::map<std::string, std::vector<double>>;
+struct Result {
+  double loss = 0;
+  Values gradients;
+  std::vector<CommRecord> records;
+};
+
+using Finish = std::function<void(const std::vector<NamedTensor>&)>;
+
+Result run_gpt(const GptSizes& sizes, const LayerFactory& layers,
+               const Finish& finish = nullptr) {
+  InitOptions init;
+  init.seed = 5;
+  init.dtype = sizes.dtype;
+  ContextValue<RandomState> state(&RankContext::random,
+                                  RandomState{3, 1, 0, {2, 3}});
+  const auto ids = [&](std::uint64_t seed) {
+    return to_dtype(noise({sizes.batch, sizes.sequence}, seed, 0, 47.99),
+                    DType::kI64);
+  };
+  Gpt model(config_of(sizes), init, layers);
+  const Tensor loss = layers.loss(model(ids(7)), ids(8));
+  {
+    PhaseScope phase(Phase::kBackward);
+    loss.backward();
+  }
+  if (finish) finish(model.named_parameters());
+  Result result;
+  result.loss = loss.item();
+  for (const NamedTensor& each : model.named_parameters()) {
+    result.gradients[each.name] = each.tensor.grad().to_vector<double>();
+  }
+  return result;
+}
+
+Finish sum_partial(ProcessGroup& tp) {
+  return [&tp](const std::vector<NamedTensor>& parameters) {
+    Tensors partial;
+    for (const NamedTensor& each : parameters) {
+      if (has_partial_gradient(each.name)) partial.push_back(each.tensor);
+    }
+    sum_gradients(tp, partial, "sequence_parallel");
+  };
+}
+
+std::vector<Result> run_cut(
+    int t, const GptSizes& sizes, const MegatronOptions& how = {},
+    const std::function<void(LayerFactory&, ProcessGroup&)>& change = nullptr) {
+  return on_ranks(t, [&](ProcessGroup& world) {
+    LayerFactory layers = megatron_layers(config_of(sizes), world, how);
+    if (change) change(layers, world);
+    Result result = run_gpt(sizes, layers, sum_partial(world));
+    result.records = world.records();
+    return result;
+  });
+}
+
+/// The largest difference between rank `rank`'s gradients and its parts of one
+/// device's, for parameters whose names contain `name`.
+double worst_gradient(const Result& found, const GptSizes& sizes,
+                      const Result& expected, int rank, int t,
+                      const std::string& name = "") {
+  InitOptions init;
+  Gpt shapes(config_of(sizes), init);
+  double largest = 0;
+  for (const NamedTensor& each : shapes.named_parameters()) {
+    if (each.name.find(name) == std::string::npos) continue;
+    const Tensor whole = Tensor::from_values<double>(
+        expected.gradients.at(each.name), each.tensor.shape());
+    const auto part =
+        take_part(whole, tensor_parallel::layout(each.name, rank, t))
+            .to_vector<double>();
+    const std::vector<double>& own = found.gradients.at(each.name);
+    if (own.size() != part.size()) return HUGE_VAL;
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      largest = std::max(largest, std::fabs(own[i] - part[i]));
+    }
+  }
+  return largest;
+}
+
+class MegatronSequence : public testing::TestWithParam<int> {};
+
+TEST_P(MegatronSequence, EqualsOneDevice) {
+  const int t = GetParam();
+  for (double dropout : {0.0, 0.2}) {
+    for (bool recompute : {false, true}) {
+      GptSizes sizes;
+      sizes.dropout = dropout;
+      const Result expected = run_gpt(sizes, LayerFactory());
+      const auto found = run_cut(t, sizes, {recompute});
+      for (int rank = 0; rank < t; ++rank) {
+        const Result& own = found[static_cast<std::size_t>(rank)];
+        EXPECT_NEAR(own.loss, expected.loss, 1e-12);
+        EXPECT_LT(worst_gradient(own, sizes, expected, rank, t), 1e-11);
+      }
+    }
+  }
+}
+
+TEST_P(MegatronSequence, HoldsInF32) {
+  GptSizes sizes;
+  sizes.dtype = DType::kF32;
+  const Result expected = run_gpt(sizes, LayerFactory());
+  const auto found = run_cut(GetParam(), sizes);
+  EXPECT_NEAR(found[0].loss, expected.loss, 1e-5);
+  EXPECT_LT(worst_gradient(found[0], sizes, expected, 0, GetParam()), 1e-5);
+}
+
+TEST_P(MegatronSequence, ReplicasHaveTheSameBits) {
+  const auto found = run_cut(GetParam(), GptSizes());
+  for (const auto& [name, gradient] : found[0].gradients) {
+    if (!tensor_parallel::layout(name, 0, GetParam()).empty()) continue;
+    for (const Result& other : found) {
+      EXPECT_EQ(other.gradients.at(name), gradient) << name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, MegatronSequence,
+                         testing::Values(1, 2, 3, 4, 8));
+
+TEST(MegatronSequenceBytes, GoldenLogOfALayer) {
+  // t = 4, s = 8, b = 2, h = 16: every call moves 256; 768 forward, 1152 backward
+  GptSizes sizes;
+  sizes.sequence = 8, sizes.h = 16, sizes.heads = 4, sizes.layers = 1;
+  const auto found = run_cut(4, sizes);
+  const std::vector<std::string> block = {
+      "forward all_gather", "forward reduce_scatter",  // attention
+      "forward all_gather", "forward reduce_scatter",  // MLP
+  };
+  const std::vector<std::string> half = {"backward all_gather",  // dY
+                                         "backward all_gather",  // X once more
+                                         "backward reduce_scatter"};  // dX
+  std::vector<std::string> expected = {"forward reduce_scatter"};  // embedding
+  expected.insert(expected.end(), block.begin(), block.end());
+  expected.push_back("forward all_gather");  // head
+  const std::size_t begin_of_block = 1, end_of_forward = expected.size();
+  expected.push_back("backward reduce_scatter");
+  for (int i = 0; i < 2; ++i) {
+    expected.insert(expected.end(), half.begin(), half.end());
+  }
+  expected.push_back("backward all_gather");
+  for (const Result& result : found) {
+    std::vector<std::string> calls;
+    double forward = 0, backward = 0;
+    for (const CommRecord& record : result.records) {
+      if (record.op == CommOp::kAllReduce) continue;  // loss, partial gradients
+      EXPECT_EQ(record.numel, 256);
+      if (calls.size() >= begin_of_block && calls.size() < end_of_forward - 1) {
+        forward += wire_elements(record);
+      }
+      if (calls.size() > end_of_forward && calls.size() + 1 < expected.size()) {
+        backward += wire_elements(record);
+      }
+      calls.push_back(std::string(phase_name(record.phase)) + " " +
+                      comm_op_name(record.op));
+    }
+    EXPECT_EQ(calls, expected);
+    EXPECT_EQ(forward, 768);
+    EXPECT_EQ(backward, 1152);
+  }
+}
+
+TEST(MegatronSequenceMemory, ActivationsOfABlockAreATthPart) {
+  // 16 h + 4 + heads values per token on one device, f64
+  const auto kept = [](int t, std::int64_t layers, std::int64_t sequence) {
+    return on_ranks(t, [&](ProcessGroup& world) {
+      GptSizes sizes;
+      sizes.layers = layers, sizes.sequence = sequence;
+      InitOptions init;
+      init.dtype = DType::kF64;
+      Gpt model(config_of(sizes), init,
+                megatron_layers(config_of(sizes), world));
+      const Tensor ids =
+          to_dtype(noise({2, sequence}, 7, 0, 47.99), DType::kI64);
+      const Device& device = RankContext::current().device;
+      const auto now = [&] {
+        return device.memory().current(MemoryKind::kActivation);
+      };
+      const auto before = now();
+      const Tensor logits = model(ids);
+      return now() - before;
+    })[0];
+  };
+  for (const auto& [t, sequence] :
+       {std::pair{1, 24}, {2, 22}, {3, 27}, {4, 16}}) {
+    const std::int64_t of_a_block = kept(t, 2, sequence) - kept(t, 1, sequence);
+    EXPECT_EQ(of_a_block, 2 * sequence / t * (16 * 24 + 4 + 24) * 8)
+        << t << " ranks";
+  }
+}
+
+// --- Traps -----------------------------------------------------------------------
+
+TEST(MegatronSequenceTraps, PartialGradientsMustBeSummed) {
+  const GptSizes sizes;
+  const Result expected = run_gpt(sizes, LayerFactory());
+  const auto wrong = on_ranks(2, [&](ProcessGroup& world) {
+    return run_gpt(sizes, megatron_layers(config_of(sizes), world));
+  });
+  for (const char* name : {".ln_1.", ".ln_2.", "ln_f", "c_proj.bias", "wpe"}) {
+    EXPECT_GT(worst_gradient(wrong[0], sizes, expected, 0, 2, name), 1e-5)
+        << name;
+  }
+  for (const char* name : {"c_attn", "c_fc", "c_proj.weight", "wte"}) {
+    EXPECT_LT(worst_gradient(wrong[0], sizes, expected, 0, 2, name), 1e-11)
+        << name;
+  }
+}
+
+TEST(MegatronSequenceTraps, SummingWholePositionGradientsCountsThemTTimes) {
+  // Megatron adds positions before the scatter, whose backward gathers: every
+  // rank then has the whole gradient already
+  const GptSizes sizes;
+  const int t = 4;
+  const Result expected = run_gpt(sizes, LayerFactory());
+  const auto wrong =
+      run_cut(t, sizes, {}, [](LayerFactory& layers, ProcessGroup& tp) {
+        layers.positions = [&tp](AnyModule& wpe, const Tensor& tokens) {
+          const Tensor whole =
+              slice(wpe.as<Embedding>().weight, 0, 0, tokens.size(1));
+          return tensor_parallel::scatter_to(whole, tp, {0});
+        };
+      });
+  const auto& name = "transformer.wpe.weight";
+  const std::vector<double>& whole = expected.gradients.at(name);
+  const std::vector<double>& found = wrong[1].gradients.at(name);
+  double largest = 0;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_NEAR(found[i], t * whole[i], 1e-12);
+    largest = std::max(largest, std::fabs(whole[i]));
+  }
+  EXPECT_GT(largest, 1e-5);
+}
+
+TEST(MegatronSequenceTraps, AHeadThatOnlySlicesLosesTheOtherRanks) {
+  // Behind the gather the vocabulary is cut, so gradients are parts of sums: a
+  // backward that only cuts is right for replicated consumers, and wrong here
+  const GptSizes sizes;
+  const Result expected = run_gpt(sizes, LayerFactory());
+  const auto wrong =
+      run_cut(2, sizes, {}, [](LayerFactory& layers, ProcessGroup& tp) {
+        layers.logits = [&tp](const Tensor& x, AnyModule& wte) {
+          const Tensor all = tensor_parallel::gather_from(x, tp, {1});
+          const Tensor& table =
+              wte.as<tensor_parallel::VocabParallelEmbedding>().weight;
+          return reshape(
+              matmul(reshape(all, {-1, all.size(2)}), table, false, true),
+              {all.size(0), all.size(1), table.size(0)});
+        };
+      });
+  EXPECT_GT(worst_gradient(wrong[0], sizes, expected, 0, 2, "ln_f"), 1e-5);
+}
+
+}  // namespace
+}  // namespace shardbook::sequence_parallel

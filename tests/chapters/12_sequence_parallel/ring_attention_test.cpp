@@ -1,0 +1,211 @@
+// Ring attention against attention on one device.
+
+#include "chapters/12_sequence_parallel/ring_attention.h"
+
+#include "tests/chapters/12_sequence_parallel/support.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+RankAttention ring(const Setting& s, Layout layout) {
+  return [s, layout](const Tensor& q, const Tensor& k, const Tensor& v,
+                     ProcessGroup& cp) {
+    RingOptions options;
+    options.attention = options_of(s);
+    options.layout = layout;
+    return ring_attention(q, k, v, options, cp);
+  };
+}
+
+class RingAttentionParity : public testing::TestWithParam<int> {};
+
+TEST_P(RingAttentionParity, EqualsOneDeviceInEveryLayout) {
+  const int c = GetParam();
+  Setting s;
+  s.sequence = 48;
+  for (bool causal : {true, false}) {
+    s.causal = causal;
+    for (Layout layout : all_layouts()) {
+      SCOPED_TRACE(layout_name(layout));
+      expect_all_close(on_tokens(c, s, layout, ring(s, layout)).whole,
+                       one_device(s), kF64);
+    }
+  }
+}
+
+TEST_P(RingAttentionParity, HoldsInF32) {
+  Setting s;
+  s.sequence = 48;
+  s.dtype = DType::kF32;
+  for (Layout layout : all_layouts()) {
+    expect_all_close(on_tokens(GetParam(), s, layout, ring(s, layout)).whole,
+                     one_device(s), kF32);
+  }
+}
+
+TEST_P(RingAttentionParity, GroupedQueriesShareKeys) {
+  Setting s;
+  s.sequence = 48;
+  s.kv_heads = 2;
+  for (Layout layout : all_layouts()) {
+    expect_all_close(on_tokens(GetParam(), s, layout, ring(s, layout)).whole,
+                     one_device(s), kF64);
+  }
+}
+
+TEST_P(RingAttentionParity, DropsWhatOneDeviceDrops) {
+  Setting s;
+  s.sequence = 48;
+  s.dropout = 0.3;
+  for (bool causal : {true, false}) {
+    s.causal = causal;
+    for (Layout layout : all_layouts()) {
+      SCOPED_TRACE(layout_name(layout));
+      expect_all_close(on_tokens(GetParam(), s, layout, ring(s, layout)).whole,
+                       one_device(s), kF64);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, RingAttentionParity,
+                         testing::Values(1, 2, 3, 4, 8));
+
+TEST(RingAttention, OneRankIsOneDeviceBitForBit) {
+  Setting s;
+  const OnRanks one =
+      on_tokens(1, s, Layout::kZigzag, ring(s, Layout::kZigzag));
+  const Tensors expected = one_device(s);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(bitwise_equal(one.whole[i], expected[i]));
+  }
+  EXPECT_TRUE(one.records[0].empty());
+}
+
+TEST(RingAttention, SumsOf16BitsAreKeptInF32) {
+  // Rounded once at the end, the result is as near as one device's own rounding
+  Setting s;
+  s.sequence = 64;
+  s.dtype = DType::kBF16;
+  for (Layout layout : all_layouts()) {
+    expect_all_close(on_tokens(8, s, layout, ring(s, layout)).whole,
+                     one_device(s), 0.05);
+  }
+}
+
+std::vector<std::string> sends_of(const std::vector<CommRecord>& records) {
+  std::vector<std::string> sends;
+  for (const CommRecord& record : records) {
+    if (record.op != CommOp::kSend) continue;
+    sends.push_back(std::string(phase_name(record.phase)) + " " +
+                    dtype_name(record.dtype) + " " +
+                    std::to_string(record.numel));
+  }
+  return sends;
+}
+
+TEST(RingAttentionBytes, EveryHopIsAsTheFormulaSays) {
+  Setting s;
+  s.batch = 2, s.sequence = 24, s.heads = 4, s.kv_heads = 2, s.head_dim = 4;
+  for (DType dtype : {DType::kBF16, DType::kF32, DType::kF64}) {
+    s.dtype = dtype;
+    for (int c : {2, 3, 4}) {
+      const std::string z =
+          std::to_string(s.batch * s.sequence / c * s.kv_heads * s.head_dim);
+      const std::string elements = std::string(dtype_name(dtype)) + " " + z;
+      const std::string sums =
+          std::string(dtype == DType::kF64 ? "f64" : "f32") + " " + z;
+      std::vector<std::string> expected;
+      // K, then V
+      for (int i = 0; i < 2 * (c - 1); ++i) {
+        expected.push_back("forward " + elements);
+      }
+      for (int step = 0; step < c; ++step) {
+        if (step + 1 < c) {
+          expected.push_back("backward " + elements);
+          expected.push_back("backward " + elements);
+        }
+        // dK and dV leave after the block that they belong to
+        expected.push_back("backward " + sums);
+        expected.push_back("backward " + sums);
+      }
+      for (Layout layout : all_layouts()) {
+        const OnRanks found = on_tokens(c, s, layout, ring(s, layout));
+        for (const auto& records : found.records) {
+          EXPECT_EQ(sends_of(records), expected);
+        }
+      }
+    }
+  }
+}
+
+TEST(RingAttentionBytes, GoldenNumbers) {
+  // s = 8, b = 2, h = 16, c = 4: 384 forward, 384 + 512 backward
+  Setting s;
+  s.batch = 2, s.sequence = 8, s.heads = 2, s.head_dim = 8;
+  const OnRanks found =
+      on_tokens(4, s, Layout::kZigzag, ring(s, Layout::kZigzag));
+  for (const auto& records : found.records) {
+    double forward = 0, keys = 0, gradients = 0;
+    for (const CommRecord& record : records) {
+      if (record.phase == Phase::kForward) {
+        forward += wire_elements(record);
+      } else if (record.label == "K, V") {
+        keys += wire_elements(record);
+      } else {
+        gradients += wire_elements(record);
+      }
+    }
+    EXPECT_EQ(forward, 384);
+    EXPECT_EQ(keys, 384);
+    EXPECT_EQ(gradients, 512);
+  }
+}
+
+TEST(RingAttentionBytes, ConstantKeysCauseNoHopsOfGradients) {
+  const auto sends = on_ranks(2, [](ProcessGroup& world) {
+    const Setting s;
+    Tensors inputs = whole_inputs(s);
+    RingOptions options;
+    options.attention = options_of(s);
+    const Tensor q = inputs[0].clone().set_requires_grad();
+    const Tensor out = ring_attention(q, inputs[1], inputs[2], options, world);
+    autograd::backward({out}, {inputs[3]});
+    return sends_of(world.records()).size();
+  });
+  EXPECT_EQ(sends[0], 4u);  // K and V, forward and backward
+}
+
+// --- Traps -------------------------------------------------------------------------
+
+TEST(RingAttentionTraps, MasksOfContiguousTokensAreWrongForOtherLayouts) {
+  // Tokens that lie zigzag or striped, computed as if they were contiguous
+  Setting s;
+  const Tensors expected = one_device(s);
+  for (Layout layout : {Layout::kZigzag, Layout::kStriped}) {
+    const Tensors wrong =
+        on_tokens(4, s, layout, ring(s, Layout::kContiguous)).whole;
+    EXPECT_GT(largest_difference(wrong, expected), 0.1);
+    const Tensors right = on_tokens(4, s, layout, ring(s, layout)).whole;
+    EXPECT_LT(largest_difference(right, expected), 1e-11);
+  }
+}
+
+TEST(RingAttentionErrors, NameTheSizes) {
+  Setting s;
+  s.sequence = 12;
+  const std::string error = error_on_ranks(4, [&](ProcessGroup& world) {
+    Tensors inputs;
+    for (const Tensor& whole : whole_inputs(s)) {
+      inputs.push_back(
+          cut_sequence(whole, 1, Layout::kContiguous, world.rank(), 4));
+    }
+    RingOptions options;
+    options.attention = options_of(s);
+    options.layout = Layout::kZigzag;
+    ring_attention(inputs[0], inputs[1], inputs[2], options, world);
+  });
+  EXPECT_NE(error.find("multiple of 8"), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace shardbook::sequence_parallel

@@ -1,0 +1,169 @@
+// Training on cut sequences: equal weights, and the bill to the byte.
+
+#include "chapters/12_sequence_parallel/trainer.h"
+
+#include "chapters/12_sequence_parallel/bill.h"
+#include "chapters/common/run/program.h"
+#include "tests/chapters/12_sequence_parallel/support.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+Options small_options(int world_size) {
+  Options options;
+  options.chapter = "12_sequence_parallel";
+  options.world_size = world_size;
+  options.model =
+      R"({"n_embd": 24, "n_layer": 2, "n_head": 12, "vocab_size": 31,
+                      "n_positions": 60})";
+  options.data = "random";
+  options.steps = 3;
+  options.batch = 4;
+  options.seq = 48;
+  options.seed = 3;
+  options.cluster = "none";
+  options.deterministic = true;
+  return options;
+}
+
+Report train_on(const Options& options, const TrainerOptions& how) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    Trainer strategy(as, how, world);
+    run.train(as, strategy);
+  };
+  chapter.fold_class = fold_class(how.sequence);
+  chapter.reference = [&](const Options& as) {
+    return train_one_device(as, how.micro_batches);
+  };
+  return run_and_compare(options, chapter);
+}
+
+std::vector<TrainerOptions> all_kinds() {
+  std::vector<TrainerOptions> all;
+  for (Layout layout : all_layouts()) {
+    all.push_back({{Kind::kRing, layout, false}, 1});
+  }
+  all.push_back({{Kind::kRsa, Layout::kContiguous, false}, 1});
+  all.push_back({{Kind::kRsa, Layout::kContiguous, true}, 1});
+  all.push_back({{Kind::kUlysses, Layout::kContiguous, false}, 1});
+  return all;
+}
+
+std::string name_of(const TrainerOptions& how) {
+  const char* const kinds[] = {"ring ", "rsa ", "ulysses "};
+  return kinds[static_cast<int>(how.sequence.kind)] +
+         std::string(layout_name(how.sequence.layout)) +
+         (how.sequence.all_reduce ? " all-reduce" : "") + " x" +
+         std::to_string(how.micro_batches);
+}
+
+void expect_claims(const Report& report) {
+  EXPECT_TRUE(report.parity.passed);
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    const RankReport& found = report.ranks[rank];
+    EXPECT_DOUBLE_EQ(found.bytes.counted, found.bytes.predicted);
+    for (std::size_t kind = 0; kind < found.peak.size(); ++kind) {
+      if (found.peak[kind].predicted < 0) continue;
+      EXPECT_DOUBLE_EQ(found.peak[kind].counted, found.peak[kind].predicted)
+          << memory_kind_name(static_cast<MemoryKind>(kind));
+    }
+  }
+}
+
+class SequenceTrainer : public testing::TestWithParam<int> {};
+
+TEST_P(SequenceTrainer, EveryClaimHolds) {
+  for (const TrainerOptions& how : all_kinds()) {
+    SCOPED_TRACE(name_of(how));
+    expect_claims(train_on(small_options(GetParam()), how));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(WorldSizes, SequenceTrainer,
+                         testing::Values(1, 2, 3, 4));
+
+TEST(SequenceBill, HoldsForOtherShapes) {
+  // Odd and even; wide vocabularies, long sequences, one layer
+  struct Shape3 {
+    int c;
+    std::int64_t batch, seq;
+    const char* model;
+  };
+  for (const Shape3& shape :
+       {Shape3{3, 1, 30,
+               R"({"n_embd": 9, "n_layer": 1, "n_head": 3, "vocab_size": 7,
+                   "n_positions": 30})"},
+        Shape3{2, 3, 20,
+               R"({"n_embd": 8, "n_layer": 3, "n_head": 2, "vocab_size": 300,
+                   "n_positions": 32})"},
+        Shape3{4, 2, 200,
+               R"({"n_embd": 16, "n_layer": 2, "n_head": 8, "vocab_size": 16,
+                   "n_positions": 200})"}}) {
+    for (const TrainerOptions& how : all_kinds()) {
+      SCOPED_TRACE(name_of(how) + " c=" + std::to_string(shape.c));
+      Options options = small_options(shape.c);
+      options.model = shape.model;
+      options.batch = shape.batch, options.seq = shape.seq;
+      options.dtype = shape.c == 4 ? DType::kF64 : DType::kF32;
+      expect_claims(train_on(options, how));
+    }
+  }
+}
+
+Report train_megatron(const Options& options, const MegatronOptions& how = {}) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    MegatronTrainer strategy(as, how, 1, world);
+    run.train(as, strategy);
+  };
+  chapter.reference = [](const Options& as) { return train_one_device(as); };
+  return run_and_compare(options, chapter);
+}
+
+TEST(MegatronTrainer, EveryClaimHolds) {
+  for (int t : {1, 2, 3, 4}) {
+    SCOPED_TRACE(t);
+    expect_claims(train_megatron(small_options(t)));
+    expect_claims(train_megatron(small_options(t), {true}));
+  }
+}
+
+TEST(SequenceTrainer, MicroBatchesGiveTheSameGradients) {
+  for (TrainerOptions how : all_kinds()) {
+    how.micro_batches = 2;
+    SCOPED_TRACE(name_of(how));
+    const Report report = train_on(small_options(2), how);
+    EXPECT_TRUE(report.parity.passed);
+    for (const RankReport& rank : report.ranks) {
+      EXPECT_DOUBLE_EQ(rank.bytes.counted, rank.bytes.predicted);
+    }
+  }
+}
+
+TEST(SequenceTrainer, DropsWhatOneDeviceDrops) {
+  for (const TrainerOptions& how : all_kinds()) {
+    SCOPED_TRACE(name_of(how));
+    Options options = small_options(3);
+    options.dropout = 0.2;
+    EXPECT_TRUE(train_on(options, how).parity.passed);
+  }
+}
+
+TEST(SequenceBill, FormulasOfTheSpecification) {
+  // Elements per rank and layer of b s h = 8 * 2 * 16 on 4 ranks
+  const SequenceOptions ring, rsa{Kind::kRsa, Layout::kContiguous, false},
+      quirk{Kind::kRsa, Layout::kContiguous, true},
+      ulysses{Kind::kUlysses, Layout::kContiguous, false};
+  EXPECT_EQ(layer_elements(ring, 4, 256).forward, 384);
+  EXPECT_EQ(layer_elements(ring, 4, 256).backward, 384);
+  EXPECT_EQ(layer_elements(ring, 4, 256).backward_sums, 512);
+  EXPECT_EQ(layer_elements(rsa, 4, 256).forward, 384);
+  EXPECT_EQ(layer_elements(rsa, 4, 256).backward, 768);
+  EXPECT_EQ(layer_elements(quirk, 4, 256).backward, 1152);
+  EXPECT_EQ(layer_elements(ulysses, 4, 256).forward, 192);
+  EXPECT_EQ(layer_elements(ulysses, 4, 256).backward, 192);
+}
+
+}  // namespace
+}  // namespace shardbook::sequence_parallel

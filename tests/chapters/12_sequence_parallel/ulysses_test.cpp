@@ -1,0 +1,181 @@
+// Ulysses against attention on one device.
+
+#include "chapters/12_sequence_parallel/ulysses.h"
+
+#include "tests/chapters/12_sequence_parallel/support.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+RankAttention ulysses(const Setting& s) {
+  return
+      [s](const Tensor& q, const Tensor& k, const Tensor& v, ProcessGroup& cp) {
+        return ulysses_attention(q, k, v, options_of(s), cp);
+      };
+}
+
+void expect_same_bits(const Tensors& found, const Tensors& expected) {
+  const char* const names[] = {"out", "dq", "dk", "dv"};
+  for (std::size_t i = 0; i < 4; ++i) {
+    // Values as f64: -0 and 0 are one
+    EXPECT_EQ(found[i].to_vector<double>(), expected[i].to_vector<double>())
+        << names[i];
+  }
+}
+
+class UlyssesParity : public testing::TestWithParam<int> {};
+
+TEST_P(UlyssesParity, HasOneDevicesBits) {
+  Setting s;
+  s.heads = 24;
+  for (DType dtype : {DType::kF64, DType::kF32}) {
+    for (double dropout : {0.0, 0.3}) {
+      for (bool causal : {true, false}) {
+        s.dtype = dtype, s.dropout = dropout, s.causal = causal;
+        expect_same_bits(on_slices(GetParam(), s, ulysses(s)).whole,
+                         one_device(s));
+      }
+    }
+  }
+}
+
+TEST_P(UlyssesParity, ThereAndBackIsTheIdentity) {
+  const int c = GetParam();
+  const Tensor whole = noise({2, 24, 48});
+  const auto same = on_ranks(c, [&](ProcessGroup& world) {
+    const Tensor own =
+        cut_sequence(whole, 1, Layout::kContiguous, world.rank(), c);
+    const Tensor heads = scatter_heads(own, world);
+    // The whole sequence, and this rank's columns
+    const std::int64_t w = 48 / c;
+    return bitwise_equal(heads, slice(whole, 2, world.rank() * w,
+                                      (world.rank() + 1) * w)) &&
+           bitwise_equal(gather_heads(heads, world), own.clone());
+  });
+  for (bool is_same : same) EXPECT_TRUE(is_same);
+}
+
+TEST_P(UlyssesParity, GroupedQueriesShareKeys) {
+  // Fewer key heads than ranks, as many, and numbers that do not divide: 24
+  // query heads and 1, 2, 3, 6 or 8 key heads over 1, 2, 3, 4 or 8 ranks
+  Setting s;
+  s.heads = 24;
+  s.head_dim = 3;
+  for (std::int64_t kv_heads : {1, 2, 3, 6, 8}) {
+    SCOPED_TRACE(kv_heads);
+    s.kv_heads = kv_heads;
+    const Tensors found = on_slices(GetParam(), s, ulysses(s)).whole;
+    // Copies of a key head sum their gradients in another order
+    expect_all_close(found, one_device(s), 1e-12);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, UlyssesParity,
+                         testing::Values(1, 2, 3, 4, 8));
+
+TEST(UlyssesBytes, FourExchangesEachWay) {
+  const std::vector<std::string> expected = {
+      "forward Q",   "forward K",   "forward V",   "forward O",
+      "backward dO", "backward dV", "backward dK", "backward dQ"};
+  for (const auto& [c, sequence, heads] :
+       {std::tuple{2, 10, 6}, {3, 21, 3}, {4, 24, 8}}) {
+    Setting s;
+    s.sequence = sequence, s.heads = heads;
+    const std::int64_t z = s.batch * s.sequence * s.heads * s.head_dim;
+    const OnRanks found = on_slices(c, s, ulysses(s));
+    for (const auto& records : found.records) {
+      std::vector<std::string> calls;
+      double elements = 0;
+      for (const CommRecord& record : records) {
+        EXPECT_EQ(record.op, CommOp::kAllToAll);
+        EXPECT_EQ(record.numel, z / c);
+        calls.push_back(std::string(phase_name(record.phase)) + " " +
+                        record.label);
+        elements += wire_elements(record);
+      }
+      EXPECT_EQ(calls, expected);
+      EXPECT_DOUBLE_EQ(elements, 8.0 * (c - 1) / c / c * z);
+    }
+  }
+}
+
+TEST(UlyssesBytes, GoldenNumbers) {
+  // s = 8, b = 2, h = 16, c = 4: exchanges of 64 elements, 384 in all
+  Setting s;
+  s.batch = 2, s.sequence = 8, s.heads = 4, s.head_dim = 4;
+  const OnRanks found = on_slices(4, s, ulysses(s));
+  double elements = 0;
+  for (const CommRecord& record : found.records[2]) {
+    EXPECT_EQ(record.numel, 64);
+    elements += wire_elements(record);
+  }
+  EXPECT_EQ(elements, 384);
+}
+
+TEST(UlyssesBytes, KeyHeadsAreSentAsOftenAsTheyAreNeeded) {
+  Setting s;
+  s.heads = 12;
+  for (const auto& [kv_heads, sent] :
+       {std::pair{1, 4}, {2, 4}, {4, 4}, {6, 12}, {12, 12}}) {
+    s.kv_heads = kv_heads;
+    const OnRanks found = on_slices(4, s, ulysses(s));
+    for (const CommRecord& record : found.records[1]) {
+      const bool is_key = record.label.find_first_of("KV") != std::string::npos;
+      const std::int64_t heads = is_key ? sent : 12;
+      EXPECT_EQ(record.numel, s.batch * s.sequence / 4 * heads * s.head_dim)
+          << record.label;
+    }
+  }
+}
+
+TEST(UlyssesTraps, KeyHeadsByRankAloneAreWrong) {
+  // 8 query heads, 2 key heads, 4 ranks: rank r needs key head r / 2, not r % 2
+  Setting s;
+  s.heads = 8, s.kv_heads = 2;
+  const Tensors expected = one_device(s);
+  const Tensors wrong =
+      on_slices(4, s,
+                [&](const Tensor& q, const Tensor& k, const Tensor& v,
+                    ProcessGroup& cp) {
+                  AttentionOptions options = options_of(s);
+                  options.kv_heads = 4;
+                  return ulysses_attention(q, concat({k, k}, 2),
+                                           concat({v, v}, 2), options, cp);
+                })
+          .whole;
+  EXPECT_GT(largest_difference(wrong, expected), 0.1);
+}
+
+TEST(UlyssesTraps, DropoutOfOwnHeadsAloneIsTheSameOnEveryRank) {
+  // Without the place of its heads, each rank drops what head 0 should
+  Setting s;
+  s.dropout = 0.5;
+  const Tensors expected = one_device(s);
+  const Tensors wrong =
+      on_slices(2, s,
+                [&](const Tensor& q, const Tensor& k, const Tensor& v,
+                    ProcessGroup& cp) {
+                  return ulysses_attention(
+                      q, k, v, options_of(s), cp,
+                      [](const Tensor& q, const Tensor& k, const Tensor& v,
+                         AttentionOptions options) {
+                        options.shard = {};
+                        return attention(q, k, v, options);
+                      });
+                })
+          .whole;
+  EXPECT_GT(largest_difference(wrong, expected), 0.1);
+}
+
+TEST(UlyssesErrors, NameTheSizes) {
+  const std::string error = error_on_ranks(4, [](ProcessGroup& world) {
+    const Tensor x = noise({1, 4, 6});
+    AttentionOptions options;
+    options.heads = 6;
+    ulysses_attention(x, x, x, options, world);
+  });
+  EXPECT_NE(error.find("6 heads over 4 ranks"), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace shardbook::sequence_parallel

@@ -1,0 +1,202 @@
+// What calls NCCL, with one rank on one GPU: as far as a machine with a single
+// GPU can go. The same source runs on a real GPU and on the emulated one.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/nccl_library.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/internal/cuda_device.h"
+#include "core/internal/device_runtime.h"
+#include "core/tensor.h"
+
+namespace shardbook::internal {
+namespace {
+
+constexpr std::int64_t kCount = 1009;
+const std::vector<DType> kDTypes = {DType::kF64, DType::kF32, DType::kBF16,
+                                    DType::kF16, DType::kI64, DType::kI32};
+
+using Communicator = std::shared_ptr<NcclCommunicator>;
+
+// Returns when NCCL has taken what it was given.
+void settle(const Communicator& communicator) {
+  while (!communicator->is_ready()) {
+  }
+}
+
+class NcclAdapter : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const std::string& reason : {why_no_cuda(), why_no_nccl()}) {
+      if (!reason.empty()) GTEST_SKIP() << reason;
+    }
+    gpu_ = Device::cuda(0);
+    cuda_runtime().use(0);
+  }
+
+  Communicator join() const {
+    Communicator result = nccl_library().join(nccl_library().make_id(), 1, 0);
+    settle(result);
+    return result;
+  }
+
+  // Lets `call` move values of this type, and returns whether they came. The
+  // call returns whether it works in place.
+  template <typename Call>
+  bool moves(const Communicator& communicator, DType dtype, const Call& call) {
+    std::vector<double> values(kCount);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<double>(i * 7 % 17) - 8;
+    }
+    const Tensor input = Tensor::empty({kCount}, {dtype, gpu_});
+    const Tensor output = Tensor::zeros({kCount}, {dtype, gpu_});
+    input.copy_from(Tensor::from_values<double>(values, {kCount}));
+    const bool is_in_place = call(input.raw(), output.raw(), stream());
+    settle(communicator);
+    return (is_in_place ? input : output).to_vector<double>() == values;
+  }
+  // The stream of the copies to and from the GPU: calls run between them.
+  void* stream() const {
+    return cuda_device(gpu_).stream(RankContext::current().stream);
+  }
+
+  Device gpu_;
+};
+
+constexpr bool kInPlace = true, kMoved = false;
+constexpr auto kN = static_cast<std::size_t>(kCount);
+
+TEST_F(NcclAdapter, ARankAloneReducesToItself) {
+  const Communicator nccl = join();
+  for (const DType dtype : kDTypes) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      EXPECT_TRUE(moves(nccl, dtype,
+                        [&](void* in, void* out, void* stream) {
+                          nccl->all_reduce(in, out, kN, dtype, op, stream);
+                          return kMoved;
+                        }))
+          << "all_reduce " << dtype_name(dtype);
+      EXPECT_TRUE(moves(nccl, dtype,
+                        [&](void* in, void* out, void* stream) {
+                          nccl->reduce_scatter(in, out, kN, dtype, op, stream);
+                          return kMoved;
+                        }))
+          << "reduce_scatter " << dtype_name(dtype);
+      EXPECT_TRUE(moves(nccl, dtype,
+                        [&](void* in, void*, void* stream) {
+                          nccl->reduce(in, kN, dtype, op, 0, stream);
+                          return kInPlace;
+                        }))
+          << "reduce " << dtype_name(dtype);
+    }
+  }
+}
+
+TEST_F(NcclAdapter, ARankAloneGathersAndBroadcasts) {
+  const Communicator nccl = join();
+  for (const DType dtype : kDTypes) {
+    EXPECT_TRUE(moves(nccl, dtype,
+                      [&](void* in, void* out, void* stream) {
+                        nccl->all_gather(in, out, kN, dtype, stream);
+                        return kMoved;
+                      }))
+        << "all_gather " << dtype_name(dtype);
+    EXPECT_TRUE(moves(nccl, dtype,
+                      [&](void* in, void*, void* stream) {
+                        nccl->broadcast(in, kN, dtype, 0, stream);
+                        return kInPlace;
+                      }))
+        << "broadcast " << dtype_name(dtype);
+  }
+}
+
+TEST_F(NcclAdapter, AGroupOfCallsLetsARankSendToItself) {
+  const Communicator nccl = join();
+  for (const DType dtype : kDTypes) {
+    EXPECT_TRUE(moves(nccl, dtype, [&](void* in, void* out, void* stream) {
+      nccl_library().begin_group();
+      nccl->send(in, kN, dtype, 0, stream);
+      nccl->recv(out, kN, dtype, 0, stream);
+      nccl_library().end_group();
+      return kMoved;
+    })) << dtype_name(dtype);
+  }
+}
+
+TEST_F(NcclAdapter, APartOfACommunicatorWorksLikeTheWhole) {
+  const Communicator nccl = join();
+  const Communicator part = nccl->split(/*color=*/3, /*key=*/0);
+  settle(part);
+  for (const Communicator& each : {part, nccl}) {
+    EXPECT_TRUE(
+        moves(each, DType::kF32, [&](void* in, void* out, void* stream) {
+          each->all_gather(in, out, kN, DType::kF32, stream);
+          return kMoved;
+        }));
+  }
+}
+
+TEST_F(NcclAdapter, CommunicatorsEndTogetherAndOthersBegin) {
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Communicator> all = {join(), join()};
+    all.push_back(all[0]->split(0, 0));
+    settle(all[2]);
+    for (const Communicator& each : all) {
+      EXPECT_TRUE(
+          moves(each, DType::kI32, [&](void* in, void* out, void* stream) {
+            each->all_reduce(in, out, kN, DType::kI32, ReduceOp::kSum, stream);
+            return kMoved;
+          }));
+    }
+    for (const Communicator& each : all) each->finalize();
+    for (const Communicator& each : all) settle(each);
+  }
+}
+
+TEST_F(NcclAdapter, AnAbortEndsCallsInFlight) {
+  const Communicator nccl = join();
+  const Tensor x = Tensor::zeros({1 << 20}, {DType::kF32, gpu_});
+  void* const data = x.raw();
+  for (int i = 0; i < 8; ++i) {
+    nccl->all_reduce(data, data, 1 << 20, DType::kF32, ReduceOp::kSum,
+                     stream());
+    settle(nccl);
+  }
+  nccl_library().begin_group();
+  nccl->abort();
+  nccl_library().end_group();
+  cuda_runtime().synchronize_stream(stream());
+  EXPECT_THROW(nccl->is_ready(), Error);
+  // The GPU serves the next communicator.
+  const Communicator next = join();
+  EXPECT_TRUE(moves(next, DType::kF32, [&](void* in, void* out, void* stream) {
+    next->all_reduce(in, out, kN, DType::kF32, ReduceOp::kSum, stream);
+    return kMoved;
+  }));
+}
+
+TEST_F(NcclAdapter, ARefusedCallNamesItsSize) {
+  const Communicator nccl = join();
+  const Tensor x = Tensor::zeros({4}, {DType::kF32, gpu_});
+  try {
+    nccl->send(x.raw(), 4, DType::kF32, /*peer=*/5, stream());
+    FAIL() << "there is no rank 5";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(text.find("NCCL: ncclSend of f32[4] to rank 5 failed: invalid "
+                        "argument"),
+              0u)
+        << text;
+  }
+  nccl->abort();
+}
+
+}  // namespace
+}  // namespace shardbook::internal
