@@ -15,7 +15,7 @@ using kernels::stat_dtype;
 using kernels::tolerance;
 using kernels::VocabularyPart;
 
-std::vector<double> scaled(double factor, std::vector<double> values) {
+std::vector<double> times(double factor, std::vector<double> values) {
   for (double& v : values) v *= factor;
   return values;
 }
@@ -52,7 +52,7 @@ TEST_P(VocabularyParity, EveryPieceEqualsTheCpus) {
   for (const VocabularyPart& part : kParts) {
     SCOPED_TRACE(testing::Message() << part.rows << " x " << part.cols << ", "
                                     << part.valid << " valid");
-    const auto values = scaled(3, noise(part.rows * part.cols, 3));
+    const auto values = times(3, noise(part.rows * part.cols, 3));
     const std::vector<double> largest(static_cast<std::size_t>(part.rows), 3.5);
     Comparison of_max;
     of_max.expect_equal(kernels::vocabulary_max, tolerance(stat), dtype, part,

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/attention_block.h"
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/device.h"
@@ -117,6 +118,17 @@ void safetensors(char* weights, const std::vector<SafetensorsItem>& items,
     for (/* each piece */;;) writer.append(entry.name, piece, piece_bytes);
   }
   writer.commit();
+}
+
+// --- core/attention_block.h
+void attention_blocks(const Tensor& q, const Tensor& k0, const Tensor& v0,
+                      const Tensor& k1, const Tensor& v1,
+                      const AttentionBlock& block0,
+                      const AttentionBlock& block1,
+                      const AttentionOptions& options) {
+  const AttentionDraws draws = next_attention_draws();
+  AttentionSums sums = attention_block(q, k0, v0, block0, options, draws);
+  merge_attention(sums, 0, attention_block(q, k1, v1, block1, options, draws));
 }
 
 // --- core/stream.h
