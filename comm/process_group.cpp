@@ -4,6 +4,7 @@
 
 #include "comm/internal/arguments.h"
 #include "core/check.h"
+#include "core/internal/cuda_device.h"
 
 namespace shardbook {
 
@@ -103,6 +104,8 @@ namespace {
 
 CommCall make_call(CommOp op, const Tensor& tensor, std::int64_t numel,
                    const std::string& label) {
+  internal::refuse_recording(tensor.device(), comm_op_name(op),
+                             "other ranks take part");
   CommCall call;
   call.op = op;
   call.dtype = tensor.dtype();

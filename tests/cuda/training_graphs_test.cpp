@@ -134,7 +134,8 @@ TEST(TrainingGraphs, HaveNoMessagesToOtherRanks) {
             },
             launch);
       },
-      {"device graph: ", "while a graph is recorded"});
+      {"device graph: ",
+       ": a graph cannot record this: other ranks take part"});
 }
 
 TEST(TrainingGraphs, NeedStepsThatRepeat) {
