@@ -56,6 +56,35 @@ double parameters_per_rank(const Sizes& s) {
   return matrices / (s.l * s.l * s.l) + vectors / s.l;
 }
 
+double activation_bytes(const Sizes& s) {
+  const double e = s.element, stat = s.stat, l = s.l;
+  const double n = s.tokens / (l * l);             // this rank's tokens, ...
+  const double w = s.h / l, v = s.vocabulary / l;  // ... in its columns
+  const double x = n * w * e;
+  const double square = w * w * e;  // a weight [h, h], gathered
+  const double table = v * w * e;   // gathered
+  // A block keeps what it keeps on one device (chapters/common/run/memory.cpp).
+  // Its four products read 7h per token and 12h^2 weights
+  const double gathered = 7 * l * x + 12 * square;
+  const double block =
+      16 * x + n * (4 + s.heads / l) * stat + (s.keep_gathered ? gathered : 0);
+  // The embedding keeps its gathered table to the end
+  const double blocks = s.layers * block + table + 2 * stat;
+
+  // Backward of a product is widest when dW has been computed: beside both
+  // gathered operands there are dY, dY gathered, dX before its sum and after
+  const double again = s.keep_gathered ? 0 : 4 * l * x + 4 * square;
+  const double at_mlp = blocks + x + l * x + again + (4 * l + 4) * x +
+                        4 * square + (s.has_dropout ? x : 0);
+  const double logits = n * v * e;
+  const double at_head = blocks + 2 * x + 2 * n * stat + l * x + table +
+                         (1 + l) * logits + (l + 1) * x + table;
+  // The backward of ln_f is that of the 2D chapter
+  const double given = e < stat ? 2 * e + stat : 2 * e;
+  const double at_norm = blocks + n * (w * (given + 6 * stat) + 4 * stat);
+  return std::max({at_mlp, at_head, at_norm});
+}
+
 // --- The trainer -----------------------------------------------------------------
 
 namespace {
@@ -108,6 +137,7 @@ Sizes Trainer::sizes() const {
   s.tokens = static_cast<double>(options_.batch * options_.seq);
   s.seq = static_cast<double>(options_.seq);
   s.h = static_cast<double>(config().n_embd);
+  s.heads = static_cast<double>(config().n_head);
   s.layers = static_cast<double>(config().n_layer);
   s.positions = static_cast<double>(config().n_positions);
   s.vocabulary =
@@ -115,6 +145,7 @@ Sizes Trainer::sizes() const {
   s.element = static_cast<double>(dtype_bytes(options_.dtype));
   s.stat = options_.dtype == DType::kF64 ? 8 : 4;
   s.keep_gathered = cube_.keep_gathered;
+  s.has_dropout = options_.dropout > 0;
   return s;
 }
 
@@ -137,8 +168,9 @@ MemoryBill Trainer::bill() const {
   bill[MemoryKind::kGradient] = part + std::max(table, positions);
   bill[MemoryKind::kOptimizerState] *= part / whole;
   bill[MemoryKind::kCommunication] = 8;  // The norm of the gradient
-  // Its widest point depends on every layer: a run on shapes finds it
-  if (cube_.num_ranks() > 1) bill[MemoryKind::kActivation] = -1;
+  if (cube_.num_ranks() > 1) {
+    bill[MemoryKind::kActivation] = activation_bytes(s);
+  }
   return bill;
 }
 

@@ -15,10 +15,11 @@ struct Sizes {
   double l = 1;
   double tokens = 0;  ///< B S of the whole batch
   double seq = 0;     ///< S
-  double h = 0, layers = 0, positions = 0;
+  double h = 0, heads = 0, layers = 0, positions = 0;
   double vocabulary = 0;         ///< rows of the table, padding included
   double element = 4, stat = 4;  ///< bytes of an element, of a statistic
   bool keep_gathered = true;
+  bool has_dropout = false;
 };
 
 /// Elements that a rank sends for Y = X W, X [M, K], W [K, N], forward and
@@ -32,6 +33,8 @@ double step_bytes(const Sizes& sizes);
 /// Parameters that a rank holds: 1/l^3 of matrices and the table, 1/l of vectors
 /// and positions.
 double parameters_per_rank(const Sizes& sizes);
+/// Peak of activations on l > 1, in bytes.
+double activation_bytes(const Sizes& sizes);
 
 /// The next multiple of l^2; the table has so many rows.
 std::int64_t padded_vocabulary(std::int64_t vocabulary, int l);

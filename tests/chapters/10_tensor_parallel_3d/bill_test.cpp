@@ -86,7 +86,7 @@ TEST(CubeBill, EqualsARunOnShapes) {
         report_of(options, [&](const Options& as, ProcessGroup& world) {
           return std::make_unique<Owner>(as, world, c);
         });
-    expect_claims(report, /*has_activations=*/false);
+    expect_claims(report, /*has_activations=*/true);
     const StepTime time{
         c.l,
         static_cast<double>(options.batch * options.seq),
@@ -97,6 +97,32 @@ TEST(CubeBill, EqualsARunOnShapes) {
         static_cast<double>(options.batch),
         c.keep_gathered};
     expect_time(report.time.step_s, time.step());
+  }
+}
+
+// Where the peak lies in the last block's MLP, at the logits, at the last norm;
+// other precisions, and dropout.
+TEST(CubeBill, ActivationsAreThoseOfThePage) {
+  struct Other {
+    std::int64_t vocabulary, batch;
+    DType dtype;
+    double dropout;
+  };
+  for (const bool keep_gathered : {true, false}) {
+    for (const Other& c :
+         {Other{64, 8, DType::kF32, 0.1}, Other{64, 8, DType::kF64, 0},
+          Other{4000, 8, DType::kF64, 0.1}, Other{4000, 12, DType::kBF16, 0},
+          Other{4, 64, DType::kBF16, 0}}) {
+      Options options = gpt_options(8, c.vocabulary, c.batch);
+      options.dtype = c.dtype;
+      options.dropout = c.dropout;
+      expect_claims(report_of(options,
+                              [&](const Options& as, ProcessGroup& world) {
+                                return std::make_unique<Owner>(
+                                    as, world, Case{2, 0, 0, keep_gathered});
+                              }),
+                    /*has_activations=*/true);
+    }
   }
 }
 
