@@ -3,12 +3,15 @@
 //   ch10_tensor_parallel_3d --world-size 8
 //   ch10_tensor_parallel_3d --world-size 8 --keep-gathered false
 //   ch10_tensor_parallel_3d --world-size 64 --backend sim --model gpt2-xl
+//   ch10_tensor_parallel_3d --compare --picture comparison.svg
 //
 // Read before: 09_tensor_parallel_2p5d. Read next: 11_dtensor.
 
+#include "chapters/10_tensor_parallel_3d/comparison.h"
 #include "chapters/10_tensor_parallel_3d/trainer.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
+#include "core/check.h"
 
 using namespace shardbook;
 
@@ -18,13 +21,25 @@ int main(int argc, char** argv) {
     Options options;
     options.chapter = "10_tensor_parallel_3d";
     bool keep_gathered = true;
+    std::string compared = "none", picture;
     CommandLine line("ch10_tensor_parallel_3d",
                      "Tensor parallelism in 3D: the cube.");
     add_shared_options(line, options);
     line.add("--keep-gathered", &keep_gathered,
              "keep gathered operands for backward");
+    line.add_mode("--compare", &compared,
+                  "print what one layer costs in 1D, 2D, 2.5D and 3D, and "
+                  "train nothing",
+                  {"block", "mlp", "none"});
+    line.add("--picture", &picture,
+             "with --compare: a file for the plot of the bytes sent, as SVG");
     line.parse(argc, argv);
     check_options(options);
+    if (compared != "none") {
+      return cube::show_comparison(options, compared, picture);
+    }
+    SB_CHECK(picture.empty(), "--picture ", picture,
+             ": it shows what --compare counts; give both");
     const int l = cube::side_of(options.world_size, "--world-size");
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
