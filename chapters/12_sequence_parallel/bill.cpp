@@ -126,7 +126,9 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
       2 * ids + (how.layout == Layout::kZigzag ? 3 : 2) * ids / z.c;
   if (how.kind == Kind::kRsa) {
     bill[MemoryKind::kInput] += z.s / z.c * z.s * z.element;  // the mask
-    bill[MemoryKind::kActivation] = rsa_activations(z, 2 * z.sum);
+    // Later micro-batches hold new gradients beside the score rows: left open
+    bill[MemoryKind::kActivation] =
+        micro_batches > 1 ? kNotPredicted : rsa_activations(z, 2 * z.sum);
   }
   if (how.kind == Kind::kUlysses) {
     // The output of attention by heads, beside the same by tokens
@@ -137,7 +139,8 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
   return bill;
 }
 
-Bill megatron_bill(const Options& options, const ModelConfig& padded, int t) {
+Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
+                   std::int64_t micro_batches) {
   const double p = t;
   const auto tokens = static_cast<double>(options.batch * options.seq);
   const auto element = static_cast<double>(dtype_bytes(options.dtype));
@@ -175,9 +178,14 @@ Bill megatron_bill(const Options& options, const ModelConfig& padded, int t) {
   const bool is_sgd = options.optimizer == "sgd";
   const double states =
       is_sgd ? (options.optimizer_options.momentum > 0 ? 1 : 0) : 2;
-  memory[MemoryKind::kGradient] = (held + vocabulary * h / p) * element;
+  // Beside those of all parameters: the table's second one, or that of c_fc from
+  // a later micro-batch
+  const double second = vocabulary * h / p;
+  const double later = t > 1 && micro_batches > 1 ? (4 * h * h + 4 * h) / p : 0;
+  memory[MemoryKind::kGradient] = (held + std::max(second, later)) * element;
   memory[MemoryKind::kOptimizerState] = states * held * sum;
-  memory[MemoryKind::kInput] = tokens * 16;
+  const std::int64_t rows = (options.batch + micro_batches - 1) / micro_batches;
+  memory[MemoryKind::kInput] = static_cast<double>(rows * options.seq) * 16;
   memory[MemoryKind::kCommunication] = t > 1 ? std::max(partial, 8.0) : 8;
   return bill;
 }

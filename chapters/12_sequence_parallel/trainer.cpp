@@ -74,7 +74,7 @@ MegatronTrainer::MegatronTrainer(const Options& options,
 std::vector<Bill> MegatronTrainer::bills() {
   ModelConfig padded = config();
   padded.vocab_size = padded_rows(config(), group_.size());
-  return {megatron_bill(options_, padded, group_.size())};
+  return {megatron_bill(options_, padded, group_.size(), micro_batches_)};
 }
 
 FoldClass fold_class(const SequenceOptions& how) {

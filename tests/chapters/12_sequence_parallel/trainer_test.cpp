@@ -111,10 +111,11 @@ TEST(SequenceBill, HoldsForOtherShapes) {
   }
 }
 
-Report train_megatron(const Options& options, const MegatronOptions& how = {}) {
+Report train_megatron(const Options& options, const MegatronOptions& how = {},
+                      std::int64_t micro_batches = 1) {
   ChapterRun chapter;
   chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    MegatronTrainer strategy(as, how, 1, world);
+    MegatronTrainer strategy(as, how, micro_batches, world);
     run.train(as, strategy);
   };
   chapter.reference = [](const Options& as) { return train_one_device(as); };
@@ -126,6 +127,7 @@ TEST(MegatronTrainer, EveryClaimHolds) {
     SCOPED_TRACE(t);
     expect_claims(train_megatron(small_options(t)));
     expect_claims(train_megatron(small_options(t), {true}));
+    expect_claims(train_megatron(small_options(t), {}, 3));
   }
 }
 
