@@ -95,11 +95,7 @@ Kind kind_of(const std::string& name) {
 
 void check_sizes(const SequenceOptions& how, int c, std::int64_t s,
                  std::int64_t heads) {
-  const std::int64_t parts = sequence_parts(how.layout, c);
-  SB_CHECK(s % parts == 0, "--seq ", s, ": a sequence is cut into ", parts,
-           " parts (", c, " ranks, ", layout_name(how.layout),
-           "); give a multiple of ", parts, ", such as ",
-           (s / parts + 1) * parts);
+  check_sequence(how.layout, c, s);
   SB_CHECK(how.kind == Kind::kRing || how.layout == Layout::kContiguous,
            "--layout ", layout_name(how.layout),
            ": only --kind ring computes blocks that a layout can balance; give "

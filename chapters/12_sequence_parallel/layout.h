@@ -25,9 +25,8 @@ enum class Layout { kContiguous, kZigzag, kStriped };
 Layout layout_of(const std::string& name);
 const char* layout_name(Layout layout);
 
-/// Into how many equal parts a layout cuts a sequence: c, or 2c for zigzag.
-std::int64_t sequence_parts(Layout layout, int c);
-/// Throws Error, which names the sizes that work, unless s divides by those.
+/// Throws Error, which names the sizes that work, unless s divides by c (zigzag:
+/// by 2c).
 void check_sequence(Layout layout, int c, std::int64_t s);
 
 /// The tokens of one rank: consecutive, or at equal distances.

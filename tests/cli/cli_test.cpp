@@ -84,7 +84,7 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
             "give 3 or 12"},
            {"11_dtensor", "--mesh 2x3 --world-size 4", "a product of 4"},
            {"11_dtensor", "--model mlp --world-size 2", "--model mlp: this"},
-           {"12_sequence_parallel", "--world-size 4 --seq 63", "--seq 63: a"},
+           {"12_sequence_parallel", "--world-size 4 --seq 63", "--seq 63: 4"},
            {"12_sequence_parallel", "--kind ulysses --layout zigzag",
             "give it with --kind ring"},
            {"12_sequence_parallel", "--kind megatron --layout striped",

@@ -129,6 +129,7 @@ TEST(MegatronTrainer, EveryClaimHolds) {
     SCOPED_TRACE(t);
     expect_claims(train_megatron(small_options(t)));
     expect_claims(train_megatron(small_options(t), {true}));
+    expect_claims(train_megatron(small_options(t), {}, 3));
   }
 }
 
