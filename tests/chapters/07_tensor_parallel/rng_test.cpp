@@ -251,6 +251,27 @@ TEST(RngStreams, TheTensorStreamDiffersBetweenRanksAndTheDefaultDoesNot) {
   }
 }
 
+// The trainer's streams are those of Megatron, seeded by rank.
+TEST(RngStreams, TheTrainerDrawsFromTheStreamsOfItsRank) {
+  const Options options = with_dropout(2);
+  const auto found = on_ranks(2, [&](ProcessGroup& tp) {
+    Trainer trainer(options, with_streams(), tp);
+    return trained(options, trainer, 2, false);
+  });
+  const auto expected = on_ranks(2, [&](ProcessGroup& tp) {
+    RngTracker rng;
+    Streams trainer(options, false, tp, rng, nullptr);
+    return trained(options, trainer, 2, false);
+  });
+  EXPECT_EQ(found, expected);
+}
+
+TEST(RngStreams, OneDeviceDrawsTheSameMasksOnlyWithoutStreams) {
+  EXPECT_FALSE(draws_as_one_device(with_dropout(2), with_streams()));
+  EXPECT_TRUE(draws_as_one_device(small_gpt(2), with_streams()));
+  EXPECT_TRUE(draws_as_one_device(with_dropout(2), {}));
+}
+
 // --- What goes wrong ---------------------------------------------------------
 
 /// Dropout from a stream that differs between ranks.
