@@ -10,6 +10,7 @@ struct BillSizes {
   int t = 1;  ///< ranks
   std::int64_t micro_batches = 1;
   bool recompute = false;
+  bool distribute_saved_activations = false;
   std::int64_t vocabulary = 0;  ///< with its padding
 };
 

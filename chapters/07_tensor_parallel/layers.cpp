@@ -129,7 +129,8 @@ Shards layout(const std::string& name, int rank, int t) {
   return {};
 }
 
-LayerFactory layers(const ModelConfig& config, ProcessGroup& tp) {
+LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
+                    RngTracker* rng) {
   const int t = tp.size();
   SB_CHECK(config.n_head % t == 0, "--tp ", t, ": ", config.n_head,
            " heads do not divide by it; give a divisor of ", config.n_head);
@@ -152,9 +153,16 @@ LayerFactory layers(const ModelConfig& config, ProcessGroup& tp) {
     return {std::make_unique<VocabParallelEmbedding>(name, rows, width, stddev,
                                                      init, tp)};
   };
-  // Each rank computes its own heads, and draws what one device draws for them
-  made.attention = [&tp](const Tensor& qkv, AttentionOptions options) {
+  // Each rank computes its own heads
+  made.attention = [&tp, rng](const Tensor& qkv, AttentionOptions options) {
     const std::int64_t own = options.heads / tp.size(), s = qkv.size(1);
+    // Heads are cut: draw from the stream that differs between ranks
+    if (rng != nullptr) {
+      const RngTracker::Fork fork(*rng, kTensorStream);
+      options.heads = own;
+      return attention(qkv, options);
+    }
+    // Draw what one device draws for them
     if (tp.size() > 1) {
       options.shard = {
           {qkv.size(0), options.heads, s, s}, {0, tp.rank() * own, 0, 0}, {}};

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "chapters/07_tensor_parallel/mappings.h"
+#include "chapters/07_tensor_parallel/rng.h"
 #include "chapters/common/models/models.h"
 
 namespace shardbook::tensor_parallel {
@@ -109,8 +110,11 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
 Shards layout(const std::string& name, int rank, int t);
 
 /// The layers of one rank for a GPT. `num_classes` is the vocabulary without its
-/// padding. Throws Error, with the sizes that would work, where heads, width or
-/// padded vocabulary do not divide by t.
-LayerFactory layers(const ModelConfig& config, ProcessGroup& tp);
+/// padding. Dropout draws one device's masks; with `rng`, which outlives the
+/// layers, that of attention draws from the rank's tensor stream, and the others
+/// from its default stream. Throws Error, with the sizes that would work, where
+/// heads, width or padded vocabulary do not divide by t.
+LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
+                    RngTracker* rng = nullptr);
 
 }  // namespace shardbook::tensor_parallel

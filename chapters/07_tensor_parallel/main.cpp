@@ -2,6 +2,7 @@
 //
 //   ch07_tensor_parallel --world-size 4
 //   ch07_tensor_parallel --world-size 2 --backend gloo --dropout 0.1
+//   ch07_tensor_parallel --world-size 4 --dropout 0.1 --rng megatron
 //   ch07_tensor_parallel --world-size 8 --backend sim --model gpt-13b --batch 8
 //
 // Read before: 05_gpipe. Read next: 08_tensor_parallel_2d.
@@ -19,6 +20,12 @@ void add_options(CommandLine& line, tensor_parallel::TrainerOptions& how) {
   line.add(
       "--recompute", &how.recompute,
       "keep the inputs of blocks only, and compute them again in backward");
+  line.add("--distribute-saved-activations", &how.distribute_saved_activations,
+           "--recompute: keep a part of each block's input on every rank, and "
+           "gather it in backward");
+  line.add("--rng", &how.rng,
+           "dropout's masks: those of one device, or two streams per rank",
+           {"global", "megatron"});
   line.add("--vocabulary-divisible-by", &how.vocabulary_divisible_by,
            "pad the vocabulary to a multiple of this times --world-size "
            "(Megatron-LM: 128)",
@@ -39,6 +46,10 @@ int main(int argc, char** argv) {
     add_options(line, how);
     line.parse(argc, argv);
     check_options(options);
+    // Nothing to compare with: one device draws other masks
+    if (!tensor_parallel::draws_as_one_device(options, how)) {
+      options.check = false;
+    }
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;

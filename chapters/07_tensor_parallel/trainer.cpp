@@ -1,16 +1,44 @@
 #include "chapters/07_tensor_parallel/trainer.h"
 
+#include <utility>
+
 #include "chapters/07_tensor_parallel/bill.h"
 #include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/recompute.h"
+#include "core/check.h"
 
 namespace shardbook::tensor_parallel {
 namespace {
 
+bool has_streams(const TrainerOptions& how) { return how.rng == "megatron"; }
+
+/// Blocks are computed again in a way that core does not know of.
+bool recomputes_here(const TrainerOptions& how) {
+  return how.recompute &&
+         (has_streams(how) || how.distribute_saved_activations);
+}
+
+std::shared_ptr<RngTracker> streams(const Options& options,
+                                    const TrainerOptions& how, int tp_rank) {
+  auto rng = std::make_shared<RngTracker>();
+  if (!has_streams(how)) return rng;
+  // The default stream's seed is options.seed here, as `train` sets it
+  RngPlace place;
+  place.tp = tp_rank;
+  const StreamSeeds seeds = megatron_seeds(options.seed, place);
+  rng->add(kTensorStream, seeds.tensor);
+  rng->add(kExpertStream, seeds.expert);
+  return rng;
+}
+
 ShardedModel sharded(const Options& options, const TrainerOptions& how,
-                     ProcessGroup& tp) {
+                     ProcessGroup& tp, RngTracker& rng) {
+  SB_CHECK(!how.distribute_saved_activations || how.recompute,
+           "--distribute-saved-activations: inputs of blocks are all that is "
+           "kept with --recompute only; give that as well");
   const ModelConfig config = model_config(options);
   ShardedModel model;
-  model.layers = layers(config, tp);
+  model.layers = layers(config, tp, has_streams(how) ? &rng : nullptr);
   model.layout = [t = tp.size()](const std::string& name, int rank) {
     return layout(name, rank, t);
   };
@@ -21,17 +49,33 @@ ShardedModel sharded(const Options& options, const TrainerOptions& how,
 
 }  // namespace
 
+bool draws_as_one_device(const Options& options, const TrainerOptions& how) {
+  return options.dropout == 0 || !has_streams(how);
+}
+
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
                  ProcessGroup& tp)
-    : ShardedTrainer(options, sharded(options, how, tp), tp, how.micro_batches,
-                     how.recompute),
-      how_(how) {}
+    : Trainer(options, how, tp, streams(options, how, tp.rank())) {}
+
+Trainer::Trainer(const Options& options, const TrainerOptions& how,
+                 ProcessGroup& tp, std::shared_ptr<RngTracker> rng)
+    : ShardedTrainer(options, sharded(options, how, tp, *rng), tp,
+                     how.micro_batches, how.recompute && !recomputes_here(how)),
+      how_(how),
+      rng_(std::move(rng)) {
+  if (!recomputes_here(how)) return;
+  RecomputeOptions recompute;
+  recompute.rng = rng_.get();
+  if (how.distribute_saved_activations) recompute.distribute_over = &tp;
+  recompute_blocks(model(), recompute);
+}
 
 std::vector<Bill> Trainer::bills() {
   BillSizes sizes;
   sizes.t = group_.size();
   sizes.micro_batches = micro_batches_;
   sizes.recompute = how_.recompute;
+  sizes.distribute_saved_activations = how_.distribute_saved_activations;
   sizes.vocabulary = padded_vocabulary(config().vocab_size, group_.size(),
                                        how_.vocabulary_divisible_by);
   Bill bill;

@@ -2,8 +2,11 @@
 
 // A GPT in tensor parallelism, for main.cpp and the benchmarks.
 
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "chapters/07_tensor_parallel/rng.h"
 #include "chapters/common/sharded/sharded_trainer.h"
 
 namespace shardbook::tensor_parallel {
@@ -11,9 +14,18 @@ namespace shardbook::tensor_parallel {
 struct TrainerOptions {
   std::int64_t micro_batches = 1;  ///< per step
   bool recompute = false;
+  /// With recompute: a rank keeps 1/t of each block's input, and backward gathers
+  /// it.
+  bool distribute_saved_activations = false;
+  /// Dropout's masks: "global" (those of one device) or "megatron" (two streams
+  /// per rank, see rng.h).
+  std::string rng = "global";
   /// The vocabulary is padded to a multiple of this times t.
   std::int64_t vocabulary_divisible_by = 1;
 };
+
+/// False where no run on one device draws the same masks.
+bool draws_as_one_device(const Options& options, const TrainerOptions& how);
 
 class Trainer : public ShardedTrainer {
  public:
@@ -23,7 +35,11 @@ class Trainer : public ShardedTrainer {
   std::vector<Bill> bills() override;
 
  private:
+  Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& tp,
+          std::shared_ptr<RngTracker> rng);
+
   TrainerOptions how_;
+  std::shared_ptr<RngTracker> rng_;
 };
 
 }  // namespace shardbook::tensor_parallel

@@ -1,0 +1,276 @@
+// Grouped queries over ranks against attention on one device.
+
+#include "chapters/07_tensor_parallel/grouped_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/autograd.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::tensor_parallel {
+namespace {
+
+constexpr std::int64_t kWidth = 24, kHeads = 8, kHeadDim = 3;
+// Sums over heads and keys add in another order.
+constexpr double kAnotherOrder = 1e-11;
+
+InitOptions grouped_init() {
+  InitOptions init;
+  init.seed = 11;
+  init.dtype = DType::kF64;
+  return init;
+}
+
+GroupedShape grouped_shape(std::int64_t groups, double dropout = 0) {
+  GroupedShape shape;
+  shape.width = kWidth;
+  shape.heads = kHeads;
+  shape.groups = groups;
+  shape.stddev = 0.5;
+  shape.dropout = dropout;
+  return shape;
+}
+
+Tensor noise_of(const Shape& shape, std::uint64_t stream) {
+  Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
+  fill_normal(x, 3, stream, 0, 1);
+  return x;
+}
+
+Tensor input() { return noise_of({2, 5, kWidth}, 1); }
+Tensor output_gradient() { return noise_of({2, 5, kWidth}, 2); }
+
+Linear whole_projection(const std::string& kind, std::int64_t out) {
+  Linear whole;
+  whole.weight = make_parameter("a." + kind + ".weight", {kWidth, out}, 0.5,
+                                grouped_init());
+  whole.bias = make_constant_parameter({out}, 0, grouped_init());
+  // Not zero, so that its gradient and its cut show
+  whole.bias.copy_from(noise_of({out}, stream_of(kind)));
+  return whole;
+}
+
+/// One device: three whole projections around core's attention.
+struct OneDevice {
+  Linear q, k, v, o;
+  Tensor x, y;
+
+  OneDevice(std::int64_t groups, double dropout)
+      : q(whole_projection("q_proj", kWidth)),
+        k(whole_projection("k_proj", groups * kHeadDim)),
+        v(whole_projection("v_proj", groups * kHeadDim)),
+        o(whole_projection("o_proj", kWidth)),
+        x(input().set_requires_grad()) {
+    AttentionOptions options;
+    options.heads = kHeads;
+    options.kv_heads = groups;
+    options.dropout = dropout;
+    y = o(attention(q(x), k(x), v(x), options));
+    autograd::backward({y}, {output_gradient()});
+  }
+};
+
+Shards of_bias(Shards shards) {
+  for (Shard& shard : shards) shard.dim = 0;
+  return shards;
+}
+
+/// This rank's parameters get the values of one device's.
+void take_biases(GroupedAttention& part, const OneDevice& whole,
+                 const Shards& q, const Shards& kv) {
+  part.q_proj.bias.copy_from(take_part(whole.q.bias.detach(), of_bias(q)));
+  part.k_proj.bias.copy_from(take_part(whole.k.bias.detach(), of_bias(kv)));
+  part.v_proj.bias.copy_from(take_part(whole.v.bias.detach(), of_bias(kv)));
+  part.o_proj.bias.copy_from(whole.o.bias.detach());
+}
+
+/// The largest difference of output, dx and gradients of parameters from those
+/// of one device. `sharers` of one rank: nobody sums the keys' gradients.
+double difference_on(ProcessGroup& tp, ProcessGroup& sharers,
+                     std::int64_t groups, double dropout = 0) {
+  const int t = tp.size();
+  RankContext::current().random = {};
+  const OneDevice whole(groups, dropout);
+  GroupedAttention part("a", grouped_shape(groups, dropout), grouped_init(), tp,
+                        sharers);
+  const Shards own = {{1, tp.rank(), t}}, rows = {{0, tp.rank(), t}};
+  const Shards kv = kv_shards(groups, tp.rank(), t);
+  take_biases(part, whole, own, kv);
+  RankContext::current().random = {};
+  const Tensor x = input().set_requires_grad();
+  const Tensor y = part(x);
+  autograd::backward({y}, {output_gradient()});
+
+  double largest = 0;
+  const auto compare = [&](const Tensor& found, const Tensor& expected) {
+    largest = std::max(largest, max_abs_difference(found, expected));
+  };
+  compare(y.detach(), whole.y.detach());
+  compare(x.grad(), whole.x.grad());
+  const auto compare_layer = [&](const Linear& mine, const Linear& all,
+                                 const Shards& shards) {
+    compare(mine.weight.grad(), take_part(all.weight.grad(), shards));
+    compare(mine.bias.grad(), take_part(all.bias.grad(), of_bias(shards)));
+  };
+  compare_layer(part.q_proj, whole.q, own);
+  compare_layer(part.k_proj, whole.k, kv);
+  compare_layer(part.v_proj, whole.v, kv);
+  compare(part.o_proj.weight.grad(), take_part(whole.o.weight.grad(), rows));
+  compare(part.o_proj.bias.grad(), whole.o.bias.grad());
+  return largest;
+}
+
+class GroupedAttentionRanks : public ::testing::TestWithParam<int> {};
+
+TEST_P(GroupedAttentionRanks, EqualsOneDevice) {
+  for (const std::int64_t groups : {1, 2, 4, 8}) {
+    for (const double dropout : {0.0, 0.3}) {
+      const auto differences = on_ranks(GetParam(), [&](ProcessGroup& tp) {
+        const auto sharers = kv_sharers(tp, groups);
+        return difference_on(tp, *sharers, groups, dropout);
+      });
+      for (const double each : differences) {
+        EXPECT_LT(each, kAnotherOrder)
+            << groups << " groups, dropout " << dropout;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GroupedAttentionRanks,
+                         ::testing::Values(1, 2, 4, 8));
+
+TEST(GroupedAttention, OnlySharedKeysSendTheirGradients) {
+  const auto log_of_backward = [](int t, std::int64_t groups) {
+    return on_ranks(t, [&](ProcessGroup& tp) {
+      const auto sharers = kv_sharers(tp, groups);
+      GroupedAttention part("a", grouped_shape(groups), grouped_init(), tp,
+                            *sharers);
+      const Tensor x = input().set_requires_grad();
+      const Tensor y = part(x);
+      tp.clear_records();
+      autograd::backward({y}, {output_gradient()});
+      std::vector<std::int64_t> sizes;
+      for (const CommRecord& record : tp.records()) {
+        sizes.push_back(record.numel);
+      }
+      std::sort(sizes.begin(), sizes.end());
+      return sizes;
+    })[0];
+  };
+  const std::int64_t tokens = 2 * 5 * kWidth;
+  EXPECT_EQ(log_of_backward(2, 4), std::vector<std::int64_t>{tokens});
+  EXPECT_EQ(log_of_backward(4, 4), std::vector<std::int64_t>{tokens});
+  EXPECT_EQ(log_of_backward(8, 4),
+            (std::vector<std::int64_t>{kHeadDim, kHeadDim, kWidth * kHeadDim,
+                                       kWidth * kHeadDim, tokens}));
+}
+
+TEST(GroupedAttention, RanksThatShareKeysAreNeighbours) {
+  const auto sharers =
+      on_ranks(8, [](ProcessGroup& tp) { return kv_sharers(tp, 2)->ranks(); });
+  for (int r = 0; r < 8; ++r) {
+    EXPECT_EQ(sharers[static_cast<std::size_t>(r)],
+              r < 4 ? (std::vector<int>{0, 1, 2, 3})
+                    : (std::vector<int>{4, 5, 6, 7}));
+  }
+  EXPECT_EQ(kv_shards(2, 5, 8), (Shards{{1, 1, 2}}));
+  EXPECT_EQ(kv_shards(8, 3, 4), (Shards{{1, 3, 4}}));
+}
+
+TEST(GroupedAttention, SizesThatDoNotDivideNameThoseThatWould) {
+  const auto error_of = [](int t, std::int64_t heads, std::int64_t groups) {
+    return error_on_ranks(t, [&](ProcessGroup& tp) {
+      GroupedShape shape = grouped_shape(groups);
+      shape.heads = heads;
+      const auto sharers = kv_sharers(tp, groups);
+      GroupedAttention part("a", shape, grouped_init(), tp, *sharers);
+    });
+  };
+  EXPECT_NE(error_of(2, 8, 3).find("3 groups of keys over 2 ranks; give a "
+                                   "multiple or a divisor of 3 ranks"),
+            std::string::npos);
+  EXPECT_NE(error_of(1, 8, 3).find("3 groups share 8 heads; give a divisor of "
+                                   "8"),
+            std::string::npos);
+  EXPECT_NE(error_of(4, 6, 2).find("6 heads do not divide by it; give a "
+                                   "divisor of 6"),
+            std::string::npos);
+}
+
+// --- What goes wrong ---------------------------------------------------------
+
+TEST(GroupedAttentionTraps, SharedKeysNeedTheSumOfTheirGradients) {
+  const auto differences = on_ranks(4, [](ProcessGroup& tp) {
+    const auto alone = kv_sharers(tp, 4);  // of one rank each
+    return difference_on(tp, *alone, 2);
+  });
+  for (const double each : differences) EXPECT_GT(each, 0.1);
+}
+
+/// The order of the heads' columns in a packed matrix, by numbers: queries 0 to
+/// 7, then keys, then values. A rank takes `columns` of it, and reads them as its
+/// own queries, keys and values.
+double difference_of_packed(const std::vector<int>& order,
+                            const Shards& (*shards_of)(int rank)) {
+  constexpr std::int64_t kGroups = 2;
+  return on_ranks(2, [&](ProcessGroup& tp) {
+    const OneDevice whole(kGroups, 0);
+    const auto pack = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+      const Tensor all =
+          concat({q.detach(), k.detach(), v.detach()}, -1 + q.ndim());
+      Tensors columns;
+      for (const int head : order) {
+        columns.push_back(
+            slice(all, all.ndim() - 1, head * kHeadDim, (head + 1) * kHeadDim));
+      }
+      return concat(columns, all.ndim() - 1);
+    };
+    const Shards& cut = shards_of(tp.rank());
+    const Tensor weight =
+        take_part(pack(whole.q.weight, whole.k.weight, whole.v.weight), cut);
+    const Tensor bias =
+        take_part(pack(whole.q.bias, whole.k.bias, whole.v.bias), of_bias(cut));
+    const Tensor qkv = linear(input(), weight, bias);
+    // Four heads of queries, one of keys, one of values
+    const auto heads = [&](std::int64_t begin, std::int64_t end) {
+      return slice(qkv, 2, begin * kHeadDim, end * kHeadDim);
+    };
+    AttentionOptions options;
+    options.heads = 4;
+    options.kv_heads = 1;
+    const Tensor out =
+        attention(heads(0, 4), heads(4, 5), heads(5, 6), options);
+    const Tensor rows = take_part(whole.o.weight.detach(), {{0, tp.rank(), 2}});
+    const Tensor y =
+        add(reduce_from(linear(out, rows), tp), whole.o.bias.detach());
+    return max_abs_difference(y, whole.y.detach());
+  })[0];
+}
+
+const Shards& contiguous(int rank) {
+  static const Shards halves[] = {{{1, 0, 2}}, {{1, 1, 2}}};
+  return halves[rank];
+}
+const Shards& three_blocks(int rank) {
+  static const Shards halves[] = {{{1, 0, 2, 3}}, {{1, 1, 2, 3}}};
+  return halves[rank];
+}
+
+TEST(GroupedAttentionTraps, PackedColumnsAreCutRightInTheOrderOfGroupsOnly) {
+  // Keys are heads 8 and 9, values 10 and 11
+  const std::vector<int> all_q_all_k_all_v = {0, 1, 2, 3, 4,  5,
+                                              6, 7, 8, 9, 10, 11};
+  const std::vector<int> by_group = {0, 1, 2, 3, 8, 10, 4, 5, 6, 7, 9, 11};
+  EXPECT_GT(difference_of_packed(all_q_all_k_all_v, contiguous), 0.1);
+  // Three blocks of equal width are right for as many keys as queries
+  EXPECT_GT(difference_of_packed(all_q_all_k_all_v, three_blocks), 0.1);
+  EXPECT_LT(difference_of_packed(by_group, contiguous), kAnotherOrder);
+}
+
+}  // namespace
+}  // namespace shardbook::tensor_parallel

@@ -1,0 +1,326 @@
+// Megatron-LM's random streams: seeds, positions, and which dropout draws from
+// which stream.
+
+#include "chapters/07_tensor_parallel/rng.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/trainer.h"
+#include "tests/chapters/common/sharded_support.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::tensor_parallel {
+namespace {
+
+using sharded_test::expect_claims;
+using sharded_test::report_of;
+using sharded_test::small_gpt;
+
+// --- Seeds and positions -----------------------------------------------------
+
+TEST(RngStreams, SeedsAreThoseOfMegatron) {
+  RngPlace place;
+  place.tp = 3, place.pp = 2, place.dp = 5, place.ep = 4, place.expert_tp = 1;
+  StreamSeeds seeds = megatron_seeds(1234, place);
+  EXPECT_EQ(seeds.default_stream, 1434u);
+  EXPECT_EQ(seeds.tensor, 1434u + 2718 + 3);
+  EXPECT_EQ(seeds.expert, 1434u + 1024 + 400 + 1);
+  // Replicas draw the same masks unless they are asked to differ
+  place.replicas_differ = true;
+  seeds = megatron_seeds(1234, place);
+  EXPECT_EQ(seeds.default_stream, 1484u);
+  EXPECT_EQ(seeds.tensor, 1484u + 2718 + 3);
+}
+
+/// The result of the next dropout, on 64 ones.
+std::vector<double> next_mask() {
+  return dropout(Tensor::full({64}, 1), 0.5).to_vector<double>();
+}
+
+std::vector<double> mask_of(RngTracker& rng, const std::string& name) {
+  const RngTracker::Fork fork(rng, name);
+  return next_mask();
+}
+
+TEST(RngStreams, EachKeepsItsPosition) {
+  RankContext context;
+  const RankContext::Scope scope(context);
+  std::vector<std::vector<double>> default_masks, tensor_masks;
+  for (int i = 0; i < 3; ++i) default_masks.push_back(next_mask());
+  context.random = {};
+  context.random.seed = 9;
+  for (int i = 0; i < 3; ++i) tensor_masks.push_back(next_mask());
+  EXPECT_NE(default_masks[0], default_masks[1]);
+  EXPECT_NE(default_masks[0], tensor_masks[0]);
+
+  // The same masks in turns
+  context.random = {};
+  RngTracker rng;
+  rng.add(kTensorStream, 9);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(mask_of(rng, kTensorStream), tensor_masks[i]);
+    EXPECT_EQ(next_mask(), default_masks[i]);
+  }
+}
+
+TEST(RngStreams, AReplayMovesAllOfThemAndBack) {
+  RankContext context;
+  const RankContext::Scope scope(context);
+  RngTracker rng;
+  rng.add(kTensorStream, 9);
+  const RngTracker::States begin = rng.states();
+  const auto both = [&] {
+    return std::vector{mask_of(rng, kTensorStream), next_mask()};
+  };
+  const auto first = both(), second = both();
+  {
+    const Replay replay(rng, begin);
+    EXPECT_EQ(both(), first);
+    EXPECT_EQ(both(), second);
+  }
+  const auto third = both();
+  EXPECT_NE(third, first);
+  EXPECT_NE(third, second);
+}
+
+TEST(RngStreams, NamesAndSeedsAreTakenOnce) {
+  const auto error_of = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  RankContext context;
+  const RankContext::Scope scope(context);
+  RngTracker rng;
+  rng.add("one", 1);
+  EXPECT_EQ(error_of([&] { rng.add("one", 2); }),
+            "random stream 'one' exists already");
+  EXPECT_EQ(error_of([&] { rng.add("two", 1); }),
+            "random stream 'two': seed 1 is that of 'one'; give one that no "
+            "stream has");
+  EXPECT_EQ(error_of([&] { rng.fork("two"); }),
+            "random stream 'two' does not exist; add it first");
+  EXPECT_EQ(error_of([&] {
+              const RngTracker::Fork fork(rng, "one");
+              rng.fork("one");
+            }),
+            "random stream 'one': a fork inside of another one; end that "
+            "first");
+  mask_of(rng, "one");  // and ends well after that
+}
+
+// --- A model -----------------------------------------------------------------
+
+/// A GPT whose ranks have two streams; `wrong` may change its layers.
+class Streams : public ShardedTrainer {
+ public:
+  using Change = std::function<void(LayerFactory& layers, RngTracker& rng)>;
+  Streams(const Options& options, bool recompute, ProcessGroup& tp,
+          RngTracker& rng, const Change& wrong)
+      : ShardedTrainer(options, sharded(options, tp, rng, wrong), tp, 1,
+                       recompute) {}
+  std::vector<Bill> bills() override { return {}; }
+
+ private:
+  static ShardedModel sharded(const Options& options, ProcessGroup& tp,
+                              RngTracker& rng, const Change& wrong) {
+    RngPlace place;
+    place.tp = tp.rank();
+    rng.add(kTensorStream, megatron_seeds(options.seed, place).tensor);
+    ShardedModel model;
+    model.layers = layers(model_config(options), tp, &rng);
+    if (wrong) wrong(model.layers, rng);
+    model.layout = [t = tp.size()](const std::string& name, int rank) {
+      return layout(name, rank, t);
+    };
+    return model;
+  }
+};
+
+/// The parameters of this rank after training: all, or those that all ranks
+/// have.
+std::vector<double> trained(const Options& options, ShardedTrainer& trainer,
+                            int t, bool replicated_only) {
+  train(options, trainer.optimizer(), false,
+        [&](std::int64_t k) { return trainer.step(k); });
+  std::vector<double> values;
+  for (const NamedTensor& each : trainer.model().named_parameters()) {
+    if (replicated_only && !layout(each.name, 0, t).empty()) continue;
+    const auto mine = each.tensor.to_vector<double>();
+    values.insert(values.end(), mine.begin(), mine.end());
+  }
+  return values;
+}
+
+Options with_dropout(int t) {
+  Options options = small_gpt(t);
+  options.dropout = 0.2;
+  options.check = false;
+  return options;
+}
+
+TrainerOptions with_streams() {
+  TrainerOptions how;
+  how.rng = "megatron";
+  return how;
+}
+
+class RngStreamsOfRanks : public ::testing::TestWithParam<int> {};
+
+TEST_P(RngStreamsOfRanks, WithoutDropoutTheRunIsThatOfOneDevice) {
+  TrainerOptions how = with_streams();
+  expect_claims(report_of<Trainer>(small_gpt(GetParam()), how), "streams");
+  how.recompute = true;
+  how.micro_batches = 2;
+  expect_claims(report_of<Trainer>(small_gpt(GetParam()), how), "recompute");
+}
+
+TEST_P(RngStreamsOfRanks, DropoutCostsWhatItCostsOtherwise) {
+  for (const bool recompute : {false, true}) {
+    TrainerOptions how = with_streams();
+    how.recompute = recompute;
+    const Report report = report_of<Trainer>(with_dropout(GetParam()), how);
+    EXPECT_FALSE(report.parity.checked);
+    for (const RankReport& rank : report.ranks) {
+      EXPECT_NEAR(rank.bytes.predicted, rank.bytes.counted,
+                  1e-9 * rank.bytes.counted);
+      const Claim& claim =
+          rank.peak[static_cast<std::size_t>(MemoryKind::kActivation)];
+      EXPECT_EQ(claim.predicted, claim.counted) << recompute;
+    }
+  }
+}
+
+TEST_P(RngStreamsOfRanks, ReplicasStayEqualBitForBit) {
+  const int t = GetParam();
+  TrainerOptions how = with_streams();
+  how.micro_batches = 2;
+  const Options options = with_dropout(t);
+  const auto replicas = on_ranks(t, [&](ProcessGroup& tp) {
+    Trainer trainer(options, how, tp);
+    return trained(options, trainer, t, true);
+  });
+  for (const auto& each : replicas) EXPECT_EQ(each, replicas[0]);
+}
+
+TEST_P(RngStreamsOfRanks, RecomputationDrawsTheSameMasks) {
+  const int t = GetParam();
+  const Options options = with_dropout(t);
+  const auto parameters = [&](bool recompute) {
+    return on_ranks(t, [&](ProcessGroup& tp) {
+      TrainerOptions how = with_streams();
+      how.recompute = recompute;
+      how.micro_batches = 2;
+      Trainer trainer(options, how, tp);
+      return trained(options, trainer, t, false);
+    });
+  };
+  EXPECT_EQ(parameters(true), parameters(false));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RngStreamsOfRanks,
+                         ::testing::Values(1, 2, 3, 4));
+
+/// The first mask that each rank draws from one of its streams.
+std::vector<std::vector<double>> masks_on_ranks(int t, bool in_tensor_stream) {
+  return on_ranks(t, [&](ProcessGroup& tp) {
+    RngPlace place;
+    place.tp = tp.rank();
+    const StreamSeeds seeds = megatron_seeds(7, place);
+    RankContext::current().random.seed = seeds.default_stream;
+    RngTracker rng;
+    rng.add(kTensorStream, seeds.tensor);
+    return in_tensor_stream ? mask_of(rng, kTensorStream) : next_mask();
+  });
+}
+
+TEST(RngStreams, TheTensorStreamDiffersBetweenRanksAndTheDefaultDoesNot) {
+  const auto same = masks_on_ranks(4, false), other = masks_on_ranks(4, true);
+  for (std::size_t r = 1; r < 4; ++r) {
+    EXPECT_EQ(same[r], same[0]);
+    for (std::size_t q = 0; q < r; ++q) EXPECT_NE(other[r], other[q]);
+  }
+}
+
+// The trainer's streams are those of Megatron, seeded by rank.
+TEST(RngStreams, TheTrainerDrawsFromTheStreamsOfItsRank) {
+  const Options options = with_dropout(2);
+  const auto found = on_ranks(2, [&](ProcessGroup& tp) {
+    Trainer trainer(options, with_streams(), tp);
+    return trained(options, trainer, 2, false);
+  });
+  const auto expected = on_ranks(2, [&](ProcessGroup& tp) {
+    RngTracker rng;
+    Streams trainer(options, false, tp, rng, nullptr);
+    return trained(options, trainer, 2, false);
+  });
+  EXPECT_EQ(found, expected);
+}
+
+TEST(RngStreams, OneDeviceDrawsTheSameMasksOnlyWithoutStreams) {
+  EXPECT_FALSE(draws_as_one_device(with_dropout(2), with_streams()));
+  EXPECT_TRUE(draws_as_one_device(small_gpt(2), with_streams()));
+  EXPECT_TRUE(draws_as_one_device(with_dropout(2), {}));
+}
+
+// --- What goes wrong ---------------------------------------------------------
+
+/// Dropout from a stream that differs between ranks.
+class TensorStreamDropout : public ModuleOf<TensorStreamDropout> {
+ public:
+  TensorStreamDropout(double p, RngTracker& rng) : p_(p), rng_(&rng) {}
+  Tensor forward(const Tensor& x) override {
+    const RngTracker::Fork fork(*rng_, kTensorStream);
+    return dropout(x, p_);
+  }
+  void members(MemberVisitor&) override {}
+
+ private:
+  double p_;
+  RngTracker* rng_;
+};
+
+std::vector<std::vector<double>> replicas_of(const Streams::Change& wrong) {
+  const Options options = with_dropout(2);
+  return on_ranks(2, [&](ProcessGroup& tp) {
+    RngTracker rng;
+    Streams trainer(options, false, tp, rng, wrong);
+    return trained(options, trainer, 2, true);
+  });
+}
+
+TEST(RngStreamTraps, TheTensorStreamOnReplicatedActivationsSplitsReplicas) {
+  const auto right = replicas_of(nullptr);
+  EXPECT_EQ(right[0], right[1]);
+  const auto wrong = replicas_of([](LayerFactory& layers, RngTracker& rng) {
+    layers.dropout = [&rng](double p) -> AnyModule {
+      return {std::make_unique<TensorStreamDropout>(p, rng)};
+    };
+  });
+  EXPECT_NE(wrong[0], wrong[1]);
+}
+
+// Core's recomputation knows the context's stream alone.
+TEST(RngStreamTraps, RecomputationOfTheDefaultStreamAloneDrawsOtherMasks) {
+  const Options options = with_dropout(2);
+  const auto parameters = [&](bool recompute) {
+    return on_ranks(2, [&](ProcessGroup& tp) {
+      RngTracker rng;
+      Streams trainer(options, recompute, tp, rng, nullptr);
+      return trained(options, trainer, 2, false);
+    });
+  };
+  EXPECT_NE(parameters(true), parameters(false));
+}
+
+}  // namespace
+}  // namespace shardbook::tensor_parallel

@@ -1,0 +1,149 @@
+// Recomputation that keeps 1/t of a block's input: the same numbers, one more
+// message for each block, and less memory.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "chapters/07_tensor_parallel/bill.h"
+#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/recompute.h"
+#include "chapters/07_tensor_parallel/trainer.h"
+#include "core/autograd.h"
+#include "core/ops.h"
+#include "tests/chapters/common/sharded_support.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::tensor_parallel {
+namespace {
+
+using sharded_test::expect_claims;
+using sharded_test::report_of;
+using sharded_test::small_gpt;
+
+TrainerOptions distributed() {
+  TrainerOptions how;
+  how.recompute = true;
+  how.distribute_saved_activations = true;
+  return how;
+}
+
+double activation_peak(const RankReport& rank) {
+  return rank.peak[static_cast<std::size_t>(MemoryKind::kActivation)].counted;
+}
+
+class DistributedInputs : public ::testing::TestWithParam<int> {};
+
+TEST_P(DistributedInputs, EveryClaimHolds) {
+  TrainerOptions how = distributed();
+  expect_claims(report_of<Trainer>(small_gpt(GetParam()), how), "f64");
+  Options options = small_gpt(GetParam(), DType::kF32);
+  options.dropout = 0.2;
+  how.micro_batches = 2;
+  expect_claims(report_of<Trainer>(options, how), "dropout, micro-batches");
+  options.check = false;
+  how.rng = "megatron";
+  report_of<Trainer>(options, how);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DistributedInputs,
+                         ::testing::Values(1, 2, 3, 4, 8));
+
+// Where blocks are many, nearly all that is kept is their inputs.
+TEST(DistributedInputs, TheyCostOneAllGatherPerBlockAndSaveMemory) {
+  for (const int t : {2, 4, 8}) {
+    for (const double dropout : {0.0, 0.1}) {
+      Options options = small_gpt(t, DType::kBF16);
+      options.model =
+          R"({"model_type":"gpt2","vocab_size":24,"n_positions":64,)"
+          R"("n_embd":96,"n_layer":16,"n_head":24})";
+      options.backend = "sim";
+      options.cluster = "dgx-a100";
+      options.seq = 64;
+      options.dropout = dropout;
+      TrainerOptions how = distributed();
+      const RankReport parts = report_of<Trainer>(options, how).ranks[0];
+      how.distribute_saved_activations = false;
+      const RankReport whole = report_of<Trainer>(options, how).ranks[0];
+      const auto claim =
+          parts.peak[static_cast<std::size_t>(MemoryKind::kActivation)];
+      EXPECT_EQ(claim.predicted, claim.counted) << t << ", " << dropout;
+      EXPECT_NEAR(parts.bytes.predicted, parts.bytes.counted,
+                  1e-9 * parts.bytes.counted);
+      // 15 of 16 inputs are parts at the peak, which is in the last block
+      const double x = 8 * 64 * 96 * 2, share = (t - 1.0) / t;
+      EXPECT_DOUBLE_EQ(activation_peak(whole) - activation_peak(parts),
+                       15 * x * share);
+      EXPECT_DOUBLE_EQ(parts.bytes.counted - whole.bytes.counted,
+                       static_cast<double>(options.steps) * 16 * x * share);
+    }
+  }
+}
+
+// 2 (t - 1)/t ((6.5 L + 2) B S h e + 3 B S e), L = 2, h = 48, e = 8.
+TEST(DistributedInputs, BytesAreThoseOfThePage) {
+  struct Case {
+    std::int64_t batch, seq;
+    int t;
+  };
+  for (const Case& each : {Case{8, 6, 2}, Case{3, 5, 4}, Case{7, 16, 8}}) {
+    Options options = small_gpt(each.t);
+    options.batch = each.batch;
+    options.seq = each.seq;
+    BillSizes sizes;
+    sizes.t = each.t;
+    sizes.recompute = sizes.distribute_saved_activations = true;
+    const auto tokens = static_cast<double>(each.batch * each.seq);
+    EXPECT_DOUBLE_EQ(
+        bytes_per_step(options, model_config(options), sizes),
+        2 * (each.t - 1.0) / each.t * (15 * tokens * 48 * 8 + 3 * tokens * 8));
+  }
+}
+
+// Several forwards before the first backward, as in a pipeline.
+TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
+  const auto differences = on_ranks(3, [](ProcessGroup& tp) {
+    RngTracker rng;
+    RecomputeOptions how;
+    how.rng = &rng;
+    how.distribute_over = &tp;
+    const auto square_of = [](const Tensor& x) { return mul(x, x); };
+    Tensors leaves, results;
+    for (int i = 0; i < 3; ++i) {
+      leaves.push_back(Tensor::full({4, 3}, i + 1, {DType::kF64, Device()})
+                           .set_requires_grad());
+      // Not the leaf itself, whose array goes
+      const Tensor x = scale(leaves.back(), 2);
+      DroppedForward forward(x, how);
+      const Tensor y = square_of(x);
+      results.push_back(forward.finish(y, square_of));
+    }
+    double largest = 0;
+    for (const std::size_t i : {1, 0, 2}) {
+      sum(results[i]).backward();
+      // d/dx of (2 x)^2
+      const Tensor expected = Tensor::full(
+          {4, 3}, 8.0 * static_cast<double>(i + 1), {DType::kF64, Device()});
+      largest =
+          std::max(largest, max_abs_difference(leaves[i].grad(), expected));
+    }
+    return largest;
+  });
+  for (const double each : differences) EXPECT_EQ(each, 0);
+}
+
+TEST(DistributedInputs, AreRefusedWithoutRecomputation) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& tp) {
+    TrainerOptions how;
+    how.distribute_saved_activations = true;
+    Trainer trainer(small_gpt(2), how, tp);
+  });
+  EXPECT_NE(error.find("kept with --recompute only; give that as well"),
+            std::string::npos)
+      << error;
+}
+
+}  // namespace
+}  // namespace shardbook::tensor_parallel
