@@ -1,8 +1,8 @@
 #pragma once
 
 // Attention in blocks: some queries to some keys at a time. The keys of a long
-// sequence may come by piece after piece, as they do in ring attention; what is
-// kept of each is its output and the logarithm of its sum of weights:
+// sequence may arrive piece by piece, as they do in ring attention. Each piece
+// leaves its output and the logarithm of its sum of weights:
 //
 //   const AttentionDraws draws = next_attention_draws();
 //   AttentionSums sums = attention_block(q, k0, v0, block0, options, draws);

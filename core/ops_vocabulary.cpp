@@ -28,6 +28,9 @@ Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
            "cross_entropy_part: targets ", dtype_name(targets.dtype()),
            shape_text(targets.shape()), " for logits ",
            shape_text(logits.shape()), "; give one i64 per row");
+  SB_CHECK(logits.device() == targets.device(), "cross_entropy_part: devices ",
+           logits.device().name(), " and ", targets.device().name(),
+           " differ; copy one of them");
   const DType stat = internal::stat_dtype(logits.dtype());
   const bool mean = reduction == Reduction::kMean;
   const TensorOptions options{stat, logits.device()};

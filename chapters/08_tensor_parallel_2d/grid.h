@@ -1,6 +1,6 @@
 #pragma once
 
-// The square of ranks, and who shares what.
+// The square of ranks, and the groups that its ranks form.
 //
 //              j = 0      j = 1
 //   i = 0    (0, 0)     (0, 1)     <- a ROW group: fixed i, its local rank is j
@@ -12,8 +12,9 @@
 // q blocks of rows and the j-th of q blocks of columns. A vector of N is cut over
 // j first and over i then, so that nothing is stored twice.
 //
-// With a depth (the 2.5D chapter) there are d such squares, one above the other.
-// Weights are the same in all of them; the rows of a batch are cut d times more.
+// With a depth (the 2.5D chapter) there are d of these squares, one above the
+// other. Weights are the same in all of them; the rows of a batch are cut into d
+// times as many parts.
 
 #include <cstdint>
 #include <string>

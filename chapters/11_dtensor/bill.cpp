@@ -26,11 +26,13 @@ double Trainer::predicted_bytes() const {
   // tp: four all-reduces per layer
   const double tp = 4 * static_cast<double>(config().n_layer) * 2 * (t_ - 1) /
                     t_ * tokens * h;
-  // dp: every use of a parameter, of which wte has two, and the loss. R: an
-  // all-reduce; S(0): an all-gather and a reduce-scatter.
-  const double dp = 2 * (d_ - 1) / d_ * (parameters_of_tp() + v * h + 1);
+  // dp: every use of a parameter, of which wte has two. R: an all-reduce; S(0):
+  // an all-gather and a reduce-scatter.
+  const double dp = 2 * (d_ - 1) / d_ * (parameters_of_tp() + v * h);
+  const double stat = options_.dtype == DType::kF64 ? 8 : 4;
+  const double loss = 2 * (d_ - 1) / d_ * stat;
   return static_cast<double>(options_.steps) *
-         (m * (tp + dp) * element + predicted_norm_bytes());
+         (m * ((tp + dp) * element + loss) + predicted_norm_bytes());
 }
 
 MemoryBill Trainer::bill() const {
@@ -85,6 +87,9 @@ MemoryBill Trainer::bill() const {
   const double at_loss =
       in_blocks + gathered +
       tokens * (2 * h * element + 3 * stat + 2 * v * element) + scalars;
+  // Beside the gradients of the logits and of ln_f's output
+  const double at_head =
+      in_blocks + tokens * ((3 * h + v) * element + 2 * stat) + scalars;
   // dy and GELU's two gradients, beside its input but not its output; then the
   // gradient of the MLP's input, a copy of which is being summed
   const double has_dropout = options_.dropout > 0 ? 1 : 0;
@@ -93,14 +98,15 @@ MemoryBill Trainer::bill() const {
   const double at_sum =
       in_blocks + tokens * (3 - 8 / t_) * h * element + scalars;
   if (is_alone) {
-    bill[MemoryKind::kActivation] = std::max({at_loss, at_gelu, at_sum});
+    bill[MemoryKind::kActivation] =
+        std::max({at_loss, at_head, at_gelu, at_sum});
     return bill;
   }
   // Over dp, gradients of weights have copies in flight, whose widest moment is
   // left open where it may be above the loss
   const double in_flight =
       3 * std::max({(v + positions) * h, 4 * h * h / t_}) * element;
-  if (at_loss > gathered + std::max(at_gelu, at_sum) + in_flight) {
+  if (at_loss > gathered + std::max({at_head, at_gelu, at_sum}) + in_flight) {
     bill[MemoryKind::kActivation] = at_loss;
   }
   return bill;

@@ -1,7 +1,6 @@
 // The hooks of parallelize_module: inputs and outputs change their layout, and
 // parameters are lent to a forward in another one.
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -84,7 +83,8 @@ void add_rowwise_linear(Module& module, const Mesh& mesh, const Style& style,
   });
 }
 
-// Tokens of other ranks' rows look up row 0, and count zero.
+// Tokens of other ranks' rows read zeros. The layer's own lookup would refuse
+// them, so it gets a single token of this rank.
 void add_rowwise_embedding(Module& module, const Mesh& mesh, const Style& style,
                            std::int64_t rows) {
   SB_CHECK(!style.input || style.input->is_replicate(),
@@ -94,31 +94,18 @@ void add_rowwise_embedding(Module& module, const Mesh& mesh, const Style& style,
   SB_CHECK(part.size > 0, "parallelize_module: an Embedding of ", rows,
            " rows leaves rank ", mesh.coordinate()[0], " of ", mesh.text(),
            " without rows; give fewer ranks");
-  const auto mask = std::make_shared<Tensor>();
-  module.add_forward_pre_hook([=](Module& module, Tensors& x) {
-    std::vector<std::int64_t> mine(static_cast<std::size_t>(x[0].numel()));
-    std::vector<double> counts(mine.size(), 0);
-    if (!x[0].is_meta()) {
-      const auto ids = x[0].to_vector<std::int64_t>();
-      for (std::size_t i = 0; i < ids.size(); ++i) {
-        const std::int64_t row = ids[i] - part.offset;
-        if (row < 0 || row >= part.size) continue;
-        mine[i] = row;
-        counts[i] = 1;
-      }
-    }
-    Shape shape = x[0].shape();
-    x[0] = Tensor::from_values(mine, shape, x[0].device());
-    shape.push_back(1);
-    *mask = to_dtype(Tensor::from_values(counts, shape, x[0].device()),
-                     dynamic_cast<Embedding&>(module).weight.dtype());
+  const auto tokens = std::make_shared<Tensor>();
+  module.add_forward_pre_hook([=](Module&, Tensors& x) {
+    *tokens = std::exchange(x[0], Tensor::zeros({1}, x[0].options()));
   });
   const Placement output = style.output.value_or(replicate());
-  module.add_forward_hook([=](Module&, Tensors& y) {
-    y[0] = from_local(shardbook::mul(y[0], *mask), mesh, {partial()})
+  module.add_forward_hook([=](Module& module, Tensors& y) {
+    const Tensor& table = dynamic_cast<Embedding&>(module).weight;
+    y[0] = from_local(embedding_part(table, *tokens, part.offset), mesh,
+                      {partial()})
                .redistribute({output})
                .to_local();
-    *mask = Tensor();
+    *tokens = Tensor();
   });
 }
 

@@ -11,31 +11,11 @@ namespace shardbook::dtensor {
 
 Tensor embedding_of_rows(const Tensor& table, const Tensor& indices,
                          std::int64_t first) {
-  const std::int64_t rows = table.size(0);
+  if (table.size(0) > 0) return embedding_part(table, indices, first);
+  // Zeros that depend on the table: backward must pass here on every rank
   Shape shape = indices.shape();
   shape.push_back(table.size(1));
-  if (rows == 0) {
-    // Zeros that depend on the table: backward must pass here on every rank
-    const Tensor zeros = Tensor::zeros(shape, table.options());
-    return add(zeros, sum(table, 0));
-  }
-  std::vector<std::int64_t> local(static_cast<std::size_t>(indices.numel()));
-  std::vector<double> is_mine(local.size(), 0);
-  if (!indices.is_meta()) {
-    const auto global = indices.to_vector<std::int64_t>();
-    for (std::size_t i = 0; i < global.size(); ++i) {
-      const std::int64_t row = global[i] - first;
-      if (row < 0 || row >= rows) continue;
-      local[i] = row;
-      is_mine[i] = 1;
-    }
-  }
-  shape.back() = 1;
-  const Tensor rows_here =
-      Tensor::from_values(local, indices.shape(), indices.device());
-  const Tensor mask = to_dtype(
-      Tensor::from_values(is_mine, shape, table.device()), table.dtype());
-  return mul(embedding(table, rows_here), mask);
+  return add(Tensor::zeros(shape, table.options()), sum(table, 0));
 }
 
 Tensor extreme(const Tensor& x, std::int64_t dim, bool is_max) {

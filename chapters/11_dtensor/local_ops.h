@@ -8,8 +8,8 @@
 
 namespace shardbook::dtensor {
 
-/// Rows of a table of which this rank has rows `first`, first + 1, ...: zeros for
-/// indices outside. The sum over the ranks is the lookup in the whole table.
+/// embedding_part of a table whose shard may be empty: zeros for indices of other
+/// ranks' rows. The sum over the ranks is the lookup in the whole table.
 /// Vocabulary-parallel embedding of Megatron-LM.
 Tensor embedding_of_rows(const Tensor& table, const Tensor& indices,
                          std::int64_t first);

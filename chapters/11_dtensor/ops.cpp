@@ -169,15 +169,18 @@ DTensor attention(const DTensor& q, const DTensor& k, const DTensor& v,
     rules.push_back({Placements(3, placement), placement});
   }
   const Shape& mesh = q.mesh().shape();
-  const auto cuts_heads = [&](const Placements& placements) {
-    return num_cuts(placements, mesh, 2);
-  };
+  // Cuts lie between heads of keys, so queries stay beside the head they read
+  const std::int64_t kv_heads =
+      options.kv_heads == 0 ? options.heads : options.kv_heads;
   const Choice choice =
       propagate("attention", {q, k, v}, rules, [&](const Choice& choice) {
-        return options.heads % cuts_heads(choice.result) == 0;
+        const std::int64_t cuts = num_cuts(choice.result, mesh, 2);
+        return options.heads % cuts == 0 && kv_heads % cuts == 0;
       });
+  const std::int64_t cuts = num_cuts(choice.result, mesh, 2);
   AttentionOptions local = options;
-  local.heads = options.heads / cuts_heads(choice.result);
+  local.heads = options.heads / cuts;
+  local.kv_heads = kv_heads / cuts;
   SB_CHECK(options.dropout == 0 ||
                choice.result == Placements(mesh.size(), replicate()),
            "attention: dropout ", options.dropout,

@@ -34,7 +34,8 @@ DTensor dropout(const DTensor& x, double p);
 
 /// a [.., m, k], b [k, n], or [n, k] with `trans_b`.
 DTensor matmul(const DTensor& a, const DTensor& b, bool trans_b = false);
-/// q, k, v [b, s, h]: the batch may be cut, and h by whole heads.
+/// q [b, s, heads d], k and v [b, s, kv_heads d]: the batch may be cut, and the
+/// last dim by whole heads of both.
 DTensor attention(const DTensor& q, const DTensor& k, const DTensor& v,
                   const AttentionOptions& options);
 

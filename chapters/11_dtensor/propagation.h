@@ -7,9 +7,9 @@
 //
 //   (R, R) -> R   (S(0), R) -> S(0)   (R, S(1)) -> S(1)   (S(1), S(0)) -> P
 //
-// Every axis chooses a rule; the operands are brought to the layouts of the
-// choice. Chosen are the rules whose redistribution puts the fewest bytes on
-// the wire; among equals, those that change the fewest operands, then those
+// Every axis has a rule, and the operands are brought to the layouts of these
+// rules. The choice is the one whose redistribution puts the fewest bytes on the
+// wire; among equals, the one that changes the fewest operands, then the one
 // listed first. A rule with a partial operand applies only where the operand is
 // that partial already: a replica is not taken apart.
 

@@ -5,9 +5,8 @@
 //
 // Axis tp follows the plan of parallelize.h: attention and MLP are pairs of a
 // column-cut and a row-cut layer. Axis dp cuts the batch. Its parameters are
-// replicas or shards, and a forward borrows them whole:
-//
-// (recipes.h): with R that is DDP, with S(0) FSDP.
+// replicas or shards, and a forward borrows them whole (recipes.h): with R that
+// is DDP, with S(0) FSDP.
 
 #include <string>
 #include <vector>

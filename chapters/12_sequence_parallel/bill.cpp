@@ -1,6 +1,9 @@
 #include "chapters/12_sequence_parallel/bill.h"
 
 #include <algorithm>
+#include <vector>
+
+#include "chapters/common/run/training.h"
 
 namespace shardbook::sequence_parallel {
 namespace {
@@ -12,11 +15,10 @@ struct Sizes {
 };
 
 Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
-               std::int64_t num_parameters, std::int64_t micro_batches) {
+               std::int64_t num_parameters, std::int64_t rows) {
   Sizes sizes;
   sizes.c = c;
-  sizes.rows =
-      static_cast<double>((options.batch + micro_batches - 1) / micro_batches);
+  sizes.rows = static_cast<double>(rows);
   sizes.s = static_cast<double>(options.seq);
   sizes.h = static_cast<double>(config.n_embd);
   sizes.heads = static_cast<double>(config.n_head);
@@ -47,27 +49,51 @@ double travelling_bytes(const Sizes& z, const SequenceOptions& how, int rank) {
   }
 }
 
-// Activations of RSA: rows of scores stand beside what one device keeps, in
-// elements per token. See chapters/common/run/memory.cpp for the other 16 h.
-double rsa_activations(const Sizes& z, double scalars) {
+// Activations of RSA: rows of scores are kept beside what one device keeps, in
+// elements per token; with dropout twice, before and after it. See
+// chapters/common/run/memory.cpp for the other 16 h, and for the gradients that
+// a later micro-batch holds beside the accumulated ones.
+double rsa_activations(const Sizes& z, bool has_dropout, bool is_later) {
+  const double scalars = 2 * z.sum;
   const double tokens = z.rows * z.s / z.c;
   const double rows = z.heads * z.s;  // of scores, of all heads of a token
-  const double in_blocks =
-      z.layers * tokens * ((16 * z.h + rows) * z.element + 4 * z.sum);
+  const double drops = has_dropout ? 1 : 0;
+  const double block =
+      tokens * ((16 * z.h + (1 + drops) * rows) * z.element + 4 * z.sum);
+  const double in_blocks = z.layers * block;
+  const double head = is_later ? z.vocabulary * z.h * z.element : 0;
+  const double c_proj = is_later ? (4 * z.h + 1) * z.h * z.element : 0;
   const double at_loss =
       in_blocks + tokens * (2 * (z.h + z.vocabulary) * z.element + 3 * z.sum) +
       scalars;
-  const double at_gelu = in_blocks + tokens * 5 * z.h * z.element + scalars;
+  const double at_gelu = in_blocks + tokens * (5 + drops) * z.h * z.element +
+                         scalars + head + c_proj;
   // In the last block's ring_av: x, ln_1, q, k, v, the gradients of the residual
   // stream and of the output, and weights, dP in blocks, and dP whole
-  const double before =
-      (z.layers - 1) * tokens * ((16 * z.h + rows) * z.element + 4 * z.sum) +
-      tokens * (7 * z.h * z.element + 2 * z.sum) + scalars;
-  const double at_rows = before + tokens * 3 * rows * z.element;
+  const double before = in_blocks - block +
+                        tokens * (7 * z.h * z.element + 2 * z.sum) + scalars +
+                        head;
+  const double at_rows = before + tokens * (3 + drops) * rows * z.element;
   // Then dV of all s tokens, and this rank's
   const double at_sum =
-      before + tokens * (2 * rows + (z.c + 1) * z.h) * z.element;
-  return std::max({at_loss, at_gelu, at_rows, at_sum});
+      before + tokens * ((2 + drops) * rows + (z.c + 1) * z.h) * z.element;
+  const double at_end = tokens * z.h * z.element + 2 * head + scalars;
+  return std::max({at_loss, at_gelu, at_rows, at_sum, at_end});
+}
+
+// Activations of one micro-batch, the first of a step or a later one.
+double activations_of(const Options& own, const ModelConfig& config,
+                      const SequenceOptions& how, const Sizes& z,
+                      bool is_later) {
+  if (how.kind == Kind::kRsa) {
+    return rsa_activations(z, own.dropout > 0, is_later);
+  }
+  MemoryBill bill =
+      single_device_bill(own, config, static_cast<std::int64_t>(z.rows),
+                         /*recompute=*/false, /*accumulates=*/is_later);
+  // Ulysses: the output of attention by heads, beside the same by tokens
+  const double by_heads = how.kind == Kind::kUlysses ? z.z() / z.c : 0;
+  return bill[MemoryKind::kActivation] + z.layers * by_heads * z.element;
 }
 
 }  // namespace
@@ -92,7 +118,7 @@ double predicted_bytes(const Options& options, const ModelConfig& config,
                        std::int64_t num_parameters,
                        std::int64_t micro_batches) {
   if (c == 1) return 0;
-  const Sizes z = sizes_of(options, config, c, num_parameters, 1);
+  const Sizes z = sizes_of(options, config, c, num_parameters, options.batch);
   const LayerElements layer = layer_elements(how, z.c, z.z());
   const double attention =
       z.layers * ((layer.forward + layer.backward) * z.element +
@@ -111,14 +137,14 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
   // One device with the rank's tokens
   Options own = options;
   own.seq = options.seq / c;
-  const Sizes z = sizes_of(options, config, c, num_parameters, micro_batches);
-  MemoryBill bill = single_device_bill(
-      own, config, static_cast<std::int64_t>(z.rows), /*recompute=*/false,
-      /*accumulates=*/micro_batches > 1);
+  const std::vector<MicroBatch> pieces =
+      strided_micro_batches(options.batch, micro_batches);
+  MemoryBill bill = single_device_bill(own, config, pieces);
   if (c == 1 || options.steps == 0) {
     if (options.steps > 0) bill[MemoryKind::kCommunication] = 8;
     return bill;
   }
+  Sizes z = sizes_of(options, config, c, num_parameters, pieces[0].rows);
 
   // Ids of all tokens, and those of this rank; zigzag also holds two halves
   const double ids = z.rows * z.s * 8;
@@ -126,18 +152,22 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
       2 * ids + (how.layout == Layout::kZigzag ? 3 : 2) * ids / z.c;
   if (how.kind == Kind::kRsa) {
     bill[MemoryKind::kInput] += z.s / z.c * z.s * z.element;  // the mask
-    bill[MemoryKind::kActivation] = rsa_activations(z, 2 * z.sum);
-  }
-  if (how.kind == Kind::kUlysses) {
-    // The output of attention by heads, beside the same by tokens
-    bill[MemoryKind::kActivation] += z.layers * z.z() / z.c * z.element;
   }
   bill[MemoryKind::kCommunication] =
       std::max(z.parameters * z.element, travelling_bytes(z, how, rank));
+
+  double& activations = bill[MemoryKind::kActivation];
+  activations = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    z.rows = static_cast<double>(pieces[i].rows);
+    activations =
+        std::max(activations, activations_of(own, config, how, z, i > 0));
+  }
   return bill;
 }
 
-Bill megatron_bill(const Options& options, const ModelConfig& padded, int t) {
+Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
+                   std::int64_t micro_batches) {
   const double p = t;
   const auto tokens = static_cast<double>(options.batch * options.seq);
   const auto element = static_cast<double>(dtype_bytes(options.dtype));
@@ -177,7 +207,9 @@ Bill megatron_bill(const Options& options, const ModelConfig& padded, int t) {
       is_sgd ? (options.optimizer_options.momentum > 0 ? 1 : 0) : 2;
   memory[MemoryKind::kGradient] = (held + vocabulary * h / p) * element;
   memory[MemoryKind::kOptimizerState] = states * held * sum;
-  memory[MemoryKind::kInput] = tokens * 16;
+  const std::int64_t rows =
+      strided_micro_batches(options.batch, micro_batches)[0].rows;
+  memory[MemoryKind::kInput] = static_cast<double>(rows * options.seq) * 16;
   memory[MemoryKind::kCommunication] = t > 1 ? std::max(partial, 8.0) : 8;
   return bill;
 }

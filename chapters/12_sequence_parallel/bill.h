@@ -35,6 +35,7 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
 
 /// Megatron's: bytes and memory of a rank of t. `padded` has the vocabulary with
 /// its padding.
-Bill megatron_bill(const Options& options, const ModelConfig& padded, int t);
+Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
+                   std::int64_t micro_batches);
 
 }  // namespace shardbook::sequence_parallel

@@ -36,7 +36,7 @@ struct SequenceOptions {
 void check_sizes(const SequenceOptions& how, int c, std::int64_t s,
                  std::int64_t heads);
 
-/// [b, n, 3h] -> q, k, v [b, n, h], which must travel alone.
+/// [b, n, 3h] -> q, k, v [b, n, h], each in an array of its own.
 Tensors split_qkv(const Tensor& qkv);
 
 /// Dropout of x [n, s/c, h] that draws what one device draws for [n, s, h].

@@ -27,8 +27,8 @@ const char* layout_name(Layout layout) {
 
 void check_sequence(Layout layout, int c, std::int64_t s) {
   const std::int64_t parts = layout == Layout::kZigzag ? 2 * c : c;
-  SB_CHECK(s > 0 && s % parts == 0, "a sequence of ", s, " tokens over ", c,
-           " ranks, ", layout_name(layout), ": give a multiple of ", parts,
+  SB_CHECK(s > 0 && s % parts == 0, "--seq ", s, ": ", c, " ranks with ",
+           layout_name(layout), " tokens need a multiple of ", parts,
            ", such as ", (s / parts + 1) * parts);
 }
 

@@ -12,6 +12,7 @@
 #include "chapters/12_sequence_parallel/trainer.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
+#include "core/check.h"
 
 using namespace shardbook;
 
@@ -23,6 +24,20 @@ struct Names {
   sequence_parallel::MegatronOptions megatron;
   bool is_megatron() const { return kind == "megatron"; }
 };
+
+/// Refuses options that the kind does not read.
+void refuse_unread(const Names& names,
+                   const sequence_parallel::TrainerOptions& how) {
+  SB_CHECK(names.layout == "contiguous" || names.kind == "ring", "--layout ",
+           names.layout, ": --kind ", names.kind,
+           " does not read it; give it with --kind ring");
+  SB_CHECK(!how.sequence.all_reduce || names.kind == "rsa",
+           "--rsa-all-reduce: --kind ", names.kind,
+           " does not read it; give it with --kind rsa");
+  SB_CHECK(!names.megatron.recompute_attention || names.is_megatron(),
+           "--recompute-attention: --kind ", names.kind,
+           " does not read it; give it with --kind megatron");
+}
 
 void add_options(CommandLine& line, Names& names,
                  sequence_parallel::TrainerOptions& how) {
@@ -37,6 +52,7 @@ void add_options(CommandLine& line, Names& names,
   line.add("--recompute-attention", &names.megatron.recompute_attention,
            "megatron: compute attention again in backward");
   line.after_parse([&] {
+    refuse_unread(names, how);
     if (!names.is_megatron()) {
       how.sequence.kind = sequence_parallel::kind_of(names.kind);
     }

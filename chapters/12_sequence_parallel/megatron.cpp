@@ -18,6 +18,12 @@ using tensor_parallel::VocabParallelEmbedding;
 // Tensors are [n, s, ..]: tokens lie along dim 1
 constexpr tensor_parallel::Cut kTokens{1};
 
+// A parameter's first gradient becomes its own; a later one is added to that.
+MemoryKind gradient_kind(const Tensor& parameter) {
+  return parameter.grad().defined() ? MemoryKind::kActivation
+                                    : MemoryKind::kGradient;
+}
+
 Tensor as_rows(const Tensor& x) { return reshape(x, {-1, x.size(-1)}); }
 
 class GatheringLinear : public ColumnParallelLinear {
@@ -87,11 +93,23 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
     return Tensors{linear(all, in[1], in[2])};
   };
   const bool of_x = x.requires_grad();
-  const auto backward = [&tp, of_x, x = x.detach(),
-                         weight = weight.detach()](const Tensors& grads) {
+  const auto backward = [&tp, of_x, x = x.detach(), weight,
+                         bias](const Tensors& grads) {
     const Tensor dy = as_rows(grads[0]);
     const std::int64_t n = x.size(0), own = x.size(1), t = tp.size();
     const std::int64_t in = x.size(2);
+
+    // Where nobody wants the gradient of the weight, nobody needs all of x
+    if (!weight.requires_grad()) {
+      Tensor dx;
+      if (of_x) {
+        const Tensor all_dx = reshape(
+            matmul(dy, weight, false, /*trans_b=*/true), {n, t * own, in});
+        dx = tensor_parallel::reduce_scatter(all_dx, tp, kTokens, "dX");
+      }
+      return Tensors{dx, Tensor(),
+                     bias.requires_grad() ? sum(dy, 0) : Tensor()};
+    }
 
     // Gather the input again, behind the product for its gradient
     const Tensor parts = Tensor::empty({t, n, own, in}, x.options());
@@ -112,8 +130,11 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
     }
     Tensor dweight, dbias;
     {
-      const MemoryScope kind(MemoryKind::kGradient);
+      const MemoryScope kind(gradient_kind(weight));
       dweight = matmul(all, dy, /*trans_a=*/true);
+    }
+    if (bias.requires_grad()) {
+      const MemoryScope kind(gradient_kind(bias));
       dbias = sum(dy, 0);
     }
     scatter.wait();

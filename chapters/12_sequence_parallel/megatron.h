@@ -9,7 +9,7 @@
 //
 // An all-reduce is a reduce-scatter and an all-gather; tensor parallelism does
 // both at one place and lets every rank normalise all tokens. Here LayerNorm
-// stands between the two, and every activation is a t-th.
+// lies between the two, and a rank has 1/t of every activation.
 //
 // Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
 // Transformer Models", sections 4 and 5.
@@ -31,7 +31,8 @@ namespace shardbook::sequence_parallel {
 /// Keeps only x, and gathers it once more for the gradient of the weight.
 /// Communication, in n s in elements: an all_gather forward; backward an
 /// all_gather of x, behind which the gradient of the input hides, and a
-/// reduce_scatter of that gradient.
+/// reduce_scatter of that gradient. Without requires_grad, a weight causes no
+/// gather in backward, and x no scatter.
 Tensor gathered_linear(const Tensor& x, const Tensor& weight,
                        const Tensor& bias, ProcessGroup& tp);
 

@@ -2,6 +2,7 @@
 
 #include "chapters/12_sequence_parallel/bill.h"
 #include "chapters/common/run/training.h"
+#include "core/check.h"
 
 namespace shardbook::sequence_parallel {
 namespace {
@@ -31,7 +32,10 @@ std::int64_t padded_rows(const ModelConfig& config, int t) {
 ShardedModel megatron_model(const Options& options, const MegatronOptions& how,
                             ProcessGroup& tp) {
   const ModelConfig config = model_config(options);
-  check_sequence(Layout::kContiguous, tp.size(), options.seq);
+  SB_CHECK(config.n_head % tp.size() == 0, "--world-size ", tp.size(),
+           ": the ranks share ", config.n_head,
+           " heads; give a number of ranks that divides them");
+  check_sizes(SequenceOptions(), tp.size(), options.seq, config.n_head);
   ShardedModel model;
   model.layers = megatron_layers(config, tp, how);
   model.layout = [t = tp.size()](const std::string& name, int rank) {
@@ -74,7 +78,7 @@ MegatronTrainer::MegatronTrainer(const Options& options,
 std::vector<Bill> MegatronTrainer::bills() {
   ModelConfig padded = config();
   padded.vocab_size = padded_rows(config(), group_.size());
-  return {megatron_bill(options_, padded, group_.size())};
+  return {megatron_bill(options_, padded, group_.size(), micro_batches_)};
 }
 
 FoldClass fold_class(const SequenceOptions& how) {

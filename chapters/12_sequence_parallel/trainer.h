@@ -32,8 +32,7 @@ class Trainer : public ShardedTrainer {
 /// Tensor parallelism with cut tokens where matrices are whole (megatron.h).
 class MegatronTrainer : public ShardedTrainer {
  public:
-  /// Throws Error where heads, width, vocabulary or sequence do not divide by t.
-  /// Collective.
+  /// Throws Error where heads or sequence do not divide by t. Collective.
   MegatronTrainer(const Options& options, const MegatronOptions& how,
                   std::int64_t micro_batches, ProcessGroup& tp);
 
@@ -42,8 +41,8 @@ class MegatronTrainer : public ShardedTrainer {
 };
 
 /// Ranks that the `sim` world may run once. In a ring every rank waits for the
-/// one before it, and under contiguous slices no two have the same work; ranks of
-/// Ulysses are alike, but for rank 0, which computes the norm.
+/// one before it, and under contiguous slices no two have the same work. Ranks of
+/// Ulysses are alike, except for rank 0, which computes the norm.
 FoldClass fold_class(const SequenceOptions& how);
 
 }  // namespace shardbook::sequence_parallel

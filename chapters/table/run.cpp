@@ -20,6 +20,25 @@ namespace {
 using internal::Json;
 using internal::JsonReader;
 
+/// A model that is given by the text of its config, in words: "gpt2 (n_embd
+/// 2048, n_layer 24)".
+std::string readable_model(const std::string& setting) {
+  const std::size_t end = setting.rfind('}');
+  if (setting.empty() || setting[0] != '{' || end == std::string::npos) {
+    return setting;
+  }
+  const Json config = Json::parse(setting.substr(0, end + 1), nullptr,
+                                  /*allow_exceptions=*/false);
+  if (!config.is_object()) return setting;
+  std::string sizes;
+  for (const auto& [key, value] : config.items()) {
+    if (key == "model_type") continue;
+    sizes += (sizes.empty() ? "" : ", ") + key + " " + value.dump();
+  }
+  return config.value("model_type", "gpt2") + " (" + sizes + ")" +
+         setting.substr(end + 1);
+}
+
 Verdict read_verdict(const JsonReader& reader, const std::string& claim) {
   const Json& value = reader.at("claims." + claim);
   if (value.is_null()) return Verdict::kNotMeasured;
@@ -222,8 +241,8 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   }
   run.variant =
       reader.words({"options.schedule", "options.strategy", "options.variant"});
-  run.setting =
-      reader.words({"options.model", "options.dtype", "options.optimizer"});
+  run.setting = readable_model(
+      reader.words({"options.model", "options.dtype", "options.optimizer"}));
   // Wall time in the `sim` world is that of the simulation.
   if (run.backend != "sim") {
     run.wall_step_s = reader.amount("wall.step_s").value_or(-1);

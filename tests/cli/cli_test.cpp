@@ -78,7 +78,23 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"05_gpipe", "--micro-batches 25", "give 1 to 24"},
            {"05_gpipe", "--long-skips --model mlp", "--long-skips: the layers"},
            {"05_gpipe", "--long-skips --save x.safetensors",
-            "--long-skips: a saved model does not record them"}}) {
+            "--long-skips: a saved model does not record them"},
+           {"08_tensor_parallel_2d", "--world-size 6", "give 4 or 9"},
+           {"09_tensor_parallel_2p5d", "--world-size 8 --depth 3",
+            "give 3 or 12"},
+           {"11_dtensor", "--mesh 2x3 --world-size 4", "a product of 4"},
+           {"11_dtensor", "--model mlp --world-size 2", "--model mlp: this"},
+           {"12_sequence_parallel", "--world-size 4 --seq 63", "--seq 63: 4"},
+           {"12_sequence_parallel", "--kind ulysses --layout zigzag",
+            "give it with --kind ring"},
+           {"12_sequence_parallel", "--kind megatron --layout striped",
+            "give it with --kind ring"},
+           {"12_sequence_parallel", "--kind ulysses --rsa-all-reduce",
+            "give it with --kind rsa"},
+           {"12_sequence_parallel", "--recompute-attention",
+            "give it with --kind megatron"},
+           {"12_sequence_parallel", "--kind megatron --world-size 3",
+            "--world-size 3: the ranks share 4 heads"}}) {
     expect_refused(bad);
   }
 }

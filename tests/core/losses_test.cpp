@@ -96,6 +96,52 @@ TEST(CrossEntropy, RefusesTargetsOfAnotherDevice) {
       {"cross_entropy", "cpu:1"});
 }
 
+// One rank has all classes, and the columns behind them pad.
+TEST(CrossEntropyPart, PaddingCountsForNothing) {
+  const Tensor logits = leaf({4, 5}, 1, -3, 3);
+  const Tensor targets = targets_of({2, -100, 0, 1});
+  const auto alone = [](const Tensor&, bool) {};
+  const Tensor loss = cross_entropy_part(logits, targets, 0, 3, alone);
+  loss.backward();
+  const Tensor classes = slice(logits.detach(), 1, 0, 3).set_requires_grad();
+  const Tensor expected = cross_entropy(classes, targets);
+  expected.backward();
+  EXPECT_NEAR(loss.item(), expected.item(), 1e-14);
+  expect_close(slice(logits.grad(), 1, 0, 3), classes.grad(), 1e-14);
+  EXPECT_EQ(values(slice(logits.grad(), 1, 3, 5)), std::vector<double>(8, 0.0));
+}
+
+// A rank whose columns all pad gets the loss that the others have.
+TEST(CrossEntropyPart, ARankOfPaddingAlone) {
+  const Tensor targets = targets_of({2, 0});
+  std::vector<Tensor> sums;
+  const Tensor loss = cross_entropy_part(
+      noise({2, 3}, 1, -3, 3), targets, 0, 3,
+      [&](const Tensor& x, bool) { sums.push_back(x.clone()); });
+  const Tensor padding = leaf({2, 4}, 2);
+  std::size_t next = 0;
+  const Tensor same = cross_entropy_part(
+      padding, targets, 3, 3, [&](const Tensor& x, bool is_max) {
+        for (const double own : values(x)) {
+          EXPECT_EQ(own, is_max ? -HUGE_VAL : 0);
+        }
+        x.copy_from(sums[next++]);
+      });
+  EXPECT_EQ(same.item(), loss.item());
+  same.backward();
+  EXPECT_EQ(values(padding.grad()), std::vector<double>(8, 0.0));
+}
+
+TEST(CrossEntropyPart, RefusesTargetsOfAnotherDevice) {
+  expect_error(
+      [] {
+        cross_entropy_part(noise({2, 3}),
+                           to_device(targets_of({0, 1}), Device::cpu(1)), 0, 3,
+                           [](const Tensor&, bool) {});
+      },
+      {"cross_entropy_part", "cpu:1"});
+}
+
 TEST(Embedding, RepeatedIndicesAddUp) {
   const Tensor table = leaf_of({1, 2, 3, 4, 5, 6}, {3, 2});
   const Tensor y = embedding(table, targets_of({2, 0, 2, 2}));

@@ -43,9 +43,14 @@ class Draw:
             kind = self.one_of("mlp", "resnet", "resnet")
         self.vocab = 256
         self.layers = {"mlp": 4, "gpt-nano": 6}.get(kind, 0)
+        if self.shares_layers() and self.sometimes(0.97):
+            kind = "gpt"
         if kind == "gpt":
             heads = self.one_of(1, 2, 4)
             blocks = self.rng.randint(1, 7)
+            if self.shares_layers():
+                heads = self.one_of(4, 8, 8, 12)
+                blocks = self.rng.randint(1, 3)
             self.layers = blocks + 2
             self.vocab = self.one_of(256, 256, 50)
             config = {
@@ -73,8 +78,17 @@ class Draw:
         self.give("--model", json.dumps(config, separators=(",", ":")))
         return kind != "resnet"
 
+    def shares_layers(self):
+        """All ranks work on every sample, or on a part of its tokens."""
+        return self.chapter >= "07"
+
     def draw_world_size(self):
-        self.world_size = {"00": 1, "04": 2}.get(
+        self.world_size = {
+            "00": 1, "04": 2,
+            "08": self.one_of(1, 4, 4, 4, 3),
+            "09": self.one_of(1, 4, 8, 8, 2),
+            "10": self.one_of(1, 8, 8, 8, 4),
+        }.get(
             self.chapter,
             self.one_of(1, 2, 3, 4) if self.backend == "gloo"
             else self.one_of(1, 2, 2, 3, 4, 4, 6, 8))
@@ -94,7 +108,9 @@ class Draw:
         self.is_text = self.draw_model()
         self.draw_world_size()
         if self.is_text:
-            self.give("--seq", self.rng.randint(2, 32))
+            self.give("--seq", self.one_of(8, 16, 24, 32)
+                      if self.chapter == "12" and self.sometimes(0.9)
+                      else self.rng.randint(2, 32))
             data = ["random", "book"] if self.vocab == 256 else ["random"]
             self.give("--data", self.one_of(*data))
             if self.layers != 4 or self.sometimes(0.05):
@@ -102,7 +118,8 @@ class Draw:
         else:
             self.give("--image-size", self.one_of(16, 17, 32))
         self.batch = self.rng.randint(1, 30)
-        if self.chapter in ("02", "03") and self.sometimes(0.9):
+        wants_equal = self.chapter in ("02", "03", "08", "09", "10")
+        if wants_equal and self.sometimes(0.9):
             self.batch = self.world_size * self.rng.randint(1, 4)
         self.give("--batch", self.batch)
         self.give("--steps", self.one_of(0, 1, 1, 2, 2, 3, 4))
@@ -234,6 +251,38 @@ class Draw:
                    self.balance())
         self.maybe(0.3, "--recompute", "always", "except_last", "never")
         self.flag(0.2, "--early-recompute")
+
+    def draw_07(self):
+        self.maybe(0.4, "--micro-batches", 1, 2, self.pieces())
+        self.flag(0.3, "--recompute")
+        self.maybe(0.3, "--vocabulary-divisible-by", 1, 7, 128)
+
+    def draw_08(self):
+        pass
+
+    def draw_09(self):
+        self.maybe(0.9, "--depth", {4: 1, 8: 2}.get(self.world_size, 1), 2)
+
+    def draw_10(self):
+        self.flag(0.4, "--keep-gathered")
+
+    def draw_11(self):
+        ranks = self.world_size
+        self.maybe(0.7, "--mesh", *[f"{d}x{ranks // d}" for d in (1, 2, 4)
+                                    if ranks % d == 0])
+        self.maybe(0.5, "--data-parallel", "fsdp", "ddp")
+        self.maybe(0.3, "--micro-batches", 1, 2, 3)
+
+    def draw_12(self):
+        kind = self.one_of("ring", "ring", "rsa", "ulysses", "megatron")
+        self.give("--kind", kind)
+        if kind == "ring" or self.sometimes(0.05):
+            self.maybe(0.7, "--layout", "contiguous", "zigzag", "striped")
+        if kind == "rsa":
+            self.flag(0.3, "--rsa-all-reduce")
+        if kind == "megatron":
+            self.flag(0.5, "--recompute-attention")
+        self.maybe(0.3, "--micro-batches", 1, 2, self.pieces())
 
     def spoil(self):
         """Adds what cannot be meant."""

@@ -50,6 +50,12 @@ NAMES = {
     "04": "04_model_parallel",
     "05": "05_gpipe",
     "06": "06_1f1b",
+    "07": "07_tensor_parallel",
+    "08": "08_tensor_parallel_2d",
+    "09": "09_tensor_parallel_2p5d",
+    "10": "10_tensor_parallel_3d",
+    "11": "11_dtensor",
+    "12": "12_sequence_parallel",
 }
 
 Verdict = collections.namedtuple("Verdict", "index draw command state detail")

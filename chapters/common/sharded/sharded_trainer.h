@@ -7,7 +7,7 @@
 //
 // A chapter gives the layers of its rank and says which part of each parameter a
 // rank holds. Every rank feeds the same token ids [n, S] and targets [n, S] of
-// the whole batch: layers take out of them what they need.
+// the whole batch, and each layer takes its part of them.
 
 #include <functional>
 #include <memory>

@@ -193,6 +193,23 @@ TEST(DTensorAttention, CutsTheBatchOrWholeHeads) {
   EXPECT_EQ(attend(shard(1), 2).substr(0, 21), "S(0) after all_to_all");
 }
 
+// Two queries' heads share a head of keys: four ranks cannot have whole ones.
+TEST(DTensorAttention, CutsHeadsOfKeysWithTheirQueries) {
+  const Tensor q = normal({4, 5, 8}, 1), k = normal({4, 5, 4}, 2),
+               v = normal({4, 5, 4}, 3);
+  AttentionOptions options;
+  options.heads = 4;
+  options.kv_heads = 2;
+  const auto attend = [&](int ranks) {
+    return chosen(
+        ranks, {q, k, v}, {shard(2), shard(2), shard(2)},
+        [&](const auto& x) { return attention(x[0], x[1], x[2], options); },
+        shardbook::attention(q, k, v, options));
+  };
+  EXPECT_EQ(attend(2), "S(2)");
+  EXPECT_EQ(attend(4).substr(0, 21), "S(0) after all_to_all");
+}
+
 // Uneven rows: the mean of means is another number.
 TEST(DTensorLoss, CountsEveryTokenOnce) {
   const Tensor logits = normal({5, 4}, 1);

@@ -44,13 +44,17 @@ struct TrainerCase {
   const char* data_parallel;
   std::int64_t batch, seq;
   double dropout = 0;
+  DType dtype = DType::kF64;
 };
 
-const TrainerCase kCases[] = {
-    {"1", 1, "fsdp", 2, 5},          {"2", 2, "fsdp", 3, 7, 0.2},
-    {"3", 3, "fsdp", 6, 32},         {"2x2", 4, "ddp", 12, 64},
-    {"2x2", 4, "fsdp", 12, 61, 0.2}, {"4x1", 4, "fsdp", 16, 64},
-    {"2x1", 2, "ddp", 12, 33}};
+const TrainerCase kCases[] = {{"1", 1, "fsdp", 2, 5},
+                              {"2", 2, "fsdp", 3, 7, 0.2},
+                              {"3", 3, "fsdp", 6, 32},
+                              {"2x2", 4, "ddp", 12, 64},
+                              {"2x2", 4, "fsdp", 12, 61, 0.2},
+                              {"4x1", 4, "fsdp", 16, 64},
+                              {"2x1", 2, "ddp", 12, 33},
+                              {"2x2", 4, "fsdp", 12, 61, 0, DType::kBF16}};
 
 class DTensorTrainer : public testing::TestWithParam<TrainerCase> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTrainer, testing::ValuesIn(kCases));
@@ -59,6 +63,7 @@ TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
   const TrainerCase& c = GetParam();
   Options options = small_options(c.ranks, c.batch, c.seq);
   options.dropout = c.dropout;
+  options.dtype = c.dtype;
   TrainerOptions how;
   how.mesh = c.mesh;
   how.data_parallel = c.data_parallel;
@@ -98,6 +103,15 @@ TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
       has_text(error("2x1", 2, 3), "--batch 3: dp=2 times --micro-batches 1"));
   EXPECT_TRUE(
       has_text(error("3x1", 3, 3), "256 rows does not divide over dp=3"));
+  // Not the one head of a model that has no attention
+  Options mlp = small_options(2, 4, 8);
+  mlp.model = "mlp";
+  try {
+    run(mlp, {});
+    ADD_FAILURE() << "trained an MLP";
+  } catch (const Error& refused) {
+    EXPECT_TRUE(has_text(refused.what(), "--model mlp"));
+  }
 }
 
 TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {

@@ -233,7 +233,7 @@ TEST(CutGptTraps, AveragedGradientsOfAGlobalMeanAreTooSmall) {
 TEST(CutGptErrors, NameTheSizesThatWork) {
   const SequenceOptions ring;
   expect_error([&] { check_sizes(ring, 4, 50, 4); },
-               {"50 tokens over 4", "multiple of 4"});
+               {"--seq 50: 4 ranks", "multiple of 4"});
   expect_error([&] { check_sizes(kZigzagRing, 4, 52, 4); },
                {"multiple of 8", "56"});
   expect_error([&] { check_sizes(kUlyssesHeads, 8, 64, 4); },

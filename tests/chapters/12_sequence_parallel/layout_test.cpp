@@ -59,7 +59,7 @@ TEST(SequenceLayout, CutsAndJoinsEveryDim) {
 
 TEST(SequenceLayout, RefusesLengthsThatDoNotDivide) {
   expect_error([] { check_sequence(Layout::kContiguous, 4, 10); },
-               {"10 tokens over 4 ranks", "multiple of 4", "12"});
+               {"--seq 10: 4 ranks", "multiple of 4", "12"});
   expect_error([] { check_sequence(Layout::kZigzag, 4, 12); },
                {"zigzag", "multiple of 8", "16"});
   expect_error([] { layout_of("spiral"); }, {"spiral", "zigzag"});

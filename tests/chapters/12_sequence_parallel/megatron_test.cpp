@@ -5,6 +5,7 @@
 #include <map>
 
 #include "chapters/common/sharded/sharded_trainer.h"
+#include "core/check.h"
 #include "tests/chapters/12_sequence_parallel/support.h"
 
 namespace shardbook::sequence_parallel {
@@ -189,6 +190,39 @@ TEST(MegatronSequenceBytes, GoldenLogOfALayer) {
     EXPECT_EQ(forward, 768);
     EXPECT_EQ(backward, 1152);
   }
+}
+
+// An input that needs no gradient causes no communication for it.
+TEST(MegatronSequenceBytes, AFrozenWeightIsNotGatheredFor) {
+  const auto calls_of = [](bool of_x, bool of_weight) {
+    return on_ranks(2, [&](ProcessGroup& tp) {
+      Tensor x = noise({3, 4, 6}, 1), weight = noise({6, 5}, 2);
+      x.set_requires_grad(of_x);
+      weight.set_requires_grad(of_weight);
+      const Tensor bias = noise({5}, 3).set_requires_grad();
+      const Tensor y = gathered_linear(x, weight, bias, tp);
+      tp.clear_records();
+      autograd::backward({y}, {noise(y.shape(), 4 + tp.rank())});
+      std::vector<std::string> calls;
+      for (const CommRecord& record : tp.records()) {
+        calls.push_back(comm_op_name(record.op));
+      }
+      // What remains is as with all gradients
+      Tensor free = noise({6, 5}, 2).set_requires_grad();
+      Tensor own = noise({3, 4, 6}, 1).set_requires_grad();
+      const Tensor expected = gathered_linear(own, free, bias.detach(), tp);
+      autograd::backward({expected}, {noise(y.shape(), 4 + tp.rank())});
+      SB_CHECK(!of_x || values(x.grad()) == values(own.grad()), "dx differs");
+      SB_CHECK(!of_weight || values(weight.grad()) == values(free.grad()),
+               "dweight differs");
+      return calls;
+    })[0];
+  };
+  using Calls = std::vector<std::string>;
+  EXPECT_EQ(calls_of(true, true), (Calls{"all_gather", "reduce_scatter"}));
+  EXPECT_EQ(calls_of(true, false), Calls{"reduce_scatter"});
+  EXPECT_EQ(calls_of(false, true), Calls{"all_gather"});
+  EXPECT_EQ(calls_of(false, false), Calls{});
 }
 
 TEST(MegatronSequenceMemory, ActivationsOfABlockAreATthPart) {

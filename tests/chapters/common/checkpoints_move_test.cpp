@@ -1,0 +1,122 @@
+// Checkpoints move freely: what one way of cutting layers has saved, every other
+// one loads, on another number of ranks, bit for bit.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/07_tensor_parallel/trainer.h"
+#include "chapters/08_tensor_parallel_2d/trainer.h"
+#include "chapters/10_tensor_parallel_3d/trainer.h"
+#include "chapters/11_dtensor/trainer.h"
+#include "chapters/12_sequence_parallel/trainer.h"
+#include "tests/chapters/common/sharded_support.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook {
+namespace {
+
+using MakeStrategy = std::function<std::unique_ptr<Strategy>(
+    const Options& options, ProcessGroup& world, DeviceMesh& mesh)>;
+
+struct Way {
+  std::string name;
+  int world_size;
+  Topology topology;
+  MakeStrategy make;
+};
+
+std::vector<Way> all_ways() {
+  const auto on_grid = [](const Options& options, ProcessGroup& world,
+                          DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
+    return std::make_unique<summa::Trainer>(options, summa::grid_of(mesh),
+                                            world);
+  };
+  const auto one_dimension = [](const Options& options, ProcessGroup& world,
+                                DeviceMesh&) -> std::unique_ptr<Strategy> {
+    return std::make_unique<tensor_parallel::Trainer>(
+        options, tensor_parallel::TrainerOptions{}, world);
+  };
+  const auto over_tokens = [](sequence_parallel::Kind kind) {
+    return [kind](const Options& options, ProcessGroup& world,
+                  DeviceMesh&) -> std::unique_ptr<Strategy> {
+      sequence_parallel::TrainerOptions how;
+      how.sequence.kind = kind;
+      return std::make_unique<sequence_parallel::Trainer>(options, how, world);
+    };
+  };
+  const auto sharded_2x2 = [](const Options& options, ProcessGroup&,
+                              DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
+    dtensor::TrainerOptions how;
+    how.mesh = "2x2";
+    return std::make_unique<dtensor::Trainer>(options, how, mesh);
+  };
+  const auto on_cube = [](const Options& options, ProcessGroup& world,
+                          DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
+    return std::make_unique<cube::Trainer>(options, cube::cube_on(mesh), world);
+  };
+  dtensor::TrainerOptions mesh_2x2;
+  mesh_2x2.mesh = "2x2";
+  return {
+      {"1D on 3", 3, Topology({"tp"}, {3}), one_dimension},
+      {"1D on 8", 8, Topology({"tp"}, {8}), one_dimension},
+      {"2D", 4, summa::square(2), on_grid},
+      {"2.5D", 8, Topology({"dep", "col", "row"}, {2, 2, 2}), on_grid},
+      {"3D", 8, cube::cube_of(2), on_cube},
+      {"DTensor", 4, dtensor::topology_of(mesh_2x2, 4), sharded_2x2},
+      {"Ulysses", 2, Topology({"cp"}, {2}),
+       over_tokens(sequence_parallel::Kind::kUlysses)},
+      {"ring", 3, Topology({"cp"}, {3}),
+       over_tokens(sequence_parallel::Kind::kRing)},
+      {"Megatron SP", 2, Topology({"tp"}, {2}),
+       [](const Options& options, ProcessGroup& world,
+          DeviceMesh&) -> std::unique_ptr<Strategy> {
+         return std::make_unique<sequence_parallel::MegatronTrainer>(
+             options, sequence_parallel::MegatronOptions{}, 1, world);
+       }},
+  };
+}
+
+/// Trains `steps` steps from `load` (or from the seed); what was saved.
+std::string saved_by(const Way& way, const std::string& load,
+                     std::int64_t steps) {
+  const TempFolder folder;
+  Options options = sharded_test::small_gpt(way.world_size, DType::kF32);
+  options.steps = steps;
+  options.load = load;
+  options.save = folder.path() + "/saved.safetensors";
+  options.check = false;
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world,
+                     shardbook::Run& run) {
+    DeviceMesh mesh(world, way.topology);
+    const std::unique_ptr<Strategy> strategy = way.make(as, world, mesh);
+    run.train(as, *strategy);
+  };
+  run_and_compare(options, chapter);
+  std::ifstream file(options.save, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(ShardedCheckpoints, MoveBetweenAllWaysToCutLayers) {
+  const std::vector<Way> ways = all_ways();
+  for (const Way& saver : ways) {
+    const std::string saved = saved_by(saver, "", 1);
+    ASSERT_FALSE(saved.empty()) << saver.name;
+    const TempFolder folder;
+    const std::string path = folder.path() + "/from.safetensors";
+    std::ofstream(path, std::ios::binary) << saved;
+    for (const Way& loader : ways) {
+      EXPECT_TRUE(saved_by(loader, path, 0) == saved)
+          << saver.name << " to " << loader.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook
