@@ -7,6 +7,8 @@
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "chapters/05_gpipe/trainer.h"
+#include "chapters/07_tensor_parallel/trainer.h"
+#include "chapters/12_sequence_parallel/trainer.h"
 #include "chapters/common/run/worlds.h"
 #include "sim/cost_model.h"
 
@@ -24,9 +26,8 @@ Options options_of(const Job& job) {
   options.dtype = job.dtype;
   options.seq = job.model.is_image() ? 1 : job.seq;
   if (job.model.is_image()) options.image_size = job.image_size;
-  // Stages of a pipeline work on the same samples
-  const int replicas = job.strategy == Strategy::kGPipe ? 1 : job.ranks;
-  options.batch = replicas * job.micro_batch * job.micro_batches;
+  options.batch = replicas_of(job) * job.micro_batch * job.micro_batches;
+  options.dropout = job.dropout;
   options.steps = 2;
   options.check = false;
   return options;
@@ -60,13 +61,18 @@ Report train_one_device(const Options& options, const Job& job) {
   });
 }
 
+/// 16-bit parameters have f32 copies, which the optimizer updates.
+void keep_masters(const Job& job, shardbook::Strategy& strategy) {
+  if (dtype_bytes(job.dtype) == 2) strategy.optimizer().keep_master_copies();
+}
+
 Report train_ddp(const Options& options, const Job& job) {
   ddp::TrainerOptions how;
   how.micro_batches = job.micro_batches;
   return train_steps(options, [&](const Options& as, ProcessGroup& world) {
     auto trainer = std::make_unique<ddp::Trainer>(as, how, world);
     set_recompute(*trainer->model().model, job.recompute);
-    if (dtype_bytes(job.dtype) == 2) trainer->optimizer().keep_master_copies();
+    keep_masters(job, *trainer);
     return trainer;
   });
 }
@@ -104,7 +110,60 @@ Report train_gpipe(const Options& options, const Job& job) {
       [](int rank) { return rank; });
 }
 
+Report train_tensor(const Options& options, const Job& job) {
+  tensor_parallel::TrainerOptions how;
+  how.micro_batches = job.micro_batches;
+  how.recompute = job.recompute;
+  return train_steps(options, [&](const Options& as, ProcessGroup& world) {
+    auto trainer = std::make_unique<tensor_parallel::Trainer>(as, how, world);
+    keep_masters(job, *trainer);
+    return trainer;
+  });
+}
+
+Report train_megatron(const Options& options, const Job& job) {
+  sequence_parallel::MegatronOptions how;
+  how.recompute_attention = job.recompute_attention;
+  return train_steps(options, [&](const Options& as, ProcessGroup& world) {
+    auto trainer = std::make_unique<sequence_parallel::MegatronTrainer>(
+        as, how, job.micro_batches, world);
+    keep_masters(job, *trainer);
+    return trainer;
+  });
+}
+
+Report train_sequence(const Options& options, const Job& job) {
+  sequence_parallel::TrainerOptions how;
+  how.micro_batches = job.micro_batches;
+  if (job.strategy == Strategy::kUlysses) {
+    how.sequence.kind = sequence_parallel::Kind::kUlysses;
+  } else {
+    how.sequence.kind = sequence_parallel::Kind::kRsa;
+    how.sequence.all_reduce = true;
+  }
+  return train_steps(
+      options,
+      [&](const Options& as, ProcessGroup& world) {
+        auto trainer =
+            std::make_unique<sequence_parallel::Trainer>(as, how, world);
+        keep_masters(job, *trainer);
+        return trainer;
+      },
+      sequence_parallel::fold_class(how.sequence));
+}
+
 }  // namespace
+
+int replicas_of(const Job& job) {
+  switch (job.strategy) {
+    case Strategy::kDdp:
+    case Strategy::kZero3:
+    case Strategy::kFsdp:
+      return job.ranks;
+    default:  // all ranks work on the same samples
+      return 1;
+  }
+}
 
 StepTime step_time(const Job& job) {
   const Options options = options_of(job);
@@ -122,6 +181,16 @@ StepTime step_time(const Job& job) {
       break;
     case Strategy::kGPipe:
       report = train_gpipe(options, job);
+      break;
+    case Strategy::kTensor:
+      report = train_tensor(options, job);
+      break;
+    case Strategy::kMegatron:
+      report = train_megatron(options, job);
+      break;
+    case Strategy::kUlysses:
+    case Strategy::kRsa:
+      report = train_sequence(options, job);
       break;
   }
   return {report.time.step_s, report.time.trust};

@@ -12,7 +12,17 @@
 
 namespace shardbook::validate {
 
-enum class Strategy { kOneDevice, kDdp, kZero3, kFsdp, kGPipe };
+enum class Strategy {
+  kOneDevice,
+  kDdp,
+  kZero3,
+  kFsdp,
+  kGPipe,
+  kTensor,    ///< Megatron-LM's matrices, cut over all ranks
+  kMegatron,  ///< the same with Megatron-LM's sequence parallelism
+  kUlysses,   ///< tokens cut over all ranks
+  kRsa  ///< ring self-attention as Colossal-AI's, which sums by all-reduce
+};
 
 struct Job {
   std::string cluster;  ///< a preset
@@ -26,7 +36,10 @@ struct Job {
   /// Dtype of computation and messages. FSDP keeps shards in f32; the others
   /// have f32 master copies beside 16-bit parameters.
   DType dtype = DType::kBF16;
+  double dropout = 0;
   bool recompute = false;
+  /// kMegatron: selective recomputation, of attention alone.
+  bool recompute_attention = false;
   /// ZeRO-3 as it was then: each module's parameters are fetched when it needs
   /// them, and neither fetches nor reductions overlap with computation. Since
   /// 2022 a block's are fetched together, on a stream of their own.
@@ -34,6 +47,9 @@ struct Job {
   /// GPipe: which micro-batches are computed again.
   std::string checkpoint = "always";
 };
+
+/// Groups of ranks that read different samples.
+int replicas_of(const Job& job);
 
 struct StepTime {
   double seconds = 0;

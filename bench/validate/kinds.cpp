@@ -50,7 +50,8 @@ const std::vector<Kind>& kinds() {
     std::vector<Kind> result;
     for (const auto& some :
          {memory_kinds(), nccl_kinds(), pipeline_kinds(), training_kinds(),
-          gpipe_kinds(), model_parallel_kinds()}) {
+          gpipe_kinds(), model_parallel_kinds(), tensor_kinds(),
+          sequence_kinds()}) {
       result.insert(result.end(), some.begin(), some.end());
     }
     return result;

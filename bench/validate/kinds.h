@@ -84,5 +84,7 @@ std::vector<Kind> pipeline_kinds();
 std::vector<Kind> training_kinds();
 std::vector<Kind> gpipe_kinds();
 std::vector<Kind> model_parallel_kinds();
+std::vector<Kind> tensor_kinds();
+std::vector<Kind> sequence_kinds();
 
 }  // namespace shardbook::validate

@@ -2,72 +2,18 @@
 
 #include <fmt/format.h>
 
+#include "bench/validate/job_rows.h"
 #include "bench/validate/jobs.h"
 #include "bench/validate/kinds.h"
-#include "core/check.h"
 
 namespace shardbook::validate {
 namespace {
 
-// More would be no model of this time, and would take long to simulate.
-constexpr int kMaxLayers = 2000;
-constexpr int kMaxSize = 1 << 20;
-constexpr int kMaxMicroBatchesPerRank = 4096;
-
-/// Layers, sizes and sequence; positions are as many as the sequence has.
-Job job_of(const Row& row, int vocab) {
-  Job job;
-  job.seq = row.count("seq_len", kMaxSize);
-  job.model.vocab_size = vocab;
-  job.model.n_positions = job.seq;
-  job.model.n_embd = row.count("hidden", 1 << 17);
-  job.model.n_layer = row.count("layers", kMaxLayers);
-  job.model.n_head = row.count("heads", 1 << 12);
-  SB_CHECK(job.model.n_embd % job.model.n_head == 0, row.place(),
-           ": hidden is ", job.model.n_embd, ", which is no multiple of ",
-           job.model.n_head, " heads");
-  job.ranks = row.count("gpus", kMaxSize);
-  return job;
-}
-
-/// How many micro-batches of each rank make the global batch.
-std::int64_t micro_batches_of(const Row& row, const Job& job,
-                              std::int64_t replicas) {
-  const std::int64_t batch = row.count("global_batch");
-  const std::int64_t together = replicas * job.micro_batch;
-  SB_CHECK(batch % together == 0, row.place(), ": global_batch is ", batch,
-           ", which is no multiple of ", replicas, " ranks times ",
-           job.micro_batch, " sequences");
-  SB_CHECK(batch / together <= kMaxMicroBatchesPerRank, row.place(),
-           ": global_batch is ", batch, ", which makes ", batch / together,
-           " micro-batches; give at most ", kMaxMicroBatchesPerRank);
-  return batch / together;
-}
-
-void expect_tensor_parallel(const Row& row, const char* column) {
-  if (row.count(column) > 1) {
-    throw NotExpressed("tensor parallelism has no chapter yet");
+void expect_one_axis(const Row& row) {
+  if (row.count("tp") > 1 || row.count("pp") > 1) {
+    throw NotExpressed(
+        "no chapter joins tensor, pipeline and data parallelism yet");
   }
-}
-
-double tokens_per_step(const Job& job) {
-  return static_cast<double>(job.micro_batches * job.micro_batch * job.seq) *
-         job.ranks;
-}
-
-std::string describe(const std::string& model, const Job& job) {
-  return fmt::format("{}, sequence {}, {} x {} on {} GPUs", model, job.seq,
-                     job.micro_batches, job.micro_batch, job.ranks);
-}
-
-/// Work of a step with recomputation: Narayanan et al. 2021, equation 3.
-double megatron_flops(const Job& job) {
-  const auto h = static_cast<double>(job.model.n_embd);
-  const auto s = static_cast<double>(job.seq);
-  const auto layers = static_cast<double>(job.model.n_layer);
-  const auto vocab = static_cast<double>(job.model.vocab_size);
-  return 96 * tokens_per_step(job) * layers * h * h *
-         (1 + s / (6 * h) + vocab / (16 * layers * h));
 }
 
 Outcome rate_outcome(const Row& row, const std::string& model, const Job& job) {
@@ -111,10 +57,7 @@ std::vector<Outcome> azure_zero3(const Row& row) {
 
 // Narayanan et al. 2021, table 2.
 std::vector<Outcome> sc21_zero3(const Row& row) {
-  expect_tensor_parallel(row, "tp");
-  if (row.count("pp") > 1) {
-    throw NotExpressed("no chapter joins pipeline and data parallelism yet");
-  }
+  expect_one_axis(row);
   if (row.text("scheme").rfind("ZeRO-3", 0) != 0) {
     throw NotExpressed("scheme " + row.text("scheme") + " has no chapter yet");
   }
@@ -177,40 +120,6 @@ std::vector<Outcome> mpt_fsdp(const Row& row) {
   return {outcome};
 }
 
-// Megatron-LM of 2020, weak scaling.
-std::vector<Outcome> megatron_2020(const Row& row) {
-  expect_tensor_parallel(row, "tp");
-  const std::string& hardware = row.text("hardware");
-  Job job = job_of(row, row.count("vocab", kMaxSize));
-  if (hardware == "DGX-A100") {
-    job.cluster = "selene";  // DGX A100 with Megatron-LM's software
-  } else if (hardware.find("V100") != std::string::npos) {
-    job.cluster = "dgx-v100";
-  } else {
-    throw NotExpressed("no cluster describes " + hardware);
-  }
-  const int dp = row.count("dp");
-  SB_CHECK(dp == job.ranks, row.place(), ": dp is ", dp, " on ", job.ranks,
-           " GPUs");
-  job.strategy = dp > 1 ? Strategy::kDdp : Strategy::kOneDevice;
-  const std::int64_t batch = row.count("global_batch");
-  SB_CHECK(batch % dp == 0, row.place(), ": global_batch is ", batch,
-           ", which does not divide by dp ", dp);
-  job.micro_batch = batch / dp;
-  job.dtype = DType::kF16;
-  job.recompute = row.text("activation_recompute").rfind("full", 0) == 0;
-  const StepTime time = step_time(job);
-
-  Outcome outcome;
-  outcome.row = describe(row.text("case") + " " + hardware, job);
-  outcome.unit = "ms";
-  outcome.pair.predicted = time.seconds * 1e3;
-  outcome.pair.published = row.positive("iter_time_ms");
-  outcome.pair.null_scale = megatron_flops(job) / job.ranks;
-  outcome.trust = sim::trust_name(time.trust);
-  return {outcome};
-}
-
 // Li et al. 2020, figure 6.
 std::vector<Outcome> ddp_overlap(const Row& row) {
   if (row.text("model").rfind("ResNet", 0) == 0) {
@@ -249,14 +158,6 @@ std::vector<Kind> training_kinds() {
                    mean_aim(0.09, "MAPE of A100 within 9 %"),
                    mpt_fsdp,
                    ""});
-  kinds.push_back(
-      {"megatron_2020_tp_weak_scaling",
-       {"case", "hidden", "heads", "layers", "tp", "dp", "gpus", "global_batch",
-        "seq_len", "vocab", "hardware", "iter_time_ms", "activation_recompute"},
-       true,
-       mean_aim(0.10, "MAPE within 10 %"),
-       megatron_2020,
-       ""});
   kinds.push_back({"ddp_overlap",
                    {"model", "backend", "gpus", "quantity", "value"},
                    false,

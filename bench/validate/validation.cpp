@@ -14,7 +14,7 @@ std::string file_name(const std::string& path) {
   return std::filesystem::path(path).filename().string();
 }
 
-/// "6 x tensor parallelism has no chapter yet, 1 x ...".
+/// "6 x no chapter joins tensor and pipeline parallelism yet, 1 x ...".
 std::string reasons(const Validation& validation) {
   std::map<std::string, int> counts;
   for (const auto& [row, reason] : validation.not_expressed) ++counts[reason];

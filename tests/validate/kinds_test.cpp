@@ -47,12 +47,16 @@ TEST(Kinds, AreRecognisedByTheirColumns) {
   const std::pair<const char*, const char*> tables[] = {
       {"deepspeed_azure_zero3.csv", "deepspeed_azure_zero3"},
       {"deepspeed_memory_estimator.csv", "deepspeed_memory_estimator"},
+      {"korthikanti_table4_layer.csv", "korthikanti_table4_layer"},
+      {"korthikanti_table5_e2e.csv", "korthikanti_table5_e2e"},
       {"megatron_2020_tp_weak_scaling.csv", "megatron_2020_tp_weak_scaling"},
       {"megatron_sc21_table2_zero3.csv", "megatron_sc21_table2_zero3"},
       {"mpt_fsdp_a100_h100.csv", "mpt_fsdp"},
       {"nccl_allreduce_h100_8gpu.csv", "nccl_collectives"},
       {"nccl_allreduce_lut_a100_v100.csv", "nccl_collectives"},
       {"nccl_busbw_reference.csv", "nccl_busbw_reference"},
+      {"ring_flash_attention.csv", "ring_flash_attention"},
+      {"ulysses_charts.csv", "ulysses_charts"},
       {"zero_bubble_table5.csv", "zero_bubble_table5"},
       {"zero_bubble_automatic.csv", "zero_bubble_automatic"},
       {"zero_table1_memory.csv", "zero_table1_memory"},
@@ -107,6 +111,17 @@ TEST(Tables, ValuesThatMakeNoSenseAreNamed) {
     EXPECT_THAT(error_of(written(changed(good, each.from, each.to))),
                 HasSubstr(each.message));
   }
+}
+
+TEST(Tables, ShapesOfAttentionThatMakeNoSenseAreNamed) {
+  const std::string good =
+      "api,gpu,phase,world,tokens_per_gpu,shape,variant,iter_per_s\n"
+      "batch,A100,fwd,2,64,\"(4 q heads, 2 kv heads, d=16)\",ring,9\n";
+  EXPECT_EQ(error_of(written(good)), "");
+  EXPECT_THAT(error_of(written(changed(good, "4 q heads", "many heads"))),
+              HasSubstr("table.csv:2: shape is \"(many heads"));
+  EXPECT_THAT(error_of(written(changed(good, "4 q heads", "3 q heads"))),
+              HasSubstr("multiple of kv heads"));
 }
 
 TEST(Tables, OrderOfColumnsAndFurtherOnesDoNotMatter) {

@@ -42,9 +42,18 @@ TEST(ValidateProgram, PrintsEveryRowAndTheSummary) {
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_THAT(result.output, HasSubstr("1B DGX-A100"));
   EXPECT_THAT(result.output, HasSubstr("MAPE"));
-  EXPECT_THAT(result.output,
-              HasSubstr("6 x tensor parallelism has no chapter yet"));
+  EXPECT_THAT(result.output, HasSubstr("8B DGX-2 V100"));
   EXPECT_THAT(result.output, HasSubstr("aim: MAPE within 10 %: met"));
+}
+
+TEST(ValidateProgram, CountsWhatNoChapterRuns) {
+  const Result result = run_program(
+      "--table '" + test::own_table("korthikanti_table5_e2e.csv") + "'");
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(
+      result.output,
+      HasSubstr("6 x no chapter joins tensor and pipeline parallelism yet"));
+  EXPECT_THAT(result.output, HasSubstr("aim: MAPE within 3.6 %: missed"));
 }
 
 TEST(ValidateProgram, PrintsOneJsonObjectPerTable) {
