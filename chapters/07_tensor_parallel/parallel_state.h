@@ -13,8 +13,8 @@
 //   data        [0,2] [1,3] [4,6] ..        the same place in every column
 //   pipeline    [0,4,8,12] [1,5,9,13] ..    from top to bottom
 //   model       [0,1,4,5,8,9,12,13] ..      a column: one replica of the model
-//   embedding   [0,12] [1,13] ..            those who have the token embedding
-//   position    [0] [1] ..                  those who have the position table
+//   embedding   [0,12] [1,13] ..            ranks with the token embedding
+//   position    [0] [1] ..                  ranks with the position table
 //
 // An encoder and decoder model has stages of the encoder, below `split_rank`, and
 // of the decoder, which begins with embeddings of its own.
