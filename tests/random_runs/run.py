@@ -99,13 +99,16 @@ def run_once(index, args):
         wrong = ("crash", f"status {status}; {err[-300:]}")
     elif status == 2:
         wrong = judge_refusal(out, err, draw.impossible)
+    elif status == 3 and "--device-memory" in draw.words:
+        # The ledger says what did not fit
+        wrong = None if "capacity" in err else ("status", err[-200:])
     elif status in (0, 1):
         wrong = judge_report(draw, status, out)
         if draw.impossible and status == 0:
             wrong = ("accepted", " ".join(draw.words[-2:]))
     else:
         wrong = ("status", f"{status}; {err[-200:]}")
-    state = "refused" if status == 2 else "passed"
+    state = "refused" if status in (2, 3) else "passed"
     if wrong:
         state = wrong[0]
     return Verdict(index, draw, shlex.join(command), state,
