@@ -166,11 +166,6 @@ std::string resolve_checkpoint(const std::string& path) {
   return file;
 }
 
-bool ends_with(const std::string& text, const std::string& ending) {
-  return text.size() >= ending.size() &&
-         text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
-}
-
 }  // namespace
 
 std::string safetensors_shard_name(const std::string& stem, int shard,
@@ -281,7 +276,7 @@ struct CheckpointReader::Impl {
 
 CheckpointReader::Impl::Impl(const std::string& checkpoint)
     : path(resolve_checkpoint(checkpoint)) {
-  if (ends_with(path, ".json")) {
+  if (path.ends_with(".json")) {
     add_indexed();
   } else {
     files.push_back(SafetensorsFile::open(path));

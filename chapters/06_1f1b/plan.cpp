@@ -19,13 +19,8 @@
 namespace shardbook::pipeline {
 namespace {
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() &&
-         text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 bool is_file(const TrainerOptions& how) {
-  return ends_with(how.schedule, ".json");
+  return how.schedule.ends_with(".json");
 }
 
 bool is_given(const TrainerOptions& how, const std::string& flag) {

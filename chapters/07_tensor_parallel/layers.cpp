@@ -8,11 +8,6 @@
 namespace shardbook::tensor_parallel {
 namespace {
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() &&
-         text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 /// The last name on a module's path: "transformer.h.0.mlp.c_fc" -> "c_fc".
 std::string leaf_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
@@ -119,7 +114,7 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
 
 Shards layout(const std::string& name, int rank, int t) {
   if (t == 1) return {};
-  const auto is = [&](const char* end) { return ends_with(name, end); };
+  const auto is = [&](const char* end) { return name.ends_with(end); };
   if (is(".c_attn.weight")) return {{1, rank, t, 3}};
   if (is(".c_attn.bias")) return {{0, rank, t, 3}};
   if (is(".c_fc.weight")) return {{1, rank, t}};

@@ -45,7 +45,7 @@ Tensor reduce_scatter_to(const Tensor& x, ProcessGroup& group, Cut cut);
 
 // The same movements without gradients. `label` names them in the ledger.
 
-/// Buffer of the result: [.., P n, ..] from [.., n, ..].
+/// [.., P n, ..] from the ranks' [.., n, ..], one after another.
 Tensor all_gather(const Tensor& x, ProcessGroup& group, Cut cut,
                   const char* label);
 /// [.., n / P, ..] from [.., n, ..].

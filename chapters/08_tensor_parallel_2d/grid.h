@@ -9,8 +9,8 @@
 //               a COL group: fixed j, its local rank is i
 //
 // A matrix of M x N lies on the grid in q x q blocks: rank (i, j) has the i-th of
-// q blocks of rows and the j-th of q blocks of columns. A vector of N is cut over
-// j first and over i then, so that nothing is stored twice.
+// q blocks of rows and the j-th of q blocks of columns. A vector of N is cut
+// into q pieces over j, and each piece into q over i: nothing is stored twice.
 //
 // With a depth (the 2.5D chapter) there are d of these squares, one above the
 // other. Weights are the same in all of them; the rows of a batch are cut into d

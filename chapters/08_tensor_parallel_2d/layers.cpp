@@ -213,11 +213,6 @@ void VocabParallelEmbedding2D::members(MemberVisitor& visit) {
 
 namespace {
 
-bool ends_with(const std::string& name, const std::string& end) {
-  return name.size() >= end.size() &&
-         name.compare(name.size() - end.size(), end.size(), end) == 0;
-}
-
 /// Queries, keys and values are three blocks of columns, each cut by heads.
 std::int64_t blocks_of(const std::string& name) {
   return name.find(".c_attn") != std::string::npos ? 3 : 1;
@@ -272,7 +267,7 @@ Shards layout(const std::string& name, const Place& place) {
   if (name == "transformer.wte.weight") return matrix_part(place);
   if (name == "transformer.wpe.weight") return vector_part(place, 1);
   const bool is_norm = name.find(".ln_") != std::string::npos;
-  if (is_norm || ends_with(name, ".bias")) {
+  if (is_norm || name.ends_with(".bias")) {
     return vector_part(place, 0, blocks_of(name));
   }
   return matrix_part(place, blocks_of(name));

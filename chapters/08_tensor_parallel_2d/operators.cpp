@@ -21,7 +21,7 @@ Tensor scattered(const Tensor& partial, ProcessGroup& group) {
   return InFlight::scatter(partial, group).wait();
 }
 
-/// A number per row, so that it broadcasts over the row.
+/// [rows, 1] from [rows]: an operation with [rows, n] repeats it along the row.
 Tensor column(const Tensor& values) {
   return reshape(values, {values.numel(), 1});
 }

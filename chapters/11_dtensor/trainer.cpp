@@ -13,17 +13,12 @@
 namespace shardbook::dtensor {
 namespace {
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() &&
-         text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 // The styles of the blocks' layers, by the last part of their names.
 const Style* style_of(const std::string& name) {
   static const Style packed = colwise(3), column = colwise(), row = rowwise();
-  if (ends_with(name, "c_attn")) return &packed;
-  if (ends_with(name, "c_fc")) return &column;
-  return ends_with(name, "c_proj") ? &row : nullptr;
+  if (name.ends_with("c_attn")) return &packed;
+  if (name.ends_with("c_fc")) return &column;
+  return name.ends_with("c_proj") ? &row : nullptr;
 }
 
 // Where a rank's part of a parameter lies: tp cuts first, dp cuts tp's part.

@@ -36,7 +36,7 @@ double travelling_bytes(const Sizes& z, const SequenceOptions& how, int rank) {
   const double blocks = std::min(z.c - 1, 2.0);  // here, and on its way
   switch (how.kind) {
     case Kind::kUlysses:
-      // What leaves and what arrives
+      // A buffer is sent, and another one is received
       return 2 * own * z.element;
     case Kind::kRsa:
       return std::max(blocks * own, how.all_reduce ? 0 : z.z()) * z.element;

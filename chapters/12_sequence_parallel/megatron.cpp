@@ -79,11 +79,6 @@ class ScatteringEmbedding : public VocabParallelEmbedding {
   ProcessGroup* tp_;
 };
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() &&
-         text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 }  // namespace
 
 Tensor gathered_linear(const Tensor& x, const Tensor& weight,
@@ -162,9 +157,9 @@ LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
   made.linear = [&tp](const std::string& name, std::int64_t in,
                       std::int64_t out, double stddev,
                       const InitOptions& init) -> AnyModule {
-    const std::int64_t blocks = ends_with(name, "c_attn") ? 3 : 1;
+    const std::int64_t blocks = name.ends_with("c_attn") ? 3 : 1;
     const tensor_parallel::LinearShape shape{in, out, blocks, stddev};
-    if (ends_with(name, "c_proj")) {
+    if (name.ends_with("c_proj")) {
       return {std::make_unique<ScatteringLinear>(name, shape, init, tp)};
     }
     return {std::make_unique<GatheringLinear>(name, shape, init, tp)};
@@ -196,7 +191,7 @@ LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
 
 bool has_partial_gradient(const std::string& name) {
   return name.find(".ln_") != std::string::npos ||
-         ends_with(name, "c_proj.bias") || ends_with(name, "wpe.weight");
+         name.ends_with("c_proj.bias") || name.ends_with("wpe.weight");
 }
 
 }  // namespace shardbook::sequence_parallel

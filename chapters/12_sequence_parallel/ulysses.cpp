@@ -9,7 +9,8 @@
 namespace shardbook::sequence_parallel {
 namespace {
 
-/// all_to_all of dim 0; what leaves and what arrives are of one shape.
+/// Permutes x, and exchanges its dim 0 by all_to_all. The result has the shape of
+/// the permuted x.
 Tensor exchange(const Tensor& x, const std::vector<std::int64_t>& order,
                 ProcessGroup& cp, const std::string& label) {
   const MemoryScope kind(MemoryKind::kCommunication);

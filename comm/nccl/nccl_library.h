@@ -57,7 +57,7 @@ class NcclCommunicator {
   /// destroys one, and ranks may hold their communicators in different orders:
   /// begin with all of them, then destroy them.
   virtual void finalize() = 0;
-  /// Ends what runs and what waits on the device. No call may follow. Aborts
+  /// Ends all calls that run or wait on the device. No call may follow. Aborts
   /// between begin_group and end_group happen all at once.
   virtual void abort() = 0;
 };

@@ -20,11 +20,6 @@ namespace {
 constexpr std::int64_t kRandomTokens = 1 << 17;
 constexpr std::int64_t kWalkTokens = 32;
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() &&
-         text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 std::string read_file(const std::string& path) {
   SB_CHECK(!std::filesystem::is_directory(path), "--data ", path,
            ": cannot be read: it is a folder");
@@ -148,11 +143,11 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
   } else {
     const std::string bytes = read_file(source);
     SB_CHECK(!bytes.empty(), "--data ", source, ": the file is empty");
-    if (ends_with(source, ".u16")) {
+    if (source.ends_with(".u16")) {
       tokens = tokens_of_u16(source, bytes);
     } else {
       const std::string problem =
-          ends_with(source, ".txt") || ends_with(source, ".md")
+          source.ends_with(".txt") || source.ends_with(".md")
               ? utf8_problem(bytes)
               : "";
       SB_CHECK(problem.empty(), "--data ", source, ": ", problem,

@@ -10,7 +10,7 @@ namespace shardbook::pipeline_test {
 namespace {
 
 TEST(IdleTime, PlacesOfTheBubbleAreTheFormulas) {
-  // Larger stages, so that the launch of operations does not count
+  // The stages are large, so that launches take no time beside products
   Options options = worlds_options(4);
   options.model = R"({"n_layer": 8, "n_embd": 2048, "n_head": 16,
                       "n_positions": 1024, "vocab_size": 64})";
