@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "chapters/common/run/training.h"
+#include "chapters/common/sharded/sharded_trainer.h"
 #include "core/check.h"
 
 namespace shardbook::tensor_parallel {
@@ -106,8 +107,7 @@ Tensor vocab_parallel_cross_entropy(const Tensor& logits, const Tensor& targets,
 
 std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
                                std::int64_t divisible_by) {
-  const std::int64_t step = divisible_by * t;
-  return (vocabulary + step - 1) / step * step;
+  return shardbook::padded_vocabulary(vocabulary, divisible_by * t);
 }
 
 // --- A GPT -------------------------------------------------------------------

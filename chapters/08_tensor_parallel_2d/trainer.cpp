@@ -99,12 +99,6 @@ double buffer_bytes(const Sizes& s) {
 
 namespace {
 
-void check_divides(const std::string& what, std::int64_t n, std::int64_t by,
-                   const std::string& why) {
-  SB_CHECK(n % by == 0, what, " ", n, ": ", why, " ", by, " parts; give ",
-           n / by * by + by);
-}
-
 Options checked(const Options& options, const Grid& grid) {
   const ModelConfig config = model_config(options);
   if (config.type != "gpt2") return options;  // ShardedTrainer refuses it
@@ -131,10 +125,6 @@ ShardedModel sharded_model(const Options& options, const Grid& grid) {
 }
 
 }  // namespace
-
-std::int64_t padded_vocabulary(std::int64_t vocabulary, int q) {
-  return (vocabulary + q - 1) / q * q;
-}
 
 Trainer::Trainer(const Options& options, const Grid& grid, ProcessGroup& group)
     : ShardedTrainer(checked(options, grid), sharded_model(options, grid),

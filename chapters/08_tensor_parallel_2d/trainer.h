@@ -35,9 +35,6 @@ double activation_bytes(const Sizes& sizes);
 /// The largest buffers for blocks that arrive or leave, in bytes.
 double buffer_bytes(const Sizes& sizes);
 
-/// The next multiple of q; the table has so many rows.
-std::int64_t padded_vocabulary(std::int64_t vocabulary, int q);
-
 /// Trains the model of the options on all ranks of `group`.
 class Trainer : public ShardedTrainer {
  public:

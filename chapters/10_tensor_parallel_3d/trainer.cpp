@@ -89,12 +89,6 @@ double activation_bytes(const Sizes& s) {
 
 namespace {
 
-void check_divides(const std::string& what, std::int64_t n, std::int64_t by,
-                   const std::string& why) {
-  SB_CHECK(n % by == 0, what, " ", n, ": ", why, " ", by, " parts; give ",
-           n / by * by + by);
-}
-
 Options checked(const Options& options, const Cube& cube) {
   const ModelConfig config = model_config(options);
   if (config.type != "gpt2") return options;  // ShardedTrainer refuses it
@@ -115,16 +109,11 @@ ShardedModel sharded_model(const Options& options, const Cube& cube) {
   model.layout = [l](const std::string& name, int rank) {
     return layout(name, place_of(rank, l));
   };
-  model.padded_vocabulary = padded_vocabulary(vocabulary, l);
+  model.padded_vocabulary = padded_vocabulary(vocabulary, l * l);
   return model;
 }
 
 }  // namespace
-
-std::int64_t padded_vocabulary(std::int64_t vocabulary, int l) {
-  const std::int64_t parts = static_cast<std::int64_t>(l) * l;
-  return (vocabulary + parts - 1) / parts * parts;
-}
 
 Trainer::Trainer(const Options& options, const Cube& cube, ProcessGroup& group)
     : ShardedTrainer(checked(options, cube), sharded_model(options, cube),
@@ -140,8 +129,8 @@ Sizes Trainer::sizes() const {
   s.heads = static_cast<double>(config().n_head);
   s.layers = static_cast<double>(config().n_layer);
   s.positions = static_cast<double>(config().n_positions);
-  s.vocabulary =
-      static_cast<double>(padded_vocabulary(config().vocab_size, cube_.l()));
+  s.vocabulary = static_cast<double>(
+      padded_vocabulary(config().vocab_size, cube_.l() * cube_.l()));
   s.element = static_cast<double>(dtype_bytes(options_.dtype));
   s.stat = options_.dtype == DType::kF64 ? 8 : 4;
   s.keep_gathered = cube_.keep_gathered;

@@ -36,9 +36,6 @@ double parameters_per_rank(const Sizes& sizes);
 /// Peak of activations on l > 1, in bytes.
 double activation_bytes(const Sizes& sizes);
 
-/// The next multiple of l^2; the table has so many rows.
-std::int64_t padded_vocabulary(std::int64_t vocabulary, int l);
-
 /// Trains the model of the options on all ranks of `group`.
 class Trainer : public ShardedTrainer {
  public:

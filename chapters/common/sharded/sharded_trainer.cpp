@@ -136,6 +136,16 @@ Shape ShardedTrainer::whole_shape(const NamedTensor& part) const {
   return shape;
 }
 
+std::int64_t padded_vocabulary(std::int64_t vocabulary, std::int64_t parts) {
+  return (vocabulary + parts - 1) / parts * parts;
+}
+
+void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
+                   const std::string& why) {
+  SB_CHECK(n % parts == 0, what, " ", n, ": ", why, " ", parts, " parts; give ",
+           n / parts * parts + parts);
+}
+
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,
                    const std::string& label) {
   if (group.size() == 1 || parameters.empty()) return;

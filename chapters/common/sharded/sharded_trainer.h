@@ -82,6 +82,13 @@ class ShardedTrainer : public Strategy {
   Tensors own_;
 };
 
+/// The smallest multiple of `parts` that is at least the vocabulary.
+std::int64_t padded_vocabulary(std::int64_t vocabulary, std::int64_t parts);
+/// Throws Error unless `parts` divide n: "--batch 6: the batch is cut into 4
+/// parts; give 8".
+void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
+                   const std::string& why);
+
 /// `finish_gradients` for replicas whose gradients are parts of sums: adds those
 /// of the named parameters over the group, in one coalesced all-reduce. A
 /// parameter without a gradient counts as zeros.

@@ -119,7 +119,7 @@ TEST(SummaBill, EqualsARunOnShapes) {
         static_cast<double>(options.seq),
         144,
         2,
-        static_cast<double>(summa::padded_vocabulary(c.vocabulary, c.q)),
+        static_cast<double>(padded_vocabulary(c.vocabulary, c.q)),
         static_cast<double>(options.batch)};
     expect_time(report.time.step_s, time.step());
   }

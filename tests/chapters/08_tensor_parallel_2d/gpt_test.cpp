@@ -16,7 +16,7 @@ GptParts parts_on(const Grid& grid) {
     return summa::layout(name, grid.place());
   };
   parts.padded_vocabulary =
-      summa::padded_vocabulary(small_gpt(0).vocab_size, grid.q());
+      padded_vocabulary(small_gpt(0).vocab_size, grid.q());
   return parts;
 }
 

@@ -93,7 +93,7 @@ TEST(CubeBill, EqualsARunOnShapes) {
         static_cast<double>(options.seq),
         144,
         2,
-        static_cast<double>(cube::padded_vocabulary(c.vocabulary, c.l)),
+        static_cast<double>(padded_vocabulary(c.vocabulary, c.l * c.l)),
         static_cast<double>(options.batch),
         c.keep_gathered};
     expect_time(report.time.step_s, time.step());
