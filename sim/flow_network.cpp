@@ -13,6 +13,7 @@ class FlowState : public std::enable_shared_from_this<FlowState> {
   /// Flows that begin when this one ends.
   std::vector<FlowRef> followers;
   double begin_s = 0, end_s = 0;
+  double shifted_s = 0;  ///< by how much the network had shifted at its end
   bool has_entered = false, is_over = false;
   /// It has had to share: its end is no longer begin plus `seconds`.
   bool has_shared = false;
@@ -86,7 +87,9 @@ FlowRef FlowNetwork::add(const Flow& flow, const FlowRef& after,
   if (after != nullptr && !after->is_over) {
     after->followers.push_back(state);
   } else {
-    begin(state, std::max(flow.ready_s, after == nullptr ? 0 : after->end_s));
+    const double free_s =
+        after == nullptr ? 0 : after->end_s + (shifted_s_ - after->shifted_s);
+    begin(state, std::max(flow.ready_s, free_s));
   }
   return state;
 }
@@ -120,6 +123,7 @@ void FlowNetwork::enter(const FlowRef& flow) {
 void FlowNetwork::finish(const FlowRef& flow, double end_s) {
   flow->is_over = true;
   flow->end_s = end_s;
+  flow->shifted_s = shifted_s_;
   if (flow->has_entered) {
     // Flows gain where they did not have all that they wanted
     std::vector<FlowState*> gainers;
@@ -161,6 +165,7 @@ FlowRef FlowNetwork::advance() {
 
 void FlowNetwork::shift(double seconds) {
   now_s_ += seconds;
+  shifted_s_ += seconds;
   std::vector<FlowState*> followers;
   for (Event& event : events_) {
     event.at_s += seconds;

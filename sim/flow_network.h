@@ -78,8 +78,8 @@ class FlowNetwork {
   /// Moves on to the next end of a flow. Returns that flow, or null when no
   /// flow is under way.
   FlowRef advance();
-  /// Adds `seconds` to the network's time and to the times of all flows under
-  /// way.
+  /// Adds `seconds` to the network's time, to the times of all flows under way,
+  /// and to the times at which queues are free.
   void shift(double seconds);
 
   double now_s() const { return now_s_; }
@@ -117,6 +117,7 @@ class FlowNetwork {
   void push(const FlowRef& flow, double at_s);
 
   double now_s_ = 0;
+  double shifted_s_ = 0;
   std::uint64_t num_flows_ = 0;
   std::vector<Link> links_;
   std::vector<Event> events_;  ///< a heap
