@@ -120,6 +120,11 @@ Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
                             ProcessGroup& cp) {
   const Tensor local = cross_entropy(logits, targets, Reduction::kSum);
   note_local_loss(local);
+  return mean_over_ranks(local, targets, cp);
+}
+
+Tensor mean_over_ranks(const Tensor& local, const Tensor& targets,
+                       ProcessGroup& cp) {
   Tensor sums;  // of losses, and of targets
   {
     const NoGrad no_grad;

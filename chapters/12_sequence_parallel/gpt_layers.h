@@ -53,6 +53,9 @@ AnyModule cut_dropout(double p, Layout layout, int rank, int c);
 /// of two numbers.
 Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
                             ProcessGroup& cp);
+/// The same from the sum of the losses of this rank's targets.
+Tensor mean_over_ranks(const Tensor& sum, const Tensor& targets,
+                       ProcessGroup& cp);
 
 /// The layers of one rank, for sequences of s tokens. Those of one device where
 /// c = 1.
