@@ -129,6 +129,9 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
   const Options& options = *z.options;
   MemoryBill bill = pipeline::schedule_bill(options, schedule, pp_rank, model,
                                             on_shapes, engine);
+  // RSA's mask outlives the micro-batch on which the rest was measured
+  const bool has_mask = z.c() > 1 && z.how->cp_kind == "rsa";
+  if (has_mask && options.steps > 0) bill[MemoryKind::kInput] = kNoClaim;
   double updated = 0, flats = 0;
   double whole = 0, shards = 0, most = 0;
   for (const UpdateBucket& bucket : *z.buckets) {

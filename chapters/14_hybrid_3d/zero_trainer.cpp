@@ -1,5 +1,6 @@
 // ZeRO-2 and -3 around tensor-parallel layers, without a pipeline.
 
+#include <algorithm>
 #include <cmath>
 
 #include "chapters/12_sequence_parallel/megatron.h"
@@ -45,8 +46,9 @@ ZeroTrainer::ZeroTrainer(const Options& options, const HybridOptions& how,
   const std::int64_t h = layers_.padded.n_embd;
   zero.persistence_threshold = 10 * h;
   zero.prefetch_bucket_size = 13 * h * h / groups_.tp.size();
-  zero.reduce_bucket_size = zero.allgather_bucket_size =
-      how.bucket_bytes / static_cast<std::int64_t>(dtype_bytes(options.dtype));
+  zero.reduce_bucket_size = zero.allgather_bucket_size = std::max<std::int64_t>(
+      how.bucket_bytes / static_cast<std::int64_t>(dtype_bytes(options.dtype)),
+      1);
   zero.norm = [this](const std::vector<NamedTensor>& own) { return norm(own); };
   zero_ = zero::make_zero(*model_, groups_.data, zero, options.optimizer,
                           options.optimizer_options);
