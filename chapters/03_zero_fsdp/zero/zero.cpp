@@ -66,7 +66,10 @@ void check_same_model(Module& module, ProcessGroup& group) {
 
 ZeroOptimizer::ZeroOptimizer(Module& module, ProcessGroup& group,
                              const ZeroOptions& options)
-    : module_(module), group_(group), options_(options) {
+    : module_(module),
+      group_(group),
+      options_(options),
+      loss_scale_(options.loss_scale) {
   check_options(options);
   check_same_model(module, group);
   for (const Tensor& parameter : module.parameters()) {
@@ -147,8 +150,7 @@ std::vector<NamedTensor> ZeroOptimizer::own_gradients() const {
 // everything once. An overflow on one rank is one on all: inf and nan survive
 // the sum.
 double ZeroOptimizer::global_norm() {
-  if (options_.norm)
-    return options_.norm(own_gradients()) / options_.loss_scale;
+  if (options_.norm) return options_.norm(own_gradients()) / loss_scale_;
   double total = 0;
   for (const ShardGroup& group : groups_) {
     if (group.is_trained) total += sum_of_squares(group.grad);
@@ -156,7 +158,7 @@ double ZeroOptimizer::global_norm() {
   MemoryScope kind(MemoryKind::kCommunication);
   const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
   group_.all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  return std::sqrt(sum.item()) / options_.loss_scale;
+  return std::sqrt(sum.item()) / loss_scale_;
 }
 
 void ZeroOptimizer::check_usable(const char* what) const {
@@ -207,7 +209,7 @@ double ZeroOptimizer::step() {
   }
 
   // Unscale and clip with one factor, on the way into the update
-  double factor = 1 / options_.loss_scale;
+  double factor = 1 / loss_scale_;
   if (options_.clip > 0) factor *= clip_factor(norm, options_.clip);
   is_updating_ = true;
   for (std::size_t i = 0; i < optimizer_->slots().size(); ++i) {

@@ -133,6 +133,8 @@ class ZeroOptimizer {
   /// Updates this rank's flat shards, one per dtype.
   Optimizer& optimizer() { return *optimizer_; }
   void set_lr(double lr) { optimizer_->set_lr(lr); }
+  /// Replaces ZeroOptions::loss_scale, from the next backward on.
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
   std::int64_t num_skipped_steps() const { return num_skipped_; }
 
   Module& module() { return module_; }
@@ -236,6 +238,7 @@ class ZeroOptimizer {
   std::int64_t initial_device_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::int64_t num_skipped_ = 0;
+  double loss_scale_ = 1;
   bool is_in_backward_ = false;
   bool has_failed_backward_ = false;
   bool is_updating_ = false;  ///< true outside of step() when it has failed
