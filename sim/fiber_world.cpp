@@ -190,7 +190,7 @@ std::string reason_of(const std::exception_ptr& failure) {
 void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
                 const LaunchOptions& options, bool on_meta) {
   Scheduler scheduler(num_ranks);
-  const auto world = std::make_shared<internal::ThreadWorld>(
+  const auto world = std::make_shared<shardbook::internal::ThreadWorld>(
       num_ranks, /*num_cores=*/0, std::make_unique<FiberSleeper>(scheduler));
   bool any_threw = false;
 
@@ -203,8 +203,8 @@ void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
           on_meta ? Device::meta(r, capacity) : Device::cpu(r, capacity), r);
       context.deterministic = options.deterministic;
       const RankContext::Scope scope(context);
-      internal::ThreadGroup group(world, world->root_group(), r,
-                                  options.timeout);
+      shardbook::internal::ThreadGroup group(world, world->root_group(), r,
+                                             options.timeout);
       body(group);
     } catch (const context::detail::forced_unwind&) {
       throw;  // this fiber is being taken down

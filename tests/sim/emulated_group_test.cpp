@@ -19,7 +19,6 @@ namespace shardbook::test {
 namespace {
 
 using sim::RankTimeline;
-using sim::VirtualClock;
 
 void compute(int microseconds) { Tensor::empty({250 * microseconds}).zero(); }
 
@@ -32,11 +31,11 @@ std::map<int, RankTimeline> timelines(
   sim::run_world(
       world_size,
       [&](ProcessGroup& world) {
-        VirtualClock::current()->begin_steps();
+        sim::VirtualClock::current()->begin_steps();
         body(world);
-        VirtualClock::current()->end_step();
+        sim::VirtualClock::current()->end_step();
         const std::lock_guard<std::mutex> lock(mutex);
-        result[world.rank()] = VirtualClock::current()->main().timeline();
+        result[world.rank()] = sim::VirtualClock::current()->main().timeline();
       },
       options);
   return result;
