@@ -50,9 +50,9 @@ double step_bytes(const Sizes& s) {
               // X W^T moves the logits in place of X
               3 * (q - 1) / (q * q) * (t * s.vocabulary - t * h) / d;
 
-  // Sums of the norms, twice; of the loss, three times, and its mean
+  // Sums of the norms, twice; of the loss, three times, then its sum and count
   double stats = norms * 2 * reduced(q, 2 * rows);
-  stats += 3 * reduced(q, rows) + reduced(d * q, 1);
+  stats += 3 * reduced(q, rows) + reduced(d * q, 2);
   return elements * s.element + stats * s.stat;
 }
 
@@ -74,9 +74,9 @@ double activation_bytes(const Sizes& s) {
                        (is_gathered ? 13 * w * e : 0);
   const double blocks = s.layers * block;
   const double vectors = is_gathered ? 2 * w * e : 0;  // of ln_f
-  // Logits and their gradient, three scalars: loss, its mean, their gradient
+  // Logits and their gradient, two scalars: the sum of own losses, the mean
   const double at_loss = blocks + n * (2 * w * e + 2 * stat) + vectors +
-                         n * (2 * v * e + stat) + 3 * stat;
+                         n * (2 * v * e + stat) + 2 * stat;
   const double at_head =
       blocks + n * ((3 * w + v) * e + 2 * stat) + vectors + 2 * stat;
   const double at_block =
@@ -168,7 +168,8 @@ MemoryBill Trainer::bill() const {
   bill[MemoryKind::kGradient] = part + std::max(table, positions);
   bill[MemoryKind::kOptimizerState] *= part / whole;
   bill[MemoryKind::kCommunication] =
-      std::max(buffer_bytes(s), 8.0);  // The norm of the gradient
+      // The norm of the gradient, or sum, count and gradient of the loss
+      std::max({buffer_bytes(s), 8.0, grid_.num_ranks() > 1 ? 3 * s.stat : 0});
   if (grid_.num_ranks() > 1) {
     bill[MemoryKind::kActivation] = activation_bytes(s);
   }

@@ -45,7 +45,7 @@ double step_bytes(const Sizes& s) {
 
   const double rows = t / (l * l);
   double stats = norms * 2 * reduced(l, 2 * rows);
-  stats += 3 * reduced(l, rows) + 2 * reduced(l, 1);
+  stats += 3 * reduced(l, rows) + 2 * reduced(l, 2);
   return elements * s.element + stats * s.stat;
 }
 
@@ -156,7 +156,9 @@ MemoryBill Trainer::bill() const {
   const double positions = s.l == 1 ? 0 : s.seq * s.h / s.l * s.element;
   bill[MemoryKind::kGradient] = part + std::max(table, positions);
   bill[MemoryKind::kOptimizerState] *= part / whole;
-  bill[MemoryKind::kCommunication] = 8;  // The norm of the gradient
+  // The norm of the gradient; sum, count and gradient of the loss
+  bill[MemoryKind::kCommunication] =
+      cube_.num_ranks() > 1 ? std::max(8.0, 3 * s.stat) : 8;
   if (cube_.num_ranks() > 1) {
     bill[MemoryKind::kActivation] = activation_bytes(s);
   }

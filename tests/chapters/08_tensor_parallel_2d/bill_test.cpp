@@ -69,7 +69,7 @@ struct StepTime {
            vector_there(seq * h) + vector_back(seq * h);
   }
   double loss() const {
-    return 3 * all_reduce(q, 4 * tokens / (d * q)) + all_reduce(d * q, 4) +
+    return 3 * all_reduce(q, 4 * tokens / (d * q)) + all_reduce(d * q, 8) +
            all_reduce(d * q * q, 8);
   }
   double block() const {

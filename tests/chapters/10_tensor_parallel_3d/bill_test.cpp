@@ -53,7 +53,7 @@ struct StepTime {
     const double embedding =
         2 * moved(vocabulary, h) + 2 * moved(tokens, h) + vector(seq * h);
     const double loss = 3 * all_reduce(l, 4 * tokens / (l * l)) +
-                        2 * all_reduce(l, 4) + all_reduce(l * l * l, 8);
+                        2 * all_reduce(l, 8) + all_reduce(l * l * l, 8);
     return embedding + layers * block() + norm() + product(h, vocabulary) +
            loss;
   }
