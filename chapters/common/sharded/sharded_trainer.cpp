@@ -29,6 +29,14 @@ ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
 
 }  // namespace
 
+void add_passes(CommandLine& line, Passes& passes) {
+  line.add("--micro-batches", &passes.micro_batches, "micro-batches per step",
+           1);
+  line.add("--recompute", &passes.recompute,
+           "keep the inputs of blocks only, and compute them again in "
+           "backward");
+}
+
 ShardedTrainer::ShardedTrainer(const Options& options, ShardedModel sharded,
                                ProcessGroup& group, std::int64_t micro_batches,
                                bool recompute)

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/run/command_line.h"
 #include "chapters/common/run/strategy.h"
 #include "core/shards.h"
 
@@ -39,6 +40,15 @@ struct ShardedModel {
   std::function<void(const std::vector<NamedTensor>& parameters)>
       finish_gradients;
 };
+
+/// How a rank goes through its batch.
+struct Passes {
+  std::int64_t micro_batches = 1;  ///< per step
+  /// Keep the inputs of blocks alone, and compute the blocks again in backward.
+  bool recompute = false;
+};
+/// --micro-batches and --recompute.
+void add_passes(CommandLine& line, Passes& passes);
 
 class ShardedTrainer : public Strategy {
  public:
