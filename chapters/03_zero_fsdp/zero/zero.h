@@ -46,6 +46,7 @@
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/03_zero_fsdp/zero/zero_offload.h"
+#include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 #include "core/optim.h"
@@ -164,6 +165,8 @@ class ZeroOptimizer {
   /// `steps_done` counts optimizer steps. Collective.
   void load_shards(const std::vector<ShardPiece>& pieces,
                    std::int64_t steps_done);
+  /// The same parts for a checkpoint of the whole training.
+  TrainingState state();
   /// Parameters by name, whole, on the host, on every rank (or, with
   /// `rank0_only`, empty elsewhere). Gathers at most allgather_bucket_size
   /// elements at a time. Collective.
