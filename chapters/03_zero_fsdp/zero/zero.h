@@ -140,6 +140,9 @@ class ZeroOptimizer {
   /// `micro_steps` micro-steps each.
   virtual double predicted_bytes(std::int64_t steps,
                                  std::int64_t micro_steps) const = 0;
+  /// Bytes that this rank sends when a checkpoint has been loaded: it shows its
+  /// parameters to the others, as after a step.
+  virtual double predicted_load_bytes() const = 0;
   virtual HostTraffic predicted_host_traffic(
       std::int64_t steps, std::int64_t micro_steps) const = 0;
   /// Elements of this rank's shard, padding included.

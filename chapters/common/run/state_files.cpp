@@ -59,25 +59,39 @@ std::string sum_of(const void* data, std::size_t bytes) {
   return text.str();
 }
 
-// Of the pieces on this rank, those that it writes: one of several holders does,
-// in turn.
-std::set<std::string> own_keys(const std::vector<std::string>& keys,
-                               ProcessGroup* world) {
-  if (world == nullptr) return {keys.begin(), keys.end()};
-  std::string joined;
-  for (const std::string& key : keys) joined += key + "\n";
-  std::map<std::string, std::vector<int>> holders;
-  const std::vector<std::string> all = world->exchange(joined);
+// Of the pieces on this rank (key and bytes), those that it writes: of several
+// holders the one that has least to write so far.
+std::set<std::string> own_keys(
+    const std::map<std::string, std::int64_t>& pieces, ProcessGroup* world) {
+  std::string mine;
+  for (const auto& [key, bytes] : pieces) {
+    mine += std::to_string(bytes) + " " + key + "\n";
+  }
+  struct Holders {
+    double bytes = 0;
+    std::vector<std::size_t> ranks;
+  };
+  std::map<std::string, Holders> holders;
+  std::vector<std::string> all = {mine};
+  if (world != nullptr) all = world->exchange(mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     std::istringstream lines(all[rank]);
-    for (std::string key; std::getline(lines, key);) {
-      holders[key].push_back(static_cast<int>(rank));
+    Holders here;
+    for (std::string key; lines >> here.bytes && lines.get() == ' ' &&
+                          std::getline(lines, key);) {
+      holders[key].bytes = here.bytes;
+      holders[key].ranks.push_back(rank);
     }
   }
   std::set<std::string> own;
-  std::size_t turn = 0;
-  for (const auto& [key, ranks] : holders) {
-    if (ranks[turn++ % ranks.size()] == world->rank()) own.insert(key);
+  std::vector<double> load(all.size(), 0.0);
+  const std::size_t here = world == nullptr ? 0 : world->rank();
+  for (const auto& [key, held] : holders) {
+    const std::size_t writer = *std::min_element(
+        held.ranks.begin(), held.ranks.end(),
+        [&](std::size_t a, std::size_t b) { return load[a] < load[b]; });
+    load[writer] += held.bytes;
+    if (writer == here) own.insert(key);
   }
   return own;
 }
@@ -93,15 +107,16 @@ void write_state_file(const std::string& folder, const TrainingState& state,
     Json place;
   };
   std::vector<Field> fields;
-  std::vector<std::string> keys;
+  std::map<std::string, std::int64_t> keys;
   for (const StatePart& part : state.parts) {
     if (part.values.numel() == 0) continue;
     for (const StateField& each : fields_of(part)) {
       Json place = place_of(part);
       place["updates"] = updates_of(part);
-      keys.push_back(key_of(part, each.name));
-      fields.push_back({keys.back(), each.name + ":" + part.name, each.values,
-                        std::move(place)});
+      const std::string key = key_of(part, each.name);
+      keys[key] = each.values.bytes();
+      fields.push_back(
+          {key, each.name + ":" + part.name, each.values, std::move(place)});
     }
   }
   std::set<std::string> own = own_keys(keys, world);
