@@ -90,6 +90,19 @@ std::vector<NamedTensor> ShardedTrainer::full_state() {
                       config_.vocab_size);
 }
 
+TrainingState ShardedTrainer::state() {
+  TrainingState state;
+  add_whole(state, model_->named_parameters(), *optimizer_);
+  for (StatePart& part : state.parts) {
+    part.whole = whole_shape({part.name, part.values});
+    part.shards = sharded_.layout(part.name, group_.rank());
+    if (part.name != kTokenEmbedding) continue;
+    part.padded_rows = part.whole[0];
+    part.whole[0] = config_.vocab_size;
+  }
+  return state;
+}
+
 double ShardedTrainer::predicted_norm_bytes() const {
   const double ranks = group_.size();
   return 2 * (ranks - 1) / ranks * 8;

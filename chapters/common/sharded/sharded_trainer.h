@@ -57,6 +57,7 @@ class ShardedTrainer : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   /// Collects the parts on rank 0, a parameter at a time.
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
 
   const ModelConfig& config() const { return config_; }
   Module& model() { return *model_; }
