@@ -52,7 +52,8 @@ ShardedTrainer::ShardedTrainer(const Options& options, ShardedModel sharded,
     });
   }
   for (const NamedTensor& each : model_->named_parameters()) {
-    if (first_holder(each.name, group_.rank()) == group_.rank()) {
+    if (first_holder(sharded_.layout, each.name, group_.rank()) ==
+        group_.rank()) {
       own_.push_back(each.tensor);
     }
   }
@@ -84,34 +85,11 @@ StepResult ShardedTrainer::step(std::int64_t step) {
 }
 
 std::vector<NamedTensor> ShardedTrainer::full_state() {
-  std::vector<NamedTensor> state;
-  const NoGrad no_grad;
-  int tag = 0;
-  for (const NamedTensor& part : model_->named_parameters()) {
-    const auto first_here = first_holder(part.name, group_.rank());
-    if (group_.rank() != 0) {
-      if (first_here == group_.rank()) group_.send(part.tensor, 0, tag).wait();
-      ++tag;
-      continue;
-    }
-    const Shape shape = whole_shape(part);
-    Tensor whole = Tensor::empty(shape, {part.tensor.dtype(), Device()});
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      if (first_holder(part.name, rank) != rank) continue;
-      const Shards shards = sharded_.layout(part.name, rank);
-      Tensor theirs = Tensor::empty(shape_of(shards, shape), whole.options());
-      if (rank == 0) {
-        theirs.copy_from(part.tensor);
-      } else {
-        group_.recv(theirs, rank, tag).wait();
-      }
-      put_part(whole, theirs, shards);
-    }
-    ++tag;
-    if (part.name == kTokenEmbedding) {
-      whole = whole.rows_view(0, config_.vocab_size);
-    }
-    state.push_back({part.name, whole});
+  std::vector<NamedTensor> state =
+      collect_parts(model_->named_parameters(), sharded_.layout, group_);
+  for (NamedTensor& each : state) {
+    if (each.name != kTokenEmbedding) continue;
+    each.tensor = each.tensor.rows_view(0, config_.vocab_size);
   }
   return state;
 }
@@ -121,19 +99,48 @@ double ShardedTrainer::predicted_norm_bytes() const {
   return 2 * (ranks - 1) / ranks * 8;
 }
 
-int ShardedTrainer::first_holder(const std::string& name, int rank) const {
-  const Shards part = sharded_.layout(name, rank);
+int first_holder(const ParameterLayout& layout, const std::string& name,
+                 int rank) {
+  const Shards part = layout(name, rank);
   int first = 0;
-  while (!(sharded_.layout(name, first) == part)) ++first;
+  while (!(layout(name, first) == part)) ++first;
   return first;
 }
 
-Shape ShardedTrainer::whole_shape(const NamedTensor& part) const {
-  Shape shape = part.tensor.shape();
-  for (const Shard& shard : sharded_.layout(part.name, group_.rank())) {
-    shape[static_cast<std::size_t>(shard.dim)] *= shard.count;
+std::vector<NamedTensor> collect_parts(const std::vector<NamedTensor>& parts,
+                                       const ParameterLayout& layout,
+                                       ProcessGroup& group) {
+  std::vector<NamedTensor> whole_ones;
+  const NoGrad no_grad;
+  int tag = -1;
+  for (const NamedTensor& part : parts) {
+    ++tag;
+    if (group.rank() != 0) {
+      if (first_holder(layout, part.name, group.rank()) == group.rank()) {
+        group.send(part.tensor, 0, tag).wait();
+      }
+      continue;
+    }
+    Shape shape = part.tensor.shape();
+    for (const Shard& shard : layout(part.name, 0)) {
+      shape[static_cast<std::size_t>(shard.dim)] *= shard.count;
+    }
+    const Tensor whole = Tensor::empty(shape, {part.tensor.dtype(), Device()});
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (first_holder(layout, part.name, rank) != rank) continue;
+      const Shards shards = layout(part.name, rank);
+      const Tensor theirs =
+          Tensor::empty(shape_of(shards, shape), whole.options());
+      if (rank == 0) {
+        theirs.copy_from(part.tensor);
+      } else {
+        group.recv(theirs, rank, tag).wait();
+      }
+      put_part(whole, theirs, shards);
+    }
+    whole_ones.push_back({part.name, whole});
   }
-  return shape;
+  return whole_ones;
 }
 
 std::int64_t padded_vocabulary(std::int64_t vocabulary, std::int64_t parts) {
@@ -147,8 +154,15 @@ void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
 }
 
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,
-                   const std::string& label) {
-  if (group.size() == 1 || parameters.empty()) return;
+                   const std::string& label, double factor) {
+  if (parameters.empty()) return;
+  if (group.size() == 1) {
+    for (const Tensor& parameter : parameters) {
+      if (!parameter.grad().defined()) continue;
+      scale_into(parameter.grad(), parameter.grad(), factor);
+    }
+    return;
+  }
   const Tensor& first = parameters[0];
   std::int64_t numel = 0;
   for (const Tensor& parameter : parameters) numel += parameter.numel();
@@ -171,7 +185,7 @@ void sum_gradients(ProcessGroup& group, const Tensors& parameters,
     there.push_back({place, grad});
     back.push_back({grad, place});
   }
-  copy_runs(there);
+  copy_runs(there, factor);
   group.all_reduce(sums, ReduceOp::kSum, label).wait();
   copy_runs(back);
 }

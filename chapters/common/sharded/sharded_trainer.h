@@ -24,6 +24,15 @@ namespace shardbook {
 using ParameterLayout =
     std::function<Shards(const std::string& name, int rank)>;
 
+/// The lowest rank that holds the same part of the parameter as `rank`.
+int first_holder(const ParameterLayout& layout, const std::string& name,
+                 int rank);
+/// The parameters whole on rank 0, one at a time; none elsewhere. `parts` are this
+/// rank's, the same names on all ranks of the group. Collective.
+std::vector<NamedTensor> collect_parts(const std::vector<NamedTensor>& parts,
+                                       const ParameterLayout& layout,
+                                       ProcessGroup& group);
+
 /// A chapter's model on one rank.
 struct ShardedModel {
   /// They make parameters with init.shards = layout(name, rank). The loss is the
@@ -67,11 +76,6 @@ class ShardedTrainer : public Strategy {
   const std::int64_t micro_batches_;
 
  private:
-  /// The lowest rank that holds the same part of the parameter.
-  int first_holder(const std::string& name, int rank) const;
-  /// The parameter on one device; that of the embedding with its padding.
-  Shape whole_shape(const NamedTensor& part) const;
-
   ShardedModel sharded_;
   ModelConfig config_;
   std::unique_ptr<Gpt> model_;
@@ -91,8 +95,9 @@ void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
 
 /// `finish_gradients` for replicas whose gradients are parts of sums: adds those
 /// of the named parameters over the group, in one coalesced all-reduce. A
-/// parameter without a gradient counts as zeros.
+/// parameter without a gradient counts as zeros. Each rank's part counts
+/// `factor` times.
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,
-                   const std::string& label);
+                   const std::string& label, double factor = 1);
 
 }  // namespace shardbook
