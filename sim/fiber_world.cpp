@@ -155,7 +155,7 @@ class Scheduler {
   Switch mine_;
 };
 
-class FiberSleeper : public internal::Sleeper {
+class FiberSleeper : public shardbook::internal::Sleeper {
  public:
   explicit FiberSleeper(Scheduler& scheduler) : scheduler_(scheduler) {}
   std::cv_status sleep(int world_rank, std::unique_lock<std::mutex>& lock,
