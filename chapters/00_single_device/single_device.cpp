@@ -37,6 +37,22 @@ void DynamicLossScaler::update(bool overflow) {
   step_ += 1;
 }
 
+std::map<std::string, double> DynamicLossScaler::state() const {
+  return {{"loss scale", scale_},
+          {"loss scale's forgiveness", forgiveness_},
+          {"loss scale's last overflow", static_cast<double>(last_overflow_)},
+          {"loss scale's step", static_cast<double>(step_)}};
+}
+
+void DynamicLossScaler::load_state(
+    const std::map<std::string, double>& numbers) {
+  scale_ = numbers.at("loss scale");
+  forgiveness_ = static_cast<int>(numbers.at("loss scale's forgiveness"));
+  last_overflow_ =
+      static_cast<std::int64_t>(numbers.at("loss scale's last overflow"));
+  step_ = static_cast<std::int64_t>(numbers.at("loss scale's step"));
+}
+
 // --- Training --------------------------------------------------------------------
 
 SingleDevice::SingleDevice(const Options& options,
@@ -106,6 +122,19 @@ StepResult SingleDevice::update(StepResult result, double loss_scale) {
 
 std::vector<NamedTensor> SingleDevice::full_state() {
   return state_of(*loaded_.model);
+}
+
+TrainingState SingleDevice::state() {
+  TrainingState state;
+  add_whole(state, state_of(*loaded_.model), *optimizer_);
+  if (options_.dtype != DType::kF16) return state;
+  state.numbers = scaler_.state();
+  state.numbers["updates"] = static_cast<double>(num_updates_);
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    scaler_.load_state(numbers);
+    num_updates_ = static_cast<std::int64_t>(numbers.at("updates"));
+  };
+  return state;
 }
 
 bool SingleDevice::has_predictable_time() const {

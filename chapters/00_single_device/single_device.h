@@ -5,7 +5,10 @@
 // arithmetic in 16 bits.
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "chapters/common/run/piece_graphs.h"
 #include "chapters/common/run/strategy.h"
@@ -24,6 +27,9 @@ class DynamicLossScaler {
                              int hysteresis = 2, double min_scale = 1);
 
   double scale() const { return scale_; }
+  /// Everything that `update` changes, by name; and back.
+  std::map<std::string, double> state() const;
+  void load_state(const std::map<std::string, double>& numbers);
   /// Tells whether the step overflowed. Throws Error when the scale would fall
   /// below min_scale.
   void update(bool overflow);
@@ -60,6 +66,7 @@ class SingleDevice : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override { return {{0, bill()}}; }
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
   /// In f16, false where the last step made no update, or a late first one,
   /// which creates the optimizer's state: on shapes, gradients never overflow.
   bool has_predictable_time() const override;

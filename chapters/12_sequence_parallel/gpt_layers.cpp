@@ -149,12 +149,14 @@ LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
       };
       break;
     case Kind::kRsa: {
-      // One mask for all layers, made before the first step
+      // One mask for all layers of a device, made before the first step
       const auto mask = std::make_shared<Tensor>();
       layers.attention = [how, s, &cp, mask](const Tensor& qkv,
                                              const AttentionOptions& options) {
         const std::int64_t n = s / cp.size();
-        if (options.causal && !mask->defined()) {
+        const bool has_mask =
+            mask->defined() && mask->device() == qkv.device();
+        if (options.causal && !has_mask) {
           *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
           mask->set_memory_kind(MemoryKind::kInput);
         }
