@@ -47,6 +47,12 @@ class Strategy {
   /// device; on rank 0, where they lie on the host. Empty on other ranks.
   virtual std::vector<NamedTensor> full_state() = 0;
 
+  /// The whole model with full_state's values, for --save and --logits; on rank 0.
+  virtual LoadedModel whole_model(const Options& options,
+                                  const std::vector<NamedTensor>& state) {
+    return model_with(options, state);
+  }
+
   /// Copies between the devices of this rank; null where it has one device.
   virtual CopyLedger* copies() { return nullptr; }
   /// Text that rank 0 prints above the report; empty for most chapters.
