@@ -170,10 +170,14 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
         (sizes.offload ? 0 : shard) + passing_gradients(config, moe, sizes);
   }
   bill[MemoryKind::kGradient] = trains || stage > 0 ? gradients * work.e : 0;
+  // ZeRO keeps f32 copies of 16-bit weights, from the beginning
   const double states = stage == 0 ? dense + experts : shard;
-  const double masters = stage > 0 && work.e == 2 ? 4 : 0;
+  const double masters = work.e == 2 ? 4 : 0;
+  const double moments = bytes.optimizer - masters;
   bill[MemoryKind::kOptimizerState] =
-      sizes.offload ? 0 : states * (trains ? bytes.optimizer : masters);
+      sizes.offload
+          ? 0
+          : states * ((trains ? moments : 0) + (stage > 0 ? masters : 0));
 
   // Messages: the loss beside the widest of them
   double exchanged = 0;
@@ -188,12 +192,15 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
   if (!trains) {
     messages = 0;
   } else if (stage > 0) {
-    messages = 8 + (dense + experts) * work.e + exchanged;
+    messages = 8 + std::max(sizes.bucket_bytes + exchanged, sizes.gather_bytes);
   } else {
     messages = 8 + std::max({8.0, exchanged, sizes.dp > 1 ? dense * work.e : 0,
                              r > 1 ? experts * work.e : 0});
   }
   if (depends_on_routing(moe)) messages = kNoClaim;
+  if (sizes.bucket_bytes < 0) {
+    bill[MemoryKind::kGradient] = messages = kNotPredicted;
+  }
   return bill;
 }
 

@@ -13,6 +13,9 @@ struct BillSizes {
   int zero_stage = 0;
   bool offload = false;
   std::int64_t micro_batches = 1;
+  /// ZeRO: bytes of the buckets that exist at one time, and of the largest buffer
+  /// that parameters are gathered through. Negative: not known.
+  double bucket_bytes = 0, gather_bytes = 0;
   int edp() const { return dp / ep; }
 };
 

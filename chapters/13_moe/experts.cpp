@@ -54,8 +54,9 @@ Tensor Experts::forward(const Tensor& rows) {
   const std::int64_t local = rows.size(0), m = rows.size(2);
   const std::int64_t f = c_fc_bias.size(1);
   const Tensor x = tp_ != nullptr ? tensor_parallel::copy_to(rows, *tp_) : rows;
-  const Tensor hidden =
-      add(matmul(x, c_fc_weight), reshape(c_fc_bias, {local, 1, f}));
+  // One statement each: their order decides the order of backward
+  const Tensor product = matmul(x, c_fc_weight);
+  const Tensor hidden = add(product, reshape(c_fc_bias, {local, 1, f}));
   Tensor y = matmul(gelu(hidden), c_proj_weight);
   // Hidden units of other ranks are parts of the sum; the bias is added after it
   if (tp_ != nullptr) y = tensor_parallel::reduce_from(y, *tp_);

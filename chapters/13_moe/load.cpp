@@ -81,6 +81,7 @@ std::string draw_loads(const Loads& loads) {
       bars += " " + std::string(static_cast<std::size_t>(5 - length), ' ') +
               std::string(static_cast<std::size_t>(length), '#');
     }
+    bars.erase(bars.find_last_not_of(' ') + 1);
     text += numbers + "\n" + bars + "\n";
   }
   return text;

@@ -49,6 +49,7 @@ MoeLayer::MoeLayer(const std::string& name, const ModelConfig& config,
       experts(name + ".experts", shape_of(config, options), init,
               rank_of(groups.ep), size_of(groups.ep),
               options.expert_tensor_parallel ? groups.tp : nullptr),
+      resid_dropout(layers.dropout(config.dropout)),
       name_(name),
       options_(options),
       groups_(groups),
@@ -60,7 +61,9 @@ MoeLayer::MoeLayer(const std::string& name, const ModelConfig& config,
            "--dropless: tensor-parallel ranks cut the slots of experts, and "
            "there are none; leave out --tp");
   if (options.use_residual || options.shared_expert) {
-    mlp.emplace(name + ".mlp", config, init, layers);
+    ModelConfig beside = config;
+    beside.dropout = 0;  // drawn once, behind the sum
+    mlp.emplace(name + ".mlp", beside, init, layers);
   }
   if (options.use_residual) {
     coefficient_weight = make_parameter(
@@ -76,6 +79,7 @@ MoeLayer::MoeLayer(const std::string& name, const ModelConfig& config,
 void MoeLayer::members(MemberVisitor& visit) {
   visit.module("gate", gate);
   visit.module("experts", experts);
+  visit.module("resid_dropout", *resid_dropout);
   if (mlp) visit.module("mlp", *mlp);
   if (coefficient_weight.defined()) {
     visit.parameter("coefficient.weight", coefficient_weight);
@@ -123,7 +127,7 @@ Tensor MoeLayer::forward(const Tensor& x) {
     }
     y = add(y, dense);
   }
-  return reshape(attach_losses(y, gated), x.shape());
+  return resid_dropout(reshape(attach_losses(y, gated), x.shape()));
 }
 
 Tensor MoeLayer::with_capacity(const Tensor& rows, const GateResult& gated) {
@@ -258,6 +262,7 @@ Tensor MoeLayer::attach_losses(const Tensor& y, const GateResult& gated) {
       gated.z_loss.defined()
           ? add(aux, scale(gated.z_loss, options_.z_coefficient))
           : aux;
+  // The losses join the graph here, and leave y as it is
   return autograd::custom_function(
       "attach_losses", {y, losses},
       [](const Tensors& in) { return Tensors{in[0]}; },

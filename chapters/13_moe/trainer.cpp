@@ -1,8 +1,9 @@
 #include "chapters/13_moe/trainer.h"
 
+#include <algorithm>
 #include <cmath>
-#include <numeric>
 
+#include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/load.h"
@@ -193,6 +194,17 @@ std::vector<NamedTensor> Trainer::full_state() {
                       config_.vocab_size);
 }
 
+LoadedModel Trainer::whole_model(const Options& options,
+                                 const std::vector<NamedTensor>& state) {
+  LayerFactory layers;
+  layers.mlp = moe_mlp(how_.moe, {}, std::make_shared<MoeRecord>());
+  LoadedModel loaded;
+  loaded.config = config_;
+  loaded.model = build(options, config_, config_.vocab_size, layers);
+  loaded.model->load_values(state);
+  return loaded;
+}
+
 bool Trainer::has_predictable_time() const {
   return !how_.moe.is_dropless && how_.moe.gate.drop_tokens;
 }
@@ -205,6 +217,15 @@ std::vector<Bill> Trainer::bills() {
   sizes.zero_stage = how_.zero_stage;
   sizes.offload = how_.cpu_offload;
   sizes.micro_batches = how_.micro_batches;
+  for (const auto* each : {dense_zero_.get(), expert_zero_.get()}) {
+    const auto* flat = dynamic_cast<const zero::ZeroStage12*>(each);
+    if (flat == nullptr) continue;
+    sizes.gather_bytes =
+        std::max(sizes.gather_bytes, static_cast<double>(flat->gather_bytes()));
+    sizes.bucket_bytes += static_cast<double>(flat->bucket_bytes());
+    // They are reduced where they lie
+    if (flat->has_large_gradients()) sizes.bucket_bytes = -HUGE_VAL;
+  }
   return {predicted_bill(options_, config_, how_.moe, sizes, *record_)};
 }
 
