@@ -30,7 +30,8 @@ double Trainer::predicted_bytes() const {
   // an all-gather and a reduce-scatter.
   const double dp = 2 * (d_ - 1) / d_ * (parameters_of_tp() + v * h);
   const double stat = options_.dtype == DType::kF64 ? 8 : 4;
-  const double loss = 2 * (d_ - 1) / d_ * stat;
+  // The sum of losses, and the count of targets
+  const double loss = 2 * 2 * (d_ - 1) / d_ * stat;
   return static_cast<double>(options_.steps) *
          (m * ((tp + dp) * element + loss) + predicted_norm_bytes());
 }

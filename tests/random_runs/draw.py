@@ -257,13 +257,25 @@ class Draw:
         self.flag(0.3, "--recompute")
         self.maybe(0.3, "--vocabulary-divisible-by", 1, 7, 128)
 
+    def draw_passes(self, parts):
+        """Micro-batches whose samples `parts` ranks can share, mostly."""
+        pieces = self.one_of(1, 2, self.pieces())
+        if self.batch % parts == 0 and self.sometimes(0.9):
+            each = self.batch // parts
+            pieces = self.one_of(*[n for n in range(1, each + 1)
+                                   if each % n == 0])
+        self.maybe(0.5, "--micro-batches", pieces)
+        self.flag(0.3, "--recompute")
+
     def draw_08(self):
-        pass
+        self.draw_passes({4: 2}.get(self.world_size, 1))
 
     def draw_09(self):
+        self.draw_passes({4: 2, 8: 4}.get(self.world_size, 1))
         self.maybe(0.9, "--depth", {4: 1, 8: 2}.get(self.world_size, 1), 2)
 
     def draw_10(self):
+        self.draw_passes({8: 4}.get(self.world_size, 1))
         self.flag(0.4, "--keep-gathered")
 
     def draw_11(self):

@@ -129,10 +129,26 @@ std::int64_t ZeroOptimizer::shard_numel() const {
 
 // --- The step ----------------------------------------------------------------
 
+std::vector<NamedTensor> ZeroOptimizer::own_gradients() const {
+  std::vector<NamedTensor> own;
+  for (const ShardGroup& group : groups_) {
+    if (!group.is_trained) continue;
+    for (const OwnedPart& part : group.parts) {
+      if (part.owner != group_.rank() || part.numel == 0) continue;
+      own.push_back(
+          {group.parameters[static_cast<std::size_t>(part.parameter)].name,
+           group.grad.flat_view(part.shard_begin, {part.numel})});
+    }
+  }
+  return own;
+}
+
 // Each element is in one shard, and padding is zero: the sum over ranks counts
 // everything once. An overflow on one rank is one on all: inf and nan survive
 // the sum.
 double ZeroOptimizer::global_norm() {
+  if (options_.norm)
+    return options_.norm(own_gradients()) / options_.loss_scale;
   double total = 0;
   for (const ShardGroup& group : groups_) {
     if (group.is_trained) total += sum_of_squares(group.grad);

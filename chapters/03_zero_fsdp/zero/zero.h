@@ -87,6 +87,12 @@ struct ZeroOptions {
   /// Shards of the parameters lie on the host as well; needs
   /// offload_optimizer.
   bool offload_parameters = false;
+
+  /// Where the model itself is one rank's part of a larger one (tensor
+  /// parallelism): gets this rank's shard of the gradient, as parts of named
+  /// parameters, finishes sums over other groups in place, and returns the norm
+  /// of the whole gradient. Empty: the norm over the group.
+  std::function<double(const std::vector<NamedTensor>& own_gradients)> norm;
 };
 
 /// A part of one tensor of the training state, as one rank saves it.
@@ -228,6 +234,8 @@ class ZeroOptimizer {
  private:
   /// Throws Error after a failure that has left half of its work.
   void check_usable(const char* what) const;
+  /// This rank's parts of the gradient, by parameter.
+  std::vector<NamedTensor> own_gradients() const;
   double global_norm();
   std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);
 
