@@ -185,6 +185,8 @@ class Stops : public ResumeTest {
     const pid_t child = ::fork();
     if (child == 0) {
       ::setpgid(0, 0);
+      // A background job of a shell ignores interrupts, and so do its children
+      ::signal(SIGINT, SIG_DFL);
       ::dup2(error, 1);
       ::dup2(error, 2);
       ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);

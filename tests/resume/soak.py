@@ -64,6 +64,11 @@ def fail(text):
     sys.exit(1)
 
 
+def hear_interrupts():
+    """A background job of a shell ignores them, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def children(pid):
     """Processes that this one has started."""
     text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -120,7 +125,7 @@ class Run:
                                "--checkpoint-every", str(self.every),
                                "--resume", "--log", str(self.log)]),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True)
+            start_new_session=True, preexec_fn=hear_interrupts)
         if after:
             wait_for_lines(child, self.log, after)
         else:

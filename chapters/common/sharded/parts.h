@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 #include "core/shards.h"
@@ -40,6 +41,11 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
                                       const ParameterLayout& layout,
                                       ProcessGroup& group,
                                       std::int64_t vocabulary);
+
+/// Says of parts of a training's state, which know their own shapes only, how they
+/// are cut out of the parameters on one device.
+void place_parts(TrainingState& state, const ParameterLayout& layout, int rank,
+                 std::int64_t vocabulary);
 
 /// The smallest multiple of `parts` that is at least the vocabulary.
 std::int64_t padded_vocabulary(std::int64_t vocabulary, std::int64_t parts);
