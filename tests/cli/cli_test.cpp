@@ -71,8 +71,6 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"02_ddp", "--accumulate 2", "called --micro-batches"},
            {"03_zero_fsdp", "--accumulate 2", "called --micro-batches"},
            {"05_gpipe", "--balance 1,2", "called --partition"},
-           {"05_gpipe", "--checkpoint always", "called --recompute"},
-           {"06_1f1b", "--checkpoint", "called --recompute"},
            {"06_1f1b", "--schedule naive --recompute", "--schedule naive has"},
            {"04_model_parallel", "--micro-batches 2", "give --split-size"},
            {"05_gpipe", "--micro-batches 25", "give 1 to 24"},
