@@ -80,6 +80,19 @@ std::vector<NamedTensor> SingleDevice::full_state() {
   return state_of(*loaded_.model);
 }
 
+TrainingState SingleDevice::state() {
+  TrainingState state;
+  add_whole(state, state_of(*loaded_.model), *optimizer_);
+  if (options_.dtype != DType::kF16) return state;
+  state.numbers = scaler_.state();
+  state.numbers["updates"] = static_cast<double>(num_updates_);
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    scaler_.load_state(numbers);
+    num_updates_ = static_cast<std::int64_t>(numbers.at("updates"));
+  };
+  return state;
+}
+
 bool SingleDevice::has_predictable_time() const {
   if (options_.dtype != DType::kF16) return true;
   return last_step_updated_ && (num_updates_ > 1 || options_.steps == 1);

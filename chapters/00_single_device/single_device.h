@@ -5,7 +5,10 @@
 // arithmetic in 16 bits.
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/piece_graphs.h"
@@ -36,6 +39,7 @@ class SingleDevice : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override { return {{0, bill()}}; }
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
   /// In f16, false where the last step made no update, or a late first one,
   /// which creates the optimizer's state: on shapes, gradients never overflow.
   bool has_predictable_time() const override;

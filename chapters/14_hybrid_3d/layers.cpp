@@ -4,6 +4,7 @@
 
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
+#include "chapters/common/sharded/loss.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -75,10 +76,12 @@ LayerFactory on_own_tokens(const LayerFactory& inner, const ModelConfig& config,
       const MemoryScope kind(MemoryKind::kInput);
       own = cut_sequence(targets, 1, layout, rank, c);
     }
-    const Tensor sum = tensor_parallel::vocab_parallel_cross_entropy(
-        logits, own, classes, tp, Reduction::kSum);
-    note_local_loss(sum);
-    return sequence_parallel::mean_over_ranks(sum, own, cp);
+    return mean_loss_over_ranks(
+        [&](Reduction reduction) {
+          return tensor_parallel::vocab_parallel_cross_entropy(
+              logits, own, classes, tp, reduction);
+        },
+        own, {&cp});
   };
   return made;
 }

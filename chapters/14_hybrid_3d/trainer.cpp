@@ -105,6 +105,19 @@ std::vector<NamedTensor> Trainer::full_state() {
                       model_config(options_).vocab_size);
 }
 
+TrainingState Trainer::state() {
+  TrainingState state;
+  update_->add_to(state);
+  place_parts(state, layers_.layout, groups_.tp.rank(),
+              model_config(options_).vocab_size);
+  if (options_.dtype == DType::kF16) state.numbers = scaler_.state();
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    if (options_.dtype == DType::kF16) scaler_.load_state(numbers);
+    update_->gather();
+  };
+  return state;
+}
+
 std::unique_ptr<Strategy> make_trainer(const Options& options,
                                        const HybridOptions& how,
                                        DeviceMesh& mesh) {

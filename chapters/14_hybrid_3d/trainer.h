@@ -63,6 +63,7 @@ class ZeroTrainer : public Strategy {
   Optimizer& optimizer() override { return zero_->optimizer(); }
   std::vector<Bill> bills() override;
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
   bool has_predictable_time() const override {
     return zero_->num_skipped_steps() == 0;
   }

@@ -256,9 +256,39 @@ void Update::apply(double factor) {
     optimizer_->step_one(i, buckets_[i].grad, factor);
   }
   forget();
+  gather();
+}
+
+void Update::gather() {
+  if (!is_sharded_) return;
   const PhaseScope phase(Phase::kOptimizer);
   for (const UpdateBucket& bucket : buckets_) {
     groups_.data.all_gather(bucket.flat, bucket.own, "parameters").wait();
+  }
+}
+
+void Update::add_to(TrainingState& state) {
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    const UpdateBucket& bucket = buckets_[i];
+    if (!is_sharded_) {
+      add_whole(state, bucket.parameters, *optimizer_);
+      continue;
+    }
+    for (std::size_t j = 0; j < bucket.parameters.size(); ++j) {
+      for (const zero::OwnedPart& own :
+           bucket.layout.parts(static_cast<int>(j))) {
+        if (own.owner != groups_.data.rank() || own.numel == 0) continue;
+        StatePart part;
+        part.name = bucket.parameters[j].name;
+        part.whole = bucket.parameters[j].tensor.shape();
+        part.begin = own.begin;
+        part.values = bucket.own.flat_view(own.shard_begin, {own.numel});
+        part.optimizer = optimizer_.get();
+        part.slot = i;
+        part.slot_begin = own.shard_begin;
+        state.parts.push_back(std::move(part));
+      }
+    }
   }
 }
 

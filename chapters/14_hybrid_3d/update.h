@@ -29,6 +29,7 @@
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/14_hybrid_3d/layers.h"
 #include "chapters/common/pipeline/pipeline_model.h"
+#include "chapters/common/run/training_state.h"
 #include "comm/device_mesh.h"
 
 namespace shardbook::hybrid {
@@ -83,6 +84,10 @@ class Update {
   void apply(double factor);
   /// Forgets the gradients without an update.
   void forget();
+  /// Adds what this rank updates, and the optimizer's state of it.
+  void add_to(TrainingState& state);
+  /// Gives every rank the parameters that were loaded into shards (ZeRO-1).
+  void gather();
 
   ~Update();
   Update(const Update&) = delete;

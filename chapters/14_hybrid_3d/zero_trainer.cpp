@@ -139,6 +139,20 @@ std::vector<Bill> ZeroTrainer::bills() {
   return {bill};
 }
 
+TrainingState ZeroTrainer::state() {
+  TrainingState state = zero_->state();
+  place_parts(state, layers_.layout, groups_.tp.rank(),
+              model_config(options_).vocab_size);
+  if (options_.dtype != DType::kF16) return state;
+  for (const auto& [name, value] : scaler_.state()) state.numbers[name] = value;
+  state.loaded = [this, inner = state.loaded](
+                     const std::map<std::string, double>& numbers) {
+    scaler_.load_state(numbers);
+    if (inner) inner(numbers);
+  };
+  return state;
+}
+
 std::vector<NamedTensor> ZeroTrainer::full_state() {
   const std::vector<NamedTensor> parts =
       zero_->full_parameters(/*rank0_only=*/true);

@@ -46,6 +46,7 @@
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/03_zero_fsdp/zero/zero_offload.h"
+#include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 #include "core/optim.h"
@@ -126,6 +127,13 @@ class ZeroOptimizer {
   /// clipping (one all-reduce of an f64); inf or nan when the step was left
   /// out. Collective.
   double step();
+  /// The same with a norm that the caller has computed: of gradients of which
+  /// this object has only a part (experts, tensor-parallel ranks).
+  double step(double norm);
+  /// This rank's part of the squared norm, scaled as the gradients are: of the
+  /// parameters that `counts` names, or of all. Read it after backward.
+  double sum_of_squares(
+      const std::function<bool(const std::string& name)>& counts = {}) const;
   /// Forgets the gradients of the step, and those that a failed backward has
   /// left.
   void clear_grad();
@@ -147,6 +155,9 @@ class ZeroOptimizer {
   /// `micro_steps` micro-steps each.
   virtual double predicted_bytes(std::int64_t steps,
                                  std::int64_t micro_steps) const = 0;
+  /// Bytes that this rank sends when a checkpoint has been loaded: it shows its
+  /// parameters to the others, as after a step.
+  virtual double predicted_load_bytes() const = 0;
   virtual HostTraffic predicted_host_traffic(
       std::int64_t steps, std::int64_t micro_steps) const = 0;
   /// Elements of this rank's shard, padding included.
@@ -172,6 +183,8 @@ class ZeroOptimizer {
   /// `steps_done` counts optimizer steps. Collective.
   void load_shards(const std::vector<ShardPiece>& pieces,
                    std::int64_t steps_done);
+  /// The same parts for a checkpoint of the whole training.
+  TrainingState state();
   /// Parameters by name, whole, on the host, on every rank (or, with
   /// `rank0_only`, empty elsewhere). Gathers at most allgather_bucket_size
   /// elements at a time. Collective.

@@ -126,6 +126,17 @@ double PipelineModel::predicted_update_bytes() const {
   return bytes;
 }
 
+std::vector<NamedTensor> PipelineModel::named_state() {
+  std::vector<NamedTensor> state;
+  std::set<std::string> seen;
+  for (const auto& [s, stage] : stages_) {
+    for (NamedTensor& each : state_of(*stage)) {
+      if (seen.insert(each.name).second) state.push_back(std::move(each));
+    }
+  }
+  return state;
+}
+
 std::vector<NamedTensor> PipelineModel::full_parameters() {
   InitOptions on_meta;
   on_meta.device = Device::meta();

@@ -73,6 +73,8 @@ class PipelineModel {
   /// Bytes that this rank sends in one call of the two above.
   double predicted_update_bytes() const;
 
+  /// The parameters and buffers of this rank's stages by name, each once.
+  std::vector<NamedTensor> named_state();
   /// All parameters and buffers by name, on rank 0 (none elsewhere).
   /// Collective. Its messages are no part of training: call it after the bytes
   /// have been counted. Parameters of sharded layers are this rank's parts.

@@ -70,4 +70,23 @@ void DynamicLossScaler::update_megatron(bool overflow) {
   scale_ *= 2;
 }
 
+std::map<std::string, double> DynamicLossScaler::state() const {
+  return {{"loss scale", scale_},
+          {"loss scale's forgiveness", hysteresis_},
+          {"loss scale's last overflow", static_cast<double>(last_overflow_)},
+          {"loss scale's step", static_cast<double>(step_)},
+          {"loss scale's good steps", static_cast<double>(good_steps_)}};
+}
+
+void DynamicLossScaler::load_state(
+    const std::map<std::string, double>& numbers) {
+  scale_ = numbers.at("loss scale");
+  hysteresis_ = static_cast<int>(numbers.at("loss scale's forgiveness"));
+  last_overflow_ =
+      static_cast<std::int64_t>(numbers.at("loss scale's last overflow"));
+  step_ = static_cast<std::int64_t>(numbers.at("loss scale's step"));
+  good_steps_ =
+      static_cast<std::int64_t>(numbers.at("loss scale's good steps"));
+}
+
 }  // namespace shardbook

@@ -6,6 +6,8 @@
 //   scaler.update(overflow);      // and no optimizer step where it overflowed
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 namespace shardbook {
 
@@ -42,6 +44,9 @@ class DynamicLossScaler {
                              int hysteresis = 2, double min_scale = 1);
 
   double scale() const { return scale_; }
+  /// Everything that `update` changes, by name; and back.
+  std::map<std::string, double> state() const;
+  void load_state(const std::map<std::string, double>& numbers);
   /// Tells whether the step overflowed. DeepSpeed's throw Error when the scale
   /// would fall below min_scale.
   void update(bool overflow);

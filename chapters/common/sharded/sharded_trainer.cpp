@@ -25,6 +25,14 @@ ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
 
 }  // namespace
 
+void add_passes(CommandLine& line, Passes& passes) {
+  line.add("--micro-batches", &passes.micro_batches, "micro-batches per step",
+           1);
+  line.add("--recompute", &passes.recompute,
+           "keep the inputs of blocks only, and compute them again in "
+           "backward");
+}
+
 ShardedTrainer::ShardedTrainer(const Options& options, ShardedModel sharded,
                                ProcessGroup& group, std::int64_t micro_batches,
                                bool recompute)
@@ -80,6 +88,13 @@ StepResult ShardedTrainer::step(std::int64_t step) {
 std::vector<NamedTensor> ShardedTrainer::full_state() {
   return gather_parts(model_->named_parameters(), sharded_.layout, group_,
                       config_.vocab_size);
+}
+
+TrainingState ShardedTrainer::state() {
+  TrainingState state;
+  add_whole(state, model_->named_parameters(), *optimizer_);
+  place_parts(state, sharded_.layout, group_.rank(), config_.vocab_size);
+  return state;
 }
 
 double ShardedTrainer::predicted_norm_bytes() const {

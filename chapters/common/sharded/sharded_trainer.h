@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/run/command_line.h"
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/sharded/parts.h"
 
@@ -35,6 +36,15 @@ struct ShardedModel {
       finish_gradients;
 };
 
+/// How a rank goes through its batch.
+struct Passes {
+  std::int64_t micro_batches = 1;  ///< per step
+  /// Keep the inputs of blocks alone, and compute the blocks again in backward.
+  bool recompute = false;
+};
+/// --micro-batches and --recompute.
+void add_passes(CommandLine& line, Passes& passes);
+
 class ShardedTrainer : public Strategy {
  public:
   /// Builds the rank's part of the model of the options, or loads it (--load).
@@ -47,6 +57,7 @@ class ShardedTrainer : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   /// Collects the parts on rank 0, a parameter at a time.
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
 
   const ModelConfig& config() const { return config_; }
   Module& model() { return *model_; }
