@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/pipeline/check.h"
 #include "core/check.h"
 
 namespace shardbook::hybrid {
@@ -198,10 +197,7 @@ pipeline::Schedule schedule_of(const HybridOptions& how) {
   as.num_ranks = how.pp;
   as.micro_batches = static_cast<int>(how.micro_batches);
   as.chunks = how.chunks;
-  pipeline::Schedule schedule =
-      pipeline::schedules::make_schedule(how.schedule, as);
-  pipeline::check(schedule);
-  return schedule;
+  return pipeline::schedules::make_schedule(how.schedule, as);
 }
 
 std::vector<MicroBatch> pieces_of(const Options& options,

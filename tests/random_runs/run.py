@@ -57,6 +57,7 @@ NAMES = {
     "11": "11_dtensor",
     "12": "12_sequence_parallel",
     "13": "13_moe",
+    "14": "14_hybrid_3d",
 }
 
 Verdict = collections.namedtuple("Verdict", "index draw command state detail")

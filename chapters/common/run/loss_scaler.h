@@ -1,9 +1,7 @@
 #pragma once
 
-// The factor of the loss in f16.
-//
-//   loss * scaler.scale(), backward, gradients / scaler.scale()
-//   scaler.update(overflow);      // and no optimizer step where it overflowed
+// The factor of the loss in f16: backward begins with it, gradients are divided
+// by it, and `update` learns whether they overflowed.
 
 #include <cstdint>
 #include <map>
