@@ -118,7 +118,7 @@ class Draw:
         else:
             self.give("--image-size", self.one_of(16, 17, 32))
         self.batch = self.rng.randint(1, 30)
-        wants_equal = self.chapter in ("02", "03", "08", "09", "10")
+        wants_equal = self.chapter in ("02", "03", "08", "09", "10", "13")
         if wants_equal and self.sometimes(0.9):
             self.batch = self.world_size * self.rng.randint(1, 4)
         self.give("--batch", self.batch)
@@ -295,6 +295,27 @@ class Draw:
         if kind == "megatron":
             self.flag(0.5, "--recompute-attention")
         self.maybe(0.3, "--micro-batches", 1, 2, self.pieces())
+
+    def draw_13(self):
+        self.maybe(0.7, "--num-experts", 2, 4, 6, 8, "1,4", "2,8")
+        self.maybe(0.6, "--ep", *[n for n in (1, 2, 3, 4, 8)
+                                  if self.world_size % n == 0])
+        self.maybe(0.6, "--top-k", 1, 2, 3)
+        self.maybe(0.5, "--capacity-factor", 0.5, 1, 2)
+        self.maybe(0.4, "--zero-stage", 0, 1, 2)
+        self.flag(0.1, "--cpu-offload")
+        if self.world_size % 2 == 0:
+            self.maybe(0.2, "--tp", 2)
+            self.flag(0.1, "--expert-tp")
+        self.maybe(0.3, "--micro-batches", 1, 2, self.pieces())
+        self.maybe(0.3, "--noise", "jitter", "rsample", "noisy-top-k")
+        self.maybe(0.2, "--drop-policy", "probs", "position")
+        for option in ("--dropless", "--naive", "--residual",
+                       "--shared-expert", "--expert-copies",
+                       "--data-before-expert", "--no-drop-tokens",
+                       "--no-use-rts"):
+            self.flag(0.12, option)
+        self.maybe(0.2, "--z-coefficient", 0.001)
 
     def spoil(self):
         """Adds what cannot be meant."""

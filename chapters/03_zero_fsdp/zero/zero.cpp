@@ -149,14 +149,31 @@ std::vector<NamedTensor> ZeroOptimizer::own_gradients() const {
 double ZeroOptimizer::global_norm() {
   if (options_.norm)
     return options_.norm(own_gradients()) / options_.loss_scale;
-  double total = 0;
-  for (const ShardGroup& group : groups_) {
-    if (group.is_trained) total += sum_of_squares(group.grad);
-  }
+  const double total = sum_of_squares();
   MemoryScope kind(MemoryKind::kCommunication);
   const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
   group_.all_reduce(sum, ReduceOp::kSum, "norm").wait();
   return std::sqrt(sum.item()) / options_.loss_scale;
+}
+
+double ZeroOptimizer::sum_of_squares(
+    const std::function<bool(const std::string& name)>& counts) const {
+  double total = 0;
+  for (const ShardGroup& group : groups_) {
+    if (!group.is_trained) continue;
+    if (!counts) {
+      total += shardbook::sum_of_squares(group.grad);
+      continue;
+    }
+    for (const OwnedPart& part : group.parts) {
+      const auto which = static_cast<std::size_t>(part.parameter);
+      if (part.owner != group_.rank()) continue;
+      if (!counts(group.parameters[which].name)) continue;
+      total += shardbook::sum_of_squares(
+          group.grad.flat_view(part.shard_begin, {part.numel}));
+    }
+  }
+  return total;
 }
 
 void ZeroOptimizer::check_usable(const char* what) const {
@@ -190,10 +207,21 @@ void ZeroOptimizer::clear_grad() {
 
 double ZeroOptimizer::step() {
   check_usable("step");
+  double norm = 0;
+  {
+    PhaseScope phase(Phase::kOptimizer);
+    NoGrad no_grad;
+    finish_gradients();
+    norm = global_norm();
+  }
+  return step(norm);
+}
+
+double ZeroOptimizer::step(double norm) {
+  check_usable("step");
   PhaseScope phase(Phase::kOptimizer);
   NoGrad no_grad;
   finish_gradients();
-  const double norm = global_norm();
 
   // Leave the step out when a 16-bit gradient has overflowed
   const bool is_f16 =

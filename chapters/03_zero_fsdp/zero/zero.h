@@ -127,6 +127,13 @@ class ZeroOptimizer {
   /// clipping (one all-reduce of an f64); inf or nan when the step was left
   /// out. Collective.
   double step();
+  /// The same with a norm that the caller has computed: of gradients of which
+  /// this object has only a part (experts, tensor-parallel ranks).
+  double step(double norm);
+  /// This rank's part of the squared norm, scaled as the gradients are: of the
+  /// parameters that `counts` names, or of all. Read it after backward.
+  double sum_of_squares(
+      const std::function<bool(const std::string& name)>& counts = {}) const;
   /// Forgets the gradients of the step, and those that a failed backward has
   /// left.
   void clear_grad();

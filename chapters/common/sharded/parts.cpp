@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/copy_runs.h"
+#include "core/inplace.h"
 
 namespace shardbook {
 namespace {
@@ -97,8 +98,13 @@ void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
 }
 
 void sum_over_ranks(ProcessGroup& group, const Tensors& values,
-                    const std::string& label) {
-  if (group.size() == 1 || values.empty()) return;
+                    const std::string& label, double factor) {
+  if (values.empty()) return;
+  if (group.size() == 1) {
+    if (factor == 1) return;
+    for (const Tensor& value : values) scale_into(value, value, factor);
+    return;
+  }
   std::int64_t numel = 0;
   for (const Tensor& value : values) numel += value.numel();
   Tensor sums;
@@ -114,14 +120,14 @@ void sum_over_ranks(ProcessGroup& group, const Tensors& values,
     there.push_back({place, value});
     back.push_back({value, place});
   }
-  copy_runs(there);
+  copy_runs(there, factor);
   group.all_reduce(sums, ReduceOp::kSum, label).wait();
   copy_runs(back);
 }
 
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,
-                   const std::string& label) {
-  if (group.size() == 1) return;
+                   const std::string& label, double factor) {
+  if (group.size() == 1 && factor == 1) return;
   Tensors grads;
   for (const Tensor& parameter : parameters) {
     if (!parameter.grad().defined()) {
@@ -130,7 +136,7 @@ void sum_gradients(ProcessGroup& group, const Tensors& parameters,
     }
     grads.push_back(parameter.grad());
   }
-  sum_over_ranks(group, grads, label);
+  sum_over_ranks(group, grads, label, factor);
 }
 
 }  // namespace shardbook

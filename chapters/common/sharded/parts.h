@@ -55,12 +55,12 @@ void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
                    const std::string& why);
 
 /// Sums each of these tensors, of one dtype, over the group, in one coalesced
-/// all-reduce.
+/// all-reduce. Each rank's values count `factor` times.
 void sum_over_ranks(ProcessGroup& group, const Tensors& values,
-                    const std::string& label);
-/// Sums the gradients of these parameters over the group, in one coalesced
-/// all-reduce. A parameter without a gradient counts as zeros.
+                    const std::string& label, double factor = 1);
+/// Sums the gradients of these parameters in the same way. A parameter without
+/// a gradient counts as zeros.
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,
-                   const std::string& label);
+                   const std::string& label, double factor = 1);
 
 }  // namespace shardbook
