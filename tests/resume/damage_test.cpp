@@ -81,6 +81,13 @@ TEST_F(Refused, ATrainingWithoutDrainedStates) {
                  {"--checkpoint: --schedule pipedream has batches in flight"});
 }
 
+// The chapter in one file says nothing about its state
+TEST_F(Refused, AStrategyWithoutAState) {
+  expect_refused(run_program("tests/cli/local_sgd",
+                             "--world-size 2 --checkpoint " + path("other")),
+                 {"--checkpoint: this training cannot be kept"});
+}
+
 TEST_F(Refused, AnotherOptimizersStateInAnotherChapter) {
   // f16 on one device has a loss scale, which DDP has not
   fs::remove_all(checkpoints());
