@@ -158,7 +158,7 @@ class Scheduler : public FiberControl {
   std::function<bool()> when_all_wait_;
 };
 
-class FiberSleeper : public internal::Sleeper {
+class FiberSleeper : public shardbook::internal::Sleeper {
  public:
   explicit FiberSleeper(Scheduler& scheduler) : scheduler_(scheduler) {}
   std::cv_status sleep(int world_rank, std::unique_lock<std::mutex>& lock,
@@ -195,7 +195,7 @@ void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
                 const FiberHooks& hooks) {
   Scheduler scheduler(num_ranks, hooks.when_all_wait);
   if (hooks.begin) hooks.begin(scheduler);
-  const auto world = std::make_shared<internal::ThreadWorld>(
+  const auto world = std::make_shared<shardbook::internal::ThreadWorld>(
       num_ranks, /*num_cores=*/0, std::make_unique<FiberSleeper>(scheduler));
   bool any_threw = false;
 
@@ -208,8 +208,8 @@ void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
           on_meta ? Device::meta(r, capacity) : Device::cpu(r, capacity), r);
       context.deterministic = options.deterministic;
       const RankContext::Scope scope(context);
-      internal::ThreadGroup group(world, world->root_group(), r,
-                                  options.timeout);
+      shardbook::internal::ThreadGroup group(world, world->root_group(), r,
+                                             options.timeout);
       body(group);
     } catch (const context::detail::forced_unwind&) {
       throw;  // this fiber is being taken down

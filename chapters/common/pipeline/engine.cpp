@@ -409,7 +409,8 @@ void Engine::send_outputs(const Tensors& outputs, int b, int stage) {
 Tensors Engine::receive_gradients(int b, int stage) {
   if (is_last(stage)) {
     // The share of these rows in the mean over the batch
-    return {Tensor::full({}, feed_.piece(b).share, loss_options_)};
+    return {Tensor::full({}, feed_.piece(b).share * feed_.loss_scale(),
+                         loss_options_)};
   }
   Tensors grads = mailbox_.receive_backward(spec(b, stage + 1), b, stage + 1,
                                             rank_of(b, stage + 1));

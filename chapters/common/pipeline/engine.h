@@ -60,6 +60,9 @@ class Feed {
   /// the shapes of all messages.
   virtual Tensors example(std::int64_t rows) const = 0;
   virtual DType dtype() const = 0;
+  /// Backward begins with this factor (f16); the loss that is reported does not
+  /// have it.
+  virtual double loss_scale() const { return 1; }
   /// The step has ended: frees what was kept for its micro-batches.
   virtual void end_step() {}
 };
