@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <tuple>
 
 #include "core/check.h"
 
@@ -135,6 +136,17 @@ void EmulatedGroup::follow_clock() {
   for (auto& [peer, free] : line_free_s_) free += skipped;
 }
 
+std::pair<double, double> EmulatedGroup::wait_shared(const FlowRef& flow) {
+  follow_clock();
+  return network_->wait(flow, fiber(), clock_.epoch());
+}
+
+bool EmulatedGroup::has_all_that_run() const {
+  return network_ != nullptr &&
+         channel_->num_running ==
+             static_cast<std::size_t>(network_->num_fibers());
+}
+
 Work EmulatedGroup::timed(const CommCall& call, Work data) {
   follow_clock();
   auto pending = std::make_shared<Pending>();
@@ -187,11 +199,8 @@ void EmulatedGroup::resolve(Pending& last) {
     Cost cost;
     TimelineEvent event = event_of(next->call);
     if (network_ != nullptr) {
-      const FlowRef& flow = next->shared->flow;
-      network_->wait(flow, fiber(), clock_.epoch());
+      std::tie(event.begin_s, event.end_s) = wait_shared(next->shared->flow);
       cost = next->shared->cost;
-      event.begin_s = FlowNetwork::begin_s(flow);
-      event.end_s = FlowNetwork::end_s(flow);
     } else {
       cost = model.collective(next->call.op, times[1], ranks());
       event.begin_s = std::max(times[0], free_s_);
@@ -351,8 +360,8 @@ Work EmulatedGroup::send_shared(const Tensor& tensor, const CommCall& call) {
   sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
   inner_.clear_records();
   return Work(std::make_shared<MessageWork>(Work(), [this, flow] {
-    network_->wait(flow, fiber(), clock_.epoch());
-    clock_.wait_message(FlowNetwork::begin_s(flow), FlowNetwork::end_s(flow));
+    const auto [begin, end] = wait_shared(flow);
+    clock_.wait_message(begin, end);
   }));
 }
 
@@ -380,9 +389,7 @@ Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
     if (network_ != nullptr) {
       const FlowRef flow =
           network_->received(static_cast<std::uint64_t>(values[0]));
-      network_->wait(flow, fiber(), clock_.epoch());
-      event.begin_s = FlowNetwork::begin_s(flow);
-      event.end_s = FlowNetwork::end_s(flow);
+      std::tie(event.begin_s, event.end_s) = wait_shared(flow);
     }
     const double begin = event.begin_s, end = event.end_s;
     clock_.add_message(

@@ -25,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/process_group.h"
@@ -46,6 +47,10 @@ class EmulatedGroup : public ProcessGroup {
                 std::vector<int> representatives,
                 SharedNetwork* network = nullptr,
                 std::shared_ptr<SharedNetwork::Channel> channel = nullptr);
+
+  /// Messages share links, and its members are all ranks that run.
+  bool has_all_that_run() const;
+  bool shares_links() const { return network_ != nullptr; }
 
   std::vector<std::string> exchange(const std::string& text) override;
   std::vector<std::string> collect(const std::string& text) override;
@@ -86,6 +91,7 @@ class EmulatedGroup : public ProcessGroup {
   std::vector<std::string> unfolded(std::vector<std::string> texts) const;
   TimelineEvent event_of(const CommCall& call) const;
   void follow_clock();
+  std::pair<double, double> wait_shared(const FlowRef& flow);
   Work send_shared(const Tensor& tensor, const CommCall& call);
   int fiber() const { return inner_.world_rank(inner_.rank()); }
 

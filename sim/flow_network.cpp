@@ -59,6 +59,10 @@ bool FlowNetwork::is_under_way(const FlowRef& flow) {
 }
 double FlowNetwork::rate(const FlowRef& flow) { return flow->rate; }
 
+double FlowNetwork::shift_since(const FlowRef& flow) const {
+  return flow->is_over ? shifted_s_ - flow->shifted_s : 0;
+}
+
 int FlowNetwork::add_link(double bytes_per_s) {
   links_.push_back({bytes_per_s, {}});
   return static_cast<int>(links_.size()) - 1;

@@ -83,6 +83,8 @@ class FlowNetwork {
   void shift(double seconds);
 
   double now_s() const { return now_s_; }
+  /// By how much the network has shifted since this flow was over.
+  double shift_since(const FlowRef& flow) const;
   static bool is_over(const FlowRef& flow);
   static double begin_s(const FlowRef& flow);
   /// Meaningful once the flow is over.

@@ -144,13 +144,17 @@ SharedNetwork::Epoch& SharedNetwork::epoch(int number) {
   return found->second;
 }
 
-void SharedNetwork::wait(const FlowRef& flow, int fiber, int number) {
-  if (FlowNetwork::is_over(flow)) return;
+std::pair<double, double> SharedNetwork::wait(const FlowRef& flow, int fiber,
+                                              int number) {
   Epoch& mine = epoch(number);
-  ++mine.num_waiting;
-  waiting_[flow.get()].push_back(fiber);
-  while (!FlowNetwork::is_over(flow)) fibers_.suspend(fiber);
-  --mine.num_waiting;
+  if (!FlowNetwork::is_over(flow)) {
+    ++mine.num_waiting;
+    waiting_[flow.get()].push_back(fiber);
+    while (!FlowNetwork::is_over(flow)) fibers_.suspend(fiber);
+    --mine.num_waiting;
+  }
+  const double shift = mine.network.shift_since(flow);
+  return {FlowNetwork::begin_s(flow) + shift, FlowNetwork::end_s(flow) + shift};
 }
 
 void SharedNetwork::wake(const FlowRef& flow) {

@@ -99,8 +99,10 @@ class SharedNetwork {
 
   /// The fiber's clock, as long as there is one.
   void attach(int fiber, VirtualClock* clock);
-  /// The fiber goes on when the flow is over.
-  void wait(const FlowRef& flow, int fiber, int epoch);
+  /// The fiber goes on when the flow is over. Returns its begin and end. They
+  /// move on with the clocks, which may skip time.
+  std::pair<double, double> wait(const FlowRef& flow, int fiber, int epoch);
+  int num_fibers() const { return static_cast<int>(running_.size()); }
   /// Call when no fiber can go on. False: the network cannot help either.
   bool advance();
   /// All clocks have skipped time, `num_skips` times and `skipped_s` in all.

@@ -14,17 +14,17 @@ namespace {
 /// or a reduce-scatter.
 double all_reduce(double n, double bytes) { return 2 * (n - 1) / n * bytes; }
 
-/// Bytes of a bucket, and of the part that goes on after the first sum.
-struct BucketBytes {
+/// Elements of a bucket, and of the part that goes on after the first sum.
+struct BucketElements {
   double whole = 0, kept = 0;
 };
-BucketBytes bytes_of(const UpdateBucket& bucket, double element) {
+BucketElements elements_of(const UpdateBucket& bucket) {
   if (!bucket.flat.defined()) {
-    const double whole = static_cast<double>(bucket.numel()) * element;
+    const auto whole = static_cast<double>(bucket.numel());
     return {whole, whole};
   }
-  return {static_cast<double>(bucket.flat.bytes()),
-          static_cast<double>(bucket.own.bytes())};
+  return {static_cast<double>(bucket.flat.numel()),
+          static_cast<double>(bucket.own.numel())};
 }
 
 }  // namespace
@@ -103,18 +103,30 @@ double layer_bytes(const BillSizes& z) {
 double update_bytes(const BillSizes& z) {
   double bytes = 0;
   for (const UpdateBucket& bucket : *z.buckets) {
-    const BucketBytes of = bytes_of(bucket, z.element);
+    const BucketElements of = elements_of(bucket);
+    const double grad = bucket.gradient_bytes;
     // All-reduce, or reduce-scatter of gradients and all-gather of parameters
-    bytes += all_reduce(z.d(), of.whole);
-    if (bucket.is_partial) bytes += all_reduce(z.t(), of.kept);
-    if (bucket.tied != nullptr)
-      bytes += all_reduce(bucket.tied->size(), of.kept);
+    const double second = bucket.flat.defined() ? z.element : grad;
+    bytes += all_reduce(z.d(), of.whole * (grad + second) / 2);
+    if (bucket.is_partial) bytes += all_reduce(z.t(), of.kept * grad);
+    if (bucket.tied != nullptr) {
+      bytes += all_reduce(bucket.tied->size(), of.kept * grad);
+    }
   }
   return bytes;
 }
 
 double loss_and_norm_bytes(const BillSizes& z) {
   return all_reduce(z.world(), 16);
+}
+
+double skipped_bytes(const BillSizes& z) {
+  double bytes = 0;
+  for (const UpdateBucket& bucket : *z.buckets) {
+    if (!bucket.flat.defined()) continue;
+    bytes += all_reduce(z.d(), static_cast<double>(bucket.flat.bytes()) / 2);
+  }
+  return bytes;
 }
 
 double step_bytes(const BillSizes& z) {
@@ -142,7 +154,12 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
       options.dtype, options.optimizer, options.optimizer_options);
   const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
   bill[MemoryKind::kOptimizerState] =
-      updated * (options.steps > 0 ? state.optimizer : masters);
+      updated * (z.updates > 0 ? state.optimizer : masters);
+  if (z.how->accumulate_f32 && options.steps > 0) {
+    // Sums, and beside them gradients that pass: those are left open
+    bill[MemoryKind::kGradient] = kNoClaim;
+    bill[MemoryKind::kActivation] = kNotPredicted;
+  }
   if (z.how->zero_stage != 1) return bill;
   // A bucket's gradients leave, and its shard arrives
   for (const UpdateBucket& bucket : *z.buckets) {
@@ -152,7 +169,7 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
     most = std::max(most, whole + shards);
   }
   bill[MemoryKind::kParameter] = flats;
-  if (options.steps > 0) {
+  if (options.steps > 0 && !z.how->accumulate_f32) {
     bill[MemoryKind::kGradient] = std::max(bill[MemoryKind::kGradient], most);
   }
   return bill;

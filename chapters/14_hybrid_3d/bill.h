@@ -21,6 +21,7 @@ struct BillSizes {
   double rows = 0;     ///< samples of a micro-batch
   double element = 0;  ///< bytes
   double sum = 0;      ///< bytes of an element of a loss or a statistic
+  double updates = 0;  ///< steps that f16 did not skip
   /// Forwards (and backwards) of blocks, embedding, head; and forwards again.
   double blocks = 0, embeddings = 0, heads = 0;
   double blocks_again = 0, embeddings_again = 0, heads_again = 0;
@@ -55,7 +56,9 @@ double layer_bytes(const BillSizes& sizes);
 double update_bytes(const BillSizes& sizes);
 /// An all-reduce of two f64 over the world.
 double loss_and_norm_bytes(const BillSizes& sizes);
-/// All three; messages between stages come to it.
+/// What a skipped step (f16) does not send: the parameters of ZeRO-1.
+double skipped_bytes(const BillSizes& sizes);
+/// All but the last; messages between stages come to it.
 double step_bytes(const BillSizes& sizes);
 
 // --- Peak memory -------------------------------------------------------------

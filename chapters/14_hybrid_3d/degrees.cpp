@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/pipeline/check.h"
 #include "core/check.h"
 
 namespace shardbook::hybrid {
@@ -120,6 +119,16 @@ void check_model(const Options& options, const HybridOptions& how,
            how.cp, "; give 0");
 }
 
+void check_precision(const Options& options, const HybridOptions& how) {
+  SB_CHECK(!how.accumulate_f32 || dtype_bytes(options.dtype) == 2,
+           "--accumulate-f32: gradients of ", dtype_name(options.dtype),
+           " are summed as they are; give --dtype bf16 or f16");
+  SB_CHECK(!how.accumulate_f32 || how.zero_stage <= 1,
+           "--accumulate-f32: not "
+           "with --zero-stage ",
+           how.zero_stage, "; give 0 or 1");
+}
+
 void check_batch(const Options& options, const HybridOptions& how) {
   const std::int64_t parts = how.dp * how.micro_batches;
   SB_CHECK(options.batch % parts == 0, "--batch ", options.batch, ": ", how.dp,
@@ -142,6 +151,16 @@ sequence_parallel::SequenceOptions HybridOptions::sequence() const {
   return options;
 }
 
+DynamicLossScaler HybridOptions::loss_scaler(DType dtype) const {
+  LossScaleOptions options = loss_scale;
+  // bf16 has the range of f32
+  if (dtype != DType::kF16) options.scale = 1;
+  options.kind = scaler == "megatron"           ? ScalerKind::kMegatron
+                 : scaler == "deepspeed-0.17.1" ? ScalerKind::kDeepSpeed0171
+                                                : ScalerKind::kDeepSpeed;
+  return DynamicLossScaler(options);
+}
+
 Topology topology_of(const HybridOptions& how) {
   return Topology::from_order(
       axes_of(how.order),
@@ -155,6 +174,7 @@ void check_legal(const Options& options, HybridOptions& how) {
   check_schedule(how);
   check_model(options, how, model_config(options));
   check_batch(options, how);
+  check_precision(options, how);
   topology_of(how);
   const pipeline::Schedule schedule = schedule_of(how);
   const std::int64_t layers = model_config(options).n_layer + 2;
@@ -177,10 +197,7 @@ pipeline::Schedule schedule_of(const HybridOptions& how) {
   as.num_ranks = how.pp;
   as.micro_batches = static_cast<int>(how.micro_batches);
   as.chunks = how.chunks;
-  pipeline::Schedule schedule =
-      pipeline::schedules::make_schedule(how.schedule, as);
-  pipeline::check(schedule);
-  return schedule;
+  return pipeline::schedules::make_schedule(how.schedule, as);
 }
 
 std::vector<MicroBatch> pieces_of(const Options& options,

@@ -13,6 +13,7 @@
 
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/common/pipeline/schedule.h"
+#include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/training.h"
 #include "comm/topology.h"
@@ -40,8 +41,14 @@ struct HybridOptions {
   std::string recompute = "never";
   /// Gradients (and shards) travel in buckets of about so many bytes.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  /// Sum the 16-bit gradients of micro-batches in f32.
+  bool accumulate_f32 = false;
+  LossScaleOptions loss_scale;  ///< f16
+  std::string scaler = "deepspeed";
 
   sequence_parallel::SequenceOptions sequence() const;
+  /// The scale of the loss of the first step, and how it goes on.
+  DynamicLossScaler loss_scaler(DType dtype) const;
 };
 
 /// The orders of ranks that systems use, and the axes in each.

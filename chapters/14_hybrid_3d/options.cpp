@@ -36,6 +36,16 @@ void add_options(CommandLine& line, HybridOptions& how) {
                 {"always", "except_last", "never"});
   line.add_bytes("--bucket-bytes", &how.bucket_bytes,
                  "gradients travel in buckets of about this size");
+  line.add("--accumulate-f32", &how.accumulate_f32,
+           "bf16, f16: sum the gradients of micro-batches in f32");
+  line.add("--loss-scale", &how.loss_scale.scale,
+           "f16: the first factor of the loss", 1);
+  line.add("--loss-scale-window", &how.loss_scale.window,
+           "f16: good steps before the factor doubles", 1);
+  line.add("--hysteresis", &how.loss_scale.hysteresis,
+           "f16: overflows up to the one that halves the factor", 1);
+  line.add("--scaler", &how.scaler, "f16: whose sequence of factors",
+           {"deepspeed", "deepspeed-0.17.1", "megatron"});
 }
 
 }  // namespace shardbook::hybrid

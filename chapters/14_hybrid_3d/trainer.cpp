@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "chapters/00_single_device/single_device.h"
 #include "chapters/14_hybrid_3d/bill.h"
 #include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/recompute.h"
@@ -19,7 +20,8 @@ Trainer::Trainer(const Options& options, const HybridOptions& how,
       data_(Dataset::open(options, model_config(options))),
       schedule_(schedule_of(how)),
       feed_(options, data_, pieces_of(options, how, mesh.coordinate("dp")),
-            layers_.factory.loss) {
+            layers_.factory.loss),
+      scaler_(how.loss_scaler(options.dtype)) {
   const std::vector<int> cuts =
       cuts_of(options, how.partition, *layers_.list, schedule_.num_stages,
               [&] { return feed_.example(feed_.pieces()[0].rows); });
@@ -37,6 +39,7 @@ StepResult Trainer::step(std::int64_t step) {
   // Forwards and backwards of all micro-batches: each counts its share of the
   // global batch, so every later reduction is a sum
   feed_.set_first_step(step);
+  feed_.set_loss_scale(scaler_.scale());
   double loss = engine_->run();
   const bool is_first = groups_.tp.rank() == 0 && mesh_.coordinate("cp") == 0;
   if (!is_first) loss = 0;  // tp and cp ranks have the same loss
@@ -55,11 +58,22 @@ StepResult Trainer::step(std::int64_t step) {
   mesh_.world().all_reduce(sums, ReduceOp::kSum, "loss and norm").wait();
   StepResult result;
   result.loss = sums.rows_view(0, 1).item();
-  result.grad_norm = std::sqrt(sums.rows_view(1, 2).item());
+  result.grad_norm = std::sqrt(sums.rows_view(1, 2).item()) / scaler_.scale();
 
-  // Clip, update, gather
-  update_->apply(
-      options_.clip > 0 ? clip_factor(result.grad_norm, options_.clip) : 1);
+  // f16: an overflow on one rank is one in the sum, and all ranks skip
+  const bool overflow =
+      options_.dtype == DType::kF16 && !std::isfinite(result.grad_norm);
+  double factor = 1 / scaler_.scale();
+  if (options_.dtype == DType::kF16) scaler_.update(overflow);
+  if (overflow) {
+    num_skipped_ += 1;
+    update_->forget();
+    return result;
+  }
+
+  // Unscale and clip with one factor, update, gather
+  if (options_.clip > 0) factor *= clip_factor(result.grad_norm, options_.clip);
+  update_->apply(factor);
   return result;
 }
 
@@ -67,10 +81,12 @@ std::vector<Bill> Trainer::bills() {
   BillSizes sizes = bill_sizes(options_, how_, layers_, schedule_,
                                model_->layout().cuts, groups_.pp.rank());
   sizes.buckets = &update_->buckets();
+  sizes.updates = static_cast<double>(options_.steps - num_skipped_);
   Bill bill;
   if (options_.steps > 0) {
     bill.bytes = static_cast<double>(options_.steps) *
-                 (engine_->predicted_bytes() + step_bytes(sizes));
+                     (engine_->predicted_bytes() + step_bytes(sizes)) -
+                 static_cast<double>(num_skipped_) * skipped_bytes(sizes);
   }
   // Activations of a stage are measured on shapes, where messages reach nobody
   pipeline::LanguageFeed on_shapes(options_, data_, feed_.pieces(),
@@ -89,6 +105,19 @@ std::vector<NamedTensor> Trainer::full_state() {
                       model_config(options_).vocab_size);
 }
 
+TrainingState Trainer::state() {
+  TrainingState state;
+  update_->add_to(state);
+  place_parts(state, layers_.layout, groups_.tp.rank(),
+              model_config(options_).vocab_size);
+  if (options_.dtype == DType::kF16) state.numbers = scaler_.state();
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    if (options_.dtype == DType::kF16) scaler_.load_state(numbers);
+    update_->gather();
+  };
+  return state;
+}
+
 std::unique_ptr<Strategy> make_trainer(const Options& options,
                                        const HybridOptions& how,
                                        DeviceMesh& mesh) {
@@ -104,6 +133,11 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& how) {
     for (const MicroBatch& each : pieces_of(options, how, rank)) {
       pieces.push_back(each);
     }
+  }
+  // In f16 the one device scales its loss, too, and skips the same steps
+  if (options.dtype == DType::kF16) {
+    return single_device::train_plain(options, how.dp * how.micro_batches,
+                                      how.loss_scale);
   }
   return train_one_device(options, pieces);
 }

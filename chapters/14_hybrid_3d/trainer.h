@@ -28,7 +28,12 @@ class Trainer : public Strategy {
   std::vector<Bill> bills() override;
   std::vector<NamedTensor> full_state() override;
 
+  /// On shapes, gradients never overflow.
+  bool has_predictable_time() const override { return num_skipped_ == 0; }
+
   const Update& update() const { return *update_; }
+  const DynamicLossScaler& scaler() const { return scaler_; }
+  std::int64_t num_skipped_steps() const { return num_skipped_; }
   PipelineModel& model() { return *model_; }
 
  private:
@@ -44,6 +49,8 @@ class Trainer : public Strategy {
   std::optional<Update> update_;
   pipeline::EngineOptions engine_options_;
   std::optional<pipeline::Engine> engine_;
+  DynamicLossScaler scaler_;
+  std::int64_t num_skipped_ = 0;
 };
 
 /// ZeRO-2 and -3: the library of the ZeRO chapter around tensor-parallel layers.
@@ -56,6 +63,10 @@ class ZeroTrainer : public Strategy {
   Optimizer& optimizer() override { return zero_->optimizer(); }
   std::vector<Bill> bills() override;
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
+  bool has_predictable_time() const override {
+    return zero_->num_skipped_steps() == 0;
+  }
 
  private:
   double norm(const std::vector<NamedTensor>& own);
@@ -68,6 +79,7 @@ class ZeroTrainer : public Strategy {
   Dataset data_;
   std::unique_ptr<Gpt> model_;
   std::unique_ptr<zero::ZeroOptimizer> zero_;
+  DynamicLossScaler scaler_;
 };
 
 /// The one that the stage of ZeRO asks for.

@@ -7,6 +7,7 @@
 #include "chapters/02_ddp/buckets.h"
 #include "core/context.h"
 #include "core/copy_runs.h"
+#include "core/inplace.h"
 #include "core/ops.h"
 
 namespace shardbook::hybrid {
@@ -34,15 +35,6 @@ std::vector<NamedTensor> named_parameters(PipelineModel& model) {
     }
   }
   return all;
-}
-
-/// The parameter's gradient; zeros where no backward has reached it.
-Tensor gradient(const Tensor& parameter) {
-  if (!parameter.grad().defined()) {
-    const MemoryScope kind(MemoryKind::kGradient);
-    parameter.set_grad(parameter.zeros_like());
-  }
-  return parameter.grad();
 }
 
 }  // namespace
@@ -89,6 +81,43 @@ Update::Update(const Options& options, const HybridOptions& how,
   optimizer_ = make_optimizer(options.optimizer, std::move(updated),
                               options.optimizer_options);
   optimizer_->keep_master_copies();
+  if (how.accumulate_f32) sum_in_f32();
+}
+
+Update::~Update() {
+  for (auto& [name, each] : sums_) {
+    each.parameter.remove_accumulate_hook(each.hook);
+  }
+}
+
+// Each gradient leaves its parameter at once, so none is summed in 16 bits.
+void Update::sum_in_f32() {
+  const MemoryScope kind(MemoryKind::kGradient);
+  for (UpdateBucket& bucket : buckets_) {
+    bucket.gradient_bytes = 4;
+    for (const NamedTensor& each : bucket.parameters) {
+      Sum& sum = sums_[each.name];
+      sum.parameter = each.tensor;
+      sum.sum = Tensor::zeros(each.tensor.shape(), {DType::kF32, Device()});
+      sum.hook =
+          each.tensor.add_accumulate_hook([total = sum.sum](Tensor& parameter) {
+            const NoGrad no_grad;
+            add_into(total, to_dtype(parameter.grad(), DType::kF32));
+            parameter.clear_grad();
+          });
+    }
+  }
+}
+
+Tensor Update::gradient(const NamedTensor& parameter) const {
+  const auto found = sums_.find(parameter.name);
+  if (found != sums_.end()) return found->second.sum;
+  // Zeros where no backward has reached it
+  if (!parameter.tensor.grad().defined()) {
+    const MemoryScope kind(MemoryKind::kGradient);
+    parameter.tensor.set_grad(parameter.tensor.zeros_like());
+  }
+  return parameter.tensor.grad();
 }
 
 void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
@@ -115,6 +144,7 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
     kind.counts = (is_sharded_ || groups_.data.rank() == 0) &&
                   (!kind.is_replicated || groups_.tp.rank() == 0) &&
                   (kind.tied == nullptr || kind.tied->rank() == 0);
+    kind.gradient_bytes = static_cast<double>(dtype_bytes(each.tensor.dtype()));
     kind.parameters.push_back(each);
     kinds.push_back(std::move(kind));
   }
@@ -144,7 +174,7 @@ Tensors Update::gradients_of(const UpdateBucket& bucket) const {
   if (is_sharded_) return {bucket.grad};
   Tensors grads;
   for (const NamedTensor& each : bucket.parameters) {
-    grads.push_back(gradient(each.tensor));
+    grads.push_back(gradient(each));
   }
   return grads;
 }
@@ -153,20 +183,21 @@ void Update::scatter(UpdateBucket& bucket) {
   Tensor all;
   {
     const MemoryScope kind(MemoryKind::kCommunication);
-    all = Tensor::zeros(bucket.flat.shape(), bucket.flat.options());
+    all = Tensor::zeros(bucket.flat.shape(),
+                        gradient(bucket.parameters[0]).options());
   }
   std::vector<CopyRun> there;
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
-    const Tensor& parameter = bucket.parameters[i].tensor;
-    there.push_back({all.flat_view(bucket.layout.offsets[i], parameter.shape()),
-                     gradient(parameter)});
+    const Tensor grad = gradient(bucket.parameters[i]);
+    there.push_back(
+        {all.flat_view(bucket.layout.offsets[i], grad.shape()), grad});
   }
   copy_runs(there);
   // The whole gradients are no longer needed
   there.clear();
   for (const NamedTensor& each : bucket.parameters) each.tensor.clear_grad();
   const MemoryScope kind(MemoryKind::kGradient);
-  bucket.grad = bucket.own.empty_like();
+  bucket.grad = Tensor::empty(bucket.own.shape(), all.options());
   groups_.data.reduce_scatter(bucket.grad, all, ReduceOp::kSum, "gradients")
       .wait();
 }
@@ -212,7 +243,12 @@ double Update::sum_of_squares() const {
 
 void Update::apply(double factor) {
   if (!is_sharded_) {
-    optimizer_->step(factor);
+    std::size_t i = 0;
+    for (const UpdateBucket& bucket : buckets_) {
+      for (const Tensor& grad : gradients_of(bucket)) {
+        optimizer_->step_one(i++, grad, factor);
+      }
+    }
     forget();
     return;
   }
@@ -220,9 +256,39 @@ void Update::apply(double factor) {
     optimizer_->step_one(i, buckets_[i].grad, factor);
   }
   forget();
+  gather();
+}
+
+void Update::gather() {
+  if (!is_sharded_) return;
   const PhaseScope phase(Phase::kOptimizer);
   for (const UpdateBucket& bucket : buckets_) {
     groups_.data.all_gather(bucket.flat, bucket.own, "parameters").wait();
+  }
+}
+
+void Update::add_to(TrainingState& state) {
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    const UpdateBucket& bucket = buckets_[i];
+    if (!is_sharded_) {
+      add_whole(state, bucket.parameters, *optimizer_);
+      continue;
+    }
+    for (std::size_t j = 0; j < bucket.parameters.size(); ++j) {
+      for (const zero::OwnedPart& own :
+           bucket.layout.parts(static_cast<int>(j))) {
+        if (own.owner != groups_.data.rank() || own.numel == 0) continue;
+        StatePart part;
+        part.name = bucket.parameters[j].name;
+        part.whole = bucket.parameters[j].tensor.shape();
+        part.begin = own.begin;
+        part.values = bucket.own.flat_view(own.shard_begin, {own.numel});
+        part.optimizer = optimizer_.get();
+        part.slot = i;
+        part.slot_begin = own.shard_begin;
+        state.parts.push_back(std::move(part));
+      }
+    }
   }
 }
 
@@ -231,6 +297,7 @@ void Update::forget() {
     bucket.grad = Tensor();
     for (const NamedTensor& each : bucket.parameters) each.tensor.clear_grad();
   }
+  for (auto& [name, each] : sums_) each.sum.zero();
 }
 
 }  // namespace shardbook::hybrid

@@ -21,6 +21,7 @@
 // the token embedding has buckets of its own, or the other stage's shard would
 // hold other elements.
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/14_hybrid_3d/layers.h"
 #include "chapters/common/pipeline/pipeline_model.h"
+#include "chapters/common/run/training_state.h"
 #include "comm/device_mesh.h"
 
 namespace shardbook::hybrid {
@@ -56,6 +58,9 @@ struct UpdateBucket {
   Tensor own;   ///< [S], this rank's part
   Tensor grad;  ///< [S], during the update
 
+  /// Of a gradient's element: 4 where 16-bit gradients are summed in f32.
+  double gradient_bytes = 0;
+
   /// Elements that this rank's optimizer updates.
   std::int64_t updated_numel() const;
   std::int64_t numel() const;
@@ -79,6 +84,14 @@ class Update {
   void apply(double factor);
   /// Forgets the gradients without an update.
   void forget();
+  /// Adds what this rank updates, and the optimizer's state of it.
+  void add_to(TrainingState& state);
+  /// Gives every rank the parameters that were loaded into shards (ZeRO-1).
+  void gather();
+
+  ~Update();
+  Update(const Update&) = delete;
+  Update& operator=(const Update&) = delete;
 
   Optimizer& optimizer() { return *optimizer_; }
   const std::vector<UpdateBucket>& buckets() const { return buckets_; }
@@ -87,13 +100,22 @@ class Update {
  private:
   void make_buckets(PipelineModel& model, const RankLayers& layers,
                     const HybridOptions& how);
+  void sum_in_f32();
   void scatter(UpdateBucket& bucket);
+  Tensor gradient(const NamedTensor& parameter) const;
   Tensors gradients_of(const UpdateBucket& bucket) const;
 
   Groups groups_;
   bool is_sharded_;
   std::vector<UpdateBucket> buckets_;
   std::unique_ptr<Optimizer> optimizer_;
+  /// With accumulate_f32: sums of gradients, by parameter.
+  struct Sum {
+    Tensor parameter;
+    Tensor sum;  ///< f32
+    int hook = 0;
+  };
+  std::map<std::string, Sum> sums_;
 };
 
 }  // namespace shardbook::hybrid

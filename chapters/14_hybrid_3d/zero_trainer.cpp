@@ -39,7 +39,8 @@ ZeroTrainer::ZeroTrainer(const Options& options, const HybridOptions& how,
       groups_(groups_of(mesh)),
       layers_(rank_layers(options, how, mesh.group("tp"), mesh.group("cp"))),
       data_(Dataset::open(options, model_config(options))),
-      model_(build_on_host(options, layers_, groups_.tp.rank())) {
+      model_(build_on_host(options, layers_, groups_.tp.rank())),
+      scaler_(how.loss_scaler(options.dtype)) {
   zero::ZeroOptions zero;
   zero.stage = how.zero_stage;
   zero.clip = options.clip;
@@ -82,12 +83,13 @@ double ZeroTrainer::norm(const std::vector<NamedTensor>& own) {
 }
 
 StepResult ZeroTrainer::step(std::int64_t step) {
+  zero_->set_loss_scale(scaler_.scale());
   const auto pieces = pieces_of(options_, how_, mesh_.coordinate("dp"));
   std::size_t next = 0;
   // ZeRO divides by the ranks that it sums over, of which each has its share
   // of the samples, or of the tokens
   double loss = accumulate_pieces(
-      options_, *model_, pieces, groups_.data.size(),
+      options_, *model_, pieces, groups_.data.size() * scaler_.scale(),
       [&](const MicroBatch& piece, double factor) {
         zero_->set_boundary(++next == pieces.size());
         const Batch batch =
@@ -109,6 +111,9 @@ StepResult ZeroTrainer::step(std::int64_t step) {
   StepResult result;
   result.loss = sum.item();
   result.grad_norm = zero_->step();
+  if (options_.dtype == DType::kF16) {
+    scaler_.update(!std::isfinite(result.grad_norm));
+  }
   return result;
 }
 
@@ -132,6 +137,20 @@ std::vector<Bill> ZeroTrainer::bills() {
                     2 * (t - 1) / t * partial - 2 * (d - 1) / d * 8);
   bill.memory = zero_memory(sizes, *zero_);
   return {bill};
+}
+
+TrainingState ZeroTrainer::state() {
+  TrainingState state = zero_->state();
+  place_parts(state, layers_.layout, groups_.tp.rank(),
+              model_config(options_).vocab_size);
+  if (options_.dtype != DType::kF16) return state;
+  for (const auto& [name, value] : scaler_.state()) state.numbers[name] = value;
+  state.loaded = [this, inner = state.loaded](
+                     const std::map<std::string, double>& numbers) {
+    scaler_.load_state(numbers);
+    if (inner) inner(numbers);
+  };
+  return state;
 }
 
 std::vector<NamedTensor> ZeroTrainer::full_state() {

@@ -18,7 +18,6 @@ namespace {
 
 using sim::RankTimeline;
 using sim::TimelineEvent;
-using sim::VirtualClock;
 
 // Two devices of a node share each NIC; nodes have a switch.
 sim::Cluster two_per_nic(int nodes) {
@@ -37,11 +36,11 @@ std::map<int, RankTimeline> simulate(
   sim::run_world(
       world_size,
       [&](ProcessGroup& world) {
-        VirtualClock::current()->begin_steps();
+        sim::VirtualClock::current()->begin_steps();
         body(world);
-        VirtualClock::current()->end_step();
+        sim::VirtualClock::current()->end_step();
         const std::lock_guard<std::mutex> lock(mutex);
-        result[world.rank()] = VirtualClock::current()->main().timeline();
+        result[world.rank()] = sim::VirtualClock::current()->main().timeline();
       },
       options);
   return result;

@@ -127,6 +127,13 @@ class ZeroOptimizer {
   /// clipping (one all-reduce of an f64); inf or nan when the step was left
   /// out. Collective.
   double step();
+  /// The same with a norm that the caller has computed: of gradients of which
+  /// this object has only a part (experts, tensor-parallel ranks).
+  double step(double norm);
+  /// This rank's part of the squared norm, scaled as the gradients are: of the
+  /// parameters that `counts` names, or of all. Read it after backward.
+  double sum_of_squares(
+      const std::function<bool(const std::string& name)>& counts = {}) const;
   /// Forgets the gradients of the step, and those that a failed backward has
   /// left.
   void clear_grad();
@@ -134,6 +141,8 @@ class ZeroOptimizer {
   /// Updates this rank's flat shards, one per dtype.
   Optimizer& optimizer() { return *optimizer_; }
   void set_lr(double lr) { optimizer_->set_lr(lr); }
+  /// Replaces ZeroOptions::loss_scale, from the next backward on.
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
   std::int64_t num_skipped_steps() const { return num_skipped_; }
 
   Module& module() { return module_; }
@@ -242,6 +251,7 @@ class ZeroOptimizer {
   std::int64_t initial_device_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::int64_t num_skipped_ = 0;
+  double loss_scale_ = 1;
   bool is_in_backward_ = false;
   bool has_failed_backward_ = false;
   bool is_updating_ = false;  ///< true outside of step() when it has failed

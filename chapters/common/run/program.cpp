@@ -41,7 +41,7 @@ void keep_results(const Options& options, Strategy& strategy, bool is_main,
   trained.state = state = on_host(state);
   trained.has_predictable_time = strategy.has_predictable_time();
   if (options.save.empty() && options.logits.empty()) return;
-  const LoadedModel whole = model_with(options, state);
+  const LoadedModel whole = strategy.whole_model(options, state);
   save_results(options, whole, Dataset::open(options, whole.config));
 }
 

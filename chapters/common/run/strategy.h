@@ -53,6 +53,11 @@ class Strategy {
   /// under way. Throws BadCheckpoint with the reason where a training cannot be
   /// kept. Collective.
   virtual TrainingState state();
+  /// The whole model with full_state's values, for --save and --logits; on rank 0.
+  virtual LoadedModel whole_model(const Options& options,
+                                  const std::vector<NamedTensor>& state) {
+    return model_with(options, state);
+  }
 
   /// Copies between the devices of this rank; null where it has one device.
   virtual CopyLedger* copies() { return nullptr; }

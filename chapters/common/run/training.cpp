@@ -108,9 +108,13 @@ std::ofstream open_log(const Options& options) {
     }
     kept += line + "\n";
   }
-  std::ofstream log(options.log);
+  // A kill must not find the file without its lines
+  const std::string name = kept.empty() ? options.log : options.log + ".new";
+  std::ofstream log(name);
   log << kept << std::flush;
-  SB_CHECK(log, "--log ", options.log, ": cannot be written");
+  SB_CHECK(log && (name == options.log ||
+                   std::rename(name.c_str(), options.log.c_str()) == 0),
+           "--log ", options.log, ": cannot be written");
   return log;
 }
 

@@ -34,13 +34,13 @@ Options on_shapes(const Options& options) {
   return shapes;
 }
 
-// A ResNet's activations have no formula: the run on shapes predicts them.
+// Some activations have no formula (a ResNet's): the run on shapes predicts them.
 void adopt_activations(const Report& shapes, Report& report) {
   const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
   const std::size_t n = std::min(shapes.ranks.size(), report.ranks.size());
   for (std::size_t rank = 0; rank < n; ++rank) {
     Claim& claim = report.ranks[rank].peak[kind];
-    if (claim.predicted >= 0) continue;
+    if (claim.predicted != kNotPredicted) continue;
     claim.predicted = shapes.ranks[rank].peak[kind].counted;
   }
 }

@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/copy_runs.h"
+#include "core/inplace.h"
 
 namespace shardbook {
 namespace {
@@ -18,8 +19,7 @@ int first_holder(const ParameterLayout& layout, const std::string& name,
 }
 
 /// The parameter on one device; that of the embedding with its padding.
-Shape whole_shape(const NamedTensor& part, const Shards& shards) {
-  Shape shape = part.tensor.shape();
+Shape whole_shape(Shape shape, const Shards& shards) {
   for (const Shard& shard : shards) {
     shape[static_cast<std::size_t>(shard.dim)] *= shard.count;
   }
@@ -56,7 +56,7 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
       ++tag;
       continue;
     }
-    const Shape shape = whole_shape(part, layout(part.name, 0));
+    const Shape shape = whole_shape(part.tensor.shape(), layout(part.name, 0));
     Tensor whole = Tensor::empty(shape, {part.tensor.dtype(), Device()});
     for (int rank = 0; rank < group.size(); ++rank) {
       if (!is_first_holder(layout, part.name, rank)) continue;
@@ -76,6 +76,17 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
   return state;
 }
 
+void place_parts(TrainingState& state, const ParameterLayout& layout, int rank,
+                 std::int64_t vocabulary) {
+  for (StatePart& part : state.parts) {
+    part.shards = layout(part.name, rank);
+    part.whole = whole_shape(part.whole, part.shards);
+    if (part.name != kTokenEmbedding) continue;
+    part.padded_rows = part.whole[0];
+    part.whole[0] = vocabulary;
+  }
+}
+
 std::int64_t padded_vocabulary(std::int64_t vocabulary, std::int64_t parts) {
   return (vocabulary + parts - 1) / parts * parts;
 }
@@ -87,8 +98,13 @@ void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
 }
 
 void sum_over_ranks(ProcessGroup& group, const Tensors& values,
-                    const std::string& label) {
-  if (group.size() == 1 || values.empty()) return;
+                    const std::string& label, double factor) {
+  if (values.empty()) return;
+  if (group.size() == 1) {
+    if (factor == 1) return;
+    for (const Tensor& value : values) scale_into(value, value, factor);
+    return;
+  }
   std::int64_t numel = 0;
   for (const Tensor& value : values) numel += value.numel();
   Tensor sums;
@@ -104,14 +120,14 @@ void sum_over_ranks(ProcessGroup& group, const Tensors& values,
     there.push_back({place, value});
     back.push_back({value, place});
   }
-  copy_runs(there);
+  copy_runs(there, factor);
   group.all_reduce(sums, ReduceOp::kSum, label).wait();
   copy_runs(back);
 }
 
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,
-                   const std::string& label) {
-  if (group.size() == 1) return;
+                   const std::string& label, double factor) {
+  if (group.size() == 1 && factor == 1) return;
   Tensors grads;
   for (const Tensor& parameter : parameters) {
     if (!parameter.grad().defined()) {
@@ -120,7 +136,7 @@ void sum_gradients(ProcessGroup& group, const Tensors& parameters,
     }
     grads.push_back(parameter.grad());
   }
-  sum_over_ranks(group, grads, label);
+  sum_over_ranks(group, grads, label, factor);
 }
 
 }  // namespace shardbook

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 #include "core/shards.h"
@@ -41,6 +42,11 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
                                       ProcessGroup& group,
                                       std::int64_t vocabulary);
 
+/// Says of parts of a training's state, which know their own shapes only, how they
+/// are cut out of the parameters on one device.
+void place_parts(TrainingState& state, const ParameterLayout& layout, int rank,
+                 std::int64_t vocabulary);
+
 /// The smallest multiple of `parts` that is at least the vocabulary.
 std::int64_t padded_vocabulary(std::int64_t vocabulary, std::int64_t parts);
 /// Throws Error unless `parts` divide n: "--batch 6: the batch is cut into 4
@@ -49,12 +55,12 @@ void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
                    const std::string& why);
 
 /// Sums each of these tensors, of one dtype, over the group, in one coalesced
-/// all-reduce.
+/// all-reduce. Each rank's values count `factor` times.
 void sum_over_ranks(ProcessGroup& group, const Tensors& values,
-                    const std::string& label);
-/// Sums the gradients of these parameters over the group, in one coalesced
-/// all-reduce. A parameter without a gradient counts as zeros.
+                    const std::string& label, double factor = 1);
+/// Sums the gradients of these parameters in the same way. A parameter without
+/// a gradient counts as zeros.
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,
-                   const std::string& label);
+                   const std::string& label, double factor = 1);
 
 }  // namespace shardbook

@@ -93,13 +93,7 @@ std::vector<NamedTensor> ShardedTrainer::full_state() {
 TrainingState ShardedTrainer::state() {
   TrainingState state;
   add_whole(state, model_->named_parameters(), *optimizer_);
-  for (StatePart& part : state.parts) {
-    part.whole = whole_shape({part.name, part.values});
-    part.shards = sharded_.layout(part.name, group_.rank());
-    if (part.name != kTokenEmbedding) continue;
-    part.padded_rows = part.whole[0];
-    part.whole[0] = config_.vocab_size;
-  }
+  place_parts(state, sharded_.layout, group_.rank(), config_.vocab_size);
   return state;
 }
 
