@@ -7,6 +7,7 @@
 #include <map>
 #include <regex>
 
+#include "bench/validate/clusters.h"
 #include "bench/validate/job_rows.h"
 #include "bench/validate/jobs.h"
 #include "bench/validate/kinds.h"
@@ -24,9 +25,9 @@ using sequence_parallel::Layout;
 sim::Cluster ring_cluster(const std::string& gpu) {
   sim::Cluster cluster;
   if (gpu == "A100") {
-    cluster = sim::Cluster::read("dgx-a100");
+    cluster = cluster_named("dgx-a100");
   } else if (gpu == "H800") {
-    cluster = sim::Cluster::read("dgx-h100");
+    cluster = cluster_named("dgx-h100");
     // H800: an H100 with eight NVLinks in place of eighteen (NVIDIA data sheet:
     // 400 GB/s, both ways together)
     cluster.intra_node.bytes_per_s = 200e9;
