@@ -168,6 +168,8 @@ class Cluster {
   bool fused_attention = true;
   /// Cross-entropy in one pass each way, or element by element in f32.
   bool fused_loss = true;
+  /// The same for the sums of ring attention.
+  bool fused_merge = true;
   /// Host time for each member of an all-gather or reduce-scatter, where the
   /// software keeps one tensor per member and copies them one by one; 0 where
   /// it hands over one tensor.

@@ -140,14 +140,25 @@ double unfused_attention_seconds(const DeviceSpec& device,
              passes * pairs * static_cast<double>(dtype_bytes(event.dtype)));
 }
 
-/// Traffic of a cross-entropy that is computed in f32, one element-wise
-/// operation after another, as Megatron-LM's on 16-bit logits (core/
-/// tensor_parallel/cross_entropy.py). Bytes of each logit, forward: conversion
-/// (2 + 4), maximum (4), difference (8), exponential (8), sum (4), quotient (8);
-/// backward: copy (8), product (8), conversion (6). An event counts 5
-/// operations per logit forward and 3 backward.
-double unfused_loss_bytes(const OpEvent& event) {
-  return event.flops * (event.phase == Phase::kBackward ? 22.0 / 3 : 38.0 / 5);
+/// Bytes that an operation moves, also where the cluster's software computes it
+/// in f32, one element-wise operation after another.
+double traffic(const Cluster& cluster, const OpEvent& event) {
+  // Megatron-LM's cross-entropy of 16-bit logits (core/tensor_parallel/
+  // cross_entropy.py). Bytes of each logit, forward: conversion (2 + 4), maximum
+  // (4), difference (8), exponential (8), sum (4), quotient (8); backward: copy
+  // (8), product (8), conversion (6). An event counts 5 operations per logit
+  // forward and 3 backward.
+  if (!cluster.fused_loss && std::strcmp(event.name, "cross_entropy") == 0) {
+    return event.flops *
+           (event.phase == Phase::kBackward ? 22.0 / 3 : 38.0 / 5);
+  }
+  // out -= sigmoid(..) (out - block), of zhuzilin/ring-flash-attention. Bytes of
+  // each element: conversion of the block (2 + 4), difference (12), product (8),
+  // difference (12). An event counts 3 operations per element.
+  if (!cluster.fused_merge && std::strcmp(event.name, "merge_attention") == 0) {
+    return event.flops * 38.0 / 3;
+  }
+  return event.bytes;
 }
 
 /// The device's measurement for this operation, for all products or for
@@ -187,10 +198,7 @@ Cost CostModel::operation(const OpEvent& event, bool on_host) const {
             device.trust, "measured"};
   }
   const ProductShape& shape = event.product;
-  const bool is_slow_loss =
-      !cluster_.fused_loss && std::strcmp(event.name, "cross_entropy") == 0;
-  const double memory = memory_seconds(
-      device, is_slow_loss ? unfused_loss_bytes(event) : event.bytes);
+  const double memory = memory_seconds(device, traffic(cluster_, event));
   Cost cost = {memory, device.trust, "memory"};
   if (shape.m > 0 && shape.n > 0 && shape.k > 0) {
     const Peak peak = peak_of(device, event.dtype);

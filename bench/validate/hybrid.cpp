@@ -29,8 +29,13 @@ std::string key_of(const HybridJob& job, const StageParts& parts) {
   return key.str();
 }
 
-const StageRun& stage_of(const HybridJob& job, const StageParts& parts) {
+const StageRun& stage_of(HybridJob job, const StageParts& parts) {
   static std::map<std::string, StageRun> known;
+  if (job.overlaps_tensor && job.layout.tp > 1) {
+    job.cluster.name += " with overlap";
+    job.cluster.intra_node.bytes_per_s *= job.layout.tp;
+    job.cluster.intra_node.reduction_bytes_per_s *= job.layout.tp;
+  }
   const std::string key = key_of(job, parts);
   const auto found = known.find(key);
   if (found != known.end()) return found->second;

@@ -35,6 +35,10 @@ struct HybridJob {
   /// Messages of data parallelism run beside the last micro-batch's backward
   /// and, of parameters, the first one's forward.
   bool overlaps_gradients = false;
+  /// Products begin with the parts of their input that are there, and send what
+  /// is done of their output: of a tensor-parallel transfer, one of tp parts is
+  /// left (Transformer Engine's userbuffers).
+  bool overlaps_tensor = false;
   DType gradient_dtype = DType::kF16;  ///< on the wire
   bool is_tied = true;                 ///< head and token embedding
 };
@@ -43,8 +47,6 @@ struct HybridStep {
   double seconds = 0;
   // Parts of it, on the critical path
   double pipeline_s = 0, gradients_s = 0, optimizer_s = 0;
-  /// Parameters, gradients, optimizer and activations of the fullest rank.
-  double memory_bytes = 0;
   sim::Trust trust = sim::Trust::kInterpolated;
 };
 

@@ -85,6 +85,7 @@ HybridJob nemo_job(const std::string& model_name, const std::string& precision,
   job.layout.dtype = job.gradient_dtype = DType::kBF16;
   job.is_synchronous = false;
   job.distributes_optimizer = job.overlaps_gradients = true;
+  job.overlaps_tensor = true;
   if (precision.rfind("FP8", 0) == 0) {
     compute_in_fp8(job);
   } else if (precision.rfind("BF16", 0) != 0) {
@@ -188,6 +189,7 @@ std::vector<Outcome> llama3(const Row& row) {
   HybridJob job =
       nemo_job(row.text("model"), "BF16", row.count("seq_len", kMaxSize));
   job.cluster.num_nodes = 2048;
+  job.overlaps_tensor = false;  // their own software
   set_degrees(row, row.count("tp"), row.count("pp"), row.count("cp"), job);
   job.layout.cuts_tokens = true;
   job.micro_batches = row.count("batch_per_dp");

@@ -57,8 +57,6 @@ struct StageRun {
   double parameters = 0;
   /// Activations that wait for backward, the stage's input included.
   double kept_bytes = 0;
-  /// The most activations at a time, of one micro-batch.
-  double peak_bytes = 0;
   sim::Trust trust = sim::Trust::kInterpolated;
 };
 

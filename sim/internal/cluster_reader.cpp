@@ -227,6 +227,7 @@ void read_software(const Json& json, const Source& source, Cluster& cluster) {
   JsonObject object(json, source.label, "/software");
   object.flag("fused_attention", cluster.fused_attention);
   object.flag("fused_loss", cluster.fused_loss);
+  object.flag("fused_merge", cluster.fused_merge);
   object.quantity("member", seconds(), kMaxSeconds, true, cluster.member_s);
   object.finish();
 }
