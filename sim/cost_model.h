@@ -33,6 +33,13 @@ struct Cost {
   /// The choice: "ring, LL128"; for operations the bound: "matrix units",
   /// "memory", "kernel".
   const char* how = "";
+  /// Messages: the last part of `seconds`, in which links carry bytes; 0 where
+  /// others cannot slow it down.
+  double transfer_s = 0;
+  /// Bytes per second in that part on each member's line: its share of the NICs
+  /// between nodes, its port within a node. `rate`: as priced; `max_rate`: with
+  /// NICs that no other group uses.
+  double rate = 0, max_rate = 0;
 };
 
 class RingCache;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <tuple>
 
 #include "core/check.h"
 
@@ -42,6 +43,7 @@ struct EmulatedGroup::Pending {
   /// [ready, bytes, digest, -digest], of which the maximum is taken.
   Tensor times;
   Work exchange;
+  std::shared_ptr<SharedNetwork::Call> shared;
   bool is_resolved = false;
   double begin_s = 0, end_s = 0;
 };
@@ -71,12 +73,18 @@ EmulatedGroup::EmulatedGroup(ProcessGroup& inner, VirtualClock& clock)
 EmulatedGroup::EmulatedGroup(std::shared_ptr<ProcessGroup> inner,
                              VirtualClock& clock, int rank,
                              std::vector<int> ranks, std::string name,
-                             std::vector<int> representatives)
+                             std::vector<int> representatives,
+                             SharedNetwork* network,
+                             std::shared_ptr<SharedNetwork::Channel> channel)
     : ProcessGroup(rank, std::move(ranks), std::move(name)),
       owned_(std::move(inner)),
       inner_(*owned_),
       clock_(clock),
-      representatives_(std::move(representatives)) {}
+      representatives_(std::move(representatives)),
+      network_(network),
+      channel_(std::move(channel)) {
+  if (network_ != nullptr && channel_ == nullptr) channel_ = network_->world();
+}
 
 // The texts of all members, from those of the ranks that run.
 std::vector<std::string> EmulatedGroup::unfolded(
@@ -108,6 +116,13 @@ void EmulatedGroup::abort(const std::string& reason) { inner_.abort(reason); }
 // Lines are free when time begins again. When the clock skips time, they are
 // busy for as much longer.
 void EmulatedGroup::follow_clock() {
+  if (network_ != nullptr) {
+    if (clock_.num_skips() > 0) {
+      network_->follow_skip(clock_.epoch(), clock_.num_skips(),
+                            clock_.skipped_s());
+    }
+    return;
+  }
   if (epoch_ != clock_.epoch()) {
     epoch_ = clock_.epoch();
     skipped_s_ = clock_.skipped_s();
@@ -121,6 +136,17 @@ void EmulatedGroup::follow_clock() {
   for (auto& [peer, free] : line_free_s_) free += skipped;
 }
 
+std::pair<double, double> EmulatedGroup::wait_shared(const FlowRef& flow) {
+  follow_clock();
+  return network_->wait(flow, fiber(), clock_.epoch());
+}
+
+bool EmulatedGroup::has_all_that_run() const {
+  return network_ != nullptr &&
+         channel_->num_running ==
+             static_cast<std::size_t>(network_->num_fibers());
+}
+
 Work EmulatedGroup::timed(const CommCall& call, Work data) {
   follow_clock();
   auto pending = std::make_shared<Pending>();
@@ -128,8 +154,13 @@ Work EmulatedGroup::timed(const CommCall& call, Work data) {
   const double bytes = static_cast<double>(call.numel) *
                        static_cast<double>(dtype_bytes(call.dtype));
   const double check = digest(call);
-  pending->times = Tensor::from_values<double>(
-      {clock_.issue_message(), bytes, check, -check}, {4}, clock_memory_);
+  const double ready = clock_.issue_message();
+  pending->times = Tensor::from_values<double>({ready, bytes, check, -check},
+                                               {4}, clock_memory_);
+  if (network_ != nullptr) {
+    pending->shared = network_->join(*channel_, num_calls_++, call.op, bytes,
+                                     ready, clock_.epoch());
+  }
   pending->exchange = inner_.all_reduce(pending->times, ReduceOp::kMax);
   inner_.clear_records();
   pending_.push_back(pending);
@@ -165,10 +196,16 @@ void EmulatedGroup::resolve(Pending& last) {
     record.numel = next->call.numel;
     record.root_or_peer = next->call.root_or_peer;
     const CostModel& model = clock_.model();
-    const Cost cost = model.collective(next->call.op, times[1], ranks());
+    Cost cost;
     TimelineEvent event = event_of(next->call);
-    event.begin_s = std::max(times[0], free_s_);
-    event.end_s = event.begin_s + cost.seconds * model.link_slowdown(ranks());
+    if (network_ != nullptr) {
+      std::tie(event.begin_s, event.end_s) = wait_shared(next->shared->flow);
+      cost = next->shared->cost;
+    } else {
+      cost = model.collective(next->call.op, times[1], ranks());
+      event.begin_s = std::max(times[0], free_s_);
+      event.end_s = event.begin_s + cost.seconds * model.link_slowdown(ranks());
+    }
     event.bytes = wire_bytes(record);
     next->begin_s = event.begin_s;
     next->end_s = free_s_ = event.end_s;
@@ -262,6 +299,7 @@ class MessageWork : public Work::State {
 
 Work EmulatedGroup::do_send(const Tensor& tensor, const CommCall& call) {
   follow_clock();
+  if (network_ != nullptr) return send_shared(tensor, call);
   const int to = call.root_or_peer;
   const CostModel& model = clock_.model();
   const std::vector<int> ends = {world_rank(rank()), world_rank(to)};
@@ -295,6 +333,38 @@ Work EmulatedGroup::do_send(const Tensor& tensor, const CommCall& call) {
       [this, begin, end] { clock_.wait_message(begin, end); }));
 }
 
+// The end is not known yet: the receiver gets the number of the message, and
+// asks the network.
+Work EmulatedGroup::send_shared(const Tensor& tensor, const CommCall& call) {
+  const int to = call.root_or_peer;
+  const std::vector<int> ends = {world_rank(rank()), world_rank(to)};
+  const auto bytes = static_cast<double>(tensor.bytes());
+  const double ready = clock_.issue_message();
+  const Cost& cost = network_->message_cost(*channel_, bytes, ends[0], ends[1]);
+  clock_.count_message(clock_.model().link(ends).name, bytes, cost.trust);
+
+  TimelineEvent event = event_of(call);
+  event.queue = "send " + name();
+  event.peer = ends[1];
+  event.message = num_sent_[to]++;
+  event.bytes = bytes;
+  const auto message = static_cast<double>(event.message);
+  const std::uint64_t number =
+      network_->send(*channel_, bytes, ends[0], ends[1], ready, clock_.epoch(),
+                     fiber(), std::move(event));
+  const FlowRef flow = network_->sent(number);
+  const int peer = representatives_[static_cast<std::size_t>(to)];
+  const Tensor times = Tensor::from_values<double>(
+      {static_cast<double>(number), 0, message}, {3}, clock_memory_);
+  while (!sent_.empty() && sent_.front().first.done()) sent_.pop_front();
+  sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
+  inner_.clear_records();
+  return Work(std::make_shared<MessageWork>(Work(), [this, flow] {
+    const auto [begin, end] = wait_shared(flow);
+    clock_.wait_message(begin, end);
+  }));
+}
+
 Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
   const int from = call.root_or_peer;
   const int peer =
@@ -314,8 +384,14 @@ Work EmulatedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
     event.peer = world_rank(from);
     event.message = static_cast<std::int64_t>(values[2]);
     // The time on the wire; waiting for the receiver is not communication
-    const double begin = event.begin_s = values[0];
-    const double end = event.end_s = values[1];
+    event.begin_s = values[0];
+    event.end_s = values[1];
+    if (network_ != nullptr) {
+      const FlowRef flow =
+          network_->received(static_cast<std::uint64_t>(values[0]));
+      std::tie(event.begin_s, event.end_s) = wait_shared(flow);
+    }
+    const double begin = event.begin_s, end = event.end_s;
     clock_.add_message(
         std::move(event),
         clock_.model().link({world_rank(from), world_rank(rank())}).name,
@@ -351,9 +427,15 @@ std::shared_ptr<ProcessGroup> EmulatedGroup::do_subgroup(
         std::lower_bound(distinct.begin(), distinct.end(), each) -
         distinct.begin()));
   }
+  std::shared_ptr<SharedNetwork::Channel> channel;
+  if (network_ != nullptr) {
+    channel = network_->channel(*channel_, distinct, num_made_[distinct]++,
+                                world_ranks);
+  }
   return std::make_shared<EmulatedGroup>(
       inner_.subgroup_of(distinct, name), clock_, my_rank,
-      std::move(world_ranks), name, std::move(representatives));
+      std::move(world_ranks), name, std::move(representatives), network_,
+      std::move(channel));
 }
 
 }  // namespace shardbook::sim

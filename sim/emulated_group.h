@@ -13,6 +13,9 @@
 // Times are exchanged as data, so they do not depend on which thread comes
 // first, and need no common memory: ranks may be threads, fibers or processes.
 //
+// In the world `sim`, messages share links, and the network says when each one
+// ends (sim/shared_network.h). Elsewhere each call is priced alone.
+//
 // Folding. Ranks that do the same on data of the same shapes need not all run.
 // A group may have more members than the inner group: `representatives` names
 // the rank that runs in place of each. Costs, ledger and errors know the true
@@ -22,9 +25,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/process_group.h"
+#include "sim/shared_network.h"
 #include "sim/virtual_clock.h"
 
 namespace shardbook::sim {
@@ -35,10 +40,17 @@ class EmulatedGroup : public ProcessGroup {
   EmulatedGroup(ProcessGroup& inner, VirtualClock& clock);
   /// Folded: rank `rank` of the group of world ranks `ranks`, of which
   /// representatives[i] (a rank of `inner`) runs in the place of member i.
-  /// Tensors are on meta devices.
+  /// Tensors are on meta devices. `network` is null where messages are priced
+  /// alone; it must outlive the group.
   EmulatedGroup(std::shared_ptr<ProcessGroup> inner, VirtualClock& clock,
                 int rank, std::vector<int> ranks, std::string name,
-                std::vector<int> representatives);
+                std::vector<int> representatives,
+                SharedNetwork* network = nullptr,
+                std::shared_ptr<SharedNetwork::Channel> channel = nullptr);
+
+  /// Messages share links, and its members are all ranks that run.
+  bool has_all_that_run() const;
+  bool shares_links() const { return network_ != nullptr; }
 
   std::vector<std::string> exchange(const std::string& text) override;
   std::vector<std::string> collect(const std::string& text) override;
@@ -79,11 +91,18 @@ class EmulatedGroup : public ProcessGroup {
   std::vector<std::string> unfolded(std::vector<std::string> texts) const;
   TimelineEvent event_of(const CommCall& call) const;
   void follow_clock();
+  std::pair<double, double> wait_shared(const FlowRef& flow);
+  Work send_shared(const Tensor& tensor, const CommCall& call);
+  int fiber() const { return inner_.world_rank(inner_.rank()); }
 
   std::shared_ptr<ProcessGroup> owned_;
   ProcessGroup& inner_;
   VirtualClock& clock_;
   std::vector<int> representatives_;
+  SharedNetwork* network_ = nullptr;
+  std::shared_ptr<SharedNetwork::Channel> channel_;
+  std::uint64_t num_calls_ = 0;
+  std::map<std::vector<int>, std::size_t> num_made_;  ///< by running members
   /// Holds times while they travel: the memory of the rank's device is counted.
   Device clock_memory_ = Device::cpu();
   /// Collectives whose end is not known yet, in the order of their issue.

@@ -80,10 +80,12 @@ class Switch {
 };
 
 // Hands the thread from rank to rank.
-class Scheduler {
+class Scheduler : public FiberControl {
  public:
-  explicit Scheduler(int num_ranks)
-      : ranks_(static_cast<std::size_t>(num_ranks)), mine_(nullptr, 0) {}
+  Scheduler(int num_ranks, std::function<bool()> when_all_wait)
+      : ranks_(static_cast<std::size_t>(num_ranks)),
+        mine_(nullptr, 0),
+        when_all_wait_(std::move(when_all_wait)) {}
 
   void start(int rank, const std::function<void()>& body) {
     Rank& me = at(rank);
@@ -106,7 +108,7 @@ class Scheduler {
 
   // Runs ranks until all have ended; false when all that are left wait.
   bool run() {
-    while (!ready_.empty()) {
+    while (!ready_.empty() || (when_all_wait_ && when_all_wait_())) {
       const int rank = ready_.front();
       ready_.pop_front();
       Rank& me = at(rank);
@@ -125,14 +127,14 @@ class Scheduler {
     return true;
   }
 
-  void suspend(int rank) {
+  void suspend(int rank) override {
     Rank& me = at(rank);
     me.stack->leave_for(mine_);
     me.scheduler = std::move(me.scheduler).resume();
     me.stack->arrive_from(mine_);
   }
 
-  void make_ready(int rank) {
+  void make_ready(int rank) override {
     Rank& me = at(rank);
     if (me.is_ready || me.has_ended) return;
     me.is_ready = true;
@@ -153,9 +155,10 @@ class Scheduler {
   std::vector<Rank> ranks_;
   std::deque<int> ready_;
   Switch mine_;
+  std::function<bool()> when_all_wait_;
 };
 
-class FiberSleeper : public internal::Sleeper {
+class FiberSleeper : public shardbook::internal::Sleeper {
  public:
   explicit FiberSleeper(Scheduler& scheduler) : scheduler_(scheduler) {}
   std::cv_status sleep(int world_rank, std::unique_lock<std::mutex>& lock,
@@ -188,9 +191,11 @@ std::string reason_of(const std::exception_ptr& failure) {
 }  // namespace
 
 void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
-                const LaunchOptions& options, bool on_meta) {
-  Scheduler scheduler(num_ranks);
-  const auto world = std::make_shared<internal::ThreadWorld>(
+                const LaunchOptions& options, bool on_meta,
+                const FiberHooks& hooks) {
+  Scheduler scheduler(num_ranks, hooks.when_all_wait);
+  if (hooks.begin) hooks.begin(scheduler);
+  const auto world = std::make_shared<shardbook::internal::ThreadWorld>(
       num_ranks, /*num_cores=*/0, std::make_unique<FiberSleeper>(scheduler));
   bool any_threw = false;
 
@@ -203,8 +208,8 @@ void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
           on_meta ? Device::meta(r, capacity) : Device::cpu(r, capacity), r);
       context.deterministic = options.deterministic;
       const RankContext::Scope scope(context);
-      internal::ThreadGroup group(world, world->root_group(), r,
-                                  options.timeout);
+      shardbook::internal::ThreadGroup group(world, world->root_group(), r,
+                                             options.timeout);
       body(group);
     } catch (const context::detail::forced_unwind&) {
       throw;  // this fiber is being taken down

@@ -19,11 +19,28 @@
 
 namespace shardbook::sim {
 
+/// For waits that are not for messages of other ranks.
+class FiberControl {
+ public:
+  virtual ~FiberControl() = default;
+  /// The fiber of this rank, which runs, stops until somebody makes it ready.
+  virtual void suspend(int rank) = 0;
+  virtual void make_ready(int rank) = 0;
+};
+
+struct FiberHooks {
+  /// Called before the first rank begins.
+  std::function<void(FiberControl&)> begin;
+  /// Called when no rank can go on. Returns whether it has made any ready.
+  std::function<bool()> when_all_wait;
+};
+
 /// Runs `body` once per rank, each as a fiber with a RankContext on its own
 /// `meta:r` device (or `cpu:r`), and returns when all have ended. Failures are
 /// reported as by run_ranks; ranks that all wait for each other are reported as
 /// a deadlock.
 void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
-                const LaunchOptions& options = {}, bool on_meta = true);
+                const LaunchOptions& options = {}, bool on_meta = true,
+                const FiberHooks& hooks = {});
 
 }  // namespace shardbook::sim

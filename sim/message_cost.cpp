@@ -183,13 +183,18 @@ Cost CostModel::collective(CommOp op, double bytes,
       const double piece = bytes / group.size;
       cost = timer.direct(0, 1, group.nodes > 1,
                           std::ceil(others / kMessagesAtOnce));
-      cost.seconds += exchange_seconds(cluster_, group, piece);
+      cost.transfer_s = exchange_seconds(cluster_, group, piece);
+      cost.seconds += cost.transfer_s;
+      cost.rate = cost.max_rate = 1;
       break;
     }
     default:
       SB_FAIL("cost of ", comm_op_name(op), ": no such collective");
   }
 
+  const double lines = group.nodes > 1 ? group.fewest : 1;
+  cost.rate *= group.ring_speed() / lines;
+  cost.max_rate *= group.ring_speed(group.lone_net_speed) / lines;
   const LinkSpec& bound = link(ranks);
   cost.trust = bound.trust;
   if (group.size > bound.measured_ranks) {
@@ -215,6 +220,7 @@ Cost CostModel::message(double bytes, int from, int to) const {
   double speed = cluster_.network.speed() *
                  std::max(1.0, static_cast<double>(cluster_.nics_per_node) /
                                    cluster_.devices_per_node);
+  const double lone_speed = speed;
   if (between_nodes) {
     speed = std::min(speed, group.net_speed);
   } else {
@@ -223,6 +229,8 @@ Cost CostModel::message(double bytes, int from, int to) const {
   }
   Cost cost =
       MessageTimer(cluster_, group).direct(bytes, speed, between_nodes, 1);
+  cost.rate *= speed;
+  cost.max_rate *= between_nodes ? lone_speed : speed;
   cost.trust = std::max(link({from, to}).trust, Trust::kInterpolated);
   return cost;
 }

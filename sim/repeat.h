@@ -12,8 +12,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "comm/process_group.h"
+#include "sim/virtual_clock.h"
 
 namespace shardbook::sim {
 
@@ -21,5 +23,34 @@ namespace shardbook::sim {
 /// first and the last may differ. All ranks of `world` call it together.
 void repeat(ProcessGroup& world, std::int64_t count,
             const std::function<void(std::int64_t)>& body);
+
+/// The same for loops that are not a function: `has_settled` between two
+/// repetitions, and `skip` when it returns true.
+class SteadyState {
+ public:
+  explicit SteadyState(ProcessGroup& world);
+
+  /// Whether this world may skip: on shapes, with a clock, and if the members of
+  /// `world` are all ranks whose messages share links.
+  bool may_skip() const { return clock_ != nullptr; }
+  /// Whether messages may be under way when time is skipped. Otherwise, all that
+  /// was sent before must have been received.
+  bool may_skip_messages() const { return may_skip() && moves_messages_; }
+  /// The last two repetitions have moved all queues of all ranks by the same
+  /// time, and `growth` bytes of memory were added by each. Collective.
+  bool has_settled(std::int64_t growth = 0);
+  /// Adds `times` repetitions like the last one to clock and ledger. Messages
+  /// under way arrive as much later.
+  void skip(std::int64_t times);
+
+ private:
+  ProcessGroup& world_;
+  VirtualClock* clock_ = nullptr;
+  bool moves_messages_ = false;
+  std::optional<DeviceClock::State> from_, to_;
+  CommLog::Mark first_record_, next_record_;
+  std::int64_t bytes_ = 0;
+  double advance_ = -1;
+};
 
 }  // namespace shardbook::sim

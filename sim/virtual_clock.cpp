@@ -167,11 +167,20 @@ void VirtualClock::set_label(const std::string& label) {
 
 void VirtualClock::add_message(TimelineEvent event, const std::string& link,
                                Trust trust) {
+  count_message(link, event.bytes, trust);
+  add_event(std::move(event));
+}
+
+void VirtualClock::count_message(const std::string& link, double bytes,
+                                 Trust trust) {
   const std::lock_guard<std::mutex> lock(mutex_);
   note(trust);
-  DeviceClock& mine = *devices_.front();
-  mine.count_link(link, event.bytes);
-  mine.add(std::move(event));
+  devices_.front()->count_link(link, bytes);
+}
+
+void VirtualClock::add_event(TimelineEvent event) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  devices_.front()->add(std::move(event));
 }
 
 double VirtualClock::latest() const {
@@ -196,6 +205,7 @@ void VirtualClock::skip(const DeviceClock::State& from,
                         const DeviceClock::State& to, std::int64_t times) {
   const std::lock_guard<std::mutex> lock(mutex_);
   main().advance(from, to, times);
+  ++num_skips_;
   skipped_s_ += static_cast<double>(times) * (to.times[0] - from.times[0]);
 }
 

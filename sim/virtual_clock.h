@@ -61,6 +61,9 @@ class VirtualClock : public Observer {
   void wait_message(double begin_s, double end_s);
   /// Records a message, and the bytes that it sent over `link`.
   void add_message(TimelineEvent event, const std::string& link, Trust trust);
+  /// The two parts, for a message whose end is not known when it is sent.
+  void count_message(const std::string& link, double bytes, Trust trust);
+  void add_event(TimelineEvent event);
 
   /// The first training step begins, on all ranks at time 0: earlier work does
   /// not count.
@@ -69,6 +72,7 @@ class VirtualClock : public Observer {
   int epoch() const { return epoch_; }
   /// By how much time was advanced over work that repeats (see repeat.h).
   double skipped_s() const { return skipped_s_; }
+  int num_skips() const { return num_skips_; }
   void skip(const DeviceClock::State& from, const DeviceClock::State& to,
             std::int64_t times);
   /// A training step has ended, on all devices and for the host.
@@ -101,6 +105,7 @@ class VirtualClock : public Observer {
   Trust trust_ = Trust::kCalibrated;
   int epoch_ = 0;
   double skipped_s_ = 0;
+  int num_skips_ = 0;
 };
 
 /// Labels this rank's operations on the timeline for the lifetime of the scope:

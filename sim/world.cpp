@@ -1,12 +1,14 @@
 #include "sim/world.h"
 
 #include <map>
+#include <memory>
 #include <numeric>
 #include <vector>
 
 #include "core/check.h"
 #include "sim/emulated_group.h"
 #include "sim/fiber_world.h"
+#include "sim/shared_network.h"
 
 namespace shardbook::sim {
 namespace {
@@ -48,6 +50,15 @@ void run_sim(int world_size, const std::function<void(ProcessGroup&)>& body,
   const Folding folding = fold(world_size, options);
   std::vector<int> ranks(static_cast<std::size_t>(world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
+  std::unique_ptr<SharedNetwork> network;
+  FiberHooks hooks;
+  if (options.shares_links) {
+    hooks.begin = [&](FiberControl& fibers) {
+      network = std::make_unique<SharedNetwork>(
+          *options.cost, fibers, folding.running, folding.representatives);
+    };
+    hooks.when_all_wait = [&] { return network->advance(); };
+  }
   run_fibers(
       static_cast<int>(folding.running.size()),
       [&](ProcessGroup& running) {
@@ -55,14 +66,16 @@ void run_sim(int world_size, const std::function<void(ProcessGroup&)>& body,
             folding.running[static_cast<std::size_t>(running.rank())];
         RankContext::current().rank = rank;
         ClockScope scope(*options.cost, rank, options.num_recorded_ranks);
+        const NetworkScope attached(network.get(), running.rank(),
+                                    &scope.clock());
         // The group does not own what is on this stack.
         const std::shared_ptr<ProcessGroup> inner(&running,
                                                   [](ProcessGroup*) {});
         EmulatedGroup group(inner, scope.clock(), rank, ranks, "world",
-                            folding.representatives);
+                            folding.representatives, network.get());
         body(group);
       },
-      options.launch);
+      options.launch, /*on_meta=*/true, hooks);
 }
 
 }  // namespace

@@ -27,6 +27,9 @@ struct WorldOptions {
   /// only the first of each class runs. Empty: all ranks run. Ranks with faults
   /// in the cluster always run.
   std::function<int(int rank)> fold_class;
+  /// sim: messages under way at one time share links (sim/shared_network.h).
+  /// false, and in worlds with data: each is priced alone.
+  bool shares_links = true;
   /// Events and memory samples are kept on the first ranks only.
   int num_recorded_ranks = 8;
 };

@@ -8,35 +8,6 @@
 
 namespace shardbook::single_device {
 
-// --- Loss scaling ----------------------------------------------------------------
-
-DynamicLossScaler::DynamicLossScaler(double scale, std::int64_t window,
-                                     int hysteresis, double min_scale)
-    : scale_(scale),
-      window_(window),
-      hysteresis_(hysteresis),
-      min_scale_(min_scale),
-      forgiveness_(hysteresis) {}
-
-void DynamicLossScaler::update(bool overflow) {
-  if (overflow) {
-    if (forgiveness_ == 1) {
-      SB_CHECK(scale_ > min_scale_,
-               "loss scale: gradients overflow at the "
-               "smallest scale ",
-               min_scale_, "; the model diverges");
-      scale_ = std::max(scale_ / 2, min_scale_);
-    } else {
-      forgiveness_ -= 1;
-    }
-    last_overflow_ = step_;
-  } else if ((step_ - last_overflow_) % window_ == 0) {
-    scale_ *= 2;
-    forgiveness_ = hysteresis_;
-  }
-  step_ += 1;
-}
-
 // --- Training --------------------------------------------------------------------
 
 SingleDevice::SingleDevice(const Options& options,
@@ -47,7 +18,8 @@ SingleDevice::SingleDevice(const Options& options,
       data_(Dataset::open(options, loaded_.config)),
       optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
                                 options.optimizer_options)),
-      scaler_(options.dtype == DType::kF16 ? 65536 : 1) {
+      scaler_(options.dtype == DType::kF16 ? DynamicLossScaler(how.loss_scale)
+                                           : DynamicLossScaler(1)) {
   strided_micro_batches(options.batch, how.num_micro_batches);  // or an Error
   // Recompute activations
   set_recompute(*loaded_.model, how.recompute);
@@ -108,13 +80,26 @@ std::vector<NamedTensor> SingleDevice::full_state() {
   return state_of(*loaded_.model);
 }
 
+TrainingState SingleDevice::state() {
+  TrainingState state;
+  add_whole(state, state_of(*loaded_.model), *optimizer_);
+  if (options_.dtype != DType::kF16) return state;
+  state.numbers = scaler_.state();
+  state.numbers["updates"] = static_cast<double>(num_updates_);
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    scaler_.load_state(numbers);
+    num_updates_ = static_cast<std::int64_t>(numbers.at("updates"));
+  };
+  return state;
+}
+
 bool SingleDevice::has_predictable_time() const {
   if (options_.dtype != DType::kF16) return true;
   return last_step_updated_ && (num_updates_ > 1 || options_.steps == 1);
 }
 
-ReferenceRun train_plain(const Options& options,
-                         std::int64_t num_micro_batches) {
+ReferenceRun train_plain(const Options& options, std::int64_t num_micro_batches,
+                         const LossScaleOptions& loss_scale) {
   if (options.dtype != DType::kF16) {
     return train_one_device(options, num_micro_batches);
   }
@@ -123,6 +108,7 @@ ReferenceRun train_plain(const Options& options,
   quiet.log.clear();
   SingleDeviceOptions plain;
   plain.num_micro_batches = num_micro_batches;
+  plain.loss_scale = loss_scale;
   SingleDevice device(quiet, plain);
   ReferenceRun run;
   run.losses = train(quiet, device.optimizer(), /*is_main=*/false,

@@ -5,38 +5,16 @@
 // arithmetic in 16 bits.
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/piece_graphs.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::single_device {
-
-/// Keeps small f16 gradients from vanishing: the loss is multiplied by `scale`
-/// before backward, the gradients divided by it after. A step whose gradients
-/// overflow is skipped and the scale halved; after `window` good steps it is
-/// doubled. `hysteresis` n forgives n - 1 overflows before it halves (each is
-/// skipped all the same).
-/// DeepSpeed, runtime/fp16/loss_scaler.py, DynamicLossScaler.
-class DynamicLossScaler {
- public:
-  explicit DynamicLossScaler(double scale = 65536, std::int64_t window = 1000,
-                             int hysteresis = 2, double min_scale = 1);
-
-  double scale() const { return scale_; }
-  /// Tells whether the step overflowed. Throws Error when the scale would fall
-  /// below min_scale.
-  void update(bool overflow);
-
- private:
-  double scale_;
-  std::int64_t window_;
-  int hysteresis_;
-  double min_scale_;
-  int forgiveness_;
-  std::int64_t last_overflow_ = -1;
-  std::int64_t step_ = 0;
-};
 
 struct SingleDeviceOptions {
   std::int64_t num_micro_batches = 1;
@@ -46,6 +24,7 @@ struct SingleDeviceOptions {
   bool master_weights = false;
   /// On a GPU: record forward and backward once, then launch them as graphs.
   bool cuda_graphs = false;
+  LossScaleOptions loss_scale = {};  ///< f16
 };
 
 /// Trains one model on the current device.
@@ -60,6 +39,7 @@ class SingleDevice : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override { return {{0, bill()}}; }
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
   /// In f16, false where the last step made no update, or a late first one,
   /// which creates the optimizer's state: on shapes, gradients never overflow.
   bool has_predictable_time() const override;
@@ -85,7 +65,7 @@ class SingleDevice : public Strategy {
 };
 
 /// The run to compare with: the same precision, nothing computed twice.
-ReferenceRun train_plain(const Options& options,
-                         std::int64_t num_micro_batches);
+ReferenceRun train_plain(const Options& options, std::int64_t num_micro_batches,
+                         const LossScaleOptions& loss_scale = {});
 
 }  // namespace shardbook::single_device

@@ -44,6 +44,12 @@ std::vector<Bill> Trainer::bills() {
   return bills;
 }
 
+TrainingState Trainer::state() {
+  TrainingState state;
+  add_whole(state, state_of(*loaded_.model), *optimizer_);
+  return state;
+}
+
 std::vector<NamedTensor> Trainer::full_state() {
   return state_of(*loaded_.model);
 }

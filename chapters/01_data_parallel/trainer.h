@@ -29,6 +29,7 @@ class Trainer : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override;
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
   CopyLedger* copies() override { return model_.ledger().get(); }
 
  private:

@@ -50,6 +50,12 @@ StepResult Trainer::step(std::int64_t step) {
   return result;
 }
 
+TrainingState Trainer::state() {
+  TrainingState state;
+  add_whole(state, state_of(*loaded_.model), *optimizer_);
+  return state;
+}
+
 std::vector<NamedTensor> Trainer::full_state() {
   if (dp_.rank() != 0) return {};
   return state_of(*loaded_.model);

@@ -31,6 +31,7 @@ class Trainer : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
 
   const LoadedModel& model() const { return loaded_; }
   const Dataset& data() const { return data_; }

@@ -195,7 +195,10 @@ double Trainer::predicted_bytes() const {
   const auto steps = static_cast<double>(options_.steps);
   const double losses = steps * 2 * (d - 1) / d * 8;
   if (zero_) {
-    return losses + zero_->predicted_bytes(options_.steps, how_.micro_batches);
+    const double loading =
+        options_.first_step > 0 ? zero_->predicted_load_bytes() : 0;
+    return losses + loading +
+           zero_->predicted_bytes(options_.steps, how_.micro_batches);
   }
   return losses + fsdp::predicted_bytes(*fsdp_, step_plan());
 }

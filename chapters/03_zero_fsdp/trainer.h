@@ -10,6 +10,7 @@
 
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp_bill.h"
+#include "chapters/03_zero_fsdp/fsdp/state_dict.h"
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/run/worlds.h"
@@ -81,6 +82,10 @@ class Trainer : public Strategy {
   std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
   /// Gathers the shards, a few at a time.
   std::vector<NamedTensor> full_state() override { return full_parameters(); }
+  /// The shards as they lie: no communication.
+  TrainingState state() override {
+    return zero_ ? zero_->state() : fsdp::training_state(*fsdp_, *optimizer_);
+  }
 
   const LoadedModel& model() const { return loaded_; }
   const Dataset& data() const { return data_; }

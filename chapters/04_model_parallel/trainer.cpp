@@ -164,6 +164,16 @@ std::vector<NamedTensor> Trainer::full_state() {
   return state;
 }
 
+TrainingState Trainer::state() {
+  TrainingState state;
+  for (int i = 0; i < settings_.num_devices(); ++i) {
+    add_whole(state, state_of(part(i)),
+              *optimizers_[static_cast<std::size_t>(i)]);
+  }
+  state.agreed["--loss"] = settings_.loss;
+  return state;
+}
+
 ReferenceRun train_reference(const Options& options, const Settings& settings) {
   Options quiet = options;
   quiet.log.clear();

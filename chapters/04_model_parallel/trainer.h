@@ -59,6 +59,7 @@ class Trainer : public Strategy {
   Optimizer& optimizer() override { return *optimizers_[0]; }
   std::vector<Bill> bills() override;
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
   /// Null on one device.
   CopyLedger* copies() override;
 

@@ -32,7 +32,6 @@ int main(int argc, char** argv) {
     line.add("--long-skips", &how.long_skips,
              "connect block i with block L-1-i, as U-Nets do");
     line.add("--print-schedule", &print_schedule, "draw the schedule and exit");
-    line.refuse("--checkpoint", "this option is called --recompute");
     line.refuse("--balance", "this option is called --partition");
     line.parse(argc, argv);
     check_options(options);

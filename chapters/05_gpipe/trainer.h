@@ -66,6 +66,11 @@ class Trainer : public Strategy {
   std::vector<NamedTensor> full_state() override {
     return model_->full_parameters();
   }
+  TrainingState state() override {
+    TrainingState state;
+    add_whole(state, model_->named_state(), *optimizer_);
+    return state;
+  }
 
   const Dataset& data() const { return data_; }
   PipelineModel& model() { return *model_; }

@@ -34,7 +34,6 @@ void add_options(CommandLine& line, TrainerOptions& how) {
       "--post-validation", &how.post_validation,
       "1f1b, zb-h1, zb-h2: step before the norm of all gradients is known, "
       "and redo the step if it was wrong");
-  line.refuse("--checkpoint", "this option is called --recompute");
   line.refuse("--balance", "this option is called --partition");
   line.add("--print-schedule", &how.print_schedule,
            "draw the schedule, print its idle time and memory, and exit");

@@ -55,6 +55,18 @@ void Trainer::finish() {
   sent_.clear();
 }
 
+TrainingState Trainer::state() {
+  if (plan_.is_asynchronous()) {
+    throw BadCheckpoint("--checkpoint: --schedule " + how_.schedule +
+                        " has batches in flight between all steps; give a "
+                        "schedule that flushes, such as 1f1b");
+  }
+  if (post_) post_->validate();
+  TrainingState state;
+  add_whole(state, model_.named_state(), *optimizer_);
+  return state;
+}
+
 // --- Steps that are validated later ------------------------------------------
 
 // The last rank sends the loss before its step, with the last micro-batch's

@@ -85,6 +85,9 @@ class Trainer : public Strategy {
   std::vector<NamedTensor> full_state() override {
     return model_.full_parameters();
   }
+  /// Refuses schedules that do not flush: batches and versions of the weights are
+  /// in flight between any two steps.
+  TrainingState state() override;
   /// The table of the weights' ages, for schedules that do not flush.
   std::string remarks() override;
 

@@ -86,4 +86,23 @@ std::vector<Bill> Trainer::bills() {
   return {bill};
 }
 
+TrainingState Trainer::state() {
+  TrainingState state = ShardedTrainer::state();
+  const RngTracker::States streams = rng_->states();
+  if (streams.others.empty()) return state;
+  for (const auto& [name, stream] : streams.others) {
+    state.numbers["position of stream '" + name + "'"] =
+        static_cast<double>(stream.next_op);
+  }
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    RngTracker::States streams = rng_->states();
+    for (auto& [name, stream] : streams.others) {
+      stream.next_op = static_cast<std::uint64_t>(
+          numbers.at("position of stream '" + name + "'"));
+    }
+    rng_->set_states(streams);
+  };
+  return state;
+}
+
 }  // namespace shardbook::tensor_parallel

@@ -33,6 +33,8 @@ class Trainer : public ShardedTrainer {
   /// divide by the group. Collective.
   Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& tp);
   std::vector<Bill> bills() override;
+  /// With the positions of Megatron-LM's random streams.
+  TrainingState state() override;
 
  private:
   Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& tp,

@@ -6,7 +6,7 @@
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/08_tensor_parallel_2d/products.h"
-#include "chapters/common/run/training.h"
+#include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
 #include "core/check.h"
 
@@ -133,9 +133,7 @@ Tensor vocabulary_parallel_classifier(const Tensor& x, const Tensor& weight,
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const Grid& grid) {
-  const Tensor mean = shardbook::cross_entropy(logits, own_rows(targets, grid));
-  note_local_loss(mean);
-  return mean_over(mean, {grid.batch});
+  return mean_loss_over_ranks(logits, own_rows(targets, grid), *grid.batch);
 }
 
 Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
@@ -143,10 +141,13 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
                                          const Grid& grid,
                                          std::int64_t vocabulary) {
   const std::int64_t own = logits.size(-1), first = grid.j() * own;
-  const Tensor mean = split_cross_entropy(logits, own_rows(targets, grid),
-                                          first, *grid.row, vocabulary);
-  note_local_loss(mean);
-  return mean_over(mean, {grid.batch});
+  const Tensor rows = own_rows(targets, grid);
+  return mean_loss_over_ranks(
+      [&](Reduction reduction) {
+        return split_cross_entropy(logits, rows, first, *grid.row, vocabulary,
+                                   reduction);
+      },
+      rows, {grid.batch});
 }
 
 // --- Modules ---------------------------------------------------------------------

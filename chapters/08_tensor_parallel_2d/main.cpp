@@ -13,12 +13,14 @@ using namespace shardbook;
 
 int main(int argc, char** argv) {
   return chapter_main([&] {
-    // 1. Read the options: the shared ones; this chapter has none of its own.
+    // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "08_tensor_parallel_2d";
+    Passes passes;
     CommandLine line("ch08_tensor_parallel_2d",
                      "Tensor parallelism in 2D: SUMMA, Optimus.");
     add_shared_options(line, options);
+    add_passes(line, passes);
     line.parse(argc, argv);
     check_options(options);
     const int q = summa::side_of(options.world_size, 1, "--world-size");
@@ -31,14 +33,16 @@ int main(int argc, char** argv) {
 
       // 4. Build the same model from the same seed on every rank.
       // 5. Apply the strategy: each rank draws its blocks, layers multiply them.
-      summa::Trainer strategy(options, summa::grid_of(mesh), world);
+      summa::Trainer strategy(options, summa::grid_of(mesh), world, passes);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [](const Options& as) { return train_one_device(as); };
+    chapter.reference = [&](const Options& as) {
+      return train_one_device(as, passes.micro_batches);
+    };
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     return run_program(options, line, chapter);

@@ -198,31 +198,16 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
 
 Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
                            std::int64_t first, ProcessGroup& group,
-                           std::int64_t vocabulary) {
-  if (group.size() == 1) return cross_entropy(logits, targets);
+                           std::int64_t vocabulary, Reduction reduction) {
+  if (group.size() == 1) return cross_entropy(logits, targets, reduction);
   if (vocabulary == 0) vocabulary = logits.size(-1) * group.size();
   return cross_entropy_part(
       logits, targets, first, vocabulary,
       [&group](const Tensor& x, bool is_max) {
         group.all_reduce(x, is_max ? ReduceOp::kMax : ReduceOp::kSum, "loss")
             .wait();
-      });
-}
-
-Tensor mean_over(const Tensor& mean, const std::vector<ProcessGroup*>& groups) {
-  int ranks = 1;
-  for (const ProcessGroup* group : groups) ranks *= group->size();
-  if (ranks == 1) return mean;
-  return autograd::custom_function(
-      "mean_over", {mean},
-      [&](const Tensors& in) {
-        const Tensor sum = in[0].clone();
-        for (ProcessGroup* group : groups) group->all_reduce(sum).wait();
-        return Tensors{scale(sum, 1.0 / ranks)};
       },
-      [ranks](const Tensors& grads) {
-        return Tensors{scale(grads[0], 1.0 / ranks)};
-      })[0];
+      reduction);
 }
 
 }  // namespace shardbook::summa

@@ -8,7 +8,6 @@
 // A group of size one, or null, makes each of them the operation of one device.
 
 #include <cstdint>
-#include <vector>
 
 #include "comm/process_group.h"
 #include "core/ops.h"
@@ -51,17 +50,14 @@ Tensor gather_columns(const Tensor& own, ProcessGroup& group);
 Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
                         const Tensor& beta, ProcessGroup& group, double eps);
 
-/// Mean cross-entropy of rows whose classes are cut over `group`: logits
+/// Cross-entropy of rows whose classes are cut over `group`: logits
 /// [.., v] are classes first .. first + v - 1, and those from `vocabulary` on are
 /// padding (0: none is). See cross_entropy_part: three all_reduces of one value
 /// per row forward, none backward.
 Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
                            std::int64_t first, ProcessGroup& group,
-                           std::int64_t vocabulary = 0);
-
-/// The mean of the ranks' means over equally many items: an all_reduce over
-/// each group in turn. Backward divides by the number of ranks and sends nothing.
-Tensor mean_over(const Tensor& mean, const std::vector<ProcessGroup*>& groups);
+                           std::int64_t vocabulary = 0,
+                           Reduction reduction = Reduction::kMean);
 
 /// Linear rows of `x` as a matrix [rows, last dim].
 Tensor as_matrix(const Tensor& x);

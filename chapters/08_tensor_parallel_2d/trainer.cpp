@@ -28,9 +28,11 @@ double linear_elements(double q, double d, double m, double k, double n) {
          reduced(d, k * n / (q * q));
 }
 
-double step_bytes(const Sizes& s) {
+namespace {
+
+/// What one micro-batch sends.
+double micro_batch_bytes(const Sizes& s) {
   const double q = s.q, d = s.d, t = s.tokens, h = s.h;
-  if (q * d == 1) return 0;
   const double rows = t / (d * q);  // tokens of this rank
   const double norms = 2 * s.layers + 1;
 
@@ -50,10 +52,23 @@ double step_bytes(const Sizes& s) {
               // X W^T moves the logits in place of X
               3 * (q - 1) / (q * q) * (t * s.vocabulary - t * h) / d;
 
-  // Sums of the norms, twice; of the loss, three times, and its mean
+  // Sums of the norms, twice; of the loss, three times, then its sum and count
   double stats = norms * 2 * reduced(q, 2 * rows);
-  stats += 3 * reduced(q, rows) + reduced(d * q, 1);
+  stats += 3 * reduced(q, rows) + reduced(d * q, 2);
+  if (s.recompute) {
+    // The forward of each block again: 12 h^2 weights, 7 h columns that are
+    // read, biases of 9 h and two norms
+    elements +=
+        s.layers * (q - 1) / (q * q) * (7 * t * h / d + 12 * h * h + 13 * h);
+    stats += s.layers * 2 * reduced(q, 2 * rows);
+  }
   return elements * s.element + stats * s.stat;
+}
+
+}  // namespace
+
+double step_bytes(const Sizes& s) {
+  return s.q * s.d == 1 ? 0 : s.micro_batches * micro_batch_bytes(s);
 }
 
 double parameters_per_rank(const Sizes& s) {
@@ -63,30 +78,41 @@ double parameters_per_rank(const Sizes& s) {
   return all / (s.q * s.q);
 }
 
-double activation_bytes(const Sizes& s) {
+double activation_bytes(const Sizes& s, bool is_later) {
   const double e = s.element, stat = s.stat;
   const double n = s.tokens / (s.d * s.q);  // this rank's tokens, ...
   const double w = s.h / s.q, v = s.vocabulary / s.q;  // ... in its columns
-  const bool is_gathered = s.q > 1;
+  const double x = n * w * e, vector = w * e;
   // A block keeps what it keeps on one device (chapters/common/run/memory.cpp),
   // and its gathered vectors: four of the norms, biases of 9 h
-  const double block = n * (16 * w * e + (4 + s.heads / s.q) * stat) +
-                       (is_gathered ? 13 * w * e : 0);
-  const double blocks = s.layers * block;
-  const double vectors = is_gathered ? 2 * w * e : 0;  // of ln_f
-  // Logits and their gradient, three scalars: loss, its mean, their gradient
-  const double at_loss = blocks + n * (2 * w * e + 2 * stat) + vectors +
-                         n * (2 * v * e + stat) + 3 * stat;
+  const double block = 16 * x + n * (4 + s.heads / s.q) * stat + 13 * vector;
+  const double kept = s.layers * (s.recompute ? x : block);
+  // Of the block whose backward runs, its input is kept anyway
+  const double again = s.recompute ? block - x : 0;
+  // Later micro-batches hold new gradients of weights beside the accumulated
+  // ones. Where a depth adds them up, they are booked as gradients
+  const bool adds = is_later && s.d == 1;
+  const double head = adds ? v * w * e : 0;
+  const double c_proj = adds ? 4 * w * w * e : 0;
+  const double scalars = 2 * stat;  // the sum of own losses, the mean
+  // ln_f: input, output, its vectors and statistics. Logits and their gradient
+  const double at_loss =
+      kept + 2 * x + 2 * vector + n * 3 * stat + 2 * n * v * e + scalars;
   const double at_head =
-      blocks + n * ((3 * w + v) * e + 2 * stat) + vectors + 2 * stat;
-  const double at_block =
-      blocks + (s.has_dropout ? 6 : 5) * n * w * e + 2 * stat;
-  // The backward of ln_f is made of element-wise operations: its input, dy, and
+      kept + 3 * x + 2 * vector + n * (v * e + 2 * stat) + head + scalars;
+  // The backward of a norm is made of element-wise operations: its input, dy, and
   // six results in the precision of statistics. 16 bits are widened before
-  const double given = e < stat ? 2 * e + stat : 2 * e;
+  const double norm = 2 * x + n * w * (e < stat ? 7 : 6) * stat + 2 * n * stat;
   const double at_norm =
-      blocks + n * (w * (given + 6 * stat) + 4 * stat) + vectors + 2 * stat;
-  return std::max({at_loss, at_head, at_block, is_gathered ? at_norm : 0.0});
+      kept + norm + 2 * n * stat + 2 * vector + head + scalars;
+  // The same of ln_2, when the MLP behind it is done
+  const double at_ln_2 =
+      kept + again - 9 * x - 5 * vector + norm + head + scalars;
+  // dy, the gradient of GELU's output, and of the bias behind it
+  const double at_mlp = kept + again + (s.has_dropout ? 6 : 5) * x + vector +
+                        head + c_proj + scalars;
+  const double at_end = adds ? s.q * x + 2 * head + scalars : 0;
+  return std::max({at_loss, at_head, at_norm, at_ln_2, at_mlp, at_end});
 }
 
 double buffer_bytes(const Sizes& s) {
@@ -99,12 +125,15 @@ double buffer_bytes(const Sizes& s) {
 
 namespace {
 
-Options checked(const Options& options, const Grid& grid) {
+Options checked(const Options& options, const Grid& grid,
+                const Passes& passes) {
   const ModelConfig config = model_config(options);
   if (config.type != "gpt2") return options;  // ShardedTrainer refuses it
   const int q = grid.q();
-  check_divides("--batch", options.batch, grid.row_parts(),
-                "the batch is cut into");
+  check_divides(
+      "--batch", options.batch, passes.micro_batches * grid.row_parts(),
+      passes.micro_batches == 1 ? "the batch is cut into"
+                                : "micro-batches and ranks cut it into");
   const std::string model = "--model " + options.model;
   check_divides(model + ": n_head", config.n_head, q, "heads are cut into");
   check_divides(model + ": n_embd", config.n_embd, q * q,
@@ -126,16 +155,22 @@ ShardedModel sharded_model(const Options& options, const Grid& grid) {
 
 }  // namespace
 
-Trainer::Trainer(const Options& options, const Grid& grid, ProcessGroup& group)
-    : ShardedTrainer(checked(options, grid), sharded_model(options, grid),
-                     group),
-      grid_(grid) {}
+Trainer::Trainer(const Options& options, const Grid& grid, ProcessGroup& group,
+                 const Passes& passes)
+    : ShardedTrainer(checked(options, grid, passes),
+                     sharded_model(options, grid), group, passes.micro_batches,
+                     passes.recompute),
+      grid_(grid),
+      passes_(passes) {}
 
 Sizes Trainer::sizes() const {
   Sizes s;
   s.q = grid_.q();
   s.d = grid_.d();
-  s.tokens = static_cast<double>(options_.batch * options_.seq);
+  s.micro_batches = static_cast<double>(passes_.micro_batches);
+  s.recompute = passes_.recompute;
+  s.tokens =
+      static_cast<double>(options_.batch * options_.seq) / s.micro_batches;
   s.seq = static_cast<double>(options_.seq);
   s.h = static_cast<double>(config().n_embd);
   s.heads = static_cast<double>(config().n_head);
@@ -155,7 +190,10 @@ double Trainer::predicted_bytes() const {
 }
 
 MemoryBill Trainer::bill() const {
-  MemoryBill bill = single_device_bill(options_, config(), options_.batch);
+  MemoryBill bill = single_device_bill(
+      options_, config(),
+      strided_micro_batches(options_.batch, passes_.micro_batches),
+      passes_.recompute);
   const Sizes s = sizes();
   const double whole = bill[MemoryKind::kParameter];
   const double part = parameters_per_rank(s) * s.element;
@@ -164,13 +202,33 @@ MemoryBill Trainer::bill() const {
   // At the end of backward the table has a gradient of the head and one of the
   // embedding. Before, with a depth, that of the positions lies beside its part
   const double table = s.vocabulary * s.h / (s.q * s.q) * s.element;
-  const double positions = s.d == 1 ? 0 : s.seq * s.h / (s.q * s.q) * s.element;
-  bill[MemoryKind::kGradient] = part + std::max(table, positions);
+  const double positions = s.seq * s.h / (s.q * s.q) * s.element;
+  bill[MemoryKind::kGradient] =
+      part + std::max(table, s.d == 1 ? 0 : positions);
+  // With a depth, a gradient of a later micro-batch is one beside the sum so far:
+  // beside the head's that of c_fc and of its bias, of positions, or of the
+  // embedding
+  if (s.d > 1 && s.micro_batches > 1) {
+    const double c_fc = (4 * s.h * s.h + 4 * s.h) / (s.q * s.q) * s.element;
+    bill[MemoryKind::kGradient] =
+        part + table + std::max({table, c_fc, positions});
+  }
   bill[MemoryKind::kOptimizerState] *= part / whole;
   bill[MemoryKind::kCommunication] =
-      std::max(buffer_bytes(s), 8.0);  // The norm of the gradient
-  if (grid_.num_ranks() > 1) {
-    bill[MemoryKind::kActivation] = activation_bytes(s);
+      // The norm of the gradient, or sum, count and gradient of the loss
+      std::max({buffer_bytes(s), 8.0, grid_.num_ranks() > 1 ? 3 * s.stat : 0});
+  double& activations = bill[MemoryKind::kActivation];
+  if (s.q > 1) {
+    activations = activation_bytes(s, /*is_later=*/false);
+    if (s.micro_batches > 1) {
+      activations = std::max(activations, activation_bytes(s, true));
+    }
+  } else if (s.d > 1) {
+    // One device with a part of the rows
+    activations =
+        single_device_bill(options_, config(),
+                           options_.batch / (passes_.micro_batches * grid_.d()),
+                           passes_.recompute)[MemoryKind::kActivation];
   }
   return bill;
 }

@@ -14,12 +14,14 @@ namespace shardbook::summa {
 /// The numbers that a bill is made from.
 struct Sizes {
   double q = 1, d = 1;
-  double tokens = 0;  ///< B S of the whole batch
+  double tokens = 0;  ///< of all ranks, in one micro-batch
   double seq = 0;     ///< S
   double h = 0, heads = 0, layers = 0, positions = 0;
   double vocabulary = 0;         ///< rows of the table, padding included
   double element = 4, stat = 4;  ///< bytes of an element, of a statistic
   bool has_dropout = false;
+  double micro_batches = 1;
+  bool recompute = false;
 };
 
 /// Elements that a rank sends for Y = X W, X [M, K], W [K, N], forward and
@@ -30,8 +32,9 @@ double linear_elements(double q, double d, double m, double k, double n);
 double step_bytes(const Sizes& sizes);
 /// Parameters that a rank holds: 1/q^2 of all.
 double parameters_per_rank(const Sizes& sizes);
-/// Peak of activations on q > 1 or d > 1, in bytes.
-double activation_bytes(const Sizes& sizes);
+/// Peak of activations on q > 1, in bytes, of the first micro-batch of a step or
+/// of a later one.
+double activation_bytes(const Sizes& sizes, bool is_later);
 /// The largest buffers for blocks that arrive or leave, in bytes.
 double buffer_bytes(const Sizes& sizes);
 
@@ -39,7 +42,8 @@ double buffer_bytes(const Sizes& sizes);
 class Trainer : public ShardedTrainer {
  public:
   /// Throws Error that names the option and what would divide. Collective.
-  Trainer(const Options& options, const Grid& grid, ProcessGroup& group);
+  Trainer(const Options& options, const Grid& grid, ProcessGroup& group,
+          const Passes& passes = {});
 
   std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
   /// The documents' MLP on this grid: who holds which shapes.
@@ -52,6 +56,7 @@ class Trainer : public ShardedTrainer {
   Sizes sizes() const;
 
   Grid grid_;
+  Passes passes_;
 };
 
 /// The documents' MLP: X [16, 256], 256 -> 1024 -> 256, on d squares of side q.

@@ -17,9 +17,11 @@ int main(int argc, char** argv) {
     Options options;
     options.chapter = "09_tensor_parallel_2p5d";
     int depth = 2;
+    Passes passes;
     CommandLine line("ch09_tensor_parallel_2p5d",
                      "Tensor parallelism in 2.5D: Tesseract.");
     add_shared_options(line, options);
+    add_passes(line, passes);
     line.add("--depth", &depth, "squares of ranks, one above the other", 1);
     line.parse(argc, argv);
     if (options.world_size == 1) depth = 1;
@@ -34,14 +36,16 @@ int main(int argc, char** argv) {
 
       // 4. Build the same model from the same seed on every rank.
       // 5. Apply the strategy: the 2D layers on a grid that has a depth.
-      summa::Trainer strategy(options, summa::grid_of(mesh), world);
+      summa::Trainer strategy(options, summa::grid_of(mesh), world, passes);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [](const Options& as) { return train_one_device(as); };
+    chapter.reference = [&](const Options& as) {
+      return train_one_device(as, passes.micro_batches);
+    };
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     return run_program(options, line, chapter);

@@ -5,7 +5,7 @@
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/08_tensor_parallel_2d/products.h"
-#include "chapters/common/run/training.h"
+#include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
 #include "core/check.h"
 
@@ -15,7 +15,6 @@ using summa::as_matrix;
 using summa::gather_rows;
 using summa::GradientScope;
 using summa::InFlight;
-using summa::mean_over;
 using summa::replicated;
 using summa::scatter_rows;
 using summa::split_cross_entropy;
@@ -183,10 +182,12 @@ Tensor classifier(const Tensor& x, const Tensor& weight, const Tensor& bias,
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const Cube& cube) {
-  const Tensor mean = shardbook::cross_entropy(
-      logits, own_rows(targets, cube, Layout::kStraight));
-  note_local_loss(mean);
-  return mean_over(mean, {cube.straight.input, cube.straight.weight});
+  const Tensor rows = own_rows(targets, cube, Layout::kStraight);
+  return mean_loss_over_ranks(
+      [&](Reduction reduction) {
+        return shardbook::cross_entropy(logits, rows, reduction);
+      },
+      rows, {cube.straight.input, cube.straight.weight});
 }
 
 Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
@@ -197,11 +198,13 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
   const Roles& roles = cube.roles(layout);
   const std::int64_t own = logits.size(-1);
   const std::int64_t first = cube.place.column_part(layout) * own;
-  const Tensor mean =
-      split_cross_entropy(logits, own_rows(targets, cube, layout), first,
-                          *roles.output, vocabulary);
-  note_local_loss(mean);
-  return mean_over(mean, {roles.input, roles.weight});
+  const Tensor rows = own_rows(targets, cube, layout);
+  return mean_loss_over_ranks(
+      [&](Reduction reduction) {
+        return split_cross_entropy(logits, rows, first, *roles.output,
+                                   vocabulary, reduction);
+      },
+      rows, {roles.input, roles.weight});
 }
 
 // --- Modules ---------------------------------------------------------------------

@@ -22,9 +22,11 @@ int main(int argc, char** argv) {
     options.chapter = "10_tensor_parallel_3d";
     bool keep_gathered = true;
     std::string compared = "none", picture;
+    Passes passes;
     CommandLine line("ch10_tensor_parallel_3d",
                      "Tensor parallelism in 3D: the cube.");
     add_shared_options(line, options);
+    add_passes(line, passes);
     line.add("--keep-gathered", &keep_gathered,
              "keep gathered operands for backward");
     line.add_mode("--compare", &compared,
@@ -52,14 +54,16 @@ int main(int argc, char** argv) {
       // 5. Apply the strategy: each rank draws its parts, layers gather them.
       cube::Cube place = cube::cube_on(mesh);
       place.keep_gathered = keep_gathered;
-      cube::Trainer strategy(options, place, world);
+      cube::Trainer strategy(options, place, world, passes);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [](const Options& as) { return train_one_device(as); };
+    chapter.reference = [&](const Options& as) {
+      return train_one_device(as, passes.micro_batches);
+    };
 
     // 8. Report loss, largest difference, bytes sent, peak memory, step time.
     return run_program(options, line, chapter);

@@ -24,9 +24,11 @@ double linear_elements(double l, double m, double k, double n,
   return each * (2 * (operands + m * n) + (keep_gathered ? 0 : operands));
 }
 
-double step_bytes(const Sizes& s) {
+namespace {
+
+/// What one micro-batch sends.
+double micro_batch_bytes(const Sizes& s) {
   const double l = s.l, t = s.tokens, h = s.h;
-  if (l == 1) return 0;
   const auto linear = [&](double k, double n) {
     return linear_elements(l, t, k, n, s.keep_gathered);
   };
@@ -45,8 +47,19 @@ double step_bytes(const Sizes& s) {
 
   const double rows = t / (l * l);
   double stats = norms * 2 * reduced(l, 2 * rows);
-  stats += 3 * reduced(l, rows) + 2 * reduced(l, 1);
+  stats += 3 * reduced(l, rows) + 2 * reduced(l, 2);
+  if (s.recompute) {
+    // The forward of each block again: columns that are read and written, weights
+    elements += s.layers * (l - 1) / (l * l * l) * (16 * t * h + 12 * h * h);
+    stats += s.layers * 2 * reduced(l, 2 * rows);
+  }
   return elements * s.element + stats * s.stat;
+}
+
+}  // namespace
+
+double step_bytes(const Sizes& s) {
+  return s.l == 1 ? 0 : s.micro_batches * micro_batch_bytes(s);
 }
 
 double parameters_per_rank(const Sizes& s) {
@@ -56,11 +69,11 @@ double parameters_per_rank(const Sizes& s) {
   return matrices / (s.l * s.l * s.l) + vectors / s.l;
 }
 
-double activation_bytes(const Sizes& s) {
+double activation_bytes(const Sizes& s, bool is_later) {
   const double e = s.element, stat = s.stat, l = s.l;
   const double n = s.tokens / (l * l);             // this rank's tokens, ...
   const double w = s.h / l, v = s.vocabulary / l;  // ... in its columns
-  const double x = n * w * e;
+  const double x = n * w * e, logits = n * v * e;
   const double square = w * w * e;  // a weight [h, h], gathered
   const double table = v * w * e;   // gathered
   // A block keeps what it keeps on one device (chapters/common/run/memory.cpp).
@@ -69,31 +82,44 @@ double activation_bytes(const Sizes& s) {
   const double block =
       16 * x + n * (4 + s.heads / l) * stat + (s.keep_gathered ? gathered : 0);
   // The embedding keeps its gathered table to the end
-  const double blocks = s.layers * block + table + 2 * stat;
+  const double kept = s.layers * (s.recompute ? x : block) + table + 2 * stat;
+  // Of the block whose backward runs, its input is kept anyway
+  const double again = s.recompute ? block - x : 0;
+  // Later micro-batches hold new gradients beside the accumulated ones
+  const double head = is_later ? table / l : 0;
 
   // Backward of a product is widest when dW has been computed: beside both
-  // gathered operands there are dY, dY gathered, dX before its sum and after
-  const double again = s.keep_gathered ? 0 : 4 * l * x + 4 * square;
-  const double at_mlp = blocks + x + l * x + again + (4 * l + 4) * x +
-                        4 * square + (s.has_dropout ? x : 0);
-  const double logits = n * v * e;
-  const double at_head = blocks + 2 * x + 2 * n * stat + l * x + table +
-                         (1 + l) * logits + (l + 1) * x + table;
-  // The backward of ln_f is that of the 2D chapter
-  const double given = e < stat ? 2 * e + stat : 2 * e;
-  const double at_norm = blocks + n * (w * (given + 6 * stat) + 4 * stat);
-  return std::max({at_mlp, at_head, at_norm});
+  // gathered operands there are dY, dY gathered, dX after its sum and, until its
+  // sum has left, before. Then a later micro-batch holds its part of dW
+  const double regathered = s.keep_gathered ? 0 : 4 * l * x + 4 * square;
+  const double at_mlp = kept + again + (s.has_dropout ? 2 : 1) * x + l * x +
+                        regathered +
+                        std::max(4 * l * x, is_later ? 4 * square / l : 0) +
+                        4 * x + 4 * square + head;
+  const double at_head = kept + 2 * x + 2 * n * stat + l * x + table +
+                         (1 + l) * logits + std::max(l * x, head) + x + table;
+  // The backward of a norm is that of the 2D chapter
+  const double norm = 2 * x + n * w * (e < stat ? 7 : 6) * stat + 2 * n * stat;
+  const double at_norm = kept + norm + 2 * n * stat + head;
+  // The same of ln_2, when the MLP behind it is done
+  const double of_mlp = 9 * x + (s.keep_gathered ? 5 * l * x + 8 * square : 0);
+  const double at_ln_2 = kept + again - of_mlp + norm + head;
+  return std::max({at_mlp, at_head, at_norm, at_ln_2});
 }
 
 // --- The trainer -----------------------------------------------------------------
 
 namespace {
 
-Options checked(const Options& options, const Cube& cube) {
+Options checked(const Options& options, const Cube& cube,
+                const Passes& passes) {
   const ModelConfig config = model_config(options);
   if (config.type != "gpt2") return options;  // ShardedTrainer refuses it
   const int l = cube.l();
-  check_divides("--batch", options.batch, l * l, "the batch is cut into");
+  check_divides("--batch", options.batch, passes.micro_batches * l * l,
+                passes.micro_batches == 1
+                    ? "the batch is cut into"
+                    : "micro-batches and ranks cut it into");
   const std::string model = "--model " + options.model;
   check_divides(model + ": n_head", config.n_head, l, "heads are cut into");
   check_divides(model + ": n_embd", config.n_embd, l * l,
@@ -115,15 +141,21 @@ ShardedModel sharded_model(const Options& options, const Cube& cube) {
 
 }  // namespace
 
-Trainer::Trainer(const Options& options, const Cube& cube, ProcessGroup& group)
-    : ShardedTrainer(checked(options, cube), sharded_model(options, cube),
-                     group),
-      cube_(cube) {}
+Trainer::Trainer(const Options& options, const Cube& cube, ProcessGroup& group,
+                 const Passes& passes)
+    : ShardedTrainer(checked(options, cube, passes),
+                     sharded_model(options, cube), group, passes.micro_batches,
+                     passes.recompute),
+      cube_(cube),
+      passes_(passes) {}
 
 Sizes Trainer::sizes() const {
   Sizes s;
   s.l = cube_.l();
-  s.tokens = static_cast<double>(options_.batch * options_.seq);
+  s.micro_batches = static_cast<double>(passes_.micro_batches);
+  s.recompute = passes_.recompute;
+  s.tokens =
+      static_cast<double>(options_.batch * options_.seq) / s.micro_batches;
   s.seq = static_cast<double>(options_.seq);
   s.h = static_cast<double>(config().n_embd);
   s.heads = static_cast<double>(config().n_head);
@@ -144,7 +176,10 @@ double Trainer::predicted_bytes() const {
 }
 
 MemoryBill Trainer::bill() const {
-  MemoryBill bill = single_device_bill(options_, config(), options_.batch);
+  MemoryBill bill = single_device_bill(
+      options_, config(),
+      strided_micro_batches(options_.batch, passes_.micro_batches),
+      passes_.recompute);
   const Sizes s = sizes();
   const double whole = bill[MemoryKind::kParameter];
   const double part = parameters_per_rank(s) * s.element;
@@ -156,9 +191,15 @@ MemoryBill Trainer::bill() const {
   const double positions = s.l == 1 ? 0 : s.seq * s.h / s.l * s.element;
   bill[MemoryKind::kGradient] = part + std::max(table, positions);
   bill[MemoryKind::kOptimizerState] *= part / whole;
-  bill[MemoryKind::kCommunication] = 8;  // The norm of the gradient
+  // The norm of the gradient; sum, count and gradient of the loss
+  bill[MemoryKind::kCommunication] =
+      cube_.num_ranks() > 1 ? std::max(8.0, 3 * s.stat) : 8;
   if (cube_.num_ranks() > 1) {
-    bill[MemoryKind::kActivation] = activation_bytes(s);
+    double& activations = bill[MemoryKind::kActivation];
+    activations = activation_bytes(s, /*is_later=*/false);
+    if (s.micro_batches > 1) {
+      activations = std::max(activations, activation_bytes(s, true));
+    }
   }
   return bill;
 }

@@ -30,7 +30,8 @@ double Trainer::predicted_bytes() const {
   // an all-gather and a reduce-scatter.
   const double dp = 2 * (d_ - 1) / d_ * (parameters_of_tp() + v * h);
   const double stat = options_.dtype == DType::kF64 ? 8 : 4;
-  const double loss = 2 * (d_ - 1) / d_ * stat;
+  // The sum of losses, and the count of targets
+  const double loss = 2 * 2 * (d_ - 1) / d_ * stat;
   return static_cast<double>(options_.steps) *
          (m * ((tp + dp) * element + loss) + predicted_norm_bytes());
 }
@@ -67,8 +68,6 @@ MemoryBill Trainer::bill() const {
   const bool is_alone = d_ == 1;
   bill[MemoryKind::kGradient] = (parameters + (is_alone ? v * h : 0)) * element;
   bill[MemoryKind::kActivation] = kNotPredicted;
-  if (micro_batches_ > 1) return bill;
-
   // Of a token, a block keeps x, two norms' outputs and x + attention whole,
   // and q, k, v, attention, c_fc and GELU by parts
   const double tokens = rows / d_ * s;
@@ -88,25 +87,34 @@ MemoryBill Trainer::bill() const {
       in_blocks + gathered +
       tokens * (2 * h * element + 3 * stat + 2 * v * element) + scalars;
   // Beside the gradients of the logits and of ln_f's output
+  // Later micro-batches hold new gradients beside the accumulated ones: the
+  // head's until the embedding's joins it, and that of c_proj for a moment
+  const bool is_later = micro_batches_ > 1;
+  const double head = is_later ? v * h * element : 0;
+  const double c_proj = is_later ? 4 * h * h / t_ * element : 0;
   const double at_head =
-      in_blocks + tokens * ((3 * h + v) * element + 2 * stat) + scalars;
+      in_blocks + tokens * ((3 * h + v) * element + 2 * stat) + head + scalars;
   // dy and GELU's two gradients, beside its input but not its output; then the
   // gradient of the MLP's input, a copy of which is being summed
   const double has_dropout = options_.dropout > 0 ? 1 : 0;
-  const double at_gelu =
-      in_blocks + tokens * (1 + has_dropout + 4 / t_) * h * element + scalars;
+  const double at_gelu = in_blocks +
+                         tokens * (1 + has_dropout + 4 / t_) * h * element +
+                         head + c_proj + scalars;
   const double at_sum =
-      in_blocks + tokens * (3 - 8 / t_) * h * element + scalars;
+      in_blocks + tokens * (3 - 8 / t_) * h * element + head + scalars;
+  const double at_end =
+      is_later ? tokens * h * element + 2 * head + scalars : 0;
   if (is_alone) {
     bill[MemoryKind::kActivation] =
-        std::max({at_loss, at_head, at_gelu, at_sum});
+        std::max({at_loss, at_head, at_gelu, at_sum, at_end});
     return bill;
   }
   // Over dp, gradients of weights have copies in flight, whose widest moment is
   // left open where it may be above the loss
   const double in_flight =
       3 * std::max({(v + positions) * h, 4 * h * h / t_}) * element;
-  if (at_loss > gathered + std::max({at_head, at_gelu, at_sum}) + in_flight) {
+  if (at_loss >
+      gathered + std::max({at_head, at_gelu, at_sum, at_end}) + in_flight) {
     bill[MemoryKind::kActivation] = at_loss;
   }
   return bill;

@@ -57,7 +57,8 @@ DTensor min(const DTensor& x, std::int64_t dim);
 DTensor softmax(const DTensor& x);
 DTensor layer_norm(const DTensor& x, const DTensor& gamma, const DTensor& beta,
                    double eps = 1e-5);
-/// The mean over all tokens: logits [.., v], targets i64 [..], all valid.
+/// The mean over all targets but those of -100: logits [.., v], targets i64 [..].
+/// Cut rows give terms of it, over a count that is added up first.
 DTensor cross_entropy(const DTensor& logits, const DTensor& targets);
 
 // --- Lookup --------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include "chapters/11_dtensor/local_ops.h"
 #include "chapters/11_dtensor/ops.h"
 #include "chapters/11_dtensor/propagation.h"
+#include "chapters/common/sharded/loss.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -137,16 +138,28 @@ DTensor cross_entropy(const DTensor& logits, const DTensor& targets) {
   for (std::int64_t dim = 0; dim + 1 < logits.ndim(); ++dim) {
     rules.push_back({{shard(dim), shard(dim)}, partial()});
   }
-  Choice choice = propagate("cross_entropy", {logits, targets}, rules);
-  const bool is_equal = shards_are_equal(logits, choice);
-  if (is_equal) average_shards(choice);
-  const auto tokens = static_cast<double>(shape_numel(targets.shape()));
-  return compute("cross_entropy", {logits, targets}, choice, {},
-                 [tokens, is_equal](const Tensors& x) {
-                   if (is_equal) return shardbook::cross_entropy(x[0], x[1]);
-                   return shardbook::scale(
-                       shardbook::cross_entropy(x[0], x[1], Reduction::kSum),
-                       1 / tokens);
+  const Choice choice = propagate("cross_entropy", {logits, targets}, rules);
+  bool is_cut = false;
+  for (std::size_t axis = 0; axis < choice.result.size(); ++axis) {
+    is_cut = is_cut || (choice.result[axis].is_partial() &&
+                        logits.mesh().shape()[axis] > 1);
+  }
+  if (!is_cut) {
+    return compute(
+        "cross_entropy", {logits, targets}, choice, {},
+        [](const Tensors& x) { return shardbook::cross_entropy(x[0], x[1]); });
+  }
+  // Ranks may have unequally many targets: their sums are over one count
+  const DTensor rows = targets.redistribute(choice.operands[1]);
+  const DType stat = logits.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  const Tensor count = from_local(count_targets(rows.local(), stat),
+                                  targets.mesh(), choice.result)
+                           .full_tensor();
+  return compute("cross_entropy", {logits, rows}, choice, {},
+                 [count](const Tensors& x) {
+                   const Tensor sum =
+                       shardbook::cross_entropy(x[0], x[1], Reduction::kSum);
+                   return shardbook::div(sum, count);
                  });
 }
 

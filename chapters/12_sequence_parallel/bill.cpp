@@ -66,6 +66,9 @@ double rsa_activations(const Sizes& z, bool has_dropout, bool is_later) {
   const double at_loss =
       in_blocks + tokens * (2 * (z.h + z.vocabulary) * z.element + 3 * z.sum) +
       scalars;
+  const double at_head =
+      in_blocks + tokens * ((3 * z.h + z.vocabulary) * z.element + 2 * z.sum) +
+      scalars + head;
   const double at_gelu = in_blocks + tokens * (5 + drops) * z.h * z.element +
                          scalars + head + c_proj;
   // In the last block's ring_av: x, ln_1, q, k, v, the gradients of the residual
@@ -78,7 +81,7 @@ double rsa_activations(const Sizes& z, bool has_dropout, bool is_later) {
   const double at_sum =
       before + tokens * ((2 + drops) * rows + (z.c + 1) * z.h) * z.element;
   const double at_end = tokens * z.h * z.element + 2 * head + scalars;
-  return std::max({at_loss, at_gelu, at_rows, at_sum, at_end});
+  return std::max({at_loss, at_head, at_gelu, at_rows, at_sum, at_end});
 }
 
 // Activations of one micro-batch, the first of a step or a later one.
@@ -94,6 +97,45 @@ double activations_of(const Options& own, const ModelConfig& config,
   // Ulysses: the output of attention by heads, beside the same by tokens
   const double by_heads = how.kind == Kind::kUlysses ? z.z() / z.c : 0;
   return bill[MemoryKind::kActivation] + z.layers * by_heads * z.element;
+}
+
+// Activations of Megatron's layers on t > 1 ranks, of one micro-batch. All tokens'
+// input of a column-parallel layer is x bytes, and a rank's own is x / t.
+double megatron_activations(const Sizes& z, bool keeps_scores, bool has_dropout,
+                            bool is_later) {
+  const double t = z.c, tokens = z.rows * z.s;
+  const double x = z.z() * z.element, own = x / t;
+  const double scalars = 2 * z.sum;
+  // As on one device, on own tokens or own heads (chapters/common/run/memory.cpp)
+  const double block =
+      16 * own + tokens / t * (4 + (keeps_scores ? z.heads : 0)) * z.sum;
+  const double blocks = z.layers * block;
+  const double logits = tokens * z.vocabulary / t * z.element;
+  // Of later micro-batches, beside the accumulated ones
+  const double head = is_later ? z.vocabulary * z.h / t * z.element : 0;
+  const double matrix = is_later ? 4 * z.h * z.h / t * z.element : 0;
+
+  // Beside the input of ln_f and its statistics: the head's gathered input, ...
+  const double tail = blocks + own + tokens / t * 2 * z.sum + scalars;
+  const double at_loss = tail + x + 2 * logits + tokens * z.sum;
+  const double at_head = tail + 2 * x + logits + head;
+  // ... whose gradient is put in the order of ranks, and scattered. One row of
+  // tokens is in order as it is
+  const double ordered = z.rows > 1 ? x : 0;
+  const double at_scatter = tail + x + ordered + own + head;
+  // c_proj: dy gathered and put in order, and then its product with the matrix
+  const double drops = has_dropout ? own : 0;
+  const double at_gather = blocks + own + drops + x + ordered + scalars + head;
+  const double at_c_proj = blocks + 5 * own + x + matrix + scalars + head;
+  // c_fc, whose output and GELU's are gone: dy of it and of the residual stream,
+  // the gradient of its input, the input gathered and put in order
+  const double at_c_fc = blocks - 3 * own + 3 * x + scalars + head;
+  // Then the gradient in the order of ranks, and scattered, and that of weights
+  const double at_dw = blocks - 2 * own + 2 * x + matrix + scalars + head;
+  // The embedding: dy gathered and put in order, or its table's gradient
+  const double at_end = x + std::max(own + ordered + head, 2 * head) + scalars;
+  return std::max({at_loss, at_head, at_scatter, at_gather, at_c_proj, at_c_fc,
+                   at_dw, at_end});
 }
 
 }  // namespace
@@ -166,8 +208,32 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
   return bill;
 }
 
+namespace {
+
+/// Of all micro-batches of a step.
+double megatron_activations(const Options& options, const ModelConfig& padded,
+                            int t, std::int64_t micro_batches,
+                            bool recompute_attention) {
+  const auto pieces = strided_micro_batches(options.batch, micro_batches);
+  if (t == 1) {
+    // One device's, that keeps no logarithms of the softmax's sums
+    ModelConfig config = padded;
+    if (recompute_attention) config.n_head = 0;
+    return single_device_bill(options, config, pieces)[MemoryKind::kActivation];
+  }
+  double peak = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Sizes sizes = sizes_of(options, padded, t, 0, pieces[i].rows);
+    peak = std::max(peak, megatron_activations(sizes, !recompute_attention,
+                                               options.dropout > 0, i > 0));
+  }
+  return peak;
+}
+
+}  // namespace
+
 Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
-                   std::int64_t micro_batches) {
+                   std::int64_t micro_batches, bool recompute_attention) {
   const double p = t;
   const auto tokens = static_cast<double>(options.batch * options.seq);
   const auto element = static_cast<double>(dtype_bytes(options.dtype));
@@ -211,6 +277,8 @@ Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
       strided_micro_batches(options.batch, micro_batches)[0].rows;
   memory[MemoryKind::kInput] = static_cast<double>(rows * options.seq) * 16;
   memory[MemoryKind::kCommunication] = t > 1 ? std::max(partial, 8.0) : 8;
+  memory[MemoryKind::kActivation] = megatron_activations(
+      options, padded, t, micro_batches, recompute_attention);
   return bill;
 }
 

@@ -36,6 +36,6 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
 /// Megatron's: bytes and memory of a rank of t. `padded` has the vocabulary with
 /// its padding.
 Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
-                   std::int64_t micro_batches);
+                   std::int64_t micro_batches, bool recompute_attention);
 
 }  // namespace shardbook::sequence_parallel

@@ -7,7 +7,7 @@
 #include "chapters/12_sequence_parallel/ring_attention.h"
 #include "chapters/12_sequence_parallel/ring_self_attention.h"
 #include "chapters/12_sequence_parallel/ulysses.h"
-#include "chapters/common/run/training.h"
+#include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
 #include "core/check.h"
 
@@ -75,13 +75,6 @@ class CutDropout : public ModuleOf<CutDropout> {
   Place place_;
 };
 
-/// How many targets are not -100, as a number of `dtype`.
-Tensor count_targets(const Tensor& targets, DType dtype) {
-  const Tensor t = to_dtype(targets, dtype);
-  // 1 for 0, 1, 2, ...; 0 for -1, -2, ...
-  return sum(sub(relu(add_scalar(t, 1)), relu(t)));
-}
-
 }  // namespace
 
 Kind kind_of(const std::string& name) {
@@ -114,31 +107,6 @@ Tensors split_qkv(const Tensor& qkv) {
                        slice(in[0], 2, 2 * h, 3 * h)};
       },
       [](const Tensors& grads) { return Tensors{concat(grads, 2)}; });
-}
-
-Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
-                            ProcessGroup& cp) {
-  const Tensor local = cross_entropy(logits, targets, Reduction::kSum);
-  note_local_loss(local);
-  Tensor sums;  // of losses, and of targets
-  {
-    const NoGrad no_grad;
-    const Tensor count = count_targets(targets, local.dtype());
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sums = concat({reshape(local.detach(), {1}), reshape(count, {1})}, 0);
-  }
-  cp.all_reduce(sums, ReduceOp::kSum, "loss").wait();
-  const Tensor total_count = sums.flat_view(1, {});
-  // Every rank's loss is the whole mean, of which its own logits make a part
-  return autograd::custom_function(
-      "mean_loss_over_ranks", {local},
-      [&](const Tensors&) {
-        return Tensors{div(sums.flat_view(0, {}), total_count)};
-      },
-      [total_count](const Tensors& grads) {
-        const MemoryScope kind(MemoryKind::kCommunication);
-        return Tensors{div(grads[0], total_count)};
-      })[0];
 }
 
 AnyModule cut_dropout(double p, Layout layout, int rank, int c) {
@@ -181,12 +149,14 @@ LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
       };
       break;
     case Kind::kRsa: {
-      // One mask for all layers, made before the first step
+      // One mask for all layers of a device, made before the first step
       const auto mask = std::make_shared<Tensor>();
       layers.attention = [how, s, &cp, mask](const Tensor& qkv,
                                              const AttentionOptions& options) {
         const std::int64_t n = s / cp.size();
-        if (options.causal && !mask->defined()) {
+        const bool has_mask =
+            mask->defined() && mask->device() == qkv.device();
+        if (options.causal && !has_mask) {
           *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
           mask->set_memory_kind(MemoryKind::kInput);
         }

@@ -42,18 +42,6 @@ Tensors split_qkv(const Tensor& qkv);
 /// Dropout of x [n, s/c, h] that draws what one device draws for [n, s, h].
 AnyModule cut_dropout(double p, Layout layout, int rank, int c);
 
-/// Mean cross-entropy over the tokens of all ranks, the same on every rank; its
-/// backward gives each rank the gradient of that mean by its own logits.
-///
-///   logits   [n, s/c, V]   of this rank's tokens
-///   targets  [n, s/c]      theirs; those of -100 count for nothing
-///
-/// Sums and counts are added over the ranks before they are divided: a mean of
-/// means would be wrong where ranks have unequally many targets. An all-reduce
-/// of two numbers.
-Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
-                            ProcessGroup& cp);
-
 /// The layers of one rank, for sequences of s tokens. Those of one device where
 /// c = 1.
 LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,

@@ -107,12 +107,13 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
     }
 
     // Gather the input again, behind the product for its gradient
-    const Tensor parts = Tensor::empty({t, n, own, in}, x.options());
+    Tensor parts = Tensor::empty({t, n, own, in}, x.options());
     Work gather = tp.all_gather(parts, x, "X for dW");
     Tensor all_dx;
     if (of_x) all_dx = matmul(dy, weight, false, /*trans_b=*/true);
     gather.wait();
     const Tensor all = reshape(transpose(parts, 0, 1), {n * t * own, in});
+    parts = Tensor();
 
     // Scatter that gradient's sum, behind the product for the weight's
     Tensor dx;
@@ -120,6 +121,7 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
     Tensor leaving;
     if (of_x) {
       leaving = transpose(reshape(all_dx, {n, t, own, in}), 0, 1);
+      all_dx = Tensor();
       dx = x.empty_like();
       scatter = tp.reduce_scatter(dx, leaving, ReduceOp::kSum, "dX");
     }

@@ -8,6 +8,7 @@
 #include "chapters/12_sequence_parallel/ring.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/context.h"
 #include "core/inplace.h"
 
 namespace shardbook::sequence_parallel {
@@ -27,6 +28,7 @@ class RingAttention {
         rows_(q.size(1)),
         sum_dtype_(q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32) {
     check_sequence(layout_, cp.size(), rows_ * cp.size());
+    random_ = RankContext::current().random;
     if (options_.dropout > 0) draws_ = next_attention_draws();
   }
 
@@ -50,6 +52,9 @@ class RingAttention {
   /// and do not travel.
   Tensors backward(const Tensor& q, const Tensor& k, const Tensor& v,
                    const Tensor& dout, bool of_keys) {
+    // A pipeline may have begun other micro-batches since the forward: drop
+    // what was dropped for these rows
+    const ContextValue<RandomState> replay(&RankContext::random, random_);
     const Tensor dq = zeros_like(q);
     Tensors here = {k, v};
     Hop gradients;
@@ -140,6 +145,7 @@ class RingAttention {
   ProcessGroup& cp_;
   std::int64_t batch_, rows_;
   DType sum_dtype_;
+  RandomState random_;
   AttentionDraws draws_;
   AttentionSums complete_;
 };

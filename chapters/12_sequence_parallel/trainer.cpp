@@ -73,12 +73,14 @@ MegatronTrainer::MegatronTrainer(const Options& options,
                                  const MegatronOptions& how,
                                  std::int64_t micro_batches, ProcessGroup& tp)
     : ShardedTrainer(options, megatron_model(options, how, tp), tp,
-                     micro_batches) {}
+                     micro_batches),
+      how_(how) {}
 
 std::vector<Bill> MegatronTrainer::bills() {
   ModelConfig padded = config();
   padded.vocab_size = padded_rows(config(), group_.size());
-  return {megatron_bill(options_, padded, group_.size(), micro_batches_)};
+  return {megatron_bill(options_, padded, group_.size(), micro_batches_,
+                        how_.recompute_attention)};
 }
 
 FoldClass fold_class(const SequenceOptions& how) {

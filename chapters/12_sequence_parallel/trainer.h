@@ -36,8 +36,10 @@ class MegatronTrainer : public ShardedTrainer {
   MegatronTrainer(const Options& options, const MegatronOptions& how,
                   std::int64_t micro_batches, ProcessGroup& tp);
 
-  /// Activations are left to a run on shapes.
   std::vector<Bill> bills() override;
+
+ private:
+  const MegatronOptions how_;
 };
 
 /// Ranks that the `sim` world may run once. In a ring every rank waits for the

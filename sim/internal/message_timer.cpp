@@ -64,10 +64,18 @@ constexpr double kExpectedStepS = 3.4e-6;
 /// A tree reaches this share of a ring's bandwidth.
 constexpr double kTreeBandwidth = 0.9;
 
-void keep_faster(Cost& best, double seconds, const char* how) {
-  if (best.seconds == 0 || seconds < best.seconds) {
-    best.seconds = seconds;
-    best.how = how;
+void set(Cost& cost, double latency_s, double transfer_s, double share,
+         const char* how) {
+  cost.seconds = latency_s + transfer_s;
+  cost.transfer_s = transfer_s;
+  cost.rate = cost.max_rate = share;
+  cost.how = how;
+}
+
+void keep_faster(Cost& best, double latency_s, double transfer_s, double share,
+                 const char* how) {
+  if (best.seconds == 0 || latency_s + transfer_s < best.seconds) {
+    set(best, latency_s, transfer_s, share, how);
   }
 }
 
@@ -84,6 +92,9 @@ Group make_group(const Cluster& cluster, const std::vector<int>& ranks) {
                                 : sorted.back(),
            " is not one of its ", cluster.num_devices(),
            " devices; take more nodes or fewer ranks");
+  const int num_nics =
+      std::min(cluster.nics_per_node, cluster.devices_per_node);
+  int fewest_nics = num_nics;
   Group group;
   group.size = static_cast<double>(sorted.size());
   for (std::size_t begin = 0; begin < sorted.size();) {
@@ -97,12 +108,23 @@ Group make_group(const Cluster& cluster, const std::vector<int>& ranks) {
                            sorted.begin() + static_cast<std::ptrdiff_t>(end));
     }
     group.fewest = group.nodes == 0 ? members : std::min(group.fewest, members);
+    int nics = 0, last_nic = -1;
+    for (std::size_t i = begin; i < end; ++i) {
+      const int device = sorted[i] % cluster.devices_per_node;
+      const int nic = device * num_nics / cluster.devices_per_node;
+      if (nic != last_nic) ++nics;
+      last_nic = nic;
+    }
+    fewest_nics = std::min(fewest_nics, nics);
     ++group.nodes;
     begin = end;
   }
   for (int& device : group.devices) device %= cluster.devices_per_node;
   group.net_speed = cluster.network.speed() * cluster.nics_per_node *
                     group.fewest / cluster.devices_per_node;
+  group.lone_net_speed = cluster.nics_per_node >= cluster.devices_per_node
+                             ? group.net_speed
+                             : cluster.network.speed() * fewest_nics;
   return group;
 }
 
@@ -126,7 +148,8 @@ Cost MessageTimer::ring(double steps, double net_steps, double bytes,
         (steps - net_steps) * protocol->latency *
             (is_ll128 ? kExpectedStepS : link.latency_s) +
         net_steps * cluster_.network.latency_s * protocol->net_latency;
-    const double seconds = start_s + latency_s + pieces * piece_s / share;
+    const double transfer_s = pieces * piece_s / share;
+    const double seconds = start_s + latency_s + transfer_s;
     // NCCL takes the protocol that it expects to be fastest, rightly or not.
     const double expected_s =
         protocol->start_s + steps * kExpectedStepS * protocol->latency +
@@ -134,8 +157,7 @@ Cost MessageTimer::ring(double steps, double net_steps, double bytes,
     const double judged = is_fitted ? expected_s : seconds;
     if (least == 0 || judged < least) {
       least = judged;
-      best.seconds = seconds;
-      best.how = protocol->ring;
+      set(best, start_s + latency_s, transfer_s, share, protocol->ring);
     }
   }
   return best;
@@ -151,7 +173,8 @@ Cost MessageTimer::tree(double bytes) const {
     const double transfer =
         2 * bytes /
         (group_.ring_speed() * protocol->bandwidth * kTreeBandwidth);
-    keep_faster(best, start(*protocol) + latency + transfer, protocol->tree);
+    keep_faster(best, start(*protocol) + latency, transfer,
+                protocol->bandwidth * kTreeBandwidth, protocol->tree);
   }
   return best;
 }
@@ -172,7 +195,11 @@ Cost MessageTimer::in_switch(double bytes) const {
     latency += 2 * std::ceil(std::log2(group_.nodes)) * net.latency_s;
   }
   Cost cost;
-  keep_faster(cost, latency + seconds, "in the switch");
+  const double share =
+      group_.nodes > 1
+          ? 1.0
+          : std::min(1.0, inside.reduction_bytes_per_s / group_.node_speed);
+  keep_faster(cost, latency, seconds, share, "in the switch");
   return cost;
 }
 
@@ -184,9 +211,8 @@ Cost MessageTimer::direct(double bytes, double speed, bool between_nodes,
     if (protocol->needs_nvlink && (between_nodes || !group_.nvlink)) continue;
     const double share =
         between_nodes ? protocol->net_latency : protocol->latency;
-    keep_faster(best,
-                start(*protocol) + hops * link.latency_s * share +
-                    bytes / (speed * protocol->bandwidth),
+    keep_faster(best, start(*protocol) + hops * link.latency_s * share,
+                bytes / (speed * protocol->bandwidth), protocol->bandwidth,
                 "direct");
   }
   return best;

@@ -18,17 +18,19 @@ constexpr double kMeasuredBytes = 1 << 20;
 struct Group {
   double size = 0;
   double nodes = 0;
-  double members = 0;        ///< on the node with the most
-  double fewest = 0;         ///< on the node with the least
-  std::vector<int> devices;  ///< of the node with the most
-  double node_speed = 0;     ///< of a ring's piece within a node
-  double net_speed = 0;      ///< of the group's share of a node's NICs
+  double members = 0;         ///< on the node with the most
+  double fewest = 0;          ///< on the node with the least
+  std::vector<int> devices;   ///< of the node with the most
+  double node_speed = 0;      ///< of a ring's piece within a node
+  double net_speed = 0;       ///< of the group's share of a node's NICs
+  double lone_net_speed = 0;  ///< of these NICs, if no other group uses them
   bool nvlink = false;
 
   /// Speed of a ring through all members.
-  double ring_speed() const {
+  double ring_speed() const { return ring_speed(net_speed); }
+  double ring_speed(double net) const {
     if (nodes == 1) return node_speed;
-    return members == 1 ? net_speed : std::min(node_speed, net_speed);
+    return members == 1 ? net : std::min(node_speed, net);
   }
 };
 
@@ -36,7 +38,8 @@ struct Group {
 /// the caller. Throws Error when a rank is not on the cluster.
 Group make_group(const Cluster& cluster, const std::vector<int>& ranks);
 
-/// Times one algorithm with the protocol that is fastest.
+/// Times one algorithm with the protocol that is fastest. A cost's `rate` and
+/// `max_rate` are shares of the speed of ring or link here.
 class MessageTimer {
  public:
   MessageTimer(const Cluster& cluster, const Group& group)

@@ -71,8 +71,6 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"02_ddp", "--accumulate 2", "called --micro-batches"},
            {"03_zero_fsdp", "--accumulate 2", "called --micro-batches"},
            {"05_gpipe", "--balance 1,2", "called --partition"},
-           {"05_gpipe", "--checkpoint always", "called --recompute"},
-           {"06_1f1b", "--checkpoint", "called --recompute"},
            {"06_1f1b", "--schedule naive --recompute", "--schedule naive has"},
            {"04_model_parallel", "--micro-batches 2", "give --split-size"},
            {"05_gpipe", "--micro-batches 25", "give 1 to 24"},
@@ -94,7 +92,21 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"12_sequence_parallel", "--recompute-attention",
             "give it with --kind megatron"},
            {"12_sequence_parallel", "--kind megatron --world-size 3",
-            "--world-size 3: the ranks share 4 heads"}}) {
+            "--world-size 3: the ranks share 4 heads"},
+           {"13_moe", "--world-size 4 --ep 3", "--ep 3: the 4 data-parallel"},
+           {"13_moe", "--zero-stage 3", "--zero-stage 3: experts"},
+           {"13_moe", "--cpu-offload", "give --zero-stage 2"},
+           {"13_moe", "--expert-tp", "give --tp"},
+           {"13_moe", "--top-k 9", "--top-k 9: a token chooses among 8"},
+           {"13_moe", "--num-experts 4,x", "--num-experts 4,x"},
+           {"13_moe", "--noise rsample --top-k 2", "--noise rsample"},
+           {"14_hybrid_3d", "--world-size 4 --tp 3", "give a multiple of 3"},
+           {"14_hybrid_3d", "--world-size 2 --pp 2 --zero-stage 2",
+            "give --zero-stage 1"},
+           {"14_hybrid_3d", "--world-size 2 --pp 2 --schedule pipedream",
+            "--schedule pipedream: each stage updates by itself"},
+           {"14_hybrid_3d", "--order tp-pp", "--order tp-pp: give"},
+           {"14_hybrid_3d", "--ep 2", "the model has no experts"}}) {
     expect_refused(bad);
   }
 }
@@ -108,7 +120,8 @@ TEST(CommandLine, WithoutAGpuTheReasonIsOneSentence) {
        {"00_single_device", "01_data_parallel", "02_ddp", "03_zero_fsdp",
         "04_model_parallel", "05_gpipe", "06_1f1b", "07_tensor_parallel",
         "08_tensor_parallel_2d", "09_tensor_parallel_2p5d",
-        "10_tensor_parallel_3d", "11_dtensor", "12_sequence_parallel"}) {
+        "10_tensor_parallel_3d", "11_dtensor", "12_sequence_parallel", "13_moe",
+        "14_hybrid_3d"}) {
     expect_refused({chapter, "--device cuda --steps 1000000000",
                     "error: --device cuda: "});
   }

@@ -91,11 +91,14 @@ TEST(Planted, OverrunOfTranspositionIsCaught) {
   }
 }
 
-TEST(Planted, OverrunOfAFillIsCaught) {
-  load("fill_with_overrun");
+TEST(Planted, OverrunOfRepeatIsCaught) {
+  load("repeat_with_overrun");
   const auto all = failures([](CudaContext& context) {
-    const DeviceArray x(sizeof(float) * 64);
-    kernels::fill(context.kernels(), DType::kF32, 64, x.data(), 2.0);
+    const float two = 2;
+    DeviceArray value(sizeof(float)), x(sizeof(float) * 64);
+    value.write(context, &two);
+    kernels::repeat(context.kernels(), DType::kF32, 64, 1.0, value.data(),
+                    x.data());
     context.synchronize();
   });
   for (const std::string& text : all) {

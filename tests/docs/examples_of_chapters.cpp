@@ -23,8 +23,10 @@
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/weight_stash.h"
+#include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/08_tensor_parallel_2d/layers.h"
 #include "chapters/10_tensor_parallel_3d/layers.h"
+#include "chapters/14_hybrid_3d/update.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
@@ -44,6 +46,7 @@
 #include "chapters/common/run/worlds.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
+#include "comm/shape_group.h"
 #include "core/optim.h"
 
 namespace shardbook::examples {
@@ -172,6 +175,29 @@ void gpipe(const Options& options, std::shared_ptr<const LayerList> layers,
   Engine engine(schedule, model, world, feed, nullptr,
                 {Recompute::kExceptLast});
   engine.run();
+}
+
+// --- chapters/14_hybrid_3d/update.h
+void update_of_a_mesh(Engine& engine, hybrid::Update& update, double factor) {
+  engine.run();
+  update.reduce();
+  update.sum_of_squares();
+  update.apply(factor);
+}
+
+// --- comm/shape_group.h
+void shape_group(const ModelConfig& config) {
+  ShapeGroup tp(/*rank=*/1, /*size=*/4, "tp");
+  LayerFactory layers = tensor_parallel::layers(config, tp);
+}
+
+// --- chapters/common/sharded/parts.h
+void parts(Module& model, const ModelConfig& config, ProcessGroup& tp, int t) {
+  ParameterLayout layout = [t](const std::string& name, int rank) {
+    return tensor_parallel::layout(name, rank, t);
+  };
+  std::vector<NamedTensor> whole =
+      gather_parts(model.named_parameters(), layout, tp, config.vocab_size);
 }
 
 // --- chapters/06_1f1b/weight_stash.h

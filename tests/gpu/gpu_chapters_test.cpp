@@ -223,6 +223,23 @@ TEST_F(GpuChapters, RanksThatShareAGpuShareEverySample) {
              gpt_sizes());
 }
 
+TEST_F(GpuChapters, RanksThatShareAGpuShareAMesh) {
+  expect_all(
+      {{"14_hybrid_3d", "--world-size 4 --tp 2 --pp 2"},
+       {"14_hybrid_3d", "--world-size 4 --pp 2 --zero-stage 1", false},
+       {"14_hybrid_3d", "--world-size 4 --tp 2 --zero-stage 3", false},
+       {"14_hybrid_3d", "--world-size 4 --cp 2 --pp 2 --dtype f16", false}},
+      gpt_sizes());
+}
+
+TEST_F(GpuChapters, RanksThatShareAGpuShareExperts) {
+  const std::string ranks = shared() + "--num-experts 4 ";
+  expect_all({{"13_moe", ranks},
+              {"13_moe", ranks + "--top-k 2 --zero-stage 2", false},
+              {"13_moe", ranks + "--dropless --noise jitter", false}},
+             gpt_sizes());
+}
+
 TEST_F(GpuChapters, NcclConnectsAGpuForEachRank) {
   if (num_gpus() < 2 && !is_short()) {
     GTEST_SKIP() << "a group of one rank moves nothing; give 2 GPUs";

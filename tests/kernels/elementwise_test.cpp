@@ -9,8 +9,6 @@
 namespace shardbook::kernels {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
 class Elementwise : public KernelTest {};
 
 double apply(BinaryOp op, double a, double b) {

@@ -8,8 +8,6 @@
 namespace shardbook::kernels {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
 class Reduce : public KernelTest {
  protected:
   double sum_tolerance(std::int64_t n) const {

@@ -20,6 +20,8 @@
 
 namespace shardbook::kernels {
 
+inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 
 /// An array of `dtype` in memory.

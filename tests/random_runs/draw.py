@@ -118,7 +118,8 @@ class Draw:
         else:
             self.give("--image-size", self.one_of(16, 17, 32))
         self.batch = self.rng.randint(1, 30)
-        wants_equal = self.chapter in ("02", "03", "08", "09", "10")
+        wants_equal = self.chapter in ("02", "03", "08", "09", "10", "13",
+                                       "14")
         if wants_equal and self.sometimes(0.9):
             self.batch = self.world_size * self.rng.randint(1, 4)
         self.give("--batch", self.batch)
@@ -257,13 +258,25 @@ class Draw:
         self.flag(0.3, "--recompute")
         self.maybe(0.3, "--vocabulary-divisible-by", 1, 7, 128)
 
+    def draw_passes(self, parts):
+        """Micro-batches whose samples `parts` ranks can share, mostly."""
+        pieces = self.one_of(1, 2, self.pieces())
+        if self.batch % parts == 0 and self.sometimes(0.9):
+            each = self.batch // parts
+            pieces = self.one_of(*[n for n in range(1, each + 1)
+                                   if each % n == 0])
+        self.maybe(0.5, "--micro-batches", pieces)
+        self.flag(0.3, "--recompute")
+
     def draw_08(self):
-        pass
+        self.draw_passes({4: 2}.get(self.world_size, 1))
 
     def draw_09(self):
+        self.draw_passes({4: 2, 8: 4}.get(self.world_size, 1))
         self.maybe(0.9, "--depth", {4: 1, 8: 2}.get(self.world_size, 1), 2)
 
     def draw_10(self):
+        self.draw_passes({8: 4}.get(self.world_size, 1))
         self.flag(0.4, "--keep-gathered")
 
     def draw_11(self):
@@ -283,6 +296,50 @@ class Draw:
         if kind == "megatron":
             self.flag(0.5, "--recompute-attention")
         self.maybe(0.3, "--micro-batches", 1, 2, self.pieces())
+
+    def draw_13(self):
+        self.maybe(0.7, "--num-experts", 2, 4, 6, 8, "1,4", "2,8")
+        self.maybe(0.6, "--ep", *[n for n in (1, 2, 3, 4, 8)
+                                  if self.world_size % n == 0])
+        self.maybe(0.6, "--top-k", 1, 2, 3)
+        self.maybe(0.5, "--capacity-factor", 0.5, 1, 2)
+        self.maybe(0.4, "--zero-stage", 0, 1, 2)
+        self.flag(0.1, "--cpu-offload")
+        if self.world_size % 2 == 0:
+            self.maybe(0.2, "--tp", 2)
+            self.flag(0.1, "--expert-tp")
+        self.maybe(0.3, "--micro-batches", 1, 2, self.pieces())
+        self.maybe(0.3, "--noise", "jitter", "rsample", "noisy-top-k")
+        self.maybe(0.2, "--drop-policy", "probs", "position")
+        for option in ("--dropless", "--naive", "--residual",
+                       "--shared-expert", "--expert-copies",
+                       "--data-before-expert", "--no-drop-tokens",
+                       "--no-use-rts"):
+            self.flag(0.12, option)
+        self.maybe(0.2, "--z-coefficient", 0.001)
+
+    def draw_14(self):
+        left = self.world_size
+        for option in ("--tp", "--pp", "--cp"):
+            degree = self.one_of(*[n for n in (1, 2, 3, 4) if left % n == 0])
+            left //= degree
+            if degree > 1 or self.sometimes(0.2):
+                self.give(option, degree)
+            if option == "--cp" and degree > 1:
+                self.maybe(0.4, "--cp-kind", "ring", "rsa", "ulysses")
+                self.maybe(0.3, "--cp-layout", "zigzag", "striped")
+        if self.batch % left == 0 and self.sometimes(0.95):
+            each = self.batch // left
+            self.give("--micro-batches",
+                      self.one_of(*[n for n in range(1, each + 1)
+                                    if each % n == 0]))
+        self.maybe(0.6, "--zero-stage", 0, 1, 1, 1, 2, 3)
+        self.flag(0.3, "--sequence-parallel")
+        self.maybe(0.4, "--schedule", "1f1b", "gpipe", "interleaved", "zb-h1",
+                   "zb-h2", "dualpipe", "pipedream")
+        self.maybe(0.2, "--recompute", "always", "except_last")
+        self.maybe(0.3, "--order", "megatron", "colossal-ai", "pp-cp-tp-dp")
+        self.maybe(0.2, "--bucket-bytes", 1000, "1MiB")
 
     def spoil(self):
         """Adds what cannot be meant."""

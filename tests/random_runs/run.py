@@ -56,6 +56,8 @@ NAMES = {
     "10": "10_tensor_parallel_3d",
     "11": "11_dtensor",
     "12": "12_sequence_parallel",
+    "13": "13_moe",
+    "14": "14_hybrid_3d",
 }
 
 Verdict = collections.namedtuple("Verdict", "index draw command state detail")

@@ -19,9 +19,8 @@ namespace shardbook::test {
 namespace {
 
 using sim::RankTimeline;
-using sim::VirtualClock;
 
-void work(int microseconds) { Tensor::empty({250 * microseconds}).zero(); }
+void compute(int microseconds) { Tensor::empty({250 * microseconds}).zero(); }
 
 // Runs `body` and returns what each rank that ran did.
 std::map<int, RankTimeline> timelines(
@@ -32,11 +31,11 @@ std::map<int, RankTimeline> timelines(
   sim::run_world(
       world_size,
       [&](ProcessGroup& world) {
-        VirtualClock::current()->begin_steps();
+        sim::VirtualClock::current()->begin_steps();
         body(world);
-        VirtualClock::current()->end_step();
+        sim::VirtualClock::current()->end_step();
         const std::lock_guard<std::mutex> lock(mutex);
-        result[world.rank()] = VirtualClock::current()->main().timeline();
+        result[world.rank()] = sim::VirtualClock::current()->main().timeline();
       },
       options);
   return result;
@@ -65,12 +64,12 @@ void mixed_body(ProcessGroup& world) {
   const int size = world.size();
   const Tensor a = Tensor::full({1000}, r);
   const Tensor b = Tensor::full({2000}, r);
-  work(10 + 5 * r);
+  compute(10 + 5 * r);
   Work first = world.all_reduce(a, ReduceOp::kSum, "first");
-  work(20 - 2 * r);
+  compute(20 - 2 * r);
   Work second = world.all_reduce(b, ReduceOp::kSum, "second");
   first.wait();
-  work(3);
+  compute(3);
   second.wait();
   if (size > 1) {
     const Tensor out = Tensor::full({500}, r), in = Tensor::empty({500});
@@ -85,7 +84,7 @@ TEST(EmulatedGroup, ACollectiveBeginsWithTheLastAndEndsForAll) {
   for (const std::string backend : {"threads", "sim"}) {
     const auto options = plain_world(backend, plain_cluster());
     const auto ranks = timelines(4, options, [](ProcessGroup& world) {
-      work(10 * (world.rank() + 1));
+      compute(10 * (world.rank() + 1));
       world.all_reduce(Tensor::zeros({1})).wait();
     });
     const double cost =
@@ -108,7 +107,7 @@ TEST(EmulatedGroup, ComputationHidesCommunication) {
       const Tensor x = Tensor::empty(large);
       Work reduced = world.all_reduce(x);
       if (!overlaps) reduced.wait();
-      work(500);
+      compute(500);
       reduced.wait();
     });
     return step_us(ranks.at(0));
@@ -136,11 +135,11 @@ TEST(EmulatedGroup, AMessageArrivesAfterItsTime) {
   const auto ranks = timelines(2, options, [&](ProcessGroup& world) {
     const Tensor x = Tensor::empty({1000});
     if (world.rank() == 0) {
-      work(50);
+      compute(50);
       world.send(x, 1).wait();
     } else {
       world.recv(x, 0).wait();
-      work(5);
+      compute(5);
     }
   });
   EXPECT_NEAR(step_us(ranks.at(1)), 50 + cost * 1e6 + 5, 1e-6);
@@ -166,7 +165,7 @@ TEST(EmulatedGroup, AMessageThatWaitsForItsReceiverIsNoCommunication) {
     if (world.rank() == 0) {
       world.send(x, 1).wait();
     } else {
-      work(500);
+      compute(500);
       world.recv(x, 0).wait();
     }
   });
@@ -182,8 +181,9 @@ TEST(EmulatedGroup, ThreadsAndFibersCountTheSameTime) {
   for (const int size : {1, 2, 3, 4, 8}) {
     const auto threads =
         timelines(size, plain_world("threads", plain_cluster()), mixed_body);
-    const auto fibers =
-        timelines(size, plain_world("sim", plain_cluster()), mixed_body);
+    sim::WorldOptions options = plain_world("sim", plain_cluster());
+    options.shares_links = false;  // as clocks that travel with data
+    const auto fibers = timelines(size, options, mixed_body);
     EXPECT_EQ(text_of(threads), text_of(fibers)) << size << " ranks";
   }
 }
@@ -215,7 +215,7 @@ TEST(EmulatedGroup, LoadAndSchedulingDoNotChangeATrace) {
 TEST(EmulatedGroup, FoldedRanksTakeTheTimeOfAll) {
   const auto body = [](ProcessGroup& world) {
     const Tensor x = Tensor::empty({100000});
-    work(10);
+    compute(10);
     world.all_reduce(x).wait();
     DeviceMesh mesh(world, Topology({"node", "local"}, {2, 4}));
     mesh.group("local").all_gather(x, Tensor::empty({25000})).wait();
@@ -238,7 +238,7 @@ TEST(EmulatedGroup, ARankWithAFaultIsNotFolded) {
   sim::WorldOptions options = plain_world("sim", cluster);
   options.fold_class = [](int) { return 0; };
   const auto ranks = timelines(8, options, [](ProcessGroup& world) {
-    work(10);
+    compute(10);
     world.barrier();
   });
   ASSERT_EQ(ranks.size(), 2u);

@@ -259,4 +259,36 @@ void load_full_optim_state_dict(
   }
 }
 
+// --- Checkpoints of the whole training ----------------------------------------
+
+TrainingState training_state(FullyShardedDataParallel& fsdp,
+                             Optimizer& optimizer) {
+  check_optimizer(fsdp, optimizer);
+  fsdp.reshard_all();
+  TrainingState state;
+  std::size_t first = 0;
+  for (const FlatParameter* unit : fsdp.units()) {
+    const bool is_flat = unit->trained().size() == 1 &&
+                         unit->trained()[0].tensor.is_same(unit->shard());
+    std::size_t next = first;
+    for (std::size_t i = 0; i < unit->names().size(); ++i) {
+      const Piece piece = unit->layout().piece(i, unit->shard_rank());
+      const bool is_trained = unit->leaves()[i].requires_grad();
+      StatePart part;
+      part.name = unit->names()[i];
+      part.whole = unit->layout().shapes[i];
+      part.begin = piece.begin;
+      part.values = part_of(unit->shard(), piece.shard_offset, piece.numel());
+      if (is_trained) {
+        part.optimizer = &optimizer;
+        part.slot = is_flat ? first : next++;
+        part.slot_begin = is_flat ? piece.shard_offset : 0;
+      }
+      state.parts.push_back(std::move(part));
+    }
+    first += unit->trained().size();
+  }
+  return state;
+}
+
 }  // namespace shardbook::fsdp

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
+#include "chapters/common/run/training_state.h"
 #include "core/optim.h"
 
 namespace shardbook::fsdp {
@@ -68,5 +69,12 @@ std::map<std::string, ParameterState> full_optim_state_dict(
 void load_full_optim_state_dict(
     FullyShardedDataParallel& fsdp, Optimizer& optimizer,
     const std::map<std::string, ParameterState>& state);
+
+// --- Checkpoints of the whole training ----------------------------------------
+
+/// This rank's parts of parameters and optimizer state, as views: no
+/// communication, no padding.
+TrainingState training_state(FullyShardedDataParallel& fsdp,
+                             Optimizer& optimizer);
 
 }  // namespace shardbook::fsdp

@@ -66,7 +66,10 @@ void check_same_model(Module& module, ProcessGroup& group) {
 
 ZeroOptimizer::ZeroOptimizer(Module& module, ProcessGroup& group,
                              const ZeroOptions& options)
-    : module_(module), group_(group), options_(options) {
+    : module_(module),
+      group_(group),
+      options_(options),
+      loss_scale_(options.loss_scale) {
   check_options(options);
   check_same_model(module, group);
   for (const Tensor& parameter : module.parameters()) {
@@ -129,18 +132,50 @@ std::int64_t ZeroOptimizer::shard_numel() const {
 
 // --- The step ----------------------------------------------------------------
 
+std::vector<NamedTensor> ZeroOptimizer::own_gradients() const {
+  std::vector<NamedTensor> own;
+  for (const ShardGroup& group : groups_) {
+    if (!group.is_trained) continue;
+    for (const OwnedPart& part : group.parts) {
+      if (part.owner != group_.rank() || part.numel == 0) continue;
+      own.push_back(
+          {group.parameters[static_cast<std::size_t>(part.parameter)].name,
+           group.grad.flat_view(part.shard_begin, {part.numel})});
+    }
+  }
+  return own;
+}
+
 // Each element is in one shard, and padding is zero: the sum over ranks counts
 // everything once. An overflow on one rank is one on all: inf and nan survive
 // the sum.
 double ZeroOptimizer::global_norm() {
-  double total = 0;
-  for (const ShardGroup& group : groups_) {
-    if (group.is_trained) total += sum_of_squares(group.grad);
-  }
+  if (options_.norm) return options_.norm(own_gradients()) / loss_scale_;
+  const double total = sum_of_squares();
   MemoryScope kind(MemoryKind::kCommunication);
   const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
   group_.all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  return std::sqrt(sum.item()) / options_.loss_scale;
+  return std::sqrt(sum.item()) / loss_scale_;
+}
+
+double ZeroOptimizer::sum_of_squares(
+    const std::function<bool(const std::string& name)>& counts) const {
+  double total = 0;
+  for (const ShardGroup& group : groups_) {
+    if (!group.is_trained) continue;
+    if (!counts) {
+      total += shardbook::sum_of_squares(group.grad);
+      continue;
+    }
+    for (const OwnedPart& part : group.parts) {
+      const auto which = static_cast<std::size_t>(part.parameter);
+      if (part.owner != group_.rank()) continue;
+      if (!counts(group.parameters[which].name)) continue;
+      total += shardbook::sum_of_squares(
+          group.grad.flat_view(part.shard_begin, {part.numel}));
+    }
+  }
+  return total;
 }
 
 void ZeroOptimizer::check_usable(const char* what) const {
@@ -174,10 +209,21 @@ void ZeroOptimizer::clear_grad() {
 
 double ZeroOptimizer::step() {
   check_usable("step");
+  double norm = 0;
+  {
+    PhaseScope phase(Phase::kOptimizer);
+    NoGrad no_grad;
+    finish_gradients();
+    norm = global_norm();
+  }
+  return step(norm);
+}
+
+double ZeroOptimizer::step(double norm) {
+  check_usable("step");
   PhaseScope phase(Phase::kOptimizer);
   NoGrad no_grad;
   finish_gradients();
-  const double norm = global_norm();
 
   // Leave the step out when a 16-bit gradient has overflowed
   const bool is_f16 =
@@ -191,7 +237,7 @@ double ZeroOptimizer::step() {
   }
 
   // Unscale and clip with one factor, on the way into the update
-  double factor = 1 / options_.loss_scale;
+  double factor = 1 / loss_scale_;
   if (options_.clip > 0) factor *= clip_factor(norm, options_.clip);
   is_updating_ = true;
   for (std::size_t i = 0; i < optimizer_->slots().size(); ++i) {

@@ -46,6 +46,7 @@
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/03_zero_fsdp/zero/zero_offload.h"
+#include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 #include "core/optim.h"
@@ -86,6 +87,12 @@ struct ZeroOptions {
   /// Shards of the parameters lie on the host as well; needs
   /// offload_optimizer.
   bool offload_parameters = false;
+
+  /// Where the model itself is one rank's part of a larger one (tensor
+  /// parallelism): gets this rank's shard of the gradient, as parts of named
+  /// parameters, finishes sums over other groups in place, and returns the norm
+  /// of the whole gradient. Empty: the norm over the group.
+  std::function<double(const std::vector<NamedTensor>& own_gradients)> norm;
 };
 
 /// A part of one tensor of the training state, as one rank saves it.
@@ -120,6 +127,13 @@ class ZeroOptimizer {
   /// clipping (one all-reduce of an f64); inf or nan when the step was left
   /// out. Collective.
   double step();
+  /// The same with a norm that the caller has computed: of gradients of which
+  /// this object has only a part (experts, tensor-parallel ranks).
+  double step(double norm);
+  /// This rank's part of the squared norm, scaled as the gradients are: of the
+  /// parameters that `counts` names, or of all. Read it after backward.
+  double sum_of_squares(
+      const std::function<bool(const std::string& name)>& counts = {}) const;
   /// Forgets the gradients of the step, and those that a failed backward has
   /// left.
   void clear_grad();
@@ -127,6 +141,8 @@ class ZeroOptimizer {
   /// Updates this rank's flat shards, one per dtype.
   Optimizer& optimizer() { return *optimizer_; }
   void set_lr(double lr) { optimizer_->set_lr(lr); }
+  /// Replaces ZeroOptions::loss_scale, from the next backward on.
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
   std::int64_t num_skipped_steps() const { return num_skipped_; }
 
   Module& module() { return module_; }
@@ -139,6 +155,9 @@ class ZeroOptimizer {
   /// `micro_steps` micro-steps each.
   virtual double predicted_bytes(std::int64_t steps,
                                  std::int64_t micro_steps) const = 0;
+  /// Bytes that this rank sends when a checkpoint has been loaded: it shows its
+  /// parameters to the others, as after a step.
+  virtual double predicted_load_bytes() const = 0;
   virtual HostTraffic predicted_host_traffic(
       std::int64_t steps, std::int64_t micro_steps) const = 0;
   /// Elements of this rank's shard, padding included.
@@ -164,6 +183,8 @@ class ZeroOptimizer {
   /// `steps_done` counts optimizer steps. Collective.
   void load_shards(const std::vector<ShardPiece>& pieces,
                    std::int64_t steps_done);
+  /// The same parts for a checkpoint of the whole training.
+  TrainingState state();
   /// Parameters by name, whole, on the host, on every rank (or, with
   /// `rank0_only`, empty elsewhere). Gathers at most allgather_bucket_size
   /// elements at a time. Collective.
@@ -222,12 +243,15 @@ class ZeroOptimizer {
  private:
   /// Throws Error after a failure that has left half of its work.
   void check_usable(const char* what) const;
+  /// This rank's parts of the gradient, by parameter.
+  std::vector<NamedTensor> own_gradients() const;
   double global_norm();
   std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);
 
   std::int64_t initial_device_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::int64_t num_skipped_ = 0;
+  double loss_scale_ = 1;
   bool is_in_backward_ = false;
   bool has_failed_backward_ = false;
   bool is_updating_ = false;  ///< true outside of step() when it has failed

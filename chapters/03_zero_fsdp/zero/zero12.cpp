@@ -214,16 +214,24 @@ std::int64_t ZeroStage12::gather_bytes() const {
   return largest;
 }
 
+double ZeroStage12::predicted_load_bytes() const {
+  const double d = group_.size();
+  double parameters = 0;
+  for (const Flat& flat : flats_) {
+    parameters += static_cast<double>(flat.flat.bytes());
+  }
+  return (d - 1) / d * parameters;
+}
+
 double ZeroStage12::predicted_bytes(std::int64_t steps,
                                     std::int64_t micro_steps) const {
   const double d = group_.size();
-  double once = 0, gradients = 0, parameters = 0;
+  double once = 0, gradients = 0;
   for (const Tensor& buffer : module_.buffers()) {
     once += static_cast<double>(buffer.bytes());
   }
   for (const Flat& flat : flats_) {
     once += static_cast<double>(flat.flat.bytes());
-    parameters += static_cast<double>(flat.flat.bytes());
   }
   for (const Bucket& bucket : buckets_) {
     gradients += static_cast<double>(bucket.plan.numel *
@@ -233,8 +241,9 @@ double ZeroStage12::predicted_bytes(std::int64_t steps,
   const double passes = options_.stage == 1 ? 1 : micro_steps;
   const double units = options_.reduce_scatter ? 1 : 2;
   const double norm = 2 * 8;
-  const double step = passes * units * gradients + parameters + norm;
-  return (d - 1) / d * (once + static_cast<double>(steps) * step);
+  const double step = (d - 1) / d * (passes * units * gradients + norm) +
+                      predicted_load_bytes();
+  return (d - 1) / d * once + static_cast<double>(steps) * step;
 }
 
 HostTraffic ZeroStage12::predicted_host_traffic(

@@ -137,6 +137,19 @@ std::int64_t ZeroStage3::refresh_buffer_bytes() const {
   return largest;
 }
 
+double ZeroStage3::predicted_load_bytes() const {
+  const double d = group_.size();
+  double persistent = 0;
+  for (const auto& unit : units_) {
+    for (const Slot& slot : unit->slots) {
+      if (!slot.is_persistent) continue;
+      persistent += static_cast<double>(slot.slice * group_.size() *
+                                        element_bytes(slot.parameter));
+    }
+  }
+  return (d - 1) / d * persistent;
+}
+
 double ZeroStage3::predicted_bytes(std::int64_t steps,
                                    std::int64_t micro_steps) const {
   const double d = group_.size();

@@ -61,6 +61,35 @@ std::vector<ShardPiece> ZeroOptimizer::shards() const {
   return pieces;
 }
 
+TrainingState ZeroOptimizer::state() {
+  TrainingState state;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const ShardGroup& group = groups_[i];
+    for (const OwnedPart& each : group.parts) {
+      if (each.owner != group_.rank()) continue;
+      const auto p = static_cast<std::size_t>(each.parameter);
+      StatePart part;
+      part.name = group.parameters[p].name;
+      part.whole = group.shapes[p];
+      part.begin = each.begin;
+      part.values = group.shard.flat_view(each.shard_begin, {each.numel});
+      if (group.is_trained) {
+        part.optimizer = optimizer_.get();
+        part.slot = i;
+        part.slot_begin = each.shard_begin;
+      }
+      state.parts.push_back(std::move(part));
+    }
+  }
+  state.loaded = [this](const std::map<std::string, double>&) {
+    for (const OptimizerSlot& slot : optimizer_->slots()) {
+      steps_done_ = std::max(steps_done_, slot.step);
+    }
+    publish(/*with_frozen=*/true);
+  };
+  return state;
+}
+
 bool ZeroOptimizer::owns_part_of(const std::string& name, std::int64_t begin,
                                  std::int64_t numel) const {
   for (const ShardGroup& group : groups_) {

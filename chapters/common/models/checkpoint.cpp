@@ -91,9 +91,7 @@ void load_model(const std::string& path, Module& model) {
   load_model(path, model, [](const std::string&) { return PartOfFile{}; });
 }
 
-void load_model(
-    const std::string& path, Module& model,
-    const std::function<PartOfFile(const std::string& name)>& part_of) {
+void load_model(const std::string& path, Module& model, const PartOf& part_of) {
   const CheckpointReader file = open_to_load(path);
   struct Source {
     Tensor target;

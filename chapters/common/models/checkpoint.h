@@ -37,10 +37,9 @@ struct PartOfFile {
   Shards shards;
   std::int64_t rows = 0;
 };
+using PartOf = std::function<PartOfFile(const std::string& name)>;
 /// The same for a module that holds parts of the tensors.
-void load_model(
-    const std::string& path, Module& model,
-    const std::function<PartOfFile(const std::string& name)>& part_of);
+void load_model(const std::string& path, Module& model, const PartOf& part_of);
 
 /// The config that a saved model carries; Error when it has none.
 ModelConfig config_of_file(const std::string& path);

@@ -213,6 +213,15 @@ std::vector<std::int64_t> Dataset::labels(std::int64_t first,
   return labels;
 }
 
+std::uint64_t Dataset::fingerprint() const {
+  if (tokens_ == nullptr) return 0;
+  std::uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const std::int32_t token : *tokens_) {
+    hash = (hash ^ static_cast<std::uint32_t>(token)) * 1099511628211u;
+  }
+  return hash;
+}
+
 Batch Dataset::batch(std::int64_t step, std::int64_t global_batch,
                      BatchSlice slice, std::int64_t count) const {
   MemoryScope kind(MemoryKind::kInput);

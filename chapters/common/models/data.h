@@ -51,6 +51,8 @@ class Dataset {
   std::int64_t num_tokens() const { return num_tokens_; }
   std::int64_t num_samples() const { return (num_tokens() - 1) / seq_; }
   std::int64_t seq() const { return seq_; }
+  /// A hash of the tokens; 0 where the seed decides about the samples.
+  std::uint64_t fingerprint() const;
 
   /// Rows first, first + stride, ... (`count` of them) of step `step`'s global
   /// batch of `global_batch` samples, on the current device.

@@ -27,6 +27,10 @@ double residual_stddev(const ModelConfig& config) {
 // --- GPT ---------------------------------------------------------------------
 
 LayerFactory::LayerFactory() {
+  mlp = [](const std::string& name, const ModelConfig& config,
+           const InitOptions& init, const LayerFactory& layers) -> AnyModule {
+    return {std::make_unique<GptMlp>(name, config, init, layers)};
+  };
   linear = [](const std::string& name, std::int64_t in, std::int64_t out,
               double stddev, const InitOptions& init) -> AnyModule {
     auto made = std::make_unique<Linear>();
@@ -132,7 +136,7 @@ GptBlock::GptBlock(const std::string& name, const ModelConfig& config,
       ln_2(layers.layer_norm(name + ".ln_2", config.n_embd,
                              config.layer_norm_epsilon, init)),
       attn(name + ".attn", config, init, layers),
-      mlp(name + ".mlp", config, init, layers) {}
+      mlp(layers.mlp(name + ".mlp", config, init, layers)) {}
 
 Tensor GptBlock::compute(const Tensor& x) {
   const Tensor y = add(x, attn(ln_1(x)));
@@ -150,7 +154,7 @@ void GptBlock::members(MemberVisitor& visit) {
   visit.module("ln_1", *ln_1);
   visit.module("attn", attn);
   visit.module("ln_2", *ln_2);
-  visit.module("mlp", mlp);
+  visit.module("mlp", *mlp);
 }
 
 namespace {

@@ -63,6 +63,11 @@ using LossFunction =
 /// of parameters stay. After ModuleSpec of Megatron-LM
 /// (core/transformer/spec_utils.py).
 struct LayerFactory {
+  /// The part of a block behind its second norm: [n, S, h] -> [n, S, h]. GptMlp of
+  /// these layers to begin with; experts (chapter 13) stand in its place.
+  std::function<AnyModule(const std::string& name, const ModelConfig& config,
+                          const InitOptions& init, const LayerFactory& layers)>
+      mlp;
   /// y = x W + b, W [in, out] from normal(0, stddev) in the stream
   /// "NAME.weight", b zeros.
   std::function<AnyModule(const std::string& name, std::int64_t in,
@@ -142,7 +147,7 @@ class GptBlock : public ModuleOf<GptBlock> {
 
   AnyModule ln_1, ln_2;
   GptAttention attn;
-  GptMlp mlp;
+  AnyModule mlp;
   bool recompute = false;
 
  private:

@@ -90,11 +90,17 @@ double Engine::run() {
 
 double Engine::run(const std::function<bool()>& stands) {
   losses_.clear();
+  num_left_out_ = 0;
   walk_ = Walk(schedule_, world_.rank());
   const int head = num_first_forwards(world_.rank());
   for (int i = 0; i < head; ++i) perform(walk_.next());
   if (!stands()) redo_first_forwards();
-  while (!walk_.is_at_end()) perform(walk_.next());
+  const Steady steady = may_leave_out() ? steady_state(schedule_) : Steady();
+  sim::SteadyState watched(world_);
+  while (!walk_.is_at_end()) {
+    perform(walk_.next());
+    leave_out_repetitions(steady, watched);
+  }
   // Flush: no message is in flight when the update begins
   mailbox_.flush();
   for (const int stage : stages_) {
@@ -103,6 +109,47 @@ double Engine::run(const std::function<bool()>& stands) {
   double sum = 0;
   for (const auto& each : losses_) sum += loss(each.first);
   return sum;
+}
+
+// Micro-batches must be equal, and the engine must not keep anything for each of
+// them. A picture of a short run shows all of it. Collective for long runs.
+bool Engine::may_leave_out() {
+  constexpr int kFewest = 128;
+  const int m = schedule_.num_micro_batches;
+  if (m < kFewest || !options_.leaves_out_repetitions ||
+      !sim::SteadyState(world_).may_skip_messages()) {
+    return false;
+  }
+  bool is_even = schedule_.flushes && skips_.empty() && !on_loss_ &&
+                 !options_.reads_losses_late;
+  for (std::size_t chunk = 0; chunk < stages_.size(); ++chunk) {
+    const int index = static_cast<int>(chunk);
+    is_even = is_even && model_.stage(stages_[chunk]).buffers().empty();
+    for (int b = 0; b < m; ++b) {
+      is_even =
+          is_even && feed_.piece(b).rows == feed_.piece(0).rows &&
+          recomputed_.contains(b, index) == recomputed_.contains(0, index);
+    }
+  }
+  const auto answers = world_.exchange(is_even ? "yes" : "no");
+  return std::all_of(answers.begin(), answers.end(),
+                     [](const auto& each) { return each == "yes"; });
+}
+
+// Between two repetitions, ranks compare times. The last repetition runs.
+void Engine::leave_out_repetitions(const Steady& steady,
+                                   sim::SteadyState& watched) {
+  if (steady.count == 0 || num_left_out_ > 0) return;
+  const Schedule::Part& part =
+      steady.first[static_cast<std::size_t>(world_.rank())];
+  const int length = part.end - part.begin;
+  const int done = walk_.position() - part.begin;
+  const int left = steady.count - done / length - 1;
+  if (done <= 0 || done % length != 0 || left <= 0) return;
+  if (!watched.has_settled()) return;
+  watched.skip(left);
+  num_left_out_ = left * steady.period;
+  walk_.leave_out(left * length, num_left_out_);
 }
 
 bool Engine::run_to_update() {
@@ -362,7 +409,8 @@ void Engine::send_outputs(const Tensors& outputs, int b, int stage) {
 Tensors Engine::receive_gradients(int b, int stage) {
   if (is_last(stage)) {
     // The share of these rows in the mean over the batch
-    return {Tensor::full({}, feed_.piece(b).share, loss_options_)};
+    return {Tensor::full({}, feed_.piece(b).share * feed_.loss_scale(),
+                         loss_options_)};
   }
   Tensors grads = mailbox_.receive_backward(spec(b, stage + 1), b, stage + 1,
                                             rank_of(b, stage + 1));

@@ -33,7 +33,9 @@
 #include "chapters/common/pipeline/recompute.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "chapters/common/pipeline/stage_run.h"
+#include "chapters/common/pipeline/steady.h"
 #include "core/weight_gradients.h"
+#include "sim/repeat.h"
 
 namespace shardbook::pipeline {
 
@@ -58,6 +60,9 @@ class Feed {
   /// the shapes of all messages.
   virtual Tensors example(std::int64_t rows) const = 0;
   virtual DType dtype() const = 0;
+  /// Backward begins with this factor (f16); the loss that is reported does not
+  /// have it.
+  virtual double loss_scale() const { return 1; }
   /// The step has ended: frees what was kept for its micro-batches.
   virtual void end_step() {}
 };
@@ -89,6 +94,8 @@ struct EngineOptions {
   /// Losses stay on the device until the end of the run. Reading each loss at
   /// once would make the host wait for the device.
   bool reads_losses_late = false;
+  /// On shapes, leave out micro-batches whose time and memory repeat.
+  bool leaves_out_repetitions = true;
 };
 
 class Engine {
@@ -125,6 +132,9 @@ class Engine {
   double loss(int micro_batch);
 
   const Schedule& schedule() const { return schedule_; }
+  /// On shapes, a run with many micro-batches leaves out those whose time and
+  /// memory repeat: so many.
+  int num_left_out() const { return num_left_out_; }
   /// Bytes that this rank sends in one run of its list.
   double predicted_bytes();
   /// Bytes that this rank sends again when `stands` returns false.
@@ -152,6 +162,8 @@ class Engine {
   };
 
   void perform(const Action& action);
+  bool may_leave_out();
+  void leave_out_repetitions(const Steady& steady, sim::SteadyState& watched);
   StageFunction function(int b, int stage);
   void set_random_state(int b, int stage);
   void recompute(Live& live, int b, int stage);
@@ -194,6 +206,7 @@ class Engine {
   std::function<void(int, double)> on_loss_;
   Walk walk_;
   int live_ = 0, max_live_ = 0;
+  int num_left_out_ = 0;
 };
 
 }  // namespace shardbook::pipeline

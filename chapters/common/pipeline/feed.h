@@ -21,6 +21,7 @@ class LanguageFeed : public Feed {
 
   /// Micro-batch b belongs to step first_step + b / pieces.
   void set_first_step(std::int64_t step) { first_step_ = step; }
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
   const std::vector<MicroBatch>& pieces() const { return pieces_; }
 
   Piece piece(int micro_batch) const override;
@@ -28,6 +29,7 @@ class LanguageFeed : public Feed {
   Tensor loss(int micro_batch, const Tensors& outputs) override;
   Tensors example(std::int64_t rows) const override;
   DType dtype() const override { return dtype_; }
+  double loss_scale() const override { return loss_scale_; }
 
  protected:
   Batch batch(int micro_batch) const;
@@ -39,6 +41,7 @@ class LanguageFeed : public Feed {
   std::vector<MicroBatch> pieces_;
   LossFunction loss_of_;
   std::int64_t first_step_ = 0;
+  double loss_scale_ = 1;
 };
 
 }  // namespace shardbook::pipeline

@@ -23,7 +23,8 @@ PipelineLayout one_stage_per_rank(const std::vector<int>& cuts) {
 
 PipelineModel::PipelineModel(const Options& options,
                              std::shared_ptr<const LayerList> layers,
-                             PipelineLayout layout, ProcessGroup& world)
+                             PipelineLayout layout, ProcessGroup& world,
+                             const PartOf& part_of)
     : layout_(std::move(layout)),
       layers_(std::move(layers)),
       world_(world),
@@ -40,7 +41,7 @@ PipelineModel::PipelineModel(const Options& options,
     const auto& owners = layout_.owners[static_cast<std::size_t>(s)];
     const int begin = layout_.cuts[static_cast<std::size_t>(s)];
     const int end = layout_.cuts[static_cast<std::size_t>(s) + 1];
-    Stage shapes(*layers_, begin, end, on_meta);
+    Stage shapes(layers_->on_shapes(), begin, end, on_meta);
     for (const NamedTensor& each : shapes.named_parameters()) {
       holders[each.name].insert(owners.begin(), owners.end());
     }
@@ -48,7 +49,10 @@ PipelineModel::PipelineModel(const Options& options,
       continue;
     }
     auto stage = std::make_unique<Stage>(*layers_, begin, end, init, &mine);
-    if (!options.load.empty()) load_model(options.load, *stage);
+    if (!options.load.empty()) {
+      part_of ? load_model(options.load, *stage, part_of)
+              : load_model(options.load, *stage);
+    }
     for (const NamedTensor& each : stage->named_parameters()) {
       const auto same = [&](const Tensor& p) { return p.is_same(each.tensor); };
       if (std::any_of(parameters_.begin(), parameters_.end(), same)) continue;
@@ -122,6 +126,17 @@ double PipelineModel::predicted_update_bytes() const {
   return bytes;
 }
 
+std::vector<NamedTensor> PipelineModel::named_state() {
+  std::vector<NamedTensor> state;
+  std::set<std::string> seen;
+  for (const auto& [s, stage] : stages_) {
+    for (NamedTensor& each : state_of(*stage)) {
+      if (seen.insert(each.name).second) state.push_back(std::move(each));
+    }
+  }
+  return state;
+}
+
 std::vector<NamedTensor> PipelineModel::full_parameters() {
   InitOptions on_meta;
   on_meta.device = Device::meta();
@@ -131,7 +146,8 @@ std::vector<NamedTensor> PipelineModel::full_parameters() {
   int tag = 0;
   for (int s = 0; s < layout_.num_stages(); ++s) {
     const int owner = layout_.owners[static_cast<std::size_t>(s)].front();
-    Stage shapes(*layers_, layout_.cuts[static_cast<std::size_t>(s)],
+    Stage shapes(layers_->on_shapes(),
+                 layout_.cuts[static_cast<std::size_t>(s)],
                  layout_.cuts[static_cast<std::size_t>(s) + 1], on_meta);
     std::vector<NamedTensor> members = shapes.named_parameters();
     for (const NamedTensor& buffer : shapes.named_buffers()) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "chapters/common/models/checkpoint.h"
 #include "chapters/common/pipeline/stages.h"
 #include "chapters/common/run/training.h"
 #include "comm/process_group.h"
@@ -35,9 +36,11 @@ PipelineLayout one_stage_per_rank(const std::vector<int>& cuts);
 class PipelineModel {
  public:
   /// Builds this rank's stages (and loads --load into them). A parameter that
-  /// several of them use is one tensor. Collective.
+  /// several of them use is one tensor. `part_of`: the part of a file's tensor
+  /// that the layers hold, where they are sharded. Collective.
   PipelineModel(const Options& options, std::shared_ptr<const LayerList> layers,
-                PipelineLayout layout, ProcessGroup& world);
+                PipelineLayout layout, ProcessGroup& world,
+                const PartOf& part_of = {});
 
   /// A stage that this rank holds; throws Error for others.
   Stage& stage(int s);
@@ -49,6 +52,13 @@ class PipelineModel {
   /// The parameters that this rank counts in the norm of the whole gradient: a
   /// parameter on several ranks is counted on the first of them.
   const Tensors& counted_parameters() const { return own_; }
+
+  /// A parameter that several ranks hold, and these ranks.
+  struct Shared {
+    Tensor parameter;
+    std::shared_ptr<ProcessGroup> group;
+  };
+  const std::vector<Shared>& shared() const { return shared_; }
 
   /// Sums the gradients of parameters that several ranks hold (tied embeddings,
   /// and stages with replicas). One all-reduce each, in the same order on every
@@ -63,17 +73,14 @@ class PipelineModel {
   /// Bytes that this rank sends in one call of the two above.
   double predicted_update_bytes() const;
 
+  /// The parameters and buffers of this rank's stages by name, each once.
+  std::vector<NamedTensor> named_state();
   /// All parameters and buffers by name, on rank 0 (none elsewhere).
   /// Collective. Its messages are no part of training: call it after the bytes
-  /// have been counted.
+  /// have been counted. Parameters of sharded layers are this rank's parts.
   std::vector<NamedTensor> full_parameters();
 
  private:
-  struct Shared {
-    Tensor parameter;
-    std::shared_ptr<ProcessGroup> group;
-  };
-
   PipelineLayout layout_;
   std::shared_ptr<const LayerList> layers_;
   ProcessGroup& world_;

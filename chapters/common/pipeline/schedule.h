@@ -123,6 +123,14 @@ class Walk {
   bool is_at_end() const { return next_ == list_->size(); }
   /// The next action, with the micro-batch's number in the run.
   Action next();
+  /// Its index in the list.
+  int position() const { return static_cast<int>(next_); }
+  /// Leaves out actions. Those behind them are for as many micro-batches earlier
+  /// as are left out: numbers go on without a gap.
+  void leave_out(int num_actions, int num_micro_batches) {
+    next_ += static_cast<std::size_t>(num_actions);
+    shift_ -= num_micro_batches;
+  }
 
  private:
   const std::vector<Action>* list_;

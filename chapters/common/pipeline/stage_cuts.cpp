@@ -18,9 +18,10 @@ using NamedValues = std::map<std::string, Tensor>;
 // each layer and the stashed tensors, and at the end the outputs of the last
 // layer. A context of its own hides the run from the caller's clock and ledger.
 void walk_on_shapes(
-    const LayerList& layers, const Tensors& inputs, DType dtype,
+    const LayerList& real_layers, const Tensors& inputs, DType dtype,
     const std::function<void(const Tensors&, const NamedValues&)>&
         before_layer) {
+  const LayerList& layers = real_layers.on_shapes();
   RankContext context(Device::meta());
   const RankContext::Scope scope(context);
   InitOptions init;
@@ -151,7 +152,7 @@ std::vector<double> layer_seconds(
   std::vector<double> seconds;
   for (int i = 0; i < layers.size(); ++i) {
     const LayerInput& spec = specs[static_cast<std::size_t>(i)];
-    Stage layer(layers, i, i + 1, init);
+    Stage layer(layers.on_shapes(), i, i + 1, init);
     Tensors values;
     const auto add = [&](const ValueSpec& value) {
       values.push_back(Tensor::empty(value.shape, {value.dtype, Device()}));

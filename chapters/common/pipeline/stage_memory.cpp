@@ -36,7 +36,7 @@ class MeasuredStage {
         is_last_(what.end == what.layers.size()),
         input_apart_(input_apart),
         output_apart_(output_apart),
-        stage_(what.layers, what.begin, what.end, init(feed)),
+        stage_(what.layers.on_shapes(), what.begin, what.end, init(feed)),
         takes_(with_skips(what.takes, stage_.incoming())),
         gives_(with_skips(what.gives, stage_.outgoing())) {
     defer_batch_norms(stage_);

@@ -29,7 +29,13 @@ class Named : public ModuleOf<Named<M>> {
 
 class GptLayers : public LayerList {
  public:
-  explicit GptLayers(const ModelConfig& config) : config_(config) {}
+  GptLayers(const ModelConfig& config, LayerFactory layers)
+      : config_(config), layers_(std::move(layers)) {}
+  GptLayers(const ModelConfig& config, LayerFactory layers,
+            const LayerFactory& on_shapes)
+      : GptLayers(config, std::move(layers)) {
+    on_shapes_ = std::make_unique<GptLayers>(config, on_shapes);
+  }
   int size() const override { return static_cast<int>(config_.n_layer) + 2; }
   std::string name(int layer) const override {
     if (layer == 0) return "transformer.wte";
@@ -38,14 +44,23 @@ class GptLayers : public LayerList {
   }
   std::unique_ptr<Module> make(int layer,
                                const InitOptions& init) const override {
-    if (layer == 0) return std::make_unique<GptEmbedding>(config_, init);
-    if (layer == size() - 1) return std::make_unique<GptHead>(config_, init);
+    if (layer == 0) {
+      return std::make_unique<GptEmbedding>(config_, init, layers_);
+    }
+    if (layer == size() - 1) {
+      return std::make_unique<GptHead>(config_, init, layers_);
+    }
     return std::make_unique<Named<GptBlock>>(
-        name(layer), GptBlock(name(layer), config_, init));
+        name(layer), GptBlock(name(layer), config_, init, layers_));
+  }
+  const LayerList& on_shapes() const override {
+    return on_shapes_ ? *on_shapes_ : *this;
   }
 
  private:
   ModelConfig config_;
+  LayerFactory layers_;
+  std::unique_ptr<GptLayers> on_shapes_;
 };
 
 // --- MLP ---------------------------------------------------------------------
@@ -127,7 +142,15 @@ std::unique_ptr<Module> make_layer(const LayerList& layers, int i,
 std::unique_ptr<LayerList> layers_of(const ModelConfig& config) {
   if (config.type == "mlp") return std::make_unique<MlpLayers>(config);
   if (config.is_image()) return resnet_layers(config);
-  return std::make_unique<GptLayers>(config);
+  return std::make_unique<GptLayers>(config, LayerFactory());
+}
+
+std::unique_ptr<LayerList> layers_of(const ModelConfig& config,
+                                     const LayerFactory& layers,
+                                     const LayerFactory& on_shapes) {
+  SB_CHECK(config.type == "gpt2", "layers of a ", config.type,
+           ": a factory makes those of a GPT");
+  return std::make_unique<GptLayers>(config, layers, on_shapes);
 }
 
 // --- Stage -------------------------------------------------------------------
@@ -201,7 +224,7 @@ std::vector<NamedTensor> layer_parameters_on_shapes(const LayerList& layers,
                                                     int layer) {
   InitOptions init;
   init.device = Device::meta();
-  return layers.make(layer, init)->named_parameters();
+  return layers.on_shapes().make(layer, init)->named_parameters();
 }
 
 }  // namespace shardbook

@@ -50,11 +50,19 @@ class LayerList {
   virtual std::unique_ptr<Module> make(int layer,
                                        const InitOptions& init) const = 0;
   virtual Skips skips(int) const { return {}; }
+  /// The list to run on shapes alone: layers that communicate have twins there
+  /// whose messages reach nobody.
+  virtual const LayerList& on_shapes() const { return *this; }
 };
 
 /// GPT: embedding, blocks, head. MLP: embedding, three linear layers. ResNet:
 /// stem, blocks, head.
 std::unique_ptr<LayerList> layers_of(const ModelConfig& config);
+/// A GPT's layers from a factory. `on_shapes` makes the same layers for runs on
+/// shapes (see LayerList::on_shapes).
+std::unique_ptr<LayerList> layers_of(const ModelConfig& config,
+                                     const LayerFactory& layers,
+                                     const LayerFactory& on_shapes);
 
 /// Layers begin .. end-1, one after another. Inputs are those of the first
 /// layer, then `incoming()`; outputs are those of the last, then `outgoing()`.

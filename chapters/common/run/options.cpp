@@ -67,6 +67,14 @@ void add_shared_options(CommandLine& line, Options& o,
            "replaced as a whole or not at all");
   line.add("--save-non-finite", &o.save_non_finite,
            "--save also weights that are infinite or not a number");
+  line.add("--checkpoint", &o.checkpoint,
+           "keep the training here, a folder: weights, optimizer, step; at the "
+           "end and at SIGINT and SIGTERM, which then lose nothing");
+  line.add("--checkpoint-every", &o.checkpoint_every,
+           "steps between checkpoints, of which the last two are kept");
+  line.add("--resume", &o.resume,
+           "go on from the newest checkpoint in --checkpoint, on any number of "
+           "ranks; --steps counts from the beginning");
   line.add("--log", &o.log, "one JSON object per step (JSON lines)");
   line.add("--trace", &o.trace,
            "every event in wall time, for Perfetto (Chrome trace JSON)");
@@ -141,6 +149,14 @@ void check_writable(const std::string& option, const std::string& path,
            std::strerror(errno));
 }
 
+void check_checkpoint(const Options& o) {
+  SB_CHECK(!o.checkpoint.empty() || (o.checkpoint_every == 0 && !o.resume),
+           o.resume ? "--resume" : "--checkpoint-every",
+           ": needs --checkpoint FOLDER");
+  SB_CHECK(o.checkpoint.empty() || o.backend != "sim", "--checkpoint ",
+           o.checkpoint, ": --backend sim has shapes and nothing to keep");
+}
+
 // Which devices go with which backends, and whether they are here.
 void check_device(const Options& o) {
   SB_CHECK(!o.tf32 || o.device == "cuda", "--tf32: only with --device cuda");
@@ -163,6 +179,7 @@ void check_options(const Options& o) {
            opt.momentum, ": only --optimizer sgd has a momentum");
   SB_CHECK(opt.beta1 < 1 && opt.beta2 < 1,
            "--beta1, --beta2: give values below 1");
+  check_checkpoint(o);
   // The first rank writes; other hosts may not see its files.
   if (!is_first_process()) return;
   check_writable("--save", o.save, /*replaces=*/true);
@@ -209,7 +226,8 @@ namespace {
 
 // The exit status for an error.
 int status_of(const std::exception& error) {
-  if (dynamic_cast<const OptionsDiffer*>(&error) != nullptr) {
+  if (dynamic_cast<const OptionsDiffer*>(&error) != nullptr ||
+      dynamic_cast<const BadCheckpoint*>(&error) != nullptr) {
     return kExitBadInput;
   }
   // The system's answer, such as a full disk, is no mistake in the options.

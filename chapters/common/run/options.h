@@ -63,6 +63,13 @@ struct Options {
   std::string load;
   std::string save;
   std::string log;
+  /// Folder of checkpoints (checkpoints.h); empty: none.
+  std::string checkpoint;
+  std::int64_t checkpoint_every = 0;  ///< steps; 0: at the end only
+  bool resume = false;
+  /// Steps that the run has done before, in the checkpoint that it goes on from;
+  /// `steps` counts those to come. Set by the shell, not on the command line.
+  std::int64_t first_step = 0;
   std::string trace;
   /// The timeline of virtual time: "text", a FILE.json, or empty.
   std::string timeline;
@@ -113,6 +120,13 @@ constexpr int kExitClaimFailed = 1;
 /// Call it when the options are good: from here on an Error is a failure of the
 /// run (kExitRunFailed) and not of its options (kExitBadInput).
 void begin_run();
+
+/// A checkpoint that does not fit the run, or a run that cannot be kept in one:
+/// a mistake in the options, although it shows when the ranks have started.
+class BadCheckpoint : public Error {
+ public:
+  using Error::Error;
+};
 
 /// Thrown by `train` after a signal.
 class Interrupted : public Error {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/checkpoints.h"
 #include "chapters/common/run/device_trace.h"
 #include "chapters/common/run/trace.h"
 #include "comm/processes.h"
@@ -40,15 +41,19 @@ void keep_results(const Options& options, Strategy& strategy, bool is_main,
   trained.state = state = on_host(state);
   trained.has_predictable_time = strategy.has_predictable_time();
   if (options.save.empty() && options.logits.empty()) return;
-  const LoadedModel whole = model_with(options, state);
+  const LoadedModel whole = strategy.whole_model(options, state);
   save_results(options, whole, Dataset::open(options, whole.config));
 }
 
 TrainingLog train_to_the_end(const Options& options, Strategy& strategy,
-                             bool is_main) {
-  const TrainingLog log =
-      train(options, strategy.optimizer(), is_main,
-            [&](std::int64_t step) { return strategy.step(step); });
+                             bool is_main, ProcessGroup* world) {
+  Checkpoints checkpoints(options, strategy, world);
+  checkpoints.load();
+  const bool has_none = options.checkpoint.empty() || options.backend == "sim";
+  const TrainingLog log = train(
+      options, strategy.optimizer(), is_main,
+      [&](std::int64_t step) { return strategy.step(step); },
+      has_none ? nullptr : &checkpoints);
   strategy.finish();
   return log;
 }
@@ -64,7 +69,8 @@ class RunOnRank : public Run {
 
   void train(const Options& options, Strategy& strategy) override {
     const bool is_main = world_.rank() == 0;
-    const TrainingLog log = train_to_the_end(options, strategy, is_main);
+    const TrainingLog log =
+        train_to_the_end(options, strategy, is_main, &world_);
     const Bill bill = strategy.bills().at(0);
     finish_rank(options, world_, log, bill.bytes, bill.memory, report_);
     trace_.write();
@@ -94,7 +100,8 @@ class RunOnDevices : public Run {
     if (!options.trace.empty()) {
       traces.watch(RankContext::current(), copies);
     }
-    const TrainingLog log = train_to_the_end(options, strategy, true);
+    const TrainingLog log =
+        train_to_the_end(options, strategy, true, /*world=*/nullptr);
     if (!options.trace.empty()) traces.write(options.trace);
     if (options.backend != "sim") {
       report_.losses = log.losses;
@@ -151,9 +158,23 @@ Report run_on_devices(const Options& options, const ChapterRun& chapter,
   });
 }
 
+/// The run on one device that the whole training is compared with. Of a run that
+/// went on from a checkpoint only the losses since then are known.
+ReferenceRun reference_of(const Options& whole, std::int64_t first_step,
+                          const ChapterRun& chapter) {
+  ReferenceRun run = chapter.reference(whole);
+  if (first_step == 0) return run;
+  run.losses.erase(run.losses.begin(), run.losses.begin() + first_step);
+  run.grad_norms.clear();  // that of the first step is compared
+  return run;
+}
+
 }  // namespace
 
-Report run_and_compare(const Options& options, const ChapterRun& chapter) {
+Report run_and_compare(const Options& given, const ChapterRun& chapter) {
+  Options whole = given;
+  whole.checkpoint.clear();
+  const Options options = at_checkpoint(given);
   Trained trained;
   Report report =
       chapter.devices
@@ -167,13 +188,20 @@ Report run_and_compare(const Options& options, const ChapterRun& chapter) {
                 chapter.fold_class);
   if (report.ranks.empty()) return report;
   if (!trained.has_predictable_time) report.time.predicted_step_s = -1;
-  compare_with_reference(options, trained.state, chapter.reference, report);
+  compare_with_reference(
+      whole, trained.state,
+      [&](const Options& as) {
+        return reference_of(as, options.first_step, chapter);
+      },
+      report);
   return report;
 }
 
 int run_program(const Options& options, const CommandLine& line,
                 const ChapterRun& chapter) {
-  check_world_size(options);  // before ranks start: each would report it
+  // Before ranks start: each would report it
+  check_world_size(options);
+  at_checkpoint(options);
   if (options.backend == "gloo") {
     if (const auto status =
             launch_processes(options.world_size, launch_options(options))) {

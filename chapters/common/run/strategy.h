@@ -15,6 +15,7 @@
 
 #include "chapters/common/run/report.h"
 #include "chapters/common/run/training.h"
+#include "chapters/common/run/training_state.h"
 #include "comm/device_copies.h"
 #include "core/optim.h"
 
@@ -46,6 +47,17 @@ class Strategy {
   /// All parameters and buffers, whole, under the names that they have on one
   /// device; on rank 0, where they lie on the host. Empty on other ranks.
   virtual std::vector<NamedTensor> full_state() = 0;
+
+  /// This rank's part of everything that training changes, for checkpoints; the
+  /// values are views, to which loading writes. Called between steps: ends what is
+  /// under way. Throws BadCheckpoint with the reason where a training cannot be
+  /// kept. Collective.
+  virtual TrainingState state();
+  /// The whole model with full_state's values, for --save and --logits; on rank 0.
+  virtual LoadedModel whole_model(const Options& options,
+                                  const std::vector<NamedTensor>& state) {
+    return model_with(options, state);
+  }
 
   /// Copies between the devices of this rank; null where it has one device.
   virtual CopyLedger* copies() { return nullptr; }

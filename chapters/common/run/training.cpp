@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/checkpoints.h"
 #include "chapters/common/run/parity.h"
 #include "comm/launch.h"
 #include "comm/signals.h"
@@ -92,6 +93,47 @@ class FiniteWatch {
   bool has_survived_ = false;
 };
 
+/// --log, empty or with the lines of the steps before the first one: those of a
+/// run that goes on. Steps that it repeats are left out.
+std::ofstream open_log(const Options& options) {
+  std::string kept;
+  std::ifstream before(options.log);
+  for (std::string line;
+       options.first_step > 0 && std::getline(before, line);) {
+    const auto step = nlohmann::json::parse(line, nullptr, false);
+    if (!step.is_object() || !step.contains("step") ||
+        !step["step"].is_number_integer() ||
+        step["step"] >= options.first_step) {
+      break;
+    }
+    kept += line + "\n";
+  }
+  // A kill must not find the file without its lines
+  const std::string name = kept.empty() ? options.log : options.log + ".new";
+  std::ofstream log(name);
+  log << kept << std::flush;
+  SB_CHECK(log && (name == options.log ||
+                   std::rename(name.c_str(), options.log.c_str()) == 0),
+           "--log ", options.log, ": cannot be written");
+  return log;
+}
+
+/// Ends the run after a signal.
+[[noreturn]] void stop(const Options& options, std::int64_t steps_done,
+                       const Checkpoints* checkpoints) {
+  std::string kept;
+  if (!options.save.empty())
+    kept = "; " + options.save + " is as it was before";
+  if (checkpoints != nullptr) {
+    kept += checkpoints->newest().empty()
+                ? "; there is no checkpoint yet"
+                : "; --resume goes on from " + checkpoints->newest();
+  }
+  throw Interrupted("interrupted after " + std::to_string(steps_done) + " of " +
+                    std::to_string(options.first_step + options.steps) +
+                    " steps" + kept);
+}
+
 }  // namespace
 
 void note_local_loss(const Tensor& loss) {
@@ -103,14 +145,13 @@ void note_local_loss(const Tensor& loss) {
 }
 
 TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
-                  const std::function<StepResult(std::int64_t)>& step) {
+                  const std::function<StepResult(std::int64_t)>& step,
+                  Checkpoints* checkpoints) {
+  const std::int64_t end = options.first_step + options.steps;
   const LrSchedule schedule =
-      make_schedule(options.lr_schedule, options.warmup, options.steps);
+      make_schedule(options.lr_schedule, options.warmup, end);
   std::ofstream log;
-  if (is_main && !options.log.empty()) {
-    log.open(options.log);
-    SB_CHECK(log, "--log ", options.log, ": cannot be written");
-  }
+  if (is_main && !options.log.empty()) log = open_log(options);
   TrainingLog result;
   std::vector<double> seconds;
   std::vector<double> open_lrs;  // of steps that have not ended
@@ -125,13 +166,12 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     begin_run();
   }
   FiniteWatch finite;
-  for (std::int64_t k = 0; k < options.steps; ++k) {
-    if (interrupted()) {
-      throw Interrupted("interrupted after " + std::to_string(k) + " of " +
-                        std::to_string(options.steps) + " steps" +
-                        (options.save.empty()
-                             ? ""
-                             : "; " + options.save + " is as it was before"));
+  for (std::int64_t k = options.first_step; k < end; ++k) {
+    if (checkpoints == nullptr) {
+      if (interrupted()) stop(options, k, nullptr);
+    } else if (checkpoints->agree_to_stop(interrupted())) {
+      checkpoints->after_step(k, /*is_last=*/true, result.not_finite.step < 0);
+      stop(options, k, checkpoints);
     }
     const double lr = options.optimizer_options.lr * schedule(k);
     optimizer.set_lr(lr);
@@ -170,7 +210,11 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     }
     finite.see(k, done, is_main, result.not_finite);
     open_lrs.clear();
-    if (is_main) show_progress(k + 1, options.steps, done.loss);
+    if (is_main) show_progress(k + 1, end, done.loss);
+    if (checkpoints != nullptr) {
+      checkpoints->after_step(k + 1, /*is_last=*/k + 1 == end,
+                              result.not_finite.step < 0);
+    }
   }
   if (seconds.size() > 1) seconds.erase(seconds.begin());
   if (!seconds.empty()) {

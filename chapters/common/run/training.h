@@ -27,6 +27,8 @@ struct StepResult {
   std::vector<double> open_losses;  ///< of the open steps before this one
 };
 
+class Checkpoints;
+
 struct TrainingLog {
   std::vector<double> losses;
   std::vector<double> grad_norms;
@@ -46,11 +48,13 @@ struct TrainingLog {
 /// rank whose loss is not finite.
 void note_local_loss(const Tensor& loss);
 
-/// Runs options.steps steps: sets the learning rate and the random state of
-/// each, calls `step(k)`, and (on the main rank) writes --log and shows
-/// progress on a terminal. Throws Interrupted after a signal.
+/// Runs options.steps steps from options.first_step on: sets the learning rate and
+/// the random state of each, calls `step(k)`, keeps `checkpoints` (null: none), and
+/// (on the main rank) writes --log and shows progress on a terminal. Throws
+/// Interrupted after a signal; with checkpoints, after the same step on all ranks.
 TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
-                  const std::function<StepResult(std::int64_t)>& step);
+                  const std::function<StepResult(std::int64_t)>& step,
+                  Checkpoints* checkpoints = nullptr);
 
 /// Model, config and weights as the options say: built from the seed on the
 /// current device, then loaded from --load.

@@ -34,13 +34,13 @@ Options on_shapes(const Options& options) {
   return shapes;
 }
 
-// A ResNet's activations have no formula: the run on shapes predicts them.
+// Some activations have no formula (a ResNet's): the run on shapes predicts them.
 void adopt_activations(const Report& shapes, Report& report) {
   const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
   const std::size_t n = std::min(shapes.ranks.size(), report.ranks.size());
   for (std::size_t rank = 0; rank < n; ++rank) {
     Claim& claim = report.ranks[rank].peak[kind];
-    if (claim.predicted >= 0) continue;
+    if (claim.predicted != kNotPredicted) continue;
     claim.predicted = shapes.ranks[rank].peak[kind].counted;
   }
 }
@@ -199,6 +199,9 @@ Report run_chapter(const Options& options, const ChapterBody& body,
   world.launch = launch_options(options);
   const auto cost = cost_model(options);
   if (options.fold) world.fold_class = fold_class;
+  // Clocks that travel with data do not see messages of other groups. Such a run
+  // is compared with a prediction by the same rule.
+  world.shares_links = options.backend == "sim";
   return with_prediction(options, [&](const Options& as, Report& report) {
     world.launch.backend = as.backend;
     world.cost = keeps_virtual_time(as) ? cost : nullptr;

@@ -5,13 +5,9 @@
 
 #include "chapters/common/models/checkpoint.h"
 #include "core/check.h"
-#include "core/copy_runs.h"
-#include "core/inplace.h"
 
 namespace shardbook {
 namespace {
-
-constexpr char kTokenEmbedding[] = "transformer.wte.weight";
 
 ModelConfig gpt_config(const Options& options) {
   ModelConfig config = model_config(options);
@@ -29,6 +25,14 @@ ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
 
 }  // namespace
 
+void add_passes(CommandLine& line, Passes& passes) {
+  line.add("--micro-batches", &passes.micro_batches, "micro-batches per step",
+           1);
+  line.add("--recompute", &passes.recompute,
+           "keep the inputs of blocks only, and compute them again in "
+           "backward");
+}
+
 ShardedTrainer::ShardedTrainer(const Options& options, ShardedModel sharded,
                                ProcessGroup& group, std::int64_t micro_batches,
                                bool recompute)
@@ -45,14 +49,12 @@ ShardedTrainer::ShardedTrainer(const Options& options, ShardedModel sharded,
                                  init, sharded_.layers);
   set_recompute(*model_, recompute);
   if (!options.load.empty()) {
-    load_model(options.load, *model_, [&](const std::string& name) {
-      return PartOfFile{
-          sharded_.layout(name, group_.rank()),
-          name == kTokenEmbedding ? sharded_.padded_vocabulary : 0};
-    });
+    load_model(
+        options.load, *model_,
+        part_of(sharded_.layout, group_.rank(), sharded_.padded_vocabulary));
   }
   for (const NamedTensor& each : model_->named_parameters()) {
-    if (first_holder(each.name, group_.rank()) == group_.rank()) {
+    if (is_first_holder(sharded_.layout, each.name, group_.rank())) {
       own_.push_back(each.tensor);
     }
   }
@@ -84,96 +86,20 @@ StepResult ShardedTrainer::step(std::int64_t step) {
 }
 
 std::vector<NamedTensor> ShardedTrainer::full_state() {
-  std::vector<NamedTensor> state;
-  const NoGrad no_grad;
-  int tag = 0;
-  for (const NamedTensor& part : model_->named_parameters()) {
-    const auto first_here = first_holder(part.name, group_.rank());
-    if (group_.rank() != 0) {
-      if (first_here == group_.rank()) group_.send(part.tensor, 0, tag).wait();
-      ++tag;
-      continue;
-    }
-    const Shape shape = whole_shape(part);
-    Tensor whole = Tensor::empty(shape, {part.tensor.dtype(), Device()});
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      if (first_holder(part.name, rank) != rank) continue;
-      const Shards shards = sharded_.layout(part.name, rank);
-      Tensor theirs = Tensor::empty(shape_of(shards, shape), whole.options());
-      if (rank == 0) {
-        theirs.copy_from(part.tensor);
-      } else {
-        group_.recv(theirs, rank, tag).wait();
-      }
-      put_part(whole, theirs, shards);
-    }
-    ++tag;
-    if (part.name == kTokenEmbedding) {
-      whole = whole.rows_view(0, config_.vocab_size);
-    }
-    state.push_back({part.name, whole});
-  }
+  return gather_parts(model_->named_parameters(), sharded_.layout, group_,
+                      config_.vocab_size);
+}
+
+TrainingState ShardedTrainer::state() {
+  TrainingState state;
+  add_whole(state, model_->named_parameters(), *optimizer_);
+  place_parts(state, sharded_.layout, group_.rank(), config_.vocab_size);
   return state;
 }
 
 double ShardedTrainer::predicted_norm_bytes() const {
   const double ranks = group_.size();
   return 2 * (ranks - 1) / ranks * 8;
-}
-
-int ShardedTrainer::first_holder(const std::string& name, int rank) const {
-  const Shards part = sharded_.layout(name, rank);
-  int first = 0;
-  while (!(sharded_.layout(name, first) == part)) ++first;
-  return first;
-}
-
-Shape ShardedTrainer::whole_shape(const NamedTensor& part) const {
-  Shape shape = part.tensor.shape();
-  for (const Shard& shard : sharded_.layout(part.name, group_.rank())) {
-    shape[static_cast<std::size_t>(shard.dim)] *= shard.count;
-  }
-  return shape;
-}
-
-std::int64_t padded_vocabulary(std::int64_t vocabulary, std::int64_t parts) {
-  return (vocabulary + parts - 1) / parts * parts;
-}
-
-void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
-                   const std::string& why) {
-  SB_CHECK(n % parts == 0, what, " ", n, ": ", why, " ", parts, " parts; give ",
-           n / parts * parts + parts);
-}
-
-void sum_gradients(ProcessGroup& group, const Tensors& parameters,
-                   const std::string& label) {
-  if (group.size() == 1 || parameters.empty()) return;
-  const Tensor& first = parameters[0];
-  std::int64_t numel = 0;
-  for (const Tensor& parameter : parameters) numel += parameter.numel();
-  Tensor sums;
-  {
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sums = Tensor::zeros({numel}, first.options());
-  }
-  std::vector<CopyRun> there, back;
-  std::int64_t next = 0;
-  for (const Tensor& parameter : parameters) {
-    const Tensor place = sums.flat_view(next, parameter.shape());
-    next += parameter.numel();
-    Tensor grad = parameter.grad();
-    if (!grad.defined()) {
-      const MemoryScope kind(MemoryKind::kGradient);
-      grad = parameter.zeros_like();
-      parameter.set_grad(grad);
-    }
-    there.push_back({place, grad});
-    back.push_back({grad, place});
-  }
-  copy_runs(there);
-  group.all_reduce(sums, ReduceOp::kSum, label).wait();
-  copy_runs(back);
 }
 
 }  // namespace shardbook

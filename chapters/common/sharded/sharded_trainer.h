@@ -14,15 +14,11 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/run/command_line.h"
 #include "chapters/common/run/strategy.h"
-#include "core/shards.h"
+#include "chapters/common/sharded/parts.h"
 
 namespace shardbook {
-
-/// The part of a parameter that a rank of the group holds, by the parameter's
-/// name on one device. Ranks with equal parts hold replicas, bit for bit.
-using ParameterLayout =
-    std::function<Shards(const std::string& name, int rank)>;
 
 /// A chapter's model on one rank.
 struct ShardedModel {
@@ -40,6 +36,15 @@ struct ShardedModel {
       finish_gradients;
 };
 
+/// How a rank goes through its batch.
+struct Passes {
+  std::int64_t micro_batches = 1;  ///< per step
+  /// Keep the inputs of blocks alone, and compute the blocks again in backward.
+  bool recompute = false;
+};
+/// --micro-batches and --recompute.
+void add_passes(CommandLine& line, Passes& passes);
+
 class ShardedTrainer : public Strategy {
  public:
   /// Builds the rank's part of the model of the options, or loads it (--load).
@@ -52,6 +57,7 @@ class ShardedTrainer : public Strategy {
   Optimizer& optimizer() override { return *optimizer_; }
   /// Collects the parts on rank 0, a parameter at a time.
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
 
   const ModelConfig& config() const { return config_; }
   Module& model() { return *model_; }
@@ -67,11 +73,6 @@ class ShardedTrainer : public Strategy {
   const std::int64_t micro_batches_;
 
  private:
-  /// The lowest rank that holds the same part of the parameter.
-  int first_holder(const std::string& name, int rank) const;
-  /// The parameter on one device; that of the embedding with its padding.
-  Shape whole_shape(const NamedTensor& part) const;
-
   ShardedModel sharded_;
   ModelConfig config_;
   std::unique_ptr<Gpt> model_;
@@ -81,18 +82,5 @@ class ShardedTrainer : public Strategy {
   /// rank holds as well.
   Tensors own_;
 };
-
-/// The smallest multiple of `parts` that is at least the vocabulary.
-std::int64_t padded_vocabulary(std::int64_t vocabulary, std::int64_t parts);
-/// Throws Error unless `parts` divide n: "--batch 6: the batch is cut into 4
-/// parts; give 8".
-void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
-                   const std::string& why);
-
-/// `finish_gradients` for replicas whose gradients are parts of sums: adds those
-/// of the named parameters over the group, in one coalesced all-reduce. A
-/// parameter without a gradient counts as zeros.
-void sum_gradients(ProcessGroup& group, const Tensors& parameters,
-                   const std::string& label);
 
 }  // namespace shardbook

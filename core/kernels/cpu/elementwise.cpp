@@ -68,10 +68,11 @@ V apply(const V& a, const V& b) {
   }
 }
 
-// One row: each operand runs along it or is one repeated element.
+// One row: each operand runs along it or is one repeated element. Two loops
+// call it; inlined, it would be compiled twice.
 template <BinaryOp kOp, typename T>
-void binary_row(std::int64_t n, const T* a, bool a_moves, const T* b,
-                bool b_moves, T* out) {
+[[gnu::noinline]] void binary_row(std::int64_t n, const T* a, bool a_moves,
+                                  const T* b, bool b_moves, T* out) {
   if constexpr (kIsInteger<T>) {
     for (std::int64_t i = 0; i < n; ++i) {
       out[i] = apply<kOp, T>(a[a_moves ? i : 0], b[b_moves ? i : 0]);

@@ -84,17 +84,20 @@ inline void store(BF16* x, const Vec<float>& v) { store_16bit(x, v); }
 inline void store(F16* x, const Vec<float>& v) { store_16bit(x, v); }
 #endif
 
+// The ends of ranges are functions of their own: inlined into every loop, they
+// are most of what the compiler has to do.
+
 /// Loads the first `count` < kLanes<T> elements; the other lanes hold `rest`.
 template <typename T>
-inline VecOf<T> load_part(const T* x, std::int64_t count,
-                          Compute<T> rest = Compute<T>(0)) {
+[[gnu::noinline]] VecOf<T> load_part(const T* x, std::int64_t count,
+                                     Compute<T> rest = Compute<T>(0)) {
   alignas(64) Compute<T> lanes[kLanes<T>];
   for (std::int64_t i = 0; i < kLanes<T>; ++i) lanes[i] = rest;
   for (std::int64_t i = 0; i < count; ++i) lanes[i] = widen(x[i]);
   return VecOf<T>::load_aligned(lanes);
 }
 template <typename T>
-inline void store_part(T* x, const VecOf<T>& v, std::int64_t count) {
+[[gnu::noinline]] void store_part(T* x, const VecOf<T>& v, std::int64_t count) {
   alignas(64) Compute<T> lanes[kLanes<T>];
   v.store_aligned(lanes);
   for (std::int64_t i = 0; i < count; ++i) x[i] = narrow<T>(lanes[i]);

@@ -292,24 +292,6 @@ TEST(SingleDevice, WithoutMastersSmallUpdatesVanish) {
             distance_from_f32(train_with(options)));
 }
 
-TEST(SingleDevice, LossScaleFollowsTheGoldenSequence) {
-  // Start 2^15, window 4, hysteresis 2.
-  DynamicLossScaler scaler(32768, 4, 2);
-  const bool overflow[] = {0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 1};
-  const int exponent[] = {15, 15, 15, 16, 16, 16, 15, 14, 14, 14, 14, 15, 15};
-  for (std::size_t i = 0; i < 13; ++i) {
-    scaler.update(overflow[i]);
-    EXPECT_EQ(scaler.scale(), std::ldexp(1.0, exponent[i])) << "step " << i;
-  }
-}
-
-TEST(SingleDevice, LossScaleHasAFloor) {
-  DynamicLossScaler scaler(2, 100, 1, 1);
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 1);
-  EXPECT_THROW(scaler.update(true), Error);
-}
-
 TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
   Options options = small_options();
   options.dtype = DType::kF16;

@@ -18,7 +18,7 @@ using gpipe::Trainer;
 using gpipe::TrainerOptions;
 using testing::HasSubstr;
 
-Options options_of(const std::string& model) {
+Options gpipe_options(const std::string& model) {
   Options options;
   options.model = model;
   options.data = "random";
@@ -99,7 +99,7 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
     for (const char* recompute : {"always", "except_last", "never"}) {
       for (const std::int64_t m : pieces) {
         for (const bool skips : {false, true}) {
-          Options options = options_of(small_gpt());
+          Options options = gpipe_options(small_gpt());
           options.dtype = dtype;
           options.dropout = dtype == DType::kF64 ? 0.1 : 0;
           options.batch = m == 4 ? 5 : 6;  // 2 2 1
@@ -135,7 +135,7 @@ TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
   for (const int p : sized<int>({2, 6, 8}, {3})) {
     // A small vocabulary, so that the peak of the embedding's stage is in its
     // recomputed forward, beside the output's gradient or without it
-    Options options = options_of(
+    Options options = gpipe_options(
         R"({"model_type": "gpt2", "vocab_size": 32, "n_positions": 16,)"
         R"( "n_embd": 16, "n_layer": 6, "n_head": 2})");
     options.seq = 16;
@@ -162,7 +162,7 @@ TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
 TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
   for (const int p : sized<int>({1, 2, 3, 4}, {3})) {
     for (const DType dtype : {DType::kF64, DType::kF32}) {
-      Options options = options_of("mlp");
+      Options options = gpipe_options("mlp");
       options.dtype = dtype;
       options.steps = 3;
       options.batch = 7;
@@ -185,7 +185,7 @@ TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
 
 // Clipping needs the norm of the whole model on every rank.
 TEST(GpipeParity, ClippingUsesTheNormOfAllStages) {
-  Options options = options_of("mlp");
+  Options options = gpipe_options("mlp");
   options.optimizer = "sgd";
   options.clip = 0.01;
   const TrainerOptions how{3, "always"};
@@ -197,7 +197,7 @@ TEST(GpipeParity, ClippingUsesTheNormOfAllStages) {
 
 // Batch norms use the micro-batch's own statistics, as on one device.
 TEST(GpipeParity, ImagesTrainToo) {
-  Options options = options_of(small_resnet());
+  Options options = gpipe_options(small_resnet());
   options.image_size = 32;
   options.dtype = DType::kF64;
   for (const char* recompute : {"always", "never"}) {
@@ -219,7 +219,7 @@ TEST(GpipeParity, ImagesTrainToo) {
 // when there are fewer pieces than asked for. Recomputation does not count
 // again.
 TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
-  Options options = options_of(small_resnet());
+  Options options = gpipe_options(small_resnet());
   options.image_size = 32;
   options.dtype = DType::kF64;
   options.batch = 5;
@@ -282,7 +282,7 @@ TEST(GpipeBatchNorm, AForwardThatIsRunAgainSaysSo) {
 }
 
 TEST(GpipePartition, StagesAreCutAsAsked) {
-  const Options options = options_of("gpt-nano");
+  const Options options = gpipe_options("gpt-nano");
   const auto layers = layers_of(ModelConfig::read("gpt-nano"));
   const auto cuts = [&](const std::string& partition, int p) {
     return cuts_of(options, partition, *layers, p,
@@ -307,7 +307,7 @@ TEST(GpipePartition, StagesAreCutAsAsked) {
 }
 
 TEST(GpipeFigure, OfFourStages) {
-  Options options = options_of("gpt-nano");
+  Options options = gpipe_options("gpt-nano");
   options.world_size = options.batch = 4;
   EXPECT_EQ(gpipe::figure(options, {4}),
             "rank 0 |F0 F1 F2 F3 .  .  .  .  .  .  B3 B2 B1 B0\n"
@@ -319,7 +319,7 @@ TEST(GpipeFigure, OfFourStages) {
 TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {
   const auto error = [](int world_size, const TrainerOptions& how,
                         const std::string& cluster = "dgx-a100") {
-    Options options = options_of("gpt-nano");
+    Options options = gpipe_options("gpt-nano");
     options.world_size = world_size;
     options.cluster = cluster;
     return error_of([&] { gpipe::check_trainer_options(options, how); });
@@ -331,7 +331,7 @@ TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {
 }
 
 TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
-  Options options = options_of("mlp");
+  Options options = gpipe_options("mlp");
   EXPECT_THAT(error_of([&] { train_ranks(2, options, {7}); }),
               HasSubstr("--micro-batches 7: give 1 to 6"));
   TrainerOptions how;
@@ -345,7 +345,7 @@ TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
 TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
   const TempFolder folder;
   const std::string path = folder / "gpipe.safetensors";
-  Options options = options_of(small_gpt());
+  Options options = gpipe_options(small_gpt());
   on_ranks(4, [&](ProcessGroup& world) {
     Trainer trainer(options, {3}, world);
     trainer.step(0);

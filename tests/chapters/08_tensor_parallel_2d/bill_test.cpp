@@ -15,12 +15,14 @@ namespace {
 struct Case {
   int q = 1, d = 1;
   std::int64_t vocabulary = 0, batch = 0;
+  Passes passes;
 };
 
-/// The times of the page, for a model of these options on d squares of side q.
+/// The times of the page, for a micro-batch of these sizes on d squares of side q.
 struct StepTime {
   int q, d;
   double tokens, seq, h, layers, vocabulary, batch;
+  Passes passes;
 
   /// C = A B: the broadcasts of the next step hide behind the product, or it
   /// behind them.
@@ -69,18 +71,30 @@ struct StepTime {
            vector_there(seq * h) + vector_back(seq * h);
   }
   double loss() const {
-    return 3 * all_reduce(q, 4 * tokens / (d * q)) + all_reduce(d * q, 4) +
-           all_reduce(d * q * q, 8);
+    return 3 * all_reduce(q, 4 * tokens / (d * q)) + all_reduce(d * q, 8);
+  }
+  double linear_forward(double k, double n) const {
+    return vector_there(n) + ab(tokens, k, n);
+  }
+  double attention_forward() const {
+    return attention_s(batch / (d * q), 12.0 / q, h / 12, seq);
+  }
+  double block_forward() const {
+    return 2 * (all_reduce(q, 8 * tokens / (d * q)) + 2 * vector_there(h)) +
+           linear_forward(h, 3 * h) + linear_forward(h, h) +
+           linear_forward(h, 4 * h) + linear_forward(4 * h, h) +
+           attention_forward();
   }
   double block() const {
     // Forward counts twice, backward five products more
-    const double attention =
-        3.5 * attention_s(batch / (d * q), 12.0 / q, h / 12, seq);
     return 2 * norm() + linear(h, 3 * h) + linear(h, h) + linear(h, 4 * h) +
-           linear(4 * h, h) + attention;
+           linear(4 * h, h) + 3.5 * attention_forward() +
+           (passes.recompute ? block_forward() : 0);
   }
   double step() const {
-    return embedding() + layers * block() + norm() + head() + loss();
+    return static_cast<double>(passes.micro_batches) *
+               (embedding() + layers * block() + norm() + head() + loss()) +
+           all_reduce(d * q * q, 8);
   }
 };
 
@@ -92,7 +106,7 @@ struct Owner : Strategy {
       : mesh(world, c.d == 1
                         ? summa::square(c.q)
                         : Topology({"dep", "col", "row"}, {c.d, c.q, c.q})),
-        trainer(options, summa::grid_of(mesh), world) {}
+        trainer(options, summa::grid_of(mesh), world, c.passes) {}
   StepResult step(std::int64_t at) override { return trainer.step(at); }
   Optimizer& optimizer() override { return trainer.optimizer(); }
   std::vector<Bill> bills() override { return trainer.bills(); }
@@ -103,9 +117,16 @@ TEST(SummaBill, EqualsARunOnShapes) {
   for (const Case& c :
        {Case{1, 1, 64, 6}, Case{2, 1, 64, 6}, Case{2, 1, 1001, 10},
         Case{3, 1, 50, 9}, Case{4, 1, 4096, 4}, Case{1, 3, 33, 6},
-        Case{2, 2, 50, 8}, Case{2, 3, 1000, 12}, Case{3, 2, 64, 6}}) {
+        Case{2, 2, 50, 8}, Case{2, 3, 1000, 12}, Case{3, 2, 64, 6},
+        Case{1, 1, 64, 6, {3, true}}, Case{2, 1, 64, 6, {3, false}},
+        Case{2, 1, 1001, 10, {1, true}}, Case{3, 1, 50, 18, {2, true}},
+        Case{1, 3, 33, 12, {2, true}}, Case{2, 2, 50, 16, {4, true}},
+        Case{2, 3, 1000, 12, {2, false}}}) {
     SCOPED_TRACE(testing::Message()
-                 << "q " << c.q << " d " << c.d << " V " << c.vocabulary);
+                 << "q " << c.q << " d " << c.d << " V " << c.vocabulary
+                 << " m " << c.passes.micro_batches << " recompute "
+                 << c.passes.recompute);
+    const double m = static_cast<double>(c.passes.micro_batches);
     const Options options = gpt_options(c.d * c.q * c.q, c.vocabulary, c.batch);
     const Report report =
         report_of(options, [&](const Options& as, ProcessGroup& world) {
@@ -115,12 +136,13 @@ TEST(SummaBill, EqualsARunOnShapes) {
     const StepTime time{
         c.q,
         c.d,
-        static_cast<double>(options.batch * options.seq),
+        static_cast<double>(options.batch * options.seq) / m,
         static_cast<double>(options.seq),
         144,
         2,
         static_cast<double>(padded_vocabulary(c.vocabulary, c.q)),
-        static_cast<double>(options.batch)};
+        static_cast<double>(options.batch) / m,
+        c.passes};
     expect_time(report.time.step_s, time.step());
   }
 }
@@ -132,20 +154,25 @@ TEST(SummaBill, ActivationsAreThoseOfThePage) {
     std::int64_t vocabulary, batch;
     DType dtype;
     double dropout;
+    Passes passes;
   };
   for (const Other& c :
        {Other{64, 8, DType::kF64, 0}, Other{4000, 8, DType::kF64, 0.1},
         Other{64, 4, DType::kBF16, 0}, Other{4000, 12, DType::kBF16, 0.1},
-        Other{64, 8, DType::kF32, 0.1}, Other{50, 2, DType::kF32, 0}}) {
+        Other{64, 8, DType::kF32, 0.1}, Other{50, 2, DType::kF32, 0},
+        Other{64, 24, DType::kF64, 0.1, {3, true}},
+        Other{64, 16, DType::kBF16, 0.1, {2, true}},
+        Other{4000, 8, DType::kBF16, 0, {4, false}},
+        Other{5000, 4, DType::kF32, 0.1, {2, true}}}) {
     Options options = gpt_options(4, c.vocabulary, c.batch);
     options.dtype = c.dtype;
     options.dropout = c.dropout;
-    expect_claims(
-        report_of(options,
-                  [](const Options& as, ProcessGroup& world) {
-                    return std::make_unique<Owner>(as, world, Case{2, 1});
-                  }),
-        /*has_activations=*/true);
+    expect_claims(report_of(options,
+                            [&c](const Options& as, ProcessGroup& world) {
+                              return std::make_unique<Owner>(
+                                  as, world, Case{2, 1, 0, 0, c.passes});
+                            }),
+                  /*has_activations=*/true);
   }
 }
 

@@ -111,6 +111,27 @@ inline std::vector<std::pair<std::string, Layer>> layer_cases() {
         [=](const Tensors& in, const Grid& grid) {
           return summa::cross_entropy(in[0], ids(), grid);
         }}});
+  const auto uneven = [] {
+    return uneven_targets({kBatch, kSeq}, kVocabulary);
+  };
+  const auto uneven_mean = [=](const Tensors& in) {
+    return cross_entropy(in[0], uneven());
+  };
+  cases.push_back({"vocabulary-parallel loss of uneven targets",
+                   {{{{kBatch, kSeq, kVocabulary}, Lies::kBlock}},
+                    Lies::kWhole,
+                    uneven_mean,
+                    [=](const Tensors& in, const Grid& grid) {
+                      return summa::vocabulary_parallel_cross_entropy(
+                          in[0], uneven(), grid);
+                    }}});
+  cases.push_back({"loss of whole logits, uneven targets",
+                   {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
+                    Lies::kWhole,
+                    uneven_mean,
+                    [=](const Tensors& in, const Grid& grid) {
+                      return summa::cross_entropy(in[0], uneven(), grid);
+                    }}});
   return cases;
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/common/sharded/loss.h"
 #include "tests/chapters/08_tensor_parallel_2d/layer_cases.h"
 
 namespace shardbook::summa_test {
@@ -104,9 +105,9 @@ TEST(SummaLedger, OfTheLayersBesideTheProducts) {
     EXPECT_EQ(log[6], (Calls{"all_gather col 64", "all_reduce row 96"}));
     EXPECT_EQ(log[7], (Calls{"all_reduce col 16", "reduce_scatter col 64"}));
     EXPECT_EQ(log[8], (Calls{"all_reduce row 6", "all_reduce row 6",
-                             "all_reduce row 6", "all_reduce col 1"}));
+                             "all_reduce row 6", "all_reduce col 2"}));
     EXPECT_EQ(log[9], Calls{});
-    EXPECT_EQ(log[10], Calls{"all_reduce col 1"});
+    EXPECT_EQ(log[10], Calls{"all_reduce col 2"});
     EXPECT_EQ(log[11], Calls{});
   }
 }
@@ -127,10 +128,13 @@ TEST(SummaTraps, TheOffsetOfTheClassesIsThatOfTheColumn) {
   wrong.split = [](const Tensors& in, const Grid& grid) {
     const Tensor targets =
         summa::own_rows(drawn_ids({kBatch, kSeq}, kVocabulary), grid);
-    return summa::mean_over(
-        summa::split_cross_entropy(in[0], targets, grid.i() * in[0].size(-1),
-                                   *grid.row),
-        {grid.batch});
+    return mean_loss_over_ranks(
+        [&](Reduction reduction) {
+          return summa::split_cross_entropy(in[0], targets,
+                                            grid.i() * in[0].size(-1),
+                                            *grid.row, 0, reduction);
+        },
+        targets, {grid.batch});
   };
   EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
 }

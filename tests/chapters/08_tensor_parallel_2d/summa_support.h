@@ -54,6 +54,18 @@ inline Tensor drawn_ids(const Shape& shape, std::int64_t below) {
   return ids;
 }
 
+/// Such targets, of which the first half of the samples is ignored, and of the
+/// others every third token: some rank of every grid has none to count.
+inline Tensor uneven_targets(const Shape& shape, std::int64_t below) {
+  const Tensor targets = drawn_ids(shape, below);
+  for (std::int64_t i = 0; i < targets.numel(); ++i) {
+    if (i < targets.numel() / 2 || i % 3 == 0) {
+      targets.data<std::int64_t>()[i] = -100;
+    }
+  }
+  return targets;
+}
+
 /// How a tensor lies on the grid.
 enum class Lies { kBlock, kMatrix, kVector, kTable, kRows, kWhole };
 

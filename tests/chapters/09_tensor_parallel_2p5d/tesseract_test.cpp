@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/common/sharded/loss.h"
 #include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
 #include "tests/chapters/08_tensor_parallel_2d/layer_cases.h"
 
@@ -189,10 +190,13 @@ TEST(TesseractTraps, TheLossIsAMeanOverAllDepths) {
   wrong.split = [](const Tensors& in, const Grid& grid) {
     const Tensor targets =
         summa::own_rows(drawn_ids({kBatch, kSeq}, kVocabulary), grid);
-    return summa::mean_over(
-        summa::split_cross_entropy(in[0], targets, grid.j() * in[0].size(-1),
-                                   *grid.row),
-        {grid.col});
+    return mean_loss_over_ranks(
+        [&](Reduction reduction) {
+          return summa::split_cross_entropy(in[0], targets,
+                                            grid.j() * in[0].size(-1),
+                                            *grid.row, 0, reduction);
+        },
+        targets, {grid.col});
   };
   EXPECT_GT(difference(wrong, Sizes{2, 2}, DType::kF64), 1e-3);
 }

@@ -16,6 +16,7 @@ struct Case {
   int l = 1;
   std::int64_t vocabulary = 0, batch = 0;
   bool keep_gathered = true;
+  Passes passes;
 };
 
 /// The times of the page: operands arrive together, and the sum of dX travels
@@ -24,6 +25,7 @@ struct StepTime {
   int l;
   double tokens, seq, h, layers, vocabulary, batch;
   bool keep_gathered;
+  Passes passes;
 
   /// An all_gather or reduce_scatter of one matrix over one axis.
   double moved(double rows, double columns) const {
@@ -43,19 +45,32 @@ struct StepTime {
   double norm() const {
     return 2 * all_reduce(l, 8 * tokens / (l * l)) + 2 * vector(h);
   }
+  double product_forward(double k, double n) const {
+    return std::max(moved(tokens, k), moved(k, n)) +
+           2 * tokens * k * n / (l * l * l) / kRate + moved(tokens, n);
+  }
+  double attention_forward() const {
+    return attention_s(batch / (l * l), 12.0 / l, h / 12, seq);
+  }
+  double block_forward() const {
+    return 2 * all_reduce(l, 8 * tokens / (l * l)) + product_forward(h, 3 * h) +
+           product_forward(h, h) + product_forward(h, 4 * h) +
+           product_forward(4 * h, h) + attention_forward();
+  }
   double block() const {
-    const double attention =
-        3.5 * attention_s(batch / (l * l), 12.0 / l, h / 12, seq);
     return 2 * norm() + linear(h, 3 * h) + linear(h, h) + linear(h, 4 * h) +
-           linear(4 * h, h) + attention;
+           linear(4 * h, h) + 3.5 * attention_forward() +
+           (passes.recompute ? block_forward() : 0);
   }
   double step() const {
     const double embedding =
         2 * moved(vocabulary, h) + 2 * moved(tokens, h) + vector(seq * h);
-    const double loss = 3 * all_reduce(l, 4 * tokens / (l * l)) +
-                        2 * all_reduce(l, 4) + all_reduce(l * l * l, 8);
-    return embedding + layers * block() + norm() + product(h, vocabulary) +
-           loss;
+    const double loss =
+        3 * all_reduce(l, 4 * tokens / (l * l)) + 2 * all_reduce(l, 8);
+    return static_cast<double>(passes.micro_batches) *
+               (embedding + layers * block() + norm() + product(h, vocabulary) +
+                loss) +
+           all_reduce(l * l * l, 8);
   }
 };
 
@@ -67,7 +82,7 @@ struct Owner : Strategy {
       : mesh(world, cube::cube_of(c.l)) {
     cube::Cube place = cube::cube_on(mesh);
     place.keep_gathered = c.keep_gathered;
-    trainer = std::make_unique<cube::Trainer>(options, place, world);
+    trainer = std::make_unique<cube::Trainer>(options, place, world, c.passes);
   }
   StepResult step(std::int64_t at) override { return trainer->step(at); }
   Optimizer& optimizer() override { return trainer->optimizer(); }
@@ -77,10 +92,18 @@ struct Owner : Strategy {
 
 // 27 ranks included.
 TEST(CubeBill, EqualsARunOnShapes) {
-  for (const Case& c : {Case{1, 64, 6}, Case{2, 64, 8}, Case{2, 1001, 12},
-                        Case{2, 50, 4, false}, Case{3, 50, 9},
-                        Case{3, 500, 18, false}, Case{4, 4096, 16}}) {
-    SCOPED_TRACE(testing::Message() << "l " << c.l << " V " << c.vocabulary);
+  for (const Case& c :
+       {Case{1, 64, 6}, Case{2, 64, 8}, Case{2, 1001, 12},
+        Case{2, 50, 4, false}, Case{3, 50, 9}, Case{3, 500, 18, false},
+        Case{4, 4096, 16}, Case{1, 64, 6, true, {2, true}},
+        Case{2, 64, 24, true, {3, false}}, Case{2, 1001, 12, true, {1, true}},
+        Case{2, 50, 16, false, {4, true}}, Case{2, 2000, 8, false, {2, false}},
+        Case{3, 50, 18, true, {2, true}}}) {
+    SCOPED_TRACE(testing::Message()
+                 << "l " << c.l << " V " << c.vocabulary << " keep "
+                 << c.keep_gathered << " m " << c.passes.micro_batches
+                 << " recompute " << c.passes.recompute);
+    const auto m = static_cast<double>(c.passes.micro_batches);
     const Options options = gpt_options(c.l * c.l * c.l, c.vocabulary, c.batch);
     const Report report =
         report_of(options, [&](const Options& as, ProcessGroup& world) {
@@ -89,13 +112,14 @@ TEST(CubeBill, EqualsARunOnShapes) {
     expect_claims(report, /*has_activations=*/true);
     const StepTime time{
         c.l,
-        static_cast<double>(options.batch * options.seq),
+        static_cast<double>(options.batch * options.seq) / m,
         static_cast<double>(options.seq),
         144,
         2,
         static_cast<double>(padded_vocabulary(c.vocabulary, c.l * c.l)),
-        static_cast<double>(options.batch),
-        c.keep_gathered};
+        static_cast<double>(options.batch) / m,
+        c.keep_gathered,
+        c.passes};
     expect_time(report.time.step_s, time.step());
   }
 }
@@ -107,19 +131,25 @@ TEST(CubeBill, ActivationsAreThoseOfThePage) {
     std::int64_t vocabulary, batch;
     DType dtype;
     double dropout;
+    Passes passes;
   };
   for (const bool keep_gathered : {true, false}) {
     for (const Other& c :
          {Other{64, 8, DType::kF32, 0.1}, Other{64, 8, DType::kF64, 0},
           Other{4000, 8, DType::kF64, 0.1}, Other{4000, 12, DType::kBF16, 0},
-          Other{4, 64, DType::kBF16, 0}}) {
+          Other{4, 64, DType::kBF16, 0},
+          Other{64, 24, DType::kF64, 0.1, {3, true}},
+          Other{64, 16, DType::kBF16, 0.1, {2, true}},
+          Other{4000, 16, DType::kBF16, 0, {4, false}},
+          Other{4000, 8, DType::kF32, 0.1, {2, true}}}) {
       Options options = gpt_options(8, c.vocabulary, c.batch);
       options.dtype = c.dtype;
       options.dropout = c.dropout;
       expect_claims(report_of(options,
                               [&](const Options& as, ProcessGroup& world) {
                                 return std::make_unique<Owner>(
-                                    as, world, Case{2, 0, 0, keep_gathered});
+                                    as, world,
+                                    Case{2, 0, 0, keep_gathered, c.passes});
                               }),
                     /*has_activations=*/true);
     }

@@ -14,30 +14,35 @@ namespace shardbook::sharded_test {
 namespace {
 
 /// Trains on d squares of side q, and compares with one device.
-Report on_squares(Options options, int q, int d) {
+Report on_squares(Options options, int q, int d, const Passes& passes = {}) {
   options.world_size = d * q * q;
   ChapterRun chapter;
   chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world, d == 1 ? summa::square(q)
                                   : Topology({"dep", "col", "row"}, {d, q, q}));
-    summa::Trainer strategy(as, summa::grid_of(mesh), world);
+    summa::Trainer strategy(as, summa::grid_of(mesh), world, passes);
     run.train(as, strategy);
   };
-  chapter.reference = [](const Options& as) { return train_one_device(as); };
+  chapter.reference = [&](const Options& as) {
+    return train_one_device(as, passes.micro_batches);
+  };
   return run_and_compare(options, chapter);
 }
 
-Report on_cube(Options options, int l, bool keep_gathered = true) {
+Report on_cube(Options options, int l, bool keep_gathered = true,
+               const Passes& passes = {}) {
   options.world_size = l * l * l;
   ChapterRun chapter;
   chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world, cube::cube_of(l));
     cube::Cube place = cube::cube_on(mesh);
     place.keep_gathered = keep_gathered;
-    cube::Trainer strategy(as, place, world);
+    cube::Trainer strategy(as, place, world, passes);
     run.train(as, strategy);
   };
-  chapter.reference = [](const Options& as) { return train_one_device(as); };
+  chapter.reference = [&](const Options& as) {
+    return train_one_device(as, passes.micro_batches);
+  };
   return run_and_compare(options, chapter);
 }
 
@@ -63,6 +68,34 @@ TEST(DimensionsTraining, EqualsOneDevice) {
   f32.steps = 10;
   expect_equal_to_one_device(on_squares(f32, 2, 2));
   expect_equal_to_one_device(on_cube(f32, 2, /*keep_gathered=*/false));
+}
+
+// Blocks that are computed again draw their masks again, at the positions of the
+// micro-batch.
+TEST(DimensionsTraining, EqualsOneDeviceInMicroBatchesComputedAgain) {
+  Options options = small_gpt(1);
+  options.dropout = 0.2;
+  options.batch = 16;
+  const Passes passes{2, true};
+  expect_equal_to_one_device(on_squares(options, 2, 1, passes));
+  expect_equal_to_one_device(on_squares(options, 2, 2, passes));
+  expect_equal_to_one_device(on_cube(options, 2, true, passes));
+  expect_equal_to_one_device(on_cube(options, 2, false, passes));
+}
+
+TEST(DimensionsTraining, RefusesMicroBatchesThatRanksCannotShare) {
+  Options options = small_gpt(1);
+  options.batch = 6;
+  try {
+    on_squares(options, 2, 1, Passes{2, false});
+    ADD_FAILURE() << "trained";
+  } catch (const Error& refused) {
+    EXPECT_NE(std::string(refused.what())
+                  .find("--batch 6: micro-batches and ranks cut it into 4 "
+                        "parts; give 8"),
+              std::string::npos)
+        << refused.what();
+  }
 }
 
 // [BIT] Square, squares with a depth, cube, one device.

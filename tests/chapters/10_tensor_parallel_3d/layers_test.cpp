@@ -8,6 +8,7 @@
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/10_tensor_parallel_3d/trainer.h"
+#include "chapters/common/sharded/loss.h"
 #include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
 #include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
 
@@ -74,6 +75,27 @@ std::vector<std::pair<std::string, Layer>> layer_cases() {
   const auto loss = [](const Tensors& in) {
     return cross_entropy(in[0], ids());
   };
+  const auto uneven = [] {
+    return summa_test::uneven_targets({kBatch, kSeq}, kVocabulary);
+  };
+  const auto uneven_mean = [=](const Tensors& in) {
+    return cross_entropy(in[0], uneven());
+  };
+  cases.push_back({"loss of whole logits, uneven targets",
+                   {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
+                    {{}, Lies::kWhole},
+                    uneven_mean,
+                    [=](const Tensors& in, const Cube& cube) {
+                      return cube::cross_entropy(in[0], uneven(), cube);
+                    }}});
+  cases.push_back(
+      {"vocabulary-parallel loss of uneven targets",
+       {{{{kBatch, kSeq, kVocabulary}, Lies::kBlock, Layout::kSwapped}},
+        {{}, Lies::kWhole},
+        uneven_mean,
+        [=](const Tensors& in, const Cube& cube) {
+          return cube::vocabulary_parallel_cross_entropy(in[0], uneven(), cube);
+        }}});
   cases.push_back({"loss of whole logits",
                    {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
                     {{}, Lies::kWhole},
@@ -166,7 +188,7 @@ TEST(CubeLedger, OfTheLayersBesideTheProducts) {
     EXPECT_EQ(log[5].size(), 4u);  // The bias over i and k, and the product's 3
     EXPECT_EQ(log[6],
               (Calls{"all_reduce j 6", "all_reduce j 6", "all_reduce j 6",
-                     "all_reduce k 1", "all_reduce i 1"}));
+                     "all_reduce k 2", "all_reduce i 2"}));
     EXPECT_EQ(log[7], Calls{});
   }
 }
@@ -187,10 +209,13 @@ TEST(CubeTraps, TargetsAreCutAsTheLogitsAre) {
   Layer wrong = layer_cases().back().second;
   wrong.split = [](const Tensors& in, const Cube& cube) {
     const Tensor targets = cube::own_rows(ids(), cube, Layout::kStraight);
-    return summa::mean_over(summa::split_cross_entropy(
-                                in[0], targets, cube.place.j * in[0].size(-1),
-                                *cube.straight.input),
-                            {cube.straight.output, cube.straight.weight});
+    return mean_loss_over_ranks(
+        [&](Reduction reduction) {
+          return summa::split_cross_entropy(in[0], targets,
+                                            cube.place.j * in[0].size(-1),
+                                            *cube.straight.input, 0, reduction);
+        },
+        targets, {cube.straight.output, cube.straight.weight});
   };
   EXPECT_GT(difference(wrong, 2, DType::kF64), 1e-3);
 }

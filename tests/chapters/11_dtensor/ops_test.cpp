@@ -220,7 +220,20 @@ TEST(DTensorLoss, CountsEveryTokenOnce) {
                   ranks, {logits, targets}, {shard(0), shard(0)},
                   [](const auto& x) { return cross_entropy(x[0], x[1]); },
                   shardbook::cross_entropy(logits, targets)),
-              "P(sum)");
+              "P(sum) after all_reduce world 1");
+  }
+}
+
+// Rank 0 of two has no target that counts: a mean of means is not a number.
+TEST(DTensorLoss, LeavesOutIgnoredTargets) {
+  const Tensor logits = normal({6, 4}, 1);
+  const Tensor targets = Tensor::from_values(
+      std::vector<std::int64_t>{-100, -100, -100, 1, -100, 2}, {6});
+  for (const int ranks : {1, 2, 4}) {
+    chosen(
+        ranks, {logits, targets}, {shard(0), shard(0)},
+        [](const auto& x) { return cross_entropy(x[0], x[1]); },
+        shardbook::cross_entropy(logits, targets));
   }
 }
 

@@ -45,6 +45,7 @@ struct TrainerCase {
   std::int64_t batch, seq;
   double dropout = 0;
   DType dtype = DType::kF64;
+  std::int64_t micro_batches = 1;
 };
 
 const TrainerCase kCases[] = {{"1", 1, "fsdp", 2, 5},
@@ -54,7 +55,10 @@ const TrainerCase kCases[] = {{"1", 1, "fsdp", 2, 5},
                               {"2x2", 4, "fsdp", 12, 61, 0.2},
                               {"4x1", 4, "fsdp", 16, 64},
                               {"2x1", 2, "ddp", 12, 33},
-                              {"2x2", 4, "fsdp", 12, 61, 0, DType::kBF16}};
+                              {"2x2", 4, "fsdp", 12, 61, 0, DType::kBF16},
+                              {"2", 2, "fsdp", 6, 16, 0.2, DType::kF64, 3},
+                              {"3", 3, "fsdp", 4, 3, 0, DType::kF32, 4},
+                              {"1", 1, "fsdp", 4, 33, 0, DType::kBF16, 2}};
 
 class DTensorTrainer : public testing::TestWithParam<TrainerCase> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTrainer, testing::ValuesIn(kCases));
@@ -67,6 +71,7 @@ TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
   TrainerOptions how;
   how.mesh = c.mesh;
   how.data_parallel = c.data_parallel;
+  how.micro_batches = c.micro_batches;
   const Report report = run(options, how);
   EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
   EXPECT_LT(report.losses.back(), report.losses.front());

@@ -5,6 +5,7 @@
 #include <memory>
 #include <tuple>
 
+#include "chapters/common/sharded/loss.h"
 #include "chapters/common/sharded/sharded_trainer.h"
 #include "tests/chapters/12_sequence_parallel/support.h"
 

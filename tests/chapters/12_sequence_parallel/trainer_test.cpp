@@ -99,7 +99,10 @@ TEST(SequenceBill, HoldsForOtherShapes) {
                    "n_positions": 32})"},
         Shape3{4, 2, 200,
                R"({"n_embd": 16, "n_layer": 2, "n_head": 8, "vocab_size": 16,
-                   "n_positions": 200})"}}) {
+                   "n_positions": 200})"},
+        Shape3{2, 8, 12,
+               R"({"n_embd": 24, "n_layer": 2, "n_head": 12,
+                   "vocab_size": 300, "n_positions": 24})"}}) {
     for (const TrainerOptions& how : all_kinds()) {
       SCOPED_TRACE(name_of(how) + " c=" + std::to_string(shape.c));
       Options options = small_options(shape.c);
@@ -107,6 +110,10 @@ TEST(SequenceBill, HoldsForOtherShapes) {
       options.batch = shape.batch, options.seq = shape.seq;
       options.dtype = shape.c == 4 ? DType::kF64 : DType::kF32;
       expect_claims(train_on(options, how));
+      // The head's gradient, beside the accumulated one, at the peak of RSA
+      TrainerOptions in_pieces = how;
+      in_pieces.micro_batches = shape.batch;
+      if (shape.batch > 1) expect_claims(train_on(options, in_pieces));
     }
   }
 }
@@ -130,6 +137,41 @@ TEST(MegatronTrainer, EveryClaimHolds) {
     expect_claims(train_megatron(small_options(t)));
     expect_claims(train_megatron(small_options(t), {true}));
     expect_claims(train_megatron(small_options(t), {}, 3));
+  }
+}
+
+// The peak at the logits, at the head's scatter, in c_proj and c_fc, at the end;
+// one row of tokens and several, all precisions, dropout.
+TEST(MegatronTrainer, ActivationsAreThoseOfThePage) {
+  struct Case {
+    int t;
+    std::int64_t batch, micro_batches;
+    const char* vocabulary;
+    DType dtype;
+    double dropout;
+  };
+  for (const Case& c : {Case{2, 1, 1, "31", DType::kF32, 0.1},
+                        Case{2, 6, 3, "31", DType::kF64, 0.1},
+                        Case{3, 4, 2, "300", DType::kBF16, 0},
+                        Case{4, 4, 4, "5000", DType::kF64, 0},
+                        Case{4, 2, 1, "31", DType::kBF16, 0.1},
+                        Case{1, 4, 2, "31", DType::kF32, 0}}) {
+    Options options = small_options(c.t);
+    options.model = R"({"n_embd": 24, "n_layer": 2, "n_head": 12,)"
+                    R"( "n_positions": 60, "vocab_size": )" +
+                    std::string(c.vocabulary) + "}";
+    options.batch = c.batch, options.dtype = c.dtype;
+    options.dropout = c.dropout;
+    SCOPED_TRACE(testing::Message() << "t " << c.t << " V " << c.vocabulary);
+    for (const bool recomputes : {false, true}) {
+      const Report report =
+          train_megatron(options, {recomputes}, c.micro_batches);
+      for (const RankReport& rank : report.ranks) {
+        const Claim& peak =
+            rank.peak[static_cast<std::size_t>(MemoryKind::kActivation)];
+        EXPECT_EQ(peak.predicted, peak.counted);
+      }
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 #include "chapters/10_tensor_parallel_3d/trainer.h"
 #include "chapters/11_dtensor/trainer.h"
 #include "chapters/12_sequence_parallel/trainer.h"
+#include "chapters/14_hybrid_3d/trainer.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/support/temp_folder.h"
 
@@ -62,6 +63,16 @@ std::vector<Way> all_ways() {
   };
   dtensor::TrainerOptions mesh_2x2;
   mesh_2x2.mesh = "2x2";
+  const auto hybrid_way = [](const std::string& name, int tp, int pp,
+                             int zero_stage) {
+    hybrid::HybridOptions how;
+    how.dp = how.micro_batches = 2;
+    how.tp = tp, how.pp = pp, how.zero_stage = zero_stage;
+    return Way{name, 2 * tp * pp, hybrid::topology_of(how),
+               [how](const Options& options, ProcessGroup&, DeviceMesh& mesh) {
+                 return hybrid::make_trainer(options, how, mesh);
+               }};
+  };
   return {
       {"1D on 3", 3, Topology({"tp"}, {3}), one_dimension},
       {"1D on 8", 8, Topology({"tp"}, {8}), one_dimension},
@@ -79,6 +90,8 @@ std::vector<Way> all_ways() {
          return std::make_unique<sequence_parallel::MegatronTrainer>(
              options, sequence_parallel::MegatronOptions{}, 1, world);
        }},
+      hybrid_way("DP x TP x PP, ZeRO-1", 2, 2, 1),
+      hybrid_way("DP x TP, ZeRO-3", 3, 1, 3),
   };
 }
 

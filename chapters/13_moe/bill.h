@@ -1,0 +1,40 @@
+#pragma once
+
+// What a step of expert-parallel training costs a rank: the page's formulas.
+
+#include "chapters/13_moe/moe_layer.h"
+#include "chapters/common/run/options.h"
+#include "chapters/common/run/strategy.h"
+
+namespace shardbook::moe {
+
+struct BillSizes {
+  int dp = 1, ep = 1, t = 1;
+  int zero_stage = 0;
+  bool offload = false;
+  std::int64_t micro_batches = 1;
+  /// ZeRO: bytes of the buckets that exist at one time, and of the largest buffer
+  /// that parameters are gathered through. Negative: not known.
+  double bucket_bytes = 0, gather_bytes = 0;
+  int edp() const { return dp / ep; }
+};
+
+/// Elements of this rank's parameters.
+struct Parameters {
+  double dense = 0, experts = 0;
+};
+Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
+                           const BillSizes& sizes);
+
+/// Elements that one layer's dispatch and combine send, forward and backward, of
+/// `slots` slots of each expert: 4 (ep-1)/ep E C M / t, and TP's gathers.
+double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,
+                      double width, const BillSizes& sizes);
+
+/// Bytes and peaks of options.steps steps. Where shapes depend on the routing, the
+/// loads in `record` say how many rows have travelled.
+Bill predicted_bill(const Options& options, const ModelConfig& config,
+                    const MoeOptions& moe, const BillSizes& sizes,
+                    const MoeRecord& record);
+
+}  // namespace shardbook::moe

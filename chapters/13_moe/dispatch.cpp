@@ -1,0 +1,204 @@
+#include "chapters/13_moe/dispatch.h"
+
+#include <numeric>
+
+#include "core/autograd.h"
+#include "core/check.h"
+
+namespace shardbook::moe {
+namespace {
+
+std::int64_t sum_of(const std::vector<std::int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
+
+/// Which token sits in each slot [E C]; S: none.
+std::vector<std::int64_t> token_of_slot(const Routing& routing) {
+  std::vector<std::int64_t> tokens(
+      static_cast<std::size_t>(routing.experts * routing.capacity),
+      routing.tokens);
+  for (std::size_t i = 0; i < routing.slot.size(); ++i) {
+    if (routing.slot[i] < 0) continue;
+    const std::int64_t place =
+        routing.expert[i] * routing.capacity + routing.slot[i];
+    tokens[static_cast<std::size_t>(place)] =
+        static_cast<std::int64_t>(i) / routing.k;
+  }
+  return tokens;
+}
+
+/// The slot of each choice [S k], as a number in [E C]; E C: dropped.
+std::vector<std::int64_t> slot_of_choice(const Routing& routing) {
+  std::vector<std::int64_t> slots = routing.slot;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    slots[i] = slots[i] < 0 ? routing.experts * routing.capacity
+                            : routing.expert[i] * routing.capacity + slots[i];
+  }
+  return slots;
+}
+
+bool is_alone(const ProcessGroup* ep) {
+  return ep == nullptr || ep->size() == 1;
+}
+
+Tensor all_to_all(const Tensor& rows, ProcessGroup& ep, const char* label) {
+  Tensor arrived = rows.empty_like();
+  ep.all_to_all(arrived, rows, label).wait();
+  return arrived;
+}
+
+// [E, C, M] -> [El, ep C, M]. What arrives lies by source, and waits for the
+// expert's order in a buffer of its own.
+Tensor scatter(const Tensor& rows, ProcessGroup& ep, const char* label) {
+  const std::int64_t p = ep.size(), local = rows.size(0) / p;
+  const std::int64_t c = rows.size(1), m = rows.size(2);
+  Tensor arrived;
+  {
+    const MemoryScope kind(MemoryKind::kCommunication);
+    arrived = all_to_all(rows, ep, label);
+  }
+  return reshape(permute(reshape(arrived, {p, local, c, m}), {1, 0, 2, 3}),
+                 {local, p * c, m});
+}
+
+Tensor gather(const Tensor& rows, ProcessGroup& ep, const char* label) {
+  const std::int64_t p = ep.size(), local = rows.size(0);
+  const std::int64_t c = rows.size(1) / p, m = rows.size(2);
+  Tensor leaving;
+  {
+    const MemoryScope kind(MemoryKind::kCommunication);
+    leaving = permute(reshape(rows, {local, p, c, m}), {1, 0, 2, 3});
+  }
+  return reshape(all_to_all(leaving, ep, label), {p * local, c, m});
+}
+
+Tensor move_rows(const Tensor& rows, ProcessGroup& ep,
+                 const std::vector<std::int64_t>& send_rows,
+                 const std::vector<std::int64_t>& recv_rows,
+                 const std::string& label) {
+  const std::int64_t m = rows.size(1);
+  std::vector<std::int64_t> send = send_rows, recv = recv_rows;
+  for (std::int64_t& each : send) each *= m;
+  for (std::int64_t& each : recv) each *= m;
+  Tensor arrived = Tensor::empty({sum_of(recv_rows), m}, rows.options());
+  ep.all_to_all_v(arrived, rows, send, recv, label).wait();
+  return arrived;
+}
+
+}  // namespace
+
+// --- One rank ------------------------------------------------------------------
+
+Tensor naive_dispatch(const Tensor& x, const Routing& routing) {
+  const Tensor mask = dispatch_mask(routing, x.options());
+  const std::int64_t slots = routing.experts * routing.capacity;
+  const Tensor rows =
+      matmul(reshape(mask, {routing.tokens, slots}), x, /*trans_a=*/true);
+  return reshape(rows, {routing.experts, routing.capacity, x.size(1)});
+}
+
+Tensor naive_combine(const Tensor& outputs, const Routing& routing,
+                     const Tensor& weights) {
+  const Tensor mask = to_dtype(combine_mask(routing, weights), outputs.dtype());
+  const std::int64_t slots = routing.experts * routing.capacity;
+  return matmul(reshape(mask, {routing.tokens, slots}),
+                reshape(outputs, {slots, outputs.size(2)}));
+}
+
+Tensor dispatch(const Tensor& x, const Routing& routing) {
+  const std::int64_t slots = routing.experts * routing.capacity;
+  const Tensor from = index_tensor(
+      x.is_meta() ? std::vector<std::int64_t>() : token_of_slot(routing),
+      {slots}, x);
+  return reshape(embedding_part(x, from, 0),
+                 {routing.experts, routing.capacity, x.size(1)});
+}
+
+Tensor combine(const Tensor& outputs, const Routing& routing,
+               const Tensor& weights) {
+  const std::int64_t slots = routing.experts * routing.capacity;
+  const Tensor from = index_tensor(
+      outputs.is_meta() ? std::vector<std::int64_t>() : slot_of_choice(routing),
+      {routing.tokens * routing.k}, outputs);
+  return weigh_rows(reshape(outputs, {slots, outputs.size(2)}), from, weights);
+}
+
+Tensor weigh_rows(const Tensor& rows, const Tensor& index,
+                  const Tensor& weights) {
+  const std::int64_t s = weights.size(0), k = weights.size(1), m = rows.size(1);
+  const Tensor factors = reshape(to_dtype(weights, rows.dtype()), {s, k, 1});
+  const Tensor chosen = reshape(embedding_part(rows, index, 0), {s, k, m});
+  const Tensor weighed = mul(chosen, factors);
+  return k == 1 ? reshape(weighed, {s, m}) : sum(weighed, 1);
+}
+
+// --- Over the ranks of an EP group ---------------------------------------------
+
+Tensor to_experts(const Tensor& rows, ProcessGroup* ep) {
+  if (is_alone(ep)) return rows;
+  SB_CHECK(rows.size(0) % ep->size() == 0, "moe: ", rows.size(0),
+           " experts do not divide over the ", ep->size(),
+           " ranks of an expert-parallel group");
+  return autograd::custom_function(
+      "to_experts", {rows},
+      [ep](const Tensors& in) {
+        return Tensors{scatter(in[0], *ep, "dispatch")};
+      },
+      [ep](const Tensors& grads) {
+        return Tensors{gather(grads[0], *ep, "d_dispatch")};
+      })[0];
+}
+
+Tensor from_experts(const Tensor& rows, ProcessGroup* ep,
+                    std::int64_t experts) {
+  if (is_alone(ep)) return rows;
+  SB_CHECK(rows.size(0) * ep->size() == experts, "moe: ", rows.size(0),
+           " local experts on ", ep->size(), " ranks are not ", experts);
+  return autograd::custom_function(
+      "from_experts", {rows},
+      [ep](const Tensors& in) {
+        return Tensors{gather(in[0], *ep, "combine")};
+      },
+      [ep](const Tensors& grads) {
+        return Tensors{scatter(grads[0], *ep, "d_combine")};
+      })[0];
+}
+
+Tensor exchange_rows(const Tensor& rows, ProcessGroup* ep,
+                     const std::vector<std::int64_t>& send_rows,
+                     const std::vector<std::int64_t>& recv_rows,
+                     const char* label) {
+  if (is_alone(ep)) return rows;
+  return autograd::custom_function(
+      "exchange_rows", {rows},
+      [&](const Tensors& in) {
+        return Tensors{move_rows(in[0], *ep, send_rows, recv_rows, label)};
+      },
+      [ep, send_rows, recv_rows, label](const Tensors& grads) {
+        return Tensors{move_rows(grads[0], *ep, recv_rows, send_rows,
+                                 std::string("d_") + label)};
+      })[0];
+}
+
+std::vector<std::int64_t> exchange_counts(
+    const std::vector<std::int64_t>& counts, ProcessGroup* ep,
+    const Tensor& like,
+    const std::function<std::vector<std::int64_t>(int source)>& drawn) {
+  if (is_alone(ep)) return counts;
+  const auto n = static_cast<std::int64_t>(counts.size());
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor leaving = index_tensor(counts, {n}, like);
+  const Tensor arrived = leaving.empty_like();
+  ep->all_to_all(arrived, leaving, "counts").wait();
+  if (!like.is_meta()) return arrived.to_vector<std::int64_t>();
+  std::vector<std::int64_t> received;
+  const std::int64_t local = n / ep->size(), first = ep->rank() * local;
+  for (int source = 0; source < ep->size(); ++source) {
+    const std::vector<std::int64_t> all = drawn(source);
+    received.insert(received.end(), all.begin() + first,
+                    all.begin() + first + local);
+  }
+  return received;
+}
+
+}  // namespace shardbook::moe

@@ -1,0 +1,215 @@
+#include "chapters/13_moe/gate.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/ops.h"
+
+namespace shardbook::moe {
+namespace {
+
+constexpr double kJitter = 1e-2;
+constexpr double kGateStddev = 0.02;
+
+/// log(1 + exp(x)), which does not overflow.
+Tensor softplus(const Tensor& x) {
+  return add(relu(x), log(add_scalar(exp(neg(abs(x))), 1)));
+}
+
+/// log(sum(exp(x))) of each row: [S, E] -> [S, 1].
+Tensor log_sum_exp(const Tensor& x) {
+  return sub(slice(x, 1, 0, 1), slice(log_softmax(x), 1, 0, 1));
+}
+
+/// Which elements of one device's [B, per_row, width] these tokens are.
+ShardView view_of(const Tensor& x, const GateCall& call) {
+  const BatchSlice& batch = RankContext::current().random.batch;
+  const std::int64_t rows = x.size(0) / call.per_row;
+  const std::int64_t last = batch.first + (rows - 1) * batch.stride;
+  return {{last + 1, call.per_row, x.size(1)},
+          {batch.first, 0, 0},
+          {batch.stride, 1, 1}};
+}
+
+/// A tensor of random numbers for x [S, n], shaped by sample.
+Tensor by_sample(const Tensor& x, const GateCall& call) {
+  return Tensor::empty({x.size(0) / call.per_row, call.per_row, x.size(1)},
+                       x.options());
+}
+
+/// Values made on the host, which no operation converts; on meta, none.
+Tensor value_tensor(const std::vector<double>& values, const Shape& shape,
+                    const Tensor& like) {
+  if (like.is_meta()) return Tensor::empty(shape, like.options());
+  if (like.dtype() == DType::kF64) {
+    return Tensor::from_values(values, shape, like.device());
+  }
+  return Tensor::from_values(std::vector<float>(values.begin(), values.end()),
+                             shape, like.device());
+}
+
+/// The fraction of tokens that an expert is the first choice of (k >= 3: its
+/// share of all choices), [E].
+Tensor first_choices(const Routing& routing, const Tensor& gates) {
+  std::vector<double> share(static_cast<std::size_t>(routing.experts), 0);
+  const std::int64_t counted = routing.k > 2 ? routing.k : 1;
+  for (std::int64_t s = 0; s < routing.tokens && !gates.is_meta(); ++s) {
+    for (std::int64_t j = 0; j < counted; ++j) {
+      const std::int64_t expert =
+          routing.expert[static_cast<std::size_t>(s * routing.k + j)];
+      if (expert < 0) continue;
+      share[static_cast<std::size_t>(expert)] +=
+          1 / static_cast<double>(routing.tokens * counted);
+    }
+  }
+  return value_tensor(share, {routing.experts}, gates);
+}
+
+/// The probabilities of the chosen experts as shares of those that were kept.
+Tensor weights_of(const Routing& routing, const Tensor& gates,
+                  bool is_dropless) {
+  const std::int64_t s = routing.tokens, k = routing.k, e = routing.experts;
+  const std::int64_t n = s * k;
+  // Choices that were dropped point behind the table, where zeros are read
+  std::vector<std::int64_t> place;
+  std::vector<double> kept_none;
+  if (!gates.is_meta()) {
+    place.assign(static_cast<std::size_t>(n), s * e);
+    kept_none.assign(static_cast<std::size_t>(s), 1);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto choice = static_cast<std::size_t>(i);
+      const std::int64_t expert = routing.expert[choice];
+      if (expert < 0 || (!is_dropless && routing.slot[choice] < 0)) continue;
+      place[choice] = i / k * e + expert;
+      kept_none[static_cast<std::size_t>(i / k)] = 0;
+    }
+  }
+  const Tensor table = reshape(gates, {s * e, 1});
+  const Tensor picked = reshape(
+      embedding_part(table, index_tensor(place, {n}, gates), 0), {s, k});
+  if (k == 1) return picked;
+  // Tokens that kept nothing divide by 1
+  const Tensor ones = value_tensor(kept_none, {s}, gates);
+  return div(picked, reshape(add(sum(picked, 1), ones), {s, 1}));
+}
+
+}  // namespace
+
+Tensor index_tensor(const std::vector<std::int64_t>& values, const Shape& shape,
+                    const Tensor& like) {
+  if (like.is_meta()) {
+    return Tensor::empty(shape, {DType::kI64, like.device()});
+  }
+  return Tensor::from_values(values, shape, like.device());
+}
+
+TopKGate::TopKGate(const std::string& name, std::int64_t width,
+                   const GateOptions& options, const InitOptions& init)
+    : options(options) {
+  check_gate(options);
+  weight = make_parameter(name + ".weight", {width, options.num_experts},
+                          kGateStddev, init);
+  if (options.noise == Noise::kNoisyTopK) {
+    noise_weight =
+        make_constant_parameter({width, options.num_experts}, 0, init);
+  }
+}
+
+void TopKGate::members(MemberVisitor& visit) {
+  visit.parameter("weight", weight);
+  if (noise_weight.defined()) visit.parameter("noise_weight", noise_weight);
+}
+
+Tensor TopKGate::logits_of(const Tensor& x, const TokenDraws& draws,
+                           const GateCall& call) const {
+  const DType dtype = x.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  Tensor input = to_dtype(x, dtype);
+  if (options.noise == Noise::kJitter && call.is_training) {
+    const Tensor factors = by_sample(input, call);
+    fill_uniform(factors, draws.seed(), draws.stream("jitter"), 1 - kJitter,
+                 1 + kJitter, view_of(input, call));
+    input = mul(input, reshape(factors, input.shape()));
+  }
+  Tensor logits = matmul(input, to_dtype(weight, dtype));
+  if (options.noise == Noise::kNoisyTopK && call.is_training) {
+    const Tensor normal = by_sample(logits, call);
+    fill_normal(normal, draws.seed(), draws.stream("noisy"), 0, 1,
+                view_of(logits, call));
+    const Tensor spread =
+        softplus(matmul(input, to_dtype(noise_weight, dtype)));
+    logits = add(logits, mul(reshape(normal, logits.shape()), spread));
+  }
+  return logits;
+}
+
+GateResult TopKGate::route(const Tensor& x, const GateCall& call) const {
+  const std::int64_t tokens = x.size(0);
+  const TokenDraws draws(call.name, RankContext::current().random,
+                         call.per_row);
+  const Tensor logits = logits_of(x, draws, call);
+  const Tensor gates = softmax(logits);
+
+  // Choose: on the host, from the values
+  GateResult result;
+  const bool needs_counts = !options.drop_tokens || call.is_dropless;
+  GateValues values;
+  if (!x.is_meta()) {
+    values = {gates.to_vector<double>(), logits.to_vector<double>()};
+    result.routing = choose_experts(values, tokens, options, draws,
+                                    call.is_training, call.used_token);
+  } else if (needs_counts) {
+    result.routing = draw_experts(tokens, options, draws);
+  }
+  Routing& routing = result.routing;
+  routing.tokens = tokens, routing.k = options.k;
+  routing.experts = options.num_experts;
+
+  // Take slots
+  if (!call.is_dropless) {
+    std::int64_t slots = capacity(tokens, options, call.is_training);
+    if (!options.drop_tokens) {
+      const std::vector<std::int64_t> counts = routing.exp_counts();
+      slots = *std::max_element(counts.begin(), counts.end());
+      if (call.max_over_ranks) slots = call.max_over_ranks(slots);
+      const std::int64_t multiple = call.capacity_multiple;
+      slots = std::max<std::int64_t>(1, slots);
+      slots = (slots + multiple - 1) / multiple * multiple;
+    }
+    routing.capacity = slots;
+    if (!routing.expert.empty()) {
+      take_slots(routing, slots, values.gates, options, draws,
+                 call.is_training);
+    }
+  }
+
+  // Weigh
+  result.weights = weights_of(routing, gates, call.is_dropless);
+  const Tensor shares = mul(mean(gates, 0), first_choices(routing, gates));
+  result.l_aux = scale(sum(shares), static_cast<double>(options.num_experts));
+  if (call.wants_z_loss) result.z_loss = mean(square(log_sum_exp(logits)));
+  return result;
+}
+
+// --- The dense form ------------------------------------------------------------
+
+Tensor combine_mask(const Routing& routing, const Tensor& weights) {
+  const std::int64_t s = routing.tokens, e = routing.experts,
+                     c = routing.capacity, n = s * routing.k;
+  std::vector<std::int64_t> from(static_cast<std::size_t>(s * e * c), n);
+  for (std::int64_t i = 0; i < n && !weights.is_meta(); ++i) {
+    const std::int64_t expert = routing.expert[static_cast<std::size_t>(i)];
+    const std::int64_t slot = routing.slot[static_cast<std::size_t>(i)];
+    if (slot < 0) continue;
+    from[static_cast<std::size_t>((i / routing.k * e + expert) * c + slot)] = i;
+  }
+  const Tensor index = index_tensor(from, {s * e * c}, weights);
+  return reshape(embedding_part(reshape(weights, {n, 1}), index, 0), {s, e, c});
+}
+
+Tensor dispatch_mask(const Routing& routing, const TensorOptions& options) {
+  const NoGrad no_grad;
+  return combine_mask(routing,
+                      Tensor::full({routing.tokens, routing.k}, 1, options));
+}
+
+}  // namespace shardbook::moe

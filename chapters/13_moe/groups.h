@@ -1,0 +1,54 @@
+#pragma once
+
+// Groups of experts' ranks.
+//
+//   W = 8, t = 1, ep = 4            EP group: one set of all experts
+//
+//   rank      0    1    2    3        4    5    6    7
+//   experts  e0   e1   e2   e3       e0   e1   e2   e3
+//            +-- EP group ---+       +-- EP group ---+
+//   EDP groups: {0,4} {1,5} {2,6} {3,7}, ranks that hold the same experts
+//   DP group: all 8, ranks that hold the same dense parameters
+//
+// An EP group is a run of `ep` ranks of a data-parallel group, so its ranks hold
+// different tokens. With use_data_before_expert_parallel the strides of EP and EDP
+// are exchanged. Tensor-parallel ranks are neighbours; each group has ranks of
+// equal place in theirs, as DeepSpeed's with enable_expert_tensor_parallelism.
+// (Its other experts use EP groups of consecutive ranks, TP peers included; the
+// divisor of gradients is the same.)
+//
+// DeepSpeed, deepspeed/utils/groups.py.
+
+#include <string>
+#include <vector>
+
+#include "comm/device_mesh.h"
+
+namespace shardbook::moe {
+
+struct GroupSizes {
+  int world = 1;
+  int tp = 1;
+  int pp = 1;
+  int ep = 1;
+  bool data_before_expert = false;
+};
+
+/// Axes pp, edp, ep and tp (the last varies fastest). Throws Error, with what
+/// would work, where they do not divide.
+Topology expert_topology(const GroupSizes& sizes);
+
+struct ExpertGroups {
+  std::vector<std::vector<int>> ep;   ///< share a set of all experts
+  std::vector<std::vector<int>> edp;  ///< hold the same experts
+  std::vector<std::vector<int>> dp;   ///< hold the same dense parameters
+  std::vector<std::vector<int>> tp;   ///< share every matrix
+  /// Hold the same experts where TP does not cut them: edp x tp.
+  std::vector<std::vector<int>> replicas;
+};
+ExpertGroups expert_groups(const GroupSizes& sizes);
+
+/// A table: a row per rank with its experts and its groups.
+std::string draw_groups(const GroupSizes& sizes, int num_experts);
+
+}  // namespace shardbook::moe

@@ -1,0 +1,128 @@
+#include "chapters/13_moe/load.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+namespace shardbook::moe {
+namespace {
+
+/// "transformer.h.3.mlp" -> "h.3"
+std::string short_name(const std::string& layer) {
+  const std::size_t begin = layer.find("h.");
+  const std::size_t end = layer.rfind('.');
+  return begin < end ? layer.substr(begin, end - begin) : layer;
+}
+
+/// Loads relative to an even one.
+std::vector<double> shares(const std::vector<std::int64_t>& counts) {
+  const auto total = static_cast<double>(
+      std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+  std::vector<double> result;
+  for (const std::int64_t each : counts) {
+    result.push_back(total == 0
+                         ? 0
+                         : static_cast<double>(each) *
+                               static_cast<double>(counts.size()) / total);
+  }
+  return result;
+}
+
+/// "h.10" comes behind "h.9".
+std::vector<std::string> in_order(const Loads& loads) {
+  std::vector<std::string> names;
+  for (const auto& [name, counts] : loads) names.push_back(name);
+  std::stable_sort(names.begin(), names.end(),
+                   [](auto& a, auto& b) { return a.size() < b.size(); });
+  return names;
+}
+
+}  // namespace
+
+Loads sum_loads(const MoeRecord& record, ProcessGroup& world, bool counts) {
+  std::string text;
+  for (const auto& [name, load] : record.loads) {
+    if (!counts || load.exp_counts.empty()) continue;
+    text += name + " " + std::to_string(load.exp_counts.size());
+    for (const std::int64_t each : load.exp_counts) {
+      text += " " + std::to_string(each);
+    }
+    text += "\n";
+  }
+  Loads loads;
+  for (const std::string& of_rank : world.exchange(text)) {
+    std::istringstream lines(of_rank);
+    std::string name;
+    std::size_t n = 0;
+    while (lines >> name >> n) {
+      std::vector<std::int64_t>& sums = loads[name];
+      sums.resize(n);
+      for (std::int64_t& sum : sums) {
+        std::int64_t value = 0;
+        lines >> value;
+        sum += value;
+      }
+    }
+  }
+  return loads;
+}
+
+std::string draw_loads(const Loads& loads) {
+  if (loads.empty()) return "";
+  std::string text = "load of each expert (1.00: even)\n";
+  for (const std::string& name : in_order(loads)) {
+    std::string numbers = fmt::format("{:>6} ", short_name(name));
+    std::string bars = fmt::format("{:>6} ", "");
+    for (const double share : shares(loads.at(name))) {
+      numbers += fmt::format(" {:5.2f}", share);
+      const auto length = std::clamp(static_cast<int>(share * 2.5 + 0.5), 0, 5);
+      bars += " " + std::string(static_cast<std::size_t>(5 - length), ' ') +
+              std::string(static_cast<std::size_t>(length), '#');
+    }
+    bars.erase(bars.find_last_not_of(' ') + 1);
+    text += numbers + "\n" + bars + "\n";
+  }
+  return text;
+}
+
+std::string draw_loads_svg(const Loads& loads) {
+  constexpr int kBar = 14, kGap = 4, kHeight = 60, kLeft = 40, kRow = 84;
+  std::size_t widest = 0;
+  for (const auto& [name, counts] : loads) {
+    widest = std::max(widest, counts.size());
+  }
+  const int width = kLeft + static_cast<int>(widest) * (kBar + kGap) + kGap;
+  const int height = static_cast<int>(loads.size()) * kRow + kGap;
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" "
+      "font-family=\"sans-serif\" font-size=\"11\">\n",
+      width, height);
+  int top = kGap;
+  for (const std::string& name : in_order(loads)) {
+    svg += fmt::format("<text x=\"0\" y=\"{}\">{}</text>\n", top + kHeight,
+                       short_name(name));
+    int x = kLeft;
+    const std::vector<double> all = shares(loads.at(name));
+    for (std::size_t e = 0; e < all.size(); ++e) {
+      const double bar = std::min(all[e] * kHeight / 2, 1.0 * kHeight);
+      svg += fmt::format(
+          "<rect x=\"{}\" y=\"{:.1f}\" width=\"{}\" height=\"{:.1f}\" "
+          "fill=\"#4269d0\"><title>expert {}: {:.2f}</title></rect>\n",
+          x, top + kHeight - bar, kBar, bar, e, all[e]);
+      svg += fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", x,
+                         top + kHeight + 13, e);
+      x += kBar + kGap;
+    }
+    // An even load is half of the height
+    svg += fmt::format(
+        "<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" stroke=\"#888\" "
+        "stroke-dasharray=\"3 3\"/>\n",
+        kLeft, top + kHeight / 2, x, top + kHeight / 2);
+    top += kRow;
+  }
+  return svg + "</svg>\n";
+}
+
+}  // namespace shardbook::moe

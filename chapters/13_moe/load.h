@@ -1,0 +1,25 @@
+#pragma once
+
+// The load of each expert, as a picture.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "chapters/13_moe/moe_layer.h"
+
+namespace shardbook::moe {
+
+/// Choices per expert, by layer.
+using Loads = std::map<std::string, std::vector<std::int64_t>>;
+
+/// The sums over the ranks that say `counts`; outside of the ledger. Collective.
+Loads sum_loads(const MoeRecord& record, ProcessGroup& world, bool counts);
+
+/// A row per layer, a cell per expert: its share of the load, where 1.00 is
+/// even, and a bar below.
+std::string draw_loads(const Loads& loads);
+/// The same as a drawing of its own: bars beside each other, one row per layer.
+std::string draw_loads_svg(const Loads& loads);
+
+}  // namespace shardbook::moe

@@ -1,0 +1,336 @@
+#include "chapters/13_moe/moe_layer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "chapters/07_tensor_parallel/mappings.h"
+#include "chapters/13_moe/dispatch.h"
+#include "core/autograd.h"
+#include "core/check.h"
+
+namespace shardbook::moe {
+namespace {
+
+constexpr double kWeightStddev = 0.02;
+
+bool is_many(const ProcessGroup* group) {
+  return group != nullptr && group->size() > 1;
+}
+int size_of(const ProcessGroup* group) {
+  return group == nullptr ? 1 : group->size();
+}
+int rank_of(const ProcessGroup* group) {
+  return group == nullptr ? 0 : group->rank();
+}
+
+ExpertsShape shape_of(const ModelConfig& config, const MoeOptions& options) {
+  ExpertsShape shape;
+  shape.experts = options.gate.num_experts;
+  shape.width = config.n_embd;
+  shape.hidden = 4 * config.n_embd;
+  shape.stddev = kWeightStddev;
+  shape.residual_stddev =
+      kWeightStddev / std::sqrt(2.0 * static_cast<double>(config.n_layer));
+  shape.are_copies = options.are_copies;
+  return shape;
+}
+
+/// Dim 1 of [E, C, M]: the slots.
+const tensor_parallel::Cut kSlots{1};
+
+}  // namespace
+
+MoeLayer::MoeLayer(const std::string& name, const ModelConfig& config,
+                   const MoeOptions& options, const InitOptions& init,
+                   const LayerFactory& layers, const MoeGroups& groups,
+                   std::shared_ptr<MoeRecord> record)
+    : gate(name + ".gate", config.n_embd, options.gate, init),
+      experts(name + ".experts", shape_of(config, options), init,
+              rank_of(groups.ep), size_of(groups.ep),
+              options.expert_tensor_parallel ? groups.tp : nullptr),
+      resid_dropout(layers.dropout(config.dropout)),
+      name_(name),
+      options_(options),
+      groups_(groups),
+      record_(std::move(record)) {
+  SB_CHECK(!(options.use_residual && options.shared_expert),
+           "--residual: --shared-expert adds the same MLP in another way; give "
+           "one of them");
+  SB_CHECK(!options.is_dropless || !is_many(groups.tp),
+           "--dropless: tensor-parallel ranks cut the slots of experts, and "
+           "there are none; leave out --tp");
+  if (options.use_residual || options.shared_expert) {
+    ModelConfig beside = config;
+    beside.dropout = 0;  // drawn once, behind the sum
+    mlp.emplace(name + ".mlp", beside, init, layers);
+  }
+  if (options.use_residual) {
+    coefficient_weight = make_parameter(
+        name + ".coefficient.weight", {config.n_embd, 2}, kWeightStddev, init);
+    coefficient_bias = make_constant_parameter({2}, 0, init);
+  }
+  if (options.shared_expert && options.gate_shared_expert) {
+    shared_gate = make_parameter(name + ".shared_gate.weight",
+                                 {config.n_embd, 1}, kWeightStddev, init);
+  }
+}
+
+void MoeLayer::members(MemberVisitor& visit) {
+  visit.module("gate", gate);
+  visit.module("experts", experts);
+  visit.module("resid_dropout", *resid_dropout);
+  if (mlp) visit.module("mlp", *mlp);
+  if (coefficient_weight.defined()) {
+    visit.parameter("coefficient.weight", coefficient_weight);
+    visit.parameter("coefficient.bias", coefficient_bias);
+  }
+  if (shared_gate.defined()) {
+    visit.parameter("shared_gate.weight", shared_gate);
+  }
+}
+
+Tensor MoeLayer::forward(const Tensor& x) {
+  const std::int64_t m = x.size(-1);
+  const Tensor rows = reshape(x, {-1, m});
+
+  // Gate: choose experts and weigh them
+  GateCall call;
+  call.name = name_ + ".gate";
+  call.per_row = x.size(-2);
+  call.is_training = is_training();
+  call.wants_z_loss = options_.z_coefficient > 0;
+  call.is_dropless = options_.is_dropless;
+  call.capacity_multiple = size_of(groups_.tp);
+  if (is_many(groups_.ep)) {
+    call.max_over_ranks = [&](std::int64_t count) {
+      return most_of_ranks(count, rows, call.per_row);
+    };
+  }
+  const GateResult gated = gate.route(rows, call);
+  remember(gated);
+
+  // Dispatch, experts, combine
+  Tensor y = options_.is_dropless ? dropless(rows, gated, call.per_row)
+                                  : with_capacity(rows, gated);
+
+  // Beside the experts: an MLP for all tokens
+  if (options_.use_residual) {
+    const Tensor w =
+        softmax(linear(rows, coefficient_weight, coefficient_bias));
+    const Tensor dense = reshape((*mlp)(x), rows.shape());
+    y = add(mul(y, slice(w, 1, 0, 1)), mul(dense, slice(w, 1, 1, 2)));
+  } else if (options_.shared_expert) {
+    Tensor dense = reshape((*mlp)(x), rows.shape());
+    if (shared_gate.defined()) {
+      dense = mul(dense, sigmoid(matmul(rows, shared_gate)));
+    }
+    y = add(y, dense);
+  }
+  return resid_dropout(reshape(attach_losses(y, gated), x.shape()));
+}
+
+Tensor MoeLayer::with_capacity(const Tensor& rows, const GateResult& gated) {
+  const Routing& routing = gated.routing;
+  ProcessGroup* const tp = is_many(groups_.tp) ? groups_.tp : nullptr;
+  SB_CHECK(tp == nullptr || routing.capacity % tp->size() == 0, "--tp ",
+           size_of(tp), ": does not divide the ", routing.capacity,
+           " slots of an expert; choose --capacity-factor or --batch so that "
+           "it does");
+  Tensor slots = options_.is_naive ? naive_dispatch(rows, routing)
+                                   : dispatch(rows, routing);
+
+  // Ranks of TP have the same tokens: each takes a part of the slots
+  if (tp != nullptr) slots = tensor_parallel::scatter_to(slots, *tp, kSlots);
+  Tensor there = to_experts(slots, groups_.ep);
+  if (tp != nullptr && options_.expert_tensor_parallel) {
+    there = tensor_parallel::gather_from(there, *tp, kSlots);
+  }
+  there = experts(there);
+  if (tp != nullptr && options_.expert_tensor_parallel) {
+    there = tensor_parallel::scatter_to(there, *tp, kSlots);
+  }
+  Tensor back = from_experts(there, groups_.ep, routing.experts);
+  if (tp != nullptr) back = tensor_parallel::gather_from(back, *tp, kSlots);
+
+  return options_.is_naive ? naive_combine(back, routing, gated.weights)
+                           : combine(back, routing, gated.weights);
+}
+
+Tensor MoeLayer::dropless(const Tensor& rows, const GateResult& gated,
+                          std::int64_t per_row) {
+  const Routing& routing = gated.routing;
+  const std::int64_t k = routing.k, ep = size_of(groups_.ep);
+  const std::int64_t local = routing.experts / ep, m = rows.size(1);
+
+  // Sort the choices by expert: those of one rank lie together
+  const SortedChoices sorted = sort_by_expert(routing);
+  const auto n = static_cast<std::int64_t>(sorted.choice.size());
+  std::vector<std::int64_t> token(sorted.choice.size());
+  std::vector<std::int64_t> place(static_cast<std::size_t>(routing.tokens * k),
+                                  n);
+  for (std::size_t i = 0; i < sorted.choice.size(); ++i) {
+    token[i] = sorted.choice[i] / k;
+    place[static_cast<std::size_t>(sorted.choice[i])] =
+        static_cast<std::int64_t>(i);
+  }
+  const Tensor leaving =
+      embedding_part(rows, index_tensor(token, {n}, rows), 0);
+
+  // Tell the others how many come
+  const std::vector<std::int64_t> counts =
+      exchange_counts(sorted.counts, groups_.ep, rows, [&](int source) {
+        return drawn_counts(source, routing.tokens, per_row);
+      });
+  std::vector<std::int64_t> send(static_cast<std::size_t>(ep), 0);
+  std::vector<std::int64_t> recv(static_cast<std::size_t>(ep), 0);
+  for (std::int64_t e = 0; e < routing.experts; ++e) {
+    send[static_cast<std::size_t>(e / local)] +=
+        sorted.counts[static_cast<std::size_t>(e)];
+  }
+  // What arrives: by source, then by expert
+  std::vector<std::int64_t> of_expert(static_cast<std::size_t>(local), 0);
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    recv[i / static_cast<std::size_t>(local)] += counts[i];
+    of_expert[i % static_cast<std::size_t>(local)] += counts[i];
+  }
+  const Tensor arrived =
+      exchange_rows(leaving, groups_.ep, send, recv, "dispatch");
+  const std::int64_t total = arrived.size(0);
+
+  // A table with as many rows for each expert as the busiest one has
+  const std::int64_t longest = std::max<std::int64_t>(
+      1, *std::max_element(of_expert.begin(), of_expert.end()));
+  std::vector<std::int64_t> table(static_cast<std::size_t>(local * longest),
+                                  total);
+  std::vector<std::int64_t> from(static_cast<std::size_t>(total));
+  std::vector<std::int64_t> next(static_cast<std::size_t>(local), 0);
+  std::int64_t row = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::size_t e = i % static_cast<std::size_t>(local);
+    for (std::int64_t j = 0; j < counts[i]; ++j, ++row) {
+      const std::int64_t cell =
+          static_cast<std::int64_t>(e) * longest + next[e]++;
+      table[static_cast<std::size_t>(cell)] = row;
+      from[static_cast<std::size_t>(row)] = cell;
+    }
+  }
+  const Tensor grouped =
+      embedding_part(arrived, index_tensor(table, {local * longest}, rows), 0);
+  const Tensor outputs = reshape(experts(reshape(grouped, {local, longest, m})),
+                                 {local * longest, m});
+  const Tensor ungrouped =
+      embedding_part(outputs, index_tensor(from, {total}, rows), 0);
+
+  const Tensor back =
+      exchange_rows(ungrouped, groups_.ep, recv, send, "combine");
+  record_->loads[name_].sent_rows +=
+      n - send[static_cast<std::size_t>(rank_of(groups_.ep))] + total -
+      recv[static_cast<std::size_t>(rank_of(groups_.ep))];
+  return weigh_rows(back, index_tensor(place, {routing.tokens * k}, rows),
+                    gated.weights);
+}
+
+std::vector<std::int64_t> MoeLayer::drawn_counts(int source,
+                                                 std::int64_t tokens,
+                                                 std::int64_t per_row) const {
+  RandomState random = RankContext::current().random;
+  random.batch.first += (source - rank_of(groups_.ep)) * groups_.ep_stride;
+  const TokenDraws draws(name_ + ".gate", random, per_row);
+  return draw_experts(tokens, gate.options, draws).exp_counts();
+}
+
+std::int64_t MoeLayer::most_of_ranks(std::int64_t count, const Tensor& rows,
+                                     std::int64_t per_row) const {
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor most = Tensor::full({}, static_cast<double>(count),
+                                   {DType::kF64, rows.device()});
+  groups_.ep->all_reduce(most, ReduceOp::kMax, "capacity").wait();
+  if (!rows.is_meta()) return static_cast<std::int64_t>(most.item());
+  for (int source = 0; source < groups_.ep->size(); ++source) {
+    for (const std::int64_t each :
+         drawn_counts(source, rows.size(0), per_row)) {
+      count = std::max(count, each);
+    }
+  }
+  return count;
+}
+
+Tensor MoeLayer::attach_losses(const Tensor& y, const GateResult& gated) {
+  const Tensor aux = scale(gated.l_aux, options_.aux_coefficient);
+  const Tensor losses =
+      gated.z_loss.defined()
+          ? add(aux, scale(gated.z_loss, options_.z_coefficient))
+          : aux;
+  // The losses join the graph here, and leave y as it is
+  return autograd::custom_function(
+      "attach_losses", {y, losses},
+      [](const Tensors& in) { return Tensors{in[0]}; },
+      [record = record_, like = losses.options()](const Tensors& grads) {
+        return Tensors{grads[0], Tensor::full({}, record->loss_scale, like)};
+      })[0];
+}
+
+void MoeLayer::remember(const GateResult& gated) {
+  if (RankContext::current().is_recomputing) return;
+  MoeRecord::Load& load = record_->loads[name_];
+  const Routing& routing = gated.routing;
+  load.forwards += 1;
+  load.slots += routing.capacity;
+  if (routing.expert.empty()) return;
+  const std::vector<std::int64_t> counts = routing.exp_counts();
+  load.exp_counts.resize(counts.size());
+  for (std::size_t e = 0; e < counts.size(); ++e) {
+    load.exp_counts[e] += counts[e];
+  }
+  if (!options_.is_dropless) load.dropped += routing.num_dropped();
+  if (!gated.l_aux.is_meta()) load.l_aux = gated.l_aux.to_vector<double>()[0];
+}
+
+// --- A GPT -------------------------------------------------------------------
+
+std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer) {
+  if (options.num_experts.empty()) return options.gate.num_experts;
+  const auto last = static_cast<std::int64_t>(options.num_experts.size()) - 1;
+  return options.num_experts[static_cast<std::size_t>(std::min(layer, last))];
+}
+
+decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
+                                    const MoeGroups& groups,
+                                    std::shared_ptr<MoeRecord> record) {
+  return [options, groups, record](
+             const std::string& name, const ModelConfig& config,
+             const InitOptions& init, const LayerFactory& layers) -> AnyModule {
+    // "transformer.h.3.mlp"
+    const std::size_t dot = name.rfind('.');
+    const std::size_t before = name.rfind('.', dot - 1);
+    const std::int64_t layer =
+        std::stoll(name.substr(before + 1, dot - before - 1));
+    MoeOptions own = options;
+    own.gate.num_experts = experts_of_layer(options, layer);
+    if (own.gate.num_experts == 1) {
+      return {std::make_unique<GptMlp>(name, config, init, layers)};
+    }
+    return {std::make_unique<MoeLayer>(name, config, own, init, layers, groups,
+                                       record)};
+  };
+}
+
+bool is_expert(const std::string& name) {
+  return name.find(".experts.") != std::string::npos;
+}
+
+Shards expert_layout(const std::string& name, int ep_rank, int ep, int tp_rank,
+                     int t) {
+  Shards shards;
+  if (!is_expert(name)) return shards;
+  if (ep > 1) shards.push_back({0, ep_rank, ep});
+  if (t == 1) return shards;
+  const auto is = [&](const char* end) { return name.ends_with(end); };
+  if (is(".c_fc.weight")) shards.push_back({2, tp_rank, t});
+  if (is(".c_fc.bias")) shards.push_back({1, tp_rank, t});
+  if (is(".c_proj.weight")) shards.push_back({1, tp_rank, t});
+  return shards;
+}
+
+}  // namespace shardbook::moe

@@ -1,0 +1,114 @@
+// The chapter's own options.
+
+#include <map>
+#include <numeric>
+
+#include "chapters/13_moe/trainer.h"
+#include "core/check.h"
+
+namespace shardbook::moe {
+
+void add_options(CommandLine& line, TrainerOptions& how) {
+  GateOptions& gate = how.moe.gate;
+  struct Names {
+    std::string num_experts = "8", noise = "none", drop_policy = "probs";
+  };
+  const auto names = std::make_shared<Names>();
+  line.add("--num-experts", &names->num_experts,
+           "experts of each layer, or a list (a pyramid): 4,8 gives the first "
+           "layer 4 and all others 8; 1 is an ordinary MLP");
+  line.add("--ep", &how.ep,
+           "ranks that share a set of experts; 0: as many as possible");
+  line.add("--tp", &how.tp, "tensor-parallel ranks", 1);
+  line.add("--data-before-expert", &how.data_before_expert,
+           "ranks with the same experts are neighbours");
+  line.add("--expert-tp", &how.moe.expert_tensor_parallel,
+           "TP cuts experts' hidden units, not their slots");
+  line.add("--zero-stage", &how.zero_stage,
+           "ZeRO: dense parameters over DP, experts over their replicas", 0, 3);
+  line.add("--cpu-offload", &how.cpu_offload,
+           "--zero-stage 2: the optimizer on the host");
+  line.add("--micro-batches", &how.micro_batches, "micro-batches per step", 1);
+  line.add("--top-k", &gate.k, "experts that a token visits", 1);
+  line.add("--capacity-factor", &gate.capacity_factor,
+           "slots of an expert, as a multiple of an even load", 0.01);
+  line.add("--min-capacity", &gate.min_capacity, "the fewest slots", 1);
+  line.add("--drop-tokens", &gate.drop_tokens,
+           "full experts drop tokens; no-: the busiest one sets the slots");
+  line.add("--dropless", &how.moe.is_dropless,
+           "no slots: rows are sorted by expert");
+  line.add("--use-rts", &gate.use_rts,
+           "--top-k 1: random tokens stay, not the first ones");
+  line.add("--noise", &names->noise, "noise in the gate",
+           {"none", "jitter", "rsample", "noisy-top-k"});
+  line.add("--second-expert-sampling", &gate.second_expert_sampling,
+           "--top-k 2: the second expert is sampled");
+  line.add("--drop-policy", &names->drop_policy,
+           "--top-k 3 and more: which choices stay", {"probs", "position"});
+  line.add("--residual", &how.moe.use_residual,
+           "an MLP beside the experts, weighed per token (PR-MoE)");
+  line.add("--shared-expert", &how.moe.shared_expert,
+           "an expert that every token visits");
+  line.add("--gate-shared-expert", &how.moe.gate_shared_expert,
+           "--shared-expert: weighed by a gate of its own");
+  line.add("--expert-copies", &how.moe.are_copies,
+           "experts begin as copies of one");
+  line.add("--naive", &how.moe.is_naive,
+           "dispatch by a product with a mask, not by index");
+  line.add("--aux-coefficient", &how.moe.aux_coefficient,
+           "of the load-balancing loss");
+  line.add("--z-coefficient", &how.moe.z_coefficient, "of the z-loss");
+  line.after_parse([&how, &gate, names] {
+    how.moe.num_experts =
+        read_counts("--num-experts", names->num_experts,
+                    "give numbers of experts such as 8 or 4,8");
+    gate.num_experts = how.moe.num_experts.back();
+    static const std::map<std::string, Noise> kNoises = {
+        {"none", Noise::kNone},
+        {"jitter", Noise::kJitter},
+        {"rsample", Noise::kRSample},
+        {"noisy-top-k", Noise::kNoisyTopK}};
+    gate.noise = kNoises.at(names->noise);
+    gate.drop_policy = names->drop_policy == "probs" ? DropPolicy::kProbs
+                                                     : DropPolicy::kPosition;
+  });
+}
+
+void check_trainer(const Options& options, const TrainerOptions& how) {
+  SB_CHECK(how.zero_stage < 3,
+           "--zero-stage 3: experts are not whole on any rank, and stage 3 "
+           "would gather them for every micro-batch; give 1 or 2");
+  SB_CHECK(!how.cpu_offload || how.zero_stage == 2,
+           "--cpu-offload: gradients stream to the host as shards; give "
+           "--zero-stage 2 as well");
+  SB_CHECK(!how.moe.expert_tensor_parallel || how.tp > 1,
+           "--expert-tp: cuts experts over tensor-parallel ranks; give --tp");
+  SB_CHECK(!how.moe.gate_shared_expert || how.moe.shared_expert,
+           "--gate-shared-expert: weighs the shared expert; give "
+           "--shared-expert");
+  GateOptions gate = how.moe.gate;
+  for (std::int64_t layer = 0;
+       layer < static_cast<std::int64_t>(how.moe.num_experts.size()); ++layer) {
+    gate.num_experts = experts_of_layer(how.moe, layer);
+    if (gate.num_experts > 1) check_gate(gate);
+  }
+}
+
+GroupSizes group_sizes(const Options& options, const TrainerOptions& how) {
+  GroupSizes sizes;
+  sizes.world = options.world_size;
+  sizes.tp = how.tp;
+  sizes.data_before_expert = how.data_before_expert;
+  sizes.ep = how.ep;
+  if (how.ep > 0) return sizes;
+  int ep = std::max(1, options.world_size / how.tp);
+  const auto shrink = [&](std::int64_t experts) {
+    if (experts > 1) ep = static_cast<int>(std::gcd<std::int64_t>(ep, experts));
+  };
+  shrink(how.moe.gate.num_experts);
+  for (const int experts : how.moe.num_experts) shrink(experts);
+  sizes.ep = ep;
+  return sizes;
+}
+
+}  // namespace shardbook::moe

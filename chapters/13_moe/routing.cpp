@@ -1,0 +1,279 @@
+#include "chapters/13_moe/routing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/check.h"
+#include "core/ops.h"
+
+namespace shardbook::moe {
+namespace {
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+/// The position of the largest of n values; the first of equals. `skip` is not
+/// considered.
+std::int64_t largest(const double* values, std::int64_t n,
+                     std::int64_t skip = -1) {
+  std::int64_t best = -1;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (i == skip) continue;
+    if (best < 0 || values[i] > values[best]) best = i;
+  }
+  return best;
+}
+
+/// Logits of one token plus Gumbel noise.
+std::vector<double> with_gumbel(const double* logits, std::int64_t n,
+                                const TokenDraws& draws, const char* purpose,
+                                std::int64_t token) {
+  std::vector<double> noisy(logits, logits + n);
+  for (std::int64_t e = 0; e < n; ++e) {
+    noisy[at(e)] += draws.gumbel(purpose, token, e);
+  }
+  return noisy;
+}
+
+/// Keeps the first `capacity` of those that chose an expert, in this order of
+/// choices (numbers s k + j); slots count on in it.
+void keep_first(Routing& routing, const std::vector<std::int64_t>& order) {
+  std::vector<std::int64_t> next(at(routing.experts), 0);
+  for (const std::int64_t choice : order) {
+    const std::int64_t expert = routing.expert[at(choice)];
+    if (expert < 0) continue;
+    const std::int64_t slot = next[at(expert)]++;
+    routing.slot[at(choice)] = slot < routing.capacity ? slot : -1;
+  }
+}
+
+/// Keeps the `capacity` best of each expert. Their slots follow the order of
+/// tokens, counted over those that are kept.
+void keep_best(Routing& routing, const std::vector<double>& priority) {
+  const std::int64_t n = routing.tokens * routing.k;
+  std::vector<std::vector<std::int64_t>> chosen_by(at(routing.experts));
+  for (std::int64_t choice = 0; choice < n; ++choice) {
+    const std::int64_t expert = routing.expert[at(choice)];
+    if (expert >= 0) chosen_by[at(expert)].push_back(choice);
+  }
+  for (std::vector<std::int64_t>& choices : chosen_by) {
+    // Of equals, the first token stays
+    std::stable_sort(choices.begin(), choices.end(), [&](auto a, auto b) {
+      return priority[at(a)] > priority[at(b)];
+    });
+    if (static_cast<std::int64_t>(choices.size()) > routing.capacity) {
+      choices.resize(at(routing.capacity));
+    }
+    std::sort(choices.begin(), choices.end());
+    for (std::size_t slot = 0; slot < choices.size(); ++slot) {
+      routing.slot[at(choices[slot])] = static_cast<std::int64_t>(slot);
+    }
+  }
+}
+
+std::vector<std::int64_t> token_order(const Routing& routing) {
+  std::vector<std::int64_t> order(at(routing.tokens * routing.k));
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+/// All first choices, then all second ones.
+std::vector<std::int64_t> choice_order(const Routing& routing) {
+  std::vector<std::int64_t> order;
+  for (std::int64_t j = 0; j < routing.k; ++j) {
+    for (std::int64_t s = 0; s < routing.tokens; ++s) {
+      order.push_back(s * routing.k + j);
+    }
+  }
+  return order;
+}
+
+}  // namespace
+
+void check_gate(const GateOptions& options) {
+  SB_CHECK(options.num_experts >= 1, "moe: ", options.num_experts,
+           " experts; give at least 1");
+  SB_CHECK(options.k >= 1 && options.k <= options.num_experts, "--top-k ",
+           options.k, ": a token chooses among ", options.num_experts,
+           " experts; give 1 to ", options.num_experts);
+  SB_CHECK(options.noise != Noise::kRSample || options.k == 1,
+           "--noise rsample: samples the one choice of --top-k 1, not ",
+           options.k);
+  SB_CHECK(options.capacity_factor > 0 && options.eval_capacity_factor > 0,
+           "--capacity-factor ", options.capacity_factor,
+           ": give a number above 0");
+}
+
+std::int64_t capacity(std::int64_t tokens, const GateOptions& options,
+                      bool is_training) {
+  const double factor =
+      is_training ? options.capacity_factor : options.eval_capacity_factor;
+  const double even = static_cast<double>(tokens) * factor *
+                      static_cast<double>(options.k) /
+                      static_cast<double>(options.num_experts);
+  // A product that should be whole may be one rounding above it
+  const auto slots = static_cast<std::int64_t>(std::ceil(even - 1e-6));
+  return std::max(options.min_capacity, slots);
+}
+
+// --- Draws -------------------------------------------------------------------
+
+TokenDraws::TokenDraws(const std::string& gate, const RandomState& random,
+                       std::int64_t per_row)
+    : gate_(gate), random_(random), per_row_(per_row) {}
+
+std::uint64_t TokenDraws::stream(const char* purpose) const {
+  return stream_of(gate_ + "." + purpose) +
+         0x9E3779B97F4A7C15U * (random_.step + 1);
+}
+
+double TokenDraws::uniform(const char* purpose, std::int64_t token,
+                           std::int64_t index) const {
+  const std::int64_t row =
+      random_.batch.first + token / per_row_ * random_.batch.stride;
+  const std::int64_t global = row * per_row_ + token % per_row_;
+  const auto element = (static_cast<std::uint64_t>(index) << 40U) +
+                       static_cast<std::uint64_t>(global);
+  return (random_bits(random_.seed, stream(purpose), element) + 0.5) * 0x1p-32;
+}
+
+double TokenDraws::gumbel(const char* purpose, std::int64_t token,
+                          std::int64_t index) const {
+  return -std::log(-std::log(uniform(purpose, token, index)));
+}
+
+// --- Choosing ----------------------------------------------------------------
+
+Routing choose_experts(const GateValues& values, std::int64_t tokens,
+                       const GateOptions& options, const TokenDraws& draws,
+                       bool is_training, const std::vector<bool>& used_token) {
+  check_gate(options);
+  const std::int64_t experts = options.num_experts, k = options.k;
+  Routing routing;
+  routing.tokens = tokens, routing.k = k, routing.experts = experts;
+  routing.expert.assign(at(tokens * k), -1);
+  routing.slot.assign(at(tokens * k), -1);
+  const bool samples_first = options.noise == Noise::kRSample && is_training;
+  const bool samples_second =
+      k == 2 && options.second_expert_sampling && is_training;
+  for (std::int64_t s = 0; s < tokens; ++s) {
+    if (!used_token.empty() && !used_token[at(s)]) continue;
+    const double* gates = values.gates.data() + s * experts;
+    const double* logits = values.logits.data() + s * experts;
+    std::int64_t* chosen = routing.expert.data() + s * k;
+    if (samples_first) {
+      chosen[0] = largest(
+          with_gumbel(logits, experts, draws, "rsample", s).data(), experts);
+      continue;
+    }
+    std::vector<double> open(k > 2 ? logits : gates,
+                             (k > 2 ? logits : gates) + experts);
+    chosen[0] = largest(open.data(), experts);
+    if (k == 2) {
+      if (samples_second) {
+        open = with_gumbel(logits, experts, draws, "second", s);
+      }
+      chosen[1] = largest(open.data(), experts, chosen[0]);
+    }
+    for (std::int64_t j = 1; k > 2 && j < k; ++j) {
+      open[at(chosen[j - 1])] = -HUGE_VAL;
+      // Infinite logits may be left: no expert is chosen twice
+      std::int64_t best = -1;
+      for (std::int64_t e = 0; e < experts; ++e) {
+        if (std::find(chosen, chosen + j, e) != chosen + j) continue;
+        if (best < 0 || open[at(e)] > open[at(best)]) best = e;
+      }
+      chosen[j] = best;
+    }
+  }
+  return routing;
+}
+
+Routing draw_experts(std::int64_t tokens, const GateOptions& options,
+                     const TokenDraws& draws) {
+  check_gate(options);
+  const std::int64_t k = options.k;
+  Routing routing;
+  routing.tokens = tokens, routing.k = k;
+  routing.experts = options.num_experts;
+  routing.expert.resize(at(tokens * k));
+  routing.slot.assign(at(tokens * k), -1);
+  for (std::int64_t s = 0; s < tokens; ++s) {
+    std::vector<std::int64_t> left(at(options.num_experts));
+    std::iota(left.begin(), left.end(), 0);
+    for (std::int64_t j = 0; j < k; ++j) {
+      const auto place = static_cast<std::ptrdiff_t>(
+          draws.uniform("shapes", s, j) * static_cast<double>(left.size()));
+      routing.expert[at(s * k + j)] = left[static_cast<std::size_t>(place)];
+      left.erase(left.begin() + place);
+    }
+  }
+  return routing;
+}
+
+void take_slots(Routing& routing, std::int64_t capacity,
+                const std::vector<double>& gates, const GateOptions& options,
+                const TokenDraws& draws, bool is_training) {
+  routing.capacity = capacity;
+  const std::int64_t k = routing.k;
+  std::vector<double> priority(routing.expert.size(), 0);
+  if (k == 1 && options.use_rts && is_training && options.drop_tokens) {
+    for (std::int64_t s = 0; s < routing.tokens; ++s) {
+      priority[at(s)] = draws.uniform("rts", s);
+    }
+    keep_best(routing, priority);
+  } else if (k == 2) {
+    keep_first(routing, choice_order(routing));
+  } else if (k > 2 && options.drop_policy == DropPolicy::kProbs) {
+    for (std::size_t choice = 0; choice < priority.size(); ++choice) {
+      const std::int64_t expert = routing.expert[choice];
+      if (expert < 0) continue;
+      const std::int64_t token = static_cast<std::int64_t>(choice) / k;
+      priority[choice] =
+          gates.empty() ? 0 : gates[at(token * routing.experts + expert)];
+    }
+    keep_best(routing, priority);
+  } else {
+    keep_first(routing, token_order(routing));
+  }
+}
+
+// --- Counting ----------------------------------------------------------------
+
+std::vector<std::int64_t> Routing::exp_counts() const {
+  std::vector<std::int64_t> counts(at(experts), 0);
+  for (const std::int64_t each : expert) {
+    if (each >= 0) counts[at(each)] += 1;
+  }
+  return counts;
+}
+
+std::int64_t Routing::num_kept() const {
+  return std::count_if(slot.begin(), slot.end(), [](auto s) { return s >= 0; });
+}
+
+std::int64_t Routing::num_dropped() const {
+  const auto routed = std::count_if(expert.begin(), expert.end(),
+                                    [](auto each) { return each >= 0; });
+  return routed - num_kept();
+}
+
+SortedChoices sort_by_expert(const Routing& routing) {
+  SortedChoices sorted;
+  sorted.counts = routing.exp_counts();
+  std::vector<std::int64_t> next(at(routing.experts), 0);
+  std::int64_t total = 0;
+  for (std::int64_t e = 0; e < routing.experts; ++e) {
+    next[at(e)] = total;
+    total += sorted.counts[at(e)];
+  }
+  sorted.choice.resize(at(total));
+  for (std::size_t i = 0; i < routing.expert.size(); ++i) {
+    if (routing.expert[i] < 0) continue;
+    sorted.choice[at(next[at(routing.expert[i])]++)] =
+        static_cast<std::int64_t>(i);
+  }
+  return sorted;
+}
+
+}  // namespace shardbook::moe

@@ -1,0 +1,286 @@
+#include "chapters/13_moe/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "chapters/03_zero_fsdp/zero/zero12.h"
+#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/13_moe/bill.h"
+#include "chapters/13_moe/load.h"
+#include "chapters/common/models/checkpoint.h"
+#include "core/check.h"
+
+namespace shardbook::moe {
+namespace {
+
+ModelConfig gpt_config(const Options& options) {
+  const ModelConfig config = model_config(options);
+  SB_CHECK(config.type == "gpt2", "--model ", options.model,
+           ": experts stand in the place of a GPT's MLPs; give gpt-nano, gpt2 "
+           "or another one of its family");
+  return config;
+}
+
+std::unique_ptr<Gpt> build(const Options& options, ModelConfig config,
+                           std::int64_t vocabulary,
+                           const LayerFactory& layers) {
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  config.vocab_size = vocabulary;
+  return std::make_unique<Gpt>(config, init, layers);
+}
+
+zero::ZeroOptions zero_options(const TrainerOptions& how,
+                               const Options& options, double loss_scale) {
+  zero::ZeroOptions zero;
+  zero.stage = how.zero_stage;
+  zero.clip = options.clip;
+  zero.loss_scale = loss_scale;
+  zero.offload_optimizer = how.cpu_offload;
+  return zero;
+}
+
+}  // namespace
+
+Trainer::Trainer(const Options& options, const TrainerOptions& how,
+                 DeviceMesh& mesh)
+    : options_(options),
+      how_(how),
+      mesh_(mesh),
+      dp_(mesh.group("edp-ep")),
+      replicas_(how.moe.expert_tensor_parallel ? mesh.group("edp")
+                                               : mesh.group("edp-tp")),
+      config_(gpt_config(options)),
+      data_(Dataset::open(options, config_)),
+      record_(std::make_shared<MoeRecord>()) {
+  check_trainer(options, how);
+  check_even_batch(options, dp_.size(), how.micro_batches, "--micro-batches");
+  how_.ep = mesh.size("ep");
+  const int t = mesh.size("tp");
+  ProcessGroup& tp = mesh.group("tp");
+
+  // Dense layers as one device has them, or cut over TP; experts for MLPs
+  if (t > 1) layers_ = tensor_parallel::layers(config_, tp);
+  MoeGroups groups;
+  groups.ep = &mesh.group("ep");
+  groups.tp = &tp;
+  groups.ep_stride = how.data_before_expert ? mesh.size("edp") : 1;
+  layers_.mlp = moe_mlp(how.moe, groups, record_);
+  const std::int64_t rows = padded_vocabulary(config_.vocab_size, t);
+  model_ = build(options, config_, rows, layers_);
+  if (!options.load.empty()) {
+    load_model(options.load, *model_,
+               part_of(layout_, mesh_.world().rank(), rows));
+  }
+  make_optimizers();
+}
+
+void Trainer::make_optimizers() {
+  std::vector<NamedTensor> dense, experts;
+  const int here = mesh_.world().rank();
+  for (const NamedTensor& each : model_->named_parameters()) {
+    (is_expert(each.name) ? experts : dense).push_back(each);
+    (is_expert(each.name) ? experts_ : dense_).push_back(each.tensor);
+    if (is_first_holder(layout_, each.name, here)) own_.push_back(each.tensor);
+  }
+  if (how_.zero_stage == 0) {
+    optimizer_ = make_optimizer(options_.optimizer, model_->parameters(),
+                                options_.optimizer_options);
+    return;
+  }
+
+  // ZeRO divides by its group, and the gradient of experts by dp: by what is
+  // left of dp when its group has divided, as if the loss had been scaled by it
+  const double left = static_cast<double>(dp_.size()) / replicas_.size();
+  dense_part_ = std::make_unique<ParameterSubset>(dense);
+  dense_zero_ =
+      zero::make_zero(*dense_part_, dp_, zero_options(how_, options_, 1),
+                      options_.optimizer, options_.optimizer_options);
+  if (experts.empty()) return;
+  expert_part_ = std::make_unique<ParameterSubset>(experts);
+  expert_zero_ = zero::make_zero(
+      *expert_part_, replicas_, zero_options(how_, options_, left),
+      options_.optimizer, options_.optimizer_options);
+}
+
+Optimizer& Trainer::optimizer() {
+  return dense_zero_ ? dense_zero_->optimizer() : *optimizer_;
+}
+
+StepResult Trainer::step(std::int64_t step) {
+  // Forward and backward of this rank's samples; losses of gates start from the
+  // same number as the main one
+  record_->loss_scale = 1 / static_cast<double>(how_.micro_batches);
+  const auto begin_piece = [&](bool is_last) {
+    if (dense_zero_) dense_zero_->set_boundary(is_last);
+    if (expert_zero_) expert_zero_->set_boundary(is_last);
+  };
+  const Tensor loss = data_parallel_gradients(
+      options_, dp_, data_, step, how_.micro_batches, begin_piece,
+      [&](const Tensor& inputs) { return (*model_)(inputs); }, layers_.loss);
+
+  // Dense gradients over DP, those of experts over their replicas
+  if (!dense_zero_) sum_over_replicas();
+  StepResult result;
+  result.loss = loss.item();
+  result.grad_norm = global_norm();
+
+  // Update
+  if (!dense_zero_) {
+    clip_and_update(options_, *optimizer_, result.grad_norm);
+    return result;
+  }
+  dense_zero_->step(result.grad_norm);
+  if (expert_zero_) {
+    expert_zero_->set_lr(dense_zero_->optimizer().options().lr);
+    expert_zero_->step(result.grad_norm);
+  }
+  return result;
+}
+
+void Trainer::sum_over_replicas() {
+  const double share = 1.0 / dp_.size();
+  sum_gradients(dp_, dense_, "dense", share);
+  sum_gradients(replicas_, experts_, "experts", share);
+}
+
+double Trainer::global_norm() {
+  double squares = 0;
+  if (!dense_zero_) {
+    const double norm = grad_norm(own_);
+    squares = norm * norm;
+  } else {
+    // A shard has one owner among its replicas. What TP does not cut, all of its
+    // ranks have: the first one counts it
+    const bool counts_all = mesh_.coordinate("tp") == 0;
+    const int here = mesh_.world().rank();
+    const auto counts = [&](const std::string& name) {
+      if (counts_all) return true;
+      const Shards part = layout(name, here);
+      return part.size() > (is_expert(name) && how_.ep > 1 ? 1U : 0U);
+    };
+    const bool is_cut = mesh_.size("tp") > 1;
+    using Counts = std::function<bool(const std::string&)>;
+    squares = dense_zero_->sum_of_squares(is_cut ? Counts(counts) : Counts());
+    if (expert_zero_) {
+      // Its ranks of TP are replicas, or cut experts with a whole bias
+      const bool is_cut_expert = is_cut && how_.moe.expert_tensor_parallel;
+      const double scale = expert_zero_->options().loss_scale;
+      squares += expert_zero_->sum_of_squares(is_cut_expert ? Counts(counts)
+                                                            : Counts()) /
+                 (scale * scale);
+    }
+  }
+  Tensor sum;
+  {
+    const MemoryScope kind(MemoryKind::kCommunication);
+    sum = Tensor::full({}, squares, {DType::kF64, Device()});
+  }
+  mesh_.world().all_reduce(sum, ReduceOp::kSum, "norm").wait();
+  return std::sqrt(sum.item());
+}
+
+Shards Trainer::layout(const std::string& name, int rank) const {
+  const Topology& grid = mesh_.topology();
+  const int t = grid.size("tp"), tp_rank = grid.coordinate(rank, "tp");
+  if (!is_expert(name)) return tensor_parallel::layout(name, tp_rank, t);
+  return expert_layout(name, grid.coordinate(rank, "ep"), grid.size("ep"),
+                       tp_rank, how_.moe.expert_tensor_parallel ? t : 1);
+}
+
+std::vector<NamedTensor> Trainer::full_state() {
+  return gather_parts(model_->named_parameters(), layout_, mesh_.world(),
+                      config_.vocab_size);
+}
+
+LoadedModel Trainer::whole_model(const Options& options,
+                                 const std::vector<NamedTensor>& state) {
+  LayerFactory layers;
+  layers.mlp = moe_mlp(how_.moe, {}, std::make_shared<MoeRecord>());
+  LoadedModel loaded;
+  loaded.config = config_;
+  loaded.model = build(options, config_, config_.vocab_size, layers);
+  loaded.model->load_values(state);
+  return loaded;
+}
+
+bool Trainer::has_predictable_time() const {
+  return !how_.moe.is_dropless && how_.moe.gate.drop_tokens;
+}
+
+std::vector<Bill> Trainer::bills() {
+  BillSizes sizes;
+  sizes.dp = dp_.size();
+  sizes.ep = how_.ep;
+  sizes.t = mesh_.size("tp");
+  sizes.zero_stage = how_.zero_stage;
+  sizes.offload = how_.cpu_offload;
+  sizes.micro_batches = how_.micro_batches;
+  for (const auto* each : {dense_zero_.get(), expert_zero_.get()}) {
+    const auto* flat = dynamic_cast<const zero::ZeroStage12*>(each);
+    if (flat == nullptr) continue;
+    sizes.gather_bytes =
+        std::max(sizes.gather_bytes, static_cast<double>(flat->gather_bytes()));
+    sizes.bucket_bytes += static_cast<double>(flat->bucket_bytes());
+    // They are reduced where they lie
+    if (flat->has_large_gradients()) sizes.bucket_bytes = -HUGE_VAL;
+  }
+  return {predicted_bill(options_, config_, how_.moe, sizes, *record_)};
+}
+
+std::map<std::string, std::vector<std::int64_t>> Trainer::global_loads() {
+  return sum_loads(*record_, mesh_.world(), mesh_.coordinate("tp") == 0);
+}
+
+std::string Trainer::remarks() {
+  const auto loads = global_loads();
+  if (mesh_.world().rank() != 0) return "";
+  GroupSizes sizes = group_sizes(options_, how_);
+  const auto experts = static_cast<int>(experts_of_layer(how_.moe, 1 << 20));
+  return draw_groups(sizes, experts) + "\n" + draw_loads(loads);
+}
+
+ReferenceRun train_reference(const Options& options,
+                             const TrainerOptions& how) {
+  Options quiet = options;
+  quiet.log.clear();
+  const GroupSizes sizes = group_sizes(options, how);
+  const int dp = sizes.world / sizes.tp;
+  const ModelConfig config = gpt_config(options);
+  const auto record = std::make_shared<MoeRecord>();
+  LayerFactory layers;
+  layers.mlp = moe_mlp(how.moe, {}, record);
+  const auto model = build(options, config, config.vocab_size, layers);
+  if (!options.load.empty()) load_model(options.load, *model);
+  const Dataset data = Dataset::open(options, config);
+  const auto optimizer = make_optimizer(options.optimizer, model->parameters(),
+                                        options.optimizer_options);
+  // A rank's micro-batch is a piece
+  const auto pieces =
+      strided_micro_batches(options.batch, dp * how.micro_batches);
+  record->loss_scale = 1 / static_cast<double>(pieces.size());
+  return train_yardstick(
+      quiet, *optimizer, model->named_parameters(), [&](std::int64_t step) {
+        StepResult result;
+        result.loss = accumulate_gradients(quiet, *model, data, step, pieces);
+        result.grad_norm = update_parameters(quiet, *optimizer);
+        return result;
+      });
+}
+
+// Ranks differ in what they add to the norm; without capacity also in shapes.
+FoldClass fold_class(const Options& options, const TrainerOptions& how) {
+  if (how.moe.is_dropless || !how.moe.gate.drop_tokens) {
+    return [](int rank) { return rank; };
+  }
+  const Topology grid = expert_topology(group_sizes(options, how));
+  return [grid, ep = grid.size("ep"), t = grid.size("tp")](int rank) {
+    const int tp_class = grid.coordinate(rank, "tp") == 0 ? 0 : 1;
+    const int edp_class = grid.coordinate(rank, "edp") == 0 ? 0 : 1;
+    const int ep_class = grid.coordinate(rank, "ep") == 0 ? 0 : 1;
+    return 4 * tp_class + 2 * edp_class + ep_class;
+  };
+}
+
+}  // namespace shardbook::moe

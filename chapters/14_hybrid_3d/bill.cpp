@@ -1,0 +1,213 @@
+#include "chapters/14_hybrid_3d/bill.h"
+
+#include <algorithm>
+
+#include "chapters/03_zero_fsdp/zero/zero12.h"
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
+#include "chapters/12_sequence_parallel/bill.h"
+#include "chapters/common/pipeline/recompute.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+/// Bytes that a rank of n sends for an all-reduce; half of it for an all-gather
+/// or a reduce-scatter.
+double all_reduce(double n, double bytes) { return 2 * (n - 1) / n * bytes; }
+
+/// Elements of a bucket, and of the part that goes on after the first sum.
+struct BucketElements {
+  double whole = 0, kept = 0;
+};
+BucketElements elements_of(const UpdateBucket& bucket) {
+  if (!bucket.flat.defined()) {
+    const auto whole = static_cast<double>(bucket.numel());
+    return {whole, whole};
+  }
+  return {static_cast<double>(bucket.flat.numel()),
+          static_cast<double>(bucket.own.numel())};
+}
+
+}  // namespace
+
+BillSizes bill_sizes(const Options& options, const HybridOptions& how,
+                     const RankLayers& layers,
+                     const pipeline::Schedule& schedule,
+                     const std::vector<int>& cuts, int pp_rank) {
+  BillSizes sizes;
+  sizes.options = &options;
+  sizes.how = &how;
+  sizes.layers = &layers;
+  sizes.rows =
+      static_cast<double>(options.batch / (how.dp * how.micro_batches));
+  sizes.element = static_cast<double>(dtype_bytes(options.dtype));
+  sizes.sum = options.dtype == DType::kF64 ? 8 : 4;
+  const int last = layers.list->size() - 1;
+  const pipeline::Recomputed recomputed(
+      schedule, pp_rank, pipeline::recompute_from_name(how.recompute));
+  for (int b = 0; b < schedule.num_micro_batches; ++b) {
+    for (int stage = 0; stage < schedule.num_stages; ++stage) {
+      const pipeline::Place& place = schedule.place(b, stage);
+      if (place.rank != pp_rank) continue;
+      const bool again = recomputed.contains(b, place.chunk);
+      for (int layer = cuts[static_cast<std::size_t>(stage)];
+           layer < cuts[static_cast<std::size_t>(stage) + 1]; ++layer) {
+        double& runs = layer == 0      ? sizes.embeddings
+                       : layer == last ? sizes.heads
+                                       : sizes.blocks;
+        double& reruns = layer == 0      ? sizes.embeddings_again
+                         : layer == last ? sizes.heads_again
+                                         : sizes.blocks_again;
+        runs += 1;
+        if (again) reruns += 1;
+      }
+    }
+  }
+  return sizes;
+}
+
+// --- Bytes -------------------------------------------------------------------
+
+double layer_bytes(const BillSizes& z) {
+  double bytes = 0;
+  const double passes = z.heads + z.heads_again;  // of the loss
+  if (z.t() > 1) {
+    const double x = z.tokens() * z.h() * z.element;
+    if (z.how->sequence_parallel) {
+      // Gathers and scatters, half an all-reduce each: four forward and six
+      // backward per block; one of each for embedding and head
+      const double halves = 10 * z.blocks + 4 * z.blocks_again +
+                            2 * (z.embeddings + z.heads) + z.embeddings_again +
+                            z.heads_again;
+      bytes += all_reduce(z.t(), halves / 2 * x);
+    } else {
+      // f and g of attention and MLP; g behind the embedding, f before the head
+      const double sums = 4 * z.blocks + 2 * z.blocks_again + z.embeddings +
+                          z.embeddings_again + z.heads;
+      bytes += all_reduce(z.t(), sums * x);
+    }
+    // Largest logit, logit of the target, sum of exponentials
+    bytes += all_reduce(z.t(), 3 * z.tokens() * z.sum * passes);
+  }
+  if (z.c() > 1) {
+    const double whole = z.tokens() * z.c() * z.h() / z.t();
+    const sequence_parallel::LayerElements layer =
+        sequence_parallel::layer_elements(z.how->sequence(), z.c(), whole);
+    bytes +=
+        (z.blocks + z.blocks_again) * layer.forward * z.element +
+        z.blocks * (layer.backward * z.element + layer.backward_sums * z.sum);
+    bytes += all_reduce(z.c(), 2 * z.sum * passes);  // loss, and its tokens
+  }
+  return bytes;
+}
+
+double update_bytes(const BillSizes& z) {
+  double bytes = 0;
+  for (const UpdateBucket& bucket : *z.buckets) {
+    const BucketElements of = elements_of(bucket);
+    const double grad = bucket.gradient_bytes;
+    // All-reduce, or reduce-scatter of gradients and all-gather of parameters
+    const double second = bucket.flat.defined() ? z.element : grad;
+    bytes += all_reduce(z.d(), of.whole * (grad + second) / 2);
+    if (bucket.is_partial) bytes += all_reduce(z.t(), of.kept * grad);
+    if (bucket.tied != nullptr) {
+      bytes += all_reduce(bucket.tied->size(), of.kept * grad);
+    }
+  }
+  return bytes;
+}
+
+double loss_and_norm_bytes(const BillSizes& z) {
+  return all_reduce(z.world(), 16);
+}
+
+double skipped_bytes(const BillSizes& z) {
+  double bytes = 0;
+  for (const UpdateBucket& bucket : *z.buckets) {
+    if (!bucket.flat.defined()) continue;
+    bytes += all_reduce(z.d(), static_cast<double>(bucket.flat.bytes()) / 2);
+  }
+  return bytes;
+}
+
+double step_bytes(const BillSizes& z) {
+  return layer_bytes(z) + update_bytes(z) + loss_and_norm_bytes(z);
+}
+
+// --- Memory ------------------------------------------------------------------
+
+MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
+                  PipelineModel& model, pipeline::Feed& on_shapes,
+                  const pipeline::EngineOptions& engine, int pp_rank) {
+  const Options& options = *z.options;
+  MemoryBill bill = pipeline::schedule_bill(options, schedule, pp_rank, model,
+                                            on_shapes, engine);
+  // RSA's mask outlives the micro-batch on which the rest was measured
+  const bool has_mask = z.c() > 1 && z.how->cp_kind == "rsa";
+  if (has_mask && options.steps > 0) bill[MemoryKind::kInput] = kNoClaim;
+  double updated = 0, flats = 0;
+  double whole = 0, shards = 0, most = 0;
+  for (const UpdateBucket& bucket : *z.buckets) {
+    updated += static_cast<double>(bucket.updated_numel());
+    whole += static_cast<double>(bucket.numel()) * z.element;
+  }
+  const zero::StateBytes state = zero::state_bytes(
+      options.dtype, options.optimizer, options.optimizer_options);
+  const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
+  bill[MemoryKind::kOptimizerState] =
+      updated * (z.updates > 0 ? state.optimizer : masters);
+  if (z.how->accumulate_f32 && options.steps > 0) {
+    // Sums, and beside them gradients that pass: those are left open
+    bill[MemoryKind::kGradient] = kNoClaim;
+    bill[MemoryKind::kActivation] = kNotPredicted;
+  }
+  if (z.how->zero_stage != 1) return bill;
+  // A bucket's gradients leave, and its shard arrives
+  for (const UpdateBucket& bucket : *z.buckets) {
+    flats += static_cast<double>(bucket.flat.bytes());
+    whole -= static_cast<double>(bucket.numel()) * z.element;
+    shards += static_cast<double>(bucket.own.bytes());
+    most = std::max(most, whole + shards);
+  }
+  bill[MemoryKind::kParameter] = flats;
+  if (options.steps > 0 && !z.how->accumulate_f32) {
+    bill[MemoryKind::kGradient] = std::max(bill[MemoryKind::kGradient], most);
+  }
+  return bill;
+}
+
+MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
+  MemoryBill bill =
+      zero::zero_bill(zero, *z.options, z.layers->padded,
+                      static_cast<std::int64_t>(z.rows), z.how->micro_batches,
+                      /*recompute=*/false, /*sent_beside=*/0);
+  const bool trains = z.options->steps > 0;
+  const auto* flat = dynamic_cast<const zero::ZeroStage12*>(&zero);
+  const bool is_large = flat != nullptr && flat->has_large_gradients();
+  if (trains && z.t() > 1 && !is_large) {
+    // Gradients that pass: the table's part, and beside it the largest of c_fc,
+    // c_proj (whose bias is whole), the table again, and the positions
+    const double table = z.vocabulary() * z.h() / z.t();
+    const double fc = 4 * z.h() * (z.h() + 1) / z.t();
+    const double proj = 4 * z.h() * z.h() / z.t() + z.h();
+    const double positions =
+        static_cast<double>(z.layers->padded.n_positions) * z.h();
+    bill[MemoryKind::kGradient] =
+        z.element * (static_cast<double>(zero.shard_numel()) + table +
+                     std::max({fc, proj, table, positions}));
+  }
+  // Attention over ranks, and tokens that are cut, are left to a run on shapes
+  if (z.c() > 1 || z.how->sequence_parallel) {
+    bill[MemoryKind::kActivation] = trains ? kNotPredicted : 0;
+    bill[MemoryKind::kInput] = trains ? kNoClaim : 0;
+    bill[MemoryKind::kCommunication] = trains ? kNoClaim : 0;
+  } else if (z.t() > 1) {
+    std::vector<MicroBatch> piece(1);
+    piece[0].rows = static_cast<std::int64_t>(z.rows);
+    bill[MemoryKind::kActivation] = single_device_bill(
+        *z.options, z.layers->padded, piece,
+        /*recompute=*/false, z.how->tp)[MemoryKind::kActivation];
+  }
+  return bill;
+}
+
+}  // namespace shardbook::hybrid

@@ -1,0 +1,73 @@
+#pragma once
+
+// What a step costs a rank, as the page's formulas: sums of the formulas of the
+// chapters that this one composes.
+
+#include <vector>
+
+#include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/14_hybrid_3d/layers.h"
+#include "chapters/14_hybrid_3d/update.h"
+#include "chapters/common/pipeline/schedule_memory.h"
+#include "chapters/common/run/strategy.h"
+
+namespace shardbook::hybrid {
+
+/// How often a rank runs what in one step, and on which sizes.
+struct BillSizes {
+  const Options* options = nullptr;
+  const HybridOptions* how = nullptr;
+  const RankLayers* layers = nullptr;
+  double rows = 0;     ///< samples of a micro-batch
+  double element = 0;  ///< bytes
+  double sum = 0;      ///< bytes of an element of a loss or a statistic
+  double updates = 0;  ///< steps that f16 did not skip
+  /// Forwards (and backwards) of blocks, embedding, head; and forwards again.
+  double blocks = 0, embeddings = 0, heads = 0;
+  double blocks_again = 0, embeddings_again = 0, heads_again = 0;
+  /// Of the update; none with ZeRO-2 and -3.
+  const std::vector<UpdateBucket>* buckets = nullptr;
+
+  double d() const { return how->dp * how->cp; }
+  double t() const { return how->tp; }
+  double c() const { return how->cp; }
+  double world() const { return options->world_size; }
+  double h() const { return static_cast<double>(layers->padded.n_embd); }
+  double vocabulary() const {
+    return static_cast<double>(layers->padded.vocab_size);
+  }
+  /// Tokens of a micro-batch on one context-parallel rank.
+  double tokens() const {
+    return rows * static_cast<double>(options->seq) / c();
+  }
+};
+
+/// Of rank `pp_rank` of a pipeline. Keeps references.
+BillSizes bill_sizes(const Options& options, const HybridOptions& how,
+                     const RankLayers& layers,
+                     const pipeline::Schedule& schedule,
+                     const std::vector<int>& cuts, int pp_rank);
+
+// --- Bytes that a rank sends in a step ---------------------------------------
+
+/// Inside its layers: over tp and cp.
+double layer_bytes(const BillSizes& sizes);
+/// Gradients, and (ZeRO-1) parameters: over dp x cp, tp and tied stages.
+double update_bytes(const BillSizes& sizes);
+/// An all-reduce of two f64 over the world.
+double loss_and_norm_bytes(const BillSizes& sizes);
+/// What a skipped step (f16) does not send: the parameters of ZeRO-1.
+double skipped_bytes(const BillSizes& sizes);
+/// All but the last; messages between stages come to it.
+double step_bytes(const BillSizes& sizes);
+
+// --- Peak memory -------------------------------------------------------------
+
+/// `on_shapes` is a feed whose loss sends nothing.
+MemoryBill memory(const BillSizes& sizes, const pipeline::Schedule& schedule,
+                  PipelineModel& model, pipeline::Feed& on_shapes,
+                  const pipeline::EngineOptions& engine, int pp_rank);
+/// ZeRO-2 and -3.
+MemoryBill zero_memory(const BillSizes& sizes, const zero::ZeroOptimizer& zero);
+
+}  // namespace shardbook::hybrid

@@ -1,0 +1,257 @@
+#include "chapters/14_hybrid_3d/degrees.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+
+#include "chapters/06_1f1b/schedules.h"
+#include "core/check.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+std::string axes_of(const std::string& order) {
+  static const std::map<std::string, std::string> known = {
+      {"megatron", "tp-cp-dp-pp"},
+      {"megatron-pp-dp", "tp-cp-pp-dp"},
+      {"deepspeed", "tp-cp-dp-pp"},
+      {"colossal-ai", "tp-cp-pp-dp"}};
+  const auto found = known.find(order);
+  if (found != known.end()) return found->second;
+  std::vector<std::string> axes = split_axes(order);
+  std::sort(axes.begin(), axes.end());
+  SB_CHECK((axes == std::vector<std::string>{"cp", "dp", "pp", "tp"}),
+           "--order ", order,
+           ": give megatron, megatron-pp-dp, deepspeed, colossal-ai, or the "
+           "axes tp, cp, dp, pp in an order, such as tp-cp-dp-pp");
+  return order;
+}
+
+/// The largest divisor of n that is at most `most`.
+std::int64_t divisor_below(std::int64_t n, std::int64_t most) {
+  std::int64_t divisor = std::max<std::int64_t>(std::min(n, most), 1);
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
+// --- Rules, in the order in which they are tried -----------------------------
+
+void check_product(const Options& options, HybridOptions& how) {
+  const int others = how.tp * how.cp * how.pp;
+  if (how.dp == 0) {
+    SB_CHECK(options.world_size % others == 0, "--world-size ",
+             options.world_size, ": --tp ", how.tp, ", --cp ", how.cp,
+             ", --pp ", how.pp, " make replicas of ", others,
+             " ranks; give a multiple of ", others);
+    how.dp = options.world_size / others;
+  }
+  SB_CHECK(how.dp * others == options.world_size, "--world-size ",
+           options.world_size, ": --dp ", how.dp, " x --tp ", how.tp,
+           " x --cp ", how.cp, " x --pp ", how.pp, " are ", how.dp * others,
+           " ranks; give --world-size ", how.dp * others);
+}
+
+void check_experts(const HybridOptions& how) {
+  SB_CHECK(how.ep == 1, "--ep ", how.ep,
+           ": the model has no experts; give 1 (13_moe has layers of experts)");
+}
+
+void check_zero(const HybridOptions& how) {
+  SB_CHECK(how.zero_stage <= 1 || how.pp == 1, "--zero-stage ", how.zero_stage,
+           ", --pp ", how.pp,
+           how.zero_stage == 2
+               ? ": a stage accumulates gradients over all micro-batches, so "
+                 "shards of them would be reduced after every one: m times "
+                 "the traffic; give --zero-stage 1"
+               : ": each micro-batch would gather the stage's parameters for "
+                 "its forward and again for its backward: 2m times; give "
+                 "--zero-stage 1");
+}
+
+void check_schedule(const HybridOptions& how) {
+  SB_CHECK(how.schedule != "pipedream" && how.schedule != "pipedream-2bw",
+           "--schedule ", how.schedule,
+           ": each stage updates by itself, and there is no point at which the "
+           "gradients of all replicas are complete; give a schedule that "
+           "flushes, such as 1f1b");
+  SB_CHECK(how.zero_stage <= 1 || how.schedule == "1f1b", "--schedule ",
+           how.schedule, ": with --zero-stage ", how.zero_stage,
+           " there is one stage, which no schedule changes; leave it out");
+  SB_CHECK(how.zero_stage <= 1 || how.recompute == "never", "--recompute ",
+           how.recompute, ": not with --zero-stage ", how.zero_stage,
+           "; leave one of them out");
+}
+
+void check_model(const Options& options, const HybridOptions& how,
+                 const ModelConfig& config) {
+  SB_CHECK(config.type == "gpt2", "--model ", options.model,
+           ": this chapter cuts the layers of a GPT; give gpt-nano, gpt2 or "
+           "another one of its family");
+  SB_CHECK(config.n_head % how.tp == 0, "--tp ", how.tp, ": ", config.n_head,
+           " heads do not divide by it; give ",
+           divisor_below(config.n_head, how.tp));
+  SB_CHECK(!how.sequence_parallel || how.tp > 1,
+           "--sequence-parallel: tokens are cut inside the tensor-parallel "
+           "group, which has one rank; give --tp 2 or more");
+  SB_CHECK(
+      how.cp > 1 || (how.cp_layout == "contiguous" && how.cp_kind == "ring"),
+      "--cp-kind ", how.cp_kind, ", --cp-layout ", how.cp_layout,
+      ": the sequence is not cut; give --cp 2 or more");
+  const auto sequence = how.sequence();
+  SB_CHECK(sequence.kind == sequence_parallel::Kind::kRing ||
+               sequence.layout == sequence_parallel::Layout::kContiguous,
+           "--cp-layout ", how.cp_layout,
+           ": only --cp-kind ring computes blocks that a layout can balance; "
+           "give contiguous");
+  const std::int64_t heads = config.n_head / how.tp;
+  SB_CHECK(
+      sequence.kind != sequence_parallel::Kind::kUlysses || heads % how.cp == 0,
+      "--cp ", how.cp, ": Ulysses gives each rank equally many of ", heads,
+      " heads; give ", divisor_below(heads, how.cp));
+  const bool has_halves = sequence.layout == sequence_parallel::Layout::kZigzag;
+  const std::int64_t parts = std::int64_t{how.cp} * (has_halves ? 2 : 1) *
+                             (how.sequence_parallel ? how.tp : 1);
+  SB_CHECK(options.seq % parts == 0, "--seq ", options.seq,
+           ": the tokens are cut into ", parts, " equal parts; give ",
+           (options.seq / parts + 1) * parts);
+  SB_CHECK(options.dropout == 0 || how.cp == 1 || how.tp == 1, "--dropout ",
+           options.dropout, ": not with both --tp ", how.tp, " and --cp ",
+           how.cp, "; give 0");
+}
+
+void check_precision(const Options& options, const HybridOptions& how) {
+  SB_CHECK(!how.accumulate_f32 || dtype_bytes(options.dtype) == 2,
+           "--accumulate-f32: gradients of ", dtype_name(options.dtype),
+           " are summed as they are; give --dtype bf16 or f16");
+  SB_CHECK(!how.accumulate_f32 || how.zero_stage <= 1,
+           "--accumulate-f32: not "
+           "with --zero-stage ",
+           how.zero_stage, "; give 0 or 1");
+}
+
+void check_batch(const Options& options, const HybridOptions& how) {
+  const std::int64_t parts = how.dp * how.micro_batches;
+  SB_CHECK(options.batch % parts == 0, "--batch ", options.batch, ": ", how.dp,
+           " replicas with ", how.micro_batches,
+           " micro-batches each need equally many samples; give ",
+           (options.batch / parts + 1) * parts);
+}
+
+}  // namespace
+
+const char* const kOrderHelp =
+    "ranks next to each other differ in the first axis: megatron "
+    "(tp-cp-dp-pp), megatron-pp-dp (tp-cp-pp-dp), deepspeed (as megatron), "
+    "colossal-ai (tp-cp-pp-dp), or the axes in any order";
+
+sequence_parallel::SequenceOptions HybridOptions::sequence() const {
+  sequence_parallel::SequenceOptions options;
+  options.kind = sequence_parallel::kind_of(cp_kind);
+  options.layout = sequence_parallel::layout_of(cp_layout);
+  return options;
+}
+
+DynamicLossScaler HybridOptions::loss_scaler(DType dtype) const {
+  LossScaleOptions options = loss_scale;
+  // bf16 has the range of f32
+  if (dtype != DType::kF16) options.scale = 1;
+  options.kind = scaler == "megatron"           ? ScalerKind::kMegatron
+                 : scaler == "deepspeed-0.17.1" ? ScalerKind::kDeepSpeed0171
+                                                : ScalerKind::kDeepSpeed;
+  return DynamicLossScaler(options);
+}
+
+Topology topology_of(const HybridOptions& how) {
+  return Topology::from_order(
+      axes_of(how.order),
+      {{"tp", how.tp}, {"cp", how.cp}, {"dp", how.dp}, {"pp", how.pp}});
+}
+
+void check_legal(const Options& options, HybridOptions& how) {
+  check_product(options, how);
+  check_experts(how);
+  check_zero(how);
+  check_schedule(how);
+  check_model(options, how, model_config(options));
+  check_batch(options, how);
+  check_precision(options, how);
+  topology_of(how);
+  const pipeline::Schedule schedule = schedule_of(how);
+  const std::int64_t layers = model_config(options).n_layer + 2;
+  SB_CHECK(schedule.num_stages <= layers, "--pp ", how.pp, ", --schedule ",
+           how.schedule, ": ", schedule.num_stages, " stages; ", options.model,
+           " has ", layers, " layers; give at most one stage per layer");
+}
+
+std::string refusal(const Options& options, HybridOptions how) {
+  try {
+    check_legal(options, how);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+pipeline::Schedule schedule_of(const HybridOptions& how) {
+  pipeline::schedules::ScheduleOptions as;
+  as.num_ranks = how.pp;
+  as.micro_batches = static_cast<int>(how.micro_batches);
+  as.chunks = how.chunks;
+  return pipeline::schedules::make_schedule(how.schedule, as);
+}
+
+std::vector<MicroBatch> pieces_of(const Options& options,
+                                  const HybridOptions& how, int dp_rank) {
+  const std::int64_t rows = options.batch / (how.dp * how.micro_batches);
+  std::vector<MicroBatch> pieces;
+  for (std::int64_t b = 0; b < how.micro_batches; ++b) {
+    const std::int64_t first = (dp_rank * how.micro_batches + b) * rows;
+    pieces.push_back({BatchSlice{first, 1}, rows});
+  }
+  return pieces;
+}
+
+std::string combinations_text() {
+  std::ostringstream text;
+  std::vector<std::string> reasons;
+  text << "axes above 1       no ZeRO   ZeRO-1   ZeRO-2   ZeRO-3\n";
+  for (int set = 0; set < 16; ++set) {
+    HybridOptions how;
+    std::string axes;
+    const auto degree = [&](int bit, const char* name) {
+      if ((set >> bit & 1) == 0) return 1;
+      axes += (axes.empty() ? "" : " x ") + std::string(name);
+      return 2;
+    };
+    how.dp = degree(0, "dp");
+    how.tp = degree(1, "tp");
+    how.cp = degree(2, "cp");
+    how.pp = degree(3, "pp");
+    if (axes.empty()) axes = "none";
+    axes.resize(17, ' ');
+    text << axes;
+    for (how.zero_stage = 0; how.zero_stage < 4; ++how.zero_stage) {
+      Options options;
+      options.world_size = how.dp * how.tp * how.cp * how.pp;
+      const std::string reason = refusal(options, how);
+      std::string cell = "yes";
+      if (!reason.empty()) {
+        const auto found = std::find(reasons.begin(), reasons.end(), reason);
+        if (found == reasons.end()) reasons.push_back(reason);
+        cell =
+            "[" +
+            std::to_string(std::find(reasons.begin(), reasons.end(), reason) -
+                           reasons.begin() + 1) +
+            "]";
+      }
+      text << std::string(9 - cell.size(), ' ') << cell;
+    }
+    text << "\n";
+  }
+  for (std::size_t i = 0; i < reasons.size(); ++i) {
+    text << "[" << i + 1 << "] " << reasons[i] << "\n";
+  }
+  return text.str();
+}
+
+}  // namespace shardbook::hybrid

@@ -1,0 +1,76 @@
+#pragma once
+
+// How many ranks share what, and which products of degrees are legal.
+//
+//   W = d t c p     data, tensor, context, pipeline
+//
+// Every combination that the chapter does not offer is refused before ranks
+// start, with the reason. The table of the page is made by the same code: it
+// asks for each combination, and prints what it is told.
+
+#include <string>
+#include <vector>
+
+#include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "chapters/common/pipeline/schedule.h"
+#include "chapters/common/run/loss_scaler.h"
+#include "chapters/common/run/options.h"
+#include "chapters/common/run/training.h"
+#include "comm/topology.h"
+
+namespace shardbook::hybrid {
+
+struct HybridOptions {
+  int dp = 0;  ///< 0: as many as the other degrees leave
+  int tp = 1;
+  int pp = 1;
+  int cp = 1;
+  int ep = 1;
+  /// The axis that varies fastest between neighbouring ranks comes first.
+  std::string order = "tp-cp-dp-pp";
+  /// 1 shards the optimizer's state over dp and cp, 2 gradients as well, 3 also
+  /// parameters. 2 and 3 need pp = 1.
+  int zero_stage = 0;
+  bool sequence_parallel = false;  ///< Megatron's, inside the tp group
+  std::string cp_kind = "ring";
+  std::string cp_layout = "contiguous";
+  std::string schedule = "1f1b";
+  std::int64_t micro_batches = 4;  ///< of each replica
+  int chunks = 2;                  ///< per rank: interleaved schedules
+  std::string partition = "uniform";
+  std::string recompute = "never";
+  /// Gradients (and shards) travel in buckets of about so many bytes.
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  /// Sum the 16-bit gradients of micro-batches in f32.
+  bool accumulate_f32 = false;
+  LossScaleOptions loss_scale;  ///< f16
+  std::string scaler = "deepspeed";
+
+  sequence_parallel::SequenceOptions sequence() const;
+  /// The scale of the loss of the first step, and how it goes on.
+  DynamicLossScaler loss_scaler(DType dtype) const;
+};
+
+/// The orders of ranks that systems use, and the axes in each.
+extern const char* const kOrderHelp;
+/// "megatron", "megatron-pp-dp", "deepspeed", "colossal-ai", or the axes
+/// themselves ("tp-cp-dp-pp"). Throws Error unless each axis comes once.
+Topology topology_of(const HybridOptions& how);
+
+/// Sets dp where it was left open. Throws Error, with sizes that would work, for
+/// options that are not legal together.
+void check_legal(const Options& options, HybridOptions& how);
+/// The message of check_legal; empty where the options are legal.
+std::string refusal(const Options& options, HybridOptions how);
+
+/// The schedule of each pipeline. Throws Error where it has none.
+pipeline::Schedule schedule_of(const HybridOptions& how);
+/// The rows of micro-batches 0 .. m-1 of a replica: consecutive ones.
+std::vector<MicroBatch> pieces_of(const Options& options,
+                                  const HybridOptions& how, int dp_rank);
+
+/// Which axes go together, as text: a row for each set of axes above one, a
+/// column for each stage of ZeRO; below, the reasons for refusals.
+std::string combinations_text();
+
+}  // namespace shardbook::hybrid

@@ -1,0 +1,68 @@
+// 3D parallelism: replicas of pipelines of sharded layers, on one device mesh.
+//
+//   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2
+//   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --zero-stage 1
+//   ch14_hybrid_3d --world-size 8 --tp 2 --cp 2 --pp 2 --sequence-parallel
+//   ch14_hybrid_3d --world-size 8 --tp 2 --zero-stage 3
+//   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --schedule zb-h1
+//   ch14_hybrid_3d --print-combinations
+//   ch14_hybrid_3d --world-size 64 --backend sim --model gpt-175b --dtype bf16
+//     --tp 8 --pp 8 --batch 64 --micro-batches 64 --seq 2048
+//
+// Read before: 12_sequence_parallel. Read next: 15_engine.
+
+#include <cstdio>
+
+#include "chapters/14_hybrid_3d/options.h"
+#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+
+using namespace shardbook;
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones, then this chapter's own.
+    Options options;
+    options.chapter = "14_hybrid_3d";
+    hybrid::HybridOptions how;
+    bool prints_combinations = false;
+    CommandLine line("ch14_hybrid_3d",
+                     "Data, tensor, context and pipeline parallelism together, "
+                     "with ZeRO.");
+    add_shared_options(line, options);
+    hybrid::add_options(line, how);
+    line.add("--print-combinations", &prints_combinations,
+             "print which axes and stages of ZeRO go together, and exit");
+    line.parse(argc, argv);
+    if (prints_combinations) {
+      std::fputs(hybrid::combinations_text().c_str(), stdout);
+      return 0;
+    }
+    check_options(options);
+    hybrid::check_legal(options, how);
+
+    // 2. Start the ranks: threads of this process, processes, or fibers.
+    ChapterRun chapter;
+    chapter.fold_class = hybrid::fold_class(how);
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh.
+      DeviceMesh mesh(world, hybrid::topology_of(how));
+
+      // 4. Build this rank's parts of this rank's stage of the same model.
+      // 5. Apply the strategy: a pipeline, then the sums over all axes.
+      const auto strategy = hybrid::make_trainer(options, how, mesh);
+
+      // 6. Train a few steps; replicas read different samples.
+      run.train(options, *strategy);
+    };
+
+    // 7. Compare parameters with the single-device run.
+    chapter.reference = [&](const Options& as) {
+      return hybrid::reference_run(as, how);
+    };
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    return run_program(options, line, chapter);
+  });
+}

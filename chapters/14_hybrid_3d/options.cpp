@@ -1,0 +1,51 @@
+#include "chapters/14_hybrid_3d/options.h"
+
+#include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/partition.h"
+
+namespace shardbook::hybrid {
+
+void add_options(CommandLine& line, HybridOptions& how) {
+  line.add("--dp", &how.dp, "replicas; 0: as many as the other degrees leave");
+  line.add("--tp", &how.tp, "ranks that share every layer", 1);
+  line.add("--pp", &how.pp, "ranks that share the layers, in stages", 1);
+  line.add("--cp", &how.cp, "ranks that share every sequence", 1);
+  line.add("--ep", &how.ep, "ranks that share experts; 1: there are none", 1);
+  line.add("--order", &how.order, kOrderHelp);
+  line.add("--zero-stage", &how.zero_stage,
+           "shards over dp and cp: 1 optimizer state, 2 gradients as well, 3 "
+           "parameters as well (2 and 3 without --pp)",
+           0, 3);
+  line.add("--sequence-parallel", &how.sequence_parallel,
+           "cut tokens inside the tp group, too (Megatron-LM)");
+  line.add("--cp-kind", &how.cp_kind, "how queries meet keys over cp",
+           {"ring", "rsa", "ulysses"});
+  line.add("--cp-layout", &how.cp_layout, "which tokens a rank of cp holds",
+           {"contiguous", "zigzag", "striped"});
+  std::string names;
+  for (const std::string& name : pipeline::schedules::schedule_names()) {
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  line.add("--schedule", &how.schedule, names);
+  line.add("--micro-batches", &how.micro_batches,
+           "equal pieces of a replica's part of the batch", 1, 1 << 20);
+  line.add("--chunks", &how.chunks, "interleaved: stages per rank", 2);
+  line.add("--partition", &how.partition, kPartitionHelp);
+  line.add_mode("--recompute", &how.recompute,
+                "stages keep their inputs only, and run forward again",
+                {"always", "except_last", "never"});
+  line.add_bytes("--bucket-bytes", &how.bucket_bytes,
+                 "gradients travel in buckets of about this size");
+  line.add("--accumulate-f32", &how.accumulate_f32,
+           "bf16, f16: sum the gradients of micro-batches in f32");
+  line.add("--loss-scale", &how.loss_scale.scale,
+           "f16: the first factor of the loss", 1);
+  line.add("--loss-scale-window", &how.loss_scale.window,
+           "f16: good steps before the factor doubles", 1);
+  line.add("--hysteresis", &how.loss_scale.hysteresis,
+           "f16: overflows up to the one that halves the factor", 1);
+  line.add("--scaler", &how.scaler, "f16: whose sequence of factors",
+           {"deepspeed", "deepspeed-0.17.1", "megatron"});
+}
+
+}  // namespace shardbook::hybrid

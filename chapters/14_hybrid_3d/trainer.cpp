@@ -1,0 +1,158 @@
+#include "chapters/14_hybrid_3d/trainer.h"
+
+#include <cmath>
+
+#include "chapters/00_single_device/single_device.h"
+#include "chapters/14_hybrid_3d/bill.h"
+#include "chapters/common/pipeline/partition.h"
+#include "chapters/common/pipeline/recompute.h"
+#include "core/check.h"
+
+namespace shardbook::hybrid {
+
+Trainer::Trainer(const Options& options, const HybridOptions& how,
+                 DeviceMesh& mesh)
+    : options_(options),
+      how_(how),
+      mesh_(mesh),
+      groups_(groups_of(mesh)),
+      layers_(rank_layers(options, how, mesh.group("tp"), mesh.group("cp"))),
+      data_(Dataset::open(options, model_config(options))),
+      schedule_(schedule_of(how)),
+      feed_(options, data_, pieces_of(options, how, mesh.coordinate("dp")),
+            layers_.factory.loss),
+      scaler_(how.loss_scaler(options.dtype)) {
+  const std::vector<int> cuts =
+      cuts_of(options, how.partition, *layers_.list, schedule_.num_stages,
+              [&] { return feed_.example(feed_.pieces()[0].rows); });
+  model_ = std::make_unique<PipelineModel>(
+      options, layers_.list, pipeline::layout_of(schedule_, cuts), groups_.pp,
+      part_of(layers_.layout, groups_.tp.rank(), layers_.padded.vocab_size));
+  update_.emplace(options, how, *model_, layers_, groups_);
+  RankContext::current().device.reset_peak_memory();
+  engine_options_.recompute = pipeline::recompute_from_name(how.recompute);
+  engine_.emplace(schedule_, *model_, groups_.pp, feed_, nullptr,
+                  engine_options_);
+}
+
+StepResult Trainer::step(std::int64_t step) {
+  // Forwards and backwards of all micro-batches: each counts its share of the
+  // global batch, so every later reduction is a sum
+  feed_.set_first_step(step);
+  feed_.set_loss_scale(scaler_.scale());
+  double loss = engine_->run();
+  const bool is_first = groups_.tp.rank() == 0 && mesh_.coordinate("cp") == 0;
+  if (!is_first) loss = 0;  // tp and cp ranks have the same loss
+
+  // Sum the gradients over replicas, tokens and stages
+  update_->reduce();
+
+  // One sum over the world: the loss, and the norm with each element once
+  Tensor sums;
+  {
+    const double squares = update_->sum_of_squares();
+    const MemoryScope kind(MemoryKind::kCommunication);
+    sums = Tensor::full({2}, loss, {DType::kF64, Device()});
+    sums.rows_view(1, 2).fill(squares);
+  }
+  mesh_.world().all_reduce(sums, ReduceOp::kSum, "loss and norm").wait();
+  StepResult result;
+  result.loss = sums.rows_view(0, 1).item();
+  result.grad_norm = std::sqrt(sums.rows_view(1, 2).item()) / scaler_.scale();
+
+  // f16: an overflow on one rank is one in the sum, and all ranks skip
+  const bool overflow =
+      options_.dtype == DType::kF16 && !std::isfinite(result.grad_norm);
+  double factor = 1 / scaler_.scale();
+  if (options_.dtype == DType::kF16) scaler_.update(overflow);
+  if (overflow) {
+    num_skipped_ += 1;
+    update_->forget();
+    return result;
+  }
+
+  // Unscale and clip with one factor, update, gather
+  if (options_.clip > 0) factor *= clip_factor(result.grad_norm, options_.clip);
+  update_->apply(factor);
+  return result;
+}
+
+std::vector<Bill> Trainer::bills() {
+  BillSizes sizes = bill_sizes(options_, how_, layers_, schedule_,
+                               model_->layout().cuts, groups_.pp.rank());
+  sizes.buckets = &update_->buckets();
+  sizes.updates = static_cast<double>(options_.steps - num_skipped_);
+  Bill bill;
+  if (options_.steps > 0) {
+    bill.bytes = static_cast<double>(options_.steps) *
+                     (engine_->predicted_bytes() + step_bytes(sizes)) -
+                 static_cast<double>(num_skipped_) * skipped_bytes(sizes);
+  }
+  // Activations of a stage are measured on shapes, where messages reach nobody
+  pipeline::LanguageFeed on_shapes(options_, data_, feed_.pieces(),
+                                   layers_.on_shapes.loss);
+  bill.memory = memory(sizes, schedule_, *model_, on_shapes, engine_options_,
+                       groups_.pp.rank());
+  return {bill};
+}
+
+std::vector<NamedTensor> Trainer::full_state() {
+  // The parts of one replica: first by stage, then by rank of the tp group
+  if (groups_.data.rank() != 0) return {};
+  const std::vector<NamedTensor> parts = model_->full_parameters();
+  if (groups_.pp.rank() != 0) return {};
+  return gather_parts(parts, layers_.layout, groups_.tp,
+                      model_config(options_).vocab_size);
+}
+
+TrainingState Trainer::state() {
+  TrainingState state;
+  update_->add_to(state);
+  place_parts(state, layers_.layout, groups_.tp.rank(),
+              model_config(options_).vocab_size);
+  if (options_.dtype == DType::kF16) state.numbers = scaler_.state();
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    if (options_.dtype == DType::kF16) scaler_.load_state(numbers);
+    update_->gather();
+  };
+  return state;
+}
+
+std::unique_ptr<Strategy> make_trainer(const Options& options,
+                                       const HybridOptions& how,
+                                       DeviceMesh& mesh) {
+  if (how.zero_stage >= 2) {
+    return std::make_unique<ZeroTrainer>(options, how, mesh);
+  }
+  return std::make_unique<Trainer>(options, how, mesh);
+}
+
+ReferenceRun reference_run(const Options& options, const HybridOptions& how) {
+  std::vector<MicroBatch> pieces;
+  for (int rank = 0; rank < how.dp; ++rank) {
+    for (const MicroBatch& each : pieces_of(options, how, rank)) {
+      pieces.push_back(each);
+    }
+  }
+  // In f16 the one device scales its loss, too, and skips the same steps
+  if (options.dtype == DType::kF16) {
+    return single_device::train_plain(options, how.dp * how.micro_batches,
+                                      how.loss_scale);
+  }
+  return train_one_device(options, pieces);
+}
+
+FoldClass fold_class(const HybridOptions& how) {
+  const Topology topology = topology_of(how);
+  // In a ring, ranks wait for each other in turn
+  const bool is_ring = how.cp > 1 && how.cp_kind != "ulysses";
+  // ZeRO-2 and -3 give each rank other parts of other parameters
+  const bool is_cut = how.zero_stage >= 2;
+  return [=](int rank) {
+    const int cp = is_ring || is_cut ? topology.coordinate(rank, "cp") : 0;
+    const int dp = is_cut ? topology.coordinate(rank, "dp") : 0;
+    return (topology.coordinate(rank, "pp") * how.cp + cp) * how.dp + dp;
+  };
+}
+
+}  // namespace shardbook::hybrid

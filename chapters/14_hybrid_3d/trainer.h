@@ -1,0 +1,94 @@
+#pragma once
+
+// A GPT on any legal mesh, for main.cpp and the benchmarks.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/14_hybrid_3d/layers.h"
+#include "chapters/14_hybrid_3d/update.h"
+#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/feed.h"
+#include "chapters/common/run/strategy.h"
+#include "chapters/common/run/worlds.h"
+
+namespace shardbook::hybrid {
+
+/// One step of training on this rank: a pipeline of sharded layers, then the
+/// sums of its gradients over all axes. One stage is a pipeline as well.
+class Trainer : public Strategy {
+ public:
+  /// `how` has passed check_legal. `mesh` outlives the object. Collective.
+  Trainer(const Options& options, const HybridOptions& how, DeviceMesh& mesh);
+
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override { return update_->optimizer(); }
+  std::vector<Bill> bills() override;
+  std::vector<NamedTensor> full_state() override;
+
+  /// On shapes, gradients never overflow.
+  bool has_predictable_time() const override { return num_skipped_ == 0; }
+
+  const Update& update() const { return *update_; }
+  const DynamicLossScaler& scaler() const { return scaler_; }
+  std::int64_t num_skipped_steps() const { return num_skipped_; }
+  PipelineModel& model() { return *model_; }
+
+ private:
+  const Options options_;
+  const HybridOptions how_;
+  DeviceMesh& mesh_;
+  const Groups groups_;
+  RankLayers layers_;
+  Dataset data_;
+  pipeline::Schedule schedule_;
+  pipeline::LanguageFeed feed_;
+  std::unique_ptr<PipelineModel> model_;
+  std::optional<Update> update_;
+  pipeline::EngineOptions engine_options_;
+  std::optional<pipeline::Engine> engine_;
+  DynamicLossScaler scaler_;
+  std::int64_t num_skipped_ = 0;
+};
+
+/// ZeRO-2 and -3: the library of the ZeRO chapter around tensor-parallel layers.
+class ZeroTrainer : public Strategy {
+ public:
+  ZeroTrainer(const Options& options, const HybridOptions& how,
+              DeviceMesh& mesh);
+
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override { return zero_->optimizer(); }
+  std::vector<Bill> bills() override;
+  std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
+  bool has_predictable_time() const override {
+    return zero_->num_skipped_steps() == 0;
+  }
+
+ private:
+  double norm(const std::vector<NamedTensor>& own);
+
+  const Options options_;
+  const HybridOptions how_;
+  DeviceMesh& mesh_;
+  const Groups groups_;
+  RankLayers layers_;
+  Dataset data_;
+  std::unique_ptr<Gpt> model_;
+  std::unique_ptr<zero::ZeroOptimizer> zero_;
+  DynamicLossScaler scaler_;
+};
+
+/// The one that the stage of ZeRO asks for.
+std::unique_ptr<Strategy> make_trainer(const Options& options,
+                                       const HybridOptions& how,
+                                       DeviceMesh& mesh);
+/// One device that sums the gradients of all micro-batches of all replicas.
+ReferenceRun reference_run(const Options& options, const HybridOptions& how);
+/// Ranks of one stage do the same on the same shapes, except in a ring.
+FoldClass fold_class(const HybridOptions& how);
+
+}  // namespace shardbook::hybrid

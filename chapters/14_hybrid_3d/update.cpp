@@ -1,0 +1,303 @@
+#include "chapters/14_hybrid_3d/update.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "chapters/02_ddp/buckets.h"
+#include "core/context.h"
+#include "core/copy_runs.h"
+#include "core/inplace.h"
+#include "core/ops.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+/// The group of stages that share the parameter; null for one stage.
+std::shared_ptr<ProcessGroup> tied_group(const PipelineModel& model,
+                                         const Tensor& parameter) {
+  for (const PipelineModel::Shared& each : model.shared()) {
+    if (each.parameter.is_same(parameter)) return each.group;
+  }
+  return nullptr;
+}
+
+/// The parameters of all stages of this rank, each once, by stage.
+std::vector<NamedTensor> named_parameters(PipelineModel& model) {
+  std::vector<NamedTensor> all;
+  for (int s = 0; s < model.layout().num_stages(); ++s) {
+    if (!model.holds(s)) continue;
+    for (const NamedTensor& each : model.stage(s).named_parameters()) {
+      const auto same = [&](const NamedTensor& other) {
+        return other.tensor.is_same(each.tensor);
+      };
+      if (std::none_of(all.begin(), all.end(), same)) all.push_back(each);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+Groups groups_of(DeviceMesh& mesh) {
+  return {mesh.group("dp-cp"), mesh.group("tp"), mesh.group("pp")};
+}
+
+std::int64_t UpdateBucket::numel() const {
+  std::int64_t sum = 0;
+  for (const NamedTensor& each : parameters) sum += each.tensor.numel();
+  return sum;
+}
+
+std::int64_t UpdateBucket::updated_numel() const {
+  return own.defined() ? own.numel() : numel();
+}
+
+Update::Update(const Options& options, const HybridOptions& how,
+               PipelineModel& model, const RankLayers& layers,
+               const Groups& groups)
+    : groups_(groups), is_sharded_(how.zero_stage == 1) {
+  make_buckets(model, layers, how);
+  Tensors updated;
+  for (UpdateBucket& bucket : buckets_) {
+    if (!is_sharded_) {
+      for (const NamedTensor& each : bucket.parameters) {
+        updated.push_back(each.tensor);
+      }
+      continue;
+    }
+    std::vector<std::int64_t> numels;
+    for (const NamedTensor& each : bucket.parameters) {
+      numels.push_back(each.tensor.numel());
+    }
+    bucket.layout =
+        zero::flat_layout(numels, groups.data.size(), /*alignment=*/2);
+    bucket.flat = zero::flatten(bucket.parameters, bucket.layout,
+                                RankContext::current().device);
+    const std::int64_t shard = bucket.layout.shard();
+    bucket.own = bucket.flat.flat_view(groups.data.rank() * shard, {shard});
+    updated.push_back(bucket.own);
+  }
+  optimizer_ = make_optimizer(options.optimizer, std::move(updated),
+                              options.optimizer_options);
+  optimizer_->keep_master_copies();
+  if (how.accumulate_f32) sum_in_f32();
+}
+
+Update::~Update() {
+  for (auto& [name, each] : sums_) {
+    each.parameter.remove_accumulate_hook(each.hook);
+  }
+}
+
+// Each gradient leaves its parameter at once, so none is summed in 16 bits.
+void Update::sum_in_f32() {
+  const MemoryScope kind(MemoryKind::kGradient);
+  for (UpdateBucket& bucket : buckets_) {
+    bucket.gradient_bytes = 4;
+    for (const NamedTensor& each : bucket.parameters) {
+      Sum& sum = sums_[each.name];
+      sum.parameter = each.tensor;
+      sum.sum = Tensor::zeros(each.tensor.shape(), {DType::kF32, Device()});
+      sum.hook =
+          each.tensor.add_accumulate_hook([total = sum.sum](Tensor& parameter) {
+            const NoGrad no_grad;
+            add_into(total, to_dtype(parameter.grad(), DType::kF32));
+            parameter.clear_grad();
+          });
+    }
+  }
+}
+
+Tensor Update::gradient(const NamedTensor& parameter) const {
+  const auto found = sums_.find(parameter.name);
+  if (found != sums_.end()) return found->second.sum;
+  // Zeros where no backward has reached it
+  if (!parameter.tensor.grad().defined()) {
+    const MemoryScope kind(MemoryKind::kGradient);
+    parameter.tensor.set_grad(parameter.tensor.zeros_like());
+  }
+  return parameter.tensor.grad();
+}
+
+void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
+                          const HybridOptions& how) {
+  // Parameters that are summed over the same groups, by their first member
+  std::vector<UpdateBucket> kinds;
+  for (const NamedTensor& each : named_parameters(model)) {
+    UpdateBucket kind;
+    kind.tied = tied_group(model, each.tensor);
+    kind.is_replicated =
+        groups_.tp.size() > 1 &&
+        layers.layout(each.name, 0) == layers.layout(each.name, 1);
+    const auto found =
+        std::find_if(kinds.begin(), kinds.end(), [&](const auto& other) {
+          return other.tied == kind.tied &&
+                 other.is_replicated == kind.is_replicated;
+        });
+    if (found != kinds.end()) {
+      found->parameters.push_back(each);
+      continue;
+    }
+    kind.is_partial = kind.is_replicated && how.sequence_parallel;
+    // ZeRO-1 counts each rank's own shard
+    kind.counts = (is_sharded_ || groups_.data.rank() == 0) &&
+                  (!kind.is_replicated || groups_.tp.rank() == 0) &&
+                  (kind.tied == nullptr || kind.tied->rank() == 0);
+    kind.gradient_bytes = static_cast<double>(dtype_bytes(each.tensor.dtype()));
+    kind.parameters.push_back(each);
+    kinds.push_back(std::move(kind));
+  }
+  // Of a size that travels well
+  for (const UpdateBucket& kind : kinds) {
+    std::vector<ddp::BucketItem> items;
+    for (const NamedTensor& each : kind.parameters) {
+      items.push_back({each.tensor.bytes(), each.tensor.dtype(), Device()});
+    }
+    std::vector<int> order(items.size());
+    std::iota(order.begin(), order.end(), 0);
+    const ddp::BucketLimits limits{how.bucket_bytes, how.bucket_bytes};
+    for (const ddp::Bucket& members :
+         ddp::assign_buckets(items, order, limits)) {
+      UpdateBucket bucket = kind;
+      bucket.parameters.clear();
+      for (const int i : members) {
+        bucket.parameters.push_back(
+            kind.parameters[static_cast<std::size_t>(i)]);
+      }
+      buckets_.push_back(std::move(bucket));
+    }
+  }
+}
+
+Tensors Update::gradients_of(const UpdateBucket& bucket) const {
+  if (is_sharded_) return {bucket.grad};
+  Tensors grads;
+  for (const NamedTensor& each : bucket.parameters) {
+    grads.push_back(gradient(each));
+  }
+  return grads;
+}
+
+void Update::scatter(UpdateBucket& bucket) {
+  Tensor all;
+  {
+    const MemoryScope kind(MemoryKind::kCommunication);
+    all = Tensor::zeros(bucket.flat.shape(),
+                        gradient(bucket.parameters[0]).options());
+  }
+  std::vector<CopyRun> there;
+  for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
+    const Tensor grad = gradient(bucket.parameters[i]);
+    there.push_back(
+        {all.flat_view(bucket.layout.offsets[i], grad.shape()), grad});
+  }
+  copy_runs(there);
+  // The whole gradients are no longer needed
+  there.clear();
+  for (const NamedTensor& each : bucket.parameters) each.tensor.clear_grad();
+  const MemoryScope kind(MemoryKind::kGradient);
+  bucket.grad = Tensor::empty(bucket.own.shape(), all.options());
+  groups_.data.reduce_scatter(bucket.grad, all, ReduceOp::kSum, "gradients")
+      .wait();
+}
+
+void Update::reduce() {
+  const PhaseScope phase(Phase::kOptimizer);
+  // 1. Over samples and tokens
+  for (UpdateBucket& bucket : buckets_) {
+    if (is_sharded_) {
+      scatter(bucket);
+    } else {
+      sum_over_ranks(groups_.data, gradients_of(bucket), "gradients");
+    }
+  }
+  // 2. Over tokens that were cut inside the tp group
+  for (const UpdateBucket& bucket : buckets_) {
+    if (bucket.is_partial) {
+      sum_over_ranks(groups_.tp, gradients_of(bucket), "sequence_parallel");
+    }
+  }
+  // 3. Over stages with the same parameter
+  for (const UpdateBucket& bucket : buckets_) {
+    if (bucket.tied != nullptr) {
+      sum_over_ranks(*bucket.tied, gradients_of(bucket), "tied gradient");
+    }
+  }
+}
+
+double Update::sum_of_squares() const {
+  const PhaseScope phase(Phase::kOptimizer);
+  double total = 0;
+  // Every rank computes all of its squares, so that ranks of one stage do the
+  // same work
+  for (const UpdateBucket& bucket : buckets_) {
+    double squares = 0;
+    for (const Tensor& grad : gradients_of(bucket)) {
+      squares += shardbook::sum_of_squares(grad);
+    }
+    if (bucket.counts) total += squares;
+  }
+  return total;
+}
+
+void Update::apply(double factor) {
+  if (!is_sharded_) {
+    std::size_t i = 0;
+    for (const UpdateBucket& bucket : buckets_) {
+      for (const Tensor& grad : gradients_of(bucket)) {
+        optimizer_->step_one(i++, grad, factor);
+      }
+    }
+    forget();
+    return;
+  }
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    optimizer_->step_one(i, buckets_[i].grad, factor);
+  }
+  forget();
+  gather();
+}
+
+void Update::gather() {
+  if (!is_sharded_) return;
+  const PhaseScope phase(Phase::kOptimizer);
+  for (const UpdateBucket& bucket : buckets_) {
+    groups_.data.all_gather(bucket.flat, bucket.own, "parameters").wait();
+  }
+}
+
+void Update::add_to(TrainingState& state) {
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    const UpdateBucket& bucket = buckets_[i];
+    if (!is_sharded_) {
+      add_whole(state, bucket.parameters, *optimizer_);
+      continue;
+    }
+    for (std::size_t j = 0; j < bucket.parameters.size(); ++j) {
+      for (const zero::OwnedPart& own :
+           bucket.layout.parts(static_cast<int>(j))) {
+        if (own.owner != groups_.data.rank() || own.numel == 0) continue;
+        StatePart part;
+        part.name = bucket.parameters[j].name;
+        part.whole = bucket.parameters[j].tensor.shape();
+        part.begin = own.begin;
+        part.values = bucket.own.flat_view(own.shard_begin, {own.numel});
+        part.optimizer = optimizer_.get();
+        part.slot = i;
+        part.slot_begin = own.shard_begin;
+        state.parts.push_back(std::move(part));
+      }
+    }
+  }
+}
+
+void Update::forget() {
+  for (UpdateBucket& bucket : buckets_) {
+    bucket.grad = Tensor();
+    for (const NamedTensor& each : bucket.parameters) each.tensor.clear_grad();
+  }
+  for (auto& [name, each] : sums_) each.sum.zero();
+}
+
+}  // namespace shardbook::hybrid

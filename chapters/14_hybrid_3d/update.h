@@ -1,0 +1,121 @@
+#pragma once
+
+// From the gradients of one rank to new parameters on all of them.
+//
+//   engine.run();            // this rank's gradients, of its own samples
+//   update.reduce();         // sums over replicas, tokens, stages
+//   update.sum_of_squares(); // this rank's share of the norm
+//   update.apply(factor);    // clipped, and by the optimizer
+//
+// A parameter's gradient is a sum over up to three groups, in this order:
+//
+//   dp x cp   the other samples, the other tokens: every parameter
+//   tp        tokens that Megatron's sequence parallelism has cut: parameters
+//             that the tp group holds whole (norms, biases of rows, positions)
+//   pp        other stages that use the parameter (the token embedding)
+//
+// Parameters that share these groups travel in buckets. ZeRO-1 (Megatron's
+// distributed optimizer) scatters a bucket's first sum over dp x cp, and goes on
+// with this rank's shard: its sums over tp and pp, its update, and a gather of
+// new parameters. For that the shards of all members must have the same limits:
+// the token embedding has buckets of its own, or the other stage's shard would
+// hold other elements.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/14_hybrid_3d/layers.h"
+#include "chapters/common/pipeline/pipeline_model.h"
+#include "chapters/common/run/training_state.h"
+#include "comm/device_mesh.h"
+
+namespace shardbook::hybrid {
+
+/// The groups of one rank; the mesh owns them.
+struct Groups {
+  ProcessGroup& data;  ///< dp x cp
+  ProcessGroup& tp;
+  ProcessGroup& pp;
+};
+Groups groups_of(DeviceMesh& mesh);
+
+/// Parameters whose gradients are summed over the same groups.
+struct UpdateBucket {
+  std::vector<NamedTensor> parameters;
+  /// The stages that share them; null for parameters of one stage.
+  std::shared_ptr<ProcessGroup> tied;
+  bool is_replicated = false;  ///< the tp group holds them whole
+  bool is_partial = false;     ///< and their gradients are summed over it
+  /// This rank adds them to the norm: no other rank that has them does.
+  bool counts = false;
+
+  // With ZeRO-1
+  zero::FlatLayout layout;
+  Tensor flat;  ///< [padded]; the parameters are views of it
+  Tensor own;   ///< [S], this rank's part
+  Tensor grad;  ///< [S], during the update
+
+  /// Of a gradient's element: 4 where 16-bit gradients are summed in f32.
+  double gradient_bytes = 0;
+
+  /// Elements that this rank's optimizer updates.
+  std::int64_t updated_numel() const;
+  std::int64_t numel() const;
+};
+
+class Update {
+ public:
+  /// Collective over the groups. Parameters become views of buckets with
+  /// ZeRO-1.
+  Update(const Options& options, const HybridOptions& how, PipelineModel& model,
+         const RankLayers& layers, const Groups& groups);
+
+  /// Sums the gradients. Order of collectives: all buckets over dp x cp, then
+  /// over tp, then over stages (Megatron-LM, finalize_model_grads.py).
+  void reduce();
+  /// Of the gradient's elements that no other rank counts. The sum over the
+  /// world is the square of the norm.
+  double sum_of_squares() const;
+  /// Updates with `factor` times the gradient, and gives every rank the new
+  /// parameters (ZeRO-1). Forgets the gradients.
+  void apply(double factor);
+  /// Forgets the gradients without an update.
+  void forget();
+  /// Adds what this rank updates, and the optimizer's state of it.
+  void add_to(TrainingState& state);
+  /// Gives every rank the parameters that were loaded into shards (ZeRO-1).
+  void gather();
+
+  ~Update();
+  Update(const Update&) = delete;
+  Update& operator=(const Update&) = delete;
+
+  Optimizer& optimizer() { return *optimizer_; }
+  const std::vector<UpdateBucket>& buckets() const { return buckets_; }
+  bool is_sharded() const { return is_sharded_; }
+
+ private:
+  void make_buckets(PipelineModel& model, const RankLayers& layers,
+                    const HybridOptions& how);
+  void sum_in_f32();
+  void scatter(UpdateBucket& bucket);
+  Tensor gradient(const NamedTensor& parameter) const;
+  Tensors gradients_of(const UpdateBucket& bucket) const;
+
+  Groups groups_;
+  bool is_sharded_;
+  std::vector<UpdateBucket> buckets_;
+  std::unique_ptr<Optimizer> optimizer_;
+  /// With accumulate_f32: sums of gradients, by parameter.
+  struct Sum {
+    Tensor parameter;
+    Tensor sum;  ///< f32
+    int hook = 0;
+  };
+  std::map<std::string, Sum> sums_;
+};
+
+}  // namespace shardbook::hybrid

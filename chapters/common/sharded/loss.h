@@ -1,0 +1,31 @@
+#pragma once
+
+// The mean loss of a batch whose rows lie on several ranks.
+
+#include <functional>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "core/ops.h"
+
+namespace shardbook {
+
+/// How many targets are not -100: a scalar of `dtype`. Unrecorded.
+Tensor count_targets(const Tensor& targets, DType dtype);
+
+/// Mean over the targets of all ranks, the same on every rank. `local` returns
+/// the loss of this rank's rows, whose targets are `targets` (those of -100 count
+/// for nothing). Backward gives each rank the gradient of the global mean by its
+/// own rows, and sends nothing.
+///
+/// Sums and counts are added before they are divided: a mean of means would be
+/// wrong where ranks have unequally many targets, and NaN where one has none. An
+/// all-reduce of two numbers over each of `groups`; with one rank, local(kMean).
+Tensor mean_loss_over_ranks(
+    const std::function<Tensor(Reduction reduction)>& local,
+    const Tensor& targets, const std::vector<ProcessGroup*>& groups);
+/// The same for the cross-entropy of whole logits [.., V].
+Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
+                            ProcessGroup& group);
+
+}  // namespace shardbook

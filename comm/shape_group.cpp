@@ -1,0 +1,78 @@
+#include "comm/shape_group.h"
+
+#include <numeric>
+
+#include "core/check.h"
+
+namespace shardbook {
+namespace {
+
+std::vector<int> ranks_below(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// The base class moves no tensor on a meta device, so only real data end here.
+[[noreturn]] Work refuse(const CommCall& call, const std::string& name) {
+  SB_FAIL(call_text(call), " over '", name,
+          "': this group has no peers; give it tensors on meta devices");
+}
+
+}  // namespace
+
+ShapeGroup::ShapeGroup(int rank, int size, const std::string& name)
+    : ProcessGroup(rank, ranks_below(size), name) {}
+
+std::vector<std::string> ShapeGroup::exchange(const std::string& text) {
+  return std::vector<std::string>(static_cast<std::size_t>(size()), text);
+}
+
+Work ShapeGroup::do_all_reduce(const Tensor&, const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_reduce_scatter(const Tensor&, const Tensor&,
+                                   const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_all_gather(const Tensor&, const Tensor&,
+                               const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_broadcast(const Tensor&, const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_reduce(const Tensor&, const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_scatter(const Tensor&, const Tensor&,
+                            const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_gather(const Tensor&, const Tensor&, const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_all_to_all_v(const Tensor&, const Tensor&,
+                                 const std::vector<std::int64_t>&,
+                                 const std::vector<std::int64_t>&,
+                                 const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_send(const Tensor&, const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_recv(const Tensor&, const CommCall& call) {
+  return refuse(call, name());
+}
+Work ShapeGroup::do_barrier(const CommCall& call) {
+  return refuse(call, name());
+}
+std::shared_ptr<ProcessGroup> ShapeGroup::do_subgroup(
+    const std::vector<int>& members, const std::string& name) {
+  int rank = 0;
+  while (members[static_cast<std::size_t>(rank)] != this->rank()) ++rank;
+  return std::make_shared<ShapeGroup>(rank, static_cast<int>(members.size()),
+                                      name);
+}
+
+}  // namespace shardbook

@@ -1,0 +1,128 @@
+#pragma once
+
+// Messages that share links.
+//
+//   FlowNetwork network;
+//   const int nic = network.add_link(25e9);
+//   const FlowUses uses = use_links({{nic, 1}});
+//   const FlowRef a = network.add({.seconds = 1, .transfer_s = 1,
+//                                  .max_rate = 25e9, .uses = uses});
+//   network.advance();  // until the next flow ends
+//   network.end_s(a);
+//
+// A flow is a message or a collective that is under way. It has streams, one
+// per NIC or port that it uses, which all move at the same rate. After its
+// latency, a flow takes as much of its links as it can use. Where the flows on
+// a link want more than the link carries, they share it by max-min fairness:
+// all rates rise together, and a stream stops rising when its flow has all that
+// it can use, or when one of its links is full.
+//
+//   link of 10, streams that want 2, 4 and 9:   rates 2, 4 and 4
+//
+// The rates change when a flow begins to transfer or ends, and at no other
+// time. So the network jumps from one such event to the next. Times are virtual:
+// they depend on the flows, not on the order in which flows of one instant are
+// added, and not on the machine. A flow that meets no other ends exactly
+// `seconds` after its begin.
+//
+// The caller adds flows that begin before the next end and then calls
+// advance(). A flow that begins earlier than the network's time is late: it has
+// run alone until now.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace shardbook::sim {
+
+/// How many streams of a flow pass a link. Groups that run in lock-step with
+/// the flow and are not flows of their own count here.
+struct LinkUse {
+  int link = 0;
+  double streams = 1;
+};
+using FlowUses = std::shared_ptr<const std::vector<LinkUse>>;
+FlowUses use_links(std::vector<LinkUse> uses);
+
+struct Flow {
+  /// When its data are ready. It begins then, or at the end of the flow that it
+  /// follows.
+  double ready_s = 0;
+  /// From begin to end if it is alone.
+  double seconds = 0;
+  /// The last part of `seconds`, in which links carry it.
+  double transfer_s = 0;
+  /// Bytes per second of each stream in that part, if it is alone.
+  double max_rate = 0;
+  /// Null: it meets no other flow.
+  FlowUses uses;
+};
+
+class FlowState;
+using FlowRef = std::shared_ptr<FlowState>;
+
+class FlowNetwork {
+ public:
+  FlowNetwork();
+  ~FlowNetwork();
+  FlowNetwork(const FlowNetwork&) = delete;
+  FlowNetwork& operator=(const FlowNetwork&) = delete;
+
+  /// Returns the number of a new link.
+  int add_link(double bytes_per_s);
+  /// `after`: the flow that this one follows on the same queue, or null.
+  /// `when_over`: called once, as soon as the end is known.
+  FlowRef add(const Flow& flow, const FlowRef& after = nullptr,
+              std::function<void(const FlowRef&)> when_over = nullptr);
+  /// Moves on to the next end of a flow. Returns that flow, or null when no
+  /// flow is under way.
+  FlowRef advance();
+  /// Adds `seconds` to the network's time, to the times of all flows under way,
+  /// and to the times at which queues are free.
+  void shift(double seconds);
+
+  double now_s() const { return now_s_; }
+  /// By how much the network has shifted since this flow was over.
+  double shift_since(const FlowRef& flow) const;
+  static bool is_over(const FlowRef& flow);
+  static double begin_s(const FlowRef& flow);
+  /// Meaningful once the flow is over.
+  static double end_s(const FlowRef& flow);
+  /// Links carry it now; at so many bytes per second of each stream.
+  static bool is_under_way(const FlowRef& flow);
+  static double rate(const FlowRef& flow);
+  /// Bytes per second that a link carries now, and at most.
+  double load(int link) const;
+  double capacity(int link) const;
+
+ private:
+  struct Link {
+    double bytes_per_s = 0;
+    std::vector<FlowState*> flows;  ///< in the order of their numbers
+  };
+  struct Event {
+    double at_s = 0;
+    bool is_end = false;       ///< of a flow; otherwise its entry
+    std::uint64_t number = 0;  ///< of the flow: breaks ties
+    FlowRef flow;
+    int version = 0;
+  };
+  static bool is_later(const Event& a, const Event& b);
+
+  void begin(const FlowRef& flow, double begin_s);
+  void enter(const FlowRef& flow);
+  void finish(const FlowRef& flow, double end_s);
+  bool is_wanted_in_full(const Link& link) const;
+  void share(const std::vector<FlowState*>& seeds);
+  void set_rate(FlowState& flow, double rate);
+  void push(const FlowRef& flow, double at_s);
+
+  double now_s_ = 0;
+  double shifted_s_ = 0;
+  std::uint64_t num_flows_ = 0;
+  std::vector<Link> links_;
+  std::vector<Event> events_;  ///< a heap
+};
+
+}  // namespace shardbook::sim

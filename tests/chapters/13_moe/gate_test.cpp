@@ -1,0 +1,212 @@
+// Weights and losses of the gate; the index form against the dense one.
+
+#include "chapters/13_moe/gate.h"
+
+#include "chapters/13_moe/dispatch.h"
+#include "tests/core/support.h"
+
+namespace shardbook::moe {
+namespace {
+
+constexpr std::int64_t kTokens = 24, kWidth = 6, kExperts = 4;
+
+GateOptions gate_of(std::int64_t k, double factor = 1) {
+  GateOptions options;
+  options.k = k;
+  options.num_experts = kExperts;
+  options.min_capacity = 1;
+  options.capacity_factor = factor;
+  return options;
+}
+
+TopKGate make_gate(const GateOptions& options) {
+  TopKGate gate("gate", kWidth, options, f64_init());
+  gate.weight.copy_from(noise({kWidth, kExperts}, 5));
+  return gate;
+}
+
+GateCall call_of() {
+  GateCall call;
+  call.name = "gate";
+  call.per_row = 8;
+  return call;
+}
+
+class GateWeights : public testing::TestWithParam<int> {};
+
+TEST_P(GateWeights, AreSharesOfTheKeptChoices) {
+  const std::int64_t k = GetParam();
+  const TopKGate gate = make_gate(gate_of(k, 0.7));
+  const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
+  const GateResult result = gate.route(x, call_of());
+  const auto gates = softmax(matmul(x, gate.weight)).to_vector<double>();
+  const auto weights = result.weights.to_vector<double>();
+  EXPECT_GT(result.routing.num_dropped(), 0);
+  for (std::int64_t s = 0; s < kTokens; ++s) {
+    double sum = 0, kept = 0;
+    for (std::int64_t j = 0; j < k; ++j) {
+      const auto choice = static_cast<std::size_t>(s * k + j);
+      sum += weights[choice];
+      if (!result.routing.is_kept(s, j)) {
+        EXPECT_EQ(weights[choice], 0);
+        continue;
+      }
+      kept += gates[static_cast<std::size_t>(s * kExperts +
+                                             result.routing.expert[choice])];
+    }
+    // Top-1: the gate's probability. Else shares, which add up to 1
+    EXPECT_NEAR(sum, k == 1 ? kept : (kept > 0 ? 1 : 0), 1e-14);
+  }
+}
+
+TEST_P(GateWeights, IndexFormEqualsTheDenseForm) {
+  const std::int64_t k = GetParam();
+  const TopKGate gate = make_gate(gate_of(k, 0.8));
+  const auto run = [&](bool is_naive) {
+    const Tensor x = leaf({kTokens, kWidth}, 3);
+    gate.weight.clear_grad();
+    const GateResult result = gate.route(x, call_of());
+    const Routing& routing = result.routing;
+    const Tensor rows =
+        is_naive ? naive_dispatch(x, routing) : dispatch(x, routing);
+    // An expert with a bias: empty slots do not stay zero
+    const Tensor outputs = add_scalar(mul(rows, rows), 0.5);
+    const Tensor y = is_naive ? naive_combine(outputs, routing, result.weights)
+                              : combine(outputs, routing, result.weights);
+    weighted_sum(y).backward();
+    return Tensors{rows.detach(), y.detach(), x.grad(), gate.weight.grad()};
+  };
+  const Tensors dense = run(true), index = run(false);
+  for (std::size_t i = 0; i < dense.size(); ++i) {
+    EXPECT_LT(max_abs_difference(dense[i], index[i]), 1e-13) << i;
+  }
+}
+
+TEST_P(GateWeights, GradientsAreThoseOfDifferences) {
+  const std::int64_t k = GetParam();
+  const GateOptions options = gate_of(k, 2);
+  const double error = autograd::check_gradients(
+      [&](const Tensors& in) {
+        TopKGate gate("gate", kWidth, options, f64_init());
+        gate.weight = in[1];
+        GateCall call = call_of();
+        call.wants_z_loss = true;
+        const GateResult result = gate.route(in[0], call);
+        const Tensor y = combine(dispatch(in[0], result.routing),
+                                 result.routing, result.weights);
+        return add(weighted_sum(y), add(result.l_aux, result.z_loss));
+      },
+      {leaf({kTokens, kWidth}, 7), leaf({kWidth, kExperts}, 8)});
+  EXPECT_LT(error, 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Choices, GateWeights, testing::Values(1, 2, 3));
+
+TEST(AuxiliaryLoss, IsOneForAnEvenLoad) {
+  TopKGate gate = make_gate(gate_of(1));
+  gate.weight.copy_from(Tensor::zeros({kWidth, kExperts}, {DType::kF64, {}}));
+  // All gates 1/E: me is even, and whatever ce is, it adds up to 1
+  const GateResult result = gate.route(noise({kTokens, kWidth}), call_of());
+  EXPECT_NEAR(result.l_aux.item(), 1, 1e-14);
+}
+
+TEST(AuxiliaryLoss, CountsFirstChoicesBeforeDropping) {
+  for (std::int64_t k : {1, 2, 3}) {
+    const TopKGate gate = make_gate(gate_of(k, 0.3));
+    const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
+    const GateResult result = gate.route(x, call_of());
+    const Tensor gates = softmax(matmul(x, gate.weight));
+    const auto me = mean(gates, 0).to_vector<double>();
+    std::vector<double> ce(kExperts, 0);
+    const std::int64_t counted = k > 2 ? k : 1;
+    for (std::int64_t s = 0; s < kTokens; ++s) {
+      for (std::int64_t j = 0; j < counted; ++j) {
+        const auto expert =
+            result.routing.expert[static_cast<std::size_t>(s * k + j)];
+        ce[static_cast<std::size_t>(expert)] +=
+            1.0 / static_cast<double>(kTokens * counted);
+      }
+    }
+    double expected = 0;
+    for (std::size_t e = 0; e < me.size(); ++e) {
+      expected += static_cast<double>(kExperts) * me[e] * ce[e];
+    }
+    EXPECT_NEAR(result.l_aux.item(), expected, 1e-13) << k;
+  }
+}
+
+TEST(ZLoss, IsTheMeanSquareOfLogSumExp) {
+  const TopKGate gate = make_gate(gate_of(1));
+  const Tensor x = noise({kTokens, kWidth});
+  GateCall call = call_of();
+  EXPECT_FALSE(gate.route(x, call).z_loss.defined());
+  call.wants_z_loss = true;
+  const auto logits = matmul(x, gate.weight).to_vector<double>();
+  double expected = 0;
+  for (std::int64_t s = 0; s < kTokens; ++s) {
+    double sum = 0;
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      sum += std::exp(logits[static_cast<std::size_t>(s * kExperts + e)]);
+    }
+    expected += std::log(sum) * std::log(sum) / static_cast<double>(kTokens);
+  }
+  EXPECT_NEAR(gate.route(x, call).z_loss.item(), expected, 1e-13);
+}
+
+// A weight of zero is not an empty slot.
+TEST(DispatchMask, KeepsTokensWhoseWeightUnderflows) {
+  const TopKGate gate = make_gate(gate_of(1, 2));
+  const Tensor x = noise({kTokens, kWidth}, 2, 1, 2);
+  GateResult result = gate.route(x, call_of());
+  const Tensor zeros = result.weights.zeros_like();
+  EXPECT_EQ(sum(combine_mask(result.routing, zeros)).item(), 0);
+  EXPECT_EQ(sum(dispatch_mask(result.routing, x.options())).item(),
+            static_cast<double>(result.routing.num_kept()));
+  EXPECT_NEAR(sum(naive_dispatch(x, result.routing)).item(),
+              sum(dispatch(x, result.routing)).item(), 1e-12);
+}
+
+TEST(TopKGate, ComputesInF32ForNarrowInputs) {
+  InitOptions init;
+  init.dtype = DType::kBF16;
+  const TopKGate gate("gate", kWidth, gate_of(1), init);
+  const Tensor x = noise({kTokens, kWidth}, 1, -1, 1, {DType::kBF16, Device()});
+  EXPECT_EQ(gate.route(x, call_of()).weights.dtype(), DType::kF32);
+}
+
+TEST(TopKGate, JitterAndNoiseChangeTrainingAlone) {
+  for (Noise noise_kind : {Noise::kJitter, Noise::kNoisyTopK}) {
+    GateOptions options = gate_of(1, 4);  // no drops
+    options.eval_capacity_factor = 4;
+    const Tensor x = noise({kTokens, kWidth});
+    const Tensor plain = make_gate(options).route(x, call_of()).weights;
+    options.noise = noise_kind;
+    const TopKGate gate = make_gate(options);
+    GateCall call = call_of();
+    EXPECT_GT(max_abs_difference(gate.route(x, call).weights, plain), 1e-6);
+    // The same step draws the same again
+    EXPECT_TRUE(bitwise_equal(gate.route(x, call).weights,
+                              gate.route(x, call).weights));
+    call.is_training = false;
+    EXPECT_TRUE(bitwise_equal(gate.route(x, call).weights, plain));
+  }
+}
+
+TEST(TopKGate, WithoutDroppingTheBusiestExpertSetsTheSlots) {
+  GateOptions options = gate_of(1);
+  options.drop_tokens = false;
+  const TopKGate gate = make_gate(options);
+  const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
+  GateCall call = call_of();
+  const Routing routing = gate.route(x, call).routing;
+  const auto counts = routing.exp_counts();
+  EXPECT_EQ(routing.capacity, *std::max_element(counts.begin(), counts.end()));
+  EXPECT_EQ(routing.num_dropped(), 0);
+  // Another rank has more; and TP cuts slots by 4
+  call.max_over_ranks = [](std::int64_t) { return 21; };
+  call.capacity_multiple = 4;
+  EXPECT_EQ(gate.route(x, call).routing.capacity, 24);
+}
+
+}  // namespace
+}  // namespace shardbook::moe

@@ -1,0 +1,286 @@
+// A layer of experts on ranks against the same layer on one device.
+
+#include "chapters/13_moe/moe_layer.h"
+
+#include "chapters/13_moe/dispatch.h"
+#include "comm/device_mesh.h"
+#include "tests/core/support.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::moe {
+namespace {
+
+constexpr std::int64_t kSamples = 2, kTokensEach = 12, kLayerWidth = 8;
+
+ModelConfig config_of() {
+  ModelConfig config;
+  config.n_embd = kLayerWidth;
+  config.n_layer = 1;
+  return config;
+}
+
+MoeOptions options_of(std::int64_t k = 1, std::int64_t experts = 8) {
+  MoeOptions options;
+  options.gate.k = k;
+  options.gate.num_experts = experts;
+  options.gate.min_capacity = 2;
+  options.gate.second_expert_sampling = false;
+  return options;
+}
+
+MoeLayer make_layer(const MoeOptions& options, const MoeGroups& groups,
+                    std::shared_ptr<MoeRecord> record = nullptr) {
+  if (record == nullptr) record = std::make_shared<MoeRecord>();
+  MoeLayer layer("h.0.mlp", config_of(), options, f64_init(), LayerFactory(),
+                 groups, record);
+  layer.gate.weight.copy_from(
+      noise({kLayerWidth, options.gate.num_experts}, 5, -2, 2));
+  return layer;
+}
+
+/// Each rank's own tokens.
+Tensor input_of(int rank) {
+  return leaf({kSamples, kTokensEach, kLayerWidth},
+              100 + static_cast<std::uint64_t>(rank));
+}
+
+/// Output, gradient of the input, and of all parameters, in order.
+Tensors run(MoeLayer& layer, int rank) {
+  const Tensor x = input_of(rank);
+  const Tensor y = layer(x);
+  weighted_sum(y).backward();
+  Tensors results = {y.detach(), x.grad()};
+  for (const Tensor& p : layer.parameters()) results.push_back(p.grad());
+  return results;
+}
+
+/// The same on one device: each rank's tokens by themselves.
+std::vector<Tensors> one_device(const MoeOptions& options, int ranks,
+                                Tensors* sums) {
+  MoeLayer layer = make_layer(options, {});
+  std::vector<Tensors> results;
+  RankContext::current().random = RandomState{};  // as new ranks have it
+  for (int rank = 0; rank < ranks; ++rank) {
+    RankContext::current().random.batch = {rank, ranks};
+    const Tensor x = input_of(rank);
+    const Tensor y = layer(x);
+    weighted_sum(y).backward();
+    results.push_back({y.detach(), x.grad()});
+  }
+  RankContext::current().random.batch = {};
+  for (const Tensor& p : layer.parameters()) sums->push_back(p.grad());
+  return results;
+}
+
+struct Case {
+  int ep = 1;
+  std::int64_t k = 1;
+  bool dropless = false;
+  bool drop_tokens = true;
+};
+
+class MoeLayerOnRanks : public testing::TestWithParam<Case> {};
+
+TEST_P(MoeLayerOnRanks, EqualsOneDevice) {
+  const Case& c = GetParam();
+  MoeOptions options = options_of(c.k, c.ep == 3 ? 6 : 8);
+  options.is_dropless = c.dropless;
+  options.gate.drop_tokens = c.drop_tokens;
+  Tensors sums;
+  MoeOptions reference = options;
+  reference.is_naive = !c.dropless;
+  const auto expected = one_device(reference, c.ep, &sums);
+  const auto found = on_ranks(c.ep, [&](ProcessGroup& world) {
+    RankContext::current().random.batch = {world.rank(), world.size()};
+    MoeLayer layer = make_layer(options, {&world, nullptr});
+    Tensors results = run(layer, world.rank());
+    // Gates are replicated: their gradients are parts of a sum
+    world.all_reduce(results[2]).wait();
+    return results;
+  });
+  const std::int64_t local = options.gate.num_experts / c.ep;
+  for (int rank = 0; rank < c.ep; ++rank) {
+    const Tensors& here = found[static_cast<std::size_t>(rank)];
+    const Tensors& there = expected[static_cast<std::size_t>(rank)];
+    EXPECT_LT(max_abs_difference(here[0], there[0]), 1e-14) << "y";
+    EXPECT_LT(max_abs_difference(here[1], there[1]), 1e-13) << "dx";
+    EXPECT_LT(max_abs_difference(here[2], sums[0]), 1e-12) << "gate";
+    // Experts have seen the tokens of all ranks of their group
+    for (std::size_t i = 3; i < here.size(); ++i) {
+      EXPECT_LT(
+          max_abs_difference(
+              here[i], sums[i - 2].rows_view(rank * local, (rank + 1) * local)),
+          1e-12)
+          << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Groups, MoeLayerOnRanks,
+    testing::Values(Case{1, 1}, Case{2, 1}, Case{4, 1}, Case{8, 1}, Case{3, 2},
+                    Case{4, 2}, Case{2, 3}, Case{1, 2, true}, Case{2, 1, true},
+                    Case{4, 2, true}, Case{8, 1, true}, Case{3, 3, true},
+                    Case{4, 1, false, false}, Case{2, 2, false, false}));
+
+// 8 experts on 4 ranks, and one token on each: most experts see none.
+TEST(MoeLayer, ExpertsWithoutTokensJoinAllCollectives) {
+  for (bool dropless : {false, true}) {
+    MoeOptions options = options_of();
+    options.is_dropless = dropless;
+    const auto outputs = on_ranks(4, [&](ProcessGroup& world) {
+      MoeLayer layer = make_layer(options, {&world, nullptr});
+      const Tensor x = noise({1, 1, kLayerWidth}).set_requires_grad();
+      const Tensor y = layer(x);
+      sum(y).backward();
+      return y.detach();
+    });
+    for (const Tensor& y : outputs) EXPECT_TRUE(bitwise_equal(y, outputs[0]));
+  }
+}
+
+// S = 16, E = 8, C = 4, M = 84: 2688 elements, of which 1/2 or 3/4 travel.
+TEST(MoeLayer, SendsAsManyElementsWhateverTheRouting) {
+  for (int ep : {2, 4}) {
+    const auto logs = on_ranks(ep, [&](ProcessGroup& world) {
+      ModelConfig config;
+      config.n_embd = 84;
+      MoeOptions options;
+      MoeLayer layer("h.0.mlp", config, options, f64_init(), LayerFactory(),
+                     {&world, nullptr}, std::make_shared<MoeRecord>());
+      const Tensor x = leaf({1, 16, 84}, 3);
+      world.clear_records();
+      sum(layer(x)).backward();
+      return world.records();
+    });
+    for (const auto& log : logs) {
+      ASSERT_EQ(log.size(), 4U);
+      const char* const labels[] = {"dispatch", "combine", "d_combine",
+                                    "d_dispatch"};
+      for (std::size_t i = 0; i < 4; ++i) {
+        EXPECT_EQ(log[i].op, CommOp::kAllToAll);
+        EXPECT_EQ(log[i].numel, 2688);
+        EXPECT_EQ(log[i].label, labels[i]);
+        EXPECT_EQ(wire_elements(log[i]), ep == 2 ? 1344 : 2016);
+      }
+    }
+  }
+}
+
+// Biases make something of empty slots; no token reads it.
+TEST(MoeLayer, EmptySlotsContributeNothing) {
+  MoeOptions options = options_of(1, 4);
+  options.gate.capacity_factor = 3;
+  options.aux_coefficient = 0;
+  MoeLayer layer = make_layer(options, {});
+  layer.experts.c_fc_bias.copy_from(noise({4, 4 * kLayerWidth}, 9));
+  layer.experts.c_proj_bias.copy_from(noise({4, kLayerWidth}, 10));
+  const Tensor x = input_of(0);
+  const Tensor y = layer(x);
+  sum(y).backward();
+  // d/d bias of the sum: the weights of the tokens that the expert has
+  GateCall call;
+  call.name = "h.0.mlp.gate";
+  call.per_row = kTokensEach;
+  const GateResult gated =
+      layer.gate.route(reshape(x.detach(), {-1, kLayerWidth}), call);
+  const auto weights = gated.weights.to_vector<double>();
+  std::vector<double> sums(4, 0);
+  for (std::size_t s = 0; s < weights.size(); ++s) {
+    sums[static_cast<std::size_t>(gated.routing.expert[s])] += weights[s];
+  }
+  const auto found = layer.experts.c_proj_bias.grad().to_vector<double>();
+  for (std::size_t e = 0; e < 4; ++e) {
+    EXPECT_NEAR(found[e * kLayerWidth], sums[e], 1e-12);
+  }
+}
+
+// A token that every expert drops is zero: the residual stream carries it.
+TEST(MoeLayer, DroppedTokensAreZero) {
+  MoeOptions options = options_of(1, 4);
+  options.gate.capacity_factor = 0.2;
+  MoeLayer layer = make_layer(options, {});
+  layer.experts.c_proj_bias.copy_from(noise({4, kLayerWidth}, 10, 1, 2));
+  const Tensor y = layer(input_of(0));
+  const auto values = y.to_vector<double>();
+  std::int64_t zeros = 0;
+  for (std::int64_t s = 0; s < kSamples * kTokensEach; ++s) {
+    const auto at = static_cast<std::size_t>(s * kLayerWidth);
+    zeros += values[at] == 0 && values[at + 1] == 0 ? 1 : 0;
+  }
+  EXPECT_EQ(zeros, kSamples * kTokensEach - 4 * 2);  // two slots each
+}
+
+TEST(MoeLayer, AuxiliaryLossesCountAsTheRecordSays) {
+  const auto gate_gradient = [](double loss_scale, double coefficient) {
+    MoeOptions options = options_of(1, 4);
+    options.aux_coefficient = coefficient;
+    options.z_coefficient = coefficient / 3;
+    auto record = std::make_shared<MoeRecord>();
+    record->loss_scale = loss_scale;
+    MoeLayer layer = make_layer(options, {}, record);
+    sum(layer(input_of(0))).backward();
+    return layer.gate.weight.grad();
+  };
+  const Tensor none = gate_gradient(1, 0);
+  const Tensor once = sub(gate_gradient(1, 0.6), none);
+  const Tensor half = sub(gate_gradient(0.5, 0.6), none);
+  EXPECT_GT(max_abs_difference(once, half), 1e-6);
+  EXPECT_LT(max_abs_difference(scale(once, 0.5), half), 1e-14);
+  EXPECT_LT(max_abs_difference(once, sub(gate_gradient(2, 0.3), none)), 1e-14);
+}
+
+TEST(MoeLayer, ResidualAndSharedExpertsAddAnMlpForAllTokens) {
+  MoeOptions residual = options_of(1, 4);
+  residual.use_residual = true;
+  MoeOptions shared = options_of(1, 4);
+  shared.shared_expert = true;
+  const Tensor x = input_of(0).detach();
+  const Tensor plain = make_layer(options_of(1, 4), {})(x);
+  MoeLayer a = make_layer(residual, {}), b = make_layer(shared, {});
+  const Tensor dense = (*b.mlp)(x);
+  EXPECT_LT(max_abs_difference(b(x), add(plain, dense)), 1e-15);
+  const Tensor w = softmax(linear(x, a.coefficient_weight, a.coefficient_bias));
+  const Tensor expected =
+      add(mul(plain, slice(w, 2, 0, 1)), mul(dense, slice(w, 2, 1, 2)));
+  EXPECT_LT(max_abs_difference(a(x), expected), 1e-15);
+}
+
+TEST(MoeLayer, ExpertsBeginIndependentOrAsCopies) {
+  MoeOptions options = options_of(1, 4);
+  const Tensor own = make_layer(options, {}).experts.c_fc_weight;
+  EXPECT_GT(max_abs_difference(own.rows_view(0, 1), own.rows_view(1, 2)), 0);
+  options.are_copies = true;
+  const Tensor copies = make_layer(options, {}).experts.c_fc_weight;
+  for (std::int64_t e = 1; e < 4; ++e) {
+    EXPECT_TRUE(bitwise_equal(copies.rows_view(e, e + 1).clone(),
+                              copies.rows_view(0, 1).clone()));
+  }
+  EXPECT_GT(max_abs_difference(copies, copies.zeros_like()), 0);
+}
+
+TEST(MoeMlp, GivesEachLayerItsNumberOfExperts) {
+  MoeOptions options = options_of();
+  options.num_experts = {1, 2, 4};
+  ModelConfig config = config_of();
+  config.n_layer = 5, config.n_head = 2;
+  LayerFactory layers;
+  layers.mlp = moe_mlp(options, {}, std::make_shared<MoeRecord>());
+  Gpt model(config, f64_init(), layers);
+  EXPECT_EQ((*model.h[0].mlp).type_name(), "GptMlp");
+  const std::int64_t expected[] = {0, 2, 4, 4, 4};
+  for (std::size_t i = 1; i < 5; ++i) {
+    EXPECT_EQ(model.h[i].mlp.as<MoeLayer>().experts.c_fc_weight.size(0),
+              expected[i]);
+  }
+}
+
+TEST(MoeLayer, RefusesExpertsThatDoNotDivide) {
+  const std::string error = error_on_ranks(3, [&](ProcessGroup& world) {
+    make_layer(options_of(), {&world, nullptr});
+  });
+  EXPECT_NE(error.find("8 experts"), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace shardbook::moe

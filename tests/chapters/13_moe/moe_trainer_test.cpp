@@ -1,0 +1,247 @@
+// All forms of expert parallelism against one device: losses, norms, weights,
+// bytes, memory.
+
+#include "chapters/13_moe/trainer.h"
+
+#include "chapters/common/run/program.h"
+#include "tests/core/support.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::moe {
+namespace {
+
+Options small_options(int world_size) {
+  Options options;
+  options.chapter = "13_moe";
+  options.world_size = world_size;
+  options.model =
+      R"({"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 31,
+          "n_positions": 20})";
+  options.data = "random";
+  options.steps = 3;
+  options.batch = 24;
+  options.seq = 16;
+  options.seed = 3;
+  options.cluster = "none";
+  options.deterministic = true;
+  options.dtype = DType::kF64;
+  return options;
+}
+
+struct Form {
+  std::string name;
+  int world = 4, ep = 0, tp = 1, zero = 0;
+  std::int64_t micro = 1, k = 1;
+  bool swapped = false, expert_tp = false, offload = false;
+};
+
+TrainerOptions how_of(const Form& form) {
+  TrainerOptions how;
+  how.ep = form.ep, how.tp = form.tp, how.zero_stage = form.zero;
+  how.micro_batches = form.micro;
+  how.data_before_expert = form.swapped;
+  how.cpu_offload = form.offload;
+  how.moe.expert_tensor_parallel = form.expert_tp;
+  how.moe.gate.k = form.k;
+  how.moe.gate.num_experts = form.world % 3 == 0 ? 6 : 8;
+  how.moe.gate.capacity_factor = 1;
+  how.moe.aux_coefficient = 0.3;  // large, so that its scale shows
+  return how;
+}
+
+using Reference = std::function<ReferenceRun(const Options&)>;
+
+Report train_on(const Options& options, const TrainerOptions& how,
+                const Reference& reference = {}) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, expert_topology(group_sizes(as, how)));
+    Trainer strategy(as, how, mesh);
+    run.train(as, strategy);
+  };
+  chapter.fold_class = fold_class(options, how);
+  chapter.reference = [&](const Options& as) {
+    return reference ? reference(as) : train_reference(as, how);
+  };
+  return run_and_compare(options, chapter);
+}
+
+void expect_claims(const Report& report) {
+  EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    const RankReport& found = report.ranks[rank];
+    EXPECT_NEAR(found.bytes.counted, found.bytes.predicted,
+                1e-9 * found.bytes.counted);
+    for (std::size_t kind = 0; kind < found.peak.size(); ++kind) {
+      if (found.peak[kind].predicted < 0) continue;
+      EXPECT_DOUBLE_EQ(found.peak[kind].counted, found.peak[kind].predicted)
+          << memory_kind_name(static_cast<MemoryKind>(kind));
+    }
+  }
+}
+
+class MoeForms : public testing::TestWithParam<Form> {};
+
+TEST_P(MoeForms, EveryClaimHolds) {
+  const Form& form = GetParam();
+  const Options options = small_options(form.world);
+  const TrainerOptions how = how_of(form);
+  const Report report = train_on(options, how);
+  expect_claims(report);
+  // Every element counts once in the norm
+  const ReferenceRun one = train_reference(options, how);
+  for (std::size_t k = 0; k < one.grad_norms.size(); ++k) {
+    EXPECT_NEAR(report.grad_norms[k], one.grad_norms[k],
+                1e-9 * one.grad_norms[k]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, MoeForms,
+    testing::Values(Form{"One", 1}, Form{"E2", 2}, Form{"E3", 3}, Form{"E4", 4},
+                    Form{"E8", 8}, Form{"EMicro", 4, 0, 1, 0, 2, 2},
+                    Form{"Replicated", 4, 1}, Form{"ED", 4, 2},
+                    Form{"ED8", 8, 2},
+                    Form{"EDSwapped", 8, 2, 1, 0, 1, 1, true},
+                    Form{"ED6", 6, 3}, Form{"EZ1", 4, 4, 1, 1},
+                    Form{"EZ2", 4, 4, 1, 2, 2}, Form{"EDZ1", 4, 2, 1, 1, 3, 2},
+                    Form{"EDZ2", 8, 2, 1, 2},
+                    Form{"EDZ2Swapped", 8, 4, 1, 2, 1, 3, true},
+                    Form{"EDM", 8, 2, 2}, Form{"EM", 4, 2, 2, 0, 3},
+                    Form{"EMExpertTp", 4, 2, 2, 0, 1, 1, false, true},
+                    Form{"EDMExpertTp", 8, 2, 2, 0, 1, 2, false, true},
+                    Form{"EZM", 4, 2, 2, 2}, Form{"EDZM", 8, 2, 2, 1},
+                    Form{"EZMExpertTp", 4, 2, 2, 2, 1, 1, false, true},
+                    Form{"EZOffM", 4, 2, 2, 2, 1, 1, false, false, true},
+                    Form{"EDZOffM", 8, 2, 2, 2, 2, 1, false, false, true}),
+    [](const auto& each) { return each.param.name; });
+
+TEST(MoeTrainer, ClipsByTheGlobalNorm) {
+  Options options = small_options(4);
+  options.optimizer = "sgd";
+  options.optimizer_options.lr = 0.5;
+  options.clip = 0.05;
+  for (int zero : {0, 1, 2}) {
+    for (int tp : {1, 2}) {
+      Form form{"", 4, 2, tp, zero};
+      expect_claims(train_on(options, how_of(form)));
+    }
+  }
+}
+
+TEST(MoeTrainer, EveryGateHasItsRun) {
+  const auto with = [](auto change) {
+    TrainerOptions how = how_of({"", 4, 2});
+    change(how.moe);
+    return how;
+  };
+  const Options options = small_options(4);
+  for (const TrainerOptions& how : {
+           with([](MoeOptions& m) { m.gate.noise = Noise::kJitter; }),
+           with([](MoeOptions& m) { m.gate.noise = Noise::kRSample; }),
+           with([](MoeOptions& m) { m.gate.noise = Noise::kNoisyTopK; }),
+           with([](MoeOptions& m) { m.gate.use_rts = false; }),
+           with([](MoeOptions& m) { m.use_residual = true; }),
+           with([](MoeOptions& m) {
+             m.shared_expert = m.gate_shared_expert = true;
+           }),
+           with([](MoeOptions& m) { m.are_copies = true; }),
+           with([](MoeOptions& m) {
+             m.num_experts = {1, 4};
+           }),
+           with([](MoeOptions& m) {
+             m.num_experts = {2, 8};
+           }),
+           with([](MoeOptions& m) { m.is_naive = true; }),
+           with([](MoeOptions& m) { m.is_dropless = true; }),
+           with([](MoeOptions& m) { m.gate.drop_tokens = false; }),
+           with([](MoeOptions& m) { m.z_coefficient = 0.1; }),
+       }) {
+    expect_claims(train_on(options, how));
+  }
+}
+
+TEST(MoeTrainer, WithTensorParallelismEveryGateHasItsRun) {
+  for (const bool expert_tp : {false, true}) {
+    for (const bool residual : {false, true}) {
+      TrainerOptions how = how_of({"", 4, 2, 2});
+      how.moe.expert_tensor_parallel = expert_tp;
+      how.moe.use_residual = residual;
+      how.moe.gate.noise = Noise::kJitter;
+      how.moe.gate.drop_tokens = residual;
+      expect_claims(train_on(small_options(4), how));
+    }
+  }
+}
+
+// --- Traps ---------------------------------------------------------------------
+
+// Capacity is per rank and micro-batch: one device that routes the whole batch at
+// once computes something else.
+TEST(MoeTraps, AReferenceThatRoutesTheWholeBatchDiffers) {
+  const Options options = small_options(4);
+  const TrainerOptions how = how_of({"", 4, 2});
+  const Report report = train_on(options, how, [&](const Options& as) {
+    Options alone = as;
+    alone.world_size = 1;
+    TrainerOptions one = how;
+    one.ep = 1;
+    return train_reference(alone, one);
+  });
+  EXPECT_FALSE(report.parity.passed);
+}
+
+// The update of experts does not depend on ep: the same run with all of its
+// divisors, by SGD, which shows the scale of gradients.
+TEST(MoeTraps, ExpertUpdatesDoNotDependOnEp) {
+  Options options = small_options(4);
+  options.optimizer = "sgd";
+  options.optimizer_options.lr = 0.3;
+  TrainerOptions how = how_of({"", 4, 1});
+  const ReferenceRun one = train_reference(options, how);
+  for (int zero : {0, 1, 2}) {
+    for (int ep : {1, 2, 4}) {
+      how.ep = ep, how.zero_stage = zero;
+      EXPECT_TRUE(train_on(options, how, [&](const Options&) { return one; })
+                      .parity.passed)
+          << "ep " << ep << " zero " << zero;
+    }
+  }
+}
+
+TEST(MoeTrainer, RefusesWhatDoesNotWork) {
+  const auto error_of = [](const Options& options, const TrainerOptions& how) {
+    try {
+      train_on(options, how);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  TrainerOptions how = how_of({"", 4, 2});
+  how.zero_stage = 3;
+  EXPECT_NE(error_of(small_options(4), how).find("--zero-stage 3"),
+            std::string::npos);
+  how = how_of({"", 4, 4});
+  how.moe.gate.num_experts = 6;
+  EXPECT_NE(error_of(small_options(4), how).find("--ep 4"), std::string::npos);
+  how = how_of({"", 4, 2, 2});
+  how.moe.gate.capacity_factor = 1.03;  // an odd number of slots
+  EXPECT_NE(error_of(small_options(4), how).find("--tp 2"), std::string::npos);
+  how = how_of({"", 4, 2});
+  how.cpu_offload = true;
+  EXPECT_NE(error_of(small_options(4), how).find("--cpu-offload"),
+            std::string::npos);
+}
+
+TEST(MoeTrainer, F32EqualsOneDevice) {
+  Options options = small_options(8);
+  options.dtype = DType::kF32;
+  options.steps = 10;
+  expect_claims(train_on(options, how_of({"", 8, 2, 2})));
+  expect_claims(train_on(options, how_of({"", 8, 4, 1, 2})));
+}
+
+}  // namespace
+}  // namespace shardbook::moe

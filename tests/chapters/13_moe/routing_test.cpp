@@ -1,0 +1,254 @@
+// Who goes where: capacity, choices, slots, on the host alone.
+
+#include "chapters/13_moe/routing.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "tests/core/support.h"
+
+namespace shardbook::moe {
+namespace {
+
+constexpr std::int64_t kRouted = 40, kChoices = 5;
+
+GateOptions routing_gate(std::int64_t k, std::int64_t experts = kChoices) {
+  GateOptions options;
+  options.k = k;
+  options.num_experts = experts;
+  options.min_capacity = 1;
+  return options;
+}
+
+GateValues values_of(const Tensor& logits) {
+  return {softmax(logits).to_vector<double>(), logits.to_vector<double>()};
+}
+GateValues noisy_values(std::uint64_t seed = 1) {
+  return values_of(noise({kRouted, kChoices}, seed, -2, 2));
+}
+
+TokenDraws draws_at(std::uint64_t step = 0, BatchSlice batch = {}) {
+  RandomState random;
+  random.step = step;
+  random.batch = batch;
+  return TokenDraws("gate", random, /*per_row=*/8);
+}
+
+Routing route(const GateValues& values, const GateOptions& options,
+              std::int64_t slots, bool is_training = true,
+              std::uint64_t step = 0) {
+  Routing routing = choose_experts(
+      values,
+      static_cast<std::int64_t>(values.gates.size()) / options.num_experts,
+      options, draws_at(step), is_training);
+  take_slots(routing, slots, values.gates, options, draws_at(step),
+             is_training);
+  return routing;
+}
+
+TEST(Capacity, IsComputedInDouble) {
+  GateOptions options = routing_gate(1, 1);
+  options.capacity_factor = 1.2;
+  // f32 makes 30.000001 of it
+  EXPECT_EQ(capacity(25, options, true), 30);
+  options = routing_gate(2, 8);
+  options.capacity_factor = 1.25;
+  EXPECT_EQ(capacity(100, options, true), 32);
+  options = routing_gate(1, 8);
+  options.min_capacity = 4;
+  EXPECT_EQ(capacity(16, options, true), 4);
+  EXPECT_EQ(capacity(64, options, true), 8);
+  options.eval_capacity_factor = 2;
+  EXPECT_EQ(capacity(64, options, false), 16);
+}
+
+class RoutingOf : public testing::TestWithParam<int> {};
+
+TEST_P(RoutingOf, EveryChoiceIsKeptOrDroppedAndNoExpertOverflows) {
+  for (DropPolicy policy : {DropPolicy::kProbs, DropPolicy::kPosition}) {
+    GateOptions options = routing_gate(GetParam());
+    options.drop_policy = policy;
+    const Routing routing = route(noisy_values(), options, 6);
+    EXPECT_EQ(routing.num_kept() + routing.num_dropped(), kRouted * GetParam());
+    EXPECT_GT(routing.num_dropped(), 0);
+    std::set<std::pair<std::int64_t, std::int64_t>> taken;
+    for (std::size_t i = 0; i < routing.slot.size(); ++i) {
+      if (routing.slot[i] < 0) continue;
+      EXPECT_LT(routing.slot[i], 6);
+      EXPECT_TRUE(taken.insert({routing.expert[i], routing.slot[i]}).second);
+    }
+    // Slots are taken from the first one on, with none left out
+    const std::vector<std::int64_t> counts = routing.exp_counts();
+    for (std::int64_t e = 0; e < kChoices; ++e) {
+      const auto here =
+          std::count_if(taken.begin(), taken.end(),
+                        [&](auto& each) { return each.first == e; });
+      EXPECT_EQ(here,
+                std::min<std::int64_t>(6, counts[static_cast<std::size_t>(e)]));
+      for (std::int64_t c = 0; c < here; ++c)
+        EXPECT_EQ(taken.count({e, c}), 1U);
+    }
+  }
+}
+
+TEST_P(RoutingOf, ATokenNeverChoosesAnExpertTwice) {
+  const Routing routing = route(noisy_values(), routing_gate(GetParam()), 6);
+  for (std::int64_t s = 0; s < kRouted; ++s) {
+    const auto* chosen = routing.expert.data() + s * GetParam();
+    EXPECT_EQ(std::set<std::int64_t>(chosen, chosen + GetParam()).size(),
+              static_cast<std::size_t>(GetParam()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Choices, RoutingOf, testing::Values(1, 2, 3, 4));
+
+TEST(TopOne, TiesGoToTheLowestExpertAndTheFirstTokenStays) {
+  GateOptions options = routing_gate(1, 3);
+  options.use_rts = false;
+  const GateValues values = values_of(Tensor::zeros({4, 3}, {DType::kF64, {}}));
+  const Routing routing = route(values, options, 2);
+  EXPECT_EQ(routing.expert, (std::vector<std::int64_t>{0, 0, 0, 0}));
+  EXPECT_EQ(routing.slot, (std::vector<std::int64_t>{0, 1, -1, -1}));
+}
+
+TEST(TopOne, RandomTokensStayAndSlotsFollowTheOrderOfTokens) {
+  const GateValues values =
+      values_of(Tensor::zeros({kRouted, kChoices}, {DType::kF64, {}}));
+  std::set<std::vector<std::int64_t>> seen;
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const Routing routing = route(values, routing_gate(1), 6, true, step);
+    std::vector<std::int64_t> kept;
+    for (const std::int64_t slot : routing.slot) {
+      if (slot >= 0) kept.push_back(slot);
+    }
+    EXPECT_EQ(kept, (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5}));
+    seen.insert(routing.slot);
+  }
+  EXPECT_EQ(seen.size(), 4U);
+  // Evaluation draws nothing: the first ones stay
+  const Routing routing = route(values, routing_gate(1), 6, false);
+  EXPECT_EQ(routing.slot[5], 5);
+  EXPECT_EQ(routing.slot[6], -1);
+}
+
+TEST(TopOne, NoiseSamplesTheChoiceInTrainingOnly) {
+  GateOptions options = routing_gate(1);
+  options.noise = Noise::kRSample;
+  const GateValues values = noisy_values();
+  EXPECT_NE(route(values, options, kRouted).expert,
+            route(values, routing_gate(1), kRouted).expert);
+  EXPECT_EQ(route(values, options, kRouted, false).expert,
+            route(values, routing_gate(1), kRouted).expert);
+}
+
+TEST(TopTwo, SecondChoicesQueueBehindAllFirstOnes) {
+  GateOptions options = routing_gate(2, 2);
+  options.second_expert_sampling = false;
+  // Token 0 prefers expert 0, tokens 1 and 2 expert 1
+  const GateValues values =
+      values_of(Tensor::from_values<double>({1, 0, 0, 1, 0, 1}, {3, 2}));
+  const Routing routing = route(values, options, 2);
+  EXPECT_EQ(routing.expert, (std::vector<std::int64_t>{0, 1, 1, 0, 1, 0}));
+  // Expert 1: tokens 1 and 2 first, then token 0, which finds it full
+  EXPECT_EQ(routing.slot, (std::vector<std::int64_t>{0, -1, 0, 1, 1, -1}));
+}
+
+TEST(TopTwo, SecondChoicesAreSampledInTrainingOnly) {
+  GateOptions greedy = routing_gate(2);
+  greedy.second_expert_sampling = false;
+  const GateValues values = noisy_values();
+  const Routing sampled = route(values, routing_gate(2), kRouted);
+  const Routing best = route(values, greedy, kRouted);
+  EXPECT_NE(sampled.expert, best.expert);
+  EXPECT_EQ(route(values, routing_gate(2), kRouted, false).expert, best.expert);
+  for (std::int64_t s = 0; s < kRouted; ++s) {
+    EXPECT_EQ(sampled.expert[static_cast<std::size_t>(2 * s)],
+              best.expert[static_cast<std::size_t>(2 * s)]);
+  }
+}
+
+// DeepSpeed once ranked raw logits against zeros for tokens that had not chosen
+// the expert: negative logits lost to those.
+TEST(TopK, RanksByProbabilityAmongThoseThatChose) {
+  GateOptions options = routing_gate(3, 4);
+  const GateValues values = values_of(Tensor::from_values<double>(
+      {-1, -2, -3, -9, -1, -2, -9, -3, -5, -1, -2, -3}, {3, 4}));
+  const Routing routing = route(values, options, 2);
+  EXPECT_EQ(routing.num_kept(), 8);
+  // Expert 1 has all three; the least probable loses
+  std::vector<bool> kept;
+  for (std::size_t i = 0; i < routing.expert.size(); ++i) {
+    if (routing.expert[i] == 1) kept.push_back(routing.slot[i] >= 0);
+  }
+  EXPECT_EQ(kept.size(), 3U);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), true), 2);
+  EXPECT_TRUE(kept[2]);  // its first choice
+}
+
+TEST(TopK, ByPositionTheFirstTokensStay) {
+  GateOptions options = routing_gate(3, 3);
+  options.drop_policy = DropPolicy::kPosition;
+  const Routing routing = route(values_of(noise({4, 3})), options, 2);
+  for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(routing.slot[i] >= 0, i < 6);
+}
+
+TEST(Routing, PaddingIsNotRouted) {
+  std::vector<bool> used(static_cast<std::size_t>(kRouted), true);
+  used[3] = used[7] = false;
+  const Routing routing = choose_experts(
+      noisy_values(), kRouted, routing_gate(1), draws_at(), true, used);
+  EXPECT_EQ(routing.expert[3], -1);
+  EXPECT_EQ(routing.expert[7], -1);
+  const auto counts = routing.exp_counts();
+  EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), 0), kRouted - 2);
+}
+
+TEST(TokenDraws, FollowTheTokenNotTheRank) {
+  // Row 1 of a rank that takes every third row from 2 on is row 5 of the batch
+  const TokenDraws rank = draws_at(4, BatchSlice{2, 3});
+  const TokenDraws whole = draws_at(4);
+  EXPECT_EQ(rank.uniform("rts", 8 + 3), whole.uniform("rts", 5 * 8 + 3));
+  EXPECT_NE(rank.uniform("rts", 3), whole.uniform("rts", 3));
+  EXPECT_NE(whole.uniform("rts", 3), whole.uniform("second", 3));
+  EXPECT_NE(whole.uniform("rts", 3), draws_at(5).uniform("rts", 3));
+}
+
+TEST(SortByExpert, KeepsTheOrderOfTokens) {
+  const Routing routing = route(noisy_values(), routing_gate(2), kRouted);
+  const SortedChoices sorted = sort_by_expert(routing);
+  EXPECT_EQ(sorted.counts, routing.exp_counts());
+  std::int64_t expert = -1, last = -1;
+  for (const std::int64_t choice : sorted.choice) {
+    const std::int64_t now = routing.expert[static_cast<std::size_t>(choice)];
+    if (now == expert) {
+      EXPECT_GT(choice, last);
+    } else {
+      EXPECT_GT(now, expert);
+    }
+    expert = now, last = choice;
+  }
+}
+
+TEST(DrawExperts, IsEven) {
+  const GateOptions options = routing_gate(2);
+  const Routing routing = draw_experts(8000, options, draws_at());
+  for (const std::int64_t count : routing.exp_counts()) {
+    // 3200 expected; 5 standard deviations of a binomial
+    EXPECT_NEAR(static_cast<double>(count), 3200, 220);
+  }
+}
+
+TEST(CheckGate, NamesWhatDoesNotWork) {
+  GateOptions options = routing_gate(6);
+  EXPECT_THROW(check_gate(options), Error);
+  options = routing_gate(2);
+  options.noise = Noise::kRSample;
+  EXPECT_THROW(check_gate(options), Error);
+}
+
+}  // namespace
+}  // namespace shardbook::moe

@@ -1,0 +1,109 @@
+// Random meshes, schedules and options: legal ones hold every claim, the others
+// are refused with a reason. SHARDBOOK_HYBRID_DRAWS sets how many legal ones
+// run on threads; five times as many run on shapes.
+
+#include <cstdlib>
+#include <random>
+
+#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/support/sanitized.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+int num_draws() {
+  const char* const given = std::getenv("SHARDBOOK_HYBRID_DRAWS");
+  return given != nullptr ? std::atoi(given) : (kSanitized ? 2 : 10);
+}
+
+class Draws {
+ public:
+  explicit Draws(unsigned seed) : random_(seed) {}
+
+  template <typename T>
+  T one_of(std::vector<T> values) {
+    return values[std::uniform_int_distribution<std::size_t>(
+        0, values.size() - 1)(random_)];
+  }
+
+  HybridOptions next(int most_ranks) {
+    HybridOptions how;
+    do {
+      how.dp = one_of<int>({1, 1, 2, 3, 4});
+      how.tp = one_of<int>({1, 1, 2, 2, 3, 4});
+      how.cp = one_of<int>({1, 1, 1, 2, 4});
+      how.pp = one_of<int>({1, 1, 2, 2, 3, 4, 6});
+    } while (ranks_of(how) > most_ranks);
+    how.order = one_of<std::string>({"megatron", "megatron-pp-dp", "deepspeed",
+                                     "colossal-ai", "pp-tp-dp-cp",
+                                     "dp-pp-tp-cp", "tp-pp", "tp-tp-dp-pp"});
+    how.zero_stage = one_of<int>({0, 0, 1, 1, 1, 2, 3});
+    how.sequence_parallel = one_of<bool>({false, true});
+    if (how.cp > 1) {
+      how.cp_kind = one_of<std::string>({"ring", "ring", "rsa", "ulysses"});
+      how.cp_layout = one_of<std::string>({"contiguous", "zigzag", "striped"});
+    }
+    how.schedule = one_of<std::string>(
+        {"1f1b", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-auto",
+         "dualpipe", "naive", "interleaved-grouped", "pipedream"});
+    how.micro_batches = one_of<std::int64_t>({1, 2, 3, 4, 6, 8});
+    how.chunks = one_of<int>({2, 3});
+    how.partition = one_of<std::string>({"uniform", "parameters"});
+    how.recompute =
+        one_of<std::string>({"never", "never", "always", "except_last"});
+    how.bucket_bytes = one_of<std::int64_t>({1, 20000, 1 << 25});
+    return how;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+/// Draws until `count` legal ones have been run.
+void run_draws(unsigned seed, int count, int most_ranks,
+               const std::function<void(const HybridOptions&)>& run) {
+  Draws draws(seed);
+  int refused = 0;
+  for (int legal = 0; legal < count;) {
+    const HybridOptions how = draws.next(most_ranks);
+    SCOPED_TRACE(name_of(how));
+    const std::string reason = refusal(nano_options(ranks_of(how)), how);
+    if (!reason.empty()) {
+      // Names an option, and says what would be legal
+      EXPECT_EQ(reason.rfind("--", 0), 0u) << reason;
+      EXPECT_NE(reason.find(": "), std::string::npos) << reason;
+      ++refused;
+      continue;
+    }
+    ++legal;
+    run(how);
+    if (testing::Test::HasFailure()) break;
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST(HybridFuzz, RandomMeshesTrainAsOneDevice) {
+  ReferenceRun one;
+  run_draws(14, num_draws(), 16, [&](const HybridOptions& how) {
+    const Report report = train_on(nano_options(ranks_of(how)), how, &one);
+    expect_losses(report, one);
+    expect_claims(report);
+  });
+}
+
+TEST(HybridFuzz, RandomMeshesRunOnShapes) {
+  run_draws(41, 5 * num_draws(), 64, [&](const HybridOptions& how) {
+    Options options = nano_options(ranks_of(how));
+    options.backend = "sim";
+    options.cluster = "dgx-a100";
+    const Report report = train_on(options, how);
+    EXPECT_GT(report.time.step_s, 0);
+    for (const RankReport& rank : report.ranks) {
+      EXPECT_NEAR(rank.bytes.counted, rank.bytes.predicted,
+                  1e-9 * rank.bytes.counted);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shardbook::hybrid

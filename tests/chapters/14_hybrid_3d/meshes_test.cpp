@@ -1,0 +1,146 @@
+// gpt-nano on many meshes: the losses, norms and weights of one device, and the
+// bill to the byte.
+
+#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/support/sanitized.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+HybridOptions mesh(int dp, int tp, int cp, int pp, int zero = 0,
+                   bool sequence_parallel = false) {
+  HybridOptions how;
+  how.dp = dp, how.tp = tp, how.cp = cp, how.pp = pp;
+  how.zero_stage = zero;
+  how.sequence_parallel = sequence_parallel;
+  how.micro_batches = 2;
+  return how;
+}
+
+/// One run on one device for all: the batch is the same.
+ReferenceRun& reference() {
+  static ReferenceRun one;
+  return one;
+}
+
+void expect_equal_to_one_device(const HybridOptions& how) {
+  SCOPED_TRACE(name_of(how));
+  const Report report =
+      train_on(nano_options(ranks_of(how)), how, &reference());
+  expect_losses(report, reference());
+  expect_claims(report);
+}
+
+TEST(HybridMeshes, TrainAsOneDevice) {
+  const std::vector<HybridOptions> all = {
+      mesh(1, 1, 1, 1),       mesh(2, 1, 1, 1),       mesh(3, 1, 1, 1, 1),
+      mesh(1, 2, 1, 1),       mesh(1, 4, 1, 1, 0, 1), mesh(1, 1, 2, 1),
+      mesh(1, 1, 1, 2),       mesh(1, 1, 1, 3, 1),    mesh(1, 1, 1, 6),
+      mesh(2, 2, 1, 1),       mesh(2, 2, 1, 1, 1, 1), mesh(2, 1, 1, 2),
+      mesh(3, 1, 1, 2, 1),    mesh(2, 1, 2, 1, 1),    mesh(1, 2, 1, 2),
+      mesh(1, 2, 1, 2, 1, 1), mesh(1, 2, 2, 1, 0, 1), mesh(1, 1, 2, 2, 1),
+      mesh(2, 2, 1, 2),       mesh(2, 2, 1, 2, 1),    mesh(2, 2, 1, 2, 0, 1),
+      mesh(2, 2, 1, 2, 1, 1), mesh(1, 2, 2, 2),       mesh(2, 1, 2, 2, 1),
+      mesh(2, 2, 2, 1, 1, 1), mesh(3, 2, 1, 2, 1, 1), mesh(1, 4, 1, 3, 1),
+      mesh(2, 2, 2, 2),       mesh(2, 2, 2, 2, 1, 1), mesh(4, 1, 1, 4, 1),
+      mesh(1, 4, 2, 2, 1, 1),
+  };
+  const std::vector<HybridOptions> few = {mesh(2, 2, 1, 2, 1, 1),
+                                          mesh(1, 2, 2, 2)};
+  for (const HybridOptions& how : sized(all, few)) {
+    expect_equal_to_one_device(how);
+  }
+}
+
+TEST(HybridMeshes, TrainAsOneDeviceUnderZero2And3) {
+  const std::vector<HybridOptions> all = {
+      mesh(1, 1, 1, 1, 2),    mesh(2, 1, 1, 1, 2), mesh(3, 1, 1, 1, 3),
+      mesh(2, 2, 1, 1, 2),    mesh(2, 2, 1, 1, 3), mesh(2, 2, 1, 1, 2, 1),
+      mesh(3, 2, 1, 1, 3, 1), mesh(2, 1, 2, 1, 2), mesh(2, 1, 2, 1, 3),
+      mesh(2, 2, 2, 1, 2, 1), mesh(2, 2, 2, 1, 3)};
+  const std::vector<HybridOptions> few = {mesh(2, 2, 1, 1, 2, 1),
+                                          mesh(2, 2, 1, 1, 3)};
+  for (const HybridOptions& how : sized(all, few)) {
+    expect_equal_to_one_device(how);
+  }
+}
+
+TEST(HybridSchedules, EachThatFlushesRunsUnderEveryAxis) {
+  for (const std::string schedule :
+       {"1f1b", "1f1b-clocked", "gpipe", "naive", "interleaved",
+        "interleaved-grouped", "zb-h1", "zb-h2", "zb-auto", "dualpipe"}) {
+    HybridOptions how = mesh(1, 2, 1, 2, 1, true);
+    how.schedule = schedule;
+    how.micro_batches = 4;
+    if (schedule != "interleaved" && !kSanitized) how.dp = 2;
+    expect_equal_to_one_device(how);
+  }
+}
+
+TEST(HybridSchedules, RecomputationSendsForwardsAgain) {
+  for (const std::string recompute : {"always", "except_last"}) {
+    for (const HybridOptions& shape :
+         {mesh(1, 2, 1, 2), mesh(1, 2, 1, 2, 1, true), mesh(1, 2, 2, 2)}) {
+      HybridOptions how = shape;
+      how.recompute = recompute;
+      expect_equal_to_one_device(how);
+    }
+  }
+}
+
+TEST(HybridOrders, MoveRanksAndNoNumbers) {
+  for (const std::string order :
+       {"megatron", "megatron-pp-dp", "deepspeed", "colossal-ai", "pp-dp-cp-tp",
+        "dp-tp-pp-cp"}) {
+    HybridOptions how = mesh(2, 2, 1, 2, 1);
+    how.order = order;
+    expect_equal_to_one_device(how);
+  }
+  HybridOptions how;
+  how.dp = how.pp = 2, how.tp = 4;
+  EXPECT_EQ(topology_of(how).text(), "pp=2 x dp=2 x cp=1 x tp=4");
+  how.order = "colossal-ai";
+  EXPECT_EQ(topology_of(how).text(), "dp=2 x pp=2 x cp=1 x tp=4");
+}
+
+TEST(HybridContext, EveryKindAndLayoutMeetsTensorsAndStages) {
+  for (const char* kind : {"ring", "rsa", "ulysses"}) {
+    for (const char* layout : {"contiguous", "zigzag", "striped"}) {
+      if (kind != std::string("ring") && layout != std::string("contiguous")) {
+        continue;
+      }
+      for (const HybridOptions& shape :
+           {mesh(1, 1, 2, 2), mesh(1, 2, 2, 1, 1, true)}) {
+        HybridOptions how = shape;
+        how.cp_kind = kind, how.cp_layout = layout;
+        expect_equal_to_one_device(how);
+      }
+    }
+  }
+}
+
+// Masks are those of one device, also where a backward comes after other
+// micro-batches have begun.
+TEST(HybridDropout, DrawsAsOneDevice) {
+  for (const HybridOptions& how :
+       {mesh(2, 2, 1, 2, 1), mesh(1, 2, 1, 2, 0, true), mesh(1, 1, 2, 2),
+        mesh(2, 1, 2, 2, 1), mesh(2, 2, 1, 1, 3)}) {
+    SCOPED_TRACE(name_of(how));
+    Options options = nano_options(ranks_of(how));
+    options.dropout = 0.2;
+    expect_claims(train_on(options, how));
+  }
+}
+
+TEST(HybridBuckets, OfAnySizeGiveTheSameSums) {
+  for (const std::int64_t bytes : {1, 5000, 100000}) {
+    for (const int zero : {0, 1, 2}) {
+      HybridOptions how = mesh(2, 2, 1, zero < 2 ? 2 : 1, zero, true);
+      how.bucket_bytes = bytes;
+      expect_equal_to_one_device(how);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::hybrid

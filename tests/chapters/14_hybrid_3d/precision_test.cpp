@@ -1,0 +1,116 @@
+// 16 bits: scaled losses, skipped steps, sums in f32.
+
+#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/support/sanitized.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+Options half_options(const HybridOptions& how, DType dtype) {
+  Options options = nano_options(ranks_of(how));
+  options.dtype = dtype;
+  options.steps = 6;
+  return options;
+}
+
+HybridOptions cube(int zero) {
+  HybridOptions how;
+  how.dp = how.tp = 2;
+  how.pp = zero < 2 ? 2 : 1;
+  how.zero_stage = zero;
+  how.sequence_parallel = true;
+  how.micro_batches = 2;
+  return how;
+}
+
+TEST(HybridPrecision, TrainsInSixteenBits) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int zero : {0, 1, 2, 3}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " zero " +
+                   std::to_string(zero));
+      const HybridOptions how = cube(zero);
+      expect_claims(train_on(half_options(how, dtype), how));
+    }
+  }
+}
+
+/// Scales and skipped steps on each rank.
+struct Found {
+  double scale = 0;
+  std::int64_t skipped = 0;
+  std::vector<double> losses;
+  bool operator==(const Found& other) const {
+    return scale == other.scale && skipped == other.skipped &&
+           losses == other.losses;
+  }
+};
+
+std::vector<Found> run(const HybridOptions& how) {
+  const Options options = half_options(how, DType::kF16);
+  return on_ranks(options.world_size, [&](ProcessGroup& world) {
+    HybridOptions legal = how;
+    check_legal(options, legal);
+    DeviceMesh mesh(world, topology_of(legal));
+    Trainer trainer(options, legal, mesh);
+    Found found;
+    for (std::int64_t k = 0; k < options.steps; ++k) {
+      found.losses.push_back(trainer.step(k).loss);
+    }
+    found.scale = trainer.scaler().scale();
+    found.skipped = trainer.num_skipped_steps();
+    return found;
+  });
+}
+
+// Gradients overflow somewhere: all ranks leave the step out, weights stay, and
+// the scale falls until they do not.
+TEST(HybridPrecision, AnOverflowSkipsTheStepOnAllRanks) {
+  for (const int zero : {0, 1}) {
+    HybridOptions how = cube(zero);
+    how.loss_scale.scale = 1 << 19;
+    how.loss_scale.hysteresis = 1;
+    const std::vector<Found> all = run(how);
+    EXPECT_GT(all[0].skipped, 0);
+    EXPECT_LT(all[0].skipped, 6);
+    EXPECT_EQ(all[0].scale,
+              std::ldexp(1.0, 19 - static_cast<int>(all[0].skipped)));
+    for (const Found& found : all) EXPECT_TRUE(found == all[0]);
+    // The bill knows of steps that were left out
+    expect_claims(train_on(half_options(how, DType::kF16), how));
+  }
+}
+
+// Adding a small gradient to a large sum in bf16 loses it; in f32 it does not.
+TEST(HybridPrecision, SumsInF32KeepWhatBf16Loses) {
+  HybridOptions how = cube(0);
+  how.dp = how.tp = 1, how.sequence_parallel = false;
+  how.micro_batches = 24;
+  Options options = half_options(how, DType::kF32);
+  options.steps = 1;
+  const auto norm = [&](DType dtype, bool accumulate_f32) {
+    Options as = options;
+    as.dtype = dtype;
+    as.check = false;
+    HybridOptions how_here = how;
+    how_here.accumulate_f32 = accumulate_f32;
+    return train_on(as, how_here).grad_norms[0];
+  };
+  const double exact = norm(DType::kF32, false);
+  const double in_f32 = std::abs(norm(DType::kBF16, true) - exact);
+  const double in_bf16 = std::abs(norm(DType::kBF16, false) - exact);
+  EXPECT_LT(in_f32, in_bf16);
+}
+
+TEST(HybridPrecision, SumsInF32HoldEveryClaim) {
+  for (const int zero : {0, 1}) {
+    for (const char* schedule : {"1f1b", "zb-h1"}) {
+      HybridOptions how = cube(zero);
+      how.accumulate_f32 = true;
+      how.schedule = schedule;
+      expect_claims(train_on(half_options(how, DType::kBF16), how));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::hybrid

@@ -1,0 +1,97 @@
+#pragma once
+
+// Whole runs of hybrids, compared with one device.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::hybrid {
+
+/// gpt-nano in f64 on short samples; a batch that many meshes divide.
+inline Options nano_options(int world_size) {
+  Options options;
+  options.chapter = "14_hybrid_3d";
+  options.world_size = world_size;
+  options.dtype = DType::kF64;
+  options.steps = 3;
+  options.batch = 24;
+  options.seq = 16;
+  options.clip = 0.5;  // below the norm, so that a wrong norm changes weights
+  options.seed = 3;
+  options.cluster = "none";
+  options.deterministic = true;
+  return options;
+}
+
+inline int ranks_of(const HybridOptions& how) {
+  return how.dp * how.tp * how.cp * how.pp;
+}
+
+inline std::string name_of(const HybridOptions& how) {
+  return "dp " + std::to_string(how.dp) + " tp " + std::to_string(how.tp) +
+         " cp " + std::to_string(how.cp) + " " + how.cp_kind + " " +
+         how.cp_layout + " pp " + std::to_string(how.pp) + " zero " +
+         std::to_string(how.zero_stage) +
+         (how.sequence_parallel ? " sp " : " ") + how.schedule + " m " +
+         std::to_string(how.micro_batches) + " " + how.order + " recompute " +
+         how.recompute + " bucket " + std::to_string(how.bucket_bytes);
+}
+
+/// Trains on the mesh and compares with one device.
+inline Report train_on(const Options& options, HybridOptions how,
+                       ReferenceRun* known = nullptr) {
+  check_legal(options, how);
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, topology_of(how));
+    const auto strategy = make_trainer(as, how, mesh);
+    run.train(as, *strategy);
+  };
+  chapter.fold_class = fold_class(how);
+  chapter.reference = [&](const Options& as) {
+    if (known == nullptr) return reference_run(as, how);
+    if (known->losses.empty()) *known = reference_run(as, how);
+    return *known;
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// Weights, losses, bytes and memory: equal to one device's, and to the bill.
+inline void expect_claims(const Report& report) {
+  EXPECT_TRUE(report.parity.passed)
+      << report.parity.max_rel << " beside " << report.parity.tolerance;
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    const RankReport& found = report.ranks[rank];
+    EXPECT_NEAR(found.bytes.counted, found.bytes.predicted,
+                1e-9 * found.bytes.counted);
+    for (std::size_t kind = 0; kind < found.peak.size(); ++kind) {
+      if (found.peak[kind].predicted < 0) continue;
+      EXPECT_DOUBLE_EQ(found.peak[kind].counted, found.peak[kind].predicted)
+          << memory_kind_name(static_cast<MemoryKind>(kind));
+    }
+  }
+}
+
+/// Losses and norms equal those of one device to 1e-9, step by step.
+inline void expect_losses(const Report& report, const ReferenceRun& one) {
+  ASSERT_EQ(report.losses.size(), one.losses.size());
+  for (std::size_t k = 0; k < one.losses.size(); ++k) {
+    EXPECT_NEAR(report.losses[k], one.losses[k], 1e-9 * one.losses[k]) << k;
+    EXPECT_NEAR(report.grad_norms[k], one.grad_norms[k],
+                1e-9 * one.grad_norms[k])
+        << k;
+  }
+}
+
+}  // namespace shardbook::hybrid

@@ -1,0 +1,225 @@
+// The sums at the end of a step: which, in which order, and each element of the
+// norm once.
+
+#include "chapters/14_hybrid_3d/update.h"
+
+#include <set>
+
+#include "tests/chapters/14_hybrid_3d/support.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+HybridOptions cube(int zero, bool sequence_parallel) {
+  HybridOptions how;
+  how.dp = how.tp = how.pp = 2;
+  how.zero_stage = zero;
+  how.sequence_parallel = sequence_parallel;
+  how.micro_batches = 2;
+  return how;
+}
+
+/// What `read` finds on each rank after `steps` steps.
+template <typename Read>
+auto after_steps(const HybridOptions& how, std::int64_t steps, Read read) {
+  Options options = nano_options(ranks_of(how));
+  options.steps = steps;
+  return on_ranks(options.world_size, [&](ProcessGroup& world) {
+    HybridOptions legal = how;
+    check_legal(options, legal);
+    DeviceMesh mesh(world, topology_of(legal));
+    Trainer trainer(options, legal, mesh);
+    world.clear_records();
+    for (std::int64_t k = 0; k < steps; ++k) trainer.step(k);
+    return read(world, mesh, trainer);
+  });
+}
+
+/// Labels of the collectives of the update, in order; repeated ones once.
+std::vector<std::string> sums_of(ProcessGroup& world) {
+  const std::set<std::string> known = {"gradients", "sequence_parallel",
+                                       "tied gradient", "loss and norm",
+                                       "parameters"};
+  std::vector<std::string> labels;
+  for (const CommRecord& record : world.records()) {
+    if (known.count(record.label) == 0) continue;
+    const std::string each = record.group + ": " + record.label;
+    if (labels.empty() || labels.back() != each) labels.push_back(each);
+  }
+  return labels;
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(HybridSums, ComeInTheOrderOfMegatron) {
+  const auto all = after_steps(cube(0, true), 1,
+                               [](ProcessGroup& world, DeviceMesh&, Trainer&) {
+                                 return sums_of(world);
+                               });
+  for (const Lines& labels : all) {
+    EXPECT_EQ(labels, (Lines{"dp-cp: gradients", "tp: sequence_parallel",
+                             "tied 0: tied gradient", "world: loss and norm"}));
+  }
+  const auto sharded = after_steps(
+      cube(1, false), 1, [](ProcessGroup& world, DeviceMesh&, Trainer&) {
+        return sums_of(world);
+      });
+  for (const Lines& labels : sharded) {
+    EXPECT_EQ(labels, (Lines{"dp-cp: gradients", "tied 0: tied gradient",
+                             "world: loss and norm", "dp-cp: parameters"}));
+  }
+}
+
+// A middle stage holds no embedding; without cut tokens nothing is partial.
+TEST(HybridSums, AreLeftOutWhereNobodySharesAParameter) {
+  HybridOptions how = cube(0, false);
+  how.pp = 3, how.dp = 1;
+  const auto all =
+      after_steps(how, 1, [](ProcessGroup& world, DeviceMesh& mesh, Trainer&) {
+        Lines labels = sums_of(world);
+        labels.insert(labels.begin(), std::to_string(mesh.coordinate("pp")));
+        return labels;
+      });
+  for (const Lines& labels : all) {
+    const Lines expected =
+        labels[0] == "1"
+            ? Lines{"1", "world: loss and norm"}
+            : Lines{labels[0], "tied 0: tied gradient", "world: loss and norm"};
+    EXPECT_EQ(labels, expected);
+  }
+}
+
+// The sum over all ranks of the elements that they add to the norm is the model.
+TEST(HybridNorm, CountsEachElementOnce) {
+  const std::int64_t whole =
+      make_model(model_config(nano_options(1)), InitOptions{})
+          ->num_parameters();
+  for (const int zero : {0, 1}) {
+    for (const bool sequence_parallel : {false, true}) {
+      for (const char* schedule : {"1f1b", "dualpipe"}) {
+        HybridOptions how = cube(zero, sequence_parallel);
+        how.schedule = schedule;
+        how.micro_batches = 4;
+        SCOPED_TRACE(name_of(how));
+        std::int64_t counted = 0;
+        for (const std::int64_t here : after_steps(
+                 how, 0, [&](ProcessGroup&, DeviceMesh&mesh, Trainer&trainer) {
+                   std::int64_t numel = 0;
+                   for (const UpdateBucket& bucket :
+                        trainer.update().buckets()) {
+                     if (!bucket.counts) continue;
+                     if (zero == 0) {
+                       numel += bucket.numel();
+                       continue;
+                     }
+                     for (std::size_t i = 0; i < bucket.parameters.size();
+                          ++i) {
+                       for (const zero::OwnedPart& part :
+                            bucket.layout.parts(static_cast<int>(i))) {
+                         const int rank = mesh.group("dp-cp").rank();
+                         if (part.owner == rank) numel += part.numel;
+                       }
+                     }
+                   }
+                   return numel;
+                 })) {
+          counted += here;
+        }
+        EXPECT_EQ(counted, whole);
+      }
+    }
+  }
+}
+
+/// Values of each parameter by name, bit for bit.
+using Values = std::map<std::string, std::vector<double>>;
+
+Values values_of(const Trainer& trainer) {
+  Values values;
+  for (const UpdateBucket& bucket : trainer.update().buckets()) {
+    for (const NamedTensor& each : bucket.parameters) {
+      values[each.name] = each.tensor.to_vector<double>();
+    }
+  }
+  return values;
+}
+
+// A forgotten sum lets copies drift apart, while the loss still falls.
+TEST(HybridReplicas, StayEqualBitForBit) {
+  for (const int zero : {0, 1}) {
+    for (const bool sequence_parallel : {false, true}) {
+      const HybridOptions how = cube(zero, sequence_parallel);
+      SCOPED_TRACE(name_of(how));
+      const auto all =
+          after_steps(how, 3, [](ProcessGroup&, DeviceMesh&, Trainer& trainer) {
+            return values_of(trainer);
+          });
+      const Topology topology = topology_of(how);
+      const auto at = [&](int dp, int tp, int pp) -> const Values& {
+        return all[static_cast<std::size_t>(topology.get_rank(
+            {{"dp", dp}, {"tp", tp}, {"pp", pp}, {"cp", 0}}))];
+      };
+      for (int tp = 0; tp < 2; ++tp) {
+        for (int pp = 0; pp < 2; ++pp) {
+          EXPECT_EQ(at(0, tp, pp), at(1, tp, pp));  // replicas
+        }
+        EXPECT_EQ(at(0, tp, 0).at("transformer.wte.weight"),
+                  at(0, tp, 1).at("transformer.wte.weight"));  // tied
+      }
+      for (const auto& [name, value] : at(0, 0, 0)) {
+        if (name.find("ln_") == std::string::npos &&
+            name.find("c_proj.bias") == std::string::npos &&
+            name.find("wpe") == std::string::npos) {
+          continue;
+        }
+        EXPECT_EQ(value, at(0, 1, 0).at(name)) << name;  // whole over tp
+      }
+    }
+  }
+}
+
+// With shards, a tied parameter's first sum must be cut alike on both stages.
+TEST(HybridBuckets, TiedWeightsHaveTheirOwn) {
+  const auto all = after_steps(
+      cube(1, false), 0, [](ProcessGroup&, DeviceMesh&, Trainer& trainer) {
+        Lines tied;
+        for (const UpdateBucket& bucket : trainer.update().buckets()) {
+          if (bucket.tied == nullptr) continue;
+          for (const NamedTensor& each : bucket.parameters) {
+            tied.push_back(each.name + " " +
+                           std::to_string(bucket.own.numel()));
+          }
+        }
+        return tied;
+      });
+  for (const Lines& tied : all) {
+    // 256 x 64 elements over tp and dp
+    EXPECT_EQ(tied, Lines{"transformer.wte.weight 4096"});
+  }
+}
+
+// On shapes, one rank of each stage stands for all of its tp and dp peers.
+TEST(HybridFolding, TakesTheTimeOfAllRanks) {
+  for (const int zero : {0, 1, 2}) {
+    for (const char* kind : {"none", "ring", "ulysses"}) {
+      HybridOptions how = cube(zero, true);
+      if (zero == 2) how.pp = 1;
+      if (kind != std::string("none")) how.cp = 2, how.cp_kind = kind;
+      SCOPED_TRACE(name_of(how));
+      Options options = nano_options(ranks_of(how));
+      options.backend = "sim";
+      options.cluster = "dgx-a100";
+      const Report folded = train_on(options, how);
+      options.fold = false;
+      const Report all = train_on(options, how);
+      EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
+      ASSERT_EQ(folded.ranks.size(), all.ranks.size());
+      for (std::size_t r = 0; r < all.ranks.size(); ++r) {
+        EXPECT_EQ(folded.ranks[r].bytes.counted, all.ranks[r].bytes.counted);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::hybrid

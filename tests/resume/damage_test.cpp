@@ -1,0 +1,188 @@
+// Checkpoints that do not fit, are damaged, or cannot be written: a sentence that
+// names what, and nothing lost.
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "tests/resume/resume_support.h"
+
+namespace shardbook {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Refused : public ResumeTest {
+ protected:
+  void SetUp() override {
+    const Outcome outcome =
+        train("03_zero_fsdp", kZero + " --steps 4 --checkpoint-every 2");
+    ASSERT_EQ(outcome.status, 0) << outcome.text;
+  }
+  Outcome resume(const std::string& more) const {
+    return train("03_zero_fsdp", kZero + " --steps 5 --resume " + more);
+  }
+  std::string file(int rank) const {
+    return step(4) + "/rank-0000" + std::to_string(rank) +
+           "-of-00002.safetensors";
+  }
+  const std::string kZero = "--world-size 2 --strategy zero1 --no-check";
+};
+
+TEST_F(Refused, AnotherRunIsNamed) {
+  const std::vector<std::pair<std::string, std::string>> others = {
+      {"--model gpt-micro", "model's n_embd 64 there, 256 here"},
+      {"--dtype bf16", "--dtype f32 there, bf16 here"},
+      {"--optimizer adam", "--optimizer adamw there, adam here"},
+      {"--optimizer sgd", "--beta1 0.9 there, not set here"},
+      {"--lr 0.5", "--lr 0.001 there, 0.5 here"},
+      {"--weight-decay 0.1", "--weight-decay 0 there, 0.1 here"},
+      {"--beta2 0.99", "--beta2 0.999 there, 0.99 here"},
+      {"--clip 1", "--clip 0 there, 1 here"},
+      {"--data book", "--data walk there, book here"},
+      {"--batch 16", "--batch 8 there, 16 here"},
+      {"--seq 16", "--seq 8 there, 16 here"},
+      {"--seed 1", "--seed 0 there, 1 here"},
+      {"--dropout 0.2", "--dropout 0 there, 0.2 here"},
+      {"--lr-schedule cosine", "--lr-schedule constant there, cosine here"},
+      {"--warmup 3", "--warmup 0 there, 3 here"}};
+  for (const auto& [option, text] : others) {
+    expect_refused(resume(option), {step(4) + " is of another run", text});
+  }
+  expect_refused(resume("--steps 3"), {"--steps 3", "has done 4 steps"});
+}
+
+TEST_F(Refused, OtherTextUnderTheSameNameIsNoticed) {
+  fs::remove_all(checkpoints());
+  write(path("text"), std::string(500, 'a'));
+  const std::string options =
+      "--world-size 2 --no-check --data " + path("text");
+  ASSERT_EQ(train("02_ddp", options + " --steps 1").status, 0);
+  write(path("text"), std::string(500, 'b'));
+  expect_refused(train("02_ddp", options + " --steps 2 --resume"),
+                 {"data's fingerprint"});
+}
+
+TEST_F(Refused, AFolderThatIsInUseNeedsResume) {
+  expect_refused(train("03_zero_fsdp", kZero + " --steps 5"),
+                 {"holds step-00000004", "--resume"});
+}
+
+TEST_F(Refused, OptionsWithoutAFolder) {
+  expect_refused(plain("02_ddp", "--resume"), {"--resume", "--checkpoint"});
+  expect_refused(plain("02_ddp", "--checkpoint-every 2"),
+                 {"--checkpoint-every", "--checkpoint FOLDER"});
+  expect_refused(train("02_ddp", "--backend sim"), {"--backend sim"});
+}
+
+TEST_F(Refused, ATrainingWithoutDrainedStates) {
+  fs::remove_all(checkpoints());
+  expect_refused(train("06_1f1b", "--world-size 2 --schedule pipedream"),
+                 {"--checkpoint: --schedule pipedream has batches in flight"});
+}
+
+// The chapter in one file says nothing about its state
+TEST_F(Refused, AStrategyWithoutAState) {
+  expect_refused(run_program("tests/cli/local_sgd",
+                             "--world-size 2 --checkpoint " + path("other")),
+                 {"--checkpoint: this training cannot be kept"});
+}
+
+TEST_F(Refused, AnotherOptimizersStateInAnotherChapter) {
+  // f16 on one device has a loss scale, which DDP has not
+  fs::remove_all(checkpoints());
+  ASSERT_LE(
+      train("00_single_device", "--dtype f16 --steps 1 --no-check").status, 1);
+  expect_refused(train("02_ddp", "--dtype f16 --steps 2 --resume"),
+                 {"keeps a loss scale"});
+}
+
+// --- Damage ------------------------------------------------------------------
+
+TEST_F(Refused, ALostFileIsNamed) {
+  fs::remove(file(2));
+  expect_refused(resume(""), {file(2)});
+}
+
+TEST_F(Refused, AShortFileIsNamed) {
+  fs::resize_file(file(1), fs::file_size(file(1)) - 100);
+  expect_refused(resume(""), {file(1)});
+}
+
+TEST_F(Refused, AFlippedBitIsFound) {
+  std::string bytes = read(file(2));
+  bytes[bytes.size() - 1000] ^= 4;
+  write(file(2), bytes);
+  expect_refused(resume(""), {file(2), "is damaged"});
+  // On another mesh as well
+  expect_refused(train("02_ddp", "--world-size 4 --steps 5 --resume"),
+                 {file(2), "is damaged"});
+}
+
+TEST_F(Refused, AManifestThatIsNone) {
+  write(step(4) + "/manifest.json", "{\"format\": 7");
+  expect_refused(resume(""), {step(4) + "/manifest.json", "is damaged"});
+  fs::remove(step(4) + "/manifest.json");
+  expect_refused(resume(""), {step(4), "is no whole checkpoint"});
+  // As the sentence says
+  fs::remove_all(step(4));
+  EXPECT_EQ(resume("").status, 0);
+}
+
+TEST_F(Refused, WhatAKilledRunWasWritingIsNoCheckpoint) {
+  fs::rename(step(4), checkpoints() + "/.step-00000004.tmp");
+  const Outcome outcome = resume("");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_EQ(names(),
+            (std::vector<std::string>{"step-00000002", "step-00000005"}));
+}
+
+// --- Folders -----------------------------------------------------------------
+
+TEST_F(Refused, FoldersThatCannotBe) {
+  write(path("file"), "");
+  const auto with = [&](const std::string& folder) {
+    return plain("02_ddp", "--steps 1 --checkpoint " + folder);
+  };
+  expect_refused(with(path("file")), {path("file"), "it is a file"});
+  expect_refused(with(path("none/below")),
+                 {path("none/below"), "cannot create a folder in"});
+}
+
+TEST_F(Refused, TwoRunsInOneFolder) {
+  const int lock = ::open((checkpoints() + "/.lock").c_str(), O_RDWR);
+  ASSERT_GE(lock, 0);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  expect_refused(resume(""), {"another run keeps its checkpoints here"});
+  ::close(lock);
+}
+
+TEST_F(Refused, AFullDiskLosesNothing) {
+  // A limit on the size of files, whose signal is ignored: writes fail
+  const std::string program =
+      SHARDBOOK_BUILD "/chapters/03_zero_fsdp/ch03_zero_fsdp";
+  write(path("limited"), "#!/bin/bash\ntrap '' XFSZ\nulimit -f 200\nexec " +
+                             program + " \"$@\"\n");
+  fs::permissions(path("limited"), fs::perms::owner_all);
+  const std::string options = kSmall + (" " + kZero) +
+                              " --steps 6 --resume --checkpoint " +
+                              checkpoints();
+  const std::string before = read(file(1));
+  Outcome outcome;
+  outcome.status = std::system(
+      (path("limited") + " " + options + " 2>" + path("stderr") + " >/dev/null")
+          .c_str());
+  outcome.status = WEXITSTATUS(outcome.status);
+  outcome.text = read(path("stderr"));
+  expect_refused(outcome,
+                 {"--checkpoint: not kept after step 6", "cannot write",
+                  step(4) + " is whole"},
+                 3);
+  EXPECT_EQ(names(),
+            (std::vector<std::string>{"step-00000002", "step-00000004"}));
+  EXPECT_EQ(read(file(1)), before);
+  EXPECT_EQ(resume("").status, 0);
+}
+
+}  // namespace
+}  // namespace shardbook

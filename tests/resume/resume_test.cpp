@@ -1,0 +1,297 @@
+// A run that stops and goes on ends where one that never stopped does: bit for
+// bit on the same ranks, up to the rounding of sums on others.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/resume/resume_support.h"
+
+namespace shardbook {
+namespace {
+
+struct Way {
+  std::string chapter, options;
+};
+
+const std::vector<Way>& all_ways() {
+  static const std::vector<Way> kWays = {
+      {"00_single_device", "--dropout 0.1 --micro-batches 2"},
+      {"00_single_device", "--dtype f16 --master-weights --lr 0.01"},
+      {"00_single_device",
+       "--model resnet18 --data random --image-size 32 --optimizer sgd "
+       "--momentum 0.9"},
+      {"01_data_parallel", "--world-size 2 --dropout 0.1"},
+      {"02_ddp", "--world-size 4 --optimizer sgd --momentum 0.9"},
+      {"03_zero_fsdp", "--world-size 2 --strategy zero1 --dtype bf16"},
+      {"03_zero_fsdp", "--world-size 4 --strategy zero2 --cpu-offload"},
+      {"03_zero_fsdp", "--world-size 2 --strategy zero3"},
+      {"03_zero_fsdp", "--world-size 2 --strategy fsdp --clip 0.5"},
+      {"03_zero_fsdp",
+       "--world-size 4 --sharding-strategy hybrid_shard --shard-size 2"},
+      {"03_zero_fsdp", "--world-size 4 --strategy fsdp2"},
+      {"04_model_parallel",
+       "--model resnet18 --data random --image-size 32 --batch 6 "
+       "--cluster none"},
+      {"05_gpipe", "--world-size 3 --dropout 0.1"},
+      {"06_1f1b", "--world-size 2 --schedule interleaved"},
+      {"06_1f1b",
+       "--world-size 2 --schedule zb-h1 --post-validation --clip 0.4"},
+      {"06_1f1b", "--world-size 2 --schedule dualpipe --micro-batches 8"},
+      {"07_tensor_parallel",
+       "--world-size 2 --rng megatron --dropout 0.1 "
+       "--vocabulary-divisible-by 100"},
+      {"08_tensor_parallel_2d", "--world-size 4"},
+      {"09_tensor_parallel_2p5d", "--world-size 8"},
+      {"10_tensor_parallel_3d", "--world-size 8"},
+      {"11_dtensor", "--world-size 4 --mesh 2x2"},
+      {"12_sequence_parallel", "--world-size 2"},
+      {"14_hybrid_3d",
+       "--world-size 8 --tp 2 --pp 2 --zero-stage 1 --sequence-parallel "
+       "--clip 0.5"},
+      {"14_hybrid_3d", "--world-size 4 --tp 2 --zero-stage 3 --dtype f16"},
+  };
+  return kWays;
+}
+
+class EveryChapter : public ResumeTest,
+                     public testing::WithParamInterface<Way> {};
+
+// The rate rises through the stop. The second half also makes the claims of its
+// page (bytes, memory, time), which checkpoints do not change.
+TEST_P(EveryChapter, EndsWithTheBitsOfARunThatNeverStopped) {
+  const std::string chapter = GetParam().chapter;
+  const std::string options = GetParam().options + " --warmup 5";
+  const Outcome whole =
+      plain(chapter, options + " --steps 6 --no-check --cluster none --save " +
+                         path("whole") + " --log " + path("whole.log"));
+  ASSERT_EQ(whole.status, 0) << whole.text;
+  const std::string log = " --log " + path("parts.log");
+  const Outcome first =
+      train(chapter, options + " --steps 3 --no-check --cluster none" + log);
+  ASSERT_EQ(first.status, 0) << first.text;
+  const Outcome second = train(
+      chapter, options + " --steps 6 --checkpoint-every 2 --resume --save " +
+                   path("parts") + log);
+  ASSERT_EQ(second.status, 0) << second.text;
+  EXPECT_EQ(read(path("parts")), read(path("whole")));
+  EXPECT_EQ(names(),
+            (std::vector<std::string>{"step-00000004", "step-00000006"}));
+
+  // Losses, rates and norms as well
+  std::istringstream expected(read(path("whole.log")));
+  std::istringstream found(read(path("parts.log")));
+  int lines = 0;
+  for (std::string a, b; std::getline(expected, a); ++lines) {
+    ASSERT_TRUE(std::getline(found, b));
+    const auto x = nlohmann::json::parse(a), y = nlohmann::json::parse(b);
+    for (const char* key : {"step", "loss", "lr", "grad_norm"}) {
+      EXPECT_EQ(x[key], y[key]) << key << " in line " << lines;
+    }
+  }
+  EXPECT_EQ(lines, 6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, EveryChapter, testing::ValuesIn(all_ways()),
+                         [](const auto& info) {
+                           std::string name = info.param.chapter + "_" +
+                                              std::to_string(info.index);
+                           return "Ch" + name;
+                         });
+
+// Each run goes on from the one before, in another chapter or on other ranks. The
+// last one compares its weights with one device that trained all steps.
+TEST_F(ResumeTest, AnotherMeshGoesOnWithTheSameNumbers) {
+  const std::vector<Way> ways = {
+      {"03_zero_fsdp", "--world-size 4 --strategy zero2"},
+      {"03_zero_fsdp", "--world-size 2 --strategy fsdp2"},
+      {"07_tensor_parallel", "--world-size 4 --vocabulary-divisible-by 100"},
+      {"05_gpipe", "--world-size 3"},
+      {"08_tensor_parallel_2d", "--world-size 4"},
+      {"10_tensor_parallel_3d", "--world-size 8"},
+      {"11_dtensor", "--world-size 4 --mesh 2x2"},
+      {"06_1f1b", "--world-size 2 --schedule interleaved"},
+      {"12_sequence_parallel", "--world-size 2"},
+      {"03_zero_fsdp", "--world-size 2 --strategy zero3"},
+      {"01_data_parallel", "--world-size 2"},
+      {"00_single_device", ""},
+      {"02_ddp", "--world-size 4"},
+  };
+  int steps = 0;
+  for (const Way& way : ways) {
+    steps += 2;
+    const Outcome outcome =
+        train(way.chapter,
+              way.options + " --dtype f64 --cluster none --steps " +
+                  std::to_string(steps) + (steps > 2 ? " --resume" : "") +
+                  (steps < 26 ? " --no-check" : ""));
+    ASSERT_EQ(outcome.status, 0) << way.chapter << ": " << outcome.text;
+  }
+}
+
+TEST_F(ResumeTest, KeepsTheLastTwo) {
+  const Outcome outcome =
+      train("00_single_device", "--steps 7 --checkpoint-every 2 --no-check");
+  ASSERT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_EQ(names(),
+            (std::vector<std::string>{"step-00000006", "step-00000007"}));
+}
+
+TEST_F(ResumeTest, BeginsAnewWhereThereIsNoCheckpointYet) {
+  const Outcome outcome =
+      train("00_single_device", "--steps 2 --resume --no-check");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_EQ(names(), std::vector<std::string>{"step-00000002"});
+}
+
+// As a job that is started again after it has ended
+TEST_F(ResumeTest, AFinishedRunHasItsWeights) {
+  const std::string options = "--world-size 2 --strategy zero1 --steps 3";
+  ASSERT_EQ(train("03_zero_fsdp", options + " --save " + path("first")).status,
+            0);
+  const Outcome again =
+      train("03_zero_fsdp", options + " --resume --save " + path("again"));
+  EXPECT_EQ(again.status, 0) << again.text;
+  EXPECT_EQ(read(path("again")), read(path("first")));
+}
+
+TEST_F(ResumeTest, NumbersThatAreNotFinitePushOutNoCheckpoint) {
+  const Outcome outcome =
+      train("00_single_device",
+            "--steps 12 --checkpoint-every 1 --optimizer sgd --lr 1e9 "
+            "--no-check");
+  EXPECT_NE(outcome.text.find("losses are not finite"), std::string::npos)
+      << outcome.text;
+  const Outcome rest = train("00_single_device",
+                             "--steps 12 --optimizer sgd --lr 1e9 --no-check "
+                             "--resume");
+  EXPECT_EQ(rest.text.find("cannot"), std::string::npos) << rest.text;
+  EXPECT_LT(names().back(), "step-00000012");
+}
+
+// --- Stops -------------------------------------------------------------------
+
+class Stops : public ResumeTest {
+ protected:
+  /// Starts a long run in a process group of its own, and returns its id when it
+  /// has logged `lines` steps.
+  pid_t start(const std::string& chapter, const std::string& options,
+              int lines) {
+    const std::string program =
+        SHARDBOOK_BUILD "/chapters/" + chapter + "/ch" + chapter;
+    const std::string command = "exec " + program + " " + kSmall + " " +
+                                options + " --cluster none --no-check " +
+                                "--checkpoint " + checkpoints() + " --log " +
+                                path("log");
+    const int error = ::open(path("stderr").c_str(), O_WRONLY | O_CREAT, 0666);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::setpgid(0, 0);
+      // A background job of a shell ignores interrupts, and so do its children
+      ::signal(SIGINT, SIG_DFL);
+      ::dup2(error, 1);
+      ::dup2(error, 2);
+      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      ::_exit(127);
+    }
+    ::close(error);
+    for (int i = 0; i < 3000 && logged() < lines; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_GE(logged(), lines) << read(path("stderr"));
+    return child;
+  }
+  int logged() const {
+    const std::string text = read(path("log"));
+    return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+  }
+  static int end_of(pid_t child) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  int newest() const {
+    const std::vector<std::string> all = names();
+    return all.empty() ? 0 : std::stoi(all.back().substr(5));
+  }
+};
+
+struct Stopped {
+  std::string chapter, options;
+  int signal;
+};
+
+class Signals : public Stops, public testing::WithParamInterface<Stopped> {};
+
+// The rate depends on the step and on the number of all steps
+TEST_P(Signals, TheStepsSoFarAreKept) {
+  const auto& [chapter, more, signal] = GetParam();
+  const std::string options =
+      more + " --steps 4000 --lr-schedule cosine --warmup 5";
+  const pid_t child = start(chapter, options, 8);
+  ::kill(child, signal);
+  EXPECT_EQ(end_of(child), 128 + signal) << read(path("stderr"));
+  const int done = newest();
+  EXPECT_EQ(done, logged()) << "all ranks stop after the same step";
+  EXPECT_NE(read(path("stderr"))
+                .find("interrupted after " + std::to_string(done) +
+                      " of 4000 steps; "
+                      "--resume goes on from " +
+                      step(done)),
+            std::string::npos)
+      << read(path("stderr"));
+  EXPECT_EQ(names().size(), 1u);
+
+  // The schedule of another number of steps is another run
+  expect_refused(train(chapter, more + " --steps 5000 --lr-schedule cosine "
+                                       "--warmup 5 --resume"),
+                 {"--steps 4000 there, 5000 here"});
+}
+
+std::vector<Stopped> stopped_ways() {
+  std::vector<Stopped> ways = {
+      {"00_single_device", "", SIGTERM},
+      {"05_gpipe", "--world-size 3", SIGINT},
+      {"03_zero_fsdp", "--world-size 2 --strategy zero2", SIGTERM}};
+  if (SHARDBOOK_HAVE_GLOO) {
+    ways.push_back({"02_ddp", "--world-size 2 --backend gloo", SIGTERM});
+    ways.push_back({"06_1f1b", "--world-size 3 --backend gloo", SIGINT});
+  }
+  return ways;
+}
+INSTANTIATE_TEST_SUITE_P(Ways, Signals, testing::ValuesIn(stopped_ways()),
+                         [](const auto& info) {
+                           return "Ch" + info.param.chapter;
+                         });
+
+// Killed between or inside of checkpoints: the run goes on from one of the last
+TEST_F(Stops, AKilledRunLosesTheStepsSinceTheLastCheckpoint) {
+  const std::string options =
+      std::string("--world-size 2 --checkpoint-every 5") +
+      (SHARDBOOK_HAVE_GLOO ? " --backend gloo" : "");
+  const pid_t child = start("02_ddp", options + " --steps 4000", 23);
+  ::kill(-child, SIGKILL);
+  EXPECT_EQ(end_of(child), -SIGKILL);
+  const int done = newest(), steps = logged();
+  EXPECT_GE(done, steps - 5 - 1);
+  EXPECT_EQ(done % 5, 0);
+
+  const std::string rest = " --no-check --steps " + std::to_string(done + 3);
+  const Outcome outcome =
+      train("02_ddp", options + rest + " --resume --save " + path("parts") +
+                          " --log " + path("log"));
+  ASSERT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_EQ(logged(), done + 3) << "no step twice";
+  const Outcome whole =
+      plain("02_ddp", "--world-size 2" + rest + " --save " + path("whole"));
+  ASSERT_EQ(whole.status, 0) << whole.text;
+  EXPECT_EQ(read(path("parts")), read(path("whole")));
+}
+
+}  // namespace
+}  // namespace shardbook
