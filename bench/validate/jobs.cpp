@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 
+#include "bench/validate/clusters.h"
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
@@ -19,7 +20,7 @@ Options options_of(const Job& job) {
   Options options;
   options.chapter = "validate";
   options.backend = "sim";
-  options.cluster = job.cluster;
+  options.cluster = cluster_file(job.cluster);
   options.world_size = job.ranks;
   options.model = job.model.to_json();
   options.data = "random";
