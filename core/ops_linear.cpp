@@ -76,10 +76,11 @@ Tensor product(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
   return y;
 }
 
-/// [.., n] as [rows, n].
+/// [.., n] as [rows, n]. Rows without elements are rows, too.
 Tensor as_rows(const Tensor& x) {
-  const std::int64_t cols = x.size(-1);
-  return internal::make_view(x, 0, {cols == 0 ? 0 : x.numel() / cols, cols});
+  std::int64_t rows = 1;
+  for (std::int64_t dim = 0; dim + 1 < x.ndim(); ++dim) rows *= x.size(dim);
+  return internal::make_view(x, 0, {rows, x.size(-1)});
 }
 
 /// x [.., k] W [k, n] + b as one product of x's rows.

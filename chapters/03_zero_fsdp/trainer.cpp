@@ -236,9 +236,7 @@ MemoryBill Trainer::bill() const {
   }
   // Optimizer state of the own shards
   double state = 0;
-  const double states = options_.optimizer != "sgd"
-                            ? 2
-                            : (options_.optimizer_options.momentum > 0 ? 1 : 0);
+  const double states = optimizer_states(options_);
   const double stat = options_.dtype == DType::kF64 ? 8 : 4;
   for (const Tensor& shard : optimizer_->parameters()) {
     state += states * stat * static_cast<double>(shard.numel());

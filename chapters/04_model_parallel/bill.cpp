@@ -87,9 +87,7 @@ std::vector<MemoryBill> memory_bills(const Options& options,
                                      const Settings& settings,
                                      Trainer& trainer) {
   const int n = settings.num_devices();
-  const double states = options.optimizer != "sgd"               ? 2
-                        : options.optimizer_options.momentum > 0 ? 1
-                                                                 : 0;
+  const double states = optimizer_states(options);
   const bool in_splits = settings.variant != "model_parallel" &&
                          settings.split_size > 0 &&
                          settings.split_size < options.batch;

@@ -27,7 +27,8 @@ int side_of(int num_ranks, int depth, const std::string& option) {
       1, static_cast<int>(std::lround(std::floor(std::sqrt(each + 0.5)))));
   SB_CHECK(depth * q * q == num_ranks, option, " ", num_ranks,
            depth == 1 ? ": the ranks form a square"
-                      : ": the ranks form squares, one above the other",
+                      : ", --depth " + std::to_string(depth) +
+                            ": the ranks form squares, one above the other",
            "; give ", depth * q * q, " or ", depth * (q + 1) * (q + 1));
   return q;
 }

@@ -54,11 +54,8 @@ MemoryBill Trainer::bill() const {
     bill[kind] = 0;
   }
   if (options_.steps == 0) return bill;
-  double states = 2;
-  if (options_.optimizer == "sgd") {
-    states = options_.optimizer_options.momentum > 0 ? 1 : 0;
-  }
-  bill[MemoryKind::kOptimizerState] = states * parameters * stat;
+  bill[MemoryKind::kOptimizerState] =
+      optimizer_states(options_) * parameters * stat;
   const auto rows = static_cast<double>(options_.batch / micro_batches_);
   const auto s = static_cast<double>(options_.seq);
   bill[MemoryKind::kInput] = rows * s * 2 * 8;

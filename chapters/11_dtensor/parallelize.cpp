@@ -121,6 +121,22 @@ Tensor cut_parameter(const Tensor& whole, const Mesh& mesh,
   return local;
 }
 
+/// Puts this rank's block in the place of `whole`, wherever the tree holds it.
+void replace_by_part(const Members& members, const Tensor& whole,
+                     const Mesh& mesh, const CutParameter& cut,
+                     const char* function) {
+  const std::vector<Tensor*>& holders = members.of(whole);
+  // `whole` is one more handle
+  SB_CHECK(whole.impl_ptr().use_count() ==
+               static_cast<std::int64_t>(holders.size()) + 1,
+           function, ": parameter '", cut.name,
+           "' is replaced, and is also held outside the model; create the "
+           "optimizer after ",
+           function, ", or it trains a tensor that no module uses");
+  const Tensor local = cut_parameter(whole, mesh, cut);
+  for (Tensor* holder : holders) *holder = local;
+}
+
 Tensor whole_of(const Tensor& local, const Mesh& mesh,
                 const CutParameter& cut) {
   NoGrad no_grad;
@@ -249,19 +265,40 @@ std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
       for (const NamedTensor& each : module.named_parameters()) {
         if (each.name == last) whole = each.tensor;
       }
-      const std::vector<Tensor*>& holders = members.of(whole);
-      // `whole` is one more handle
-      SB_CHECK(
-          whole.impl_ptr().use_count() ==
-              static_cast<std::int64_t>(holders.size()) + 1,
-          "parallelize_module: parameter '", cut.name,
-          "' is replaced, and is also held outside the model; create the "
-          "optimizer after parallelize_module, or it trains a tensor that no "
-          "module uses");
-      const Tensor local = cut_parameter(whole, mesh, cut);
-      for (Tensor* holder : holders) *holder = local;
+      replace_by_part(members, whole, mesh, cut, "parallelize_module");
     }
     add_layout_hooks(module, mesh, style, in, out);
+  }
+  return all;
+}
+
+std::vector<CutParameter> distribute_module(Module& root, const Mesh& mesh,
+                                            const Partition& partition,
+                                            const LayoutChange& input,
+                                            const LayoutChange& output) {
+  SB_CHECK(mesh.ndim() == 1, "distribute_module over ", mesh.text(),
+           ": name one axis of the mesh");
+  std::vector<CutParameter> all;
+  for (const NamedTensor& each : root.named_parameters()) {
+    all.push_back({each.name, partition ? partition(each.name) : replicate(), 1,
+                   each.tensor.shape()});
+  }
+  const Members members(root);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].placement.is_replicate()) continue;
+    Tensor whole;
+    whole = root.named_parameters()[i].tensor;
+    replace_by_part(members, whole, mesh, all[i], "distribute_module");
+  }
+  if (input) {
+    root.add_forward_pre_hook([mesh, input](Module&, Tensors& x) {
+      for (Tensor& each : x) each = input(each, mesh);
+    });
+  }
+  if (output) {
+    root.add_forward_hook([mesh, output](Module&, Tensors& y) {
+      for (Tensor& each : y) each = output(each, mesh);
+    });
   }
   return all;
 }

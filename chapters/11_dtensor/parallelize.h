@@ -25,6 +25,7 @@
 // `pairwise_sequence` was its SequenceParallel of torch 2.1, `sequence` is that
 // of torch 2.3 and later.
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -79,6 +80,19 @@ struct CutParameter {
 /// Communication: none; all ranks have the same parameters.
 std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
                                              const Plan& plan);
+
+/// The placement of a parameter, by its name in the whole module.
+using Partition = std::function<Placement(const std::string& name)>;
+/// What a module makes of a plain tensor: from_local, redistribute, to_local.
+using LayoutChange = std::function<Tensor(const Tensor& x, const Mesh& mesh)>;
+
+/// The same without a plan: `partition` says how each parameter is cut, `input`
+/// changes what comes into the root, `output` what leaves it. Each may be left
+/// out; parameters are replicas then. torch.distributed.tensor's
+/// distribute_module. Errors and communication as above.
+std::vector<CutParameter> distribute_module(
+    Module& root, const Mesh& mesh, const Partition& partition,
+    const LayoutChange& input = nullptr, const LayoutChange& output = nullptr);
 
 /// The plan with pairwise styles resolved into colwise and rowwise: one entry
 /// per module, by its full name.

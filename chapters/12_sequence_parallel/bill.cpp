@@ -268,11 +268,8 @@ Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
     memory[MemoryKind::kActivation] = 0;
     return bill;
   }
-  const bool is_sgd = options.optimizer == "sgd";
-  const double states =
-      is_sgd ? (options.optimizer_options.momentum > 0 ? 1 : 0) : 2;
   memory[MemoryKind::kGradient] = (held + vocabulary * h / p) * element;
-  memory[MemoryKind::kOptimizerState] = states * held * sum;
+  memory[MemoryKind::kOptimizerState] = optimizer_states(options) * held * sum;
   const std::int64_t rows =
       strided_micro_batches(options.batch, micro_batches)[0].rows;
   memory[MemoryKind::kInput] = static_cast<double>(rows * options.seq) * 16;

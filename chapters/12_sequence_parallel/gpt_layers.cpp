@@ -154,8 +154,7 @@ LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
       layers.attention = [how, s, &cp, mask](const Tensor& qkv,
                                              const AttentionOptions& options) {
         const std::int64_t n = s / cp.size();
-        const bool has_mask =
-            mask->defined() && mask->device() == qkv.device();
+        const bool has_mask = mask->defined() && mask->device() == qkv.device();
         if (options.causal && !has_mask) {
           *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
           mask->set_memory_kind(MemoryKind::kInput);

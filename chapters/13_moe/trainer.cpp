@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/07_tensor_parallel/layers.h"
@@ -236,7 +237,12 @@ std::map<std::string, std::vector<std::int64_t>> Trainer::global_loads() {
 std::string Trainer::remarks() {
   const auto loads = global_loads();
   if (mesh_.world().rank() != 0) return "";
-  GroupSizes sizes = group_sizes(options_, how_);
+  if (!how_.load_svg.empty()) {
+    std::ofstream file(how_.load_svg);
+    file << draw_loads_svg(loads);
+    SB_CHECK(file.flush(), "--load-svg ", how_.load_svg, ": cannot be written");
+  }
+  const GroupSizes sizes = group_sizes(options_, how_);
   const auto experts = static_cast<int>(experts_of_layer(how_.moe, 1 << 20));
   return draw_groups(sizes, experts) + "\n" + draw_loads(loads);
 }
@@ -269,9 +275,11 @@ ReferenceRun train_reference(const Options& options,
       });
 }
 
-// Ranks differ in what they add to the norm; without capacity also in shapes.
+// Ranks differ in what they add to the norm: under ZeRO and TP in the pieces of
+// their shards that count. Without capacity they differ in shapes.
 FoldClass fold_class(const Options& options, const TrainerOptions& how) {
-  if (how.moe.is_dropless || !how.moe.gate.drop_tokens) {
+  const bool has_own_shapes = how.moe.is_dropless || !how.moe.gate.drop_tokens;
+  if (has_own_shapes || (how.zero_stage > 0 && how.tp > 1)) {
     return [](int rank) { return rank; };
   }
   const Topology grid = expert_topology(group_sizes(options, how));

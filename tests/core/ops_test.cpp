@@ -131,6 +131,17 @@ TEST(Products, OfNothingAreZeros) {
   EXPECT_EQ(values(matmul(of({}, {2, 0}), of({}, {0, 3}))), Values(6, 0));
   EXPECT_EQ(matmul(of({}, {0, 4}), noise({4, 3})).shape(), (Shape{0, 3}));
   EXPECT_EQ(linear(of({}, {0, 4}), noise({4, 3})).shape(), (Shape{0, 3}));
+  EXPECT_EQ(values(linear(of({}, {2, 0}), of({}, {0, 3}))), Values(6, 0));
+  EXPECT_EQ(values(linear(of({}, {2, 0}), of({}, {0, 3}), of({1, 2, 3}, {3}))),
+            (Values{1, 2, 3, 1, 2, 3}));
+}
+
+TEST(Products, RowsOfNothingPassGradientsToTheBias) {
+  const Tensor x = leaf({2, 0}), w = leaf({0, 3}), b = leaf({3});
+  sum(linear(x, w, b)).backward();
+  EXPECT_EQ(x.grad().shape(), (Shape{2, 0}));
+  EXPECT_EQ(w.grad().shape(), (Shape{0, 3}));
+  EXPECT_EQ(values(b.grad()), Values(3, 2));
 }
 
 TEST(Products, AnEmptyBatchHasZeroGradients) {

@@ -4,7 +4,7 @@
     tests/mutation/run.py [--only TEXT]... [--from N] [--to N] [--list]
                           [--scratch FOLDER] [--setup OPTION]...
 
-The changes are in mutants.py, each with the test program and the filter that
+The changes are in mutants.py and mutants_sharded.py, each with the test program and the filter that
 are expected to notice it. All of them are made in a private copy of the
 checkout, with a build folder of its own: by hand, not in CI.
 
@@ -34,6 +34,7 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
+import mutants_sharded  # noqa: E402,F401  (adds to the list)
 from mutants import MUTANTS  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -44,6 +45,12 @@ PROGRAMS = {
     "claims": "tests/chapters/claims_test",
     "pipelines": "tests/chapters/pipelines_test",
     "cli": "tests/cli/cli_test",
+    "tensor_parallel": "tests/chapters/tensor_parallel_test",
+    "tensor_parallel_2d": "tests/chapters/08_tensor_parallel_2d_test",
+    "tensor_parallel_2p5d": "tests/chapters/09_tensor_parallel_2p5d_test",
+    "tensor_parallel_3d": "tests/chapters/10_tensor_parallel_3d_test",
+    "dtensor": "tests/chapters/dtensor_test",
+    "sequence_parallel": "tests/chapters/sequence_parallel_test",
 }
 BUILD = "build"  # in the copy, where a checkout has its own
 FAST_TO_BUILD = ["-Doptimization=0", "-Ddebug=false"]

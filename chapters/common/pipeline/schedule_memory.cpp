@@ -188,9 +188,7 @@ MemoryBill stage_bill(const Options& options, const Tensors& parameters,
   bill[MemoryKind::kParameter] = bytes;
   bill[MemoryKind::kOptimizerState] = 0;
   if (options.steps == 0) return bill;
-  const double states = options.optimizer != "sgd"
-                            ? 2
-                            : (options.optimizer_options.momentum > 0 ? 1 : 0);
+  const double states = optimizer_states(options);
   // Moments of 16-bit parameters are f32
   const double state_bytes = options.dtype == DType::kF64 ? 8 : 4;
   bill[MemoryKind::kOptimizerState] = states * elements * state_bytes;

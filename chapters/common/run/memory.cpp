@@ -133,11 +133,6 @@ MemoryBill empty_bill() {
   return bill;
 }
 
-double optimizer_states(const Options& options) {
-  if (options.optimizer != "sgd") return 2;
-  return options.optimizer_options.momentum > 0 ? 1 : 0;
-}
-
 /// Activations of a ResNet are left open, since their widest point depends on
 /// the shape of every block: a run on shapes predicts them (worlds.h).
 MemoryBill resnet_bill(const Options& options, const ModelConfig& config,
@@ -159,6 +154,11 @@ MemoryBill resnet_bill(const Options& options, const ModelConfig& config,
 }
 
 }  // namespace
+
+double optimizer_states(const Options& options) {
+  if (options.optimizer != "sgd") return 2;
+  return options.optimizer_options.momentum > 0 ? 1 : 0;
+}
 
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               const std::vector<MicroBatch>& pieces,

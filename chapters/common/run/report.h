@@ -101,6 +101,8 @@ RankReport rank_report(double predicted_bytes, double counted_bytes,
 std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine);
 
+/// Numbers that the optimizer keeps for each parameter.
+double optimizer_states(const Options& options);
 /// Peak bytes of parameters, gradients, optimizer state, activations and input
 /// of one device that trains `config` on these pieces of a batch, one after
 /// another. Workspace is not predicted, nor are a ResNet's activations. See

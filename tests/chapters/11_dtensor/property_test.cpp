@@ -5,31 +5,10 @@
 #include <cmath>
 #include <random>
 
-#include "chapters/11_dtensor/ops.h"
-#include "tests/chapters/11_dtensor/dtensor_support.h"
+#include "tests/chapters/11_dtensor/graph_support.h"
 
 namespace shardbook::dtensor_test {
 namespace {
-
-constexpr double kTolerance = 1e-10;  // f64, values near 1, sums of tens
-
-double error_of(const Tensor& got, const Tensor& expected) {
-  if (got.shape() != expected.shape()) return 1e300;
-  const auto a = got.to_vector<double>();
-  const auto b = expected.to_vector<double>();
-  double worst = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (!(std::abs(a[i]) < 1e100)) return 1e300;
-    worst =
-        std::max(worst, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
-  }
-  return worst;
-}
-
-struct Leaf {
-  Shape shape;
-  Placements placements;
-};
 
 /// One operation: its kind, its operands among the values, and a layout.
 struct Step {
@@ -84,34 +63,11 @@ Graph random_graph(unsigned seed, std::size_t axes) {
   return graph;
 }
 
-Tensor leaf_values(std::size_t index, const Shape& shape) {
-  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
-  fill_normal(x, 3, index, 0, 1);
-  return x;
-}
-
 std::vector<std::int64_t> ids_of(std::int64_t rows) {
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < rows; ++i) ids.push_back((3 * i + 1) % 5);
   return ids;
 }
-
-/// One program for both kinds of tensors: these are all that differs.
-struct Plain {
-  using T = Tensor;
-  static T redistribute(const T& x, const Placements&) { return x; }
-};
-struct Distributed {
-  using T = DTensor;
-  static T redistribute(const T& x, const Placements& to) {
-    // S -> P(avg) does not exist
-    Placements open = to;
-    for (std::size_t i = 0; i < to.size(); ++i) {
-      if (to[i] == partial(PartialOp::kAvg)) open[i] = replicate();
-    }
-    return x.redistribute(open).redistribute(to);
-  }
-};
 
 template <typename World>
 typename World::T run_graph(const Graph& graph,
@@ -177,11 +133,6 @@ typename World::T run_graph(const Graph& graph,
   return mean(square(add(values.back(), values[0])));
 }
 
-struct PlainRun {
-  double loss;
-  Tensors gradients;
-};
-
 PlainRun run_plain(const Graph& graph) {
   std::vector<Tensor> leaves;
   for (std::size_t i = 0; i < graph.leaves.size(); ++i) {
@@ -199,53 +150,15 @@ PlainRun run_plain(const Graph& graph) {
   return run;
 }
 
-/// A term of `whole` on this rank, whose sum (or mean) over the axis is it.
-Tensor spread(const Tensor& whole, const Leaf& leaf, const Mesh& mesh) {
-  NoGrad no_grad;
-  Tensor x = block_of(whole, local_part(leaf.shape, leaf.placements,
-                                        mesh.shape(), mesh.coordinate()));
-  for (std::size_t axis = 0; axis < mesh.ndim(); ++axis) {
-    if (!leaf.placements[axis].is_partial()) continue;
-    const auto n = static_cast<double>(mesh.shape()[axis]);
-    const auto c = static_cast<double>(mesh.coordinate()[axis]);
-    const bool is_sum = leaf.placements[axis].op == PartialOp::kSum;
-    x = add_scalar(is_sum ? scale(x, 1 / n) : x, c - (n - 1) / 2);
-  }
-  return x.clone();
-}
-
 std::string run_distributed(const Graph& graph, const PlainRun& expected,
                             const Mesh& mesh) {
-  Tensors locals;
-  std::vector<DTensor> leaves;
-  for (std::size_t i = 0; i < graph.leaves.size(); ++i) {
-    const Leaf& leaf = graph.leaves[i];
-    locals.push_back(spread(leaf_values(i, leaf.shape), leaf, mesh));
-    locals.back().set_requires_grad();
-    leaves.push_back(
-        from_local(locals.back(), mesh, leaf.placements, leaf.shape));
-  }
+  const Leaves leaves(graph.leaves, mesh);
   const Tensor all_ids = Tensor::from_values(ids_of(graph.rows), {graph.rows});
   const DTensor ids = cut_tensor(all_ids, mesh, graph.ids);
-  const Tensor loss = run_graph<Distributed>(graph, leaves, ids).full_tensor();
+  const Tensor loss =
+      run_graph<Distributed>(graph, leaves.tensors, ids).full_tensor();
   loss.backward();
-  std::string wrong;
-  if (std::abs(loss.item() - expected.loss) >
-      kTolerance * std::max(1.0, expected.loss)) {
-    wrong += "loss ";
-  }
-  for (std::size_t i = 0; i < locals.size(); ++i) {
-    const Block block = local_part(graph.leaves[i].shape,
-                                   normalized(graph.leaves[i].placements),
-                                   mesh.shape(), mesh.coordinate());
-    const Tensor right = block_of(expected.gradients[i], block);
-    const Tensor got =
-        locals[i].grad().defined() ? locals[i].grad() : right.zeros_like();
-    if (error_of(got, right) > kTolerance) {
-      wrong += "gradient of leaf " + std::to_string(i) + " ";
-    }
-  }
-  return wrong;
+  return differences(graph.leaves, leaves.locals, loss, expected, mesh);
 }
 
 class DTensorProperty : public testing::TestWithParam<std::vector<int>> {};

@@ -1,0 +1,168 @@
+"""Mutants of tensor and sequence parallelism: chapters 07 to 12."""
+
+from mutants import chapter
+
+# --- Losses and gradients that all of them share -----------------------------
+
+shared = chapter("common/sharded", "tensor_parallel_2d")
+LOSSES = "SummaLayers.*:*SummaGpt*"
+# The mean of the ranks' own means
+shared("loss.cpp", "const Tensor total_count = sums.flat_view(1, {});",
+       "const Tensor total_count = count_targets(targets, local.dtype());",
+       LOSSES)
+shared("loss.cpp", "return Tensors{div(grads[0], total_count)};", "return grads;",
+       LOSSES)
+# Counts targets of -100
+shared("loss.cpp", "return sum(sub(relu(add_scalar(t, 1)), relu(t)));",
+       "return sum(square(sub(add_scalar(t, 1), t)));", LOSSES)
+norms = chapter("common/sharded", "tensor_parallel_3d")
+norms("sharded_trainer.cpp",
+      "if (is_first_holder(sharded_.layout, each.name, group_.rank())) {",
+      "if (group_.rank() >= 0) {", "DimensionsTraining.*")
+
+# --- 07 -----------------------------------------------------------------------
+
+flat = chapter("07_tensor_parallel", "tensor_parallel")
+flat("mappings.cpp", 'group.all_reduce(sum, ReduceOp::kSum, "f").wait();', "",
+     "*Mappings*:TensorParallel*")
+flat("mappings.cpp", "if (around.before > 1) parts = transpose(parts, 0, 1);",
+     "", "*Mappings*")
+flat("mappings.cpp", "return reshape(transpose(parts, 0, 1), shape);",
+     "return reshape(parts, shape);", "*Mappings*")
+# The bias counts t times
+flat("layers.cpp", "return add(reduce_from(linear(part, weight), *tp_), bias);",
+     "return reduce_from(linear(part, weight, bias), *tp_);",
+     "TensorParallel*:RowParallel*")
+flat("layers.cpp", 'if (is(".c_attn.bias")) return {{0, rank, t, 3}};',
+     'if (is(".c_attn.bias")) return {{0, rank, t}};', "*Trainer*:*Checkpoints*")
+flat("layers.cpp",
+     "{qkv.size(0), options.heads, s, s}, {0, tp.rank() * own, 0, 0}, {}};",
+     "{qkv.size(0), options.heads, s, s}, {0, 0, 0, 0}, {}};",
+     "*Trainer*:TensorParallel*:*Rng*")
+flat("rng.cpp", "seeds.tensor = base + 2718 + offset(place.tp);",
+     "seeds.tensor = base + 2718;", "*Rng*:*Stream*")
+flat("recompute.cpp", "const Replay replay(*rng, streams);", "",
+     "*Recompute*:*Rng*")
+flat("grouped_attention.cpp", "if (rank % together == 0) parts.emplace_back();",
+     "if (rank < together) parts.emplace_back();", "*Grouped*")
+
+# --- 08 -----------------------------------------------------------------------
+
+square = chapter("08_tensor_parallel_2d", "tensor_parallel_2d")
+square("layers.cpp",
+       "embedding_part(rows, rows_of_depth(ids, grid), grid.i() * rows.size(0))",
+       "embedding_part(rows, rows_of_depth(ids, grid), grid.j() * rows.size(0))",
+       "SummaLayers.*")
+square("layers.cpp", "first = grid.j() * own;", "first = grid.i() * own;",
+       "SummaLayers.*")
+square("layers.cpp", "{b * grid.row_part(), own.heads * grid.j(), 0, 0},",
+       "{b * grid.row_part(), own.heads * grid.i(), 0, 0},", "*SummaGpt*")
+square("operators.cpp",
+       "sub(means.rows_view(1, 2), square(mean));", "means.rows_view(1, 2);",
+       "SummaLayers.*")
+square("operators.cpp", "const Tensor dz = mul(dy, widened(gamma));",
+       "const Tensor dz = dy;", "SummaLayers.*")
+# A sum that is not complete
+square("products.cpp", "for (Work& work : works_) work.wait();",
+       "works_[0].wait();", "Summa*",
+       "a reduction of threads has ended when every rank has come to the next")
+square("products.cpp", "/*from_zero=*/t == 0,", "/*from_zero=*/true,",
+       "SummaProducts.*:*Summa*")
+square("grid.cpp", "view.offset.front() = grid.row_part() * local.front();",
+       "view.offset.front() = grid.j() * local.front();", "*SummaGpt*")
+square("trainer.cpp", "const double again = s.recompute ? block - x : 0;",
+       "const double again = 0;", "SummaBill.*")
+
+# --- 09 -----------------------------------------------------------------------
+
+stacked = chapter("08_tensor_parallel_2d", "tensor_parallel_2p5d")
+# Each depth trains a model of its own
+stacked("operators.cpp", "group->all_reduce(grads[0]).wait();", "",
+        "*Tesseract*")
+stacked("layers.cpp", "const Tensor w = replicated(weight, grid.depth);\n  const Tensor b",
+        "const Tensor w = weight;\n  const Tensor b", "*Tesseract*")
+stacked("layers.cpp", "const Tensor rows = replicated(table, grid.depth);",
+        "const Tensor rows = table;", "*Tesseract*")
+stacked("grid.h", "int row_part() const { return k() * q() + i(); }",
+        "int row_part() const { return i() * d() + k(); }", "*Tesseract*")
+stacked("grid.cpp", 'grid.batch = &mesh.group("dep-col");', "", "*Tesseract*")
+chapter("09_tensor_parallel_2p5d", "tensor_parallel_2p5d")(
+    "tesseract.cpp", 'Topology({"dep", "col", "row"}, {depth, q, q});',
+    'Topology({"col", "row", "dep"}, {q, q, depth});', "*Tesseract*")
+
+# --- 10 -----------------------------------------------------------------------
+
+cube = chapter("10_tensor_parallel_3d", "tensor_parallel_3d")
+cube("cube.cpp",
+     "{{0, place.j, place.l}, {0, place.i, place.l}, {1, place.k, place.l}}",
+     "{{0, place.i, place.l}, {0, place.j, place.l}, {1, place.k, place.l}}",
+     "Cube*")
+cube("cube.cpp", "cube.swapped = {&k, &j, &i, &ik, &ij};",
+     "cube.swapped = {&j, &k, &i, &ij, &ik};", "Cube*")
+cube("layers.cpp", "return with_layout(y, swapped(layout));\n}\n\nTensor linear",
+     "return with_layout(y, layout);\n}\n\nTensor linear", "Cube*")
+cube("layers.cpp",
+     "add(y, replicated(bias, cube.roles(layout).output_weight));",
+     "add(y, bias);", "Cube*")
+cube("layers.cpp", "embedding_part(block, own, cube.place.j * block.size(0))",
+     "embedding_part(block, own, cube.place.k * block.size(0))", "Cube*")
+cube("layers.cpp",
+     "view.offset.front() = cube.place.row_part(layout) * x.size(0);",
+     "view.offset.front() = 0;", "Cube*")
+cube("layers.cpp", "InFlight::scatter(dw, *roles.weight).wait();",
+     "InFlight::scatter(dw, *roles.output).wait();", "Cube*")
+cube("trainer.cpp", "s.has_dropout ? 2 : 1", "1", "CubeBill.*")
+
+# --- 11 -----------------------------------------------------------------------
+
+dtensor = chapter("11_dtensor", "dtensor")
+GRAPHS = "*DTensorProperty*:DTensor*"
+dtensor("propagation.cpp", "grad = scale(grad, static_cast<double>(ranks));", "",
+        GRAPHS)
+dtensor("propagation.cpp",
+        "grad = scale(grad, 1 / static_cast<double>(ranks));", "", GRAPHS)
+dtensor("propagation.cpp", "placements[axis] = partial();", "", GRAPHS)
+dtensor("redistribute.cpp",
+        "return from.op == PartialOp::kAvg ? scale(reduced, 1 / ranks) : reduced;",
+        "return reduced;", GRAPHS + ":*Redistribute*")
+dtensor("redistribute.cpp",
+        "move(axis, must_open ? replicate() : to[axis]);",
+        "move(axis, to[axis]);", GRAPHS + ":*Redistribute*")
+dtensor("redistribute.cpp", "return cut(mine, dim, 0, part.size);\n  }\n\n  //",
+        "return mine;\n  }\n\n  //", GRAPHS + ":*Redistribute*")
+dtensor("ops_reduce.cpp",
+        "shardbook::cross_entropy(x[0], x[1], Reduction::kSum);",
+        "shardbook::cross_entropy(x[0], x[1]);", "DTensorLoss.*:DTensor*")
+dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
+        ".to_local();\n    });\n  }\n  if", "*Parallelize*:*Trainer*")
+dtensor("trainer.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
+        "{0, 0, 0, 0},", "*DTensorTrainer*")
+
+# --- 12 -----------------------------------------------------------------------
+
+sequence = chapter("12_sequence_parallel", "sequence_parallel")
+sequence("ring.h", "return (rank - step + c) % c;", "return (rank + step) % c;",
+         "*Ring*:*Rsa*")
+sequence("ring_attention.cpp", "add_into(own[1], earlier[1]);", "", "*Ring*")
+sequence("layout.cpp", "if (source < rank) return {{all, {0, n / 2}, false, 0}};",
+         "if (source < rank) return {{all, all, false, 0}};", "*Ring*:*Layout*")
+sequence("layout.cpp", "return {{all, all, true, source < rank ? 0 : -1}};",
+         "return {{all, all, true, 0}};", "*Ring*:*Layout*")
+sequence("ring_self_attention.cpp", "source * n, (source + 1) * n);\n}",
+         "(rows.size(2) / n - 1 - source) * n,\n"
+         "               (rows.size(2) / n - source) * n);\n}", "*Rsa*:*Ring*")
+sequence("ulysses.cpp",
+         "return reshape(permute(by_source, {1, 0, 2, 3}), {b, c * n, width});",
+         "return reshape(by_source, {b, c * n, width});", "*Ulysses*")
+sequence("ulysses.cpp", "{0, cp.rank() * own.heads, 0, 0}, {}};",
+         "{0, 0, 0, 0}, {}};", "*Ulysses*:*Gpt*")
+# A bias on every rank's part of a sum
+sequence("megatron.cpp",
+         "add(reduce_scatter_to(linear(x, weight), *tp_, kTokens), bias);",
+         "reduce_scatter_to(linear(x, weight, bias), *tp_, kTokens);",
+         "*Megatron*")
+sequence("megatron.cpp",
+         'name.ends_with("c_proj.bias") || name.ends_with("wpe.weight");',
+         'name.ends_with("c_proj.bias");', "*Megatron*")
+sequence("bill.cpp", "std::max({at_loss, at_head, at_gelu, at_rows",
+         "std::max({at_loss, at_gelu, at_rows", "SequenceBill.*")
