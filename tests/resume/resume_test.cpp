@@ -52,6 +52,8 @@ const std::vector<Way>& all_ways() {
       {"10_tensor_parallel_3d", "--world-size 8"},
       {"11_dtensor", "--world-size 4 --mesh 2x2"},
       {"12_sequence_parallel", "--world-size 2"},
+      {"13_moe", "--world-size 4 --ep 2 --noise rsample --clip 0.5"},
+      {"13_moe", "--world-size 4 --tp 2 --zero-stage 2 --cpu-offload"},
       {"14_hybrid_3d",
        "--world-size 8 --tp 2 --pp 2 --zero-stage 1 --sequence-parallel "
        "--clip 0.5"},

@@ -90,7 +90,8 @@ TEST(HybridStep, EqualsTheChaptersOfOneAxis) {
 
 // The chapter runs every rank, its engine and its buckets.
 TEST(HybridStep, AgreesWithTheHybridChapter) {
-  for (const auto& [tp, pp] : {std::pair(2, 2), {8, 4}, {1, 4}}) {
+  for (const auto& [tp, pp] :
+       {std::pair(2, 2), std::pair(8, 4), std::pair(1, 4)}) {
     HybridJob hybrid = small_job("selene");
     hybrid.sizes.hidden = 4096;
     hybrid.sizes.heads = 32;
