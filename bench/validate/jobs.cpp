@@ -10,7 +10,9 @@
 #include "chapters/05_gpipe/trainer.h"
 #include "chapters/07_tensor_parallel/trainer.h"
 #include "chapters/12_sequence_parallel/trainer.h"
+#include "chapters/14_hybrid_3d/trainer.h"
 #include "chapters/common/run/worlds.h"
+#include "comm/device_mesh.h"
 #include "sim/cost_model.h"
 
 namespace shardbook::validate {
@@ -153,6 +155,26 @@ Report train_sequence(const Options& options, const Job& job) {
       sequence_parallel::fold_class(how.sequence));
 }
 
+Report train_hybrid(const Options& options, const Job& job) {
+  hybrid::HybridOptions how;
+  how.tp = job.tp;
+  how.pp = job.pp;
+  how.micro_batches = job.micro_batches;
+  how.recompute = job.recompute ? "always" : "never";
+  hybrid::check_legal(options, how);
+  return run_chapter(
+      options,
+      [&](const Options& as, ProcessGroup& world, Report& report) {
+        DeviceMesh mesh(world, hybrid::topology_of(how));
+        const auto trainer = hybrid::make_trainer(as, how, mesh);
+        const TrainingLog log =
+            train(as, trainer->optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return trainer->step(step); });
+        finish_rank(as, world, log, 0, MemoryBill(), report);
+      },
+      hybrid::fold_class(how));
+}
+
 }  // namespace
 
 int replicas_of(const Job& job) {
@@ -161,6 +183,8 @@ int replicas_of(const Job& job) {
     case Strategy::kZero3:
     case Strategy::kFsdp:
       return job.ranks;
+    case Strategy::kHybrid:
+      return job.ranks / (job.tp * job.pp);
     default:  // all ranks work on the same samples
       return 1;
   }
@@ -192,6 +216,9 @@ StepTime step_time(const Job& job) {
     case Strategy::kUlysses:
     case Strategy::kRsa:
       report = train_sequence(options, job);
+      break;
+    case Strategy::kHybrid:
+      report = train_hybrid(options, job);
       break;
   }
   return {report.time.step_s, report.time.trust};

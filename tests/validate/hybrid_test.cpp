@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "bench/validate/jobs.h"
 #include "core/check.h"
 #include "tests/chapters/common/textbook_support.h"
@@ -83,6 +85,41 @@ TEST(HybridStep, EqualsTheChaptersOfOneAxis) {
     job.dtype = DType::kF16;
     EXPECT_NEAR(hybrid_step(hybrid).seconds / step_time(job).seconds, 1, 0.03)
         << static_cast<int>(each.strategy);
+  }
+}
+
+// The chapter runs every rank, its engine and its buckets.
+TEST(HybridStep, AgreesWithTheHybridChapter) {
+  for (const auto& [tp, pp] :
+       {std::pair(2, 2), std::pair(8, 4), std::pair(1, 4)}) {
+    HybridJob hybrid = small_job("selene");
+    hybrid.sizes.hidden = 4096;
+    hybrid.sizes.heads = 32;
+    hybrid.sizes.seq = 2048;
+    hybrid.sizes.vocabulary = 51200;
+    hybrid.layout.tp = tp;
+    hybrid.layout.dtype = hybrid.gradient_dtype = DType::kBF16;
+    hybrid.layout.recompute = Recompute::kBlocks;
+    hybrid.pp = pp;
+    hybrid.dp = 2;
+    hybrid.micro_batches = 16;
+
+    Job job;
+    job.cluster = "selene";
+    job.strategy = Strategy::kHybrid;
+    job.model.n_embd = 4096;
+    job.model.n_head = 32;
+    job.model.n_layer = 8;
+    job.model.n_positions = job.seq = 2048;
+    job.model.vocab_size = 51200;
+    job.tp = tp;
+    job.pp = pp;
+    job.ranks = 2 * tp * pp;
+    job.micro_batch = 2;
+    job.micro_batches = 16;
+    job.recompute = true;
+    EXPECT_NEAR(hybrid_step(hybrid).seconds / step_time(job).seconds, 1, 0.05)
+        << "tp " << tp << ", pp " << pp;
   }
 }
 
