@@ -75,6 +75,8 @@ struct DeviceSpec {
   /// of training: benchmarks of single products run at clocks that the power
   /// limit does not allow for hours.
   double sustained = 1;
+  /// Products in FP8, scaling included, over those in 16 bits; 0: none.
+  double fp8_speedup = 0;
   /// Operations that were measured one by one ("gelu forward"), or all products
   /// ("product") and all else ("other"), in place of all of the above.
   std::map<std::string, MeasuredOperation> operations;
@@ -164,6 +166,10 @@ class Cluster {
   DeviceSpec host;  ///< the CPU of one node, shared by its devices
   /// Attention in one kernel (true), or scores in memory as older software.
   bool fused_attention = true;
+  /// Cross-entropy in one pass each way, or element by element in f32.
+  bool fused_loss = true;
+  /// The same for the sums of ring attention.
+  bool fused_merge = true;
   /// Host time for each member of an all-gather or reduce-scatter, where the
   /// software keeps one tensor per member and copies them one by one; 0 where
   /// it hands over one tensor.

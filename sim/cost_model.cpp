@@ -108,8 +108,8 @@ double bounded_product_seconds(const DeviceSpec& device, DType dtype,
                                  static_cast<double>(dtype_bytes(dtype))));
 }
 
-/// Scores in memory: two products of full matrices, with passes over the
-/// scores between them.
+/// Scores in memory: products of full matrices, with passes over the scores
+/// between them.
 double unfused_attention_seconds(const DeviceSpec& device,
                                  const OpEvent& event) {
   const ProductShape& scores = event.product;
@@ -123,15 +123,42 @@ double unfused_attention_seconds(const DeviceSpec& device,
   const double products =
       event.flops / (2 * pairs * static_cast<double>(scores.k));
   const bool backward = products > 2.25;
-  // Forward: softmax with scale and mask in and out, dropout in and out, its
-  // mask out. Backward: the same with one more input each.
-  const double passes = backward ? 7 : 5;
-  return (backward ? 2 : 1) *
-             (bounded_product_seconds(device, event.dtype, scores) +
-              bounded_product_seconds(device, event.dtype, values)) +
+  // Softmax with scale and mask reads half of the scores and writes all of
+  // them; dropout reads and writes them, and writes its mask of single bytes.
+  // Backward: dropout reads two and writes one; softmax reads two halves and
+  // writes one.
+  const double passes = backward ? 4.5 : 4;
+  // The product that makes scores (backward: their gradient) has a short k, and
+  // is as fast as its results can be written; the others have a long one.
+  const double making = memory_seconds(
+      device, pairs * static_cast<double>(dtype_bytes(event.dtype)));
+  return making +
+         (backward ? 3 : 1) *
+             bounded_product_seconds(device, event.dtype, values) +
          memory_seconds(
              device,
              passes * pairs * static_cast<double>(dtype_bytes(event.dtype)));
+}
+
+/// Bytes that an operation moves, also where the cluster's software computes it
+/// in f32, one element-wise operation after another.
+double traffic(const Cluster& cluster, const OpEvent& event) {
+  // Megatron-LM's cross-entropy of 16-bit logits (core/tensor_parallel/
+  // cross_entropy.py). Bytes of each logit, forward: conversion (2 + 4), maximum
+  // (4), difference (8), exponential (8), sum (4), quotient (8); backward: copy
+  // (8), product (8), conversion (6). An event counts 5 operations per logit
+  // forward and 3 backward.
+  if (!cluster.fused_loss && std::strcmp(event.name, "cross_entropy") == 0) {
+    return event.flops *
+           (event.phase == Phase::kBackward ? 22.0 / 3 : 38.0 / 5);
+  }
+  // out -= sigmoid(..) (out - block), of zhuzilin/ring-flash-attention. Bytes of
+  // each element: conversion of the block (2 + 4), difference (12), product (8),
+  // difference (12). An event counts 3 operations per element.
+  if (!cluster.fused_merge && std::strcmp(event.name, "merge_attention") == 0) {
+    return event.flops * 38.0 / 3;
+  }
+  return event.bytes;
 }
 
 /// The device's measurement for this operation, for all products or for
@@ -171,7 +198,7 @@ Cost CostModel::operation(const OpEvent& event, bool on_host) const {
             device.trust, "measured"};
   }
   const ProductShape& shape = event.product;
-  const double memory = memory_seconds(device, event.bytes);
+  const double memory = memory_seconds(device, traffic(cluster_, event));
   Cost cost = {memory, device.trust, "memory"};
   if (shape.m > 0 && shape.n > 0 && shape.k > 0) {
     const Peak peak = peak_of(device, event.dtype);

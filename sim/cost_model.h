@@ -11,9 +11,9 @@
 //
 // Messages: latency plus bytes over bandwidth, for the algorithm (ring, tree,
 // sums in the switch) and the protocol (LL, LL128, Simple: less latency for
-// less bandwidth) that is fastest, as NCCL chooses. Groups that cross nodes
-// share the network with the other devices of their nodes: all of them are
-// assumed to communicate at the same time, and share evenly.
+// less bandwidth) that is fastest, as NCCL chooses. Prices expect that all
+// devices of a node use its NICs at the same time and share them evenly. In the
+// world `sim`, messages share what overlaps in fact (sim/shared_network.h).
 //
 // A model is read-only once made, and may be used from any thread.
 

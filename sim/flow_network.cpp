@@ -21,7 +21,8 @@ class FlowState : public std::enable_shared_from_this<FlowState> {
   double left = 0;     ///< bytes of each stream at `since_s`
   double since_s = 0;  ///< when `rate` began
   int version = 0;     ///< of its event: older events count no more
-  bool is_in_share = false;
+  /// While rates are shared out: not known yet; known in this round.
+  bool is_rising = false, stops = false;
 
   double enters_s() const { return begin_s + (flow.seconds - flow.transfer_s); }
   bool uses_links() const {
@@ -33,14 +34,6 @@ namespace {
 
 /// Sums of rates are rounded: a link that is just full is not too small.
 constexpr double kRounding = 1e-12;
-
-double streams_on(const FlowState& flow, int link) {
-  double streams = 0;
-  for (const LinkUse& use : *flow.flow.uses) {
-    if (use.link == link) streams += use.streams;
-  }
-  return streams;
-}
 
 }  // namespace
 
@@ -74,8 +67,8 @@ double FlowNetwork::capacity(int link) const {
 
 double FlowNetwork::load(int link) const {
   double sum = 0;
-  for (const FlowState* flow : links_[static_cast<std::size_t>(link)].flows) {
-    sum += flow->rate * streams_on(*flow, link);
+  for (const Streams& each : links_[static_cast<std::size_t>(link)].flows) {
+    sum += each.flow->rate * each.count;
   }
   return sum;
 }
@@ -119,7 +112,8 @@ void FlowNetwork::begin(const FlowRef& flow, double begin_s) {
 void FlowNetwork::enter(const FlowRef& flow) {
   flow->has_entered = true;
   for (const LinkUse& use : *flow->flow.uses) {
-    links_[static_cast<std::size_t>(use.link)].flows.push_back(flow.get());
+    links_[static_cast<std::size_t>(use.link)].flows.push_back(
+        {flow.get(), use.streams});
   }
   share({flow.get()});
 }
@@ -133,16 +127,16 @@ void FlowNetwork::finish(const FlowRef& flow, double end_s) {
     std::vector<FlowState*> gainers;
     for (const LinkUse& use : *flow->flow.uses) {
       Link& link = links_[static_cast<std::size_t>(use.link)];
-      const bool was_full = !is_wanted_in_full(link);
-      const auto mine =
-          std::find(link.flows.begin(), link.flows.end(), flow.get());
+      const bool was_full = !has_enough(link);
+      const auto mine = std::find_if(
+          link.flows.begin(), link.flows.end(),
+          [&](const Streams& each) { return each.flow == flow.get(); });
       if (mine != link.flows.end()) link.flows.erase(mine);
-      if (was_full) {
-        gainers.insert(gainers.end(), link.flows.begin(), link.flows.end());
+      if (!was_full) continue;
+      for (const Streams& each : link.flows) {
+        if (each.flow != flow.get()) gainers.push_back(each.flow);
       }
     }
-    gainers.erase(std::remove(gainers.begin(), gainers.end(), flow.get()),
-                  gainers.end());
     if (!gainers.empty()) share(gainers);
   }
   if (flow->when_over) std::exchange(flow->when_over, nullptr)(flow);
@@ -190,11 +184,10 @@ void FlowNetwork::shift(double seconds) {
 // --- Rates -------------------------------------------------------------------
 
 // False when the flows on the link want more than it carries.
-bool FlowNetwork::is_wanted_in_full(const Link& link) const {
-  const int number = static_cast<int>(&link - links_.data());
+bool FlowNetwork::has_enough(const Link& link) {
   double wanted = 0;
-  for (const FlowState* flow : link.flows) {
-    wanted += flow->flow.max_rate * streams_on(*flow, number);
+  for (const Streams& each : link.flows) {
+    wanted += each.flow->flow.max_rate * each.count;
   }
   return wanted <= link.bytes_per_s * (1 + kRounding);
 }
@@ -204,66 +197,67 @@ bool FlowNetwork::is_wanted_in_full(const Link& link) const {
 // nobody.
 void FlowNetwork::share(const std::vector<FlowState*>& seeds) {
   struct Full {
-    int number = 0;
+    Link* link = nullptr;
     double left = 0;     // bytes per second
     double streams = 0;  // of flows whose rate is not known yet
   };
   std::vector<FlowState*> flows;
   std::vector<Full> full;
   const auto reach = [&](FlowState* flow) {
-    if (std::exchange(flow->is_in_share, true)) return;
-    flows.push_back(flow);
+    if (!std::exchange(flow->is_rising, true)) flows.push_back(flow);
   };
   for (FlowState* flow : seeds) reach(flow);
   for (std::size_t i = 0; i < flows.size(); ++i) {
     for (const LinkUse& use : *flows[i]->flow.uses) {
-      const Link& link = links_[static_cast<std::size_t>(use.link)];
-      if (is_wanted_in_full(link)) continue;
-      if (std::any_of(full.begin(), full.end(), [&](const Full& each) {
-            return each.number == use.link;
-          })) {
-        continue;
-      }
-      full.push_back({use.link, link.bytes_per_s, 0});
-      for (FlowState* other : link.flows) reach(other);
+      Link& link = links_[static_cast<std::size_t>(use.link)];
+      if (link.is_in_share || has_enough(link)) continue;
+      link.is_in_share = true;
+      full.push_back({&link, link.bytes_per_s, 0});
+      for (const Streams& other : link.flows) reach(other.flow);
     }
   }
-  for (FlowState* flow : flows) flow->is_in_share = false;
+  for (const Full& each : full) each.link->is_in_share = false;
   std::sort(flows.begin(), flows.end(),
             [](auto* a, auto* b) { return a->number < b->number; });
 
-  // All rates rise together; each round fixes those that stop first
+  // All rates rise together; each round stops those that can rise no further
   while (!flows.empty()) {
     double level = flows.front()->flow.max_rate;
     for (const FlowState* flow : flows) {
       level = std::min(level, flow->flow.max_rate);
     }
-    for (Full& link : full) {
-      link.streams = 0;
-      for (const FlowState* flow : flows) {
-        link.streams += streams_on(*flow, link.number);
+    for (Full& each : full) {
+      each.streams = 0;
+      for (const Streams& other : each.link->flows) {
+        if (other.flow->is_rising) each.streams += other.count;
       }
-      if (link.streams > 0) {
-        level = std::min(level, std::max(link.left, 0.0) / link.streams);
-      }
+      if (each.streams == 0) continue;
+      level = std::min(level, std::max(each.left, 0.0) / each.streams);
     }
-    const auto stops = [&](const FlowState* flow) {
-      if (flow->flow.max_rate <= level * (1 + kRounding)) return true;
-      return std::any_of(full.begin(), full.end(), [&](const Full& link) {
-        return link.left <= level * link.streams * (1 + kRounding) &&
-               streams_on(*flow, link.number) > 0;
-      });
-    };
-    std::vector<FlowState*> rising, stopped;
     for (FlowState* flow : flows) {
-      (stops(flow) ? stopped : rising).push_back(flow);
+      flow->stops = flow->flow.max_rate <= level * (1 + kRounding);
     }
-    for (FlowState* flow : stopped) {
+    for (const Full& each : full) {
+      if (each.left > level * each.streams * (1 + kRounding)) continue;
+      for (const Streams& other : each.link->flows) {
+        if (other.flow->is_rising) other.flow->stops = true;
+      }
+    }
+    for (Full& each : full) {
+      for (const Streams& other : each.link->flows) {
+        if (!other.flow->is_rising || !other.flow->stops) continue;
+        each.left -= std::min(level, other.flow->flow.max_rate) * other.count;
+      }
+    }
+    std::vector<FlowState*> rising;
+    for (FlowState* flow : flows) {
+      if (!flow->stops) {
+        rising.push_back(flow);
+        continue;
+      }
+      flow->is_rising = false;
       const double most = flow->flow.max_rate;
       set_rate(*flow, most <= level * (1 + kRounding) ? most : level);
-      for (Full& link : full) {
-        link.left -= flow->rate * streams_on(*flow, link.number);
-      }
     }
     flows = std::move(rising);
   }

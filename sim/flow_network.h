@@ -3,12 +3,13 @@
 // Messages that share links.
 //
 //   FlowNetwork network;
-//   const int nic = network.add_link(25e9);
-//   const FlowUses uses = use_links({{nic, 1}});
-//   const FlowRef a = network.add({.seconds = 1, .transfer_s = 1,
-//                                  .max_rate = 25e9, .uses = uses});
-//   network.advance();  // until the next flow ends
-//   network.end_s(a);
+//   Flow flow;  // 25 GB through one NIC, beginning at once
+//   flow.seconds = flow.transfer_s = 1;
+//   flow.max_rate = 25e9;
+//   flow.uses = use_links({{network.add_link(25e9), 1}});
+//   const FlowRef first = network.add(flow), second = network.add(flow);
+//   network.advance();          // to the next end of a flow
+//   FlowNetwork::end_s(first);  // 2 s: each has had half of the NIC
 //
 // A flow is a message or a collective that is under way. It has streams, one
 // per NIC or port that it uses, which all move at the same rate. After its
@@ -97,9 +98,14 @@ class FlowNetwork {
   double capacity(int link) const;
 
  private:
+  struct Streams {
+    FlowState* flow = nullptr;
+    double count = 1;
+  };
   struct Link {
     double bytes_per_s = 0;
-    std::vector<FlowState*> flows;  ///< in the order of their numbers
+    std::vector<Streams> flows;  ///< of those under way
+    bool is_in_share = false;
   };
   struct Event {
     double at_s = 0;
@@ -113,7 +119,7 @@ class FlowNetwork {
   void begin(const FlowRef& flow, double begin_s);
   void enter(const FlowRef& flow);
   void finish(const FlowRef& flow, double end_s);
-  bool is_wanted_in_full(const Link& link) const;
+  static bool has_enough(const Link& link);
   void share(const std::vector<FlowState*>& seeds);
   void set_rate(FlowState& flow, double rate);
   void push(const FlowRef& flow, double at_s);

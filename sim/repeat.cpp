@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@ namespace {
 constexpr std::int64_t kFewest = 6;
 // Times that have not settled by then never will.
 constexpr std::int64_t kLongestSettling = 12;
+constexpr std::size_t kLongestPeriod = 8;
 
 // The time by which all queues that are in use moved; negative where they
 // moved by different times. A host that is ahead, and gets further ahead, holds
@@ -50,44 +52,68 @@ SteadyState::SteadyState(ProcessGroup& world) : world_(world) {
   moves_messages_ = group != nullptr && group->shares_links();
 }
 
-bool SteadyState::has_settled(std::int64_t growth) {
-  from_ = std::move(to_);
-  to_ = clock_->main().state();
-  first_record_ = next_record_;
-  next_record_ = world_.mark_records();
-  const double before = advance_;
-  advance_ = from_ ? common_advance(*from_, *to_) : -1;
-  const std::int64_t bytes =
-      RankContext::current().device.memory().current_total;
-  const bool grows_evenly = bytes - bytes_ == growth;
-  bytes_ = bytes;
-  const bool mine = grows_evenly && before > 0 && advance_ > 0 &&
-                    std::abs(advance_ - before) <= 1e-9 * advance_;
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.8e", mine ? advance_ : -1.0);
-  const std::vector<std::string> all = world_.exchange(text);
-  return mine && std::all_of(all.begin(), all.end(),
-                             [&](const auto& other) { return other == text; });
+// The time by which all queues moved between two moments that hold as much
+// memory; negative where they moved by different times.
+double SteadyState::advance(std::size_t first, std::size_t last) const {
+  const Moment &from = moments_[first], &to = moments_[last];
+  return from.bytes == to.bytes ? common_advance(from.clock, to.clock) : -1;
+}
+
+int SteadyState::num_settled() {
+  moments_.push_back({clock_->main().state(), world_.mark_records(),
+                      RankContext::current().device.memory().current_total});
+  if (moments_.size() > 2 * kLongestPeriod + 1) moments_.pop_front();
+  const std::size_t now = moments_.size() - 1;
+  // One word per period that all queues here agree to
+  std::vector<std::string> words(kLongestPeriod, "-");
+  for (std::size_t n = 1; n <= kLongestPeriod && 2 * n <= now; ++n) {
+    const double before = advance(now - 2 * n, now - n);
+    const double last = advance(now - n, now);
+    if (before <= 0 || std::abs(last - before) > 1e-9 * last) continue;
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.8e", last);
+    words[n - 1] = text;
+  }
+  std::string all_words;
+  for (const std::string& each : words) all_words += each + " ";
+  const std::vector<std::string> all = world_.exchange(all_words);
+  num_settled_ = 0;
+  for (std::size_t n = kLongestPeriod; n >= 1; --n) {
+    if (words[n - 1] == "-") continue;
+    const bool agree =
+        std::all_of(all.begin(), all.end(), [&](const std::string& other) {
+          std::istringstream in(other);
+          std::string word;
+          for (std::size_t i = 0; i < n; ++i) in >> word;
+          return word == words[n - 1];
+        });
+    if (agree) num_settled_ = static_cast<int>(n);
+  }
+  return num_settled_;
 }
 
 void SteadyState::skip(std::int64_t times) {
-  clock_->skip(*from_, *to_, times);
-  world_.repeat_records(first_record_, times);
+  const Moment& to = moments_.back();
+  const Moment& from =
+      moments_[moments_.size() - 1 - static_cast<std::size_t>(num_settled_)];
+  clock_->skip(from.clock, to.clock, times / num_settled_);
+  world_.repeat_records(from.records, times / num_settled_);
 }
 
 void repeat(ProcessGroup& world, std::int64_t count,
             const std::function<void(std::int64_t)>& body) {
   SteadyState steady(world);
-  const bool may_skip = steady.may_skip() && count >= kFewest;
+  bool may_skip = steady.may_skip() && count >= kFewest;
   for (std::int64_t i = 0; i < count; ++i) {
     body(i);
     const std::int64_t left = count - 1 - (i + 1);
     if (!may_skip || left <= 0 || i >= kLongestSettling) continue;
-    if (steady.has_settled()) {
-      steady.skip(left);
-      body(count - 1);
-      return;
-    }
+    const int settled = steady.num_settled();
+    if (settled == 0 || settled > left) continue;
+    const std::int64_t skipped = left - left % settled;
+    steady.skip(skipped);
+    i += skipped;
+    may_skip = false;
   }
 }
 

@@ -11,8 +11,8 @@
 // and thousands of micro-batches cost no more than ten.
 
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <optional>
 
 #include "comm/process_group.h"
 #include "sim/virtual_clock.h"
@@ -24,8 +24,8 @@ namespace shardbook::sim {
 void repeat(ProcessGroup& world, std::int64_t count,
             const std::function<void(std::int64_t)>& body);
 
-/// The same for loops that are not a function: `has_settled` between two
-/// repetitions, and `skip` when it returns true.
+/// The same for loops that are not a function: `num_settled` between two
+/// repetitions, and `skip` when it is not 0.
 class SteadyState {
  public:
   explicit SteadyState(ProcessGroup& world);
@@ -36,21 +36,29 @@ class SteadyState {
   /// Whether messages may be under way when time is skipped. Otherwise, all that
   /// was sent before must have been received.
   bool may_skip_messages() const { return may_skip() && moves_messages_; }
-  /// The last two repetitions have moved all queues of all ranks by the same
-  /// time, and `growth` bytes of memory were added by each. Collective.
-  bool has_settled(std::int64_t growth = 0);
-  /// Adds `times` repetitions like the last one to clock and ledger. Messages
-  /// under way arrive as much later.
+  /// The least n for which the last n repetitions have moved all queues of all
+  /// ranks by the same time as the n before, and memory holds as much as before;
+  /// 0: none. (Ranks that wait for each other in turn repeat every few times.)
+  /// Collective.
+  int num_settled();
+  /// Adds `times` repetitions to clock and ledger, a multiple of `num_settled`.
+  /// Messages under way arrive as much later.
   void skip(std::int64_t times);
 
  private:
+  /// Between two repetitions.
+  struct Moment {
+    DeviceClock::State clock;
+    CommLog::Mark records;
+    std::int64_t bytes = 0;
+  };
+  double advance(std::size_t first, std::size_t last) const;
+
   ProcessGroup& world_;
   VirtualClock* clock_ = nullptr;
   bool moves_messages_ = false;
-  std::optional<DeviceClock::State> from_, to_;
-  CommLog::Mark first_record_, next_record_;
-  std::int64_t bytes_ = 0;
-  double advance_ = -1;
+  std::deque<Moment> moments_;
+  int num_settled_ = 0;
 };
 
 }  // namespace shardbook::sim

@@ -13,6 +13,9 @@ SharedNetwork::SharedNetwork(const CostModel& model, FiberControl& fibers,
       running_(running),
       representatives_(representatives),
       clocks_(running.size(), nullptr) {
+  for (const int rank : running) {
+    running_on_[model.cluster().node_of(rank)].push_back(rank);
+  }
   world_->num_running = running.size();
   for (std::size_t rank = 0; rank < representatives.size(); ++rank) {
     world_->ranks.push_back(static_cast<int>(rank));
@@ -261,6 +264,8 @@ FlowUses SharedNetwork::uses_of_group(const std::vector<int>& ranks) {
   const bool over_pcie = &model_.link(ranks) == &cluster.host_link;
   std::vector<LinkUse> uses;
   for (const auto& [node, members] : nodes) {
+    const auto here = running_on_.find(node);
+    if (here == running_on_.end()) continue;
     // The members' classes: with their groups, which run in lock-step
     std::set<int> mates;
     for (const int member : members) {
@@ -271,8 +276,7 @@ FlowUses SharedNetwork::uses_of_group(const std::vector<int>& ranks) {
     std::map<int, double> nics;
     for (const int mate : mates) nics[nic_of(mate)] += streams;
     std::set<int> seen;
-    for (const int rank : running_) {
-      if (cluster.node_of(rank) != node) continue;
+    for (const int rank : here->second) {
       const int nic = nic_of(rank);
       if (!is_inside && nics.count(nic) > 0 && seen.insert(nic).second) {
         for (const bool is_out : {true, false}) {

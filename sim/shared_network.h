@@ -136,7 +136,8 @@ class SharedNetwork {
   const std::vector<int>& running_;
   const std::vector<int>& representatives_;
   std::shared_ptr<Channel> world_ = std::make_shared<Channel>();
-  std::vector<VirtualClock*> clocks_;  ///< by fiber
+  std::map<int, std::vector<int>> running_on_;  ///< world ranks by node
+  std::vector<VirtualClock*> clocks_;           ///< by fiber
   std::map<int, Epoch> epochs_;
   std::map<std::tuple<Kind, int, int, bool>, int> link_numbers_;
   std::vector<double> capacities_;

@@ -3,13 +3,16 @@
 #include <functional>
 #include <memory>
 
+#include "bench/validate/clusters.h"
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "chapters/05_gpipe/trainer.h"
 #include "chapters/07_tensor_parallel/trainer.h"
 #include "chapters/12_sequence_parallel/trainer.h"
+#include "chapters/14_hybrid_3d/trainer.h"
 #include "chapters/common/run/worlds.h"
+#include "comm/device_mesh.h"
 #include "sim/cost_model.h"
 
 namespace shardbook::validate {
@@ -19,7 +22,7 @@ Options options_of(const Job& job) {
   Options options;
   options.chapter = "validate";
   options.backend = "sim";
-  options.cluster = job.cluster;
+  options.cluster = cluster_file(job.cluster);
   options.world_size = job.ranks;
   options.model = job.model.to_json();
   options.data = "random";
@@ -152,6 +155,26 @@ Report train_sequence(const Options& options, const Job& job) {
       sequence_parallel::fold_class(how.sequence));
 }
 
+Report train_hybrid(const Options& options, const Job& job) {
+  hybrid::HybridOptions how;
+  how.tp = job.tp;
+  how.pp = job.pp;
+  how.micro_batches = job.micro_batches;
+  how.recompute = job.recompute ? "always" : "never";
+  hybrid::check_legal(options, how);
+  return run_chapter(
+      options,
+      [&](const Options& as, ProcessGroup& world, Report& report) {
+        DeviceMesh mesh(world, hybrid::topology_of(how));
+        const auto trainer = hybrid::make_trainer(as, how, mesh);
+        const TrainingLog log =
+            train(as, trainer->optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return trainer->step(step); });
+        finish_rank(as, world, log, 0, MemoryBill(), report);
+      },
+      hybrid::fold_class(how));
+}
+
 }  // namespace
 
 int replicas_of(const Job& job) {
@@ -160,6 +183,8 @@ int replicas_of(const Job& job) {
     case Strategy::kZero3:
     case Strategy::kFsdp:
       return job.ranks;
+    case Strategy::kHybrid:
+      return job.ranks / (job.tp * job.pp);
     default:  // all ranks work on the same samples
       return 1;
   }
@@ -191,6 +216,9 @@ StepTime step_time(const Job& job) {
     case Strategy::kUlysses:
     case Strategy::kRsa:
       report = train_sequence(options, job);
+      break;
+    case Strategy::kHybrid:
+      report = train_hybrid(options, job);
       break;
   }
   return {report.time.step_s, report.time.trust};

@@ -21,7 +21,8 @@ enum class Strategy {
   kTensor,    ///< Megatron-LM's matrices, cut over all ranks
   kMegatron,  ///< the same with Megatron-LM's sequence parallelism
   kUlysses,   ///< tokens cut over all ranks
-  kRsa  ///< ring self-attention as Colossal-AI's, which sums by all-reduce
+  kRsa,    ///< ring self-attention as Colossal-AI's, which sums by all-reduce
+  kHybrid  ///< tensor and pipeline parallelism, `tp` and `pp`; the rest is data
 };
 
 struct Job {
@@ -38,6 +39,7 @@ struct Job {
   DType dtype = DType::kBF16;
   double dropout = 0;
   bool recompute = false;
+  int tp = 1, pp = 1;  ///< kHybrid
   /// kMegatron: selective recomputation, of attention alone.
   bool recompute_attention = false;
   /// ZeRO-3 as it was then: each module's parameters are fetched when it needs

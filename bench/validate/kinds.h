@@ -86,5 +86,7 @@ std::vector<Kind> gpipe_kinds();
 std::vector<Kind> model_parallel_kinds();
 std::vector<Kind> tensor_kinds();
 std::vector<Kind> sequence_kinds();
+std::vector<Kind> hybrid_kinds();
+std::vector<Kind> h100_kinds();
 
 }  // namespace shardbook::validate

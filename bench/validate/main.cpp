@@ -11,8 +11,10 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "bench/validate/clusters.h"
 #include "bench/validate/validation.h"
 #include "chapters/common/run/options.h"
+#include "core/check.h"
 
 using namespace shardbook;
 
@@ -32,13 +34,22 @@ std::vector<std::string> own_tables() {
 
 int main(int argc, char** argv) {
   return chapter_main([&] {
-    std::string file, format = "text";
+    std::string file, cluster, format = "text";
     CommandLine line("validate", "Published results against predictions.");
     line.add("--table", &file, "FILE.csv with the columns of a known kind");
+    line.add("--cluster", &cluster,
+             "PRESET=FILE.json: predict with this file in place of a preset");
     line.add("--format", &format, "text, or one JSON object per table",
              {"text", "json"});
     line.parse(argc, argv);
 
+    if (!cluster.empty()) {
+      const std::size_t equals = cluster.find('=');
+      SB_CHECK(equals != std::string::npos, "--cluster ", cluster,
+               ": give PRESET=FILE.json");
+      validate::replace_cluster(cluster.substr(0, equals),
+                                cluster.substr(equals + 1));
+    }
     const bool is_text = format == "text";
     for (const std::string& each :
          file.empty() ? own_tables() : std::vector<std::string>{file}) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <regex>
 
+#include "bench/validate/clusters.h"
 #include "bench/validate/job_rows.h"
 #include "bench/validate/jobs.h"
 #include "bench/validate/kinds.h"
@@ -20,21 +21,10 @@ using sequence_parallel::Layout;
 
 // --- zhuzilin/ring-flash-attention -------------------------------------------
 
-/// One node; a benchmark of a few seconds, at the clock of short benchmarks.
 sim::Cluster ring_cluster(const std::string& gpu) {
-  sim::Cluster cluster;
-  if (gpu == "A100") {
-    cluster = sim::Cluster::read("dgx-a100");
-  } else if (gpu == "H800") {
-    cluster = sim::Cluster::read("dgx-h100");
-    // H800: an H100 with eight NVLinks in place of eighteen (NVIDIA data sheet:
-    // 400 GB/s, both ways together)
-    cluster.intra_node.bytes_per_s = 200e9;
-  } else {
-    throw NotExpressed("no cluster has " + gpu);
-  }
-  cluster.device.sustained = 1;
-  return cluster;
+  if (gpu == "A100") return cluster_named("ring-a100");
+  if (gpu == "H800") return cluster_named("ring-h800");
+  throw NotExpressed("no cluster has " + gpu);
 }
 
 void read_heads(const Row& row, AttentionJob& job) {
@@ -167,7 +157,7 @@ std::vector<Kind> sequence_kinds() {
        false,
        order_aim(1, "the order of the variants: Spearman 1"),
        ring_flash_attention,
-       "H800 is dgx-h100 with 200 GB/s of NVLink each way"},
+       ""},
       {"ulysses_charts",
        {"model", "gpus", "system", "seq_len", "tflops_per_gpu", "outcome",
         "hardware"},

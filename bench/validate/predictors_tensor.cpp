@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "bench/validate/clusters.h"
+#include "bench/validate/hybrid_rows.h"
 #include "bench/validate/job_rows.h"
 #include "bench/validate/jobs.h"
 #include "bench/validate/kinds.h"
@@ -11,9 +13,6 @@
 
 namespace shardbook::validate {
 namespace {
-
-// Megatron-LM's default, of hidden units and of attention.
-constexpr double kMegatronDropout = 0.1;
 
 Outcome step_outcome(const std::string& model, const Job& job,
                      const std::string& unit, double per_second,
@@ -37,7 +36,7 @@ std::vector<Outcome> megatron_2020(const Row& row) {
   if (hardware == "DGX-A100") {
     job.cluster = "selene";  // DGX A100 with Megatron-LM's software
   } else if (hardware.find("V100") != std::string::npos) {
-    job.cluster = "dgx-v100";
+    job.cluster = "dgx2-v100";
   } else {
     throw NotExpressed("no cluster describes " + hardware);
   }
@@ -61,57 +60,13 @@ std::vector<Outcome> megatron_2020(const Row& row) {
                        row.positive("iter_time_ms"))};
 }
 
-/// Whether a mode or experiment names it.
-bool names(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
-}
-
-void expect_selene(const Row& row) {
-  if (!names(row.text("hardware"), "A100-80GB")) {
-    throw NotExpressed("no cluster describes " + row.text("hardware"));
-  }
-}
-
-// Korthikanti et al. 2022, table 5.
-std::vector<Outcome> korthikanti_step(const Row& row) {
-  expect_selene(row);
-  if (row.count("pp") > 1) {
-    throw NotExpressed("no chapter joins tensor and pipeline parallelism yet");
-  }
-  if (row.count("dp") > 1) {
-    throw NotExpressed("no chapter joins tensor and data parallelism yet");
-  }
-  Job job = job_of(row, row.count("vocab", kMaxSize));
-  SB_CHECK(row.count("tp") == job.ranks, row.place(), ": tp is ",
-           row.count("tp"), " on ", job.ranks, " GPUs");
-  job.cluster = "selene";
-  job.dtype = DType::kF16;
-  job.dropout = kMegatronDropout;
-  const std::string& mode = row.text("mode");
-  if (mode == "full recompute, no SP") {
-    job.strategy = Strategy::kTensor;
-    job.recompute = true;
-  } else if (mode == "SP + selective recompute") {
-    job.strategy = Strategy::kMegatron;
-    job.recompute_attention = true;
-  } else {
-    throw NotExpressed("mode " + mode + " has no chapter");
-  }
-  job.micro_batch = row.count("micro_batch", kMaxSize);
-  job.micro_batches = micro_batches_of(row, job, /*replicas=*/1);
-  Outcome outcome = step_outcome(row.text("model") + ", " + mode, job, "s", 1,
-                                 row.positive("iter_time_s"));
-  outcome.pair.contest = row.text("model");
-  return {outcome};
-}
-
 /// The layer of an experiment of table 4.
 LayerJob layer_of(const Row& row) {
   if (row.text("unit") != "one transformer layer") {
     throw NotExpressed("unit " + row.text("unit") + " is not one layer");
   }
   LayerJob job;
-  job.cluster = sim::Cluster::read("selene");
+  job.cluster = cluster_named("selene");
   // One layer timed alone does not run for hours: the clock stays high
   job.cluster.device.sustained = 1;
   job.ranks = row.count("tp", kMaxSize);
@@ -170,8 +125,7 @@ std::vector<Kind> tensor_kinds() {
        true,
        mean_aim(0.10, "MAPE within 10 %"),
        megatron_2020,
-       "the V100 rows ran in a DGX-2, whose devices meet in a switch; the "
-       "cluster is dgx-v100, whose devices form a mesh"},
+       ""},
       {"korthikanti_table4_layer",
        {"model", "hidden", "heads", "seq_len", "micro_batch", "tp", "unit",
         "experiment", "forward_ms", "backward_ms", "hardware"},
@@ -180,15 +134,7 @@ std::vector<Kind> tensor_kinds() {
        korthikanti_layer,
        "a layer that is timed alone runs at the clock of short benchmarks "
        "(the device's `sustained` is 1); steps of training run at the lower "
-       "one"},
-      {"korthikanti_table5_e2e",
-       {"model", "heads", "hidden", "layers", "seq_len", "vocab", "tp", "pp",
-        "dp", "gpus", "global_batch", "micro_batch", "mode", "iter_time_s",
-        "hardware"},
-       true,
-       mean_aim(0.036, "MAPE within 3.6 %"),
-       korthikanti_step,
-       ""}};
+       "one"}};
 }
 
 }  // namespace shardbook::validate

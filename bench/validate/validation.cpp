@@ -134,6 +134,7 @@ std::string as_json(const Validation& validation) {
                     {"unit", outcome.unit},
                     {"predicted", outcome.pair.predicted},
                     {"published", outcome.pair.published},
+                    {"null_scale", outcome.pair.null_scale},
                     {"error_percent", 100 * relative_error(outcome.pair)},
                     {"trust", outcome.trust}});
   }

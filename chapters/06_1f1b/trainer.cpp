@@ -28,6 +28,7 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how, Plan plan,
   }
   engine_options_.recompute = recompute_from_name(how.recompute);
   engine_options_.early_recompute = how.early_recompute;
+  engine_options_.leaves_out_repetitions = how.leaves_out_repetitions;
   engine_.emplace(plan_.schedule, model_, pp, feed_,
                   updates_ ? &*updates_ : nullptr, engine_options_);
   if (how.post_validation) {

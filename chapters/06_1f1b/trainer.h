@@ -32,6 +32,8 @@ struct TrainerOptions {
   bool stash = true;
   bool vertical_sync = false;
   bool post_validation = false;
+  /// On shapes, leave out micro-batches that repeat (EngineOptions).
+  bool leaves_out_repetitions = true;
   bool print_schedule = false;
   std::string write_schedule;  ///< FILE.json
   /// The given flags; make_plan refuses those that the schedule does not read.

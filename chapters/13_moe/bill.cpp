@@ -30,10 +30,6 @@ double vocabulary_rows(const ModelConfig& config, const BillSizes& sizes) {
          sizes.t;
 }
 
-bool has_mlp_beside(const MoeOptions& moe) {
-  return moe.use_residual || moe.shared_expert;
-}
-
 double all_reduce(double ranks) { return 2 * (ranks - 1) / ranks; }
 double all_gather(double ranks) { return (ranks - 1) / ranks; }
 
@@ -143,7 +139,7 @@ double passing_gradients(const ModelConfig& config, const MoeOptions& moe,
 
 MemoryBill memory_bill(const Options& options, const ModelConfig& config,
                        const MoeOptions& moe, const BillSizes& sizes,
-                       const Parameters& here) {
+                       const Parameters& here, const MoeRecord& record) {
   const Work work = work_of(options, config, sizes);
   const int r = replicas(moe, sizes), stage = sizes.zero_stage;
   const bool trains = options.steps > 0;
@@ -166,8 +162,8 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
   const double table = vocabulary_rows(config, sizes) * work.h;
   double gradients = dense + experts + (stage == 0 ? table : 0);
   if (stage == 2) {
-    gradients =
-        (sizes.offload ? 0 : shard) + passing_gradients(config, moe, sizes);
+    gradients = (sizes.offload ? 0 : shard) +
+                (trains ? passing_gradients(config, moe, sizes) : 0);
   }
   bill[MemoryKind::kGradient] = trains || stage > 0 ? gradients * work.e : 0;
   // ZeRO keeps f32 copies of 16-bit weights, from the beginning
@@ -180,13 +176,24 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
           : states * ((trains ? moments : 0) + (stage > 0 ? masters : 0));
 
   // Messages: the loss beside the widest of them
-  double exchanged = 0;
+  double exchanged = 0, counted = 0;
   for (std::int64_t i = 0; i < config.n_layer && sizes.ep > 1; ++i) {
     const std::int64_t n = experts_of_layer(moe, i);
-    if (n == 1) continue;
+    if (n == 1 || depends_on_routing(moe)) continue;
     exchanged =
         std::max(exchanged, static_cast<double>(n) * slots_of(work, moe, n) *
                                 work.h / sizes.t * work.e);
+  }
+  for (const auto& [name, load] : record.loads) {
+    if (!depends_on_routing(moe) || sizes.ep == 1) break;
+    // Counts in forward, there and back in i64; or as many slots as were needed
+    const auto n = static_cast<double>(load.exp_counts.size());
+    if (moe.is_dropless) {
+      counted = std::max(counted, 2 * n * 8);
+      continue;
+    }
+    exchanged = std::max(exchanged, n * static_cast<double>(load.most_slots) *
+                                        work.h / sizes.t * work.e);
   }
   double& messages = bill[MemoryKind::kCommunication];
   if (!trains) {
@@ -197,7 +204,7 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
     messages = 8 + std::max({8.0, exchanged, sizes.dp > 1 ? dense * work.e : 0,
                              r > 1 ? experts * work.e : 0});
   }
-  if (depends_on_routing(moe)) messages = kNoClaim;
+  messages = std::max(messages, counted);
   if (sizes.bucket_bytes < 0) {
     bill[MemoryKind::kGradient] = messages = kNotPredicted;
   }
@@ -262,7 +269,7 @@ Bill predicted_bill(const Options& options, const ModelConfig& config,
                      ? kNotPredicted
                      : bill.bytes + routed_bytes(work, moe, sizes, record);
   }
-  bill.memory = memory_bill(options, config, moe, sizes, here);
+  bill.memory = memory_bill(options, config, moe, sizes, here, record);
   return bill;
 }
 

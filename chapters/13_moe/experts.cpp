@@ -42,6 +42,14 @@ Experts::Experts(const std::string& name, const ExpertsShape& shape,
     return part;
   };
   const std::int64_t m = shape.width, f = shape.hidden;
+  if (f == 0) {
+    SB_CHECK(tp_ == nullptr,
+             "--expert-tp: linear experts have no hidden units");
+    c_fc_weight = expert_parameter(name + ".c_fc.weight", shape, {m, m},
+                                   shape.stddev, cut(0));
+    c_fc_bias = make_constant_parameter({shape.experts, m}, 0, cut(0));
+    return;
+  }
   c_fc_weight = expert_parameter(name + ".c_fc.weight", shape, {m, f},
                                  shape.stddev, cut(2));
   c_fc_bias = make_constant_parameter({shape.experts, f}, 0, cut(1));
@@ -57,6 +65,7 @@ Tensor Experts::forward(const Tensor& rows) {
   // One statement each: their order decides the order of backward
   const Tensor product = matmul(x, c_fc_weight);
   const Tensor hidden = add(product, reshape(c_fc_bias, {local, 1, f}));
+  if (!c_proj_weight.defined()) return hidden;
   Tensor y = matmul(gelu(hidden), c_proj_weight);
   // Hidden units of other ranks are parts of the sum; the bias is added after it
   if (tp_ != nullptr) y = tensor_parallel::reduce_from(y, *tp_);
@@ -66,6 +75,7 @@ Tensor Experts::forward(const Tensor& rows) {
 void Experts::members(MemberVisitor& visit) {
   visit.parameter("c_fc.weight", c_fc_weight);
   visit.parameter("c_fc.bias", c_fc_bias);
+  if (!c_proj_weight.defined()) return;
   visit.parameter("c_proj.weight", c_proj_weight);
   visit.parameter("c_proj.bias", c_proj_bias);
 }

@@ -4,6 +4,8 @@
 //
 //   rows [El, R, M] x c_fc [El, M, F] -> GELU -> x c_proj [El, F, M] -> [El, R, M]
 //
+// With no hidden units, an expert is one linear layer, [El, M, M].
+//
 // All experts are one product with a batch of El, not El products: a loop would
 // start El small kernels. Of a parameter [E, ..] a rank holds its El experts, and
 // where tensor parallelism cuts experts, 1/t of each one's hidden units.
@@ -37,7 +39,7 @@ class Experts : public ModuleOf<Experts> {
 
   Tensor c_fc_weight;    ///< [El, M, F / t]
   Tensor c_fc_bias;      ///< [El, F / t]
-  Tensor c_proj_weight;  ///< [El, F / t, M]
+  Tensor c_proj_weight;  ///< [El, F / t, M], undefined for linear experts
   Tensor c_proj_bias;    ///< [El, M]
 
  private:

@@ -41,15 +41,15 @@ const tensor_parallel::Cut kSlots{1};
 
 }  // namespace
 
-MoeLayer::MoeLayer(const std::string& name, const ModelConfig& config,
+MoeLayer::MoeLayer(const std::string& name, const ExpertsShape& shape,
                    const MoeOptions& options, const InitOptions& init,
-                   const LayerFactory& layers, const MoeGroups& groups,
-                   std::shared_ptr<MoeRecord> record)
-    : gate(name + ".gate", config.n_embd, options.gate, init),
-      experts(name + ".experts", shape_of(config, options), init,
-              rank_of(groups.ep), size_of(groups.ep),
+                   AnyModule mlp_beside, AnyModule dropout,
+                   const MoeGroups& groups, std::shared_ptr<MoeRecord> record)
+    : gate(name + ".gate", shape.width, options.gate, init),
+      experts(name + ".experts", shape, init, rank_of(groups.ep),
+              size_of(groups.ep),
               options.expert_tensor_parallel ? groups.tp : nullptr),
-      resid_dropout(layers.dropout(config.dropout)),
+      resid_dropout(std::move(dropout)),
       name_(name),
       options_(options),
       groups_(groups),
@@ -60,19 +60,15 @@ MoeLayer::MoeLayer(const std::string& name, const ModelConfig& config,
   SB_CHECK(!options.is_dropless || !is_many(groups.tp),
            "--dropless: tensor-parallel ranks cut the slots of experts, and "
            "there are none; leave out --tp");
-  if (options.use_residual || options.shared_expert) {
-    ModelConfig beside = config;
-    beside.dropout = 0;  // drawn once, behind the sum
-    mlp.emplace(name + ".mlp", beside, init, layers);
-  }
+  if (has_mlp_beside(options)) mlp.emplace(std::move(mlp_beside));
   if (options.use_residual) {
-    coefficient_weight = make_parameter(
-        name + ".coefficient.weight", {config.n_embd, 2}, kWeightStddev, init);
+    coefficient_weight = make_parameter(name + ".coefficient.weight",
+                                        {shape.width, 2}, kWeightStddev, init);
     coefficient_bias = make_constant_parameter({2}, 0, init);
   }
   if (options.shared_expert && options.gate_shared_expert) {
-    shared_gate = make_parameter(name + ".shared_gate.weight",
-                                 {config.n_embd, 1}, kWeightStddev, init);
+    shared_gate = make_parameter(name + ".shared_gate.weight", {shape.width, 1},
+                                 kWeightStddev, init);
   }
 }
 
@@ -80,7 +76,7 @@ void MoeLayer::members(MemberVisitor& visit) {
   visit.module("gate", gate);
   visit.module("experts", experts);
   visit.module("resid_dropout", *resid_dropout);
-  if (mlp) visit.module("mlp", *mlp);
+  if (mlp) visit.module("mlp", **mlp);
   if (coefficient_weight.defined()) {
     visit.parameter("coefficient.weight", coefficient_weight);
     visit.parameter("coefficient.bias", coefficient_bias);
@@ -97,7 +93,7 @@ Tensor MoeLayer::forward(const Tensor& x) {
   // Gate: choose experts and weigh them
   GateCall call;
   call.name = name_ + ".gate";
-  call.per_row = x.size(-2);
+  call.per_row = x.ndim() > 2 ? x.size(-2) : 1;
   call.is_training = is_training();
   call.wants_z_loss = options_.z_coefficient > 0;
   call.is_dropless = options_.is_dropless;
@@ -262,7 +258,7 @@ Tensor MoeLayer::attach_losses(const Tensor& y, const GateResult& gated) {
       gated.z_loss.defined()
           ? add(aux, scale(gated.z_loss, options_.z_coefficient))
           : aux;
-  // The losses join the graph here, and leave y as it is
+  // The losses join the graph: y stays as it is
   return autograd::custom_function(
       "attach_losses", {y, losses},
       [](const Tensors& in) { return Tensors{in[0]}; },
@@ -277,6 +273,7 @@ void MoeLayer::remember(const GateResult& gated) {
   const Routing& routing = gated.routing;
   load.forwards += 1;
   load.slots += routing.capacity;
+  load.most_slots = std::max(load.most_slots, routing.capacity);
   if (routing.expert.empty()) return;
   const std::vector<std::int64_t> counts = routing.exp_counts();
   load.exp_counts.resize(counts.size());
@@ -311,9 +308,20 @@ decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
     if (own.gate.num_experts == 1) {
       return {std::make_unique<GptMlp>(name, config, init, layers)};
     }
-    return {std::make_unique<MoeLayer>(name, config, own, init, layers, groups,
-                                       record)};
+    ModelConfig beside = config;
+    beside.dropout = 0;  // drawn once, behind the sum
+    AnyModule mlp{nullptr};
+    if (has_mlp_beside(own)) {
+      mlp = {std::make_unique<GptMlp>(name + ".mlp", beside, init, layers)};
+    }
+    return {std::make_unique<MoeLayer>(
+        name, shape_of(config, own), own, init, std::move(mlp),
+        layers.dropout(config.dropout), groups, record)};
   };
+}
+
+bool has_mlp_beside(const MoeOptions& options) {
+  return options.use_residual || options.shared_expert;
 }
 
 bool is_expert(const std::string& name) {

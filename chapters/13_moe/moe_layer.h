@@ -70,6 +70,7 @@ struct MoeRecord {
     std::int64_t forwards = 0;
     /// Sum over forwards of the slots of one expert.
     std::int64_t slots = 0;
+    std::int64_t most_slots = 0;  ///< of an expert in one forward
   };
   /// Of this rank's tokens, by the layer's name.
   std::map<std::string, Load> loads;
@@ -77,13 +78,13 @@ struct MoeRecord {
 
 class MoeLayer : public ModuleOf<MoeLayer> {
  public:
-  /// `options.gate.num_experts` experts like `config`'s MLP. `layers` makes the
-  /// residual MLP or the shared expert.
-  MoeLayer(const std::string& name, const ModelConfig& config,
+  /// `mlp_beside` is the residual MLP or the shared expert, where there is one.
+  /// A copy of a module shares its tensors: layers may have the same one.
+  MoeLayer(const std::string& name, const ExpertsShape& shape,
            const MoeOptions& options, const InitOptions& init,
-           const LayerFactory& layers, const MoeGroups& groups,
+           AnyModule mlp_beside, AnyModule dropout, const MoeGroups& groups,
            std::shared_ptr<MoeRecord> record);
-  /// [n, S, M] -> [n, S, M]. The losses of the gate join the graph here: their
+  /// [n, S, M] -> [n, S, M], or [n, M] of samples that are tokens. The losses of the gate join the graph here: their
   /// backward starts from record->loss_scale when the output's runs.
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
@@ -91,7 +92,7 @@ class MoeLayer : public ModuleOf<MoeLayer> {
 
   TopKGate gate;
   Experts experts;
-  std::optional<GptMlp> mlp;                    ///< residual, or shared
+  std::optional<AnyModule> mlp;                 ///< residual, or shared
   Tensor coefficient_weight, coefficient_bias;  ///< residual [M, 2], [2]
   Tensor shared_gate;                           ///< [M, 1]
   AnyModule resid_dropout;                      ///< as behind an ordinary MLP
@@ -124,6 +125,8 @@ decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
 
 /// Experts of layer `layer`.
 std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer);
+/// Whether the options ask for a residual MLP or a shared expert.
+bool has_mlp_beside(const MoeOptions& options);
 /// Whether `name` is a parameter that the ranks of an EP group have parts of.
 bool is_expert(const std::string& name);
 /// The part of parameter `name` that rank `ep_rank` of ep holds; with

@@ -58,6 +58,8 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--aux-coefficient", &how.moe.aux_coefficient,
            "of the load-balancing loss");
   line.add("--z-coefficient", &how.moe.z_coefficient, "of the z-loss");
+  line.add("--load-svg", &how.load_svg,
+           "a file for the load of each expert as a picture");
   line.after_parse([&how, &gate, names] {
     how.moe.num_experts =
         read_counts("--num-experts", names->num_experts,
@@ -86,11 +88,22 @@ void check_trainer(const Options& options, const TrainerOptions& how) {
   SB_CHECK(!how.moe.gate_shared_expert || how.moe.shared_expert,
            "--gate-shared-expert: weighs the shared expert; give "
            "--shared-expert");
+  const std::int64_t groups = options.world_size / how.tp * how.micro_batches;
+  const bool has_slots = !how.moe.is_dropless && how.moe.gate.drop_tokens &&
+                         groups > 0 && options.batch % groups == 0;
   GateOptions gate = how.moe.gate;
   for (std::int64_t layer = 0;
        layer < static_cast<std::int64_t>(how.moe.num_experts.size()); ++layer) {
     gate.num_experts = experts_of_layer(how.moe, layer);
-    if (gate.num_experts > 1) check_gate(gate);
+    if (gate.num_experts == 1) continue;
+    check_gate(gate);
+    if (how.tp == 1 || !has_slots) continue;
+    const std::int64_t slots =
+        capacity(options.batch / groups * options.seq, gate, true);
+    SB_CHECK(slots % how.tp == 0, "--tp ", how.tp, ": does not divide the ",
+             slots,
+             " slots of an expert; choose --capacity-factor or --batch "
+             "so that it does");
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/07_tensor_parallel/layers.h"
@@ -194,6 +195,27 @@ std::vector<NamedTensor> Trainer::full_state() {
                       config_.vocab_size);
 }
 
+TrainingState Trainer::state() {
+  TrainingState state;
+  if (!dense_zero_) {
+    add_whole(state, model_->named_parameters(), *optimizer_);
+  }
+  // Two ZeRO optimizers: their parts, and what each does after loading
+  std::vector<decltype(state.loaded)> loaded;
+  for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
+    if (each == nullptr) continue;
+    TrainingState own = each->state();
+    state.parts.insert(state.parts.end(), own.parts.begin(), own.parts.end());
+    state.numbers.insert(own.numbers.begin(), own.numbers.end());
+    if (own.loaded) loaded.push_back(own.loaded);
+  }
+  place_parts(state, layout_, mesh_.world().rank(), config_.vocab_size);
+  state.loaded = [loaded](const std::map<std::string, double>& numbers) {
+    for (const auto& each : loaded) each(numbers);
+  };
+  return state;
+}
+
 LoadedModel Trainer::whole_model(const Options& options,
                                  const std::vector<NamedTensor>& state) {
   LayerFactory layers;
@@ -236,7 +258,12 @@ std::map<std::string, std::vector<std::int64_t>> Trainer::global_loads() {
 std::string Trainer::remarks() {
   const auto loads = global_loads();
   if (mesh_.world().rank() != 0) return "";
-  GroupSizes sizes = group_sizes(options_, how_);
+  if (!how_.load_svg.empty()) {
+    std::ofstream file(how_.load_svg);
+    file << draw_loads_svg(loads);
+    SB_CHECK(file.flush(), "--load-svg ", how_.load_svg, ": cannot be written");
+  }
+  const GroupSizes sizes = group_sizes(options_, how_);
   const auto experts = static_cast<int>(experts_of_layer(how_.moe, 1 << 20));
   return draw_groups(sizes, experts) + "\n" + draw_loads(loads);
 }
@@ -269,9 +296,11 @@ ReferenceRun train_reference(const Options& options,
       });
 }
 
-// Ranks differ in what they add to the norm; without capacity also in shapes.
+// Ranks differ in what they add to the norm: under ZeRO and TP in the pieces of
+// their shards that count. Without capacity they differ in shapes.
 FoldClass fold_class(const Options& options, const TrainerOptions& how) {
-  if (how.moe.is_dropless || !how.moe.gate.drop_tokens) {
+  const bool has_own_shapes = how.moe.is_dropless || !how.moe.gate.drop_tokens;
+  if (has_own_shapes || (how.zero_stage > 0 && how.tp > 1)) {
     return [](int rank) { return rank; };
   }
   const Topology grid = expert_topology(group_sizes(options, how));

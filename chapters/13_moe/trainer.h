@@ -39,6 +39,7 @@ struct TrainerOptions {
   int zero_stage = 0;
   bool cpu_offload = false;  ///< stage 2: the optimizer on the host
   std::int64_t micro_batches = 1;
+  std::string load_svg;  ///< a file for the picture of the loads
 };
 
 void add_options(CommandLine& line, TrainerOptions& how);
@@ -75,6 +76,7 @@ class Trainer : public Strategy {
   /// False where shapes depend on the routing.
   bool has_predictable_time() const override;
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
   /// With all experts on one device. The file does not record how many there are:
   /// give --num-experts again to load it.
   LoadedModel whole_model(const Options& options,

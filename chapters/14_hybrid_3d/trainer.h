@@ -27,6 +27,7 @@ class Trainer : public Strategy {
   Optimizer& optimizer() override { return update_->optimizer(); }
   std::vector<Bill> bills() override;
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
 
   /// On shapes, gradients never overflow.
   bool has_predictable_time() const override { return num_skipped_ == 0; }

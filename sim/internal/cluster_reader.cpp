@@ -99,6 +99,7 @@ void read_device(const Json& json, const Source& source,
   object.quantity("half_memory", bytes(), kMaxBytes, true,
                   device.half_memory_bytes);
   object.number("sustained", 0.001, 1, device.sustained);
+  object.number("fp8_speedup", 0, 16, device.fp8_speedup);
   read_operations(object, device);
   read_trust(object, device.trust);
   object.finish();
@@ -225,6 +226,8 @@ void read_faults(JsonObject& object, Cluster& cluster) {
 void read_software(const Json& json, const Source& source, Cluster& cluster) {
   JsonObject object(json, source.label, "/software");
   object.flag("fused_attention", cluster.fused_attention);
+  object.flag("fused_loss", cluster.fused_loss);
+  object.flag("fused_merge", cluster.fused_merge);
   object.quantity("member", seconds(), kMaxSeconds, true, cluster.member_s);
   object.finish();
 }

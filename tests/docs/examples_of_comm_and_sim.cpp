@@ -14,6 +14,7 @@
 #include "core/ops.h"
 #include "sim/cluster.h"
 #include "sim/cost_model.h"
+#include "sim/flow_network.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::examples {
@@ -82,6 +83,18 @@ void cluster() {
 void cost_model() {
   CostModel costs(Cluster::read("dgx-a100"));
   costs.collective(CommOp::kAllReduce, 1e9, {0, 1, 2, 3}).seconds;
+}
+
+// --- sim/flow_network.h
+void flow_network() {
+  FlowNetwork network;
+  Flow flow;  // 25 GB through one NIC, beginning at once
+  flow.seconds = flow.transfer_s = 1;
+  flow.max_rate = 25e9;
+  flow.uses = use_links({{network.add_link(25e9), 1}});
+  const FlowRef first = network.add(flow), second = network.add(flow);
+  network.advance();          // to the next end of a flow
+  FlowNetwork::end_s(first);  // 2 s: each has had half of the NIC
 }
 
 // --- sim/timeline_step.h

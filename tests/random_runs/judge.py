@@ -49,7 +49,11 @@ def may_be_open(draw, what, report):
     # A run on shapes predicts activations of ResNets, and of two devices that
     # share a graph
     on_shapes = draw.backend == "sim" or report["virtual"] is None
-    by_shapes = not draw.is_text or draw.chapter == "04"
+    by_shapes = not draw.is_text or draw.chapter in ("04", "13")
+    # Rows that experts are given depend on the data
+    if draw.chapter == "13" and {"--dropless",
+                                 "--no-drop-tokens"} & set(draw.words):
+        return what.endswith((" activation", " bytes"))
     return what.endswith(" activation") and by_shapes and on_shapes
 
 

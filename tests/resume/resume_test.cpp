@@ -22,7 +22,8 @@ struct Way {
 const std::vector<Way>& all_ways() {
   static const std::vector<Way> kWays = {
       {"00_single_device", "--dropout 0.1 --micro-batches 2"},
-      {"00_single_device", "--dtype f16 --master-weights --lr 0.01"},
+      // Steps overflow before and after the stop, and halve the loss's scale
+      {"00_single_device", "--dtype f16 --master-weights --lr 1"},
       {"00_single_device",
        "--model resnet18 --data random --image-size 32 --optimizer sgd "
        "--momentum 0.9"},
@@ -51,6 +52,8 @@ const std::vector<Way>& all_ways() {
       {"10_tensor_parallel_3d", "--world-size 8"},
       {"11_dtensor", "--world-size 4 --mesh 2x2"},
       {"12_sequence_parallel", "--world-size 2"},
+      {"13_moe", "--world-size 4 --ep 2 --noise rsample --clip 0.5"},
+      {"13_moe", "--world-size 4 --tp 2 --zero-stage 2 --cpu-offload"},
       {"14_hybrid_3d",
        "--world-size 8 --tp 2 --pp 2 --zero-stage 1 --sequence-parallel "
        "--clip 0.5"},
@@ -115,7 +118,10 @@ TEST_F(ResumeTest, AnotherMeshGoesOnWithTheSameNumbers) {
       {"08_tensor_parallel_2d", "--world-size 4"},
       {"10_tensor_parallel_3d", "--world-size 8"},
       {"11_dtensor", "--world-size 4 --mesh 2x2"},
+      {"14_hybrid_3d",
+       "--world-size 8 --tp 2 --pp 2 --zero-stage 1 --sequence-parallel"},
       {"06_1f1b", "--world-size 2 --schedule interleaved"},
+      {"14_hybrid_3d", "--world-size 4 --cp 2 --zero-stage 3"},
       {"12_sequence_parallel", "--world-size 2"},
       {"03_zero_fsdp", "--world-size 2 --strategy zero3"},
       {"01_data_parallel", "--world-size 2"},

@@ -447,6 +447,27 @@ TEST(CostModel, UnfusedAttentionPaysForItsScores) {
   EXPECT_GT(unfused, 7 * scores / cluster.device.memory_bytes_per_s);
 }
 
+// 60 bytes per logit in all, in place of 8.
+TEST(CostModel, UnfusedLossPaysForEachOperation) {
+  Cluster cluster = Cluster::read("dgx-a100");
+  const double logits = 1e9;
+  OpEvent forward =
+      op_event("cross_entropy", 5 * logits, 2 * logits, DType::kF16);
+  OpEvent backward =
+      op_event("cross_entropy", 3 * logits, 4 * logits, DType::kF16);
+  backward.phase = Phase::kBackward;
+  const auto seconds = [&] {
+    const CostModel costs(cluster);
+    return costs.operation(forward).seconds + costs.operation(backward).seconds;
+  };
+  const DeviceSpec& device = cluster.device;
+  const double speed = device.memory_bytes_per_s * device.memory_efficiency;
+  const double starts = 2 * device.half_memory_bytes;
+  EXPECT_NEAR(seconds(), (6 * logits + starts) / speed, 1e-9);
+  cluster.fused_loss = false;
+  EXPECT_NEAR(seconds(), (60 * logits + starts) / speed, 1e-9);
+}
+
 // --- The textbook's cluster ---------------------------------------------------
 
 TEST(Textbook, ProductsTakeTheirFlopsAndNothingElseTakesTime) {

@@ -48,12 +48,32 @@ TEST(ValidateProgram, PrintsEveryRowAndTheSummary) {
 
 TEST(ValidateProgram, CountsWhatNoChapterRuns) {
   const Result result = run_program(
-      "--table '" + test::own_table("korthikanti_table5_e2e.csv") + "'");
+      "--table '" + test::own_table("korthikanti_table4_layer.csv") + "'");
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_THAT(
       result.output,
-      HasSubstr("6 x no chapter joins tensor and pipeline parallelism yet"));
-  EXPECT_THAT(result.output, HasSubstr("aim: MAPE within 3.6 %: missed"));
+      HasSubstr("1 rows not expressed: 1 x no chapter recomputes attention"));
+  EXPECT_THAT(result.output, HasSubstr("aim: MAPE within 8 %: met"));
+}
+
+// The file's device computes at half the speed.
+TEST(ValidateProgram, PredictsWithAFileInPlaceOfAPreset) {
+  const std::string file = test::written(
+      R"({"extends": "selene",
+          "device": {"extends": "a100-80gb", "sustained": 0.4}})",
+      "slow.json");
+  const std::string table =
+      "--table '" + test::own_table("megatron_sc21_table1.csv") + "'";
+  const auto mape = [](const std::string& output) {
+    return std::stod(output.substr(output.find("MAPE ") + 5));
+  };
+  const Result with = run_program(table + " --cluster 'selene=" + file + "'");
+  EXPECT_EQ(with.status, 0) << with.output;
+  EXPECT_GT(mape(with.output), 30);
+  EXPECT_LT(mape(run_program(table).output), 10);
+  const Result wrong = run_program(table + " --cluster selene");
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.output, HasSubstr("give PRESET=FILE.json"));
 }
 
 TEST(ValidateProgram, PrintsOneJsonObjectPerTable) {

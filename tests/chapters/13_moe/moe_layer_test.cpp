@@ -10,6 +10,7 @@
 namespace shardbook::moe {
 namespace {
 
+constexpr char kName[] = "transformer.h.0.mlp";
 constexpr std::int64_t kSamples = 2, kTokensEach = 12, kLayerWidth = 8;
 
 ModelConfig config_of() {
@@ -31,8 +32,9 @@ MoeOptions options_of(std::int64_t k = 1, std::int64_t experts = 8) {
 MoeLayer make_layer(const MoeOptions& options, const MoeGroups& groups,
                     std::shared_ptr<MoeRecord> record = nullptr) {
   if (record == nullptr) record = std::make_shared<MoeRecord>();
-  MoeLayer layer("h.0.mlp", config_of(), options, f64_init(), LayerFactory(),
-                 groups, record);
+  MoeLayer layer = moe_mlp(options, groups, record)(kName, config_of(),
+                                                    f64_init(), LayerFactory())
+                       .as<MoeLayer>();
   layer.gate.weight.copy_from(
       noise({kLayerWidth, options.gate.num_experts}, 5, -2, 2));
   return layer;
@@ -146,8 +148,10 @@ TEST(MoeLayer, SendsAsManyElementsWhateverTheRouting) {
       ModelConfig config;
       config.n_embd = 84;
       MoeOptions options;
-      MoeLayer layer("h.0.mlp", config, options, f64_init(), LayerFactory(),
-                     {&world, nullptr}, std::make_shared<MoeRecord>());
+      const AnyModule made =
+          moe_mlp(options, {&world, nullptr}, std::make_shared<MoeRecord>())(
+              kName, config, f64_init(), LayerFactory());
+      MoeLayer& layer = made.as<MoeLayer>();
       const Tensor x = leaf({1, 16, 84}, 3);
       world.clear_records();
       sum(layer(x)).backward();
@@ -180,7 +184,7 @@ TEST(MoeLayer, EmptySlotsContributeNothing) {
   sum(y).backward();
   // d/d bias of the sum: the weights of the tokens that the expert has
   GateCall call;
-  call.name = "h.0.mlp.gate";
+  call.name = std::string(kName) + ".gate";
   call.per_row = kTokensEach;
   const GateResult gated =
       layer.gate.route(reshape(x.detach(), {-1, kLayerWidth}), call);

@@ -6,6 +6,7 @@
 #include "chapters/common/run/program.h"
 #include "tests/core/support.h"
 #include "tests/support/on_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::moe {
 namespace {
@@ -233,6 +234,50 @@ TEST(MoeTrainer, RefusesWhatDoesNotWork) {
   how.cpu_offload = true;
   EXPECT_NE(error_of(small_options(4), how).find("--cpu-offload"),
             std::string::npos);
+}
+
+// Every rank counts other pieces of its shard: none stands for another.
+TEST(MoeTrainer, VirtualTimeIsPredictedUnderZeroAndTensorParallelism) {
+  Options options = small_options(8);
+  options.cluster = "dgx-a100";
+  options.steps = 2;
+  for (int zero : {0, 1, 2}) {
+    const Report report = train_on(options, how_of({"", 8, 2, 2, zero}));
+    EXPECT_NEAR(report.time.step_s, report.time.predicted_step_s,
+                1e-9 * report.time.step_s)
+        << zero;
+  }
+}
+
+// A run on shapes draws the routing; messages and slots fit all the same.
+TEST(MoeTrainer, RunsOnShapes) {
+  Options options = small_options(4);
+  options.backend = "sim";
+  options.cluster = "dgx-a100";
+  for (bool dropless : {false, true}) {
+    for (bool drop_tokens : {true, false}) {
+      TrainerOptions how = how_of({"", 4, 2, 1, 0, 2, 2});
+      how.moe.is_dropless = dropless;
+      how.moe.gate.drop_tokens = drop_tokens;
+      EXPECT_GT(train_on(options, how).time.step_s, 0);
+    }
+  }
+}
+
+TEST(MoeTrainer, SavesTheWholeModelAndLoadsItsParts) {
+  const TempFolder folder;
+  Options options = small_options(4);
+  options.steps = 2;
+  options.save = folder / "experts.safetensors";
+  train_on(options, how_of({"", 4, 2}));
+  options.load = options.save;
+  options.save.clear();
+  for (int ep : {1, 2, 4}) {
+    for (int tp : {1, 2}) {
+      if (ep * tp > 4) continue;
+      expect_claims(train_on(options, how_of({"", 4, ep, tp})));
+    }
+  }
 }
 
 TEST(MoeTrainer, F32EqualsOneDevice) {

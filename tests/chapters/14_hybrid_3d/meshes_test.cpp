@@ -133,8 +133,9 @@ TEST(HybridDropout, DrawsAsOneDevice) {
 }
 
 TEST(HybridBuckets, OfAnySizeGiveTheSameSums) {
-  for (const std::int64_t bytes : {1, 5000, 100000}) {
+  for (const std::int64_t bytes : {1, 20000, 100000}) {
     for (const int zero : {0, 1, 2}) {
+      if (bytes == 1 && zero != 1) continue;  // slow: a message per parameter
       HybridOptions how = mesh(2, 2, 1, zero < 2 ? 2 : 1, zero, true);
       how.bucket_bytes = bytes;
       expect_equal_to_one_device(how);

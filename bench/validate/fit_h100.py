@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Fits the H100's constants to training steps, and judges them on others.
+
+    python3 bench/validate/fit_h100.py build/bench/validate/validate
+
+Five constants of sim/devices/h100-80gb.json: the grid below. They minimise the
+mean over models of the mean absolute error, on the rows with at most 64 GPUs of
+dgxc_h100_gb200_scaling.csv and nemo_long_sequence.csv, one by one in turn, from
+their values in the file. What is left out:
+
+  by number of devices   the rows with 128 GPUs and more of these tables
+  by model               each model in turn: all is fitted again without it
+  by table               nemo_megatron_bridge_perf.csv, llama3_table4.csv
+
+The null model is one share of the peak for BF16 and one for FP8, the medians of
+the rows that were fitted.
+"""
+import csv
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+FITTED = ["dgxc_h100_gb200_scaling.csv", "nemo_long_sequence.csv"]
+LEFT_OUT = ["nemo_megatron_bridge_perf.csv", "llama3_table4.csv"]
+MODELS = ["Llama 3.1 8b", "Llama 3.1 70b", "Llama 3.1 405b", "Nemotron4 15b",
+          "LLAMA2-7B"]
+MOST_GPUS = 64
+GRID = {
+    "sustained": [0.70 + 0.02 * i for i in range(16)],
+    "attention_efficiency": [0.35 + 0.05 * i for i in range(9)],
+    "memory_efficiency": [0.70 + 0.05 * i for i in range(6)],
+    "half_k": [100 + 100 * i for i in range(6)],
+    "fp8_speedup": [1.3 + 0.1 * i for i in range(8)],
+}
+
+
+class Program:
+    """bench/validate/validate, with one file for all runs."""
+
+    def __init__(self, path, folder):
+        self.path = path
+        self.folder = pathlib.Path(folder)
+        self.known = {}
+        for table in FITTED:
+            with open(HERE / table) as file:
+                rows = list(csv.DictReader(file))
+            column = "gpus" if "gpus" in rows[0] else "gpus_printed"
+            with open(self.folder / table, "w") as file:
+                out = csv.DictWriter(file, rows[0].keys())
+                out.writeheader()
+                out.writerows(row for row in rows
+                              if int(row[column]) <= MOST_GPUS)
+
+    def rows(self, table, constants, is_whole=True):
+        """The rows of a table (or those with few GPUs), predicted with these
+        constants."""
+        key = (table, is_whole, json.dumps(constants, sort_keys=True))
+        if key not in self.known:
+            cluster = self.folder / "h100.json"
+            cluster.write_text(json.dumps(
+                {"extends": "dgx-h100",
+                 "device": {"extends": "h100-80gb", **constants}}))
+            out = subprocess.run(
+                [self.path, "--table",
+                 (HERE if is_whole else self.folder) / table,
+                 "--format", "json", "--cluster", f"dgx-h100={cluster}"],
+                check=True, capture_output=True, text=True).stdout
+            self.known[key] = json.loads(out)["rows"]
+        return self.known[key]
+
+
+def model(row):
+    return next(name for name in MODELS if row["row"].startswith(name))
+
+
+def gpus(row):
+    degrees = re.findall(r" (?:tp|pp|dp|cp) (\d+)", row["row"])
+    product = 1
+    for degree in degrees:
+        product *= int(degree)
+    return product
+
+
+def error(rows):
+    return sum(abs(row["error_percent"]) for row in rows) / len(rows)
+
+
+def error_by_model(rows):
+    models = {model(row) for row in rows}
+    return sum(error([row for row in rows if model(row) == each])
+               for each in models) / len(models)
+
+
+def fitted_rows(program, constants, without=None):
+    rows = [row for table in FITTED
+            for row in program.rows(table, constants, is_whole=False)]
+    return [row for row in rows if model(row) != without]
+
+
+def fit(program, start, without=None):
+    constants, best = start, None
+    while True:
+        before = best
+        for name, values in GRID.items():
+            for value in values:
+                trial = {**constants, name: round(value, 3)}
+                now = error_by_model(fitted_rows(program, trial, without))
+                if best is None or now < best - 1e-9:
+                    best, constants = now, trial
+        if best == before:
+            return constants
+
+
+def null_error(rows, fitted):
+    """The error of one share of the peak per precision."""
+    def is_fp8(row):
+        return "BF16" not in row["row"]
+
+    def work_rate(row):
+        value = row["published"] / row["null_scale"]
+        return 1 / value if row["unit"] == "s" else value
+
+    errors = []
+    for row in rows:
+        rates = sorted(work_rate(other) for other in fitted
+                       if is_fp8(other) == is_fp8(row))
+        rate = rates[len(rates) // 2]
+        guess = rate if row["unit"] != "s" else 1 / rate
+        errors.append(abs(guess * row["null_scale"] / row["published"] - 1))
+    return 100 * sum(errors) / len(errors)
+
+
+def report(name, rows, fitted):
+    print(f"{name:44} {len(rows):3} rows  {error(rows):5.1f} %  "
+          f"null {null_error(rows, fitted):5.1f} %")
+
+
+def main(folder):
+    program = Program(sys.argv[1], folder)
+    device = json.loads(
+        (HERE / "../../sim/devices/h100-80gb.json").read_text())
+    start = {name: device[name] for name in GRID}
+    constants = fit(program, start)
+    print(constants)
+    fitted = fitted_rows(program, constants)
+    report(f"fitted, at most {MOST_GPUS} GPUs", fitted, fitted)
+    rows = [row for table in FITTED for row in program.rows(table, constants)]
+    report("left out: 128 GPUs and more",
+           [row for row in rows if gpus(row) > MOST_GPUS], fitted)
+    for each in MODELS:
+        others = fit(program, start, without=each)
+        rows = [row for table in FITTED for row in program.rows(table, others)]
+        report(f"left out: {each}", [row for row in rows if model(row) == each],
+               fitted_rows(program, others, without=each))
+    for table in LEFT_OUT:
+        rows = program.rows(table, constants)
+        print(f"left out: {table:34} {len(rows):3} rows  {error(rows):5.1f} %")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as own_folder:
+        main(own_folder)

@@ -1,0 +1,97 @@
+#include "bench/validate/hybrid_rows.h"
+
+#include <fmt/format.h>
+
+#include "bench/validate/job_rows.h"
+#include "core/check.h"
+
+namespace shardbook::validate {
+
+HybridJob hybrid_job_of(const Row& row, int vocabulary) {
+  HybridJob job;
+  job.sizes.vocabulary = vocabulary;
+  job.sizes.hidden = row.count("hidden", 1 << 17);
+  job.sizes.heads = row.count("heads", 1 << 12);
+  job.sizes.seq = row.count("seq_len", kMaxSize);
+  job.layers = row.count("layers", kMaxLayers);
+  SB_CHECK(job.sizes.hidden % job.sizes.heads == 0, row.place(), ": hidden is ",
+           job.sizes.hidden, ", which is no multiple of ", job.sizes.heads,
+           " heads");
+  return job;
+}
+
+void set_degrees(const Row& row, int tp, int pp, int cp, HybridJob& job) {
+  const int gpus = row.count("gpus", kMaxSize), together = tp * pp * cp;
+  SB_CHECK(gpus % together == 0, row.place(), ": ", gpus,
+           " GPUs do not divide by tp ", tp, " x pp ", pp, " x cp ", cp);
+  job.layout.tp = tp;
+  job.layout.cp = cp;
+  job.pp = pp;
+  job.dp = gpus / together;
+  if (row.has("dp")) {
+    SB_CHECK(row.count("dp") == job.dp, row.place(), ": dp is ",
+             row.count("dp"), ", and ", gpus, " GPUs leave ", job.dp);
+  }
+}
+
+void set_micro_batches(const Row& row, HybridJob& job) {
+  const std::int64_t batch = row.count("global_batch");
+  const std::int64_t together = job.dp * job.layout.micro_batch;
+  SB_CHECK(batch % together == 0, row.place(), ": global_batch is ", batch,
+           ", which is no multiple of ", job.dp, " replicas times ",
+           job.layout.micro_batch, " sequences");
+  job.micro_batches = batch / together;
+  SB_CHECK(job.micro_batches <= kMaxMicroBatchesPerRank, row.place(),
+           ": global_batch is ", batch, ", which makes ", job.micro_batches,
+           " micro-batches; give at most ", kMaxMicroBatchesPerRank);
+}
+
+int ranks_of(const HybridJob& job) {
+  return job.layout.tp * job.layout.cp * job.pp * job.dp;
+}
+
+double tokens_of(const HybridJob& job) {
+  return static_cast<double>(job.micro_batches * job.layout.micro_batch *
+                             job.sizes.seq) *
+         job.dp;
+}
+
+namespace {
+
+/// Multiply-adds of one block for one token.
+double block_products(const HybridJob& job) {
+  const auto h = static_cast<double>(job.sizes.hidden);
+  const auto s = static_cast<double>(job.sizes.seq);
+  const auto heads = static_cast<double>(job.sizes.heads);
+  const double kv =
+      job.sizes.kv_heads > 0 ? static_cast<double>(job.sizes.kv_heads) : heads;
+  const double mlp =
+      job.sizes.mlp > 0 ? static_cast<double>(job.sizes.mlp) : 4 * h;
+  return h * h * (2 + 2 * kv / heads) +
+         h * mlp * (job.sizes.is_llama && job.sizes.is_gated ? 3 : 2) +
+         2 * s * h;
+}
+
+}  // namespace
+
+double model_flops(const HybridJob& job) {
+  return 6 * tokens_of(job) *
+         (static_cast<double>(job.layers) * block_products(job) +
+          static_cast<double>(job.sizes.vocabulary * job.sizes.hidden));
+}
+
+double recomputed_flops(const HybridJob& job) {
+  return model_flops(job) + 2 * tokens_of(job) *
+                                static_cast<double>(job.layers) *
+                                block_products(job);
+}
+
+std::string describe(const std::string& model, const HybridJob& job) {
+  return fmt::format(
+      "{}{}tp {} pp {} dp {}{}, {} x {}", model, model.empty() ? "" : ", ",
+      job.layout.tp, job.pp, job.dp,
+      job.layout.cp > 1 ? fmt::format(" cp {}", job.layout.cp) : "",
+      job.micro_batches, job.layout.micro_batch);
+}
+
+}  // namespace shardbook::validate

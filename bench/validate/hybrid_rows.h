@@ -1,0 +1,40 @@
+#pragma once
+
+// Jobs on meshes from the rows of tables, and the work that they do.
+
+#include <string>
+
+#include "bench/validate/hybrid.h"
+#include "bench/validate/kinds.h"
+#include "bench/validate/table.h"
+
+namespace shardbook::validate {
+
+/// Megatron-LM's default, of hidden units and of attention.
+constexpr double kMegatronDropout = 0.1;
+
+/// Layers, sizes and sequence.
+HybridJob hybrid_job_of(const Row& row, int vocabulary);
+/// The row's GPUs that are left make the data-parallel degree; throws Error
+/// where they do not divide, or where the row's dp is another.
+void set_degrees(const Row& row, int tp, int pp, int cp, HybridJob& job);
+/// From global_batch.
+void set_micro_batches(const Row& row, HybridJob& job);
+
+int ranks_of(const HybridJob& job);
+/// Tokens of a step, over all replicas.
+double tokens_of(const HybridJob& job);
+/// Products of forward and backward; attention without what its mask saves.
+double model_flops(const HybridJob& job);
+/// With all blocks computed again: Narayanan et al. 2021, equation 3.
+double recomputed_flops(const HybridJob& job);
+
+/// Throws NotExpressed for machines other than Selene.
+void expect_selene(const Row& row);
+/// A row of Megatron-LM's of 2021, on Selene, with one chunk per rank.
+Outcome megatron_2021(const Row& row, const std::string& model);
+
+/// "22B, sequence 2048, tp 8, pp 1, dp 1, 1 x 4".
+std::string describe(const std::string& model, const HybridJob& job);
+
+}  // namespace shardbook::validate

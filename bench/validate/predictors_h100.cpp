@@ -1,0 +1,236 @@
+// Training steps on H100: NeMo, torchtitan, Llama 3.
+
+#include <fmt/format.h>
+
+#include <map>
+
+#include "bench/validate/clusters.h"
+#include "bench/validate/hybrid_rows.h"
+#include "bench/validate/job_rows.h"
+#include "bench/validate/kinds.h"
+#include "core/check.h"
+
+namespace shardbook::validate {
+namespace {
+
+/// Sizes that tables leave to their models' names.
+struct Model {
+  const char* name;  ///< how the row's begins
+  std::int64_t layers;
+  DecoderSizes sizes;
+  bool is_tied;
+};
+
+Model llama(const char* name, std::int64_t layers, std::int64_t hidden,
+            std::int64_t heads, std::int64_t kv_heads, std::int64_t mlp,
+            std::int64_t vocabulary) {
+  DecoderSizes sizes;
+  sizes.hidden = hidden;
+  sizes.heads = heads;
+  sizes.kv_heads = kv_heads;
+  sizes.mlp = mlp;
+  sizes.vocabulary = vocabulary;
+  sizes.is_llama = true;
+  return {name, layers, sizes, false};
+}
+
+/// Squared ReLU in place of a gate.
+Model nemotron4_15b() {
+  Model model = llama("Nemotron4 15b", 32, 6144, 48, 8, 24576, 256000);
+  model.sizes.is_gated = false;
+  return model;
+}
+
+const Model& model_of(const std::string& name) {
+  static const std::vector<Model> models = {
+      llama("Llama 3.1 8b", 32, 4096, 32, 8, 14336, 128256),
+      llama("Llama 3.1 70b", 80, 8192, 64, 8, 28672, 128256),
+      llama("Llama 3.1 405b", 126, 16384, 128, 8, 53248, 128256),
+      llama("Llama 3.1 405B", 126, 16384, 128, 8, 53248, 128256),
+      llama("Llama3.1-8B", 32, 4096, 32, 8, 14336, 128256),
+      llama("Llama3-8B", 32, 4096, 32, 8, 14336, 128256),
+      llama("LLAMA3_8B", 32, 4096, 32, 8, 14336, 128256),
+      llama("LLAMA3_70B", 80, 8192, 64, 8, 28672, 128256),
+      llama("LLAMA3.1_405B", 126, 16384, 128, 8, 53248, 128256),
+      llama("LLAMA2-7B", 32, 4096, 32, 32, 11008, 32000),
+      nemotron4_15b()};
+  for (const Model& model : models) {
+    if (name.rfind(model.name, 0) == 0) return model;
+  }
+  throw NotExpressed(name + " has no chapter yet");
+}
+
+/// Linear layers in FP8; attention, norms and messages in BF16.
+void compute_in_fp8(HybridJob& job) {
+  sim::DeviceSpec& device = job.cluster.device;
+  if (device.fp8_speedup == 0) {
+    throw NotExpressed("no FP8 is known of " + device.name);
+  }
+  job.cluster.name += " in FP8";
+  job.layout.converts_to_fp8 = true;
+  device.peak_flops[DType::kBF16] *= device.fp8_speedup;
+  device.max_attention_efficiency /= device.fp8_speedup;
+}
+
+/// Megatron Core of 2024 and later, as NeMo sets it up.
+HybridJob nemo_job(const std::string& model_name, const std::string& precision,
+                   std::int64_t seq) {
+  const Model& model = model_of(model_name);
+  HybridJob job;
+  job.cluster = cluster_named("dgx-h100");
+  job.sizes = model.sizes;
+  job.sizes.seq = seq;
+  job.layers = model.layers;
+  job.is_tied = model.is_tied;
+  job.layout.dtype = job.gradient_dtype = DType::kBF16;
+  job.is_synchronous = false;
+  job.distributes_optimizer = job.overlaps_gradients = true;
+  job.overlaps_tensor = true;
+  if (precision.rfind("FP8", 0) == 0) {
+    compute_in_fp8(job);
+  } else if (precision.rfind("BF16", 0) != 0) {
+    throw NotExpressed("precision " + precision + " is not in the devices");
+  }
+  return job;
+}
+
+/// A degree or number of chunks; NA, n/a and nothing are 1.
+int degree(const Row& row, const char* column) {
+  if (!row.has(column)) return 1;
+  const std::string& text = row.text(column);
+  return text == "NA" || text == "n/a" ? 1 : row.count(column, 1 << 16);
+}
+
+Outcome step_outcome(const std::string& model, const HybridJob& job) {
+  const HybridStep step = hybrid_step(job);
+  Outcome outcome;
+  outcome.row = describe(model, job);
+  outcome.pair.predicted = step.seconds;
+  outcome.trust = sim::trust_name(step.trust);
+  return outcome;
+}
+
+/// As a rate per GPU, of `work` in a step.
+Outcome rate_outcome(const std::string& model, const HybridJob& job,
+                     const char* unit, double work, double published) {
+  Outcome outcome = step_outcome(model, job);
+  outcome.unit = unit;
+  outcome.pair.predicted = work / ranks_of(job) / outcome.pair.predicted;
+  outcome.pair.published = published;
+  // One share of the peak for all rows
+  outcome.pair.null_scale = work / model_flops(job);
+  return outcome;
+}
+
+// NVIDIA/dgxc-benchmarking.
+std::vector<Outcome> dgxc(const Row& row) {
+  if (row.text("gpu") != "H100") {
+    throw NotExpressed("no cluster has " + row.text("gpu"));
+  }
+  HybridJob job = nemo_job(row.text("model"), row.text("precision"),
+                           row.count("seq_len", kMaxSize));
+  job.layers = row.count("layers", kMaxLayers);
+  set_degrees(row, degree(row, "tp"), degree(row, "pp"), degree(row, "cp"),
+              job);
+  job.layout.cuts_tokens = job.layout.tp > 1;
+  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
+  job.chunks = degree(row, "vp");
+  set_micro_batches(row, job);
+  Outcome outcome =
+      step_outcome(row.text("model") + " " + row.text("gpus"), job);
+  outcome.unit = "s";
+  outcome.pair.published = row.positive("step_time_s");
+  outcome.pair.null_scale = model_flops(job) / ranks_of(job);
+  return {outcome};
+}
+
+// NVIDIA-NeMo/Megatron-Bridge.
+std::vector<Outcome> nemo(const Row& row) {
+  if (row.text("system") != "DGX-H100") {
+    throw NotExpressed("no cluster describes " + row.text("system"));
+  }
+  if (row.text("task") != "Pre-Training Performance") {
+    throw NotExpressed("fine-tuning has no chapter");
+  }
+  if (degree(row, "ep") > 1) throw NotExpressed("experts: no chapter yet");
+  HybridJob job = nemo_job(row.text("model"), row.text("precision"),
+                           row.count("seq_len", kMaxSize));
+  set_degrees(row, degree(row, "tp"), degree(row, "pp"), degree(row, "cp"),
+              job);
+  job.layout.cuts_tokens = job.layout.tp > 1;
+  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
+  job.chunks = degree(row, "vp");
+  set_micro_batches(row, job);
+  return {rate_outcome(row.text("model") + " " + row.text("release"), job,
+                       "tokens/s per GPU", tokens_of(job),
+                       row.positive("tokens_per_s_per_gpu"))};
+}
+
+// NVIDIA/NeMo, Llama 2 with sequences of 4 to 1024 thousand tokens.
+std::vector<Outcome> nemo_long(const Row& row) {
+  HybridJob job = nemo_job(row.text("model"), "FP8",
+                           std::int64_t{1024} * row.count("seq_len_K", 4096));
+  job.layout.tp = row.count("tp", 1024);
+  job.pp = row.count("pp", 1024);
+  job.dp = row.count("dp", 1024);
+  job.layout.cp = row.count("cp", 1024);
+  job.layout.cuts_tokens = job.layout.tp > 1;
+  const int batch = row.count("global_batch");
+  SB_CHECK(batch % job.dp == 0, row.place(), ": global_batch is ", batch,
+           ", which does not divide by dp ", job.dp);
+  job.micro_batches = batch / job.dp;
+  return {rate_outcome(fmt::format("LLAMA2-7B, {}K", row.text("seq_len_K")),
+                       job, "TFLOP/s per GPU", model_flops(job) / 1e12,
+                       row.positive("cp_tflops_per_gpu"))};
+}
+
+// Dubey et al. 2024, table 4. Sequences one by one; each layer is a stage.
+std::vector<Outcome> llama3(const Row& row) {
+  HybridJob job =
+      nemo_job(row.text("model"), "BF16", row.count("seq_len", kMaxSize));
+  job.cluster.num_nodes = 2048;
+  job.overlaps_tensor = false;  // their own software
+  set_degrees(row, row.count("tp"), row.count("pp"), row.count("cp"), job);
+  job.layout.cuts_tokens = true;
+  job.micro_batches = row.count("batch_per_dp");
+  job.chunks = static_cast<int>((job.layers + 2) / job.pp);
+  return {rate_outcome(row.text("model"), job, "TFLOP/s per GPU",
+                       model_flops(job) / 1e12,
+                       row.positive("tflops_per_gpu"))};
+}
+
+}  // namespace
+
+std::vector<Kind> h100_kinds() {
+  return {{"dgxc_h100",
+           {"model", "precision", "gpu", "gpus", "seq_len", "layers", "tp",
+            "pp", "cp", "vp", "micro_batch", "global_batch", "step_time_s"},
+           true,
+           mean_aim(0.15, "MAPE within 15 %"),
+           dgxc,
+           ""},
+          {"nemo_megatron_bridge",
+           {"release", "task", "model", "system", "gpus", "precision",
+            "global_batch", "micro_batch", "seq_len", "tp", "pp", "cp", "vp",
+            "ep", "tokens_per_s_per_gpu"},
+           false,
+           mean_aim(0.15, "MAPE within 15 %"),
+           nemo,
+           ""},
+          {"nemo_long_sequence",
+           {"model", "seq_len_K", "global_batch", "tp", "pp", "dp", "cp",
+            "cp_tflops_per_gpu"},
+           false,
+           mean_aim(0.20, "MAPE within 20 %"),
+           nemo_long,
+           ""},
+          {"llama3_table4",
+           {"model", "gpus", "tp", "cp", "pp", "dp", "seq_len", "batch_per_dp",
+            "tflops_per_gpu"},
+           false,
+           mean_aim(0.10, "MAPE within 10 %"),
+           llama3,
+           ""}};
+}
+
+}  // namespace shardbook::validate

@@ -1,0 +1,67 @@
+#pragma once
+
+// One pipeline stage of a decoder, run by itself on shapes: its blocks, cut over
+// a tensor-parallel and a context-parallel group, with the embedding or the head
+// of the model where the stage has one.
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "sim/cluster.h"
+
+namespace shardbook::validate {
+
+/// Sizes of GPT-2's block, or of Llama's.
+struct DecoderSizes {
+  std::int64_t hidden = 0, heads = 0, seq = 0, vocabulary = 0;
+  std::int64_t kv_heads = 0;  ///< 0: as many as heads
+  /// Width of the MLP; 0: four times hidden.
+  std::int64_t mlp = 0;
+  /// As Llama: rotary positions, no biases, and a gated MLP.
+  bool is_llama = false;
+  bool is_gated = true;
+};
+
+enum class Recompute {
+  kNothing,
+  kAttention,  ///< selective
+  kBlocks      ///< full
+};
+
+/// How the ranks share the work, and in what they compute.
+struct StageLayout {
+  int tp = 1, cp = 1;
+  bool cuts_tokens = false;  ///< Megatron-LM's sequence parallelism
+  Recompute recompute = Recompute::kNothing;
+  std::int64_t micro_batch = 1;
+  DType dtype = DType::kF16;
+  double dropout = 0;
+  /// Llama's linear layers take FP8: what they read, and the gradients of what
+  /// they return, are converted first. Their speed is the device's.
+  bool converts_to_fp8 = false;
+};
+
+struct StageParts {
+  std::int64_t blocks = 0;
+  bool has_embedding = false, has_head = false;
+};
+
+/// Of one rank and one micro-batch.
+struct StageRun {
+  /// Each by itself, from an idle device to an idle device.
+  double forward_s = 0, backward_s = 0;
+  /// A forward and a backward in a row of many, where the host runs ahead.
+  double both_s = 0;
+  /// The norm of all gradients, and the update of all parameters.
+  double optimizer_s = 0;
+  double parameters = 0;
+  /// Activations that wait for backward, the stage's input included.
+  double kept_bytes = 0;
+  sim::Trust trust = sim::Trust::kInterpolated;
+};
+
+/// Throws Error where sizes do not divide by the groups.
+StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
+                   const StageLayout& layout, const StageParts& parts);
+
+}  // namespace shardbook::validate

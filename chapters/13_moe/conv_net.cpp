@@ -1,0 +1,178 @@
+#include "chapters/13_moe/conv_net.h"
+
+#include <cmath>
+
+#include "chapters/13_moe/groups.h"
+#include "chapters/13_moe/load.h"
+#include "chapters/common/sharded/sharded_trainer.h"
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/optim.h"
+
+namespace shardbook::moe {
+namespace {
+
+constexpr std::int64_t kTokenWidth = 84;
+
+/// As PyTorch's layers begin: uniform, by the inputs of an output.
+Tensor uniform(const std::string& name, const Shape& shape, std::int64_t inputs,
+               const InitOptions& init) {
+  return make_uniform_parameter(
+      name, shape, 1 / std::sqrt(static_cast<double>(inputs)), init);
+}
+
+InitOptions init_of(const ConvNetOptions& options) {
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  return init;
+}
+
+/// Forward and backward of one rank's images of step `step`; the mean loss.
+double add_gradients(ConvNet& net, const ConvNetOptions& options,
+                     const ConvTraining& training, const CifarImages& images,
+                     std::int64_t step, int rank, int ranks,
+                     double loss_scale) {
+  RandomState& random = RankContext::current().random;
+  random.step = static_cast<std::uint64_t>(step);
+  random.batch = {rank, ranks};
+  random.next_op = 0;
+  const Batch batch = cifar_batch(images, {step * training.batch + rank, ranks},
+                                  training.batch / ranks, options.dtype);
+  const Tensor loss = language_loss(net(batch.inputs), batch.targets);
+  autograd::backward({loss}, {Tensor::full({}, loss_scale, loss.options())});
+  random.batch = {};
+  return loss.item();
+}
+
+void check_batch(const ConvTraining& training, int ranks) {
+  SB_CHECK(training.batch % ranks == 0, "--batch ", training.batch,
+           ": does not divide by ", ranks, " ranks");
+}
+
+}  // namespace
+
+ConvNet::ConvNet(const ConvNetOptions& options, const MoeGroups& groups,
+                 std::shared_ptr<MoeRecord> record) {
+  const InitOptions init = init_of(options);
+  if (record == nullptr) record = std::make_shared<MoeRecord>();
+  conv1_weight = uniform("conv1.weight", {6, 3, 5, 5}, 75, init);
+  conv1_bias = uniform("conv1.bias", {6}, 75, init);
+  conv2_weight = uniform("conv2.weight", {16, 6, 5, 5}, 150, init);
+  conv2_bias = uniform("conv2.bias", {16}, 150, init);
+  fc1 = Linear("fc1", 16 * 5 * 5, 120, init);
+  fc2 = Linear("fc2", 120, kTokenWidth, init);
+  fc4 = Linear("fc4", kTokenWidth, 10, init);
+
+  ExpertsShape shape;
+  shape.width = kTokenWidth;
+  shape.hidden = 0;
+  shape.stddev = 1 / std::sqrt(3.0 * kTokenWidth);  // of a linear layer's
+  shape.are_copies = true;
+  const AnyModule shared{
+      std::make_unique<Linear>("fc3", kTokenWidth, kTokenWidth, init)};
+  for (std::size_t i = 0; i < options.num_experts.size(); ++i) {
+    const std::string name = "moe_layer_list." + std::to_string(i);
+    MoeOptions own = options.moe;
+    own.gate.num_experts = shape.experts = options.num_experts[i];
+    AnyModule mlp = shared;  // with the same tensors
+    if (!options.share_mlp) {
+      mlp = {std::make_unique<Linear>(name + ".mlp", kTokenWidth, kTokenWidth,
+                                      init)};
+    }
+    moe_layers.emplace_back(name, shape, own, init, std::move(mlp),
+                            AnyModule{std::make_unique<Dropout>(0)}, groups,
+                            record);
+  }
+}
+
+Tensor ConvNet::forward(const Tensor& images) {
+  Tensor x = max_pool2d(relu(conv2d(images, conv1_weight, conv1_bias)), 2, 2);
+  x = max_pool2d(relu(conv2d(x, conv2_weight, conv2_bias)), 2, 2);
+  // In the order of PyTorch: channels first
+  x = reshape(permute(x, {0, 3, 1, 2}), {images.size(0), -1});
+  x = relu(fc2(relu(fc1(x))));
+  for (MoeLayer& layer : moe_layers) x = layer(x);
+  return fc4(x);
+}
+
+void ConvNet::members(MemberVisitor& visit) {
+  visit.parameter("conv1.weight", conv1_weight);
+  visit.parameter("conv1.bias", conv1_bias);
+  visit.parameter("conv2.weight", conv2_weight);
+  visit.parameter("conv2.bias", conv2_bias);
+  visit.module("fc1", fc1);
+  visit.module("fc2", fc2);
+  for (std::size_t i = 0; i < moe_layers.size(); ++i) {
+    visit.module("moe_layer_list." + std::to_string(i), moe_layers[i]);
+  }
+  visit.module("fc4", fc4);
+}
+
+ConvResult train_conv_net(const ConvNetOptions& options,
+                          const ConvTraining& training,
+                          const CifarImages& images, ProcessGroup& world) {
+  check_batch(training, world.size());
+  GroupSizes sizes;
+  sizes.world = world.size();
+  sizes.ep = training.ep > 0 ? training.ep : world.size();
+  DeviceMesh mesh(world, expert_topology(sizes));
+  const auto record = std::make_shared<MoeRecord>();
+  MoeGroups groups;
+  groups.ep = &mesh.group("ep");
+  ConvNet net(options, groups, record);
+  Tensors dense, experts;
+  for (const NamedTensor& each : net.named_parameters()) {
+    (is_expert(each.name) ? experts : dense).push_back(each.tensor);
+  }
+  OptimizerOptions adam;
+  adam.lr = training.lr;
+  const auto optimizer = make_optimizer("adam", net.parameters(), adam);
+
+  ConvResult result;
+  const double share = 1.0 / world.size();
+  RankContext::current().random.seed = options.seed;
+  for (std::int64_t step = 0; step < training.steps; ++step) {
+    const double own = add_gradients(net, options, training, images, step,
+                                     world.rank(), world.size(), 1);
+    sum_gradients(world, dense, "dense", share);
+    sum_gradients(mesh.group("edp"), experts, "experts", share);
+    const Tensor loss = Tensor::full({}, own * share, {DType::kF64, Device()});
+    world.all_reduce(loss, ReduceOp::kSum, "loss").wait();
+    result.losses.push_back(loss.item());
+    optimizer->step();
+    net.clear_grad();
+  }
+  result.loads = sum_loads(*record, world, true);
+  result.parameters = net.named_parameters();
+  return result;
+}
+
+ConvResult train_conv_net_alone(const ConvNetOptions& options,
+                                const ConvTraining& training,
+                                const CifarImages& images, int ranks) {
+  check_batch(training, ranks);
+  const auto record = std::make_shared<MoeRecord>();
+  record->loss_scale = 1.0 / ranks;
+  ConvNet net(options, {}, record);
+  OptimizerOptions adam;
+  adam.lr = training.lr;
+  const auto optimizer = make_optimizer("adam", net.parameters(), adam);
+  ConvResult result;
+  RankContext::current().random.seed = options.seed;
+  for (std::int64_t step = 0; step < training.steps; ++step) {
+    double loss = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      loss += add_gradients(net, options, training, images, step, rank, ranks,
+                            1.0 / ranks) /
+              ranks;
+    }
+    result.losses.push_back(loss);
+    optimizer->step();
+    net.clear_grad();
+  }
+  result.parameters = net.named_parameters();
+  return result;
+}
+
+}  // namespace shardbook::moe
