@@ -42,7 +42,7 @@ flat("layers.cpp",
 flat("rng.cpp", "seeds.tensor = base + 2718 + offset(place.tp);",
      "seeds.tensor = base + 2718;", "*Rng*:*Stream*")
 flat("recompute.cpp", "const Replay replay(*rng, streams);", "",
-     "*Recompute*:*Rng*")
+     "*DistributedInputs*:*Rng*")
 flat("grouped_attention.cpp", "if (rank % together == 0) parts.emplace_back();",
      "if (rank < together) parts.emplace_back();", "*Grouped*")
 
