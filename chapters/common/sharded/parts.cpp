@@ -4,6 +4,7 @@
 #include "core/context.h"
 #include "core/copy_runs.h"
 #include "core/inplace.h"
+#include "core/ops.h"
 
 namespace shardbook {
 namespace {
@@ -51,7 +52,8 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
   for (const NamedTensor& part : parts) {
     if (group.rank() != 0) {
       if (is_first_holder(layout, part.name, group.rank())) {
-        group.send(part.tensor, 0, tag).wait();
+        // What a pipeline has collected may lie on the host
+        group.send(to_device(part.tensor, Device()), 0, tag).wait();
       }
       ++tag;
       continue;
