@@ -195,6 +195,27 @@ std::vector<NamedTensor> Trainer::full_state() {
                       config_.vocab_size);
 }
 
+TrainingState Trainer::state() {
+  TrainingState state;
+  if (!dense_zero_) {
+    add_whole(state, model_->named_parameters(), *optimizer_);
+  }
+  // Two ZeRO optimizers: their parts, and what each does after loading
+  std::vector<decltype(state.loaded)> loaded;
+  for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
+    if (each == nullptr) continue;
+    TrainingState own = each->state();
+    state.parts.insert(state.parts.end(), own.parts.begin(), own.parts.end());
+    state.numbers.insert(own.numbers.begin(), own.numbers.end());
+    if (own.loaded) loaded.push_back(own.loaded);
+  }
+  place_parts(state, layout_, mesh_.world().rank(), config_.vocab_size);
+  state.loaded = [loaded](const std::map<std::string, double>& numbers) {
+    for (const auto& each : loaded) each(numbers);
+  };
+  return state;
+}
+
 LoadedModel Trainer::whole_model(const Options& options,
                                  const std::vector<NamedTensor>& state) {
   LayerFactory layers;

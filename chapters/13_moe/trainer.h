@@ -76,6 +76,7 @@ class Trainer : public Strategy {
   /// False where shapes depend on the routing.
   bool has_predictable_time() const override;
   std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
   /// With all experts on one device. The file does not record how many there are:
   /// give --num-experts again to load it.
   LoadedModel whole_model(const Options& options,

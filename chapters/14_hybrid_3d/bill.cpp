@@ -120,7 +120,7 @@ double loss_and_norm_bytes(const BillSizes& z) {
   return all_reduce(z.world(), 16);
 }
 
-double skipped_bytes(const BillSizes& z) {
+double gather_bytes(const BillSizes& z) {
   double bytes = 0;
   for (const UpdateBucket& bucket : *z.buckets) {
     if (!bucket.flat.defined()) continue;

@@ -56,8 +56,8 @@ double layer_bytes(const BillSizes& sizes);
 double update_bytes(const BillSizes& sizes);
 /// An all-reduce of two f64 over the world.
 double loss_and_norm_bytes(const BillSizes& sizes);
-/// What a skipped step (f16) does not send: the parameters of ZeRO-1.
-double skipped_bytes(const BillSizes& sizes);
+/// The gather of ZeRO-1's parameters, which a skipped step (f16) does not send.
+double gather_bytes(const BillSizes& sizes);
 /// All but the last; messages between stages come to it.
 double step_bytes(const BillSizes& sizes);
 

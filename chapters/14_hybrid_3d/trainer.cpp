@@ -86,8 +86,10 @@ std::vector<Bill> Trainer::bills() {
   if (options_.steps > 0) {
     bill.bytes = static_cast<double>(options_.steps) *
                      (engine_->predicted_bytes() + step_bytes(sizes)) -
-                 static_cast<double>(num_skipped_) * skipped_bytes(sizes);
+                 static_cast<double>(num_skipped_) * gather_bytes(sizes);
   }
+  // Parameters that a checkpoint has brought into shards
+  if (options_.first_step > 0) bill.bytes += gather_bytes(sizes);
   // Activations of a stage are measured on shapes, where messages reach nobody
   pipeline::LanguageFeed on_shapes(options_, data_, feed_.pieces(),
                                    layers_.on_shapes.loss);

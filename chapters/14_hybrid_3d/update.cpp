@@ -140,11 +140,12 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
       continue;
     }
     kind.is_partial = kind.is_replicated && how.sequence_parallel;
+    kind.gradient_bytes = static_cast<double>(dtype_bytes(each.tensor.dtype()));
     // ZeRO-1 counts each rank's own shard
     kind.counts = (is_sharded_ || groups_.data.rank() == 0) &&
                   (!kind.is_replicated || groups_.tp.rank() == 0) &&
                   (kind.tied == nullptr || kind.tied->rank() == 0);
-    kind.gradient_bytes = static_cast<double>(dtype_bytes(each.tensor.dtype()));
+
     kind.parameters.push_back(each);
     kinds.push_back(std::move(kind));
   }
@@ -204,7 +205,7 @@ void Update::scatter(UpdateBucket& bucket) {
 
 void Update::reduce() {
   const PhaseScope phase(Phase::kOptimizer);
-  // 1. Over samples and tokens
+  // Over samples and tokens
   for (UpdateBucket& bucket : buckets_) {
     if (is_sharded_) {
       scatter(bucket);
@@ -212,13 +213,13 @@ void Update::reduce() {
       sum_over_ranks(groups_.data, gradients_of(bucket), "gradients");
     }
   }
-  // 2. Over tokens that were cut inside the tp group
+  // Then over tokens that were cut inside the tp group
   for (const UpdateBucket& bucket : buckets_) {
     if (bucket.is_partial) {
       sum_over_ranks(groups_.tp, gradients_of(bucket), "sequence_parallel");
     }
   }
-  // 3. Over stages with the same parameter
+  // Then over stages with the same parameter
   for (const UpdateBucket& bucket : buckets_) {
     if (bucket.tied != nullptr) {
       sum_over_ranks(*bucket.tied, gradients_of(bucket), "tied gradient");

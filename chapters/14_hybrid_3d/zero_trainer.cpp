@@ -135,6 +135,7 @@ std::vector<Bill> ZeroTrainer::bills() {
                static_cast<double>(options_.steps) *
                    (layer_bytes(sizes) + loss_and_norm_bytes(sizes) +
                     2 * (t - 1) / t * partial - 2 * (d - 1) / d * 8);
+  if (options_.first_step > 0) bill.bytes += zero_->predicted_load_bytes();
   bill.memory = zero_memory(sizes, *zero_);
   return {bill};
 }

@@ -1,4 +1,4 @@
-"""Mutants of tensor and sequence parallelism: chapters 07 to 12."""
+"""Mutants of tensor, sequence and expert parallelism: chapters 07 to 13."""
 
 from mutants import chapter
 
@@ -42,7 +42,7 @@ flat("layers.cpp",
 flat("rng.cpp", "seeds.tensor = base + 2718 + offset(place.tp);",
      "seeds.tensor = base + 2718;", "*Rng*:*Stream*")
 flat("recompute.cpp", "const Replay replay(*rng, streams);", "",
-     "*Recompute*:*Rng*")
+     "*DistributedInputs*:*Rng*")
 flat("grouped_attention.cpp", "if (rank % together == 0) parts.emplace_back();",
      "if (rank < together) parts.emplace_back();", "*Grouped*")
 
@@ -166,3 +166,41 @@ sequence("megatron.cpp",
          'name.ends_with("c_proj.bias");', "*Megatron*")
 sequence("bill.cpp", "std::max({at_loss, at_head, at_gelu, at_rows",
          "std::max({at_loss, at_gelu, at_rows", "SequenceBill.*")
+
+# --- 13 -----------------------------------------------------------------------
+
+moe = chapter("13_moe", "moe")
+# Experts divided by the ranks that sum them, not by all that have tokens
+moe("trainer.cpp", 'sum_gradients(replicas_, experts_, "experts", share);',
+    'sum_gradients(replicas_, experts_, "experts", 1.0 / replicas_.size());',
+    "MoeTraps.*:*MoeForms*")
+moe("trainer.cpp",
+    "const double left = static_cast<double>(dp_.size()) / replicas_.size();",
+    "const double left = 1;", "MoeTraps.*:*MoeForms*")
+# Losses of the gate count m times
+moe("trainer.cpp",
+    "record_->loss_scale = 1 / static_cast<double>(how_.micro_batches);",
+    "record_->loss_scale = 1;", "*MoeForms*")
+# The norm counts what TP does not cut t times
+moe("trainer.cpp",
+    'const bool counts_all = mesh_.coordinate("tp") == 0;',
+    "const bool counts_all = true;", "*MoeForms*")
+# Ranks of TP with experts of their own slots are not summed
+moe("trainer.cpp", ': mesh.group("edp-tp")),', ': mesh.group("edp")),',
+    "*MoeForms*")
+moe("routing.cpp", "std::ceil(even - 1e-6)",
+    "std::ceil(static_cast<float>(even) + 1e-6)", "Capacity.*")
+moe("routing.cpp", "keep_first(routing, choice_order(routing));",
+    "keep_first(routing, token_order(routing));", "TopTwo.*")
+moe("routing.cpp",
+    "random_.batch.first + token / per_row_ * random_.batch.stride",
+    "token / per_row_", "TokenDraws.*:*MoeForms*")
+# Weights are not shares of the kept choices
+moe("gate.cpp", "(!is_dropless && routing.slot[choice] < 0)", "false",
+    "*GateWeights*")
+moe("gate.cpp",
+    "const std::int64_t counted = routing.k > 2 ? routing.k : 1;",
+    "const std::int64_t counted = routing.k;", "AuxiliaryLoss.*")
+# Rows stay in the order of the ranks that they come from
+moe("dispatch.cpp", "permute(reshape(arrived, {p, local, c, m}), {1, 0, 2, 3})",
+    "arrived", "*MoeLayerOnRanks*")

@@ -66,7 +66,7 @@ TEST(DTensorDistributeModule, EqualsOneDeviceWithTheCallsOfAPair) {
       return log;
     });
     // The sum of the outputs, and of the gradients of the input
-    const std::string both = "all_reduce tp 100, all_reduce tp 200";
+    const std::string both = "all_reduce world 100, all_reduce world 200";
     for (const std::string& log : logs) EXPECT_EQ(log, t == 1 ? "" : both);
   }
 }

@@ -175,9 +175,11 @@ TEST(Korthikanti, EveryVariantKeepsWhatItsFormulaSays) {
                      << "t " << sizes.t << (has_sequence ? " sequence" : "")
                      << " recomputed " << recomputed);
         Variant variant{has_sequence, recomputed == 1, recomputed == 2, true};
-        EXPECT_EQ(kept_per_layer(sizes, variant), of_paper(sizes, variant));
+        EXPECT_DOUBLE_EQ(kept_per_layer(sizes, variant),
+                         of_paper(sizes, variant));
         variant.is_papers = false;
-        EXPECT_EQ(kept_per_layer(sizes, variant), of_book(sizes, variant));
+        EXPECT_DOUBLE_EQ(kept_per_layer(sizes, variant),
+                         of_book(sizes, variant));
       }
     }
   }
@@ -192,12 +194,12 @@ TEST(Korthikanti, TheBookDiffersByMasksAndScores) {
   const double sums = 4 * static_cast<double>(z.heads) * tokens / z.t;
   for (const bool has_sequence : {false, true}) {
     const double cuts = has_sequence ? z.t : 1;
-    EXPECT_EQ(kept_per_layer(z, {has_sequence, false, false, true}) -
-                  kept_per_layer(z, {has_sequence, false, false, false}),
-              masks / cuts + scores - sums);
-    EXPECT_EQ(kept_per_layer(z, {has_sequence, true, false, true}) -
-                  kept_per_layer(z, {has_sequence, true, false, false}),
-              masks / cuts);
+    EXPECT_DOUBLE_EQ(kept_per_layer(z, {has_sequence, false, false, true}) -
+                         kept_per_layer(z, {has_sequence, false, false, false}),
+                     masks / cuts + scores - sums);
+    EXPECT_DOUBLE_EQ(kept_per_layer(z, {has_sequence, true, false, true}) -
+                         kept_per_layer(z, {has_sequence, true, false, false}),
+                     masks / cuts);
   }
 }
 
