@@ -82,7 +82,7 @@ TEST_P(EveryChapter, EndsWithTheBitsOfARunThatNeverStopped) {
       chapter, options + " --steps 6 --checkpoint-every 2 --resume --save " +
                    path("parts") + log);
   ASSERT_EQ(second.status, 0) << second.text;
-  EXPECT_EQ(read(path("parts")), read(path("whole")));
+  EXPECT_TRUE(read(path("parts")) == read(path("whole"))) << "other weights";
   EXPECT_EQ(names(),
             (std::vector<std::string>{"step-00000004", "step-00000006"}));
 
@@ -163,7 +163,7 @@ TEST_F(ResumeTest, AFinishedRunHasItsWeights) {
   const Outcome again =
       train("03_zero_fsdp", options + " --resume --save " + path("again"));
   EXPECT_EQ(again.status, 0) << again.text;
-  EXPECT_EQ(read(path("again")), read(path("first")));
+  EXPECT_TRUE(read(path("again")) == read(path("first"))) << "other weights";
 }
 
 TEST_F(ResumeTest, NumbersThatAreNotFinitePushOutNoCheckpoint) {
@@ -296,7 +296,7 @@ TEST_F(Stops, AKilledRunLosesTheStepsSinceTheLastCheckpoint) {
   const Outcome whole =
       plain("02_ddp", "--world-size 2" + rest + " --save " + path("whole"));
   ASSERT_EQ(whole.status, 0) << whole.text;
-  EXPECT_EQ(read(path("parts")), read(path("whole")));
+  EXPECT_TRUE(read(path("parts")) == read(path("whole"))) << "other weights";
 }
 
 }  // namespace
