@@ -248,7 +248,14 @@ std::vector<Bill> Trainer::bills() {
     // They are reduced where they lie
     if (flat->has_large_gradients()) sizes.bucket_bytes = -HUGE_VAL;
   }
-  return {predicted_bill(options_, config_, how_.moe, sizes, *record_)};
+  Bill bill = predicted_bill(options_, config_, how_.moe, sizes, *record_);
+  // A run that goes on from a checkpoint gathers what it has loaded
+  if (options_.first_step > 0) {
+    for (const auto* each : {dense_zero_.get(), expert_zero_.get()}) {
+      if (each != nullptr) bill.bytes += each->predicted_load_bytes();
+    }
+  }
+  return {bill};
 }
 
 std::map<std::string, std::vector<std::int64_t>> Trainer::global_loads() {

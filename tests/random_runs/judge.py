@@ -6,7 +6,7 @@ import re
 
 # How long a message waits for its receiver depends on who is late, so the
 # peak of what waits is counted and not predicted.
-LATE_MESSAGES = {"04", "05", "06"}
+LATE_MESSAGES = {"04", "05", "06", "14"}
 
 # A sentence that a user can act on: one line, which names an option.
 SENTENCE = re.compile(r"error: [^\n]{10,400}\n?\Z")
