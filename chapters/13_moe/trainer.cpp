@@ -154,23 +154,22 @@ double Trainer::global_norm() {
   } else {
     // A shard has one owner among its replicas. What TP does not cut, all of its
     // ranks have: the first one counts it
-    const bool counts_all = mesh_.coordinate("tp") == 0;
+    const bool is_first = mesh_.coordinate("tp") == 0;
     const int here = mesh_.world().rank();
-    const auto counts = [&](const std::string& name) {
-      if (counts_all) return true;
+    const auto is_counted = [&](const std::string& name) {
+      if (is_first) return true;
+      // Experts that TP does not cut are shards of all of its ranks
+      if (is_expert(name) && !how_.moe.expert_tensor_parallel) return true;
       const Shards part = layout(name, here);
       return part.size() > (is_expert(name) && how_.ep > 1 ? 1U : 0U);
     };
-    const bool is_cut = mesh_.size("tp") > 1;
-    using Counts = std::function<bool(const std::string&)>;
-    squares = dense_zero_->sum_of_squares(is_cut ? Counts(counts) : Counts());
-    if (expert_zero_) {
-      // Its ranks of TP are replicas, or cut experts with a whole bias
-      const bool is_cut_expert = is_cut && how_.moe.expert_tensor_parallel;
-      const double scale = expert_zero_->options().loss_scale;
-      squares += expert_zero_->sum_of_squares(is_cut_expert ? Counts(counts)
-                                                            : Counts()) /
-                 (scale * scale);
+    for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
+      if (each == nullptr) continue;
+      const double scale = each->options().loss_scale;
+      for (const NamedTensor& own : each->own_gradients()) {
+        if (!is_counted(own.name)) continue;
+        squares += sum_of_squares(own.tensor) / (scale * scale);
+      }
     }
   }
   Tensor sum;

@@ -70,7 +70,8 @@ class ZeroTrainer : public Strategy {
   }
 
  private:
-  double norm(const std::vector<NamedTensor>& own);
+  /// Of the whole gradient, when its sums are complete. Collective.
+  double norm();
 
   const Options options_;
   const HybridOptions how_;

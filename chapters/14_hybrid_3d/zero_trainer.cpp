@@ -50,12 +50,14 @@ ZeroTrainer::ZeroTrainer(const Options& options, const HybridOptions& how,
   zero.reduce_bucket_size = zero.allgather_bucket_size = std::max<std::int64_t>(
       how.bucket_bytes / static_cast<std::int64_t>(dtype_bytes(options.dtype)),
       1);
-  zero.norm = [this](const std::vector<NamedTensor>& own) { return norm(own); };
   zero_ = zero::make_zero(*model_, groups_.data, zero, options.optimizer,
                           options.optimizer_options);
 }
 
-double ZeroTrainer::norm(const std::vector<NamedTensor>& own) {
+double ZeroTrainer::norm() {
+  const PhaseScope phase(Phase::kOptimizer);
+  const NoGrad no_grad;
+  const std::vector<NamedTensor> own = zero_->own_gradients();
   // Parts of sums over cut tokens; the group's shards have the same limits
   Tensors partial;
   double total = 0;
@@ -79,7 +81,7 @@ double ZeroTrainer::norm(const std::vector<NamedTensor>& own) {
     sum = Tensor::full({}, total, {DType::kF64, Device()});
   }
   mesh_.world().all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  return std::sqrt(sum.item());
+  return std::sqrt(sum.item()) / scaler_.scale();
 }
 
 StepResult ZeroTrainer::step(std::int64_t step) {
@@ -110,7 +112,7 @@ StepResult ZeroTrainer::step(std::int64_t step) {
   mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
   StepResult result;
   result.loss = sum.item();
-  result.grad_norm = zero_->step();
+  result.grad_norm = zero_->step(norm());
   if (options_.dtype == DType::kF16) {
     scaler_.update(!std::isfinite(result.grad_norm));
   }

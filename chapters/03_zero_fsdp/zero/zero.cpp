@@ -132,7 +132,13 @@ std::int64_t ZeroOptimizer::shard_numel() const {
 
 // --- The step ----------------------------------------------------------------
 
-std::vector<NamedTensor> ZeroOptimizer::own_gradients() const {
+std::vector<NamedTensor> ZeroOptimizer::own_gradients() {
+  check_usable("own_gradients");
+  {
+    PhaseScope phase(Phase::kOptimizer);
+    NoGrad no_grad;
+    finish_gradients();
+  }
   std::vector<NamedTensor> own;
   for (const ShardGroup& group : groups_) {
     if (!group.is_trained) continue;
@@ -150,32 +156,14 @@ std::vector<NamedTensor> ZeroOptimizer::own_gradients() const {
 // everything once. An overflow on one rank is one on all: inf and nan survive
 // the sum.
 double ZeroOptimizer::global_norm() {
-  if (options_.norm) return options_.norm(own_gradients()) / loss_scale_;
-  const double total = sum_of_squares();
+  double total = 0;
+  for (const ShardGroup& group : groups_) {
+    if (group.is_trained) total += sum_of_squares(group.grad);
+  }
   MemoryScope kind(MemoryKind::kCommunication);
   const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
   group_.all_reduce(sum, ReduceOp::kSum, "norm").wait();
   return std::sqrt(sum.item()) / loss_scale_;
-}
-
-double ZeroOptimizer::sum_of_squares(
-    const std::function<bool(const std::string& name)>& counts) const {
-  double total = 0;
-  for (const ShardGroup& group : groups_) {
-    if (!group.is_trained) continue;
-    if (!counts) {
-      total += shardbook::sum_of_squares(group.grad);
-      continue;
-    }
-    for (const OwnedPart& part : group.parts) {
-      const auto which = static_cast<std::size_t>(part.parameter);
-      if (part.owner != group_.rank()) continue;
-      if (!counts(group.parameters[which].name)) continue;
-      total += shardbook::sum_of_squares(
-          group.grad.flat_view(part.shard_begin, {part.numel}));
-    }
-  }
-  return total;
 }
 
 void ZeroOptimizer::check_usable(const char* what) const {

@@ -46,54 +46,13 @@
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/03_zero_fsdp/zero/zero_offload.h"
+#include "chapters/03_zero_fsdp/zero/zero_options.h"
 #include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 #include "core/optim.h"
 
 namespace shardbook::zero {
-
-struct ZeroOptions {
-  int stage = 2;  ///< 1, 2 or 3
-  /// Elements of gradients that travel together, stages 1 and 2.
-  std::int64_t reduce_bucket_size = 500'000'000;
-  /// Elements that are gathered together after a step, stages 1 and 2.
-  std::int64_t allgather_bucket_size = 500'000'000;
-  /// Backward goes on while gradients travel. Stages 1 and 2: needs a second
-  /// bucket.
-  bool overlap_comm = true;
-  /// Each rank receives its own shard; false: all of the bucket is all-reduced
-  /// and each rank keeps its part, at twice the bytes (DeepSpeed's way).
-  bool reduce_scatter = true;
-  /// Neighbouring gradients go to different owners, stages 1 and 2.
-  bool round_robin_gradients = false;
-  std::int64_t alignment = 2;  ///< elements, stages 1 and 2
-  double clip = 0;             ///< largest norm of the gradient; 0: any
-  /// The factor by which the loss was multiplied before backward. With f16
-  /// parameters a step whose gradient has overflowed on any rank is left out on
-  /// all.
-  double loss_scale = 1;
-  /// Optimizer state, master copies and gradient shards stay on the host, and
-  /// so does the update. Stages 2 and 3.
-  bool offload_optimizer = false;
-
-  // Stage 3 only.
-  /// Parameters of at most so many elements stay gathered.
-  std::int64_t persistence_threshold = 100'000;
-  /// Elements that may be gathered ahead of their use; 0: none.
-  std::int64_t prefetch_bucket_size = 50'000'000;
-  /// Modules of these types are fetched as a whole; see zero3.h.
-  std::vector<std::string> unit_types = {"GptBlock"};
-  /// Shards of the parameters lie on the host as well; needs
-  /// offload_optimizer.
-  bool offload_parameters = false;
-
-  /// Where the model itself is one rank's part of a larger one (tensor
-  /// parallelism): gets this rank's shard of the gradient, as parts of named
-  /// parameters, finishes sums over other groups in place, and returns the norm
-  /// of the whole gradient. Empty: the norm over the group.
-  std::function<double(const std::vector<NamedTensor>& own_gradients)> norm;
-};
 
 /// A part of one tensor of the training state, as one rank saves it.
 struct ShardPiece {
@@ -127,13 +86,13 @@ class ZeroOptimizer {
   /// clipping (one all-reduce of an f64); inf or nan when the step was left
   /// out. Collective.
   double step();
-  /// The same with a norm that the caller has computed: of gradients of which
-  /// this object has only a part (experts, tensor-parallel ranks).
+  /// Where the model is one part of a larger one (tensor parallelism, experts),
+  /// its owner finishes sums over further groups in these parts of the gradient,
+  /// this rank's own, and computes the norm of the whole. Ends the reductions
+  /// that are under way. Collective.
+  std::vector<NamedTensor> own_gradients();
+  /// The same as step(), with that norm, after division by the loss scale.
   double step(double norm);
-  /// This rank's part of the squared norm, scaled as the gradients are: of the
-  /// parameters that `counts` names, or of all. Read it after backward.
-  double sum_of_squares(
-      const std::function<bool(const std::string& name)>& counts = {}) const;
   /// Forgets the gradients of the step, and those that a failed backward has
   /// left.
   void clear_grad();
@@ -243,8 +202,6 @@ class ZeroOptimizer {
  private:
   /// Throws Error after a failure that has left half of its work.
   void check_usable(const char* what) const;
-  /// This rank's parts of the gradient, by parameter.
-  std::vector<NamedTensor> own_gradients() const;
   double global_norm();
   std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);
 

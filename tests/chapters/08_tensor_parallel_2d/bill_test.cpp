@@ -15,14 +15,14 @@ namespace {
 struct Case {
   int q = 1, d = 1;
   std::int64_t vocabulary = 0, batch = 0;
-  Passes passes;
+  Passes passes = {};
 };
 
 /// The times of the page, for a micro-batch of these sizes on d squares of side q.
 struct StepTime {
   int q, d;
   double tokens, seq, h, layers, vocabulary, batch;
-  Passes passes;
+  Passes passes = {};
 
   /// C = A B: the broadcasts of the next step hide behind the product, or it
   /// behind them.
@@ -154,7 +154,7 @@ TEST(SummaBill, ActivationsAreThoseOfThePage) {
     std::int64_t vocabulary, batch;
     DType dtype;
     double dropout;
-    Passes passes;
+    Passes passes = {};
   };
   for (const Other& c :
        {Other{64, 8, DType::kF64, 0}, Other{4000, 8, DType::kF64, 0.1},

@@ -16,7 +16,7 @@ struct Case {
   int l = 1;
   std::int64_t vocabulary = 0, batch = 0;
   bool keep_gathered = true;
-  Passes passes;
+  Passes passes = {};
 };
 
 /// The times of the page: operands arrive together, and the sum of dX travels
@@ -25,7 +25,7 @@ struct StepTime {
   int l;
   double tokens, seq, h, layers, vocabulary, batch;
   bool keep_gathered;
-  Passes passes;
+  Passes passes = {};
 
   /// An all_gather or reduce_scatter of one matrix over one axis.
   double moved(double rows, double columns) const {
@@ -131,7 +131,7 @@ TEST(CubeBill, ActivationsAreThoseOfThePage) {
     std::int64_t vocabulary, batch;
     DType dtype;
     double dropout;
-    Passes passes;
+    Passes passes = {};
   };
   for (const bool keep_gathered : {true, false}) {
     for (const Other& c :

@@ -1,0 +1,47 @@
+#pragma once
+
+// What ZeRO shards, and in what pieces it travels. The names are DeepSpeed's.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace shardbook::zero {
+
+struct ZeroOptions {
+  int stage = 2;  ///< 1, 2 or 3
+  /// Elements of gradients that travel together, stages 1 and 2.
+  std::int64_t reduce_bucket_size = 500'000'000;
+  /// Elements that are gathered together after a step, stages 1 and 2.
+  std::int64_t allgather_bucket_size = 500'000'000;
+  /// Backward goes on while gradients travel. Stages 1 and 2: needs a second
+  /// bucket.
+  bool overlap_comm = true;
+  /// Each rank receives its own shard; false: all of the bucket is all-reduced
+  /// and each rank keeps its part, at twice the bytes (DeepSpeed's way).
+  bool reduce_scatter = true;
+  /// Neighbouring gradients go to different owners, stages 1 and 2.
+  bool round_robin_gradients = false;
+  std::int64_t alignment = 2;  ///< elements, stages 1 and 2
+  double clip = 0;             ///< largest norm of the gradient; 0: any
+  /// The factor by which the loss was multiplied before backward. With f16
+  /// parameters a step whose gradient has overflowed on any rank is left out on
+  /// all.
+  double loss_scale = 1;
+  /// Optimizer state, master copies and gradient shards stay on the host, and
+  /// so does the update. Stages 2 and 3.
+  bool offload_optimizer = false;
+
+  // Stage 3 only.
+  /// Parameters of at most so many elements stay gathered.
+  std::int64_t persistence_threshold = 100'000;
+  /// Elements that may be gathered ahead of their use; 0: none.
+  std::int64_t prefetch_bucket_size = 50'000'000;
+  /// Modules of these types are fetched as a whole; see zero3.h.
+  std::vector<std::string> unit_types = {"GptBlock"};
+  /// Shards of the parameters lie on the host as well; needs
+  /// offload_optimizer.
+  bool offload_parameters = false;
+};
+
+}  // namespace shardbook::zero
