@@ -158,18 +158,23 @@ double Trainer::global_norm() {
     const int here = mesh_.world().rank();
     const auto is_counted = [&](const std::string& name) {
       if (is_first) return true;
-      // Experts that TP does not cut are shards of all of its ranks
-      if (is_expert(name) && !how_.moe.expert_tensor_parallel) return true;
       const Shards part = layout(name, here);
       return part.size() > (is_expert(name) && how_.ep > 1 ? 1U : 0U);
     };
     for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
       if (each == nullptr) continue;
-      const double scale = each->options().loss_scale;
-      for (const NamedTensor& own : each->own_gradients()) {
-        if (!is_counted(own.name)) continue;
-        squares += sum_of_squares(own.tensor) / (scale * scale);
+      const std::vector<NamedTensor> own = each->own_gradients();
+      // Experts that TP does not cut are sharded over its ranks as well
+      const bool counts_all =
+          mesh_.size("tp") == 1 ||
+          (each == expert_zero_.get() && !how_.moe.expert_tensor_parallel);
+      double total = counts_all ? each->sum_of_squares() : 0;
+      for (const NamedTensor& part : own) {
+        if (counts_all || !is_counted(part.name)) continue;
+        total += sum_of_squares(part.tensor);
       }
+      const double scale = each->options().loss_scale;
+      squares += total / (scale * scale);
     }
   }
   Tensor sum;

@@ -156,14 +156,19 @@ std::vector<NamedTensor> ZeroOptimizer::own_gradients() {
 // everything once. An overflow on one rank is one on all: inf and nan survive
 // the sum.
 double ZeroOptimizer::global_norm() {
-  double total = 0;
-  for (const ShardGroup& group : groups_) {
-    if (group.is_trained) total += sum_of_squares(group.grad);
-  }
+  const double total = sum_of_squares();
   MemoryScope kind(MemoryKind::kCommunication);
   const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
   group_.all_reduce(sum, ReduceOp::kSum, "norm").wait();
   return std::sqrt(sum.item()) / loss_scale_;
+}
+
+double ZeroOptimizer::sum_of_squares() const {
+  double total = 0;
+  for (const ShardGroup& group : groups_) {
+    if (group.is_trained) total += shardbook::sum_of_squares(group.grad);
+  }
+  return total;
 }
 
 void ZeroOptimizer::check_usable(const char* what) const {

@@ -91,6 +91,8 @@ class ZeroOptimizer {
   /// this rank's own, and computes the norm of the whole. Ends the reductions
   /// that are under way. Collective.
   std::vector<NamedTensor> own_gradients();
+  /// The sum of the squares of all of them, in one operation per dtype.
+  double sum_of_squares() const;
   /// The same as step(), with that norm, after division by the loss scale.
   double step(double norm);
   /// Forgets the gradients of the step, and those that a failed backward has
