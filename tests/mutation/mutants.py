@@ -134,14 +134,16 @@ sharded("zero/zero.cpp", "factor *= clip_factor(norm, options_.clip);",
         "factor *= options_.clip / (norm + 1e-6);", "ZeroOptions.*")
 sharded("zero/zero.cpp", "group.shard.dtype() == DType::kF16;",
         "dtype_bytes(group.shard.dtype()) == 2;", "ZeroOptions.*")
-sharded("zero/zero.cpp", "return std::sqrt(sum.item()) / options_.loss_scale;",
+sharded("zero/zero.cpp", "return std::sqrt(sum.item()) / loss_scale_;",
         "return std::sqrt(sum.item());", "ZeroOptions.*")
 sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
         "ZeroOptions.*")
 sharded("zero/zero12.cpp", "flat_layout(numels, group_.size(), options_.alignment,",
         "flat_layout(numels, group_.size(), 2,", "ZeroOptions.*")
-sharded("zero/zero_state.cpp", "publish(/*with_frozen=*/true);",
-        "publish(/*with_frozen=*/false);", "ZeroOptions.*")
+sharded("zero/zero_state.cpp",
+        "steps_done_ = steps_done;\n  publish(/*with_frozen=*/true);",
+        "steps_done_ = steps_done;\n  publish(/*with_frozen=*/false);",
+        "ZeroOptions.*")
 sharded("zero/zero_offload.cpp", ": traffic.to_device) += source.bytes();",
         ": traffic.to_device) += 4 * source.numel();", "ZeroOptions.*")
 sharded("zero/zero12_backward.cpp", "const double share = 1.0 / group_.size();",
@@ -221,8 +223,9 @@ sharded("fsdp/flat_parameter.cpp",
 common = chapter("common", "single_device")
 of_replicas = chapter("common", "data_parallel")
 
-common("run/training.cpp", "mean_loss += loss.item() * share;",
-       "mean_loss += loss.item();", "*SingleDevicePieces.MicroBatches*")
+common("run/training.cpp",
+       "mean_loss += add(piece, share * loss_scale) * share;",
+       "mean_loss += add(piece, share * loss_scale);", "*SingleDevicePieces.MicroBatches*")
 common("run/training.cpp", "commit_batch_norms(model);", "", "ResNet.*",
        "no model that is trained this way defers its running statistics")
 common("run/training.cpp", "{BatchSlice{i, n}, (batch - i + n - 1) / n}",
@@ -238,8 +241,8 @@ of_replicas("models/data.cpp", "(step * global_batch + slice.first + row * slice
        "*DdpParity.ATiedGpt*/1:DatasetFiles.*")
 common("models/data.cpp", "target[at++] = token[i + 1];",
        "target[at++] = token[i];", "DatasetFiles.*")
-common("run/memory.cpp", "return s.tokens * (s.has_dropout ? 6 : 5) * s.h",
-       "return s.tokens * (s.has_dropout ? 5 : 4) * s.h",
+common("run/memory.cpp", "(widest + (s.has_dropout ? 1 : 0)) * s.h",
+       "(widest - 1 + (s.has_dropout ? 1 : 0)) * s.h",
        "*SingleDevicePieces.PeakMemory*")
 
 comm = folder("comm", "data_parallel")
@@ -363,7 +366,7 @@ pipeline("recompute.cpp", "backward_is_next_.count({micro_batch, chunk}) == 0;",
 pipeline("engine.cpp", "random.next_op = spec(b, stage).first_random_op;", "",
          "*Gpipe*:*EngineRanks*:EngineTest.*")
 pipeline("engine.cpp", "later.flush();", "", "ZeroBubbleTest.*:*ZeroBubbleRanks*")
-pipeline("engine.cpp", "if (stage > 0 && !is_here(b, stage - 1)) {",
+pipeline("engine_bytes.cpp", "if (stage > 0 && !is_here(b, stage - 1)) {",
          "if (stage > 0) {", "*Engine*:*DualPipe*")
 kin("schedules.cpp", "std::min(p - 1 - stage, m)", "std::min(p - stage, m)",
     "Schedules.*:Figures.*")

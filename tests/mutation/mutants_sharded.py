@@ -183,8 +183,8 @@ moe("trainer.cpp",
     "record_->loss_scale = 1;", "*MoeForms*")
 # The norm counts what TP does not cut t times
 moe("trainer.cpp",
-    'const bool counts_all = mesh_.coordinate("tp") == 0;',
-    "const bool counts_all = true;", "*MoeForms*")
+    'const bool is_first = mesh_.coordinate("tp") == 0;',
+    "const bool is_first = true;", "*MoeForms*")
 # Ranks of TP with experts of their own slots are not summed
 moe("trainer.cpp", ': mesh.group("edp-tp")),', ': mesh.group("edp")),',
     "*MoeForms*")

@@ -4,8 +4,8 @@
     tests/mutation/run.py [--only TEXT]... [--from N] [--to N] [--list]
                           [--scratch FOLDER] [--setup OPTION]...
 
-The changes are in mutants.py and mutants_sharded.py, each with the test program and the filter that
-are expected to notice it. All of them are made in a private copy of the
+The changes are in mutants.py and mutants_sharded.py, each with the test program
+and the filter that are expected to notice it. All of them are made in a private copy of the
 checkout, with a build folder of its own: by hand, not in CI.
 
 A mutant is
