@@ -51,11 +51,6 @@ void check_product(const Options& options, HybridOptions& how) {
            " ranks; give --world-size ", how.dp * others);
 }
 
-void check_experts(const HybridOptions& how) {
-  SB_CHECK(how.ep == 1, "--ep ", how.ep,
-           ": the model has no experts; give 1 (13_moe has layers of experts)");
-}
-
 void check_zero(const HybridOptions& how) {
   SB_CHECK(how.zero_stage <= 1 || how.pp == 1, "--zero-stage ", how.zero_stage,
            ", --pp ", how.pp,
@@ -169,7 +164,6 @@ Topology topology_of(const HybridOptions& how) {
 
 void check_legal(const Options& options, HybridOptions& how) {
   check_product(options, how);
-  check_experts(how);
   check_zero(how);
   check_schedule(how);
   check_model(options, how, model_config(options));

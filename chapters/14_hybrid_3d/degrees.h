@@ -25,7 +25,6 @@ struct HybridOptions {
   int tp = 1;
   int pp = 1;
   int cp = 1;
-  int ep = 1;
   /// The axis that varies fastest between neighbouring ranks comes first.
   std::string order = "tp-cp-dp-pp";
   /// 1 shards the optimizer's state over dp and cp, 2 gradients as well, 3 also

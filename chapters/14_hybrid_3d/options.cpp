@@ -10,7 +10,6 @@ void add_options(CommandLine& line, HybridOptions& how) {
   line.add("--tp", &how.tp, "ranks that share every layer", 1);
   line.add("--pp", &how.pp, "ranks that share the layers, in stages", 1);
   line.add("--cp", &how.cp, "ranks that share every sequence", 1);
-  line.add("--ep", &how.ep, "ranks that share experts; 1: there are none", 1);
   line.add("--order", &how.order, kOrderHelp);
   line.add("--zero-stage", &how.zero_stage,
            "shards over dp and cp: 1 optimizer state, 2 gradients as well, 3 "

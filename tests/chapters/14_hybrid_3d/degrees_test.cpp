@@ -72,9 +72,6 @@ TEST(HybridDegrees, NameSizesThatWork) {
   how.sequence_parallel = true;
   expect_refusal(options_for(1), how, {"--sequence-parallel", "--tp 2"});
   how = {};
-  how.ep = 2;
-  expect_refusal(options_for(1), how, {"--ep 2", "no experts"});
-  how = {};
   how.order = "tp-pp";
   expect_refusal(options_for(1), how, {"--order tp-pp", "tp-cp-dp-pp"});
   options = options_for(1);
