@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <thread>
 
 #include "comm/device_mesh.h"
@@ -19,27 +18,6 @@ namespace shardbook::test {
 namespace {
 
 using sim::RankTimeline;
-
-void compute(int microseconds) { Tensor::empty({250 * microseconds}).zero(); }
-
-// Runs `body` and returns what each rank that ran did.
-std::map<int, RankTimeline> timelines(
-    int world_size, const sim::WorldOptions& options,
-    const std::function<void(ProcessGroup&)>& body) {
-  std::mutex mutex;
-  std::map<int, RankTimeline> result;
-  sim::run_world(
-      world_size,
-      [&](ProcessGroup& world) {
-        sim::VirtualClock::current()->begin_steps();
-        body(world);
-        sim::VirtualClock::current()->end_step();
-        const std::lock_guard<std::mutex> lock(mutex);
-        result[world.rank()] = sim::VirtualClock::current()->main().timeline();
-      },
-      options);
-  return result;
-}
 
 double step_us(const RankTimeline& timeline) {
   return (timeline.steps[1] - timeline.steps[0]) * 1e6;
@@ -64,12 +42,12 @@ void mixed_body(ProcessGroup& world) {
   const int size = world.size();
   const Tensor a = Tensor::full({1000}, r);
   const Tensor b = Tensor::full({2000}, r);
-  compute(10 + 5 * r);
+  compute_for(10 + 5 * r);
   Work first = world.all_reduce(a, ReduceOp::kSum, "first");
-  compute(20 - 2 * r);
+  compute_for(20 - 2 * r);
   Work second = world.all_reduce(b, ReduceOp::kSum, "second");
   first.wait();
-  compute(3);
+  compute_for(3);
   second.wait();
   if (size > 1) {
     const Tensor out = Tensor::full({500}, r), in = Tensor::empty({500});
@@ -84,7 +62,7 @@ TEST(EmulatedGroup, ACollectiveBeginsWithTheLastAndEndsForAll) {
   for (const std::string backend : {"threads", "sim"}) {
     const auto options = plain_world(backend, plain_cluster());
     const auto ranks = timelines(4, options, [](ProcessGroup& world) {
-      compute(10 * (world.rank() + 1));
+      compute_for(10 * (world.rank() + 1));
       world.all_reduce(Tensor::zeros({1})).wait();
     });
     const double cost =
@@ -107,7 +85,7 @@ TEST(EmulatedGroup, ComputationHidesCommunication) {
       const Tensor x = Tensor::empty(large);
       Work reduced = world.all_reduce(x);
       if (!overlaps) reduced.wait();
-      compute(500);
+      compute_for(500);
       reduced.wait();
     });
     return step_us(ranks.at(0));
@@ -135,11 +113,11 @@ TEST(EmulatedGroup, AMessageArrivesAfterItsTime) {
   const auto ranks = timelines(2, options, [&](ProcessGroup& world) {
     const Tensor x = Tensor::empty({1000});
     if (world.rank() == 0) {
-      compute(50);
+      compute_for(50);
       world.send(x, 1).wait();
     } else {
       world.recv(x, 0).wait();
-      compute(5);
+      compute_for(5);
     }
   });
   EXPECT_NEAR(step_us(ranks.at(1)), 50 + cost * 1e6 + 5, 1e-6);
@@ -165,7 +143,7 @@ TEST(EmulatedGroup, AMessageThatWaitsForItsReceiverIsNoCommunication) {
     if (world.rank() == 0) {
       world.send(x, 1).wait();
     } else {
-      compute(500);
+      compute_for(500);
       world.recv(x, 0).wait();
     }
   });
@@ -215,7 +193,7 @@ TEST(EmulatedGroup, LoadAndSchedulingDoNotChangeATrace) {
 TEST(EmulatedGroup, FoldedRanksTakeTheTimeOfAll) {
   const auto body = [](ProcessGroup& world) {
     const Tensor x = Tensor::empty({100000});
-    compute(10);
+    compute_for(10);
     world.all_reduce(x).wait();
     DeviceMesh mesh(world, Topology({"node", "local"}, {2, 4}));
     mesh.group("local").all_gather(x, Tensor::empty({25000})).wait();
@@ -238,7 +216,7 @@ TEST(EmulatedGroup, ARankWithAFaultIsNotFolded) {
   sim::WorldOptions options = plain_world("sim", cluster);
   options.fold_class = [](int) { return 0; };
   const auto ranks = timelines(8, options, [](ProcessGroup& world) {
-    compute(10);
+    compute_for(10);
     world.barrier();
   });
   ASSERT_EQ(ranks.size(), 2u);

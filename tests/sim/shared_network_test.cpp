@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <mutex>
 
 #include "comm/device_mesh.h"
 #include "core/check.h"
@@ -27,29 +26,6 @@ sim::Cluster two_per_nic(int nodes) {
   return cluster;
 }
 
-// What each rank that runs did in its last step.
-std::map<int, RankTimeline> simulate(
-    int world_size, const sim::WorldOptions& options,
-    const std::function<void(ProcessGroup&)>& body) {
-  std::mutex mutex;
-  std::map<int, RankTimeline> result;
-  sim::run_world(
-      world_size,
-      [&](ProcessGroup& world) {
-        sim::VirtualClock::current()->begin_steps();
-        body(world);
-        sim::VirtualClock::current()->end_step();
-        const std::lock_guard<std::mutex> lock(mutex);
-        result[world.rank()] = sim::VirtualClock::current()->main().timeline();
-      },
-      options);
-  return result;
-}
-
-void compute_for(int microseconds) {
-  Tensor::empty({250 * microseconds}).zero();
-}
-
 const TimelineEvent& find_event(const RankTimeline& timeline,
                                 const std::string& name,
                                 const std::string& label = "") {
@@ -68,7 +44,7 @@ double duration_s(const TimelineEvent& event) {
 // All-reduces of 1 MB over the columns {0, 4}, {1, 5}, ... of two nodes: on
 // device 0 alone, or on all four.
 double column_seconds(const sim::WorldOptions& options, int num_columns) {
-  const auto ranks = simulate(8, options, [&](ProcessGroup& world) {
+  const auto ranks = timelines(8, options, [&](ProcessGroup& world) {
     DeviceMesh mesh(world, Topology({"node", "local"}, {2, 4}));
     if (world.rank() % 4 >= num_columns) return;
     mesh.group("node").all_reduce(Tensor::empty({250000})).wait();
@@ -104,7 +80,7 @@ TEST(SharedNetwork, AMessageSharesTheNicWithAnAllReduce) {
   cluster.nics_per_node = 4;
   const auto options = plain_world("sim", cluster);
   const auto with_message = [&](bool sends) {
-    return simulate(8, options, [&](ProcessGroup& world) {
+    return timelines(8, options, [&](ProcessGroup& world) {
       DeviceMesh mesh(world, Topology({"node", "local"}, {2, 4}));
       if (world.rank() % 4 != 0) return;
       ProcessGroup& column = mesh.group("node");
@@ -134,7 +110,7 @@ TEST(SharedNetwork, AMessageSharesTheNicWithAnAllReduce) {
 
 TEST(SharedNetwork, GroupsOnOtherNodesAndPortsDoNotMeet) {
   const auto options = plain_world("sim", plain_cluster());
-  const auto ranks = simulate(8, options, [](ProcessGroup& world) {
+  const auto ranks = timelines(8, options, [](ProcessGroup& world) {
     DeviceMesh mesh(world, Topology({"node", "pair", "local"}, {2, 2, 2}));
     mesh.group("local").all_reduce(Tensor::empty({250000})).wait();
   });
@@ -170,13 +146,13 @@ void expect_folded_equals_all(int stages, sim::Cluster cluster) {
   sim::WorldOptions options = plain_world("sim", cluster);
   const int size = 4 * stages;
   const auto body = [&](ProcessGroup& world) { hybrid_step(world, stages); };
-  const auto all = simulate(size, options, body);
+  const auto all = timelines(size, options, body);
   options.fold_class = [](int rank) { return rank / 4; };
-  const auto folded = simulate(size, options, body);
+  const auto folded = timelines(size, options, body);
   ASSERT_EQ(all.size(), static_cast<std::size_t>(size));
   ASSERT_EQ(folded.size(), static_cast<std::size_t>(stages));
   options.shares_links = false;
-  const auto alone = simulate(size, options, body);
+  const auto alone = timelines(size, options, body);
   bool differs = false;
   for (const auto& [rank, timeline] : folded) {
     const auto& events = all.at(rank).events;
@@ -215,7 +191,7 @@ TEST(SharedNetwork, FoldedRanksTakeTheTimeOfAll) {
 TEST(SharedNetwork, RepeatedWorkTakesAsLongAsAllOfIt) {
   const auto options = plain_world("sim", two_per_nic(4));
   const auto step_s = [&](bool repeats) {
-    const auto ranks = simulate(16, options, [&](ProcessGroup& world) {
+    const auto ranks = timelines(16, options, [&](ProcessGroup& world) {
       const auto body = [&](std::int64_t) { hybrid_step(world, 4); };
       if (repeats) {
         sim::repeat(world, 40, body);
@@ -232,7 +208,7 @@ TEST(SharedNetwork, RepeatedWorkTakesAsLongAsAllOfIt) {
 TEST(SharedNetwork, ARankThatFailsStopsThoseThatWaitForMessages) {
   const auto options = plain_world("sim", two_per_nic(2));
   try {
-    simulate(8, options, [](ProcessGroup& world) {
+    timelines(8, options, [](ProcessGroup& world) {
       DeviceMesh mesh(world, Topology({"node", "local"}, {2, 4}));
       mesh.group("node").all_reduce(Tensor::empty({250000})).wait();
       SB_CHECK(world.rank() != 3, "rank 3 has had enough");

@@ -1,9 +1,15 @@
 #pragma once
 
-// A cluster whose figures are easy to add up.
+// A cluster whose figures are easy to add up, and what ranks do on it.
 
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 
+#include "core/ops.h"
+#include "sim/virtual_clock.h"
 #include "sim/world.h"
 
 namespace shardbook::test {
@@ -37,6 +43,30 @@ inline sim::WorldOptions plain_world(const std::string& backend,
   options.launch.backend = backend;
   options.cost = std::make_shared<sim::CostModel>(cluster);
   return options;
+}
+
+/// An operation that takes so long on that cluster.
+inline void compute_for(int microseconds) {
+  Tensor::empty({250 * microseconds}).zero();
+}
+
+/// Runs `body` as one step, and returns what each rank that ran did.
+inline std::map<int, sim::RankTimeline> timelines(
+    int world_size, const sim::WorldOptions& options,
+    const std::function<void(ProcessGroup&)>& body) {
+  std::mutex mutex;
+  std::map<int, sim::RankTimeline> result;
+  sim::run_world(
+      world_size,
+      [&](ProcessGroup& world) {
+        sim::VirtualClock::current()->begin_steps();
+        body(world);
+        sim::VirtualClock::current()->end_step();
+        const std::lock_guard<std::mutex> lock(mutex);
+        result[world.rank()] = sim::VirtualClock::current()->main().timeline();
+      },
+      options);
+  return result;
 }
 
 }  // namespace shardbook::test

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <random>
+#include <string>
+#include <vector>
 
 #include "chapters/11_dtensor/ops.h"
 #include "tests/chapters/11_dtensor/dtensor_support.h"
@@ -25,6 +28,35 @@ inline double error_of(const Tensor& got, const Tensor& expected) {
   }
   return worst;
 }
+
+/// Draws the same graph for the same seed.
+class Draw {
+ public:
+  Draw(unsigned seed, std::size_t axes) : random_(seed), axes_(axes) {}
+
+  std::size_t below(std::size_t n) {
+    return static_cast<std::size_t>(random_() % n);
+  }
+  /// One of the choices for each axis of the mesh.
+  Placements placements(const Placements& choices) {
+    Placements drawn;
+    for (std::size_t i = 0; i < axes_; ++i) {
+      drawn.push_back(choices[below(choices.size())]);
+    }
+    return drawn;
+  }
+
+ private:
+  std::mt19937 random_;
+  std::size_t axes_;
+};
+
+/// One operation: its kind, its operands among the values, and a layout.
+struct Step {
+  int kind;
+  std::size_t a, b;
+  Placements placements;
+};
 
 struct Leaf {
   Shape shape;

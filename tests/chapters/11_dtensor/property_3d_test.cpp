@@ -3,61 +3,45 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "tests/chapters/11_dtensor/graph_support.h"
 
 namespace shardbook::dtensor_test {
 namespace {
 
-struct Step3 {
-  int kind;
-  std::size_t a, b;  // among the values so far
-  Placements placements;
-};
-
 struct Graph3 {
   Shape shape;               // [p, q, r]
   std::vector<Leaf> leaves;  // x, y, weight, gamma, beta
   Placements targets;
-  std::vector<Step3> steps;
+  std::vector<Step> steps;
 };
 
 constexpr int kKinds3 = 13;
 
 Graph3 random_graph_3d(unsigned seed, std::size_t axes) {
-  std::mt19937 random(seed);
-  const auto below = [&random](std::size_t n) {
-    return static_cast<std::size_t>(random() % n);
-  };
-  const auto choose = [&](const Placements& choices) {
-    Placements placements;
-    for (std::size_t i = 0; i < axes; ++i) {
-      placements.push_back(choices[below(choices.size())]);
-    }
-    return placements;
-  };
+  Draw draw(seed, axes);
   const Placements cut = {replicate(), shard(0),  shard(1),
                           shard(2),    partial(), partial(PartialOp::kAvg)};
   // Even, uneven, and with ranks that have nothing
   const std::vector<Shape> shapes = {{4, 6, 12}, {5, 3, 4}, {1, 7, 5}};
   Graph3 graph;
-  graph.shape = shapes[below(shapes.size())];
+  graph.shape = shapes[draw.below(shapes.size())];
   const std::int64_t r = graph.shape[2];
   // All layouts of x in turn
   const std::vector<Placements> all = all_placements(cut, axes);
   graph.leaves.push_back({graph.shape, all[seed % all.size()]});
-  graph.leaves.push_back({graph.shape, choose(cut)});
+  graph.leaves.push_back({graph.shape, draw.placements(cut)});
   graph.leaves.push_back(
-      {{r, r}, choose({replicate(), shard(0), shard(1), partial()})});
+      {{r, r}, draw.placements({replicate(), shard(0), shard(1), partial()})});
   for (int i = 0; i < 2; ++i) {
-    graph.leaves.push_back({{r}, choose({replicate(), shard(0), partial()})});
+    graph.leaves.push_back(
+        {{r}, draw.placements({replicate(), shard(0), partial()})});
   }
-  graph.targets = choose({replicate(), shard(0), shard(1)});
-  const std::size_t length = 3 + below(5);
+  graph.targets = draw.placements({replicate(), shard(0), shard(1)});
+  const std::size_t length = 3 + draw.below(5);
   for (std::size_t i = 0; i < length; ++i) {
-    graph.steps.push_back({static_cast<int>(below(kKinds3)), below(2 + i),
-                           below(2 + i), choose(cut)});
+    graph.steps.push_back({static_cast<int>(draw.below(kKinds3)),
+                           draw.below(2 + i), draw.below(2 + i),
+                           draw.placements(cut)});
   }
   return graph;
 }
@@ -79,7 +63,7 @@ typename World::T run_graph_3d(const Graph3& graph,
   using T = typename World::T;
   const std::int64_t p = graph.shape[0], q = graph.shape[1], r = graph.shape[2];
   std::vector<T> values = {leaves[0], leaves[1]};
-  for (const Step3& step : graph.steps) {
+  for (const Step& step : graph.steps) {
     const T& a = values[step.a];
     const T& b = values[step.b];
     T y;
@@ -175,7 +159,7 @@ TEST_P(DTensorProperty3d, RandomGraphsEqualPlainComputation) {
                                              run_plain_3d(graph), mesh);
       if (result.empty()) continue;
       wrong += "seed " + std::to_string(seed) + ": " + result;
-      for (const Step3& step : graph.steps) {
+      for (const Step& step : graph.steps) {
         wrong += std::to_string(step.kind) + " ";
       }
       wrong += "\n";

@@ -3,19 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 
 #include "tests/chapters/11_dtensor/graph_support.h"
 
 namespace shardbook::dtensor_test {
 namespace {
-
-/// One operation: its kind, its operands among the values, and a layout.
-struct Step {
-  int kind;
-  std::size_t a, b;
-  Placements placements;
-};
 
 struct Graph {
   std::int64_t rows, columns;
@@ -27,23 +19,13 @@ struct Graph {
 constexpr int kKinds = 16;
 
 Graph random_graph(unsigned seed, std::size_t axes) {
-  std::mt19937 random(seed);
-  const auto below = [&random](std::size_t n) {
-    return static_cast<std::size_t>(random() % n);
-  };
-  const auto choose = [&](const Placements& choices) {
-    Placements placements;
-    for (std::size_t i = 0; i < axes; ++i) {
-      placements.push_back(choices[below(choices.size())]);
-    }
-    return placements;
-  };
+  Draw draw(seed, axes);
   const Placements of_matrix = {replicate(), shard(0), shard(1), partial(),
                                 partial(PartialOp::kAvg)};
   const Placements of_vector = {replicate(), shard(0), partial()};
   const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {
       {8, 6}, {7, 5}, {12, 12}, {3, 4}};
-  const auto [rows, columns] = sizes[below(sizes.size())];
+  const auto [rows, columns] = sizes[draw.below(sizes.size())];
   Graph graph{rows, columns, {}, {}, {}};
   for (int i = 0; i < 7; ++i) {
     const bool is_vector = i >= 3 && i <= 5;
@@ -51,14 +33,16 @@ Graph random_graph(unsigned seed, std::size_t axes) {
                   : i == 2    ? Shape{columns, columns}
                   : is_vector ? Shape{columns}
                               : Shape{5, columns};
-    graph.leaves.push_back({shape, choose(is_vector ? of_vector : of_matrix)});
+    graph.leaves.push_back(
+        {shape, draw.placements(is_vector ? of_vector : of_matrix)});
   }
-  graph.ids = choose({replicate(), shard(0)});
-  const std::size_t length = 3 + below(6);
+  graph.ids = draw.placements({replicate(), shard(0)});
+  const std::size_t length = 3 + draw.below(6);
   for (std::size_t i = 0; i < length; ++i) {
     // Operands: the two matrices, and results before this one
-    graph.steps.push_back({static_cast<int>(below(kKinds)), below(2 + i),
-                           below(2 + i), choose(of_matrix)});
+    graph.steps.push_back({static_cast<int>(draw.below(kKinds)),
+                           draw.below(2 + i), draw.below(2 + i),
+                           draw.placements(of_matrix)});
   }
   return graph;
 }
