@@ -49,7 +49,7 @@ Linear whole_projection(const std::string& kind, std::int64_t out) {
   whole.weight = make_parameter("a." + kind + ".weight", {kWidth, out}, 0.5,
                                 grouped_init());
   whole.bias = make_constant_parameter({out}, 0, grouped_init());
-  // Not zero, so that its gradient and its cut show
+  // The bias is not zero, so that its gradient and its cut show
   whole.bias.copy_from(noise_of({out}, stream_of(kind)));
   return whole;
 }
