@@ -4,11 +4,17 @@
 
 #include <string>
 
-#include "bench/validate/hybrid.h"
 #include "bench/validate/kinds.h"
 #include "bench/validate/table.h"
+#include "chapters/14_hybrid_3d/predict/step.h"
 
 namespace shardbook::validate {
+
+// The names of the shelf that rows are made into.
+using predict::DecoderSizes;
+using predict::HybridJob;
+using predict::HybridStep;
+using predict::Recompute;
 
 /// Megatron-LM's default, of hidden units and of attention.
 constexpr double kMegatronDropout = 0.1;

@@ -13,10 +13,10 @@
 #include <cstdint>
 #include <string>
 
-#include "bench/validate/stage.h"
+#include "chapters/14_hybrid_3d/predict/stage.h"
 #include "sim/cluster.h"
 
-namespace shardbook::validate {
+namespace shardbook::predict {
 
 struct HybridJob {
   sim::Cluster cluster;
@@ -55,4 +55,4 @@ struct HybridStep {
 /// simulated stages, each once for all jobs.
 HybridStep hybrid_step(const HybridJob& job);
 
-}  // namespace shardbook::validate
+}  // namespace shardbook::predict

@@ -1,4 +1,4 @@
-#include "bench/validate/hybrid.h"
+#include "chapters/14_hybrid_3d/predict/step.h"
 
 #include <algorithm>
 #include <map>
@@ -10,7 +10,7 @@
 #include "core/check.h"
 #include "sim/cost_model.h"
 
-namespace shardbook::validate {
+namespace shardbook::predict {
 namespace {
 
 // What makes two stages equal.
@@ -219,4 +219,4 @@ HybridStep hybrid_step(const HybridJob& job) {
   return step;
 }
 
-}  // namespace shardbook::validate
+}  // namespace shardbook::predict

@@ -9,7 +9,7 @@
 #include "core/dtype.h"
 #include "sim/cluster.h"
 
-namespace shardbook::validate {
+namespace shardbook::predict {
 
 /// Sizes of GPT-2's block, or of Llama's.
 struct DecoderSizes {
@@ -64,4 +64,4 @@ struct StageRun {
 StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                    const StageLayout& layout, const StageParts& parts);
 
-}  // namespace shardbook::validate
+}  // namespace shardbook::predict

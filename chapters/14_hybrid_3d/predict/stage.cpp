@@ -1,4 +1,4 @@
-#include "bench/validate/stage.h"
+#include "chapters/14_hybrid_3d/predict/stage.h"
 
 #include <algorithm>
 #include <functional>
@@ -20,7 +20,7 @@
 #include "sim/virtual_clock.h"
 #include "sim/world.h"
 
-namespace shardbook::validate {
+namespace shardbook::predict {
 namespace {
 
 constexpr tensor_parallel::Cut kTokens{1};
@@ -400,4 +400,4 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
   return run;
 }
 
-}  // namespace shardbook::validate
+}  // namespace shardbook::predict
