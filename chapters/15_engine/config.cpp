@@ -306,6 +306,7 @@ DeepSpeedConfig DeepSpeedConfig::parse(const std::string& text,
 }
 
 DeepSpeedConfig DeepSpeedConfig::read(const std::string& file) {
+  if (file.rfind('{', 0) == 0) return parse(file, "--config");
   std::ifstream in(file, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(in)),
                          std::istreambuf_iterator<char>());

@@ -77,7 +77,7 @@ struct Fp16Config {
   bool fp16_master_weights_and_grads = false;
 
   bool is_dynamic() const { return loss_scale == 0; }
-  /// Of the dynamic scale; a static one never changes.
+  /// A static scale never changes.
   LossScaleOptions scale() const;
 };
 
@@ -159,7 +159,7 @@ struct DeepSpeedConfig {
   /// with the nearest known one. Keys that begin with '_' are remarks.
   static DeepSpeedConfig parse(const std::string& text,
                                const std::string& label);
-  /// The same for a file.
+  /// The same for a file, or for a text that begins with '{'.
   static DeepSpeedConfig read(const std::string& file);
   /// Every key with its value. Parsing it again gives this config.
   std::string to_json() const;

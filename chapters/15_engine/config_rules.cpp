@@ -51,8 +51,14 @@ std::string OptimizerConfig::name() const {
 
 LossScaleOptions Fp16Config::scale() const {
   LossScaleOptions options;
-  options.scale =
-      is_dynamic() ? std::ldexp(1.0, initial_scale_power) : loss_scale;
+  if (!is_dynamic()) {
+    // Between equal limits nothing moves; Megatron's has no error at the lower
+    options.scale = options.min_scale = loss_scale;
+    options.window = std::int64_t{1} << 60;
+    options.kind = ScalerKind::kMegatron;
+    return options;
+  }
+  options.scale = std::ldexp(1.0, initial_scale_power);
   options.window = loss_scale_window;
   options.hysteresis = hysteresis;
   options.min_scale = min_loss_scale;

@@ -107,15 +107,17 @@ class Replicated : public DataParallelModel {
   double predicted_bytes(std::int64_t steps, std::int64_t) const override {
     return ddp::predicted_bytes(sizes(steps));
   }
+  double predicted_publish_bytes() const override { return 0; }
   MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                              std::int64_t rows,
-                              std::int64_t micro_steps) const override {
+                              std::int64_t rows, std::int64_t micro_steps,
+                              std::int64_t updates) const override {
     MemoryBill bill = single_device_bill(options, config, rows,
                                          /*recompute=*/false, micro_steps > 1);
     const ddp::BillSizes s = sizes(options.steps);
     bill[MemoryKind::kCommunication] = ddp::communication_bytes(
         s, bill[MemoryKind::kParameter], /*sent_beside=*/8);
-    // Masters of 16-bit weights
+    // The first update creates the optimizer's state; masters are there before
+    if (updates == 0) bill[MemoryKind::kOptimizerState] = 0;
     if (dtype_bytes(options.dtype) == 2) {
       bill[MemoryKind::kOptimizerState] += 4 * s.elements;
     }
@@ -219,11 +221,21 @@ class Sharded : public DataParallelModel {
                          std::int64_t micro_steps) const override {
     return zero_->predicted_bytes(steps, micro_steps);
   }
+  double predicted_publish_bytes() const override {
+    return zero_->predicted_load_bytes();
+  }
   MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                              std::int64_t rows,
-                              std::int64_t micro_steps) const override {
-    return zero::zero_bill(*zero_, options, config, rows, micro_steps,
-                           /*recompute=*/false, /*sent_beside=*/8);
+                              std::int64_t rows, std::int64_t micro_steps,
+                              std::int64_t updates) const override {
+    MemoryBill bill =
+        zero::zero_bill(*zero_, options, config, rows, micro_steps,
+                        /*recompute=*/false, /*sent_beside=*/8);
+    if (updates == 0 && !zero_->options().offload_optimizer) {
+      const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
+      bill[MemoryKind::kOptimizerState] =
+          masters * static_cast<double>(zero_->shard_numel());
+    }
+    return bill;
   }
 
  private:

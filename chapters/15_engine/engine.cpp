@@ -27,7 +27,7 @@ Engine::Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
       world_(world),
       model_(std::move(model)),
       log_(std::make_unique<internal::StepLog>(config, world.rank() == 0)) {
-  if (config.fp16.enabled && config.fp16.is_dynamic()) {
+  if (config.fp16.enabled) {
     scaler_ = std::make_unique<DynamicLossScaler>(config.fp16.scale());
   }
   set_lr_scheduler(std::move(scheduler));
@@ -169,6 +169,12 @@ double Engine::train_batch() {
   return result.loss;
 }
 
+void Engine::begin_at(std::int64_t global_steps) {
+  global_steps_ = global_steps;
+  micro_steps_ = global_steps * sizes_.accumulation;
+  global_samples_ = global_steps * sizes_.train;
+}
+
 // --- What it knows -----------------------------------------------------------
 
 Optimizer& Engine::optimizer() {
@@ -190,10 +196,7 @@ void Engine::set_log(std::function<void(const std::string& line)> log) {
   log_->write = std::move(log);
 }
 
-double Engine::loss_scale() const {
-  if (scaler_) return scaler_->scale();
-  return config_.fp16.enabled && model_ ? config_.fp16.loss_scale : 1;
-}
+double Engine::loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
 
 Module& Engine::module() {
   check_module("module");

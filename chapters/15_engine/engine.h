@@ -141,6 +141,9 @@ class Engine {
                      const LossFunction& loss_of = language_loss);
   double train_batch();
 
+  /// Counts from this step on: of a run whose state was loaded elsewhere.
+  void begin_at(std::int64_t global_steps);
+
   std::int64_t global_steps() const { return global_steps_; }
   std::int64_t global_samples() const { return global_samples_; }
   std::int64_t micro_steps() const { return micro_steps_; }
@@ -149,6 +152,7 @@ class Engine {
   void set_lr(double lr);
   /// Of the last step, before clipping and without the loss scale.
   double get_global_grad_norm() const { return grad_norm_; }
+  /// Of a module; 1 without f16.
   double loss_scale() const;
   bool was_step_applied() const { return was_applied_; }
   std::int64_t gradient_accumulation_steps() const {

@@ -31,11 +31,14 @@ class DataParallelModel {
   virtual TrainingState state() = 0;
   virtual double predicted_bytes(std::int64_t steps,
                                  std::int64_t micro_steps) const = 0;
-  /// `rows` samples per micro-step.
+  /// Of showing the parameters to the other ranks, once.
+  virtual double predicted_publish_bytes() const = 0;
+  /// `rows` samples per micro-step; `updates` are steps that f16 did not skip.
   virtual MemoryBill predicted_memory(const Options& options,
                                       const ModelConfig& config,
                                       std::int64_t rows,
-                                      std::int64_t micro_steps) const = 0;
+                                      std::int64_t micro_steps,
+                                      std::int64_t updates) const = 0;
 };
 
 /// The choice by zero_optimization.stage. Collective.
