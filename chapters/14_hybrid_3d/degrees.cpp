@@ -275,8 +275,10 @@ std::vector<MicroBatch> pieces_of(const Options& options,
 std::string combinations_text() {
   std::ostringstream text;
   std::vector<std::string> reasons;
-  text << "axes above 1           no ZeRO   ZeRO-1   ZeRO-2   ZeRO-3\n";
-  for (int set = 0; set < 32; ++set) {
+  text
+      << std::string(19, ' ') << "without experts           experts over ep\n"
+      << "axes above 1  ZeRO  0     1     2     3        0     1     2     3\n";
+  for (int set = 0; set < 16; ++set) {
     HybridOptions how;
     std::string axes;
     const auto degree = [&](int bit, const char* name) {
@@ -284,32 +286,30 @@ std::string combinations_text() {
       axes += (axes.empty() ? "" : " x ") + std::string(name);
       return 2;
     };
-    how.dp = degree(0, "dp");
+    const int dp = degree(0, "dp");
     how.tp = degree(1, "tp");
     how.cp = degree(2, "cp");
     how.pp = degree(3, "pp");
-    how.ep = degree(4, "ep");
-    how.dp *= how.ep;
-    how.experts = how.ep == 1 ? 1 : 8;
     if (axes.empty()) axes = "none";
-    axes.resize(22, ' ');
+    axes.resize(17, ' ');
     text << axes;
-    for (how.zero_stage = 0; how.zero_stage < 4; ++how.zero_stage) {
-      Options options;
-      options.world_size = how.dp * how.tp * how.cp * how.pp;
-      options.batch = 24 * 4;
-      const std::string reason = refusal(options, how);
-      std::string cell = "yes";
-      if (!reason.empty()) {
-        const auto found = std::find(reasons.begin(), reasons.end(), reason);
-        if (found == reasons.end()) reasons.push_back(reason);
-        cell =
-            "[" +
-            std::to_string(std::find(reasons.begin(), reasons.end(), reason) -
-                           reasons.begin() + 1) +
-            "]";
+    for (how.ep = 1; how.ep <= 2; ++how.ep) {
+      how.dp = dp * how.ep;
+      how.experts = how.ep == 1 ? 1 : 8;
+      if (how.ep == 2) text << "   ";
+      for (how.zero_stage = 0; how.zero_stage < 4; ++how.zero_stage) {
+        Options options;
+        options.world_size = how.dp * how.tp * how.cp * how.pp;
+        options.batch = 4 * how.dp * how.micro_batches;
+        const std::string reason = refusal(options, how);
+        std::string cell = "yes";
+        if (!reason.empty()) {
+          const auto found = std::find(reasons.begin(), reasons.end(), reason);
+          cell = "[" + std::to_string(found - reasons.begin() + 1) + "]";
+          if (found == reasons.end()) reasons.push_back(reason);
+        }
+        text << std::string(6 - cell.size(), ' ') << cell;
       }
-      text << std::string(9 - cell.size(), ' ') << cell;
     }
     text << "\n";
   }
