@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/table/expert_loads.h"
 #include "chapters/table/sweep.h"
 #include "sim/timeline_step.h"
 
@@ -72,6 +73,7 @@ struct ProgramRun {
   std::vector<RankBill> ranks;
   std::optional<VirtualRun> virtual_run;
   std::optional<Sweep> sweep;
+  std::vector<LayerLoad> expert_loads;  ///< empty: no experts
 };
 
 /// Reads the JSON object of one run; `source` names it in messages. Values
