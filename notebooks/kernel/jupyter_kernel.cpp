@@ -10,6 +10,7 @@
 #include "notebooks/kernel/cell_grammar.h"
 #include "notebooks/kernel/directives.h"
 #include "notebooks/kernel/interruption.h"
+#include "notebooks/kernel/xcpp/xdisplay.hpp"
 
 namespace shardbook::notebook {
 namespace {
@@ -43,11 +44,6 @@ std::optional<CellError> failure_of(const std::function<void()>& work) {
   return {};
 }
 
-nl::json parsed(const std::string& text) {
-  nl::json value = nl::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return value.is_object() ? value : nl::json::object();
-}
-
 }  // namespace
 
 JupyterKernel::JupyterKernel(std::vector<std::string> clang_arguments) {
@@ -79,9 +75,9 @@ void JupyterKernel::publish_display(const DisplayRequest& request) {
   nl::json transient = nl::json::object();
   if (!request.id.empty()) transient["display_id"] = request.id;
   if (request.kind == DisplayRequest::Kind::kUpdate) {
-    update_display_data(parsed(request.data), nl::json::object(), transient);
+    update_display_data(request.bundle, nl::json::object(), transient);
   } else {
-    display_data(parsed(request.data), nl::json::object(), transient);
+    display_data(request.bundle, nl::json::object(), transient);
   }
 }
 
@@ -200,22 +196,23 @@ void JupyterKernel::shutdown_request_impl() {
   }
 }
 
-}  // namespace shardbook::notebook
+// ---- What cells call: xcpp/xdisplay.hpp
 
-extern "C" void shardbook_kernel_display(const char* data, const char* id,
-                                         bool update) {
-  using Request = shardbook::notebook::DisplayRequest;
-  Request request;
-  request.kind = update ? Request::Kind::kUpdate : Request::Kind::kDisplay;
-  request.data = data;
+void display_bundle(const nl::json& bundle, const std::string& id,
+                    bool update) {
+  DisplayRequest request;
+  request.kind =
+      update ? DisplayRequest::Kind::kUpdate : DisplayRequest::Kind::kDisplay;
+  request.bundle = bundle;
   request.id = id;
-  shardbook::notebook::JupyterKernel::show(request);
+  JupyterKernel::show(request);
 }
 
-extern "C" void shardbook_kernel_clear(bool wait) {
-  using Request = shardbook::notebook::DisplayRequest;
-  Request request;
-  request.kind = Request::Kind::kClear;
+void clear_display(bool wait) {
+  DisplayRequest request;
+  request.kind = DisplayRequest::Kind::kClear;
   request.wait = wait;
-  shardbook::notebook::JupyterKernel::show(request);
+  JupyterKernel::show(request);
 }
+
+}  // namespace shardbook::notebook
