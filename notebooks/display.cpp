@@ -215,6 +215,10 @@ std::string fixed(double value, int digits) {
   return fmt::format("{:.{}f}", value, digits);
 }
 
+std::string verdict(const std::string& exercise, bool is_right) {
+  return exercise + (is_right ? ": right\n" : ": not yet\n");
+}
+
 nl::json mime_bundle_repr(const Picture& picture) {
   nl::json bundle;
   bundle["text/plain"] = picture.text;

@@ -89,6 +89,10 @@ Picture bars(const std::vector<Bar>& all);
 /// printf's "%.*f".
 std::string fixed(double value, int digits);
 
+/// "exercise 1: right" or "exercise 1: not yet", as a line: for the cell that
+/// checks a reader's answer.
+std::string verdict(const std::string& exercise, bool is_right);
+
 }  // namespace shardbook::notebook
 
 // What argument-dependent lookup finds.
