@@ -73,9 +73,10 @@ void check_schedule(const HybridOptions& how) {
   SB_CHECK(how.zero_stage <= 1 || how.schedule == "1f1b", "--schedule ",
            how.schedule, ": with --zero-stage ", how.zero_stage,
            " there is one stage, which no schedule changes; leave it out");
-  SB_CHECK(how.zero_stage <= 1 || how.recompute == "never", "--recompute ",
-           how.recompute, ": not with --zero-stage ", how.zero_stage,
-           "; leave one of them out");
+  SB_CHECK(how.zero_stage <= 1 ||
+               how.recomputed_stages() == pipeline::Recompute::kNever,
+           "--recompute ", how.recompute, ": not with --zero-stage ",
+           how.zero_stage, ", which has no stages; give blocks or attention");
 }
 
 void check_model(const Options& options, const HybridOptions& how,
@@ -188,6 +189,13 @@ moe::MoeOptions HybridOptions::moe() const {
   options.expert_tensor_parallel = expert_tp;
   options.aux_coefficient = aux_coefficient;
   return options;
+}
+
+pipeline::Recompute HybridOptions::recomputed_stages() const {
+  if (recompute == "blocks" || recompute == "attention") {
+    return pipeline::Recompute::kNever;
+  }
+  return pipeline::recompute_from_name(recompute);
 }
 
 DynamicLossScaler HybridOptions::loss_scaler(DType dtype) const {

@@ -6,6 +6,7 @@
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/common/sharded/loss.h"
+#include "core/autograd.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -176,6 +177,48 @@ LayerFactory factory_of(const Options& options, const ModelConfig& config,
   return made;
 }
 
+// --- Recomputation -----------------------------------------------------------
+
+/// Attention that keeps its input, and runs forward again before its backward.
+LayerFactory recomputing_attention(LayerFactory layers) {
+  layers.attention = [whole = layers.attention](
+                         const Tensor& qkv, const AttentionOptions& options) {
+    return autograd::recompute(
+        [=](const Tensors& in) { return Tensors{whole(in[0], options)}; },
+        {qkv})[0];
+  };
+  return layers;
+}
+
+/// The layers of a list, whose blocks do the same.
+class RecomputingBlocks : public LayerList {
+ public:
+  explicit RecomputingBlocks(std::shared_ptr<const LayerList> layers)
+      : RecomputingBlocks(layers, *layers) {
+    on_shapes_.reset(new RecomputingBlocks(layers, layers->on_shapes()));
+  }
+  int size() const override { return layers_.size(); }
+  std::string name(int layer) const override { return layers_.name(layer); }
+  std::unique_ptr<Module> make(int layer,
+                               const InitOptions& init) const override {
+    auto made = layers_.make(layer, init);
+    set_recompute(*made, true);
+    return made;
+  }
+  const LayerList& on_shapes() const override {
+    return on_shapes_ ? *on_shapes_ : *this;
+  }
+
+ private:
+  RecomputingBlocks(std::shared_ptr<const LayerList> owner,
+                    const LayerList& layers)
+      : owner_(std::move(owner)), layers_(layers) {}
+
+  std::shared_ptr<const LayerList> owner_;
+  const LayerList& layers_;
+  std::unique_ptr<RecomputingBlocks> on_shapes_;
+};
+
 }  // namespace
 
 Groups groups_of(DeviceMesh& mesh, const HybridOptions& how) {
@@ -217,9 +260,16 @@ RankLayers rank_layers(const Options& options, const HybridOptions& how,
   made.on_shapes =
       factory_of(options, config, how, *made.tp_shapes, *made.cp_shapes,
                  made.ep_shapes.get(), std::make_shared<moe::MoeRecord>());
+  if (how.recompute == "attention") {
+    made.factory = recomputing_attention(made.factory);
+    made.on_shapes = recomputing_attention(made.on_shapes);
+  }
   made.padded = config;
   made.padded.vocab_size = padded_vocabulary(config.vocab_size, tp.size());
   made.list = layers_of(made.padded, made.factory, made.on_shapes);
+  if (how.recompute == "blocks") {
+    made.list = std::make_shared<RecomputingBlocks>(made.list);
+  }
   const int t = how.tp, expert_t = how.expert_tp ? t : 1;
   made.layout = [=, grid = parts_topology(how)](const std::string& name,
                                                 int rank) {

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "chapters/table/internal/json_reader.h"
-#include "chapters/table/svg.h"
+#include "chapters/common/pictures/svg.h"
 #include "core/check.h"
 
 namespace shardbook::table {

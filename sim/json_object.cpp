@@ -1,0 +1,282 @@
+#include "sim/json_object.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/check.h"
+
+namespace shardbook::json_file {
+
+namespace {
+
+constexpr std::size_t kLongestText = 60;
+
+std::string list(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
+  }
+  return text;
+}
+
+std::string unit_names(const Units& units) {
+  std::vector<std::string> names;
+  for (const Unit& unit : units) names.push_back(unit.name);
+  return list(names);
+}
+
+/// Letters to change, insert or remove to come from one word to the other.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+/// "line 3, column 7" of a byte of the text.
+std::string position(const std::string& text, std::size_t byte) {
+  byte = std::min(byte, text.size());
+  const auto end = text.begin() + static_cast<std::ptrdiff_t>(byte);
+  const auto line = std::count(text.begin(), end, '\n');
+  const std::size_t begin =
+      byte == 0 ? std::string::npos : text.rfind('\n', byte - 1);
+  const std::size_t column = begin == std::string::npos ? byte : byte - begin;
+  return "line " + std::to_string(line + 1) + ", column " +
+         std::to_string(std::max<std::size_t>(column, 1));
+}
+
+}  // namespace
+
+const Units& seconds() {
+  static const Units units = {
+      {"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}};
+  return units;
+}
+
+const Units& bytes() {
+  static const Units units = {{"KB", 1e3},           {"MB", 1e6},
+                              {"GB", 1e9},           {"TB", 1e12},
+                              {"KiB", 1024.0},       {"MiB", 1024.0 * 1024},
+                              {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
+  return units;
+}
+
+const Units& bytes_per_second() {
+  static const Units units = {{"MB_per_s", 1e6},
+                              {"GB_per_s", 1e9},
+                              {"TB_per_s", 1e12},
+                              {"Gb_per_s", 1e9 / 8}};
+  return units;
+}
+
+const Units& flops_per_second() {
+  static const Units units = {{"GFLOPS", 1e9}, {"TFLOPS", 1e12}};
+  return units;
+}
+
+std::string printable(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (result.size() == kLongestText) return result + "...";
+    result += c >= 0x20 && c < 0x7f ? c : '?';
+  }
+  return result;
+}
+
+std::string printable(const Json& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return "a list";
+  return printable(
+      value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+}
+
+std::string nearest(const std::string& word,
+                    const std::vector<std::string>& known) {
+  std::string best;
+  std::size_t best_distance = std::min<std::size_t>(word.size() / 2, 6) + 1;
+  if (word.size() > kLongestText) return best;
+  for (const std::string& name : known) {
+    if (word.size() > 2 && name.rfind(word, 0) == 0) return name;
+    const std::size_t d = distance(word, name);
+    if (d < best_distance) {
+      best = name;
+      best_distance = d;
+    }
+  }
+  return best;
+}
+
+Json parse_json(const std::string& text, const std::string& file) {
+  // nlohmann-json keeps the last of two equal keys; here that is an error.
+  std::vector<std::set<std::string>> keys;
+  std::string twice;
+  auto callback = [&](int, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key) {
+      const std::string& key = value.get_ref<const std::string&>();
+      if (!keys.back().insert(key).second) twice = key;
+    }
+    return true;
+  };
+  Json json;
+  try {
+    json = Json::parse(text, callback);
+  } catch (const Json::parse_error& error) {
+    SB_FAIL(file, ": not JSON from ",
+            position(text, error.byte > 0 ? error.byte - 1 : 0), " on");
+  } catch (const Json::exception&) {
+    SB_FAIL(file, ": a number is too large for any computer");
+  }
+  SB_CHECK(twice.empty(), file, ": the key \"", printable(twice),
+           "\" stands twice in one object; keep one");
+  return json;
+}
+
+JsonObject::JsonObject(const Json& json, std::string file, std::string path)
+    : json_(json), file_(std::move(file)), path_(std::move(path)) {
+  SB_CHECK(json_.is_object(), file_, ": ", path_.empty() ? "/" : path_, ": ",
+           printable(json_), " is not allowed; give an object, {...}");
+}
+
+std::string JsonObject::where(const std::string& key) const {
+  return file_ + ": " + path_ + "/" + key;
+}
+
+const Json* JsonObject::find(const std::string& key) {
+  if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
+    known_.push_back(key);
+  }
+  const auto found = json_.find(key);
+  return found == json_.end() ? nullptr : &*found;
+}
+
+void JsonObject::text(const std::string& key, std::string& value) {
+  const Json* json = find(key);
+  if (json == nullptr) return;
+  SB_CHECK(json->is_string(), where(key), ": ", printable(*json),
+           " is not allowed; give a text in quotes");
+  value = json->get<std::string>();
+}
+
+void JsonObject::choice(const std::string& key,
+                        const std::vector<std::string>& names,
+                        std::string& value) {
+  std::string chosen = value;
+  text(key, chosen);
+  SB_CHECK(chosen == value ||
+               std::find(names.begin(), names.end(), chosen) != names.end(),
+           where(key), ": \"", printable(chosen), "\" is unknown; give ",
+           list(names));
+  value = chosen;
+}
+
+void JsonObject::flag(const std::string& key, bool& value) {
+  const Json* json = find(key);
+  if (json == nullptr) return;
+  SB_CHECK(json->is_boolean(), where(key), ": ", printable(*json),
+           " is not allowed; give true or false");
+  value = json->get<bool>();
+}
+
+void JsonObject::integer(const std::string& key, std::int64_t min,
+                         std::int64_t max, int& value) {
+  const Json* json = find(key);
+  if (json == nullptr) return;
+  value = static_cast<int>(integer_at(*json, where(key), min, max));
+}
+
+void JsonObject::whole(const std::string& key, std::int64_t min,
+                       std::int64_t max, std::int64_t& value) {
+  const Json* json = find(key);
+  if (json == nullptr) return;
+  const double number = json->is_number_float() ? json->get<double>() : 0.5;
+  // Up to 2^53 every whole number is a double
+  const bool is_whole = number == std::floor(number) && number >= 0 &&
+                        number <= static_cast<double>(std::int64_t{1} << 53);
+  value = is_whole ? integer_at(Json(static_cast<std::int64_t>(number)),
+                                where(key), min, max)
+                   : integer_at(*json, where(key), min, max);
+}
+
+void JsonObject::number(const std::string& key, double min, double max,
+                        double& value) {
+  const Json* json = find(key);
+  if (json != nullptr) value = number_at(*json, where(key), min, max);
+}
+
+void JsonObject::quantity(const std::string& prefix, const Units& units,
+                          double max, bool zero, double& value) {
+  prefixes_.emplace_back(prefix + "_", &units);
+  std::string given;
+  for (const Unit& unit : units) {
+    const std::string key = prefix + "_" + unit.name;
+    const Json* json = find(key);
+    if (json == nullptr) continue;
+    SB_CHECK(given.empty(), where(key), ": says the same as ", given,
+             "; keep one of them");
+    given = key;
+    const double number = number_at(*json, where(key), 0, max / unit.factor);
+    SB_CHECK(zero || number > 0, where(key),
+             ": 0 is not allowed; give a number above 0");
+    value = number * unit.factor;
+  }
+}
+
+void JsonObject::finish() const {
+  for (const auto& [key, value] : json_.items()) {
+    if (!key.empty() && key[0] == '_') {
+      SB_CHECK(value.is_string(), where(printable(key)),
+               ": a remark is a text in quotes");
+      continue;
+    }
+    if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+    const std::string guess = nearest(key, known_);
+    for (const auto& [prefix, units] : prefixes_) {
+      // "latency_min" is a wrong unit, "latenzy_us" is a wrong word.
+      if (key.rfind(prefix, 0) == 0) {
+        SB_FAIL(where(printable(key)), ": the unit \"",
+                printable(key.substr(prefix.size())), "\" is unknown; after \"",
+                prefix, "\" give ", unit_names(*units));
+      }
+    }
+    SB_FAIL(where(printable(key)), ": unknown key; ",
+            guess.empty() ? "known are " + list(known_)
+                          : "did you mean \"" + guess + "\"?");
+  }
+}
+
+double number_at(const Json& value, const std::string& where, double min,
+                 double max) {
+  SB_CHECK(value.is_number(), where, ": ", printable(value),
+           " is not allowed; give a number from ", min, " to ", max);
+  const double number = value.get<double>();
+  SB_CHECK(number >= min && number <= max, where, ": ", printable(value),
+           " is not allowed; give a number from ", min, " to ", max);
+  return number;
+}
+
+std::int64_t integer_at(const Json& value, const std::string& where,
+                        std::int64_t min, std::int64_t max) {
+  const bool fits = value.is_number_integer() &&
+                    (!value.is_number_unsigned() ||
+                     value.get<std::uint64_t>() <= INT64_MAX) &&
+                    value.get<std::int64_t>() >= min &&
+                    value.get<std::int64_t>() <= max;
+  SB_CHECK(fits, where, ": ", printable(value),
+           " is not allowed; give a whole number from ", min, " to ", max);
+  return value.get<std::int64_t>();
+}
+
+}  // namespace shardbook::json_file

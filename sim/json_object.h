@@ -1,0 +1,84 @@
+#pragma once
+
+// Reads one object of a JSON file, with errors that a person can act on:
+//
+//   my.json: /network/latency_us: -5 is not allowed; give a number from 0 to
+//   1e+06
+//
+// The caller says which keys there are; what the file leaves out stays as the
+// caller had it. Keys that begin with an underscore are remarks.
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace shardbook::json_file {
+
+using Json = nlohmann::json;
+
+/// The last part of a quantity's key, and what one of it is in SI units.
+struct Unit {
+  const char* name;
+  double factor;
+};
+using Units = std::vector<Unit>;
+const Units& seconds();           ///< _s, _ms, _us, _ns
+const Units& bytes();             ///< _KB, _MB, _GB, _TB, _KiB, ...
+const Units& bytes_per_second();  ///< _MB_per_s, _GB_per_s, _Gb_per_s, ...
+const Units& flops_per_second();  ///< _GFLOPS, _TFLOPS
+
+/// Parses a whole file. `file` is its name in messages.
+Json parse_json(const std::string& text, const std::string& file);
+
+/// Text for a message: printable, and not too long.
+std::string printable(const std::string& text);
+std::string printable(const Json& value);
+
+/// The one of `known` that `word` is likely meant to be; empty if there is
+/// none.
+std::string nearest(const std::string& word,
+                    const std::vector<std::string>& known);
+
+class JsonObject {
+ public:
+  /// `path` of the object in the file: "" or "/network".
+  JsonObject(const Json& json, std::string file, std::string path);
+
+  const std::string& file() const { return file_; }
+  std::string where(const std::string& key) const;
+  /// The value, or null where the file has none.
+  const Json* find(const std::string& key);
+
+  // Each sets `value` where the key is present.
+  void text(const std::string& key, std::string& value);
+  void choice(const std::string& key, const std::vector<std::string>& names,
+              std::string& value);
+  void flag(const std::string& key, bool& value);
+  void integer(const std::string& key, std::int64_t min, std::int64_t max,
+               int& value);
+  /// The same for sizes, which may also be written as 5e8.
+  void whole(const std::string& key, std::int64_t min, std::int64_t max,
+             std::int64_t& value);
+  void number(const std::string& key, double min, double max, double& value);
+  /// `prefix` and a unit are the key. The number is above 0, or 0 where `zero`
+  /// is true; `max` is in SI units.
+  void quantity(const std::string& prefix, const Units& units, double max,
+                bool zero, double& value);
+  /// Call last: throws for a key that no call has named.
+  void finish() const;
+
+ private:
+  const Json& json_;
+  std::string file_, path_;
+  std::vector<std::string> known_;
+  std::vector<std::pair<std::string, const Units*>> prefixes_;
+};
+
+/// A number of an array or object that has no reader of its own.
+double number_at(const Json& value, const std::string& where, double min,
+                 double max);
+std::int64_t integer_at(const Json& value, const std::string& where,
+                        std::int64_t min, std::int64_t max);
+
+}  // namespace shardbook::json_file
