@@ -67,9 +67,16 @@ double block_products(const HybridJob& job) {
       job.sizes.kv_heads > 0 ? static_cast<double>(job.sizes.kv_heads) : heads;
   const double mlp =
       job.sizes.mlp > 0 ? static_cast<double>(job.sizes.mlp) : 4 * h;
-  return h * h * (2 + 2 * kv / heads) +
-         h * mlp * (job.sizes.is_llama && job.sizes.is_gated ? 3 : 2) +
-         2 * s * h;
+  // Queries and values, as wide as all heads
+  const double wide = job.sizes.head_dim > 0
+                          ? heads * static_cast<double>(job.sizes.head_dim)
+                          : h;
+  const double visits = job.sizes.experts > 0
+                            ? static_cast<double>(job.sizes.experts_per_token)
+                            : 1;
+  return h * wide * (2 + 2 * kv / heads) +
+         visits * h * mlp * (job.sizes.is_llama && job.sizes.is_gated ? 3 : 2) +
+         2 * s * wide;
 }
 
 }  // namespace

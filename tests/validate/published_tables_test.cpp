@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <map>
 
@@ -60,6 +61,7 @@ INSTANTIATE_TEST_SUITE_P(
                     std::make_tuple("mpt_fsdp_a100_h100.csv", 130, 0),
                     std::make_tuple("dgxc_h100_gb200_scaling.csv", 30, 3),
                     std::make_tuple("nemo_megatron_bridge_perf.csv", 13, 25),
+                    std::make_tuple("megatron_ci_memory_time.csv", 161, 102),
                     std::make_tuple("korthikanti_table4_layer.csv", 8, 1),
                     std::make_tuple("megatron_2020_tp_weak_scaling.csv", 8, 0)),
     [](const auto& info) {
@@ -113,6 +115,15 @@ TEST(PublishedTable, KorthikantisStepsAreInOrder) {
   EXPECT_LT(result.mape, 0.12);
   EXPECT_LT(result.mape, result.null_mape);
   EXPECT_EQ(result.contests.spearman, 1);
+}
+
+// Formulae without a fitted constant, and torch's own counts.
+TEST(PublishedTable, MegatronsMemoryIsWithinTwoPercent) {
+  const Validation& result = of("megatron_ci_memory_time.csv");
+  EXPECT_LT(result.mape, 0.02);
+  for (const Outcome& each : result.outcomes) {
+    EXPECT_LT(std::abs(relative_error(each.pair)), 0.11) << each.row;
+  }
 }
 
 // Of all ways to lay a model over one node, the prediction picks a good one.

@@ -20,7 +20,9 @@ std::string key_of(const HybridJob& job, const StageParts& parts) {
   std::ostringstream key;
   key << job.cluster.name << ' ' << job.cluster.device.sustained << ' '
       << of.hidden << ' ' << of.heads << ' ' << of.seq << ' ' << of.vocabulary
-      << ' ' << of.kv_heads << ' ' << of.mlp << ' ' << of.is_llama << ' '
+      << ' ' << of.kv_heads << ' ' << of.head_dim << ' ' << of.window << ' '
+      << of.experts << ' ' << of.experts_per_token << ' ' << how.ep << ' '
+      << how.sends_once_per_node << ' ' << of.mlp << ' ' << of.is_llama << ' '
       << of.is_gated << ' ' << how.tp << ' ' << how.cp << ' ' << how.cuts_tokens
       << ' ' << static_cast<int>(how.recompute) << ' ' << how.micro_batch << ' '
       << how.converts_to_fp8 << ' ' << dtype_name(how.dtype) << ' '
@@ -56,6 +58,15 @@ class Ranks {
   std::vector<int> of_replicas() const {
     std::vector<int> ranks;
     for (int i = 0; i < replicas_; ++i) ranks.push_back(i * tp_);
+    return ranks;
+  }
+  /// Of these, the ranks with the same experts.
+  std::vector<int> of_experts(int ep) const {
+    std::vector<int> ranks;
+    const int stride = std::max(ep, tp_);
+    for (int i = 0; i < std::max(1, tp_ * replicas_ / stride); ++i) {
+      ranks.push_back(i * stride);
+    }
     return ranks;
   }
   /// The rank of a stage in the first pipeline.
@@ -133,10 +144,11 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
   return pipeline::replay(schedule, stages).makespan;
 }
 
-/// Sums over the ranks that have the same parameters.
+/// Sums of gradients over the ranks that have the same parameters.
 double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
-                        double parameters, const StageRun& busiest) {
-  const std::vector<int> replicas = Ranks(job).of_replicas();
+                        double parameters, const std::vector<int>& replicas,
+                        const StageRun& busiest) {
+  if (parameters <= 0) return 0;
   const double gradients =
       parameters * static_cast<double>(dtype_bytes(job.gradient_dtype));
   const auto exposed = [&](double seconds, double beside) {
@@ -155,6 +167,15 @@ double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
          exposed(
              costs.collective(CommOp::kAllGather, weights, replicas).seconds,
              busiest.forward_s);
+}
+
+/// The part of an update of all parameters that a rank does.
+double own_share(const HybridJob& job, const StageRun& run) {
+  if (!job.distributes_optimizer) return 1;
+  const double experts = run.expert_parameters / run.parameters;
+  const Ranks ranks(job);
+  return (1 - experts) / static_cast<double>(ranks.of_replicas().size()) +
+         experts / static_cast<double>(ranks.of_experts(job.layout.ep).size());
 }
 
 double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
@@ -184,15 +205,17 @@ HybridStep hybrid_step(const HybridJob& job) {
   }
 
   // All chunks of a rank reduce and update at the end of the step
-  double most_parameters = 0, longest_update = 0;
+  double most_parameters = 0, experts = 0, longest_update = 0;
   StageRun busiest;
   for (int rank = 0; rank < job.pp; ++rank) {
-    double parameters = 0, update = 0, forward = 0, backward = 0;
+    double parameters = 0, own_experts = 0, update = 0;
+    double forward = 0, backward = 0;
     for (int chunk = 0; chunk < job.chunks; ++chunk) {
       const StageRun& run =
           *runs[static_cast<std::size_t>(chunk * job.pp + rank)];
       parameters += run.parameters;
-      update += run.optimizer_s;
+      own_experts += run.expert_parameters;
+      update += run.optimizer_s * own_share(job, run);
       forward += run.forward_s;
       backward += run.backward_s;
     }
@@ -204,17 +227,20 @@ HybridStep hybrid_step(const HybridJob& job) {
     }
     if (parameters > most_parameters) {
       most_parameters = parameters;
+      experts = own_experts;
       busiest.forward_s = forward;
       busiest.backward_s = backward;
     }
     longest_update = std::max(longest_update, update);
   }
-  const double replicas = job.layout.cp * job.dp;
   step.pipeline_s = pipeline_seconds(job, costs, runs);
-  step.gradients_s = gradient_seconds(job, costs, most_parameters, busiest) +
-                     tied_seconds(job, costs);
-  step.optimizer_s =
-      longest_update / (job.distributes_optimizer ? replicas : 1);
+  step.gradients_s =
+      gradient_seconds(job, costs, most_parameters - experts,
+                       ranks.of_replicas(), busiest) +
+      gradient_seconds(job, costs, experts, ranks.of_experts(job.layout.ep),
+                       busiest) +
+      tied_seconds(job, costs);
+  step.optimizer_s = longest_update;
   step.seconds = step.pipeline_s + step.gradients_s + step.optimizer_s;
   return step;
 }
