@@ -208,12 +208,14 @@ std::vector<Outcome> nemo_long(const Row& row) {
                        row.positive("cp_tflops_per_gpu"))};
 }
 
-// Dubey et al. 2024, table 4. Sequences one by one; each layer is a stage.
+// Dubey et al. 2024, table 4. Sequences one by one. Each layer is a stage: the
+// first stage has the embedding alone, the last one the head (section 3.3.2).
 std::vector<Outcome> llama3(const Row& row) {
   HybridJob job =
       nemo_job(row.text("model"), "BF16", row.count("seq_len", kMaxSize));
   job.cluster.num_nodes = 2048;
-  job.overlaps_tensor = false;  // their own software
+  job.overlaps_tensor = false;       // their own software
+  job.gradient_dtype = DType::kF32;  // section 3.3.2
   set_degrees(row, row.count("tp"), row.count("pp"), row.count("cp"), job);
   job.layout.cuts_tokens = true;
   job.micro_batches = row.count("batch_per_dp");

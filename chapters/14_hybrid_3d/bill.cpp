@@ -42,8 +42,8 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& how,
   sizes.element = static_cast<double>(dtype_bytes(options.dtype));
   sizes.sum = options.dtype == DType::kF64 ? 8 : 4;
   const int last = layers.list->size() - 1;
-  const pipeline::Recomputed recomputed(
-      schedule, pp_rank, pipeline::recompute_from_name(how.recompute));
+  const pipeline::Recomputed recomputed(schedule, pp_rank,
+                                        how.recomputed_stages());
   for (int b = 0; b < schedule.num_micro_batches; ++b) {
     for (int stage = 0; stage < schedule.num_stages; ++stage) {
       const pipeline::Place& place = schedule.place(b, stage);
@@ -62,6 +62,8 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& how,
       }
     }
   }
+  if (how.recompute == "blocks") sizes.blocks_again = sizes.blocks;
+  if (how.recompute == "attention") sizes.attentions_again = sizes.blocks;
   return sizes;
 }
 
@@ -93,7 +95,8 @@ double layer_bytes(const BillSizes& z) {
     const sequence_parallel::LayerElements layer =
         sequence_parallel::layer_elements(z.how->sequence(), z.c(), whole);
     bytes +=
-        (z.blocks + z.blocks_again) * layer.forward * z.element +
+        (z.blocks + z.blocks_again + z.attentions_again) * layer.forward *
+            z.element +
         z.blocks * (layer.backward * z.element + layer.backward_sums * z.sum);
     bytes += all_reduce(z.c(), 2 * z.sum * passes);  // loss, and its tokens
   }
@@ -176,10 +179,9 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
 }
 
 MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
-  MemoryBill bill =
-      zero::zero_bill(zero, *z.options, z.layers->padded,
-                      static_cast<std::int64_t>(z.rows), z.how->micro_batches,
-                      /*recompute=*/false, /*sent_beside=*/0);
+  MemoryBill bill = zero::zero_bill(
+      zero, *z.options, z.layers->padded, static_cast<std::int64_t>(z.rows),
+      z.how->micro_batches, z.how->recompute == "blocks", /*sent_beside=*/0);
   const bool trains = z.options->steps > 0;
   const auto* flat = dynamic_cast<const zero::ZeroStage12*>(&zero);
   const bool is_large = flat != nullptr && flat->has_large_gradients();
@@ -196,7 +198,8 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
                      std::max({fc, proj, table, positions}));
   }
   // Attention over ranks, and tokens that are cut, are left to a run on shapes
-  if (z.c() > 1 || z.how->sequence_parallel) {
+  if (z.c() > 1 || z.how->sequence_parallel ||
+      z.how->recompute == "attention") {
     bill[MemoryKind::kActivation] = trains ? kNotPredicted : 0;
     bill[MemoryKind::kInput] = trains ? kNoClaim : 0;
     bill[MemoryKind::kCommunication] = trains ? kNoClaim : 0;
@@ -204,8 +207,8 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
     std::vector<MicroBatch> piece(1);
     piece[0].rows = static_cast<std::int64_t>(z.rows);
     bill[MemoryKind::kActivation] = single_device_bill(
-        *z.options, z.layers->padded, piece,
-        /*recompute=*/false, z.how->tp)[MemoryKind::kActivation];
+        *z.options, z.layers->padded, piece, z.how->recompute == "blocks",
+        z.how->tp)[MemoryKind::kActivation];
   }
   return bill;
 }

@@ -25,6 +25,7 @@ struct BillSizes {
   /// Forwards (and backwards) of blocks, embedding, head; and forwards again.
   double blocks = 0, embeddings = 0, heads = 0;
   double blocks_again = 0, embeddings_again = 0, heads_again = 0;
+  double attentions_again = 0;  ///< alone
   /// Of the update; none with ZeRO-2 and -3.
   const std::vector<UpdateBucket>* buckets = nullptr;
 

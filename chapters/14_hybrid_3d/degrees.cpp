@@ -72,9 +72,10 @@ void check_schedule(const HybridOptions& how) {
   SB_CHECK(how.zero_stage <= 1 || how.schedule == "1f1b", "--schedule ",
            how.schedule, ": with --zero-stage ", how.zero_stage,
            " there is one stage, which no schedule changes; leave it out");
-  SB_CHECK(how.zero_stage <= 1 || how.recompute == "never", "--recompute ",
-           how.recompute, ": not with --zero-stage ", how.zero_stage,
-           "; leave one of them out");
+  SB_CHECK(how.zero_stage <= 1 ||
+               how.recomputed_stages() == pipeline::Recompute::kNever,
+           "--recompute ", how.recompute, ": not with --zero-stage ",
+           how.zero_stage, ", which has no stages; give blocks or attention");
 }
 
 void check_model(const Options& options, const HybridOptions& how,
@@ -144,6 +145,13 @@ sequence_parallel::SequenceOptions HybridOptions::sequence() const {
   options.kind = sequence_parallel::kind_of(cp_kind);
   options.layout = sequence_parallel::layout_of(cp_layout);
   return options;
+}
+
+pipeline::Recompute HybridOptions::recomputed_stages() const {
+  if (recompute == "blocks" || recompute == "attention") {
+    return pipeline::Recompute::kNever;
+  }
+  return pipeline::recompute_from_name(recompute);
 }
 
 DynamicLossScaler HybridOptions::loss_scaler(DType dtype) const {

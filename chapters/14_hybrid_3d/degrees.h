@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "chapters/common/pipeline/recompute.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/options.h"
@@ -37,6 +38,9 @@ struct HybridOptions {
   std::int64_t micro_batches = 4;  ///< of each replica
   int chunks = 2;                  ///< per rank: interleaved schedules
   std::string partition = "uniform";
+  /// What runs forward again in backward: "always" or "except_last", a whole
+  /// stage from its input; "blocks", one block after the other from its own;
+  /// "attention" of every block alone; "never".
   std::string recompute = "never";
   /// Gradients (and shards) travel in buckets of about so many bytes.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
@@ -46,6 +50,8 @@ struct HybridOptions {
   std::string scaler = "deepspeed";
 
   sequence_parallel::SequenceOptions sequence() const;
+  /// Of whole stages, as the pipeline does it.
+  pipeline::Recompute recomputed_stages() const;
   /// The scale of the loss of the first step, and how it goes on.
   DynamicLossScaler loss_scaler(DType dtype) const;
 };

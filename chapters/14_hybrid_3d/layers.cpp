@@ -5,6 +5,7 @@
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/common/sharded/loss.h"
+#include "core/autograd.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -99,6 +100,46 @@ LayerFactory factory_of(const Options& options, const ModelConfig& config,
   return on_own_tokens(over_tp, config, how, options.seq, tp, cp);
 }
 
+/// Attention that keeps its input, and runs forward again before its backward.
+LayerFactory recomputing_attention(LayerFactory layers) {
+  layers.attention = [whole = layers.attention](
+                         const Tensor& qkv, const AttentionOptions& options) {
+    return autograd::recompute(
+        [=](const Tensors& in) { return Tensors{whole(in[0], options)}; },
+        {qkv})[0];
+  };
+  return layers;
+}
+
+/// The layers of a list, whose blocks do the same.
+class RecomputingBlocks : public LayerList {
+ public:
+  explicit RecomputingBlocks(std::shared_ptr<const LayerList> layers)
+      : RecomputingBlocks(layers, *layers) {
+    on_shapes_.reset(new RecomputingBlocks(layers, layers->on_shapes()));
+  }
+  int size() const override { return layers_.size(); }
+  std::string name(int layer) const override { return layers_.name(layer); }
+  std::unique_ptr<Module> make(int layer,
+                               const InitOptions& init) const override {
+    auto made = layers_.make(layer, init);
+    set_recompute(*made, true);
+    return made;
+  }
+  const LayerList& on_shapes() const override {
+    return on_shapes_ ? *on_shapes_ : *this;
+  }
+
+ private:
+  RecomputingBlocks(std::shared_ptr<const LayerList> owner,
+                    const LayerList& layers)
+      : owner_(std::move(owner)), layers_(layers) {}
+
+  std::shared_ptr<const LayerList> owner_;
+  const LayerList& layers_;
+  std::unique_ptr<RecomputingBlocks> on_shapes_;
+};
+
 }  // namespace
 
 RankLayers rank_layers(const Options& options, const HybridOptions& how,
@@ -110,9 +151,16 @@ RankLayers rank_layers(const Options& options, const HybridOptions& how,
   made.factory = factory_of(options, config, how, tp, cp);
   made.on_shapes =
       factory_of(options, config, how, *made.tp_shapes, *made.cp_shapes);
+  if (how.recompute == "attention") {
+    made.factory = recomputing_attention(made.factory);
+    made.on_shapes = recomputing_attention(made.on_shapes);
+  }
   made.padded = config;
   made.padded.vocab_size = padded_vocabulary(config.vocab_size, tp.size());
   made.list = layers_of(made.padded, made.factory, made.on_shapes);
+  if (how.recompute == "blocks") {
+    made.list = std::make_shared<RecomputingBlocks>(made.list);
+  }
   made.layout = [t = tp.size()](const std::string& name, int rank) {
     return tensor_parallel::layout(name, rank, t);
   };

@@ -31,8 +31,9 @@ void add_options(CommandLine& line, HybridOptions& how) {
   line.add("--chunks", &how.chunks, "interleaved: stages per rank", 2);
   line.add("--partition", &how.partition, kPartitionHelp);
   line.add_mode("--recompute", &how.recompute,
-                "stages keep their inputs only, and run forward again",
-                {"always", "except_last", "never"});
+                "what runs forward again before its backward: a whole stage, "
+                "its blocks one by one, attention alone",
+                {"always", "except_last", "never", "blocks", "attention"});
   line.add_bytes("--bucket-bytes", &how.bucket_bytes,
                  "gradients travel in buckets of about this size");
   line.add("--accumulate-f32", &how.accumulate_f32,

@@ -5,7 +5,6 @@
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/14_hybrid_3d/bill.h"
 #include "chapters/common/pipeline/partition.h"
-#include "chapters/common/pipeline/recompute.h"
 #include "core/check.h"
 
 namespace shardbook::hybrid {
@@ -30,7 +29,7 @@ Trainer::Trainer(const Options& options, const HybridOptions& how,
       part_of(layers_.layout, groups_.tp.rank(), layers_.padded.vocab_size));
   update_.emplace(options, how, *model_, layers_, groups_);
   RankContext::current().device.reset_peak_memory();
-  engine_options_.recompute = pipeline::recompute_from_name(how.recompute);
+  engine_options_.recompute = how.recomputed_stages();
   engine_.emplace(schedule_, *model_, groups_.pp, feed_, nullptr,
                   engine_options_);
 }

@@ -41,6 +41,7 @@ ZeroTrainer::ZeroTrainer(const Options& options, const HybridOptions& how,
       data_(Dataset::open(options, model_config(options))),
       model_(build_on_host(options, layers_, groups_.tp.rank())),
       scaler_(how.loss_scaler(options.dtype)) {
+  set_recompute(*model_, how.recompute == "blocks");
   zero::ZeroOptions zero;
   zero.stage = how.zero_stage;
   zero.clip = options.clip;
