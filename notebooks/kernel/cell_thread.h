@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 
@@ -21,10 +22,9 @@ namespace shardbook::notebook {
 struct DisplayRequest {
   enum class Kind { kDisplay, kUpdate, kClear };
   Kind kind = Kind::kDisplay;
-  std::string data = {};      ///< JSON: MIME types and what they contain
-  std::string metadata = {};  ///< JSON
-  std::string id = {};        ///< of a display that can be updated
-  bool wait = false;          ///< clear when the next output comes
+  nlohmann::json bundle = nlohmann::json::object();  ///< MIME types and texts
+  std::string id = {};  ///< of a display that can be updated
+  bool wait = false;    ///< clear when the next output comes
 };
 
 /// What the main thread does with the output of a cell.

@@ -8,8 +8,10 @@
 #include <typeinfo>
 
 #include "notebooks/kernel/cell_grammar.h"
+#include "notebooks/kernel/cursor.h"
 #include "notebooks/kernel/directives.h"
 #include "notebooks/kernel/interruption.h"
+#include "notebooks/kernel/xcpp/xdisplay.hpp"
 
 namespace shardbook::notebook {
 namespace {
@@ -43,11 +45,6 @@ std::optional<CellError> failure_of(const std::function<void()>& work) {
   return {};
 }
 
-nl::json parsed(const std::string& text) {
-  nl::json value = nl::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return value.is_object() ? value : nl::json::object();
-}
-
 }  // namespace
 
 JupyterKernel::JupyterKernel(std::vector<std::string> clang_arguments) {
@@ -79,9 +76,9 @@ void JupyterKernel::publish_display(const DisplayRequest& request) {
   nl::json transient = nl::json::object();
   if (!request.id.empty()) transient["display_id"] = request.id;
   if (request.kind == DisplayRequest::Kind::kUpdate) {
-    update_display_data(parsed(request.data), nl::json::object(), transient);
+    update_display_data(request.bundle, nl::json::object(), transient);
   } else {
-    display_data(parsed(request.data), nl::json::object(), transient);
+    display_data(request.bundle, nl::json::object(), transient);
   }
 }
 
@@ -173,12 +170,29 @@ nl::json JupyterKernel::execute(int count, const std::string& code,
 
 nl::json JupyterKernel::complete_request_impl(const std::string& code,
                                               int cursor) {
-  return xeus::create_complete_reply(nl::json::array(), cursor, cursor);
+  const std::string before = code.substr(0, byte_of(code, cursor));
+  const int begin = cursor - characters_in(word_before(before, before.size()));
+  std::vector<std::string> names;
+  try {
+    const std::string name = name_before(before, before.size());
+    run_on_cell_thread([&] { names = compiler_->completions(name); }, true);
+  } catch (const CellError&) {
+    // Without names, the front end shows none.
+  }
+  return xeus::create_complete_reply(names, begin, cursor);
 }
 
 nl::json JupyterKernel::inspect_request_impl(const std::string& code,
                                              int cursor, int) {
-  return xeus::create_inspect_reply();
+  const std::string name = name_around(code, byte_of(code, cursor));
+  std::string text;
+  try {
+    run_on_cell_thread([&] { text = compiler_->description(name); }, true);
+  } catch (const CellError&) {
+    // The same.
+  }
+  if (text.empty()) return xeus::create_inspect_reply();
+  return xeus::create_inspect_reply(true, {{"text/plain", text}});
 }
 
 nl::json JupyterKernel::is_complete_request_impl(const std::string& code) {
@@ -200,22 +214,23 @@ void JupyterKernel::shutdown_request_impl() {
   }
 }
 
-}  // namespace shardbook::notebook
+// ---- What cells call: xcpp/xdisplay.hpp
 
-extern "C" void shardbook_kernel_display(const char* data, const char* id,
-                                         bool update) {
-  using Request = shardbook::notebook::DisplayRequest;
-  Request request;
-  request.kind = update ? Request::Kind::kUpdate : Request::Kind::kDisplay;
-  request.data = data;
+void display_bundle(const nl::json& bundle, const std::string& id,
+                    bool update) {
+  DisplayRequest request;
+  request.kind =
+      update ? DisplayRequest::Kind::kUpdate : DisplayRequest::Kind::kDisplay;
+  request.bundle = bundle;
   request.id = id;
-  shardbook::notebook::JupyterKernel::show(request);
+  JupyterKernel::show(request);
 }
 
-extern "C" void shardbook_kernel_clear(bool wait) {
-  using Request = shardbook::notebook::DisplayRequest;
-  Request request;
-  request.kind = Request::Kind::kClear;
+void clear_display(bool wait) {
+  DisplayRequest request;
+  request.kind = DisplayRequest::Kind::kClear;
   request.wait = wait;
-  shardbook::notebook::JupyterKernel::show(request);
+  JupyterKernel::show(request);
 }
+
+}  // namespace shardbook::notebook

@@ -1,7 +1,7 @@
 // A step over a mesh: against the chapters where they run the same job, and
 // against closed forms on the cluster `textbook`.
 
-#include "bench/validate/hybrid.h"
+#include "chapters/14_hybrid_3d/predict/step.h"
 
 #include <gtest/gtest.h>
 
@@ -14,6 +14,10 @@
 namespace shardbook::validate {
 namespace {
 
+using predict::HybridJob;
+using predict::StageLayout;
+using predict::StageParts;
+using predict::StageRun;
 using textbook::all_gather;
 using textbook::all_reduce;
 using textbook::reduce_scatter;

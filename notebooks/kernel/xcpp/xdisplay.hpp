@@ -12,25 +12,28 @@
 
 namespace nl = nlohmann;
 
-// The kernel's side. The texts are JSON.
-extern "C" void shardbook_kernel_display(const char* data, const char* id,
-                                         bool update);
-extern "C" void shardbook_kernel_clear(bool wait);
+/// The kernel's side, which is compiled: a cell with the code of JSON in it
+/// takes a second to compile.
+namespace shardbook::notebook {
+void display_bundle(const nl::json& bundle, const std::string& id, bool update);
+void clear_display(bool wait);
+}  // namespace shardbook::notebook
 
 namespace xcpp {
-
-template <typename T>
-void display(const T& value) {
-  shardbook_kernel_display(mime_bundle_repr(value).dump().c_str(), "", false);
-}
 
 /// With an `id`, a later call with `update` replaces what this one shows.
 template <typename T>
 void display(const T& value, const std::string& id, bool update = false) {
-  shardbook_kernel_display(mime_bundle_repr(value).dump().c_str(), id.c_str(),
-                           update);
+  shardbook::notebook::display_bundle(mime_bundle_repr(value), id, update);
 }
 
-inline void clear_output(bool wait = false) { shardbook_kernel_clear(wait); }
+template <typename T>
+void display(const T& value) {
+  display(value, std::string());
+}
+
+inline void clear_output(bool wait = false) {
+  shardbook::notebook::clear_display(wait);
+}
 
 }  // namespace xcpp
