@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "chapters/common/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/run_set.h"
-#include "chapters/table/svg.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {

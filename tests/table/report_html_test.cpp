@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
+#include "chapters/common/pictures/svg.h"
 #include "chapters/table/html.h"
-#include "chapters/table/svg.h"
 #include "core/check.h"
 
 namespace shardbook::table {

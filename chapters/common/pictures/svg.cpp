@@ -1,10 +1,10 @@
-#include "chapters/table/svg.h"
+#include "chapters/common/pictures/svg.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-namespace shardbook::table::svg {
+namespace shardbook::svg {
 namespace {
 
 constexpr double kWidth = 1000;
@@ -103,4 +103,4 @@ std::string escape(const std::string& text) {
   return safe;
 }
 
-}  // namespace shardbook::table::svg
+}  // namespace shardbook::svg
