@@ -50,42 +50,6 @@ int ranks_of(const HybridJob& job) {
   return job.layout.tp * job.layout.cp * job.pp * job.dp;
 }
 
-double tokens_of(const HybridJob& job) {
-  return static_cast<double>(job.micro_batches * job.layout.micro_batch *
-                             job.sizes.seq) *
-         job.dp;
-}
-
-namespace {
-
-/// Multiply-adds of one block for one token.
-double block_products(const HybridJob& job) {
-  const auto h = static_cast<double>(job.sizes.hidden);
-  const auto s = static_cast<double>(job.sizes.seq);
-  const auto heads = static_cast<double>(job.sizes.heads);
-  const double kv =
-      job.sizes.kv_heads > 0 ? static_cast<double>(job.sizes.kv_heads) : heads;
-  const double mlp =
-      job.sizes.mlp > 0 ? static_cast<double>(job.sizes.mlp) : 4 * h;
-  return h * h * (2 + 2 * kv / heads) +
-         h * mlp * (job.sizes.is_llama && job.sizes.is_gated ? 3 : 2) +
-         2 * s * h;
-}
-
-}  // namespace
-
-double model_flops(const HybridJob& job) {
-  return 6 * tokens_of(job) *
-         (static_cast<double>(job.layers) * block_products(job) +
-          static_cast<double>(job.sizes.vocabulary * job.sizes.hidden));
-}
-
-double recomputed_flops(const HybridJob& job) {
-  return model_flops(job) + 2 * tokens_of(job) *
-                                static_cast<double>(job.layers) *
-                                block_products(job);
-}
-
 std::string describe(const std::string& model, const HybridJob& job) {
   return fmt::format(
       "{}{}tp {} pp {} dp {}{}, {} x {}", model, model.empty() ? "" : ", ",

@@ -28,6 +28,10 @@ class Trainer : public Strategy {
   std::vector<Bill> bills() override;
   std::vector<NamedTensor> full_state() override;
   TrainingState state() override;
+  LoadedModel whole_model(const Options& options,
+                          const std::vector<NamedTensor>& state) override;
+  /// The load of each expert. Collective.
+  std::string remarks() override;
 
   /// On shapes, gradients never overflow.
   bool has_predictable_time() const override { return num_skipped_ == 0; }

@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/optim.h"
+#include "core/weight_gradients.h"
 #include "sim/cost_model.h"
 #include "sim/virtual_clock.h"
 #include "sim/world.h"
@@ -323,6 +324,30 @@ double in_use(MemoryKind kind) {
       RankContext::current().device.memory().current(kind));
 }
 
+double peak(MemoryKind kind) {
+  return static_cast<double>(RankContext::current().device.memory().peak(kind));
+}
+void reset_peaks() { RankContext::current().device.reset_peak_memory(); }
+
+/// A backward whose gradients of weights come later, as zero bubble runs it.
+void split_backward(Stage& stage, StageRun& run) {
+  const double before = in_use(MemoryKind::kActivation);
+  sim::VirtualClock& clock = *sim::VirtualClock::current();
+  WeightGradients later;
+  {
+    const Tensor y = stage.forward(stage.input());
+    clock.begin_steps();
+    const DeferWeightGradients scope(later);
+    stage.backward(y);
+    later.flush();
+  }
+  run.backward_input_s = clock.now_s();
+  run.kept_for_weights_bytes = in_use(MemoryKind::kActivation) - before;
+  clock.begin_steps();
+  later.pop();
+  run.backward_weight_s = clock.now_s();
+}
+
 StageRun run_rank(const Place& at, const StageParts& parts) {
   Stage stage(at, parts);
   StageRun run;
@@ -337,24 +362,42 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   }
   {
     const double before = in_use(MemoryKind::kActivation);
+    const double gradients = in_use(MemoryKind::kGradient);
+    const double messages = in_use(MemoryKind::kCommunication);
+    reset_peaks();
     const Tensor x = stage.input();
     clock.begin_steps();
     const Tensor y = stage.forward(x);
     run.forward_s = clock.now_s();
     run.kept_bytes = in_use(MemoryKind::kActivation) - before;
+    run.forward_peak_bytes = peak(MemoryKind::kActivation) - before;
     clock.begin_steps();
     stage.backward(y);
     run.backward_s = clock.now_s();
+    run.backward_peak_bytes = peak(MemoryKind::kActivation) - before;
+    run.passing_gradient_bytes = peak(MemoryKind::kGradient) - gradients;
+    run.message_bytes = peak(MemoryKind::kCommunication) - messages;
   }
+  if (at.layout.splits_backward) split_backward(stage, run);
   clock.begin_steps();
   double first = 0;
-  constexpr int kInARow = 2;
-  for (int i = 0; i < kInARow; ++i) {
+  sim::DeviceClock::StepSums before;
+  for (int i = 0; i < 2; ++i) {
     const Tensor y = stage.forward(stage.input());
     stage.backward(y);
-    if (i == 0) first = clock.now_s();
+    if (i == 1) break;
+    first = clock.now_s();
+    before = clock.main().state().sums;
   }
-  run.both_s = (clock.now_s() - first) / (kInARow - 1);
+  run.both_s = clock.now_s() - first;
+  const sim::DeviceClock::StepSums after = clock.main().state().sums;
+  run.busy_s = after.busy_s - before.busy_s;
+  for (const sim::LinkBytes& each : after.links) {
+    run.sent_bytes[each.link] += each.bytes;
+  }
+  for (const sim::LinkBytes& each : before.links) {
+    run.sent_bytes[each.link] -= each.bytes;
+  }
 
   // One kernel for all parameters, as a fused optimizer's
   const Tensor all = make_constant_parameter(

@@ -5,6 +5,8 @@
 // of the model where the stage has one.
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "core/dtype.h"
 #include "sim/cluster.h"
@@ -36,6 +38,8 @@ struct StageLayout {
   std::int64_t micro_batch = 1;
   DType dtype = DType::kF16;
   double dropout = 0;
+  /// Backwards are also run in two parts, as zero bubble needs them.
+  bool splits_backward = false;
   /// Llama's linear layers take FP8: what they read, and the gradients of what
   /// they return, are converted first. Their speed is the device's.
   bool converts_to_fp8 = false;
@@ -44,6 +48,11 @@ struct StageLayout {
 struct StageParts {
   std::int64_t blocks = 0;
   bool has_embedding = false, has_head = false;
+
+  bool operator==(const StageParts& other) const {
+    return blocks == other.blocks && has_embedding == other.has_embedding &&
+           has_head == other.has_head;
+  }
 };
 
 /// Of one rank and one micro-batch.
@@ -52,16 +61,40 @@ struct StageRun {
   double forward_s = 0, backward_s = 0;
   /// A forward and a backward in a row of many, where the host runs ahead.
   double both_s = 0;
+  /// Of the time of both, the part in which the device computes.
+  double busy_s = 0;
+  /// What the rank sends over each kind of link: over tp, and over cp.
+  std::map<std::string, double> sent_bytes;
   /// The norm of all gradients, and the update of all parameters.
   double optimizer_s = 0;
   double parameters = 0;
+  /// A backward in two parts (zero bubble), where the layout asks for it: the gradient of the input, and of
+  /// the weights.
+  double backward_input_s = 0, backward_weight_s = 0;
   /// Activations that wait for backward, the stage's input included.
   double kept_bytes = 0;
+  /// The most activations of this micro-batch at one time, in forward and in
+  /// backward; and, between the two parts of a backward, what is kept.
+  double forward_peak_bytes = 0, backward_peak_bytes = 0;
+  double kept_for_weights_bytes = 0;
+  /// Gradients of weights that are computed beside those that they are added
+  /// to, and buffers of messages: the most at one time.
+  double passing_gradient_bytes = 0, message_bytes = 0;
   sim::Trust trust = sim::Trust::kInterpolated;
 };
 
 /// Throws Error where sizes do not divide by the groups.
 StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                    const StageLayout& layout, const StageParts& parts);
+/// The same, each once for all calls.
+const StageRun& known_stage(const sim::Cluster& cluster,
+                            const DecoderSizes& sizes,
+                            const StageLayout& layout, const StageParts& parts);
+/// The same from runs of one and of two blocks: every further block adds as much as the second.
+StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
+                        const StageLayout& layout, const StageParts& parts);
+/// What makes two stages equal.
+std::string stage_key(const sim::Cluster& cluster, const DecoderSizes& sizes,
+                      const StageLayout& layout, const StageParts& parts);
 
 }  // namespace shardbook::predict
