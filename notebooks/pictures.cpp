@@ -237,4 +237,38 @@ Picture bars(const std::vector<Bar>& all) {
   return {text_table::align(rows), figure.svg("bars"), ""};
 }
 
+Picture curve(const std::vector<Bar>& points, const Bar& solid,
+              const Bar& dashed) {
+  constexpr double kBegin = 90, kHeight = 200;
+  double most = std::max(solid.value, dashed.value);
+  for (const Bar& point : points) {
+    most = std::max(most, point.value + point.deviation);
+  }
+  if (!(most > 0)) most = 1;
+  const double top = 1.05 * most;
+  Figure figure;
+  const Box at{kBegin, figure.add_row(kHeight), figure.width() - kBegin,
+               kHeight};
+  figure.box(at, "empty");
+  std::vector<svg::Point> places;
+  std::vector<std::vector<std::string>> rows = {{solid.name, solid.text},
+                                                {dashed.name, dashed.text}};
+  const double names = figure.add_row(20) + 15;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const double x =
+        (static_cast<double>(i) + 0.5) / static_cast<double>(points.size());
+    places.push_back({x, points[i].value / top, points[i].deviation / top});
+    figure.text(at.x + at.width * x, names, points[i].name,
+                Figure::Anchor::kMiddle);
+    rows.push_back({points[i].name, points[i].text});
+  }
+  figure.place(svg::curve(places, solid.value / top, dashed.value / top, ""),
+               at);
+  for (const Bar* line : {&solid, &dashed}) {
+    figure.text(kBegin - 6, at.y + kHeight * (1 - line->value / top) + 4,
+                line->name, Figure::Anchor::kEnd, 11);
+  }
+  return {text_table::align(rows), figure.svg("a curve with deviations"), ""};
+}
+
 }  // namespace shardbook::notebook
