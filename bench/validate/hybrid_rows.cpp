@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "bench/validate/clusters.h"
 #include "bench/validate/job_rows.h"
 #include "core/check.h"
 
@@ -50,40 +51,23 @@ int ranks_of(const HybridJob& job) {
   return job.layout.tp * job.layout.cp * job.pp * job.dp;
 }
 
-double tokens_of(const HybridJob& job) {
-  return static_cast<double>(job.micro_batches * job.layout.micro_batch *
-                             job.sizes.seq) *
-         job.dp;
+HybridJob megatron_job(const Row& row) {
+  HybridJob job = hybrid_job_of(row, row.count("vocab", kMaxSize));
+  job.cluster = cluster_named("selene");
+  job.layout.dtype = job.gradient_dtype = DType::kF16;
+  job.layout.dropout = kMegatronDropout;
+  job.layout.recompute = Recompute::kBlocks;
+  return job;
 }
 
-namespace {
-
-/// Multiply-adds of one block for one token.
-double block_products(const HybridJob& job) {
-  const auto h = static_cast<double>(job.sizes.hidden);
-  const auto s = static_cast<double>(job.sizes.seq);
-  const auto heads = static_cast<double>(job.sizes.heads);
-  const double kv =
-      job.sizes.kv_heads > 0 ? static_cast<double>(job.sizes.kv_heads) : heads;
-  const double mlp =
-      job.sizes.mlp > 0 ? static_cast<double>(job.sizes.mlp) : 4 * h;
-  return h * h * (2 + 2 * kv / heads) +
-         h * mlp * (job.sizes.is_llama && job.sizes.is_gated ? 3 : 2) +
-         2 * s * h;
-}
-
-}  // namespace
-
-double model_flops(const HybridJob& job) {
-  return 6 * tokens_of(job) *
-         (static_cast<double>(job.layers) * block_products(job) +
-          static_cast<double>(job.sizes.vocabulary * job.sizes.hidden));
-}
-
-double recomputed_flops(const HybridJob& job) {
-  return model_flops(job) + 2 * tokens_of(job) *
-                                static_cast<double>(job.layers) *
-                                block_products(job);
+HybridJob sc21_table1_job(const Row& row) {
+  expect_selene(row);
+  HybridJob job = megatron_job(row);
+  set_degrees(row, row.count("tp"), row.count("pp"), 1, job);
+  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
+  job.chunks = row.count("virtual_stages_v");
+  set_micro_batches(row, job);
+  return job;
 }
 
 std::string describe(const std::string& model, const HybridJob& job) {

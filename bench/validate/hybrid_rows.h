@@ -7,6 +7,7 @@
 #include "bench/validate/kinds.h"
 #include "bench/validate/table.h"
 #include "chapters/14_hybrid_3d/predict/step.h"
+#include "chapters/14_hybrid_3d/predict/work.h"
 
 namespace shardbook::validate {
 
@@ -14,7 +15,10 @@ namespace shardbook::validate {
 using predict::DecoderSizes;
 using predict::HybridJob;
 using predict::HybridStep;
+using predict::model_flops;
 using predict::Recompute;
+using predict::recomputed_flops;
+using predict::tokens_of;
 
 /// Megatron-LM's default, of hidden units and of attention.
 constexpr double kMegatronDropout = 0.1;
@@ -28,12 +32,12 @@ void set_degrees(const Row& row, int tp, int pp, int cp, HybridJob& job);
 void set_micro_batches(const Row& row, HybridJob& job);
 
 int ranks_of(const HybridJob& job);
-/// Tokens of a step, over all replicas.
-double tokens_of(const HybridJob& job);
-/// Products of forward and backward; attention without what its mask saves.
-double model_flops(const HybridJob& job);
-/// With all blocks computed again: Narayanan et al. 2021, equation 3.
-double recomputed_flops(const HybridJob& job);
+
+/// Megatron-LM of 2021: full recomputation, 16-bit gradients, no overlap.
+HybridJob megatron_job(const Row& row);
+/// A row of Narayanan et al. 2021, table 1; of Llama 3, table 4.
+HybridJob sc21_table1_job(const Row& row);
+HybridJob llama3_job(const Row& row);
 
 /// Throws NotExpressed for machines other than Selene.
 void expect_selene(const Row& row);

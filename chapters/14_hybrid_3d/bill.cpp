@@ -5,6 +5,7 @@
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/12_sequence_parallel/bill.h"
+#include "chapters/13_moe/bill.h"
 #include "chapters/common/pipeline/recompute.h"
 
 namespace shardbook::hybrid {
@@ -42,8 +43,8 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& how,
   sizes.element = static_cast<double>(dtype_bytes(options.dtype));
   sizes.sum = options.dtype == DType::kF64 ? 8 : 4;
   const int last = layers.list->size() - 1;
-  const pipeline::Recomputed recomputed(
-      schedule, pp_rank, pipeline::recompute_from_name(how.recompute));
+  const pipeline::Recomputed recomputed(schedule, pp_rank,
+                                        how.recomputed_stages());
   for (int b = 0; b < schedule.num_micro_batches; ++b) {
     for (int stage = 0; stage < schedule.num_stages; ++stage) {
       const pipeline::Place& place = schedule.place(b, stage);
@@ -62,27 +63,44 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& how,
       }
     }
   }
+  if (how.recompute == "blocks") sizes.blocks_again = sizes.blocks;
+  if (how.recompute == "attention") sizes.attentions_again = sizes.blocks;
   return sizes;
 }
 
 // --- Bytes -------------------------------------------------------------------
 
+double expert_bytes(const BillSizes& z) {
+  const moe::MoeOptions moe = z.how->moe();
+  moe::BillSizes groups;
+  groups.ep = z.how->ep, groups.t = z.how->tp;
+  const auto slots = static_cast<double>(moe::capacity(
+      static_cast<std::int64_t>(z.tokens()), moe.gate, /*is_training=*/true));
+  // Half of the messages are those of forward
+  return z.element * (z.blocks + z.blocks_again / 2) *
+         moe::layer_elements(moe, z.how->experts, slots, z.h(), groups);
+}
+
 double layer_bytes(const BillSizes& z) {
-  double bytes = 0;
+  const bool has_experts = z.how->has_experts();
+  double bytes = has_experts ? expert_bytes(z) : 0;
   const double passes = z.heads + z.heads_again;  // of the loss
   if (z.t() > 1) {
     const double x = z.tokens() * z.h() * z.element;
     if (z.how->sequence_parallel) {
       // Gathers and scatters, half an all-reduce each: four forward and six
-      // backward per block; one of each for embedding and head
-      const double halves = 10 * z.blocks + 4 * z.blocks_again +
+      // backward per block; one of each for embedding and head. Experts have
+      // one of each in the place of an MLP's two and three
+      const double halves = (has_experts ? 7 : 10) * z.blocks +
+                            (has_experts ? 3 : 4) * z.blocks_again +
                             2 * (z.embeddings + z.heads) + z.embeddings_again +
                             z.heads_again;
       bytes += all_reduce(z.t(), halves / 2 * x);
     } else {
       // f and g of attention and MLP; g behind the embedding, f before the head
-      const double sums = 4 * z.blocks + 2 * z.blocks_again + z.embeddings +
-                          z.embeddings_again + z.heads;
+      const double sums =
+          (has_experts ? 1 : 2) * (2 * z.blocks + z.blocks_again) +
+          z.embeddings + z.embeddings_again + z.heads;
       bytes += all_reduce(z.t(), sums * x);
     }
     // Largest logit, logit of the target, sum of exponentials
@@ -93,7 +111,8 @@ double layer_bytes(const BillSizes& z) {
     const sequence_parallel::LayerElements layer =
         sequence_parallel::layer_elements(z.how->sequence(), z.c(), whole);
     bytes +=
-        (z.blocks + z.blocks_again) * layer.forward * z.element +
+        (z.blocks + z.blocks_again + z.attentions_again) * layer.forward *
+            z.element +
         z.blocks * (layer.backward * z.element + layer.backward_sums * z.sum);
     bytes += all_reduce(z.c(), 2 * z.sum * passes);  // loss, and its tokens
   }
@@ -107,7 +126,7 @@ double update_bytes(const BillSizes& z) {
     const double grad = bucket.gradient_bytes;
     // All-reduce, or reduce-scatter of gradients and all-gather of parameters
     const double second = bucket.flat.defined() ? z.element : grad;
-    bytes += all_reduce(z.d(), of.whole * (grad + second) / 2);
+    bytes += all_reduce(bucket.data->size(), of.whole * (grad + second) / 2);
     if (bucket.is_partial) bytes += all_reduce(z.t(), of.kept * grad);
     if (bucket.tied != nullptr) {
       bytes += all_reduce(bucket.tied->size(), of.kept * grad);
@@ -124,7 +143,8 @@ double gather_bytes(const BillSizes& z) {
   double bytes = 0;
   for (const UpdateBucket& bucket : *z.buckets) {
     if (!bucket.flat.defined()) continue;
-    bytes += all_reduce(z.d(), static_cast<double>(bucket.flat.bytes()) / 2);
+    bytes += all_reduce(bucket.data->size(),
+                        static_cast<double>(bucket.flat.bytes()) / 2);
   }
   return bytes;
 }
@@ -176,10 +196,9 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
 }
 
 MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
-  MemoryBill bill =
-      zero::zero_bill(zero, *z.options, z.layers->padded,
-                      static_cast<std::int64_t>(z.rows), z.how->micro_batches,
-                      /*recompute=*/false, /*sent_beside=*/0);
+  MemoryBill bill = zero::zero_bill(
+      zero, *z.options, z.layers->padded, static_cast<std::int64_t>(z.rows),
+      z.how->micro_batches, z.how->recompute == "blocks", /*sent_beside=*/0);
   const bool trains = z.options->steps > 0;
   const auto* flat = dynamic_cast<const zero::ZeroStage12*>(&zero);
   const bool is_large = flat != nullptr && flat->has_large_gradients();
@@ -196,7 +215,8 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
                      std::max({fc, proj, table, positions}));
   }
   // Attention over ranks, and tokens that are cut, are left to a run on shapes
-  if (z.c() > 1 || z.how->sequence_parallel) {
+  if (z.c() > 1 || z.how->sequence_parallel ||
+      z.how->recompute == "attention") {
     bill[MemoryKind::kActivation] = trains ? kNotPredicted : 0;
     bill[MemoryKind::kInput] = trains ? kNoClaim : 0;
     bill[MemoryKind::kCommunication] = trains ? kNoClaim : 0;
@@ -204,8 +224,8 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
     std::vector<MicroBatch> piece(1);
     piece[0].rows = static_cast<std::int64_t>(z.rows);
     bill[MemoryKind::kActivation] = single_device_bill(
-        *z.options, z.layers->padded, piece,
-        /*recompute=*/false, z.how->tp)[MemoryKind::kActivation];
+        *z.options, z.layers->padded, piece, z.how->recompute == "blocks",
+        z.how->tp)[MemoryKind::kActivation];
   }
   return bill;
 }

@@ -36,11 +36,12 @@ ZeroTrainer::ZeroTrainer(const Options& options, const HybridOptions& how,
     : options_(options),
       how_(how),
       mesh_(mesh),
-      groups_(groups_of(mesh)),
-      layers_(rank_layers(options, how, mesh.group("tp"), mesh.group("cp"))),
+      groups_(groups_of(mesh, how)),
+      layers_(rank_layers(options, how, groups_)),
       data_(Dataset::open(options, model_config(options))),
       model_(build_on_host(options, layers_, groups_.tp.rank())),
       scaler_(how.loss_scaler(options.dtype)) {
+  set_recompute(*model_, how.recompute == "blocks");
   zero::ZeroOptions zero;
   zero.stage = how.zero_stage;
   zero.clip = options.clip;

@@ -29,6 +29,12 @@ echo "$name ${*:3}"
 echo "{\"run\": \"$name ${*:3}\"}" >"$2"
 )sh";
 
+// The planner: says what it was given.
+constexpr const char* kPlanner = R"sh(#!/bin/bash
+echo "planner: $*"
+exit 2
+)sh";
+
 // shardbook_table: prints the rows of the folders.
 constexpr const char* kTable = R"sh(#!/bin/bash
 for word; do
@@ -242,6 +248,18 @@ TEST_F(Script, ReportComparesWhatWasKept) {
   EXPECT_EQ(run("./shardbook test --name a").status, 2);
 }
 
+TEST_F(Script, AllOptionsOfThePlannerAreItsOwn) {
+  write("/build/chapters/15_engine/planner/shardbook_plan", kPlanner);
+  for (const char* words : {"--nodes 8 --batch 64", "-- --nodes 8 --batch 64",
+                            "--no-install --nodes 8 --batch 64"}) {
+    const Outcome outcome = run(std::string("./shardbook plan ") + words);
+    EXPECT_EQ(outcome.status, 2) << outcome.text;
+    EXPECT_TRUE(has(outcome.text, "planner: --nodes 8 --batch 64\n"))
+        << outcome.text;
+  }
+  EXPECT_TRUE(has(run("./shardbook plan --help").text, "planner: --help\n"));
+}
+
 TEST_F(Script, BenchmarksRunOneByOne) {
   write("/bin/ninja",
         "#!/bin/sh\n"
@@ -369,7 +387,7 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"run --jobs many", "--jobs many: give a number from 1 up"},
         {"run --jobs", "--jobs needs a value"},
         {"run --name .", "--name .: give letters, digits, "},
-        {"walk", "walk: no such command; there are run, report"}}) {
+        {"walk", "walk: no such command; there are run, plan, report"}}) {
     const Outcome outcome = run(std::string("./shardbook ") + words);
     EXPECT_EQ(outcome.status, 2) << words;
     EXPECT_TRUE(has(outcome.text, text)) << outcome.text;

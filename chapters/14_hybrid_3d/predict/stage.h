@@ -5,6 +5,8 @@
 // of the model where the stage has one.
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "core/dtype.h"
 #include "sim/cluster.h"
@@ -17,6 +19,12 @@ struct DecoderSizes {
   std::int64_t kv_heads = 0;  ///< 0: as many as heads
   /// Width of the MLP; 0: four times hidden.
   std::int64_t mlp = 0;
+  std::int64_t head_dim = 0;  ///< 0: hidden / heads; Llama's block only
+  /// The attention of every second block sees so many tokens; 0: of none.
+  std::int64_t window = 0;
+  /// Experts in the place of Llama's MLP, each `mlp` wide, and how many of them
+  /// a token visits.
+  std::int64_t experts = 0, experts_per_token = 0;
   /// As Llama: rotary positions, no biases, and a gated MLP.
   bool is_llama = false;
   bool is_gated = true;
@@ -31,11 +39,18 @@ enum class Recompute {
 /// How the ranks share the work, and in what they compute.
 struct StageLayout {
   int tp = 1, cp = 1;
+  /// Ranks that share the experts, those of tp among them; 1: each has all.
+  int ep = 1;
+  /// A token travels once to each node that has some of its experts, and is
+  /// copied there (DeepEP); false: once for each expert.
+  bool sends_once_per_node = false;
   bool cuts_tokens = false;  ///< Megatron-LM's sequence parallelism
   Recompute recompute = Recompute::kNothing;
   std::int64_t micro_batch = 1;
   DType dtype = DType::kF16;
   double dropout = 0;
+  /// Backwards are also run in two parts, as zero bubble needs them.
+  bool splits_backward = false;
   /// Llama's linear layers take FP8: what they read, and the gradients of what
   /// they return, are converted first. Their speed is the device's.
   bool converts_to_fp8 = false;
@@ -44,6 +59,11 @@ struct StageLayout {
 struct StageParts {
   std::int64_t blocks = 0;
   bool has_embedding = false, has_head = false;
+
+  bool operator==(const StageParts& other) const {
+    return blocks == other.blocks && has_embedding == other.has_embedding &&
+           has_head == other.has_head;
+  }
 };
 
 /// Of one rank and one micro-batch.
@@ -52,16 +72,41 @@ struct StageRun {
   double forward_s = 0, backward_s = 0;
   /// A forward and a backward in a row of many, where the host runs ahead.
   double both_s = 0;
+  /// Of the time of both, the part in which the device computes.
+  double busy_s = 0;
+  /// What the rank sends over each kind of link: over tp, and over cp.
+  std::map<std::string, double> sent_bytes;
   /// The norm of all gradients, and the update of all parameters.
   double optimizer_s = 0;
   double parameters = 0;
+  double expert_parameters = 0;  ///< a part of them
+  /// A backward in two parts (zero bubble), where the layout asks for it: the gradient of the input, and of
+  /// the weights.
+  double backward_input_s = 0, backward_weight_s = 0;
   /// Activations that wait for backward, the stage's input included.
   double kept_bytes = 0;
+  /// The most activations of this micro-batch at one time, in forward and in
+  /// backward; and, between the two parts of a backward, what is kept.
+  double forward_peak_bytes = 0, backward_peak_bytes = 0;
+  double kept_for_weights_bytes = 0;
+  /// Gradients of weights that are computed beside those that they are added
+  /// to, and buffers of messages: the most at one time.
+  double passing_gradient_bytes = 0, message_bytes = 0;
   sim::Trust trust = sim::Trust::kInterpolated;
 };
 
 /// Throws Error where sizes do not divide by the groups.
 StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                    const StageLayout& layout, const StageParts& parts);
+/// The same, each once for all calls.
+const StageRun& known_stage(const sim::Cluster& cluster,
+                            const DecoderSizes& sizes,
+                            const StageLayout& layout, const StageParts& parts);
+/// The same from runs of one and of two blocks: every further block adds as much as the second.
+StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
+                        const StageLayout& layout, const StageParts& parts);
+/// What makes two stages equal.
+std::string stage_key(const sim::Cluster& cluster, const DecoderSizes& sizes,
+                      const StageLayout& layout, const StageParts& parts);
 
 }  // namespace shardbook::predict

@@ -40,6 +40,8 @@ const std::map<std::string, ModelConfig>& presets() {
       {"gpt-1.3b", {"gpt2", 50257, 2048, 2048, 24, 16}},
       {"gpt-6.7b", {"gpt2", 50257, 2048, 4096, 32, 32}},
       {"gpt-13b", {"gpt2", 50257, 2048, 5120, 40, 40}},
+      // MPT-70B's sizes: mosaicml/llm-foundry
+      {"gpt-70b", {"gpt2", 50257, 2048, 8192, 80, 64}},
       {"gpt-175b", {"gpt2", 50257, 2048, 12288, 96, 96}},
       {"resnet18", resnet_config({2, 2, 2, 2}, /*bottleneck=*/false)},
       {"resnet50", resnet_config({3, 4, 6, 3}, /*bottleneck=*/true)}};

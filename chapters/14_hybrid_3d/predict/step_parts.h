@@ -1,0 +1,73 @@
+#pragma once
+
+// Parts of a step's prediction: the ranks of its groups, the messages of ZeRO,
+// and the bytes that all messages have.
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "chapters/14_hybrid_3d/predict/step.h"
+#include "sim/cost_model.h"
+
+namespace shardbook::predict {
+
+/// Ranks in Megatron-LM's order: tensor, context, data, pipeline.
+class Ranks {
+ public:
+  explicit Ranks(const HybridJob& job)
+      : tp_(job.layout.tp), replicas_(job.layout.cp * job.dp) {}
+  std::vector<int> of_tp() const {
+    std::vector<int> ranks;
+    for (int i = 0; i < tp_; ++i) ranks.push_back(i);
+    return ranks;
+  }
+  /// The ranks with the same parameters.
+  std::vector<int> of_replicas() const {
+    std::vector<int> ranks;
+    for (int i = 0; i < replicas_; ++i) ranks.push_back(i * tp_);
+    return ranks;
+  }
+  /// Of these, the ranks with the same experts.
+  std::vector<int> of_experts(int ep) const {
+    std::vector<int> ranks;
+    const int stride = std::max(ep, tp_);
+    for (int i = 0; i < std::max(1, tp_ * replicas_ / stride); ++i) {
+      ranks.push_back(i * stride);
+    }
+    return ranks;
+  }
+  /// The rank of a stage in the first pipeline.
+  int at_stage(int stage) const { return stage * tp_ * replicas_; }
+  int world(int pp) const { return tp_ * replicas_ * pp; }
+
+ private:
+  int tp_, replicas_;
+};
+
+/// Of one micro-batch on a rank of cp.
+double activation_bytes(const HybridJob& job);
+/// The part that one rank of tp sends to the next stage.
+double sent_activation(const HybridJob& job);
+
+/// Elements of the token table, and of one block, on a rank of tp.
+double table_elements(const HybridJob& job);
+double block_elements(const HybridJob& job, const StageRun& whole);
+
+/// Seconds of a collective over `ranks` in buckets, one after another.
+double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
+                  double bucket_bytes, const std::vector<int>& ranks);
+/// All micro-batches of one stage with ZeRO-2 or -3: gathers and sums run
+/// beside the computation, and the slower of the two counts.
+double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
+                    const StageRun& run);
+/// Gradients to the host, Adam there, parameters back: `elements` of a rank.
+double update_on_host_seconds(const HybridJob& job, const sim::CostModel& costs,
+                              double elements);
+/// What the rank that sends most sends in a step, by kind of link.
+std::map<std::string, double> sent_bytes(const HybridJob& job,
+                                         const sim::CostModel& costs,
+                                         const std::vector<StageRun>& runs);
+
+}  // namespace shardbook::predict

@@ -1,0 +1,121 @@
+// The planner: which way of splitting fits, and which is the fastest.
+//
+//   shardbook_plan --model gpt-13b --cluster dgx-a100 --nodes 8 --batch 1024
+//   shardbook_plan --model gpt-1.3b --world-size 1 --batch 64 --top 3
+//   shardbook_plan --model gpt-70b --nodes 8 --tp 8 --write-config ds.json
+//
+// ./shardbook plan starts it.
+
+#include <cstdio>
+#include <fstream>
+
+#include "chapters/15_engine/planner/report.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
+
+using namespace shardbook;
+
+namespace {
+
+struct Asked {
+  planner::Question question;
+  planner::SearchOptions search;
+  std::string cluster = "dgx-a100", format = "text", config;
+  int nodes = 0;
+  std::int64_t memory_bytes = 0;
+  bool confirms = false;
+};
+
+void add_options(CommandLine& line, Asked& asked) {
+  planner::Question& of = asked.question;
+  planner::Limits& only = of.limits;
+  line.add("--model", &of.model,
+           "a GPT: gpt-1.3b, gpt-13b, gpt-70b, FILE.json");
+  line.add("--cluster", &asked.cluster, "a preset or FILE.json");
+  line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
+  line.add("--world-size", &of.world_size, "or how many of its devices", 1);
+  line.add("--batch", &of.batch, "samples per step, over all ranks", 1);
+  line.add("--seq", &of.seq, "tokens per sample; the model's positions", 1);
+  line.add("--dtype", &of.dtype, "of the model", {"f32", "bf16", "f16"});
+  line.add("--dropout", &of.dropout, "probability", 0, 0.999);
+  line.add_bytes("--device-memory", &asked.memory_bytes,
+                 "of each device; the cluster's");
+  line.add("--top", &asked.search.top, "how many plans are shown", 1, 1000);
+  line.add("--tp", &only.tp, "only this degree", 1);
+  line.add("--pp", &only.pp, "only this degree", 1);
+  line.add("--cp", &only.cp, "only this degree", 1);
+  line.add("--zero-stage", &only.zero_stage, "only this stage", 0, 3);
+  line.add("--micro-batch", &only.micro_batch, "only this size, in samples", 1);
+  line.add("--schedule", &only.schedule, "only this one",
+           {"1f1b", "interleaved", "zb-h1"});
+  line.add("--recompute", &only.recompute, "only this",
+           {"never", "attention", "blocks"});
+  line.add("--offload", &only.offloads,
+           "also plans that use the host's memory");
+  line.add("--prune", &asked.search.prunes,
+           "bounds first; no-: predict every plan");
+  line.add("--confirm", &asked.confirms,
+           "run the best plan in the hybrid chapter, on shapes");
+  line.add("--write-config", &asked.config,
+           "write the best plan here, for the engine: DeepSpeed's keys");
+  line.add("--format", &asked.format, "of the answer", {"text", "json"});
+}
+
+void read_question(Asked& asked) {
+  planner::Question& of = asked.question;
+  const sim::Cluster cluster = sim::Cluster::read(asked.cluster);
+  of.memory_bytes = static_cast<double>(asked.memory_bytes);
+  const int per_node = cluster.devices_per_node;
+  SB_CHECK(asked.nodes == 0 || of.world_size == 0 ||
+               asked.nodes * per_node == of.world_size,
+           "--nodes ", asked.nodes, ", --world-size ", of.world_size, ": ",
+           asked.cluster, " has ", per_node,
+           " devices in a node; give one of the two");
+  SB_CHECK(asked.nodes <= cluster.num_nodes, "--nodes ", asked.nodes, ": ",
+           asked.cluster, " has ", cluster.num_nodes, "; give 1 to ",
+           cluster.num_nodes);
+  if (asked.nodes > 0) of.world_size = asked.nodes * per_node;
+  SB_CHECK(of.world_size > 0, "--nodes: give the nodes of ", asked.cluster,
+           " to plan for, or --world-size, its devices");
+  SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
+           8 * of.world_size);
+  if (of.seq == 0) of.seq = model_config(planner::options_of(of)).n_positions;
+  planner::read_model(of, cluster);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    Asked asked;
+    CommandLine line(
+        "shardbook_plan",
+        "Which way of splitting a model fits, and is the fastest.");
+    add_options(line, asked);
+    line.parse(argc, argv);
+    read_question(asked);
+    planner::check_question(asked.question);
+    std::ofstream config;
+    if (!asked.config.empty()) {
+      config.open(asked.config);
+      SB_CHECK(config.is_open(), "--write-config ", asked.config,
+               ": cannot be written");
+    }
+
+    planner::Answer answer = planner::search(asked.question, asked.search);
+    if (asked.confirms && !answer.best.empty() &&
+        planner::can_confirm(asked.question, answer.best[0].plan)) {
+      planner::confirm(asked.question, answer.best[0]);
+    }
+    std::fputs(
+        (asked.format == "json" ? planner::answer_json(asked.question, answer)
+                                : planner::answer_text(asked.question, answer))
+            .c_str(),
+        stdout);
+    if (answer.best.empty()) return kExitClaimFailed;
+    if (!asked.config.empty()) {
+      config << planner::config_of(asked.question, answer.best[0].plan);
+    }
+    return 0;
+  });
+}

@@ -1,0 +1,112 @@
+#pragma once
+
+// What is asked of the planner, and what it answers with.
+//
+//   Question question;
+//   question.model = "gpt-13b";
+//   question.world_size = 64;
+//   question.batch = 1024;
+//   question.seq = 2048;
+//   read_model(question, sim::Cluster::read("dgx-a100"));
+//   Answer answer = search(question);        // search.h
+//   answer.best[0].plan.layout_text();       // "tp 4 x pp 2 x dp 8, ZeRO-1"
+//
+// A plan is a way to train with the hybrid chapter. That chapter's rules say
+// which plans are legal (refusal), and its predictor how long a step takes and
+// what it holds (predict/step.h).
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/14_hybrid_3d/degrees.h"
+#include "chapters/14_hybrid_3d/predict/step.h"
+#include "sim/cluster.h"
+
+namespace shardbook::planner {
+
+/// Choices that are fixed, or that a system does not have. 0 and empty: free.
+struct Limits {
+  int tp = 0, pp = 0, cp = 0;
+  int zero_stage = -1;  ///< -1: free
+  std::int64_t micro_batch = 0;
+  std::string schedule;        ///< "1f1b", "interleaved" or "zb-h1"
+  std::string recompute;       ///< "never", "attention" or "blocks"
+  int sequence_parallel = -1;  ///< 0 never, 1 wherever tp is above 1; -1: free
+  bool interleaves = true, has_zero_bubble = true, offloads = true;
+  int max_tp = 1 << 20;
+  std::int64_t max_micro_batch = 64;
+};
+
+struct Question {
+  std::string model = "gpt-13b";  ///< of the GPT family
+  /// The cluster, the model's sizes, and how the system behaves that trains it;
+  /// degrees and micro-batches are the plan's. Set by read_model.
+  predict::HybridJob base;
+  int world_size = 0;
+  std::int64_t batch = 0, seq = 0;
+  DType dtype = DType::kBF16;
+  double dropout = 0;
+  /// Of a device; 0: the cluster's.
+  double memory_bytes = 0;
+  Limits limits;
+
+  double capacity() const;
+};
+
+/// Sets `base`: the sizes of `model`, trained by this book's chapters.
+void read_model(Question& question, const sim::Cluster& cluster);
+
+/// The part of a device's memory that a plan may fill. The rest is left to the
+/// driver, NCCL's buffers and what an allocator cannot join.
+constexpr double kUsableMemory = 0.95;
+
+struct Plan {
+  hybrid::HybridOptions how;
+  std::int64_t micro_batch = 1;
+  /// "never"; "attention" (selective) or "blocks" (full) in backward again.
+  std::string recompute = "never";
+  /// The ZeRO chapter's --cpu-offload; without tp, pp and cp.
+  bool offloads = false;
+
+  /// "tp 4 x pp 2 x dp 8, ZeRO-1".
+  std::string layout_text() const;
+  /// "16 x 2 samples, 1f1b, recompute attention".
+  std::string work_text() const;
+};
+
+/// The shared options that the hybrid chapter is started with.
+Options options_of(const Question& question);
+/// Its own options: with the cuts that the plan means, and its recomputation.
+hybrid::HybridOptions chapter_options(const Question& question,
+                                      const Plan& plan);
+/// The job that the chapter's predictor knows.
+predict::HybridJob job_of(const Question& question, const Plan& plan);
+/// Blocks of each stage: equally many. Where two more would divide, the first
+/// and the last stage have one less; else some have one more, in the later
+/// middle, away from the head.
+std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages);
+
+struct Prediction {
+  Plan plan;
+  predict::HybridStep step;
+  predict::StepMemory memory;
+  /// The hybrid chapter itself, on shapes: seconds of a step, and the most bytes
+  /// of a device at one time. 0: it was not run.
+  double confirmed_s = 0, confirmed_bytes = 0;
+};
+
+/// Seconds that no plan of these degrees can beat: products at the device's best
+/// rate, bytes over the fastest link, and the pipeline's way in and out.
+double least_seconds(const Question& question, const Plan& plan);
+/// Bytes without which it cannot train: its part of parameters, gradients and
+/// optimizer state.
+double least_bytes(const Question& question, const Plan& plan);
+/// Exact, but for what predict/step.h leaves out.
+Prediction predict_plan(const Question& question, const Plan& plan);
+
+/// Model FLOPs over what all devices could do in the time of a step.
+double mfu(const Question& question, const Prediction& prediction);
+double tokens_per_s(const Question& question, const Prediction& prediction);
+
+}  // namespace shardbook::planner

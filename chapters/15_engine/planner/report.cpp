@@ -1,0 +1,260 @@
+#include "chapters/15_engine/planner/report.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "chapters/14_hybrid_3d/predict/work.h"
+#include "chapters/common/models/models.h"
+
+namespace shardbook::planner {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double parameters_of(const Question& question) {
+  const predict::HybridJob job = job_of(question, Plan());
+  return static_cast<double>(job.layers) * predict::weight_products(job) +
+         static_cast<double>((job.sizes.vocabulary + job.sizes.seq) *
+                             job.sizes.hidden);
+}
+
+std::string fit_text(const Question& question, double bytes) {
+  const double left = kUsableMemory * question.capacity() - bytes;
+  return left >= 0 ? bytes_text(left) + " left" : bytes_text(-left) + " over";
+}
+
+std::string plan_lines(const Question& question, const Prediction& each,
+                       int number) {
+  const double seconds = each.step.seconds;
+  std::string text =
+      fmt::format("{:2}  {:<34}{:<34}{:>9}\n", number, each.plan.layout_text(),
+                  each.plan.work_text(), time_text(seconds));
+  text += fmt::format(
+      "    {:.0f} tokens/s, MFU {:.1f} %, idle {:.1f} %; memory {} ({})\n",
+      tokens_per_s(question, each), 100 * mfu(question, each),
+      100 * each.step.idle_share, bytes_text(each.memory.total()),
+      fit_text(question, each.memory.total()));
+  text += fmt::format("    sent by a rank: {}; {}", links_text(each.step),
+                      sim::trust_name(each.step.trust));
+  if (each.confirmed_s > 0) {
+    text += fmt::format("; the chapter on shapes: {}, {}",
+                        time_text(each.confirmed_s),
+                        bytes_text(each.confirmed_bytes));
+  }
+  return text + "\n";
+}
+
+std::string lost_lines(const Answer& answer) {
+  std::string text;
+  const auto add = [&](const Lost& lost, const std::string& why) {
+    if (lost.count > 0) text += fmt::format("{:6}  {}\n", lost.count, why);
+  };
+  add(answer.does_not_fit, fmt::format("do not fit; nearest, {} over: {}",
+                                       bytes_text(answer.least_excess),
+                                       answer.does_not_fit.example));
+  add(answer.slower_bound,
+      "cannot be faster: best rate, fastest link and way in and out are "
+      "slower");
+  add(answer.slower, "were predicted, and are slower");
+  for (const auto& [option, lost] : answer.illegal) {
+    add(lost, "refused: " + lost.example);
+  }
+  return text;
+}
+
+Json plan_json(const Question& question, const Prediction& each) {
+  const predict::StepMemory& memory = each.memory;
+  Json links = Json::object();
+  for (const auto& [link, bytes] : each.step.sent_bytes) {
+    if (bytes > 0) links[link] = bytes;
+  }
+  Json json = {
+      {"layout", each.plan.layout_text()},
+      {"work", each.plan.work_text()},
+      {"dp", each.plan.how.dp},
+      {"tp", each.plan.how.tp},
+      {"pp", each.plan.how.pp},
+      {"cp", each.plan.how.cp},
+      {"zero_stage", each.plan.how.zero_stage},
+      {"sequence_parallel", each.plan.how.sequence_parallel},
+      {"schedule", each.plan.how.schedule},
+      {"chunks",
+       each.plan.how.schedule == "interleaved" ? each.plan.how.chunks : 1},
+      {"micro_batch", each.plan.micro_batch},
+      {"micro_batches", each.plan.how.micro_batches},
+      {"recompute", each.plan.recompute},
+      {"offload", each.plan.offloads},
+      {"step_s", each.step.seconds},
+      {"pipeline_s", each.step.pipeline_s},
+      {"gradients_s", each.step.gradients_s},
+      {"optimizer_s", each.step.optimizer_s},
+      {"tokens_per_s", tokens_per_s(question, each)},
+      {"mfu", mfu(question, each)},
+      {"idle_share", each.step.idle_share},
+      {"memory_bytes",
+       {{"parameters", memory.parameters},
+        {"gradients", memory.gradients},
+        {"optimizer", memory.optimizer},
+        {"activations", memory.activations},
+        {"messages", memory.messages},
+        {"total", memory.total()},
+        {"host", memory.host}}},
+      {"sent_bytes", links},
+      {"trust", sim::trust_name(each.step.trust)},
+      {"command", command_of(question, each.plan, false)}};
+  if (each.confirmed_s > 0) {
+    json["confirmed"] = {{"step_s", each.confirmed_s},
+                         {"memory_bytes", each.confirmed_bytes}};
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string bytes_text(double bytes) {
+  constexpr double kTera = 1e12, kGiga = 1e9, kMega = 1e6;
+  if (bytes >= kTera) return fmt::format("{:.2f} TB", bytes / kTera);
+  if (bytes >= kGiga) return fmt::format("{:.1f} GB", bytes / kGiga);
+  return fmt::format("{:.1f} MB", bytes / kMega);
+}
+
+std::string time_text(double seconds) {
+  if (seconds >= 1) return fmt::format("{:.2f} s", seconds);
+  return fmt::format("{:.1f} ms", 1e3 * seconds);
+}
+
+std::string links_text(const predict::HybridStep& step) {
+  std::string text;
+  for (const auto& [link, bytes] : step.sent_bytes) {
+    if (bytes <= 0) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", link,
+                        bytes_text(bytes));
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+std::string answer_text(const Question& question, const Answer& answer) {
+  std::string text = fmt::format(
+      "{}, {:.2f} billion parameters, on {} of {}'s {}, {} each\n"
+      "{} samples of {} tokens per step, {}; {} plans, {} of them "
+      "predicted\n\n",
+      question.model, parameters_of(question) / 1e9, question.world_size,
+      question.base.cluster.name, question.base.cluster.device.name,
+      bytes_text(question.capacity()), question.batch, question.seq,
+      dtype_name(question.dtype), answer.num_plans, answer.num_predicted);
+  if (answer.best.empty()) {
+    text += "No plan fits.\n";
+  } else {
+    int number = 0;
+    for (const Prediction& each : answer.best) {
+      text += plan_lines(question, each, ++number);
+    }
+  }
+  text += "\nWhy the others lost:\n" + lost_lines(answer);
+  if (answer.best.empty()) return text;
+  const Plan& best = answer.best.front().plan;
+  return text + "\nThe best one trains with\n  " +
+         command_of(question, best, false) + "\nand is simulated with\n  " +
+         command_of(question, best, true) + "\n";
+}
+
+std::string answer_json(const Question& question, const Answer& answer) {
+  Json json = {{"model", question.model},
+               {"cluster", question.base.cluster.name},
+               {"world_size", question.world_size},
+               {"batch", question.batch},
+               {"seq", question.seq},
+               {"dtype", dtype_name(question.dtype)},
+               {"memory_bytes", question.capacity()},
+               {"usable_memory_bytes", kUsableMemory * question.capacity()},
+               {"plans", answer.num_plans},
+               {"predicted", answer.num_predicted}};
+  json["best"] = Json::array();
+  for (const Prediction& each : answer.best) {
+    json["best"].push_back(plan_json(question, each));
+  }
+  json["lost"] = {{"does_not_fit", answer.does_not_fit.count},
+                  {"least_excess_bytes", answer.least_excess},
+                  {"slower_bound", answer.slower_bound.count},
+                  {"slower", answer.slower.count}};
+  json["illegal"] = Json::object();
+  for (const auto& [option, lost] : answer.illegal) {
+    json["illegal"][option] = {{"count", lost.count},
+                               {"example", lost.example}};
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string command_of(const Question& question, const Plan& plan,
+                       bool simulates) {
+  const hybrid::HybridOptions how = chapter_options(question, plan);
+  std::string text = plan.offloads ? "./shardbook run zero_fsdp --"
+                                   : "./shardbook run hybrid --";
+  const auto add = [&](const std::string& words) { text += " " + words; };
+  add(fmt::format("--model {} --dtype {} --world-size {} --batch {} --seq {}",
+                  question.model, dtype_name(question.dtype),
+                  question.world_size, question.batch, question.seq));
+  if (question.dropout > 0) add(fmt::format("--dropout {}", question.dropout));
+  if (plan.offloads) {
+    add(fmt::format("--strategy zero{} --cpu-offload", how.zero_stage));
+  } else {
+    if (how.tp > 1) add(fmt::format("--tp {}", how.tp));
+    if (how.cp > 1) {
+      add(fmt::format("--cp {} --cp-layout {}", how.cp, how.cp_layout));
+    }
+    if (how.pp > 1) {
+      add(fmt::format("--pp {} --partition {}", how.pp, how.partition));
+    }
+    if (how.sequence_parallel) add("--sequence-parallel");
+    if (how.zero_stage > 0) add(fmt::format("--zero-stage {}", how.zero_stage));
+    if (how.schedule != "1f1b") add("--schedule " + how.schedule);
+    if (how.schedule == "interleaved") {
+      add(fmt::format("--chunks {}", how.chunks));
+    }
+  }
+  add(fmt::format("--micro-batches {}", how.micro_batches));
+  if (plan.recompute != "never") {
+    add(plan.offloads ? "--recompute" : "--recompute " + plan.recompute);
+  }
+  add(simulates
+          ? "--backend sim --no-check --cluster " + question.base.cluster.name
+          : "--backend nccl --device cuda");
+  return text;
+}
+
+std::string config_of(const Question& question, const Plan& plan) {
+  const hybrid::HybridOptions how = chapter_options(question, plan);
+  const char* host = plan.offloads ? "cpu" : "none";
+  Json json = {
+      {"train_batch_size", question.batch},
+      {"train_micro_batch_size_per_gpu", plan.micro_batch},
+      {"gradient_accumulation_steps", how.micro_batches},
+      {"bf16", {{"enabled", question.dtype == DType::kBF16}}},
+      {"fp16", {{"enabled", question.dtype == DType::kF16}}},
+      {"zero_optimization",
+       {{"stage", how.zero_stage}, {"offload_optimizer", {{"device", host}}}}}};
+  if (plan.offloads && how.zero_stage == 3) {
+    json["zero_optimization"]["offload_param"] = {{"device", host}};
+  }
+  if (how.pp > 1) {
+    json["pipeline"] = {{"stages", how.pp}, {"partition", how.partition}};
+  }
+  if (plan.recompute == "blocks") {
+    json["pipeline"]["activation_checkpoint_interval"] = 1;
+  } else if (plan.recompute == "attention") {
+    json["_recompute"] = "attention: --recompute attention, which has no key";
+  }
+  Json book = {
+      {"tensor_parallel",
+       {{"size", how.tp}, {"sequence_parallel", how.sequence_parallel}}},
+      {"schedule", how.schedule}};
+  if (how.cp > 1) {
+    book["context_parallel"] = {{"size", how.cp}, {"layout", how.cp_layout}};
+  }
+  if (how.schedule == "interleaved") book["chunks"] = how.chunks;
+  json["shardbook"] = book;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace shardbook::planner

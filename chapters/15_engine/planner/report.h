@@ -1,0 +1,31 @@
+#pragma once
+
+// An answer as text, as JSON, and as what trains with it.
+
+#include <string>
+
+#include "chapters/15_engine/planner/search.h"
+
+namespace shardbook::planner {
+
+/// The best plans with their figures, and why the others lost.
+std::string answer_text(const Question& question, const Answer& answer);
+/// The same as one JSON object.
+std::string answer_json(const Question& question, const Answer& answer);
+
+/// The command that trains with a plan in its chapter, on GPUs; on shapes with
+/// `simulates`.
+std::string command_of(const Question& question, const Plan& plan,
+                       bool simulates);
+/// A config of DeepSpeed's keys, for the engine; what DeepSpeed has no keys for
+/// is in its section "shardbook".
+std::string config_of(const Question& question, const Plan& plan);
+
+/// "1.23 TB", "45.6 GB", "7.8 MB".
+std::string bytes_text(double bytes);
+/// "1.23 s", "45.6 ms".
+std::string time_text(double seconds);
+/// "nvlink 12.3 GB, network 4.5 GB".
+std::string links_text(const predict::HybridStep& step);
+
+}  // namespace shardbook::planner

@@ -1,0 +1,144 @@
+#include "chapters/15_engine/planner/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/training.h"
+#include "chapters/common/run/worlds.h"
+#include "comm/device_mesh.h"
+#include "core/check.h"
+
+namespace shardbook::planner {
+namespace {
+
+struct Candidate {
+  Plan plan;
+  double least_s = 0;
+};
+
+bool is_faster(const Prediction& a, const Prediction& b) {
+  return a.step.seconds < b.step.seconds;
+}
+
+/// Counts a plan that does not fit, and remembers the nearest.
+void count_unfit(const Plan& plan, double bytes, double capacity,
+                 Answer& answer) {
+  Lost& lost = answer.does_not_fit;
+  const double excess = bytes - capacity;
+  if (lost.count++ == 0 || excess < answer.least_excess) {
+    answer.least_excess = excess;
+    lost.example = plan.layout_text() + ", " + plan.work_text();
+  }
+}
+
+}  // namespace
+
+void check_question(const Question& question) {
+  const Options options = options_of(question);
+  const ModelConfig config = model_config(options);
+  SB_CHECK(config.type == "gpt2", "--model ", question.model,
+           ": the planner knows GPTs; give gpt-1.3b, gpt-13b or another one of "
+           "that family");
+  const int devices = question.base.cluster.num_devices();
+  SB_CHECK(question.world_size >= 1 && question.world_size <= devices,
+           "--world-size ", question.world_size, ": ",
+           question.base.cluster.name, " has ", devices, " devices; give 1 to ",
+           devices);
+  SB_CHECK(question.batch >= 1, "--batch ", question.batch,
+           ": give the samples of a step, 1 or more");
+  SB_CHECK(question.seq >= 1 && question.seq <= config.n_positions, "--seq ",
+           question.seq, ": ", question.model, " has ", config.n_positions,
+           " positions; give 1 to ", config.n_positions);
+  SB_CHECK(question.base.cluster.device.peak_flops.count(question.dtype) > 0,
+           "--dtype ", dtype_name(question.dtype), ": the peak of ",
+           question.base.cluster.device.name, " is not known in it");
+}
+
+Answer search(const Question& question, const SearchOptions& how) {
+  check_question(question);
+  Answer answer;
+  const double capacity = kUsableMemory * question.capacity();
+  std::vector<Candidate> candidates;
+  for (Plan& plan : plans_of(question, &answer.illegal)) {
+    answer.num_plans += 1;
+    const double bytes = least_bytes(question, plan);
+    if (how.prunes && bytes > capacity) {
+      count_unfit(plan, bytes, capacity, answer);
+      continue;
+    }
+    const double seconds = least_seconds(question, plan);
+    candidates.push_back({std::move(plan), seconds});
+  }
+  std::stable_sort(
+      candidates.begin(), candidates.end(),
+      [](const auto& a, const auto& b) { return a.least_s < b.least_s; });
+
+  const auto top = static_cast<std::size_t>(how.top);
+  std::int64_t num_fit = 0;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& each = candidates[i];
+    const bool is_full = answer.best.size() >= top;
+    if (how.prunes && is_full &&
+        each.least_s >= answer.best.back().step.seconds) {
+      answer.slower_bound.count +=
+          static_cast<std::int64_t>(candidates.size() - i);
+      break;
+    }
+    const predict::HybridJob job = job_of(question, each.plan);
+    const predict::StepMemory memory = predict::step_memory(job);
+    if (memory.total() > capacity) {
+      count_unfit(each.plan, memory.total(), capacity, answer);
+      continue;
+    }
+    answer.num_predicted += 1;
+    num_fit += 1;
+    Prediction prediction;
+    prediction.plan = each.plan;
+    prediction.step = predict::hybrid_step(job);
+    prediction.memory = memory;
+    const auto place = std::upper_bound(answer.best.begin(), answer.best.end(),
+                                        prediction, is_faster);
+    answer.best.insert(place, std::move(prediction));
+    if (answer.best.size() > top) answer.best.pop_back();
+  }
+  answer.slower.count = num_fit - static_cast<std::int64_t>(answer.best.size());
+  return answer;
+}
+
+bool can_confirm(const Question& question, const Plan& plan) {
+  if (plan.offloads) return false;
+  // ZeRO-2 and -3, and rings, run every rank
+  constexpr int kMostFibers = 64;
+  const int different = plan.how.zero_stage >= 2
+                            ? question.world_size / plan.how.tp
+                            : plan.how.pp * plan.how.cp;
+  return different <= kMostFibers;
+}
+
+void confirm(const Question& question, Prediction& prediction) {
+  const Options options = options_of(question);
+  hybrid::HybridOptions how = chapter_options(question, prediction.plan);
+  hybrid::check_legal(options, how);
+  const Report report = run_chapter(
+      options,
+      [&](const Options& as, ProcessGroup& world, Report& out) {
+        DeviceMesh mesh(world, hybrid::topology_of(how));
+        const auto trainer = hybrid::make_trainer(as, how, mesh);
+        const TrainingLog log =
+            train(as, trainer->optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return trainer->step(step); });
+        finish_rank(as, world, log, 0, MemoryBill(), out);
+      },
+      hybrid::fold_class(how));
+  prediction.confirmed_s = report.time.step_s;
+  for (const RankReport& rank : report.ranks) {
+    prediction.confirmed_bytes =
+        std::max(prediction.confirmed_bytes, rank.peak_total);
+  }
+}
+
+}  // namespace shardbook::planner

@@ -1,0 +1,159 @@
+// The plans among which the planner chooses.
+
+#include <algorithm>
+
+#include "chapters/15_engine/planner/search.h"
+#include "core/check.h"
+
+namespace shardbook::planner {
+namespace {
+
+std::vector<int> divisors(std::int64_t n) {
+  std::vector<int> result;
+  for (std::int64_t i = 1; i <= n; ++i) {
+    if (n % i == 0) result.push_back(static_cast<int>(i));
+  }
+  return result;
+}
+
+/// The option that a refusal names first: "--tp".
+std::string option_of(const std::string& refusal) {
+  return refusal.substr(0, refusal.find(' '));
+}
+
+class Space {
+ public:
+  Space(const Question& question, std::map<std::string, Lost>* illegal)
+      : question_(question),
+        options_(options_of(question)),
+        layers_(question.base.layers),
+        illegal_(illegal) {}
+
+  std::vector<Plan> all() {
+    const Limits& only = question_.limits;
+    for (const int tp : divisors(question_.world_size)) {
+      if (only.tp > 0 ? tp != only.tp : tp > only.max_tp) continue;
+      for (const int pp : divisors(question_.world_size / tp)) {
+        if (only.pp > 0 && pp != only.pp) continue;
+        for (const int cp : divisors(question_.world_size / tp / pp)) {
+          if (only.cp > 0 ? cp != only.cp : !is_worth_cutting(cp)) continue;
+          degrees(tp, pp, cp);
+        }
+      }
+    }
+    return std::move(plans_);
+  }
+
+ private:
+  /// Sequences of less than some thousand tokens are not worth cutting: a part
+  /// has to keep its device busy while the next one's keys arrive.
+  bool is_worth_cutting(int cp) const {
+    return cp == 1 || question_.seq / cp >= 2048;
+  }
+
+  void degrees(int tp, int pp, int cp) {
+    const Limits& only = question_.limits;
+    Plan plan;
+    plan.how.tp = tp;
+    plan.how.pp = pp;
+    plan.how.cp = cp;
+    plan.how.dp = question_.world_size / (tp * pp * cp);
+    if (cp > 1) plan.how.cp_layout = "zigzag";
+    for (int stage = 0; stage <= 3; ++stage) {
+      if (only.zero_stage >= 0 && stage != only.zero_stage) continue;
+      // Nothing to share, except with a host
+      const bool is_alone = plan.how.dp * cp == 1;
+      if (is_alone && stage > 0 && stage != only.zero_stage &&
+          !(only.offloads && tp * pp == 1 && stage >= 2)) {
+        continue;
+      }
+      plan.how.zero_stage = stage;
+      for (const bool sp : {false, true}) {
+        if (sp && (tp == 1 || only.sequence_parallel == 0)) continue;
+        if (!sp && tp > 1 && only.sequence_parallel == 1) continue;
+        plan.how.sequence_parallel = sp;
+        plan.how.micro_batches = 1;
+        if (question_.batch % plan.how.dp == 0) {
+          plan.how.micro_batches = question_.batch / plan.how.dp;
+        }
+        if (is_legal(plan)) micro_batches(plan, is_alone);
+      }
+    }
+  }
+
+  void micro_batches(Plan plan, bool is_alone) {
+    const Limits& only = question_.limits;
+    const std::int64_t of_replica = question_.batch / plan.how.dp;
+    for (const int size : divisors(of_replica)) {
+      if (only.micro_batch > 0 && size != only.micro_batch) continue;
+      if (only.micro_batch == 0 && size > only.max_micro_batch) continue;
+      plan.micro_batch = size;
+      plan.how.micro_batches = of_replica / size;
+      for (const char* recompute : {"never", "attention", "blocks"}) {
+        if (!only.recompute.empty() && recompute != only.recompute) continue;
+        plan.recompute = recompute;
+        schedules(plan, is_alone);
+      }
+    }
+  }
+
+  void schedules(Plan plan, bool is_alone) {
+    const Limits& only = question_.limits;
+    const bool has_pipeline = plan.how.pp > 1;
+    const auto offer = [&](const std::string& name, int chunks) {
+      if (has_pipeline && !only.schedule.empty() && name != only.schedule) {
+        return;
+      }
+      plan.how.schedule = name;
+      plan.how.chunks = chunks;
+      if (!has_pipeline || is_legal(plan)) with_offload(plan, is_alone);
+    };
+    if (plan.how.pp > layers_) return;
+    offer("1f1b", 2);
+    if (!has_pipeline) return;
+    if (only.has_zero_bubble && plan.recompute == "never") offer("zb-h1", 2);
+    if (!only.interleaves) return;
+    for (int chunks = 2; plan.how.pp * chunks <= layers_ + 2; ++chunks) {
+      const int stages = plan.how.pp * chunks;
+      const bool is_even = layers_ % stages == 0 || (layers_ + 2) % stages == 0;
+      if (is_even) offer("interleaved", chunks);
+    }
+  }
+
+  void with_offload(Plan plan, bool is_alone) {
+    const bool is_plain = plan.how.tp * plan.how.pp * plan.how.cp == 1;
+    if (!is_alone || plan.how.zero_stage < 2) plans_.push_back(plan);
+    if (!question_.limits.offloads || !is_plain || plan.how.zero_stage < 2) {
+      return;
+    }
+    if (plan.recompute == "attention") return;  // the ZeRO chapter has blocks
+    plan.offloads = true;
+    plans_.push_back(plan);
+  }
+
+  bool is_legal(const Plan& plan) {
+    const std::string reason =
+        hybrid::refusal(options_, chapter_options(question_, plan));
+    if (reason.empty()) return true;
+    if (illegal_ != nullptr) {
+      Lost& lost = (*illegal_)[option_of(reason)];
+      if (lost.count++ == 0) lost.example = reason;
+    }
+    return false;
+  }
+
+  const Question& question_;
+  const Options options_;
+  const std::int64_t layers_;
+  std::map<std::string, Lost>* illegal_;
+  std::vector<Plan> plans_;
+};
+
+}  // namespace
+
+std::vector<Plan> plans_of(const Question& question,
+                           std::map<std::string, Lost>* illegal) {
+  return Space(question, illegal).all();
+}
+
+}  // namespace shardbook::planner
