@@ -1,8 +1,8 @@
 #include "chapters/15_engine/accelerator.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <numeric>
 #include <utility>
 
 #include "chapters/15_engine/internal/loop.h"
@@ -285,7 +285,7 @@ void Accelerator::save_state(const std::string& folder) {
   std::map<std::string, double> numbers = backend.numbers();
   const internal::LoaderState& loader = *loop_->training;
   numbers["loader.epoch"] = static_cast<double>(loader.epoch);
-  numbers["loader.next"] = static_cast<double>(loader.next);
+  numbers["loader.samples"] = static_cast<double>(loader.samples_done());
   numbers["lr"] = backend.optimizer().options().lr;
   if (loop_->scheduler) {
     numbers["script.scheduler"] =
@@ -299,7 +299,7 @@ void Accelerator::save_state(const std::string& folder) {
 void Accelerator::load_state(const std::string& folder) {
   internal::Backend& backend = this->backend("load_state");
   TrainingState state = backend.state();
-  std::vector<std::string> needed = {"loader.epoch", "loader.next", "lr"};
+  std::vector<std::string> needed = {"loader.epoch", "loader.samples", "lr"};
   if (loop_->scheduler) needed.push_back("script.scheduler");
   const std::map<std::string, double> numbers =
       engine::internal::read_state_folder(world_, folder, state, needed);
@@ -313,12 +313,13 @@ void Accelerator::load_state(const std::string& folder) {
     loop_->set_lr();
   }
   internal::LoaderState& loader = *loop_->training;
+  const std::int64_t done = count("loader.samples"), round = loader.round();
+  SB_CHECK(done % round == 0, "load_state: ", folder, " was written after ",
+           done, " samples of an epoch, and the processes read ", round,
+           " at a time here; give a batch_size whose rounds end there");
   loader.begin_epoch(count("loader.epoch"));
-  loader.next = static_cast<std::size_t>(count("loader.next"));
-  SB_CHECK(loader.next <= loader.batches.size(), "load_state: ", folder,
-           " was written after batch ", loader.next, " of an epoch, which has ",
-           loader.batches.size(),
-           " here; go on with the number of processes that wrote it");
+  loader.next =
+      std::min(static_cast<std::size_t>(done / round), loader.batches.size());
   loop_->step = 0;
 }
 

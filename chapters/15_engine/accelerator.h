@@ -142,8 +142,8 @@ class Accelerator {
   /// FOLDER. Throws Error inside a window. Collective.
   void save_state(const std::string& folder);
   /// Goes on from FOLDER, written by any number of ranks under any plugin (fp16:
-  /// by one with the same kind of loss scale). The loader's place is that of the
-  /// same number of processes. Collective.
+  /// by one with the same kind of loss scale). The loader goes on behind the
+  /// samples that were read. Collective.
   void load_state(const std::string& folder);
 
  private:

@@ -60,8 +60,7 @@ void LoaderState::begin_epoch(std::int64_t number) {
   epoch = number;
   next = 0;
   batches = shard_batches(all.indices(), how, ranks, rank);
-  const std::int64_t round = batch_of_a_rank(how, ranks) * ranks;
-  remainder = how.drop_last ? 0 : loader.data.num_samples % round;
+  remainder = how.drop_last ? 0 : loader.data.num_samples % round();
 }
 
 bool LoaderState::gives_even_batches() const {

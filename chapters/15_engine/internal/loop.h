@@ -27,6 +27,11 @@ struct LoaderState {
   std::weak_ptr<Loop> loop;
 
   void begin_epoch(std::int64_t number);
+  /// Samples of one batch of every process.
+  std::int64_t round() const { return batch_of_a_rank(how, ranks) * ranks; }
+  std::int64_t samples_done() const {
+    return static_cast<std::int64_t>(next) * round();
+  }
   bool is_at_end() const { return next == batches.size(); }
   bool gives_even_batches() const;
 };

@@ -34,6 +34,9 @@ struct Script {
   LrSchedule rate = {};
   /// Changes the loss before backward; batches count from 0.
   std::function<Tensor(const Tensor& loss, std::int64_t batch)> on_loss = {};
+  /// After so many batches: save_state to this folder, and stop.
+  std::int64_t stop_after = 0;
+  std::string save_to = {}, load_from = {};
   /// In place of clip_grad_norm_ at the end of a window.
   std::function<void(Accelerator& acc, PreparedModel& model)> clip = {};
 };
@@ -87,6 +90,7 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
   Accelerator acc(script.options, world);
   auto [model, opt, loader, sched] =
       acc.prepare(*loaded.model, script.optimizer, samples, schedule);
+  if (!script.load_from.empty()) acc.load_state(script.load_from);
   std::int64_t batches = 0;
   double window = 0;
   for (std::int64_t epoch = 0; epoch < script.epochs; ++epoch) {
@@ -116,6 +120,9 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
       trace.rates.push_back(rate);
       trace.skipped.push_back(opt.step_was_skipped());
       window = 0;
+      if (batches != script.stop_after) continue;
+      acc.save_state(script.save_to);
+      return trace;
     }
   }
   trace.scheduler_steps = sched.steps_done();
