@@ -1,7 +1,7 @@
 // The traps of the loop: each has a script (or a library) that falls into it, and
 // ends up elsewhere.
 
-#include <cmath>
+#include <map>
 
 #include "chapters/common/models/checkpoint.h"
 #include "core/autograd.h"
@@ -16,10 +16,11 @@ namespace {
 constexpr double kApart = 1e-6;
 
 double weights_apart(const Trace& a, const Trace& b) {
-  double most = 0;
-  for (std::size_t i = 0; i < a.weights.size(); ++i) {
-    most = std::max(
-        most, largest_difference(a.weights[i].second, b.weights[i].second));
+  double most = a.weights.size() == b.weights.size() ? 0 : 1e30;
+  const std::map<std::string, std::vector<double>> others(b.weights.begin(),
+                                                          b.weights.end());
+  for (const auto& [name, values] : a.weights) {
+    most = std::max(most, largest_difference(values, others.at(name)));
   }
   return most;
 }
