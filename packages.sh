@@ -4,10 +4,14 @@
 # no_install, and its functions say and die.
 # shellcheck shell=bash disable=SC2154
 
-# A package `for` test or bench is installed when that command is first asked
-# for; `compare` ones never are.
+# A package `for` test, bench or notebook is installed when that command is first
+# asked for; `compare` ones never are.
 package_table() {
-  sed -e '/^#/d' <<'END'
+  # Debian 12 has an older xeus, which needs no more.
+  local not_here='/^$/d'
+  ! grep -q '^VERSION_CODENAME=bookworm' /etc/os-release 2>/dev/null ||
+    not_here='/^xeus-zmq-dev /d'
+  sed -e '/^#/d' -e "$not_here" <<'END'
 # package           need      for      what it adds
 g++                 required  all      the C++20 compiler
 meson               required  all      the build system
@@ -28,6 +32,14 @@ redis-server        optional  test     the tests of Gloo's Redis rendezvous
 iproute2            optional  test     the test of two hosts (when run as root)
 chromium            optional  test     the tests of report.html in a browser
 libbenchmark-dev    required  bench    Google Benchmark
+xeus-dev            required  notebook the protocol between Jupyter and a kernel
+xeus-zmq-dev        optional  notebook its sockets, where xeus is version 5
+llvm-19-dev         required  notebook compiles cells while the kernel runs
+libclang-19-dev     required  notebook the same for C++
+libclang-cpp19-dev  required  notebook the same, as one library
+libclang-common-19-dev required notebook the compiler's own headers
+python3-nbclient    required  notebook executes notebooks from a script
+jupyter-notebook    optional  notebook opens notebooks in a browser
 python3-torch       optional  compare  ./shardbook bench pytorch
 END
 }
@@ -160,12 +172,12 @@ check_packages() {
 
 # ---- Doctor
 
-# The Python that can import torch, or nothing.
-find_torch() {
-  local python
+# The Python that can import a module, or nothing.
+find_python() {
+  local module=$1 python
   for python in ${SHARDBOOK_PYTHON:+"$SHARDBOOK_PYTHON"} python3 \
     /usr/bin/python3; do
-    if "$python" -c 'import torch' >/dev/null 2>&1; then
+    if "$python" -c "import $module" >/dev/null 2>&1; then
       echo "$python"
       return
     fi
@@ -200,7 +212,7 @@ print_packages() {
 
 print_torch() {
   local python version
-  python=$(find_torch)
+  python=$(find_python torch)
   if [[ -n $python ]]; then
     version=$("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
     printf 'pytorch   %s, in %s\n' "$version" "$python"
@@ -231,10 +243,12 @@ print_gpus() {
 }
 
 print_build() {
-  local gloo=without
+  local gloo=without kernel=without
   if [[ -f $build/compile_commands.json ]]; then
     ! grep -q libgloo -- "$build/build.ninja" || gloo=with
-    printf 'build     build/, %s Gloo\n' "$gloo"
+    ! grep -q shardbook_kernel -- "$build/build.ninja" || kernel=with
+    printf 'build     build/, %s Gloo, %s the kernel of the notebooks\n' \
+      "$gloo" "$kernel"
   else
     printf 'build     none yet; ./shardbook run makes it\n'
   fi

@@ -56,6 +56,7 @@ std::vector<Outcome> january_2021(const Row& row) {
 std::vector<Outcome> korthikanti_step(const Row& row) {
   expect_selene(row);
   HybridJob job = megatron_job(row);
+  job.cluster = cluster_named("selene-2022");
   set_degrees(row, row.count("tp"), row.count("pp"), 1, job);
   job.layout.micro_batch = row.count("micro_batch", kMaxSize);
   job.chunks = row.count("interleave_v");

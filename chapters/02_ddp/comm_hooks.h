@@ -11,6 +11,7 @@
 // Hooks run at the same places on all ranks, and issue the same calls.
 
 #include <functional>
+#include <optional>
 
 #include "comm/process_group.h"
 
@@ -38,5 +39,11 @@ CommHook all_reduce_hook();
 /// Divides, rounds to bf16, all-reduces half of the bytes (a quarter of f64's),
 /// and converts back. Memory: one bf16 copy of each bucket in flight.
 CommHook bf16_compress_hook();
+
+/// Divides by `before`, sums, and divides by what is left of the divisor: 1
+/// keeps small gradients whole, the number of ranks keeps large sums finite
+/// (DeepSpeed's gradient_predivide_factor). With `wire`, gradients travel in that
+/// dtype. Memory: then one copy of each bucket in flight.
+CommHook predivide_hook(double before, std::optional<DType> wire = {});
 
 }  // namespace shardbook::ddp

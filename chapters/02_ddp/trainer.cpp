@@ -1,10 +1,8 @@
 #include "chapters/02_ddp/trainer.h"
 
-#include <algorithm>
 #include <optional>
 
 #include "chapters/common/models/checkpoint.h"
-#include "comm/coalesce.h"
 #include "core/check.h"
 
 namespace shardbook::ddp {
@@ -61,25 +59,18 @@ std::vector<NamedTensor> Trainer::full_state() {
   return state_of(*loaded_.model);
 }
 
-double Trainer::predicted_bytes() const {
-  const double d = dp_.size();
-  if (d == 1) return 0;
-  const auto steps = static_cast<double>(options_.steps);
-  const auto parameters = static_cast<double>(loaded_.model->num_parameters());
-  const auto tensors = static_cast<double>(loaded_.model->parameters().size());
-  const auto element = static_cast<double>(dtype_bytes(options_.dtype));
-  const double on_wire = how_.comm_hook == "bf16" ? 2 : element;
-  const bool is_static = how_.ddp.static_graph;
-  const bool finds_unused = how_.ddp.find_unused_parameters && !is_static;
+BillSizes Trainer::sizes() const {
+  BillSizes sizes =
+      bill_sizes(*loaded_.model, how_.ddp, dp_.size(), options_.steps);
+  if (how_.comm_hook == "bf16") sizes.wire_bytes = 2;
+  return sizes;
+}
 
-  // Broadcasts: the weights once, and the order of the buckets
-  double broadcast = parameters * element;
-  if (options_.steps >= 2 && !finds_unused) broadcast += 4 * tensors;
-  // All-reduces: gradients and the loss in each step, and who used what
-  double all_reduced = steps * (parameters * on_wire + 8);
-  if (finds_unused) all_reduced += steps * 4 * tensors;
-  if (is_static && options_.steps >= 1) all_reduced += 4 * tensors;
-  return (d - 1) * (broadcast + 2 * all_reduced) / d;
+double Trainer::predicted_bytes() const {
+  // And an all-reduce of the loss in each step
+  const double d = dp_.size();
+  return ddp::predicted_bytes(sizes()) +
+         static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
 }
 
 MemoryBill Trainer::bill() const {
@@ -90,32 +81,10 @@ MemoryBill Trainer::bill() const {
   MemoryBill bill =
       single_device_bill(options_, loaded_.config, rows, /*recompute=*/false,
                          /*accumulates=*/is_view || how_.micro_batches > 1);
-  const Tensors parameters = loaded_.model->parameters();
-  const auto tensors = static_cast<double>(parameters.size());
   const double all = bill[MemoryKind::kParameter];
   if (is_view) bill[MemoryKind::kGradient] = all;
-
-  // Buckets, or the buffer that the first weights travel in
-  const double buckets = is_view ? 0 : all;
-  const bool is_static = how_.ddp.static_graph;
-  const bool finds_unused = how_.ddp.find_unused_parameters && !is_static;
-  const double usage = finds_unused || is_static ? 4 * tensors : 0;
-  double peak = buckets;
-  if (options_.steps >= 1) {
-    double in_flight = 8;
-    if (how_.comm_hook == "bf16") {
-      in_flight += 2 * all / static_cast<double>(dtype_bytes(options_.dtype));
-    }
-    peak = buckets + usage + in_flight;
-  }
-  if (dp_.size() > 1) {
-    peak = std::max(peak,
-                    static_cast<double>(coalescing_buffer_bytes(parameters)));
-    if (options_.steps >= 2 && !finds_unused) {
-      peak = std::max(peak, buckets + usage + 4 * tensors);
-    }
-  }
-  bill[MemoryKind::kCommunication] = peak;
+  bill[MemoryKind::kCommunication] =
+      communication_bytes(sizes(), all, /*sent_beside=*/8);
   return bill;
 }
 

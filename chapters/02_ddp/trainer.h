@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "chapters/02_ddp/bill.h"
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/common/run/strategy.h"
 
@@ -43,6 +44,8 @@ class Trainer : public Strategy {
   MemoryBill bill() const;
 
  private:
+  BillSizes sizes() const;
+
   Options options_;
   TrainerOptions how_;
   ProcessGroup& dp_;

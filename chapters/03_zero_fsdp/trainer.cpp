@@ -37,15 +37,6 @@ Options checked(const Options& options, const TrainerOptions& how, int ranks) {
   return options;
 }
 
-/// The model on the host, from which each rank takes its shards.
-LoadedModel build_on_host(const Options& options, bool recompute) {
-  RankContext& context = RankContext::current();
-  ContextValue<Device> on_host(&RankContext::device, context.host());
-  LoadedModel loaded = build_model(options);
-  set_recompute(*loaded.model, recompute);
-  return loaded;
-}
-
 zero::ZeroOptions zero_options(const Options& options,
                                const TrainerOptions& how,
                                const ModelConfig& config) {
@@ -129,6 +120,14 @@ FoldClass fold_class(const Options& options, const TrainerOptions& how) {
   return [class_of](int rank) {
     return class_of[static_cast<std::size_t>(rank) % class_of.size()];
   };
+}
+
+LoadedModel build_on_host(const Options& options, bool recompute) {
+  RankContext& context = RankContext::current();
+  ContextValue<Device> on_host(&RankContext::device, context.host());
+  LoadedModel loaded = build_model(options);
+  set_recompute(*loaded.model, recompute);
+  return loaded;
 }
 
 Trainer::Trainer(const Options& options, const TrainerOptions& how,

@@ -66,6 +66,9 @@ DType shortest_dtype(DType parameters, const TrainerOptions& how);
 /// Which ranks do the same: the `sim` world runs one of each class.
 FoldClass fold_class(const Options& options, const TrainerOptions& how);
 
+/// The model of the options on the host, from which each rank takes its shards.
+LoadedModel build_on_host(const Options& options, bool recompute = false);
+
 /// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
 /// its micro-batch i of g the samples r + d i, r + d (i + g), ... of those. The
 /// model is built on the host: the device never holds all of it.

@@ -4,6 +4,7 @@
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
+#include "chapters/13_moe/activations.h"
 #include "chapters/common/sharded/parts.h"
 
 namespace shardbook::moe {
@@ -154,7 +155,9 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
   bill[MemoryKind::kInput] =
       trains ? work.rows * static_cast<double>(options.seq) * 2 * 8 : 0;
   bill[MemoryKind::kActivation] =
-      depends_on_routing(moe) ? kNoClaim : kNotPredicted;
+      depends_on_routing(moe) ? kNoClaim
+      : trains ? predicted_activations(options, config, moe, sizes)
+               : 0;
 
   // Gradients: all, with the head's part of the tied table beside the
   // embedding's; a shard and those that pass

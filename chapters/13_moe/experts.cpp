@@ -63,8 +63,8 @@ Tensor Experts::forward(const Tensor& rows) {
   const std::int64_t f = c_fc_bias.size(1);
   const Tensor x = tp_ != nullptr ? tensor_parallel::copy_to(rows, *tp_) : rows;
   // One statement each: their order decides the order of backward
-  const Tensor product = matmul(x, c_fc_weight);
-  const Tensor hidden = add(product, reshape(c_fc_bias, {local, 1, f}));
+  Tensor hidden = matmul(x, c_fc_weight);
+  hidden = add(hidden, reshape(c_fc_bias, {local, 1, f}));
   if (!c_proj_weight.defined()) return hidden;
   Tensor y = matmul(gelu(hidden), c_proj_weight);
   // Hidden units of other ranks are parts of the sum; the bias is added after it

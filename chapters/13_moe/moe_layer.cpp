@@ -138,19 +138,19 @@ Tensor MoeLayer::with_capacity(const Tensor& rows, const GateResult& gated) {
 
   // Ranks of TP have the same tokens: each takes a part of the slots
   if (tp != nullptr) slots = tensor_parallel::scatter_to(slots, *tp, kSlots);
-  Tensor there = to_experts(slots, groups_.ep);
+  slots = to_experts(slots, groups_.ep);
   if (tp != nullptr && options_.expert_tensor_parallel) {
-    there = tensor_parallel::gather_from(there, *tp, kSlots);
+    slots = tensor_parallel::gather_from(slots, *tp, kSlots);
   }
-  there = experts(there);
+  slots = experts(slots);
   if (tp != nullptr && options_.expert_tensor_parallel) {
-    there = tensor_parallel::scatter_to(there, *tp, kSlots);
+    slots = tensor_parallel::scatter_to(slots, *tp, kSlots);
   }
-  Tensor back = from_experts(there, groups_.ep, routing.experts);
-  if (tp != nullptr) back = tensor_parallel::gather_from(back, *tp, kSlots);
+  slots = from_experts(slots, groups_.ep, routing.experts);
+  if (tp != nullptr) slots = tensor_parallel::gather_from(slots, *tp, kSlots);
 
-  return options_.is_naive ? naive_combine(back, routing, gated.weights)
-                           : combine(back, routing, gated.weights);
+  return options_.is_naive ? naive_combine(slots, routing, gated.weights)
+                           : combine(slots, routing, gated.weights);
 }
 
 Tensor MoeLayer::dropless(const Tensor& rows, const GateResult& gated,

@@ -76,6 +76,14 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   });
 }
 
+void check_slots(const GateOptions& gate, std::int64_t tokens, int tp) {
+  const std::int64_t slots = capacity(tokens, gate, true);
+  SB_CHECK(
+      slots % tp == 0, "--tp ", tp, ": does not divide the ", slots,
+      " slots of an expert; choose --capacity-factor or --batch so that it "
+      "does");
+}
+
 void check_trainer(const Options& options, const TrainerOptions& how) {
   SB_CHECK(how.zero_stage < 3,
            "--zero-stage 3: experts are not whole on any rank, and stage 3 "
@@ -97,13 +105,9 @@ void check_trainer(const Options& options, const TrainerOptions& how) {
     gate.num_experts = experts_of_layer(how.moe, layer);
     if (gate.num_experts == 1) continue;
     check_gate(gate);
-    if (how.tp == 1 || !has_slots) continue;
-    const std::int64_t slots =
-        capacity(options.batch / groups * options.seq, gate, true);
-    SB_CHECK(slots % how.tp == 0, "--tp ", how.tp, ": does not divide the ",
-             slots,
-             " slots of an expert; choose --capacity-factor or --batch "
-             "so that it does");
+    if (has_slots) {
+      check_slots(gate, options.batch / groups * options.seq, how.tp);
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/load.h"
+#include "chapters/13_moe/reference.h"
 #include "chapters/common/models/checkpoint.h"
 #include "core/check.h"
 
@@ -222,13 +223,7 @@ TrainingState Trainer::state() {
 
 LoadedModel Trainer::whole_model(const Options& options,
                                  const std::vector<NamedTensor>& state) {
-  LayerFactory layers;
-  layers.mlp = moe_mlp(how_.moe, {}, std::make_shared<MoeRecord>());
-  LoadedModel loaded;
-  loaded.config = config_;
-  loaded.model = build(options, config_, config_.vocab_size, layers);
-  loaded.model->load_values(state);
-  return loaded;
+  return moe::whole_model(options, how_.moe, state);
 }
 
 bool Trainer::has_predictable_time() const {
@@ -279,32 +274,24 @@ std::string Trainer::remarks() {
   return draw_groups(sizes, experts) + "\n" + draw_loads(loads);
 }
 
+std::vector<std::pair<std::string, std::string>> Trainer::more() {
+  const auto loads = global_loads();
+  if (loads.empty()) return {};
+  return {{"expert_loads", loads_json(loads)}};
+}
+
 ReferenceRun train_reference(const Options& options,
                              const TrainerOptions& how) {
-  Options quiet = options;
-  quiet.log.clear();
   const GroupSizes sizes = group_sizes(options, how);
   const int dp = sizes.world / sizes.tp;
-  const ModelConfig config = gpt_config(options);
+  gpt_config(options);
   const auto record = std::make_shared<MoeRecord>();
   LayerFactory layers;
   layers.mlp = moe_mlp(how.moe, {}, record);
-  const auto model = build(options, config, config.vocab_size, layers);
-  if (!options.load.empty()) load_model(options.load, *model);
-  const Dataset data = Dataset::open(options, config);
-  const auto optimizer = make_optimizer(options.optimizer, model->parameters(),
-                                        options.optimizer_options);
   // A rank's micro-batch is a piece
-  const auto pieces =
-      strided_micro_batches(options.batch, dp * how.micro_batches);
-  record->loss_scale = 1 / static_cast<double>(pieces.size());
-  return train_yardstick(
-      quiet, *optimizer, model->named_parameters(), [&](std::int64_t step) {
-        StepResult result;
-        result.loss = accumulate_gradients(quiet, *model, data, step, pieces);
-        result.grad_norm = update_parameters(quiet, *optimizer);
-        return result;
-      });
+  return train_reference(
+      options, layers, *record,
+      strided_micro_batches(options.batch, dp * how.micro_batches));
 }
 
 // Ranks differ in what they add to the norm: under ZeRO and TP in the pieces of

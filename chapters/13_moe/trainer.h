@@ -45,6 +45,8 @@ struct TrainerOptions {
 void add_options(CommandLine& line, TrainerOptions& how);
 /// Throws Error for options that do not go together.
 void check_trainer(const Options& options, const TrainerOptions& how);
+/// Throws Error unless `tp` ranks can share the slots of a group of tokens.
+void check_slots(const GateOptions& gate, std::int64_t tokens, int tp);
 /// The sizes of the mesh, with `ep` chosen.
 GroupSizes group_sizes(const Options& options, const TrainerOptions& how);
 
@@ -83,6 +85,8 @@ class Trainer : public Strategy {
                           const std::vector<NamedTensor>& state) override;
   /// The groups, and the load of each expert. Collective.
   std::string remarks() override;
+  /// The load of each expert, for report.html. Collective.
+  std::vector<std::pair<std::string, std::string>> more() override;
 
   Module& model() { return *model_; }
   const ModelConfig& config() const { return config_; }

@@ -5,6 +5,7 @@
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/12_sequence_parallel/bill.h"
+#include "chapters/13_moe/bill.h"
 #include "chapters/common/pipeline/recompute.h"
 
 namespace shardbook::hybrid {
@@ -69,22 +70,37 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& how,
 
 // --- Bytes -------------------------------------------------------------------
 
+double expert_bytes(const BillSizes& z) {
+  const moe::MoeOptions moe = z.how->moe();
+  moe::BillSizes groups;
+  groups.ep = z.how->ep, groups.t = z.how->tp;
+  const auto slots = static_cast<double>(moe::capacity(
+      static_cast<std::int64_t>(z.tokens()), moe.gate, /*is_training=*/true));
+  // Half of the messages are those of forward
+  return z.element * (z.blocks + z.blocks_again / 2) *
+         moe::layer_elements(moe, z.how->experts, slots, z.h(), groups);
+}
+
 double layer_bytes(const BillSizes& z) {
-  double bytes = 0;
+  const bool has_experts = z.how->has_experts();
+  double bytes = has_experts ? expert_bytes(z) : 0;
   const double passes = z.heads + z.heads_again;  // of the loss
   if (z.t() > 1) {
     const double x = z.tokens() * z.h() * z.element;
     if (z.how->sequence_parallel) {
       // Gathers and scatters, half an all-reduce each: four forward and six
-      // backward per block; one of each for embedding and head
-      const double halves = 10 * z.blocks + 4 * z.blocks_again +
+      // backward per block; one of each for embedding and head. Experts have
+      // one of each in the place of an MLP's two and three
+      const double halves = (has_experts ? 7 : 10) * z.blocks +
+                            (has_experts ? 3 : 4) * z.blocks_again +
                             2 * (z.embeddings + z.heads) + z.embeddings_again +
                             z.heads_again;
       bytes += all_reduce(z.t(), halves / 2 * x);
     } else {
       // f and g of attention and MLP; g behind the embedding, f before the head
-      const double sums = 4 * z.blocks + 2 * z.blocks_again + z.embeddings +
-                          z.embeddings_again + z.heads;
+      const double sums =
+          (has_experts ? 1 : 2) * (2 * z.blocks + z.blocks_again) +
+          z.embeddings + z.embeddings_again + z.heads;
       bytes += all_reduce(z.t(), sums * x);
     }
     // Largest logit, logit of the target, sum of exponentials
@@ -110,7 +126,7 @@ double update_bytes(const BillSizes& z) {
     const double grad = bucket.gradient_bytes;
     // All-reduce, or reduce-scatter of gradients and all-gather of parameters
     const double second = bucket.flat.defined() ? z.element : grad;
-    bytes += all_reduce(z.d(), of.whole * (grad + second) / 2);
+    bytes += all_reduce(bucket.data->size(), of.whole * (grad + second) / 2);
     if (bucket.is_partial) bytes += all_reduce(z.t(), of.kept * grad);
     if (bucket.tied != nullptr) {
       bytes += all_reduce(bucket.tied->size(), of.kept * grad);
@@ -127,7 +143,8 @@ double gather_bytes(const BillSizes& z) {
   double bytes = 0;
   for (const UpdateBucket& bucket : *z.buckets) {
     if (!bucket.flat.defined()) continue;
-    bytes += all_reduce(z.d(), static_cast<double>(bucket.flat.bytes()) / 2);
+    bytes += all_reduce(bucket.data->size(),
+                        static_cast<double>(bucket.flat.bytes()) / 2);
   }
   return bytes;
 }

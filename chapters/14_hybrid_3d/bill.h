@@ -51,7 +51,9 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& how,
 
 // --- Bytes that a rank sends in a step ---------------------------------------
 
-/// Inside its layers: over tp and cp.
+/// Of layers of experts: slots over ep, and gathered over tp.
+double expert_bytes(const BillSizes& sizes);
+/// Inside its layers: over tp, cp and ep.
 double layer_bytes(const BillSizes& sizes);
 /// Gradients, and (ZeRO-1) parameters: over dp x cp, tp and tied stages.
 double update_bytes(const BillSizes& sizes);

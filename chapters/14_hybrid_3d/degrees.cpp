@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/13_moe/trainer.h"
 #include "core/check.h"
 
 namespace shardbook::hybrid {
@@ -115,6 +116,39 @@ void check_model(const Options& options, const HybridOptions& how,
            how.cp, "; give 0");
 }
 
+void check_experts(const Options& options, const HybridOptions& how) {
+  if (!how.has_experts()) {
+    SB_CHECK(how.experts == 1, "--num-experts ", how.experts,
+             ": give the experts of each layer, or 1 for an ordinary MLP");
+    SB_CHECK(how.ep == 1 && how.top_k == 1 && !how.expert_tp, "--ep ", how.ep,
+             ", --top-k ", how.top_k, how.expert_tp ? ", --expert-tp" : "",
+             ": there are no experts; give --num-experts 2 or more");
+    return;
+  }
+  SB_CHECK(how.dp % how.ep == 0, "--ep ", how.ep, ": the ", how.dp,
+           " replicas do not divide into groups that share experts; give ",
+           divisor_below(how.dp, how.ep));
+  SB_CHECK(how.experts % how.ep == 0, "--ep ", how.ep, ": ", how.experts,
+           " experts do not divide by it; give ",
+           divisor_below(how.experts, how.ep));
+  SB_CHECK(!how.expert_tp || how.tp > 1,
+           "--expert-tp: cuts experts over tensor-parallel ranks; give --tp 2 "
+           "or more");
+  SB_CHECK(how.zero_stage <= 1, "--zero-stage ", how.zero_stage,
+           ", --num-experts ", how.experts,
+           ": experts and other layers have different replicas, and this "
+           "chapter shards gradients and parameters over one group; give "
+           "--zero-stage 1, or run 13_moe");
+  SB_CHECK(options.dtype != DType::kF16, "--dtype f16, --num-experts ",
+           how.experts,
+           ": the one device that scales its loss has no experts; give bf16, "
+           "f32 or f64");
+  const moe::MoeOptions moe = how.moe();
+  moe::check_gate(moe.gate);
+  const std::int64_t rows = options.batch / (how.dp * how.micro_batches);
+  moe::check_slots(moe.gate, rows * options.seq / how.cp, how.tp);
+}
+
 void check_precision(const Options& options, const HybridOptions& how) {
   SB_CHECK(!how.accumulate_f32 || dtype_bytes(options.dtype) == 2,
            "--accumulate-f32: gradients of ", dtype_name(options.dtype),
@@ -147,6 +181,16 @@ sequence_parallel::SequenceOptions HybridOptions::sequence() const {
   return options;
 }
 
+moe::MoeOptions HybridOptions::moe() const {
+  moe::MoeOptions options;
+  options.gate.num_experts = experts;
+  options.gate.k = top_k;
+  options.gate.capacity_factor = capacity_factor;
+  options.expert_tensor_parallel = expert_tp;
+  options.aux_coefficient = aux_coefficient;
+  return options;
+}
+
 pipeline::Recompute HybridOptions::recomputed_stages() const {
   if (recompute == "blocks" || recompute == "attention") {
     return pipeline::Recompute::kNever;
@@ -165,9 +209,31 @@ DynamicLossScaler HybridOptions::loss_scaler(DType dtype) const {
 }
 
 Topology topology_of(const HybridOptions& how) {
-  return Topology::from_order(
-      axes_of(how.order),
-      {{"tp", how.tp}, {"cp", how.cp}, {"dp", how.dp}, {"pp", how.pp}});
+  std::string order = axes_of(how.order);
+  if (how.ep == 1) {
+    return Topology::from_order(
+        order,
+        {{"tp", how.tp}, {"cp", how.cp}, {"dp", how.dp}, {"pp", how.pp}});
+  }
+  order.replace(order.find("dp"), 2, "ep-edp");
+  return Topology::from_order(order, {{"tp", how.tp},
+                                      {"cp", how.cp},
+                                      {"ep", how.ep},
+                                      {"edp", how.dp / how.ep},
+                                      {"pp", how.pp}});
+}
+
+Topology parts_topology(const HybridOptions& how) {
+  const std::string order = axes_of(how.order);
+  const bool tp_is_faster = order.find("tp") < order.find("dp");
+  return Topology::from_order(tp_is_faster ? "tp-ep" : "ep-tp",
+                              {{"tp", how.tp}, {"ep", how.ep}});
+}
+
+int replica_of(const Topology& topology, int rank) {
+  if (topology.has_axis("dp")) return topology.coordinate(rank, "dp");
+  return topology.coordinate(rank, "edp") * topology.size("ep") +
+         topology.coordinate(rank, "ep");
 }
 
 void check_legal(const Options& options, HybridOptions& how) {
@@ -176,6 +242,7 @@ void check_legal(const Options& options, HybridOptions& how) {
   check_schedule(how);
   check_model(options, how, model_config(options));
   check_batch(options, how);
+  check_experts(options, how);
   check_precision(options, how);
   topology_of(how);
   const pipeline::Schedule schedule = schedule_of(how);
@@ -216,7 +283,9 @@ std::vector<MicroBatch> pieces_of(const Options& options,
 std::string combinations_text() {
   std::ostringstream text;
   std::vector<std::string> reasons;
-  text << "axes above 1       no ZeRO   ZeRO-1   ZeRO-2   ZeRO-3\n";
+  text
+      << std::string(19, ' ') << "without experts           experts over ep\n"
+      << "axes above 1  ZeRO  0     1     2     3        0     1     2     3\n";
   for (int set = 0; set < 16; ++set) {
     HybridOptions how;
     std::string axes;
@@ -225,28 +294,30 @@ std::string combinations_text() {
       axes += (axes.empty() ? "" : " x ") + std::string(name);
       return 2;
     };
-    how.dp = degree(0, "dp");
+    const int dp = degree(0, "dp");
     how.tp = degree(1, "tp");
     how.cp = degree(2, "cp");
     how.pp = degree(3, "pp");
     if (axes.empty()) axes = "none";
     axes.resize(17, ' ');
     text << axes;
-    for (how.zero_stage = 0; how.zero_stage < 4; ++how.zero_stage) {
-      Options options;
-      options.world_size = how.dp * how.tp * how.cp * how.pp;
-      const std::string reason = refusal(options, how);
-      std::string cell = "yes";
-      if (!reason.empty()) {
-        const auto found = std::find(reasons.begin(), reasons.end(), reason);
-        if (found == reasons.end()) reasons.push_back(reason);
-        cell =
-            "[" +
-            std::to_string(std::find(reasons.begin(), reasons.end(), reason) -
-                           reasons.begin() + 1) +
-            "]";
+    for (how.ep = 1; how.ep <= 2; ++how.ep) {
+      how.dp = dp * how.ep;
+      how.experts = how.ep == 1 ? 1 : 8;
+      if (how.ep == 2) text << "   ";
+      for (how.zero_stage = 0; how.zero_stage < 4; ++how.zero_stage) {
+        Options options;
+        options.world_size = how.dp * how.tp * how.cp * how.pp;
+        options.batch = 4 * how.dp * how.micro_batches;
+        const std::string reason = refusal(options, how);
+        std::string cell = "yes";
+        if (!reason.empty()) {
+          const auto found = std::find(reasons.begin(), reasons.end(), reason);
+          cell = "[" + std::to_string(found - reasons.begin() + 1) + "]";
+          if (found == reasons.end()) reasons.push_back(reason);
+        }
+        text << std::string(6 - cell.size(), ' ') << cell;
       }
-      text << std::string(9 - cell.size(), ' ') << cell;
     }
     text << "\n";
   }

@@ -3,6 +3,7 @@
 // How many ranks share what, and which products of degrees are legal.
 //
 //   W = d t c p     data, tensor, context, pipeline
+//   d = ep x edp    with experts: replicas that share a set of experts, and sets
 //
 // Every combination that the chapter does not offer is refused before ranks
 // start, with the reason. The table of the page is made by the same code: it
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "chapters/13_moe/moe_layer.h"
 #include "chapters/common/pipeline/recompute.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "chapters/common/run/loss_scaler.h"
@@ -46,10 +48,19 @@ struct HybridOptions {
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   /// Sum the 16-bit gradients of micro-batches in f32.
   bool accumulate_f32 = false;
+  /// Of each layer, in the place of its MLP; 1: an ordinary MLP.
+  std::int64_t experts = 1;
+  int ep = 1;              ///< replicas that share a set of experts
+  std::int64_t top_k = 1;  ///< experts that a token visits
+  double capacity_factor = 1;
+  bool expert_tp = false;  ///< tp cuts experts' hidden units, not their slots
+  double aux_coefficient = 1e-2;
   LossScaleOptions loss_scale;  ///< f16
   std::string scaler = "deepspeed";
 
   sequence_parallel::SequenceOptions sequence() const;
+  bool has_experts() const { return experts > 1; }
+  moe::MoeOptions moe() const;
   /// Of whole stages, as the pipeline does it.
   pipeline::Recompute recomputed_stages() const;
   /// The scale of the loss of the first step, and how it goes on.
@@ -59,8 +70,14 @@ struct HybridOptions {
 /// The orders of ranks that systems use, and the axes in each.
 extern const char* const kOrderHelp;
 /// "megatron", "megatron-pp-dp", "deepspeed", "colossal-ai", or the axes
-/// themselves ("tp-cp-dp-pp"). Throws Error unless each axis comes once.
+/// themselves ("tp-cp-dp-pp"). Throws Error unless each axis comes once. With ep
+/// above 1, ep and edp stand in the place of dp, and move no rank.
 Topology topology_of(const HybridOptions& how);
+/// The ranks of one replica's stage, and with ep of the ep replicas that share
+/// experts: axes tp and ep, in their order.
+Topology parts_topology(const HybridOptions& how);
+/// The replica that a rank belongs to, 0 .. dp-1.
+int replica_of(const Topology& topology, int rank);
 
 /// Sets dp where it was left open. Throws Error, with sizes that would work, for
 /// options that are not legal together.
@@ -75,7 +92,8 @@ std::vector<MicroBatch> pieces_of(const Options& options,
                                   const HybridOptions& how, int dp_rank);
 
 /// Which axes go together, as text: a row for each set of axes above one, a
-/// column for each stage of ZeRO; below, the reasons for refusals.
+/// column for each stage of ZeRO, without experts and with experts over ep; below,
+/// the reasons for refusals.
 std::string combinations_text();
 
 }  // namespace shardbook::hybrid

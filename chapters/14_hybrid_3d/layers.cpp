@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
@@ -87,9 +88,9 @@ LayerFactory on_own_tokens(const LayerFactory& inner, const ModelConfig& config,
   return made;
 }
 
-LayerFactory factory_of(const Options& options, const ModelConfig& config,
-                        const HybridOptions& how, ProcessGroup& tp,
-                        ProcessGroup& cp) {
+LayerFactory dense_layers(const Options& options, const ModelConfig& config,
+                          const HybridOptions& how, ProcessGroup& tp,
+                          ProcessGroup& cp) {
   if (tp.size() == 1) {
     return sequence_parallel::sequence_layers(how.sequence(), options.seq, cp);
   }
@@ -99,6 +100,84 @@ LayerFactory factory_of(const Options& options, const ModelConfig& config,
   if (cp.size() == 1) return over_tp;
   return on_own_tokens(over_tp, config, how, options.seq, tp, cp);
 }
+
+// --- Experts -----------------------------------------------------------------
+
+/// Experts where tokens are cut over tp (Megatron's sequence parallelism): its
+/// ranks gather the tokens, route all of them alike, and keep their own results.
+class ExpertsOfAllTokens : public ModuleOf<ExpertsOfAllTokens> {
+ public:
+  ExpertsOfAllTokens(AnyModule inner, AnyModule dropout, ProcessGroup& tp)
+      : inner(std::move(inner)), dropout(std::move(dropout)), tp_(&tp) {}
+  Tensor forward(const Tensor& x) override {
+    constexpr tensor_parallel::Cut kTokens{1};
+    const Tensor all = tensor_parallel::gather_from(x, *tp_, kTokens);
+    return dropout(tensor_parallel::scatter_to(inner(all), *tp_, kTokens));
+  }
+  void members(MemberVisitor& visit) override { (*inner).members(visit); }
+  std::string type_name() const override { return (*inner).type_name(); }
+
+  AnyModule inner, dropout;
+
+ private:
+  ProcessGroup* tp_;
+};
+
+/// Experts of one device for the tokens of c ranks, one rank after another.
+class ExpertsByRank : public ModuleOf<ExpertsByRank> {
+ public:
+  ExpertsByRank(AnyModule inner, AnyModule dropout, Layout layout, int c)
+      : inner(std::move(inner)),
+        dropout(std::move(dropout)),
+        layout_(layout),
+        c_(c) {}
+  Tensor forward(const Tensor& x) override {
+    Tensors parts;
+    for (int rank = 0; rank < c_; ++rank) {
+      parts.push_back(inner(cut_sequence(x, 1, layout_, rank, c_)));
+    }
+    return dropout(join_sequence(parts, 1, layout_));
+  }
+  void members(MemberVisitor& visit) override { (*inner).members(visit); }
+  std::string type_name() const override { return (*inner).type_name(); }
+
+  AnyModule inner, dropout;
+
+ private:
+  Layout layout_;
+  int c_;
+};
+
+/// `experts` whose dropout follows behind `wrap`.
+template <typename Wrap>
+decltype(LayerFactory::mlp) wrapped(decltype(LayerFactory::mlp) experts,
+                                    Wrap wrap) {
+  return [=](const std::string& name, const ModelConfig& config,
+             const InitOptions& init, const LayerFactory& layers) -> AnyModule {
+    ModelConfig inner = config;
+    inner.dropout = 0;
+    return wrap(experts(name, inner, init, layers),
+                layers.dropout(config.dropout));
+  };
+}
+
+LayerFactory factory_of(const Options& options, const ModelConfig& config,
+                        const HybridOptions& how, ProcessGroup& tp,
+                        ProcessGroup& cp, ProcessGroup* ep,
+                        std::shared_ptr<moe::MoeRecord> record) {
+  LayerFactory made = dense_layers(options, config, how, tp, cp);
+  if (!how.has_experts()) return made;
+  made.mlp = moe::moe_mlp(how.moe(), {ep, &tp}, std::move(record));
+  if (how.sequence_parallel) {
+    made.mlp = wrapped(made.mlp, [&tp](AnyModule experts, AnyModule dropout) {
+      return AnyModule(std::make_unique<ExpertsOfAllTokens>(
+          std::move(experts), std::move(dropout), tp));
+    });
+  }
+  return made;
+}
+
+// --- Recomputation -----------------------------------------------------------
 
 /// Attention that keeps its input, and runs forward again before its backward.
 LayerFactory recomputing_attention(LayerFactory layers) {
@@ -142,15 +221,45 @@ class RecomputingBlocks : public LayerList {
 
 }  // namespace
 
+Groups groups_of(DeviceMesh& mesh, const HybridOptions& how) {
+  const bool cuts_slots = how.has_experts() && !how.expert_tp && how.tp > 1;
+  if (how.ep == 1) {
+    return {mesh.group("dp-cp"),
+            mesh.group("tp"),
+            mesh.group("cp"),
+            mesh.group("pp"),
+            nullptr,
+            mesh.group("dp-cp"),
+            mesh.group(cuts_slots ? "dp-cp-tp" : "dp-cp"),
+            mesh.group("tp")};
+  }
+  return {mesh.group("edp-ep-cp"),
+          mesh.group("tp"),
+          mesh.group("cp"),
+          mesh.group("pp"),
+          &mesh.group("ep"),
+          mesh.group("edp-cp"),
+          mesh.group(cuts_slots ? "edp-cp-tp" : "edp-cp"),
+          mesh.group("ep-tp")};
+}
+
 RankLayers rank_layers(const Options& options, const HybridOptions& how,
-                       ProcessGroup& tp, ProcessGroup& cp) {
+                       const Groups& groups) {
   RankLayers made;
   const ModelConfig config = model_config(options);
+  ProcessGroup &tp = groups.tp, &cp = groups.cp;
   made.tp_shapes = std::make_shared<ShapeGroup>(tp.rank(), tp.size(), "tp");
   made.cp_shapes = std::make_shared<ShapeGroup>(cp.rank(), cp.size(), "cp");
-  made.factory = factory_of(options, config, how, tp, cp);
+  if (groups.ep != nullptr) {
+    made.ep_shapes = std::make_shared<ShapeGroup>(groups.ep->rank(),
+                                                  groups.ep->size(), "ep");
+  }
+  made.record = std::make_shared<moe::MoeRecord>();
+  made.factory =
+      factory_of(options, config, how, tp, cp, groups.ep, made.record);
   made.on_shapes =
-      factory_of(options, config, how, *made.tp_shapes, *made.cp_shapes);
+      factory_of(options, config, how, *made.tp_shapes, *made.cp_shapes,
+                 made.ep_shapes.get(), std::make_shared<moe::MoeRecord>());
   if (how.recompute == "attention") {
     made.factory = recomputing_attention(made.factory);
     made.on_shapes = recomputing_attention(made.on_shapes);
@@ -161,9 +270,38 @@ RankLayers rank_layers(const Options& options, const HybridOptions& how,
   if (how.recompute == "blocks") {
     made.list = std::make_shared<RecomputingBlocks>(made.list);
   }
-  made.layout = [t = tp.size()](const std::string& name, int rank) {
-    return tensor_parallel::layout(name, rank, t);
+  const int t = how.tp, expert_t = how.expert_tp ? t : 1;
+  made.layout = [=, grid = parts_topology(how)](const std::string& name,
+                                                int rank) {
+    const int tp_rank = grid.coordinate(rank, "tp");
+    if (!moe::is_expert(name)) return tensor_parallel::layout(name, tp_rank, t);
+    return moe::expert_layout(name, grid.coordinate(rank, "ep"), how.ep,
+                              tp_rank, expert_t);
   };
+  made.is_whole = [=](const std::string& name) {
+    if (t == 1) return false;
+    if (!moe::is_expert(name)) {
+      return tensor_parallel::layout(name, 0, t) ==
+             tensor_parallel::layout(name, 1, t);
+    }
+    // Where tp cuts slots, its ranks are replicas with other tokens
+    return how.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==
+                                moe::expert_layout(name, 0, 1, 1, t);
+  };
+  return made;
+}
+
+LayerFactory reference_layers(const HybridOptions& how,
+                              std::shared_ptr<moe::MoeRecord> record) {
+  LayerFactory made;
+  made.mlp = moe::moe_mlp(how.moe(), {}, std::move(record));
+  if (how.cp == 1) return made;
+  const Layout layout = how.sequence().layout;
+  made.mlp = wrapped(
+      made.mlp, [layout, c = how.cp](AnyModule experts, AnyModule dropout) {
+        return AnyModule(std::make_unique<ExpertsByRank>(
+            std::move(experts), std::move(dropout), layout, c));
+      });
   return made;
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "chapters/00_single_device/single_device.h"
+#include "chapters/13_moe/reference.h"
 #include "chapters/14_hybrid_3d/bill.h"
 #include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
@@ -14,11 +15,13 @@ Trainer::Trainer(const Options& options, const HybridOptions& how,
     : options_(options),
       how_(how),
       mesh_(mesh),
-      groups_(groups_of(mesh)),
-      layers_(rank_layers(options, how, mesh.group("tp"), mesh.group("cp"))),
+      groups_(groups_of(mesh, how)),
+      layers_(rank_layers(options, how, groups_)),
       data_(Dataset::open(options, model_config(options))),
       schedule_(schedule_of(how)),
-      feed_(options, data_, pieces_of(options, how, mesh.coordinate("dp")),
+      feed_(options, data_,
+            pieces_of(options, how,
+                      replica_of(mesh.topology(), mesh.world().rank())),
             layers_.factory.loss),
       scaler_(how.loss_scaler(options.dtype)) {
   const std::vector<int> cuts =
@@ -26,7 +29,7 @@ Trainer::Trainer(const Options& options, const HybridOptions& how,
               [&] { return feed_.example(feed_.pieces()[0].rows); });
   model_ = std::make_unique<PipelineModel>(
       options, layers_.list, pipeline::layout_of(schedule_, cuts), groups_.pp,
-      part_of(layers_.layout, groups_.tp.rank(), layers_.padded.vocab_size));
+      part_of(layers_.layout, groups_.parts.rank(), layers_.padded.vocab_size));
   update_.emplace(options, how, *model_, layers_, groups_);
   RankContext::current().device.reset_peak_memory();
   engine_options_.recompute = how.recomputed_stages();
@@ -39,6 +42,10 @@ StepResult Trainer::step(std::int64_t step) {
   // global batch, so every later reduction is a sum
   feed_.set_first_step(step);
   feed_.set_loss_scale(scaler_.scale());
+  // The losses of gates: of each group that is routed together the same share
+  layers_.record->loss_scale =
+      scaler_.scale() /
+      static_cast<double>(how_.dp * how_.micro_batches * how_.cp);
   double loss = engine_->run();
   const bool is_first = groups_.tp.rank() == 0 && mesh_.coordinate("cp") == 0;
   if (!is_first) loss = 0;  // tp and cp ranks have the same loss
@@ -98,18 +105,19 @@ std::vector<Bill> Trainer::bills() {
 }
 
 std::vector<NamedTensor> Trainer::full_state() {
-  // The parts of one replica: first by stage, then by rank of the tp group
-  if (groups_.data.rank() != 0) return {};
+  // The parts of one replica, with ep of ep replicas: first by stage, then by
+  // rank of tp and ep
+  if (groups_.copies.rank() != 0) return {};
   const std::vector<NamedTensor> parts = model_->full_parameters();
   if (groups_.pp.rank() != 0) return {};
-  return gather_parts(parts, layers_.layout, groups_.tp,
+  return gather_parts(parts, layers_.layout, groups_.parts,
                       model_config(options_).vocab_size);
 }
 
 TrainingState Trainer::state() {
   TrainingState state;
   update_->add_to(state);
-  place_parts(state, layers_.layout, groups_.tp.rank(),
+  place_parts(state, layers_.layout, groups_.parts.rank(),
               model_config(options_).vocab_size);
   if (options_.dtype == DType::kF16) state.numbers = scaler_.state();
   state.loaded = [this](const std::map<std::string, double>& numbers) {
@@ -117,6 +125,28 @@ TrainingState Trainer::state() {
     update_->gather();
   };
   return state;
+}
+
+LoadedModel Trainer::whole_model(const Options& options,
+                                 const std::vector<NamedTensor>& state) {
+  if (!how_.has_experts()) return Strategy::whole_model(options, state);
+  return moe::whole_model(options, how_.moe(), state);
+}
+
+moe::Loads Trainer::loads() {
+  if (!how_.has_experts()) return {};
+  return moe::sum_loads(*layers_.record, mesh_.world(), groups_.tp.rank() == 0);
+}
+
+std::string Trainer::remarks() {
+  const moe::Loads all = loads();
+  return mesh_.world().rank() == 0 ? moe::draw_loads(all) : "";
+}
+
+std::vector<std::pair<std::string, std::string>> Trainer::more() {
+  const moe::Loads all = loads();
+  if (all.empty()) return {};
+  return {{"expert_loads", moe::loads_json(all)}};
 }
 
 std::unique_ptr<Strategy> make_trainer(const Options& options,
@@ -134,6 +164,11 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& how) {
     for (const MicroBatch& each : pieces_of(options, how, rank)) {
       pieces.push_back(each);
     }
+  }
+  if (how.has_experts()) {
+    const auto record = std::make_shared<moe::MoeRecord>();
+    return moe::train_reference(options, reference_layers(how, record), *record,
+                                pieces, how.cp);
   }
   // In f16 the one device scales its loss, too, and skips the same steps
   if (options.dtype == DType::kF16) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "chapters/02_ddp/buckets.h"
+#include "chapters/12_sequence_parallel/megatron.h"
 #include "core/context.h"
 #include "core/copy_runs.h"
 #include "core/inplace.h"
@@ -39,10 +40,6 @@ std::vector<NamedTensor> named_parameters(PipelineModel& model) {
 
 }  // namespace
 
-Groups groups_of(DeviceMesh& mesh) {
-  return {mesh.group("dp-cp"), mesh.group("tp"), mesh.group("pp")};
-}
-
 std::int64_t UpdateBucket::numel() const {
   std::int64_t sum = 0;
   for (const NamedTensor& each : parameters) sum += each.tensor.numel();
@@ -71,11 +68,11 @@ Update::Update(const Options& options, const HybridOptions& how,
       numels.push_back(each.tensor.numel());
     }
     bucket.layout =
-        zero::flat_layout(numels, groups.data.size(), /*alignment=*/2);
+        zero::flat_layout(numels, bucket.data->size(), /*alignment=*/2);
     bucket.flat = zero::flatten(bucket.parameters, bucket.layout,
                                 RankContext::current().device);
     const std::int64_t shard = bucket.layout.shard();
-    bucket.own = bucket.flat.flat_view(groups.data.rank() * shard, {shard});
+    bucket.own = bucket.flat.flat_view(bucket.data->rank() * shard, {shard});
     updated.push_back(bucket.own);
   }
   optimizer_ = make_optimizer(options.optimizer, std::move(updated),
@@ -127,22 +124,25 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
   for (const NamedTensor& each : named_parameters(model)) {
     UpdateBucket kind;
     kind.tied = tied_group(model, each.tensor);
-    kind.is_replicated =
-        groups_.tp.size() > 1 &&
-        layers.layout(each.name, 0) == layers.layout(each.name, 1);
+    kind.data = moe::is_expert(each.name) ? &groups_.experts : &groups_.data;
+    kind.is_replicated = layers.is_whole(each.name);
+    // Experts and their gates see all tokens on every rank of tp
+    kind.is_partial = kind.is_replicated && how.sequence_parallel &&
+                      sequence_parallel::has_partial_gradient(each.name) &&
+                      !moe::is_expert(each.name);
     const auto found =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& other) {
-          return other.tied == kind.tied &&
-                 other.is_replicated == kind.is_replicated;
+          return other.tied == kind.tied && other.data == kind.data &&
+                 other.is_replicated == kind.is_replicated &&
+                 other.is_partial == kind.is_partial;
         });
     if (found != kinds.end()) {
       found->parameters.push_back(each);
       continue;
     }
-    kind.is_partial = kind.is_replicated && how.sequence_parallel;
     kind.gradient_bytes = static_cast<double>(dtype_bytes(each.tensor.dtype()));
     // ZeRO-1 counts each rank's own shard
-    kind.counts = (is_sharded_ || groups_.data.rank() == 0) &&
+    kind.counts = (is_sharded_ || kind.data->rank() == 0) &&
                   (!kind.is_replicated || groups_.tp.rank() == 0) &&
                   (kind.tied == nullptr || kind.tied->rank() == 0);
 
@@ -199,7 +199,7 @@ void Update::scatter(UpdateBucket& bucket) {
   for (const NamedTensor& each : bucket.parameters) each.tensor.clear_grad();
   const MemoryScope kind(MemoryKind::kGradient);
   bucket.grad = Tensor::empty(bucket.own.shape(), all.options());
-  groups_.data.reduce_scatter(bucket.grad, all, ReduceOp::kSum, "gradients")
+  bucket.data->reduce_scatter(bucket.grad, all, ReduceOp::kSum, "gradients")
       .wait();
 }
 
@@ -210,7 +210,7 @@ void Update::reduce() {
     if (is_sharded_) {
       scatter(bucket);
     } else {
-      sum_over_ranks(groups_.data, gradients_of(bucket), "gradients");
+      sum_over_ranks(*bucket.data, gradients_of(bucket), "gradients");
     }
   }
   // Then over tokens that were cut inside the tp group
@@ -264,7 +264,7 @@ void Update::gather() {
   if (!is_sharded_) return;
   const PhaseScope phase(Phase::kOptimizer);
   for (const UpdateBucket& bucket : buckets_) {
-    groups_.data.all_gather(bucket.flat, bucket.own, "parameters").wait();
+    bucket.data->all_gather(bucket.flat, bucket.own, "parameters").wait();
   }
 }
 
@@ -278,7 +278,7 @@ void Update::add_to(TrainingState& state) {
     for (std::size_t j = 0; j < bucket.parameters.size(); ++j) {
       for (const zero::OwnedPart& own :
            bucket.layout.parts(static_cast<int>(j))) {
-        if (own.owner != groups_.data.rank() || own.numel == 0) continue;
+        if (own.owner != bucket.data->rank() || own.numel == 0) continue;
         StatePart part;
         part.name = bucket.parameters[j].name;
         part.whole = bucket.parameters[j].tensor.shape();

@@ -9,7 +9,9 @@
 //
 // A parameter's gradient is a sum over up to three groups, in this order:
 //
-//   dp x cp   the other samples, the other tokens: every parameter
+//   dp x cp   the other samples, the other tokens: every parameter. Experts: only
+//             the ranks that hold the same ones (edp x cp, and tp where it cuts
+//             slots); an all-to-all has brought them the tokens of the others
 //   tp        tokens that Megatron's sequence parallelism has cut: parameters
 //             that the tp group holds whole (norms, biases of rows, positions)
 //   pp        other stages that use the parameter (the token embedding)
@@ -34,17 +36,11 @@
 
 namespace shardbook::hybrid {
 
-/// The groups of one rank; the mesh owns them.
-struct Groups {
-  ProcessGroup& data;  ///< dp x cp
-  ProcessGroup& tp;
-  ProcessGroup& pp;
-};
-Groups groups_of(DeviceMesh& mesh);
-
 /// Parameters whose gradients are summed over the same groups.
 struct UpdateBucket {
   std::vector<NamedTensor> parameters;
+  /// The ranks that hold the same parameters, and other samples or tokens.
+  ProcessGroup* data = nullptr;
   /// The stages that share them; null for parameters of one stage.
   std::shared_ptr<ProcessGroup> tied;
   bool is_replicated = false;  ///< the tp group holds them whole

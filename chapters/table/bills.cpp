@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "chapters/common/pictures/svg.h"
 #include "chapters/table/internal/page.h"
-#include "chapters/table/svg.h"
 
 namespace shardbook::table::internal {
 namespace {

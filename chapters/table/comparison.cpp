@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "chapters/table/internal/text_table.h"
+#include "chapters/common/pictures/text_table.h"
 #include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
 #include "sim/timeline_text.h"
@@ -8,8 +8,8 @@
 namespace shardbook::table {
 namespace {
 
-using internal::align;
-using internal::Row;
+using text_table::align;
+using text_table::Row;
 
 double step_s(const ProgramRun& run) {
   return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <set>
 
+#include "chapters/common/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/run_set.h"
-#include "chapters/table/svg.h"
 #include "chapters/table/table.h"
 #include "sim/timeline_text.h"
 

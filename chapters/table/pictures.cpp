@@ -4,12 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <set>
+#include <utility>
+#include <vector>
 
+#include "chapters/common/pictures/svg.h"
+#include "chapters/common/pictures/timeline_picture.h"
 #include "chapters/table/internal/page.h"
-#include "chapters/table/svg.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {
@@ -26,35 +27,12 @@ std::string swatch(const std::string& css_class, const std::string& title) {
       css_class, title);
 }
 
-// The class of an event in the drawings, as timeline.js has it.
-std::string class_of(const sim::TimelineEvent& event) {
-  if (event.queue == "host") return "host";
-  if (event.category == "backward" && event.label.rfind("weights", 0) == 0) {
-    return "weights";
-  }
-  return event.category;
-}
+using Classes = std::vector<std::pair<std::string, std::string>>;
 
-std::string categories_legend(const StepView& view) {
-  static constexpr std::array<std::array<const char*, 2>, 9> kTitles = {
-      {{"forward", "forward"},
-       {"backward", "backward"},
-       {"weights", "deferred weight gradients"},
-       {"optimizer", "optimizer"},
-       {"comm", "communication"},
-       {"copy", "memory copy"},
-       {"host", "host"},
-       {"exposed", "exposed communication"},
-       {"bubble", "bubble"}}};
-  std::set<std::string> used;
-  for (const RankGroup& group : view.groups) {
-    for (const sim::TimelineEvent& event : group.timeline.events) {
-      used.insert(class_of(event));
-    }
-  }
+std::string legend(const Classes& classes) {
   std::string text = "<ul class=\"legend\">";
-  for (const auto& [css_class, title] : kTitles) {
-    if (used.count(css_class) > 0) text += swatch(css_class, title);
+  for (const auto& [css_class, title] : classes) {
+    text += swatch(css_class, title);
   }
   return text + "</ul>\n";
 }
@@ -146,8 +124,8 @@ std::string timeline_html(std::size_t run_number, const StepView& view) {
       "share at the right is the time in which a queue is "
       "busy.</figcaption>\n{}{}"
       "<div class=\"tracks\">\n",
-      run_number, what, sim::seconds_text(view.step_s), categories_legend(view),
-      tools_html(messages));
+      run_number, what, sim::seconds_text(view.step_s),
+      legend(classes_of(view)), tools_html(messages));
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
     text += track_html(g, view.groups[g], view.step_s);
   }
@@ -158,45 +136,17 @@ std::string timeline_html(std::size_t run_number, const StepView& view) {
          hidden_ranks(view) + "</figure>\n";
 }
 
-double peak(const RankGroup& group) {
-  std::int64_t most = 0;
-  for (const sim::MemorySample& sample : group.timeline.memory) {
-    most = std::max(most, sample.total());
-  }
-  return static_cast<double>(most);
-}
-
-std::string kinds_legend(const StepView& view) {
-  std::string text = "<ul class=\"legend\">";
-  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
-    std::int64_t most = 0;
-    for (const RankGroup& group : view.groups) {
-      for (const sim::MemorySample& sample : group.timeline.memory) {
-        most = std::max(most, sample.bytes[k]);
-      }
-    }
-    if (most == 0) continue;
-    std::string name = memory_kind_name(static_cast<MemoryKind>(k));
-    const std::string css_class = "kind-" + name;
-    std::replace(name.begin(), name.end(), '_', ' ');
-    text +=
-        swatch(css_class, fmt::format("{}, at most {}", name,
-                                      format_bytes(static_cast<double>(most))));
-  }
-  return text + "</ul>\n";
-}
-
 std::string memory_html(std::size_t run_number, const StepView& view) {
   double most = 0;
   for (const RankGroup& group : view.groups) {
-    most = std::max(most, peak(group));
+    most = std::max(most, memory_peak(group));
   }
   if (most <= 0) return "";
   std::string text = fmt::format(
       "<figure class=\"memories\" data-run=\"{}\"><figcaption><b>Memory</b> in "
       "use during the same time, by kind</figcaption>\n{}{}"
       "<div class=\"plots\">\n",
-      run_number, kinds_legend(view), tools_html(false));
+      run_number, legend(memory_classes_of(view)), tools_html(false));
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
     const RankGroup& group = view.groups[g];
     const std::string who = sim::rank_list(group.ranks);
@@ -207,7 +157,7 @@ std::string memory_html(std::size_t run_number, const StepView& view) {
         "aria-label=\"{0}: memory over the step, at most {1}. Arrow keys move "
         "through time.\" tabindex=\"0\" data-group=\"{3}\" data-most=\"{4}\">"
         "</svg><div class=\"axis\" aria-hidden=\"true\"></div></div>\n",
-        who, format_bytes(peak(group)), format_bytes(most), g, most);
+        who, format_bytes(memory_peak(group)), format_bytes(most), g, most);
   }
   return text + "</div></figure>\n";
 }

@@ -262,6 +262,7 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   read_memory(reader, run);
   run.time = check_time(run);
   run.sweep = read_sweep(object, source);
+  run.expert_loads = read_expert_loads(object, source);
   return run;
 }
 
@@ -277,30 +278,6 @@ double sent_per_step(const ProgramRun& run) {
 std::string run_name(const ProgramRun& run) {
   if (!run.label.empty()) return run.label;
   return run.variant.empty() ? run.chapter : run.chapter + " " + run.variant;
-}
-
-namespace {
-
-std::string with_unit(double value, double step,
-                      const std::array<const char*, 6>& units) {
-  std::size_t unit = 0;
-  // 1000 KiB reads better as 1.0 MiB, and never needs a fourth digit.
-  while (value >= 999.5 && unit + 1 < units.size()) {
-    value /= step;
-    ++unit;
-  }
-  const int decimals = unit == 0 || value >= 99.95 ? 0 : 1;
-  return fmt::format("{:.{}f} {}", value, decimals, units[unit]);
-}
-
-}  // namespace
-
-std::string format_bytes(double bytes) {
-  return with_unit(bytes, 1024, {"B", "KiB", "MiB", "GiB", "TiB", "PiB"});
-}
-
-std::string format_decimal_bytes(double bytes) {
-  return with_unit(bytes, 1000, {"B", "KB", "MB", "GB", "TB", "PB"});
 }
 
 }  // namespace shardbook::table

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/common/pictures/bytes.h"
+#include "chapters/table/expert_loads.h"
 #include "chapters/table/sweep.h"
 #include "sim/timeline_step.h"
 
@@ -72,6 +74,7 @@ struct ProgramRun {
   std::vector<RankBill> ranks;
   std::optional<VirtualRun> virtual_run;
   std::optional<Sweep> sweep;
+  std::vector<LayerLoad> expert_loads;  ///< empty: no experts
 };
 
 /// Reads the JSON object of one run; `source` names it in messages. Values
@@ -91,10 +94,5 @@ bool fits(const ProgramRun& run);
 /// Bytes that the busiest rank sends in a step, mean of the run; negative where
 /// they were not measured.
 double sent_per_step(const ProgramRun& run);
-
-/// "0 B", "999 B", "1.5 KiB", "12.3 MiB", "119 GiB".
-std::string format_bytes(double bytes);
-/// "0 B", "999 B", "1.5 KB", "12.3 MB", "119 GB": as links are measured.
-std::string format_decimal_bytes(double bytes);
 
 }  // namespace shardbook::table

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "chapters/common/pictures/svg.h"
 #include "chapters/table/internal/json_reader.h"
-#include "chapters/table/svg.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table {

@@ -3,7 +3,7 @@
 #include <map>
 #include <sstream>
 
-#include "chapters/table/internal/text_table.h"
+#include "chapters/common/pictures/text_table.h"
 #include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
 #include "sim/timeline_text.h"
@@ -11,8 +11,8 @@
 namespace shardbook::table {
 namespace {
 
-using internal::align;
-using internal::Row;
+using text_table::align;
+using text_table::Row;
 
 // The marks that a terminal can show.
 struct Marks {

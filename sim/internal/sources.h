@@ -4,12 +4,15 @@
 // extend.
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "sim/internal/json_object.h"
+#include "sim/json_object.h"
 
 namespace shardbook::sim::internal {
+
+using namespace json_file;
 
 /// One file of a chain in which each extends the next.
 struct Source {

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "core/check.h"
-#include "sim/internal/json_object.h"
+#include "sim/json_object.h"
 #include "sim/internal/presets.h"
 #include "tests/support/temp_folder.h"
 

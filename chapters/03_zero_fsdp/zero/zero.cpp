@@ -25,6 +25,10 @@ void check_options(const ZeroOptions& options) {
   SB_CHECK(!options.offload_optimizer || options.stage >= 2,
            "zero: offload_optimizer with stage ", options.stage,
            "; gradients stream to the host as shards, from stage 2 on");
+  SB_CHECK(options.master_copies ||
+               (options.stage == 2 && options.offload_optimizer),
+           "zero: no master copies with stage ", options.stage,
+           "; only stage 2 with offload_optimizer goes without them");
   SB_CHECK(!options.offload_parameters ||
                (options.stage == 3 && options.offload_optimizer),
            "zero: offload_parameters with stage ", options.stage,
@@ -121,7 +125,7 @@ void ZeroOptimizer::make_sharded_optimizer(const std::string& name,
     if (group.is_trained) shards.push_back(group.shard);
   }
   optimizer_ = make_optimizer(name, shards, how);
-  optimizer_->keep_master_copies();
+  if (options_.master_copies) optimizer_->keep_master_copies();
 }
 
 std::int64_t ZeroOptimizer::shard_numel() const {

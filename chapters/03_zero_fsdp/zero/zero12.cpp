@@ -143,6 +143,15 @@ void ZeroStage12::publish(bool) {
     }
     const std::int64_t shard = flat.layout.shard();
     const std::int64_t d = group_.size();
+    if (!options_.allgather_partitions) {
+      for (int owner = 0; owner < d; ++owner) {
+        group_
+            .broadcast(flat.flat.flat_view(owner * shard, {shard}), owner,
+                       "parameters")
+            .wait();
+      }
+      continue;
+    }
     const std::int64_t piece =
         std::clamp<std::int64_t>(options_.allgather_bucket_size / d, 1, shard);
     if (piece == shard) {
@@ -202,6 +211,7 @@ bool ZeroStage12::has_large_gradients() const {
 
 std::int64_t ZeroStage12::gather_bytes() const {
   std::int64_t largest = 0;
+  if (!options_.allgather_partitions) return largest;
   for (const Flat& flat : flats_) {
     const std::int64_t d = group_.size();
     const std::int64_t piece = std::clamp<std::int64_t>(

@@ -14,6 +14,9 @@ struct ZeroOptions {
   std::int64_t reduce_bucket_size = 500'000'000;
   /// Elements that are gathered together after a step, stages 1 and 2.
   std::int64_t allgather_bucket_size = 500'000'000;
+  /// Each rank receives all new parameters in one all-gather; false: each owner
+  /// broadcasts its own. Stages 1 and 2.
+  bool allgather_partitions = true;
   /// Backward goes on while gradients travel. Stages 1 and 2: needs a second
   /// bucket.
   bool overlap_comm = true;
@@ -31,6 +34,8 @@ struct ZeroOptions {
   /// Optimizer state, master copies and gradient shards stay on the host, and
   /// so does the update. Stages 2 and 3.
   bool offload_optimizer = false;
+  /// The update works on f32 copies of 16-bit parameters.
+  bool master_copies = true;
 
   // Stage 3 only.
   /// Parameters of at most so many elements stay gathered.

@@ -91,8 +91,9 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
 
 /// Sums (or gathers) over the ranks that have the same parameters.
 double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
-                        double parameters, const StageRun& busiest) {
-  const std::vector<int> replicas = Ranks(job).of_replicas();
+                        double parameters, const std::vector<int>& replicas,
+                        const StageRun& busiest) {
+  if (parameters <= 0) return 0;
   const auto sum = [&](CommOp op, double bytes) {
     return in_buckets(costs, op, bytes, job.bucket_bytes, replicas);
   };
@@ -114,6 +115,15 @@ double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
       job.zero_stage == 3 ? 0 : sum(CommOp::kAllGather, weights);
   return exposed(scattered, busiest.backward_s) +
          exposed(gathered, busiest.forward_s);
+}
+
+/// The part of an update of all parameters that a rank does.
+double own_share(const HybridJob& job, const StageRun& run) {
+  if (!job.distributes()) return 1;
+  const double experts = run.expert_parameters / run.parameters;
+  const Ranks ranks(job);
+  return (1 - experts) / static_cast<double>(ranks.of_replicas().size()) +
+         experts / static_cast<double>(ranks.of_experts(job.layout.ep).size());
 }
 
 double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
@@ -211,15 +221,16 @@ HybridStep hybrid_step(const HybridJob& job) {
   for (const StageRun& run : runs) step.trust = std::max(step.trust, run.trust);
 
   // All chunks of a rank reduce and update at the end of the step
-  double most_parameters = 0, longest_update = 0, busy = 0;
+  double most_parameters = 0, experts = 0, longest_update = 0, busy = 0;
   StageRun busiest;
   const auto m = static_cast<double>(job.micro_batches);
   for (int rank = 0; rank < job.pp; ++rank) {
-    double update = 0, forward = 0, backward = 0;
+    double own_experts = 0, update = 0, forward = 0, backward = 0;
     for (int chunk = 0; chunk < job.chunks; ++chunk) {
       const StageRun& run =
           runs[static_cast<std::size_t>(chunk * job.pp + rank)];
-      update += run.optimizer_s;
+      own_experts += run.expert_parameters;
+      update += run.optimizer_s * own_share(job, run);
       forward += run.forward_s;
       backward += run.backward_s;
       busy += m * run.busy_s / job.pp;
@@ -227,18 +238,23 @@ HybridStep hybrid_step(const HybridJob& job) {
     const double parameters = parameters_of(job, runs, rank);
     if (parameters > most_parameters) {
       most_parameters = parameters;
+      experts = own_experts;
       busiest.forward_s = forward;
       busiest.backward_s = backward;
     }
     longest_update = std::max(longest_update, update);
   }
   step.pipeline_s = pipeline_seconds(job, costs, runs);
-  step.gradients_s = gradient_seconds(job, costs, most_parameters, busiest) +
-                     tied_seconds(job, costs);
+  const Ranks ranks(job);
+  step.gradients_s =
+      gradient_seconds(job, costs, most_parameters - experts,
+                       ranks.of_replicas(), busiest) +
+      gradient_seconds(job, costs, experts, ranks.of_experts(job.layout.ep),
+                       busiest) +
+      tied_seconds(job, costs);
   const double own = most_parameters / (job.distributes() ? job.replicas() : 1);
   step.optimizer_s =
-      job.offloads ? update_on_host_seconds(job, costs, own)
-                   : longest_update / (job.distributes() ? job.replicas() : 1);
+      job.offloads ? update_on_host_seconds(job, costs, own) : longest_update;
   step.seconds = step.pipeline_s + step.gradients_s + step.optimizer_s;
   busy += job.offloads ? 0 : step.optimizer_s;
   step.idle_share = std::max(0.0, 1 - busy / step.seconds);

@@ -58,6 +58,9 @@ struct Options {
   OptimizerOptions optimizer_options;
   std::string lr_schedule = "constant";
   std::int64_t warmup = 0;
+  /// The learning rate by number of updates, in place of lr_schedule: steps that
+  /// f16 skips do not count. Set by chapters, not on the command line.
+  LrSchedule rate;
   double clip = 0;  ///< largest gradient norm; 0: no clipping
   double dropout = 0;
   std::string load;

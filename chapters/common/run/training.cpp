@@ -166,6 +166,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     begin_run();
   }
   FiniteWatch finite;
+  std::int64_t skipped = 0;
   for (std::int64_t k = options.first_step; k < end; ++k) {
     if (checkpoints == nullptr) {
       if (interrupted()) stop(options, k, nullptr);
@@ -173,7 +174,8 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
       checkpoints->after_step(k, /*is_last=*/true, result.not_finite.step < 0);
       stop(options, k, checkpoints);
     }
-    const double lr = options.optimizer_options.lr * schedule(k);
+    const double lr = options.rate ? options.rate(k - skipped)
+                                   : options.optimizer_options.lr * schedule(k);
     optimizer.set_lr(lr);
     random.step = static_cast<std::uint64_t>(k);
     random.next_op = 0;
@@ -181,6 +183,9 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     const StepResult done = step(k);
     open_lrs.push_back(lr);
     if (done.is_open) continue;
+    if (options.dtype == DType::kF16 && !std::isfinite(done.grad_norm)) {
+      ++skipped;
+    }
     const auto count = static_cast<std::int64_t>(open_lrs.size());
     const double each_s = timer.seconds() / static_cast<double>(count);
     if (clock != nullptr) clock->end_step();
@@ -338,7 +343,8 @@ Tensor data_parallel_gradients(
     std::int64_t step, std::int64_t num_micro_batches,
     const std::function<void(bool is_last)>& begin_piece,
     const std::function<Tensor(const Tensor& inputs)>& forward,
-    const LossFunction& loss_of) {
+    const LossFunction& loss_of,
+    const std::function<void(const Tensor& loss)>& backward) {
   const std::int64_t d = dp.size(), g = num_micro_batches;
   RandomState& random = RankContext::current().random;
   Tensor mean_loss;
@@ -362,6 +368,7 @@ Tensor data_parallel_gradients(
                                {DType::kF64, Device()});
       loss_work = dp.all_reduce(mean_loss, ReduceOp::kSum, "loss");
     }
+    if (backward) return backward(loss);
     const double share = 1 / static_cast<double>(g);
     autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
   });

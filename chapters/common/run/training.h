@@ -127,13 +127,15 @@ double accumulate_pieces(const Options& options, Module& model,
 /// outputs for its inputs. Each piece counts 1/g in the gradients; the mean over
 /// the ranks is up to the strategy. Returns the mean loss over the global
 /// batch, an f64 on every rank: its all-reduce is under way during the last
-/// backward.
+/// backward. `backward` adds the gradient of a piece's loss by itself, its share
+/// included; empty: the graph's backward.
 Tensor data_parallel_gradients(
     const Options& options, ProcessGroup& dp, const Dataset& data,
     std::int64_t step, std::int64_t num_micro_batches,
     const std::function<void(bool is_last)>& begin_piece,
     const std::function<Tensor(const Tensor& inputs)>& forward,
-    const LossFunction& loss_of = language_loss);
+    const LossFunction& loss_of = language_loss,
+    const std::function<void(const Tensor& loss)>& backward = {});
 /// Throws Error where the ranks, or their pieces, would not have equally many
 /// samples. `option` sets the number of pieces.
 void check_even_batch(const Options& options, int num_ranks,

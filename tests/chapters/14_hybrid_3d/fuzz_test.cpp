@@ -52,6 +52,12 @@ class Draws {
     how.recompute = one_of<std::string>(
         {"never", "never", "always", "except_last", "blocks", "attention"});
     how.bucket_bytes = one_of<std::int64_t>({1, 20000, 1 << 25});
+    how.experts = one_of<std::int64_t>({1, 1, 4, 6, 8});
+    if (how.experts == 1 && one_of<int>({0, 0, 0, 1}) == 0) return how;
+    how.ep = one_of<int>({1, 2, 2, 3, 4});
+    how.top_k = one_of<std::int64_t>({1, 1, 2, 3});
+    how.capacity_factor = one_of<double>({1, 1.3, 2});
+    how.expert_tp = one_of<bool>({false, false, true});
     return how;
   }
 
@@ -85,8 +91,12 @@ void run_draws(unsigned seed, int count, int most_ranks,
 TEST(HybridFuzz, RandomMeshesTrainAsOneDevice) {
   ReferenceRun one;
   run_draws(14, num_draws(), 16, [&](const HybridOptions& how) {
-    const Report report = train_on(nano_options(ranks_of(how)), how, &one);
-    expect_losses(report, one);
+    const Options options = nano_options(ranks_of(how));
+    ReferenceRun routed;
+    if (how.has_experts()) routed = reference_with_experts(options, how);
+    ReferenceRun& known = how.has_experts() ? routed : one;
+    const Report report = train_on(options, how, &known);
+    expect_losses(report, known);
     expect_claims(report);
   });
 }

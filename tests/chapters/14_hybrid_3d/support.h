@@ -44,7 +44,12 @@ inline std::string name_of(const HybridOptions& how) {
          std::to_string(how.zero_stage) +
          (how.sequence_parallel ? " sp " : " ") + how.schedule + " m " +
          std::to_string(how.micro_batches) + " " + how.order + " recompute " +
-         how.recompute + " bucket " + std::to_string(how.bucket_bytes);
+         how.recompute + " bucket " + std::to_string(how.bucket_bytes) +
+         (how.has_experts()
+              ? " experts " + std::to_string(how.experts) + " ep " +
+                    std::to_string(how.ep) + " k " + std::to_string(how.top_k) +
+                    (how.expert_tp ? " cut over tp" : "")
+              : "");
 }
 
 /// Trains on the mesh and compares with one device.
@@ -81,6 +86,25 @@ inline void expect_claims(const Report& report) {
           << memory_kind_name(static_cast<MemoryKind>(kind));
     }
   }
+}
+
+/// One device that routes as the mesh does: one run for all meshes whose groups
+/// of tokens are the same.
+inline const ReferenceRun& reference_with_experts(const Options& options,
+                                                  const HybridOptions& how) {
+  static std::map<std::string, ReferenceRun> known;
+  std::string key = how.cp > 1 ? how.cp_layout : "";
+  for (const double each :
+       {1.0 * how.dp * how.micro_batches, 1.0 * how.cp, 1.0 * how.experts,
+        1.0 * how.top_k, how.capacity_factor, how.aux_coefficient}) {
+    key += " " + std::to_string(each);
+  }
+  if (known.count(key) == 0) {
+    Options alone = options;
+    alone.world_size = 1;
+    known[key] = reference_run(alone, how);
+  }
+  return known[key];
 }
 
 /// Losses and norms equal those of one device to 1e-9, step by step.

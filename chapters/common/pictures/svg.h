@@ -1,15 +1,15 @@
 #pragma once
 
-// Bars and curves of report.html; timelines are drawn by timeline.js. They are
-// as wide as the page allows: the x axis runs from 0 to 1000 and is stretched,
-// so no drawing contains text. Colours are classes, which the page's style
-// defines for light and dark.
+// Bars and curves. They are as wide as the page allows: the x axis runs from 0
+// to 1000 and is stretched, so no drawing contains text. Colours are classes:
+// the style of report.html defines them for light and dark, and figures that
+// stand alone replace them by colours (figure.h).
 
 #include <string>
 #include <utility>
 #include <vector>
 
-namespace shardbook::table::svg {
+namespace shardbook::svg {
 
 /// A horizontal bar, `share` of the width long. Its value is printed beside it.
 std::string bar(double share, const std::string& css_class);
@@ -31,7 +31,13 @@ struct Point {
 std::string curve(const std::vector<Point>& points, double solid, double dashed,
                   const std::string& title);
 
+/// Columns beside each other, each with a name that the pointer shows, and a
+/// dashed line across; heights from 0 to 1.
+std::string columns(const std::vector<double>& heights,
+                    const std::vector<std::string>& names, double dashed,
+                    const std::string& title);
+
 /// Text for HTML and for attributes in double quotes.
 std::string escape(const std::string& text);
 
-}  // namespace shardbook::table::svg
+}  // namespace shardbook::svg

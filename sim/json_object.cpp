@@ -1,12 +1,13 @@
-#include "sim/internal/json_object.h"
+#include "sim/json_object.h"
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/check.h"
 
-namespace shardbook::sim::internal {
+namespace shardbook::json_file {
 
 namespace {
 
@@ -196,6 +197,19 @@ void JsonObject::integer(const std::string& key, std::int64_t min,
   value = static_cast<int>(integer_at(*json, where(key), min, max));
 }
 
+void JsonObject::whole(const std::string& key, std::int64_t min,
+                       std::int64_t max, std::int64_t& value) {
+  const Json* json = find(key);
+  if (json == nullptr) return;
+  const double number = json->is_number_float() ? json->get<double>() : 0.5;
+  // Up to 2^53 every whole number is a double
+  const bool is_whole = number == std::floor(number) && number >= 0 &&
+                        number <= static_cast<double>(std::int64_t{1} << 53);
+  value = is_whole ? integer_at(Json(static_cast<std::int64_t>(number)),
+                                where(key), min, max)
+                   : integer_at(*json, where(key), min, max);
+}
+
 void JsonObject::number(const std::string& key, double min, double max,
                         double& value) {
   const Json* json = find(key);
@@ -265,4 +279,4 @@ std::int64_t integer_at(const Json& value, const std::string& where,
   return value.get<std::int64_t>();
 }
 
-}  // namespace shardbook::sim::internal
+}  // namespace shardbook::json_file

@@ -9,11 +9,11 @@
 // caller had it. Keys that begin with an underscore are remarks.
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
-namespace shardbook::sim::internal {
+namespace shardbook::json_file {
 
 using Json = nlohmann::json;
 
@@ -57,6 +57,9 @@ class JsonObject {
   void flag(const std::string& key, bool& value);
   void integer(const std::string& key, std::int64_t min, std::int64_t max,
                int& value);
+  /// The same for sizes, which may also be written as 5e8.
+  void whole(const std::string& key, std::int64_t min, std::int64_t max,
+             std::int64_t& value);
   void number(const std::string& key, double min, double max, double& value);
   /// `prefix` and a unit are the key. The number is above 0, or 0 where `zero`
   /// is true; `max` is in SI units.
@@ -78,4 +81,4 @@ double number_at(const Json& value, const std::string& where, double min,
 std::int64_t integer_at(const Json& value, const std::string& where,
                         std::int64_t min, std::int64_t max);
 
-}  // namespace shardbook::sim::internal
+}  // namespace shardbook::json_file

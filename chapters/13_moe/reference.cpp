@@ -1,0 +1,51 @@
+#include "chapters/13_moe/reference.h"
+
+#include "chapters/common/models/checkpoint.h"
+
+namespace shardbook::moe {
+namespace {
+
+std::unique_ptr<Gpt> build(const Options& options, const ModelConfig& config,
+                           const LayerFactory& layers) {
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  return std::make_unique<Gpt>(config, init, layers);
+}
+
+}  // namespace
+
+ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
+                             MoeRecord& record,
+                             const std::vector<MicroBatch>& pieces,
+                             int groups) {
+  Options quiet = options;
+  quiet.log.clear();
+  const ModelConfig config = model_config(options);
+  const auto model = build(options, config, layers);
+  if (!options.load.empty()) load_model(options.load, *model);
+  const Dataset data = Dataset::open(options, config);
+  const auto optimizer = make_optimizer(options.optimizer, model->parameters(),
+                                        options.optimizer_options);
+  record.loss_scale = 1 / static_cast<double>(pieces.size()) / groups;
+  return train_yardstick(
+      quiet, *optimizer, model->named_parameters(), [&](std::int64_t step) {
+        StepResult result;
+        result.loss = accumulate_gradients(quiet, *model, data, step, pieces);
+        result.grad_norm = update_parameters(quiet, *optimizer);
+        return result;
+      });
+}
+
+LoadedModel whole_model(const Options& options, const MoeOptions& moe,
+                        const std::vector<NamedTensor>& state) {
+  LayerFactory layers;
+  layers.mlp = moe_mlp(moe, {}, std::make_shared<MoeRecord>());
+  LoadedModel loaded;
+  loaded.config = model_config(options);
+  loaded.model = build(options, loaded.config, layers);
+  loaded.model->load_values(state);
+  return loaded;
+}
+
+}  // namespace shardbook::moe

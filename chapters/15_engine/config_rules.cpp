@@ -1,0 +1,235 @@
+// Rules over several keys: batch arithmetic, and what does not go together.
+
+#include "chapters/15_engine/internal/config_rules.h"
+
+#include <cmath>
+
+#include "core/check.h"
+
+namespace shardbook::engine {
+
+BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp) {
+  BatchSizes all = given;
+  SB_CHECK(given.train > 0 || given.micro > 0,
+           given.accumulation > 0
+               ? "gradient_accumulation_steps " +
+                     std::to_string(given.accumulation) +
+                     " alone does not say how large a batch is"
+               : std::string("the config does not say how large a batch is"),
+           "; give train_batch_size, train_micro_batch_size_per_gpu, or both");
+  // One number: no accumulation
+  if (all.accumulation == 0 && (all.train == 0 || all.micro == 0)) {
+    all.accumulation = 1;
+  }
+  // Two numbers give the third
+  if (all.train == 0) {
+    const double samples = static_cast<double>(all.micro) *
+                           static_cast<double>(all.accumulation * dp);
+    SB_CHECK(samples < 1e15, "train_micro_batch_size_per_gpu ", all.micro,
+             " x gradient_accumulation_steps ", all.accumulation,
+             " x data-parallel ranks ", dp, ": too many samples for a batch");
+    all.train = all.micro * all.accumulation * dp;
+  } else if (all.micro == 0) {
+    all.micro = all.train / (all.accumulation * dp);
+  } else if (all.accumulation == 0) {
+    all.accumulation = all.train / (all.micro * dp);
+  }
+  const std::int64_t parts = all.accumulation * dp;
+  SB_CHECK(all.micro > 0 && parts > 0 && all.train % parts == 0 &&
+               all.train / parts == all.micro,
+           "train_batch_size ", all.train,
+           " is not train_micro_batch_size_per_gpu ", all.micro,
+           " x gradient_accumulation_steps ", all.accumulation,
+           " x data-parallel ranks ", dp, "; change one of the four");
+  return all;
+}
+
+std::string OptimizerConfig::name() const {
+  if (type == "SGD") return "sgd";
+  return type == "AdamW" || adam_w_mode ? "adamw" : "adam";
+}
+
+LossScaleOptions Fp16Config::scale() const {
+  LossScaleOptions options;
+  if (!is_dynamic()) {
+    // Between equal limits nothing moves; Megatron's has no error at the lower
+    options.scale = options.min_scale = loss_scale;
+    options.window = std::int64_t{1} << 60;
+    options.kind = ScalerKind::kMegatron;
+    return options;
+  }
+  options.scale = std::ldexp(1.0, initial_scale_power);
+  options.window = loss_scale_window;
+  options.hysteresis = hysteresis;
+  options.min_scale = min_loss_scale;
+  options.consecutive_hysteresis = consecutive_hysteresis;
+  return options;
+}
+
+DType DeepSpeedConfig::dtype(DType otherwise) const {
+  if (fp16.enabled) return DType::kF16;
+  return bf16 ? DType::kBF16 : otherwise;
+}
+
+namespace internal {
+namespace {
+
+void check_offload(const DeepSpeedConfig& config) {
+  const ZeroConfig& zero = config.zero;
+  const std::string stage =
+      "/zero_optimization/stage " + std::to_string(zero.stage);
+  const bool optimizer = zero.offload_optimizer.device != "none";
+  const bool parameters = zero.offload_param.device != "none";
+  SB_CHECK(!optimizer || zero.stage >= 2, config.label,
+           ": /zero_optimization/offload_optimizer with ", stage,
+           zero.stage == 0
+               ? ": no optimizer is sharded"
+               : ": whole gradients stay on the device, so nothing streams to "
+                 "the host",
+           "; give stage 2 or 3");
+  SB_CHECK(!parameters || zero.stage == 3, config.label,
+           ": /zero_optimization/offload_param with ", stage,
+           ": only stage 3 shards parameters; give stage 3");
+  SB_CHECK(!parameters || optimizer, config.label,
+           ": /zero_optimization/offload_param without "
+           "/zero_optimization/offload_optimizer: the update is where the "
+           "shards are; give both");
+  SB_CHECK(!config.fp16.fp16_master_weights_and_grads ||
+               (config.fp16.enabled && zero.stage == 2 && optimizer),
+           config.label, ": /fp16/fp16_master_weights_and_grads with ", stage,
+           ": only ZeRO-2 whose optimizer is on the host keeps f16 masters; "
+           "give /fp16/enabled true, stage 2 and "
+           "/zero_optimization/offload_optimizer {\"device\": \"cpu\"}");
+}
+
+/// How gradients are divided and what travels.
+void check_reduction(const DeepSpeedConfig& config) {
+  const ZeroConfig& zero = config.zero;
+  SB_CHECK(!config.prescale_gradients || config.gradient_predivide_factor == 1,
+           config.label, ": /gradient_predivide_factor ",
+           config.gradient_predivide_factor,
+           " with /prescale_gradients true: gradients are divided by all ranks "
+           "before the sum; leave one of them out");
+  const bool is_default =
+      !config.prescale_gradients && config.gradient_predivide_factor == 1;
+  const char* const key = config.prescale_gradients
+                              ? "/prescale_gradients true"
+                              : "/gradient_predivide_factor";
+  SB_CHECK(is_default || zero.stage == 0, config.label, ": ", key,
+           " with /zero_optimization/stage ", zero.stage,
+           zero.stage < 3 && zero.reduce_scatter
+               ? " and /zero_optimization/reduce_scatter true"
+               : "",
+           ": ZeRO divides by its ranks before it reduces; leave it out");
+  SB_CHECK(config.communication_data_type.empty() || zero.stage == 0,
+           config.label, ": /communication_data_type ",
+           config.communication_data_type, " with /zero_optimization/stage ",
+           zero.stage,
+           ": shards of gradients travel as they are; leave it out");
+  SB_CHECK(zero.allgather_partitions || zero.stage == 1 || zero.stage == 2,
+           config.label,
+           ": /zero_optimization/allgather_partitions false with "
+           "/zero_optimization/stage ",
+           zero.stage,
+           ": no updated parameters are gathered after a step; leave it out");
+}
+
+void check_pipeline(const DeepSpeedConfig& config) {
+  const int stage = config.zero.stage;
+  SB_CHECK(stage <= 1 || config.pipeline.stages == 1, config.label,
+           ": /zero_optimization/stage ", stage, " with /pipeline/stages ",
+           config.pipeline.stages,
+           stage == 2
+               ? ": a stage sums gradients over all micro-batches, so shards "
+                 "of them would be reduced after each one, m times the traffic"
+               : ": each micro-batch would gather the stage's parameters for "
+                 "its forward and again for its backward, 2m times",
+           "; give stage 1");
+}
+
+void check_book(const DeepSpeedConfig& config) {
+  const BookConfig& book = config.book;
+  SB_CHECK(book.sharding == "zero" || config.zero.stage == 3, config.label,
+           ": /shardbook/sharding \"", book.sharding,
+           "\" with /zero_optimization/stage ", config.zero.stage,
+           ": FSDP shards parameters as stage 3 does; give stage 3");
+  SB_CHECK(
+      book.tensor_parallel_mode == "2.5d" || book.tensor_parallel_depth == 1,
+      config.label, ": /shardbook/tensor_parallel/depth ",
+      book.tensor_parallel_depth, " with mode \"", book.tensor_parallel_mode,
+      "\": only 2.5d has a depth");
+  SB_CHECK(config.zero.stage < 3 || book.num_experts.empty(), config.label,
+           ": /shardbook/experts with /zero_optimization/stage 3: experts are "
+           "not whole on any rank, and stage 3 would gather them for every "
+           "micro-batch; give stage 1 or 2");
+}
+
+}  // namespace
+
+void check_rules(const DeepSpeedConfig& config) {
+  SB_CHECK(!config.bf16 || !config.fp16.enabled, config.label,
+           ": /bf16/enabled and /fp16/enabled are both true; keep one");
+  check_offload(config);
+  check_reduction(config);
+  check_pipeline(config);
+  check_book(config);
+  const SchedulerConfig& scheduler = config.scheduler;
+  SB_CHECK(scheduler.total_num_steps == 0 ||
+               scheduler.total_num_steps >= scheduler.warmup_num_steps,
+           config.label, ": /scheduler/params/total_num_steps ",
+           scheduler.total_num_steps,
+           " comes before /scheduler/params/warmup_num_steps ",
+           scheduler.warmup_num_steps);
+  SB_CHECK(!scheduler.warmup_max_lr ||
+               *scheduler.warmup_max_lr >= scheduler.warmup_min_lr,
+           config.label, ": /scheduler/params/warmup_max_lr ",
+           scheduler.warmup_max_lr.value_or(0),
+           " is below /scheduler/params/warmup_min_lr ",
+           scheduler.warmup_min_lr);
+}
+
+std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
+                                    bool has_clipping) {
+  std::vector<std::string> remarks;
+  const auto say = [&](const std::string& text) { remarks.push_back(text); };
+  if (config.optimizer.type == "Adam") {
+    say(config.optimizer.adam_w_mode
+            ? "Adam with adam_w_mode: this run uses AdamW"
+            : "Adam: this run adds weight decay to the gradient; DeepSpeed "
+              "takes it for AdamW unless adam_w_mode is false");
+  }
+  if (!has_clipping) {
+    say("gradient_clipping is not given: off; DeepSpeed from 0.19.3 on clips "
+        "at 1.0");
+  }
+  if (config.scheduler.type == "WarmupLR" && !config.scheduler.warmup_max_lr) {
+    say("warmup_max_lr is not given: the optimizer's lr; DeepSpeed before "
+        "0.17.2 takes 0.001");
+  }
+  if (config.fp16.enabled && config.fp16.is_dynamic()) {
+    say("fp16: the loss scale begins at 2^" +
+        std::to_string(config.fp16.initial_scale_power) +
+        " and doubles after " + std::to_string(config.fp16.loss_scale_window) +
+        " good steps; DeepSpeed from 0.17.1 on doubles it one step later, and "
+        "older versions begin at 2^32 where the section has no such key");
+  }
+  if (config.zero.overlaps() && config.pipeline.stages > 1) {
+    say("overlap_comm: off, since stages reduce at the end of a batch");
+  }
+  if (!config.zero.contiguous_gradients && config.zero.stage > 0) {
+    say("contiguous_gradients false: gradients go into buckets all the same");
+  }
+  const ZeroConfig usual;
+  const ZeroConfig& zero = config.zero;
+  if (zero.stage3_max_live_parameters != usual.stage3_max_live_parameters ||
+      zero.stage3_max_reuse_distance != usual.stage3_max_reuse_distance ||
+      zero.sub_group_size != usual.sub_group_size) {
+    say("stage3_max_live_parameters, stage3_max_reuse_distance and "
+        "sub_group_size change nothing: a unit's parameters are freed after "
+        "their use, and a shard is updated at once");
+  }
+  return remarks;
+}
+
+}  // namespace internal
+}  // namespace shardbook::engine

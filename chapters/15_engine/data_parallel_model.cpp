@@ -1,0 +1,271 @@
+// Stage 0 is the DDP chapter's library, stages 1 to 3 are the ZeRO chapter's.
+
+#include "chapters/15_engine/internal/data_parallel_model.h"
+
+#include <cmath>
+
+#include "chapters/02_ddp/bill.h"
+#include "chapters/02_ddp/ddp.h"
+#include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
+#include "chapters/common/models/checkpoint.h"
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/ops.h"
+
+namespace shardbook::engine::internal {
+namespace {
+
+bool has_f16(Module& module) {
+  for (const Tensor& parameter : module.parameters()) {
+    if (parameter.dtype() == DType::kF16) return true;
+  }
+  return false;
+}
+
+/// The norm over all ranks of `world` of gradients in parts: what several ranks
+/// of the model group hold counts on the first of them.
+double norm_over_ranks(const std::vector<NamedTensor>& gradients,
+                       const Mpu& mpu, bool counts_here, ProcessGroup& world) {
+  double total = 0;
+  for (const NamedTensor& each : gradients) {
+    // Every rank computes all squares, so that equal ranks do equal work
+    const double squares = sum_of_squares(each.tensor);
+    if (counts_here &&
+        is_first_holder(mpu.layout, each.name, mpu.model->rank())) {
+      total += squares;
+    }
+  }
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
+  world.all_reduce(sum, ReduceOp::kSum, "norm").wait();
+  return std::sqrt(sum.item());
+}
+
+// --- Stage 0 -----------------------------------------------------------------
+
+class Replicated : public DataParallelModel {
+ public:
+  Replicated(Module& module, const DeepSpeedConfig& config,
+             const OptimizerConfig& optimizer, const Mpu& mpu,
+             ProcessGroup& world)
+      : module_(module),
+        mpu_(mpu),
+        world_(world),
+        clip_(config.gradient_clipping),
+        is_f16_(has_f16(module)),
+        num_ranks_((mpu.data != nullptr ? *mpu.data : world).size()),
+        ddp_(module, mpu.data != nullptr ? *mpu.data : world),
+        optimizer_(make_optimizer(optimizer.name(), trained(module),
+                                  optimizer.params)) {
+    optimizer_->keep_master_copies();
+    const double before = config.prescale_gradients
+                              ? num_ranks_
+                              : config.gradient_predivide_factor;
+    const std::string& wire = config.communication_data_type;
+    if (!wire.empty()) {
+      wire_ = wire == "fp16"   ? DType::kF16
+              : wire == "bf16" ? DType::kBF16
+                               : DType::kF32;
+    }
+    ddp_.register_comm_hook(ddp::predivide_hook(before, wire_));
+  }
+
+  Tensor forward(const Tensor& inputs, bool reduces) override {
+    std::optional<ddp::NoSync> no_sync;
+    if (!reduces) no_sync.emplace(ddp_);
+    return ddp_(inputs);
+  }
+  void before_backward(bool, double) override {}
+
+  double update(double loss_scale) override {
+    const PhaseScope phase(Phase::kOptimizer);
+    const double norm = this->norm() / loss_scale;
+    if (!is_f16_ || std::isfinite(norm)) {
+      double factor = 1 / loss_scale;
+      if (clip_ > 0) factor *= clip_factor(norm, clip_);
+      optimizer_->step(factor);
+    }
+    for (const Tensor& each : optimizer_->parameters()) each.clear_grad();
+    return norm;
+  }
+
+  Optimizer& optimizer() override { return *optimizer_; }
+  Module& module() override { return module_; }
+  ProcessGroup& group() override { return ddp_.group(); }
+  std::vector<NamedTensor> full_state() override {
+    if (group().rank() != 0) return {};
+    return state_of(module_);
+  }
+  TrainingState state() override {
+    TrainingState state;
+    add_whole(state, state_of(module_), *optimizer_);
+    return state;
+  }
+
+  double predicted_bytes(std::int64_t steps, std::int64_t) const override {
+    return ddp::predicted_bytes(sizes(steps));
+  }
+  double predicted_publish_bytes() const override { return 0; }
+  MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
+                              std::int64_t rows, std::int64_t micro_steps,
+                              std::int64_t updates) const override {
+    MemoryBill bill = single_device_bill(options, config, rows,
+                                         /*recompute=*/false, micro_steps > 1);
+    const ddp::BillSizes s = sizes(options.steps);
+    bill[MemoryKind::kCommunication] = ddp::communication_bytes(
+        s, bill[MemoryKind::kParameter], /*sent_beside=*/8);
+    // The first update creates the optimizer's state; masters are there before
+    if (updates == 0) bill[MemoryKind::kOptimizerState] = 0;
+    if (dtype_bytes(options.dtype) == 2) {
+      bill[MemoryKind::kOptimizerState] += 4 * s.elements;
+    }
+    return bill;
+  }
+
+ private:
+  double norm() {
+    if (mpu_.model == nullptr) return grad_norm(optimizer_->parameters());
+    std::vector<NamedTensor> gradients;
+    for (const NamedTensor& each : module_.named_parameters()) {
+      if (!each.tensor.requires_grad()) continue;
+      gradients.push_back({each.name, each.tensor.grad()});
+    }
+    return norm_over_ranks(gradients, mpu_, mpu_.data->rank() == 0, world_);
+  }
+  static Tensors trained(Module& module) {
+    Tensors parameters;
+    for (const Tensor& each : module.parameters()) {
+      if (each.requires_grad()) parameters.push_back(each);
+    }
+    return parameters;
+  }
+  ddp::BillSizes sizes(std::int64_t steps) const {
+    return ddp::bill_sizes(module_, ddp_.options(), num_ranks_, steps, wire_);
+  }
+
+  Module& module_;
+  const Mpu mpu_;
+  ProcessGroup& world_;
+  const double clip_;
+  const bool is_f16_;
+  const int num_ranks_;
+  ddp::DistributedDataParallel ddp_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::optional<DType> wire_;
+};
+
+// --- Stages 1, 2 and 3 ---------------------------------------------------------
+
+zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
+  const ZeroConfig& from = config.zero;
+  zero::ZeroOptions to;
+  to.stage = from.stage;
+  to.reduce_bucket_size = from.reduce_bucket_size;
+  to.allgather_bucket_size = from.allgather_bucket_size;
+  to.allgather_partitions = from.allgather_partitions;
+  to.overlap_comm = from.overlaps();
+  to.reduce_scatter = from.reduce_scatter;
+  to.round_robin_gradients = from.round_robin_gradients;
+  to.clip = config.gradient_clipping;
+  to.offload_optimizer = from.offload_optimizer.device == "cpu";
+  to.offload_parameters = from.offload_param.device == "cpu";
+  to.master_copies = !config.fp16.fp16_master_weights_and_grads;
+  to.persistence_threshold = from.stage3_param_persistence_threshold;
+  to.prefetch_bucket_size = from.stage3_prefetch_bucket_size;
+  // Blocks are fetched as a whole, where there are any
+  bool has_blocks = false;
+  for (const NamedModule& each : module.named_modules()) {
+    has_blocks = has_blocks || each.module->type_name() == "GptBlock";
+  }
+  if (!has_blocks) to.unit_types = {"Linear"};
+  return to;
+}
+
+class Sharded : public DataParallelModel {
+ public:
+  Sharded(Module& module, const DeepSpeedConfig& config,
+          const OptimizerConfig& optimizer, const Mpu& mpu, ProcessGroup& world)
+      : mpu_(mpu),
+        world_(world),
+        zero_(zero::make_zero(module, mpu.data != nullptr ? *mpu.data : world,
+                              zero_options(config, module), optimizer.name(),
+                              optimizer.params)) {}
+
+  Tensor forward(const Tensor& inputs, bool) override {
+    return (*zero_)(inputs);
+  }
+  void before_backward(bool reduces, double loss_scale) override {
+    zero_->set_boundary(reduces);
+    zero_->set_loss_scale(loss_scale);
+  }
+  double update(double loss_scale) override {
+    if (mpu_.model == nullptr) return zero_->step();
+    const PhaseScope phase(Phase::kOptimizer);
+    const NoGrad no_grad;
+    const double norm =
+        norm_over_ranks(zero_->own_gradients(), mpu_, true, world_);
+    return zero_->step(norm / loss_scale);
+  }
+
+  Optimizer& optimizer() override { return zero_->optimizer(); }
+  Module& module() override { return zero_->module(); }
+  ProcessGroup& group() override { return zero_->group(); }
+  std::vector<NamedTensor> full_state() override {
+    return zero_->full_parameters(/*rank0_only=*/true);
+  }
+  TrainingState state() override { return zero_->state(); }
+
+  double predicted_bytes(std::int64_t steps,
+                         std::int64_t micro_steps) const override {
+    return zero_->predicted_bytes(steps, micro_steps);
+  }
+  double predicted_publish_bytes() const override {
+    return zero_->predicted_load_bytes();
+  }
+  MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
+                              std::int64_t rows, std::int64_t micro_steps,
+                              std::int64_t updates) const override {
+    MemoryBill bill =
+        zero::zero_bill(*zero_, options, config, rows, micro_steps,
+                        /*recompute=*/false, /*sent_beside=*/8);
+    if (updates == 0 && !zero_->options().offload_optimizer) {
+      const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
+      bill[MemoryKind::kOptimizerState] =
+          masters * static_cast<double>(zero_->shard_numel());
+    }
+    return bill;
+  }
+
+ private:
+  const Mpu mpu_;
+  ProcessGroup& world_;
+  std::unique_ptr<zero::ZeroOptimizer> zero_;
+};
+
+}  // namespace
+
+std::unique_ptr<DataParallelModel> make_model(Module& module,
+                                              const DeepSpeedConfig& config,
+                                              const OptimizerConfig& optimizer,
+                                              const Mpu& mpu,
+                                              ProcessGroup& world) {
+  if (config.zero.stage == 0) {
+    return std::make_unique<Replicated>(module, config, optimizer, mpu, world);
+  }
+  return std::make_unique<Sharded>(module, config, optimizer, mpu, world);
+}
+
+void cast(Module& module, DType dtype) {
+  const NoGrad no_grad;
+  module.replace_tensors([&](const std::string&, const Tensor& tensor) {
+    if (tensor.dtype() == dtype || !is_floating(tensor.dtype())) return tensor;
+    const MemoryScope kind(MemoryKind::kParameter);
+    const Tensor result = to_dtype(tensor, dtype);
+    if (tensor.requires_grad()) result.set_requires_grad();
+    return result;
+  });
+}
+
+}  // namespace shardbook::engine::internal

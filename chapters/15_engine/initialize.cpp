@@ -1,0 +1,119 @@
+// From a model and a config to an engine.
+
+#include <algorithm>
+
+#include "chapters/15_engine/engine.h"
+#include "chapters/15_engine/internal/data_parallel_model.h"
+#include "core/check.h"
+
+namespace shardbook::engine {
+namespace {
+
+/// A module has no layers that a config could cut or replace.
+void refuse_cut_models(const DeepSpeedConfig& config) {
+  const BookConfig& book = config.book;
+  const std::string key =
+      config.pipeline.stages > 1  ? "/pipeline/stages"
+      : book.tensor_parallel > 1  ? "/shardbook/tensor_parallel"
+      : book.context_parallel > 1 ? "/shardbook/context_parallel"
+      : !book.num_experts.empty() ? "/shardbook/experts"
+      : book.sharding != "zero"   ? "/shardbook/sharding"
+                                  : "";
+  SB_CHECK(
+      key.empty(), config.label, ": ", key,
+      " needs a model of the book, whose layers the engine can choose; "
+      "give its name (--model) in place of a module, or leave the key out");
+}
+
+void choose_parameters(Module& model, const Tensors& chosen) {
+  if (chosen.empty()) return;
+  const Tensors all = model.parameters();
+  const auto is_in = [](const Tensors& list, const Tensor& tensor) {
+    return std::any_of(list.begin(), list.end(), [&](const Tensor& each) {
+      return each.is_same(tensor);
+    });
+  };
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    SB_CHECK(is_in(all, chosen[i]), "initialize: model_parameters: number ", i,
+             " is no parameter of the model");
+  }
+  for (const Tensor& each : all) each.set_requires_grad(is_in(chosen, each));
+}
+
+OptimizerConfig optimizer_of(const DeepSpeedConfig& config,
+                             const InitializeArgs& args) {
+  const OptimizerConfig chosen =
+      args.optimizer ? *args.optimizer : config.optimizer;
+  SB_CHECK(!chosen.type.empty(), config.label,
+           ": /optimizer is missing, and initialize was given no optimizer; "
+           "give one of them");
+  return chosen;
+}
+
+}  // namespace
+
+LrSchedule schedule_of(const DeepSpeedConfig& config,
+                       const OptimizerConfig& optimizer) {
+  const SchedulerConfig& from = config.scheduler;
+  WarmupOptions to;
+  to.min_lr = from.warmup_min_lr;
+  to.max_lr = from.warmup_max_lr.value_or(optimizer.params.lr);
+  to.num_steps = from.warmup_num_steps;
+  to.is_log = from.warmup_type == "log";
+  to.total_steps = from.total_num_steps;
+  return warmup_schedule(to);
+}
+
+std::shared_ptr<LrScheduler> make_scheduler(const DeepSpeedConfig& config,
+                                            const OptimizerConfig& optimizer) {
+  if (config.scheduler.type.empty()) return nullptr;
+  return std::make_shared<ScheduledLr>(schedule_of(config, optimizer));
+}
+
+Initialized initialize(Module& model, const DeepSpeedConfig& config,
+                       ProcessGroup& world, const InitializeArgs& args) {
+  SB_CHECK(args.deepspeed_config.empty(), "initialize: a config, and ",
+           args.deepspeed_config,
+           " in args.deepspeed_config as well; give one of them");
+  refuse_cut_models(config);
+  const Mpu& mpu = args.mpu;
+  SB_CHECK((mpu.data != nullptr) == (mpu.model != nullptr),
+           "initialize: mpu has one of its two groups; give both, or none");
+  ProcessGroup& dp = mpu.data != nullptr ? *mpu.data : world;
+  const BatchSizes sizes = resolve_batch(config.batch, dp.size());
+  const OptimizerConfig optimizer = optimizer_of(config, args);
+
+  // Cast, choose what is trained, wrap: the wrapper copies the first rank's weights
+  choose_parameters(model, args.model_parameters);
+  const DType dtype = config.dtype(DType::kF32);
+  if (dtype != DType::kF32) internal::cast(model, dtype);
+  auto wrapped = internal::make_model(model, config, optimizer, mpu, world);
+
+  auto scheduler =
+      args.lr_scheduler ? args.lr_scheduler : make_scheduler(config, optimizer);
+  Initialized all;
+  all.engine = std::make_unique<Engine>(config, sizes, world,
+                                        std::move(wrapped), scheduler);
+  all.optimizer = &all.engine->optimizer();
+  all.lr_scheduler = scheduler.get();
+  if (args.training_data) {
+    LoaderOptions loader;
+    loader.micro_batch_size = sizes.micro;
+    loader.seed = args.seed;
+    all.loader = std::make_unique<Loader>(*args.training_data, loader, dp);
+  }
+  return all;
+}
+
+Initialized initialize(Module& model, ProcessGroup& world,
+                       const InitializeArgs& args) {
+  SB_CHECK(!args.deepspeed_config.empty(),
+           "initialize: there is no config; give one, or its file in "
+           "args.deepspeed_config");
+  InitializeArgs rest = args;
+  rest.deepspeed_config.clear();
+  return initialize(model, DeepSpeedConfig::read(args.deepspeed_config), world,
+                    rest);
+}
+
+}  // namespace shardbook::engine

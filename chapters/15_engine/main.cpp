@@ -1,0 +1,67 @@
+// The engine: one JSON config chooses among all strategies of the book.
+//
+//   ch15_engine --world-size 4 --config ds.json
+//   ch15_engine --world-size 4 --config chapters/15_engine/configs/moe.json
+//   ch15_engine --world-size 8 --config chapters/15_engine/configs/pipeline.json
+//
+// Read before: 14_hybrid_3d. The last chapter.
+
+#include <cstdio>
+
+#include "chapters/15_engine/strategies.h"
+#include "chapters/common/run/program.h"
+
+using namespace shardbook;
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    // 1. Read the options: the shared ones, then this chapter's own. The config
+    // fills those that it has a key for.
+    Options options;
+    options.chapter = "15_engine";
+    std::string file = "{}";
+    bool prints_config = false;
+    CommandLine line("ch15_engine", "One config, any strategy.");
+    add_shared_options(line, options);
+    line.add("--config", &file,
+             "FILE.json with DeepSpeed's keys, or the text itself, {...}");
+    line.add("--print-config", &prints_config,
+             "print every key with its value, and exit");
+    line.refuse("--micro-batches",
+                "the config has them: gradient_accumulation_steps");
+    line.parse(argc, argv);
+    const auto config = engine::DeepSpeedConfig::read(file);
+    if (prints_config) {
+      std::fputs(config.to_json().c_str(), stdout);
+      return 0;
+    }
+    const int dp = engine::data_parallel_ranks(options, config);
+    engine::apply_config(config, dp, line.given(), options);
+    check_options(options);
+    const engine::Choice choice = engine::choose(options, config);
+
+    // 2. Start the ranks: threads of this process, processes, or fibers.
+    ChapterRun chapter;
+    chapter.fold_class = choice.fold_class;
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: those of the chosen strategy.
+      DeviceMesh mesh(world, choice.topology);
+
+      // 4. Build the same model from the same seed on every rank.
+      // 5. Apply the strategy: the engine, around a library of its chapter.
+      const auto strategy = choice.make(options, mesh);
+
+      // 6. Train a few steps on the same data.
+      run.train(options, *strategy);
+    };
+
+    // 7. Compare parameters with the single-device run.
+    chapter.reference = choice.reference;
+
+    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    chapter.add_to_report = [&](Report& report) {
+      report.remarks = engine::describe(choice, config) + report.remarks;
+    };
+    return run_program(options, line, chapter);
+  });
+}

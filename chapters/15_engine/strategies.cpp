@@ -1,0 +1,295 @@
+#include "chapters/15_engine/strategies.h"
+
+#include <algorithm>
+
+#include "chapters/00_single_device/single_device.h"
+#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/08_tensor_parallel_2d/trainer.h"
+#include "chapters/09_tensor_parallel_2p5d/tesseract.h"
+#include "chapters/10_tensor_parallel_3d/trainer.h"
+#include "chapters/13_moe/trainer.h"
+#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/15_engine/trainer.h"
+#include "core/check.h"
+
+namespace shardbook::engine {
+namespace {
+
+/// Keys that only stages 0 to 3 of plain models follow.
+void refuse_reduction_keys(const DeepSpeedConfig& config,
+                           const std::string& name, bool has_offload = false) {
+  const ZeroConfig& zero = config.zero;
+  const std::string key =
+      config.prescale_gradients                 ? "/prescale_gradients"
+      : config.gradient_predivide_factor != 1   ? "/gradient_predivide_factor"
+      : !config.communication_data_type.empty() ? "/communication_data_type"
+      : !zero.allgather_partitions ? "/zero_optimization/allgather_partitions"
+      : !zero.reduce_scatter       ? "/zero_optimization/reduce_scatter"
+      : zero.round_robin_gradients ? "/zero_optimization/round_robin_gradients"
+      : !has_offload && zero.offload_optimizer.device != "none"
+          ? "/zero_optimization/offload_optimizer"
+          : "";
+  SB_CHECK(key.empty(), config.label, ": ", key, " with ", name,
+           ": its chapter has no such choice; leave the key out");
+}
+
+void refuse_fp16(const DeepSpeedConfig& config, const std::string& name) {
+  SB_CHECK(!config.fp16.enabled, config.label, ": /fp16/enabled with ", name,
+           ": its chapter does not scale the loss; give /bf16/enabled");
+}
+
+/// Around what a chapter makes.
+template <typename Make>
+auto under_engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
+                  Make make) {
+  return [=](const Options& options, DeviceMesh& mesh) {
+    return std::make_unique<StrategyTrainer>(options, config, sizes,
+                                             mesh.world(), make(options, mesh));
+  };
+}
+
+// --- Plain models ----------------------------------------------------------------
+
+void choose_data_parallel(const Options& options, DeepSpeedConfig config,
+                          Choice& choice) {
+  const int stage = config.zero.stage;
+  choice.name = stage == 0 ? "DDP" : "ZeRO-" + std::to_string(stage);
+  choice.chapter = stage == 0 ? "02_ddp" : "03_zero_fsdp";
+  choice.topology = Topology({"dp"}, {options.world_size});
+  SB_CHECK(!model_config(options).is_image() || choice.dp == 1, "--model ",
+           options.model, ": ", kBatchNormDiffers);
+  SB_CHECK(!model_config(options).is_image() || stage == 0, "--model ",
+           options.model, ", /zero_optimization/stage ", stage,
+           ": this chapter's bill knows language models only; give stage 0");
+  config.batch = choice.sizes;
+  if (stage == 2 && config.zero.offload_optimizer.device == "cpu") {
+    choice.fold_class = [](int rank) { return rank; };
+  }
+  choice.make = [config](const Options& as, DeviceMesh& mesh) {
+    return std::make_unique<ModuleTrainer>(as, config, mesh.group("dp"));
+  };
+  const std::int64_t pieces = choice.dp * choice.sizes.accumulation;
+  const double sum_over_mean =
+      stage > 0 || config.prescale_gradients
+          ? 1
+          : choice.dp / config.gradient_predivide_factor;
+  choice.reference = [=](const Options& as) {
+    // In f16 one device scales its loss, too, and skips the same steps: by as
+    // much more as the ranks' sum is larger than their mean while it travels
+    if (as.dtype == DType::kF16) {
+      LossScaleOptions scale = config.fp16.scale();
+      scale.scale *= sum_over_mean;
+      scale.min_scale *= sum_over_mean;
+      return single_device::train_plain(as, pieces, scale);
+    }
+    const bool in_pieces = model_config(as).is_image();
+    return train_one_device(as, in_pieces ? pieces : 1);
+  };
+}
+
+void choose_fsdp(const Options& options, const DeepSpeedConfig& config,
+                 Choice& choice) {
+  choice.name = config.book.sharding == "fsdp" ? "FSDP" : "FSDP2";
+  choice.chapter = "03_zero_fsdp";
+  choice.topology = Topology({"dp"}, {options.world_size});
+  refuse_reduction_keys(config, choice.name, /*has_offload=*/true);
+  refuse_fp16(config, choice.name);
+  refuse_image_models(options, kBatchNormDiffers);
+  const bool is_offloaded = config.zero.offload_param.device == "cpu";
+  SB_CHECK(is_offloaded || config.zero.offload_optimizer.device == "none",
+           config.label,
+           ": /zero_optimization/offload_optimizer with FSDP: shards and "
+           "optimizer move together; give "
+           "/zero_optimization/offload_param as well");
+  zero_fsdp::TrainerOptions how;
+  how.strategy = config.book.sharding;
+  how.micro_batches = choice.sizes.accumulation;
+  how.cpu_offload = is_offloaded;
+  choice.fold_class = zero_fsdp::fold_class(options, how);
+  choice.make = under_engine(
+      config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
+        return std::make_unique<zero_fsdp::Trainer>(as, how, mesh.group("dp"));
+      });
+  choice.reference = [](const Options& as) { return train_one_device(as); };
+}
+
+// --- Models whose layers are replaced or cut -------------------------------------
+
+void choose_experts(const Options& options, const DeepSpeedConfig& config,
+                    Choice& choice) {
+  const BookConfig& book = config.book;
+  choice.name = "experts";
+  choice.chapter = "13_moe";
+  refuse_reduction_keys(config, choice.name, /*has_offload=*/true);
+  refuse_fp16(config, choice.name);
+  SB_CHECK(
+      config.pipeline.stages == 1 && book.context_parallel == 1 &&
+          book.tensor_parallel_mode == "1d" && !book.sequence_parallel,
+      config.label,
+      ": /shardbook/experts with /pipeline/stages, "
+      "/shardbook/context_parallel, sequence_parallel or a tensor_parallel "
+      "mode other than 1d: chapter 13 has experts with data and tensor "
+      "parallelism");
+  moe::TrainerOptions how;
+  how.ep = book.ep_size;
+  how.tp = book.tensor_parallel;
+  how.data_before_expert = book.use_data_before_expert_parallelism;
+  how.zero_stage = config.zero.stage;
+  how.cpu_offload = config.zero.offload_optimizer.device == "cpu";
+  how.micro_batches = choice.sizes.accumulation;
+  how.moe.num_experts = book.num_experts;
+  how.moe.gate.num_experts = book.num_experts.back();
+  how.moe.gate.k = book.top_k;
+  how.moe.gate.capacity_factor = book.capacity_factor;
+  how.moe.gate.min_capacity = book.min_capacity;
+  how.moe.use_residual = book.use_residual;
+  how.moe.expert_tensor_parallel = book.enable_expert_tensor_parallelism;
+  refuse_image_models(options, "experts take the place of a GPT's MLPs");
+  moe::check_trainer(options, how);
+  choice.topology = moe::expert_topology(moe::group_sizes(options, how));
+  choice.fold_class = moe::fold_class(options, how);
+  choice.make = under_engine(
+      config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
+        return std::make_unique<moe::Trainer>(as, how, mesh);
+      });
+  choice.reference = [=](const Options& as) {
+    return moe::train_reference(as, how);
+  };
+}
+
+/// Tensor parallelism on squares and cubes, which are the whole world.
+void choose_grid(const Options& options, const DeepSpeedConfig& config,
+                 Choice& choice) {
+  const BookConfig& book = config.book;
+  const std::string& mode = book.tensor_parallel_mode;
+  choice.name = mode + " tensor parallelism";
+  refuse_reduction_keys(config, choice.name);
+  refuse_fp16(config, choice.name);
+  const bool is_alone = config.zero.stage == 0 && choice.dp == 1 &&
+                        config.pipeline.stages == 1 &&
+                        book.context_parallel == 1 && !book.sequence_parallel;
+  SB_CHECK(
+      is_alone, config.label, ": /shardbook/tensor_parallel mode \"", mode,
+      "\" with other kinds of parallelism, or a stage of ZeRO: its squares "
+      "or cubes are all ranks; give it size ",
+      options.world_size, " and nothing else");
+  Passes passes;
+  passes.micro_batches = choice.sizes.accumulation;
+  choice.reference = [=](const Options& as) {
+    return train_one_device(as, passes.micro_batches);
+  };
+  if (mode == "3d") {
+    const int l = cube::side_of(options.world_size, "--world-size");
+    choice.chapter = "10_tensor_parallel_3d";
+    choice.topology = cube::cube_of(l);
+    choice.make = under_engine(
+        config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
+          return std::make_unique<cube::Trainer>(as, cube::cube_on(mesh),
+                                                 mesh.world(), passes);
+        });
+    return;
+  }
+  const int depth = book.tensor_parallel_depth;
+  const int q = summa::side_of(options.world_size, depth, "--world-size");
+  choice.chapter =
+      mode == "2d" ? "08_tensor_parallel_2d" : "09_tensor_parallel_2p5d";
+  choice.topology =
+      mode == "2d" ? summa::square(q) : tesseract::squares(q, depth);
+  choice.make = under_engine(
+      config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
+        return std::make_unique<summa::Trainer>(as, summa::grid_of(mesh),
+                                                mesh.world(), passes);
+      });
+}
+
+void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
+                   Choice& choice) {
+  const BookConfig& book = config.book;
+  choice.name = "hybrid";
+  choice.chapter = "14_hybrid_3d";
+  refuse_reduction_keys(config, "/pipeline/stages or parallel layers");
+  hybrid::HybridOptions how;
+  how.dp = choice.dp;
+  how.tp = book.tensor_parallel;
+  how.pp = config.pipeline.stages;
+  how.cp = book.context_parallel;
+  how.order = "deepspeed";
+  how.zero_stage = config.zero.stage;
+  how.sequence_parallel = book.sequence_parallel;
+  how.cp_kind = book.context_parallel_kind;
+  how.cp_layout = book.context_parallel_layout;
+  how.schedule = book.schedule;
+  how.chunks = book.chunks;
+  how.micro_batches = choice.sizes.accumulation;
+  how.partition = config.pipeline.partition;
+  how.recompute =
+      config.pipeline.activation_checkpoint_interval > 0 ? "always" : "never";
+  const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
+  how.bucket_bytes = config.zero.reduce_bucket_size * element;
+  how.loss_scale = config.fp16.scale();
+  if (!config.fp16.is_dynamic()) how.scaler = "megatron";
+  hybrid::check_legal(options, how);
+  choice.topology = hybrid::topology_of(how);
+  choice.fold_class = hybrid::fold_class(how);
+  choice.make = under_engine(config, choice.sizes,
+                             [=](const Options& as, DeviceMesh& mesh) {
+                               return hybrid::make_trainer(as, how, mesh);
+                             });
+  choice.reference = [=](const Options& as) {
+    return hybrid::reference_run(as, how);
+  };
+}
+
+}  // namespace
+
+int data_parallel_ranks(const Options& options, const DeepSpeedConfig& config) {
+  const BookConfig& book = config.book;
+  const std::int64_t shared = std::int64_t{book.tensor_parallel} *
+                              book.context_parallel * config.pipeline.stages;
+  SB_CHECK(options.world_size % shared == 0, "--world-size ",
+           options.world_size, ": ", config.label, " has tensor parallelism ",
+           book.tensor_parallel, " x context parallelism ",
+           book.context_parallel, " x pipeline stages ", config.pipeline.stages,
+           "; give a multiple of ", shared);
+  return static_cast<int>(options.world_size / shared);
+}
+
+Choice choose(const Options& options, const DeepSpeedConfig& config) {
+  Choice choice;
+  choice.dp = data_parallel_ranks(options, config);
+  BatchSizes given = config.batch;
+  if (given.train == 0 && given.micro == 0) given.train = options.batch;
+  choice.sizes = resolve_batch(given, choice.dp);
+  const BookConfig& book = config.book;
+  const bool is_cut = config.pipeline.stages > 1 || book.tensor_parallel > 1 ||
+                      book.context_parallel > 1;
+  if (!book.num_experts.empty()) {
+    choose_experts(options, config, choice);
+  } else if (book.tensor_parallel_mode != "1d") {
+    choose_grid(options, config, choice);
+  } else if (is_cut) {
+    SB_CHECK(book.sharding == "zero", config.label, ": /shardbook/sharding \"",
+             book.sharding,
+             "\" with stages or parallel layers: chapter 14 shards them by "
+             "ZeRO; leave the key out");
+    choose_hybrid(options, config, choice);
+  } else if (book.sharding != "zero") {
+    choose_fsdp(options, config, choice);
+  } else {
+    choose_data_parallel(options, config, choice);
+  }
+  return choice;
+}
+
+std::string describe(const Choice& choice, const DeepSpeedConfig& config) {
+  const BatchSizes& sizes = choice.sizes;
+  std::string text =
+      config.label + ": " + choice.name + " of chapter " + choice.chapter +
+      "\n  " + std::to_string(sizes.train) + " samples = micro-batches of " +
+      std::to_string(sizes.micro) + " x " + std::to_string(sizes.accumulation) +
+      " steps x " + std::to_string(choice.dp) + " data-parallel ranks\n";
+  for (const std::string& remark : config.remarks) text += "  " + remark + "\n";
+  return text;
+}
+
+}  // namespace shardbook::engine

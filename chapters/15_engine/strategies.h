@@ -1,0 +1,59 @@
+#pragma once
+
+// The registry: which chapter trains what a config asks for.
+//
+//   Choice choice = choose(options, config);    // or an Error with the reason
+//   DeviceMesh mesh(world, choice.topology);
+//   const auto strategy = choice.make(options, mesh);
+//
+//   zero_optimization.stage 0        02_ddp
+//   .stage 1, 2, 3                   03_zero_fsdp, ZeRO
+//   .stage 3, sharding "fsdp"        03_zero_fsdp, FSDP
+//   experts                          13_moe, with stages 0 to 2
+//   tensor_parallel 2d, 2.5d, 3d     08, 09, 10
+//   stages, tensor or context        14_hybrid_3d
+//   parallelism
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/15_engine/config.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+
+namespace shardbook::engine {
+
+/// Options as given on the command line: name and value.
+using Given = std::vector<std::pair<std::string, std::string>>;
+
+struct Choice {
+  std::string name;     ///< "ZeRO-2"
+  std::string chapter;  ///< "03_zero_fsdp"
+  int dp = 1;           ///< data-parallel ranks
+  BatchSizes sizes;
+  Topology topology = Topology({"dp"}, {1});
+  FoldClass fold_class = one_class;
+  std::function<std::unique_ptr<Strategy>(const Options&, DeviceMesh&)> make =
+      {};
+  /// The same training on one device.
+  std::function<ReferenceRun(const Options&)> reference = {};
+};
+
+/// Fills the options from the config: batch, optimizer, schedule, clipping,
+/// dtype. What only one of them says holds; throws Error that names both where
+/// option and key say different things.
+void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
+                  Options& options);
+/// Data-parallel ranks: the world without the ranks that share a model. Throws
+/// Error where it does not divide.
+int data_parallel_ranks(const Options& options, const DeepSpeedConfig& config);
+/// The chapter for a config whose values are in the options. Throws Error that
+/// names the keys which do not go together or which that chapter has not.
+Choice choose(const Options& options, const DeepSpeedConfig& config);
+/// Which strategy, which sizes, and the config's remarks: a line each.
+std::string describe(const Choice& choice, const DeepSpeedConfig& config);
+
+}  // namespace shardbook::engine

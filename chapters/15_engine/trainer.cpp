@@ -1,0 +1,114 @@
+#include "chapters/15_engine/trainer.h"
+
+#include <utility>
+
+#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/15_engine/internal/data_parallel_model.h"
+#include "core/check.h"
+
+namespace shardbook::engine {
+namespace {
+
+/// The optimizer of the options, into which the config's has gone.
+InitializeArgs args_of(const Options& options) {
+  OptimizerConfig optimizer;
+  optimizer.type = options.optimizer == "sgd"     ? "SGD"
+                   : options.optimizer == "adamw" ? "AdamW"
+                                                  : "Adam";
+  optimizer.params = options.optimizer_options;
+  InitializeArgs args;
+  args.optimizer = optimizer;
+  return args;
+}
+
+/// The program sets the learning rate before each step, for the run on one
+/// device as well.
+DeepSpeedConfig without_scheduler(DeepSpeedConfig config) {
+  config.scheduler = {};
+  return config;
+}
+
+}  // namespace
+
+ModuleTrainer::ModuleTrainer(const Options& options,
+                             const DeepSpeedConfig& config, ProcessGroup& dp)
+    : options_(options),
+      dp_(dp),
+      // ZeRO's shards leave the host one by one
+      loaded_(config.zero.stage == 0 ? build_model(options)
+                                     : zero_fsdp::build_on_host(options)),
+      data_(Dataset::open(options, loaded_.config)),
+      engine_(initialize(*loaded_.model, without_scheduler(config), dp,
+                         args_of(options))
+                  .engine) {
+  engine_->begin_at(options.first_step);
+}
+
+StepResult ModuleTrainer::step(std::int64_t step) {
+  bool is_boundary = false;
+  const Tensor loss = data_parallel_gradients(
+      options_, dp_, data_, step, engine_->gradient_accumulation_steps(),
+      [&](bool is_last) {
+        // On shapes, equal micro-steps are skipped: the count alone would not do
+        is_boundary = is_last;
+        engine_->set_gradient_accumulation_boundary(is_last);
+      },
+      [&](const Tensor& inputs) { return (*engine_)(inputs); }, language_loss,
+      [&](const Tensor& loss) {
+        engine_->backward(loss);
+        if (!is_boundary) engine_->step();
+      });
+  StepResult result;
+  result.loss = loss.item();
+  engine_->step();
+  result.grad_norm = engine_->get_global_grad_norm();
+  return result;
+}
+
+std::vector<Bill> ModuleTrainer::bills() {
+  const internal::DataParallelModel& model = engine_->model();
+  const std::int64_t g = engine_->gradient_accumulation_steps();
+  const std::int64_t skipped = engine_->skipped_steps();
+  const double d = dp_.size();
+  Bill bill;
+  // The chapter's, and an all-reduce of the loss; a skipped step publishes
+  // nothing, a loaded checkpoint once
+  const double published =
+      static_cast<double>((options_.first_step > 0 ? 1 : 0) - skipped);
+  bill.bytes = model.predicted_bytes(options_.steps, g) +
+               published * model.predicted_publish_bytes() +
+               static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
+  bill.memory = model.predicted_memory(
+      options_, loaded_.config, engine_->train_micro_batch_size_per_gpu(), g,
+      options_.steps - skipped);
+  return {bill};
+}
+
+TrainingState ModuleTrainer::state() {
+  if (options_.dtype == DType::kF16) {
+    throw BadCheckpoint(
+        "--checkpoint: skipped steps, which the loss scale and the scheduler "
+        "count, are kept by the engine's own save_checkpoint; leave the option "
+        "out, or train in another dtype");
+  }
+  return engine_->state();
+}
+
+StrategyTrainer::StrategyTrainer(const Options& options,
+                                 const DeepSpeedConfig& config,
+                                 const BatchSizes& sizes, ProcessGroup& world,
+                                 std::unique_ptr<Strategy> inner)
+    : inner_(*inner),
+      engine_(without_scheduler(config), sizes, world, std::move(inner),
+              nullptr) {
+  engine_.begin_at(options.first_step);
+}
+
+StepResult StrategyTrainer::step(std::int64_t) {
+  StepResult result;
+  result.loss = engine_.train_batch();
+  result.grad_norm = engine_.get_global_grad_norm();
+  return result;
+}
+
+}  // namespace shardbook::engine

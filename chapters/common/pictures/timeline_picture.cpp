@@ -1,0 +1,273 @@
+#include "chapters/common/pictures/timeline_picture.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <map>
+#include <set>
+
+#include "chapters/common/pictures/bytes.h"
+#include "chapters/common/pictures/figure.h"
+#include "sim/timeline_text.h"
+
+namespace shardbook {
+namespace {
+
+using sim::RankGroup;
+using sim::StepView;
+using sim::TimelineEvent;
+
+constexpr double kLaneBegin = 110, kLaneEnd = 710;
+constexpr double kLaneWidth = kLaneEnd - kLaneBegin;
+
+// "3" of "weights of micro-batch 3, stage 5".
+std::string number_of(const std::string& label) {
+  const std::string mark = "micro-batch ";
+  const std::size_t at = label.find(mark);
+  if (at == std::string::npos) return "";
+  std::size_t end = at + mark.size();
+  while (end < label.size() && std::isdigit(label[end]) != 0) ++end;
+  return label.substr(at + mark.size(), end - at - mark.size());
+}
+
+// Neighbours of one class that are too near to be told apart are one block.
+struct Block {
+  double from = 0, to = 0;
+  std::string number;
+};
+using Blocks = std::map<std::string, std::vector<Block>>;
+
+Blocks blocks_of(const sim::RankTimeline& timeline, const std::string& queue,
+                 double step_s) {
+  Blocks blocks;
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.queue != queue || event.category == "wait") continue;
+    const Block block{kLaneBegin + kLaneWidth * event.begin_s / step_s,
+                      kLaneBegin + kLaneWidth * event.end_s / step_s,
+                      number_of(event.label)};
+    std::vector<Block>& row = blocks[class_of(event)];
+    if (!row.empty() && row.back().number == block.number &&
+        block.from - row.back().to < 0.5) {
+      row.back().to = std::max(row.back().to, block.to);
+    } else {
+      row.push_back(block);
+    }
+  }
+  return blocks;
+}
+
+void draw_lane(Figure& figure, const Blocks& blocks, double y, double height) {
+  figure.box({kLaneBegin, y, kLaneWidth, height}, "empty");
+  for (const auto& [css_class, row] : blocks) {
+    // Waiting is thin: nothing runs.
+    const bool is_thin = css_class == "bubble" || css_class == "exposed";
+    const double inset = is_thin ? height * 0.38 : 0;
+    std::string path;
+    for (const Block& block : row) {
+      const double seam =
+          !block.number.empty() && block.to - block.from > 3 ? 0.7 : 0;
+      const double width = std::max(block.to - block.from - seam, 0.6);
+      path += fmt::format("M{:.1f} {:.1f}h{:.1f}v{:.1f}h{:.1f}z", block.from,
+                          y + inset, width, height - 2 * inset, -width);
+    }
+    figure.path(path, css_class);
+  }
+  for (const auto& [css_class, row] : blocks) {
+    for (const Block& block : row) {
+      const double room = 5 + 7 * static_cast<double>(block.number.size());
+      if (block.number.empty() || block.to - block.from < room) continue;
+      figure.text((block.from + block.to) / 2, y + height / 2 + 3.5,
+                  block.number, Figure::Anchor::kMiddle, 10, "#ffffff");
+    }
+  }
+}
+
+void note_hidden(Figure& figure, const StepView& view, std::size_t num_shown) {
+  std::size_t shown = 0;
+  for (std::size_t g = 0; g < num_shown; ++g) {
+    shown += view.groups[g].ranks.size();
+  }
+  const auto all = static_cast<std::size_t>(view.world_size);
+  if (shown < all) {
+    figure.text(0, figure.add_row(18) + 14,
+                fmt::format("{} more ranks differ from these.", all - shown));
+  }
+}
+
+std::size_t num_groups(const StepView& view, int max_groups) {
+  return std::min(view.groups.size(), static_cast<std::size_t>(max_groups));
+}
+
+// The fullest sample of each of `num_columns` parts of the step; an earlier
+// level holds until the next sample.
+std::vector<sim::MemorySample> columns_of(const RankGroup& group, double step_s,
+                                          std::size_t num_columns) {
+  std::vector<sim::MemorySample> columns(num_columns);
+  const std::vector<sim::MemorySample>& samples = group.timeline.memory;
+  std::size_t next = 0;
+  sim::MemorySample level;
+  for (std::size_t c = 0; c < num_columns; ++c) {
+    const double end =
+        step_s * static_cast<double>(c + 1) / static_cast<double>(num_columns);
+    sim::MemorySample fullest = level;
+    while (next < samples.size() &&
+           (samples[next].time_s < end || c + 1 == num_columns)) {
+      level = samples[next++];
+      if (level.total() > fullest.total()) fullest = level;
+    }
+    columns[c] = fullest;
+  }
+  return columns;
+}
+
+void draw_memory(Figure& figure, const RankGroup& group, double step_s,
+                 double most, double y, double height) {
+  constexpr std::size_t kColumns = 200;
+  const auto columns = columns_of(group, step_s, kColumns);
+  constexpr double kColumn = kLaneWidth / static_cast<double>(kColumns);
+  figure.box({kLaneBegin, y, kLaneWidth, height}, "empty");
+  std::vector<double> below(kColumns, y + height);
+  for (std::size_t k = 0; k < static_cast<std::size_t>(kNumMemoryKinds); ++k) {
+    std::string top, bottom;
+    bool any = false;
+    std::vector<double> above = below;
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      const auto bytes = static_cast<double>(columns[c].bytes[k]);
+      any = any || bytes > 0;
+      above[c] -= height * bytes / most;
+      if (c == 0 || above[c] != above[c - 1]) {
+        top += fmt::format("V{:.1f}", above[c]);
+      }
+      top += fmt::format("h{:.0f}", kColumn);
+    }
+    for (std::size_t c = kColumns; c-- > 0;) {
+      if (c + 1 == kColumns || below[c] != below[c + 1]) {
+        bottom += fmt::format("V{:.1f}", below[c]);
+      }
+      bottom += fmt::format("h{:.0f}", -kColumn);
+    }
+    if (any) {
+      figure.path(
+          fmt::format("M{:.1f} {:.1f}{}{}z", kLaneBegin, below[0], top, bottom),
+          std::string("kind-") + memory_kind_name(static_cast<MemoryKind>(k)));
+    }
+    below = above;
+  }
+}
+
+}  // namespace
+
+std::string class_of(const TimelineEvent& event) {
+  if (event.queue == "host") return "host";
+  if (event.category == "backward" && event.label.rfind("weights", 0) == 0) {
+    return "weights";
+  }
+  return event.category;
+}
+
+std::vector<std::pair<std::string, std::string>> classes_of(
+    const StepView& view) {
+  static constexpr std::array<std::array<const char*, 2>, 9> kTitles = {
+      {{"forward", "forward"},
+       {"backward", "backward"},
+       {"weights", "deferred weight gradients"},
+       {"optimizer", "optimizer"},
+       {"comm", "communication"},
+       {"copy", "memory copy"},
+       {"host", "host"},
+       {"exposed", "exposed communication"},
+       {"bubble", "bubble"}}};
+  std::set<std::string> used;
+  for (const RankGroup& group : view.groups) {
+    for (const TimelineEvent& event : group.timeline.events) {
+      used.insert(class_of(event));
+    }
+  }
+  std::vector<std::pair<std::string, std::string>> classes;
+  for (const auto& [css_class, title] : kTitles) {
+    if (used.count(css_class) > 0) classes.emplace_back(css_class, title);
+  }
+  return classes;
+}
+
+std::vector<std::pair<std::string, std::string>> memory_classes_of(
+    const StepView& view) {
+  std::vector<std::pair<std::string, std::string>> classes;
+  for (std::size_t k = 0; k < static_cast<std::size_t>(kNumMemoryKinds); ++k) {
+    std::int64_t most = 0;
+    for (const RankGroup& group : view.groups) {
+      for (const sim::MemorySample& sample : group.timeline.memory) {
+        most = std::max(most, sample.bytes[k]);
+      }
+    }
+    if (most == 0) continue;
+    std::string name = memory_kind_name(static_cast<MemoryKind>(k));
+    const std::string css_class = "kind-" + name;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    classes.emplace_back(css_class,
+                         fmt::format("{}, at most {}", name,
+                                     format_bytes(static_cast<double>(most))));
+  }
+  return classes;
+}
+
+double memory_peak(const RankGroup& group) {
+  std::int64_t most = 0;
+  for (const sim::MemorySample& sample : group.timeline.memory) {
+    most = std::max(most, sample.total());
+  }
+  return static_cast<double>(most);
+}
+
+std::string timeline_svg(const StepView& view, int max_groups) {
+  Figure figure;
+  figure.legend(classes_of(view));
+  const std::size_t shown = num_groups(view, max_groups);
+  for (std::size_t g = 0; g < shown; ++g) {
+    const RankGroup& group = view.groups[g];
+    figure.text(0, figure.add_row(20) + 15, sim::rank_list(group.ranks));
+    for (const std::string& queue : sim::queue_names(group.timeline)) {
+      const double height = queue == "compute" ? 20 : 10;
+      const double y = figure.add_row(height + 3);
+      figure.text(0, y + height / 2 + 4, queue, Figure::Anchor::kStart, 11);
+      draw_lane(figure, blocks_of(group.timeline, queue, view.step_s), y,
+                height);
+      const double busy =
+          sim::queue_shares(group.timeline, queue, view.step_s).busy;
+      figure.text(figure.width(), y + height / 2 + 4,
+                  fmt::format("{:.0f} %", 100 * busy), Figure::Anchor::kEnd,
+                  11);
+    }
+  }
+  figure.axis(kLaneBegin, kLaneEnd, view.step_s, sim::seconds_text);
+  note_hidden(figure, view, shown);
+  return figure.svg("timeline of one step, " + sim::seconds_text(view.step_s));
+}
+
+std::string memory_svg(const StepView& view, int max_groups) {
+  double most = 0;
+  for (const RankGroup& group : view.groups) {
+    most = std::max(most, memory_peak(group));
+  }
+  Figure figure;
+  figure.legend(memory_classes_of(view));
+  const std::size_t shown = most > 0 ? num_groups(view, max_groups) : 0;
+  for (std::size_t g = 0; g < shown; ++g) {
+    constexpr double kHeight = 90;
+    const RankGroup& group = view.groups[g];
+    const double y = figure.add_row(kHeight + 10) + 6;
+    figure.text(0, y + 12, sim::rank_list(group.ranks));
+    figure.text(0, y + 28, "at most", Figure::Anchor::kStart, 11);
+    figure.text(0, y + 42, format_bytes(memory_peak(group)),
+                Figure::Anchor::kStart, 11);
+    draw_memory(figure, group, view.step_s, most, y, kHeight);
+  }
+  figure.axis(kLaneBegin, kLaneEnd, view.step_s, sim::seconds_text);
+  note_hidden(figure, view, shown);
+  return figure.svg("memory in use during one step, at most " +
+                    format_bytes(most));
+}
+
+}  // namespace shardbook

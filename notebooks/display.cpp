@@ -1,0 +1,251 @@
+#include "notebooks/display.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "chapters/common/pictures/svg.h"
+#include "chapters/common/pictures/text_table.h"
+
+namespace shardbook::notebook {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+std::string row_html(const std::vector<std::string>& row, const char* tag) {
+  std::string html = "<tr>";
+  for (const std::string& cell : row) {
+    html += fmt::format("<{0} style=\"text-align:right\">{1}</{0}>", tag,
+                        svg::escape(cell));
+  }
+  return html + "</tr>\n";
+}
+
+std::string table_html(const Rows& rows) {
+  std::string html = "<table>\n";
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    html += row_html(rows[i], i == 0 ? "th" : "td");
+  }
+  return html + "</table>\n";
+}
+
+// --- Tensors -----------------------------------------------------------------
+
+// Of a long dim, its first and last indices; -1 stands for those between.
+std::vector<std::int64_t> shown_of(std::int64_t size) {
+  constexpr std::int64_t kMost = 8, kEnd = 3;
+  std::vector<std::int64_t> shown;
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (size > kMost && i == kEnd) {
+      shown.push_back(-1);
+      i = size - kEnd;
+    }
+    shown.push_back(i);
+  }
+  return shown;
+}
+
+std::string value_text(const Tensor& x, double value) {
+  return is_floating(x.dtype()) ? fmt::format("{:.4g}", value)
+                                : fmt::format("{:.0f}", value);
+}
+
+std::string title_of(const Tensor& x) {
+  return fmt::format("{} {} on {}", dtype_name(x.dtype()),
+                     shape_text(x.shape()), x.device().name());
+}
+
+// The tensor as a matrix: all dims but the last are rows.
+Rows values_of(const Tensor& x) {
+  const std::int64_t columns = x.ndim() == 0 ? 1 : x.size(-1);
+  const std::int64_t num_rows = columns == 0 ? 0 : x.numel() / columns;
+  const std::vector<double> values = x.to_vector<double>();
+  Rows rows;
+  for (const std::int64_t i : shown_of(num_rows)) {
+    rows.emplace_back();
+    for (const std::int64_t j : shown_of(columns)) {
+      rows.back().push_back(
+          i < 0 || j < 0
+              ? "..."
+              : value_text(x,
+                           values[static_cast<std::size_t>(i * columns + j)]));
+    }
+  }
+  return rows;
+}
+
+Picture tensor_picture(const Tensor& x) {
+  if (!x.defined()) return {"an undefined tensor", "", ""};
+  const std::string title = title_of(x);
+  if (x.is_meta()) return {title + ": a shape without values", "", ""};
+  const Rows rows = values_of(x);
+  Picture picture{title + "\n" + text_table::align(rows), "", ""};
+  picture.html = "<p>" + svg::escape(title) + "</p>\n<table>\n";
+  for (const auto& row : rows) picture.html += row_html(row, "td");
+  picture.html += "</table>\n";
+  return picture;
+}
+
+// --- Claims ------------------------------------------------------------------
+
+std::string verdict_text(const Claim& claim) {
+  const std::string verdict = verdict_of({claim});
+  return verdict == "passed"   ? "equal"
+         : verdict == "failed" ? "DIFFERENT"
+                               : verdict;
+}
+
+std::string bytes_text(double bytes) { return fmt::format("{:.0f}", bytes); }
+
+std::vector<std::string> claim_row(const std::string& who,
+                                   const std::string& what,
+                                   const Claim& claim) {
+  return {who, what, claim.predicted < 0 ? "" : bytes_text(claim.predicted),
+          bytes_text(claim.counted),
+          claim.predicted == kNoClaim ? "" : verdict_text(claim)};
+}
+
+bool is_same(const RankReport& a, const RankReport& b) {
+  const auto is_equal = [](const Claim& x, const Claim& y) {
+    return x.predicted == y.predicted && x.counted == y.counted;
+  };
+  bool same = is_equal(a.bytes, b.bytes);
+  // Workspace has no claim, and depends on the machine.
+  for (std::size_t k = 0; k < a.peak.size(); ++k) {
+    if (a.peak[k].predicted == kNoClaim) continue;
+    same = same && is_equal(a.peak[k], b.peak[k]);
+  }
+  return same;
+}
+
+void add_rank_rows(const Report& report, Rows& rows) {
+  for (std::size_t first = 0; first < report.ranks.size();) {
+    const RankReport& rank = report.ranks[first];
+    std::size_t end = first + 1;
+    while (end < report.ranks.size() && is_same(rank, report.ranks[end])) ++end;
+    const std::string who = end == first + 1
+                                ? fmt::format("rank {}", first)
+                                : fmt::format("ranks {}-{}", first, end - 1);
+    rows.push_back(claim_row(who, "bytes sent", rank.bytes));
+    for (std::size_t k = 0; k < rank.peak.size(); ++k) {
+      const Claim& peak = rank.peak[k];
+      if (peak.predicted == kNoClaim ||
+          (peak.counted == 0 && peak.predicted <= 0)) {
+        continue;
+      }
+      std::string kind = memory_kind_name(static_cast<MemoryKind>(k));
+      std::replace(kind.begin(), kind.end(), '_', ' ');
+      rows.push_back(claim_row(who, "peak " + kind, peak));
+    }
+    first = end;
+  }
+}
+
+// --- Ledger ------------------------------------------------------------------
+
+std::vector<std::string> call_of(const CommRecord& record) {
+  return {comm_op_name(record.op),
+          fmt::format("{} of {}", record.group, record.group_size),
+          record.label,
+          fmt::format("{} {}", record.numel, dtype_name(record.dtype))};
+}
+
+}  // namespace
+
+Picture table(const Rows& rows) {
+  return {text_table::align(rows), "", table_html(rows)};
+}
+
+Picture claims(const Report& report) {
+  Rows rows = {{"", "", "predicted", "counted", ""}};
+  if (!report.losses.empty()) {
+    rows.push_back({"loss", "first and last", "",
+                    fixed(report.losses.front(), 4) + ", " +
+                        fixed(report.losses.back(), 4),
+                    report.not_finite});
+  }
+  if (report.parity.checked) {
+    rows.push_back({"numbers", "like one device's", "",
+                    report.parity.max_rel == 0
+                        ? "every bit"
+                        : fmt::format("within {:.0e}", report.parity.tolerance),
+                    report.parity.passed ? "equal" : "DIFFERENT"});
+  }
+  add_rank_rows(report, rows);
+  const VirtualTime& time = report.time;
+  if (!time.cluster.empty()) {
+    const auto microseconds = [](double seconds) {
+      return seconds < 0 ? std::string()
+                         : fmt::format("{:.1f} us", 1e6 * seconds);
+    };
+    const bool is_judged = time.predicted_step_s >= 0 && time.step_s > 0;
+    rows.push_back(
+        {"time", "virtual step on " + time.cluster,
+         microseconds(time.predicted_step_s),
+         time.step_s > 0 ? microseconds(time.step_s) : "",
+         !is_judged ? ""
+         : std::abs(time.predicted_step_s - time.step_s) <= 1e-9 * time.step_s
+             ? "equal"
+             : "DIFFERENT"});
+  }
+  return table(rows);
+}
+
+Picture ledger(const std::vector<CommRecord>& records) {
+  Rows rows = {{"call", "ranks", "for", "elements", "times", "bytes sent"}};
+  for (std::size_t i = 0; i < records.size();) {
+    const std::vector<std::string> call = call_of(records[i]);
+    double bytes = 0;
+    std::size_t end = i;
+    for (; end < records.size() && call_of(records[end]) == call; ++end) {
+      bytes += wire_bytes(records[end]);
+    }
+    rows.push_back(call);
+    rows.back().push_back(std::to_string(end - i));
+    rows.back().push_back(bytes_text(bytes));
+    i = end;
+  }
+  rows.push_back({"all calls", "", "", "", std::to_string(records.size()),
+                  bytes_text(wire_bytes(records))});
+  return table(rows);
+}
+
+std::string fixed(double value, int digits) {
+  return fmt::format("{:.{}f}", value, digits);
+}
+
+std::string verdict(const std::string& exercise, bool is_right) {
+  return exercise + (is_right ? ": right\n" : ": not yet\n");
+}
+
+nl::json mime_bundle_repr(const Picture& picture) {
+  nl::json bundle;
+  bundle["text/plain"] = picture.text;
+  if (!picture.svg.empty()) bundle["image/svg+xml"] = picture.svg;
+  if (!picture.html.empty()) bundle["text/html"] = picture.html;
+  return bundle;
+}
+
+}  // namespace shardbook::notebook
+
+namespace shardbook {
+
+nl::json mime_bundle_repr(const Tensor& x) {
+  return notebook::mime_bundle_repr(notebook::tensor_picture(x));
+}
+nl::json mime_bundle_repr(const Topology& topology) {
+  return notebook::mime_bundle_repr(notebook::mesh(topology));
+}
+nl::json mime_bundle_repr(const DeviceMesh& mesh) {
+  return mime_bundle_repr(mesh.topology());
+}
+nl::json mime_bundle_repr(const Report& report) {
+  return notebook::mime_bundle_repr(notebook::claims(report));
+}
+namespace dtensor {
+nl::json mime_bundle_repr(const Held& held) {
+  return notebook::mime_bundle_repr(notebook::holders({held}));
+}
+}  // namespace dtensor
+}  // namespace shardbook

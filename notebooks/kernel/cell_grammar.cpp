@@ -1,0 +1,273 @@
+#include "notebooks/kernel/cell_grammar.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "notebooks/kernel/tokens.h"
+
+namespace shardbook::notebook {
+namespace {
+
+using Words = std::vector<std::string_view>;
+
+/// Thrown where a cell leaves the grammar.
+struct Refusal {
+  int line = 0;
+  std::string reason = {};
+};
+
+bool contains(const Words& words, std::string_view word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+/// Index behind the bracket that closes the one at `open`.
+std::size_t behind_bracket(const std::vector<Token>& tokens, std::size_t open) {
+  int depth = 0;
+  for (std::size_t i = open; i < tokens.size(); ++i) {
+    if (tokens[i].kind != TokenKind::kSymbol) continue;
+    const char c = tokens[i].text[0];
+    const int size = static_cast<int>(tokens[i].text.size());
+    if (c == '(' || c == '{' || c == '[') depth += size;
+    if (c == ')' || c == '}' || c == ']') depth -= size;
+    if (depth == 0) return i + 1;
+  }
+  return tokens.size();
+}
+
+// ---- Directives
+
+void check_directives(const std::vector<Token>& tokens) {
+  for (const Token& token : tokens) {
+    if (token.kind != TokenKind::kDirective) {
+      throw Refusal{token.line,
+                    "a cell with #include or #pragma lines contains nothing "
+                    "else; move the code to a cell of its own"};
+    }
+    std::string_view text = token.text.substr(1);
+    text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+    const std::string_view name = text.substr(0, text.find_first_of(" \t<\"("));
+    if (name != "include" && name != "pragma") {
+      throw Refusal{token.line, "#" + std::string(name) +
+                                    ": of the directives, a cell may contain "
+                                    "#include and #pragma cling only"};
+    }
+  }
+}
+
+// ---- Namespaces
+
+/// The { of a namespace whose head begins at `i`; tokens.size() if there is no
+/// block, as in `namespace fs = std::filesystem;`.
+std::size_t open_of_namespace(const std::vector<Token>& tokens, std::size_t i) {
+  for (++i; i < tokens.size(); ++i) {
+    if (tokens[i].text == "{") return i;
+    if (tokens[i].kind != TokenKind::kWord && tokens[i].text != "::") break;
+  }
+  return tokens.size();
+}
+
+bool is_namespace_block(const std::vector<Token>& tokens, std::size_t i) {
+  if (tokens[i].text == "inline") ++i;
+  return i < tokens.size() && tokens[i].text == "namespace" &&
+         open_of_namespace(tokens, i) < tokens.size();
+}
+
+void check_namespaces(const std::vector<Token>& tokens) {
+  for (std::size_t i = 0; i < tokens.size();) {
+    if (!is_namespace_block(tokens, i)) {
+      throw Refusal{tokens[i].line,
+                    "a cell with a namespace block contains namespace blocks "
+                    "only; move \"" +
+                        std::string(tokens[i].text) +
+                        "\" and what follows to a cell of its own"};
+    }
+    if (tokens[i].text == "inline") ++i;
+    i = behind_bracket(tokens, open_of_namespace(tokens, i));
+  }
+}
+
+// ---- Statements
+
+constexpr const char* kMove = "; put it into a function in a namespace block";
+
+void refuse_word(const Token& first) {
+  static const Words control = {"for",    "while", "do",       "if",
+                                "switch", "try",   "return",   "goto",
+                                "break",  "case",  "continue", "else"};
+  static const Words definition = {"class", "struct",   "union",
+                                   "enum",  "template", "concept"};
+  const std::string word(first.text);
+  if (contains(control, word)) {
+    throw Refusal{
+        first.line,
+        "\"" + word + "\" cannot begin a statement of a cell" + kMove};
+  }
+  if (contains(definition, word)) {
+    throw Refusal{first.line,
+                  "\"" + word +
+                      "\": types and templates are defined in a namespace "
+                      "block, in a cell of its own"};
+  }
+  if (word == "extern") {
+    throw Refusal{first.line,
+                  "\"extern\" declarations belong into a header that the "
+                  "notebook includes"};
+  }
+}
+
+/// A [ begins a lambda where no value precedes it.
+bool begins_lambda(const std::vector<Token>& tokens, std::size_t i) {
+  if (tokens[i].text != "[") return false;
+  if (i == 0) return true;
+  const Token& before = tokens[i - 1];
+  if (before.kind == TokenKind::kWord) {
+    return before.text == "return" || before.text == "co_return";
+  }
+  return before.kind == TokenKind::kSymbol && before.text != ")" &&
+         before.text != "]" && before.text != "}" && before.text != "]]" &&
+         before.text != "&" && before.text != ">";
+}
+
+/// What closes the parameters of a function, before its body.
+bool follows_parameters(const std::vector<Token>& tokens, std::size_t begin,
+                        std::size_t brace) {
+  static const Words between = {"const", "noexcept", "override", "mutable"};
+  std::size_t i = brace;
+  while (i > begin + 1 && contains(between, tokens[i - 1].text)) --i;
+  if (i > begin && tokens[i - 1].text == ")") return true;
+  // auto f() -> int {
+  for (std::size_t k = begin + 1; k < brace; ++k) {
+    if (tokens[k].text == "=") return false;
+    if (tokens[k].text == "->" && tokens[k - 1].text == ")") return true;
+  }
+  return false;
+}
+
+void check_word(const std::vector<Token>& tokens, std::size_t i) {
+  static const Words unresolved = {"async",         "future",
+                                   "promise",       "call_once",
+                                   "packaged_task", "shared_future"};
+  const Token& token = tokens[i];
+  if (token.text == "thread_local") {
+    throw Refusal{token.line,
+                  "\"thread_local\": compiled code and cells would have "
+                  "different variables; use a global of a namespace"};
+  }
+  if (i >= 2 && tokens[i - 1].text == "::" && tokens[i - 2].text == "std" &&
+      contains(unresolved, token.text)) {
+    throw Refusal{token.line, "std::" + std::string(token.text) +
+                                  " does not link from a cell; use "
+                                  "std::thread, or a function of the book's "
+                                  "libraries"};
+  }
+}
+
+/// Checks the statement that begins at `begin`; returns the index behind it.
+std::size_t check_statement(const std::vector<Token>& tokens,
+                            std::size_t begin) {
+  refuse_word(tokens[begin]);
+  if (tokens[begin].text == "{") {
+    throw Refusal{tokens[begin].line,
+                  std::string("a block { } cannot stand in a cell") + kMove};
+  }
+  std::vector<char> open;
+  for (std::size_t i = begin; i < tokens.size(); ++i) {
+    const Token& token = tokens[i];
+    if (token.kind == TokenKind::kDirective) {
+      throw Refusal{token.line, "directives belong into a cell of their own"};
+    }
+    if (begins_lambda(tokens, i)) {
+      throw Refusal{token.line,
+                    std::string("a lambda cannot stand in a statement of a "
+                                "cell") +
+                        kMove};
+    }
+    if (token.kind != TokenKind::kSymbol) continue;
+    const char c = token.text[0];
+    if (c == '{' && open.empty() && follows_parameters(tokens, begin, i)) {
+      throw Refusal{token.line,
+                    "functions are defined in a namespace block, in a cell "
+                    "of its own"};
+    }
+    if (c == '(' || c == '{' || c == '[') {
+      open.insert(open.end(), token.text.size(), c);
+    }
+    if (c == ')' || c == '}' || c == ']') {
+      if (open.size() < token.text.size()) {
+        throw Refusal{token.line,
+                      "\"" + std::string(token.text) + "\" closes nothing"};
+      }
+      open.resize(open.size() - token.text.size());
+    }
+    if (c == ';' && open.empty()) return i + 1;
+  }
+  throw Refusal{tokens.back().line,
+                "the last statement has no semicolon; to see a value, write "
+                "std::cout << value << \"\\n\"; or xcpp::display(value);"};
+}
+
+bool is_name_declaration(const Token& first) {
+  return first.text == "using" || first.text == "namespace";
+}
+
+void check_statements(const std::vector<Token>& tokens) {
+  bool has_other = false;
+  for (std::size_t i = 0; i < tokens.size();) {
+    if (is_namespace_block(tokens, i)) {
+      throw Refusal{tokens[i].line,
+                    "a namespace block belongs into a cell of its own"};
+    }
+    if (!is_name_declaration(tokens[i])) {
+      has_other = true;
+    } else if (has_other) {
+      // cling would make it local to the function that the cell becomes.
+      throw Refusal{tokens[i].line,
+                    "\"" + std::string(tokens[i].text) +
+                        "\" declarations come first in a cell, so that "
+                        "later cells see them"};
+    }
+    i = check_statement(tokens, i);
+  }
+}
+
+void check(const std::vector<Token>& tokens, CellOutline& outline) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) check_word(tokens, i);
+  if (tokens[0].text == "%" || tokens[0].text == "!" || tokens[0].text == "?") {
+    throw Refusal{tokens[0].line,
+                  "magic commands (%, !, ?) are not C++; kernels differ in "
+                  "them"};
+  }
+  if (tokens[0].kind == TokenKind::kDirective) {
+    check_directives(tokens);
+    outline.kind = CellKind::kDirectives;
+  } else if (is_namespace_block(tokens, 0)) {
+    check_namespaces(tokens);
+    outline.kind = CellKind::kNamespaces;
+  } else {
+    check_statements(tokens);
+    outline.kind = CellKind::kStatements;
+  }
+}
+
+}  // namespace
+
+CellOutline outline_of(std::string_view cell) {
+  CellOutline outline;
+  const Tokens tokens = tokens_of(cell);
+  try {
+    if (!tokens.list.empty()) check(tokens.list, outline);
+  } catch (const Refusal& refusal) {
+    return {CellKind::kRefused, refusal.reason, refusal.line};
+  }
+  return outline;
+}
+
+std::string completeness_of(std::string_view cell) {
+  if (tokens_of(cell).unfinished) return "incomplete";
+  const CellOutline outline = outline_of(cell);
+  return outline.kind == CellKind::kRefused ? "invalid" : "complete";
+}
+
+}  // namespace shardbook::notebook

@@ -1,0 +1,78 @@
+#pragma once
+
+// The thread that cells run on, and the thread that watches it.
+//
+// All cells run on one thread of their own. The kernel's main thread meanwhile
+// passes on what the cell prints and displays, and it alone talks to Jupyter.
+// It also sees SIGINT, which asks it to interrupt the cell, and a crash of the
+// cell, which stops that thread for good but not the kernel.
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+
+#include "notebooks/kernel/output_pipes.h"
+
+namespace shardbook::notebook {
+
+/// What a cell asks the front end to show.
+struct DisplayRequest {
+  enum class Kind { kDisplay, kUpdate, kClear };
+  Kind kind = Kind::kDisplay;
+  nlohmann::json bundle = nlohmann::json::object();  ///< MIME types and texts
+  std::string id = {};  ///< of a display that can be updated
+  bool wait = false;    ///< clear when the next output comes
+};
+
+/// What the main thread does with the output of a cell.
+struct CellOutput {
+  OutputPipes::Receiver print;
+  std::function<void(const DisplayRequest&)> display;
+};
+
+class CellThread {
+ public:
+  /// Blocks SIGINT in the calling thread, and in all that start later.
+  CellThread();
+  ~CellThread();
+
+  /// Runs `work` on the thread of cells, and returns when it has ended. True
+  /// if it returned; false if it crashed: then crash() tells how, and nothing
+  /// runs on that thread any more. `work` must not throw.
+  bool run(const std::function<void()>& work, const CellOutput& output);
+
+  const std::string& crash() const { return crash_; }
+
+  /// Forgets what was printed while no cell ran.
+  void drop_output();
+
+  /// For a cell, from any thread: passes the request to the main thread and
+  /// waits until it is done. Does nothing when no cell runs.
+  void show(const DisplayRequest& request);
+
+ private:
+  enum class State { kIdle, kRunning, kDone };
+
+  void serve();
+  void answer_show(const CellOutput& output);
+  bool has_ended();
+  void watch_interrupts(double& waited_s, const CellOutput& output);
+
+  OutputPipes pipes_;
+  int wake_ = -1;        ///< an eventfd: something happened on the cell's side
+  int interrupts_ = -1;  ///< a signalfd of SIGINT
+  std::string crash_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  State state_ = State::kIdle;
+  bool stopping_ = false;
+  std::function<void()> work_;
+  const DisplayRequest* shown_ = nullptr;
+  std::thread thread_;
+};
+
+}  // namespace shardbook::notebook

@@ -1,0 +1,121 @@
+#include "notebooks/kernel/child.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "notebooks/kernel/interruption.h"
+
+namespace shardbook::notebook {
+namespace {
+
+void write_all(int file, const std::string& text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t n = write(file, text.data() + at, text.size() - at);
+    if (n < 0 && errno != EINTR) return;
+    if (n > 0) at += static_cast<std::size_t>(n);
+  }
+}
+
+// The last byte of a child's answer: its work returned, or it left remarks.
+constexpr char kReturned = '\n';
+constexpr char kRemarked = '\0';
+
+// What a child needs when a signal ends it.
+const std::string* child_remarks = nullptr;
+int child_answer = -1;
+
+/// Gives the remarks, and ends by the signal after all.
+void leave_remarks(int signal) {
+  ::signal(signal, SIG_DFL);
+  write_all(child_answer, *child_remarks);
+  write_all(child_answer, std::string(1, kRemarked));
+  raise(signal);
+}
+
+[[noreturn]] void run_child(const std::function<std::string()>& work,
+                            const std::string& remarks, int answer) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  child_remarks = &remarks;
+  child_answer = answer;
+  // The cell thread's signal stack is there in the child, too.
+  struct sigaction action {};
+  action.sa_flags = SA_ONSTACK;
+  action.sa_handler = leave_remarks;
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM}) {
+    sigaction(signal, &action, nullptr);
+  }
+  write_all(answer, work() + kReturned);
+  _exit(0);
+}
+
+/// Reads until the child closes its end. False if it was stopped.
+bool read_answer(int answer, double limit_s, std::string& text) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(limit_s);
+  std::array<char, 65536> buffer;
+  while (!is_interrupted() && Clock::now() < end) {
+    pollfd waiting{answer, POLLIN, 0};
+    if (poll(&waiting, 1, 100) <= 0) continue;
+    const ssize_t n = read(answer, buffer.data(), buffer.size());
+    if (n == 0) return true;
+    if (n > 0) text.append(buffer.data(), static_cast<std::size_t>(n));
+  }
+  return false;
+}
+
+}  // namespace
+
+ChildResult in_child(const std::function<std::string()>& work,
+                     const std::string& remarks, double limit_s) {
+  std::array<int, 2> ends{};
+  if (pipe(ends.data()) != 0) {
+    return {false, false, std::string("has no pipe: ") + std::strerror(errno)};
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    close(ends[0]);
+    run_child(work, remarks, ends[1]);
+  }
+  close(ends[1]);
+  ChildResult result;
+  if (child < 0) {
+    close(ends[0]);
+    return {false, false,
+            std::string("has no process: ") + std::strerror(errno)};
+  }
+  const bool ended = read_answer(ends[0], limit_s, result.text);
+  close(ends[0]);
+  if (!ended) kill(child, SIGKILL);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  const std::string answer = std::move(result.text);
+  const char last = answer.empty() ? kRemarked : answer.back();
+  const std::string text = answer.substr(0, answer.size() - !answer.empty());
+  result.interrupted = is_interrupted() && !ended;
+  result.finished = ended && last == kReturned && WIFEXITED(status);
+  if (!result.finished) result.remarks = text;
+  if (result.finished) {
+    result.text = text;
+  } else if (result.interrupted) {
+    result.text = "was interrupted";
+  } else if (!ended) {
+    result.text = "did not end within " +
+                  std::to_string(static_cast<int>(limit_s)) + " seconds";
+  } else if (WIFSIGNALED(status)) {
+    result.text = std::string("crashed (") + strsignal(WTERMSIG(status)) + ")";
+  } else {
+    result.text = "ended too early";
+  }
+  return result;
+}
+
+}  // namespace shardbook::notebook

@@ -1,0 +1,24 @@
+#pragma once
+
+// Work that may crash, done in a copy of this process.
+
+#include <functional>
+#include <string>
+
+namespace shardbook::notebook {
+
+struct ChildResult {
+  bool finished = false;     ///< the work returned
+  bool interrupted = false;  ///< is_interrupted() ended it
+  std::string text = {};     ///< what the work returned, else how it ended
+  std::string remarks = {};  ///< of work that did not finish
+};
+
+/// Forks, runs `work` in the child, and returns the text that `work` returned.
+/// The child is killed when it takes longer than `limit_s`, or when the cell is
+/// interrupted. Only the calling thread exists in the child. Work that crashes,
+/// or that an alarm(2) of its own ends, leaves `remarks` as they are then.
+ChildResult in_child(const std::function<std::string()>& work,
+                     const std::string& remarks, double limit_s = 60);
+
+}  // namespace shardbook::notebook

@@ -1,0 +1,95 @@
+#include "notebooks/kernel/interruption.h"
+
+#include <llvm/IR/CFG.h>
+#include <llvm/IR/Dominators.h>
+#include <llvm/IR/IRBuilder.h>
+#include <llvm/IR/Module.h>
+#include <llvm/Transforms/Utils/BasicBlockUtils.h>
+
+#include <atomic>
+#include <exception>
+#include <vector>
+
+namespace {
+
+std::atomic<int> interrupted{0};
+
+}  // namespace
+
+/// Called by the loops of cells, when the flag is set. A destructor that loops
+/// while an exception passes must go on.
+extern "C" void shardbook_kernel_interrupt() {
+  if (std::uncaught_exceptions() == 0) {
+    throw shardbook::notebook::Interrupted{};
+  }
+}
+
+namespace shardbook::notebook {
+
+void set_interrupted(bool value) { interrupted = value; }
+bool is_interrupted() { return interrupted != 0; }
+
+namespace {
+
+/// The jumps back to the head of a loop: their ends dominate them.
+std::vector<llvm::Instruction*> jumps_back(llvm::Function& function) {
+  std::vector<llvm::Instruction*> jumps;
+  const llvm::DominatorTree tree(function);
+  for (llvm::BasicBlock& block : function) {
+    if (!tree.isReachableFromEntry(&block)) continue;
+    for (llvm::BasicBlock* next : llvm::successors(&block)) {
+      if (tree.dominates(next, &block)) {
+        jumps.push_back(block.getTerminator());
+        break;
+      }
+    }
+  }
+  return jumps;
+}
+
+/// if (flag != 0) shardbook_kernel_interrupt();
+void add_check(llvm::Instruction* before, llvm::Value* flag,
+               llvm::FunctionCallee interrupt) {
+  llvm::IRBuilder<> builder(before);
+  llvm::LoadInst* value =
+      builder.CreateLoad(builder.getInt32Ty(), flag, /*isVolatile=*/true);
+  llvm::Value* is_set = builder.CreateICmpNE(value, builder.getInt32(0));
+  llvm::Instruction* then =
+      llvm::SplitBlockAndInsertIfThen(is_set, before, /*Unreachable=*/false);
+  llvm::IRBuilder<>(then).CreateCall(interrupt);
+}
+
+}  // namespace
+
+void add_interruption_checks(llvm::Module& module) {
+  llvm::LLVMContext& context = module.getContext();
+  const llvm::FunctionCallee interrupt = module.getOrInsertFunction(
+      "shardbook_kernel_interrupt",
+      llvm::FunctionType::get(llvm::Type::getVoidTy(context), false));
+  // The flag's address in this process, as a constant
+  llvm::Value* flag = llvm::ConstantExpr::getIntToPtr(
+      llvm::ConstantInt::get(llvm::Type::getInt64Ty(context),
+                             reinterpret_cast<std::uintptr_t>(&interrupted)),
+      llvm::PointerType::getUnqual(context));
+  for (llvm::Function& function : module) {
+    if (function.isDeclaration()) continue;
+    for (llvm::Instruction* jump : jumps_back(function)) {
+      add_check(jump, flag, interrupt);
+    }
+    // What was known not to throw may throw now, and so may its callers.
+    function.removeFnAttr(llvm::Attribute::NoUnwind);
+    function.setUWTableKind(llvm::UWTableKind::Async);
+    for (llvm::BasicBlock& block : function) {
+      for (llvm::Instruction& instruction : block) {
+        auto* call = llvm::dyn_cast<llvm::CallBase>(&instruction);
+        if (call == nullptr) continue;
+        const llvm::Function* callee = call->getCalledFunction();
+        if (callee == nullptr || !callee->isIntrinsic()) {
+          call->removeFnAttr(llvm::Attribute::NoUnwind);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace shardbook::notebook

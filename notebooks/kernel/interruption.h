@@ -1,0 +1,30 @@
+#pragma once
+
+// How a cell that loops is stopped.
+//
+// Every loop that a cell compiles to looks at a flag each time round and, when
+// the flag is set, throws. The cell then ends as by any exception: the stack
+// unwinds, and what earlier cells made stays. Two things are lost: objects that
+// live in the very function that loops are not destroyed, since that function
+// has no clean-up for an exception that only this file knows of; and compiled
+// code of a library, which has no such checks, stops only when it returns.
+
+#include <memory>
+
+namespace llvm {
+class Module;
+}
+
+namespace shardbook::notebook {
+
+/// Thrown in a cell. It derives from nothing, so that handlers for
+/// std::exception in the cell do not keep it.
+struct Interrupted {};
+
+void set_interrupted(bool interrupted);
+bool is_interrupted();
+
+/// Adds the checks to all loops of a module that has been optimised.
+void add_interruption_checks(llvm::Module& module);
+
+}  // namespace shardbook::notebook

@@ -1,0 +1,329 @@
+// Experts on meshes with every other axis: the losses, norms and weights of one
+// device that routes the same groups of tokens, and the bill to the byte.
+
+#include <fstream>
+#include <set>
+
+#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/support/sanitized.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+struct ExpertMesh {
+  int ep = 1, edp = 1, tp = 1, cp = 1, pp = 1, zero = 0;
+  bool sequence_parallel = false, expert_tp = false;
+};
+
+HybridOptions with_experts(const ExpertMesh& mesh) {
+  HybridOptions how;
+  how.dp = mesh.ep * mesh.edp, how.ep = mesh.ep;
+  how.tp = mesh.tp, how.cp = mesh.cp, how.pp = mesh.pp;
+  how.zero_stage = mesh.zero;
+  how.sequence_parallel = mesh.sequence_parallel;
+  how.expert_tp = mesh.expert_tp;
+  how.micro_batches = 2;
+  how.experts = 4;
+  how.aux_coefficient = 0.3;  // large, so that its scale shows
+  return how;
+}
+
+void expect_routed_as_one_device(const HybridOptions& how) {
+  SCOPED_TRACE(name_of(how));
+  const Options options = nano_options(ranks_of(how));
+  const ReferenceRun& one = reference_with_experts(options, how);
+  ReferenceRun known = one;
+  const Report report = train_on(options, how, &known);
+  expect_losses(report, one);
+  expect_claims(report);
+}
+
+TEST(HybridExperts, TrainAsOneDevice) {
+  const std::vector<ExpertMesh> all = {
+      {1, 1},
+      {2, 1},
+      {4, 1},
+      {2, 2},
+      {1, 2, 1, 1, 2},
+      {2, 1, 1, 1, 2},
+      {2, 1, 1, 1, 3, 1},
+      {2, 2, 1, 1, 2, 1},
+      {4, 1, 1, 1, 2, 1},
+      {1, 1, 2},
+      {2, 1, 2},
+      {2, 2, 2, 1, 1, 1},
+      {1, 2, 2, 1, 2},
+      {2, 1, 2, 1, 2},
+      {2, 1, 2, 1, 2, 1},
+      {2, 2, 2, 1, 2, 1},
+      {2, 1, 2, 1, 2, 0, true},
+      {2, 2, 2, 1, 2, 1, true},
+      {2, 1, 2, 1, 2, 0, false, true},
+      {2, 2, 2, 1, 2, 1, true, true},
+      {2, 1, 1, 2},
+      {2, 1, 1, 2, 2, 1},
+      {2, 1, 2, 2, 1, 1, true},
+      {2, 1, 2, 2, 2, 1, false, true},
+  };
+  const std::vector<ExpertMesh> few = {{2, 1, 2, 1, 2, 1, true},
+                                       {2, 1, 1, 2, 2}};
+  for (const ExpertMesh& mesh : sized(all, few)) {
+    expect_routed_as_one_device(with_experts(mesh));
+  }
+}
+
+TEST(HybridExperts, RunUnderEverySchedule) {
+  for (const std::string schedule :
+       {"gpipe", "interleaved", "zb-h1", "zb-auto", "dualpipe"}) {
+    HybridOptions how = with_experts({2, 1, 1, 1, 2, 1});
+    how.schedule = schedule;
+    how.micro_batches = 4;
+    expect_routed_as_one_device(how);
+  }
+}
+
+// A forward that runs again routes its tokens as before, and sends them again.
+TEST(HybridExperts, RouteAlikeWhenForwardRunsAgain) {
+  for (const char* recompute : {"always", "except_last"}) {
+    for (const ExpertMesh& mesh :
+         {ExpertMesh{2, 1, 1, 1, 2}, ExpertMesh{2, 1, 2, 1, 2, 1, true}}) {
+      HybridOptions how = with_experts(mesh);
+      how.recompute = recompute;
+      expect_routed_as_one_device(how);
+    }
+  }
+}
+
+TEST(HybridExperts, ChooseSeveral) {
+  for (const std::int64_t k : {2, 3}) {
+    HybridOptions how = with_experts({2, 1, 2, 1, 2, 1});
+    how.top_k = k;
+    how.capacity_factor = 1.3;
+    how.experts = 6;
+    how.tp = 1;
+    expect_routed_as_one_device(how);
+  }
+}
+
+TEST(HybridExperts, MoveWithTheOrderOfRanks) {
+  for (const std::string order :
+       {"megatron-pp-dp", "dp-tp-pp-cp", "pp-dp-cp-tp"}) {
+    HybridOptions how = with_experts({2, 2, 2, 1, 2, 1});
+    how.order = order;
+    expect_routed_as_one_device(how);
+  }
+  HybridOptions how = with_experts({2, 3, 2, 1, 2});
+  EXPECT_EQ(topology_of(how).text(), "pp=2 x edp=3 x ep=2 x cp=1 x tp=2");
+  for (int rank = 0; rank < 24; ++rank) {
+    HybridOptions dense = how;
+    dense.ep = 1;
+    EXPECT_EQ(replica_of(topology_of(how), rank),
+              topology_of(dense).coordinate(rank, "dp"));
+  }
+}
+
+TEST(HybridExperts, EachPartOfASequenceIsRoutedByItself) {
+  for (const char* layout : {"contiguous", "zigzag", "striped"}) {
+    HybridOptions how = with_experts({2, 1, 1, 2, 2, 1});
+    how.cp_layout = layout;
+    expect_routed_as_one_device(how);
+    // One device that routes the two parts together drops other tokens
+    HybridOptions joined = how;
+    joined.cp = 1, joined.cp_layout = "contiguous";
+    const Options options = nano_options(ranks_of(how));
+    const ReferenceRun one = reference_run(options, joined);
+    EXPECT_GT(std::abs(one.losses.back() -
+                       reference_with_experts(options, how).losses.back()),
+              1e-6);
+  }
+}
+
+TEST(HybridExperts, DropoutDrawsAsOneDevice) {
+  for (const ExpertMesh& mesh :
+       {ExpertMesh{2, 1, 2, 1, 2, 1}, ExpertMesh{2, 1, 2, 1, 1, 0, true},
+        ExpertMesh{2, 1, 1, 2, 2}}) {
+    const HybridOptions how = with_experts(mesh);
+    SCOPED_TRACE(name_of(how));
+    Options options = nano_options(ranks_of(how));
+    options.dropout = 0.2;
+    expect_claims(train_on(options, how));
+  }
+}
+
+// --- The end of a step -------------------------------------------------------
+
+/// "gradients" of each bucket: the group that sums them, and whether it has
+/// experts.
+std::set<std::string> groups_of_sums(const HybridOptions& how) {
+  Options options = nano_options(ranks_of(how));
+  std::set<std::string> found;
+  for (const auto& here :
+       on_ranks(options.world_size, [&](ProcessGroup& world) {
+         HybridOptions legal = how;
+         check_legal(options, legal);
+         DeviceMesh mesh(world, topology_of(legal));
+         Trainer trainer(options, legal, mesh);
+         std::set<std::string> sums;
+         for (const UpdateBucket& bucket : trainer.update().buckets()) {
+           for (const NamedTensor& each : bucket.parameters) {
+             sums.insert(
+                 (moe::is_expert(each.name) ? "experts over " : "dense over ") +
+                 std::to_string(bucket.data->size()));
+           }
+         }
+         return sums;
+       })) {
+    found.insert(here.begin(), here.end());
+  }
+  return found;
+}
+
+// Over the ranks that hold the same ones, and never over those of other experts.
+TEST(HybridExpertSums, ReachTheRanksThatHoldTheSameExperts) {
+  using Sums = std::set<std::string>;
+  EXPECT_EQ(groups_of_sums(with_experts({2, 2, 1, 1, 2})),
+            (Sums{"dense over 4", "experts over 2"}));
+  // tp cuts slots: its ranks are replicas of the experts
+  EXPECT_EQ(groups_of_sums(with_experts({2, 2, 2, 1, 1})),
+            (Sums{"dense over 4", "experts over 4"}));
+  EXPECT_EQ(groups_of_sums(with_experts({2, 2, 2, 1, 1, 0, false, true})),
+            (Sums{"dense over 4", "experts over 2"}));
+  EXPECT_EQ(groups_of_sums(with_experts({2, 1, 1, 2, 1})),
+            (Sums{"dense over 4", "experts over 2"}));
+}
+
+// The sum over all ranks of the elements that they add to the norm is the model.
+TEST(HybridExpertNorm, CountsEachElementOnce) {
+  for (const ExpertMesh& mesh :
+       {ExpertMesh{2, 2, 2, 1, 2, 0}, ExpertMesh{2, 2, 2, 1, 2, 1},
+        ExpertMesh{2, 1, 2, 1, 2, 0, true, true},
+        ExpertMesh{2, 1, 2, 1, 1, 1, true, true},
+        ExpertMesh{2, 1, 1, 2, 2, 1}}) {
+    const HybridOptions how = with_experts(mesh);
+    SCOPED_TRACE(name_of(how));
+    const Options options = nano_options(ranks_of(how));
+    LayerFactory layers =
+        reference_layers(how, std::make_shared<moe::MoeRecord>());
+    const std::int64_t whole =
+        Gpt(model_config(options), InitOptions{}, layers).num_parameters();
+    std::int64_t counted = 0;
+    for (const std::int64_t here :
+         on_ranks(options.world_size, [&](ProcessGroup& world) {
+           HybridOptions legal = how;
+           check_legal(options, legal);
+           DeviceMesh grid(world, topology_of(legal));
+           Trainer trainer(options, legal, grid);
+           std::int64_t numel = 0;
+           for (const UpdateBucket& bucket : trainer.update().buckets()) {
+             if (!bucket.counts) continue;
+             if (mesh.zero == 0) {
+               numel += bucket.numel();
+               continue;
+             }
+             for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
+               for (const zero::OwnedPart& part :
+                    bucket.layout.parts(static_cast<int>(i))) {
+                 if (part.owner == bucket.data->rank()) numel += part.numel;
+               }
+             }
+           }
+           return numel;
+         })) {
+      counted += here;
+    }
+    EXPECT_EQ(counted, whole);
+  }
+}
+
+// --- What is kept ------------------------------------------------------------
+
+std::string saved_experts(const HybridOptions& how, const std::string& load,
+                          std::int64_t steps) {
+  const TempFolder folder;
+  Options options = nano_options(ranks_of(how));
+  options.steps = steps;
+  options.load = load;
+  options.save = folder / "saved.safetensors";
+  options.check = false;
+  train_on(options, how);
+  std::ifstream file(options.save, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(HybridExperts, MoveToOtherMeshes) {
+  const std::vector<ExpertMesh> meshes = {{2, 1, 2, 1, 2, 1},
+                                          {4, 1},
+                                          {1, 1, 1, 1, 3},
+                                          {2, 1, 2, 1, 1, 1, true, true},
+                                          {2, 1, 1, 2, 2}};
+  const TempFolder folder;
+  const std::string path = folder / "from.safetensors";
+  const std::string saved = saved_experts(with_experts(meshes[0]), "", 1);
+  ASSERT_FALSE(saved.empty());
+  std::ofstream(path, std::ios::binary) << saved;
+  for (const ExpertMesh& mesh : meshes) {
+    EXPECT_TRUE(saved_experts(with_experts(mesh), path, 0) == saved)
+        << name_of(with_experts(mesh));
+  }
+}
+
+TEST(HybridExperts, RefuseWhatDoesNotWork) {
+  const auto expect_refusal = [](HybridOptions how,
+                                 const std::vector<std::string>& parts,
+                                 DType dtype = DType::kF64) {
+    Options options = nano_options(ranks_of(how));
+    options.dtype = dtype;
+    const std::string reason = refusal(options, how);
+    for (const std::string& part : parts) {
+      EXPECT_NE(reason.find(part), std::string::npos) << reason << "\n" << part;
+    }
+  };
+  HybridOptions how = with_experts({2, 2});
+  how.ep = 3;
+  expect_refusal(how, {"--ep 3", "4 replicas", "give 2"});
+  how = with_experts({4, 1});
+  how.experts = 6;
+  expect_refusal(how, {"--ep 4", "6 experts", "give 3"});
+  how = with_experts({2, 1});
+  how.experts = 1;
+  expect_refusal(how, {"--ep 2", "--num-experts 2"});
+  how = with_experts({2, 1});
+  how.zero_stage = 2;
+  expect_refusal(how, {"--zero-stage 2, --num-experts 4", "--zero-stage 1"});
+  how = with_experts({2, 1});
+  how.expert_tp = true;
+  expect_refusal(how, {"--expert-tp", "--tp 2"});
+  how = with_experts({2, 1});
+  expect_refusal(how, {"--dtype f16", "--num-experts 4", "bf16"}, DType::kF16);
+  how = with_experts({2, 1, 2});
+  how.experts = 4, how.capacity_factor = 1.01;
+  expect_refusal(how, {"--tp 2", "slots", "--capacity-factor"});
+  how = with_experts({2, 1});
+  how.top_k = 5;
+  expect_refusal(how, {"--top-k 5", "4 experts"});
+}
+
+// On shapes, one rank of each stage stands for all of its peers.
+TEST(HybridExperts, FoldedRanksTakeTheTimeOfAll) {
+  for (const ExpertMesh& mesh :
+       {ExpertMesh{2, 2, 2, 1, 2, 0}, ExpertMesh{2, 1, 2, 1, 2, 1, true},
+        ExpertMesh{2, 2, 1, 2, 2, 1}}) {
+    const HybridOptions how = with_experts(mesh);
+    SCOPED_TRACE(name_of(how));
+    Options options = nano_options(ranks_of(how));
+    options.backend = "sim";
+    options.cluster = "dgx-a100";
+    const Report folded = train_on(options, how);
+    options.fold = false;
+    const Report all = train_on(options, how);
+    EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
+    ASSERT_EQ(folded.ranks.size(), all.ranks.size());
+    for (std::size_t r = 0; r < all.ranks.size(); ++r) {
+      EXPECT_EQ(folded.ranks[r].bytes.counted, all.ranks[r].bytes.counted);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::hybrid
