@@ -63,23 +63,24 @@ void add_options(CommandLine& line, Asked& asked) {
 
 void read_question(Asked& asked) {
   planner::Question& of = asked.question;
-  of.cluster = sim::Cluster::read(asked.cluster);
+  const sim::Cluster cluster = sim::Cluster::read(asked.cluster);
   of.memory_bytes = static_cast<double>(asked.memory_bytes);
-  const int per_node = of.cluster.devices_per_node;
+  const int per_node = cluster.devices_per_node;
   SB_CHECK(asked.nodes == 0 || of.world_size == 0 ||
                asked.nodes * per_node == of.world_size,
            "--nodes ", asked.nodes, ", --world-size ", of.world_size, ": ",
            asked.cluster, " has ", per_node,
            " devices in a node; give one of the two");
-  SB_CHECK(asked.nodes <= of.cluster.num_nodes, "--nodes ", asked.nodes, ": ",
-           asked.cluster, " has ", of.cluster.num_nodes, "; give 1 to ",
-           of.cluster.num_nodes);
+  SB_CHECK(asked.nodes <= cluster.num_nodes, "--nodes ", asked.nodes, ": ",
+           asked.cluster, " has ", cluster.num_nodes, "; give 1 to ",
+           cluster.num_nodes);
   if (asked.nodes > 0) of.world_size = asked.nodes * per_node;
   SB_CHECK(of.world_size > 0, "--nodes: give the nodes of ", asked.cluster,
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);
   if (of.seq == 0) of.seq = model_config(planner::options_of(of)).n_positions;
+  planner::read_model(of, cluster);
 }
 
 }  // namespace
@@ -104,8 +105,7 @@ int main(int argc, char** argv) {
     planner::Answer answer = planner::search(asked.question, asked.search);
     if (asked.confirms && !answer.best.empty() &&
         planner::can_confirm(asked.question, answer.best[0].plan)) {
-      answer.best[0].confirmed_s =
-          planner::confirm(asked.question, answer.best[0].plan);
+      planner::confirm(asked.question, answer.best[0]);
     }
     std::fputs(
         (asked.format == "json" ? planner::answer_json(asked.question, answer)

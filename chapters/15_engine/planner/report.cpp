@@ -38,8 +38,9 @@ std::string plan_lines(const Question& question, const Prediction& each,
   text += fmt::format("    sent by a rank: {}; {}", links_text(each.step),
                       sim::trust_name(each.step.trust));
   if (each.confirmed_s > 0) {
-    text +=
-        fmt::format("; the chapter on shapes: {}", time_text(each.confirmed_s));
+    text += fmt::format("; the chapter on shapes: {}, {}",
+                        time_text(each.confirmed_s),
+                        bytes_text(each.confirmed_bytes));
   }
   return text + "\n";
 }
@@ -102,7 +103,10 @@ Json plan_json(const Question& question, const Prediction& each) {
       {"sent_bytes", links},
       {"trust", sim::trust_name(each.step.trust)},
       {"command", command_of(question, each.plan, false)}};
-  if (each.confirmed_s > 0) json["confirmed_s"] = each.confirmed_s;
+  if (each.confirmed_s > 0) {
+    json["confirmed"] = {{"step_s", each.confirmed_s},
+                         {"memory_bytes", each.confirmed_bytes}};
+  }
   return json;
 }
 
@@ -136,7 +140,7 @@ std::string answer_text(const Question& question, const Answer& answer) {
       "{} samples of {} tokens per step, {}; {} plans, {} of them "
       "predicted\n\n",
       question.model, parameters_of(question) / 1e9, question.world_size,
-      question.cluster.name, question.cluster.device.name,
+      question.base.cluster.name, question.base.cluster.device.name,
       bytes_text(question.capacity()), question.batch, question.seq,
       dtype_name(question.dtype), answer.num_plans, answer.num_predicted);
   if (answer.best.empty()) {
@@ -157,7 +161,7 @@ std::string answer_text(const Question& question, const Answer& answer) {
 
 std::string answer_json(const Question& question, const Answer& answer) {
   Json json = {{"model", question.model},
-               {"cluster", question.cluster.name},
+               {"cluster", question.base.cluster.name},
                {"world_size", question.world_size},
                {"batch", question.batch},
                {"seq", question.seq},
@@ -213,8 +217,9 @@ std::string command_of(const Question& question, const Plan& plan,
   if (plan.recompute != "never") {
     add(plan.offloads ? "--recompute" : "--recompute " + plan.recompute);
   }
-  add(simulates ? "--backend sim --no-check --cluster " + question.cluster.name
-                : "--backend nccl --device cuda");
+  add(simulates
+          ? "--backend sim --no-check --cluster " + question.base.cluster.name
+          : "--backend nccl --device cuda");
   return text;
 }
 

@@ -43,18 +43,19 @@ void check_question(const Question& question) {
   SB_CHECK(config.type == "gpt2", "--model ", question.model,
            ": the planner knows GPTs; give gpt-1.3b, gpt-13b or another one of "
            "that family");
-  const int devices = question.cluster.num_devices();
+  const int devices = question.base.cluster.num_devices();
   SB_CHECK(question.world_size >= 1 && question.world_size <= devices,
-           "--world-size ", question.world_size, ": ", question.cluster.name,
-           " has ", devices, " devices; give 1 to ", devices);
+           "--world-size ", question.world_size, ": ",
+           question.base.cluster.name, " has ", devices, " devices; give 1 to ",
+           devices);
   SB_CHECK(question.batch >= 1, "--batch ", question.batch,
            ": give the samples of a step, 1 or more");
   SB_CHECK(question.seq >= 1 && question.seq <= config.n_positions, "--seq ",
            question.seq, ": ", question.model, " has ", config.n_positions,
            " positions; give 1 to ", config.n_positions);
-  SB_CHECK(question.cluster.device.peak_flops.count(question.dtype) > 0,
+  SB_CHECK(question.base.cluster.device.peak_flops.count(question.dtype) > 0,
            "--dtype ", dtype_name(question.dtype), ": the peak of ",
-           question.cluster.device.name, " is not known in it");
+           question.base.cluster.device.name, " is not known in it");
 }
 
 Answer search(const Question& question, const SearchOptions& how) {
@@ -118,9 +119,9 @@ bool can_confirm(const Question& question, const Plan& plan) {
   return different <= kMostFibers;
 }
 
-double confirm(const Question& question, const Plan& plan) {
-  Options options = options_of(question);
-  hybrid::HybridOptions how = chapter_options(question, plan);
+void confirm(const Question& question, Prediction& prediction) {
+  const Options options = options_of(question);
+  hybrid::HybridOptions how = chapter_options(question, prediction.plan);
   hybrid::check_legal(options, how);
   const Report report = run_chapter(
       options,
@@ -133,7 +134,11 @@ double confirm(const Question& question, const Plan& plan) {
         finish_rank(as, world, log, 0, MemoryBill(), out);
       },
       hybrid::fold_class(how));
-  return report.time.step_s;
+  prediction.confirmed_s = report.time.step_s;
+  for (const RankReport& rank : report.ranks) {
+    prediction.confirmed_bytes =
+        std::max(prediction.confirmed_bytes, rank.peak_total);
+  }
 }
 
 }  // namespace shardbook::planner

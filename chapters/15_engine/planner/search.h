@@ -54,8 +54,8 @@ std::vector<Plan> plans_of(const Question& question,
 Answer search(const Question& question, const SearchOptions& options = {});
 void check_question(const Question& question);
 
-/// Runs the plan in the hybrid chapter, on shapes: seconds of a step.
-double confirm(const Question& question, const Plan& plan);
+/// Runs the plan in the hybrid chapter, on shapes, and sets what it confirms.
+void confirm(const Question& question, Prediction& prediction);
 /// Whether that is affordable: few different ranks, and a plan that the chapter
 /// itself runs.
 bool can_confirm(const Question& question, const Plan& plan);
