@@ -91,13 +91,13 @@ void Engine::set_numbers(const std::map<std::string, double>& all) {
     scheduler_->set_steps_done(count("scheduler"));
     set_lr(scheduler_->lr());
   }
-  if (scaler_ && all.count("scaler.scale") > 0) {
-    std::map<std::string, double> scaler;
-    for (const auto& [name, value] : all) {
-      if (name.rfind("scaler.", 0) == 0) scaler[name.substr(7)] = value;
-    }
-    scaler_->load_state(scaler);
+  if (!scaler_) return;
+  std::map<std::string, double> scaler;
+  for (const auto& [name, value] : all) {
+    if (name.rfind("scaler.", 0) == 0) scaler[name.substr(7)] = value;
   }
+  // A training in another dtype has kept none
+  if (!scaler.empty()) scaler_->load_state(scaler);
 }
 
 TrainingState Engine::state() {
