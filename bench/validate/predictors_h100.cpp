@@ -211,6 +211,15 @@ std::vector<Outcome> nemo_long(const Row& row) {
 // Dubey et al. 2024, table 4. Sequences one by one. Each layer is a stage: the
 // first stage has the embedding alone, the last one the head (section 3.3.2).
 std::vector<Outcome> llama3(const Row& row) {
+  const HybridJob job = llama3_job(row);
+  return {rate_outcome(row.text("model"), job, "TFLOP/s per GPU",
+                       model_flops(job) / 1e12,
+                       row.positive("tflops_per_gpu"))};
+}
+
+}  // namespace
+
+HybridJob llama3_job(const Row& row) {
   HybridJob job =
       nemo_job(row.text("model"), "BF16", row.count("seq_len", kMaxSize));
   job.cluster.num_nodes = 2048;
@@ -220,12 +229,8 @@ std::vector<Outcome> llama3(const Row& row) {
   job.layout.cuts_tokens = true;
   job.micro_batches = row.count("batch_per_dp");
   job.chunks = static_cast<int>((job.layers + 2) / job.pp);
-  return {rate_outcome(row.text("model"), job, "TFLOP/s per GPU",
-                       model_flops(job) / 1e12,
-                       row.positive("tflops_per_gpu"))};
+  return job;
 }
-
-}  // namespace
 
 std::vector<Kind> h100_kinds() {
   return {{"dgxc_h100",

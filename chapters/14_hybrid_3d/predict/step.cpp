@@ -14,20 +14,41 @@
 namespace shardbook::predict {
 namespace {
 
-/// From one stage to the next. Every rank of tp sends its part; where all need
-/// the whole, they gather it afterwards (Narayanan et al. 2021, section 4.1).
-double message_seconds(const HybridJob& job, const sim::CostModel& costs) {
-  if (job.pp == 1) return 0;
+/// From one rank of the pipeline to the next. Every rank of tp sends its part;
+/// where all need the whole, they gather it afterwards (Narayanan et al. 2021,
+/// section 4.1).
+double message_seconds(const HybridJob& job, const sim::CostModel& costs,
+                       int pp_rank) {
   const Ranks ranks(job);
-  const double bytes = activation_bytes(job);
-  double seconds =
-      costs.message(sent_activation(job), ranks.at_stage(0), ranks.at_stage(1))
-          .seconds;
+  double seconds = costs
+                       .message(sent_activation(job), ranks.at_stage(pp_rank),
+                                ranks.at_stage((pp_rank + 1) % job.pp))
+                       .seconds;
   if (!job.layout.cuts_tokens && job.layout.tp > 1 && job.scatters_messages) {
-    seconds +=
-        costs.collective(CommOp::kAllGather, bytes, ranks.of_tp()).seconds;
+    seconds += costs
+                   .collective(CommOp::kAllGather, activation_bytes(job),
+                               ranks.of_tp())
+                   .seconds;
   }
   return seconds;
+}
+
+/// By rank: the mean of its messages to the next one and to the one before.
+std::vector<double> messages_of_ranks(const HybridJob& job,
+                                      const sim::CostModel& costs) {
+  std::vector<double> next;
+  for (int rank = 0; rank < job.pp; ++rank) {
+    // Only chunks go on from the last to the first
+    const bool is_last = rank + 1 == job.pp && job.chunks == 1;
+    next.push_back(is_last ? next.back() : message_seconds(job, costs, rank));
+  }
+  std::vector<double> mean = next;
+  for (std::size_t rank = 0; rank < mean.size(); ++rank) {
+    const bool is_first = rank == 0 && job.chunks == 1;
+    const std::size_t before = (rank + mean.size() - 1) % mean.size();
+    mean[rank] = (next[rank] + next[is_first ? rank : before]) / 2;
+  }
+  return mean;
 }
 
 pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches) {
@@ -48,14 +69,14 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
     return job.is_synchronous ? m * each : each + (m - 1) * run.both_s;
   }
   std::vector<pipeline::Costs> stages;
-  const double message = message_seconds(job, costs);
+  const std::vector<double> messages = messages_of_ranks(job, costs);
   for (const StageRun& run : runs) {
     pipeline::Costs each;
     each.forward = run.forward_s;
     each.backward = run.backward_s;
     each.backward_input = run.backward_input_s;
     each.backward_weight = run.backward_weight_s;
-    each.communication = message;
+    each.communication = messages[stages.size() % messages.size()];
     stages.push_back(each);
   }
   const auto seconds = [&](int micro_batches) {
