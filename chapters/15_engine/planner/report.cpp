@@ -184,19 +184,19 @@ std::string strategies_text(const Question& question,
                    });
   std::string text = question_text(question) + "\n\n";
   text +=
-      fmt::format("{:<12}{:<30}{:<30}{:>9}{:>8}{:>9}  {}\n", "strategy",
+      fmt::format("{:<12}{:<34}{:<30}{:>9}{:>8}{:>9}  {}\n", "strategy",
                   "best plan", "", "step", "MFU", "memory", "sent by a rank");
   for (const Strategy& each : strategies) {
     const Answer& answer = each.answer;
     if (answer.best.empty()) {
-      text += fmt::format("{:<12}does not fit, {} over: {}\n", each.name,
-                          bytes_text(answer.least_excess),
+      text += fmt::format("{:<12}does not fit, {} or more over: {}\n",
+                          each.name, bytes_text(answer.least_excess),
                           answer.does_not_fit.example);
       continue;
     }
     const Prediction& best = answer.best[0];
     text +=
-        fmt::format("{:<12}{:<30}{:<30}{:>9}{:>6.1f} %{:>9}  {}\n", each.name,
+        fmt::format("{:<12}{:<34}{:<30}{:>9}{:>6.1f} %{:>9}  {}\n", each.name,
                     best.plan.layout_text(), best.plan.work_text(),
                     time_text(best.step.seconds), 100 * mfu(question, best),
                     bytes_text(best.memory.total()),

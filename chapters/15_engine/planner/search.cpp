@@ -69,7 +69,7 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
   std::int64_t num_fit = 0;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& each = candidates[i];
-    // Behind a bound that is slower than the best plans so far, all are
+    // Stop at a bound: behind it, all are slower than the best so far
     const bool is_full = answer.best.size() >= top;
     if (how.prunes && is_full &&
         each.least_s >= answer.best.back().step.seconds) {
