@@ -31,7 +31,7 @@ Accelerator::Accelerator(const AcceleratorOptions& options, ProcessGroup& world)
   loop_->split_batches = options.split_batches;
 }
 
-// --- Prepare -----------------------------------------------------------------------
+// --- Prepare -----------------------------------------------------------------
 
 namespace {
 
@@ -158,7 +158,7 @@ internal::Backend& Accelerator::backend(const char* call) const {
   return *loop_->backend;
 }
 
-// --- The loop ----------------------------------------------------------------------
+// --- The loop ----------------------------------------------------------------
 
 Accumulate::Accumulate(std::shared_ptr<internal::Loop> loop)
     : loop_(std::move(loop)) {
@@ -200,7 +200,7 @@ std::optional<double> Accelerator::clip_grad_norm_(const Tensors& parameters,
   return backend.clip(max_norm);
 }
 
-// --- Processes ---------------------------------------------------------------------
+// --- Processes ---------------------------------------------------------------
 
 const Device& Accelerator::device() const {
   return RankContext::current().device;
@@ -251,7 +251,7 @@ Tensor Accelerator::reduce(const Tensor& tensor, const std::string& reduction) {
   return all;
 }
 
-// --- The model, whole; the training, in files ----------------------------------------
+// --- The model, whole; the training, in files --------------------------------
 
 Module& Accelerator::unwrap_model(PreparedModel&) {
   return backend("unwrap_model").module();

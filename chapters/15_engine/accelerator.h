@@ -18,20 +18,20 @@
 //     opt.zero_grad();
 //   }
 //
-// The loop stays as it is when options.plugin changes: DDP, FSDP, the engine, or
-// the hybrid chapter's tensor and pipeline parallelism. The losses stay the same,
-// too.
+// The loop stays as it is when options.plugin changes: DDP, FSDP, the engine,
+// or the hybrid chapter's tensor and pipeline parallelism. The losses stay the
+// same, too.
 //
-// - backward divides the loss by gradient_accumulation_steps. User code must not
-//   divide as well.
-// - The window of accumulation ends after gradient_accumulation_steps batches, or
-//   at the last batch of the loader. A short last window is divided by the full
-//   number all the same, so its samples count less.
-// - Between windows, step, zero_grad and clip_grad_norm_ do nothing, so the loop
-//   may call them after every batch.
+// - backward divides the loss by gradient_accumulation_steps. User code must
+//   not divide as well.
+// - The window of accumulation ends after gradient_accumulation_steps batches,
+//   or at the last batch of the loader. A short last window is divided by the
+//   full number all the same, so its samples count less.
+// - Between windows, step, zero_grad and clip_grad_norm_ do nothing, so the
+//   loop may call them after every batch.
 //
-// All ranks make the same calls in the same order. Accelerate's rows for TPUs are
-// out of scope: this book runs on CPUs and NVIDIA GPUs.
+// All ranks make the same calls in the same order. Accelerate's rows for TPUs
+// are out of scope: this book runs on CPUs and NVIDIA GPUs.
 //
 // huggingface/accelerate, src/accelerate/{accelerator,optimizer,scheduler,
 // data_loader}.py.
@@ -59,16 +59,16 @@ struct AcceleratorOptions {
   Plugin plugin = DistributedDataParallelPlugin{};
 };
 
-/// The scheduler of a script: one that it makes itself, or (null) the one in the
-/// config of a DeepSpeedPlugin, whose "auto" numbers of steps are these.
+/// The scheduler of a script: one that it makes itself, or (null) the one in
+/// the config of a DeepSpeedPlugin, whose "auto" numbers of steps are these.
 struct Scheduler {
   std::shared_ptr<engine::LrScheduler> native = {};
   std::int64_t warmup_num_steps = 0;
   std::int64_t total_num_steps = 0;
 };
 
-/// What a script trains with. Wrappers replace the tensors of a model, so `prepare`
-/// makes the optimizer behind them.
+/// What a script trains with. Wrappers replace the tensors of a model, so
+/// `prepare` makes the optimizer behind them.
 struct Prepared {
   PreparedModel model;
   PreparedOptimizer optimizer;
@@ -93,11 +93,11 @@ class Accelerator {
   /// Throws Error for options that are not known.
   Accelerator(const AcceleratorOptions& options, ProcessGroup& world);
 
-  /// Wraps the model as the plugin says, deals out the loader's batches, and makes
-  /// the optimizer. `optimizer` without a type takes the one in the config of a
-  /// DeepSpeedPlugin. Every rank begins with the first one's weights. Throws Error
-  /// that names the fields, keys or arguments which do not go together. Call it
-  /// once. Collective.
+  /// Wraps the model as the plugin says, deals out the loader's batches, and
+  /// makes the optimizer. `optimizer` without a type means the one in the
+  /// config of a DeepSpeedPlugin. Every rank begins with the first one's
+  /// weights. Throws Error that names the fields, keys or arguments which do
+  /// not go together. Call it once. Collective.
   Prepared prepare(Module& model, const engine::OptimizerConfig& optimizer,
                    const DataLoader& loader, const Scheduler& scheduler = {});
   /// Another loader, such as one for evaluation. Its ends do not end windows.
@@ -127,7 +127,8 @@ class Accelerator {
   /// The data-parallel ranks' tensors [n, ...] end to end: [d n, ...]; numbers
   /// give [d]. Collective.
   Tensor gather(const Tensor& tensor);
-  /// The same without the samples that the loader has repeated in its last round.
+  /// The same without the samples that the loader has repeated in its last
+  /// round.
   Tensor gather_for_metrics(const Tensor& tensor);
   /// "sum" or "mean" over the data-parallel ranks. Collective.
   Tensor reduce(const Tensor& tensor, const std::string& reduction = "sum");
@@ -141,9 +142,9 @@ class Accelerator {
   /// Keeps model, optimizer, scheduler, loss scale and the loader's place in
   /// FOLDER. Throws Error inside a window. Collective.
   void save_state(const std::string& folder);
-  /// Goes on from FOLDER, written by any number of ranks under any plugin (fp16:
-  /// by one with the same kind of loss scale). The loader goes on behind the
-  /// samples that were read. Collective.
+  /// Goes on from FOLDER, written by any number of ranks under any plugin
+  /// (fp16: by one with the same kind of loss scale). The loader goes on behind
+  /// the samples that were read. Collective.
   void load_state(const std::string& folder);
 
  private:

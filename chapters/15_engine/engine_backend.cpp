@@ -23,8 +23,8 @@ class UnderEngine : public Backend {
     engine_->set_gradient_accumulation_boundary(true);
   }
   Tensor forward(const Tensor& inputs) override { return (*engine_)(inputs); }
-  // The engine divides by gradient_accumulation_steps, clips as its config says,
-  // updates and forgets the gradients
+  // The engine divides by gradient_accumulation_steps, clips as its config
+  // says, updates and forgets the gradients
   void backward(const Tensor& loss) override {
     engine_->backward(loss);
     engine_->step();

@@ -1,5 +1,5 @@
-// DDP and FSDP under an Accelerator: a rank computes gradients by itself, and the
-// wrapper averages them.
+// DDP and FSDP under an Accelerator: a rank computes gradients by itself, and
+// the wrapper averages them.
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
-// The hybrid chapter under an Accelerator. Stages run forward and backward in an
-// order of their own, so the loss of a batch comes with its gradient.
+// The hybrid chapter under an Accelerator. Stages run forward and backward in
+// an order of their own, so the loss of a batch comes with its gradient.
 
 #include <cmath>
 #include <map>

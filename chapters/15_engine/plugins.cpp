@@ -31,7 +31,7 @@ Value choose(const std::string& field, const std::string& name,
 
 }  // namespace
 
-// --- FSDP ------------------------------------------------------------------------
+// --- FSDP --------------------------------------------------------------------
 
 fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
                                const std::string& mixed_precision,
@@ -91,7 +91,7 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
   return how;
 }
 
-// --- DeepSpeed ---------------------------------------------------------------------
+// --- DeepSpeed ---------------------------------------------------------------
 
 namespace {
 
@@ -236,7 +236,7 @@ engine::DeepSpeedConfig deepspeed_config(const DeepSpeedPlugin& plugin,
   return engine::DeepSpeedConfig::parse(config.text(), config.label());
 }
 
-// --- Megatron-LM -------------------------------------------------------------------
+// --- Megatron-LM -------------------------------------------------------------
 
 hybrid::HybridOptions hybrid_options(const MegatronLMPlugin& plugin,
                                      int world_size) {

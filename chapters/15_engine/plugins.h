@@ -48,8 +48,8 @@ struct FullyShardedDataParallelPlugin {
   bool cpu_offload = false;
   /// "BACKWARD_PRE", "BACKWARD_POST" or "NO_PREFETCH".
   std::string backward_prefetch = "BACKWARD_PRE";
-  /// What save_state writes. Only "SHARDED_STATE_DICT" is offered: any number of
-  /// ranks loads it. get_state_dict has the whole model.
+  /// What save_state writes. Only "SHARDED_STATE_DICT" is offered: any number
+  /// of ranks loads it. get_state_dict has the whole model.
   std::string state_dict_type = "SHARDED_STATE_DICT";
   bool use_orig_params = false;
   bool sync_module_states = true;
@@ -94,8 +94,8 @@ struct KnownValues {
   std::int64_t hidden_size = 0;  ///< 0: the model does not say
 };
 
-/// The options of the FSDP chapter. Throws Error that names the field, its value
-/// and what is allowed.
+/// The options of the FSDP chapter. Throws Error that names the field, its
+/// value and what is allowed.
 fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
                                const std::string& mixed_precision,
                                int num_ranks);

@@ -10,7 +10,7 @@
 
 namespace shardbook::accelerate {
 
-// --- Loaders ---------------------------------------------------------------------
+// --- Loaders -----------------------------------------------------------------
 
 std::int64_t internal::batch_of_a_rank(const ShardOptions& options, int ranks) {
   const std::int64_t n = ranks;
@@ -110,7 +110,7 @@ const std::vector<std::vector<std::int64_t>>& PreparedLoader::batches() const {
   return state_->batches;
 }
 
-// --- Model, optimizer, scheduler ---------------------------------------------------
+// --- Model, optimizer, scheduler ---------------------------------------------
 
 PreparedModel::PreparedModel(std::shared_ptr<internal::Loop> loop)
     : loop_(std::move(loop)) {}

@@ -26,7 +26,7 @@ struct Loop;
 struct LoaderState;
 }  // namespace internal
 
-// --- Loaders ---------------------------------------------------------------------
+// --- Loaders -----------------------------------------------------------------
 
 /// The loader of a script that knows one process.
 struct DataLoader {
@@ -86,7 +86,7 @@ class PreparedLoader {
   std::shared_ptr<internal::LoaderState> state_;
 };
 
-// --- Model, optimizer, scheduler ---------------------------------------------------
+// --- Model, optimizer, scheduler ---------------------------------------------
 
 class PreparedModel {
  public:

@@ -27,8 +27,8 @@ void write_state_folder(ProcessGroup& world, const std::string& folder,
                         const std::string& name, const TrainingState& state,
                         const std::map<std::string, double>& numbers);
 /// Fills the state from a folder that any number of ranks have written, and
-/// returns its numbers. Throws Error, the same on all ranks, that names what does
-/// not fit or which of `needed` is missing. Collective.
+/// returns its numbers. Throws Error, the same on all ranks, that names what
+/// does not fit or which of `needed` is missing. Collective.
 std::map<std::string, double> read_state_folder(
     ProcessGroup& world, const std::string& place, TrainingState& state,
     const std::vector<std::string>& needed);

@@ -198,7 +198,7 @@ TEST(AcceleratorErrors, MegatronHasNoForwardAndNoModelToUnwrap) {
   }
 }
 
-// --- The config that prepare makes ---------------------------------------------------
+// --- The config that prepare makes -------------------------------------------
 
 KnownValues known() {
   KnownValues values;

@@ -155,7 +155,7 @@ TEST(AcceleratorLoader, ShuffleIsOneOrderForAllProcessesAndNewInEachEpoch) {
             Samples(ranks[0].begin() + 12, ranks[0].end()));
 }
 
-// --- Results of all processes ------------------------------------------------------
+// --- Results of all processes ------------------------------------------------
 
 TEST(AcceleratorGather, ForMetricsEverySampleComesOnce) {
   for (const int n : {1, 2, 3, 4}) {

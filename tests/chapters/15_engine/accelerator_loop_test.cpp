@@ -1,5 +1,5 @@
-// The traps of the loop: each has a script (or a library) that falls into it, and
-// ends up elsewhere.
+// The traps of the loop: each has a script (or a library) that falls into it,
+// and ends up elsewhere.
 
 #include <map>
 
@@ -35,7 +35,7 @@ Script sgd_script(std::int64_t accumulation) {
   return script;
 }
 
-// --- Windows -----------------------------------------------------------------------
+// --- Windows -----------------------------------------------------------------
 
 /// By hand, on one device: windows of `g` batches of `rows` samples, each batch
 /// divided by what `divisor` returns for the size of its window.
@@ -139,7 +139,7 @@ TEST(AcceleratorTrap, UnderTheEngineTheConfigClips) {
   EXPECT_LT(weights_apart(run_on(2, script)[0], clipped), kTolerance);
 }
 
-// --- The scheduler -------------------------------------------------------------------
+// --- The scheduler -----------------------------------------------------------
 
 std::vector<double> rates_after(const std::vector<std::int64_t>& calls) {
   std::vector<double> rates;

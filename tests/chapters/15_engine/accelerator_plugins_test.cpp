@@ -94,8 +94,8 @@ TEST_P(AcceleratorPlugins, SameScriptHasTheLossesOfOneDevice) {
 INSTANTIATE_TEST_SUITE_P(All, AcceleratorPlugins, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-// What depends on the plugin only in its last bits: with the ranks in one order,
-// nothing does.
+// What depends on the plugin only in its last bits: with the ranks in one
+// order, nothing does.
 TEST(AcceleratorPlugins, EngineOfStageZeroEqualsDdpBitForBit) {
   Script script;
   script.batch_size = 2;
