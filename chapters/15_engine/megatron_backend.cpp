@@ -11,7 +11,6 @@
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/partition.h"
-#include "chapters/common/pipeline/recompute.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -127,9 +126,8 @@ class Megatron : public Backend {
                             hybrid_options(plugin, plan.world.size()).dp)),
         how_(legal(options_, plugin)),
         mesh_(plan.world, hybrid::topology_of(how_)),
-        groups_(hybrid::groups_of(mesh_)),
-        layers_(hybrid::rank_layers(options_, how_, mesh_.group("tp"),
-                                    mesh_.group("cp"))),
+        groups_(hybrid::groups_of(mesh_, how_)),
+        layers_(hybrid::rank_layers(options_, how_, groups_)),
         schedule_(hybrid::schedule_of(how_)),
         batches_per_step_(static_cast<double>(plan.accumulation * how_.dp)),
         feed_(how_.micro_batches, 1 / batches_per_step_, options_.dtype,
@@ -145,7 +143,7 @@ class Megatron : public Backend {
     copy_weights();
     update_.emplace(options_, how_, *model_, layers_, groups_);
     pipeline::EngineOptions engine;
-    engine.recompute = pipeline::recompute_from_name(how_.recompute);
+    engine.recompute = how_.recomputed_stages();
     engine_.emplace(schedule_, *model_, groups_.pp, feed_, nullptr, engine);
   }
 
@@ -200,15 +198,15 @@ class Megatron : public Backend {
   ProcessGroup& data_group() override { return mesh_.group("dp"); }
 
   std::vector<NamedTensor> full_state() override {
-    if (groups_.data.rank() != 0) return {};
+    if (groups_.copies.rank() != 0) return {};
     const std::vector<NamedTensor> parts = model_->full_parameters();
     if (groups_.pp.rank() != 0) return {};
-    return gather_parts(parts, layers_.layout, groups_.tp, vocabulary());
+    return gather_parts(parts, layers_.layout, groups_.parts, vocabulary());
   }
   TrainingState state() override {
     TrainingState state;
     update_->add_to(state);
-    place_parts(state, layers_.layout, groups_.tp.rank(), vocabulary());
+    place_parts(state, layers_.layout, groups_.parts.rank(), vocabulary());
     const bool is_f16 = options_.dtype == DType::kF16;
     if (is_f16) state.numbers = scaler_.state();
     state.loaded = [this,
@@ -233,7 +231,7 @@ class Megatron : public Backend {
       whole[each.name] = each.tensor;
     }
     for (const NamedTensor& each : model_->named_state()) {
-      const Shards shards = layers_.layout(each.name, groups_.tp.rank());
+      const Shards shards = layers_.layout(each.name, groups_.parts.rank());
       Tensor from = whole.at(each.name);
       Shape shape = from.shape();
       if (each.name == "wte.weight") shape[0] = layers_.padded.vocab_size;

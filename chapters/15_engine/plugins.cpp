@@ -6,7 +6,6 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "core/check.h"
 #include "sim/json_object.h"
@@ -115,15 +114,12 @@ class Filler {
   }
 
   bool has(const std::string& path) const {
-    return json_.contains(Pointer(path)) && !is_auto(path);
-  }
-  bool is_auto(const std::string& path) const {
     const Pointer at(path);
-    return json_.contains(at) && json_[at] == "auto";
+    return json_.contains(at) && json_[at] != "auto";
   }
   /// In place of "auto" only.
   void fill(const std::string& path, const Json& value) {
-    if (is_auto(path)) json_[Pointer(path)] = value;
+    autos_[path] = value.dump();
   }
   /// In place of "auto" or nothing; another value is an error.
   void say(const std::string& path, const Json& value,
@@ -137,20 +133,25 @@ class Filler {
     json_[at] = value;
   }
   const std::string& label() const { return label_; }
-  std::string text() const { return json_.dump(2); }
+  std::string text() const {
+    return engine::fill_auto(json_.dump(), label_, autos_);
+  }
 
  private:
   /// A value of the file that should have been an object has no keys.
   void check_sections(const std::string& path) const {
-    const Pointer section = Pointer(path).parent_pointer();
-    if (section.empty() || !json_.contains(section)) return;
-    SB_CHECK(json_[section].is_object(), label_, ": ", section.to_string(), " ",
-             json_file::printable(json_[section]),
-             " is not allowed; give an object");
+    for (Pointer section = Pointer(path).parent_pointer(); !section.empty();
+         section = section.parent_pointer()) {
+      if (!json_.contains(section)) continue;
+      SB_CHECK(json_[section].is_object(), label_, ": ", section.to_string(),
+               " ", json_file::printable(json_[section]),
+               " is not allowed; give an object");
+    }
   }
 
   std::string label_ = "hf_ds_config";
   Json json_ = Json::object();
+  std::map<std::string, std::string> autos_;
 };
 
 void say_sizes(Filler& config, const KnownValues& known) {

@@ -101,8 +101,8 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
       window += acc.reduce(loss, "mean").item() / g;
       if (script.on_loss) loss = script.on_loss(loss, batches);
       batches += 1;
-      acc.backward(loss);
       const double rate = opt.lr();
+      acc.backward(loss);
       std::optional<double> norm;
       if (script.clip) {
         script.clip(acc, model);
