@@ -19,6 +19,7 @@ import programs  # noqa: E402
 from programs import BUILD, die, say  # noqa: E402
 
 VALIDATE = "bench/validate/validate"
+PLANNER = "bench/planner/planner"
 GPU = "bench/gpu/gpu_bench"
 THIS_MACHINE = "bench/this_machine"
 MODEL_PARALLEL = "chapters/04_model_parallel/ch04_model_parallel"
@@ -50,6 +51,11 @@ def run_pytorch(options):
 
 def run_validate(options):
     return programs.run([built(VALIDATE), *options])
+
+
+def run_planner(options):
+    """How long plans take, or (--published) other people's beside ours."""
+    return programs.run([built(PLANNER), *options])
 
 
 def run_this_machine(options):
@@ -86,6 +92,7 @@ def run_gpu(options):
 ALONE = {
     "pytorch": (lambda: with_chapters("bench/pytorch_peer"), run_pytorch),
     "validate": (lambda: [VALIDATE], run_validate),
+    "planner": (lambda: [PLANNER], run_planner),
     "this-machine": (lambda: with_chapters(THIS_MACHINE), run_this_machine),
     "model-parallel": (lambda: [MODEL_PARALLEL], run_model_parallel),
     "gpu": (lambda: [GPU, "gpu_libraries"], run_gpu),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 
 #include "chapters/common/pictures/bytes.h"
 #include "chapters/common/pictures/figure.h"
@@ -23,6 +24,8 @@ constexpr std::array<const char*, 8> kColors = {"#2f6fb5", "#c2570c", "#2e7d4f",
                                                 "#8a4bb0", "#9a7108", "#a93558",
                                                 "#11767c", "#6a737c"};
 const char* color(std::size_t i) { return kColors[i % kColors.size()]; }
+
+std::string format_value(double value) { return fmt::format("{:.3g}", value); }
 
 // The class of report.css that has an action's colour.
 const char* class_of_action(pipeline::ActionKind kind) {
@@ -65,7 +68,14 @@ Picture timeline(const std::vector<sim::RankTimeline>& timelines,
 Picture memory(const std::vector<sim::RankTimeline>& timelines,
                int max_groups) {
   if (timelines.empty()) return {"no virtual time was kept", "", ""};
-  const sim::StepView view = sim::last_step(timelines);
+  // The scratch memory of kernels depends on the machine.
+  std::vector<sim::RankTimeline> without_workspace = timelines;
+  for (sim::RankTimeline& timeline : without_workspace) {
+    for (sim::MemorySample& sample : timeline.memory) {
+      sample.bytes[static_cast<std::size_t>(MemoryKind::kWorkspace)] = 0;
+    }
+  }
+  const sim::StepView view = sim::last_step(without_workspace);
   Picture picture;
   for (const sim::RankGroup& group : view.groups) {
     std::array<std::int64_t, kNumMemoryKinds> most{};
@@ -77,11 +87,7 @@ Picture memory(const std::vector<sim::RankTimeline>& timelines,
     picture.text += fmt::format("{}, at most {}:", sim::rank_list(group.ranks),
                                 format_bytes(memory_peak(group)));
     for (std::size_t k = 0; k < most.size(); ++k) {
-      // The scratch memory of kernels depends on the machine.
-      if (most[k] == 0 ||
-          static_cast<MemoryKind>(k) == MemoryKind::kWorkspace) {
-        continue;
-      }
+      if (most[k] == 0) continue;
       picture.text +=
           fmt::format(" {} {}", memory_kind_name(static_cast<MemoryKind>(k)),
                       format_bytes(static_cast<double>(most[k])));
@@ -142,6 +148,7 @@ Picture schedule(const pipeline::Schedule& schedule,
                  const pipeline::Replay& replay) {
   constexpr double kBegin = 60, kRow = 24;
   Figure figure;
+  std::set<std::string> kinds;
   const double unit = (figure.width() - kBegin) / replay.makespan;
   for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     const double y = figure.add_row(kRow + 3);
@@ -153,14 +160,25 @@ Picture schedule(const pipeline::Schedule& schedule,
       const double x = kBegin + unit * span.begin;
       const double width = std::max(unit * (span.end - span.begin) - 1, 0.6);
       figure.box({x, y, width, kRow}, class_of_action(action.kind));
-      const std::string number = std::to_string(action.micro_batch);
+      kinds.insert(class_of_action(action.kind));
+      // A prime for each further chunk: 3 of chunk 0, 3' of chunk 1.
+      const std::string number =
+          std::to_string(action.micro_batch) +
+          std::string(static_cast<std::size_t>(action.chunk), '\'');
       if (width > 5 + 7 * static_cast<double>(number.size())) {
         figure.text(x + width / 2, y + 16, number, Figure::Anchor::kMiddle, 11,
                     "#ffffff");
       }
     }
   }
-  figure.legend({{"forward", "forward"}, {"backward", "backward"}});
+  std::vector<std::pair<std::string, std::string>> legend;
+  for (const auto& [kind, title] :
+       {std::pair("forward", "forward"), std::pair("backward", "backward"),
+        std::pair("weights", "gradients of weights"),
+        std::pair("optimizer", "update")}) {
+    if (kinds.count(kind) > 0) legend.emplace_back(kind, title);
+  }
+  figure.legend(legend);
   return {pipeline::draw(schedule, replay),
           figure.svg("schedule " + schedule.name), ""};
 }
@@ -189,10 +207,8 @@ Picture curves(const std::vector<Series>& series) {
   const double width = figure.width() - kBegin;
   const double y = figure.add_row(kHeight + 6) + 4;
   figure.box({kBegin, y, width, kHeight}, "empty");
-  figure.text(kBegin - 6, y + 10, fmt::format("{:.3g}", high),
-              Figure::Anchor::kEnd);
-  figure.text(kBegin - 6, y + kHeight, fmt::format("{:.3g}", low),
-              Figure::Anchor::kEnd);
+  figure.text(kBegin - 6, y + 10, format_value(high), Figure::Anchor::kEnd);
+  figure.text(kBegin - 6, y + kHeight, format_value(low), Figure::Anchor::kEnd);
   for (std::size_t s = 0; s < series.size(); ++s) {
     std::vector<svg::Point> points;
     for (std::size_t i = 0; i < series[s].values.size(); ++i) {
@@ -239,7 +255,7 @@ Picture bars(const std::vector<Bar>& all) {
 
 Picture curve(const std::vector<Bar>& points, const Bar& solid,
               const Bar& dashed) {
-  constexpr double kBegin = 90, kHeight = 200;
+  constexpr double kBegin = 60, kHeight = 200;
   double most = std::max(solid.value, dashed.value);
   for (const Bar& point : points) {
     most = std::max(most, point.value + point.deviation);
@@ -264,10 +280,15 @@ Picture curve(const std::vector<Bar>& points, const Bar& solid,
   }
   figure.place(svg::curve(places, solid.value / top, dashed.value / top, ""),
                at);
-  for (const Bar* line : {&solid, &dashed}) {
-    figure.text(kBegin - 6, at.y + kHeight * (1 - line->value / top) + 4,
-                line->name, Figure::Anchor::kEnd, 11);
-  }
+  figure.text(kBegin - 6, at.y + 10, format_value(top), Figure::Anchor::kEnd);
+  figure.text(kBegin - 6, at.y + kHeight, "0", Figure::Anchor::kEnd);
+  const double lines = figure.add_row(20);
+  figure.colored_box({kBegin, lines + 6, 10, 10}, "#c2570c");
+  figure.text(kBegin + 15, lines + 15, solid.name);
+  const double next =
+      kBegin + 40 + 6.6 * static_cast<double>(solid.name.size());
+  figure.colored_box({next, lines + 6, 10, 10}, "#2e7d4f");
+  figure.text(next + 15, lines + 15, dashed.name);
   return {text_table::align(rows), figure.svg("a curve with deviations"), ""};
 }
 

@@ -65,6 +65,9 @@ struct DeviceSpec {
   /// products run at this share of the speed.
   int alignment_bytes = 16;
   double misaligned_efficiency = 1;
+  /// Share of that speed that is left for many products of one shape at once,
+  /// as those of experts.
+  double grouped_efficiency = 1;
   /// Share of the peak that attention in one kernel reaches.
   double max_attention_efficiency = 1;
   /// Share of the memory bandwidth that streaming operations reach.

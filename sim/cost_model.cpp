@@ -66,7 +66,8 @@ double product_seconds(const DeviceSpec& device, DType dtype,
   const double peak =
       peak_of(device, dtype).flops_per_s * device.sustained *
       device.max_matmul_efficiency *
-      (aligned(device, dtype, shape) ? 1 : device.misaligned_efficiency);
+      (aligned(device, dtype, shape) ? 1 : device.misaligned_efficiency) *
+      (shape.batch > 1 ? device.grouped_efficiency : 1);
   const auto m = static_cast<double>(shape.m);
   const auto n = static_cast<double>(shape.n);
   const auto k = static_cast<double>(shape.k);

@@ -12,6 +12,10 @@ their values in the file. What is left out:
   by model               each model in turn: all is fitted again without it
   by table               nemo_megatron_bridge_perf.csv, llama3_table4.csv
 
+A sixth one, grouped_efficiency, concerns models with experts alone. It is fitted
+to those of nemo_megatron_bridge_perf.csv with at most 64 GPUs in the same way,
+after the others, and judged by leaving out models.
+
 The null model is one share of the peak for BF16 and one for FP8, the medians of
 the rows that were fitted.
 """
@@ -28,6 +32,8 @@ FITTED = ["dgxc_h100_gb200_scaling.csv", "nemo_long_sequence.csv"]
 LEFT_OUT = ["nemo_megatron_bridge_perf.csv", "llama3_table4.csv"]
 MODELS = ["Llama 3.1 8b", "Llama 3.1 70b", "Llama 3.1 405b", "Nemotron4 15b",
           "LLAMA2-7B"]
+EXPERTS_TABLE = "nemo_megatron_bridge_perf.csv"
+EXPERTS = ["Qwen3_30B", "Qwen3_235B", "GPT OSS 120B"]
 MOST_GPUS = 64
 GRID = {
     "sustained": [0.70 + 0.02 * i for i in range(16)],
@@ -36,6 +42,7 @@ GRID = {
     "half_k": [100 + 100 * i for i in range(6)],
     "fp8_speedup": [1.3 + 0.1 * i for i in range(8)],
 }
+GROUPED = [round(0.30 + 0.02 * i, 2) for i in range(21)]
 
 
 class Program:
@@ -74,7 +81,8 @@ class Program:
 
 
 def model(row):
-    return next(name for name in MODELS if row["row"].startswith(name))
+    return next(name for name in MODELS + EXPERTS
+                if row["row"].startswith(name))
 
 
 def gpus(row):
@@ -113,6 +121,38 @@ def fit(program, start, without=None):
                     best, constants = now, trial
         if best == before:
             return constants
+
+
+def expert_rows(program, constants, without=None):
+    return [row for row in program.rows(EXPERTS_TABLE, constants)
+            if row["row"].startswith(tuple(EXPERTS))
+            and not (without and row["row"].startswith(without))]
+
+
+def few_gpus(rows):
+    return [row for row in rows if gpus(row) <= MOST_GPUS]
+
+
+def fit_experts(program, constants, without=None, of=few_gpus):
+    return min(({**constants, "grouped_efficiency": value}
+                for value in GROUPED),
+               key=lambda trial: error_by_model(
+                   of(expert_rows(program, trial, without))))
+
+
+def report_experts(program, constants):
+    trial = fit_experts(program, constants)
+    print("grouped_efficiency", trial["grouped_efficiency"])
+    rows = expert_rows(program, trial)
+    fitted = few_gpus(rows)
+    report(f"experts, fitted, at most {MOST_GPUS} GPUs", fitted, fitted)
+    report("experts, left out: 256 GPUs",
+           [row for row in rows if gpus(row) > MOST_GPUS], fitted)
+    for each in EXPERTS:
+        trial = fit_experts(program, constants, each, of=list)
+        report(f"left out: {each} ({trial['grouped_efficiency']})",
+               [row for row in expert_rows(program, trial)
+                if model(row) == each], expert_rows(program, trial, each))
 
 
 def null_error(rows, fitted):
@@ -157,8 +197,10 @@ def main(folder):
         report(f"left out: {each}", [row for row in rows if model(row) == each],
                fitted_rows(program, others, without=each))
     for table in LEFT_OUT:
-        rows = program.rows(table, constants)
+        rows = [row for row in program.rows(table, constants)
+                if not row["row"].startswith(tuple(EXPERTS))]
         print(f"left out: {table:34} {len(rows):3} rows  {error(rows):5.1f} %")
+    report_experts(program, constants)
 
 
 if __name__ == "__main__":

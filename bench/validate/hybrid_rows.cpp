@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "bench/validate/clusters.h"
 #include "bench/validate/job_rows.h"
 #include "core/check.h"
 
@@ -48,6 +49,25 @@ void set_micro_batches(const Row& row, HybridJob& job) {
 
 int ranks_of(const HybridJob& job) {
   return job.layout.tp * job.layout.cp * job.pp * job.dp;
+}
+
+HybridJob megatron_job(const Row& row) {
+  HybridJob job = hybrid_job_of(row, row.count("vocab", kMaxSize));
+  job.cluster = cluster_named("selene");
+  job.layout.dtype = job.gradient_dtype = DType::kF16;
+  job.layout.dropout = kMegatronDropout;
+  job.layout.recompute = Recompute::kBlocks;
+  return job;
+}
+
+HybridJob sc21_table1_job(const Row& row) {
+  expect_selene(row);
+  HybridJob job = megatron_job(row);
+  set_degrees(row, row.count("tp"), row.count("pp"), 1, job);
+  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
+  job.chunks = row.count("virtual_stages_v");
+  set_micro_batches(row, job);
+  return job;
 }
 
 std::string describe(const std::string& model, const HybridJob& job) {

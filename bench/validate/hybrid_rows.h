@@ -33,6 +33,12 @@ void set_micro_batches(const Row& row, HybridJob& job);
 
 int ranks_of(const HybridJob& job);
 
+/// Megatron-LM of 2021: full recomputation, 16-bit gradients, no overlap.
+HybridJob megatron_job(const Row& row);
+/// A row of Narayanan et al. 2021, table 1; of Llama 3, table 4.
+HybridJob sc21_table1_job(const Row& row);
+HybridJob llama3_job(const Row& row);
+
 /// Throws NotExpressed for machines other than Selene.
 void expect_selene(const Row& row);
 /// A row of Megatron-LM's of 2021, on Selene, with one chunk per rank.

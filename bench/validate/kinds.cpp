@@ -51,7 +51,8 @@ const std::vector<Kind>& kinds() {
     for (const auto& some :
          {memory_kinds(), nccl_kinds(), pipeline_kinds(), training_kinds(),
           gpipe_kinds(), model_parallel_kinds(), tensor_kinds(),
-          sequence_kinds(), hybrid_kinds(), h100_kinds()}) {
+          sequence_kinds(), hybrid_kinds(), h100_kinds(),
+          megatron_memory_kinds()}) {
       result.insert(result.end(), some.begin(), some.end());
     }
     return result;

@@ -88,5 +88,6 @@ std::vector<Kind> tensor_kinds();
 std::vector<Kind> sequence_kinds();
 std::vector<Kind> hybrid_kinds();
 std::vector<Kind> h100_kinds();
+std::vector<Kind> megatron_memory_kinds();
 
 }  // namespace shardbook::validate

@@ -41,6 +41,26 @@ Model nemotron4_15b() {
   return model;
 }
 
+/// A mixture of experts in every layer, with heads of their own width.
+Model mixture(const char* name, std::int64_t layers, std::int64_t hidden,
+              std::int64_t heads, std::int64_t head_dim, std::int64_t experts,
+              std::int64_t experts_per_token, std::int64_t mlp,
+              std::int64_t vocabulary) {
+  Model model = llama(name, layers, hidden, heads, 4, mlp, vocabulary);
+  model.sizes.head_dim = head_dim;
+  model.sizes.experts = experts;
+  model.sizes.experts_per_token = experts_per_token;
+  return model;
+}
+
+/// Every second layer's attention sees 128 tokens.
+Model gpt_oss_120b() {
+  Model model = mixture("GPT OSS 120B", 36, 2880, 64, 64, 128, 4, 2880, 201088);
+  model.sizes.kv_heads = 8;
+  model.sizes.window = 128;
+  return model;
+}
+
 const Model& model_of(const std::string& name) {
   static const std::vector<Model> models = {
       llama("Llama 3.1 8b", 32, 4096, 32, 8, 14336, 128256),
@@ -53,6 +73,9 @@ const Model& model_of(const std::string& name) {
       llama("LLAMA3_70B", 80, 8192, 64, 8, 28672, 128256),
       llama("LLAMA3.1_405B", 126, 16384, 128, 8, 53248, 128256),
       llama("LLAMA2-7B", 32, 4096, 32, 32, 11008, 32000),
+      mixture("Qwen3_30B_a3B", 48, 2048, 32, 128, 128, 8, 768, 151936),
+      mixture("Qwen3_235B_a22B", 94, 4096, 64, 128, 128, 8, 1536, 151936),
+      gpt_oss_120b(),
       nemotron4_15b()};
   for (const Model& model : models) {
     if (name.rfind(model.name, 0) == 0) return model;
@@ -152,11 +175,12 @@ std::vector<Outcome> nemo(const Row& row) {
   if (row.text("task") != "Pre-Training Performance") {
     throw NotExpressed("fine-tuning has no chapter");
   }
-  if (degree(row, "ep") > 1) throw NotExpressed("experts: no chapter yet");
   HybridJob job = nemo_job(row.text("model"), row.text("precision"),
                            row.count("seq_len", kMaxSize));
   set_degrees(row, degree(row, "tp"), degree(row, "pp"), degree(row, "cp"),
               job);
+  job.layout.ep = degree(row, "ep");
+  job.layout.sends_once_per_node = true;
   job.layout.cuts_tokens = job.layout.tp > 1;
   job.layout.micro_batch = row.count("micro_batch", kMaxSize);
   job.chunks = degree(row, "vp");
@@ -184,22 +208,29 @@ std::vector<Outcome> nemo_long(const Row& row) {
                        row.positive("cp_tflops_per_gpu"))};
 }
 
-// Dubey et al. 2024, table 4. Sequences one by one; each layer is a stage.
+// Dubey et al. 2024, table 4. Sequences one by one. Each layer is a stage: the
+// first stage has the embedding alone, the last one the head (section 3.3.2).
 std::vector<Outcome> llama3(const Row& row) {
-  HybridJob job =
-      nemo_job(row.text("model"), "BF16", row.count("seq_len", kMaxSize));
-  job.cluster.num_nodes = 2048;
-  job.overlaps_tensor = false;  // their own software
-  set_degrees(row, row.count("tp"), row.count("pp"), row.count("cp"), job);
-  job.layout.cuts_tokens = true;
-  job.micro_batches = row.count("batch_per_dp");
-  job.chunks = static_cast<int>((job.layers + 2) / job.pp);
+  const HybridJob job = llama3_job(row);
   return {rate_outcome(row.text("model"), job, "TFLOP/s per GPU",
                        model_flops(job) / 1e12,
                        row.positive("tflops_per_gpu"))};
 }
 
 }  // namespace
+
+HybridJob llama3_job(const Row& row) {
+  HybridJob job =
+      nemo_job(row.text("model"), "BF16", row.count("seq_len", kMaxSize));
+  job.cluster.num_nodes = 2048;
+  job.overlaps_tensor = false;       // their own software
+  job.gradient_dtype = DType::kF32;  // section 3.3.2
+  set_degrees(row, row.count("tp"), row.count("pp"), row.count("cp"), job);
+  job.layout.cuts_tokens = true;
+  job.micro_batches = row.count("batch_per_dp");
+  job.chunks = static_cast<int>((job.layers + 2) / job.pp);
+  return job;
+}
 
 std::vector<Kind> h100_kinds() {
   return {{"dgxc_h100",

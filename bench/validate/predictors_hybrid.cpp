@@ -14,16 +14,6 @@
 namespace shardbook::validate {
 namespace {
 
-/// Megatron-LM of 2021: full recomputation, 16-bit gradients, no overlap.
-HybridJob megatron_job(const Row& row) {
-  HybridJob job = hybrid_job_of(row, row.count("vocab", kMaxSize));
-  job.cluster = cluster_named("selene");
-  job.layout.dtype = job.gradient_dtype = DType::kF16;
-  job.layout.dropout = kMegatronDropout;
-  job.layout.recompute = Recompute::kBlocks;
-  return job;
-}
-
 Outcome rate_outcome(const std::string& model, const HybridJob& job,
                      double published) {
   const HybridStep step = hybrid_step(job);
@@ -39,13 +29,8 @@ Outcome rate_outcome(const std::string& model, const HybridJob& job,
 
 // Narayanan et al. 2021, table 1.
 std::vector<Outcome> sc21_table1(const Row& row) {
-  expect_selene(row);
-  HybridJob job = megatron_job(row);
-  set_degrees(row, row.count("tp"), row.count("pp"), 1, job);
-  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
-  job.chunks = row.count("virtual_stages_v");
-  set_micro_batches(row, job);
-  return {rate_outcome(row.text("model"), job, row.positive("tflops_per_gpu"))};
+  return {rate_outcome(row.text("model"), sc21_table1_job(row),
+                       row.positive("tflops_per_gpu"))};
 }
 
 // The same models with the software of three months before. The picture prints
@@ -71,6 +56,7 @@ std::vector<Outcome> january_2021(const Row& row) {
 std::vector<Outcome> korthikanti_step(const Row& row) {
   expect_selene(row);
   HybridJob job = megatron_job(row);
+  job.cluster = cluster_named("selene-2022");
   set_degrees(row, row.count("tp"), row.count("pp"), 1, job);
   job.layout.micro_batch = row.count("micro_batch", kMaxSize);
   job.chunks = row.count("interleave_v");

@@ -69,6 +69,15 @@ Loads sum_loads(const MoeRecord& record, ProcessGroup& world, bool counts) {
   return loads;
 }
 
+std::string loads_json(const Loads& loads) {
+  std::string text;
+  for (const std::string& name : in_order(loads)) {
+    text += fmt::format("{}\"{}\": [{}]", text.empty() ? "" : ", ",
+                        short_name(name), fmt::join(loads.at(name), ", "));
+  }
+  return "{" + text + "}";
+}
+
 std::string draw_loads(const Loads& loads) {
   if (loads.empty()) return "";
   std::string text = "load of each expert (1.00: even)\n";

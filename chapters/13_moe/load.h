@@ -16,6 +16,8 @@ using Loads = std::map<std::string, std::vector<std::int64_t>>;
 /// The sums over the ranks that say `counts`; outside of the ledger. Collective.
 Loads sum_loads(const MoeRecord& record, ProcessGroup& world, bool counts);
 
+/// Choices per expert by layer, as a JSON object; for report.html.
+std::string loads_json(const Loads& loads);
 /// A row per layer, a cell per expert: its share of the load, where 1.00 is
 /// even, and a bar below.
 std::string draw_loads(const Loads& loads);

@@ -274,6 +274,12 @@ std::string Trainer::remarks() {
   return draw_groups(sizes, experts) + "\n" + draw_loads(loads);
 }
 
+std::vector<std::pair<std::string, std::string>> Trainer::more() {
+  const auto loads = global_loads();
+  if (loads.empty()) return {};
+  return {{"expert_loads", loads_json(loads)}};
+}
+
 ReferenceRun train_reference(const Options& options,
                              const TrainerOptions& how) {
   const GroupSizes sizes = group_sizes(options, how);

@@ -85,6 +85,8 @@ class Trainer : public Strategy {
                           const std::vector<NamedTensor>& state) override;
   /// The groups, and the load of each expert. Collective.
   std::string remarks() override;
+  /// The load of each expert, for report.html. Collective.
+  std::vector<std::pair<std::string, std::string>> more() override;
 
   Module& model() { return *model_; }
   const ModelConfig& config() const { return config_; }

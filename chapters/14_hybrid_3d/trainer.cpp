@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/13_moe/load.h"
 #include "chapters/13_moe/reference.h"
 #include "chapters/14_hybrid_3d/bill.h"
 #include "chapters/common/pipeline/partition.h"
@@ -134,11 +133,20 @@ LoadedModel Trainer::whole_model(const Options& options,
   return moe::whole_model(options, how_.moe(), state);
 }
 
+moe::Loads Trainer::loads() {
+  if (!how_.has_experts()) return {};
+  return moe::sum_loads(*layers_.record, mesh_.world(), groups_.tp.rank() == 0);
+}
+
 std::string Trainer::remarks() {
-  if (!how_.has_experts()) return "";
-  const moe::Loads loads =
-      moe::sum_loads(*layers_.record, mesh_.world(), groups_.tp.rank() == 0);
-  return mesh_.world().rank() == 0 ? moe::draw_loads(loads) : "";
+  const moe::Loads all = loads();
+  return mesh_.world().rank() == 0 ? moe::draw_loads(all) : "";
+}
+
+std::vector<std::pair<std::string, std::string>> Trainer::more() {
+  const moe::Loads all = loads();
+  if (all.empty()) return {};
+  return {{"expert_loads", moe::loads_json(all)}};
 }
 
 std::unique_ptr<Strategy> make_trainer(const Options& options,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/13_moe/load.h"
 #include "chapters/14_hybrid_3d/layers.h"
 #include "chapters/14_hybrid_3d/update.h"
 #include "chapters/common/pipeline/engine.h"
@@ -32,6 +33,7 @@ class Trainer : public Strategy {
                           const std::vector<NamedTensor>& state) override;
   /// The load of each expert. Collective.
   std::string remarks() override;
+  std::vector<std::pair<std::string, std::string>> more() override;
 
   /// On shapes, gradients never overflow.
   bool has_predictable_time() const override { return num_skipped_ == 0; }
@@ -42,6 +44,9 @@ class Trainer : public Strategy {
   PipelineModel& model() { return *model_; }
 
  private:
+  /// Choices per expert over all ranks; empty without experts. Collective.
+  moe::Loads loads();
+
   const Options options_;
   const HybridOptions how_;
   DeviceMesh& mesh_;

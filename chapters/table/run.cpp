@@ -262,6 +262,7 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   read_memory(reader, run);
   run.time = check_time(run);
   run.sweep = read_sweep(object, source);
+  run.expert_loads = read_expert_loads(object, source);
   return run;
 }
 

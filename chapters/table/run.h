@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chapters/common/pictures/bytes.h"
+#include "chapters/table/expert_loads.h"
 #include "chapters/table/sweep.h"
 #include "sim/timeline_step.h"
 
@@ -73,6 +74,7 @@ struct ProgramRun {
   std::vector<RankBill> ranks;
   std::optional<VirtualRun> virtual_run;
   std::optional<Sweep> sweep;
+  std::vector<LayerLoad> expert_loads;  ///< empty: no experts
 };
 
 /// Reads the JSON object of one run; `source` names it in messages. Values

@@ -147,8 +147,8 @@ std::string run_html(std::size_t run_number, const ProgramRun& run,
              run.set.empty() || run.set == "last" ? "" : escape(run.set + " "),
              escape(step), escape(about)) +
          source_html(run) + claims_html(run) + pictures_html(run_number, run) +
-         (run.sweep ? sweep_html(*run.sweep) : "") + bills_html(run) +
-         "</details>\n";
+         (run.sweep ? sweep_html(*run.sweep) : "") +
+         expert_loads_html(run.expert_loads) + bills_html(run) + "</details>\n";
 }
 
 }  // namespace shardbook::table::internal

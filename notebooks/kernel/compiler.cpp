@@ -18,7 +18,6 @@
 #include <stdexcept>
 
 #include "notebooks/kernel/child.h"
-#include "notebooks/kernel/clang_interpreter.h"
 #include "notebooks/kernel/interruption.h"
 
 namespace shardbook::notebook {
@@ -82,8 +81,7 @@ std::string missing_symbols(clang::Interpreter& clang,
   return missing;
 }
 
-}  // namespace
-
+/// Throws std::runtime_error where clang does not start with these arguments.
 std::unique_ptr<clang::Interpreter> make_clang(
     const std::vector<std::string>& arguments) {
   static const bool ready = [] {
@@ -105,6 +103,8 @@ std::unique_ptr<clang::Interpreter> make_clang(
   if (!made) throw std::runtime_error(llvm::toString(made.takeError()));
   return std::move(*made);
 }
+
+}  // namespace
 
 Compiler::Compiler(std::vector<std::string> arguments)
     : arguments_(std::move(arguments)), clang_(make_clang(arguments_)) {

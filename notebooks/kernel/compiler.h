@@ -39,8 +39,9 @@ class Compiler {
   /// Loads a shared library, whose symbols cells then see. Throws CellError.
   void load(const std::string& file);
 
-  /// Names that may stand at the end of `code`; `begin` is where they begin.
-  std::vector<std::string> completions(const std::string& code, int& begin);
+  /// The names that begin with the last word of `name`, in the scope or object
+  /// that comes before it: shardbook::Ten, x.sha.
+  std::vector<std::string> completions(const std::string& name);
 
   /// The declaration and the comment of a name such as shardbook::Tensor;
   /// empty if there is none.
@@ -49,6 +50,7 @@ class Compiler {
  private:
   std::string compile_only(const std::string& code);
   std::string describe(const std::string& name);
+  std::string names_that_continue(const std::string& name);
 
   std::vector<std::string> arguments_;
   std::string diagnostics_;  ///< of what is being compiled

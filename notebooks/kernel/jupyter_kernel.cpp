@@ -8,6 +8,7 @@
 #include <typeinfo>
 
 #include "notebooks/kernel/cell_grammar.h"
+#include "notebooks/kernel/cursor.h"
 #include "notebooks/kernel/directives.h"
 #include "notebooks/kernel/interruption.h"
 #include "notebooks/kernel/xcpp/xdisplay.hpp"
@@ -169,12 +170,29 @@ nl::json JupyterKernel::execute(int count, const std::string& code,
 
 nl::json JupyterKernel::complete_request_impl(const std::string& code,
                                               int cursor) {
-  return xeus::create_complete_reply(nl::json::array(), cursor, cursor);
+  const std::string before = code.substr(0, byte_of(code, cursor));
+  const int begin = cursor - characters_in(word_before(before, before.size()));
+  std::vector<std::string> names;
+  try {
+    const std::string name = name_before(before, before.size());
+    run_on_cell_thread([&] { names = compiler_->completions(name); }, true);
+  } catch (const CellError&) {
+    // Without names, the front end shows none.
+  }
+  return xeus::create_complete_reply(names, begin, cursor);
 }
 
 nl::json JupyterKernel::inspect_request_impl(const std::string& code,
                                              int cursor, int) {
-  return xeus::create_inspect_reply();
+  const std::string name = name_around(code, byte_of(code, cursor));
+  std::string text;
+  try {
+    run_on_cell_thread([&] { text = compiler_->description(name); }, true);
+  } catch (const CellError&) {
+    // The same.
+  }
+  if (text.empty()) return xeus::create_inspect_reply();
+  return xeus::create_inspect_reply(true, {{"text/plain", text}});
 }
 
 nl::json JupyterKernel::is_complete_request_impl(const std::string& code) {

@@ -4,12 +4,31 @@
 //
 // Jupyter starts it; kernel.json, beside it, says how.
 
+#include <unistd.h>
+
+#include <chrono>
 #include <exception>
 #include <iostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "notebooks/kernel/jupyter_kernel.h"
+
+namespace {
+
+/// A kernel whose Jupyter was killed must not stay. The thread never ends and
+/// touches nothing that is destroyed.
+void end_with_parent() {
+  std::thread([parent = getppid()] {
+    while (getppid() == parent) {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+    _exit(1);
+  }).detach();
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
@@ -23,6 +42,7 @@ int main(int argc, char** argv) {
         words[1],
         std::make_unique<shardbook::notebook::JupyterKernel>(
             std::vector<std::string>(words.begin() + 2, words.end())));
+    end_with_parent();
     kernel->start();
   } catch (const std::exception& error) {
     std::cerr << "shardbook_kernel: " << error.what() << "\n";

@@ -89,6 +89,7 @@ void read_device(const Json& json, const Source& source,
   read_tile(object, device);
   object.integer("units", 1, 1 << 20, device.num_units);
   object.number("matmul_efficiency", 0.001, 1, device.max_matmul_efficiency);
+  object.number("grouped_efficiency", 0.01, 1, device.grouped_efficiency);
   object.number("half_k", 0, 1e6, device.half_k);
   object.integer("alignment_bytes", 1, 4096, device.alignment_bytes);
   object.number("misaligned_efficiency", 0.001, 1,

@@ -29,6 +29,12 @@ echo "$name ${*:3}"
 echo "{\"run\": \"$name ${*:3}\"}" >"$2"
 )sh";
 
+// The planner: says what it was given.
+constexpr const char* kPlanner = R"sh(#!/bin/bash
+echo "planner: $*"
+exit 2
+)sh";
+
 // shardbook_table: prints the rows of the folders.
 constexpr const char* kTable = R"sh(#!/bin/bash
 for word; do
@@ -56,6 +62,7 @@ class Script : public testing::Test {
     copy_python("/chapters/table");
     copy_python("/bench");
     copy_python("/tests/gpu");
+    copy_python("/notebooks");
     for (const char* name :
          {"/shardbook", "/packages.sh", "/chapters/table/help.txt",
           "/tests/gpu/suite.sh"}) {
@@ -242,6 +249,18 @@ TEST_F(Script, ReportComparesWhatWasKept) {
   EXPECT_EQ(run("./shardbook test --name a").status, 2);
 }
 
+TEST_F(Script, AllOptionsOfThePlannerAreItsOwn) {
+  write("/build/chapters/15_engine/planner/shardbook_plan", kPlanner);
+  for (const char* words : {"--nodes 8 --batch 64", "-- --nodes 8 --batch 64",
+                            "--no-install --nodes 8 --batch 64"}) {
+    const Outcome outcome = run(std::string("./shardbook plan ") + words);
+    EXPECT_EQ(outcome.status, 2) << outcome.text;
+    EXPECT_TRUE(has(outcome.text, "planner: --nodes 8 --batch 64\n"))
+        << outcome.text;
+  }
+  EXPECT_TRUE(has(run("./shardbook plan --help").text, "planner: --help\n"));
+}
+
 TEST_F(Script, BenchmarksRunOneByOne) {
   write("/bin/ninja",
         "#!/bin/sh\n"
@@ -356,6 +375,27 @@ TEST_F(Script, ABuildIsToldInOneLineOrByItsFirstFailure) {
       << bad.text;
 }
 
+// A Python with nbclient, and the words that the program gets.
+TEST_F(Script, NotebooksAreBuiltAndExecuted) {
+  write("/bin/ninja", "#!/bin/sh\necho ninja $* >>'" + root_ + "/ninja.log'\n");
+  write("/notebooks/02_ddp.ipynb", "{}");
+  write("/bin/jupyter_python", "#!/bin/sh\n[ \"$1\" = -c ] || echo \"$*\"\n");
+  const Outcome outcome =
+      run("SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook --execute "
+          "--jobs 3 ddp --update");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_TRUE(has(outcome.text, "-B " + root_ +
+                                    "/notebooks/run_notebooks.py execute " +
+                                    root_ + "/build --jobs 3 --update ddp\n"))
+      << outcome.text;
+  EXPECT_TRUE(has(read("/ninja.log"), "notebook_parts")) << read("/ninja.log");
+  const Outcome opened = run(
+      "SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook -- --no-browser");
+  EXPECT_TRUE(has(opened.text,
+                  "run_notebooks.py open " + root_ + "/build --no-browser\n"))
+      << opened.text;
+}
+
 TEST_F(Script, MistakesInTheCommandAreNamed) {
   for (const auto& [words, text] :
        {std::pair{"run --steps 3", "options of a program go after --"},
@@ -368,8 +408,13 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"test gpu --pack", "--pack needs a value"},
         {"run --jobs many", "--jobs many: give a number from 1 up"},
         {"run --jobs", "--jobs needs a value"},
+        {"run --execute", "--execute and --update go with notebook only"},
+        {"notebook ddp", "names and --update go with --execute"},
+        {"notebook --update", "names and --update go with --execute"},
+        {"notebook --execute 7", "notebook 7: there is no such notebook"},
+        {"notebook --execute -- -v", "takes no options after --"},
         {"run --name .", "--name .: give letters, digits, "},
-        {"walk", "walk: no such command; there are run, report"}}) {
+        {"walk", "walk: no such command; there are run, plan, report"}}) {
     const Outcome outcome = run(std::string("./shardbook ") + words);
     EXPECT_EQ(outcome.status, 2) << words;
     EXPECT_TRUE(has(outcome.text, text)) << outcome.text;

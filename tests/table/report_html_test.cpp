@@ -212,6 +212,43 @@ TEST(ReportSweep, MistakesAreSentences) {
             std::string::npos);
 }
 
+// ---- The load of each expert.
+
+TEST(ReportLoads, AreColumnsPerLayerInTheOrderOfTheRun) {
+  const std::string text =
+      R"({"chapter": "13_moe", "options": {"backend": "threads",
+          "world_size": 2}, "claims": {},
+          "expert_loads": {"h.9": [3, 1, 0, 0], "h.10": [2, 2, 2, 2]}})";
+  const ProgramRun run = read_run(text, "run.json");
+  ASSERT_EQ(run.expert_loads.size(), 2u);
+  EXPECT_EQ(run.expert_loads[0].shares, (std::vector<double>{3, 1, 0, 0}));
+  EXPECT_EQ(run.expert_loads[1].layer, "h.10");
+  const std::string page = report_html({run});
+  EXPECT_EQ(count(page, "<svg class=\"columns\""), 2);
+  EXPECT_EQ(count(page, "<title>expert "), 8);
+  EXPECT_EQ(count(page, "<span class=\"number\">expert 0: 3.00</span>"), 1);
+  EXPECT_EQ(report_html({one_run()}).find("class=\"loads\""),
+            std::string::npos);
+}
+
+TEST(ReportLoads, MistakesAreSentences) {
+  for (const char* loads :
+       {"{\"h.0\": []}", "{\"h.0\": [1, -1]}", "{\"h.0\": \"many\"}"}) {
+    const std::string text =
+        std::string(R"({"chapter": "13_moe", "options": {"backend": "sim",
+                        "world_size": 2}, "claims": {}, "expert_loads": )") +
+        loads + "}";
+    try {
+      read_run(text, "run.json");
+      FAIL() << loads;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("run.json: expert_loads.h.0"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 TEST(ReportSvg, ACurveRunsFromPointToPoint) {
   const std::string text =
       svg::curve({{0.25, 1, 0}, {0.75, 0.5, 0.1}}, 0.8, 0.9, "<title>");

@@ -15,6 +15,7 @@ namespace shardbook::validate {
 namespace {
 
 using predict::HybridJob;
+using predict::Recompute;
 using predict::StageLayout;
 using predict::StageParts;
 using predict::StageRun;

@@ -53,6 +53,7 @@ TEST(Kinds, AreRecognisedByTheirColumns) {
       {"megatron_sc21_table2_zero3.csv", "megatron_sc21_table2_zero3"},
       {"dgxc_h100_gb200_scaling.csv", "dgxc_h100"},
       {"llama3_table4.csv", "llama3_table4"},
+      {"megatron_ci_memory_time.csv", "megatron_ci_memory"},
       {"megatron_jan2021_table.csv", "megatron_jan2021"},
       {"megatron_sc21_table1.csv", "megatron_sc21_table1"},
       {"mpt_fsdp_a100_h100.csv", "mpt_fsdp"},

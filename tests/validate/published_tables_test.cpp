@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <map>
 
@@ -59,8 +60,10 @@ INSTANTIATE_TEST_SUITE_P(
                     std::make_tuple("vtrain_a100_single_node.csv", 720, 0),
                     std::make_tuple("mpt_fsdp_a100_h100.csv", 130, 0),
                     std::make_tuple("dgxc_h100_gb200_scaling.csv", 30, 3),
-                    std::make_tuple("nemo_megatron_bridge_perf.csv", 13, 25),
+                    std::make_tuple("nemo_megatron_bridge_perf.csv", 31, 7),
+                    std::make_tuple("megatron_ci_memory_time.csv", 161, 102),
                     std::make_tuple("korthikanti_table4_layer.csv", 8, 1),
+                    std::make_tuple("korthikanti_table5_e2e.csv", 8, 0),
                     std::make_tuple("megatron_2020_tp_weak_scaling.csv", 8, 0)),
     [](const auto& info) {
       std::string name;
@@ -106,13 +109,31 @@ TEST(PublishedTable, GPipesSpeedStaysWithinTheBubble) {
   }
 }
 
-// Their aim, 3.6 %, is missed.
 TEST(PublishedTable, KorthikantisStepsAreInOrder) {
-  const Validation& result = of("korthikanti_table5_e2e.csv");
-  EXPECT_EQ(result.outcomes.size(), 8u);
-  EXPECT_LT(result.mape, 0.12);
-  EXPECT_LT(result.mape, result.null_mape);
-  EXPECT_EQ(result.contests.spearman, 1);
+  EXPECT_EQ(of("korthikanti_table5_e2e.csv").contests.spearman, 1);
+}
+
+// Within 20 % on average, which is no better than the best constant: two of
+// seven rows of the smallest model have half of the speed of others with equal
+// settings.
+TEST(PublishedTable, ExpertsAreWithinTwentyPercent) {
+  std::vector<Pair> pairs;
+  for (const Outcome& each : of("nemo_megatron_bridge_perf.csv").outcomes) {
+    if (each.row.rfind("LLAMA", 0) != 0) pairs.push_back(each.pair);
+  }
+  EXPECT_EQ(pairs.size(), 18u);
+  std::printf("with experts: MAPE %.1f %%, one constant %.1f %%\n",
+              100 * mape(pairs), 100 * null_mape(pairs));
+  EXPECT_LT(mape(pairs), 0.20);
+}
+
+// Formulae without a fitted constant, and torch's own counts.
+TEST(PublishedTable, MegatronsMemoryIsWithinTwoPercent) {
+  const Validation& result = of("megatron_ci_memory_time.csv");
+  EXPECT_LT(result.mape, 0.02);
+  for (const Outcome& each : result.outcomes) {
+    EXPECT_LT(std::abs(relative_error(each.pair)), 0.11) << each.row;
+  }
 }
 
 // Of all ways to lay a model over one node, the prediction picks a good one.

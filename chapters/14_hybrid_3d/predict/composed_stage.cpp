@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "chapters/14_hybrid_3d/predict/stage.h"
+#include "core/check.h"
 
 namespace shardbook::predict {
 namespace {
@@ -18,6 +19,7 @@ constexpr Field kFields[] = {
     &StageRun::busy_s,
     &StageRun::optimizer_s,
     &StageRun::parameters,
+    &StageRun::expert_parameters,
     &StageRun::backward_input_s,
     &StageRun::backward_weight_s,
     &StageRun::kept_bytes,
@@ -33,7 +35,9 @@ std::string stage_key(const sim::Cluster& cluster, const DecoderSizes& of,
   std::ostringstream key;
   key << cluster.name << ' ' << cluster.device.sustained << ' ' << of.hidden
       << ' ' << of.heads << ' ' << of.seq << ' ' << of.vocabulary << ' '
-      << of.kv_heads << ' ' << of.mlp << ' ' << of.is_llama << ' '
+      << of.kv_heads << ' ' << of.head_dim << ' ' << of.window << ' '
+      << of.experts << ' ' << of.experts_per_token << ' ' << how.ep << ' '
+      << how.sends_once_per_node << ' ' << of.mlp << ' ' << of.is_llama << ' '
       << of.is_gated << ' ' << how.tp << ' ' << how.cp << ' ' << how.cuts_tokens
       << ' ' << static_cast<int>(how.recompute) << ' ' << how.micro_batch << ' '
       << how.converts_to_fp8 << ' ' << how.splits_backward << ' '
@@ -55,6 +59,8 @@ const StageRun& known_stage(const sim::Cluster& cluster,
 
 StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                         const StageLayout& layout, const StageParts& parts) {
+  SB_CHECK(sizes.window == 0,
+           "blocks with and without a window alternate: run the whole stage");
   if (parts.blocks < 1) return known_stage(cluster, sizes, layout, parts);
   StageParts fewer = parts;
   fewer.blocks = 1;

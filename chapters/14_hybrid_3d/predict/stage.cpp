@@ -1,6 +1,7 @@
 #include "chapters/14_hybrid_3d/predict/stage.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -8,8 +9,7 @@
 
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
-#include "chapters/12_sequence_parallel/megatron.h"
-#include "chapters/12_sequence_parallel/ring_attention.h"
+#include "chapters/14_hybrid_3d/predict/llama_block.h"
 #include "chapters/common/models/models.h"
 #include "comm/device_mesh.h"
 #include "core/autograd.h"
@@ -23,185 +23,6 @@
 
 namespace shardbook::predict {
 namespace {
-
-constexpr tensor_parallel::Cut kTokens{1};
-constexpr double kInitStddev = 0.02;
-
-/// The groups of one rank, and what it needs to make a stage.
-struct Place {
-  ProcessGroup& tp;
-  ProcessGroup& cp;
-  const DecoderSizes& sizes;
-  const StageLayout& layout;
-  std::int64_t kv_heads() const {
-    return sizes.kv_heads > 0 ? sizes.kv_heads : sizes.heads;
-  }
-  /// Tokens of a sequence that this rank's context-parallel place has.
-  std::int64_t tokens() const { return sizes.seq / cp.size(); }
-};
-
-/// Attention of this rank's heads, over the tokens of all ranks of cp.
-Tensor attend(const Place& at, const Tensor& q, const Tensor& k,
-              const Tensor& v, double dropout) {
-  AttentionOptions options;
-  options.heads = at.sizes.heads / at.tp.size();
-  options.kv_heads = at.kv_heads() / at.tp.size();
-  options.dropout = dropout;
-  if (at.cp.size() == 1) return attention(q, k, v, options);
-  sequence_parallel::RingOptions ring;
-  ring.attention = options;
-  ring.layout = sequence_parallel::Layout::kZigzag;
-  return sequence_parallel::ring_attention(q, k, v, ring, at.cp);
-}
-
-// --- Llama's block -----------------------------------------------------------
-
-/// 16 bits are read, 8 are written twice, once transposed: the traffic of a copy.
-void convert(const Tensor& x) { scale(x, 1); }
-
-/// x in FP8.
-Tensor converted(const Place& at, const Tensor& x) {
-  if (at.layout.converts_to_fp8) {
-    const NoGrad no_grad;
-    convert(x);
-  }
-  return x;
-}
-
-/// y, whose gradient arrives in FP8.
-Tensor converting_gradient(const Place& at, const Tensor& y) {
-  if (!at.layout.converts_to_fp8) return y;
-  return autograd::custom_function(
-      "fp8", {y}, [](const Tensors& in) { return Tensors{in[0].detach()}; },
-      [](const Tensors& grads) {
-        convert(grads[0]);
-        return grads;
-      })[0];
-}
-
-/// x W, with columns of W on each rank; tokens are gathered where they are cut.
-Tensor by_columns(const Place& at, const Tensor& x, const Tensor& weight) {
-  const Tensor in = converted(at, x);
-  const Tensor y =
-      at.layout.cuts_tokens && at.tp.size() > 1
-          ? sequence_parallel::gathered_linear(in, weight, Tensor(), at.tp)
-          : linear(in, weight, Tensor(),
-                   tensor_parallel::sum_input_gradients(at.tp));
-  return converting_gradient(at, y);
-}
-
-/// x W, with rows of W on each rank: a sum over them.
-Tensor by_rows(const Place& at, const Tensor& x, const Tensor& weight) {
-  const Tensor part = linear(converted(at, x), weight);
-  if (at.tp.size() == 1) return converting_gradient(at, part);
-  return converting_gradient(
-      at, at.layout.cuts_tokens
-              ? tensor_parallel::reduce_scatter_to(part, at.tp, kTokens)
-              : tensor_parallel::reduce_from(part, at.tp));
-}
-
-/// `numel` elements from `begin` on, as they lie.
-Tensor piece(const Tensor& flat, std::int64_t begin, const Shape& shape) {
-  std::int64_t numel = 1;
-  for (const std::int64_t size : shape) numel *= size;
-  return reshape(slice(flat, 0, begin, begin + numel), shape);
-}
-
-/// Queries, keys and values from their projection. Only shapes count here, so
-/// the parts are those of the array's first, second and third elements; queries
-/// and keys are read and written once, as rotary positions do.
-Tensors rotated_parts(const Place& at, const Tensor& qkv) {
-  const std::int64_t n = qkv.size(0), s = qkv.size(1);
-  const std::int64_t d = at.sizes.hidden / at.sizes.heads / at.tp.size();
-  const Shape of_q = {n, s, at.sizes.heads * d},
-              of_k = {n, s, at.kv_heads() * d};
-  const std::int64_t keys = n * s * of_q[2], values = keys + n * s * of_k[2];
-  const auto forward = [=](const Tensors& in) {
-    const Tensor flat = reshape(in[0], {-1});
-    const Tensor turned = scale(slice(flat, 0, 0, values), 1);
-    return Tensors{piece(turned, 0, of_q), piece(turned, keys, of_k),
-                   piece(flat, values, of_k)};
-  };
-  const auto backward = [shape = qkv.shape()](const Tensors& grads) {
-    const Tensor all = concat({reshape(grads[0], {-1}), reshape(grads[1], {-1}),
-                               reshape(grads[2], {-1})},
-                              0);
-    return Tensors{reshape(all, shape)};
-  };
-  return autograd::custom_function("rotary", {qkv}, forward, backward);
-}
-
-/// silu(gate) * up in one pass, from both side by side.
-Tensor gated(const Tensor& both) {
-  const Shape shape = {both.size(0), both.size(1), both.size(2) / 2};
-  const std::int64_t half = both.numel() / 2;
-  const auto forward = [=](const Tensors& in) {
-    const Tensor flat = reshape(in[0], {-1});
-    return Tensors{mul(piece(flat, 0, shape), piece(flat, half, shape))};
-  };
-  const auto backward = [=, both = both.detach()](const Tensors& grads) {
-    const Tensor flat = reshape(both, {-1});
-    mul(grads[0], piece(flat, 0, shape));
-    mul(grads[0], piece(flat, half, shape));
-    return Tensors{Tensor::empty(both.shape(), both.options())};
-  };
-  return autograd::custom_function("swiglu", {both}, forward, backward)[0];
-}
-
-class LlamaBlock {
- public:
-  LlamaBlock(const Place& at, const InitOptions& init) : at_(at) {
-    const std::int64_t h = at.sizes.hidden, t = at.tp.size();
-    const std::int64_t d = h / at.sizes.heads;
-    const std::int64_t mlp = at.sizes.mlp > 0 ? at.sizes.mlp : 4 * h;
-    const auto weight = [&](std::int64_t in, std::int64_t out) {
-      parameters_.push_back(make_parameter(std::to_string(parameters_.size()),
-                                           {in, out}, kInitStddev, init));
-      return parameters_.back();
-    };
-    qkv_ = weight(h, (at.sizes.heads + 2 * at.kv_heads()) * d / t);
-    out_ = weight(h / t, h);
-    up_ = weight(h, (at.sizes.is_gated ? 2 : 1) * mlp / t);
-    down_ = weight(mlp / t, h);
-    for (Tensor* each : {&gamma_1_, &gamma_2_}) {
-      *each = make_constant_parameter({h}, 1, init);
-      parameters_.push_back(*each);
-    }
-    // The norms have no shift; core's has one, which takes no time
-    beta_ = make_constant_parameter({h}, 0, init);
-  }
-
-  Tensor operator()(const Tensor& x) const {
-    if (at_.layout.recompute != Recompute::kBlocks) return compute(x);
-    return autograd::recompute(
-        [this](const Tensors& in) { return Tensors{compute(in[0])}; }, {x})[0];
-  }
-  const Tensors& parameters() const { return parameters_; }
-
- private:
-  Tensor compute(const Tensor& x) const {
-    const Tensor qkv = by_columns(at_, layer_norm(x, gamma_1_, beta_), qkv_);
-    const auto heads = [this](const Tensors& in) {
-      const Tensors parts = rotated_parts(at_, in[0]);
-      return Tensors{
-          attend(at_, parts[0], parts[1], parts[2], at_.layout.dropout)};
-    };
-    const Tensor values = at_.layout.recompute == Recompute::kAttention
-                              ? autograd::recompute(heads, {qkv})[0]
-                              : heads({qkv})[0];
-    const Tensor y = add(x, by_rows(at_, values, out_));
-    const Tensor up = by_columns(at_, layer_norm(y, gamma_2_, beta_), up_);
-    // Any function of single elements takes as long as GELU
-    const Tensor wide = at_.sizes.is_gated ? gated(up) : gelu(up);
-    return add(y, by_rows(at_, wide, down_));
-  }
-
-  Place at_;
-  Tensors parameters_;
-  Tensor qkv_, out_, up_, down_, gamma_1_, gamma_2_, beta_;
-};
-
-// --- A stage -----------------------------------------------------------------
 
 ModelConfig config_of(const Place& at, const StageParts& parts) {
   ModelConfig config;
@@ -255,9 +76,12 @@ class Stage {
     }
     for (std::int64_t i = 0; i < parts.blocks; ++i) {
       if (at.sizes.is_llama) {
-        llama_.emplace_back(at, init);
+        llama_.emplace_back(at, i, init);
         const Tensors& own = llama_.back().parameters();
         parameters_.insert(parameters_.end(), own.begin(), own.end());
+        for (const Tensor& each : llama_.back().expert_parameters()) {
+          expert_parameters_ += static_cast<double>(each.numel());
+        }
       } else {
         blocks_.push_back(std::make_unique<GptBlock>("h." + std::to_string(i),
                                                      config, init, layers_));
@@ -275,6 +99,8 @@ class Stage {
   }
 
   const Tensors& parameters() const { return parameters_; }
+  /// Elements of those that are experts.
+  double expert_parameters() const { return expert_parameters_; }
 
   /// A stage without an embedding gets its input from the stage before.
   Tensor input() const {
@@ -312,6 +138,7 @@ class Stage {
   Place at_;
   LayerFactory layers_;
   Tensors parameters_;
+  double expert_parameters_ = 0;
   std::unique_ptr<GptEmbedding> embedding_;
   std::vector<std::unique_ptr<GptBlock>> blocks_;
   std::vector<LlamaBlock> llama_;
@@ -354,6 +181,7 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   for (const Tensor& each : stage.parameters()) {
     run.parameters += static_cast<double>(each.numel());
   }
+  run.expert_parameters = stage.expert_parameters();
   sim::VirtualClock& clock = *sim::VirtualClock::current();
   // The first micro-batch creates the gradients, the next adds to them
   {
@@ -416,6 +244,20 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   return run;
 }
 
+/// The cluster as the messages of experts see it: between nodes, fewer copies
+/// of a token travel than it visits experts.
+sim::Cluster with_expert_traffic(sim::Cluster cluster,
+                                 const DecoderSizes& sizes,
+                                 const StageLayout& layout) {
+  const int nodes = layout.ep / cluster.devices_per_node;
+  if (!layout.sends_once_per_node || nodes <= 1) return cluster;
+  const auto k = static_cast<double>(sizes.experts_per_token);
+  const double other = 1.0 / nodes;  // the chance that an expert is there
+  const double copies = k * other, once = 1 - std::pow(1 - other, k);
+  cluster.network.bytes_per_s *= copies / once;
+  return cluster;
+}
+
 }  // namespace
 
 StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
@@ -424,18 +266,37 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
       layout.cp * (layout.cuts_tokens ? layout.tp : 1);
   SB_CHECK(sizes.seq % parts_of_sequence == 0, "sequences of ", sizes.seq,
            " tokens do not divide by ", parts_of_sequence, " ranks");
+  SB_CHECK(sizes.is_llama ||
+               (sizes.experts == 0 && sizes.head_dim == 0 && sizes.window == 0),
+           "experts, windows and heads of their own width belong to Llama's "
+           "block");
+  SB_CHECK(layout.ep == 1 || sizes.experts % layout.ep == 0, sizes.experts,
+           " experts do not divide by ep ", layout.ep);
+  SB_CHECK(layout.ep == 1 || (layout.cp == 1 && layout.ep % layout.tp == 0 &&
+                              (layout.tp == 1 || layout.cuts_tokens)),
+           "experts over ", layout.ep, " ranks: with tp ", layout.tp,
+           ", a multiple of it that cuts the tokens; without cp");
   StageRun run;
   sim::WorldOptions world;
   world.launch.backend = "sim";
-  world.cost = std::make_shared<const sim::CostModel>(cluster);
-  // Ranks of a tensor-parallel group do the same
-  world.fold_class = [&](int rank) { return rank / layout.tp; };
+  world.cost = std::make_shared<const sim::CostModel>(
+      with_expert_traffic(cluster, sizes, layout));
+  // Ranks of a tensor-parallel group do the same; so do those that share
+  // experts, as tokens are spread evenly
+  world.fold_class = [&](int rank) {
+    return layout.ep > 1 ? 0 : rank / layout.tp;
+  };
   world.num_recorded_ranks = 0;
+  const int replicas = layout.ep > 1 ? layout.ep / layout.tp : 1;
   sim::run_world(
-      layout.tp * layout.cp,
+      layout.tp * layout.cp * replicas,
       [&](ProcessGroup& all) {
-        DeviceMesh mesh(all, Topology::megatron(layout.tp, layout.cp, 1, 1));
-        const Place at = {mesh.group("tp"), mesh.group("cp"), sizes, layout};
+        DeviceMesh mesh(all,
+                        Topology::megatron(layout.tp, layout.cp, replicas, 1));
+        // All ranks of the world share the experts: those of tp are among them
+        ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
+        const Place at = {mesh.group("tp"), mesh.group("cp"), ep, sizes,
+                          layout};
         const StageRun mine = run_rank(at, parts);
         if (all.rank() == 0) run = mine;
       },

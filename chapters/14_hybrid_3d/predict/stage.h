@@ -19,6 +19,12 @@ struct DecoderSizes {
   std::int64_t kv_heads = 0;  ///< 0: as many as heads
   /// Width of the MLP; 0: four times hidden.
   std::int64_t mlp = 0;
+  std::int64_t head_dim = 0;  ///< 0: hidden / heads; Llama's block only
+  /// The attention of every second block sees so many tokens; 0: of none.
+  std::int64_t window = 0;
+  /// Experts in the place of Llama's MLP, each `mlp` wide, and how many of them
+  /// a token visits.
+  std::int64_t experts = 0, experts_per_token = 0;
   /// As Llama: rotary positions, no biases, and a gated MLP.
   bool is_llama = false;
   bool is_gated = true;
@@ -33,6 +39,11 @@ enum class Recompute {
 /// How the ranks share the work, and in what they compute.
 struct StageLayout {
   int tp = 1, cp = 1;
+  /// Ranks that share the experts, those of tp among them; 1: each has all.
+  int ep = 1;
+  /// A token travels once to each node that has some of its experts, and is
+  /// copied there (DeepEP); false: once for each expert.
+  bool sends_once_per_node = false;
   bool cuts_tokens = false;  ///< Megatron-LM's sequence parallelism
   Recompute recompute = Recompute::kNothing;
   std::int64_t micro_batch = 1;
@@ -68,6 +79,7 @@ struct StageRun {
   /// The norm of all gradients, and the update of all parameters.
   double optimizer_s = 0;
   double parameters = 0;
+  double expert_parameters = 0;  ///< a part of them
   /// A backward in two parts (zero bubble), where the layout asks for it: the gradient of the input, and of
   /// the weights.
   double backward_input_s = 0, backward_weight_s = 0;

@@ -14,20 +14,41 @@
 namespace shardbook::predict {
 namespace {
 
-/// From one stage to the next. Every rank of tp sends its part; where all need
-/// the whole, they gather it afterwards (Narayanan et al. 2021, section 4.1).
-double message_seconds(const HybridJob& job, const sim::CostModel& costs) {
-  if (job.pp == 1) return 0;
+/// From one rank of the pipeline to the next. Every rank of tp sends its part;
+/// where all need the whole, they gather it afterwards (Narayanan et al. 2021,
+/// section 4.1).
+double message_seconds(const HybridJob& job, const sim::CostModel& costs,
+                       int pp_rank) {
   const Ranks ranks(job);
-  const double bytes = activation_bytes(job);
-  double seconds =
-      costs.message(sent_activation(job), ranks.at_stage(0), ranks.at_stage(1))
-          .seconds;
+  double seconds = costs
+                       .message(sent_activation(job), ranks.at_stage(pp_rank),
+                                ranks.at_stage((pp_rank + 1) % job.pp))
+                       .seconds;
   if (!job.layout.cuts_tokens && job.layout.tp > 1 && job.scatters_messages) {
-    seconds +=
-        costs.collective(CommOp::kAllGather, bytes, ranks.of_tp()).seconds;
+    seconds += costs
+                   .collective(CommOp::kAllGather, activation_bytes(job),
+                               ranks.of_tp())
+                   .seconds;
   }
   return seconds;
+}
+
+/// By rank: the mean of its messages to the next one and to the one before.
+std::vector<double> messages_of_ranks(const HybridJob& job,
+                                      const sim::CostModel& costs) {
+  std::vector<double> next;
+  for (int rank = 0; rank < job.pp; ++rank) {
+    // Only chunks go on from the last to the first
+    const bool is_last = rank + 1 == job.pp && job.chunks == 1;
+    next.push_back(is_last ? next.back() : message_seconds(job, costs, rank));
+  }
+  std::vector<double> mean = next;
+  for (std::size_t rank = 0; rank < mean.size(); ++rank) {
+    const bool is_first = rank == 0 && job.chunks == 1;
+    const std::size_t before = (rank + mean.size() - 1) % mean.size();
+    mean[rank] = (next[rank] + next[is_first ? rank : before]) / 2;
+  }
+  return mean;
 }
 
 pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches) {
@@ -48,14 +69,14 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
     return job.is_synchronous ? m * each : each + (m - 1) * run.both_s;
   }
   std::vector<pipeline::Costs> stages;
-  const double message = message_seconds(job, costs);
+  const std::vector<double> messages = messages_of_ranks(job, costs);
   for (const StageRun& run : runs) {
     pipeline::Costs each;
     each.forward = run.forward_s;
     each.backward = run.backward_s;
     each.backward_input = run.backward_input_s;
     each.backward_weight = run.backward_weight_s;
-    each.communication = message;
+    each.communication = messages[stages.size() % messages.size()];
     stages.push_back(each);
   }
   const auto seconds = [&](int micro_batches) {
@@ -70,8 +91,9 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
 
 /// Sums (or gathers) over the ranks that have the same parameters.
 double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
-                        double parameters, const StageRun& busiest) {
-  const std::vector<int> replicas = Ranks(job).of_replicas();
+                        double parameters, const std::vector<int>& replicas,
+                        const StageRun& busiest) {
+  if (parameters <= 0) return 0;
   const auto sum = [&](CommOp op, double bytes) {
     return in_buckets(costs, op, bytes, job.bucket_bytes, replicas);
   };
@@ -93,6 +115,15 @@ double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
       job.zero_stage == 3 ? 0 : sum(CommOp::kAllGather, weights);
   return exposed(scattered, busiest.backward_s) +
          exposed(gathered, busiest.forward_s);
+}
+
+/// The part of an update of all parameters that a rank does.
+double own_share(const HybridJob& job, const StageRun& run) {
+  if (!job.distributes()) return 1;
+  const double experts = run.expert_parameters / run.parameters;
+  const Ranks ranks(job);
+  return (1 - experts) / static_cast<double>(ranks.of_replicas().size()) +
+         experts / static_cast<double>(ranks.of_experts(job.layout.ep).size());
 }
 
 double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
@@ -190,15 +221,16 @@ HybridStep hybrid_step(const HybridJob& job) {
   for (const StageRun& run : runs) step.trust = std::max(step.trust, run.trust);
 
   // All chunks of a rank reduce and update at the end of the step
-  double most_parameters = 0, longest_update = 0, busy = 0;
+  double most_parameters = 0, experts = 0, longest_update = 0, busy = 0;
   StageRun busiest;
   const auto m = static_cast<double>(job.micro_batches);
   for (int rank = 0; rank < job.pp; ++rank) {
-    double update = 0, forward = 0, backward = 0;
+    double own_experts = 0, update = 0, forward = 0, backward = 0;
     for (int chunk = 0; chunk < job.chunks; ++chunk) {
       const StageRun& run =
           runs[static_cast<std::size_t>(chunk * job.pp + rank)];
-      update += run.optimizer_s;
+      own_experts += run.expert_parameters;
+      update += run.optimizer_s * own_share(job, run);
       forward += run.forward_s;
       backward += run.backward_s;
       busy += m * run.busy_s / job.pp;
@@ -206,18 +238,23 @@ HybridStep hybrid_step(const HybridJob& job) {
     const double parameters = parameters_of(job, runs, rank);
     if (parameters > most_parameters) {
       most_parameters = parameters;
+      experts = own_experts;
       busiest.forward_s = forward;
       busiest.backward_s = backward;
     }
     longest_update = std::max(longest_update, update);
   }
   step.pipeline_s = pipeline_seconds(job, costs, runs);
-  step.gradients_s = gradient_seconds(job, costs, most_parameters, busiest) +
-                     tied_seconds(job, costs);
+  const Ranks ranks(job);
+  step.gradients_s =
+      gradient_seconds(job, costs, most_parameters - experts,
+                       ranks.of_replicas(), busiest) +
+      gradient_seconds(job, costs, experts, ranks.of_experts(job.layout.ep),
+                       busiest) +
+      tied_seconds(job, costs);
   const double own = most_parameters / (job.distributes() ? job.replicas() : 1);
   step.optimizer_s =
-      job.offloads ? update_on_host_seconds(job, costs, own)
-                   : longest_update / (job.distributes() ? job.replicas() : 1);
+      job.offloads ? update_on_host_seconds(job, costs, own) : longest_update;
   step.seconds = step.pipeline_s + step.gradients_s + step.optimizer_s;
   busy += job.offloads ? 0 : step.optimizer_s;
   step.idle_share = std::max(0.0, 1 - busy / step.seconds);

@@ -6,7 +6,8 @@
 //   stage times        the chapters' layers on shapes (stage.h)
 //   pipeline           1F1B or its interleaved form, replayed with messages
 //   gradients          all-reduce, or reduce-scatter and all-gather of the
-//                      parameters (distributed optimizer), over dp and cp
+//                      parameters (distributed optimizer), over dp and cp;
+//                      of experts over the ranks with the same ones
 //   tied embedding     all-reduce between the first stage and the last
 //   optimizer          the norm, then Adam on f32 copies
 //   memory             the ZeRO chapter's states, and what the schedule keeps

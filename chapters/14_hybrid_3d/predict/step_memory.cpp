@@ -65,13 +65,13 @@ StepMemory step_memory(const HybridJob& job) {
     if (stage <= 1) {
       memory.gradients += job.micro_batches > 1 ? passing : 0;
     } else {
-      // Gradients that pass: the table's part from the head, and the largest of
-      // a block's matrices, or the table's part from the embedding
-      memory.gradients += element * (table + std::max(table, block / 3));
+      // Gradients that pass: the table's part from the head, which waits for
+      // the embedding's, and the largest of a block's matrices
+      memory.gradients += element * (table + block / 3);
     }
     if (stage == 3) {
-      // Gathered: the table, a block that computes and one that is fetched
-      memory.parameters += element * (table + 2 * block);
+      // Gathered: the table and a block; the next one is still a message
+      memory.parameters += element * (table + block);
       memory.messages += 2 * element * block;
     } else if (job.distributes()) {
       memory.messages += (stage == 2 ? 2 : 1) * job.bucket_bytes;

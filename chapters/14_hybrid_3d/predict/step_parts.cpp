@@ -115,10 +115,13 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
     }
     // Between stages: all chunks send both ways, but for the model's two ends
     if (job.pp > 1) {
-      const double ways =
-          2 * job.chunks - (rank == 0 ? 1 : 0) - (rank == job.pp - 1 ? 1 : 0);
-      bytes[costs.link({ranks.at_stage(0), ranks.at_stage(1)}).name] +=
-          ways * m * sent_activation(job);
+      const auto send = [&](int to, int chunks) {
+        const int peer = ranks.at_stage((to + job.pp) % job.pp);
+        bytes[costs.link({ranks.at_stage(rank), peer}).name] +=
+            chunks * m * sent_activation(job);
+      };
+      send(rank + 1, job.chunks - (rank == job.pp - 1 ? 1 : 0));
+      send(rank - 1, job.chunks - (rank == 0 ? 1 : 0));
     }
     // Gradients and parameters, over dp and cp
     const double parameters = parameters_of(job, runs, rank);

@@ -3,6 +3,7 @@
 // Parts of a step's prediction: the ranks of its groups, the messages of ZeRO,
 // and the bytes that all messages have.
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -26,6 +27,15 @@ class Ranks {
   std::vector<int> of_replicas() const {
     std::vector<int> ranks;
     for (int i = 0; i < replicas_; ++i) ranks.push_back(i * tp_);
+    return ranks;
+  }
+  /// Of these, the ranks with the same experts.
+  std::vector<int> of_experts(int ep) const {
+    std::vector<int> ranks;
+    const int stride = std::max(ep, tp_);
+    for (int i = 0; i < std::max(1, tp_ * replicas_ / stride); ++i) {
+      ranks.push_back(i * stride);
+    }
     return ranks;
   }
   /// The rank of a stage in the first pipeline.

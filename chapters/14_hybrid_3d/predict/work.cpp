@@ -8,6 +8,16 @@ double tokens_of(const HybridJob& job) {
          job.dp;
 }
 
+namespace {
+
+/// Of all heads: the width of queries and of values.
+double attention_width(const DecoderSizes& sizes) {
+  return static_cast<double>(sizes.head_dim > 0 ? sizes.heads * sizes.head_dim
+                                                : sizes.hidden);
+}
+
+}  // namespace
+
 double weight_products(const HybridJob& job) {
   const auto h = static_cast<double>(job.sizes.hidden);
   const auto heads = static_cast<double>(job.sizes.heads);
@@ -15,12 +25,15 @@ double weight_products(const HybridJob& job) {
       job.sizes.kv_heads > 0 ? static_cast<double>(job.sizes.kv_heads) : heads;
   const double mlp =
       job.sizes.mlp > 0 ? static_cast<double>(job.sizes.mlp) : 4 * h;
-  return h * h * (2 + 2 * kv / heads) +
-         h * mlp * (job.sizes.is_llama && job.sizes.is_gated ? 3 : 2);
+  const double visited = job.sizes.experts > 0
+                             ? static_cast<double>(job.sizes.experts_per_token)
+                             : 1;
+  return h * attention_width(job.sizes) * (2 + 2 * kv / heads) +
+         visited * h * mlp * (job.sizes.is_llama && job.sizes.is_gated ? 3 : 2);
 }
 
 double attention_products(const HybridJob& job) {
-  return 2 * static_cast<double>(job.sizes.seq * job.sizes.hidden);
+  return 2 * static_cast<double>(job.sizes.seq) * attention_width(job.sizes);
 }
 
 double model_flops(const HybridJob& job) {

@@ -11,7 +11,7 @@ namespace {
 
 /// FLOPs per second that no operation of the device exceeds.
 double best_rate(const Question& question) {
-  const sim::DeviceSpec& device = question.cluster.device;
+  const sim::DeviceSpec& device = question.base.cluster.device;
   double rate = 0;
   const auto peak = device.peak_flops.find(question.dtype);
   if (peak != device.peak_flops.end()) {
@@ -91,9 +91,10 @@ double least_seconds(const Question& question, const Plan& plan) {
   // Sums over tp in forward wait for the links
   const double t = job.layout.tp;
   const auto element = static_cast<double>(dtype_bytes(question.dtype));
-  const double link = fastest_link(question.cluster);
-  block += 2 * (t - 1) / t * tokens * static_cast<double>(job.sizes.hidden) *
-           element / link;
+  const double link = fastest_link(question.base.cluster);
+  if (!job.overlaps_tensor)
+    block += 2 * (t - 1) / t * tokens * static_cast<double>(job.sizes.hidden) *
+             element / link;
 
   // The last rank waits for the way there of the first micro-batch, and the
   // first rank for the way back of the last one. Zero bubble fills the way
@@ -111,7 +112,7 @@ double least_seconds(const Question& question, const Plan& plan) {
   // Sums of gradients that wait for all backwards
   double sums = 0;
   const double d = job.replicas();
-  if (d > 1 && job.zero_stage <= 1) {
+  if (d > 1 && job.zero_stage <= 1 && !job.overlaps_gradients) {
     sums = (d - 1) / d * most_weights(job) * element / link;
   }
   return slowest + sums;

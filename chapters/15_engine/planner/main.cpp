@@ -23,7 +23,7 @@ struct Asked {
   std::string cluster = "dgx-a100", format = "text", config;
   int nodes = 0;
   std::int64_t memory_bytes = 0;
-  bool confirms = false;
+  bool confirms = false, is_by_strategy = false;
 };
 
 void add_options(CommandLine& line, Asked& asked) {
@@ -52,6 +52,8 @@ void add_options(CommandLine& line, Asked& asked) {
            {"never", "attention", "blocks"});
   line.add("--offload", &only.offloads,
            "also plans that use the host's memory");
+  line.add("--by-strategy", &asked.is_by_strategy,
+           "the best plan of DDP, of each stage of ZeRO, of TP, PP and both");
   line.add("--prune", &asked.search.prunes,
            "bounds first; no-: predict every plan");
   line.add("--confirm", &asked.confirms,
@@ -63,23 +65,24 @@ void add_options(CommandLine& line, Asked& asked) {
 
 void read_question(Asked& asked) {
   planner::Question& of = asked.question;
-  of.cluster = sim::Cluster::read(asked.cluster);
+  const sim::Cluster cluster = sim::Cluster::read(asked.cluster);
   of.memory_bytes = static_cast<double>(asked.memory_bytes);
-  const int per_node = of.cluster.devices_per_node;
+  const int per_node = cluster.devices_per_node;
   SB_CHECK(asked.nodes == 0 || of.world_size == 0 ||
                asked.nodes * per_node == of.world_size,
            "--nodes ", asked.nodes, ", --world-size ", of.world_size, ": ",
            asked.cluster, " has ", per_node,
            " devices in a node; give one of the two");
-  SB_CHECK(asked.nodes <= of.cluster.num_nodes, "--nodes ", asked.nodes, ": ",
-           asked.cluster, " has ", of.cluster.num_nodes, "; give 1 to ",
-           of.cluster.num_nodes);
+  SB_CHECK(asked.nodes <= cluster.num_nodes, "--nodes ", asked.nodes, ": ",
+           asked.cluster, " has ", cluster.num_nodes, "; give 1 to ",
+           cluster.num_nodes);
   if (asked.nodes > 0) of.world_size = asked.nodes * per_node;
   SB_CHECK(of.world_size > 0, "--nodes: give the nodes of ", asked.cluster,
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);
   if (of.seq == 0) of.seq = model_config(planner::options_of(of)).n_positions;
+  planner::read_model(of, cluster);
 }
 
 }  // namespace
@@ -94,6 +97,14 @@ int main(int argc, char** argv) {
     line.parse(argc, argv);
     read_question(asked);
     planner::check_question(asked.question);
+    if (asked.is_by_strategy) {
+      std::fputs(planner::strategies_text(
+                     asked.question,
+                     planner::search_by_strategy(asked.question, asked.search))
+                     .c_str(),
+                 stdout);
+      return 0;
+    }
     std::ofstream config;
     if (!asked.config.empty()) {
       config.open(asked.config);
@@ -104,8 +115,7 @@ int main(int argc, char** argv) {
     planner::Answer answer = planner::search(asked.question, asked.search);
     if (asked.confirms && !answer.best.empty() &&
         planner::can_confirm(asked.question, answer.best[0].plan)) {
-      answer.best[0].confirmed_s =
-          planner::confirm(asked.question, answer.best[0].plan);
+      planner::confirm(asked.question, answer.best[0]);
     }
     std::fputs(
         (asked.format == "json" ? planner::answer_json(asked.question, answer)

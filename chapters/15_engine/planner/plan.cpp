@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/14_hybrid_3d/predict/work.h"
 #include "chapters/common/models/models.h"
+#include "chapters/common/sharded/parts.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
@@ -23,8 +23,9 @@ predict::Recompute recompute_of(const std::string& name) {
 }  // namespace
 
 double Question::capacity() const {
-  return memory_bytes > 0 ? memory_bytes
-                          : static_cast<double>(cluster.device.memory_bytes);
+  return memory_bytes > 0
+             ? memory_bytes
+             : static_cast<double>(base.cluster.device.memory_bytes);
 }
 
 std::string Plan::layout_text() const {
@@ -65,19 +66,38 @@ Options options_of(const Question& question) {
   options.batch = question.batch;
   options.seq = question.seq;
   options.dropout = question.dropout;
-  options.cluster = question.cluster.name;
+  options.cluster = question.base.cluster.name;
   options.steps = 2;
   options.check = false;
   return options;
 }
 
 std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages) {
-  const std::int64_t each = layers / stages, more = layers % stages;
+  std::int64_t each = layers / stages, more = layers % stages;
+  const bool counts_ends = more > 0 && (layers + 2) % stages == 0;
+  if (counts_ends) each = (layers + 2) / stages, more = 0;
   std::vector<std::int64_t> blocks(static_cast<std::size_t>(stages), each);
+  if (counts_ends) {
+    --blocks.front();
+    --blocks.back();
+  }
   for (std::int64_t i = 0; i < more; ++i) {
     ++blocks[static_cast<std::size_t>(stages - 2 - i)];
   }
   return blocks;
+}
+
+void read_model(Question& question, const sim::Cluster& cluster) {
+  const ModelConfig config = model_config(options_of(question));
+  predict::HybridJob& base = question.base;
+  base.cluster = cluster;
+  base.sizes.hidden = config.n_embd;
+  base.sizes.heads = config.n_head;
+  base.sizes.vocabulary = config.vocab_size;
+  base.layers = config.n_layer;
+  base.is_synchronous = false;
+  base.scatters_messages = false;
+  base.bucket_bytes = static_cast<double>(hybrid::HybridOptions().bucket_bytes);
 }
 
 hybrid::HybridOptions chapter_options(const Question& question,
@@ -86,8 +106,8 @@ hybrid::HybridOptions chapter_options(const Question& question,
   how.recompute = plan.recompute;
   if (how.pp == 1) return how;
   const int chunks = how.schedule == "interleaved" ? how.chunks : 1;
-  std::vector<std::int64_t> layers = balanced_blocks(
-      model_config(options_of(question)).n_layer, how.pp * chunks);
+  std::vector<std::int64_t> layers =
+      balanced_blocks(question.base.layers, how.pp * chunks);
   ++layers.front();  // the embedding
   ++layers.back();   // the head
   how.partition.clear();
@@ -98,15 +118,9 @@ hybrid::HybridOptions chapter_options(const Question& question,
 }
 
 predict::HybridJob job_of(const Question& question, const Plan& plan) {
-  const ModelConfig config = model_config(options_of(question));
-  predict::HybridJob job;
-  job.cluster = question.cluster;
-  job.sizes.hidden = config.n_embd;
-  job.sizes.heads = config.n_head;
+  predict::HybridJob job = question.base;
   job.sizes.seq = question.seq;
-  job.sizes.vocabulary =
-      tensor_parallel::padded_vocabulary(config.vocab_size, plan.how.tp);
-  job.layers = config.n_layer;
+  job.sizes.vocabulary = padded_vocabulary(job.sizes.vocabulary, plan.how.tp);
   job.layout.tp = plan.how.tp;
   job.layout.cp = plan.how.cp;
   job.layout.cuts_tokens = plan.how.sequence_parallel;
@@ -123,9 +137,6 @@ predict::HybridJob job_of(const Question& question, const Plan& plan) {
   job.zero_stage = plan.how.zero_stage;
   job.distributes_optimizer = plan.how.zero_stage >= 1;
   job.offloads = plan.offloads;
-  job.bucket_bytes = static_cast<double>(plan.how.bucket_bytes);
-  job.is_synchronous = false;
-  job.scatters_messages = false;
   job.composes_stages = true;
   return job;
 }
@@ -137,10 +148,11 @@ Prediction predict_plan(const Question& question, const Plan& plan) {
 
 double mfu(const Question& question, const Prediction& prediction) {
   const predict::HybridJob job = job_of(question, prediction.plan);
-  const auto peak = question.cluster.device.peak_flops.find(question.dtype);
-  SB_CHECK(peak != question.cluster.device.peak_flops.end(), "--dtype ",
+  const auto peak =
+      question.base.cluster.device.peak_flops.find(question.dtype);
+  SB_CHECK(peak != question.base.cluster.device.peak_flops.end(), "--dtype ",
            dtype_name(question.dtype), ": the peak of ",
-           question.cluster.device.name, " is not known in it");
+           question.base.cluster.device.name, " is not known in it");
   return predict::model_flops(job) / question.world_size / peak->second /
          prediction.step.seconds;
 }

@@ -4,10 +4,10 @@
 //
 //   Question question;
 //   question.model = "gpt-13b";
-//   question.cluster = sim::Cluster::read("dgx-a100");
 //   question.world_size = 64;
 //   question.batch = 1024;
 //   question.seq = 2048;
+//   read_model(question, sim::Cluster::read("dgx-a100"));
 //   Answer answer = search(question);        // search.h
 //   answer.best[0].plan.layout_text();       // "tp 4 x pp 2 x dp 8, ZeRO-1"
 //
@@ -30,17 +30,19 @@ struct Limits {
   int tp = 0, pp = 0, cp = 0;
   int zero_stage = -1;  ///< -1: free
   std::int64_t micro_batch = 0;
-  std::string schedule;   ///< "1f1b", "interleaved" or "zb-h1"
-  std::string recompute;  ///< "never", "attention" or "blocks"
-  bool sequence_parallel = true, interleaves = true, has_zero_bubble = true;
-  bool offloads = true;
-  /// Only micro-batches of powers of two and their halves' sums are tried.
+  std::string schedule;        ///< "1f1b", "interleaved" or "zb-h1"
+  std::string recompute;       ///< "never", "attention" or "blocks"
+  int sequence_parallel = -1;  ///< 0 never, 1 wherever tp is above 1; -1: free
+  bool interleaves = true, has_zero_bubble = true, offloads = true;
+  int max_tp = 1 << 20, max_chunks = 1 << 20;
   std::int64_t max_micro_batch = 64;
 };
 
 struct Question {
   std::string model = "gpt-13b";  ///< of the GPT family
-  sim::Cluster cluster;
+  /// The cluster, the model's sizes, and how the system behaves that trains it;
+  /// degrees and micro-batches are the plan's. Set by read_model.
+  predict::HybridJob base;
   int world_size = 0;
   std::int64_t batch = 0, seq = 0;
   DType dtype = DType::kBF16;
@@ -51,6 +53,9 @@ struct Question {
 
   double capacity() const;
 };
+
+/// Sets `base`: the sizes of `model`, trained by this book's chapters.
+void read_model(Question& question, const sim::Cluster& cluster);
 
 /// The part of a device's memory that a plan may fill. The rest is left to the
 /// driver, NCCL's buffers and what an allocator cannot join.
@@ -77,16 +82,18 @@ hybrid::HybridOptions chapter_options(const Question& question,
                                       const Plan& plan);
 /// The job that the chapter's predictor knows.
 predict::HybridJob job_of(const Question& question, const Plan& plan);
-/// Blocks of each stage: equally many, or one more in the later middle, away
-/// from the head.
+/// Blocks of each stage: equally many. Where two more would divide, the first
+/// and the last stage have one less; else some have one more, in the later
+/// middle, away from the head.
 std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages);
 
 struct Prediction {
   Plan plan;
   predict::HybridStep step;
   predict::StepMemory memory;
-  /// The step of the hybrid chapter itself on shapes; 0: it was not run.
-  double confirmed_s = 0;
+  /// The hybrid chapter itself, on shapes: seconds of a step, and the most bytes
+  /// of a device at one time. 0: it was not run.
+  double confirmed_s = 0, confirmed_bytes = 0;
 };
 
 /// Seconds that no plan of these degrees can beat: products at the device's best

@@ -35,34 +35,13 @@ void count_unfit(const Plan& plan, double bytes, double capacity,
   }
 }
 
-}  // namespace
-
-void check_question(const Question& question) {
-  const Options options = options_of(question);
-  const ModelConfig config = model_config(options);
-  SB_CHECK(config.type == "gpt2", "--model ", question.model,
-           ": the planner knows GPTs; give gpt-1.3b, gpt-13b or another one of "
-           "that family");
-  const int devices = question.cluster.num_devices();
-  SB_CHECK(question.world_size >= 1 && question.world_size <= devices,
-           "--world-size ", question.world_size, ": ", question.cluster.name,
-           " has ", devices, " devices; give 1 to ", devices);
-  SB_CHECK(question.batch >= 1, "--batch ", question.batch,
-           ": give the samples of a step, 1 or more");
-  SB_CHECK(question.seq >= 1 && question.seq <= config.n_positions, "--seq ",
-           question.seq, ": ", question.model, " has ", config.n_positions,
-           " positions; give 1 to ", config.n_positions);
-  SB_CHECK(question.cluster.device.peak_flops.count(question.dtype) > 0,
-           "--dtype ", dtype_name(question.dtype), ": the peak of ",
-           question.cluster.device.name, " is not known in it");
-}
-
-Answer search(const Question& question, const SearchOptions& how) {
-  check_question(question);
+Answer search_among(const Question& question, const std::vector<Plan>& plans,
+                    const SearchOptions& how) {
   Answer answer;
   const double capacity = kUsableMemory * question.capacity();
   std::vector<Candidate> candidates;
-  for (Plan& plan : plans_of(question, &answer.illegal)) {
+  for (const Plan& plan : plans) {
+    if (how.keeps && !how.keeps(plan)) continue;
     answer.num_plans += 1;
     const double bytes = least_bytes(question, plan);
     if (how.prunes && bytes > capacity) {
@@ -70,7 +49,7 @@ Answer search(const Question& question, const SearchOptions& how) {
       continue;
     }
     const double seconds = least_seconds(question, plan);
-    candidates.push_back({std::move(plan), seconds});
+    candidates.push_back({plan, seconds});
   }
   std::stable_sort(
       candidates.begin(), candidates.end(),
@@ -108,6 +87,75 @@ Answer search(const Question& question, const SearchOptions& how) {
   return answer;
 }
 
+}  // namespace
+
+void check_question(const Question& question) {
+  const Options options = options_of(question);
+  const ModelConfig config = model_config(options);
+  SB_CHECK(config.type == "gpt2", "--model ", question.model,
+           ": the planner knows GPTs; give gpt-1.3b, gpt-13b or another one of "
+           "that family");
+  const int devices = question.base.cluster.num_devices();
+  SB_CHECK(question.world_size >= 1 && question.world_size <= devices,
+           "--world-size ", question.world_size, ": ",
+           question.base.cluster.name, " has ", devices, " devices; give 1 to ",
+           devices);
+  SB_CHECK(question.batch >= 1, "--batch ", question.batch,
+           ": give the samples of a step, 1 or more");
+  SB_CHECK(question.seq >= 1 && question.seq <= config.n_positions, "--seq ",
+           question.seq, ": ", question.model, " has ", config.n_positions,
+           " positions; give 1 to ", config.n_positions);
+  SB_CHECK(question.base.cluster.device.peak_flops.count(question.dtype) > 0,
+           "--dtype ", dtype_name(question.dtype), ": the peak of ",
+           question.base.cluster.device.name, " is not known in it");
+}
+
+Answer search(const Question& question, const SearchOptions& how) {
+  check_question(question);
+  std::map<std::string, Lost> illegal;
+  const std::vector<Plan> plans = plans_of(question, &illegal);
+  Answer answer = search_among(question, plans, how);
+  answer.illegal = std::move(illegal);
+  return answer;
+}
+
+std::vector<Strategy> search_by_strategy(const Question& question,
+                                         SearchOptions how) {
+  check_question(question);
+  const std::vector<Plan> plans = plans_of(question);
+  how.top = 1;
+  std::vector<Strategy> found;
+  const auto add = [&](const std::string& name, auto keeps) {
+    how.keeps = keeps;
+    Answer answer = search_among(question, plans, how);
+    if (answer.num_plans > 0) found.push_back({name, std::move(answer)});
+  };
+  const auto is_data_parallel = [](const Plan& plan) {
+    return plan.how.tp * plan.how.pp * plan.how.cp == 1;
+  };
+  for (int stage = 0; stage <= 3; ++stage) {
+    const std::string name = stage > 0 ? fmt::format("ZeRO-{}", stage)
+                             : question.world_size == 1 ? "one device"
+                                                        : "DDP";
+    add(name, [=](const Plan& plan) {
+      return is_data_parallel(plan) && !plan.offloads &&
+             plan.how.zero_stage == stage;
+    });
+  }
+  add("offload", [](const Plan& plan) { return plan.offloads; });
+  const auto with = [&](const std::string& name, bool tp, bool pp) {
+    add(name, [=](const Plan& plan) {
+      return (plan.how.tp > 1) == tp && (plan.how.pp > 1) == pp &&
+             plan.how.cp == 1;
+    });
+  };
+  with("TP", true, false);
+  with("PP", false, true);
+  with("TP x PP", true, true);
+  add("CP", [](const Plan& plan) { return plan.how.cp > 1; });
+  return found;
+}
+
 bool can_confirm(const Question& question, const Plan& plan) {
   if (plan.offloads) return false;
   // ZeRO-2 and -3, and rings, run every rank
@@ -118,9 +166,9 @@ bool can_confirm(const Question& question, const Plan& plan) {
   return different <= kMostFibers;
 }
 
-double confirm(const Question& question, const Plan& plan) {
-  Options options = options_of(question);
-  hybrid::HybridOptions how = chapter_options(question, plan);
+void confirm(const Question& question, Prediction& prediction) {
+  const Options options = options_of(question);
+  hybrid::HybridOptions how = chapter_options(question, prediction.plan);
   hybrid::check_legal(options, how);
   const Report report = run_chapter(
       options,
@@ -133,7 +181,11 @@ double confirm(const Question& question, const Plan& plan) {
         finish_rank(as, world, log, 0, MemoryBill(), out);
       },
       hybrid::fold_class(how));
-  return report.time.step_s;
+  prediction.confirmed_s = report.time.step_s;
+  for (const RankReport& rank : report.ranks) {
+    prediction.confirmed_bytes =
+        std::max(prediction.confirmed_bytes, rank.peak_total);
+  }
 }
 
 }  // namespace shardbook::planner

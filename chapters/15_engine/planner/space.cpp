@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "chapters/15_engine/planner/search.h"
-#include "chapters/common/models/models.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
@@ -27,13 +26,13 @@ class Space {
   Space(const Question& question, std::map<std::string, Lost>* illegal)
       : question_(question),
         options_(options_of(question)),
-        layers_(model_config(options_).n_layer),
+        layers_(question.base.layers),
         illegal_(illegal) {}
 
   std::vector<Plan> all() {
     const Limits& only = question_.limits;
     for (const int tp : divisors(question_.world_size)) {
-      if (only.tp > 0 && tp != only.tp) continue;
+      if (only.tp > 0 ? tp != only.tp : tp > only.max_tp) continue;
       for (const int pp : divisors(question_.world_size / tp)) {
         if (only.pp > 0 && pp != only.pp) continue;
         for (const int cp : divisors(question_.world_size / tp / pp)) {
@@ -70,7 +69,8 @@ class Space {
       }
       plan.how.zero_stage = stage;
       for (const bool sp : {false, true}) {
-        if (sp && (tp == 1 || !only.sequence_parallel)) continue;
+        if (sp && (tp == 1 || only.sequence_parallel == 0)) continue;
+        if (!sp && tp > 1 && only.sequence_parallel == 1) continue;
         plan.how.sequence_parallel = sp;
         plan.how.micro_batches = 1;
         if (question_.batch % plan.how.dp == 0) {
@@ -113,8 +113,11 @@ class Space {
     if (!has_pipeline) return;
     if (only.has_zero_bubble && plan.recompute == "never") offer("zb-h1", 2);
     if (!only.interleaves) return;
-    for (int chunks = 2; plan.how.pp * chunks <= layers_; ++chunks) {
-      if (layers_ % (plan.how.pp * chunks) == 0) offer("interleaved", chunks);
+    for (int chunks = 2; plan.how.pp * chunks <= layers_ + 2; ++chunks) {
+      if (chunks > only.max_chunks) break;
+      const int stages = plan.how.pp * chunks;
+      const bool is_even = layers_ % stages == 0 || (layers_ + 2) % stages == 0;
+      if (is_even) offer("interleaved", chunks);
     }
   }
 

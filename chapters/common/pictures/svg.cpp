@@ -80,6 +80,24 @@ std::string curve(const std::vector<Point>& points, double solid, double dashed,
              at(solid), kWidth, at(dashed), errors, line);
 }
 
+std::string columns(const std::vector<double>& heights,
+                    const std::vector<std::string>& names, double dashed,
+                    const std::string& title) {
+  const double place = kWidth / static_cast<double>(heights.size());
+  std::string rects;
+  for (std::size_t i = 0; i < heights.size(); ++i) {
+    const double height = kCurveHeight * std::clamp(heights[i], 0.0, 1.0);
+    rects += fmt::format(
+        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
+        "height=\"{:.1f}\"><title>{}</title></rect>",
+        place * (static_cast<double>(i) + 0.1), kCurveHeight - height,
+        0.8 * place, height, escape(names[i]));
+  }
+  return open(kCurveHeight, "columns", title, "") + rects +
+         fmt::format("<path d=\"M0 {:.1f}H{}\"/></svg>",
+                     kCurveHeight * (1 - dashed), kWidth);
+}
+
 std::string escape(const std::string& text) {
   std::string safe;
   for (const char c : text) {

@@ -31,6 +31,12 @@ struct Point {
 std::string curve(const std::vector<Point>& points, double solid, double dashed,
                   const std::string& title);
 
+/// Columns beside each other, each with a name that the pointer shows, and a
+/// dashed line across; heights from 0 to 1.
+std::string columns(const std::vector<double>& heights,
+                    const std::vector<std::string>& names, double dashed,
+                    const std::string& title);
+
 /// Text for HTML and for attributes in double quotes.
 std::string escape(const std::string& text);
 

@@ -36,8 +36,10 @@ void keep_results(const Options& options, Strategy& strategy, bool is_main,
   }
   const ContextValue<Device> saving(&RankContext::device, host);
   const std::string remarks = strategy.remarks();
+  const auto more = strategy.more();
   if (!is_main) return;
   report.remarks = remarks;
+  report.more.insert(report.more.end(), more.begin(), more.end());
   trained.state = state = on_host(state);
   trained.has_predictable_time = strategy.has_predictable_time();
   if (options.save.empty() && options.logits.empty()) return;

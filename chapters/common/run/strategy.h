@@ -63,6 +63,9 @@ class Strategy {
   virtual CopyLedger* copies() { return nullptr; }
   /// Text that rank 0 prints above the report; empty for most chapters.
   virtual std::string remarks() { return ""; }
+  /// More keys of the JSON object, and their JSON; rank 0's are printed.
+  /// Collective.
+  virtual std::vector<std::pair<std::string, std::string>> more() { return {}; }
 };
 
 }  // namespace shardbook

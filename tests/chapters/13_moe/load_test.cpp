@@ -19,6 +19,8 @@ TEST(DrawLoads, ShowsSharesOfAnEvenLoad) {
             "  h.10   1.00  1.00\n"
             "          ###   ###\n");
   EXPECT_EQ(draw_loads({}), "");
+  EXPECT_EQ(loads_json(loads), "{\"h.9\": [30, 10], \"h.10\": [10, 10]}");
+  EXPECT_EQ(loads_json({}), "{}");
 }
 
 TEST(DrawLoads, AsSvgHasABarPerExpert) {

@@ -49,8 +49,8 @@ class Draws {
     how.micro_batches = one_of<std::int64_t>({1, 2, 3, 4, 6, 8});
     how.chunks = one_of<int>({2, 3});
     how.partition = one_of<std::string>({"uniform", "parameters"});
-    how.recompute =
-        one_of<std::string>({"never", "never", "always", "except_last"});
+    how.recompute = one_of<std::string>(
+        {"never", "never", "always", "except_last", "blocks", "attention"});
     how.bucket_bytes = one_of<std::int64_t>({1, 20000, 1 << 25});
     how.experts = one_of<std::int64_t>({1, 1, 4, 6, 8});
     if (how.experts == 1 && one_of<int>({0, 0, 0, 1}) == 0) return how;

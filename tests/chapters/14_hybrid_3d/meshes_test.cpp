@@ -88,6 +88,24 @@ TEST(HybridSchedules, RecomputationSendsForwardsAgain) {
   }
 }
 
+// Blocks alone, or attention alone, under every axis and stage of ZeRO.
+TEST(HybridSchedules, RecomputationOfPartsChangesNoNumbers) {
+  const std::vector<HybridOptions> all = {
+      mesh(1, 2, 1, 2),    mesh(1, 2, 1, 2, 0, true), mesh(1, 2, 2, 2),
+      mesh(2, 1, 1, 1, 2), mesh(2, 2, 1, 1, 3),       mesh(2, 1, 2, 1, 1)};
+  for (const std::string recompute : {"blocks", "attention"}) {
+    for (const HybridOptions& shape : all) {
+      HybridOptions how = shape;
+      how.recompute = recompute;
+      expect_equal_to_one_device(how);
+    }
+    HybridOptions split = mesh(1, 2, 1, 2);
+    split.schedule = "zb-h1";
+    split.recompute = recompute;
+    expect_equal_to_one_device(split);
+  }
+}
+
 TEST(HybridOrders, MoveRanksAndNoNumbers) {
   for (const std::string order :
        {"megatron", "megatron-pp-dp", "deepspeed", "colossal-ai", "pp-dp-cp-tp",

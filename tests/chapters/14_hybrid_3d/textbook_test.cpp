@@ -141,7 +141,8 @@ TEST(HybridTextbook, AStepWithExpertsIsThePagesFormula) {
             Mesh3 mesh;
             mesh.p = p, mesh.t = t, mesh.d = d, mesh.zero = zero;
             mesh.ep = ep, mesh.experts = 8;
-            if (p == 4) mesh.layers = 2, mesh.vocabulary = 65536;
+            mesh.vocabulary = 65536;
+            if (p == 4) mesh.layers = 2;
             if (ep == 2) mesh.b = 3, mesh.s = 36, mesh.m = 5;  // 14 slots
             SCOPED_TRACE("p " + std::to_string(p) + " t " + std::to_string(t) +
                          " d " + std::to_string(d) + " ep " +

@@ -1,0 +1,172 @@
+#include "bench/planner/published.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "bench/validate/clusters.h"
+#include "bench/validate/hybrid_rows.h"
+#include "bench/validate/job_rows.h"
+#include "chapters/15_engine/planner/report.h"
+#include "chapters/common/models/models.h"
+#include "core/check.h"
+
+namespace shardbook::bench {
+namespace {
+
+using planner::Plan;
+using planner::Question;
+using predict::HybridJob;
+using predict::Recompute;
+using validate::Row;
+
+/// What the job asks, without its degrees; and these as a plan.
+PublishedRow row_of(const std::string& model, const HybridJob& job) {
+  PublishedRow row;
+  row.model = model;
+  Question& question = row.question;
+  ModelConfig config;
+  config.n_embd = job.sizes.hidden;
+  config.n_layer = job.layers;
+  config.n_head = job.sizes.heads;
+  config.n_positions = job.sizes.seq;
+  config.vocab_size = job.sizes.vocabulary;
+  question.model = config.to_json();
+  question.base = job;
+  question.world_size = job.ranks();
+  question.seq = job.sizes.seq;
+  question.batch = job.dp * job.micro_batches * job.layout.micro_batch;
+  question.dtype = job.layout.dtype;
+  question.dropout = job.layout.dropout;
+
+  Plan& plan = row.plan;
+  plan.how.tp = job.layout.tp;
+  plan.how.cp = job.layout.cp;
+  plan.how.pp = job.pp;
+  plan.how.dp = job.dp;
+  if (job.layout.cp > 1) plan.how.cp_layout = "zigzag";
+  plan.how.sequence_parallel = job.layout.cuts_tokens;
+  plan.how.zero_stage = job.zero_stage >= 2 ? job.zero_stage
+                        : job.distributes() ? 1
+                                            : 0;
+  plan.how.micro_batches = job.micro_batches;
+  plan.how.schedule = job.chunks > 1 ? "interleaved" : "1f1b";
+  plan.how.chunks = job.chunks;
+  plan.micro_batch = job.layout.micro_batch;
+  plan.recompute = job.layout.recompute == Recompute::kBlocks      ? "blocks"
+                   : job.layout.recompute == Recompute::kAttention ? "attention"
+                                                                   : "never";
+  question.limits.offloads = false;
+  question.limits.has_zero_bubble = false;
+  question.limits.zero_stage = plan.how.zero_stage;
+  question.limits.max_tp = job.cluster.devices_per_node;
+  row.open = question;
+  row.open.limits = {};
+  row.open.limits.offloads = false;
+  return row;
+}
+
+}  // namespace
+
+std::vector<PublishedRow> megatron_rows(const std::string& folder) {
+  std::vector<PublishedRow> rows;
+  for (const Row& each :
+       validate::read_table(folder + "/megatron_sc21_table1.csv")) {
+    rows.push_back(row_of(each.text("model"), validate::sc21_table1_job(each)));
+    // Of 2021: all blocks are computed again; neither sequence nor context
+    // parallelism, and no distributed optimizer
+    planner::Limits& limits = rows.back().question.limits;
+    limits.recompute = "blocks";
+    limits.sequence_parallel = 0;
+    limits.cp = 1;
+    // The most that any row has. Its messages between chunks block both sides,
+    // which a replay does not know; with more chunks that would count
+    limits.max_chunks = 3;
+  }
+  return rows;
+}
+
+std::vector<PublishedRow> llama3_rows(const std::string& folder) {
+  std::vector<PublishedRow> rows;
+  for (const Row& each : validate::read_table(folder + "/llama3_table4.csv")) {
+    const HybridJob job = validate::llama3_job(each);
+    rows.push_back(row_of(fmt::format("405B, {} tokens", job.sizes.seq), job));
+    planner::Limits& limits = rows.back().question.limits;
+    limits.recompute = "never";
+    limits.sequence_parallel = 1;
+  }
+  return rows;
+}
+
+std::vector<PublishedRow> mpt_rows(const std::string& folder) {
+  std::vector<PublishedRow> rows;
+  for (const Row& each :
+       validate::read_table(folder + "/mpt_fsdp_a100_h100.csv")) {
+    if (each.text("gpu") != "a100_80gb" ||
+        each.text("sharding") != "FULL_SHARD" ||
+        each.flag("activation_cpu_offload")) {
+      continue;
+    }
+    HybridJob job =
+        validate::hybrid_job_of(each, each.count("vocab", validate::kMaxSize));
+    job.cluster = validate::cluster_named("a100-cloud");
+    job.dp = each.count("gpus", validate::kMaxSize);
+    job.layout.micro_batch = each.count("micro_batch", validate::kMaxSize);
+    job.micro_batches =
+        each.count("grad_accum", validate::kMaxMicroBatchesPerRank);
+    job.layout.dtype = job.gradient_dtype = DType::kBF16;
+    job.layout.recompute =
+        each.flag("activation_ckpt") ? Recompute::kBlocks : Recompute::kNothing;
+    job.zero_stage = 3;  // FSDP's 16 bytes of a parameter are shared as well
+    job.is_synchronous = false;
+    rows.push_back(row_of(each.text("model"), job));
+    planner::Limits& limits = rows.back().question.limits;
+    limits.tp = limits.pp = limits.cp = 1;
+    limits.max_micro_batch = rows.back().open.limits.max_micro_batch = 512;
+    // Each row was measured with or without recomputation
+    limits.recompute = rows.back().plan.recompute;
+  }
+  return rows;
+}
+
+Compared compare(const PublishedRow& row) {
+  Compared compared;
+  compared.model = row.model;
+  compared.published = planner::predict_plan(row.question, row.plan);
+  const double needs =
+      compared.published.memory.total() / planner::kUsableMemory;
+  compared.memory_bytes = std::max(row.question.capacity(), needs);
+  planner::SearchOptions how;
+  how.top = 1;
+  const auto best = [&](Question question) {
+    question.memory_bytes = compared.memory_bytes;
+    const planner::Answer answer = planner::search(question, how);
+    SB_CHECK(!answer.best.empty(), row.model, ": no plan fits");
+    return answer.best[0];
+  };
+  compared.within = best(row.question);
+  compared.open = best(row.open);
+  return compared;
+}
+
+std::string compared_text(const std::vector<Compared>& rows) {
+  std::string text;
+  for (const Compared& row : rows) {
+    text += fmt::format("{}, {} per device\n", row.model,
+                        planner::bytes_text(row.memory_bytes));
+    const auto line = [&](const char* whose, const planner::Prediction& of) {
+      text += fmt::format("  {:<10}{:<34}{:<34}{:>9}{:>10}", whose,
+                          of.plan.layout_text(), of.plan.work_text(),
+                          planner::bytes_text(of.memory.total()),
+                          planner::time_text(of.step.seconds));
+      const double slower = row.published.step.seconds / of.step.seconds - 1;
+      text += fmt::format("{:>+8.1f} %\n", 100 * slower);
+    };
+    line("published", row.published);
+    line("ours", row.within);
+    line("free", row.open);
+  }
+  return text;
+}
+
+}  // namespace shardbook::bench

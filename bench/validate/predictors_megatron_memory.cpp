@@ -1,0 +1,128 @@
+// Peaks of the allocator in Megatron-LM's own tests.
+
+#include <fmt/format.h>
+
+#include "bench/validate/hybrid_rows.h"
+#include "bench/validate/job_rows.h"
+#include "bench/validate/kinds.h"
+#include "bench/validate/megatron_memory.h"
+#include "core/check.h"
+
+namespace shardbook::validate {
+namespace {
+
+bool is_set(const Row& row, const char* column) {
+  return row.has(column) && row.flag(column);
+}
+
+/// Tests whose names state what no column states.
+void expect_plain(const Row& row) {
+  const struct {
+    const char *part, *reason;
+  } kinds[] = {
+      {"mla", "latent attention has no chapter"},
+      {"modelopt", "distillation has no chapter"},
+      {"uneven_pipeline", "layers per stage are not in the table"},
+      {"cross_entropy_loss_fusion", "the memory of a fused loss is unknown"},
+      {"defer_embedding_wgrad",
+       "the embedding's deferred gradients have no formula"},
+      {"multi_dist_optimizer_instances",
+       "the number of optimizer instances is not in the table"}};
+  for (const auto& each : kinds) {
+    if (row.text("test").find(each.part) != std::string::npos) {
+      throw NotExpressed(each.reason);
+    }
+  }
+  if (row.has("fp8")) throw NotExpressed("weights in FP8 have no formula");
+  if (row.count("cp") > 1 || row.count("ep") > 1) {
+    throw NotExpressed("the formulae are for tp, pp and dp");
+  }
+}
+
+MegatronSoftware software_of(const Row& row) {
+  MegatronSoftware software;
+  const std::string& hardware = row.text("hardware");
+  if (hardware == "A100") {
+    software.product_workspace = 4 << 20;
+  } else if (hardware == "H100" || hardware == "GB200") {
+    software.product_workspace = 32 << 20;
+  } else {
+    throw NotExpressed("the workspace of " + hardware + " is unknown");
+  }
+  software.has_transformer_engine = row.text("impl") != "local";
+  software.fuses_attention =
+      software.has_transformer_engine && row.text("attn_backend") != "unfused";
+  // Where a test leaves the choice to the library, development containers
+  // fuse. Those with long-term support did so in some releases only.
+  if (software.fuses_attention && !row.has("attn_backend") &&
+      row.text("env").rfind("lts", 0) == 0) {
+    throw NotExpressed("the attention that its container chose is not stated");
+  }
+  return software;
+}
+
+HybridJob job_of(const Row& row) {
+  HybridJob job;
+  job.layout.tp = row.count("tp", 1024);
+  job.sizes.vocabulary = row.has("vocab") ? row.count("vocab", kMaxSize)
+                                          : padded_vocabulary(job.layout.tp);
+  job.sizes.hidden = row.count("hidden", 1 << 17);
+  job.sizes.heads = row.count("heads", 1 << 12);
+  job.sizes.seq = row.count("seq", kMaxSize);
+  job.layers = row.count("layers", kMaxLayers);
+  job.pp = row.count("pp", 1024);
+  job.layout.micro_batch = row.count("mbs", kMaxSize);
+  job.layout.dtype = is_set(row, "fp16") ? DType::kF16 : DType::kBF16;
+  job.layout.cuts_tokens = is_set(row, "sp");
+  job.is_tied = !is_set(row, "untied");
+  job.distributes_optimizer = is_set(row, "dist_opt");
+  if (row.has("dp_derived")) {
+    job.dp = row.count("dp_derived", kMaxSize);
+  } else if (job.distributes_optimizer) {
+    throw NotExpressed("the number of GPUs is not in the table");
+  }
+  if (row.has("recompute")) {
+    if (row.text("recompute") != "full/uniform/1") {
+      throw NotExpressed("recomputation " + row.text("recompute") +
+                         " has no formula");
+    }
+    job.layout.recompute = Recompute::kBlocks;
+  }
+  return job;
+}
+
+std::vector<Outcome> megatron_ci(const Row& row) {
+  expect_plain(row);
+  const MegatronSoftware software = software_of(row);
+  const HybridJob job = job_of(row);
+  const MegatronMemory memory = megatron_memory(job, software);
+  Outcome outcome;
+  outcome.row = fmt::format("{}, {}, {}", row.text("test"),
+                            row.text("hardware"), row.text("env"));
+  outcome.unit = "GB";
+  outcome.pair.predicted = memory.total() / 1e9;
+  outcome.pair.published = row.positive("mem_max_allocated_bytes") / 1e9;
+  // So many times the model states
+  outcome.pair.null_scale = memory.states;
+  return {outcome};
+}
+
+}  // namespace
+
+std::vector<Kind> megatron_memory_kinds() {
+  return {{"megatron_ci_memory",
+           {"test",   "env",          "hardware",
+            "tp",     "pp",           "cp",
+            "ep",     "dp_derived",   "layers",
+            "hidden", "heads",        "seq",
+            "mbs",    "fp16",         "fp8",
+            "sp",     "dist_opt",     "recompute",
+            "impl",   "attn_backend", "mem_max_allocated_bytes"},
+           true,
+           mean_aim(0.10, "MAPE within 10 %"),
+           megatron_ci,
+           "times of these small models are the host's, and are not "
+           "predicted"}};
+}
+
+}  // namespace shardbook::validate

@@ -1,0 +1,243 @@
+#include "chapters/14_hybrid_3d/predict/llama_block.h"
+
+#include <string>
+
+#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/12_sequence_parallel/megatron.h"
+#include "chapters/12_sequence_parallel/ring_attention.h"
+#include "chapters/13_moe/dispatch.h"
+#include "core/autograd.h"
+#include "core/context.h"
+
+namespace shardbook::predict {
+namespace {
+
+constexpr tensor_parallel::Cut kTokens{1};
+constexpr double kInitStddev = 0.02;
+
+/// 16 bits are read, 8 are written twice, once transposed: the traffic of a copy.
+void convert(const Tensor& x) { scale(x, 1); }
+
+/// x in FP8.
+Tensor converted(const Place& at, const Tensor& x) {
+  if (at.layout.converts_to_fp8) {
+    const NoGrad no_grad;
+    convert(x);
+  }
+  return x;
+}
+
+/// y, whose gradient arrives in FP8.
+Tensor converting_gradient(const Place& at, const Tensor& y) {
+  if (!at.layout.converts_to_fp8) return y;
+  return autograd::custom_function(
+      "fp8", {y}, [](const Tensors& in) { return Tensors{in[0].detach()}; },
+      [](const Tensors& grads) {
+        convert(grads[0]);
+        return grads;
+      })[0];
+}
+
+/// x W, with columns of W on each rank; tokens are gathered where they are cut.
+Tensor by_columns(const Place& at, const Tensor& x, const Tensor& weight) {
+  const Tensor in = converted(at, x);
+  const Tensor y =
+      at.layout.cuts_tokens && at.tp.size() > 1
+          ? sequence_parallel::gathered_linear(in, weight, Tensor(), at.tp)
+          : linear(in, weight, Tensor(),
+                   tensor_parallel::sum_input_gradients(at.tp));
+  return converting_gradient(at, y);
+}
+
+/// x W, with rows of W on each rank: a sum over them.
+Tensor by_rows(const Place& at, const Tensor& x, const Tensor& weight) {
+  const Tensor part = linear(converted(at, x), weight);
+  if (at.tp.size() == 1) return converting_gradient(at, part);
+  return converting_gradient(
+      at, at.layout.cuts_tokens
+              ? tensor_parallel::reduce_scatter_to(part, at.tp, kTokens)
+              : tensor_parallel::reduce_from(part, at.tp));
+}
+
+/// `numel` elements from `begin` on, as they lie.
+Tensor piece(const Tensor& flat, std::int64_t begin, const Shape& shape) {
+  std::int64_t numel = 1;
+  for (const std::int64_t size : shape) numel *= size;
+  return reshape(slice(flat, 0, begin, begin + numel), shape);
+}
+
+/// Queries, keys and values from their projection. Only shapes count here, so
+/// the parts are those of the array's first, second and third elements; queries
+/// and keys are read and written once, as rotary positions do.
+Tensors rotated_parts(const Place& at, const Tensor& qkv) {
+  const std::int64_t n = qkv.size(0), s = qkv.size(1);
+  const std::int64_t d = at.head_dim() / at.tp.size();
+  const Shape of_q = {n, s, at.sizes.heads * d},
+              of_k = {n, s, at.kv_heads() * d};
+  const std::int64_t keys = n * s * of_q[2], values = keys + n * s * of_k[2];
+  const auto forward = [=](const Tensors& in) {
+    const Tensor flat = reshape(in[0], {-1});
+    const Tensor turned = scale(slice(flat, 0, 0, values), 1);
+    return Tensors{piece(turned, 0, of_q), piece(turned, keys, of_k),
+                   piece(flat, values, of_k)};
+  };
+  const auto backward = [shape = qkv.shape()](const Tensors& grads) {
+    const Tensor all = concat({reshape(grads[0], {-1}), reshape(grads[1], {-1}),
+                               reshape(grads[2], {-1})},
+                              0);
+    return Tensors{reshape(all, shape)};
+  };
+  return autograd::custom_function("rotary", {qkv}, forward, backward);
+}
+
+/// silu(gate) * up in one pass, from both side by side.
+Tensor gated(const Tensor& both) {
+  const Shape shape = {both.size(0), both.size(1), both.size(2) / 2};
+  const std::int64_t half = both.numel() / 2;
+  const auto forward = [=](const Tensors& in) {
+    const Tensor flat = reshape(in[0], {-1});
+    return Tensors{mul(piece(flat, 0, shape), piece(flat, half, shape))};
+  };
+  const auto backward = [=, both = both.detach()](const Tensors& grads) {
+    const Tensor flat = reshape(both, {-1});
+    mul(grads[0], piece(flat, 0, shape));
+    mul(grads[0], piece(flat, half, shape));
+    return Tensors{Tensor::empty(both.shape(), both.options())};
+  };
+  return autograd::custom_function("swiglu", {both}, forward, backward)[0];
+}
+
+/// Causal attention to the last `window` tokens at most. It has as many pairs
+/// as whole causal attention of parts that are twice as long.
+Tensor attend_in_window(const Place& at, const Tensors& qkv,
+                        std::int64_t window, double dropout) {
+  const std::int64_t n = qkv[0].size(0), s = qkv[0].size(1);
+  const std::int64_t part = 2 * window;
+  if (part >= s || s % part != 0) {
+    return attend(at, qkv[0], qkv[1], qkv[2], dropout);
+  }
+  const auto parts_of = [&](const Tensor& x) {
+    return reshape(x, {n * s / part, part, x.size(2)});
+  };
+  return reshape(
+      attend(at, parts_of(qkv[0]), parts_of(qkv[1]), parts_of(qkv[2]), dropout),
+      qkv[0].shape());
+}
+
+/// Slots for all choices where they are spread evenly.
+moe::GateOptions even_gate(const Place& at) {
+  moe::GateOptions options;
+  options.num_experts = at.sizes.experts;
+  options.k = at.sizes.experts_per_token;
+  options.min_capacity = 1;
+  return options;
+}
+
+Tensor parameter(Tensors& all, const Shape& shape, const InitOptions& init) {
+  all.push_back(
+      make_parameter(std::to_string(all.size()), shape, kInitStddev, init));
+  return all.back();
+}
+
+}  // namespace
+
+/// Attention of this rank's heads, over the tokens of all ranks of cp.
+Tensor attend(const Place& at, const Tensor& q, const Tensor& k,
+              const Tensor& v, double dropout) {
+  AttentionOptions options;
+  options.heads = at.sizes.heads / at.tp.size();
+  options.kv_heads = at.kv_heads() / at.tp.size();
+  options.dropout = dropout;
+  if (at.cp.size() == 1) return attention(q, k, v, options);
+  sequence_parallel::RingOptions ring;
+  ring.attention = options;
+  ring.layout = sequence_parallel::Layout::kZigzag;
+  return sequence_parallel::ring_attention(q, k, v, ring, at.cp);
+}
+
+// --- Experts -----------------------------------------------------------------
+
+ExpertMlp::ExpertMlp(const Place& at, const InitOptions& init)
+    : at_(at), gate_("gate", at.sizes.hidden, even_gate(at), init) {
+  const std::int64_t local = at.sizes.experts / at.ep.size();
+  up_ = make_parameter("up", {local, at.sizes.hidden, 2 * at.mlp()},
+                       kInitStddev, init);
+  down_ = make_parameter("down", {local, at.mlp(), at.sizes.hidden},
+                         kInitStddev, init);
+}
+
+Tensor ExpertMlp::operator()(const Tensor& x) const {
+  const Tensor rows = reshape(x, {-1, x.size(-1)});
+  moe::GateCall call;
+  call.name = "gate";
+  call.per_row = x.size(-2);
+  const moe::GateResult gated_by = gate_.route(rows, call);
+  const Tensor there =
+      moe::to_experts(moe::dispatch(rows, gated_by.routing), &at_.ep);
+  const Tensor up =
+      converting_gradient(at_, matmul(converted(at_, there), up_));
+  const Tensor y =
+      converting_gradient(at_, matmul(converted(at_, gated(up)), down_));
+  const Tensor back = moe::from_experts(y, &at_.ep, at_.sizes.experts);
+  return reshape(moe::combine(back, gated_by.routing, gated_by.weights),
+                 x.shape());
+}
+
+// --- The block ---------------------------------------------------------------
+
+LlamaBlock::LlamaBlock(const Place& at, std::int64_t index,
+                       const InitOptions& init)
+    : at_(at), has_window_(at.sizes.window > 0 && index % 2 == 0) {
+  const std::int64_t h = at.sizes.hidden, t = at.tp.size(), d = at.head_dim();
+  qkv_ = parameter(parameters_,
+                   {h, (at.sizes.heads + 2 * at.kv_heads()) * d / t}, init);
+  out_ = parameter(parameters_, {at.sizes.heads * d / t, h}, init);
+  if (at.sizes.experts > 0) {
+    experts_.emplace(at, init);
+    for (const Tensors& some :
+         {experts_->shared_parameters(), experts_->own_parameters()}) {
+      parameters_.insert(parameters_.end(), some.begin(), some.end());
+    }
+  } else {
+    up_ = parameter(parameters_,
+                    {h, (at.sizes.is_gated ? 2 : 1) * at.mlp() / t}, init);
+    down_ = parameter(parameters_, {at.mlp() / t, h}, init);
+  }
+  for (Tensor* each : {&gamma_1_, &gamma_2_}) {
+    *each = make_constant_parameter({h}, 1, init);
+    parameters_.push_back(*each);
+  }
+  // The norms have no shift; core's has one, which takes no time
+  beta_ = make_constant_parameter({h}, 0, init);
+}
+
+Tensor LlamaBlock::operator()(const Tensor& x) const {
+  if (at_.layout.recompute != Recompute::kBlocks) return compute(x);
+  return autograd::recompute(
+      [this](const Tensors& in) { return Tensors{compute(in[0])}; }, {x})[0];
+}
+
+Tensor LlamaBlock::compute(const Tensor& x) const {
+  const Tensor qkv = by_columns(at_, layer_norm(x, gamma_1_, beta_), qkv_);
+  const auto heads = [this](const Tensors& in) {
+    const Tensors parts = rotated_parts(at_, in[0]);
+    const double dropout = at_.layout.dropout;
+    return Tensors{has_window_
+                       ? attend_in_window(at_, parts, at_.sizes.window, dropout)
+                       : attend(at_, parts[0], parts[1], parts[2], dropout)};
+  };
+  const Tensor values = at_.layout.recompute == Recompute::kAttention
+                            ? autograd::recompute(heads, {qkv})[0]
+                            : heads({qkv})[0];
+  const Tensor y = add(x, by_rows(at_, values, out_));
+  return add(y, mlp(layer_norm(y, gamma_2_, beta_)));
+}
+
+Tensor LlamaBlock::mlp(const Tensor& x) const {
+  if (experts_) return (*experts_)(x);
+  const Tensor up = by_columns(at_, x, up_);
+  // Any function of single elements takes as long as GELU
+  return by_rows(at_, at_.sizes.is_gated ? gated(up) : gelu(up), down_);
+}
+
+}  // namespace shardbook::predict

@@ -1,0 +1,162 @@
+// What the compiler knows about names: completion, and Shift-Tab in Jupyter.
+
+#include <clang/AST/ASTContext.h>
+#include <clang/AST/DeclCXX.h>
+#include <clang/AST/RawCommentList.h>
+#include <clang/Frontend/CompilerInstance.h>
+#include <clang/Interpreter/Interpreter.h>
+#include <clang/Sema/Lookup.h>
+#include <clang/Sema/Sema.h>
+
+#include <set>
+#include <sstream>
+
+#include "notebooks/kernel/child.h"
+#include "notebooks/kernel/compiler.h"
+#include "notebooks/kernel/cursor.h"
+#include "notebooks/kernel/tokens.h"
+
+namespace shardbook::notebook {
+namespace {
+
+constexpr double kLimit_s = 10;
+
+/// Collects the names that begin with a prefix.
+class Names : public clang::VisibleDeclConsumer {
+ public:
+  explicit Names(std::string prefix) : prefix_(std::move(prefix)) {}
+
+  void FoundDecl(clang::NamedDecl* found, clang::NamedDecl*,
+                 clang::DeclContext*, bool) override {
+    const clang::IdentifierInfo* name = found->getIdentifier();
+    if (name == nullptr || !name->getName().starts_with(prefix_)) return;
+    // Names of the library's inside begin with _ or __.
+    if (prefix_.empty() && name->getName().starts_with("_")) return;
+    names_.insert(name->getName().str());
+  }
+
+  std::string lines() const {
+    std::string text;
+    for (const std::string& name : names_) text += name + "\n";
+    return text;
+  }
+
+ private:
+  std::string prefix_;
+  std::set<std::string> names_;
+};
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// The identifiers of a qualified name.
+std::vector<std::string> words_of(const std::string& name) {
+  std::vector<std::string> words;
+  for (const Token& token : tokens_of(name).list) {
+    if (token.kind == TokenKind::kWord) words.emplace_back(token.text);
+  }
+  return words;
+}
+
+/// Where names after `declaration::` or `declaration.` are looked up.
+clang::DeclContext* inside(clang::NamedDecl* declaration) {
+  if (auto* space = llvm::dyn_cast<clang::NamespaceDecl>(declaration)) {
+    return space;
+  }
+  if (auto* alias = llvm::dyn_cast<clang::NamespaceAliasDecl>(declaration)) {
+    return alias->getNamespace();
+  }
+  if (auto* type = llvm::dyn_cast<clang::TypeDecl>(declaration)) {
+    const clang::Type* meant = type->getTypeForDecl();
+    return meant == nullptr ? nullptr : meant->getAsCXXRecordDecl();
+  }
+  if (auto* value = llvm::dyn_cast<clang::ValueDecl>(declaration)) {
+    const clang::QualType type = value->getType().getNonReferenceType();
+    const clang::QualType pointee = type->getPointeeType();
+    return (pointee.isNull() ? type : pointee)->getAsCXXRecordDecl();
+  }
+  return nullptr;
+}
+
+/// All that the last of `names` may mean, as in {"shardbook", "Tensor"}.
+std::vector<clang::NamedDecl*> declarations_of(
+    clang::CompilerInstance& compiler, const std::vector<std::string>& names) {
+  clang::Sema& sema = compiler.getSema();
+  std::vector<clang::NamedDecl*> found;
+  for (const std::string& name : names) {
+    clang::LookupResult result(sema, &compiler.getASTContext().Idents.get(name),
+                               clang::SourceLocation(),
+                               clang::Sema::LookupOrdinaryName);
+    result.suppressDiagnostics();
+    if (&name == &names.front()) {
+      sema.LookupName(result, sema.TUScope);
+    } else {
+      clang::DeclContext* context = inside(found.front());
+      if (context != nullptr) sema.LookupQualifiedName(result, context);
+    }
+    found.assign(result.begin(), result.end());
+    if (found.empty()) break;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string Compiler::describe(const std::string& name) {
+  clang::CompilerInstance& compiler = *clang_->getCompilerInstance();
+  clang::PrintingPolicy policy(compiler.getLangOpts());
+  policy.TerseOutput = true;
+  policy.PolishForDeclaration = true;
+  std::string text;
+  llvm::raw_string_ostream stream(text);
+  for (clang::NamedDecl* found : declarations_of(compiler, words_of(name))) {
+    const clang::NamedDecl* declaration = found->getUnderlyingDecl();
+    if (!text.empty()) stream << "\n\n";
+    declaration->print(stream, policy);
+    const clang::RawComment* comment =
+        compiler.getASTContext().getRawCommentForAnyRedecl(declaration);
+    if (comment == nullptr) continue;
+    stream << "\n\n"
+           << comment->getFormattedText(compiler.getSourceManager(),
+                                        compiler.getDiagnostics());
+  }
+  return text;
+}
+
+std::string Compiler::description(const std::string& name) {
+  const ChildResult found =
+      in_child([&] { return describe(name); }, diagnostics_, kLimit_s);
+  return found.finished ? found.text : "";
+}
+
+std::string Compiler::names_that_continue(const std::string& name) {
+  std::vector<std::string> scope = words_of(name);
+  std::string prefix(word_before(name, name.size()));
+  if (!prefix.empty()) scope.pop_back();
+  clang::CompilerInstance& compiler = *clang_->getCompilerInstance();
+  clang::Sema& sema = compiler.getSema();
+  Names names(std::move(prefix));
+  if (scope.empty()) {
+    sema.LookupVisibleDecls(sema.TUScope, clang::Sema::LookupOrdinaryName,
+                            names);
+    return names.lines();
+  }
+  const auto found = declarations_of(compiler, scope);
+  clang::DeclContext* context = found.empty() ? nullptr : inside(found[0]);
+  if (context == nullptr) return "";
+  sema.LookupVisibleDecls(context, clang::Sema::LookupOrdinaryName, names,
+                          /*IncludeGlobalScope=*/false);
+  return names.lines();
+}
+
+std::vector<std::string> Compiler::completions(const std::string& name) {
+  const ChildResult found = in_child([&] { return names_that_continue(name); },
+                                     diagnostics_, kLimit_s);
+  return found.finished ? lines_of(found.text) : std::vector<std::string>{};
+}
+
+}  // namespace shardbook::notebook

@@ -1,0 +1,349 @@
+// Reading configs: every key, every refusal, batch arithmetic.
+
+#include "chapters/15_engine/config.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook::engine {
+namespace {
+
+DeepSpeedConfig parse(const std::string& text) {
+  return DeepSpeedConfig::parse(text, "ds.json");
+}
+
+std::string error_of(const std::string& text) {
+  try {
+    parse(text);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void expect_error(const std::string& text, const std::string& sentence) {
+  const std::string error = error_of(text);
+  EXPECT_NE(error.find(sentence), std::string::npos)
+      << text << "\n"
+      << error << "\nexpected: " << sentence;
+}
+
+// The right half of the page's table of keys.
+TEST(EngineConfig, AnEmptyFileHasTheDefaults) {
+  const DeepSpeedConfig config = parse("{}");
+  EXPECT_EQ(config.batch.train, 0);
+  EXPECT_EQ(config.steps_per_print, 0);
+  EXPECT_EQ(config.optimizer.type, "");
+  EXPECT_EQ(config.scheduler.type, "");
+  EXPECT_EQ(config.gradient_clipping, 0);
+  EXPECT_FALSE(config.prescale_gradients);
+  EXPECT_EQ(config.gradient_predivide_factor, 1);
+  EXPECT_EQ(config.communication_data_type, "");
+  EXPECT_FALSE(config.bf16);
+  EXPECT_FALSE(config.fp16.enabled);
+  EXPECT_EQ(config.fp16.loss_scale, 0);
+  EXPECT_EQ(config.fp16.initial_scale_power, 16);
+  EXPECT_EQ(config.fp16.loss_scale_window, 1000);
+  EXPECT_EQ(config.fp16.hysteresis, 2);
+  EXPECT_FALSE(config.fp16.consecutive_hysteresis);
+  EXPECT_EQ(config.fp16.min_loss_scale, 1);
+  EXPECT_EQ(config.zero.stage, 0);
+  EXPECT_TRUE(config.zero.allgather_partitions);
+  EXPECT_EQ(config.zero.allgather_bucket_size, 500'000'000);
+  EXPECT_TRUE(config.zero.reduce_scatter);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 500'000'000);
+  EXPECT_FALSE(config.zero.overlaps());
+  EXPECT_TRUE(parse(R"({"zero_optimization": {"stage": 3}})").zero.overlaps());
+  EXPECT_TRUE(config.zero.contiguous_gradients);
+  EXPECT_EQ(config.zero.offload_optimizer.device, "none");
+  EXPECT_EQ(config.zero.stage3_prefetch_bucket_size, 50'000'000);
+  EXPECT_EQ(config.zero.stage3_param_persistence_threshold, 100'000);
+  EXPECT_EQ(config.pipeline.stages, 1);
+  EXPECT_FALSE(config.wall_clock_breakdown);
+}
+
+constexpr const char* kFull = R"({
+  "_remark": "every key",
+  "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 2, "steps_per_print": 10,
+  "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.99],
+    "eps": 1e-7, "weight_decay": 3e-7, "adam_w_mode": true}},
+  "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0.0001,
+    "warmup_max_lr": 0.002, "warmup_num_steps": 5, "warmup_type": "linear",
+    "total_num_steps": 50}},
+  "gradient_clipping": 1.0, "prescale_gradients": false,
+  "gradient_predivide_factor": 1.0,
+  "fp16": {"enabled": true, "auto_cast": true, "loss_scale": 0,
+    "initial_scale_power": 15, "loss_scale_window": 500, "hysteresis": 3,
+    "consecutive_hysteresis": true, "min_loss_scale": 2,
+    "fp16_master_weights_and_grads": true},
+  "bf16": {"enabled": false},
+  "zero_optimization": {"stage": 2, "allgather_partitions": false,
+    "allgather_bucket_size": 5e7, "reduce_scatter": false,
+    "reduce_bucket_size": 2e8, "overlap_comm": true,
+    "contiguous_gradients": false,
+    "offload_optimizer": {"device": "cpu", "pin_memory": true},
+    "offload_param": {"device": "none"},
+    "stage3_prefetch_bucket_size": 1000,
+    "stage3_param_persistence_threshold": 10,
+    "stage3_max_live_parameters": 1e8, "stage3_max_reuse_distance": 1e8,
+    "sub_group_size": 1e8, "round_robin_gradients": true},
+  "pipeline": {"stages": 1, "partition": "parameters",
+    "activation_checkpoint_interval": 1},
+  "shardbook": {"tensor_parallel": {"size": 4, "mode": "2.5d", "depth": 1},
+    "context_parallel": {"size": 2, "kind": "ulysses"}, "schedule": "gpipe",
+    "chunks": 3, "experts": {"num_experts": [4, 8], "ep_size": 2, "top_k": 2}},
+  "wall_clock_breakdown": true
+})";
+
+TEST(EngineConfig, EveryKeyIsReadAndWrittenAgain) {
+  const DeepSpeedConfig config = parse(kFull);
+  EXPECT_EQ(config.optimizer.params.beta1, 0.8);
+  EXPECT_EQ(config.optimizer.name(), "adamw");
+  EXPECT_EQ(config.fp16.scale().scale, 32768);
+  EXPECT_EQ(config.fp16.scale().hysteresis, 3);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 200'000'000);
+  EXPECT_EQ(config.book.num_experts, (std::vector<int>{4, 8}));
+  // The round trip
+  const std::string text = config.to_json();
+  EXPECT_EQ(parse(text).to_json(), text);
+  // Each key of the file has kept its value
+  const auto given = nlohmann::json::parse(kFull);
+  const auto kept = nlohmann::json::parse(text);
+  const std::function<void(const nlohmann::json&, const nlohmann::json&,
+                           const std::string&)>
+      compare = [&](const auto& a, const auto& b, const std::string& at) {
+        for (const auto& [key, value] : a.items()) {
+          if (key[0] == '_') continue;
+          ASSERT_TRUE(b.contains(key)) << at << "/" << key;
+          if (value.is_object()) {
+            compare(value, b[key], at + "/" + key);
+          } else {
+            EXPECT_EQ(value, b[key]) << at << "/" << key;
+          }
+        }
+      };
+  compare(given, kept, "");
+}
+
+TEST(EngineConfig, RoundTripOfDefaultsAndOfTheDocumentsConfigs) {
+  for (const std::string name :
+       {"getting_started", "gpt2", "moe", "pipeline"}) {
+    const DeepSpeedConfig config = DeepSpeedConfig::read(
+        std::string(SHARDBOOK_ROOT "/chapters/15_engine/configs/") + name +
+        ".json");
+    EXPECT_EQ(parse(config.to_json()).to_json(), config.to_json()) << name;
+  }
+  EXPECT_EQ(parse(parse("{}").to_json()).to_json(), parse("{}").to_json());
+}
+
+TEST(EngineConfig, UnknownKeysAreNamedWithTheNearestOne) {
+  expect_error(R"({"train_batchsize": 3})",
+               "ds.json: /train_batchsize: unknown key; did you mean "
+               "\"train_batch_size\"?");
+  expect_error(R"({"zero_optimization": {"stge": 3}})",
+               "/zero_optimization/stge: unknown key; did you mean \"stage\"");
+  expect_error(R"({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}})",
+               "/optimizer/params/betas: unknown key");
+  expect_error(R"({"fp16": {"hysterisis": 2}})", "did you mean \"hysteresis\"");
+  expect_error(R"({"shardbook": {"experts": {"num_experts": 2, "topk": 2}}})",
+               "did you mean \"top_k\"");
+}
+
+TEST(EngineConfig, WrongValuesAreNamed) {
+  expect_error("[]", "ds.json: /: a list is not allowed; give an object");
+  expect_error("{", "ds.json: not JSON from line 1");
+  expect_error(R"({"train_batch_size": 0})",
+               "/train_batch_size: 0 is not allowed; give a whole number from "
+               "1");
+  expect_error(R"({"train_batch_size": 2.5})", "/train_batch_size: 2.5 is not");
+  expect_error(R"({"train_batch_size": "16"})", "\"16\" is not allowed");
+  expect_error(R"({"zero_optimization": {"stage": 4}})",
+               "/zero_optimization/stage: 4 is not allowed; give a whole "
+               "number from 0 to 3");
+  expect_error(R"({"zero_optimization": 2})",
+               "/zero_optimization: 2 is not allowed; give an object");
+  expect_error(R"({"fp16": {"enabled": 1}})", "give true or false");
+  expect_error(R"({"optimizer": {"type": "Lamb"}})",
+               "\"Lamb\" is unknown; give Adam, AdamW or SGD");
+  expect_error(R"({"optimizer": {"params": {}}})", "/optimizer/type: missing");
+  expect_error(R"({"scheduler": {"type": "WarmupDecayLR"}})",
+               "/scheduler/params/total_num_steps: missing");
+  expect_error(R"({"optimizer": {"type": "Adam", "params": {"betas": [1, 0]}}})",
+               "/optimizer/params/betas/0");
+  expect_error(R"({"communication_data_type": "int8"})",
+               "give fp32, fp16 or bf16");
+  expect_error(R"({"zero_optimization": {"offload_optimizer":
+                   {"device": "nvme"}}})", "give none or cpu");
+  expect_error(R"({"train_batch_size": 4, "train_batch_size": 8})",
+               "stands twice");
+  expect_error(R"({"shardbook": {"experts": {}}})",
+               "/shardbook/experts/num_experts: missing");
+}
+
+TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
+  expect_error(R"({"bf16": {"enabled": true}, "fp16": {"enabled": true}})",
+               "/bf16/enabled and /fp16/enabled are both true");
+  expect_error(R"({"zero_optimization": {"offload_optimizer":
+                   {"device": "cpu"}}})",
+               "/zero_optimization/offload_optimizer with "
+               "/zero_optimization/stage 0");
+  expect_error(R"({"zero_optimization": {"stage": 2, "offload_param":
+                   {"device": "cpu"}}})",
+               "/zero_optimization/offload_param with /zero_optimization/stage "
+               "2");
+  expect_error(R"({"zero_optimization": {"stage": 2}, "pipeline": {"stages":
+                   2}})",
+               "/zero_optimization/stage 2 with /pipeline/stages 2: a stage "
+               "sums gradients over all micro-batches");
+  expect_error(R"({"zero_optimization": {"stage": 3}, "pipeline": {"stages":
+                   2}})",
+               "2m times");
+  expect_error(R"({"zero_optimization": {"stage": 1},
+                   "prescale_gradients": true})",
+               "/prescale_gradients true with /zero_optimization/stage 1 and "
+               "/zero_optimization/reduce_scatter true");
+  expect_error(R"({"zero_optimization": {"stage": 2},
+                   "gradient_predivide_factor": 2})",
+               "/gradient_predivide_factor with /zero_optimization/stage 2");
+  expect_error(R"({"optimizer": {"type": "Adam", "params":
+                   {"max_grad_norm": 1}}})",
+               "/optimizer/params/max_grad_norm: gradients are clipped by the "
+               "engine, not by the optimizer; give /gradient_clipping");
+  expect_error(R"({"fp16": {"fp16_master_weights_and_grads": true},
+                   "zero_optimization": {"stage": 2}})",
+               "/fp16/fp16_master_weights_and_grads with");
+  expect_error(R"({"zero_optimization": {"stage": 2, "cpu_offload": true,
+                   "offload_optimizer": {"device": "cpu"}}})",
+               "/zero_optimization/cpu_offload: is the old name of "
+               "/zero_optimization/offload_optimizer");
+  expect_error(R"({"tensor_parallel": {"autotp_size": 2}, "shardbook":
+                   {"tensor_parallel": {"size": 2}}})",
+               "/tensor_parallel/autotp_size is in the file as well");
+  expect_error(R"({"zero_optimization": {"stage": 3}, "shardbook":
+                   {"experts": {"num_experts": 4}}})",
+               "/shardbook/experts with /zero_optimization/stage 3");
+}
+
+TEST(EngineConfig, OldNamesOfOffload) {
+  const DeepSpeedConfig config = parse(
+      R"({"zero_optimization": {"stage": 3, "cpu_offload": true,
+          "cpu_offload_param": true}})");
+  EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
+  EXPECT_EQ(config.zero.offload_param.device, "cpu");
+  EXPECT_EQ(parse(R"({"zero_optimization": {"cpu_offload": false}})")
+                .zero.offload_optimizer.device,
+            "none");
+}
+
+TEST(EngineConfig, RemarksSayWhichOptimizerAndWhatOtherVersionsDo) {
+  const auto says = [](const std::string& text, const std::string& part) {
+    for (const std::string& remark : parse(text).remarks) {
+      if (remark.find(part) != std::string::npos) return true;
+    }
+    return false;
+  };
+  const std::string adam = R"({"optimizer": {"type": "Adam", "params": {)";
+  EXPECT_EQ(parse(adam + "}}}").optimizer.name(), "adam");
+  EXPECT_TRUE(says(adam + "}}}", "adds weight decay to the gradient"));
+  EXPECT_TRUE(says(adam + R"("adam_w_mode": true}}})", "uses AdamW"));
+  EXPECT_TRUE(says("{}", "gradient_clipping is not given: off"));
+  EXPECT_FALSE(says(R"({"gradient_clipping": 0})", "gradient_clipping"));
+  EXPECT_TRUE(says(R"({"scheduler": {"type": "WarmupLR"}})", "warmup_max_lr"));
+  EXPECT_TRUE(says(R"({"fp16": {"enabled": true}})", "one step later"));
+  EXPECT_TRUE(says(R"({"pipeline": {"stages": 2},
+                       "zero_optimization": {"overlap_comm": true}})",
+                   "overlap_comm: off"));
+}
+
+TEST(EngineConfig, AutoIsFilledByFrontEndsOnly) {
+  const std::string text =
+      R"({"train_batch_size": "auto", "optimizer": {"type": "AdamW",
+          "params": {"lr": "auto", "eps": 0.5}}})";
+  expect_error(text, "ds.json: /optimizer/params/lr: \"auto\" is for front");
+  const std::string filled =
+      fill_auto(text, "ds.json",
+                {{"/train_batch_size", "32"},
+                 {"/optimizer/params/lr", "0.25"},
+                 {"/optimizer/params/eps", "1"},   // not "auto": stays
+                 {"/gradient_clipping", "1"}});    // absent: stays so
+  const DeepSpeedConfig config = parse(filled);
+  EXPECT_EQ(config.batch.train, 32);
+  EXPECT_EQ(config.optimizer.params.lr, 0.25);
+  EXPECT_EQ(config.optimizer.params.eps, 0.5);
+  EXPECT_EQ(config.gradient_clipping, 0);
+}
+
+TEST(EngineConfig, AFileThatIsMissingIsNamed) {
+  const TempFolder folder;
+  try {
+    DeepSpeedConfig::read(folder / "none.json");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("none.json: cannot be read"),
+              std::string::npos);
+  }
+}
+
+// --- Batch arithmetic ----------------------------------------------------------
+
+BatchSizes sizes(std::int64_t train, std::int64_t micro, std::int64_t g,
+                 std::int64_t dp) {
+  return resolve_batch({train, micro, g}, dp);
+}
+
+TEST(EngineBatch, TwoNumbersGiveTheThird) {
+  EXPECT_EQ(sizes(0, 3, 2, 4).train, 24);
+  EXPECT_EQ(sizes(24, 0, 2, 4).micro, 3);
+  EXPECT_EQ(sizes(24, 3, 0, 4).accumulation, 2);
+  EXPECT_EQ(sizes(24, 3, 2, 4).train, 24);
+}
+
+TEST(EngineBatch, OneNumberMeansNoAccumulation) {
+  // Golden: train 16 on 4 ranks and nothing else
+  const BatchSizes train = sizes(16, 0, 0, 4);
+  EXPECT_EQ(train.micro, 4);
+  EXPECT_EQ(train.accumulation, 1);
+  const BatchSizes micro = sizes(0, 5, 0, 3);
+  EXPECT_EQ(micro.train, 15);
+  EXPECT_EQ(micro.accumulation, 1);
+}
+
+TEST(EngineBatch, ARemainderIsAnErrorThatNamesAllFour) {
+  const auto error = [](std::int64_t train, std::int64_t micro, std::int64_t g,
+                        std::int64_t dp) -> std::string {
+    try {
+      sizes(train, micro, g, dp);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  // Golden: train 16, micro 3 on 4 ranks
+  EXPECT_EQ(error(16, 3, 0, 4),
+            "train_batch_size 16 is not train_micro_batch_size_per_gpu 3 x "
+            "gradient_accumulation_steps 1 x data-parallel ranks 4; change one "
+            "of the four");
+  EXPECT_NE(error(16, 0, 3, 4).find("gradient_accumulation_steps 3"),
+            std::string::npos);
+  EXPECT_NE(error(24, 3, 3, 4).find("data-parallel ranks 4"),
+            std::string::npos);
+  EXPECT_NE(error(2, 4, 0, 4).find("train_batch_size 2"), std::string::npos);
+  EXPECT_NE(error(2, 0, 0, 3).find("per_gpu 0"), std::string::npos);
+  EXPECT_EQ(error(0, 0, 4, 2),
+            "gradient_accumulation_steps 4 alone does not say how large a "
+            "batch is; give train_batch_size, train_micro_batch_size_per_gpu, "
+            "or both");
+  EXPECT_NE(error(0, 0, 0, 2).find("give train_batch_size"), std::string::npos);
+  EXPECT_NE(error(0, std::int64_t{1} << 40, std::int64_t{1} << 20, 1 << 16)
+                .find("too many samples"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardbook::engine

@@ -1,0 +1,327 @@
+// The registry: every strategy that a config can choose, against one device.
+
+#include "chapters/15_engine/strategies.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "chapters/15_engine/trainer.h"
+#include "comm/launch.h"
+#include "core/context.h"
+
+namespace shardbook::engine {
+namespace {
+
+Options small_options(int world_size) {
+  Options options;
+  options.chapter = "15_engine";
+  options.world_size = world_size;
+  options.model =
+      R"({"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 31,
+          "n_positions": 20})";
+  options.data = "random";
+  options.steps = 3;
+  options.batch = 24;
+  options.seq = 16;
+  options.seed = 3;
+  options.cluster = "none";
+  options.deterministic = true;
+  options.dtype = DType::kF64;
+  return options;
+}
+
+Report train_on(Options options, const std::string& text) {
+  const auto config = DeepSpeedConfig::parse(text, "ds.json");
+  apply_config(config, data_parallel_ranks(options, config), {}, options);
+  const Choice choice = choose(options, config);
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, choice.topology);
+    const auto strategy = choice.make(as, mesh);
+    run.train(as, *strategy);
+  };
+  chapter.fold_class = choice.fold_class;
+  chapter.reference = choice.reference;
+  return run_and_compare(options, chapter);
+}
+
+void expect_claims(const Report& report) {
+  EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
+  ASSERT_FALSE(report.ranks.empty());
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    const RankReport& found = report.ranks[rank];
+    EXPECT_NEAR(found.bytes.counted, found.bytes.predicted,
+                1e-9 * found.bytes.counted);
+    for (std::size_t kind = 0; kind < found.peak.size(); ++kind) {
+      if (found.peak[kind].predicted < 0) continue;
+      EXPECT_DOUBLE_EQ(found.peak[kind].counted, found.peak[kind].predicted)
+          << memory_kind_name(static_cast<MemoryKind>(kind));
+    }
+  }
+}
+
+struct Case {
+  std::string name, chapter;
+  int world = 4;
+  std::string config;
+};
+
+/// Keys beside a batch of 24, g = 2 and a norm that clipping changes.
+Case with(const std::string& name, const std::string& chapter, int world,
+          const std::string& keys, int g = 2) {
+  return {name, chapter, world,
+          R"({"train_batch_size": 24, "gradient_accumulation_steps": )" +
+              std::to_string(g) + R"(, "gradient_clipping": 0.5)" + keys + "}"};
+}
+
+std::string zero(const std::string& keys) {
+  return R"(, "zero_optimization": {)" + keys + "}";
+}
+
+std::vector<Case> all_cases() {
+  const std::string cpu = R"("offload_optimizer": {"device": "cpu"})";
+  const std::string tp2 = R"("tensor_parallel": {"size": 2})";
+  return {
+      with("OneDevice", "02_ddp", 1, ""),
+      with("Ddp", "02_ddp", 4, ""),
+      with("DdpOf3", "02_ddp", 3, ""),
+      with("DdpOf8", "02_ddp", 8, "", 1),
+      with("Zero1", "03_zero_fsdp", 4, zero(R"("stage": 1)")),
+      with("Zero2", "03_zero_fsdp", 3,
+           zero(R"("stage": 2, "reduce_bucket_size": 500)")),
+      with("Zero2Owners", "03_zero_fsdp", 2,
+           zero(R"("stage": 2, "allgather_partitions": false)")),
+      with("Zero2Offload", "03_zero_fsdp", 2, zero(R"("stage": 2, )" + cpu)),
+      with("Zero3", "03_zero_fsdp", 4,
+           zero(R"("stage": 3, "stage3_param_persistence_threshold": 100)")),
+      with("Zero3Offload", "03_zero_fsdp", 2,
+           zero(R"("stage": 3, "offload_param": {"device": "cpu"}, )" + cpu)),
+      with("Fsdp", "03_zero_fsdp", 4,
+           zero(R"("stage": 3)") + R"(, "shardbook": {"sharding": "fsdp"})"),
+      with("Grid2D", "08_tensor_parallel_2d", 4,
+           R"(, "shardbook": {"tensor_parallel": {"size": 4, "mode": "2d"}})"),
+      with("Grid25D", "09_tensor_parallel_2p5d", 8,
+           R"(, "shardbook": {"tensor_parallel": {"size": 8, "mode": "2.5d",
+               "depth": 2}})"),
+      with("Cube", "10_tensor_parallel_3d", 8,
+           R"(, "shardbook": {"tensor_parallel": {"size": 8, "mode": "3d"}})"),
+      with("Experts", "13_moe", 4,
+           zero(R"("stage": 2, )" + cpu) +
+               R"(, "shardbook": {"experts": {"num_experts": 8,
+                   "ep_size": 2}})"),
+      with("Tensor", "14_hybrid_3d", 4, R"(, "shardbook": {)" + tp2 + "}"),
+      with("TensorZero3", "14_hybrid_3d", 4,
+           zero(R"("stage": 3)") + R"(, "tensor_parallel": {"autotp_size": 2})"),
+      with("Pipeline", "14_hybrid_3d", 2, R"(, "pipeline": {"stages": 2})", 4),
+      with("PipelineRecomputes", "14_hybrid_3d", 2,
+           R"(, "pipeline": {"stages": 2, "partition": "parameters",
+               "activation_checkpoint_interval": 1})",
+           4),
+      with("Hybrid", "14_hybrid_3d", 8,
+           zero(R"("stage": 1)") + R"(, "pipeline": {"stages": 2},
+               "shardbook": {)" + tp2 + "}",
+           3),
+      with("Context", "14_hybrid_3d", 4,
+           R"(, "pipeline": {"stages": 2}, "shardbook": {"schedule": "zb-h1",
+               "context_parallel": {"size": 2, "layout": "zigzag"}})",
+           3)};
+}
+
+class EngineStrategies : public testing::TestWithParam<Case> {};
+
+TEST_P(EngineStrategies, EveryClaimHolds) {
+  expect_claims(train_on(small_options(GetParam().world), GetParam().config));
+}
+
+TEST_P(EngineStrategies, ComeFromTheirChapter) {
+  const Options options = small_options(GetParam().world);
+  const auto config = DeepSpeedConfig::parse(GetParam().config, "ds.json");
+  const Choice choice = choose(options, config);
+  EXPECT_EQ(choice.chapter, GetParam().chapter);
+  EXPECT_EQ(choice.sizes.train, 24);
+  EXPECT_NE(describe(choice, config).find(GetParam().chapter),
+            std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EngineStrategies, testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// --- f16: every overflow skips on all ranks and on the one device ------------------
+
+TEST(EngineSkippedSteps, AreCountedInBytesAndMemory) {
+  for (const std::string stage : {"0", "1", "2", "3"}) {
+    SCOPED_TRACE("stage " + stage);
+    Options options = small_options(2);
+    options.dtype = DType::kF32;
+    options.steps = 6;
+    // 2^40 overflows, each time halved: all six steps are skipped. From 2^18 on
+    // some are not
+    for (const std::string power : {"40", "18"}) {
+      SCOPED_TRACE("2^" + power);
+      const Report report = train_on(
+          options, R"({"train_batch_size": 24, "fp16": {"enabled": true,
+              "hysteresis": 1, "initial_scale_power": )" + power +
+                       R"(}, "zero_optimization": {"stage": )" + stage + "}}");
+      expect_claims(report);
+    }
+  }
+}
+
+// --- Pipelines have train_batch alone ----------------------------------------------
+
+TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
+  const auto config = DeepSpeedConfig::parse(
+      R"({"train_batch_size": 24, "gradient_accumulation_steps": 4,
+          "pipeline": {"stages": 2}})",
+      "ds.json");
+  const Options options = small_options(2);
+  const Choice choice = choose(options, config);
+  const auto error = [&](const std::function<void(Engine&)>& call) {
+    try {
+      run_ranks(2, [&](ProcessGroup& world) {
+        DeviceMesh mesh(world, choice.topology);
+        const auto strategy = choice.make(options, mesh);
+        call(dynamic_cast<StrategyTrainer&>(*strategy).engine());
+      });
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string sentence = "call train_batch";
+  const auto refuses = [&](const std::function<void(Engine&)>& call) {
+    return error(call).find(sentence) != std::string::npos;
+  };
+  EXPECT_TRUE(refuses([](Engine& e) { e.forward(Tensor::full({1}, 0, {})); }));
+  EXPECT_TRUE(refuses([](Engine& e) { e.backward(Tensor::full({}, 0, {})); }));
+  EXPECT_TRUE(refuses([](Engine& e) { e.step(); }));
+  EXPECT_TRUE(refuses([](Engine& e) { NoSync scope = e.no_sync(); }));
+  // One step is g micro-batches; all ranks have the same mean loss
+  std::vector<double> losses(2);
+  EXPECT_EQ(error([&](Engine& e) {
+              const double loss = e.train_batch();
+              losses[static_cast<std::size_t>(RankContext::current().rank)] = loss;
+              SB_CHECK(e.global_steps() == 1 && e.micro_steps() == 4 &&
+                           e.global_samples() == 24,
+                       "counts");
+            }),
+            "");
+  EXPECT_EQ(losses[0], losses[1]);
+  EXPECT_NEAR(losses[0], std::log(31.0), 0.5);
+}
+
+// --- What is refused ---------------------------------------------------------------
+
+std::string refusal(int world, const std::string& text,
+                    const std::string& model = "") {
+  try {
+    Options options = small_options(world);
+    if (!model.empty()) options.model = model;
+    const auto config = DeepSpeedConfig::parse(text, "ds.json");
+    apply_config(config, data_parallel_ranks(options, config), {}, options);
+    choose(options, config);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(EngineStrategies, SayWhyTheyRefuse) {
+  struct Refused {
+    int world;
+    std::string config, sentence;
+  };
+  for (const Refused& each : std::vector<Refused>{
+           {4, R"({"pipeline": {"stages": 3}})",
+            "--world-size 4: ds.json has tensor parallelism 1 x context "
+            "parallelism 1 x pipeline stages 3; give a multiple of 3"},
+           {4, R"({"train_batch_size": 10})", "train_batch_size 10 is not"},
+           {2, R"({"pipeline": {"stages": 2}, "prescale_gradients": true})",
+            "/prescale_gradients with /pipeline/stages"},
+           {2, R"({"pipeline": {"stages": 2}, "shardbook": {"schedule":
+               "pipedream"}})", "each stage updates by itself"},
+           {4, R"({"shardbook": {"tensor_parallel": {"size": 4, "mode": "2d"}},
+               "fp16": {"enabled": true}})", "/fp16/enabled with 2d tensor"},
+           {4, R"({"shardbook": {"tensor_parallel": {"size": 2, "mode":
+               "2d"}}})", "give it size 4"},
+           {4, R"({"shardbook": {"experts": {"num_experts": 4}}, "pipeline":
+               {"stages": 2}})", "/shardbook/experts with /pipeline/stages"},
+           {4, R"({"shardbook": {"sharding": "fsdp", "context_parallel":
+               {"size": 2}}, "zero_optimization": {"stage": 3}})",
+            "/shardbook/sharding \"fsdp\" with stages"},
+           {2, R"({"zero_optimization": {"stage": 3, "offload_optimizer":
+               {"device": "cpu"}}, "shardbook": {"sharding": "fsdp"}})",
+            "/zero_optimization/offload_param as well"}}) {
+    const std::string error = refusal(each.world, each.config);
+    EXPECT_NE(error.find(each.sentence), std::string::npos)
+        << each.config << "\n"
+        << error;
+  }
+  EXPECT_NE(refusal(2, "{}", "resnet18").find("batch norm"), std::string::npos);
+}
+
+// --- Options and keys --------------------------------------------------------------
+
+TEST(EngineOptions, TheConfigFillsThem) {
+  Options options = small_options(2);
+  const auto config = DeepSpeedConfig::parse(
+      R"({"train_micro_batch_size_per_gpu": 3, "gradient_clipping": 0.25,
+          "gradient_accumulation_steps": 2, "bf16": {"enabled": true},
+          "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9}},
+          "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4,
+            "warmup_type": "linear"}}})",
+      "ds.json");
+  options.dtype = DType::kF32;
+  apply_config(config, 2, {}, options);
+  EXPECT_EQ(options.batch, 12);
+  EXPECT_EQ(options.optimizer, "sgd");
+  EXPECT_EQ(options.optimizer_options.momentum, 0.9);
+  EXPECT_EQ(options.clip, 0.25);
+  EXPECT_EQ(options.dtype, DType::kBF16);
+  // warmup_max_lr is the optimizer's rate
+  EXPECT_EQ(options.rate(1), 0);
+  EXPECT_EQ(options.rate(3), 0.25);
+  EXPECT_EQ(options.rate(100), 0.5);
+}
+
+TEST(EngineOptions, AConflictNamesOptionAndKey) {
+  const auto error = [](const std::string& flag, const std::string& value,
+                        const std::string& text) -> std::string {
+    Options options = small_options(2);
+    options.batch = 8;
+    options.optimizer_options.lr = 0.5;
+    options.clip = 2;
+    try {
+      apply_config(DeepSpeedConfig::parse(text, "ds.json"), 2, {{flag, value}},
+                   options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error("--batch", "8", R"({"train_batch_size": 12})"),
+            "--batch 8: ds.json has /train_batch_size 12; leave one of them "
+            "out");
+  EXPECT_EQ(error("--batch", "8", R"({"train_batch_size": 8})"), "no error");
+  const std::string adam =
+      R"({"optimizer": {"type": "Adam", "params": {"lr": 0.1}}})";
+  EXPECT_EQ(error("--lr", "0.5", adam),
+            "--lr 0.5: ds.json has /optimizer/params/lr 0.1; leave one of them "
+            "out");
+  EXPECT_NE(error("--optimizer", "adamw", adam).find("/optimizer/type"),
+            std::string::npos);
+  EXPECT_NE(error("--clip", "2", R"({"gradient_clipping": 1})")
+                .find("/gradient_clipping 1"),
+            std::string::npos);
+  EXPECT_NE(error("--dtype", "f64", R"({"fp16": {"enabled": true}})")
+                .find("/fp16/enabled"),
+            std::string::npos);
+  EXPECT_NE(error("--warmup", "3", R"({"scheduler": {"type": "WarmupLR"}})")
+                .find("/scheduler/type WarmupLR"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardbook::engine
