@@ -45,7 +45,8 @@ nl::json mime_bundle_repr(const Picture& picture);
 /// same share their lanes.
 Picture timeline(const std::vector<sim::RankTimeline>& timelines,
                  int max_groups = 8);
-/// The memory in use during the last step, by kind. The text has the peaks.
+/// The memory in use during the last step, by kind, without the scratch memory
+/// of kernels. The text has the peaks.
 Picture memory(const std::vector<sim::RankTimeline>& timelines,
                int max_groups = 4);
 /// The claims of a run: numbers, bytes, memory and virtual time, each predicted

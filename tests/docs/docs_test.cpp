@@ -43,7 +43,7 @@ std::vector<fs::path> chapter_folders() {
 }
 
 std::vector<fs::path> chapter_pages() {
-  std::vector<fs::path> pages;
+  std::vector<fs::path> pages = {kRoot / "chapters" / "README.md"};
   for (const fs::path& folder : chapter_folders()) {
     if (fs::exists(folder / "README.md")) pages.push_back(folder / "README.md");
   }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,8 @@ namespace shardbook {
 template <typename Body>
 auto on_ranks(int world_size, Body body, double timeout_s = 60) {
   using Result = decltype(body(std::declval<ProcessGroup&>()));
+  static_assert(!std::is_same_v<Result, bool>,
+                "ranks would write to bits of one byte; return an int");
   std::vector<Result> results(static_cast<std::size_t>(world_size));
   LaunchOptions options;
   options.deterministic = true;
