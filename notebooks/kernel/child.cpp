@@ -65,8 +65,8 @@ void leave_remarks(int signal) {
   _exit(0);
 }
 
-/// Reads until the child closes its end. False if it has to be stopped: after an
-/// interrupt, or when it waits for something that never comes.
+/// Reads until the child closes its end. False if the child has to be stopped:
+/// after an interrupt, or when it waits for something that never comes.
 bool read_answer(int answer, std::string& text) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::minutes(20);
