@@ -18,7 +18,7 @@
 #include "chapters/12_sequence_parallel/layout.h"
 #include "chapters/13_moe/load.h"
 #include "chapters/14_hybrid_3d/degrees.h"
-#include "chapters/15_engine/config.h"
+#include "chapters/15_engine/lr_schedules.h"
 
 namespace shardbook::notebook {
 namespace {
@@ -48,7 +48,7 @@ std::vector<const void*> every_chapter() {
           address_of(sequence_parallel::check_sequence),
           address_of(moe::sum_loads),
           address_of(hybrid::combinations_text),
-          address_of(engine::resolve_batch)};
+          address_of(engine::warmup_schedule)};
 }
 
 }  // namespace shardbook::notebook

@@ -63,6 +63,10 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
   row.open = question;
   row.open.limits = {};
   row.open.limits.offloads = false;
+  // Ranks cannot share a key head
+  if (job.sizes.kv_heads > 0) {
+    row.open.limits.max_tp = static_cast<int>(job.sizes.kv_heads);
+  }
   return row;
 }
 

@@ -3,7 +3,7 @@
 // Micro-batches for an engine: a data set dealt out to data-parallel ranks.
 //
 //   Loader loader(training_data(dataset), {4, seed}, dp);
-//   while (const std::optional<Batch> batch = loader.next()) { ... }
+//   while (const std::optional<Batch> batch = loader.next()) { }
 //
 // Samples are shuffled by the seed and the epoch, alike on all ranks, and dealt
 // out by the rank in the data-parallel group alone: ranks that share a model (tp,

@@ -122,14 +122,9 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
   choice.chapter = "13_moe";
   refuse_reduction_keys(config, choice.name, /*has_offload=*/true);
   refuse_fp16(config, choice.name);
-  SB_CHECK(
-      config.pipeline.stages == 1 && book.context_parallel == 1 &&
-          book.tensor_parallel_mode == "1d" && !book.sequence_parallel,
-      config.label,
-      ": /shardbook/experts with /pipeline/stages, "
-      "/shardbook/context_parallel, sequence_parallel or a tensor_parallel "
-      "mode other than 1d: chapter 13 has experts with data and tensor "
-      "parallelism");
+  SB_CHECK(book.tensor_parallel_mode == "1d", config.label,
+           ": /shardbook/experts with /shardbook/tensor_parallel mode \"",
+           book.tensor_parallel_mode, "\": experts go with 1d");
   moe::TrainerOptions how;
   how.ep = book.ep_size;
   how.tp = book.tensor_parallel;
@@ -228,6 +223,21 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   how.bucket_bytes = config.zero.reduce_bucket_size * element;
   how.loss_scale = config.fp16.scale();
   if (!config.fp16.is_dynamic()) how.scaler = "megatron";
+  if (!book.num_experts.empty()) {
+    SB_CHECK(book.num_experts.size() == 1 && !book.use_residual &&
+                 !book.use_data_before_expert_parallelism &&
+                 book.min_capacity == BookConfig().min_capacity,
+             config.label,
+             ": /shardbook/experts with stages or cut tokens: a list of "
+             "num_experts, use_residual, min_capacity and "
+             "use_data_before_expert_parallelism are chapter 13's alone; leave "
+             "them out");
+    how.experts = book.num_experts[0];
+    how.ep = std::max(book.ep_size, 1);
+    how.top_k = book.top_k;
+    how.capacity_factor = book.capacity_factor;
+    how.expert_tp = book.enable_expert_tensor_parallelism;
+  }
   hybrid::check_legal(options, how);
   choice.topology = hybrid::topology_of(how);
   choice.fold_class = hybrid::fold_class(how);
@@ -261,9 +271,10 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   if (given.train == 0 && given.micro == 0) given.train = options.batch;
   choice.sizes = resolve_batch(given, choice.dp);
   const BookConfig& book = config.book;
-  const bool is_cut = config.pipeline.stages > 1 || book.tensor_parallel > 1 ||
-                      book.context_parallel > 1;
-  if (!book.num_experts.empty()) {
+  const bool has_stages = config.pipeline.stages > 1 ||
+                          book.context_parallel > 1 || book.sequence_parallel;
+  const bool is_cut = has_stages || book.tensor_parallel > 1;
+  if (!book.num_experts.empty() && !has_stages) {
     choose_experts(options, config, choice);
   } else if (book.tensor_parallel_mode != "1d") {
     choose_grid(options, config, choice);

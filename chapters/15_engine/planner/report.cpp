@@ -31,6 +31,12 @@ std::string question_text(const Question& question) {
       dtype_name(question.dtype));
 }
 
+/// What a plan keeps on the host, where it keeps anything.
+std::string host_text(const Prediction& each) {
+  if (each.memory.host <= 0) return "";
+  return fmt::format(", host {}", bytes_text(each.memory.host));
+}
+
 std::string fit_text(const Question& question, double bytes) {
   const double left = kUsableMemory * question.capacity() - bytes;
   return left >= 0 ? bytes_text(left) + " left" : bytes_text(-left) + " over";
@@ -47,7 +53,8 @@ std::string plan_lines(const Question& question, const Prediction& each,
       tokens_per_s(question, each), 100 * mfu(question, each),
       100 * each.step.idle_share, bytes_text(each.memory.total()),
       fit_text(question, each.memory.total()));
-  text += fmt::format("    sent by a rank: {}; {}", links_text(each.step),
+  text += fmt::format("    sent by a rank: {}; {}",
+                      links_text(each.step) + host_text(each),
                       sim::trust_name(each.step.trust));
   if (each.confirmed_s > 0) {
     text += fmt::format("; the chapter on shapes: {}, {}",
@@ -177,22 +184,23 @@ std::string strategies_text(const Question& question,
                    });
   std::string text = question_text(question) + "\n\n";
   text +=
-      fmt::format("{:<12}{:<30}{:<30}{:>9}{:>8}{:>9}  {}\n", "strategy",
+      fmt::format("{:<12}{:<34}{:<30}{:>9}{:>8}{:>9}  {}\n", "strategy",
                   "best plan", "", "step", "MFU", "memory", "sent by a rank");
   for (const Strategy& each : strategies) {
     const Answer& answer = each.answer;
     if (answer.best.empty()) {
-      text += fmt::format("{:<12}does not fit, {} over: {}\n", each.name,
-                          bytes_text(answer.least_excess),
+      text += fmt::format("{:<12}does not fit, {} or more over: {}\n",
+                          each.name, bytes_text(answer.least_excess),
                           answer.does_not_fit.example);
       continue;
     }
     const Prediction& best = answer.best[0];
     text +=
-        fmt::format("{:<12}{:<30}{:<30}{:>9}{:>6.1f} %{:>9}  {}\n", each.name,
+        fmt::format("{:<12}{:<34}{:<30}{:>9}{:>6.1f} %{:>9}  {}\n", each.name,
                     best.plan.layout_text(), best.plan.work_text(),
                     time_text(best.step.seconds), 100 * mfu(question, best),
-                    bytes_text(best.memory.total()), links_text(best.step));
+                    bytes_text(best.memory.total()),
+                    links_text(best.step) + host_text(best));
   }
   return text;
 }

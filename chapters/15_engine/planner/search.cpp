@@ -24,6 +24,16 @@ bool is_faster(const Prediction& a, const Prediction& b) {
   return a.step.seconds < b.step.seconds;
 }
 
+/// Bytes that the host of a node lacks for the devices that are used of it; 0
+/// where its memory is not known.
+double host_excess(const Question& question,
+                   const predict::StepMemory& memory) {
+  const sim::Cluster& cluster = question.base.cluster;
+  const int devices = std::min(question.world_size, cluster.devices_per_node);
+  if (memory.host <= 0 || cluster.host.memory_bytes <= 0) return 0;
+  return devices * memory.host - static_cast<double>(cluster.host.memory_bytes);
+}
+
 /// Counts a plan that does not fit, and remembers the nearest.
 void count_unfit(const Plan& plan, double bytes, double capacity,
                  Answer& answer) {
@@ -59,6 +69,7 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
   std::int64_t num_fit = 0;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& each = candidates[i];
+    // Stop at a bound: behind it, all are slower than the best so far
     const bool is_full = answer.best.size() >= top;
     if (how.prunes && is_full &&
         each.least_s >= answer.best.back().step.seconds) {
@@ -66,10 +77,17 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
           static_cast<std::int64_t>(candidates.size() - i);
       break;
     }
+
+    // Memory first: it needs no replay
     const predict::HybridJob job = job_of(question, each.plan);
     const predict::StepMemory memory = predict::step_memory(job);
     if (memory.total() > capacity) {
       count_unfit(each.plan, memory.total(), capacity, answer);
+      continue;
+    }
+    const double excess = host_excess(question, memory);
+    if (excess > 0) {
+      count_unfit(each.plan, capacity + excess, capacity, answer);
       continue;
     }
     answer.num_predicted += 1;

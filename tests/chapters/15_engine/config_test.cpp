@@ -2,20 +2,15 @@
 
 #include "chapters/15_engine/config.h"
 
-#include <gtest/gtest.h>
-
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "tests/chapters/15_engine/support.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::engine {
 namespace {
-
-DeepSpeedConfig parse(const std::string& text) {
-  return DeepSpeedConfig::parse(text, "ds.json");
-}
 
 std::string error_of(const std::string& text) {
   try {
@@ -174,12 +169,14 @@ TEST(EngineConfig, WrongValuesAreNamed) {
   expect_error(R"({"optimizer": {"params": {}}})", "/optimizer/type: missing");
   expect_error(R"({"scheduler": {"type": "WarmupDecayLR"}})",
                "/scheduler/params/total_num_steps: missing");
-  expect_error(R"({"optimizer": {"type": "Adam", "params": {"betas": [1, 0]}}})",
-               "/optimizer/params/betas/0");
+  expect_error(
+      R"({"optimizer": {"type": "Adam", "params": {"betas": [1, 0]}}})",
+      "/optimizer/params/betas/0");
   expect_error(R"({"communication_data_type": "int8"})",
                "give fp32, fp16 or bf16");
   expect_error(R"({"zero_optimization": {"offload_optimizer":
-                   {"device": "nvme"}}})", "give none or cpu");
+                   {"device": "nvme"}}})",
+               "give none or cpu");
   expect_error(R"({"train_batch_size": 4, "train_batch_size": 8})",
                "stands twice");
   expect_error(R"({"shardbook": {"experts": {}}})",
@@ -270,8 +267,8 @@ TEST(EngineConfig, AutoIsFilledByFrontEndsOnly) {
       fill_auto(text, "ds.json",
                 {{"/train_batch_size", "32"},
                  {"/optimizer/params/lr", "0.25"},
-                 {"/optimizer/params/eps", "1"},   // not "auto": stays
-                 {"/gradient_clipping", "1"}});    // absent: stays so
+                 {"/optimizer/params/eps", "1"},  // not "auto": stays
+                 {"/gradient_clipping", "1"}});   // absent: stays so
   const DeepSpeedConfig config = parse(filled);
   EXPECT_EQ(config.batch.train, 32);
   EXPECT_EQ(config.optimizer.params.lr, 0.25);

@@ -12,8 +12,8 @@ TEST(EngineParity, EveryStageOnEveryWorldEqualsOneDevice) {
   for (const int world : world_sizes()) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const std::int64_t g : sized<std::int64_t>({1, 2}, {2})) {
-        const Values found = after(world, small_options(),
-                                   config_of(stage, g), three_steps);
+        const Values found =
+            after(world, small_options(), config_of(stage, g), three_steps);
         EXPECT_LT(largest_difference(found, expected), 1e-11)
             << world << " ranks, stage " << stage << ", g " << g;
       }
@@ -100,7 +100,8 @@ TEST(EngineStep, ActsAtTheBoundaryOnly) {
     }
     SB_CHECK(values_of(state_of(*t.loaded.model)) != before, "no update");
     SB_CHECK(engine.global_steps() == 1 && engine.micro_steps() == 3 &&
-                 engine.global_samples() == kBatch && engine.skipped_steps() == 0,
+                 engine.global_samples() == kBatch &&
+                 engine.skipped_steps() == 0,
              "counts");
   });
 }
@@ -117,7 +118,8 @@ std::vector<std::int64_t> sent_elements(int stage) {
       t.engine.backward(loss);
       std::int64_t numel = 0;
       for (const CommRecord& each : world.records()) {
-        if (each.op == CommOp::kAllReduce || each.op == CommOp::kReduceScatter) {
+        if (each.op == CommOp::kAllReduce ||
+            each.op == CommOp::kReduceScatter) {
           numel += each.numel;
         }
       }
@@ -232,10 +234,6 @@ TEST(EngineClipping, LimitsTheNormOfTheWholeGradient) {
   }
 }
 
-constexpr const char* kWarmup =
-    R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02,
-        "warmup_num_steps": 4, "warmup_type": "linear"}})";
-
 // [TRAP] The scheduler moves after the optimizer: steps 1 and 2 have rate 0.
 TEST(EngineScheduler, TheFirstTwoStepsChangeNothing) {
   for (const int stage : {0, 2}) {
@@ -265,28 +263,29 @@ TEST(EngineScheduler, OverwritesTheOptimizersRate) {
   const auto four_steps = [](Trained& t) {
     for (int k = 0; k < 4; ++k) t.step(k);
   };
-  EXPECT_LT(largest_difference(after(2, small_options(),
-                                     config_of(1, 2, kWarmup), four_steps),
-                               expected),
+  EXPECT_LT(largest_difference(
+                after(2, small_options(), config_of(1, 2, kWarmup), four_steps),
+                expected),
             1e-11);
   // A scheduler that moves BEFORE the optimizer has another result
   const LrSchedule early = [&](std::int64_t k) { return warmup_lr(warmup, k); };
-  EXPECT_GT(largest_difference(one_device(small_options(), 4, 0, early),
-                               expected),
-            1e-4);
+  EXPECT_GT(
+      largest_difference(one_device(small_options(), 4, 0, early), expected),
+      1e-4);
 }
 
 TEST(EngineScheduler, TheUsersTakesThePlaceOfTheConfigs) {
   InitializeArgs args;
   args.lr_scheduler =
       std::make_shared<ScheduledLr>([](std::int64_t k) { return 0.25 + k; });
-  after(1, small_options(), config_of(0, 1, kWarmup),
-        [](Trained& t) {
-          SB_CHECK(t.engine.get_lr() == 0.25, "first");
-          t.step(0);
-          SB_CHECK(t.engine.get_lr() == 1.25, "second");
-        },
-        args);
+  after(
+      1, small_options(), config_of(0, 1, kWarmup),
+      [](Trained& t) {
+        SB_CHECK(t.engine.get_lr() == 0.25, "first");
+        t.step(0);
+        SB_CHECK(t.engine.get_lr() == 1.25, "second");
+      },
+      args);
 }
 
 // --- Initialize ------------------------------------------------------------------

@@ -35,8 +35,8 @@ TEST(WarmupLr, TheLineUpAndDown) {
   options.num_steps = 4;
   options.is_log = false;
   options.total_steps = 8;
-  EXPECT_EQ(rates(options, 10), (std::vector<double>{0, 0, .25, .5, .75, 1,
-                                                     .75, .5, .25, 0}));
+  EXPECT_EQ(rates(options, 10),
+            (std::vector<double>{0, 0, .25, .5, .75, 1, .75, .5, .25, 0}));
   EXPECT_EQ(warmup_lr(options, 100), 0);
 }
 

@@ -8,10 +8,6 @@
 namespace shardbook::engine {
 namespace {
 
-constexpr const char* kWarmup =
-    R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02,
-        "warmup_num_steps": 4, "warmup_type": "linear"}})";
-
 TEST(EngineCheckpoint, GoesOnBitForBit) {
   for (const int stage : {0, 1, 2, 3}) {
     const TempFolder folder;
@@ -23,15 +19,14 @@ TEST(EngineCheckpoint, GoesOnBitForBit) {
       for (int k = 0; k < 3; ++k) t.step(k);
       t.engine.save_checkpoint(folder.path(), "global_step3");
     });
-    const Values resumed =
-        after(2, small_options(), config, [&](Trained& t) {
-          SB_CHECK(t.engine.load_checkpoint(folder.path()) == "global_step3",
-                   "the latest");
-          SB_CHECK(t.engine.global_steps() == 3 &&
-                       t.engine.global_samples() == 3 * kBatch,
-                   "counts");
-          for (int k = 3; k < 6; ++k) t.step(k);
-        });
+    const Values resumed = after(2, small_options(), config, [&](Trained& t) {
+      SB_CHECK(t.engine.load_checkpoint(folder.path()) == "global_step3",
+               "the latest");
+      SB_CHECK(t.engine.global_steps() == 3 &&
+                   t.engine.global_samples() == 3 * kBatch,
+               "counts");
+      for (int k = 3; k < 6; ++k) t.step(k);
+    });
     EXPECT_EQ(resumed, whole) << stage;
   }
 }
@@ -59,9 +54,9 @@ TEST(EngineCheckpoint, GoesOnAtAnotherStageOnOtherRanks) {
 
 TEST(EngineCheckpoint, KeepsTheLossScale) {
   const TempFolder folder;
-  const DeepSpeedConfig config = config_of(
-      1, 1,
-      R"(, "fp16": {"enabled": true, "initial_scale_power": 40,
+  const DeepSpeedConfig config =
+      config_of(1, 1,
+                R"(, "fp16": {"enabled": true, "initial_scale_power": 40,
           "hysteresis": 1})");
   const auto scale = on_ranks(2, [&](ProcessGroup& world) {
     Trained t(small_options(DType::kF32), config, world);
@@ -85,9 +80,8 @@ TEST(EngineCheckpoint, RefusesOthersAndDamagedOnes) {
   };
   EXPECT_NE(error(small_options(), folder.path()).find("latest cannot be read"),
             std::string::npos);
-  after(2, small_options(), config_of(1, 1), [&](Trained& t) {
-    t.engine.save_checkpoint(folder.path(), "a");
-  });
+  after(2, small_options(), config_of(1, 1),
+        [&](Trained& t) { t.engine.save_checkpoint(folder.path(), "a"); });
   Options wider = small_options();
   wider.model =
       R"({"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 13,
@@ -226,9 +220,9 @@ Cut train_cut(int stage, int d, int t, bool tells_the_layout) {
       return tells_the_layout ? tensor_parallel::layout(name, rank, t)
                               : Shards{{0, rank, t}};
     };
-    const Initialized all = initialize(
-        model, config_of(stage, 2, R"(, "gradient_clipping": 0.05)"), world,
-        args);
+    const Initialized all =
+        initialize(model, config_of(stage, 2, R"(, "gradient_clipping": 0.05)"),
+                   world, args);
     const Dataset data = Dataset::open(options, model_config(options));
     Cut cut;
     for (int k = 0; k < 2; ++k) {

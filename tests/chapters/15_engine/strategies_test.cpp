@@ -111,9 +111,13 @@ std::vector<Case> all_cases() {
            zero(R"("stage": 2, )" + cpu) +
                R"(, "shardbook": {"experts": {"num_experts": 8,
                    "ep_size": 2}})"),
+      with("ExpertsInStages", "14_hybrid_3d", 4,
+           R"(, "pipeline": {"stages": 2}, "shardbook": {"experts":
+               {"num_experts": 4, "ep_size": 2}})"),
       with("Tensor", "14_hybrid_3d", 4, R"(, "shardbook": {)" + tp2 + "}"),
-      with("TensorZero3", "14_hybrid_3d", 4,
-           zero(R"("stage": 3)") + R"(, "tensor_parallel": {"autotp_size": 2})"),
+      with(
+          "TensorZero3", "14_hybrid_3d", 4,
+          zero(R"("stage": 3)") + R"(, "tensor_parallel": {"autotp_size": 2})"),
       with("Pipeline", "14_hybrid_3d", 2, R"(, "pipeline": {"stages": 2})", 4),
       with("PipelineRecomputes", "14_hybrid_3d", 2,
            R"(, "pipeline": {"stages": 2, "partition": "parameters",
@@ -121,7 +125,8 @@ std::vector<Case> all_cases() {
            4),
       with("Hybrid", "14_hybrid_3d", 8,
            zero(R"("stage": 1)") + R"(, "pipeline": {"stages": 2},
-               "shardbook": {)" + tp2 + "}",
+               "shardbook": {)" +
+               tp2 + "}",
            3),
       with("Context", "14_hybrid_3d", 4,
            R"(, "pipeline": {"stages": 2}, "shardbook": {"schedule": "zb-h1",
@@ -162,8 +167,9 @@ TEST(EngineSkippedSteps, AreCountedInBytesAndMemory) {
       SCOPED_TRACE("2^" + power);
       const Report report = train_on(
           options, R"({"train_batch_size": 24, "fp16": {"enabled": true,
-              "hysteresis": 1, "initial_scale_power": )" + power +
-                       R"(}, "zero_optimization": {"stage": )" + stage + "}}");
+              "hysteresis": 1, "initial_scale_power": )" +
+                       power + R"(}, "zero_optimization": {"stage": )" + stage +
+                       "}}");
       expect_claims(report);
     }
   }
@@ -202,7 +208,8 @@ TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
   std::vector<double> losses(2);
   EXPECT_EQ(error([&](Engine& e) {
               const double loss = e.train_batch();
-              losses[static_cast<std::size_t>(RankContext::current().rank)] = loss;
+              losses[static_cast<std::size_t>(RankContext::current().rank)] =
+                  loss;
               SB_CHECK(e.global_steps() == 1 && e.micro_steps() == 4 &&
                            e.global_samples() == 24,
                        "counts");
@@ -241,13 +248,17 @@ TEST(EngineStrategies, SayWhyTheyRefuse) {
            {2, R"({"pipeline": {"stages": 2}, "prescale_gradients": true})",
             "/prescale_gradients with /pipeline/stages"},
            {2, R"({"pipeline": {"stages": 2}, "shardbook": {"schedule":
-               "pipedream"}})", "each stage updates by itself"},
+               "pipedream"}})",
+            "each stage updates by itself"},
            {4, R"({"shardbook": {"tensor_parallel": {"size": 4, "mode": "2d"}},
-               "fp16": {"enabled": true}})", "/fp16/enabled with 2d tensor"},
+               "fp16": {"enabled": true}})",
+            "/fp16/enabled with 2d tensor"},
            {4, R"({"shardbook": {"tensor_parallel": {"size": 2, "mode":
-               "2d"}}})", "give it size 4"},
-           {4, R"({"shardbook": {"experts": {"num_experts": 4}}, "pipeline":
-               {"stages": 2}})", "/shardbook/experts with /pipeline/stages"},
+               "2d"}}})",
+            "give it size 4"},
+           {4, R"({"shardbook": {"experts": {"num_experts": [4, 8]}},
+               "pipeline": {"stages": 2}})",
+            "a list of num_experts"},
            {4, R"({"shardbook": {"sharding": "fsdp", "context_parallel":
                {"size": 2}}, "zero_optimization": {"stage": 3}})",
             "/shardbook/sharding \"fsdp\" with stages"},

@@ -45,13 +45,17 @@ inline DeepSpeedConfig parse(const std::string& text) {
 /// Batch, micro-steps and stage, and further keys.
 inline DeepSpeedConfig config_of(int stage, std::int64_t g,
                                  const std::string& more = "") {
-  return parse(
-      "{\"train_batch_size\": " + std::to_string(kBatch) +
-      ", \"gradient_accumulation_steps\": " + std::to_string(g) +
-      R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+  return parse("{\"train_batch_size\": " + std::to_string(kBatch) +
+               ", \"gradient_accumulation_steps\": " + std::to_string(g) +
+               R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
           "zero_optimization": {"stage": )" +
-      std::to_string(stage) + "}" + more + "}");
+               std::to_string(stage) + "}" + more + "}");
 }
+
+/// 0, 0, .005, .01, .015, .02, .02, ...
+inline constexpr const char* kWarmup =
+    R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02,
+        "warmup_num_steps": 4, "warmup_type": "linear"}})";
 
 inline Values values_of(const std::vector<NamedTensor>& state) {
   Values all;
