@@ -1,13 +1,13 @@
 #pragma once
 
-// What a notebook shows.
+// The output of cells: tensors, pictures and tables.
 //
 //   xcpp::display(x);                              // a tensor
 //   xcpp::display(timeline(report.timelines));     // a picture
 //
-// `xcpp::display` asks a value for its `mime_bundle_repr`. Everything has a text
-// as well: for readers without pictures, and for the test that executes the
-// notebooks and compares what they say.
+// `xcpp::display` asks a value for its `mime_bundle_repr`. Every value has a
+// text as well: for readers without pictures, and for `./shardbook notebook
+// --execute`, which compares texts.
 //
 // Pictures are SVG with their own colours, drawn by the code that draws
 // report.html (chapters/common/pictures).
@@ -45,7 +45,8 @@ nl::json mime_bundle_repr(const Picture& picture);
 /// same share their lanes.
 Picture timeline(const std::vector<sim::RankTimeline>& timelines,
                  int max_groups = 8);
-/// The memory in use during the last step, by kind. The text has the peaks.
+/// The memory in use during the last step, by kind, without the scratch memory
+/// of kernels. The text has the peaks.
 Picture memory(const std::vector<sim::RankTimeline>& timelines,
                int max_groups = 4);
 /// The claims of a run: numbers, bytes, memory and virtual time, each predicted

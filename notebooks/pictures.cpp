@@ -68,7 +68,14 @@ Picture timeline(const std::vector<sim::RankTimeline>& timelines,
 Picture memory(const std::vector<sim::RankTimeline>& timelines,
                int max_groups) {
   if (timelines.empty()) return {"no virtual time was kept", "", ""};
-  const sim::StepView view = sim::last_step(timelines);
+  // The scratch memory of kernels depends on the machine.
+  std::vector<sim::RankTimeline> without_workspace = timelines;
+  for (sim::RankTimeline& timeline : without_workspace) {
+    for (sim::MemorySample& sample : timeline.memory) {
+      sample.bytes[static_cast<std::size_t>(MemoryKind::kWorkspace)] = 0;
+    }
+  }
+  const sim::StepView view = sim::last_step(without_workspace);
   Picture picture;
   for (const sim::RankGroup& group : view.groups) {
     std::array<std::int64_t, kNumMemoryKinds> most{};
@@ -80,11 +87,7 @@ Picture memory(const std::vector<sim::RankTimeline>& timelines,
     picture.text += fmt::format("{}, at most {}:", sim::rank_list(group.ranks),
                                 format_bytes(memory_peak(group)));
     for (std::size_t k = 0; k < most.size(); ++k) {
-      // The scratch memory of kernels depends on the machine.
-      if (most[k] == 0 ||
-          static_cast<MemoryKind>(k) == MemoryKind::kWorkspace) {
-        continue;
-      }
+      if (most[k] == 0) continue;
       picture.text +=
           fmt::format(" {} {}", memory_kind_name(static_cast<MemoryKind>(k)),
                       format_bytes(static_cast<double>(most[k])));

@@ -17,6 +17,7 @@ namespace shardbook::bench {
 struct PublishedRow {
   std::string model;
   planner::Question question;  ///< limited to the choices of its system
+  planner::Question open;      ///< with all of this book's
   planner::Plan plan;          ///< the one that was published
 };
 
@@ -24,8 +25,10 @@ struct Compared {
   std::string model;
   planner::Prediction published;
   planner::Prediction within;  ///< the best of the choices that it had
-  bool fits = true;            ///< the published plan, in our memory model
-  std::int64_t num_plans = 0;
+  planner::Prediction open;    ///< the best of this book's
+  /// Where our memory model has no room for the published plan, the planner
+  /// gets as much as that plan needs.
+  double memory_bytes = 0;
 
   /// How much slower the published plan is predicted to be.
   double slower() const {

@@ -5,11 +5,12 @@
 //   ch14_hybrid_3d --world-size 8 --tp 2 --cp 2 --pp 2 --sequence-parallel
 //   ch14_hybrid_3d --world-size 8 --tp 2 --zero-stage 3
 //   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --schedule zb-h1
+//   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --ep 2 --num-experts 8
 //   ch14_hybrid_3d --print-combinations
 //   ch14_hybrid_3d --world-size 64 --backend sim --model gpt-175b --dtype bf16
 //     --tp 8 --pp 8 --batch 64 --micro-batches 64 --seq 2048
 //
-// Read before: 12_sequence_parallel. Read next: 15_engine.
+// Read before: 12_sequence_parallel, 13_moe. Read next: 15_engine.
 
 #include <cstdio>
 
@@ -28,8 +29,8 @@ int main(int argc, char** argv) {
     hybrid::HybridOptions how;
     bool prints_combinations = false;
     CommandLine line("ch14_hybrid_3d",
-                     "Data, tensor, context and pipeline parallelism together, "
-                     "with ZeRO.");
+                     "Data, tensor, context, expert and pipeline parallelism "
+                     "together, with ZeRO.");
     add_shared_options(line, options);
     hybrid::add_options(line, how);
     line.add("--print-combinations", &prints_combinations,

@@ -174,6 +174,9 @@ class Engine {
   std::vector<NamedTensor> full_state();
   /// This rank's parts of all that training changes.
   TrainingState state();
+  /// Steps, rate, scheduler and loss scale, by name; and back.
+  std::map<std::string, double> numbers() const;
+  void set_numbers(const std::map<std::string, double>& numbers);
   /// Keeps the training in FOLDER/TAG, and TAG in FOLDER/latest. Collective.
   void save_checkpoint(const std::string& folder, const std::string& tag);
   /// Goes on from FOLDER/TAG (empty: the latest), written by any number of ranks
@@ -192,8 +195,6 @@ class Engine {
   friend class NoSync;
   void check_module(const char* call) const;
   void finish_step(double norm);
-  std::map<std::string, double> numbers() const;
-  void set_numbers(const std::map<std::string, double>& numbers);
 
   DeepSpeedConfig config_;
   BatchSizes sizes_;

@@ -4,52 +4,21 @@
 //   FOLDER/TAG/rank-00001-of-00004.safetensors  ...
 //   FOLDER/TAG/engine.json                   steps, loss scale, scheduler
 
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "chapters/15_engine/engine.h"
 #include "chapters/15_engine/internal/data_parallel_model.h"
-#include "chapters/common/run/state_files.h"
+#include "chapters/15_engine/internal/state_folder.h"
 #include "core/check.h"
 
 namespace shardbook::engine {
 namespace {
 
-namespace fs = std::filesystem;
-
-constexpr const char* kFormat = "shardbook engine checkpoint 1";
-
-/// Runs `work` on every rank and throws the first rank's error everywhere.
-template <typename Work>
-void on_all_ranks(ProcessGroup& world, const Work& work) {
-  std::string mine;
-  try {
-    work();
-  } catch (const std::exception& error) {
-    mine = error.what();
-  }
-  for (const std::string& text : world.exchange(mine)) {
-    SB_CHECK(text.empty(), text);
-  }
-}
-
-std::string text_of(const std::string& file) {
-  std::ifstream in(file);
-  SB_CHECK(in, "load_checkpoint: ", file, " cannot be read");
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-/// Under another name first, so that a kill leaves the old file or the new one.
-void write_text(const std::string& file, const std::string& text) {
-  std::ofstream out(file + ".new");
-  out << text << std::flush;
-  SB_CHECK(out, "save_checkpoint: ", file, " cannot be written");
-  fs::rename(file + ".new", file);
-}
+using internal::on_all_ranks;
+using internal::read_state_folder;
+using internal::text_of;
+using internal::write_state_folder;
+using internal::write_text;
 
 void check_tag(const std::string& tag) {
   SB_CHECK(!tag.empty() && tag[0] != '.' &&
@@ -110,68 +79,25 @@ void Engine::save_checkpoint(const std::string& folder,
       micro_steps_ % sizes_.accumulation == 0 || boundary_,
       "save_checkpoint: between the micro-steps of a step, whose gradients "
       "would be lost; call it after step has acted");
-  const TrainingState state = this->state();
-  const std::string place = folder + "/" + tag;
-  const std::string temporary = folder + "/." + tag + ".tmp";
-  const bool is_main = world_.rank() == 0;
+  on_all_ranks(world_, [&] { check_tag(tag); });
+  write_state_folder(world_, folder, tag, state(), numbers());
   on_all_ranks(world_, [&] {
-    check_tag(tag);
-    if (!is_main) return;
-    fs::remove_all(temporary);
-    fs::create_directories(temporary);
-  });
-  on_all_ranks(world_, [&] { write_state_file(temporary, state, &world_); });
-  on_all_ranks(world_, [&] {
-    if (!is_main) return;
-    const nlohmann::json json = {{"format", kFormat},
-                                 {"ranks", world_.size()},
-                                 {"numbers", numbers()},
-                                 {"strategy", state.numbers},
-                                 {"agreed", state.agreed}};
-    write_text(temporary + "/engine.json", json.dump(2) + "\n");
-    fs::remove_all(place);
-    fs::rename(temporary, place);
-    write_text(folder + "/latest", tag + "\n");
+    if (world_.rank() == 0) write_text(folder + "/latest", tag + "\n");
   });
 }
 
 std::string Engine::load_checkpoint(const std::string& folder,
                                     const std::string& tag) {
-  TrainingState state = this->state();
   std::string found = tag;
-  std::map<std::string, double> own, of_strategy;
   on_all_ranks(world_, [&] {
     if (found.empty()) {
       std::istringstream(text_of(folder + "/latest")) >> found;
     }
-    const std::string place = folder + "/" + found;
-    int ranks = 0;
-    const std::string text = text_of(place + "/engine.json");
-    try {
-      const auto json = nlohmann::json::parse(text);
-      SB_CHECK(json.at("format") == kFormat, "another format");
-      ranks = json.at("ranks").get<int>();
-      json.at("numbers").get_to(own);
-      json.at("strategy").get_to(of_strategy);
-    } catch (const std::exception&) {
-      SB_FAIL("load_checkpoint: ", place,
-              "/engine.json is damaged or of another program");
-    }
-    for (const auto& [name, value] : state.numbers) {
-      SB_CHECK(of_strategy.count(name) > 0, "load_checkpoint: ", place,
-               " keeps no ", name, ", which this engine needs");
-    }
-    for (const char* name : {"global_steps", "global_samples", "micro_steps",
-                             "skipped_steps", "lr"}) {
-      SB_CHECK(own.count(name) > 0, "load_checkpoint: ", place,
-               "/engine.json keeps no ", name);
-    }
-    const StateFiles files(place, ranks);
-    files.check(state, /*with_optimizer=*/true);
-    files.load(state, /*with_optimizer=*/true);
   });
-  if (state.loaded) state.loaded(of_strategy);
-  set_numbers(own);
+  TrainingState state = this->state();
+  set_numbers(read_state_folder(world_, folder + "/" + found, state,
+                                {"global_steps", "global_samples",
+                                 "micro_steps", "skipped_steps", "lr"}));
   return found;
 }
 

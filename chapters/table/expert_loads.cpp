@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "chapters/table/internal/json_reader.h"
 #include "chapters/common/pictures/svg.h"
+#include "chapters/table/internal/json_reader.h"
 #include "core/check.h"
 
 namespace shardbook::table {

@@ -31,8 +31,14 @@ void wake(int file) {
   }
 }
 
-/// Tells the main thread, and stops this one. It cannot go on.
+/// Tells the main thread, and stops this one: it cannot go on. Where the main
+/// thread itself has crashed, the process ends.
 void on_crash(int signal) {
+  if (gettid() == getpid()) {
+    ::signal(signal, SIG_DFL);
+    raise(signal);
+    return;
+  }
   crash_signal = signal;
   wake(crash_wake);
   for (;;) pause();

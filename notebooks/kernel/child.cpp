@@ -3,6 +3,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,26 +42,34 @@ void leave_remarks(int signal) {
   raise(signal);
 }
 
+/// Limits of time count what the child computes: other programs may leave it
+/// little of the processor.
 [[noreturn]] void run_child(const std::function<std::string()>& work,
-                            const std::string& remarks, int answer) {
+                            const std::string& remarks, int answer,
+                            int limit_s) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const auto seconds = static_cast<rlim_t>(limit_s);
+  const rlimit limit{seconds, seconds + 1};
+  setrlimit(RLIMIT_CPU, &limit);
   child_remarks = &remarks;
   child_answer = answer;
   // The cell thread's signal stack is there in the child, too.
   struct sigaction action {};
   action.sa_flags = SA_ONSTACK;
   action.sa_handler = leave_remarks;
-  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM}) {
+  for (const int signal :
+       {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGPROF, SIGXCPU}) {
     sigaction(signal, &action, nullptr);
   }
   write_all(answer, work() + kReturned);
   _exit(0);
 }
 
-/// Reads until the child closes its end. False if it was stopped.
-bool read_answer(int answer, double limit_s, std::string& text) {
+/// Reads until the child closes its end. False if the child has to be stopped:
+/// after an interrupt, or when it waits for something that never comes.
+bool read_answer(int answer, std::string& text) {
   using Clock = std::chrono::steady_clock;
-  const auto end = Clock::now() + std::chrono::duration<double>(limit_s);
+  const auto end = Clock::now() + std::chrono::minutes(20);
   std::array<char, 65536> buffer;
   while (!is_interrupted() && Clock::now() < end) {
     pollfd waiting{answer, POLLIN, 0};
@@ -73,8 +83,13 @@ bool read_answer(int answer, double limit_s, std::string& text) {
 
 }  // namespace
 
+void limit_rest_of_child(int seconds) {
+  const itimerval rest{{0, 0}, {seconds, 0}};
+  setitimer(ITIMER_PROF, &rest, nullptr);
+}
+
 ChildResult in_child(const std::function<std::string()>& work,
-                     const std::string& remarks, double limit_s) {
+                     const std::string& remarks, int limit_s) {
   std::array<int, 2> ends{};
   if (pipe(ends.data()) != 0) {
     return {false, false, std::string("has no pipe: ") + std::strerror(errno)};
@@ -82,7 +97,7 @@ ChildResult in_child(const std::function<std::string()>& work,
   const pid_t child = fork();
   if (child == 0) {
     close(ends[0]);
-    run_child(work, remarks, ends[1]);
+    run_child(work, remarks, ends[1], limit_s);
   }
   close(ends[1]);
   ChildResult result;
@@ -91,7 +106,7 @@ ChildResult in_child(const std::function<std::string()>& work,
     return {false, false,
             std::string("has no process: ") + std::strerror(errno)};
   }
-  const bool ended = read_answer(ends[0], limit_s, result.text);
+  const bool ended = read_answer(ends[0], result.text);
   close(ends[0]);
   if (!ended) kill(child, SIGKILL);
   int status = 0;
@@ -108,8 +123,10 @@ ChildResult in_child(const std::function<std::string()>& work,
   } else if (result.interrupted) {
     result.text = "was interrupted";
   } else if (!ended) {
-    result.text = "did not end within " +
-                  std::to_string(static_cast<int>(limit_s)) + " seconds";
+    result.text = "waits for ever";
+  } else if (WIFSIGNALED(status) &&
+             (WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGPROF)) {
+    result.text = "did not end within " + std::to_string(limit_s) + " seconds";
   } else if (WIFSIGNALED(status)) {
     result.text = std::string("crashed (") + strsignal(WTERMSIG(status)) + ")";
   } else {

@@ -15,10 +15,13 @@ struct ChildResult {
 };
 
 /// Forks, runs `work` in the child, and returns the text that `work` returned.
-/// The child is killed when it takes longer than `limit_s`, or when the cell is
+/// The child is ended when it has computed for `limit_s`, or when the cell is
 /// interrupted. Only the calling thread exists in the child. Work that crashes,
-/// or that an alarm(2) of its own ends, leaves `remarks` as they are then.
+/// or that a limit ends, leaves `remarks` as they are then.
 ChildResult in_child(const std::function<std::string()>& work,
-                     const std::string& remarks, double limit_s = 60);
+                     const std::string& remarks, int limit_s = 60);
+
+/// For work in a child: it may compute for so many seconds more.
+void limit_rest_of_child(int seconds);
 
 }  // namespace shardbook::notebook

@@ -11,7 +11,6 @@
 #include <llvm/ExecutionEngine/Orc/LLJIT.h>
 #include <llvm/IR/Module.h>
 #include <llvm/Support/TargetSelect.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <iostream>
@@ -38,7 +37,9 @@ class Collector : private llvm::raw_string_ostream,
   void HandleDiagnostic(clang::DiagnosticsEngine::Level level,
                         const clang::Diagnostic& diagnostic) override {
     TextDiagnosticPrinter::HandleDiagnostic(level, diagnostic);
-    if (level >= clang::DiagnosticsEngine::Error && in_copy_) alarm(2);
+    if (level >= clang::DiagnosticsEngine::Error && in_copy_) {
+      limit_rest_of_child(2);
+    }
   }
 
  private:

@@ -10,7 +10,8 @@ namespace shardbook::notebook {
 Directives directives_of(std::string_view cell) {
   static const std::regex pragma(R"(#[ \t]*pragma[ \t]+(\w+)([^]*))");
   static const std::regex cling(
-      R"re([ \t]*(add_include_path|add_library_path|load)[ \t]*\([ \t]*"([^"]*)"[ \t]*\)[ \t]*(//[^]*)?)re");
+      R"re([ \t]*(add_include_path|add_library_path|load)[ \t]*)re"
+      R"re(\([ \t]*"([^"]*)"[ \t]*\)[ \t]*(//[^]*)?)re");
   Directives found;
   found.rest = cell;
   for (const Token& token : tokens_of(cell).list) {

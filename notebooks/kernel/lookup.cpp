@@ -19,7 +19,7 @@
 namespace shardbook::notebook {
 namespace {
 
-constexpr double kLimit_s = 10;
+constexpr int kLimit_s = 10;
 
 /// Collects the names that begin with a prefix.
 class Names : public clang::VisibleDeclConsumer {

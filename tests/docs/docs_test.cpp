@@ -2,8 +2,10 @@
 // to exists, and the lists of the build name everything that is there.
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,6 +14,7 @@
 #include <sstream>
 
 #include "tests/docs/pages.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::docs {
 namespace {
@@ -40,7 +43,7 @@ std::vector<fs::path> chapter_folders() {
 }
 
 std::vector<fs::path> chapter_pages() {
-  std::vector<fs::path> pages;
+  std::vector<fs::path> pages = {kRoot / "chapters" / "README.md"};
   for (const fs::path& folder : chapter_folders()) {
     if (fs::exists(folder / "README.md")) pages.push_back(folder / "README.md");
   }
@@ -49,7 +52,8 @@ std::vector<fs::path> chapter_pages() {
 
 std::vector<fs::path> all_pages() {
   std::vector<fs::path> pages = chapter_pages();
-  for (const char* name : {"README.md", "README.zh-CN.md"}) {
+  for (const char* name :
+       {"README.md", "README.zh-CN.md", "notebooks/README.md"}) {
     if (fs::exists(kRoot / name)) pages.push_back(kRoot / name);
   }
   return pages;
@@ -256,7 +260,7 @@ TEST(PublicHeaders, AllAreCompiledAlone) {
   for (std::string word; words >> word;) listed.insert(word);
   EXPECT_GT(listed.size(), 0u);
   const std::regex is_private("/(" SHARDBOOK_PRIVATE_FOLDERS ")/");
-  for (const char* room : {"core", "comm", "sim", "chapters"}) {
+  for (const char* room : {"core", "comm", "sim", "chapters", "notebooks"}) {
     for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
       const std::string path = fs::relative(entry.path(), kRoot).string();
       if (entry.path().extension() != ".h" ||
@@ -267,6 +271,26 @@ TEST(PublicHeaders, AllAreCompiledAlone) {
           << path << " is new: meson setup --reconfigure";
     }
   }
+}
+
+// cling has the clang of 2019; Debian's oldest is the nearest to it.
+TEST(PublicHeaders, AnOldClangReadsThem) {
+  const TempFolder folder;
+  std::ofstream source(folder / "all.cpp");
+  std::istringstream words(SHARDBOOK_PUBLIC_HEADERS);
+  for (std::string word; words >> word;) {
+    source << "#include \"" << word << "\"\n";
+  }
+  source.close();
+  const std::string command =
+      "cd '" + folder.path() + "' && for clang in clang++-11 clang++-13 " +
+      "clang++-14 clang++-15 clang++-16 none; do command -v $clang && break; " +
+      "done >name; read clang <name || exit 77; exec $clang -std=c++17 " +
+      "-fsyntax-only -Wall -Wextra -Werror -Wno-unused-parameter -I'" +
+      kRoot.string() + "' all.cpp 2>log";
+  const int status = WEXITSTATUS(std::system(command.c_str()));
+  if (status == 77) GTEST_SKIP() << "there is no clang of version 11 to 16";
+  EXPECT_EQ(status, 0) << read_file(folder / "log");
 }
 
 }  // namespace

@@ -30,6 +30,7 @@
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
+#include "chapters/common/pictures/figure.h"
 #include "chapters/common/pipeline/check.h"
 #include "chapters/common/pipeline/draw.h"
 #include "chapters/common/pipeline/engine.h"
@@ -235,6 +236,16 @@ void data(std::uint64_t seed, std::int64_t step, std::int64_t rank,
   Dataset data = Dataset::open("book", /*seq=*/64, /*vocab=*/256, seed);
   Batch all = data.batch(step, /*global_batch=*/24);
   Batch mine = data.batch(step, 24, {rank, ranks}, /*rows=*/24 / ranks);
+}
+
+// --- chapters/common/pictures/figure.h
+void figure() {
+  Figure figure(/*width=*/760);
+  figure.legend({{"forward", "forward"}, {"backward", "backward"}});
+  const double y = figure.add_row(20);
+  figure.text(0, y + 14, "rank 0");
+  figure.box({110, y, 200, 20}, "forward");
+  figure.svg("one step of one rank");
 }
 
 // --- chapters/common/pipeline/check.h

@@ -31,6 +31,9 @@ def program(build, command):
         folder = next(f for f in (build / "chapters").iterdir()
                       if re.fullmatch(r"\d\d_" + words[1], f.name))
         return f"'{folder}/ch{folder.name}'{words[2]}"
+    if command.startswith("./shardbook plan"):
+        planner = build / "chapters" / "15_engine" / "planner"
+        return f"'{planner}/shardbook_plan'{command[len('./shardbook plan'):]}"
     name = command.split()[0]
     return f"'{build}/chapters/{name[2:]}'/{command}"
 
@@ -62,7 +65,9 @@ def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     root = pathlib.Path(__file__).resolve().parents[2]
     pages = [pathlib.Path(p) for p in sys.argv[2:]]
-    for page in pages or sorted((root / "chapters").glob("*/README.md")):
+    chapters = root / "chapters"
+    for page in pages or [chapters / "README.md",
+                          *sorted(chapters.glob("*/README.md"))]:
         update(build, page)
 
 

@@ -62,6 +62,7 @@ class Script : public testing::Test {
     copy_python("/chapters/table");
     copy_python("/bench");
     copy_python("/tests/gpu");
+    copy_python("/notebooks");
     for (const char* name :
          {"/shardbook", "/packages.sh", "/chapters/table/help.txt",
           "/tests/gpu/suite.sh"}) {
@@ -374,6 +375,27 @@ TEST_F(Script, ABuildIsToldInOneLineOrByItsFirstFailure) {
       << bad.text;
 }
 
+// A Python with nbclient, and the words that the program gets.
+TEST_F(Script, NotebooksAreBuiltAndExecuted) {
+  write("/bin/ninja", "#!/bin/sh\necho ninja $* >>'" + root_ + "/ninja.log'\n");
+  write("/notebooks/02_ddp.ipynb", "{}");
+  write("/bin/jupyter_python", "#!/bin/sh\n[ \"$1\" = -c ] || echo \"$*\"\n");
+  const Outcome outcome =
+      run("SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook --execute "
+          "--jobs 3 ddp --update");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_TRUE(has(outcome.text, "-B " + root_ +
+                                    "/notebooks/run_notebooks.py execute " +
+                                    root_ + "/build --jobs 3 --update ddp\n"))
+      << outcome.text;
+  EXPECT_TRUE(has(read("/ninja.log"), "notebook_parts")) << read("/ninja.log");
+  const Outcome opened = run(
+      "SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook -- --no-browser");
+  EXPECT_TRUE(has(opened.text,
+                  "run_notebooks.py open " + root_ + "/build --no-browser\n"))
+      << opened.text;
+}
+
 TEST_F(Script, MistakesInTheCommandAreNamed) {
   for (const auto& [words, text] :
        {std::pair{"run --steps 3", "options of a program go after --"},
@@ -386,6 +408,11 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"test gpu --pack", "--pack needs a value"},
         {"run --jobs many", "--jobs many: give a number from 1 up"},
         {"run --jobs", "--jobs needs a value"},
+        {"run --execute", "--execute and --update go with notebook only"},
+        {"notebook ddp", "names and --update go with --execute"},
+        {"notebook --update", "names and --update go with --execute"},
+        {"notebook --execute 7", "notebook 7: there is no such notebook"},
+        {"notebook --execute -- -v", "takes no options after --"},
         {"run --name .", "--name .: give letters, digits, "},
         {"walk", "walk: no such command; there are run, plan, report"}}) {
     const Outcome outcome = run(std::string("./shardbook ") + words);

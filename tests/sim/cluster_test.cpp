@@ -6,10 +6,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "sim/json_object.h"
 #include "sim/internal/presets.h"
+#include "sim/json_object.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::sim {
@@ -72,7 +73,7 @@ TEST(ClusterPresets, AreTheOnesOfTheBook) {
 }
 
 /// Objects in which numbers stand without any remark.
-void find_bare_numbers(const internal::Json& json, const std::string& path,
+void find_bare_numbers(const json_file::Json& json, const std::string& path,
                        std::vector<std::string>& bare) {
   bool has_number = false, has_remark = false;
   for (const auto& [key, value] : json.items()) {
@@ -89,7 +90,7 @@ void find_bare_numbers(const internal::Json& json, const std::string& path,
 TEST(ClusterPresets, SayWhereTheirConstantsComeFrom) {
   std::vector<std::string> bare;
   for (const internal::Preset& preset : internal::presets()) {
-    find_bare_numbers(internal::parse_json(preset.text, preset.name),
+    find_bare_numbers(json_file::parse_json(preset.text, preset.name),
                       preset.name, bare);
   }
   EXPECT_THAT(bare, testing::IsEmpty());

@@ -19,9 +19,10 @@ namespace shardbook {
 /// rank.
 template <typename Body>
 auto on_ranks(int world_size, Body body, double timeout_s = 60) {
-  using Result = decltype(body(std::declval<ProcessGroup&>()));
-  static_assert(!std::is_same_v<Result, bool>,
-                "ranks would write to bits of one byte; return an int");
+  using Returned = decltype(body(std::declval<ProcessGroup&>()));
+  // A vector of bool has several ranks' results in one byte: ranks would race.
+  using Result =
+      std::conditional_t<std::is_same_v<Returned, bool>, int, Returned>;
   std::vector<Result> results(static_cast<std::size_t>(world_size));
   LaunchOptions options;
   options.deterministic = true;

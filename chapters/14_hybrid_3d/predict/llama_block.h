@@ -1,7 +1,7 @@
 #pragma once
 
 // Llama's block on shapes: rotary positions, grouped queries, no biases, and a
-// gated MLP or experts in its place. Its weights are cut over tp as the chapter
+// gated MLP, or experts in its place. Its weights are cut over tp as the chapter
 // on tensor parallelism cuts them.
 
 #include <cstdint>

@@ -274,8 +274,8 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
            " experts do not divide by ep ", layout.ep);
   SB_CHECK(layout.ep == 1 || (layout.cp == 1 && layout.ep % layout.tp == 0 &&
                               (layout.tp == 1 || layout.cuts_tokens)),
-           "experts over ", layout.ep, " ranks: with tp ", layout.tp,
-           ", a multiple of it that cuts the tokens; without cp");
+           "ep ", layout.ep, " with tp ", layout.tp, " and cp ", layout.cp,
+           ": tp has to divide ep and to cut the tokens, and cp is 1");
   StageRun run;
   sim::WorldOptions world;
   world.launch.backend = "sim";

@@ -133,6 +133,13 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
               ? half * parameters * (scatters * gradient + gathers * element)
               : 2 * half * parameters * gradient;
     }
+    if (job.offloads) {
+      // Gradients go to the host, parameters come back; with ZeRO-3 before
+      // every gather
+      const double copies = job.zero_stage == 3 ? 2 * m : 1;
+      bytes[job.cluster.host_link.name] +=
+          parameters / d * (m * gradient + copies * element);
+    }
     const bool is_end = rank == 0 || rank == job.pp - 1;
     if (job.is_tied && job.pp > 1 && is_end) {
       bytes[costs.link({0, ranks.at_stage(job.pp - 1)}).name] +=

@@ -23,7 +23,7 @@ struct Asked {
   std::string cluster = "dgx-a100", format = "text", config;
   int nodes = 0;
   std::int64_t memory_bytes = 0;
-  bool confirms = false;
+  bool confirms = false, is_by_strategy = false;
 };
 
 void add_options(CommandLine& line, Asked& asked) {
@@ -52,6 +52,8 @@ void add_options(CommandLine& line, Asked& asked) {
            {"never", "attention", "blocks"});
   line.add("--offload", &only.offloads,
            "also plans that use the host's memory");
+  line.add("--by-strategy", &asked.is_by_strategy,
+           "the best plan of DDP, of each stage of ZeRO, of TP, PP and both");
   line.add("--prune", &asked.search.prunes,
            "bounds first; no-: predict every plan");
   line.add("--confirm", &asked.confirms,
@@ -95,6 +97,14 @@ int main(int argc, char** argv) {
     line.parse(argc, argv);
     read_question(asked);
     planner::check_question(asked.question);
+    if (asked.is_by_strategy) {
+      std::fputs(planner::strategies_text(
+                     asked.question,
+                     planner::search_by_strategy(asked.question, asked.search))
+                     .c_str(),
+                 stdout);
+      return 0;
+    }
     std::ofstream config;
     if (!asked.config.empty()) {
       config.open(asked.config);

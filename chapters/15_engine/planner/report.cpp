@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "chapters/14_hybrid_3d/predict/work.h"
 #include "chapters/common/models/models.h"
@@ -17,6 +19,22 @@ double parameters_of(const Question& question) {
   return static_cast<double>(job.layers) * predict::weight_products(job) +
          static_cast<double>((job.sizes.vocabulary + job.sizes.seq) *
                              job.sizes.hidden);
+}
+
+std::string question_text(const Question& question) {
+  return fmt::format(
+      "{}, {:.2f} billion parameters, on {} of {}'s {}, {} each\n"
+      "{} samples of {} tokens per step, {}",
+      question.model, parameters_of(question) / 1e9, question.world_size,
+      question.base.cluster.name, question.base.cluster.device.name,
+      bytes_text(question.capacity()), question.batch, question.seq,
+      dtype_name(question.dtype));
+}
+
+/// What a plan keeps on the host, where it keeps anything.
+std::string host_text(const Prediction& each) {
+  if (each.memory.host <= 0) return "";
+  return fmt::format(", host {}", bytes_text(each.memory.host));
 }
 
 std::string fit_text(const Question& question, double bytes) {
@@ -35,7 +53,8 @@ std::string plan_lines(const Question& question, const Prediction& each,
       tokens_per_s(question, each), 100 * mfu(question, each),
       100 * each.step.idle_share, bytes_text(each.memory.total()),
       fit_text(question, each.memory.total()));
-  text += fmt::format("    sent by a rank: {}; {}", links_text(each.step),
+  text += fmt::format("    sent by a rank: {}; {}",
+                      links_text(each.step) + host_text(each),
                       sim::trust_name(each.step.trust));
   if (each.confirmed_s > 0) {
     text += fmt::format("; the chapter on shapes: {}, {}",
@@ -135,14 +154,9 @@ std::string links_text(const predict::HybridStep& step) {
 }
 
 std::string answer_text(const Question& question, const Answer& answer) {
-  std::string text = fmt::format(
-      "{}, {:.2f} billion parameters, on {} of {}'s {}, {} each\n"
-      "{} samples of {} tokens per step, {}; {} plans, {} of them "
-      "predicted\n\n",
-      question.model, parameters_of(question) / 1e9, question.world_size,
-      question.base.cluster.name, question.base.cluster.device.name,
-      bytes_text(question.capacity()), question.batch, question.seq,
-      dtype_name(question.dtype), answer.num_plans, answer.num_predicted);
+  std::string text = question_text(question) +
+                     fmt::format("; {} plans, {} of them predicted\n\n",
+                                 answer.num_plans, answer.num_predicted);
   if (answer.best.empty()) {
     text += "No plan fits.\n";
   } else {
@@ -157,6 +171,38 @@ std::string answer_text(const Question& question, const Answer& answer) {
   return text + "\nThe best one trains with\n  " +
          command_of(question, best, false) + "\nand is simulated with\n  " +
          command_of(question, best, true) + "\n";
+}
+
+std::string strategies_text(const Question& question,
+                            std::vector<Strategy> strategies) {
+  const auto seconds = [](const Strategy& of) {
+    return of.answer.best.empty() ? 1e30 : of.answer.best[0].step.seconds;
+  };
+  std::stable_sort(strategies.begin(), strategies.end(),
+                   [&](const Strategy& a, const Strategy& b) {
+                     return seconds(a) < seconds(b);
+                   });
+  std::string text = question_text(question) + "\n\n";
+  text +=
+      fmt::format("{:<12}{:<34}{:<30}{:>9}{:>8}{:>9}  {}\n", "strategy",
+                  "best plan", "", "step", "MFU", "memory", "sent by a rank");
+  for (const Strategy& each : strategies) {
+    const Answer& answer = each.answer;
+    if (answer.best.empty()) {
+      text += fmt::format("{:<12}does not fit, {} or more over: {}\n",
+                          each.name, bytes_text(answer.least_excess),
+                          answer.does_not_fit.example);
+      continue;
+    }
+    const Prediction& best = answer.best[0];
+    text +=
+        fmt::format("{:<12}{:<34}{:<30}{:>9}{:>6.1f} %{:>9}  {}\n", each.name,
+                    best.plan.layout_text(), best.plan.work_text(),
+                    time_text(best.step.seconds), 100 * mfu(question, best),
+                    bytes_text(best.memory.total()),
+                    links_text(best.step) + host_text(best));
+  }
+  return text;
 }
 
 std::string answer_json(const Question& question, const Answer& answer) {

@@ -10,6 +10,10 @@ namespace shardbook::planner {
 
 /// The best plans with their figures, and why the others lost.
 std::string answer_text(const Question& question, const Answer& answer);
+/// The best plan of each strategy, by the time of its step; then those that do
+/// not fit.
+std::string strategies_text(const Question& question,
+                            std::vector<Strategy> strategies);
 /// The same as one JSON object.
 std::string answer_json(const Question& question, const Answer& answer);
 

@@ -24,6 +24,16 @@ bool is_faster(const Prediction& a, const Prediction& b) {
   return a.step.seconds < b.step.seconds;
 }
 
+/// Bytes that the host of a node lacks for the devices that are used of it; 0
+/// where its memory is not known.
+double host_excess(const Question& question,
+                   const predict::StepMemory& memory) {
+  const sim::Cluster& cluster = question.base.cluster;
+  const int devices = std::min(question.world_size, cluster.devices_per_node);
+  if (memory.host <= 0 || cluster.host.memory_bytes <= 0) return 0;
+  return devices * memory.host - static_cast<double>(cluster.host.memory_bytes);
+}
+
 /// Counts a plan that does not fit, and remembers the nearest.
 void count_unfit(const Plan& plan, double bytes, double capacity,
                  Answer& answer) {
@@ -33,6 +43,66 @@ void count_unfit(const Plan& plan, double bytes, double capacity,
     answer.least_excess = excess;
     lost.example = plan.layout_text() + ", " + plan.work_text();
   }
+}
+
+Answer search_among(const Question& question, const std::vector<Plan>& plans,
+                    const SearchOptions& how) {
+  Answer answer;
+  const double capacity = kUsableMemory * question.capacity();
+  std::vector<Candidate> candidates;
+  for (const Plan& plan : plans) {
+    if (how.keeps && !how.keeps(plan)) continue;
+    answer.num_plans += 1;
+    const double bytes = least_bytes(question, plan);
+    if (how.prunes && bytes > capacity) {
+      count_unfit(plan, bytes, capacity, answer);
+      continue;
+    }
+    const double seconds = least_seconds(question, plan);
+    candidates.push_back({plan, seconds});
+  }
+  std::stable_sort(
+      candidates.begin(), candidates.end(),
+      [](const auto& a, const auto& b) { return a.least_s < b.least_s; });
+
+  const auto top = static_cast<std::size_t>(how.top);
+  std::int64_t num_fit = 0;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& each = candidates[i];
+    // Stop at a bound: behind it, all are slower than the best so far
+    const bool is_full = answer.best.size() >= top;
+    if (how.prunes && is_full &&
+        each.least_s >= answer.best.back().step.seconds) {
+      answer.slower_bound.count +=
+          static_cast<std::int64_t>(candidates.size() - i);
+      break;
+    }
+
+    // Memory first: it needs no replay
+    const predict::HybridJob job = job_of(question, each.plan);
+    const predict::StepMemory memory = predict::step_memory(job);
+    if (memory.total() > capacity) {
+      count_unfit(each.plan, memory.total(), capacity, answer);
+      continue;
+    }
+    const double excess = host_excess(question, memory);
+    if (excess > 0) {
+      count_unfit(each.plan, capacity + excess, capacity, answer);
+      continue;
+    }
+    answer.num_predicted += 1;
+    num_fit += 1;
+    Prediction prediction;
+    prediction.plan = each.plan;
+    prediction.step = predict::hybrid_step(job);
+    prediction.memory = memory;
+    const auto place = std::upper_bound(answer.best.begin(), answer.best.end(),
+                                        prediction, is_faster);
+    answer.best.insert(place, std::move(prediction));
+    if (answer.best.size() > top) answer.best.pop_back();
+  }
+  answer.slower.count = num_fit - static_cast<std::int64_t>(answer.best.size());
+  return answer;
 }
 
 }  // namespace
@@ -60,53 +130,48 @@ void check_question(const Question& question) {
 
 Answer search(const Question& question, const SearchOptions& how) {
   check_question(question);
-  Answer answer;
-  const double capacity = kUsableMemory * question.capacity();
-  std::vector<Candidate> candidates;
-  for (Plan& plan : plans_of(question, &answer.illegal)) {
-    answer.num_plans += 1;
-    const double bytes = least_bytes(question, plan);
-    if (how.prunes && bytes > capacity) {
-      count_unfit(plan, bytes, capacity, answer);
-      continue;
-    }
-    const double seconds = least_seconds(question, plan);
-    candidates.push_back({std::move(plan), seconds});
-  }
-  std::stable_sort(
-      candidates.begin(), candidates.end(),
-      [](const auto& a, const auto& b) { return a.least_s < b.least_s; });
-
-  const auto top = static_cast<std::size_t>(how.top);
-  std::int64_t num_fit = 0;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const Candidate& each = candidates[i];
-    const bool is_full = answer.best.size() >= top;
-    if (how.prunes && is_full &&
-        each.least_s >= answer.best.back().step.seconds) {
-      answer.slower_bound.count +=
-          static_cast<std::int64_t>(candidates.size() - i);
-      break;
-    }
-    const predict::HybridJob job = job_of(question, each.plan);
-    const predict::StepMemory memory = predict::step_memory(job);
-    if (memory.total() > capacity) {
-      count_unfit(each.plan, memory.total(), capacity, answer);
-      continue;
-    }
-    answer.num_predicted += 1;
-    num_fit += 1;
-    Prediction prediction;
-    prediction.plan = each.plan;
-    prediction.step = predict::hybrid_step(job);
-    prediction.memory = memory;
-    const auto place = std::upper_bound(answer.best.begin(), answer.best.end(),
-                                        prediction, is_faster);
-    answer.best.insert(place, std::move(prediction));
-    if (answer.best.size() > top) answer.best.pop_back();
-  }
-  answer.slower.count = num_fit - static_cast<std::int64_t>(answer.best.size());
+  std::map<std::string, Lost> illegal;
+  const std::vector<Plan> plans = plans_of(question, &illegal);
+  Answer answer = search_among(question, plans, how);
+  answer.illegal = std::move(illegal);
   return answer;
+}
+
+std::vector<Strategy> search_by_strategy(const Question& question,
+                                         SearchOptions how) {
+  check_question(question);
+  const std::vector<Plan> plans = plans_of(question);
+  how.top = 1;
+  std::vector<Strategy> found;
+  const auto add = [&](const std::string& name, auto keeps) {
+    how.keeps = keeps;
+    Answer answer = search_among(question, plans, how);
+    if (answer.num_plans > 0) found.push_back({name, std::move(answer)});
+  };
+  const auto is_data_parallel = [](const Plan& plan) {
+    return plan.how.tp * plan.how.pp * plan.how.cp == 1;
+  };
+  for (int stage = 0; stage <= 3; ++stage) {
+    const std::string name = stage > 0 ? fmt::format("ZeRO-{}", stage)
+                             : question.world_size == 1 ? "one device"
+                                                        : "DDP";
+    add(name, [=](const Plan& plan) {
+      return is_data_parallel(plan) && !plan.offloads &&
+             plan.how.zero_stage == stage;
+    });
+  }
+  add("offload", [](const Plan& plan) { return plan.offloads; });
+  const auto with = [&](const std::string& name, bool tp, bool pp) {
+    add(name, [=](const Plan& plan) {
+      return (plan.how.tp > 1) == tp && (plan.how.pp > 1) == pp &&
+             plan.how.cp == 1;
+    });
+  };
+  with("TP", true, false);
+  with("PP", false, true);
+  with("TP x PP", true, true);
+  add("CP", [](const Plan& plan) { return plan.how.cp > 1; });
+  return found;
 }
 
 bool can_confirm(const Question& question, const Plan& plan) {

@@ -12,6 +12,7 @@
 // The bounds are below every prediction, so the result is that of predicting
 // every plan (prunes = false).
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,7 +22,9 @@
 namespace shardbook::planner {
 
 struct SearchOptions {
-  int top = 5;         ///< how many plans are kept
+  int top = 5;  ///< how many plans are kept
+  /// Only plans for which it is true; empty: all.
+  std::function<bool(const Plan&)> keeps;
   bool prunes = true;  ///< false: every legal plan is predicted
 };
 
@@ -53,6 +56,15 @@ std::vector<Plan> plans_of(const Question& question,
 /// degree divides, more devices than the cluster has.
 Answer search(const Question& question, const SearchOptions& options = {});
 void check_question(const Question& question);
+
+/// One way of splitting, without the others or with them.
+struct Strategy {
+  std::string name;  ///< "DDP", "ZeRO-3", "TP x PP"
+  Answer answer;     ///< of its plans alone
+};
+/// The best plan of each strategy that the question allows.
+std::vector<Strategy> search_by_strategy(const Question& question,
+                                         SearchOptions options = {});
 
 /// Runs the plan in the hybrid chapter, on shapes, and sets what it confirms.
 void confirm(const Question& question, Prediction& prediction);

@@ -114,6 +114,7 @@ class Space {
     if (only.has_zero_bubble && plan.recompute == "never") offer("zb-h1", 2);
     if (!only.interleaves) return;
     for (int chunks = 2; plan.how.pp * chunks <= layers_ + 2; ++chunks) {
+      if (chunks > only.max_chunks) break;
       const int stages = plan.how.pp * chunks;
       const bool is_even = layers_ % stages == 0 || (layers_ + 2) % stages == 0;
       if (is_even) offer("interleaved", chunks);

@@ -8,6 +8,7 @@
 #include "chapters/13_moe/trainer.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::moe {
 namespace {
@@ -60,7 +61,7 @@ Report run_on_shapes_of(const ModelShape& shape, const Combination& form) {
 }
 
 TEST(MoeActivations, AreThePagesFormula) {
-  const std::vector<Combination> combinations = {
+  const std::vector<Combination> all = {
       {"E"},
       {"E+D", 2, 2},
       {"E+Z", 4, 1, 1, 1},
@@ -81,7 +82,7 @@ TEST(MoeActivations, AreThePagesFormula) {
       {2, 16, 64, 3, 300, 8, 2, 2, 2, DType::kBF16},
       {4, 31, 8, 2, 28, 8, 1, 1, 0.5, DType::kBF16}};
   int compared = 0;
-  for (const Combination& form : combinations) {
+  for (const Combination& form : sized(all, {all[3], all[5]})) {
     int of_form = 0;
     for (const ModelShape& shape : shapes) {
       GateOptions gate;
@@ -102,7 +103,7 @@ TEST(MoeActivations, AreThePagesFormula) {
     EXPECT_GE(of_form, 3) << form.name;
     compared += of_form;
   }
-  EXPECT_GE(compared, 48);
+  EXPECT_GE(compared, kSanitized ? 6 : 48);
 }
 
 }  // namespace

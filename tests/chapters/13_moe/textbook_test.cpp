@@ -156,7 +156,7 @@ void expect_formula(const std::string& name, const ExpertMesh& mesh) {
 /// Even shapes, and odd ones: tokens that no expert count divides.
 template <typename Expect>
 void for_each_shape(ExpertMesh mesh, const Expect& expect) {
-  for (const double m : {1.0, 3.0}) {
+  for (const double m : sized<double>({1, 3}, {3})) {
     for (const double k : sized<double>({1, 2}, {2})) {
       mesh.m = m, mesh.k = k;
       expect(mesh);
@@ -170,7 +170,7 @@ void for_each_shape(ExpertMesh mesh, const Expect& expect) {
 }
 
 TEST(MoeTextbook, AStepIsThePagesFormula) {
-  for (const int zero : {0, 1, 2}) {
+  for (const int zero : sized<int>({0, 1, 2}, {0, 2})) {
     for_each_shape({8, 1, 1, zero}, [](const ExpertMesh& mesh) {
       expect_formula(mesh.zero > 0 ? "E+Z" : "E", mesh);
     });
@@ -182,7 +182,7 @@ TEST(MoeTextbook, AStepIsThePagesFormula) {
 
 TEST(MoeTextbook, AStepWithTensorParallelismIsThePagesFormula) {
   for (const bool expert_tp : {false, true}) {
-    for (const int zero : {0, 1}) {
+    for (const int zero : sized<int>({0, 1}, {1})) {
       for_each_shape({2, 2, 2, zero, expert_tp}, [](const ExpertMesh& mesh) {
         expect_formula("E+D+M", mesh);
       });

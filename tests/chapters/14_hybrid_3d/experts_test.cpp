@@ -74,8 +74,9 @@ TEST(HybridExperts, TrainAsOneDevice) {
 }
 
 TEST(HybridExperts, RunUnderEverySchedule) {
-  for (const std::string schedule :
-       {"gpipe", "interleaved", "zb-h1", "zb-auto", "dualpipe"}) {
+  for (const std::string& schedule : sized<std::string>(
+           {"gpipe", "interleaved", "zb-h1", "zb-auto", "dualpipe"},
+           {"zb-h1", "dualpipe"})) {
     HybridOptions how = with_experts({2, 1, 1, 1, 2, 1});
     how.schedule = schedule;
     how.micro_batches = 4;
@@ -85,7 +86,8 @@ TEST(HybridExperts, RunUnderEverySchedule) {
 
 // A forward that runs again routes its tokens as before, and sends them again.
 TEST(HybridExperts, RouteAlikeWhenForwardRunsAgain) {
-  for (const char* recompute : {"always", "except_last"}) {
+  for (const char* recompute :
+       sized<const char*>({"always", "except_last"}, {"always"})) {
     for (const ExpertMesh& mesh :
          {ExpertMesh{2, 1, 1, 1, 2}, ExpertMesh{2, 1, 2, 1, 2, 1, true}}) {
       HybridOptions how = with_experts(mesh);
@@ -107,8 +109,8 @@ TEST(HybridExperts, ChooseSeveral) {
 }
 
 TEST(HybridExperts, MoveWithTheOrderOfRanks) {
-  for (const std::string order :
-       {"megatron-pp-dp", "dp-tp-pp-cp", "pp-dp-cp-tp"}) {
+  for (const std::string& order : sized<std::string>(
+           {"megatron-pp-dp", "dp-tp-pp-cp", "pp-dp-cp-tp"}, {"dp-tp-pp-cp"})) {
     HybridOptions how = with_experts({2, 2, 2, 1, 2, 1});
     how.order = order;
     expect_routed_as_one_device(how);
@@ -124,7 +126,8 @@ TEST(HybridExperts, MoveWithTheOrderOfRanks) {
 }
 
 TEST(HybridExperts, EachPartOfASequenceIsRoutedByItself) {
-  for (const char* layout : {"contiguous", "zigzag", "striped"}) {
+  for (const char* layout :
+       sized<const char*>({"contiguous", "zigzag", "striped"}, {"zigzag"})) {
     HybridOptions how = with_experts({2, 1, 1, 2, 2, 1});
     how.cp_layout = layout;
     expect_routed_as_one_device(how);
@@ -252,11 +255,13 @@ std::string saved_experts(const HybridOptions& how, const std::string& load,
 }
 
 TEST(HybridExperts, MoveToOtherMeshes) {
-  const std::vector<ExpertMesh> meshes = {{2, 1, 2, 1, 2, 1},
-                                          {4, 1},
-                                          {1, 1, 1, 1, 3},
-                                          {2, 1, 2, 1, 1, 1, true, true},
-                                          {2, 1, 1, 2, 2}};
+  const std::vector<ExpertMesh> meshes =
+      sized<ExpertMesh>({{2, 1, 2, 1, 2, 1},
+                         {4, 1},
+                         {1, 1, 1, 1, 3},
+                         {2, 1, 2, 1, 1, 1, true, true},
+                         {2, 1, 1, 2, 2}},
+                        {{2, 1, 2, 1, 2, 1}, {2, 1, 1, 2, 2}});
   const TempFolder folder;
   const std::string path = folder / "from.safetensors";
   const std::string saved = saved_experts(with_experts(meshes[0]), "", 1);

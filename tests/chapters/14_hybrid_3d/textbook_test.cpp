@@ -2,6 +2,7 @@
 
 #include "tests/chapters/14_hybrid_3d/support.h"
 #include "tests/chapters/common/textbook_support.h"
+#include "tests/support/sanitized.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -133,7 +134,7 @@ TEST(HybridTextbook, AStepIsThePagesFormula) {
 }
 
 TEST(HybridTextbook, AStepWithExpertsIsThePagesFormula) {
-  for (const int p : {2, 4}) {
+  for (const int p : sized<int>({2, 4}, {2})) {
     for (const int t : {1, 2}) {
       for (const int d : {2, 4}) {
         for (int ep = 1; ep <= d; ep *= 2) {

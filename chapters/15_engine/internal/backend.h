@@ -1,0 +1,74 @@
+#pragma once
+
+// What an Accelerator asks of a plugin's library.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/15_engine/plugins.h"
+#include "chapters/common/models/data.h"
+#include "chapters/common/run/training_state.h"
+#include "comm/process_group.h"
+#include "core/module.h"
+#include "core/optim.h"
+
+namespace shardbook::accelerate::internal {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// A micro-step begins: does its backward end an optimizer step?
+  virtual void begin_micro_step(bool syncs) = 0;
+  virtual void end_micro_step() = 0;
+  virtual Tensor forward(const Tensor& inputs) = 0;
+  /// The mean loss of a rank's batch.
+  virtual Tensor loss(const Batch& batch);
+  /// Adds the gradient of loss / gradient_accumulation_steps.
+  virtual void backward(const Tensor& loss) = 0;
+  /// Of the whole gradient, without a loss scale. Later calls of step use the
+  /// clipped one.
+  virtual double clip(double max_norm) = 0;
+  virtual void step() = 0;
+  virtual void zero_grad() = 0;
+  /// The last step was left out: its f16 gradient had overflowed.
+  virtual bool was_skipped() const = 0;
+  /// The library moves the learning rate itself.
+  virtual bool owns_schedule() const { return false; }
+
+  virtual Optimizer& optimizer() = 0;
+  virtual Tensors parameters() = 0;
+  virtual Module& module() = 0;
+  virtual ProcessGroup& data_group() = 0;
+  /// All parameters and buffers, whole, on rank 0. Collective.
+  virtual std::vector<NamedTensor> full_state() = 0;
+  /// This rank's parts, and the loss scale.
+  virtual TrainingState state() = 0;
+  /// Further numbers of a library that counts steps itself; and back.
+  virtual std::map<std::string, double> numbers() const { return {}; }
+  virtual void set_numbers(const std::map<std::string, double>&) {}
+};
+
+/// What the libraries are made from. Model and group outlive the backend.
+struct Plan {
+  Module& module;
+  ProcessGroup& world;
+  engine::OptimizerConfig optimizer;
+  std::string mixed_precision;
+  std::int64_t accumulation = 1;
+};
+
+std::unique_ptr<Backend> make_ddp(const Plan& plan,
+                                  const DistributedDataParallelPlugin& plugin);
+std::unique_ptr<Backend> make_fsdp(
+    const Plan& plan, const FullyShardedDataParallelPlugin& plugin);
+std::unique_ptr<Backend> make_engine(const Plan& plan,
+                                     const engine::DeepSpeedConfig& config);
+/// `example` is a batch of this rank. Collective.
+std::unique_ptr<Backend> make_megatron(const Plan& plan,
+                                       const MegatronLMPlugin& plugin,
+                                       const Batch& example);
+
+}  // namespace shardbook::accelerate::internal

@@ -1,0 +1,197 @@
+// DDP and FSDP under an Accelerator: a rank computes gradients by itself, and the
+// wrapper averages them.
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "chapters/03_zero_fsdp/fsdp/state_dict.h"
+#include "chapters/15_engine/internal/backend.h"
+#include "chapters/15_engine/internal/data_parallel_model.h"
+#include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/loss_scaler.h"
+#include "core/autograd.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook::accelerate::internal {
+namespace {
+
+/// PyTorch's GradScaler: halved by each overflow, doubled by 2000 good steps.
+LossScaleOptions grad_scaler() {
+  LossScaleOptions options;
+  options.window = 2000;
+  options.hysteresis = 1;
+  options.kind = ScalerKind::kMegatron;
+  return options;
+}
+
+class Local : public Backend {
+ public:
+  explicit Local(const Plan& plan) : plan_(plan) {
+    if (plan.mixed_precision == "fp16") scaler_.emplace(grad_scaler());
+  }
+
+  void backward(const Tensor& loss) override {
+    const double factor = scale() / static_cast<double>(plan_.accumulation);
+    autograd::backward({loss},
+                       {Tensor::full(loss.shape(), factor, loss.options())});
+  }
+
+  // The optimizer applies the factor. Gradients themselves keep the loss scale,
+  // without which those of f16 might vanish.
+  double clip(double max_norm) override {
+    norm_ = norm() / scale();
+    if (std::isfinite(*norm_)) factor_ = clip_factor(*norm_, max_norm);
+    return *norm_;
+  }
+
+  void step() override {
+    const PhaseScope phase(Phase::kOptimizer);
+    if (scaler_ && !norm_) norm_ = norm() / scale();
+    was_skipped_ = scaler_ && !std::isfinite(*norm_);
+    if (!was_skipped_) optimizer_->step(factor_ / scale());
+    if (scaler_) scaler_->update(was_skipped_);
+    norm_.reset();
+    factor_ = 1;
+  }
+
+  bool was_skipped() const override { return was_skipped_; }
+  Optimizer& optimizer() override { return *optimizer_; }
+  Module& module() override { return plan_.module; }
+  ProcessGroup& data_group() override { return plan_.world; }
+
+  TrainingState state() override {
+    TrainingState state = parts();
+    if (scaler_) {
+      state.numbers = scaler_->state();
+      state.loaded = [this](const std::map<std::string, double>& numbers) {
+        scaler_->load_state(numbers);
+      };
+    }
+    return state;
+  }
+
+ protected:
+  void make_optimizer_of(const Tensors& parameters) {
+    optimizer_ = make_optimizer(plan_.optimizer.name(), parameters,
+                                plan_.optimizer.params);
+  }
+  /// Of the global gradient, with the loss scale. Collective.
+  virtual double norm() = 0;
+  virtual TrainingState parts() = 0;
+  double scale() const { return scaler_ ? scaler_->scale() : 1; }
+
+  const Plan plan_;
+  std::unique_ptr<Optimizer> optimizer_;
+
+ private:
+  std::optional<DynamicLossScaler> scaler_;
+  std::optional<double> norm_;
+  double factor_ = 1;
+  bool was_skipped_ = false;
+};
+
+Module& in_dtype(const Plan& plan) {
+  if (plan.mixed_precision == "bf16") {
+    engine::internal::cast(plan.module, DType::kBF16);
+  } else if (plan.mixed_precision == "fp16") {
+    engine::internal::cast(plan.module, DType::kF16);
+  }
+  return plan.module;
+}
+
+class Ddp : public Local {
+ public:
+  Ddp(const Plan& plan, const DistributedDataParallelPlugin& plugin)
+      : Local(plan), ddp_(in_dtype(plan), plan.world, plugin.options) {
+    make_optimizer_of(parameters());
+    optimizer_->keep_master_copies();
+  }
+
+  void begin_micro_step(bool syncs) override {
+    if (!syncs) no_sync_.emplace(ddp_);
+  }
+  void end_micro_step() override { no_sync_.reset(); }
+  Tensor forward(const Tensor& inputs) override { return ddp_(inputs); }
+  void zero_grad() override { plan_.module.clear_grad(); }
+
+  Tensors parameters() override {
+    Tensors trained;
+    for (const Tensor& each : plan_.module.parameters()) {
+      if (each.requires_grad()) trained.push_back(each);
+    }
+    return trained;
+  }
+  std::vector<NamedTensor> full_state() override {
+    if (plan_.world.rank() != 0) return {};
+    return state_of(plan_.module);
+  }
+
+ protected:
+  // Every rank has the whole average
+  double norm() override { return grad_norm(optimizer_->parameters()); }
+  TrainingState parts() override {
+    TrainingState state;
+    add_whole(state, state_of(plan_.module), *optimizer_);
+    return state;
+  }
+
+ private:
+  ddp::DistributedDataParallel ddp_;
+  std::optional<ddp::NoSync> no_sync_;
+};
+
+class Fsdp : public Local {
+ public:
+  Fsdp(const Plan& plan, const FullyShardedDataParallelPlugin& plugin)
+      : Local(plan),
+        fsdp_(plan.module, plan.world,
+              fsdp_options(plugin, plan.mixed_precision, plan.world.size())) {
+    set_recompute(plan.module, plugin.activation_checkpointing);
+    // The wrapper has replaced the model's tensors by shards
+    make_optimizer_of(fsdp_.parameters());
+  }
+
+  void begin_micro_step(bool syncs) override {
+    if (!syncs) no_sync_.emplace(fsdp_);
+  }
+  void end_micro_step() override { no_sync_.reset(); }
+  Tensor forward(const Tensor& inputs) override { return fsdp_(inputs); }
+  void zero_grad() override { fsdp_.clear_grad(); }
+  Tensors parameters() override { return fsdp_.parameters(); }
+  std::vector<NamedTensor> full_state() override {
+    return fsdp::full_state_dict(fsdp_, {/*offload_to_cpu=*/true,
+                                         /*rank0_only=*/true});
+  }
+
+ protected:
+  double norm() override {
+    return fsdp_.clip_grad_norm_(std::numeric_limits<double>::infinity());
+  }
+  TrainingState parts() override {
+    return fsdp::training_state(fsdp_, *optimizer_);
+  }
+
+ private:
+  fsdp::FullyShardedDataParallel fsdp_;
+  std::optional<fsdp::NoSync> no_sync_;
+};
+
+}  // namespace
+
+Tensor Backend::loss(const Batch& batch) {
+  return language_loss(forward(batch.inputs), batch.targets);
+}
+
+std::unique_ptr<Backend> make_ddp(const Plan& plan,
+                                  const DistributedDataParallelPlugin& plugin) {
+  return std::make_unique<Ddp>(plan, plugin);
+}
+
+std::unique_ptr<Backend> make_fsdp(
+    const Plan& plan, const FullyShardedDataParallelPlugin& plugin) {
+  return std::make_unique<Fsdp>(plan, plugin);
+}
+
+}  // namespace shardbook::accelerate::internal

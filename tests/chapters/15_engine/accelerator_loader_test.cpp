@@ -1,0 +1,218 @@
+// How batches are dealt out to processes, and how results come together again.
+
+#include <numeric>
+
+#include "tests/chapters/15_engine/accelerator_support.h"
+
+namespace shardbook::accelerate {
+namespace {
+
+using Samples = std::vector<std::int64_t>;
+using Batches = std::vector<Samples>;
+
+Samples first(std::int64_t n) {
+  Samples samples(static_cast<std::size_t>(n));
+  std::iota(samples.begin(), samples.end(), 0);
+  return samples;
+}
+
+ShardOptions batches_of(std::int64_t size, bool split = false,
+                        bool even = true) {
+  ShardOptions options;
+  options.batch_size = size;
+  options.split_batches = split;
+  options.even_batches = even;
+  return options;
+}
+
+TEST(AcceleratorLoader, ProcessIHasBatchesIAndEveryNthAfterIt) {
+  const auto of = [](int rank) {
+    return shard_batches(first(7), batches_of(2), 2, rank);
+  };
+  EXPECT_EQ(of(0), (Batches{{0, 1}, {4, 5}}));
+  EXPECT_EQ(of(1), (Batches{{2, 3}, {6, 0}}));
+}
+
+TEST(AcceleratorLoader, SplitBatchesCutEveryBatch) {
+  const auto of = [](int rank) {
+    return shard_batches(first(7), batches_of(2, true), 2, rank);
+  };
+  EXPECT_EQ(of(0), (Batches{{0}, {2}, {4}, {6}}));
+  EXPECT_EQ(of(1), (Batches{{1}, {3}, {5}, {0}}));
+}
+
+TEST(AcceleratorLoader, WithoutEvenBatchesTheLastRoundIsShort) {
+  const auto of = [](int rank) {
+    return shard_batches(first(7), batches_of(2, false, false), 3, rank);
+  };
+  EXPECT_EQ(of(0), (Batches{{0, 1}, {6}}));
+  EXPECT_EQ(of(1), (Batches{{2, 3}}));
+  EXPECT_EQ(of(2), (Batches{{4, 5}}));
+}
+
+TEST(AcceleratorLoader, DropLastLeavesOutShortRounds) {
+  ShardOptions options = batches_of(2);
+  options.drop_last = true;
+  EXPECT_EQ(shard_batches(first(7), options, 2, 1), (Batches{{2, 3}}));
+  EXPECT_TRUE(shard_batches(first(3), options, 2, 0).empty());
+}
+
+/// BatchSamplerShard._iter_with_no_split of Accelerate, line by line, for
+/// even_batches and without drop_last.
+Batches as_accelerate(const Samples& samples, std::int64_t size, int n,
+                      int process) {
+  Batches plain, yielded;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    if (i % static_cast<std::size_t>(size) == 0) plain.emplace_back();
+    plain.back().push_back(samples[i]);
+  }
+  const auto full = static_cast<std::size_t>(size);
+  Samples initial, batch, to_yield;
+  int index = -1;
+  for (const Samples& each : plain) {
+    batch = each;
+    index += 1;
+    if (index < n) initial.insert(initial.end(), batch.begin(), batch.end());
+    if (index % n == process) to_yield = batch;
+    if (index % n == n - 1 && batch.size() == full) {
+      yielded.push_back(to_yield);
+      to_yield.clear();
+    }
+  }
+  if (to_yield.size() == full) yielded.push_back(to_yield);
+  while (initial.size() < full * static_cast<std::size_t>(n)) {
+    const Samples again = initial;
+    initial.insert(initial.end(), again.begin(), again.end());
+  }
+  if (batch.size() == full) {
+    batch.clear();
+    index += 1;
+  }
+  std::size_t cycle = 0;
+  while (index % n != 0 || !batch.empty()) {
+    const std::size_t end = cycle + full - batch.size();
+    batch.insert(batch.end(), initial.begin() + static_cast<long>(cycle),
+                 initial.begin() + static_cast<long>(end));
+    if (index % n == process) yielded.push_back(batch);
+    cycle = end;
+    batch.clear();
+    index += 1;
+  }
+  return yielded;
+}
+
+TEST(AcceleratorLoader, UnevenDataAreDealtOutAsAccelerateDoes) {
+  for (const int n : {1, 2, 3, 4, 8}) {
+    for (const std::int64_t size : {1, 2, 3}) {
+      for (std::int64_t count = 1; count <= 30; ++count) {
+        for (int rank = 0; rank < n; ++rank) {
+          EXPECT_EQ(shard_batches(first(count), batches_of(size), n, rank),
+                    as_accelerate(first(count), size, n, rank))
+              << count << " samples, batches of " << size << ", rank " << rank
+              << " of " << n;
+        }
+      }
+    }
+  }
+}
+
+TEST(AcceleratorLoader, SplitBatchesThatDoNotDivideAreAnError) {
+  try {
+    shard_batches(first(8), batches_of(6, true), 4, 0);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("split_batches"),
+              std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("give 8"), std::string::npos);
+  }
+}
+
+TEST(AcceleratorLoader, ShuffleIsOneOrderForAllProcessesAndNewInEachEpoch) {
+  const auto ranks = on_ranks(2, [](ProcessGroup& world) {
+    Accelerator acc({}, world);
+    Script script;
+    const Options options = options_of(script);
+    DataLoader data = loader_of(script, options, model_config(options));
+    data.shuffle = true;
+    data.batch_size = 2;
+    PreparedLoader loader = acc.prepare(data);
+    Samples seen;
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      for (const Samples& batch : loader.batches()) {
+        seen.insert(seen.end(), batch.begin(), batch.end());
+      }
+      while (loader.next()) {
+      }
+    }
+    return seen;
+  });
+  Samples epoch(ranks[0].begin(), ranks[0].begin() + 12);
+  epoch.insert(epoch.end(), ranks[1].begin(), ranks[1].begin() + 12);
+  EXPECT_NE(epoch, first(24));
+  std::sort(epoch.begin(), epoch.end());
+  EXPECT_EQ(epoch, first(24));
+  EXPECT_NE(Samples(ranks[0].begin(), ranks[0].begin() + 12),
+            Samples(ranks[0].begin() + 12, ranks[0].end()));
+}
+
+// --- Results of all processes ------------------------------------------------------
+
+TEST(AcceleratorGather, ForMetricsEverySampleComesOnce) {
+  for (const int n : {1, 2, 3, 4}) {
+    const auto ranks = on_ranks(n, [](ProcessGroup& world) {
+      Accelerator acc({}, world);
+      Script script;
+      script.samples = 7;
+      script.batch_size = 2;
+      const Options options = options_of(script);
+      PreparedLoader loader =
+          acc.prepare(loader_of(script, options, model_config(options)));
+      Samples metrics, all;
+      for (std::size_t i = 0; loader.next(); ++i) {
+        const Samples& mine = loader.batches()[i];
+        const Tensor numbers =
+            Tensor::from_values(mine, {static_cast<std::int64_t>(mine.size())});
+        for (const auto each :
+             acc.gather_for_metrics(numbers).to_vector<std::int64_t>()) {
+          metrics.push_back(each);
+        }
+        for (const auto each : acc.gather(numbers).to_vector<std::int64_t>()) {
+          all.push_back(each);
+        }
+      }
+      // What does not leave out repetitions counts some samples twice
+      EXPECT_GT(all.size(), 7u);
+      return metrics;
+    });
+    for (const Samples& seen : ranks) EXPECT_EQ(seen, first(7));
+  }
+}
+
+TEST(AcceleratorGather, NumbersAndSumsOverRanks) {
+  on_ranks(3, [](ProcessGroup& world) {
+    Accelerator acc({}, world);
+    const double mine = 1 + acc.process_index();
+    const Tensor number = Tensor::full({}, mine, {DType::kF64, Device()});
+    EXPECT_EQ(acc.gather(number).to_vector<double>(),
+              (std::vector<double>{1, 2, 3}));
+    EXPECT_EQ(acc.reduce(number).item(), 6);
+    EXPECT_EQ(acc.reduce(number, "mean").item(), 2);
+    EXPECT_EQ(number.item(), mine);
+    EXPECT_EQ(acc.num_processes(), 3);
+    EXPECT_EQ(acc.is_main_process(), acc.process_index() == 0);
+    acc.wait_for_everyone();
+    return 0;
+  });
+}
+
+TEST(AcceleratorGather, OnlyTheMainProcessPrints) {
+  testing::internal::CaptureStdout();
+  on_ranks(3, [](ProcessGroup& world) {
+    Accelerator({}, world).print("a line");
+    return 0;
+  });
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "a line\n");
+}
+
+}  // namespace
+}  // namespace shardbook::accelerate

@@ -1,0 +1,239 @@
+// The traps of the loop: each has a script (or a library) that falls into it, and
+// ends up elsewhere.
+
+#include <map>
+
+#include "chapters/common/models/checkpoint.h"
+#include "core/autograd.h"
+#include "core/ops.h"
+#include "core/optim.h"
+#include "tests/chapters/15_engine/accelerator_support.h"
+
+namespace shardbook::accelerate {
+namespace {
+
+/// Farther apart than rounding can bring two runs.
+constexpr double kApart = 1e-6;
+
+double weights_apart(const Trace& a, const Trace& b) {
+  double most = a.weights.size() == b.weights.size() ? 0 : 1e30;
+  const std::map<std::string, std::vector<double>> others(b.weights.begin(),
+                                                          b.weights.end());
+  for (const auto& [name, values] : a.weights) {
+    most = std::max(most, largest_difference(values, others.at(name)));
+  }
+  return most;
+}
+
+Script sgd_script(std::int64_t accumulation) {
+  Script script;
+  script.optimizer.type = "SGD";
+  script.optimizer.params.lr = 0.5;
+  script.options.gradient_accumulation_steps = accumulation;
+  script.batch_size = 2;
+  script.max_norm = 0;
+  return script;
+}
+
+// --- Windows -----------------------------------------------------------------------
+
+/// By hand, on one device: windows of `g` batches of `rows` samples, each batch
+/// divided by what `divisor` returns for the size of its window.
+Trace by_hand(const Script& script, std::int64_t rows, std::int64_t g,
+              const std::function<double(std::int64_t window)>& divisor) {
+  Trace trace;
+  on_ranks(1, [&](ProcessGroup&) {
+    const Options options = options_of(script);
+    const LoadedModel loaded = build_model(options);
+    const engine::TrainingData data = engine::training_data(
+        Dataset::open(options, loaded.config), script.samples);
+    const auto optimizer = make_optimizer("sgd", loaded.model->parameters(),
+                                          script.optimizer.params);
+    const std::int64_t batches = script.samples / rows;
+    for (std::int64_t b = 0; b < batches; ++b) {
+      std::vector<std::int64_t> samples;
+      for (std::int64_t i = 0; i < rows; ++i) samples.push_back(b * rows + i);
+      const Batch batch = data.batch(samples);
+      const std::int64_t window = std::min(g, batches - b / g * g);
+      const Tensor loss =
+          language_loss((*loaded.model)(batch.inputs), batch.targets);
+      autograd::backward({scale(loss, 1 / divisor(window))}, {});
+      if ((b + 1) % g != 0 && b + 1 != batches) continue;
+      optimizer->step();
+      loaded.model->clear_grad();
+    }
+    for (const NamedTensor& each : state_of(*loaded.model)) {
+      trace.weights.push_back({each.name, each.tensor.to_vector<double>()});
+    }
+    return 0;
+  });
+  return trace;
+}
+
+TEST(AcceleratorTrap, ShortLastWindowIsDividedByTheFullNumber) {
+  // 5 batches on each of 2 ranks: windows of 3 and 2
+  Script script = sgd_script(3);
+  script.samples = 20;
+  const double g = 3;
+  const Trace right = by_hand(script, 4, 3, [=](std::int64_t) { return g; });
+  const Trace wrong =
+      by_hand(script, 4, 3, [](std::int64_t window) { return double(window); });
+  ASSERT_GT(weights_apart(right, wrong), kApart);
+  for (const Plugin& plugin : std::vector<Plugin>{
+           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
+           stage(2), MegatronLMPlugin{}}) {
+    script.options.plugin = plugin;
+    const Trace trace = run_on(2, script)[0];
+    EXPECT_EQ(trace.losses.size(), 2u);
+    EXPECT_LT(weights_apart(trace, right), kTolerance) << plugin.index();
+    EXPECT_GT(weights_apart(trace, wrong), kApart) << plugin.index();
+  }
+}
+
+TEST(AcceleratorTrap, UserWhoDividesAsWellTrainsTooSlowly) {
+  Script script = sgd_script(2);
+  for (const Plugin& plugin :
+       std::vector<Plugin>{DistributedDataParallelPlugin{}, stage(1)}) {
+    script.options.plugin = plugin;
+    script.on_loss = {};
+    const Trace right = run_on(2, script)[0];
+    script.on_loss = [](const Tensor& loss, std::int64_t) {
+      return scale(loss, 0.5);
+    };
+    EXPECT_GT(weights_apart(run_on(2, script)[0], right), kApart);
+  }
+}
+
+TEST(AcceleratorTrap, ClippingBetweenMicroStepsChangesTheResult) {
+  Script script = sgd_script(2);
+  script.max_norm = 0.2;
+  const Trace right = run_on(2, script)[0];
+  // A library whose clip_grad_norm_ acted after every batch
+  script.clip = [](Accelerator& acc, PreparedModel& model) {
+    if (acc.sync_gradients()) {
+      acc.clip_grad_norm_(model.parameters(), 0.2);
+    } else {
+      clip_grad_norm(model.parameters(), 0.2);
+    }
+  };
+  EXPECT_GT(weights_apart(run_on(2, script)[0], right), kApart);
+}
+
+TEST(AcceleratorTrap, UnderTheEngineTheConfigClips) {
+  Script script = sgd_script(2);
+  script.options.plugin = stage(1);
+  const Trace unclipped = run_on(2, script)[0];
+  // The call returns the norm, and leaves the gradient alone
+  script.max_norm = 0.01;
+  const Trace called = run_on(2, script)[0];
+  EXPECT_EQ(called.weights, unclipped.weights);
+  EXPECT_GT(called.norms[0], 0.01);
+  // The key clips, whatever the call is given
+  DeepSpeedPlugin clips = stage(1);
+  clips.gradient_clipping = 0.2;
+  script.options.plugin = clips;
+  const Trace clipped = run_on(2, script)[0];
+  EXPECT_GT(weights_apart(clipped, unclipped), kApart);
+  script.options.plugin = DistributedDataParallelPlugin{};
+  script.max_norm = 0.2;
+  EXPECT_LT(weights_apart(run_on(2, script)[0], clipped), kTolerance);
+}
+
+// --- The scheduler -------------------------------------------------------------------
+
+std::vector<double> rates_after(const std::vector<std::int64_t>& calls) {
+  std::vector<double> rates;
+  for (const std::int64_t k : calls) rates.push_back(0.1 / double(k + 1));
+  return rates;
+}
+
+TEST(AcceleratorScheduler, AdvancesOncePerProcessAndWindow) {
+  Script script = sgd_script(2);
+  script.rate = [](std::int64_t k) { return 0.1 / double(k + 1); };
+  script.batch_size = 1;
+  for (const Plugin& plugin :
+       std::vector<Plugin>{DistributedDataParallelPlugin{},
+                           FullyShardedDataParallelPlugin{}, stage(2)}) {
+    script.options.plugin = plugin;
+    // 24 samples, 4 processes, windows of 2: three updates
+    const Trace trace = run_on(4, script)[0];
+    EXPECT_EQ(trace.rates, rates_after({0, 4, 8}));
+    EXPECT_EQ(trace.scheduler_steps, 12);
+  }
+  // Data-parallel ranks count, not all of them
+  script.options.plugin = MegatronLMPlugin{2, 1, 1};
+  const Trace trace = run_on(4, script)[0];
+  EXPECT_EQ(trace.rates, rates_after({0, 2, 4, 6, 8, 10}));
+}
+
+TEST(AcceleratorScheduler, WithSplitBatchesOncePerWindow) {
+  Script script = sgd_script(1);
+  script.rate = [](std::int64_t k) { return 0.1 / double(k + 1); };
+  script.options.split_batches = true;
+  script.batch_size = 8;
+  const Trace trace = run_on(4, script)[0];
+  EXPECT_EQ(trace.rates, rates_after({0, 1, 2}));
+  const ReferenceRun one = on_one_device(script, 8, 3);
+  EXPECT_LT(largest_difference(trace.losses, one.losses), kTolerance);
+}
+
+TEST(AcceleratorScheduler, OfTheConfigMovesInTheEngine) {
+  Script script = sgd_script(1);
+  DeepSpeedPlugin plugin;
+  plugin.hf_ds_config =
+      R"({"zero_optimization": {"stage": 1}, "scheduler": {"type": "WarmupLR",
+          "params": {"warmup_num_steps": 4, "warmup_type": "linear",
+                     "warmup_max_lr": "auto", "warmup_min_lr": "auto"}}})";
+  script.options.plugin = plugin;
+  const Trace trace = run_on(2, script)[0];
+  EXPECT_EQ(trace.rates, (std::vector<double>{0, 0, 0.125, 0.25, 0.375, 0.5}));
+  EXPECT_EQ(trace.scheduler_steps, 0);
+}
+
+TEST(AcceleratorScheduler, StaysWhereAnOverflowSkippedTheStep) {
+  Script script = sgd_script(1);
+  script.dtype = DType::kF32;
+  script.options.mixed_precision = "fp16";
+  script.optimizer.params.lr = 1e-3;
+  script.samples = 40;
+  script.rate = [](std::int64_t k) { return 1e-3 / double(k + 1); };
+  script.on_loss = [](const Tensor& loss, std::int64_t batch) {
+    return batch == 7 ? scale(loss, 1e6) : loss;
+  };
+  FullyShardedDataParallelPlugin fsdp;
+  for (const Plugin& plugin :
+       std::vector<Plugin>{DistributedDataParallelPlugin{}, fsdp, stage(1)}) {
+    script.options.plugin = plugin;
+    const Trace trace = run_on(2, script)[0];
+    ASSERT_EQ(trace.skipped.size(), 10u);
+    EXPECT_TRUE(trace.skipped[7]) << plugin.index();
+    std::int64_t updates = 0;
+    for (std::size_t i = 0; i < trace.skipped.size(); ++i) {
+      EXPECT_EQ(trace.rates[i], 1e-3 / double(2 * updates + 1)) << i;
+      if (!trace.skipped[i]) updates += 1;
+    }
+    EXPECT_GE(updates, 1) << plugin.index();
+    EXPECT_EQ(trace.scheduler_steps, 2 * updates);
+  }
+}
+
+TEST(AcceleratorPrecision, Bf16StaysNearF32UnderEveryPlugin) {
+  Script script = sgd_script(1);
+  script.dtype = DType::kF32;
+  script.samples = 16;
+  for (const Plugin& plugin : std::vector<Plugin>{
+           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
+           stage(2), MegatronLMPlugin{2, 1, 1}}) {
+    script.options.plugin = plugin;
+    script.options.mixed_precision = "no";
+    const std::vector<double> exact = run_on(2, script)[0].losses;
+    script.options.mixed_precision = "bf16";
+    const std::vector<double> rounded = run_on(2, script)[0].losses;
+    // Eight bits of mantissa, and differences that training carries on
+    EXPECT_LT(largest_difference(exact, rounded), 0.1) << plugin.index();
+    EXPECT_GT(largest_difference(exact, rounded), 0) << plugin.index();
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::accelerate

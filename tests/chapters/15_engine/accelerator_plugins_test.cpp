@@ -1,0 +1,111 @@
+// One script, any plugin: the losses are those of one device.
+
+#include "tests/chapters/15_engine/accelerator_support.h"
+
+namespace shardbook::accelerate {
+namespace {
+
+struct Case {
+  std::string name;
+  Plugin plugin;
+  int ranks = 1;
+  int sharing = 1;  ///< ranks that share a model
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const auto add = [&](const std::string& name, const Plugin& plugin, int ranks,
+                       int sharing = 1) {
+    all.push_back(
+        {name + "On" + std::to_string(ranks), plugin, ranks, sharing});
+  };
+  for (const int ranks : {1, 2, 4}) {
+    add("Ddp", DistributedDataParallelPlugin{}, ranks);
+    FullyShardedDataParallelPlugin fsdp;
+    add("FsdpFullShard", fsdp, ranks);
+    for (int number = 0; number <= 3; ++number) {
+      DeepSpeedPlugin plugin = stage(number);
+      plugin.gradient_clipping = 0.2;
+      add("DeepSpeed" + std::to_string(number), plugin, ranks);
+    }
+    add("MegatronAlone", MegatronLMPlugin{}, ranks);
+  }
+  FullyShardedDataParallelPlugin fsdp;
+  fsdp.sharding_strategy = "SHARD_GRAD_OP";
+  fsdp.auto_wrap_policy = "SIZE_BASED_WRAP";
+  fsdp.min_num_params = 1000;
+  fsdp.backward_prefetch = "BACKWARD_POST";
+  add("FsdpShardGradOp", fsdp, 2);
+  fsdp.sharding_strategy = "NO_SHARD";
+  fsdp.auto_wrap_policy = "NO_WRAP";
+  fsdp.backward_prefetch = "NO_PREFETCH";
+  fsdp.activation_checkpointing = true;
+  add("FsdpNoShard", fsdp, 2);
+  fsdp = {};
+  fsdp.sharding_strategy = "HYBRID_SHARD";
+  fsdp.shard_size = 2;
+  fsdp.use_orig_params = true;
+  fsdp.cpu_offload = true;
+  add("FsdpHybridShard", fsdp, 4);
+  DeepSpeedPlugin offload = stage(3);
+  offload.gradient_clipping = 0.2;
+  offload.offload_optimizer_device = "cpu";
+  offload.offload_param_device = "cpu";
+  add("DeepSpeedOffload", offload, 2);
+  add("MegatronTp", MegatronLMPlugin{2, 1, 1}, 2, 2);
+  add("MegatronPp", MegatronLMPlugin{1, 2, 2}, 2, 2);
+  add("MegatronTpPp", MegatronLMPlugin{2, 2, 2, true, true}, 4, 4);
+  add("MegatronDistributedOptimizer",
+      MegatronLMPlugin{2, 1, 2, true, false, true}, 4, 2);
+  return all;
+}
+
+class AcceleratorPlugins : public testing::TestWithParam<Case> {};
+
+TEST_P(AcceleratorPlugins, SameScriptHasTheLossesOfOneDevice) {
+  const Case& param = GetParam();
+  constexpr std::int64_t kAccumulation = 2, kBatch = 16, kSteps = 3;
+  const int dp = param.ranks / param.sharing;
+  Script script;
+  script.options.plugin = param.plugin;
+  script.options.gradient_accumulation_steps = kAccumulation;
+  script.batch_size = kBatch / (kAccumulation * dp);
+  script.samples = kBatch * kSteps;
+  // The rate moves once per step on one device, and dp times here
+  script.rate = [dp](std::int64_t k) {
+    return 0.01 / (1 + static_cast<double>(k) / dp);
+  };
+  const std::vector<Trace> ranks = run_on(param.ranks, script);
+
+  script.rate = [](std::int64_t k) { return 0.01 / (1 + double(k)); };
+  const ReferenceRun one = on_one_device(script, kBatch, kSteps);
+  for (const Trace& trace : ranks) {
+    EXPECT_LT(largest_difference(trace.losses, one.losses), kTolerance);
+    EXPECT_LT(largest_difference(trace.norms, one.grad_norms), kTolerance);
+    EXPECT_EQ(trace.scheduler_steps, kSteps * dp);
+  }
+  expect_weights(ranks[0], one);
+  // Data-parallel ranks read different samples
+  if (dp > 1) {
+    EXPECT_NE(ranks[0].batches, ranks.back().batches);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AcceleratorPlugins, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// What depends on the plugin only in its last bits: with the ranks in one order,
+// nothing does.
+TEST(AcceleratorPlugins, EngineOfStageZeroEqualsDdpBitForBit) {
+  Script script;
+  script.batch_size = 2;
+  script.max_norm = 0;
+  const std::vector<Trace> ddp = run_on(2, script);
+  script.options.plugin = stage(0);
+  const std::vector<Trace> engine = run_on(2, script);
+  EXPECT_EQ(ddp[0].losses, engine[0].losses);
+  EXPECT_EQ(ddp[0].weights, engine[0].weights);
+}
+
+}  // namespace
+}  // namespace shardbook::accelerate

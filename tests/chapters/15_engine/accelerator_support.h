@@ -1,0 +1,188 @@
+#pragma once
+
+// One script under any plugin, and the same training on one device.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/15_engine/accelerator.h"
+#include "chapters/common/run/training.h"
+#include "core/context.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::accelerate {
+
+constexpr const char* kTinyGpt =
+    R"({"model_type": "gpt2", "vocab_size": 32, "n_positions": 8, "n_embd": 16,
+        "n_layer": 2, "n_head": 2})";
+/// f64: what remains is the order of sums.
+constexpr double kTolerance = 1e-9;
+
+struct Script {
+  AcceleratorOptions options = {};
+  std::int64_t batch_size = 1;
+  std::int64_t samples = 24;
+  std::int64_t epochs = 1;
+  double max_norm = 0.2;  ///< below the gradient's, so that it changes weights
+  DType dtype = DType::kF64;
+  engine::OptimizerConfig optimizer = {"AdamW", {}, false};
+  /// Of the native scheduler; empty: a constant rate.
+  LrSchedule rate = {};
+  /// Changes the loss before backward; batches count from 0.
+  std::function<Tensor(const Tensor& loss, std::int64_t batch)> on_loss = {};
+  /// After so many batches: save_state to this folder, and stop.
+  std::int64_t stop_after = 0;
+  std::string save_to = {}, load_from = {};
+  /// In place of clip_grad_norm_ at the end of a window.
+  std::function<void(Accelerator& acc, PreparedModel& model)> clip = {};
+};
+
+struct Trace {
+  /// By window: the mean over its batches and ranks (what is divided by g), the
+  /// norm, and the rate of the update.
+  std::vector<double> losses, norms, rates;
+  std::vector<std::vector<std::vector<std::int64_t>>> batches;
+  std::vector<bool> skipped;
+  std::int64_t scheduler_steps = 0;
+  std::vector<std::pair<std::string, std::vector<double>>> weights;
+};
+
+inline Options options_of(const Script& script) {
+  Options options;
+  options.model = kTinyGpt;
+  options.dtype = script.dtype;
+  options.seq = 8;
+  options.data = "walk";
+  options.seed = 3;
+  options.optimizer_options = script.optimizer.params;
+  options.optimizer = script.optimizer.name();
+  options.deterministic = true;
+  options.cluster = "none";
+  return options;
+}
+
+inline DataLoader loader_of(const Script& script, const Options& options,
+                            const ModelConfig& config) {
+  DataLoader loader;
+  loader.data =
+      engine::training_data(Dataset::open(options, config), script.samples);
+  loader.batch_size = script.batch_size;
+  return loader;
+}
+
+/// The script: nothing in it depends on the plugin.
+inline Trace run_script(const Script& script, ProcessGroup& world) {
+  Options options = options_of(script);
+  const LoadedModel loaded = build_model(options);
+  const DataLoader samples = loader_of(script, options, loaded.config);
+  Scheduler schedule;
+  if (script.rate) {
+    schedule.native = std::make_shared<engine::ScheduledLr>(script.rate);
+  }
+  const double g =
+      static_cast<double>(script.options.gradient_accumulation_steps);
+
+  Trace trace;
+  Accelerator acc(script.options, world);
+  auto [model, opt, loader, sched] =
+      acc.prepare(*loaded.model, script.optimizer, samples, schedule);
+  if (!script.load_from.empty()) acc.load_state(script.load_from);
+  std::int64_t batches = 0;
+  double window = 0;
+  for (std::int64_t epoch = 0; epoch < script.epochs; ++epoch) {
+    trace.batches.push_back(loader.batches());
+    while (const std::optional<Batch> batch = loader.next()) {
+      const auto micro_step = acc.accumulate(model);
+      Tensor loss = model.loss(*batch);
+      window += acc.reduce(loss, "mean").item() / g;
+      if (script.on_loss) loss = script.on_loss(loss, batches);
+      batches += 1;
+      const double rate = opt.lr();
+      acc.backward(loss);
+      std::optional<double> norm;
+      if (script.clip) {
+        script.clip(acc, model);
+      } else if (script.max_norm > 0) {
+        // A no-op between windows
+        norm = acc.clip_grad_norm_(model.parameters(), script.max_norm);
+        EXPECT_EQ(norm.has_value(), acc.sync_gradients());
+      }
+      opt.step();
+      sched.step();
+      opt.zero_grad();
+      if (!acc.sync_gradients()) continue;
+      trace.losses.push_back(window);
+      trace.norms.push_back(norm.value_or(0));
+      trace.rates.push_back(rate);
+      trace.skipped.push_back(opt.step_was_skipped());
+      window = 0;
+      if (batches != script.stop_after) continue;
+      acc.save_state(script.save_to);
+      return trace;
+    }
+  }
+  trace.scheduler_steps = sched.steps_done();
+  for (const NamedTensor& each : acc.get_state_dict(model)) {
+    trace.weights.push_back({each.name, each.tensor.to_vector<double>()});
+  }
+  return trace;
+}
+
+inline std::vector<Trace> run_on(int ranks, const Script& script) {
+  return on_ranks(
+      ranks, [&](ProcessGroup& world) { return run_script(script, world); });
+}
+
+/// Windows of `batch` samples on one device.
+inline ReferenceRun on_one_device(const Script& script, std::int64_t batch,
+                                  std::int64_t steps) {
+  Options options = options_of(script);
+  options.batch = batch;
+  options.steps = steps;
+  options.clip = script.max_norm;
+  options.rate = script.rate;
+  ReferenceRun run;
+  on_ranks(1, [&](ProcessGroup&) {
+    run = train_one_device(options);
+    return 0;
+  });
+  return run;
+}
+
+inline double largest_difference(const std::vector<double>& a,
+                                 const std::vector<double>& b) {
+  if (a.size() != b.size()) return 1e30;
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    most = std::max(most, std::abs(a[i] - b[i]));
+  }
+  return most;
+}
+
+inline void expect_weights(const Trace& trace, const ReferenceRun& one) {
+  ASSERT_EQ(trace.weights.size(), one.parameters.size());
+  for (const auto& [name, values] : trace.weights) {
+    bool found = false;
+    for (const NamedTensor& each : one.parameters) {
+      if (each.name != name) continue;
+      found = true;
+      EXPECT_LT(largest_difference(values, each.tensor.to_vector<double>()),
+                kTolerance)
+          << name;
+    }
+    EXPECT_TRUE(found) << name;
+  }
+}
+
+/// DeepSpeed's config for a stage; the sizes are the script's.
+inline DeepSpeedPlugin stage(int number) {
+  DeepSpeedPlugin plugin;
+  plugin.zero_stage = number;
+  return plugin;
+}
+
+}  // namespace shardbook::accelerate
