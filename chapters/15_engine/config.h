@@ -2,12 +2,10 @@
 
 // One JSON file chooses how a model is trained. The keys are DeepSpeed's:
 //
-//   {
-//     "train_batch_size": 24,
-//     "gradient_accumulation_steps": 2,
-//     "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
-//     "zero_optimization": {"stage": 2}
-//   }
+//   {"train_batch_size": 24,
+//    "gradient_accumulation_steps": 2,
+//    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+//    "zero_optimization": {"stage": 2}}
 //
 //   DeepSpeedConfig config = DeepSpeedConfig::parse(text, "ds.json");
 //   BatchSizes sizes = resolve_batch(config.batch, /*dp=*/4);

@@ -21,19 +21,24 @@ BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp) {
   if (all.accumulation == 0 && (all.train == 0 || all.micro == 0)) {
     all.accumulation = 1;
   }
+  // No product overflows
+  const double samples = static_cast<double>(all.micro) *
+                         static_cast<double>(all.accumulation) *
+                         static_cast<double>(dp);
+  SB_CHECK(samples < 1e15, "train_micro_batch_size_per_gpu ", all.micro,
+           " x gradient_accumulation_steps ", all.accumulation,
+           " x data-parallel ranks ", dp, ": too many samples for a batch");
+
   // Two numbers give the third
   if (all.train == 0) {
-    const double samples = static_cast<double>(all.micro) *
-                           static_cast<double>(all.accumulation * dp);
-    SB_CHECK(samples < 1e15, "train_micro_batch_size_per_gpu ", all.micro,
-             " x gradient_accumulation_steps ", all.accumulation,
-             " x data-parallel ranks ", dp, ": too many samples for a batch");
     all.train = all.micro * all.accumulation * dp;
   } else if (all.micro == 0) {
     all.micro = all.train / (all.accumulation * dp);
   } else if (all.accumulation == 0) {
     all.accumulation = all.train / (all.micro * dp);
   }
+
+  // A remainder shows in the product
   const std::int64_t parts = all.accumulation * dp;
   SB_CHECK(all.micro > 0 && parts > 0 && all.train % parts == 0 &&
                all.train / parts == all.micro,

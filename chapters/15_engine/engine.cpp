@@ -69,6 +69,8 @@ Tensor Engine::forward(const Tensor& inputs) {
   }
   // The forward decides whether gradients will leave during its backward
   const bool reduces = is_gradient_accumulation_boundary();
+
+  // A forward for evaluation has no backward
   if (RankContext::current().grad_enabled) forward_reduces_ = reduces;
   const Tensor outputs = model_->forward(x, reduces);
   log_->end("fwd");
