@@ -3,11 +3,11 @@
 // The search: all plans that are legal, bounds for each, and an exact
 // prediction for those that the bounds leave.
 //
-//   1. Enumerate degrees, ZeRO stages, micro-batches, schedules, recomputation;
-//      the hybrid chapter refuses what it does not run.
-//   2. Order the plans by the time that they cannot beat.
-//   3. Predict one after the other; stop at the first whose bound is slower
-//      than the best few so far. So are all after it.
+// 1. Enumerate degrees, ZeRO stages, micro-batches, schedules, recomputation; the
+// hybrid chapter refuses what it does not run.
+// 2. Order the plans by the time that they cannot beat.
+// 3. Predict one after the other; stop at the first whose bound is slower than
+// the best few so far. So are all after it.
 //
 // The bounds are below every prediction, so the result is that of predicting
 // every plan (prunes = false).
