@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "chapters/15_engine/trainer.h"
 #include "comm/launch.h"
@@ -152,6 +154,42 @@ TEST_P(EngineStrategies, ComeFromTheirChapter) {
 
 INSTANTIATE_TEST_SUITE_P(All, EngineStrategies, testing::ValuesIn(all_cases()),
                          [](const auto& info) { return info.param.name; });
+
+// --- The documents' three configs, as their files say --------------------------
+
+nlohmann::json document(const std::string& name) {
+  std::ifstream file(SHARDBOOK_ROOT "/chapters/15_engine/configs/" + name);
+  return nlohmann::json::parse(file);
+}
+
+/// Four steps on four ranks: the schedule of the first lets two pass unchanged.
+void expect_claims_of_document(const nlohmann::json& config, DType dtype) {
+  Options options = small_options(4);
+  options.batch = 16;
+  options.steps = 4;
+  options.dtype = dtype;
+  const Report report = train_on(options, config.dump());
+  expect_claims(report);
+  EXPECT_EQ(report.losses.size(), 4U);
+  EXPECT_EQ(report.not_finite, "");
+}
+
+TEST(EngineDocuments, GettingStartedTrainsAtEveryStage) {
+  nlohmann::json config = document("getting_started.json");
+  for (const int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE("stage " + std::to_string(stage));
+    config["zero_optimization"]["stage"] = stage;
+    expect_claims_of_document(config, DType::kF32);
+  }
+}
+
+TEST(EngineDocuments, Gpt2Trains) {
+  expect_claims_of_document(document("gpt2.json"), DType::kF32);
+}
+
+TEST(EngineDocuments, ExpertsTrain) {
+  expect_claims_of_document(document("moe.json"), DType::kF64);
+}
 
 // --- f16: every overflow skips on all ranks and on the one device ------------------
 
