@@ -70,6 +70,16 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
   return row;
 }
 
+planner::Prediction best_of(Question question, const std::string& model,
+                            double memory_bytes) {
+  question.memory_bytes = memory_bytes;
+  planner::SearchOptions how;
+  how.top = 1;
+  const planner::Answer answer = planner::search(question, how);
+  SB_CHECK(!answer.best.empty(), model, ": no plan fits");
+  return answer.best[0];
+}
+
 }  // namespace
 
 std::vector<PublishedRow> megatron_rows(const std::string& folder) {
@@ -133,23 +143,20 @@ std::vector<PublishedRow> mpt_rows(const std::string& folder) {
   return rows;
 }
 
-Compared compare(const PublishedRow& row) {
+Compared compare_within(const PublishedRow& row) {
   Compared compared;
   compared.model = row.model;
   compared.published = planner::predict_plan(row.question, row.plan);
   const double needs =
       compared.published.memory.total() / planner::kUsableMemory;
   compared.memory_bytes = std::max(row.question.capacity(), needs);
-  planner::SearchOptions how;
-  how.top = 1;
-  const auto best = [&](Question question) {
-    question.memory_bytes = compared.memory_bytes;
-    const planner::Answer answer = planner::search(question, how);
-    SB_CHECK(!answer.best.empty(), row.model, ": no plan fits");
-    return answer.best[0];
-  };
-  compared.within = best(row.question);
-  compared.open = best(row.open);
+  compared.within = best_of(row.question, row.model, compared.memory_bytes);
+  return compared;
+}
+
+Compared compare(const PublishedRow& row) {
+  Compared compared = compare_within(row);
+  compared.open = best_of(row.open, row.model, compared.memory_bytes);
   return compared;
 }
 
@@ -159,7 +166,7 @@ std::string compared_text(const std::vector<Compared>& rows) {
     text += fmt::format("{}, {} per device\n", row.model,
                         planner::bytes_text(row.memory_bytes));
     const auto line = [&](const char* whose, const planner::Prediction& of) {
-      text += fmt::format("  {:<10}{:<34}{:<34}{:>9}{:>10}", whose,
+      text += fmt::format("  {:<10}{:<38}{:<38}{:>9}{:>10}", whose,
                           of.plan.layout_text(), of.plan.work_text(),
                           planner::bytes_text(of.memory.total()),
                           planner::time_text(of.step.seconds));
@@ -168,7 +175,7 @@ std::string compared_text(const std::vector<Compared>& rows) {
     };
     line("published", row.published);
     line("ours", row.within);
-    line("free", row.open);
+    if (row.open.step.seconds > 0) line("free", row.open);
   }
   return text;
 }

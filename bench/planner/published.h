@@ -25,7 +25,8 @@ struct Compared {
   std::string model;
   planner::Prediction published;
   planner::Prediction within;  ///< the best of the choices that it had
-  planner::Prediction open;    ///< the best of this book's
+  /// The best of this book's; no seconds where nobody asked.
+  planner::Prediction open;
   /// Where our memory model has no room for the published plan, the planner
   /// gets as much as that plan needs.
   double memory_bytes = 0;
@@ -42,6 +43,8 @@ std::vector<PublishedRow> llama3_rows(const std::string& folder);
 /// The rows of A100s with 80 GB.
 std::vector<PublishedRow> mpt_rows(const std::string& folder);
 
+/// With the choices that its system had: all but `open`.
+Compared compare_within(const PublishedRow& row);
 Compared compare(const PublishedRow& row);
 /// A table of text.
 std::string compared_text(const std::vector<Compared>& rows);

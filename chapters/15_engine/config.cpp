@@ -250,6 +250,7 @@ void read_book(JsonObject& root, BookConfig& to) {
   context.object.finish();
   object.text("schedule", to.schedule);
   object.integer("chunks", 2, 1 << 16, to.chunks);
+  object.choice("recompute", {"never", "attention", "blocks"}, to.recompute);
   object.choice("sharding", {"zero", "fsdp", "fsdp2"}, to.sharding);
   read_experts(object, to);
   object.finish();

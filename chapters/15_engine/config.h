@@ -120,6 +120,9 @@ struct BookConfig {
   std::string context_parallel_layout = "contiguous";
   std::string schedule = "1f1b";
   int chunks = 2;
+  /// Of each block in backward again: "never", "attention", "blocks". Whole
+  /// stages are the pipeline's activation_checkpoint_interval.
+  std::string recompute = "never";
   std::string sharding = "zero";  ///< stage 3: "zero", "fsdp" or "fsdp2"
   // Experts; none where there are no numbers
   std::vector<int> num_experts;

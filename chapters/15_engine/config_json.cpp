@@ -89,6 +89,7 @@ Ordered book_json(const BookConfig& book) {
                     {"layout", book.context_parallel_layout}}},
                   {"schedule", book.schedule},
                   {"chunks", book.chunks},
+                  {"recompute", book.recompute},
                   {"sharding", book.sharding}};
   if (book.num_experts.empty()) return json;
   json["experts"] = {{"num_experts", book.num_experts},

@@ -163,6 +163,12 @@ void check_book(const DeepSpeedConfig& config) {
       config.label, ": /shardbook/tensor_parallel/depth ",
       book.tensor_parallel_depth, " with mode \"", book.tensor_parallel_mode,
       "\": only 2.5d has a depth");
+  SB_CHECK(book.recompute == "never" ||
+               config.pipeline.activation_checkpoint_interval == 0,
+           config.label, ": /shardbook/recompute \"", book.recompute,
+           "\" with /pipeline/activation_checkpoint_interval ",
+           config.pipeline.activation_checkpoint_interval,
+           ", which runs whole stages again; keep one of them");
   SB_CHECK(config.zero.stage < 3 || book.num_experts.empty(), config.label,
            ": /shardbook/experts with /zero_optimization/stage 3: experts are "
            "not whole on any rank, and stage 3 would gather them for every "

@@ -55,6 +55,7 @@ class Replicated : public DataParallelModel {
         world_(world),
         clip_(config.gradient_clipping),
         is_f16_(has_f16(module)),
+        recomputes_(config.book.recompute == "blocks"),
         num_ranks_((mpu.data != nullptr ? *mpu.data : world).size()),
         ddp_(module, mpu.data != nullptr ? *mpu.data : world),
         optimizer_(make_optimizer(optimizer.name(), trained(module),
@@ -111,8 +112,8 @@ class Replicated : public DataParallelModel {
   MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
                               std::int64_t rows, std::int64_t micro_steps,
                               std::int64_t updates) const override {
-    MemoryBill bill = single_device_bill(options, config, rows,
-                                         /*recompute=*/false, micro_steps > 1);
+    MemoryBill bill =
+        single_device_bill(options, config, rows, recomputes_, micro_steps > 1);
     const ddp::BillSizes s = sizes(options.steps);
     bill[MemoryKind::kCommunication] = ddp::communication_bytes(
         s, bill[MemoryKind::kParameter], /*sent_beside=*/8);
@@ -149,7 +150,7 @@ class Replicated : public DataParallelModel {
   const Mpu mpu_;
   ProcessGroup& world_;
   const double clip_;
-  const bool is_f16_;
+  const bool is_f16_, recomputes_;
   const int num_ranks_;
   ddp::DistributedDataParallel ddp_;
   std::unique_ptr<Optimizer> optimizer_;
@@ -189,6 +190,7 @@ class Sharded : public DataParallelModel {
           const OptimizerConfig& optimizer, const Mpu& mpu, ProcessGroup& world)
       : mpu_(mpu),
         world_(world),
+        recomputes_(config.book.recompute == "blocks"),
         zero_(zero::make_zero(module, mpu.data != nullptr ? *mpu.data : world,
                               zero_options(config, module), optimizer.name(),
                               optimizer.params)) {}
@@ -228,8 +230,8 @@ class Sharded : public DataParallelModel {
                               std::int64_t rows, std::int64_t micro_steps,
                               std::int64_t updates) const override {
     MemoryBill bill =
-        zero::zero_bill(*zero_, options, config, rows, micro_steps,
-                        /*recompute=*/false, /*sent_beside=*/8);
+        zero::zero_bill(*zero_, options, config, rows, micro_steps, recomputes_,
+                        /*sent_beside=*/8);
     if (updates == 0 && !zero_->options().offload_optimizer) {
       const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
       bill[MemoryKind::kOptimizerState] =
@@ -241,6 +243,7 @@ class Sharded : public DataParallelModel {
  private:
   const Mpu mpu_;
   ProcessGroup& world_;
+  const bool recomputes_;
   std::unique_ptr<zero::ZeroOptimizer> zero_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "chapters/15_engine/engine.h"
 #include "chapters/15_engine/internal/data_parallel_model.h"
+#include "chapters/common/models/models.h"
 #include "core/check.h"
 
 namespace shardbook::engine {
@@ -13,12 +14,13 @@ namespace {
 void refuse_cut_models(const DeepSpeedConfig& config) {
   const BookConfig& book = config.book;
   const std::string key =
-      config.pipeline.stages > 1  ? "/pipeline/stages"
-      : book.tensor_parallel > 1  ? "/shardbook/tensor_parallel"
-      : book.context_parallel > 1 ? "/shardbook/context_parallel"
-      : !book.num_experts.empty() ? "/shardbook/experts"
-      : book.sharding != "zero"   ? "/shardbook/sharding"
-                                  : "";
+      config.pipeline.stages > 1      ? "/pipeline/stages"
+      : book.tensor_parallel > 1      ? "/shardbook/tensor_parallel"
+      : book.context_parallel > 1     ? "/shardbook/context_parallel"
+      : !book.num_experts.empty()     ? "/shardbook/experts"
+      : book.sharding != "zero"       ? "/shardbook/sharding"
+      : book.recompute == "attention" ? "/shardbook/recompute \"attention\""
+                                      : "";
   SB_CHECK(
       key.empty(), config.label, ": ", key,
       " needs a model of the book, whose layers the engine can choose; "
@@ -38,6 +40,18 @@ void choose_parameters(Module& model, const Tensors& chosen) {
              " is no parameter of the model");
   }
   for (const Tensor& each : all) each.set_requires_grad(is_in(chosen, each));
+}
+
+void recompute_blocks(Module& model, const std::string& label) {
+  bool has_blocks = false;
+  for (const NamedModule& each : model.named_modules()) {
+    const std::string type = each.module->type_name();
+    has_blocks = has_blocks || type == "GptBlock" || type == "ResNetBlock";
+  }
+  SB_CHECK(has_blocks, label,
+           ": /shardbook/recompute \"blocks\": the module has no blocks of the "
+           "book's GPT or ResNet; leave the key out");
+  set_recompute(model, true);
 }
 
 OptimizerConfig optimizer_of(const DeepSpeedConfig& config,
@@ -85,6 +99,7 @@ Initialized initialize(Module& model, const DeepSpeedConfig& config,
 
   // Cast, choose what is trained, wrap: the wrapper copies the first rank's weights
   choose_parameters(model, args.model_parameters);
+  if (config.book.recompute == "blocks") recompute_blocks(model, config.label);
   const DType dtype = config.dtype(DType::kF32);
   if (dtype != DType::kF32) internal::cast(model, dtype);
   auto wrapped = internal::make_model(model, config, optimizer, mpu, world);

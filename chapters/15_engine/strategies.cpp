@@ -33,6 +33,12 @@ void refuse_reduction_keys(const DeepSpeedConfig& config,
            ": its chapter has no such choice; leave the key out");
 }
 
+void refuse_recompute(const DeepSpeedConfig& config, const std::string& name) {
+  SB_CHECK(config.book.recompute == "never", config.label,
+           ": /shardbook/recompute \"", config.book.recompute, "\" with ", name,
+           ": its chapter keeps all activations; leave the key out");
+}
+
 void refuse_fp16(const DeepSpeedConfig& config, const std::string& name) {
   SB_CHECK(!config.fp16.enabled, config.label, ": /fp16/enabled with ", name,
            ": its chapter does not scale the loss; give /bf16/enabled");
@@ -105,6 +111,10 @@ void choose_fsdp(const Options& options, const DeepSpeedConfig& config,
   how.strategy = config.book.sharding;
   how.micro_batches = choice.sizes.accumulation;
   how.cpu_offload = is_offloaded;
+  SB_CHECK(config.book.recompute != "attention", config.label,
+           ": /shardbook/recompute \"attention\" with FSDP, which runs whole "
+           "blocks again; give \"blocks\"");
+  how.recompute = config.book.recompute == "blocks";
   choice.fold_class = zero_fsdp::fold_class(options, how);
   choice.make = under_engine(
       config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
@@ -122,6 +132,7 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
   choice.chapter = "13_moe";
   refuse_reduction_keys(config, choice.name, /*has_offload=*/true);
   refuse_fp16(config, choice.name);
+  refuse_recompute(config, choice.name);
   SB_CHECK(book.tensor_parallel_mode == "1d", config.label,
            ": /shardbook/experts with /shardbook/tensor_parallel mode \"",
            book.tensor_parallel_mode, "\": experts go with 1d");
@@ -160,6 +171,7 @@ void choose_grid(const Options& options, const DeepSpeedConfig& config,
   choice.name = mode + " tensor parallelism";
   refuse_reduction_keys(config, choice.name);
   refuse_fp16(config, choice.name);
+  refuse_recompute(config, choice.name);
   const bool is_alone = config.zero.stage == 0 && choice.dp == 1 &&
                         config.pipeline.stages == 1 &&
                         book.context_parallel == 1 && !book.sequence_parallel;
@@ -202,7 +214,9 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   const BookConfig& book = config.book;
   choice.name = "hybrid";
   choice.chapter = "14_hybrid_3d";
-  refuse_reduction_keys(config, "/pipeline/stages or parallel layers");
+  refuse_reduction_keys(config, book.recompute == "attention"
+                                    ? "/shardbook/recompute \"attention\""
+                                    : "/pipeline/stages or parallel layers");
   hybrid::HybridOptions how;
   how.dp = choice.dp;
   how.tp = book.tensor_parallel;
@@ -217,8 +231,9 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   how.chunks = book.chunks;
   how.micro_batches = choice.sizes.accumulation;
   how.partition = config.pipeline.partition;
-  how.recompute =
-      config.pipeline.activation_checkpoint_interval > 0 ? "always" : "never";
+  how.recompute = config.pipeline.activation_checkpoint_interval > 0
+                      ? "always"
+                      : book.recompute;
   const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
   how.bucket_bytes = config.zero.reduce_bucket_size * element;
   how.loss_scale = config.fp16.scale();
@@ -274,11 +289,14 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   const bool has_stages = config.pipeline.stages > 1 ||
                           book.context_parallel > 1 || book.sequence_parallel;
   const bool is_cut = has_stages || book.tensor_parallel > 1;
+  // The chapters on data parallelism recompute whole blocks
+  const bool needs_hybrid =
+      is_cut || (book.recompute == "attention" && book.sharding == "zero");
   if (!book.num_experts.empty() && !has_stages) {
     choose_experts(options, config, choice);
   } else if (book.tensor_parallel_mode != "1d") {
     choose_grid(options, config, choice);
-  } else if (is_cut) {
+  } else if (needs_hybrid) {
     SB_CHECK(book.sharding == "zero", config.label, ": /shardbook/sharding \"",
              book.sharding,
              "\" with stages or parallel layers: chapter 14 shards them by "

@@ -15,7 +15,7 @@ namespace {
 constexpr tensor_parallel::Cut kTokens{1};
 constexpr double kInitStddev = 0.02;
 
-/// 16 bits are read, 8 are written twice, once transposed: the traffic of a copy.
+/// 16 bits are read, 8 are written twice, once transposed: a copy's traffic.
 void convert(const Tensor& x) { scale(x, 1); }
 
 /// x in FP8.

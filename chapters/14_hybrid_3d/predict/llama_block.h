@@ -1,8 +1,8 @@
 #pragma once
 
 // Llama's block on shapes: rotary positions, grouped queries, no biases, and a
-// gated MLP, or experts in its place. Its weights are cut over tp as the chapter
-// on tensor parallelism cuts them.
+// gated MLP, or experts in its place. Its weights are cut over tp as the
+// chapter on tensor parallelism cuts them.
 
 #include <cstdint>
 #include <optional>

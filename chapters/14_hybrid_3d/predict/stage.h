@@ -1,8 +1,8 @@
 #pragma once
 
-// One pipeline stage of a decoder, run by itself on shapes: its blocks, cut over
-// a tensor-parallel and a context-parallel group, with the embedding or the head
-// of the model where the stage has one.
+// One pipeline stage of a decoder, run by itself on shapes: its blocks, cut
+// over a tensor-parallel and a context-parallel group, with the embedding or
+// the head of the model where the stage has one.
 
 #include <cstdint>
 #include <map>
@@ -80,8 +80,8 @@ struct StageRun {
   double optimizer_s = 0;
   double parameters = 0;
   double expert_parameters = 0;  ///< a part of them
-  /// A backward in two parts (zero bubble), where the layout asks for it: the gradient of the input, and of
-  /// the weights.
+  /// A backward in two parts (zero bubble), where the layout asks for it: the
+  /// gradient of the input, and of the weights.
   double backward_input_s = 0, backward_weight_s = 0;
   /// Activations that wait for backward, the stage's input included.
   double kept_bytes = 0;
@@ -102,7 +102,8 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
 const StageRun& known_stage(const sim::Cluster& cluster,
                             const DecoderSizes& sizes,
                             const StageLayout& layout, const StageParts& parts);
-/// The same from runs of one and of two blocks: every further block adds as much as the second.
+/// The same from runs of one and of two blocks: every further block adds as
+/// much as the second.
 StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                         const StageLayout& layout, const StageParts& parts);
 /// What makes two stages equal.

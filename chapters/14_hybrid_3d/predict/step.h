@@ -56,7 +56,8 @@ struct HybridJob {
   /// Stages 2 and 3: the optimizer's state, gradients and the update are on the
   /// host; with 3, shards of the parameters as well.
   bool offloads = false;
-  /// Gradients and parameters travel in messages of about so many bytes; 0: one.
+  /// Gradients and parameters travel in messages of about so many bytes; 0: in
+  /// one.
   double bucket_bytes = 0;
   /// A rank of tp sends its part of an activation to the next stage, where tp
   /// gathers them; false: each sends the whole.

@@ -118,8 +118,9 @@ int main(int argc, char** argv) {
       planner::confirm(asked.question, answer.best[0]);
     }
     std::fputs(
-        (asked.format == "json" ? planner::answer_json(asked.question, answer)
-                                : planner::answer_text(asked.question, answer))
+        (asked.format == "json"
+             ? planner::answer_json(asked.question, answer)
+             : planner::answer_text(asked.question, answer, asked.config))
             .c_str(),
         stdout);
     if (answer.best.empty()) return kExitClaimFailed;

@@ -153,7 +153,8 @@ std::string links_text(const predict::HybridStep& step) {
   return text.empty() ? "nothing" : text;
 }
 
-std::string answer_text(const Question& question, const Answer& answer) {
+std::string answer_text(const Question& question, const Answer& answer,
+                        const std::string& config_file) {
   std::string text = question_text(question) +
                      fmt::format("; {} plans, {} of them predicted\n\n",
                                  answer.num_plans, answer.num_predicted);
@@ -168,9 +169,14 @@ std::string answer_text(const Question& question, const Answer& answer) {
   text += "\nWhy the others lost:\n" + lost_lines(answer);
   if (answer.best.empty()) return text;
   const Plan& best = answer.best.front().plan;
-  return text + "\nThe best one trains with\n  " +
-         command_of(question, best, false) + "\nand is simulated with\n  " +
-         command_of(question, best, true) + "\n";
+  text += "\nThe best one trains with\n  " + command_of(question, best, false) +
+          "\n";
+  if (!config_file.empty()) {
+    text += "or, from the config, with\n  " +
+            engine_command_of(question, config_file) + "\n";
+  }
+  return text + "and is simulated with\n  " + command_of(question, best, true) +
+         "\n";
 }
 
 std::string strategies_text(const Question& question,
@@ -271,36 +277,49 @@ std::string command_of(const Question& question, const Plan& plan,
 
 std::string config_of(const Question& question, const Plan& plan) {
   const hybrid::HybridOptions how = chapter_options(question, plan);
-  const char* host = plan.offloads ? "cpu" : "none";
-  Json json = {
-      {"train_batch_size", question.batch},
-      {"train_micro_batch_size_per_gpu", plan.micro_batch},
-      {"gradient_accumulation_steps", how.micro_batches},
-      {"bf16", {{"enabled", question.dtype == DType::kBF16}}},
-      {"fp16", {{"enabled", question.dtype == DType::kF16}}},
-      {"zero_optimization",
-       {{"stage", how.zero_stage}, {"offload_optimizer", {{"device", host}}}}}};
-  if (plan.offloads && how.zero_stage == 3) {
-    json["zero_optimization"]["offload_param"] = {{"device", host}};
-  }
+  // Buckets as large as those of the prediction
+  const auto bucket =
+      how.bucket_bytes / static_cast<std::int64_t>(dtype_bytes(question.dtype));
+  const Json on_host = {{"device", "cpu"}};
+  Json zero = {{"stage", how.zero_stage},
+               {"reduce_bucket_size", bucket},
+               {"allgather_bucket_size", bucket}};
+  if (plan.offloads) zero["offload_optimizer"] = on_host;
+  if (plan.offloads && how.zero_stage == 3) zero["offload_param"] = on_host;
+  Json json = {{"train_batch_size", question.batch},
+               {"train_micro_batch_size_per_gpu", plan.micro_batch},
+               {"gradient_accumulation_steps", how.micro_batches},
+               {"bf16", {{"enabled", question.dtype == DType::kBF16}}},
+               {"fp16", {{"enabled", question.dtype == DType::kF16}}},
+               {"zero_optimization", zero}};
   if (how.pp > 1) {
     json["pipeline"] = {{"stages", how.pp}, {"partition", how.partition}};
-  }
-  if (plan.recompute == "blocks") {
-    json["pipeline"]["activation_checkpoint_interval"] = 1;
-  } else if (plan.recompute == "attention") {
-    json["_recompute"] = "attention: --recompute attention, which has no key";
   }
   Json book = {
       {"tensor_parallel",
        {{"size", how.tp}, {"sequence_parallel", how.sequence_parallel}}},
-      {"schedule", how.schedule}};
+      {"schedule", how.schedule},
+      {"recompute", plan.recompute}};
   if (how.cp > 1) {
     book["context_parallel"] = {{"size", how.cp}, {"layout", how.cp_layout}};
   }
   if (how.schedule == "interleaved") book["chunks"] = how.chunks;
   json["shardbook"] = book;
   return json.dump(2) + "\n";
+}
+
+std::string engine_command_of(const Question& question,
+                              const std::string& file) {
+  std::string text = fmt::format(
+      "./shardbook run engine -- --config {} --model {} --world-size {} "
+      "--seq {}",
+      file, question.model, question.world_size, question.seq);
+  if (dtype_bytes(question.dtype) > 2) {
+    text += fmt::format(" --dtype {}", dtype_name(question.dtype));
+  }
+  if (question.dropout > 0)
+    text += fmt::format(" --dropout {}", question.dropout);
+  return text + " --backend nccl --device cuda";
 }
 
 }  // namespace shardbook::planner

@@ -9,7 +9,9 @@
 namespace shardbook::planner {
 
 /// The best plans with their figures, and why the others lost.
-std::string answer_text(const Question& question, const Answer& answer);
+/// With `config_file`, in which config_of is, also the engine's command.
+std::string answer_text(const Question& question, const Answer& answer,
+                        const std::string& config_file = "");
 /// The best plan of each strategy, by the time of its step; then those that do
 /// not fit.
 std::string strategies_text(const Question& question,
@@ -24,6 +26,9 @@ std::string command_of(const Question& question, const Plan& plan,
 /// A config of DeepSpeed's keys, for the engine; what DeepSpeed has no keys for
 /// is in its section "shardbook".
 std::string config_of(const Question& question, const Plan& plan);
+/// The engine's command for it, on GPUs: what no key of the file says.
+std::string engine_command_of(const Question& question,
+                              const std::string& file);
 
 /// "1.23 TB", "45.6 GB", "7.8 MB".
 std::string bytes_text(double bytes);

@@ -92,7 +92,7 @@ constexpr const char* kFull = R"({
     "activation_checkpoint_interval": 1},
   "shardbook": {"tensor_parallel": {"size": 4, "mode": "2.5d", "depth": 1},
     "context_parallel": {"size": 2, "kind": "ulysses"}, "schedule": "gpipe",
-    "chunks": 3, "experts": {"num_experts": [4, 8], "ep_size": 2, "top_k": 2}},
+    "chunks": 3, "recompute": "never", "experts": {"num_experts": [4, 8], "ep_size": 2, "top_k": 2}},
   "wall_clock_breakdown": true
 })";
 

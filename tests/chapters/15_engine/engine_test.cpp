@@ -347,6 +347,11 @@ TEST(EngineInitialize, RefusesWhatItCannotDo) {
                   R"("train_batch_size": 4, "pipeline": {"stages": 2}})")
                 .find("/pipeline/stages needs a model of the book"),
             std::string::npos);
+  EXPECT_NE(error("{" + adamw +
+                  R"("train_batch_size": 4, "shardbook":
+                     {"recompute": "attention"}})")
+                .find("/shardbook/recompute \"attention\" needs a model"),
+            std::string::npos);
   InitializeArgs both;
   both.deepspeed_config = "other.json";
   EXPECT_NE(error("{" + adamw + R"("train_batch_size": 4})", both)

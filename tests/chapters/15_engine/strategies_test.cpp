@@ -82,6 +82,10 @@ std::string zero(const std::string& keys) {
   return R"(, "zero_optimization": {)" + keys + "}";
 }
 
+std::string recompute(const std::string& what) {
+  return R"(, "shardbook": {"recompute": ")" + what + R"("})";
+}
+
 std::vector<Case> all_cases() {
   const std::string cpu = R"("offload_optimizer": {"device": "cpu"})";
   const std::string tp2 = R"("tensor_parallel": {"size": 2})";
@@ -125,6 +129,18 @@ std::vector<Case> all_cases() {
            R"(, "pipeline": {"stages": 2, "partition": "parameters",
                "activation_checkpoint_interval": 1})",
            4),
+      with("DdpRecomputes", "02_ddp", 2, recompute("blocks")),
+      with("Zero2Recomputes", "03_zero_fsdp", 3,
+           zero(R"("stage": 2)") + recompute("blocks")),
+      with("Zero3Recomputes", "03_zero_fsdp", 2,
+           zero(R"("stage": 3)") + recompute("blocks")),
+      with("FsdpRecomputes", "03_zero_fsdp", 2,
+           zero(R"("stage": 3)") + R"(, "shardbook": {"sharding": "fsdp",
+               "recompute": "blocks"})"),
+      with("Zero2RecomputesAttention", "14_hybrid_3d", 2,
+           zero(R"("stage": 2)") + recompute("attention")),
+      with("PipelineRecomputesBlocks", "14_hybrid_3d", 2,
+           R"(, "pipeline": {"stages": 2})" + recompute("blocks"), 4),
       with("Hybrid", "14_hybrid_3d", 8,
            zero(R"("stage": 1)") + R"(, "pipeline": {"stages": 2},
                "shardbook": {)" +
@@ -302,7 +318,19 @@ TEST(EngineStrategies, SayWhyTheyRefuse) {
             "/shardbook/sharding \"fsdp\" with stages"},
            {2, R"({"zero_optimization": {"stage": 3, "offload_optimizer":
                {"device": "cpu"}}, "shardbook": {"sharding": "fsdp"}})",
-            "/zero_optimization/offload_param as well"}}) {
+            "/zero_optimization/offload_param as well"},
+           {2, R"({"shardbook": {"recompute": "blocks"}, "pipeline": {"stages":
+               2, "activation_checkpoint_interval": 1}})",
+            "which runs whole stages again"},
+           {4, R"({"shardbook": {"recompute": "blocks", "tensor_parallel":
+               {"size": 4, "mode": "2d"}}})",
+            "keeps all activations"},
+           {2, R"({"shardbook": {"recompute": "attention", "sharding": "fsdp"},
+               "zero_optimization": {"stage": 3}})",
+            "runs whole blocks again"},
+           {2, R"({"shardbook": {"recompute": "attention"}, "zero_optimization":
+               {"stage": 2, "offload_optimizer": {"device": "cpu"}}})",
+            "offload_optimizer with /shardbook/recompute \"attention\""}}) {
     const std::string error = refusal(each.world, each.config);
     EXPECT_NE(error.find(each.sentence), std::string::npos)
         << each.config << "\n"
