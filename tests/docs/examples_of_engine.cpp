@@ -12,14 +12,15 @@ namespace shardbook::engine::examples {
 void config_of_a_text(const std::string& text) {
   DeepSpeedConfig config = DeepSpeedConfig::parse(text, "ds.json");
   BatchSizes sizes = resolve_batch(config.batch, /*dp=*/4);
-  config.to_json();                        // every key, with its value
+  config.to_json();  // every key, with its value
 }
 
 // --- chapters/15_engine/loader.h
 void loader_of_a_dataset(const Dataset& dataset, std::uint64_t seed,
                          const ProcessGroup& dp) {
   Loader loader(training_data(dataset), {4, seed}, dp);
-  while (const std::optional<Batch> batch = loader.next()) { }
+  while (const std::optional<Batch> batch = loader.next()) {
+  }
 }
 
 // --- chapters/15_engine/engine.h
@@ -39,7 +40,7 @@ void three_calls(Module& model, ProcessGroup& world,
 // --- chapters/15_engine/strategies.h
 void choose_a_strategy(const Options& options, const DeepSpeedConfig& config,
                        ProcessGroup& world) {
-  Choice choice = choose(options, config);    // or an Error with the reason
+  Choice choice = choose(options, config);  // or an Error with the reason
   DeviceMesh mesh(world, choice.topology);
   const auto strategy = choice.make(options, mesh);
 }
