@@ -84,12 +84,21 @@ std::vector<Bill> ModuleTrainer::bills() {
   return {bill};
 }
 
+namespace {
+
+[[noreturn]] void refuse_skipped_steps(const std::string& counters,
+                                       const std::string& instead) {
+  throw BadCheckpoint("--checkpoint: skipped steps, which " + counters +
+                      " count, are not kept" + instead +
+                      "; leave the option out, or train in another dtype");
+}
+
+}  // namespace
+
 TrainingState ModuleTrainer::state() {
   if (options_.dtype == DType::kF16) {
-    throw BadCheckpoint(
-        "--checkpoint: skipped steps, which the loss scale and the scheduler "
-        "count, are kept by the engine's own save_checkpoint; leave the option "
-        "out, or train in another dtype");
+    refuse_skipped_steps("the loss scale and the scheduler",
+                         " here, but by the engine's own save_checkpoint");
   }
   return engine_->state();
 }
@@ -98,10 +107,17 @@ StrategyTrainer::StrategyTrainer(const Options& options,
                                  const DeepSpeedConfig& config,
                                  const BatchSizes& sizes, ProcessGroup& world,
                                  std::unique_ptr<Strategy> inner)
-    : inner_(*inner),
+    : counts_skipped_steps_(options.dtype == DType::kF16 &&
+                            options.rate != nullptr),
+      inner_(*inner),
       engine_(without_scheduler(config), sizes, world, std::move(inner),
               nullptr) {
   engine_.begin_at(options.first_step);
+}
+
+TrainingState StrategyTrainer::state() {
+  if (counts_skipped_steps_) refuse_skipped_steps("schedulers", "");
+  return inner_.state();
 }
 
 StepResult StrategyTrainer::step(std::int64_t) {

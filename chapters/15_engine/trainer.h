@@ -56,7 +56,7 @@ class StrategyTrainer : public Strategy {
     return inner_.has_predictable_time();
   }
   std::vector<NamedTensor> full_state() override { return inner_.full_state(); }
-  TrainingState state() override { return inner_.state(); }
+  TrainingState state() override;
   LoadedModel whole_model(const Options& options,
                           const std::vector<NamedTensor>& state) override {
     return inner_.whole_model(options, state);
@@ -65,6 +65,8 @@ class StrategyTrainer : public Strategy {
   Engine& engine() { return engine_; }
 
  private:
+  /// f16 with a scheduler: its steps are those that were not skipped.
+  const bool counts_skipped_steps_;
   Strategy& inner_;
   Engine engine_;
 };
