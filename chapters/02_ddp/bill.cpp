@@ -38,7 +38,7 @@ double predicted_bytes(const BillSizes& s) {
   // Broadcasts: the weights once, and the order of the buckets
   double broadcast = s.elements * s.element_bytes;
   if (s.steps >= 2 && !finds_unused(s)) broadcast += 4 * s.tensors;
-  // All-reduces: gradients in each step, and who used what
+  // Each step all-reduces the gradients, and a map of the parameters in use
   const double wire = s.wire_bytes > 0 ? s.wire_bytes : s.element_bytes;
   double all_reduced = steps * s.elements * wire;
   if (finds_unused(s)) all_reduced += steps * 4 * s.tensors;

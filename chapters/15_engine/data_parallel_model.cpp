@@ -30,7 +30,8 @@ double norm_over_ranks(const std::vector<NamedTensor>& gradients,
                        const Mpu& mpu, bool counts_here, ProcessGroup& world) {
   double total = 0;
   for (const NamedTensor& each : gradients) {
-    // Every rank computes all squares, so that equal ranks do equal work
+    // All ranks sum these squares, also those where they do not count: no rank
+    // then takes longer than another
     const double squares = sum_of_squares(each.tensor);
     if (counts_here &&
         is_first_holder(mpu.layout, each.name, mpu.model->rank())) {

@@ -113,7 +113,7 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
           runs[static_cast<std::size_t>(chunk * job.pp + rank)];
       for (const auto& [link, each] : run.sent_bytes) bytes[link] += m * each;
     }
-    // Between stages: all chunks send both ways, but for the model's two ends
+    // Every chunk sends to its two neighbours; the model's first and last have one
     if (job.pp > 1) {
       const auto send = [&](int to, int chunks) {
         const int peer = ranks.at_stage((to + job.pp) % job.pp);

@@ -19,7 +19,8 @@ namespace shardbook::engine::internal {
 void on_all_ranks(ProcessGroup& world, const std::function<void()>& work);
 
 std::string text_of(const std::string& file);
-/// Under another name first, so that a kill leaves the old file or the new one.
+/// Writes under another name first, so that a kill leaves the old file or the
+/// new one.
 void write_text(const std::string& file, const std::string& text);
 
 /// Writes FOLDER/NAME under another name, and renames it. Collective.
