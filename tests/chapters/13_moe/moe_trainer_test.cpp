@@ -4,6 +4,7 @@
 #include "chapters/13_moe/trainer.h"
 
 #include "chapters/common/run/program.h"
+#include "tests/chapters/common/claims_support.h"
 #include "tests/core/support.h"
 #include "tests/support/on_ranks.h"
 #include "tests/support/temp_folder.h"
@@ -11,23 +12,7 @@
 namespace shardbook::moe {
 namespace {
 
-Options small_options(int world_size) {
-  Options options;
-  options.chapter = "13_moe";
-  options.world_size = world_size;
-  options.model =
-      R"({"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 31,
-          "n_positions": 20})";
-  options.data = "random";
-  options.steps = 3;
-  options.batch = 24;
-  options.seq = 16;
-  options.seed = 3;
-  options.cluster = "none";
-  options.deterministic = true;
-  options.dtype = DType::kF64;
-  return options;
-}
+Options small_options(int world_size) { return tiny_gpt("13_moe", world_size); }
 
 struct Form {
   std::string name;
@@ -65,21 +50,6 @@ Report train_on(const Options& options, const TrainerOptions& how,
     return reference ? reference(as) : train_reference(as, how);
   };
   return run_and_compare(options, chapter);
-}
-
-void expect_claims(const Report& report) {
-  EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
-  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
-    SCOPED_TRACE("rank " + std::to_string(rank));
-    const RankReport& found = report.ranks[rank];
-    EXPECT_NEAR(found.bytes.counted, found.bytes.predicted,
-                1e-9 * found.bytes.counted);
-    for (std::size_t kind = 0; kind < found.peak.size(); ++kind) {
-      if (found.peak[kind].predicted < 0) continue;
-      EXPECT_DOUBLE_EQ(found.peak[kind].counted, found.peak[kind].predicted)
-          << memory_kind_name(static_cast<MemoryKind>(kind));
-    }
-  }
 }
 
 class MoeForms : public testing::TestWithParam<Form> {};

@@ -309,24 +309,11 @@ TEST(HybridExperts, RefuseWhatDoesNotWork) {
   expect_refusal(how, {"--top-k 5", "4 experts"});
 }
 
-// On shapes, one rank of each stage stands for all of its peers.
 TEST(HybridExperts, FoldedRanksTakeTheTimeOfAll) {
   for (const ExpertMesh& mesh :
        {ExpertMesh{2, 2, 2, 1, 2, 0}, ExpertMesh{2, 1, 2, 1, 2, 1, true},
         ExpertMesh{2, 2, 1, 2, 2, 1}}) {
-    const HybridOptions how = with_experts(mesh);
-    SCOPED_TRACE(name_of(how));
-    Options options = nano_options(ranks_of(how));
-    options.backend = "sim";
-    options.cluster = "dgx-a100";
-    const Report folded = train_on(options, how);
-    options.fold = false;
-    const Report all = train_on(options, how);
-    EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
-    ASSERT_EQ(folded.ranks.size(), all.ranks.size());
-    for (std::size_t r = 0; r < all.ranks.size(); ++r) {
-      EXPECT_EQ(folded.ranks[r].bytes.counted, all.ranks[r].bytes.counted);
-    }
+    expect_folded_as_all(with_experts(mesh));
   }
 }
 

@@ -69,7 +69,7 @@ class Draws {
 void run_draws(unsigned seed, int count, int most_ranks,
                const std::function<void(const HybridOptions&)>& run) {
   Draws draws(seed);
-  int refused = 0, with_experts = 0, over_ep = 0;
+  int refused = 0, over_ep = 0;
   for (int legal = 0; legal < count;) {
     const HybridOptions how = draws.next(most_ranks);
     SCOPED_TRACE(name_of(how));
@@ -82,14 +82,11 @@ void run_draws(unsigned seed, int count, int most_ranks,
       continue;
     }
     ++legal;
-    with_experts += how.has_experts() ? 1 : 0;
     over_ep += how.ep > 1 ? 1 : 0;
     run(how);
     if (testing::Test::HasFailure()) break;
   }
   EXPECT_GT(refused, 0);
-  testing::Test::RecordProperty("with_experts", with_experts);
-  testing::Test::RecordProperty("over_ep", over_ep);
   // Sanitizers run few draws, which may miss them
   if (num_draws() >= 10) {
     EXPECT_GT(over_ep, 0);

@@ -13,6 +13,7 @@
 #include "chapters/14_hybrid_3d/trainer.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
+#include "tests/chapters/common/claims_support.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::hybrid {
@@ -71,20 +72,20 @@ inline Report train_on(const Options& options, HybridOptions how,
   return run_and_compare(options, chapter);
 }
 
-/// Weights, losses, bytes and memory: equal to one device's, and to the bill.
-inline void expect_claims(const Report& report) {
-  EXPECT_TRUE(report.parity.passed)
-      << report.parity.max_rel << " beside " << report.parity.tolerance;
-  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
-    SCOPED_TRACE("rank " + std::to_string(rank));
-    const RankReport& found = report.ranks[rank];
-    EXPECT_NEAR(found.bytes.counted, found.bytes.predicted,
-                1e-9 * found.bytes.counted);
-    for (std::size_t kind = 0; kind < found.peak.size(); ++kind) {
-      if (found.peak[kind].predicted < 0) continue;
-      EXPECT_DOUBLE_EQ(found.peak[kind].counted, found.peak[kind].predicted)
-          << memory_kind_name(static_cast<MemoryKind>(kind));
-    }
+/// On shapes, one rank of each stage takes the time and sends the bytes of its
+/// peers.
+inline void expect_folded_as_all(const HybridOptions& how) {
+  SCOPED_TRACE(name_of(how));
+  Options options = nano_options(ranks_of(how));
+  options.backend = "sim";
+  options.cluster = "dgx-a100";
+  const Report folded = train_on(options, how);
+  options.fold = false;
+  const Report all = train_on(options, how);
+  EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
+  ASSERT_EQ(folded.ranks.size(), all.ranks.size());
+  for (std::size_t r = 0; r < all.ranks.size(); ++r) {
+    EXPECT_EQ(folded.ranks[r].bytes.counted, all.ranks[r].bytes.counted);
   }
 }
 

@@ -198,25 +198,13 @@ TEST(HybridBuckets, TiedWeightsHaveTheirOwn) {
   }
 }
 
-// On shapes, one rank of each stage stands for all of its tp and dp peers.
 TEST(HybridFolding, TakesTheTimeOfAllRanks) {
   for (const int zero : {0, 1, 2}) {
     for (const char* kind : {"none", "ring", "ulysses"}) {
       HybridOptions how = cube(zero, true);
       if (zero == 2) how.pp = 1;
       if (kind != std::string("none")) how.cp = 2, how.cp_kind = kind;
-      SCOPED_TRACE(name_of(how));
-      Options options = nano_options(ranks_of(how));
-      options.backend = "sim";
-      options.cluster = "dgx-a100";
-      const Report folded = train_on(options, how);
-      options.fold = false;
-      const Report all = train_on(options, how);
-      EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
-      ASSERT_EQ(folded.ranks.size(), all.ranks.size());
-      for (std::size_t r = 0; r < all.ranks.size(); ++r) {
-        EXPECT_EQ(folded.ranks[r].bytes.counted, all.ranks[r].bytes.counted);
-      }
+      expect_folded_as_all(how);
     }
   }
 }

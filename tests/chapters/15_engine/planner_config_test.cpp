@@ -9,6 +9,7 @@
 #include "chapters/15_engine/planner/report.h"
 #include "chapters/15_engine/planner/search.h"
 #include "chapters/15_engine/strategies.h"
+#include "tests/chapters/15_engine/choice_support.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::planner {
@@ -105,15 +106,7 @@ Plan plan_of(const Question& question, int tp, int pp, int cp, int zero_stage) {
 Report run_config(const Question& question, const Plan& plan) {
   const engine::DeepSpeedConfig config = written(question, plan);
   const Options options = options_under(question, config);
-  const engine::Choice choice = engine::choose(options, config);
-  ChapterRun chapter;
-  chapter.fold_class = choice.fold_class;
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, choice.topology);
-    const auto strategy = choice.make(as, mesh);
-    run.train(as, *strategy);
-  };
-  return run_and_compare(options, chapter);
+  return engine::train_choice(options, engine::choose(options, config));
 }
 
 TEST(PlannerConfig, TheEngineTrainsAsLongAsTheChapter) {

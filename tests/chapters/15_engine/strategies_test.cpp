@@ -11,57 +11,20 @@
 #include "chapters/15_engine/trainer.h"
 #include "comm/launch.h"
 #include "core/context.h"
+#include "tests/chapters/15_engine/choice_support.h"
+#include "tests/chapters/common/claims_support.h"
 
 namespace shardbook::engine {
 namespace {
 
 Options small_options(int world_size) {
-  Options options;
-  options.chapter = "15_engine";
-  options.world_size = world_size;
-  options.model =
-      R"({"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 31,
-          "n_positions": 20})";
-  options.data = "random";
-  options.steps = 3;
-  options.batch = 24;
-  options.seq = 16;
-  options.seed = 3;
-  options.cluster = "none";
-  options.deterministic = true;
-  options.dtype = DType::kF64;
-  return options;
+  return tiny_gpt("15_engine", world_size);
 }
 
 Report train_on(Options options, const std::string& text) {
   const auto config = DeepSpeedConfig::parse(text, "ds.json");
   apply_config(config, data_parallel_ranks(options, config), {}, options);
-  const Choice choice = choose(options, config);
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, choice.topology);
-    const auto strategy = choice.make(as, mesh);
-    run.train(as, *strategy);
-  };
-  chapter.fold_class = choice.fold_class;
-  chapter.reference = choice.reference;
-  return run_and_compare(options, chapter);
-}
-
-void expect_claims(const Report& report) {
-  EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
-  ASSERT_FALSE(report.ranks.empty());
-  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
-    SCOPED_TRACE("rank " + std::to_string(rank));
-    const RankReport& found = report.ranks[rank];
-    EXPECT_NEAR(found.bytes.counted, found.bytes.predicted,
-                1e-9 * found.bytes.counted);
-    for (std::size_t kind = 0; kind < found.peak.size(); ++kind) {
-      if (found.peak[kind].predicted < 0) continue;
-      EXPECT_DOUBLE_EQ(found.peak[kind].counted, found.peak[kind].predicted)
-          << memory_kind_name(static_cast<MemoryKind>(kind));
-    }
-  }
+  return train_choice(options, choose(options, config));
 }
 
 struct Case {

@@ -1,0 +1,22 @@
+#pragma once
+
+// A whole run of what a config chooses.
+
+#include "chapters/15_engine/strategies.h"
+
+namespace shardbook::engine {
+
+/// Compares with one device, where the world has data.
+inline Report train_choice(const Options& options, const Choice& choice) {
+  ChapterRun chapter;
+  chapter.fold_class = choice.fold_class;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, choice.topology);
+    const auto strategy = choice.make(as, mesh);
+    run.train(as, *strategy);
+  };
+  chapter.reference = choice.reference;
+  return run_and_compare(options, chapter);
+}
+
+}  // namespace shardbook::engine
