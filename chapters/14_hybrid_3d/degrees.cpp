@@ -38,14 +38,14 @@ std::int64_t divisor_below(std::int64_t n, std::int64_t most) {
 // --- Rules, in the order in which they are tried -----------------------------
 
 void check_product(const Options& options, HybridOptions& how) {
-  const int others = how.tp * how.cp * how.pp;
-  if (how.dp == 0) {
-    SB_CHECK(options.world_size % others == 0, "--world-size ",
-             options.world_size, ": --tp ", how.tp, ", --cp ", how.cp,
-             ", --pp ", how.pp, " make replicas of ", others,
-             " ranks; give a multiple of ", others);
-    how.dp = options.world_size / others;
-  }
+  // Each is at most 2^20
+  const std::int64_t others = std::int64_t{how.tp} * how.cp * how.pp;
+  SB_CHECK(others <= options.world_size &&
+               (how.dp > 0 || options.world_size % others == 0),
+           "--world-size ", options.world_size, ": --tp ", how.tp, ", --cp ",
+           how.cp, ", --pp ", how.pp, " make replicas of ", others,
+           " ranks; give a multiple of ", others);
+  if (how.dp == 0) how.dp = static_cast<int>(options.world_size / others);
   SB_CHECK(how.dp * others == options.world_size, "--world-size ",
            options.world_size, ": --dp ", how.dp, " x --tp ", how.tp,
            " x --cp ", how.cp, " x --pp ", how.pp, " are ", how.dp * others,

@@ -37,7 +37,8 @@ void add_options(CommandLine& line, HybridOptions& how) {
   line.add_bytes("--bucket-bytes", &how.bucket_bytes,
                  "gradients travel in buckets of about this size");
   line.add("--num-experts", &how.experts,
-           "experts of each layer in the place of its MLP; 1: none", 1);
+           "experts of each layer in the place of its MLP; 1: none", 1,
+           1 << 20);
   line.add("--ep", &how.ep, "replicas that share a set of experts", 1);
   line.add("--top-k", &how.top_k, "experts that a token visits", 1);
   line.add("--capacity-factor", &how.capacity_factor,
