@@ -100,6 +100,10 @@ TEST(SequenceBill, HoldsForOtherShapes) {
         Shape3{4, 2, 200,
                R"({"n_embd": 16, "n_layer": 2, "n_head": 8, "vocab_size": 16,
                    "n_positions": 200})"},
+        // Rows of scores that weigh more than the rest of a step
+        Shape3{2, 2, 24,
+               R"({"n_embd": 32, "n_layer": 1, "n_head": 8, "vocab_size": 20,
+                   "n_positions": 24})"},
         Shape3{2, 8, 12,
                R"({"n_embd": 24, "n_layer": 2, "n_head": 12,
                    "vocab_size": 300, "n_positions": 24})"}}) {
