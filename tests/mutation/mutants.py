@@ -1,7 +1,7 @@
 """The changes that run.py makes: one line each, and the tests to notice it.
 
 `line` is text of `file`, once in it; `becomes` takes its place. `tests` is a
-filter of GoogleTest for `program` (a key of PROGRAMS in run.py),
+filter of GoogleTest for `program` (without its ending, _test),
 narrow enough to run for seconds. `reason` is for those that no test can notice.
 """
 
