@@ -32,7 +32,7 @@ flat("mappings.cpp", "return reshape(transpose(parts, 0, 1), shape);",
 # The bias counts t times
 flat("layers.cpp", "return add(reduce_from(linear(part, weight), *tp_), bias);",
      "return reduce_from(linear(part, weight, bias), *tp_);",
-     "TensorParallel*:RowParallel*")
+     "*TensorParallel*")
 flat("layers.cpp", 'if (is(".c_attn.bias")) return {{0, rank, t, 3}};',
      'if (is(".c_attn.bias")) return {{0, rank, t}};', "*Trainer*:*Checkpoints*")
 flat("layers.cpp",
@@ -133,7 +133,7 @@ dtensor("ops_reduce.cpp",
         "shardbook::cross_entropy(x[0], x[1], Reduction::kSum);",
         "shardbook::cross_entropy(x[0], x[1]);", "DTensorLoss.*:DTensor*")
 dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
-        ".to_local();\n    });\n  }\n  if", "*Parallelize*:*Trainer*")
+        ".to_local();\n    });\n  }\n  if", "*Trainer*:DTensor*")
 dtensor("trainer.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
         "{0, 0, 0, 0},", "*DTensorTrainer*")
 
