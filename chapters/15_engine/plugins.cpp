@@ -2,11 +2,10 @@
 
 #include "chapters/15_engine/plugins.h"
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "chapters/15_engine/internal/config_rules.h"
 #include "core/check.h"
 #include "sim/json_object.h"
 
@@ -105,10 +104,8 @@ class Filler {
     if (file.empty()) return;
     std::string text = file;
     if (file.rfind('{', 0) != 0) {
-      std::ifstream in(file, std::ios::binary);
-      text.assign(std::istreambuf_iterator<char>(in), {});
-      SB_CHECK(in && !text.empty(), "DeepSpeedPlugin: hf_ds_config ", file,
-               ": cannot be read; give a JSON file with DeepSpeed's keys");
+      text = engine::internal::read_config_file("DeepSpeedPlugin: hf_ds_config",
+                                                file);
       label_ = file;
     }
     json_ = json_file::parse_json(text, label_);

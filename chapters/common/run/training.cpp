@@ -385,6 +385,21 @@ double update_parameters(const Options& options, Optimizer& optimizer) {
   return norm;
 }
 
+double update_unscaled(const Options& options, Optimizer& optimizer,
+                       DynamicLossScaler& scaler) {
+  const Tensors& parameters = optimizer.parameters();
+  const double norm = grad_norm(parameters) / scaler.scale();
+  const bool overflow = !std::isfinite(norm);
+  if (!overflow) {
+    double factor = 1 / scaler.scale();
+    if (options.clip > 0) factor *= clip_factor(norm, options.clip);
+    optimizer.step(factor);
+  }
+  scaler.update(overflow);
+  for (const Tensor& parameter : parameters) parameter.clear_grad();
+  return norm;
+}
+
 void clip_and_update(const Options& options, Optimizer& optimizer,
                      double norm) {
   const Tensors& parameters = optimizer.parameters();
