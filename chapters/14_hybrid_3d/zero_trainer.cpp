@@ -105,14 +105,14 @@ StepResult ZeroTrainer::step(std::int64_t step) {
       });
   const bool is_first = groups_.tp.rank() == 0 && mesh_.coordinate("cp") == 0;
   if (!is_first) loss = 0;
-  Tensor sum;
-  {
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sum = Tensor::full({}, loss, {DType::kF64, Device()});
-  }
-  mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
   StepResult result;
-  result.loss = sum.item();
+  {
+    // Gone before the update sends its own
+    const MemoryScope kind(MemoryKind::kCommunication);
+    const Tensor sum = Tensor::full({}, loss, {DType::kF64, Device()});
+    mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
+    result.loss = sum.item();
+  }
   result.grad_norm = zero_->step(norm());
   if (options_.dtype == DType::kF16) {
     scaler_.update(!std::isfinite(result.grad_norm));
