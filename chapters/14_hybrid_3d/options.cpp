@@ -47,6 +47,8 @@ void add_options(CommandLine& line, HybridOptions& how) {
            "tp cuts experts' hidden units, not their slots");
   line.add("--aux-coefficient", &how.aux_coefficient,
            "of the loss that balances the load of experts");
+  line.add("--noise", &how.noise, "noise in the gates of experts",
+           moe::noise_names());
   line.add("--accumulate-f32", &how.accumulate_f32,
            "bf16, f16: sum the gradients of micro-batches in f32");
   line.add("--loss-scale", &how.loss_scale.scale,

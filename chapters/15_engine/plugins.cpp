@@ -39,6 +39,9 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
   using fsdp::ShardingStrategy;
   const std::string name = "FullyShardedDataParallelPlugin: ";
   fsdp::FsdpOptions how;
+  SB_CHECK(plugin.fsdp_version == 1 || plugin.fsdp_version == 2, name,
+           "fsdp_version ", plugin.fsdp_version, " is unknown; give 1 or 2");
+  how.per_parameter = plugin.fsdp_version == 2;
   how.sharding_strategy = choose<ShardingStrategy>(
       name + "sharding_strategy", plugin.sharding_strategy,
       {{"FULL_SHARD", ShardingStrategy::kFullShard},
