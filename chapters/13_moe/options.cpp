@@ -1,6 +1,5 @@
 // The chapter's own options.
 
-#include <map>
 #include <numeric>
 
 #include "chapters/13_moe/trainer.h"
@@ -39,8 +38,7 @@ void add_options(CommandLine& line, TrainerOptions& how) {
            "no slots: rows are sorted by expert");
   line.add("--use-rts", &gate.use_rts,
            "--top-k 1: random tokens stay, not the first ones");
-  line.add("--noise", &names->noise, "noise in the gate",
-           {"none", "jitter", "rsample", "noisy-top-k"});
+  line.add("--noise", &names->noise, "noise in the gate", noise_names());
   line.add("--second-expert-sampling", &gate.second_expert_sampling,
            "--top-k 2: the second expert is sampled");
   line.add("--drop-policy", &names->drop_policy,
@@ -65,12 +63,7 @@ void add_options(CommandLine& line, TrainerOptions& how) {
         read_counts("--num-experts", names->num_experts,
                     "give numbers of experts such as 8 or 4,8");
     gate.num_experts = how.moe.num_experts.back();
-    static const std::map<std::string, Noise> kNoises = {
-        {"none", Noise::kNone},
-        {"jitter", Noise::kJitter},
-        {"rsample", Noise::kRSample},
-        {"noisy-top-k", Noise::kNoisyTopK}};
-    gate.noise = kNoises.at(names->noise);
+    gate.noise = noise_of(names->noise);
     gate.drop_policy = names->drop_policy == "probs" ? DropPolicy::kProbs
                                                      : DropPolicy::kPosition;
   });

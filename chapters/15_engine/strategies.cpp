@@ -76,9 +76,7 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
   };
   const std::int64_t pieces = choice.dp * choice.sizes.accumulation;
   const double sum_over_mean =
-      stage > 0 || config.prescale_gradients
-          ? 1
-          : choice.dp / config.gradient_predivide_factor;
+      config.divides_first() ? 1 : choice.dp / config.gradient_predivide_factor;
   choice.reference = [=](const Options& as) {
     // In f16 one device scales its loss, too, and skips the same steps: by as
     // much more as the ranks' sum is larger than their mean while it travels

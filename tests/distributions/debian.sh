@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds, runs and tests the book on another release of Debian:
+# Builds, runs and tests the book on another release of Debian, notebooks
+# included:
 #
 #   tests/distributions/debian.sh trixie
 #
@@ -96,7 +97,9 @@ chown -R 0:0 "$root/book"
 # 3. Run it. Mounts and processes live in namespaces of their own, which end
 # with this script, however it ends: unshare is killed when its parent dies, and
 # kills what it started.
-commands='./shardbook run --jobs "$1" && ./shardbook test --jobs "$1"'
+commands='./shardbook run --jobs "$1" &&
+  ./shardbook notebook --execute --jobs "$1" &&
+  ./shardbook test --jobs "$1"'
 if ((core_only)); then commands='./shardbook test --jobs "$1" core kernels'; fi
 inside='set -e
   mount -t proc proc "$1/proc"

@@ -22,6 +22,19 @@ void check_options(const ZeroOptions& options) {
       options.allgather_bucket_size, "; give at least 1 element");
   SB_CHECK(options.loss_scale > 0, "zero: loss_scale ", options.loss_scale,
            "; give a number above 0");
+  SB_CHECK(options.divide_before == 0 ||
+               (options.divide_before > 0 && options.stage <= 2 &&
+                !options.reduce_scatter),
+           "zero: divide_before ", options.divide_before, " with stage ",
+           options.stage, options.reduce_scatter ? " and reduce_scatter" : "",
+           "; ranks divide before they receive their parts: give 0, or stage 1 "
+           "or 2 without reduce_scatter");
+  SB_CHECK(options.max_live_parameters >= 0 &&
+               options.max_reuse_distance >= 0 && options.sub_group_size >= 1,
+           "zero: max_live_parameters ", options.max_live_parameters,
+           ", max_reuse_distance ", options.max_reuse_distance,
+           ", sub_group_size ", options.sub_group_size,
+           "; give at least 0, 0 and 1 elements");
   SB_CHECK(!options.offload_optimizer || options.stage >= 2,
            "zero: offload_optimizer with stage ", options.stage,
            "; gradients stream to the host as shards, from stage 2 on");
@@ -112,6 +125,23 @@ std::vector<ZeroOptimizer::ShardGroup> ZeroOptimizer::group_parameters(
 const Device& ZeroOptimizer::optimizer_device() const {
   RankContext& context = RankContext::current();
   return options_.offload_optimizer ? context.host() : context.device;
+}
+
+std::int64_t ZeroOptimizer::wire_bytes(DType dtype) const {
+  return static_cast<std::int64_t>(dtype_bytes(options_.wire.value_or(dtype)));
+}
+
+std::int64_t ZeroOptimizer::copy_bytes(DType dtype) const {
+  return options_.wire.value_or(dtype) == dtype ? 0 : wire_bytes(dtype);
+}
+
+Tensor ZeroOptimizer::sent_as(const Tensor& bucket) const {
+  if (copy_bytes(bucket.dtype()) == 0) return bucket;
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor sent =
+      Tensor::empty(bucket.shape(), {*options_.wire, bucket.device()});
+  sent.copy_from(bucket);
+  return sent;
 }
 
 void ZeroOptimizer::make_sharded_optimizer(const std::string& name,

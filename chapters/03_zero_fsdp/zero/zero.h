@@ -178,6 +178,12 @@ class ZeroOptimizer {
                               const OptimizerOptions& options);
   /// The parameters as groups without shards, in order of definition.
   std::vector<ShardGroup> group_parameters(bool with_frozen);
+  /// Bytes of an element of this dtype on the wire, and of its copy there:
+  /// 0 where it travels as it is.
+  std::int64_t wire_bytes(DType dtype) const;
+  std::int64_t copy_bytes(DType dtype) const;
+  /// The bucket, or its copy in the dtype of the wire.
+  Tensor sent_as(const Tensor& bucket) const;
   /// Where shards of the optimizer lie: the device, or the host.
   const Device& optimizer_device() const;
 

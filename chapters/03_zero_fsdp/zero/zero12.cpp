@@ -181,7 +181,7 @@ void ZeroStage12::clear_gradients() {
   for (Bucket& bucket : buckets_) {
     for (Work& work : bucket.works) work.wait();
     bucket.works.clear();
-    bucket.buffer = Tensor();
+    bucket.buffer = bucket.sent = Tensor();
   }
   in_flight_.reset();
   num_accumulated_ = 0;
@@ -193,11 +193,11 @@ std::int64_t ZeroStage12::bucket_bytes() const {
   // The bucket that is filled and, with overlap, the one in flight
   std::int64_t largest = 0, before = 0;
   for (const Bucket& bucket : buckets_) {
+    const DType dtype = flats_[bucket.group].flat.dtype();
+    const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
     const std::int64_t bytes =
-        bucket.plan.is_large
-            ? 0
-            : bucket.plan.numel * static_cast<std::int64_t>(dtype_bytes(
-                                      flats_[bucket.group].flat.dtype()));
+        bucket.plan.numel *
+        ((bucket.plan.is_large ? 0 : element) + copy_bytes(dtype));
     largest = std::max(largest, bytes + (options_.overlap_comm ? before : 0));
     before = bytes;
   }
@@ -244,9 +244,8 @@ double ZeroStage12::predicted_bytes(std::int64_t steps,
     once += static_cast<double>(flat.flat.bytes());
   }
   for (const Bucket& bucket : buckets_) {
-    gradients += static_cast<double>(bucket.plan.numel *
-                                     static_cast<std::int64_t>(dtype_bytes(
-                                         flats_[bucket.group].flat.dtype())));
+    gradients += static_cast<double>(
+        bucket.plan.numel * wire_bytes(flats_[bucket.group].flat.dtype()));
   }
   const double passes = options_.stage == 1 ? 1 : micro_steps;
   const double units = options_.reduce_scatter ? 1 : 2;

@@ -220,7 +220,7 @@ void ZeroStage3::clear_gradients() {
     unit->num_reduced = 0;
     // A failed backward leaves these behind
     unit->reduction.wait();
-    unit->bucket = Tensor();
+    unit->bucket = unit->sent = Tensor();
     for (Slot& slot : unit->slots) slot.parameter.clear_grad();
   }
   reducing_ = nullptr;

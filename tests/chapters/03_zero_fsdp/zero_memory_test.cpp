@@ -218,6 +218,15 @@ TEST_P(ZeroPeaks, EqualTheFormulaePerKind) {
           how.prefetch_bucket_size = 5000;
           expect_exact(peaks_of(d, options, how, micro_steps),
                        what + ", small buckets, overlap");
+          how.wire = dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
+          expect_exact(peaks_of(d, options, how, micro_steps),
+                       what + ", another dtype on the wire");
+          if (number < 3) continue;
+          how.max_reuse_distance = 1'000'000;
+          expect_exact(peaks_of(d, options, how, micro_steps), what + ", kept");
+          how.max_live_parameters = 8000;
+          expect_exact(peaks_of(d, options, how, micro_steps),
+                       what + ", few kept");
         }
       }
     }

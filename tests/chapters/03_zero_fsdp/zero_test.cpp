@@ -50,6 +50,11 @@ std::vector<Variant> stage3_variants() {
   on_demand.prefetch_bucket_size = 0;
   on_demand.overlap_comm = false;
   all.push_back({"on demand", on_demand});
+  ZeroOptions kept = stage(3);
+  kept.max_reuse_distance = 1'000'000;
+  all.push_back({"kept for backward", kept});
+  kept.max_live_parameters = 60;
+  all.push_back({"few kept for backward", kept});
   ZeroOptions persistent = stage(3);
   persistent.persistence_threshold = 7;  // biases stay, weights do not
   all.push_back({"persistent biases", persistent});
