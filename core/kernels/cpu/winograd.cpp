@@ -423,8 +423,7 @@ bool is_winograd(const ConvShape& s) {
   // 16 patches of 512 channels take twice the time, and 32 take 0.8 of it.
   const std::int64_t least =
       std::max<std::int64_t>(kPatchGrain, (s.in + s.out) / 32);
-  return s.kh == 3 && s.kw == 3 && s.stride == 1 && s.padding == 1 &&
-         s.in % kDepth == 0 && s.out % kDepth == 0 && Patches(s).count >= least;
+  return s.is_wide_3x3() && Patches(s).count >= least;
 }
 
 void winograd_forward(KernelContext& context, const ConvShape& shape,
