@@ -351,6 +351,22 @@ TEST(EngineOptions, TheConfigFillsThem) {
   EXPECT_EQ(options.rate(100), 0.5);
 }
 
+// The one device clips by the option, so the engine has to as well.
+TEST(EngineOptions, ClippingOfTheCommandLineHolds) {
+  for (const char* stage : {"0", "1"}) {
+    Options options = small_options(2);
+    options.optimizer = "sgd";
+    options.clip = 0.1;
+    const auto config = DeepSpeedConfig::parse(
+        R"({"zero_optimization": {"stage": )" + std::string(stage) + "}}",
+        "ds.json");
+    const Choice choice = choose(options, config);
+    expect_claims(train_choice(options, choice));
+    EXPECT_EQ(describe(choice, config).find("gradient_clipping"),
+              std::string::npos);
+  }
+}
+
 TEST(EngineOptions, AConflictNamesOptionAndKey) {
   const auto error = [](const std::string& flag, const std::string& value,
                         const std::string& text) -> std::string {
