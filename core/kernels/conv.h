@@ -24,6 +24,11 @@ struct ConvShape {
   /// Rows and depth of the convolution as a product.
   std::int64_t rows() const { return n * out_h() * out_w(); }
   std::int64_t depth() const { return in * kh * kw; }
+  /// The convolutions of which Winograd's algorithm computes f32 on the CPU.
+  bool is_wide_3x3() const {
+    return kh == 3 && kw == 3 && stride == 1 && padding == 1 && in > 0 &&
+           in % 64 == 0 && out % 64 == 0;
+  }
 };
 
 /// y = conv(x, weight) + bias; bias [out] may be null. All arrays share dtype.

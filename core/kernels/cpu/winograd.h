@@ -21,8 +21,8 @@
 // gradient with windows turned by half a turn. The gradient of the windows is
 // the transpose of the whole: dG = G' (sum over patches of V' A dY A') G.
 //
-// Results differ from a direct convolution in rounding only; the bits of an
-// image's outputs depend on that image alone, whatever the threads.
+// Results differ from a direct convolution in rounding only. Their bits depend
+// neither on the threads nor, for an image's outputs, on other images.
 
 #include <cstdint>
 
