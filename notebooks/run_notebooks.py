@@ -109,8 +109,8 @@ async def run_cells(path, limit_s):
     began = time.monotonic()
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
-        notebook, timeout=CELL_LIMIT_S, kernel_name="xcpp17",
-        record_timing=False, resources={"metadata": {"path": path.parent}})
+        notebook, timeout=CELL_LIMIT_S, startup_timeout=CELL_LIMIT_S,
+        kernel_name="xcpp17", record_timing=False, resources={"metadata": {"path": path.parent}})
     index = -1
     problem = ""
     computed_s = 0.0
