@@ -97,10 +97,10 @@ void compute_in_fp8(HybridJob& job) {
 
 /// Megatron Core of 2024 and later, as NeMo sets it up.
 HybridJob nemo_job(const std::string& model_name, const std::string& precision,
-                   std::int64_t seq) {
+                   std::int64_t seq, const char* cluster = "dgx-h100") {
   const Model& model = model_of(model_name);
   HybridJob job;
-  job.cluster = cluster_named("dgx-h100");
+  job.cluster = cluster_named(cluster);
   job.sizes = model.sizes;
   job.sizes.seq = seq;
   job.layers = model.layers;
@@ -220,9 +220,8 @@ std::vector<Outcome> llama3(const Row& row) {
 }  // namespace
 
 HybridJob llama3_job(const Row& row) {
-  HybridJob job =
-      nemo_job(row.text("model"), "BF16", row.count("seq_len", kMaxSize));
-  job.cluster.num_nodes = 2048;
+  HybridJob job = nemo_job(row.text("model"), "BF16",
+                           row.count("seq_len", kMaxSize), "grand-teton-h100");
   job.overlaps_tensor = false;       // their own software
   job.gradient_dtype = DType::kF32;  // section 3.3.2
   set_degrees(row, row.count("tp"), row.count("pp"), row.count("cp"), job);

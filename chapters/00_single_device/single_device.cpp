@@ -43,36 +43,24 @@ StepResult SingleDevice::step(std::int64_t step) {
   if (graphs_ != nullptr) {
     result.loss =
         graphs_->accumulate(step, how_.num_micro_batches, scaler_.scale());
-    return update(result, scaler_.scale());
+    return update(result);
   }
   // Accumulate the gradients of all pieces
-  const double loss_scale = scaler_.scale();
   result.loss = accumulate_gradients(options_, *loaded_.model, data_, step,
-                                     how_.num_micro_batches, loss_scale);
+                                     how_.num_micro_batches, scaler_.scale());
 
-  return update(result, loss_scale);
+  return update(result);
 }
 
-StepResult SingleDevice::update(StepResult result, double loss_scale) {
+StepResult SingleDevice::update(StepResult result) {
   // Update, or skip a step that overflowed
   if (options_.dtype != DType::kF16) {
     result.grad_norm = update_parameters(options_, *optimizer_);
     return result;
   }
-  const Tensors& parameters = optimizer_->parameters();
-  result.grad_norm = grad_norm(parameters) / loss_scale;
-  const bool overflow = !std::isfinite(result.grad_norm);
-  last_step_updated_ = !overflow;
-  if (!overflow) {
-    num_updates_ += 1;
-    double factor = 1 / loss_scale;
-    if (options_.clip > 0) {
-      factor *= clip_factor(result.grad_norm, options_.clip);
-    }
-    optimizer_->step(factor);
-  }
-  scaler_.update(overflow);
-  for (const Tensor& parameter : parameters) parameter.clear_grad();
+  result.grad_norm = update_unscaled(options_, *optimizer_, scaler_);
+  last_step_updated_ = std::isfinite(result.grad_norm);
+  if (last_step_updated_) num_updates_ += 1;
   return result;
 }
 

@@ -51,7 +51,7 @@ class SingleDevice : public Strategy {
   MemoryBill bill() const;
 
  private:
-  StepResult update(StepResult result, double loss_scale);
+  StepResult update(StepResult result);
 
   Options options_;
   SingleDeviceOptions how_;

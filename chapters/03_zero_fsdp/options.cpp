@@ -33,6 +33,14 @@ void add_options(CommandLine& line, TrainerOptions& how) {
            -1);
   line.add("--prefetch-bucket-size", &how.zero.prefetch_bucket_size,
            "zero3: elements gathered ahead of their use; -1: a block", -1);
+  line.add("--max-live-parameters", &how.zero.max_live_parameters,
+           "zero3: elements that may be whole at one time", 0);
+  line.add("--max-reuse-distance", &how.zero.max_reuse_distance,
+           "zero3: a block stays whole when fewer elements are fetched before "
+           "its next use",
+           0);
+  line.add("--sub-group-size", &how.zero.sub_group_size,
+           "zero1 to zero3: elements of a shard that are updated together", 1);
   // FSDP
   line.add("--sharding-strategy", &how.sharding_strategy, "fsdp: what is freed",
            {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"});
@@ -72,6 +80,9 @@ void check_given(
       {"--overlap-comm", zero},
       {"--persistence-threshold", zero3},
       {"--prefetch-bucket-size", zero3},
+      {"--max-live-parameters", zero3},
+      {"--sub-group-size", zero},
+      {"--max-reuse-distance", zero3},
       {"--sharding-strategy", fsdp},
       {"--shard-size", fsdp},
       {"--wrap", fsdp},

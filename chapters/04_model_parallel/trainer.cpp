@@ -59,12 +59,8 @@ Trainer::Trainer(const Options& options, const Settings& settings,
     parallel_ = std::make_unique<ModelParallel>(*layers_, cut_, devices, init,
                                                 num_threads);
   }
-  LoadedModel loaded;
-  if (!options.load.empty()) loaded = build_model(options);
   for (int i = 0; i < settings.num_devices(); ++i) {
-    if (loaded.model != nullptr) {
-      part(i).load_values(state_of(*loaded.model));
-    }
+    if (!options.load.empty()) load_model(options.load, part(i));
     optimizers_.push_back(make_optimizer(
         options.optimizer, part(i).parameters(), options.optimizer_options));
   }

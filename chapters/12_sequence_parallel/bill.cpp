@@ -81,7 +81,14 @@ double rsa_activations(const Sizes& z, bool has_dropout, bool is_later) {
   const double at_sum =
       before + tokens * ((2 + drops) * rows + (z.c + 1) * z.h) * z.element;
   const double at_end = tokens * z.h * z.element + 2 * head + scalars;
-  return std::max({at_loss, at_head, at_gelu, at_rows, at_sum, at_end});
+  // Before the loss, in the last block's ring_av: x, ln_1, q, k and v in three
+  // layouts, the sum and a part of it; scores, weights, and columns of one rank
+  const double at_weighing =
+      in_blocks - block +
+      tokens *
+          ((13 * z.h + (2 + drops + 1 / z.c) * rows) * z.element + 2 * z.sum);
+  return std::max(
+      {at_loss, at_head, at_gelu, at_rows, at_sum, at_end, at_weighing});
 }
 
 // Activations of one micro-batch, the first of a step or a later one.

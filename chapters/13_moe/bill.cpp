@@ -1,8 +1,10 @@
 #include "chapters/13_moe/bill.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/13_moe/activations.h"
 #include "chapters/common/sharded/parts.h"
@@ -202,7 +204,8 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
   if (!trains) {
     messages = 0;
   } else if (stage > 0) {
-    messages = 8 + std::max(sizes.bucket_bytes + exchanged, sizes.gather_bytes);
+    messages = std::max(sizes.loss_bytes + sizes.bucket_bytes + exchanged,
+                        8 + std::max(8.0, sizes.gather_bytes));
   } else {
     messages = 8 + std::max({8.0, exchanged, sizes.dp > 1 ? dense * work.e : 0,
                              r > 1 ? experts * work.e : 0});
@@ -215,6 +218,16 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
 }
 
 }  // namespace
+
+void add_zero_sizes(BillSizes& sizes, const zero::ZeroOptimizer& zero) {
+  const auto* flat = dynamic_cast<const zero::ZeroStage12*>(&zero);
+  if (flat == nullptr) return;
+  sizes.gather_bytes =
+      std::max(sizes.gather_bytes, static_cast<double>(flat->gather_bytes()));
+  sizes.bucket_bytes += static_cast<double>(flat->bucket_bytes());
+  // They are reduced where they lie
+  if (flat->has_large_gradients()) sizes.bucket_bytes = -HUGE_VAL;
+}
 
 Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
                            const BillSizes& sizes) {

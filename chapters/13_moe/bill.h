@@ -2,6 +2,7 @@
 
 // What a step of expert-parallel training costs a rank: the page's formulas.
 
+#include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/13_moe/moe_layer.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/strategy.h"
@@ -16,8 +17,12 @@ struct BillSizes {
   /// ZeRO: bytes of the buckets that exist at one time, and of the largest buffer
   /// that parameters are gathered through. Negative: not known.
   double bucket_bytes = 0, gather_bytes = 0;
+  double loss_bytes = 8;  ///< of a message that waits during backward
   int edp() const { return dp / ep; }
 };
+
+/// Adds what `zero`, of stage 1 or 2, says of its buffers.
+void add_zero_sizes(BillSizes& sizes, const zero::ZeroOptimizer& zero);
 
 /// Elements of this rank's parameters.
 struct Parameters {

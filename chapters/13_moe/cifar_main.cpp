@@ -20,7 +20,8 @@ int main(int argc, char** argv) {
     std::string data, num_experts = "2,4";
     moe::ConvNetOptions net;
     moe::ConvTraining training;
-    CommandLine line("cifar_moe", "A convolutional net with experts.");
+    CommandLine line("cifar_moe", "A convolutional net with experts.",
+                     "0, the net was trained");
     line.add("--world-size", &world_size, "ranks, threads of this process", 1);
     line.add("--data", &data, "a file or folder of CIFAR-10's binary version");
     line.add("--num-experts", &num_experts, "experts of each layer: 2,4");

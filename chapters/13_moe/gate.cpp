@@ -21,20 +21,45 @@ Tensor log_sum_exp(const Tensor& x) {
   return sub(slice(x, 1, 0, 1), slice(log_softmax(x), 1, 0, 1));
 }
 
-/// Which elements of one device's [B, per_row, width] these tokens are.
-ShardView view_of(const Tensor& x, const GateCall& call) {
-  const BatchSlice& batch = RankContext::current().random.batch;
-  const std::int64_t rows = x.size(0) / call.per_row;
-  const std::int64_t last = batch.first + (rows - 1) * batch.stride;
-  return {{last + 1, call.per_row, x.size(1)},
-          {batch.first, 0, 0},
-          {batch.stride, 1, 1}};
+/// Tokens at equal distances in their sample.
+struct PlaceRun {
+  std::int64_t first = 0, count = 1, step = 1;
+};
+std::vector<PlaceRun> runs_of(const GateCall& call) {
+  if (call.part.place.empty()) return {{0, call.per_row, 1}};
+  std::vector<PlaceRun> runs;
+  for (const std::int64_t place : call.part.place) {
+    if (!runs.empty()) {
+      PlaceRun& run = runs.back();
+      if (run.count == 1) run.step = place - run.first;
+      if (place == run.first + run.count * run.step) {
+        ++run.count;
+        continue;
+      }
+    }
+    runs.push_back({place, 1, 1});
+  }
+  return runs;
 }
 
-/// A tensor of random numbers for x [S, n], shaped by sample.
-Tensor by_sample(const Tensor& x, const GateCall& call) {
-  return Tensor::empty({x.size(0) / call.per_row, call.per_row, x.size(1)},
-                       x.options());
+/// Random numbers for x [S, n], those of the same elements of one device's
+/// [B, tokens of a sample, n]. `fill` draws them.
+using Fill = std::function<void(const Tensor& values, const ShardView& view)>;
+Tensor drawn(const Tensor& x, const GateCall& call, const Fill& fill) {
+  const BatchSlice& batch = RankContext::current().random.batch;
+  const std::int64_t rows = x.size(0) / call.per_row, width = x.size(1);
+  const std::int64_t last = batch.first + (rows - 1) * batch.stride;
+  const std::int64_t whole =
+      call.part.place.empty() ? call.per_row : call.part.whole;
+  Tensors parts;
+  for (const PlaceRun& run : runs_of(call)) {
+    parts.push_back(Tensor::empty({rows, run.count, width}, x.options()));
+    fill(parts.back(), {{last + 1, whole, width},
+                        {batch.first, run.first, 0},
+                        {batch.stride, run.step, 1}});
+  }
+  const Tensor all = parts.size() == 1 ? parts[0] : concat(parts, 1);
+  return reshape(all, x.shape());
 }
 
 /// Values made on the host, which no operation converts; on meta, none.
@@ -125,27 +150,28 @@ Tensor TopKGate::logits_of(const Tensor& x, const TokenDraws& draws,
   const DType dtype = x.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   Tensor input = to_dtype(x, dtype);
   if (options.noise == Noise::kJitter && call.is_training) {
-    const Tensor factors = by_sample(input, call);
-    fill_uniform(factors, draws.seed(), draws.stream("jitter"), 1 - kJitter,
-                 1 + kJitter, view_of(input, call));
-    input = mul(input, reshape(factors, input.shape()));
+    const Tensor factors = drawn(input, call, [&](auto& values, auto& view) {
+      fill_uniform(values, draws.seed(), draws.stream("jitter"), 1 - kJitter,
+                   1 + kJitter, view);
+    });
+    input = mul(input, factors);
   }
   Tensor logits = matmul(input, to_dtype(weight, dtype));
   if (options.noise == Noise::kNoisyTopK && call.is_training) {
-    const Tensor normal = by_sample(logits, call);
-    fill_normal(normal, draws.seed(), draws.stream("noisy"), 0, 1,
-                view_of(logits, call));
+    const Tensor normal = drawn(logits, call, [&](auto& values, auto& view) {
+      fill_normal(values, draws.seed(), draws.stream("noisy"), 0, 1, view);
+    });
     const Tensor spread =
         softplus(matmul(input, to_dtype(noise_weight, dtype)));
-    logits = add(logits, mul(reshape(normal, logits.shape()), spread));
+    logits = add(logits, mul(normal, spread));
   }
   return logits;
 }
 
 GateResult TopKGate::route(const Tensor& x, const GateCall& call) const {
   const std::int64_t tokens = x.size(0);
-  const TokenDraws draws(call.name, RankContext::current().random,
-                         call.per_row);
+  const TokenDraws draws(call.name, RankContext::current().random, call.per_row,
+                         call.part);
   const Tensor logits = logits_of(x, draws, call);
   const Tensor gates = softmax(logits);
 

@@ -33,7 +33,8 @@ struct GateResult {
 /// How a gate is called: what depends on the step and on the other ranks.
 struct GateCall {
   std::string name;          ///< names the random streams
-  std::int64_t per_row = 1;  ///< tokens of a sample
+  std::int64_t per_row = 1;  ///< tokens of a sample that this rank has
+  SamplePart part;           ///< which ones; by default all
   bool is_training = true;
   bool wants_z_loss = false;
   std::vector<bool> used_token;  ///< or empty: all

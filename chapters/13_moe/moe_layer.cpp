@@ -94,6 +94,7 @@ Tensor MoeLayer::forward(const Tensor& x) {
   GateCall call;
   call.name = name_ + ".gate";
   call.per_row = x.ndim() > 2 ? x.size(-2) : 1;
+  call.part = record_->part;
   call.is_training = is_training();
   call.wants_z_loss = options_.z_coefficient > 0;
   call.is_dropless = options_.is_dropless;
@@ -232,7 +233,7 @@ std::vector<std::int64_t> MoeLayer::drawn_counts(int source,
                                                  std::int64_t per_row) const {
   RandomState random = RankContext::current().random;
   random.batch.first += (source - rank_of(groups_.ep)) * groups_.ep_stride;
-  const TokenDraws draws(name_ + ".gate", random, per_row);
+  const TokenDraws draws(name_ + ".gate", random, per_row, record_->part);
   return draw_experts(tokens, gate.options, draws).exp_counts();
 }
 

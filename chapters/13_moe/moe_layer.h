@@ -60,6 +60,9 @@ struct MoeRecord {
   /// The number that the main loss' backward starts from: so that auxiliary
   /// losses, which start on their own, count as much.
   double loss_scale = 1;
+  /// The tokens of each sample that the layers see: draws are keyed by their
+  /// places in the whole one. By default all.
+  SamplePart part;
 
   struct Load {
     std::vector<std::int64_t> exp_counts;  ///< choices, before dropping

@@ -1,6 +1,5 @@
 // The chapter's own options.
 
-#include <map>
 #include <numeric>
 
 #include "chapters/13_moe/trainer.h"
@@ -32,15 +31,15 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--top-k", &gate.k, "experts that a token visits", 1);
   line.add("--capacity-factor", &gate.capacity_factor,
            "slots of an expert, as a multiple of an even load", 0.01);
-  line.add("--min-capacity", &gate.min_capacity, "the fewest slots", 1);
+  line.add("--min-capacity", &gate.min_capacity, "the fewest slots", 1,
+           1 << 20);
   line.add("--drop-tokens", &gate.drop_tokens,
            "full experts drop tokens; no-: the busiest one sets the slots");
   line.add("--dropless", &how.moe.is_dropless,
            "no slots: rows are sorted by expert");
   line.add("--use-rts", &gate.use_rts,
            "--top-k 1: random tokens stay, not the first ones");
-  line.add("--noise", &names->noise, "noise in the gate",
-           {"none", "jitter", "rsample", "noisy-top-k"});
+  line.add("--noise", &names->noise, "noise in the gate", noise_names());
   line.add("--second-expert-sampling", &gate.second_expert_sampling,
            "--top-k 2: the second expert is sampled");
   line.add("--drop-policy", &names->drop_policy,
@@ -65,12 +64,7 @@ void add_options(CommandLine& line, TrainerOptions& how) {
         read_counts("--num-experts", names->num_experts,
                     "give numbers of experts such as 8 or 4,8");
     gate.num_experts = how.moe.num_experts.back();
-    static const std::map<std::string, Noise> kNoises = {
-        {"none", Noise::kNone},
-        {"jitter", Noise::kJitter},
-        {"rsample", Noise::kRSample},
-        {"noisy-top-k", Noise::kNoisyTopK}};
-    gate.noise = kNoises.at(names->noise);
+    gate.noise = noise_of(names->noise);
     gate.drop_policy = names->drop_policy == "probs" ? DropPolicy::kProbs
                                                      : DropPolicy::kPosition;
   });

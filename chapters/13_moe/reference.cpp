@@ -17,8 +17,8 @@ std::unique_ptr<Gpt> build(const Options& options, const ModelConfig& config,
 
 ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              MoeRecord& record,
-                             const std::vector<MicroBatch>& pieces,
-                             int groups) {
+                             const std::vector<MicroBatch>& pieces, int groups,
+                             DynamicLossScaler scaler) {
   Options quiet = options;
   quiet.log.clear();
   const ModelConfig config = model_config(options);
@@ -27,12 +27,16 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
   const Dataset data = Dataset::open(options, config);
   const auto optimizer = make_optimizer(options.optimizer, model->parameters(),
                                         options.optimizer_options);
-  record.loss_scale = 1 / static_cast<double>(pieces.size()) / groups;
+  const double parts = static_cast<double>(pieces.size()) * groups;
   return train_yardstick(
       quiet, *optimizer, model->named_parameters(), [&](std::int64_t step) {
         StepResult result;
-        result.loss = accumulate_gradients(quiet, *model, data, step, pieces);
-        result.grad_norm = update_parameters(quiet, *optimizer);
+        record.loss_scale = scaler.scale() / parts;
+        result.loss = accumulate_gradients(quiet, *model, data, step, pieces,
+                                           scaler.scale());
+        result.grad_norm = options.dtype == DType::kF16
+                               ? update_unscaled(quiet, *optimizer, scaler)
+                               : update_parameters(quiet, *optimizer);
         return result;
       });
 }

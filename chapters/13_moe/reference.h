@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chapters/13_moe/moe_layer.h"
+#include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/parity.h"
 #include "chapters/common/run/training.h"
 
@@ -15,11 +16,13 @@ namespace shardbook::moe {
 
 /// Trains a GPT of these layers in these pieces of the batch, which are equally
 /// large. Each piece is routed by itself; where the layers route it in `groups`
-/// equal parts, the gates' losses of each count that much less.
+/// equal parts, the gates' losses of each count that much less. In f16 the
+/// losses are scaled by `scaler`, and steps that overflow are skipped.
 ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              MoeRecord& record,
                              const std::vector<MicroBatch>& pieces,
-                             int groups = 1);
+                             int groups = 1,
+                             DynamicLossScaler scaler = DynamicLossScaler(1));
 
 /// The model with all of its experts, for --save and --logits.
 LoadedModel whole_model(const Options& options, const MoeOptions& moe,

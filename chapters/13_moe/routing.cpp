@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 #include "core/ops.h"
@@ -90,6 +91,18 @@ std::vector<std::int64_t> choice_order(const Routing& routing) {
 
 }  // namespace
 
+std::vector<std::string> noise_names() {
+  return {"none", "jitter", "rsample", "noisy-top-k"};
+}
+
+Noise noise_of(const std::string& name) {
+  const std::vector<std::string> names = noise_names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  SB_CHECK(found != names.end(), "--noise ", name,
+           ": give none, jitter, rsample or noisy-top-k");
+  return static_cast<Noise>(found - names.begin());
+}
+
 void check_gate(const GateOptions& options) {
   SB_CHECK(options.num_experts >= 1, "moe: ", options.num_experts,
            " experts; give at least 1");
@@ -119,8 +132,18 @@ std::int64_t capacity(std::int64_t tokens, const GateOptions& options,
 // --- Draws -------------------------------------------------------------------
 
 TokenDraws::TokenDraws(const std::string& gate, const RandomState& random,
-                       std::int64_t per_row)
-    : gate_(gate), random_(random), per_row_(per_row) {}
+                       std::int64_t per_row, SamplePart part)
+    : gate_(gate), random_(random), per_row_(per_row), part_(std::move(part)) {
+  if (part_.place.empty()) {
+    part_.whole = per_row;
+    part_.place.resize(at(per_row));
+    std::iota(part_.place.begin(), part_.place.end(), 0);
+  }
+  const auto places = static_cast<std::int64_t>(part_.place.size());
+  SB_CHECK(places == per_row, "moe: ", gate, " routes ", per_row,
+           " tokens of each sample, and has the places of ", places,
+           "; give a place for every token");
+}
 
 std::uint64_t TokenDraws::stream(const char* purpose) const {
   return stream_of(gate_ + "." + purpose) +
@@ -131,7 +154,8 @@ double TokenDraws::uniform(const char* purpose, std::int64_t token,
                            std::int64_t index) const {
   const std::int64_t row =
       random_.batch.first + token / per_row_ * random_.batch.stride;
-  const std::int64_t global = row * per_row_ + token % per_row_;
+  const std::int64_t global =
+      row * part_.whole + part_.place[at(token % per_row_)];
   const auto element = (static_cast<std::uint64_t>(index) << 40U) +
                        static_cast<std::uint64_t>(global);
   return (random_bits(random_.seed, stream(purpose), element) + 0.5) * 0x1p-32;

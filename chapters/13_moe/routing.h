@@ -30,12 +30,17 @@
 
 namespace shardbook::moe {
 
+/// In the order of noise_names.
 enum class Noise {
   kNone,
   kJitter,     ///< the gate's input times uniform(0.99, 1.01)
   kRSample,    ///< top-1: Gumbel noise on the logits decides, clean gates weigh
   kNoisyTopK,  ///< logits + normal(0, 1) softplus(x Wnoise), Shazeer et al.
 };
+/// The values of --noise: "none", "jitter", "rsample", "noisy-top-k". noise_of
+/// throws Error for other names.
+std::vector<std::string> noise_names();
+Noise noise_of(const std::string& name);
 /// Which choices keep their place where k >= 3 choices overfill an expert.
 enum class DropPolicy {
   kProbs,     ///< the most probable of those that chose it
@@ -69,12 +74,22 @@ void check_gate(const GateOptions& options);
 std::int64_t capacity(std::int64_t tokens, const GateOptions& options,
                       bool is_training);
 
+/// The tokens of each sample that this rank has, where ranks share samples
+/// (context parallelism).
+struct SamplePart {
+  std::int64_t whole = 0;  ///< tokens of the whole sample
+  /// Of each token that this rank has, in its order; empty: the whole sample.
+  std::vector<std::int64_t> place;
+};
+
 /// Random numbers for the tokens of a gate, by their place in the global batch.
 class TokenDraws {
  public:
-  /// Tokens [rows, per_row] whose rows lie in the batch as `random.batch` says.
+  /// Tokens [rows, per_row] whose rows lie in the batch as `random.batch` says,
+  /// and in their samples as `part` says. Throws Error when `part` has another
+  /// number of tokens.
   TokenDraws(const std::string& gate, const RandomState& random,
-             std::int64_t per_row);
+             std::int64_t per_row, SamplePart part = {});
   /// In (0, 1): draw `index` of `purpose` for a token.
   double uniform(const char* purpose, std::int64_t token,
                  std::int64_t index = 0) const;
@@ -90,6 +105,7 @@ class TokenDraws {
   std::string gate_;
   RandomState random_;
   std::int64_t per_row_;
+  SamplePart part_;
 };
 
 /// Who goes where.

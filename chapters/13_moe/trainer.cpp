@@ -4,7 +4,6 @@
 #include <cmath>
 #include <fstream>
 
-#include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/load.h"
@@ -239,13 +238,7 @@ std::vector<Bill> Trainer::bills() {
   sizes.offload = how_.cpu_offload;
   sizes.micro_batches = how_.micro_batches;
   for (const auto* each : {dense_zero_.get(), expert_zero_.get()}) {
-    const auto* flat = dynamic_cast<const zero::ZeroStage12*>(each);
-    if (flat == nullptr) continue;
-    sizes.gather_bytes =
-        std::max(sizes.gather_bytes, static_cast<double>(flat->gather_bytes()));
-    sizes.bucket_bytes += static_cast<double>(flat->bucket_bytes());
-    // They are reduced where they lie
-    if (flat->has_large_gradients()) sizes.bucket_bytes = -HUGE_VAL;
+    if (each != nullptr) add_zero_sizes(sizes, *each);
   }
   Bill bill = predicted_bill(options_, config_, how_.moe, sizes, *record_);
   // A run that goes on from a checkpoint gathers what it has loaded

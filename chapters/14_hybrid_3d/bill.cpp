@@ -28,6 +28,18 @@ BucketElements elements_of(const UpdateBucket& bucket) {
           static_cast<double>(bucket.own.numel())};
 }
 
+/// Whether activations are left to a run on shapes: of attention over ranks, and
+/// of tokens that are cut.
+bool is_left_to_shapes(const BillSizes& z) {
+  return z.c() > 1 || z.how->sequence_parallel ||
+         z.how->recompute == "attention";
+}
+void leave_to_shapes(MemoryBill& bill, bool trains) {
+  bill[MemoryKind::kActivation] = trains ? kNotPredicted : 0;
+  bill[MemoryKind::kInput] = trains ? kNoClaim : 0;
+  bill[MemoryKind::kCommunication] = trains ? kNoClaim : 0;
+}
+
 }  // namespace
 
 BillSizes bill_sizes(const Options& options, const HybridOptions& how,
@@ -214,18 +226,35 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
         z.element * (static_cast<double>(zero.shard_numel()) + table +
                      std::max({fc, proj, table, positions}));
   }
-  // Attention over ranks, and tokens that are cut, are left to a run on shapes
-  if (z.c() > 1 || z.how->sequence_parallel ||
-      z.how->recompute == "attention") {
-    bill[MemoryKind::kActivation] = trains ? kNotPredicted : 0;
-    bill[MemoryKind::kInput] = trains ? kNoClaim : 0;
-    bill[MemoryKind::kCommunication] = trains ? kNoClaim : 0;
+  if (is_left_to_shapes(z)) {
+    leave_to_shapes(bill, trains);
   } else if (z.t() > 1) {
     std::vector<MicroBatch> piece(1);
     piece[0].rows = static_cast<std::int64_t>(z.rows);
     bill[MemoryKind::kActivation] = single_device_bill(
         *z.options, z.layers->padded, piece, z.how->recompute == "blocks",
         z.how->tp)[MemoryKind::kActivation];
+  }
+  return bill;
+}
+
+MemoryBill expert_zero_memory(const BillSizes& z,
+                              const zero::ZeroOptimizer& dense,
+                              const zero::ZeroOptimizer& experts) {
+  // The formulas of the experts' chapter, whose replicas are dp x cp here
+  moe::BillSizes sizes;
+  sizes.dp = z.how->dp * z.how->cp;
+  sizes.ep = z.how->ep, sizes.t = z.how->tp;
+  sizes.zero_stage = 2;
+  sizes.micro_batches = z.how->micro_batches;
+  sizes.loss_bytes = 0;
+  moe::add_zero_sizes(sizes, dense);
+  moe::add_zero_sizes(sizes, experts);
+  MemoryBill bill = moe::predicted_bill(*z.options, model_config(*z.options),
+                                        z.how->moe(), sizes, {})
+                        .memory;
+  if (is_left_to_shapes(z) || z.how->recompute == "blocks") {
+    leave_to_shapes(bill, z.options->steps > 0);
   }
   return bill;
 }

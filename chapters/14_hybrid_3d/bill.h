@@ -72,5 +72,9 @@ MemoryBill memory(const BillSizes& sizes, const pipeline::Schedule& schedule,
                   const pipeline::EngineOptions& engine, int pp_rank);
 /// ZeRO-2 and -3.
 MemoryBill zero_memory(const BillSizes& sizes, const zero::ZeroOptimizer& zero);
+/// ZeRO-2 with experts: one for the dense parameters, one for the experts.
+MemoryBill expert_zero_memory(const BillSizes& sizes,
+                              const zero::ZeroOptimizer& dense,
+                              const zero::ZeroOptimizer& experts);
 
 }  // namespace shardbook::hybrid

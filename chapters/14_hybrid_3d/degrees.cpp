@@ -38,14 +38,14 @@ std::int64_t divisor_below(std::int64_t n, std::int64_t most) {
 // --- Rules, in the order in which they are tried -----------------------------
 
 void check_product(const Options& options, HybridOptions& how) {
-  const int others = how.tp * how.cp * how.pp;
-  if (how.dp == 0) {
-    SB_CHECK(options.world_size % others == 0, "--world-size ",
-             options.world_size, ": --tp ", how.tp, ", --cp ", how.cp,
-             ", --pp ", how.pp, " make replicas of ", others,
-             " ranks; give a multiple of ", others);
-    how.dp = options.world_size / others;
-  }
+  // Each is at most 2^20
+  const std::int64_t others = std::int64_t{how.tp} * how.cp * how.pp;
+  SB_CHECK(others <= options.world_size &&
+               (how.dp > 0 || options.world_size % others == 0),
+           "--world-size ", options.world_size, ": --tp ", how.tp, ", --cp ",
+           how.cp, ", --pp ", how.pp, " make replicas of ", others,
+           " ranks; give a multiple of ", others);
+  if (how.dp == 0) how.dp = static_cast<int>(options.world_size / others);
   SB_CHECK(how.dp * others == options.world_size, "--world-size ",
            options.world_size, ": --dp ", how.dp, " x --tp ", how.tp,
            " x --cp ", how.cp, " x --pp ", how.pp, " are ", how.dp * others,
@@ -120,9 +120,11 @@ void check_experts(const Options& options, const HybridOptions& how) {
   if (!how.has_experts()) {
     SB_CHECK(how.experts == 1, "--num-experts ", how.experts,
              ": give the experts of each layer, or 1 for an ordinary MLP");
-    SB_CHECK(how.ep == 1 && how.top_k == 1 && !how.expert_tp, "--ep ", how.ep,
-             ", --top-k ", how.top_k, how.expert_tp ? ", --expert-tp" : "",
-             ": there are no experts; give --num-experts 2 or more");
+    SB_CHECK(
+        how.ep == 1 && how.top_k == 1 && !how.expert_tp && how.noise == "none",
+        "--ep ", how.ep, ", --top-k ", how.top_k, ", --noise ", how.noise,
+        how.expert_tp ? ", --expert-tp" : "",
+        ": there are no experts; give --num-experts 2 or more");
     return;
   }
   SB_CHECK(how.dp % how.ep == 0, "--ep ", how.ep, ": the ", how.dp,
@@ -134,15 +136,13 @@ void check_experts(const Options& options, const HybridOptions& how) {
   SB_CHECK(!how.expert_tp || how.tp > 1,
            "--expert-tp: cuts experts over tensor-parallel ranks; give --tp 2 "
            "or more");
-  SB_CHECK(how.zero_stage <= 1, "--zero-stage ", how.zero_stage,
+  SB_CHECK(how.zero_stage <= 2, "--zero-stage ", how.zero_stage,
            ", --num-experts ", how.experts,
-           ": experts and other layers have different replicas, and this "
-           "chapter shards gradients and parameters over one group; give "
-           "--zero-stage 1, or run 13_moe");
-  SB_CHECK(options.dtype != DType::kF16, "--dtype f16, --num-experts ",
-           how.experts,
-           ": the one device that scales its loss has no experts; give bf16, "
-           "f32 or f64");
+           ": stage 3 would gather all experts of a rank for each micro-batch, "
+           "when a token visits ",
+           how.top_k,
+           " of them (DeepSpeed refuses it, too); give 1 or 2, and --ep to cut "
+           "the experts");
   const moe::MoeOptions moe = how.moe();
   moe::check_gate(moe.gate);
   const std::int64_t rows = options.batch / (how.dp * how.micro_batches);
@@ -188,6 +188,7 @@ moe::MoeOptions HybridOptions::moe() const {
   options.gate.capacity_factor = capacity_factor;
   options.expert_tensor_parallel = expert_tp;
   options.aux_coefficient = aux_coefficient;
+  options.gate.noise = moe::noise_of(noise);
   return options;
 }
 

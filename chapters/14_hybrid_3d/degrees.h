@@ -55,6 +55,7 @@ struct HybridOptions {
   double capacity_factor = 1;
   bool expert_tp = false;  ///< tp cuts experts' hidden units, not their slots
   double aux_coefficient = 1e-2;
+  std::string noise = "none";   ///< in the gates
   LossScaleOptions loss_scale;  ///< f16
   std::string scaler = "deepspeed";
 

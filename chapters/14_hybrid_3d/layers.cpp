@@ -123,17 +123,26 @@ class ExpertsOfAllTokens : public ModuleOf<ExpertsOfAllTokens> {
   ProcessGroup* tp_;
 };
 
+/// The tokens of each sample that a context-parallel rank has.
+moe::SamplePart part_of_samples(std::int64_t seq, Layout layout, int rank,
+                                int c) {
+  return {seq, sequence_parallel::positions(layout, rank, c, seq)};
+}
+
 /// Experts of one device for the tokens of c ranks, one rank after another.
 class ExpertsByRank : public ModuleOf<ExpertsByRank> {
  public:
-  ExpertsByRank(AnyModule inner, AnyModule dropout, Layout layout, int c)
+  ExpertsByRank(AnyModule inner, AnyModule dropout, Layout layout, int c,
+                std::shared_ptr<moe::MoeRecord> record)
       : inner(std::move(inner)),
         dropout(std::move(dropout)),
         layout_(layout),
-        c_(c) {}
+        c_(c),
+        record_(std::move(record)) {}
   Tensor forward(const Tensor& x) override {
     Tensors parts;
     for (int rank = 0; rank < c_; ++rank) {
+      record_->part = part_of_samples(x.size(1), layout_, rank, c_);
       parts.push_back(inner(cut_sequence(x, 1, layout_, rank, c_)));
     }
     return dropout(join_sequence(parts, 1, layout_));
@@ -146,6 +155,7 @@ class ExpertsByRank : public ModuleOf<ExpertsByRank> {
  private:
   Layout layout_;
   int c_;
+  std::shared_ptr<moe::MoeRecord> record_;
 };
 
 /// `experts` whose dropout follows behind `wrap`.
@@ -167,6 +177,10 @@ LayerFactory factory_of(const Options& options, const ModelConfig& config,
                         std::shared_ptr<moe::MoeRecord> record) {
   LayerFactory made = dense_layers(options, config, how, tp, cp);
   if (!how.has_experts()) return made;
+  if (cp.size() > 1) {
+    record->part = part_of_samples(options.seq, how.sequence().layout,
+                                   cp.rank(), cp.size());
+  }
   made.mlp = moe::moe_mlp(how.moe(), {ep, &tp}, std::move(record));
   if (how.sequence_parallel) {
     made.mlp = wrapped(made.mlp, [&tp](AnyModule experts, AnyModule dropout) {
@@ -294,14 +308,14 @@ RankLayers rank_layers(const Options& options, const HybridOptions& how,
 LayerFactory reference_layers(const HybridOptions& how,
                               std::shared_ptr<moe::MoeRecord> record) {
   LayerFactory made;
-  made.mlp = moe::moe_mlp(how.moe(), {}, std::move(record));
+  made.mlp = moe::moe_mlp(how.moe(), {}, record);
   if (how.cp == 1) return made;
   const Layout layout = how.sequence().layout;
-  made.mlp = wrapped(
-      made.mlp, [layout, c = how.cp](AnyModule experts, AnyModule dropout) {
-        return AnyModule(std::make_unique<ExpertsByRank>(
-            std::move(experts), std::move(dropout), layout, c));
-      });
+  made.mlp = wrapped(made.mlp, [layout, c = how.cp, record](AnyModule experts,
+                                                            AnyModule dropout) {
+    return AnyModule(std::make_unique<ExpertsByRank>(
+        std::move(experts), std::move(dropout), layout, c, record));
+  });
   return made;
 }
 

@@ -37,7 +37,8 @@ void add_options(CommandLine& line, HybridOptions& how) {
   line.add_bytes("--bucket-bytes", &how.bucket_bytes,
                  "gradients travel in buckets of about this size");
   line.add("--num-experts", &how.experts,
-           "experts of each layer in the place of its MLP; 1: none", 1);
+           "experts of each layer in the place of its MLP; 1: none", 1,
+           1 << 20);
   line.add("--ep", &how.ep, "replicas that share a set of experts", 1);
   line.add("--top-k", &how.top_k, "experts that a token visits", 1);
   line.add("--capacity-factor", &how.capacity_factor,
@@ -46,6 +47,8 @@ void add_options(CommandLine& line, HybridOptions& how) {
            "tp cuts experts' hidden units, not their slots");
   line.add("--aux-coefficient", &how.aux_coefficient,
            "of the loss that balances the load of experts");
+  line.add("--noise", &how.noise, "noise in the gates of experts",
+           moe::noise_names());
   line.add("--accumulate-f32", &how.accumulate_f32,
            "bf16, f16: sum the gradients of micro-batches in f32");
   line.add("--loss-scale", &how.loss_scale.scale,

@@ -10,20 +10,56 @@
 
 namespace shardbook::hybrid {
 
-Trainer::Trainer(const Options& options, const HybridOptions& how,
-                 DeviceMesh& mesh)
+// --- What all meshes share -----------------------------------------------------
+
+MeshStrategy::MeshStrategy(const Options& options, const HybridOptions& how,
+                           DeviceMesh& mesh)
     : options_(options),
       how_(how),
       mesh_(mesh),
       groups_(groups_of(mesh, how)),
       layers_(rank_layers(options, how, groups_)),
       data_(Dataset::open(options, model_config(options))),
+      scaler_(how.loss_scaler(options.dtype)) {}
+
+int MeshStrategy::replica() const {
+  return replica_of(mesh_.topology(), mesh_.world().rank());
+}
+
+bool MeshStrategy::counts_loss() const {
+  return groups_.tp.rank() == 0 && groups_.cp.rank() == 0;
+}
+
+LoadedModel MeshStrategy::whole_model(const Options& options,
+                                      const std::vector<NamedTensor>& state) {
+  if (!how_.has_experts()) return Strategy::whole_model(options, state);
+  return moe::whole_model(options, how_.moe(), state);
+}
+
+moe::Loads MeshStrategy::loads() {
+  if (!how_.has_experts()) return {};
+  return moe::sum_loads(*layers_.record, mesh_.world(), groups_.tp.rank() == 0);
+}
+
+std::string MeshStrategy::remarks() {
+  const moe::Loads all = loads();
+  return mesh_.world().rank() == 0 ? moe::draw_loads(all) : "";
+}
+
+std::vector<std::pair<std::string, std::string>> MeshStrategy::more() {
+  const moe::Loads all = loads();
+  if (all.empty()) return {};
+  return {{"expert_loads", moe::loads_json(all)}};
+}
+
+// --- A pipeline of sharded layers ----------------------------------------------
+
+Trainer::Trainer(const Options& options, const HybridOptions& how,
+                 DeviceMesh& mesh)
+    : MeshStrategy(options, how, mesh),
       schedule_(schedule_of(how)),
-      feed_(options, data_,
-            pieces_of(options, how,
-                      replica_of(mesh.topology(), mesh.world().rank())),
-            layers_.factory.loss),
-      scaler_(how.loss_scaler(options.dtype)) {
+      feed_(options, data_, pieces_of(options, how, replica()),
+            layers_.factory.loss) {
   const std::vector<int> cuts =
       cuts_of(options, how.partition, *layers_.list, schedule_.num_stages,
               [&] { return feed_.example(feed_.pieces()[0].rows); });
@@ -47,8 +83,7 @@ StepResult Trainer::step(std::int64_t step) {
       scaler_.scale() /
       static_cast<double>(how_.dp * how_.micro_batches * how_.cp);
   double loss = engine_->run();
-  const bool is_first = groups_.tp.rank() == 0 && mesh_.coordinate("cp") == 0;
-  if (!is_first) loss = 0;  // tp and cp ranks have the same loss
+  if (!counts_loss()) loss = 0;
 
   // Sum the gradients over replicas, tokens and stages
   update_->reduce();
@@ -127,27 +162,7 @@ TrainingState Trainer::state() {
   return state;
 }
 
-LoadedModel Trainer::whole_model(const Options& options,
-                                 const std::vector<NamedTensor>& state) {
-  if (!how_.has_experts()) return Strategy::whole_model(options, state);
-  return moe::whole_model(options, how_.moe(), state);
-}
-
-moe::Loads Trainer::loads() {
-  if (!how_.has_experts()) return {};
-  return moe::sum_loads(*layers_.record, mesh_.world(), groups_.tp.rank() == 0);
-}
-
-std::string Trainer::remarks() {
-  const moe::Loads all = loads();
-  return mesh_.world().rank() == 0 ? moe::draw_loads(all) : "";
-}
-
-std::vector<std::pair<std::string, std::string>> Trainer::more() {
-  const moe::Loads all = loads();
-  if (all.empty()) return {};
-  return {{"expert_loads", moe::loads_json(all)}};
-}
+// --- Either of them ------------------------------------------------------------
 
 std::unique_ptr<Strategy> make_trainer(const Options& options,
                                        const HybridOptions& how,
@@ -168,7 +183,7 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& how) {
   if (how.has_experts()) {
     const auto record = std::make_shared<moe::MoeRecord>();
     return moe::train_reference(options, reference_layers(how, record), *record,
-                                pieces, how.cp);
+                                pieces, how.cp, how.loss_scaler(options.dtype));
   }
   // In f16 the one device scales its loss, too, and skips the same steps
   if (options.dtype == DType::kF16) {
@@ -182,11 +197,13 @@ FoldClass fold_class(const HybridOptions& how) {
   const Topology topology = topology_of(how);
   // In a ring, ranks wait for each other in turn
   const bool is_ring = how.cp > 1 && how.cp_kind != "ulysses";
-  // ZeRO-2 and -3 give each rank other parts of other parameters
+  // ZeRO-2 and -3 give each rank other parts of other parameters, and where tp
+  // cuts the slots of experts, it also cuts their shards
   const bool is_cut = how.zero_stage >= 2;
+  if (is_cut && how.has_experts()) return [](int rank) { return rank; };
   return [=](int rank) {
     const int cp = is_ring || is_cut ? topology.coordinate(rank, "cp") : 0;
-    const int dp = is_cut ? topology.coordinate(rank, "dp") : 0;
+    const int dp = is_cut ? replica_of(topology, rank) : 0;
     return (topology.coordinate(rank, "pp") * how.cp + cp) * how.dp + dp;
   };
 }

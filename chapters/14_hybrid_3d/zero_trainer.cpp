@@ -33,48 +33,77 @@ std::unique_ptr<Gpt> build_on_host(const Options& options,
 
 ZeroTrainer::ZeroTrainer(const Options& options, const HybridOptions& how,
                          DeviceMesh& mesh)
-    : options_(options),
-      how_(how),
-      mesh_(mesh),
-      groups_(groups_of(mesh, how)),
-      layers_(rank_layers(options, how, groups_)),
-      data_(Dataset::open(options, model_config(options))),
-      model_(build_on_host(options, layers_, groups_.tp.rank())),
-      scaler_(how.loss_scaler(options.dtype)) {
+    : MeshStrategy(options, how, mesh),
+      model_(build_on_host(options, layers_, groups_.parts.rank())) {
   set_recompute(*model_, how.recompute == "blocks");
+  shard();
+}
+
+void ZeroTrainer::shard() {
   zero::ZeroOptions zero;
-  zero.stage = how.zero_stage;
-  zero.clip = options.clip;
+  zero.stage = how_.zero_stage;
+  zero.clip = options_.clip;
   const std::int64_t h = layers_.padded.n_embd;
   zero.persistence_threshold = 10 * h;
   zero.prefetch_bucket_size = 13 * h * h / groups_.tp.size();
   zero.reduce_bucket_size = zero.allgather_bucket_size = std::max<std::int64_t>(
-      how.bucket_bytes / static_cast<std::int64_t>(dtype_bytes(options.dtype)),
+      how_.bucket_bytes /
+          static_cast<std::int64_t>(dtype_bytes(options_.dtype)),
       1);
-  zero_ = zero::make_zero(*model_, groups_.data, zero, options.optimizer,
-                          options.optimizer_options);
+  const auto make = [&](Module& module, ProcessGroup& group) {
+    return zero::make_zero(module, group, zero, options_.optimizer,
+                           options_.optimizer_options);
+  };
+  if (!how_.has_experts()) {
+    zero_ = make(*model_, groups_.data);
+    return;
+  }
+  // Dense parameters over dp x cp, experts over the ranks that hold the same ones
+  std::vector<NamedTensor> dense, experts;
+  for (const NamedTensor& each : model_->named_parameters()) {
+    (moe::is_expert(each.name) ? experts : dense).push_back(each);
+  }
+  dense_ = std::make_unique<moe::ParameterSubset>(dense);
+  experts_ = std::make_unique<moe::ParameterSubset>(experts);
+  zero_ = make(*dense_, groups_.data);
+  expert_zero_ = make(*experts_, groups_.experts);
+}
+
+std::vector<zero::ZeroOptimizer*> ZeroTrainer::zeros() const {
+  if (!expert_zero_) return {zero_.get()};
+  return {zero_.get(), expert_zero_.get()};
+}
+
+double ZeroTrainer::scale_of(const zero::ZeroOptimizer& zero) const {
+  return scaler_.scale() * groups_.data.size() / zero.group().size();
+}
+
+bool ZeroTrainer::is_partial(const std::string& name) const {
+  return how_.sequence_parallel && !moe::is_expert(name) &&
+         sequence_parallel::has_partial_gradient(name);
 }
 
 double ZeroTrainer::norm() {
   const PhaseScope phase(Phase::kOptimizer);
   const NoGrad no_grad;
-  const std::vector<NamedTensor> own = zero_->own_gradients();
-  // Parts of sums over cut tokens; the group's shards have the same limits
-  Tensors partial;
   double total = 0;
-  for (const NamedTensor& each : own) {
-    if (how_.sequence_parallel &&
-        sequence_parallel::has_partial_gradient(each.name)) {
-      partial.push_back(each.tensor);
+  for (zero::ZeroOptimizer* zero : zeros()) {
+    const std::vector<NamedTensor> own = zero->own_gradients();
+    // Parts of sums over cut tokens; the group's shards have the same limits
+    Tensors partial;
+    for (const NamedTensor& each : own) {
+      if (is_partial(each.name)) partial.push_back(each.tensor);
     }
-  }
-  sum_over_ranks(groups_.tp, partial, "sequence_parallel");
-  // What the tp group holds whole counts on its first rank
-  for (const NamedTensor& each : own) {
-    const double squares = sum_of_squares(each.tensor);
-    if (is_first_holder(layers_.layout, each.name, groups_.tp.rank())) {
-      total += squares;
+    sum_over_ranks(groups_.tp, partial, "sequence_parallel");
+    // What the tp group holds whole counts on its first rank
+    double squares = 0;
+    for (const NamedTensor& each : own) {
+      const double here = sum_of_squares(each.tensor);
+      if (groups_.tp.rank() == 0 || !layers_.is_whole(each.name)) {
+        squares += here;
+      }
     }
+    total += squares / (scale_of(*zero) * scale_of(*zero));
   }
   Tensor sum;
   {
@@ -82,38 +111,49 @@ double ZeroTrainer::norm() {
     sum = Tensor::full({}, total, {DType::kF64, Device()});
   }
   mesh_.world().all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  return std::sqrt(sum.item()) / scaler_.scale();
+  return std::sqrt(sum.item());
 }
 
 StepResult ZeroTrainer::step(std::int64_t step) {
-  zero_->set_loss_scale(scaler_.scale());
-  const auto pieces = pieces_of(options_, how_, mesh_.coordinate("dp"));
+  // ZeRO divides by the ranks that it sums over: every gradient begins as many
+  // times too large as dp x cp has ranks. Experts are summed over fewer, and
+  // what is left is unscaled with the loss
+  for (zero::ZeroOptimizer* zero : zeros()) {
+    zero->set_loss_scale(scale_of(*zero));
+  }
+  layers_.record->loss_scale =
+      scaler_.scale() / static_cast<double>(how_.micro_batches);
+  const auto pieces = pieces_of(options_, how_, replica());
   std::size_t next = 0;
-  // ZeRO divides by the ranks that it sums over, of which each has its share
-  // of the samples, or of the tokens
   double loss = accumulate_pieces(
       options_, *model_, pieces, groups_.data.size() * scaler_.scale(),
       [&](const MicroBatch& piece, double factor) {
-        zero_->set_boundary(++next == pieces.size());
+        const bool is_last = ++next == pieces.size();
+        for (zero::ZeroOptimizer* zero : zeros()) zero->set_boundary(is_last);
         const Batch batch =
             data_.batch(step, options_.batch, piece.slice, piece.rows);
-        const Tensor loss =
-            layers_.factory.loss((*zero_)(batch.inputs), batch.targets);
+        // Logits are let go before backward
+        const Tensor loss = layers_.factory.loss(
+            expert_zero_ ? (*model_)(batch.inputs) : (*zero_)(batch.inputs),
+            batch.targets);
         const double value = loss.item();
         autograd::backward({loss}, {Tensor::full({}, factor, loss.options())});
         return value;
       });
-  const bool is_first = groups_.tp.rank() == 0 && mesh_.coordinate("cp") == 0;
-  if (!is_first) loss = 0;
-  Tensor sum;
-  {
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sum = Tensor::full({}, loss, {DType::kF64, Device()});
-  }
-  mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
+  if (!counts_loss()) loss = 0;
   StepResult result;
-  result.loss = sum.item();
-  result.grad_norm = zero_->step(norm());
+  {
+    // Gone before the update sends its own
+    const MemoryScope kind(MemoryKind::kCommunication);
+    const Tensor sum = Tensor::full({}, loss, {DType::kF64, Device()});
+    mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
+    result.loss = sum.item();
+  }
+  result.grad_norm = norm();
+  for (zero::ZeroOptimizer* zero : zeros()) {
+    zero->set_lr(zero_->optimizer().options().lr);
+    zero->step(result.grad_norm);
+  }
   if (options_.dtype == DType::kF16) {
     scaler_.update(!std::isfinite(result.grad_norm));
   }
@@ -123,45 +163,63 @@ StepResult ZeroTrainer::step(std::int64_t step) {
 std::vector<Bill> ZeroTrainer::bills() {
   const BillSizes sizes = bill_sizes(options_, how_, layers_, schedule_of(how_),
                                      {0, layers_.list->size()}, 0);
-  // Parts of sums over cut tokens, in this rank's shard
-  double partial = 0;
-  for (const zero::ShardPiece& piece : zero_->shards()) {
-    if (how_.sequence_parallel && piece.field == "parameter" &&
-        sequence_parallel::has_partial_gradient(piece.name)) {
-      partial += static_cast<double>(piece.values.bytes());
-    }
-  }
+  const auto steps = static_cast<double>(options_.steps);
   const double t = groups_.tp.size();
   Bill bill;
-  const double d = groups_.data.size();
-  bill.bytes = zero_->predicted_bytes(options_.steps, how_.micro_batches) +
-               static_cast<double>(options_.steps) *
-                   (layer_bytes(sizes) + loss_and_norm_bytes(sizes) +
-                    2 * (t - 1) / t * partial - 2 * (d - 1) / d * 8);
-  if (options_.first_step > 0) bill.bytes += zero_->predicted_load_bytes();
-  bill.memory = zero_memory(sizes, *zero_);
+  bill.bytes = steps * (layer_bytes(sizes) + loss_and_norm_bytes(sizes));
+  for (const zero::ZeroOptimizer* zero : zeros()) {
+    // Parts of sums over cut tokens, in this rank's shard
+    double partial = 0;
+    for (const zero::ShardPiece& piece : zero->shards()) {
+      if (piece.field == "parameter" && is_partial(piece.name)) {
+        partial += static_cast<double>(piece.values.bytes());
+      }
+    }
+    // The norm is one of the world, not of each ZeRO
+    const double r = zero->group().size();
+    bill.bytes += zero->predicted_bytes(options_.steps, how_.micro_batches) +
+                  steps * (2 * (t - 1) / t * partial - 2 * (r - 1) / r * 8);
+    // A step that f16 skips shows no new parameters; a loaded checkpoint does
+    bill.bytes -= static_cast<double>(zero->num_skipped_steps()) *
+                  zero->predicted_load_bytes();
+    if (options_.first_step > 0) bill.bytes += zero->predicted_load_bytes();
+  }
+  bill.memory = expert_zero_ ? expert_zero_memory(sizes, *zero_, *expert_zero_)
+                             : zero_memory(sizes, *zero_);
   return {bill};
 }
 
 TrainingState ZeroTrainer::state() {
-  TrainingState state = zero_->state();
-  place_parts(state, layers_.layout, groups_.tp.rank(),
+  TrainingState state;
+  std::vector<decltype(state.loaded)> loaded;
+  for (zero::ZeroOptimizer* zero : zeros()) {
+    TrainingState own = zero->state();
+    state.parts.insert(state.parts.end(), own.parts.begin(), own.parts.end());
+    state.numbers.insert(own.numbers.begin(), own.numbers.end());
+    if (own.loaded) loaded.push_back(own.loaded);
+  }
+  place_parts(state, layers_.layout, groups_.parts.rank(),
               model_config(options_).vocab_size);
-  if (options_.dtype != DType::kF16) return state;
-  for (const auto& [name, value] : scaler_.state()) state.numbers[name] = value;
-  state.loaded = [this, inner = state.loaded](
-                     const std::map<std::string, double>& numbers) {
-    scaler_.load_state(numbers);
-    if (inner) inner(numbers);
+  const bool is_scaled = options_.dtype == DType::kF16;
+  if (is_scaled) {
+    for (const auto& [name, value] : scaler_.state()) {
+      state.numbers[name] = value;
+    }
+  }
+  state.loaded = [=, this](const std::map<std::string, double>& numbers) {
+    if (is_scaled) scaler_.load_state(numbers);
+    for (const auto& each : loaded) each(numbers);
   };
   return state;
 }
 
 std::vector<NamedTensor> ZeroTrainer::full_state() {
+  // ZeRO-2 leaves parameters whole
   const std::vector<NamedTensor> parts =
-      zero_->full_parameters(/*rank0_only=*/true);
-  if (groups_.data.rank() != 0) return {};
-  return gather_parts(parts, layers_.layout, groups_.tp,
+      expert_zero_ ? model_->named_parameters()
+                   : zero_->full_parameters(/*rank0_only=*/true);
+  if (groups_.copies.rank() != 0) return {};
+  return gather_parts(parts, layers_.layout, groups_.parts,
                       model_config(options_).vocab_size);
 }
 

@@ -94,11 +94,7 @@ void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
       "--dtype f16: ", config.label,
       " has no /fp16/enabled, which scales the loss; give that in place of "
       "the option");
-  if (!config.communication_data_type.empty()) {
-    narrow(options, config.communication_data_type == "fp16"   ? DType::kF16
-                    : config.communication_data_type == "bf16" ? DType::kBF16
-                                                               : DType::kF32);
-  }
+  if (const auto wire = config.wire()) narrow(options, *wire);
 }
 
 }  // namespace shardbook::engine

@@ -4,8 +4,8 @@
 
 #include <cmath>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "chapters/15_engine/internal/config_rules.h"
 #include "chapters/common/models/data.h"
@@ -308,12 +308,19 @@ DeepSpeedConfig DeepSpeedConfig::parse(const std::string& text,
 
 DeepSpeedConfig DeepSpeedConfig::read(const std::string& file) {
   if (file.rfind('{', 0) == 0) return parse(file, "--config");
+  return parse(internal::read_config_file("--config", file), file);
+}
+
+std::string internal::read_config_file(const std::string& option,
+                                       const std::string& file) {
   std::ifstream in(file, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(in)),
-                         std::istreambuf_iterator<char>());
-  SB_CHECK(in && !text.empty(), "--config ", file,
-           ": cannot be read; give a JSON file with DeepSpeed's keys");
-  return parse(text, file);
+  std::ostringstream text;
+  // A folder opens as a file does, and gives nothing
+  text << in.rdbuf();
+  SB_CHECK(in && !text.str().empty(), option, " ", file,
+           ": cannot be read, or is empty; give a JSON file with DeepSpeed's "
+           "keys");
+  return text.str();
 }
 
 }  // namespace shardbook::engine

@@ -167,6 +167,10 @@ struct DeepSpeedConfig {
 
   /// bf16 or f16 where a section enables it, else `otherwise`.
   DType dtype(DType otherwise) const;
+  /// Of gradients on the wire; none: as they are.
+  std::optional<DType> wire() const;
+  /// Whether gradients are divided by all ranks before they are summed.
+  bool divides_first() const;
 };
 
 /// Replaces values "auto" in the text of a config: `values` has JSON texts by

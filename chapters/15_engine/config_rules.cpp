@@ -76,6 +76,19 @@ DType DeepSpeedConfig::dtype(DType otherwise) const {
   return bf16 ? DType::kBF16 : otherwise;
 }
 
+std::optional<DType> DeepSpeedConfig::wire() const {
+  const std::string& name = communication_data_type;
+  if (name.empty()) return std::nullopt;
+  return name == "fp16"   ? DType::kF16
+         : name == "bf16" ? DType::kBF16
+                          : DType::kF32;
+}
+
+bool DeepSpeedConfig::divides_first() const {
+  if (prescale_gradients || zero.stage == 3) return true;
+  return zero.stage > 0 && zero.reduce_scatter;
+}
+
 namespace internal {
 namespace {
 
@@ -120,17 +133,12 @@ void check_reduction(const DeepSpeedConfig& config) {
   const char* const key = config.prescale_gradients
                               ? "/prescale_gradients true"
                               : "/gradient_predivide_factor";
-  SB_CHECK(is_default || zero.stage == 0, config.label, ": ", key,
+  const bool sums_all =
+      zero.stage == 0 || (zero.stage < 3 && !zero.reduce_scatter);
+  SB_CHECK(is_default || sums_all, config.label, ": ", key,
            " with /zero_optimization/stage ", zero.stage,
-           zero.stage < 3 && zero.reduce_scatter
-               ? " and /zero_optimization/reduce_scatter true"
-               : "",
+           zero.stage < 3 ? " and /zero_optimization/reduce_scatter true" : "",
            ": ZeRO divides by its ranks before it reduces; leave it out");
-  SB_CHECK(config.communication_data_type.empty() || zero.stage == 0,
-           config.label, ": /communication_data_type ",
-           config.communication_data_type, " with /zero_optimization/stage ",
-           zero.stage,
-           ": shards of gradients travel as they are; leave it out");
   SB_CHECK(zero.allgather_partitions || zero.stage == 1 || zero.stage == 2,
            config.label,
            ": /zero_optimization/allgather_partitions false with "
@@ -229,15 +237,6 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
   }
   if (!config.zero.contiguous_gradients && config.zero.stage > 0) {
     say("contiguous_gradients false: gradients go into buckets all the same");
-  }
-  const ZeroConfig usual;
-  const ZeroConfig& zero = config.zero;
-  if (zero.stage3_max_live_parameters != usual.stage3_max_live_parameters ||
-      zero.stage3_max_reuse_distance != usual.stage3_max_reuse_distance ||
-      zero.sub_group_size != usual.sub_group_size) {
-    say("stage3_max_live_parameters, stage3_max_reuse_distance and "
-        "sub_group_size change nothing: a unit's parameters are freed after "
-        "their use, and a shard is updated at once");
   }
   return remarks;
 }

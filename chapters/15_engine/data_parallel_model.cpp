@@ -55,6 +55,7 @@ class Replicated : public DataParallelModel {
         mpu_(mpu),
         world_(world),
         clip_(config.gradient_clipping),
+        wire_(config.wire()),
         is_f16_(has_f16(module)),
         recomputes_(config.book.recompute == "blocks"),
         num_ranks_((mpu.data != nullptr ? *mpu.data : world).size()),
@@ -65,12 +66,6 @@ class Replicated : public DataParallelModel {
     const double before = config.prescale_gradients
                               ? num_ranks_
                               : config.gradient_predivide_factor;
-    const std::string& wire = config.communication_data_type;
-    if (!wire.empty()) {
-      wire_ = wire == "fp16"   ? DType::kF16
-              : wire == "bf16" ? DType::kBF16
-                               : DType::kF32;
-    }
     ddp_.register_comm_hook(ddp::predivide_hook(before, wire_));
   }
 
@@ -151,11 +146,11 @@ class Replicated : public DataParallelModel {
   const Mpu mpu_;
   ProcessGroup& world_;
   const double clip_;
+  const std::optional<DType> wire_;
   const bool is_f16_, recomputes_;
   const int num_ranks_;
   ddp::DistributedDataParallel ddp_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::optional<DType> wire_;
 };
 
 // --- Stages 1, 2 and 3 ---------------------------------------------------------
@@ -169,6 +164,12 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   to.allgather_partitions = from.allgather_partitions;
   to.overlap_comm = from.overlaps();
   to.reduce_scatter = from.reduce_scatter;
+  // A plain sum is divided where the keys say, ranks' own parts before it
+  const bool sums_all = from.stage <= 2 && !from.reduce_scatter;
+  if (sums_all && !config.prescale_gradients) {
+    to.divide_before = config.gradient_predivide_factor;
+  }
+  to.wire = config.wire();
   to.round_robin_gradients = from.round_robin_gradients;
   to.clip = config.gradient_clipping;
   to.offload_optimizer = from.offload_optimizer.device == "cpu";
@@ -176,6 +177,9 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   to.master_copies = !config.fp16.fp16_master_weights_and_grads;
   to.persistence_threshold = from.stage3_param_persistence_threshold;
   to.prefetch_bucket_size = from.stage3_prefetch_bucket_size;
+  to.sub_group_size = from.sub_group_size;
+  to.max_live_parameters = from.stage3_max_live_parameters;
+  to.max_reuse_distance = from.stage3_max_reuse_distance;
   // Blocks are fetched as a whole, where there are any
   bool has_blocks = false;
   for (const NamedModule& each : module.named_modules()) {

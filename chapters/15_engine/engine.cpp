@@ -89,9 +89,24 @@ void Engine::backward(const Tensor& loss) {
   log_->begin("bwd");
   model_->before_backward(reduces, loss_scale());
   const double factor = loss_scale() / static_cast<double>(sizes_.accumulation);
+  if (config_.wall_clock_breakdown) time_backward(loss);
   autograd::backward({loss},
                      {Tensor::full(loss.shape(), factor, loss.options())});
+  log_->end("bwd-reduce");
   log_->end("bwd");
+}
+
+// Callbacks at the end of a backward run in the order in which they were added.
+// The loss comes first, before parameters whose owners wait for their messages.
+void Engine::time_backward(const Tensor& loss) {
+  log_->begin("bwd-inner");
+  loss.add_grad_hook([this](const Tensor&) {
+    autograd::at_end_of_backward([this] {
+      log_->end("bwd-inner");
+      log_->begin("bwd-reduce");
+    });
+    return Tensor();
+  });
 }
 
 void Engine::step() {
@@ -171,8 +186,9 @@ double Engine::train_batch() {
   return result.loss;
 }
 
-void Engine::begin_at(std::int64_t global_steps) {
+void Engine::begin_at(std::int64_t global_steps, std::int64_t skipped_steps) {
   global_steps_ = global_steps;
+  skipped_steps_ = skipped_steps;
   micro_steps_ = global_steps * sizes_.accumulation;
   global_samples_ = global_steps * sizes_.train;
 }

@@ -142,7 +142,7 @@ class Engine {
   double train_batch();
 
   /// Counts from this step on: of a run whose state was loaded elsewhere.
-  void begin_at(std::int64_t global_steps);
+  void begin_at(std::int64_t global_steps, std::int64_t skipped_steps = 0);
 
   std::int64_t global_steps() const { return global_steps_; }
   std::int64_t global_samples() const { return global_samples_; }
@@ -174,6 +174,9 @@ class Engine {
   std::vector<NamedTensor> full_state();
   /// This rank's parts of all that training changes.
   TrainingState state();
+  /// Everything that the loss scale of f16 remembers; and back. None without.
+  std::map<std::string, double> scaler_numbers() const;
+  void set_scaler_numbers(const std::map<std::string, double>& numbers);
   /// Steps, rate, scheduler and loss scale, by name; and back.
   std::map<std::string, double> numbers() const;
   void set_numbers(const std::map<std::string, double>& numbers);
@@ -194,6 +197,7 @@ class Engine {
  private:
   friend class NoSync;
   void check_module(const char* call) const;
+  void time_backward(const Tensor& loss);
   void finish_step(double norm);
 
   DeepSpeedConfig config_;

@@ -39,12 +39,18 @@ std::map<std::string, double> Engine::numbers() const {
   if (scheduler_) {
     all["scheduler"] = static_cast<double>(scheduler_->steps_done());
   }
-  if (scaler_) {
-    for (const auto& [name, value] : scaler_->state()) {
-      all["scaler." + name] = value;
-    }
+  for (const auto& [name, value] : scaler_numbers()) {
+    all["scaler." + name] = value;
   }
   return all;
+}
+
+std::map<std::string, double> Engine::scaler_numbers() const {
+  return scaler_ ? scaler_->state() : std::map<std::string, double>();
+}
+
+void Engine::set_scaler_numbers(const std::map<std::string, double>& numbers) {
+  if (scaler_) scaler_->load_state(numbers);
 }
 
 void Engine::set_numbers(const std::map<std::string, double>& all) {
@@ -60,13 +66,12 @@ void Engine::set_numbers(const std::map<std::string, double>& all) {
     scheduler_->set_steps_done(count("scheduler"));
     set_lr(scheduler_->lr());
   }
-  if (!scaler_) return;
   std::map<std::string, double> scaler;
   for (const auto& [name, value] : all) {
     if (name.rfind("scaler.", 0) == 0) scaler[name.substr(7)] = value;
   }
   // A training in another dtype has kept none
-  if (!scaler.empty()) scaler_->load_state(scaler);
+  if (!scaler.empty()) set_scaler_numbers(scaler);
 }
 
 TrainingState Engine::state() {

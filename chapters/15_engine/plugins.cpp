@@ -2,11 +2,10 @@
 
 #include "chapters/15_engine/plugins.h"
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "chapters/15_engine/internal/config_rules.h"
 #include "core/check.h"
 #include "sim/json_object.h"
 
@@ -40,6 +39,9 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
   using fsdp::ShardingStrategy;
   const std::string name = "FullyShardedDataParallelPlugin: ";
   fsdp::FsdpOptions how;
+  SB_CHECK(plugin.fsdp_version == 1 || plugin.fsdp_version == 2, name,
+           "fsdp_version ", plugin.fsdp_version, " is unknown; give 1 or 2");
+  how.per_parameter = plugin.fsdp_version == 2;
   how.sharding_strategy = choose<ShardingStrategy>(
       name + "sharding_strategy", plugin.sharding_strategy,
       {{"FULL_SHARD", ShardingStrategy::kFullShard},
@@ -102,10 +104,8 @@ class Filler {
     if (file.empty()) return;
     std::string text = file;
     if (file.rfind('{', 0) != 0) {
-      std::ifstream in(file, std::ios::binary);
-      text.assign(std::istreambuf_iterator<char>(in), {});
-      SB_CHECK(in && !text.empty(), "DeepSpeedPlugin: hf_ds_config ", file,
-               ": cannot be read; give a JSON file with DeepSpeed's keys");
+      text = engine::internal::read_config_file("DeepSpeedPlugin: hf_ds_config",
+                                                file);
       label_ = file;
     }
     json_ = json_file::parse_json(text, label_);

@@ -35,6 +35,8 @@ struct DistributedDataParallelPlugin {
 };
 
 struct FullyShardedDataParallelPlugin {
+  /// 1: a unit's parameters end to end; 2: each cut by rows (fully_shard).
+  int fsdp_version = 1;
   /// "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD" or "HYBRID_SHARD".
   std::string sharding_strategy = "FULL_SHARD";
   /// HYBRID_SHARD: ranks of a node, which hold one copy together.

@@ -39,7 +39,10 @@ void StepLog::begin(const std::string& call) {
 }
 
 void StepLog::end(const std::string& call) {
-  if (times_calls_) seconds_[call] += now_s() - began_s_[call];
+  const auto began = began_s_.find(call);
+  if (began == began_s_.end()) return;
+  seconds_[call] += now_s() - began->second;
+  began_s_.erase(began);
 }
 
 void StepLog::step(std::int64_t global_steps, std::int64_t skipped,

@@ -68,7 +68,7 @@ StepResult ModuleTrainer::step(std::int64_t step) {
 std::vector<Bill> ModuleTrainer::bills() {
   const internal::DataParallelModel& model = engine_->model();
   const std::int64_t g = engine_->gradient_accumulation_steps();
-  const std::int64_t skipped = engine_->skipped_steps();
+  const std::int64_t skipped = engine_->skipped_steps() - skipped_before_;
   const double d = dp_.size();
   Bill bill;
   // The chapter's, and an all-reduce of the loss; a skipped step publishes
@@ -84,40 +84,30 @@ std::vector<Bill> ModuleTrainer::bills() {
   return {bill};
 }
 
-namespace {
-
-[[noreturn]] void refuse_skipped_steps(const std::string& counters,
-                                       const std::string& instead) {
-  throw BadCheckpoint("--checkpoint: skipped steps, which " + counters +
-                      " count, are not kept" + instead +
-                      "; leave the option out, or train in another dtype");
-}
-
-}  // namespace
-
 TrainingState ModuleTrainer::state() {
-  if (options_.dtype == DType::kF16) {
-    refuse_skipped_steps("the loss scale and the scheduler",
-                         " here, but by the engine's own save_checkpoint");
-  }
-  return engine_->state();
+  TrainingState state = engine_->state();
+  if (options_.dtype != DType::kF16) return state;
+  state.numbers = engine_->scaler_numbers();
+  state.numbers["skipped steps"] =
+      static_cast<double>(engine_->skipped_steps());
+  state.loaded = [this, of_model = state.loaded](
+                     const std::map<std::string, double>& numbers) {
+    if (of_model) of_model(numbers);
+    engine_->set_scaler_numbers(numbers);
+    skipped_before_ = static_cast<std::int64_t>(numbers.at("skipped steps"));
+    engine_->begin_at(options_.first_step, skipped_before_);
+  };
+  return state;
 }
 
 StrategyTrainer::StrategyTrainer(const Options& options,
                                  const DeepSpeedConfig& config,
                                  const BatchSizes& sizes, ProcessGroup& world,
                                  std::unique_ptr<Strategy> inner)
-    : counts_skipped_steps_(options.dtype == DType::kF16 &&
-                            options.rate != nullptr),
-      inner_(*inner),
+    : inner_(*inner),
       engine_(without_scheduler(config), sizes, world, std::move(inner),
               nullptr) {
   engine_.begin_at(options.first_step);
-}
-
-TrainingState StrategyTrainer::state() {
-  if (counts_skipped_steps_) refuse_skipped_steps("schedulers", "");
-  return inner_.state();
 }
 
 StepResult StrategyTrainer::step(std::int64_t) {

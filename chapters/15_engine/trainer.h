@@ -28,7 +28,7 @@ class ModuleTrainer : public Strategy {
   TrainingState state() override;
   /// On shapes, gradients never overflow.
   bool has_predictable_time() const override {
-    return engine_->skipped_steps() == 0;
+    return engine_->skipped_steps() == skipped_before_;
   }
   Engine& engine() { return *engine_; }
 
@@ -38,6 +38,8 @@ class ModuleTrainer : public Strategy {
   LoadedModel loaded_;
   Dataset data_;
   std::unique_ptr<Engine> engine_;
+  /// By the steps before the first one of this run.
+  std::int64_t skipped_before_ = 0;
 };
 
 /// Models whose layers are cut: a chapter's strategy under an engine's
@@ -56,7 +58,7 @@ class StrategyTrainer : public Strategy {
     return inner_.has_predictable_time();
   }
   std::vector<NamedTensor> full_state() override { return inner_.full_state(); }
-  TrainingState state() override;
+  TrainingState state() override { return inner_.state(); }
   LoadedModel whole_model(const Options& options,
                           const std::vector<NamedTensor>& state) override {
     return inner_.whole_model(options, state);
@@ -65,8 +67,6 @@ class StrategyTrainer : public Strategy {
   Engine& engine() { return engine_; }
 
  private:
-  /// f16 with a scheduler: its steps are those that were not skipped.
-  const bool counts_skipped_steps_;
   Strategy& inner_;
   Engine engine_;
 };

@@ -59,8 +59,8 @@ Source find_source(const std::string& folder, const std::string& name,
     list += (list.empty() ? "" : ", ") + known_name;
   }
   SB_FAIL(where, "\"", printable(name), "\" is unknown; ",
-          guess.empty() ? "" : "did you mean \"" + guess + "\"? ",
-          "Give a FILE.json or one of ", list);
+          guess.empty() ? "give" : "did you mean \"" + guess + "\"? Give",
+          " a FILE.json or one of ", list);
 }
 
 Source Chain::find(const std::string& folder, const std::string& name,

@@ -106,6 +106,13 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"14_hybrid_3d", "--world-size 2 --pp 2 --schedule pipedream",
             "--schedule pipedream: each stage updates by itself"},
            {"14_hybrid_3d", "--order tp-pp", "--order tp-pp: give"},
+           {"14_hybrid_3d", "--tp 65536 --cp 65536",
+            "make replicas of 4294967296 ranks"},
+           {"14_hybrid_3d", "--dp 65536 --tp 65536 --pp 65536",
+            "make replicas of 4294967296 ranks"},
+           {"14_hybrid_3d", "--num-experts 2147483647",
+            "--num-experts 2147483647: out of range"},
+           {"15_engine", "--config /", "--config /: cannot be read"},
            {"15_engine", "--config none.json", "none.json: cannot be read"},
            {"15_engine", "--config '{\"train_batchsize\": 8}'",
             "--config: /train_batchsize: unknown key; did you mean"},
@@ -142,8 +149,8 @@ TEST(CommandLine, FilesThatLie) {
   expect_refused({"00_single_device", "--save " + missing + " --steps 0",
                   "cannot create a file"});
   // Found before the training, which would take long
-  for (const char* option :
-       {"--log ", "--trace ", "--logits ", "--save ", "--timeline "}) {
+  for (const char* option : {"--log ", "--trace ", "--logits ", "--save ",
+                             "--timeline ", "--report "}) {
     expect_refused({"00_single_device",
                     std::string("--steps 1000000000 ") + option + missing,
                     "cannot create a file in"});
@@ -178,6 +185,29 @@ TEST(CommandLine, AModelOfAnotherShapeIsRefused) {
       run("00_single_device", "--steps 0 --no-check --save " + path).status, 0);
   expect_refused({"00_single_device", "--model gpt-micro --load " + path,
                   "the model needs"});
+}
+
+// The one device reads the file of --load when the run has ended.
+TEST(CommandLine, ARunThatIsComparedReplacesNoFileThatItLoaded) {
+  const std::string path = folder() / "both.safetensors";
+  const std::string tiny = "--steps 1 --seq 8 --batch 2 --save " + path;
+  ASSERT_EQ(run("00_single_device", tiny).status, 0);
+  expect_refused({"00_single_device", tiny + " --load " + path,
+                  "the file of --load, which the run on one device reads"});
+  EXPECT_EQ(run("00_single_device", tiny + " --no-check --load " + path).status,
+            0);
+}
+
+// A whole model beside each device's part would count as parameters.
+TEST(CommandLine, TwoDevicesLoadTheirPartsAlone) {
+  const std::string path = folder() / "parts.safetensors";
+  const std::string tiny = "--model mlp --steps 1 --seq 8 --batch 2 ";
+  ASSERT_EQ(run("04_model_parallel", tiny + "--save " + path).status, 0);
+  for (const char* variant : {"single", "model_parallel", "pipeline"}) {
+    const Outcome loaded = run(
+        "04_model_parallel", tiny + "--variant " + variant + " --load " + path);
+    EXPECT_EQ(loaded.status, 0) << loaded.text;
+  }
 }
 
 TEST(CommandLine, TheOldCheckpointSurvivesAFullDisk) {
@@ -266,6 +296,15 @@ TEST(CommandLine, HelpSaysWhatOptionsTakeAndWhatStatusesMean) {
   EXPECT_EQ(zero.find("--no-no-sync"), std::string::npos);
   EXPECT_EQ(run("01_data_parallel", "--help").text.find("gloo,"),
             std::string::npos);
+}
+
+TEST(CommandLine, HelpOfAProgramThatSavesNothingIsSilentAboutIt) {
+  const Outcome plan =
+      run_program("chapters/15_engine/planner/shardbook_plan", "--help");
+  EXPECT_EQ(plan.text.find("--save"), std::string::npos) << plan.text;
+  EXPECT_NE(plan.text.find("0, a plan fits; 1, none does; 2, the"),
+            std::string::npos)
+      << plan.text;
 }
 
 TEST(CommandLine, HelpIsNotAMistake) {

@@ -72,6 +72,20 @@ TEST(DataParallelPrograms, ZeroAndFsdpOfProcessesTrainAsOneDevice) {
   }
 }
 
+TEST(DataParallelPrograms, TheEngineOfProcessesTrainsAsOneDevice) {
+  if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
+  for (const char* options :
+       {R"(--world-size 2 --config '{"gradient_accumulation_steps": 2}')",
+        R"(--world-size 3 --config '{"zero_optimization": {"stage": 2},
+            "gradient_accumulation_steps": 2, "gradient_clipping": 0.5}')",
+        R"(--world-size 2 --config '{"zero_optimization": {"stage": 3,
+            "stage3_param_persistence_threshold": 100}}')",
+        R"(--world-size 4 --config '{"zero_optimization": {"stage": 1},
+            "pipeline": {"stages": 2}, "gradient_accumulation_steps": 3}')"}) {
+    expect_processes_equal_threads("15_engine", options);
+  }
+}
+
 // --- Ctrl-C -----------------------------------------------------------------
 
 /// A program in the background; its output goes to a file.

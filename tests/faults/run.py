@@ -44,6 +44,9 @@ SLACK_S = 5
 # A step of each takes milliseconds; every run is long enough to be hit.
 TINY = ["--model", "gpt-nano", "--data", "random", "--seq", "16", "--batch",
         "12", "--cluster", "none"]
+ZERO2 = '{"zero_optimization": {"stage": 2}}'
+STAGES = ('{"pipeline": {"stages": 2}, "tensor_parallel": {"autotp_size": 2},'
+          ' "gradient_accumulation_steps": 3}')
 ON_PROCESSES = [
     ("02_ddp", 2, []),
     ("02_ddp", 3, ["--bucket-mb", "0.05"]),
@@ -59,6 +62,23 @@ ON_PROCESSES = [
     ("06_1f1b", 2, ["--schedule", "interleaved"]),
     ("06_1f1b", 4, ["--schedule", "1f1b"]),
     ("06_1f1b", 3, ["--schedule", "zb-h1"]),
+    ("07_tensor_parallel", 2, []),
+    ("07_tensor_parallel", 4, ["--recompute"]),
+    ("08_tensor_parallel_2d", 4, []),
+    ("09_tensor_parallel_2p5d", 4, ["--depth", "1"]),
+    ("10_tensor_parallel_3d", 8, []),
+    ("11_dtensor", 4, ["--mesh", "2x2"]),
+    ("12_sequence_parallel", 4, ["--layout", "zigzag"]),
+    ("12_sequence_parallel", 2, ["--kind", "ulysses"]),
+    ("12_sequence_parallel", 2, ["--kind", "rsa"]),
+    ("13_moe", 3, ["--num-experts", "3"]),
+    ("13_moe", 4, ["--ep", "2", "--zero-stage", "2", "--cpu-offload"]),
+    ("14_hybrid_3d", 4, ["--tp", "2", "--pp", "2", "--zero-stage", "1",
+                         "--micro-batches", "3"]),
+    ("14_hybrid_3d", 4, ["--cp", "2", "--num-experts", "4", "--ep", "2",
+                         "--micro-batches", "2"]),
+    ("15_engine", 2, ["--config", ZERO2]),
+    ("15_engine", 4, ["--config", STAGES]),
 ]
 ON_THREADS = [
     ("00_single_device", []),
@@ -68,6 +88,15 @@ ON_THREADS = [
     ("04_model_parallel", ["--model", "mlp"]),
     ("05_gpipe", ["--world-size", "2"]),
     ("06_1f1b", ["--world-size", "2"]),
+    ("07_tensor_parallel", ["--world-size", "2"]),
+    ("08_tensor_parallel_2d", ["--world-size", "4"]),
+    ("09_tensor_parallel_2p5d", ["--world-size", "8", "--depth", "2"]),
+    ("10_tensor_parallel_3d", ["--world-size", "8"]),
+    ("11_dtensor", ["--world-size", "2"]),
+    ("12_sequence_parallel", ["--world-size", "2"]),
+    ("13_moe", ["--world-size", "2"]),
+    ("14_hybrid_3d", ["--world-size", "4", "--pp", "2", "--tp", "2"]),
+    ("15_engine", ["--world-size", "2", "--config", ZERO2]),
 ]
 
 
@@ -288,27 +317,38 @@ class Faults:
 
     def options(self):
         cases = [
-            ("02_ddp", "--lr", "0.001", "0.002"),
-            ("02_ddp", "--batch", "12", "24"),
-            ("02_ddp", "--seq", "16", "32"),
-            ("02_ddp", "--seed", "1", "2"),
-            ("02_ddp", "--steps", "2", "3"),
-            ("02_ddp", "--bucket-mb", "0.1", "0.2"),
-            ("03_zero_fsdp", "--strategy", "zero1", "zero3"),
-            ("05_gpipe", "--micro-batches", "2", "3"),
-            ("06_1f1b", "--schedule", "1f1b", "zb-h1"),
+            ("02_ddp", 2, "--lr", "0.001", "0.002"),
+            ("15_engine", 2, "--config", "{}", ZERO2),
+            ("14_hybrid_3d", 3, "--zero-stage", "0", "1"),
+            ("02_ddp", 2, "--batch", "12", "24"),
+            ("02_ddp", 2, "--seq", "16", "32"),
+            ("02_ddp", 2, "--seed", "1", "2"),
+            ("02_ddp", 2, "--steps", "2", "3"),
+            ("02_ddp", 2, "--bucket-mb", "0.1", "0.2"),
+            ("03_zero_fsdp", 2, "--strategy", "zero1", "zero3"),
+            ("05_gpipe", 2, "--micro-batches", "2", "3"),
+            ("06_1f1b", 2, "--schedule", "1f1b", "zb-h1"),
+            ("07_tensor_parallel", 2, "--vocabulary-divisible-by", "1", "7"),
+            ("08_tensor_parallel_2d", 4, "--micro-batches", "1", "2"),
+            ("09_tensor_parallel_2p5d", 4, "--depth", "1", "4"),
+            ("10_tensor_parallel_3d", 8, "--dropout", "0", "0.1"),
+            ("11_dtensor", 2, "--mesh", "1x2", "2x1"),
+            ("12_sequence_parallel", 2, "--kind", "ring", "ulysses"),
+            ("13_moe", 2, "--top-k", "1", "2"),
+            ("14_hybrid_3d", 3, "--order", "megatron", "colossal-ai"),
         ]
         wrong = len(self.failures)
         if self.args.short:
             cases = cases[:3]
-        for chapter, option, one, two in cases:
-            common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        for chapter, size, option, one, two in cases:
+            common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
                       "MASTER_PORT": str(free_port())}
             command = [program(self.args.build, chapter), "--backend", "gloo",
-                       "--world-size", "2", "--steps", "2", *TINY]
+                       "--world-size", str(size), "--steps", "2", *TINY]
+            values = [one] * (size - 1) + [two]
             ranks = [start([*command, option, value], RANK=str(rank), **common)
-                     for rank, value in enumerate([one, two])]
-            said = f"{option} is {one} on rank 0 and {two} on rank 1"
+                     for rank, value in enumerate(values)]
+            said = f"{option} is {one} on rank 0 and {two} on rank {size - 1}"
             for rank in ranks:
                 status, words = finish(rank, 60)
                 if status != 2 or said not in words:

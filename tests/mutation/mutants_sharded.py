@@ -5,7 +5,7 @@ from mutants import chapter
 # --- Losses and gradients that all of them share -----------------------------
 
 shared = chapter("common/sharded", "tensor_parallel_2d")
-LOSSES = "SummaLayers.*:*SummaGpt*"
+LOSSES = "*SummaLayers*:*SummaGpt*"
 # The mean of the ranks' own means
 shared("loss.cpp", "const Tensor total_count = sums.flat_view(1, {});",
        "const Tensor total_count = count_targets(targets, local.dtype());",
@@ -32,7 +32,7 @@ flat("mappings.cpp", "return reshape(transpose(parts, 0, 1), shape);",
 # The bias counts t times
 flat("layers.cpp", "return add(reduce_from(linear(part, weight), *tp_), bias);",
      "return reduce_from(linear(part, weight, bias), *tp_);",
-     "TensorParallel*:RowParallel*")
+     "*TensorParallel*")
 flat("layers.cpp", 'if (is(".c_attn.bias")) return {{0, rank, t, 3}};',
      'if (is(".c_attn.bias")) return {{0, rank, t}};', "*Trainer*:*Checkpoints*")
 flat("layers.cpp",
@@ -52,22 +52,21 @@ square = chapter("08_tensor_parallel_2d", "tensor_parallel_2d")
 square("layers.cpp",
        "embedding_part(rows, rows_of_depth(ids, grid), grid.i() * rows.size(0))",
        "embedding_part(rows, rows_of_depth(ids, grid), grid.j() * rows.size(0))",
-       "SummaLayers.*")
+       "*SummaLayers*")
 square("layers.cpp", "first = grid.j() * own;", "first = grid.i() * own;",
-       "SummaLayers.*")
+       "*SummaLayers*")
 square("layers.cpp", "{b * grid.row_part(), own.heads * grid.j(), 0, 0},",
        "{b * grid.row_part(), own.heads * grid.i(), 0, 0},", "*SummaGpt*")
 square("operators.cpp",
        "sub(means.rows_view(1, 2), square(mean));", "means.rows_view(1, 2);",
-       "SummaLayers.*")
+       "*SummaLayers*")
 square("operators.cpp", "const Tensor dz = mul(dy, widened(gamma));",
-       "const Tensor dz = dy;", "SummaLayers.*")
+       "const Tensor dz = dy;", "*SummaLayers*")
 # A sum that is not complete
 square("products.cpp", "for (Work& work : works_) work.wait();",
-       "works_[0].wait();", "Summa*",
-       "a reduction of threads has ended when every rank has come to the next")
+       "works_[0].wait();", "*Summa*")
 square("products.cpp", "/*from_zero=*/t == 0,", "/*from_zero=*/true,",
-       "SummaProducts.*:*Summa*")
+       "*Summa*")
 square("grid.cpp", "view.offset.front() = grid.row_part() * local.front();",
        "view.offset.front() = grid.j() * local.front();", "*SummaGpt*")
 square("trainer.cpp", "const double again = s.recompute ? block - x : 0;",
@@ -96,21 +95,21 @@ cube = chapter("10_tensor_parallel_3d", "tensor_parallel_3d")
 cube("cube.cpp",
      "{{0, place.j, place.l}, {0, place.i, place.l}, {1, place.k, place.l}}",
      "{{0, place.i, place.l}, {0, place.j, place.l}, {1, place.k, place.l}}",
-     "Cube*")
+     "*Cube*")
 cube("cube.cpp", "cube.swapped = {&k, &j, &i, &ik, &ij};",
-     "cube.swapped = {&j, &k, &i, &ij, &ik};", "Cube*")
+     "cube.swapped = {&j, &k, &i, &ij, &ik};", "*Cube*")
 cube("layers.cpp", "return with_layout(y, swapped(layout));\n}\n\nTensor linear",
-     "return with_layout(y, layout);\n}\n\nTensor linear", "Cube*")
+     "return with_layout(y, layout);\n}\n\nTensor linear", "*Cube*")
 cube("layers.cpp",
      "add(y, replicated(bias, cube.roles(layout).output_weight));",
-     "add(y, bias);", "Cube*")
+     "add(y, bias);", "*Cube*")
 cube("layers.cpp", "embedding_part(block, own, cube.place.j * block.size(0))",
-     "embedding_part(block, own, cube.place.k * block.size(0))", "Cube*")
+     "embedding_part(block, own, cube.place.k * block.size(0))", "*Cube*")
 cube("layers.cpp",
      "view.offset.front() = cube.place.row_part(layout) * x.size(0);",
-     "view.offset.front() = 0;", "Cube*")
+     "view.offset.front() = 0;", "*Cube*")
 cube("layers.cpp", "InFlight::scatter(dw, *roles.weight).wait();",
-     "InFlight::scatter(dw, *roles.output).wait();", "Cube*")
+     "InFlight::scatter(dw, *roles.output).wait();", "*Cube*")
 cube("trainer.cpp", "s.has_dropout ? 2 : 1", "1", "CubeBill.*")
 
 # --- 11 -----------------------------------------------------------------------
@@ -134,7 +133,7 @@ dtensor("ops_reduce.cpp",
         "shardbook::cross_entropy(x[0], x[1], Reduction::kSum);",
         "shardbook::cross_entropy(x[0], x[1]);", "DTensorLoss.*:DTensor*")
 dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
-        ".to_local();\n    });\n  }\n  if", "*Parallelize*:*Trainer*")
+        ".to_local();\n    });\n  }\n  if", "*Trainer*:DTensor*")
 dtensor("trainer.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
         "{0, 0, 0, 0},", "*DTensorTrainer*")
 

@@ -1,66 +1,68 @@
 #!/usr/bin/env python3
 """Changes one line at a time and asks whether a test notices.
 
-    tests/mutation/run.py [--only TEXT]... [--from N] [--to N] [--list]
-                          [--scratch FOLDER] [--setup OPTION]...
+    tests/mutation/run.py BUILD [--only TEXT]... [--from N] [--to N] [--list]
+                          [--jobs N] [--resume FILE]
 
-The changes are in mutants.py and mutants_sharded.py, each with the test program
-and the filter that are expected to notice it. All of them are made in a private copy of the
-checkout, with a build folder of its own: by hand, not in CI.
+The changes are in mutants.py and mutants_*.py, each with the test program and
+the filter that are expected to notice it. The script runs by hand, not in CI.
+
+A mutant changes neither the checkout nor the build folder. The changed source
+is compiled alone, as a small library that the test program loads before all
+others: its functions take the place of the ones in the chapter's library. A
+changed header is compiled with the sources of its folder. The same is done
+once with every source as it is, and its tests have to pass; they limit the
+time of the mutants, because a mutant may wait for ever.
 
 A mutant is
   killed          when a test fails, crashes or runs out of time;
   survived        when every test passes all the same;
   does not apply  when its line is not in the file, or not once;
-  does not build  when the compiler refuses it.
+  does not build  when the compiler or the loader refuses it.
+
+--resume FILE keeps the results, and a mutant that was killed there is not
+tried again.
 
 Exit status: 0 when at least 95 % of the chosen mutants were killed, 1 when
-fewer were, 2 when nothing could be run: a test that fails or runs nothing
-before any change, or a copy that does not build.
-
-The first build takes long: everything that the chosen programs need. Later
-calls reuse the scratch folder and build what has changed. The build does not
-optimise, since a mutant is compiled once and run briefly; --setup gives other
-options to Meson in place of these (--setup=-Doptimization=2).
+fewer were, 2 when nothing could be run: programs that do not build, or a test
+that fails, or runs nothing, without a change.
 """
 
 import argparse
+import concurrent.futures
+import importlib
+import json
 import os
 import pathlib
-import shutil
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.dont_write_bytecode = True
-import mutants_sharded  # noqa: E402,F401  (adds to the list)
 from mutants import MUTANTS  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAMS = {
-    "single_device": "tests/chapters/single_device_test",
-    "data_parallel": "tests/chapters/data_parallel_test",
-    "zero_fsdp": "tests/chapters/zero_fsdp_test",
-    "claims": "tests/chapters/claims_test",
-    "pipelines": "tests/chapters/pipelines_test",
-    "cli": "tests/cli/cli_test",
-    "tensor_parallel": "tests/chapters/tensor_parallel_test",
-    "tensor_parallel_2d": "tests/chapters/08_tensor_parallel_2d_test",
-    "tensor_parallel_2p5d": "tests/chapters/09_tensor_parallel_2p5d_test",
-    "tensor_parallel_3d": "tests/chapters/10_tensor_parallel_3d_test",
-    "dtensor": "tests/chapters/dtensor_test",
-    "sequence_parallel": "tests/chapters/sequence_parallel_test",
-}
-BUILD = "build"  # in the copy, where a checkout has its own
-FAST_TO_BUILD = ["-Doptimization=0", "-Ddebug=false"]
-# A mutant may wait for ever; the tests chosen here take seconds.
-TEST_TIMEOUT_S = 300
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+for more in sorted(HERE.glob("mutants_*.py")):
+    importlib.import_module(more.stem)  # adds to the list
 ENOUGH = 0.95
+# Of the command that compiles a source: all but its input and output
+FLAGS = ("-I", "-D", "-f", "-m", "-O", "-pthread", "-std=")
+
+
+class CannotRun(Exception):
+    """Nothing could be run; the text says why."""
 
 
 def one_line(text):
     return " ".join(text.split())
+
+
+def key(mutant):
+    return [mutant.file, mutant.line, mutant.becomes]
 
 
 def call(command, **options):
@@ -70,93 +72,134 @@ def call(command, **options):
                           **options)
 
 
-def update_copy(tree):
-    """Makes `tree` equal to the checkout; equal files keep their times."""
-    listing = call(["git", "-C", str(ROOT), "ls-files", "-z", "--cached",
-                    "--others", "--exclude-standard"])
-    names = {name for name in listing.stdout.split("\0")
-             if name and (ROOT / name).is_file()}
-    for name in names:
-        source, target = ROOT / name, tree / name
-        if target.is_file() and target.read_bytes() == source.read_bytes():
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
-    for path in list(tree.rglob("*")):
-        place = path.relative_to(tree)
-        if place.parts[0] == BUILD or path.is_dir():
-            continue
-        if str(place) not in names:
-            path.unlink()
+class Build:
+    """A build folder: its programs, and how it compiles a source."""
 
-
-def configure(tree, build, options):
-    if (build / "build.ninja").exists():
-        return
-    result = call(["meson", "setup", str(build), str(tree), *options])
-    if result.returncode != 0:
-        sys.exit(fail(result.stdout, "meson setup does not succeed"))
-
-
-def fail(output, sentence):
-    print(output, f"mutation: {sentence}", sep="\n", file=sys.stderr)
-    return 2
-
-
-def build_program(build, program):
-    return call(["ninja", "-C", str(build), PROGRAMS[program]])
-
-
-def run_tests(build, program, pattern):
-    """(passed, what it printed)"""
-    command = [str(build / PROGRAMS[program]), f"--gtest_filter={pattern}",
-               "--gtest_brief=1"]
-    try:
-        # A folder of its own: what a killed test leaves goes with it
-        with tempfile.TemporaryDirectory(prefix="shardbook-mutant-") as folder:
-            result = call(command, timeout=TEST_TIMEOUT_S, cwd=folder,
-                          env=dict(os.environ, TMPDIR=folder))
-    except subprocess.TimeoutExpired as late:
-        return False, f"no end after {late.timeout:.0f} s"
-    return result.returncode == 0, result.stdout
-
-
-def check_unchanged(build, mutants):
-    """Every test must pass before the first change, and there must be one."""
-    for program, pattern in sorted({(m.program, m.tests) for m in mutants}):
-        passed, output = run_tests(build, program, pattern)
-        if not passed:
-            return fail(output, f"{program} {pattern} fails without a change")
-        if " 0 tests" in output or "[==========]" not in output:
-            return fail(output, f"{program} {pattern} matches no test")
-    return 0
-
-
-def try_mutant(tree, build, mutant):
-    path = tree / mutant.file
-    text = path.read_text("utf-8") if path.is_file() else ""
-    if text.count(mutant.line) != 1:
-        return "does not apply", f"found {text.count(mutant.line)} times"
-    try:
-        path.write_text(text.replace(mutant.line, mutant.becomes), "utf-8")
-        result = build_program(build, mutant.program)
+    def __init__(self, folder, programs):
+        self.folder = folder
+        listing = call(["ninja", "-C", str(folder), "-t", "targets", "all"])
+        self.programs = {}
+        for program in programs:
+            found = re.search(rf"^(tests/\S*/(?:\d\d_)?{program}_test): ",
+                              listing.stdout, re.MULTILINE)
+            if not found:
+                raise CannotRun(f"{folder} has no program {program}_test")
+            self.programs[program] = found[1]
+        result = call(["ninja", "-C", str(folder), *self.programs.values()])
         if result.returncode != 0:
+            raise CannotRun(result.stdout + "\nthe programs do not build")
+        # The source of a unity build includes the ones that it compiles.
+        self.commands = {}
+        entries = json.loads((folder / "compile_commands.json").read_text())
+        for entry in entries:
+            command = shlex.split(entry["command"])
+            if "-fPIC" not in command:
+                continue  # of a program, not of a library
+            file = folder / entry["file"]
+            included = re.findall(r"#include ?<(/.*)>", file.read_text("utf-8")
+                                  ) if "-unity" in file.name else []
+            for path in included or [file]:
+                self.commands[os.path.realpath(path)] = command
+
+    def compile(self, file, text, target):
+        """Compiles ROOT/file as if `text` stood there; what went wrong."""
+        overlay = target.with_suffix(".d")
+        changed = overlay / file
+        changed.parent.mkdir(parents=True)
+        changed.write_text(text, "utf-8")
+        sources = [changed]
+        if changed.suffix == ".h":
+            sources = [path for path in sorted((ROOT / file).parent.iterdir())
+                       if str(path.resolve()) in self.commands]
+        command = self.commands.get(os.path.realpath(
+            ROOT / file if sources == [changed] else sources[0]))
+        if command is None:
+            return f"error: no library of {self.folder} has {file}"
+        first = next(i for i, word in enumerate(command) if word[0] == "-")
+        unit = target.with_suffix(".cpp")
+        unit.write_text("".join(f'#include "{path}"\n' for path in sources))
+        result = call([command[first - 1], f"-I{overlay}",
+                       *(word for word in command if word.startswith(FLAGS)),
+                       "-w", "-shared", str(unit), "-o", str(target)],
+                      cwd=self.folder)
+        return result.stdout if result.returncode != 0 else ""
+
+    def run(self, library, program, pattern, limit_s=None):
+        """(passed, what it printed, seconds)"""
+        begin = time.monotonic()
+        command = [str(self.folder / self.programs[program]),
+                   f"--gtest_filter={pattern}", "--gtest_brief=1",
+                   "--gtest_fail_fast"]
+        # A folder of its own: what a killed test leaves goes with it.
+        with tempfile.TemporaryDirectory(prefix="shardbook-mutant-") as folder:
+            try:
+                result = call(command, timeout=limit_s, cwd=folder,
+                              env=dict(os.environ, TMPDIR=folder,
+                                       LD_PRELOAD=str(library)))
+            except subprocess.TimeoutExpired as late:
+                return False, f"no end after {late.timeout:.0f} s", limit_s
+        return (result.returncode == 0, result.stdout,
+                time.monotonic() - begin)
+
+
+class Session:
+    """Tries the mutants of one source after another."""
+
+    def __init__(self, build, scratch):
+        self.build, self.scratch = build, scratch
+
+    def try_source(self, mutants):
+        """[(number, mutant, state, detail)] for mutants of one source."""
+        number, first = mutants[0]
+        tests = ":".join(sorted({mutant.tests for _, mutant in mutants}))
+        usual_s = self.unchanged_s(number, first.file, first.program, tests)
+        return [(number, mutant, *self.try_mutant(number, mutant, usual_s))
+                for number, mutant in mutants]
+
+    def unchanged_s(self, number, file, program, pattern):
+        """The seconds of tests on a source that is compiled as it is."""
+        if not (ROOT / file).is_file():
+            return 0
+        library = self.scratch / f"unchanged-{number}.so"
+        if errors := self.build.compile(
+                file, (ROOT / file).read_text("utf-8"), library):
+            raise CannotRun(f"{errors}\n{file} does not build unchanged")
+        passed, output, seconds = self.build.run(library, program, pattern)
+        if not passed:
+            raise CannotRun(f"{output}\n{program} {pattern} fails without a "
+                            "change")
+        if " 0 tests" in output or "[==========]" not in output:
+            raise CannotRun(f"{program} {pattern} matches no test")
+        return seconds
+
+    def try_mutant(self, number, mutant, usual_s):
+        """(state, detail)"""
+        path = ROOT / mutant.file
+        text = path.read_text("utf-8") if path.is_file() else ""
+        if text.count(mutant.line) != 1:
+            return "does not apply", f"found {text.count(mutant.line)} times"
+        library = self.scratch / f"mutant-{number}.so"
+        errors = self.build.compile(
+            mutant.file, text.replace(mutant.line, mutant.becomes), library)
+        if errors:
             return "does not build", "\n".join(
-                line for line in result.stdout.splitlines()
-                if "error" in line)[:500]
-        passed, output = run_tests(build, mutant.program, mutant.tests)
+                line for line in errors.splitlines() if "error" in line)[:500]
+        passed, output, _ = self.build.run(
+            library, mutant.program, mutant.tests, 30 + 3 * usual_s)
         if passed:
             return "survived", mutant.reason
+        if "symbol lookup error" in output:
+            return "does not build", output
         failures = [line for line in output.splitlines()
                     if line.startswith("[  FAILED  ]") and "(" in line]
         return "killed", (failures or output.splitlines()[-1:] or [""])[0]
-    finally:
-        path.write_text(text, "utf-8")
 
 
 def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path, metavar="BUILD",
+                        help="a build folder of this checkout")
     parser.add_argument("--only", action="append", metavar="TEXT",
                         help="those with this text in file, line or tests")
     parser.add_argument("--from", dest="first", type=int, default=1,
@@ -164,12 +207,10 @@ def parse():
     parser.add_argument("--to", dest="last", type=int, default=len(MUTANTS),
                         metavar="N", help="up to mutant N")
     parser.add_argument("--list", action="store_true", help="run nothing")
-    parser.add_argument("--scratch", type=pathlib.Path,
-                        default=pathlib.Path(tempfile.gettempdir()) /
-                        f"shardbook-mutation-{os.getuid()}",
-                        help="folder of the copy and its build")
-    parser.add_argument("--setup", action="append", default=[],
-                        metavar="OPTION", help="for meson setup")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N",
+                        help="mutants at a time (default 1)")
+    parser.add_argument("--resume", type=pathlib.Path, metavar="FILE",
+                        help="keep results here, and go on from them")
     return parser.parse_args()
 
 
@@ -180,7 +221,7 @@ def main():
               any(wanted in text for wanted in args.only or [""] for text in
                   (mutant.file, mutant.line, mutant.tests, mutant.program))]
     if not chosen:
-        return fail("", "no mutant matches --only, --from and --to")
+        raise CannotRun("no mutant matches --only, --from and --to")
     if args.list:
         for number, mutant in chosen:
             print(f"{number:3} {mutant.file}: {one_line(mutant.line)}  ->  "
@@ -188,32 +229,41 @@ def main():
                   f"[{mutant.program} {mutant.tests}]")
         return 0
 
-    scratch = args.scratch.resolve()
-    if ROOT == scratch or ROOT in scratch.parents:
-        return fail("", f"--scratch {scratch}: lies inside the checkout")
-    tree, build = scratch, scratch / BUILD
-    tree.mkdir(parents=True, exist_ok=True)
-    update_copy(tree)
-    configure(tree, build, args.setup or FAST_TO_BUILD)
-    for program in sorted({mutant.program for _, mutant in chosen}):
-        result = build_program(build, program)
-        if result.returncode != 0:
-            return fail(result.stdout, f"{program} does not build")
-    if status := check_unchanged(build, [mutant for _, mutant in chosen]):
-        return status
-
-    count = {}
-    for number, mutant in chosen:
-        begin = time.monotonic()
-        state, detail = try_mutant(tree, build, mutant)
-        count[state] = count.get(state, 0) + 1
-        print(f"{number:3} {state:14} {mutant.file}: "
-              f"{one_line(mutant.line)}\n"
-              f"    {detail}  ({time.monotonic() - begin:.0f} s)", flush=True)
+    known = []
+    if args.resume and args.resume.is_file():
+        known = [json.loads(line)
+                 for line in args.resume.read_text("utf-8").splitlines()]
+    killed = [each["mutant"] for each in known if each["state"] == "killed"]
+    todo = [each for each in chosen if key(each[1]) not in killed]
+    count = {"killed": len(chosen) - len(todo)}
+    build = Build(args.build.resolve(), {m.program for _, m in todo})
+    with tempfile.TemporaryDirectory(prefix="shardbook-mutants-") as scratch, \
+            concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        session = Session(build, pathlib.Path(scratch))
+        sources = {}
+        for number, mutant in todo:
+            sources.setdefault((mutant.file, mutant.program), []).append(
+                (number, mutant))
+        futures = [pool.submit(session.try_source, each)
+                   for each in sources.values()]
+        for future in concurrent.futures.as_completed(futures):
+            for number, mutant, state, detail in future.result():
+                count[state] = count.get(state, 0) + 1
+                print(f"{number:3} {state:14} {mutant.file}: "
+                      f"{one_line(mutant.line)}\n    {detail}", flush=True)
+                if args.resume:
+                    with args.resume.open("a", encoding="utf-8") as results:
+                        results.write(json.dumps({
+                            "mutant": key(mutant), "state": state,
+                            "detail": detail}) + "\n")
     print(f"{len(chosen)} mutants: " + ", ".join(
-        f"{n} {state}" for state, n in sorted(count.items())))
-    return 0 if count.get("killed", 0) >= ENOUGH * len(chosen) else 1
+        f"{n} {state}" for state, n in sorted(count.items()) if n))
+    return 0 if count["killed"] >= ENOUGH * len(chosen) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except CannotRun as reason:
+        print(f"mutation: {reason}", file=sys.stderr)
+        sys.exit(2)

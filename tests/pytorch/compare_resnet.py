@@ -37,6 +37,8 @@ CASES = [
     ("bottleneck f64", [1, 1, 2], True, 4, 7, 40, 4, "f64"),
     ("basic f32", [2, 2], False, 16, 10, 48, 6, "f32"),
     ("bottleneck f32", [1, 2, 1], True, 16, 10, 64, 6, "f32"),
+    # Wide enough for the algorithms of fast convolutions
+    ("wide basic f32", [2, 2], False, 64, 10, 40, 6, "f32"),
 ]
 
 

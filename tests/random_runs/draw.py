@@ -2,17 +2,34 @@
 
 import json
 
+from draw_config import draw_config
+from draw_plan import draw_plan
+
 
 class Draw:
-    """The options of one run."""
+    """The options of one run, or of two."""
 
     def __init__(self, rng, chapter, backends):
         self.rng = rng
         self.chapter = chapter
+        # The chapter whose bill is judged: the engine chooses one
+        self.judged_as = chapter
         self.words = []
+        # Files in the folder of the run, by name
+        self.files = {}
         self.impossible = False
+        # Options of a second run in the same folder, after a good one
+        self.then = None
+        # Of the checkpoint that the run goes on from
+        self.steps_before = 0
+        if chapter == "plan":
+            draw_plan(self)
+            if rng.random() < 0.08:
+                self.spoil_plan()
+            return
         self.draw_shared(backends)
         getattr(self, "draw_" + chapter)()
+        self.draw_second()
         if rng.random() < 0.08:
             self.spoil()
 
@@ -34,6 +51,21 @@ class Draw:
         if self.sometimes(share):
             self.words.append(
                 option if self.sometimes(0.7) else "--no-" + option[2:])
+
+    def value_of(self, option):
+        """The last one that was given, or None."""
+        values = [value for key, value in zip(self.words, self.words[1:])
+                  if key == option]
+        return values[-1] if values else None
+
+    def take_back(self, share, option):
+        """The option and its value, or the flag, where it was given."""
+        if option not in self.words or not self.sometimes(share):
+            return
+        at = self.words.index(option)
+        is_flag = (at + 1 == len(self.words) or
+                   self.words[at + 1].startswith("--"))
+        del self.words[at:at + (1 if is_flag else 2)]
 
     def draw_model(self):
         """A language model (True) or one of images."""
@@ -119,7 +151,7 @@ class Draw:
             self.give("--image-size", self.one_of(16, 17, 32))
         self.batch = self.rng.randint(1, 30)
         wants_equal = self.chapter in ("02", "03", "08", "09", "10", "13",
-                                       "14")
+                                       "14", "15")
         if wants_equal and self.sometimes(0.9):
             self.batch = self.world_size * self.rng.randint(1, 4)
         self.give("--batch", self.batch)
@@ -297,6 +329,23 @@ class Draw:
             self.flag(0.5, "--recompute-attention")
         self.maybe(0.3, "--micro-batches", 1, 2, self.pieces())
 
+    def draw_second(self):
+        """Goes on from a checkpoint, or begins with saved weights."""
+        if self.backend == "sim" or not self.sometimes(0.12):
+            return
+        world = []
+        if self.sometimes(0.4) and "--world-size" in self.words:
+            world = ["--world-size", str(self.one_of(1, 2, 4, 8))]
+        if self.sometimes(0.7):
+            self.give("--checkpoint", "kept")
+            self.maybe(0.3, "--checkpoint-every", 1, 2)
+            steps = int(self.value_of("--steps")) + self.one_of(0, 1, 3)
+            self.then = ["--resume", "--steps", str(steps)] + world
+        else:
+            self.give("--save", "saved.safetensors")
+            self.then = ["--load", "saved.safetensors", "--save",
+                         "again.safetensors"] + world
+
     def draw_13(self):
         self.maybe(0.7, "--num-experts", 2, 4, 6, 8, "1,4", "2,8")
         self.maybe(0.6, "--ep", *[n for n in (1, 2, 3, 4, 8)
@@ -305,6 +354,9 @@ class Draw:
         self.maybe(0.5, "--capacity-factor", 0.5, 1, 2)
         self.maybe(0.4, "--zero-stage", 0, 1, 2)
         self.flag(0.1, "--cpu-offload")
+        self.maybe(0.2, "--min-capacity", 1, 2, 7)
+        self.maybe(0.2, "--aux-coefficient", 0, 1)
+        self.maybe(0.1, "--load-svg", "load.svg")
         if self.world_size % 2 == 0:
             self.maybe(0.2, "--tp", 2)
             self.flag(0.1, "--expert-tp")
@@ -312,7 +364,8 @@ class Draw:
         self.maybe(0.3, "--noise", "jitter", "rsample", "noisy-top-k")
         self.maybe(0.2, "--drop-policy", "probs", "position")
         for option in ("--dropless", "--naive", "--residual",
-                       "--shared-expert", "--expert-copies",
+                       "--shared-expert", "--gate-shared-expert",
+                       "--second-expert-sampling", "--expert-copies",
                        "--data-before-expert", "--no-drop-tokens",
                        "--no-use-rts"):
             self.flag(0.12, option)
@@ -337,9 +390,34 @@ class Draw:
         self.flag(0.3, "--sequence-parallel")
         self.maybe(0.4, "--schedule", "1f1b", "gpipe", "interleaved", "zb-h1",
                    "zb-h2", "dualpipe", "pipedream")
-        self.maybe(0.2, "--recompute", "always", "except_last")
+        self.maybe(0.2, "--chunks", 2, 3)
+        self.maybe(0.3, "--recompute", "always", "except_last", "never",
+                   "blocks", "attention")
+        self.maybe(0.2, "--partition", "uniform", "parameters", "time",
+                   "type:block", "1,2")
         self.maybe(0.3, "--order", "megatron", "colossal-ai", "pp-cp-tp-dp")
-        self.maybe(0.2, "--bucket-bytes", 1000, "1MiB")
+        self.maybe(0.2, "--bucket-bytes", 0, 1000, "1MiB")
+        self.maybe(0.1, "--dp", left, 2)
+        if self.sometimes(0.35):
+            self.draw_hybrid_experts(left)
+        if self.dtype in ("bf16", "f16"):
+            self.flag(0.4, "--accumulate-f32")
+            self.maybe(0.3, "--loss-scale", 1, 1024, 1e9)
+            self.maybe(0.2, "--loss-scale-window", 1, 2)
+            self.maybe(0.2, "--hysteresis", 1, 2)
+            self.maybe(0.3, "--scaler", "deepspeed", "deepspeed-0.17.1",
+                       "megatron")
+
+    def draw_hybrid_experts(self, replicas):
+        self.give("--num-experts", self.one_of(2, 4, 8))
+        self.maybe(0.7, "--ep", *[n for n in (1, 2, 4) if replicas % n == 0])
+        self.maybe(0.4, "--top-k", 1, 2, 3)
+        self.maybe(0.4, "--capacity-factor", 0.5, 1, 2)
+        self.maybe(0.2, "--aux-coefficient", 0, 1)
+        self.flag(0.2, "--expert-tp")
+
+    def draw_15(self):
+        draw_config(self)
 
     def spoil(self):
         """Adds what cannot be meant."""
@@ -355,9 +433,24 @@ class Draw:
             ("--data", nowhere), ("--load", nowhere), ("--save", nowhere),
             ("--log", nowhere), ("--device-memory", "10X"), ("--steps", "-1"),
             ("--steps", ""), ("--dropout", "1"), ("--optimizer", "lamb"),
-            ("--momentum", "2"), ("--format", "xml"), ("--timeout", "0"))
+            ("--momentum", "2"), ("--format", "xml"), ("--timeout", "0"),
+            ("--checkpoint", nowhere),
+            ("--checkpoint-every", "3.5"), ("--report", nowhere))
         if option == "--seq" and not self.is_text:
             option, value = "--image-size", "0"
         if option == "--data" and not self.is_text:
             value = "book"
         self.give(option, value)
+
+    def spoil_plan(self):
+        """A question without sense."""
+        self.impossible = True
+        self.give(*self.one_of(
+            ("--batch", "0"), ("--batch", "1e3"), ("--seq", "100000"),
+            ("--model", "resnet50"), ("--model", "gpt-giga"),
+            ("--model", "."), ("--cluster", "nowhere"), ("--tp", "0"),
+            ("--world-size", "1000000"), ("--nodes", "99999"),
+            ("--zero-stage", "4"), ("--schedule", "gpipe"), ("--top", "0"),
+            ("--dtype", "f64"), ("--nothing", "1"), ("--dropout", "nan"),
+            ("--write-config", "/no/such/folder/file"),
+            ("--device-memory", "10X"), ("--recompute", "all")))

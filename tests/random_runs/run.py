@@ -7,7 +7,10 @@
     tests/random_runs/run.py --only 132             run 132 again
 
 Run i of seed s always draws the same options, whatever else is run. Models
-are small and steps few, so a run takes a fraction of a second. A run fails with
+are small and steps few, so a run takes a fraction of a second. Some runs have a
+second one behind them: it goes on from a checkpoint, or loads saved weights, on
+another number of ranks; or the planner answers again without its bounds. A run
+fails with
 
     crash        a signal ended it
     hang         it did not end within --limit seconds
@@ -39,6 +42,7 @@ import sys
 import tempfile
 
 from draw import Draw
+from draw_plan import judge_plan, judge_same_plans
 from judge import judge_refusal, judge_report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -58,6 +62,8 @@ NAMES = {
     "12": "12_sequence_parallel",
     "13": "13_moe",
     "14": "14_hybrid_3d",
+    "15": "15_engine",
+    "plan": "15_engine/planner",
 }
 
 Verdict = collections.namedtuple("Verdict", "index draw command state detail")
@@ -70,6 +76,68 @@ def kill_group(process):
         pass
 
 
+def program_of(args, chapter):
+    name = NAMES[chapter]
+    last = "shardbook_plan" if chapter == "plan" else "ch" + name
+    return args.build / "chapters" / name / last
+
+
+def execute(command, folder, limit):
+    """Status, stdout and stderr; after `limit` seconds the status is None."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, cwd=folder, start_new_session=True)
+    status = None
+    try:
+        out, err = process.communicate(timeout=limit)
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+        out, err = process.communicate()
+    finally:
+        kill_group(process)
+    return (status, out.decode("utf-8", "replace"),
+            err.decode("utf-8", "replace"))
+
+
+def judge(draw, status, out, err, limit):
+    """What is wrong with a run, or None."""
+    if status is None:
+        return ("hang", f"no end after {limit} s; {err[-200:]}")
+    if status < 0 or status > 128:
+        return ("crash", f"status {status}; {err[-300:]}")
+    if status == 2:
+        return judge_refusal(out, err, draw.impossible)
+    if status == 3 and "--device-memory" in draw.words:
+        # The ledger says what did not fit
+        return None if "capacity" in err else ("status", err[-200:])
+    if status not in (0, 1):
+        return ("status", f"{status}; {err[-200:]}")
+    if draw.impossible and status == 0:
+        return ("accepted", " ".join(draw.words[-2:]))
+    if draw.chapter == "plan":
+        return judge_plan(draw, status, out)
+    return judge_report(draw, status, out)
+
+
+def judge_second(draw, command, out, folder, args):
+    """Runs once more what a good run has left; what is wrong, or None."""
+    if draw.then == "unpruned":
+        again = [*command, "--no-prune"]
+        status, unpruned, err = execute(again, folder, args.limit)
+        return (judge(draw, status, unpruned, err, args.limit) or
+                judge_same_plans(out, unpruned)), again
+    if draw.then == "read config":
+        again = [str(program_of(args, "15")), "--print-config", "--config",
+                 "ds.json"]
+        status, _, err = execute(again, folder, args.limit)
+        return None if status == 0 else ("config", err[-300:]), again
+    if "--resume" in draw.then:
+        draw.steps_before = int(draw.value_of("--steps"))
+    again = [*command, *draw.then]
+    return judge(draw, *execute(again, folder, args.limit), args.limit), again
+
+
 def run_once(index, args):
     """Draws, runs and judges run `index`."""
     rng = random.Random(f"{args.seed}/{index}")
@@ -77,44 +145,23 @@ def run_once(index, args):
     if args.chapter:
         chapter = args.chapter[index % len(args.chapter)]
     draw = Draw(rng, chapter, args.backends)
-    name = NAMES[chapter]
-    program = args.build / "chapters" / name / ("ch" + name)
-    command = [str(program), "--format", "json", *draw.words]
+    command = [str(program_of(args, chapter)), "--format", "json",
+               *draw.words]
+    shown = shlex.join(command)
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, cwd=folder, start_new_session=True)
-        try:
-            out, err = process.communicate(timeout=args.limit)
-        except subprocess.TimeoutExpired:
-            kill_group(process)
-            out, err = process.communicate()
-            process.returncode = None
-        finally:
-            kill_group(process)
-    out, err = out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
-    status = process.returncode
-    wrong = None
-    if status is None:
-        wrong = ("hang", f"no end after {args.limit} s; {err[-200:]}")
-    elif status < 0 or status > 128:
-        wrong = ("crash", f"status {status}; {err[-300:]}")
-    elif status == 2:
-        wrong = judge_refusal(out, err, draw.impossible)
-    elif status == 3 and "--device-memory" in draw.words:
-        # The ledger says what did not fit
-        wrong = None if "capacity" in err else ("status", err[-200:])
-    elif status in (0, 1):
-        wrong = judge_report(draw, status, out)
-        if draw.impossible and status == 0:
-            wrong = ("accepted", " ".join(draw.words[-2:]))
-    else:
-        wrong = ("status", f"{status}; {err[-200:]}")
+        for name, text in draw.files.items():
+            pathlib.Path(folder, name).write_text(text, encoding="utf-8")
+        status, out, err = execute(command, folder, args.limit)
+        wrong = judge(draw, status, out, err, args.limit)
+        if status == 0 and not wrong and draw.then:
+            wrong, again = judge_second(draw, command, out, folder, args)
+            shown += "\n  " + shlex.join(again)
     state = "refused" if status in (2, 3) else "passed"
     if wrong:
         state = wrong[0]
-    return Verdict(index, draw, shlex.join(command), state,
-                   wrong[1] if wrong else "")
+        shown += "".join(f"\n  {name}: {text}"
+                         for name, text in draw.files.items())
+    return Verdict(index, draw, shown, state, wrong[1] if wrong else "")
 
 
 # --- All runs ----------------------------------------------------------------
@@ -140,10 +187,9 @@ def read_arguments():
     args.backends = args.backends or ["threads", "threads", "gloo", "sim"]
     args.build = args.build.resolve()
     for chapter in args.chapter or NAMES:
-        name = NAMES[chapter]
-        program = args.build / "chapters" / name / ("ch" + name)
-        if not program.exists():
-            parser.error(f"--build {args.build}: has no chapters/{name}")
+        if not program_of(args, chapter).exists():
+            parser.error(f"--build {args.build}: has no "
+                         f"chapters/{NAMES[chapter]}")
     return args
 
 

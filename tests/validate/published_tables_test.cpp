@@ -52,6 +52,7 @@ INSTANTIATE_TEST_SUITE_P(
                     std::make_tuple("pytorch_mp_tutorial.csv", 4, 0),
                     std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
                     std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
+                    std::make_tuple("llama3_table4.csv", 3, 0),
                     std::make_tuple("nccl_busbw_reference.csv", 12, 0),
                     std::make_tuple("deepspeed_azure_zero3.csv", 17, 0),
                     std::make_tuple("megatron_sc21_table2_zero3.csv", 12, 0),
@@ -150,16 +151,18 @@ TEST(PublishedTable, RingAttentionBeatsOneConstant) {
   EXPECT_GT(result.null_mape, 0.2);
 }
 
-// Their aim, 10 %, is missed: all three are too fast, in proportion.
-TEST(PublishedTable, Llama3sRowsKeepTheirProportions) {
+// The cluster's speed is fitted to the first row. The others have twice as many
+// devices, and sequences that are 16 times as long.
+TEST(PublishedTable, Llama3sOtherRowsFollowFromTheFirst) {
   const Validation& result = of("llama3_table4.csv");
   ASSERT_EQ(result.outcomes.size(), 3u);
-  const auto error = [&](std::size_t i) {
-    return relative_error(result.outcomes[i].pair);
-  };
-  for (const std::size_t i : {1u, 2u}) {
-    EXPECT_NEAR(error(i), error(0), 0.03);
+  for (const Outcome& each : result.outcomes) {
+    EXPECT_LT(std::abs(relative_error(each.pair)), 0.02) << each.row;
   }
+  // The rate of the first row would not do
+  const double first = result.outcomes[0].pair.published;
+  EXPECT_GT(first / result.outcomes[1].pair.published, 1.07);
+  EXPECT_GT(first / result.outcomes[2].pair.published, 1.13);
 }
 
 // Their rates are far off where we assume sizes.

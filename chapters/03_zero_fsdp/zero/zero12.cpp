@@ -72,6 +72,7 @@ void ZeroStage12::make_flat(std::size_t index) {
     MemoryScope kind(MemoryKind::kParameter);
     group.shard = Tensor::empty({shard}, kept);
     copy_across(group.shard, flat.own, host_traffic_);
+    group.on_device = flat.own;
   }
 
   // Gradients: all of them in stage 1, the own shard in stage 2
@@ -138,9 +139,6 @@ void ZeroStage12::finish_gradients() {
 void ZeroStage12::publish(bool) {
   for (std::size_t i = 0; i < flats_.size(); ++i) {
     const Flat& flat = flats_[i];
-    if (options_.offload_optimizer) {
-      copy_across(flat.own, groups_[i].shard, host_traffic_);
-    }
     const std::int64_t shard = flat.layout.shard();
     const std::int64_t d = group_.size();
     if (!options_.allgather_partitions) {
@@ -181,7 +179,7 @@ void ZeroStage12::clear_gradients() {
   for (Bucket& bucket : buckets_) {
     for (Work& work : bucket.works) work.wait();
     bucket.works.clear();
-    bucket.buffer = Tensor();
+    bucket.buffer = bucket.sent = Tensor();
   }
   in_flight_.reset();
   num_accumulated_ = 0;
@@ -193,11 +191,11 @@ std::int64_t ZeroStage12::bucket_bytes() const {
   // The bucket that is filled and, with overlap, the one in flight
   std::int64_t largest = 0, before = 0;
   for (const Bucket& bucket : buckets_) {
+    const DType dtype = flats_[bucket.group].flat.dtype();
+    const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
     const std::int64_t bytes =
-        bucket.plan.is_large
-            ? 0
-            : bucket.plan.numel * static_cast<std::int64_t>(dtype_bytes(
-                                      flats_[bucket.group].flat.dtype()));
+        bucket.plan.numel *
+        ((bucket.plan.is_large ? 0 : element) + copy_bytes(dtype));
     largest = std::max(largest, bytes + (options_.overlap_comm ? before : 0));
     before = bytes;
   }
@@ -244,9 +242,8 @@ double ZeroStage12::predicted_bytes(std::int64_t steps,
     once += static_cast<double>(flat.flat.bytes());
   }
   for (const Bucket& bucket : buckets_) {
-    gradients += static_cast<double>(bucket.plan.numel *
-                                     static_cast<std::int64_t>(dtype_bytes(
-                                         flats_[bucket.group].flat.dtype())));
+    gradients += static_cast<double>(
+        bucket.plan.numel * wire_bytes(flats_[bucket.group].flat.dtype()));
   }
   const double passes = options_.stage == 1 ? 1 : micro_steps;
   const double units = options_.reduce_scatter ? 1 : 2;

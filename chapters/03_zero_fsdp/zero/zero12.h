@@ -68,7 +68,7 @@ class ZeroStage12 : public ZeroOptimizer {
     std::size_t group = 0;
     GradientBucket plan;
     Tensor buffer;  ///< while it is filled or in flight
-    Tensors received;
+    Tensor sent;    ///< in flight: the buffer, or its copy for the wire
     std::vector<Work> works;
   };
 
@@ -79,6 +79,7 @@ class ZeroStage12 : public ZeroOptimizer {
   void begin_backward();
   void drain();
   void open(Bucket& bucket);
+  double divisor_before() const;
   void copy_in(Bucket& bucket, int parameter);
   void launch(Bucket& bucket);
   void finish(Bucket& bucket);

@@ -61,11 +61,15 @@ void ZeroStage12::open(Bucket& bucket) {
   }
 }
 
+double ZeroStage12::divisor_before() const {
+  return options_.divide_before > 0 ? options_.divide_before : group_.size();
+}
+
 void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
   Slot& entry = slot(bucket, parameter);
   entry.is_copied = true;
   // Divide before the sum: a sum of many ranks must not overflow
-  const double share = 1.0 / group_.size();
+  const double share = 1.0 / divisor_before();
   const Tensor grad = entry.parameter.grad();
   if (bucket.plan.is_large && grad.defined()) {
     const Tensor flat = grad.flat_view(0, {grad.numel()});
@@ -101,13 +105,14 @@ void ZeroStage12::launch(Bucket& bucket) {
   {
     StreamScope stream(options_.overlap_comm ? kReduceStream : kComputeStream);
     filled.wait();
+    bucket.sent = sent_as(bucket.buffer);
     if (!options_.reduce_scatter) {
       bucket.works.push_back(
-          group_.all_reduce(bucket.buffer, ReduceOp::kSum, label));
+          group_.all_reduce(bucket.sent, ReduceOp::kSum, label));
     } else {
       const std::int64_t common = plan.scatter_numel * group_.size();
       if (common > 0) {
-        const Tensor block = bucket.buffer.flat_view(0, {common});
+        const Tensor block = bucket.sent.flat_view(0, {common});
         bucket.works.push_back(group_.reduce_scatter(
             block.flat_view(group_.rank() * plan.scatter_numel,
                             {plan.scatter_numel}),
@@ -115,7 +120,7 @@ void ZeroStage12::launch(Bucket& bucket) {
       }
       for (const OwnedRange& range : plan.rest) {
         bucket.works.push_back(
-            group_.reduce(bucket.buffer.flat_view(range.begin, {range.numel}),
+            group_.reduce(bucket.sent.flat_view(range.begin, {range.numel}),
                           range.owner, ReduceOp::kSum, label));
       }
     }
@@ -139,10 +144,15 @@ void ZeroStage12::finish(Bucket& bucket) {
     StreamScope stream(options_.overlap_comm ? kReduceStream : kComputeStream);
     for (Work& work : bucket.works) work.wait();
     bucket.works.clear();
+    if (!bucket.sent.is_same(bucket.buffer)) {
+      bucket.buffer.copy_from(bucket.sent);
+    }
+    const double left = group_.size() / divisor_before();
+    if (left != 1) scale_into(bucket.buffer, bucket.buffer, 1 / left);
     take_own_part(bucket);
     done.record();
   }
-  bucket.buffer = Tensor();
+  bucket.buffer = bucket.sent = Tensor();
   done.wait();
 }
 

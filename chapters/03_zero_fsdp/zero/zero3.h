@@ -27,7 +27,8 @@
 // The order of fetches is recorded in the first micro-step. From then on units
 // are gathered ahead of their use, up to prefetch_bucket_size elements, while
 // the ones before them compute. A micro-step that goes another way is recorded
-// anew.
+// anew. A unit that is used again soon (max_reuse_distance) stays whole instead
+// of being gathered twice, as far as max_live_parameters allows.
 //
 // Small parameters stay gathered and are refreshed after each step; their
 // gradients and optimizer state are in shards all the same.
@@ -74,8 +75,12 @@ class ZeroStage3 : public ZeroOptimizer {
     std::int64_t full_bytes = 0;
     std::int64_t gather_bytes = 0;  ///< buffer of the all-gather, if any
     std::int64_t reduce_bytes = 0;  ///< bucket of its gradients
+    std::int64_t copy_bytes = 0;    ///< of the bucket, in the wire's dtype
   };
   std::vector<UnitSize> unit_sizes() const;
+  /// By unit: how often a micro-step behind the first one gathers it; 1 where it
+  /// is kept from forward to backward.
+  std::vector<int> later_gathers() const;
   /// Bytes of the parameters that stay gathered, padded.
   std::int64_t persistent_bytes() const;
   /// The most bytes of whole parameters that construction holds at one time.
@@ -105,9 +110,11 @@ class ZeroStage3 : public ZeroOptimizer {
     std::int64_t numel = 0;         ///< gathered elements of a fetch
     std::int64_t bucket_slice = 0;  ///< elements of a rank in the bucket
     enum class State { kSharded, kInFlight, kFull } state = State::kSharded;
-    Tensor gathered;  ///< while in flight
+    bool is_kept = false;  ///< full after its use, for the next one
+    Tensor gathered;       ///< while in flight
     Work work;
     Tensor bucket;  ///< gradients, until the reduction is done
+    Tensor sent;    ///< the bucket, or its copy for the wire
     Work reduction;
     int num_missing = 0;
     int num_reduced = 0;  ///< since the gradients were forgotten
@@ -127,6 +134,9 @@ class ZeroStage3 : public ZeroOptimizer {
   void start_gather(Unit& unit);
   void finish_gather(Unit& unit);
   void release(Unit& unit);
+  void end_use(Unit& unit);
+  std::int64_t reuse_distance(const Unit& unit) const;
+  void make_room(std::int64_t elements);
   void drop_gathered();
   void record_fetch(std::size_t unit);
   void prefetch(const Unit& current);
@@ -153,6 +163,7 @@ class ZeroStage3 : public ZeroOptimizer {
   std::vector<std::size_t> trace_;
   std::size_t cursor_ = 0;
   bool is_trace_complete_ = false;
+  std::int64_t live_ = 0;  ///< elements of units that are not sharded
   Unit* reducing_ = nullptr;
   bool is_pinned_ = false;  ///< by gather_parameters
   int num_accumulated_ = 0;

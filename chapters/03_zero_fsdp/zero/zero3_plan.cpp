@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "chapters/03_zero_fsdp/zero/zero3.h"
+#include "chapters/03_zero_fsdp/zero/zero3_walk.h"
 
 namespace shardbook::zero {
 namespace {
@@ -87,7 +87,9 @@ std::vector<ZeroStage3::UnitSize> ZeroStage3::unit_sizes() const {
     size.full_elements = unit->numel;
     size.full_bytes = unit->numel * element;
     size.gather_bytes = fetched > 1 ? unit->numel * element : 0;
-    size.reduce_bytes = unit->bucket_slice * group_.size() * element;
+    const std::int64_t bucket = unit->bucket_slice * group_.size();
+    size.reduce_bytes = bucket * element;
+    size.copy_bytes = bucket * copy_bytes(unit->slots[0].parameter.dtype());
     sizes.push_back(size);
   }
   return sizes;
@@ -168,19 +170,39 @@ double ZeroStage3::predicted_bytes(std::int64_t steps,
       } else if (slot.is_trained) {
         step += padded;
       }
-      if (slot.is_trained) micro_step += padded;
+      if (slot.is_trained) {
+        micro_step += static_cast<double>(slot.slice * group_.size() *
+                                          wire_bytes(slot.parameter.dtype()));
+      }
     }
   }
   step += static_cast<double>(micro_steps) * micro_step;
-  return (d - 1) / d * (once + static_cast<double>(steps) * step);
+  // Units that were kept are not gathered again; the first micro-step records
+  double kept = 0;
+  const std::vector<int> gathers = later_gathers();
+  const std::vector<UnitSize> sizes = unit_sizes();
+  for (std::size_t u = 0; u < sizes.size(); ++u) {
+    kept += (2 - gathers[u]) * static_cast<double>(sizes[u].full_bytes);
+  }
+  const double later =
+      std::max<double>(static_cast<double>(steps * micro_steps) - 1, 0);
+  return (d - 1) / d *
+         (once + static_cast<double>(steps) * step - later * kept);
+}
+
+std::vector<int> ZeroStage3::later_gathers() const {
+  FetchWalk walk(*this, /*knows_order=*/true);
+  walk.micro_step(/*root_has_head=*/true);
+  return walk.gathers();
 }
 
 HostTraffic ZeroStage3::predicted_host_traffic(std::int64_t steps,
                                                std::int64_t micro_steps) const {
   HostTraffic traffic;
   if (!options_.offload_optimizer) return traffic;
-  for (const auto& unit : units_) {
-    for (const Slot& slot : unit->slots) {
+  const std::vector<int> gathers = later_gathers();
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    for (const Slot& slot : units_[u]->slots) {
       const std::int64_t bytes = slot.slice * element_bytes(slot.parameter);
       // The shard, once; its gradient, in every micro-step
       if (slot.is_trained || options_.offload_parameters) {
@@ -191,7 +213,11 @@ HostTraffic ZeroStage3::predicted_host_traffic(std::int64_t steps,
       if (!options_.offload_parameters || slot.is_persistent) {
         if (slot.is_trained) traffic.to_device += steps * bytes;
       } else {
-        traffic.to_device += steps * micro_steps * 2 * bytes;
+        // The first micro-step keeps nothing
+        const std::int64_t later =
+            std::max<std::int64_t>(steps * micro_steps - 1, 0);
+        traffic.to_device += (steps * micro_steps - later) * 2 * bytes +
+                             later * gathers[u] * bytes;
       }
     }
   }

@@ -1,6 +1,8 @@
 // Fetching before use, releasing after it, reducing what backward leaves.
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "chapters/03_zero_fsdp/zero/zero3.h"
 #include "core/check.h"
@@ -69,6 +71,7 @@ void ZeroStage3::start_gather(Unit& unit) {
   updated_.wait();
   unit.work = gather(fetched_slots(unit), unit.gathered, "fetch " + unit.name);
   unit.state = Unit::State::kInFlight;
+  live_ += unit.numel;
 }
 
 void ZeroStage3::finish_gather(Unit& unit) {
@@ -84,8 +87,15 @@ void ZeroStage3::fetch(Unit& unit) {
   const auto found = std::find_if(units_.begin(), units_.end(),
                                   [&](auto& u) { return u.get() == &unit; });
   record_fetch(static_cast<std::size_t>(found - units_.begin()));
-  if (unit.state == Unit::State::kFull) return;
-  if (unit.state == Unit::State::kSharded) start_gather(unit);
+  if (unit.state == Unit::State::kFull) {
+    const bool was_kept = std::exchange(unit.is_kept, false);
+    if (was_kept) prefetch(unit);
+    return;
+  }
+  if (unit.state == Unit::State::kSharded) {
+    make_room(unit.numel);
+    start_gather(unit);
+  }
   // The next ones travel while this one computes
   prefetch(unit);
   finish_gather(unit);
@@ -95,6 +105,51 @@ void ZeroStage3::release(Unit& unit) {
   if (unit.state != Unit::State::kFull || is_pinned_) return;
   for (Slot* slot : fetched_slots(unit)) slot->full.release_storage();
   unit.state = Unit::State::kSharded;
+  unit.is_kept = false;
+  live_ -= unit.numel;
+}
+
+// Keeps a unit that is used again soon. A forward alone has no next use.
+void ZeroStage3::end_use(Unit& unit) {
+  const bool is_soon =
+      is_trace_complete_ &&
+      (is_in_backward() || RankContext::current().grad_enabled) &&
+      reuse_distance(unit) < options_.max_reuse_distance;
+  if (unit.state == Unit::State::kFull && is_soon &&
+      live_ <= options_.max_live_parameters) {
+    unit.is_kept = true;
+  } else {
+    release(unit);
+  }
+}
+
+/// Elements that are fetched before the unit is fetched again; more than any
+/// limit where it is not.
+std::int64_t ZeroStage3::reuse_distance(const Unit& unit) const {
+  std::int64_t elements = 0;
+  for (std::size_t i = cursor_; i < trace_.size(); ++i) {
+    const Unit& next = *units_[trace_[i]];
+    if (&next == &unit) return elements;
+    elements += next.numel;
+  }
+  return std::numeric_limits<std::int64_t>::max();
+}
+
+// Releases kept units, those of the farthest next use first, until so many
+// elements fit.
+void ZeroStage3::make_room(std::int64_t elements) {
+  while (!is_pinned_ && live_ + elements > options_.max_live_parameters) {
+    Unit* farthest = nullptr;
+    for (auto& unit : units_) {
+      if (unit->is_kept &&
+          (farthest == nullptr ||
+           reuse_distance(*unit) > reuse_distance(*farthest))) {
+        farthest = unit.get();
+      }
+    }
+    if (farthest == nullptr) return;
+    release(*farthest);
+  }
 }
 
 void ZeroStage3::record_fetch(std::size_t unit) {
@@ -115,11 +170,14 @@ void ZeroStage3::prefetch(const Unit& current) {
   std::int64_t elements = 0;
   for (std::size_t i = cursor_; i < trace_.size(); ++i) {
     Unit& next = *units_[trace_[i]];
+    if (next.is_kept) continue;
     // One that is in use is released before it is fetched again
     if (&next == &current || next.state == Unit::State::kFull) return;
     elements += next.numel;
     if (elements > options_.prefetch_bucket_size) return;
-    if (next.state == Unit::State::kSharded) start_gather(next);
+    if (next.state != Unit::State::kSharded) continue;
+    if (live_ + next.numel > options_.max_live_parameters) return;
+    start_gather(next);
   }
 }
 
@@ -156,7 +214,7 @@ void ZeroStage3::after_forward(Unit& unit, const Tensors& outputs) {
       });
     }
   }
-  release(unit);
+  end_use(unit);
 }
 
 void ZeroStage3::begin_backward() {
@@ -180,7 +238,7 @@ void ZeroStage3::on_gradient(Unit& unit, Slot& slot) {
   slot.parameter.clear_grad();
   if (unit.num_missing == 0) {
     reduce(unit);
-    release(unit);
+    end_use(unit);
   }
 }
 
@@ -226,10 +284,11 @@ void ZeroStage3::reduce(Unit& unit) {
   {
     StreamScope stream(options_.overlap_comm ? kReduceStream : kComputeStream);
     filled.wait();
+    unit.sent = sent_as(unit.bucket);
     unit.reduction = group_.reduce_scatter(
-        unit.bucket.flat_view(group_.rank() * unit.bucket_slice,
-                              {unit.bucket_slice}),
-        unit.bucket, ReduceOp::kSum, "reduce " + unit.name);
+        unit.sent.flat_view(group_.rank() * unit.bucket_slice,
+                            {unit.bucket_slice}),
+        unit.sent, ReduceOp::kSum, "reduce " + unit.name);
   }
   reducing_ = &unit;
   for (Slot& slot : unit.slots) {
@@ -247,8 +306,12 @@ void ZeroStage3::finish_reduction() {
   {
     StreamScope stream(options_.overlap_comm ? kReduceStream : kComputeStream);
     unit.reduction.wait();
-    const Tensor own = unit.bucket.flat_view(group_.rank() * unit.bucket_slice,
-                                             {unit.bucket_slice});
+    const auto own_part = [&](const Tensor& bucket) {
+      return bucket.flat_view(group_.rank() * unit.bucket_slice,
+                              {unit.bucket_slice});
+    };
+    const Tensor own = own_part(unit.bucket);
+    if (!unit.sent.is_same(unit.bucket)) own.copy_from(own_part(unit.sent));
     std::vector<CopyRun> runs;
     for (const Slot& slot : unit.slots) {
       if (!slot.is_trained) continue;
@@ -261,7 +324,7 @@ void ZeroStage3::finish_reduction() {
   }
   done.wait();
   unit.num_reduced += 1;
-  unit.bucket = Tensor();
+  unit.bucket = unit.sent = Tensor();
 }
 
 void ZeroStage3::end_of_backward() {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "chapters/03_zero_fsdp/zero/zero12.h"
-#include "chapters/03_zero_fsdp/zero/zero3.h"
+#include "chapters/03_zero_fsdp/zero/zero3_walk.h"
 #include "core/check.h"
 
 namespace shardbook::zero {
@@ -86,134 +86,6 @@ double passing_gradients(const Sizes& s) {
   return table + std::max({widest, table, s.positions * s.h});
 }
 
-/// An amount of memory, and its peak.
-class Level {
- public:
-  void add(std::int64_t bytes) {
-    now_ += bytes;
-    peak_ = std::max(peak_, now_);
-  }
-  std::int64_t peak() const { return peak_; }
-
- private:
-  std::int64_t now_ = 0, peak_ = 0;
-};
-
-/// Walks through the fetches and reductions of a micro-step of stage 3.
-class Walk {
- public:
-  Walk(const ZeroStage3& zero, bool prefetches)
-      : units_(zero.unit_sizes()),
-        is_full_(units_.size()),
-        is_in_flight_(units_.size()),
-        budget_(prefetches ? zero.options().prefetch_bucket_size : 0),
-        overlaps_(zero.options().overlap_comm) {}
-
-  /// `root`: a unit whose forward and backward contain all others; -1: none.
-  /// Its gradients begin before the others' where it holds the head.
-  void micro_step(int root, bool root_has_head) {
-    std::vector<std::size_t> order;
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      if (static_cast<int>(u) != root) order.push_back(u);
-    }
-    make_trace(order, root);
-
-    // Forward
-    if (root >= 0) fetch(static_cast<std::size_t>(root));
-    for (const std::size_t u : order) {
-      fetch(u);
-      release(u);
-    }
-    // Backward: the root's first gradient opens its bucket
-    if (root >= 0) {
-      const auto r = static_cast<std::size_t>(root);
-      release(r);
-      fetch(r);
-      if (root_has_head) communication_.add(units_[r].reduce_bytes);
-    }
-    for (auto u = order.rbegin(); u != order.rend(); ++u) {
-      fetch(*u);
-      communication_.add(units_[*u].reduce_bytes);
-      reduce(units_[*u].reduce_bytes);
-      release(*u);
-    }
-    if (root >= 0) {
-      const auto r = static_cast<std::size_t>(root);
-      if (!root_has_head) communication_.add(units_[r].reduce_bytes);
-      reduce(units_[r].reduce_bytes);
-      release(r);
-    }
-    reduce(0);
-  }
-
-  std::int64_t parameters() const { return parameters_.peak(); }
-  std::int64_t communication() const { return communication_.peak(); }
-
- private:
-  void make_trace(const std::vector<std::size_t>& order, int root) {
-    trace_.clear();
-    cursor_ = 0;
-    auto add = [&](std::size_t u) {
-      if (units_[u].full_bytes > 0) trace_.push_back(u);
-    };
-    if (root >= 0) add(static_cast<std::size_t>(root));
-    for (const std::size_t u : order) add(u);
-    if (root >= 0) add(static_cast<std::size_t>(root));
-    for (auto u = order.rbegin(); u != order.rend(); ++u) add(*u);
-  }
-
-  void start(std::size_t u) {
-    const ZeroStage3::UnitSize& unit = units_[u];
-    // One parameter is gathered in its place
-    if (unit.gather_bytes == 0) parameters_.add(unit.full_bytes);
-    communication_.add(unit.gather_bytes);
-    is_in_flight_[u] = true;
-  }
-
-  void fetch(std::size_t u) {
-    const ZeroStage3::UnitSize& unit = units_[u];
-    if (unit.full_bytes == 0) return;
-    cursor_ += 1;
-    if (!is_in_flight_[u]) start(u);
-    std::int64_t elements = 0;
-    for (std::size_t i = cursor_; i < trace_.size(); ++i) {
-      const std::size_t next = trace_[i];
-      if (next == u || is_full_[next]) break;
-      elements += units_[next].full_elements;
-      if (elements > budget_) break;
-      if (!is_in_flight_[next]) start(next);
-    }
-    if (unit.gather_bytes > 0) parameters_.add(unit.full_bytes);
-    communication_.add(-unit.gather_bytes);
-    is_in_flight_[u] = false;
-    is_full_[u] = true;
-  }
-
-  void release(std::size_t u) {
-    if (!is_full_[u]) return;
-    parameters_.add(-units_[u].full_bytes);
-    is_full_[u] = false;
-  }
-
-  // Ends the reduction before; this one flies.
-  void reduce(std::int64_t bytes) {
-    communication_.add(-flying_);
-    flying_ = bytes;
-    if (overlaps_) return;
-    communication_.add(-flying_);
-    flying_ = 0;
-  }
-
-  const std::vector<ZeroStage3::UnitSize> units_;
-  std::vector<bool> is_full_, is_in_flight_;
-  const std::int64_t budget_;
-  const bool overlaps_;
-  std::vector<std::size_t> trace_;
-  std::size_t cursor_ = 0;
-  std::int64_t flying_ = 0;
-  Level parameters_, communication_;
-};
-
 /// The most gradients that exist at one time in a backward of stage 2 in which
 /// some are larger than a bucket: those stay until their reduction is done.
 class LargeGradients {
@@ -277,14 +149,6 @@ class LargeGradients {
   Level level_;
 };
 
-/// The unit that contains the others: the root, beside units of its blocks.
-int root_of(const std::vector<ZeroStage3::UnitSize>& units) {
-  for (std::size_t u = 0; u < units.size(); ++u) {
-    if (units[u].name.empty() && units.size() > 1) return static_cast<int>(u);
-  }
-  return -1;
-}
-
 }  // namespace
 
 MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
@@ -311,6 +175,7 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   // Stage 1 keeps all gradients; later stages see each of them pass
   double passing = trains ? passing_gradients(sizes) : 0;
   double in_step = 8;  // the norm
+  double in_forward = 0;
   double parameters = 0;
   if (const auto* flat = dynamic_cast<const ZeroStage12*>(&zero)) {
     parameters = shard * zero.group().size() * bytes.parameter;
@@ -320,17 +185,18 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
       passing = static_cast<double>(LargeGradients(*flat).peak(sizes.is_gpt));
     }
   } else if (const auto* sliced = dynamic_cast<const ZeroStage3*>(&zero)) {
-    const int root = root_of(sliced->unit_sizes());
-    // The first micro-step records, the others gather ahead
-    Walk first(*sliced, false), later(*sliced, true);
-    if (trains) first.micro_step(root, sizes.is_gpt);
-    if (options.steps * micro_steps > 1) later.micro_step(root, sizes.is_gpt);
+    // The first micro-step records, the others gather ahead and keep
+    FetchWalk first(*sliced, false), later(*sliced, true);
+    if (trains) first.micro_step(sizes.is_gpt);
+    if (options.steps * micro_steps > 1) later.micro_step(sizes.is_gpt);
     parameters =
         (zero.options().offload_parameters ? 0 : shard * bytes.parameter) +
         static_cast<double>(
             std::max(sliced->construction_bytes(),
                      sliced->persistent_bytes() +
                          std::max(first.parameters(), later.parameters())));
+    // What is gathered ahead in the forward comes before the caller's loss
+    in_forward = static_cast<double>(later.forward_communication());
     in_step = std::max({in_step, static_cast<double>(first.communication()),
                         static_cast<double>(later.communication()),
                         static_cast<double>(sliced->refresh_buffer_bytes())});
@@ -340,7 +206,8 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   bill[MemoryKind::kGradient] =
       bytes.gradient * (stage == 1 ? shard * zero.group().size()
                                    : (is_offloaded ? 0 : shard) + passing);
-  bill[MemoryKind::kCommunication] = trains ? sent_beside + in_step : 0;
+  bill[MemoryKind::kCommunication] =
+      trains ? std::max(sent_beside + in_step, in_forward) : 0;
   return bill;
 }
 

@@ -3,8 +3,11 @@
 // What ZeRO shards, and in what pieces it travels. The names are DeepSpeed's.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "core/dtype.h"
 
 namespace shardbook::zero {
 
@@ -23,6 +26,11 @@ struct ZeroOptions {
   /// Each rank receives its own shard; false: all of the bucket is all-reduced
   /// and each rank keeps its part, at twice the bytes (DeepSpeed's way).
   bool reduce_scatter = true;
+  /// Gradients are divided by this before the sum, and by what is left of the
+  /// number of ranks after it; 0: all of it before. Needs reduce_scatter false.
+  double divide_before = 0;
+  /// Of gradients on the wire; none: their own.
+  std::optional<DType> wire = {};
   /// Neighbouring gradients go to different owners, stages 1 and 2.
   bool round_robin_gradients = false;
   std::int64_t alignment = 2;  ///< elements, stages 1 and 2
@@ -36,12 +44,22 @@ struct ZeroOptions {
   bool offload_optimizer = false;
   /// The update works on f32 copies of 16-bit parameters.
   bool master_copies = true;
+  /// Elements of a shard that are updated together. From the host they return
+  /// to the device while the next ones are updated.
+  std::int64_t sub_group_size = 1'000'000'000;
 
   // Stage 3 only.
   /// Parameters of at most so many elements stay gathered.
   std::int64_t persistence_threshold = 100'000;
   /// Elements that may be gathered ahead of their use; 0: none.
   std::int64_t prefetch_bucket_size = 50'000'000;
+  /// Elements that may be whole at one time, besides those that stay gathered.
+  /// Units wait to be gathered ahead, and units that were kept are released. A
+  /// unit that computes is whole in any case.
+  std::int64_t max_live_parameters = 1'000'000'000;
+  /// A unit stays whole after its use when fewer elements are fetched before
+  /// its next use in the same micro-step; 0: never. DeepSpeed's default is 10^9.
+  std::int64_t max_reuse_distance = 0;
   /// Modules of these types are fetched as a whole; see zero3.h.
   std::vector<std::string> unit_types = {"GptBlock"};
   /// Shards of the parameters lie on the host as well; needs

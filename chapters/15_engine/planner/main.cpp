@@ -12,6 +12,7 @@
 #include "chapters/15_engine/planner/report.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/options.h"
+#include "chapters/common/run/worlds.h"
 
 using namespace shardbook;
 
@@ -65,7 +66,7 @@ void add_options(CommandLine& line, Asked& asked) {
 
 void read_question(Asked& asked) {
   planner::Question& of = asked.question;
-  const sim::Cluster cluster = sim::Cluster::read(asked.cluster);
+  const sim::Cluster cluster = read_cluster(asked.cluster);
   of.memory_bytes = static_cast<double>(asked.memory_bytes);
   const int per_node = cluster.devices_per_node;
   SB_CHECK(asked.nodes == 0 || of.world_size == 0 ||
@@ -85,19 +86,30 @@ void read_question(Asked& asked) {
   planner::read_model(of, cluster);
 }
 
+/// The table of strategies is text, and no single plan.
+void check_alone(const Asked& asked) {
+  const char* const other = asked.format != "text"  ? "--format"
+                            : !asked.config.empty() ? "--write-config"
+                            : asked.confirms        ? "--confirm"
+                                                    : nullptr;
+  SB_CHECK(other == nullptr, "--by-strategy: not with ", other,
+           ", which is about one list of plans; leave one of them out");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   return chapter_main([&] {
     Asked asked;
-    CommandLine line(
-        "shardbook_plan",
-        "Which way of splitting a model fits, and is the fastest.");
+    CommandLine line("shardbook_plan",
+                     "Which way of splitting a model fits, and is the fastest.",
+                     "0, a plan fits; 1, none does");
     add_options(line, asked);
     line.parse(argc, argv);
     read_question(asked);
     planner::check_question(asked.question);
     if (asked.is_by_strategy) {
+      check_alone(asked);
       std::fputs(planner::strategies_text(
                      asked.question,
                      planner::search_by_strategy(asked.question, asked.search))

@@ -105,6 +105,23 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
   return answer;
 }
 
+/// Degrees and sizes that no plan can have.
+void check_limits(const Question& question) {
+  const Limits& only = question.limits;
+  const auto degree = [](int given) {
+    return static_cast<std::int64_t>(std::max(given, 1));
+  };
+  SB_CHECK(question.world_size %
+                   (degree(only.tp) * degree(only.pp) * degree(only.cp)) ==
+               0,
+           "--tp ", degree(only.tp), ", --pp ", degree(only.pp), ", --cp ",
+           degree(only.cp), ": their product does not divide the ",
+           question.world_size, " devices; give degrees whose product does");
+  SB_CHECK(only.micro_batch == 0 || question.batch % only.micro_batch == 0,
+           "--micro-batch ", only.micro_batch, ": does not divide --batch ",
+           question.batch, "; give one of its divisors");
+}
+
 }  // namespace
 
 void check_question(const Question& question) {
@@ -118,11 +135,14 @@ void check_question(const Question& question) {
            "--world-size ", question.world_size, ": ",
            question.base.cluster.name, " has ", devices, " devices; give 1 to ",
            devices);
-  SB_CHECK(question.batch >= 1, "--batch ", question.batch,
-           ": give the samples of a step, 1 or more");
+  // As many micro-batches as the chapters accept
+  constexpr std::int64_t kMostSamples = 1 << 20;
+  SB_CHECK(question.batch >= 1 && question.batch <= kMostSamples, "--batch ",
+           question.batch, ": give the samples of a step, 1 to ", kMostSamples);
   SB_CHECK(question.seq >= 1 && question.seq <= config.n_positions, "--seq ",
            question.seq, ": ", question.model, " has ", config.n_positions,
            " positions; give 1 to ", config.n_positions);
+  check_limits(question);
   SB_CHECK(question.base.cluster.device.peak_flops.count(question.dtype) > 0,
            "--dtype ", dtype_name(question.dtype), ": the peak of ",
            question.base.cluster.device.name, " is not known in it");

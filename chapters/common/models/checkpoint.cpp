@@ -128,11 +128,9 @@ void load_model(const std::string& path, Module& model, const PartOf& part_of) {
     const bool is_part = !part.shards.empty() || part.rows > 0;
     Shape shape = entry.shape;
     if (part.rows > 0) shape[0] = part.rows;
-    // A whole of which a part is taken counts for no device
+    // On the host: what is read counts for no device
     Tensor staged =
-        Tensor::zeros(shape, {entry.dtype, device.is_cuda() || is_part
-                                               ? RankContext::current().host()
-                                               : device});
+        Tensor::zeros(shape, {entry.dtype, RankContext::current().host()});
     std::copy_n(static_cast<const std::byte*>(file.data(source.name)),
                 entry.end - entry.begin, static_cast<std::byte*>(staged.raw()));
     if (is_part) staged = take_part(staged, part.shards);

@@ -207,6 +207,7 @@ std::string differences(const Texts& there, const Texts& here) {
 
 struct Manifest {
   std::int64_t steps_done = 0;
+  std::int64_t skipped_steps = 0;
   int ranks = 0;
   Texts run, agreed;
   std::map<std::string, double> numbers;
@@ -225,6 +226,7 @@ Manifest read_manifest(const std::string& folder) {
     const Json json = Json::parse(text.str());
     SB_CHECK(json.at("format") == kFormat, "another format");
     manifest.steps_done = json.at("steps_done").get<std::int64_t>();
+    manifest.skipped_steps = json.value("skipped_steps", std::int64_t{0});
     manifest.ranks = json.at("ranks").get<int>();
     manifest.run = json.at("run").get<Texts>();
     manifest.agreed = json.at("agreed").get<Texts>();
@@ -238,9 +240,11 @@ Manifest read_manifest(const std::string& folder) {
 }
 
 std::string manifest_text(const Options& options, const TrainingState& state,
-                          std::int64_t steps_done, int ranks) {
+                          std::int64_t steps_done, std::int64_t skipped_steps,
+                          int ranks) {
   const Json json = {{"format", kFormat},
                      {"steps_done", steps_done},
+                     {"skipped_steps", skipped_steps},
                      {"ranks", ranks},
                      {"chapter", options.chapter},
                      {"run", identity_of(options)},
@@ -365,6 +369,7 @@ void Checkpoints::load() {
     });
   }
   if (!error.empty()) throw BadCheckpoint("--resume: " + error);
+  skipped_steps_ = manifest.skipped_steps;
   if (state.loaded) state.loaded(manifest.numbers);
 }
 
@@ -375,8 +380,10 @@ bool Checkpoints::agree_to_stop(bool is_told) {
                      [](const std::string& text) { return !text.empty(); });
 }
 
-void Checkpoints::after_step(std::int64_t steps_done, bool is_last,
+void Checkpoints::after_step(std::int64_t steps_done,
+                             std::int64_t skipped_steps, bool is_last,
                              bool is_finite) {
+  skipped_steps_ = skipped_steps;
   const bool is_due = options_.checkpoint_every > 0 &&
                       steps_done % options_.checkpoint_every == 0;
   if ((!is_due && !is_last) || steps_done == saved_step_) return;
@@ -409,8 +416,9 @@ void Checkpoints::save(std::int64_t steps_done) {
   if (error.empty()) {
     error = first_error([&] {
       if (!is_main_) return;
-      write_synced(temporary + "/manifest.json",
-                   manifest_text(options_, state, steps_done, ranks));
+      write_synced(
+          temporary + "/manifest.json",
+          manifest_text(options_, state, steps_done, skipped_steps_, ranks));
       sync_folder(temporary);
       fs::rename(temporary, folder);
       sync_folder(options_.checkpoint);

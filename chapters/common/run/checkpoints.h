@@ -49,14 +49,19 @@ class Checkpoints {
   /// Loads what at_checkpoint found. Throws BadCheckpoint, on all ranks, that
   /// names the file, tensor or option that does not fit. Collective.
   void load();
+  /// Steps before the first one that f16 has skipped, known after `load`: the
+  /// learning rate follows those that were not.
+  std::int64_t skipped_steps() const { return skipped_steps_; }
 
   /// Whether any rank was told to stop; the same on all ranks. Collective.
   bool agree_to_stop(bool is_told);
   /// Writes a checkpoint where one is due: every --checkpoint-every steps, at the
   /// end (`is_last`) and before a stop. One of numbers that are not finite would
-  /// push out good ones: it is left out. Throws RunError, on all ranks, when a
-  /// file cannot be written; the checkpoints before it stay. Collective.
-  void after_step(std::int64_t steps_done, bool is_last, bool is_finite);
+  /// push out good ones: it is left out. `skipped_steps` counts from the first
+  /// step of the training. Throws RunError, on all ranks, when a file cannot be
+  /// written; the checkpoints before it stay. Collective.
+  void after_step(std::int64_t steps_done, std::int64_t skipped_steps,
+                  bool is_last, bool is_finite);
 
   /// The folder of the newest checkpoint of this run; empty before the first.
   const std::string& newest() const { return newest_; }
@@ -72,6 +77,7 @@ class Checkpoints {
   const bool is_main_;
   const bool is_on_shapes_;
   std::int64_t saved_step_ = 0;
+  std::int64_t skipped_steps_ = 0;
   std::string newest_;
   int lock_ = -1;  ///< held on the folder by the main rank
 };

@@ -15,11 +15,12 @@
 namespace shardbook {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kOfSave =
     "--save keeps the weights only. --load begins a new run with them: the\n"
     "optimizer's state, the step and the place in the data begin anew.\n"
-    "\n"
-    "Exit status: 0, every claim holds; 1, a claim does not hold; 2, the\n"
+    "\n";
+constexpr const char* kOfStatus =
+    "; 2, the\n"
     "options cannot be followed; 3, the run failed (a rank was lost or late,\n"
     "a disk is full); 128 + n, signal n ended it (130 after Ctrl-C, 143\n"
     "after SIGTERM).";
@@ -34,6 +35,7 @@ struct CommandLine::Impl {
   using Show = std::function<std::string()>;
 
   CLI::App app;
+  std::string results;  ///< what statuses 0 and 1 mean
   std::vector<std::pair<std::string, std::string>> given;
   std::vector<std::pair<std::string, Show>> shows;
   std::vector<std::function<void()>> after_parse;
@@ -67,11 +69,12 @@ struct CommandLine::Impl {
   }
 };
 
-CommandLine::CommandLine(const std::string& program, const std::string& summary)
+CommandLine::CommandLine(const std::string& program, const std::string& summary,
+                         const std::string& results)
     : impl_(std::make_unique<Impl>()) {
   impl_->app.name(program);
   impl_->app.description(summary);
-  impl_->app.footer(kFooter);
+  impl_->results = results;
   impl_->app.allow_windows_style_options(false);
 }
 
@@ -269,6 +272,9 @@ void CommandLine::at_end(std::function<void()> finish) {
 }
 
 void CommandLine::parse(int argc, char** argv) {
+  const bool saves = impl_->app.get_option_no_throw("--save") != nullptr;
+  impl_->app.footer((saves ? kOfSave : "") +
+                    ("Exit status: " + impl_->results) + kOfStatus);
   try {
     impl_->app.parse(argc, argv);
   } catch (const CLI::Success& help) {

@@ -16,7 +16,10 @@ namespace shardbook {
 /// Options by name, each with a check of its own. Wraps CLI11.
 class CommandLine {
  public:
-  CommandLine(const std::string& program, const std::string& summary);
+  /// `results` says what exit statuses 0 and 1 mean.
+  CommandLine(const std::string& program, const std::string& summary,
+              const std::string& results =
+                  "0, every claim holds; 1, a claim does not hold");
   ~CommandLine();
 
   /// `otherwise` ends the message about a value that is not allowed.

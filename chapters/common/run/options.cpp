@@ -149,6 +149,17 @@ void check_writable(const std::string& option, const std::string& path,
            std::strerror(errno));
 }
 
+// The one device that a run is compared with begins with the file of --load,
+// after the run has replaced that of --save.
+void check_load_and_save(const Options& o) {
+  if (!o.check || o.load.empty() || o.save.empty()) return;
+  std::error_code missing;
+  SB_CHECK(!std::filesystem::equivalent(o.load, o.save, missing), "--save ",
+           o.save,
+           ": the file of --load, which the run on one device reads after this "
+           "one; give another name, or --no-check");
+}
+
 void check_checkpoint(const Options& o) {
   SB_CHECK(!o.checkpoint.empty() || (o.checkpoint_every == 0 && !o.resume),
            o.resume ? "--resume" : "--checkpoint-every",
@@ -180,11 +191,13 @@ void check_options(const Options& o) {
   SB_CHECK(opt.beta1 < 1 && opt.beta2 < 1,
            "--beta1, --beta2: give values below 1");
   check_checkpoint(o);
+  check_load_and_save(o);
   // The first rank writes; other hosts may not see its files.
   if (!is_first_process()) return;
   check_writable("--save", o.save, /*replaces=*/true);
   check_writable("--logits", o.logits, /*replaces=*/true);
   check_writable("--log", o.log, /*replaces=*/false);
+  check_writable("--report", o.report, /*replaces=*/false);
   check_writable("--trace", o.trace, /*replaces=*/false);
   if (o.timeline != "text") {
     check_writable("--timeline", o.timeline, /*replaces=*/false);

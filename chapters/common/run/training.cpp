@@ -166,12 +166,14 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     begin_run();
   }
   FiniteWatch finite;
-  std::int64_t skipped = 0;
+  std::int64_t skipped =
+      checkpoints != nullptr ? checkpoints->skipped_steps() : 0;
   for (std::int64_t k = options.first_step; k < end; ++k) {
     if (checkpoints == nullptr) {
       if (interrupted()) stop(options, k, nullptr);
     } else if (checkpoints->agree_to_stop(interrupted())) {
-      checkpoints->after_step(k, /*is_last=*/true, result.not_finite.step < 0);
+      checkpoints->after_step(k, skipped, /*is_last=*/true,
+                              result.not_finite.step < 0);
       stop(options, k, checkpoints);
     }
     const double lr = options.rate ? options.rate(k - skipped)
@@ -217,7 +219,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     open_lrs.clear();
     if (is_main) show_progress(k + 1, end, done.loss);
     if (checkpoints != nullptr) {
-      checkpoints->after_step(k + 1, /*is_last=*/k + 1 == end,
+      checkpoints->after_step(k + 1, skipped, /*is_last=*/k + 1 == end,
                               result.not_finite.step < 0);
     }
   }
@@ -380,6 +382,21 @@ Tensor data_parallel_gradients(
 double update_parameters(const Options& options, Optimizer& optimizer) {
   const double norm = grad_norm(optimizer.parameters());
   clip_and_update(options, optimizer, norm);
+  return norm;
+}
+
+double update_unscaled(const Options& options, Optimizer& optimizer,
+                       DynamicLossScaler& scaler) {
+  const Tensors& parameters = optimizer.parameters();
+  const double norm = grad_norm(parameters) / scaler.scale();
+  const bool overflow = !std::isfinite(norm);
+  if (!overflow) {
+    double factor = 1 / scaler.scale();
+    if (options.clip > 0) factor *= clip_factor(norm, options.clip);
+    optimizer.step(factor);
+  }
+  scaler.update(overflow);
+  for (const Tensor& parameter : parameters) parameter.clear_grad();
   return norm;
 }
 

@@ -9,6 +9,7 @@
 
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
+#include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/options.h"
 #include "comm/process_group.h"
 #include "core/optim.h"
@@ -144,6 +145,12 @@ void check_even_batch(const Options& options, int num_ranks,
 
 /// Norm, clipping (--clip), update; forgets the gradients. Returns the norm.
 double update_parameters(const Options& options, Optimizer& optimizer);
+
+/// The same for gradients of a loss that was multiplied by the scaler's factor
+/// (f16): divides them by it, and leaves the update out where they overflowed;
+/// the norm is then not finite. Tells the scaler.
+double update_unscaled(const Options& options, Optimizer& optimizer,
+                       DynamicLossScaler& scaler);
 
 /// The same where the norm is known: of a gradient that lies on several ranks.
 void clip_and_update(const Options& options, Optimizer& optimizer, double norm);

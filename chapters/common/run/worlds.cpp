@@ -118,11 +118,14 @@ std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
              "--cluster none: --backend sim needs a cluster");
     return nullptr;
   }
+  return std::make_shared<sim::CostModel>(read_cluster(options.cluster));
+}
+
+sim::Cluster read_cluster(const std::string& name) {
   try {
-    return std::make_shared<sim::CostModel>(
-        sim::Cluster::read(options.cluster));
+    return sim::Cluster::read(name);
   } catch (const Error& error) {
-    SB_FAIL("--cluster ", options.cluster, ": ", error.what());
+    SB_FAIL("--cluster ", name, ": ", error.what());
   }
 }
 

@@ -36,6 +36,8 @@ using FoldClass = std::function<int(int rank)>;
 /// All ranks do the same.
 inline int one_class(int) { return 0; }
 
+/// A preset or a file. Errors begin with "--cluster NAME: ".
+sim::Cluster read_cluster(const std::string& name);
 /// Costs on --cluster; null for "none".
 std::shared_ptr<const sim::CostModel> cost_model(const Options& options);
 

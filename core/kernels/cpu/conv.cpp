@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/kernels/cpu/conv_dnnl.h"
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/cpu/winograd.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/layout.h"
 #include "core/kernels/matmul.h"
@@ -195,6 +196,10 @@ bool is_one_product(KernelContext& context, DType dtype, const ConvShape& s) {
          s.kw == 1 && s.padding == 0;
 }
 
+bool uses_winograd(KernelContext& context, DType dtype, const ConvShape& s) {
+  return dtype == DType::kF32 && !context.deterministic && is_winograd(s);
+}
+
 // Every stride-th pixel of an image, as rows of one matrix.
 class Pixels {
  public:
@@ -248,6 +253,12 @@ void conv2d(KernelContext& context, DType dtype, const ConvShape& shape,
                   product_args(shape.rows(), shape.out, shape.in, false, true),
                   Pixels(context, shape).of(x), weight, y, bias);
   }
+  if (uses_winograd(context, dtype, shape)) {
+    return winograd_forward(context, shape, static_cast<const float*>(x),
+                            static_cast<const float*>(weight),
+                            static_cast<const float*>(bias),
+                            static_cast<float*>(y), copies);
+  }
   if (dnnl_has(context, dtype) &&
       conv_dnnl(context, dtype, ConvPass::kForward, shape, const_cast<void*>(x),
                 const_cast<void*>(weight), bias, y, copies, nullptr)) {
@@ -272,6 +283,11 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
            weight, pixels.gradient_of(dx), nullptr);
     return pixels.spread(dx);
   }
+  if (uses_winograd(context, dtype, shape)) {
+    return winograd_backward_data(context, shape, static_cast<const float*>(dy),
+                                  static_cast<const float*>(weight),
+                                  static_cast<float*>(dx), copies);
+  }
   if (dnnl_has(context, dtype) &&
       conv_dnnl(context, dtype, ConvPass::kBackwardData, shape, dx,
                 const_cast<void*>(weight), nullptr, const_cast<void*>(dy),
@@ -293,6 +309,11 @@ void conv2d_backward_weight(KernelContext& context, DType dtype,
     return matmul(context, dtype,
                   product_args(shape.out, shape.in, shape.rows(), true, false),
                   dy, Pixels(context, shape).of(x), dweight, nullptr);
+  }
+  if (uses_winograd(context, dtype, shape)) {
+    return winograd_backward_weight(
+        context, shape, static_cast<const float*>(x),
+        static_cast<const float*>(dy), static_cast<float*>(dweight));
   }
   if (dnnl_has(context, dtype) && shape.rows() > 0 &&
       (dtype == DType::kF32 || every_tap_counts(shape)) &&

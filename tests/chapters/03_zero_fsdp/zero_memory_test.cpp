@@ -218,6 +218,15 @@ TEST_P(ZeroPeaks, EqualTheFormulaePerKind) {
           how.prefetch_bucket_size = 5000;
           expect_exact(peaks_of(d, options, how, micro_steps),
                        what + ", small buckets, overlap");
+          how.wire = dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
+          expect_exact(peaks_of(d, options, how, micro_steps),
+                       what + ", another dtype on the wire");
+          if (number < 3) continue;
+          how.max_reuse_distance = 1'000'000;
+          expect_exact(peaks_of(d, options, how, micro_steps), what + ", kept");
+          how.max_live_parameters = 8000;
+          expect_exact(peaks_of(d, options, how, micro_steps),
+                       what + ", few kept");
         }
       }
     }
@@ -270,6 +279,7 @@ TEST(ZeroMemory, OffloadMovesTheOptimizerToTheHost) {
     ZeroOptions how = stage(number);
     how.offload_optimizer = true;
     how.offload_parameters = number == 3;
+    how.sub_group_size = 100;
     const Options options = options_of(tiny_gpt(), DType::kBF16);
     const auto ranks = peaks_of(3, options, how, 2);
     expect_exact(ranks, "offload, stage " + std::to_string(number));

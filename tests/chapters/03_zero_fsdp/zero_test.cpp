@@ -33,12 +33,16 @@ std::vector<Variant> variants(int number) {
   ZeroOptions all_reduced = small;
   all_reduced.reduce_scatter = false;
   all.push_back({"all-reduce", all_reduced});
+  ZeroOptions parts = small;
+  parts.sub_group_size = 5;
+  all.push_back({"sub-groups", parts});
   ZeroOptions aligned = stage(number);
   aligned.alignment = 7;
   all.push_back({"alignment 7", aligned});
   if (number == 2) {
     ZeroOptions offload = small;
     offload.offload_optimizer = true;
+    offload.sub_group_size = 7;
     all.push_back({"offload", offload});
   }
   return all;
@@ -50,6 +54,11 @@ std::vector<Variant> stage3_variants() {
   on_demand.prefetch_bucket_size = 0;
   on_demand.overlap_comm = false;
   all.push_back({"on demand", on_demand});
+  ZeroOptions kept = stage(3);
+  kept.max_reuse_distance = 1'000'000;
+  all.push_back({"kept for backward", kept});
+  kept.max_live_parameters = 60;
+  all.push_back({"few kept for backward", kept});
   ZeroOptions persistent = stage(3);
   persistent.persistence_threshold = 7;  // biases stay, weights do not
   all.push_back({"persistent biases", persistent});
@@ -61,6 +70,7 @@ std::vector<Variant> stage3_variants() {
   ZeroOptions offload = stage(3);
   offload.offload_optimizer = true;
   offload.persistence_threshold = 7;
+  offload.sub_group_size = 11;
   all.push_back({"optimizer on the host", offload});
   offload.offload_parameters = true;
   all.push_back({"everything on the host", offload});

@@ -26,6 +26,20 @@ TEST_P(Tesseract, LayersEqualOneDevice) {
   }
 }
 
+// The tests' grids are made by hand; the program's come from squares().
+TEST(TesseractMesh, RanksRunAlongRowThenColumnThenDepth) {
+  const int q = 2, depth = 3;
+  const Topology mesh = tesseract::squares(q, depth);
+  EXPECT_EQ(mesh.world_size(), depth * q * q);
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    const int j = mesh.coordinate(rank, "row");
+    const int i = mesh.coordinate(rank, "col");
+    const int k = mesh.coordinate(rank, "dep");
+    EXPECT_EQ(rank, j + q * (i + q * k));
+    EXPECT_TRUE(j < q && i < q && k < depth) << rank;
+  }
+}
+
 GptParts parts_on(const Grid& grid) {
   GptParts parts;
   parts.layers = summa::layers(grid, small_gpt(0).vocab_size);

@@ -100,9 +100,18 @@ TEST(SequenceBill, HoldsForOtherShapes) {
         Shape3{4, 2, 200,
                R"({"n_embd": 16, "n_layer": 2, "n_head": 8, "vocab_size": 16,
                    "n_positions": 200})"},
+        // Rows of scores that weigh more than the rest of a step
+        Shape3{2, 2, 24,
+               R"({"n_embd": 32, "n_layer": 1, "n_head": 8, "vocab_size": 20,
+                   "n_positions": 24})"},
         Shape3{2, 8, 12,
                R"({"n_embd": 24, "n_layer": 2, "n_head": 12,
-                   "vocab_size": 300, "n_positions": 24})"}}) {
+                   "vocab_size": 300, "n_positions": 24})"},
+        // Few tokens of a wide vocabulary: the most is at the head of the
+        // second micro-batch, and not at its loss
+        Shape3{2, 2, 12,
+               R"({"n_embd": 24, "n_layer": 6, "n_head": 2,
+                   "vocab_size": 600, "n_positions": 24})"}}) {
     for (const TrainerOptions& how : all_kinds()) {
       SCOPED_TRACE(name_of(how) + " c=" + std::to_string(shape.c));
       Options options = small_options(shape.c);

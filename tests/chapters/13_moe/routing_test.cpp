@@ -207,6 +207,22 @@ TEST(Routing, PaddingIsNotRouted) {
   EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), 0), kRouted - 2);
 }
 
+// Where ranks share samples, a part's token draws what it draws in the whole.
+TEST(TokenDraws, FollowTheTokenIntoPartsOfItsSample) {
+  const TokenDraws whole = draws_at(4);
+  RandomState random;
+  random.step = 4;
+  const std::vector<std::int64_t> zigzag = {0, 1, 6, 7};
+  const TokenDraws part("gate", random, 4, SamplePart{8, zigzag});
+  for (std::int64_t row = 0; row < 3; ++row) {
+    for (std::int64_t i = 0; i < 4; ++i) {
+      const std::int64_t token = row * 8 + zigzag[static_cast<std::size_t>(i)];
+      EXPECT_EQ(part.uniform("rts", row * 4 + i), whole.uniform("rts", token));
+    }
+  }
+  EXPECT_THROW(TokenDraws("gate", random, 3, SamplePart{8, zigzag}), Error);
+}
+
 TEST(TokenDraws, FollowTheTokenNotTheRank) {
   // Row 1 of a rank that takes every third row from 2 on is row 5 of the batch
   const TokenDraws rank = draws_at(4, BatchSlice{2, 3});

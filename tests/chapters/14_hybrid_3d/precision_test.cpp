@@ -34,6 +34,29 @@ TEST(HybridPrecision, TrainsInSixteenBits) {
   }
 }
 
+HybridOptions experts_of(int zero) {
+  HybridOptions how;
+  how.dp = how.ep = 2;
+  how.pp = zero < 2 ? 2 : 1;
+  how.zero_stage = zero;
+  how.micro_batches = 2;
+  how.experts = 4;
+  how.aux_coefficient = 0.3;
+  return how;
+}
+
+// The gates' losses are scaled as the main one is, on all meshes.
+TEST(HybridPrecision, TrainsExpertsInSixteenBits) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int zero : {0, 1, 2}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " zero " +
+                   std::to_string(zero));
+      const HybridOptions how = experts_of(zero);
+      expect_claims(train_on(half_options(how, dtype), how));
+    }
+  }
+}
+
 /// Scales and skipped steps on each rank.
 struct Found {
   double scale = 0;
@@ -51,7 +74,8 @@ std::vector<Found> run(const HybridOptions& how) {
     HybridOptions legal = how;
     check_legal(options, legal);
     DeviceMesh mesh(world, topology_of(legal));
-    Trainer trainer(options, legal, mesh);
+    const auto made = make_trainer(options, legal, mesh);
+    auto& trainer = dynamic_cast<MeshStrategy&>(*made);
     Found found;
     for (std::int64_t k = 0; k < options.steps; ++k) {
       found.losses.push_back(trainer.step(k).loss);
@@ -65,8 +89,9 @@ std::vector<Found> run(const HybridOptions& how) {
 // Gradients overflow somewhere: all ranks leave the step out, weights stay, and
 // the scale falls until they do not.
 TEST(HybridPrecision, AnOverflowSkipsTheStepOnAllRanks) {
-  for (const int zero : {0, 1}) {
-    HybridOptions how = cube(zero);
+  for (HybridOptions how :
+       {cube(0), cube(1), cube(2), cube(3), experts_of(1), experts_of(2)}) {
+    SCOPED_TRACE(name_of(how));
     how.loss_scale.scale = 1 << 19;
     how.loss_scale.hysteresis = 1;
     const std::vector<Found> all = run(how);

@@ -49,6 +49,7 @@ inline std::string name_of(const HybridOptions& how) {
          (how.has_experts()
               ? " experts " + std::to_string(how.experts) + " ep " +
                     std::to_string(how.ep) + " k " + std::to_string(how.top_k) +
+                    " noise " + how.noise +
                     (how.expert_tp ? " cut over tp" : "")
               : "");
 }
@@ -94,7 +95,7 @@ inline void expect_folded_as_all(const HybridOptions& how) {
 inline const ReferenceRun& reference_with_experts(const Options& options,
                                                   const HybridOptions& how) {
   static std::map<std::string, ReferenceRun> known;
-  std::string key = how.cp > 1 ? how.cp_layout : "";
+  std::string key = (how.cp > 1 ? how.cp_layout : "") + " " + how.noise;
   for (const double each :
        {1.0 * how.dp * how.micro_batches, 1.0 * how.cp, 1.0 * how.experts,
         1.0 * how.top_k, how.capacity_factor, how.aux_coefficient}) {

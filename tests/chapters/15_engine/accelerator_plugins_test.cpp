@@ -23,6 +23,8 @@ std::vector<Case> cases() {
     add("Ddp", DistributedDataParallelPlugin{}, ranks);
     FullyShardedDataParallelPlugin fsdp;
     add("FsdpFullShard", fsdp, ranks);
+    fsdp.fsdp_version = 2;
+    add("Fsdp2FullShard", fsdp, ranks);
     for (int number = 0; number <= 3; ++number) {
       DeepSpeedPlugin plugin = stage(number);
       plugin.gradient_clipping = 0.2;

@@ -207,7 +207,12 @@ TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
                "/zero_optimization/reduce_scatter true");
   expect_error(R"({"zero_optimization": {"stage": 2},
                    "gradient_predivide_factor": 2})",
-               "/gradient_predivide_factor with /zero_optimization/stage 2");
+               "/gradient_predivide_factor with /zero_optimization/stage 2 and "
+               "/zero_optimization/reduce_scatter true");
+  expect_error(R"({"zero_optimization": {"stage": 3, "reduce_scatter": false},
+                   "gradient_predivide_factor": 2})",
+               "/gradient_predivide_factor with /zero_optimization/stage 3: "
+               "ZeRO divides");
   expect_error(R"({"optimizer": {"type": "Adam", "params":
                    {"max_grad_norm": 1}}})",
                "/optimizer/params/max_grad_norm: gradients are clipped by the "

@@ -167,7 +167,18 @@ TEST(PlannerSearch, QuestionsWithoutSenseAreRefused) {
   question.seq = 512;
   question.batch = 0;
   EXPECT_NE(refusal(question).find("--batch 0"), std::string::npos);
+  question.batch = std::int64_t{1} << 40;
+  EXPECT_NE(refusal(question).find("give the samples of a step, 1 to 1048576"),
+            std::string::npos);
   question.batch = 16;
+  question.limits.tp = 3;
+  EXPECT_NE(refusal(question).find("--tp 3, --pp 1, --cp 1: their product"),
+            std::string::npos);
+  question.limits.tp = 0;
+  question.limits.micro_batch = 3;
+  EXPECT_NE(refusal(question).find("--micro-batch 3: does not divide"),
+            std::string::npos);
+  question.limits.micro_batch = 0;
   question.model = "resnet50";
   EXPECT_NE(refusal(question).find("--model resnet50"), std::string::npos);
   // No degree divides it: every plan is refused, with the reason

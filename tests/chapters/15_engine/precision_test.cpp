@@ -1,5 +1,7 @@
 // f16, bf16, loss scales, and what travels.
 
+#include <set>
+
 #include "tests/chapters/15_engine/support.h"
 
 namespace shardbook::engine {
@@ -159,7 +161,18 @@ TEST(EngineReduction, PrescalingKeepsTheSumFinite) {
   EXPECT_NEAR(norm_near_overflow(R"(, "prescale_gradients": true)"), 30000, 50);
   EXPECT_NEAR(norm_near_overflow(R"(, "gradient_predivide_factor": 4)"), 30000,
               50);
-  // Stages 1 to 3 divide first in any case
+  // A plain all-reduce of stages 1 and 2 follows the same keys
+  for (const std::string stage : {"1", "2"}) {
+    const std::string zero = R"(, "zero_optimization": {"stage": )" + stage +
+                             R"(, "reduce_scatter": false})";
+    EXPECT_FALSE(std::isfinite(norm_near_overflow(zero)));
+    EXPECT_NEAR(norm_near_overflow(zero + R"(, "prescale_gradients": true)"),
+                30000, 50);
+    EXPECT_NEAR(
+        norm_near_overflow(zero + R"(, "gradient_predivide_factor": 4)"), 30000,
+        50);
+  }
+  // Stages whose ranks receive their parts divide first in any case
   for (const std::string stage : {"1", "2", "3"}) {
     EXPECT_NEAR(norm_near_overflow(R"(, "zero_optimization": {"stage": )" +
                                    stage + "}"),
@@ -169,29 +182,44 @@ TEST(EngineReduction, PrescalingKeepsTheSumFinite) {
 
 TEST(EngineReduction, DividesOnceWhereverTheDivisionStands) {
   const Values expected = one_device(small_options(), 3);
-  for (const std::string more : {R"(, "prescale_gradients": true)",
-                                 R"(, "gradient_predivide_factor": 3)"}) {
-    const Values found =
-        after(4, small_options(), config_of(0, 2, more), three_steps);
-    EXPECT_LT(largest_difference(found, expected), 1e-11) << more;
+  for (const int stage : {0, 1, 2}) {
+    for (const std::string more : {"", R"(, "prescale_gradients": true)",
+                                   R"(, "gradient_predivide_factor": 3)"}) {
+      // Of a plain sum: reduce_scatter leaves no choice
+      DeepSpeedConfig config = config_of(0, 2, more);
+      config.zero.stage = stage;
+      config.zero.reduce_scatter = false;
+      const Values found = after(4, small_options(), config, three_steps);
+      EXPECT_LT(largest_difference(found, expected), 1e-11) << stage << more;
+    }
   }
 }
 
 TEST(EngineReduction, TheWireHasADtypeOfItsOwn) {
-  const auto dtype_on_wire = [](const std::string& more) {
+  const auto dtypes_on_wire = [](int stage, const std::string& more) {
     return on_ranks(2, [&](ProcessGroup& world) {
-      Trained t(small_options(DType::kF32), config_of(0, 1, more), world);
+      Trained t(small_options(DType::kF32), config_of(stage, 1, more), world);
       const Tensor loss = t.loss(0, 0);
       world.clear_records();
       t.engine.backward(loss);
-      return world.records().at(0).dtype;
+      std::set<DType> dtypes;
+      for (const CommRecord& each : world.records()) {
+        // Parameters are gathered as they are
+        if (each.op != CommOp::kAllGather) dtypes.insert(each.dtype);
+      }
+      return dtypes;
     })[0];
   };
-  EXPECT_EQ(dtype_on_wire(""), DType::kF32);
-  EXPECT_EQ(dtype_on_wire(R"(, "communication_data_type": "bf16")"),
-            DType::kBF16);
-  EXPECT_EQ(dtype_on_wire(R"(, "communication_data_type": "fp16")"),
-            DType::kF16);
+  for (const int stage : {0, 1, 2, 3}) {
+    using Dtypes = std::set<DType>;
+    EXPECT_EQ(dtypes_on_wire(stage, ""), Dtypes{DType::kF32}) << stage;
+    EXPECT_EQ(dtypes_on_wire(stage, R"(, "communication_data_type": "bf16")"),
+              Dtypes{DType::kBF16})
+        << stage;
+    EXPECT_EQ(dtypes_on_wire(stage, R"(, "communication_data_type": "fp16")"),
+              Dtypes{DType::kF16})
+        << stage;
+  }
 }
 
 TEST(EngineZero, OwnersMayBroadcastTheirParameters) {
@@ -280,7 +308,8 @@ TEST(EngineLog, WritesEveryNthStepAndTheTimesOfTheCalls) {
   EXPECT_TRUE(plain[1].empty());
   const auto timed = lines_of(true)[0];
   ASSERT_EQ(timed.size(), 6u);
-  for (const char* call : {" | bwd: ", " | fwd: ", " | step: "}) {
+  for (const char* call : {" | bwd: ", " | bwd-inner: ", " | bwd-reduce: ",
+                           " | fwd: ", " | step: "}) {
     EXPECT_NE(timed[0].find(call), std::string::npos) << timed[0];
   }
 }

@@ -67,6 +67,31 @@ std::vector<Case> all_cases() {
            zero(R"("stage": 3, "stage3_param_persistence_threshold": 100)")),
       with("Zero3Offload", "03_zero_fsdp", 2,
            zero(R"("stage": 3, "offload_param": {"device": "cpu"}, )" + cpu)),
+      with("Zero3Released", "03_zero_fsdp", 2,
+           zero(R"("stage": 3, "stage3_param_persistence_threshold": 0,
+               "stage3_max_reuse_distance": 0)")),
+      with("Zero3FewLive", "03_zero_fsdp", 3,
+           zero(R"("stage": 3, "stage3_param_persistence_threshold": 0,
+               "stage3_prefetch_bucket_size": 4000,
+               "stage3_max_live_parameters": 6000)")),
+      with("Zero1DividesAfter", "03_zero_fsdp", 3,
+           zero(R"("stage": 1, "reduce_scatter": false)")),
+      with("Zero2DividesInParts", "03_zero_fsdp", 4,
+           zero(R"("stage": 2, "reduce_scatter": false)") +
+               R"(, "gradient_predivide_factor": 2)"),
+      with("Zero1Wire", "03_zero_fsdp", 2,
+           zero(R"("stage": 1)") + R"(, "communication_data_type": "fp32")"),
+      with("Zero2Wire", "03_zero_fsdp", 3,
+           zero(R"("stage": 2, "reduce_bucket_size": 500)") +
+               R"(, "communication_data_type": "fp32")"),
+      with("Zero3Wire", "03_zero_fsdp", 2,
+           zero(R"("stage": 3)") + R"(, "communication_data_type": "fp32")"),
+      with("Fsdp2", "03_zero_fsdp", 3,
+           zero(R"("stage": 3)") + R"(, "shardbook": {"sharding": "fsdp2"})"),
+      with("Fsdp2Offload", "03_zero_fsdp", 2,
+           zero(R"("stage": 3, "offload_param": {"device": "cpu"}, )" + cpu) +
+               R"(, "shardbook": {"sharding": "fsdp2",
+                   "recompute": "blocks"})"),
       with("Fsdp", "03_zero_fsdp", 4,
            zero(R"("stage": 3)") + R"(, "shardbook": {"sharding": "fsdp"})"),
       with("Grid2D", "08_tensor_parallel_2d", 4,
@@ -133,6 +158,23 @@ TEST_P(EngineStrategies, ComeFromTheirChapter) {
 
 INSTANTIATE_TEST_SUITE_P(All, EngineStrategies, testing::ValuesIn(all_cases()),
                          [](const auto& info) { return info.param.name; });
+
+// Blocks that are gathered ahead and kept fill buffers in the forward, when there
+// is no loss yet that travels beside them.
+TEST(EngineStrategies, WhatIsGatheredAheadOfTheLossIsCountedAlone) {
+  Options options = small_options(2);
+  options.model =
+      R"({"n_embd": 16, "n_layer": 4, "n_head": 4, "vocab_size": 31,
+          "n_positions": 20})";
+  for (const std::string distance : {"0", "1e9"}) {
+    expect_claims(
+        train_on(options,
+                 R"({"train_batch_size": 24, "zero_optimization": {"stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_reuse_distance": )" +
+                     distance + "}}"));
+  }
+}
 
 // --- The documents' three configs, as their files say --------------------------
 
@@ -324,6 +366,22 @@ TEST(EngineOptions, TheConfigFillsThem) {
   EXPECT_EQ(options.rate(1), 0);
   EXPECT_EQ(options.rate(3), 0.25);
   EXPECT_EQ(options.rate(100), 0.5);
+}
+
+// The one device clips by the option, so the engine has to as well.
+TEST(EngineOptions, ClippingOfTheCommandLineHolds) {
+  for (const char* stage : {"0", "1"}) {
+    Options options = small_options(2);
+    options.optimizer = "sgd";
+    options.clip = 0.1;
+    const auto config = DeepSpeedConfig::parse(
+        R"({"zero_optimization": {"stage": )" + std::string(stage) + "}}",
+        "ds.json");
+    const Choice choice = choose(options, config);
+    expect_claims(train_choice(options, choice));
+    EXPECT_EQ(describe(choice, config).find("gradient_clipping"),
+              std::string::npos);
+  }
 }
 
 TEST(EngineOptions, AConflictNamesOptionAndKey) {

@@ -89,6 +89,7 @@ struct TowerRun {
   int ranks = 1, layers = 2, micro_batches = 1;
   std::int64_t rows = 1;  ///< of one rank and micro-batch
   int prefetched = 1;     ///< zero3: layers gathered ahead
+  bool keeps = false;     ///< zero3: from forward to backward
   fsdp::BackwardPrefetch backward_prefetch = fsdp::BackwardPrefetch::kPre;
 
   double forward_s() const {
@@ -122,6 +123,7 @@ double tower_step_s(const TowerRun& run) {
       how.unit_types = {"Linear"};
       how.persistence_threshold = 0;
       how.prefetch_bucket_size = run.prefetched * kWidth * kWidth;
+      if (run.keeps) how.max_reuse_distance = 1'000'000'000;
       zero = zero::make_zero(tower, group, how, "sgd", {});
     } else {
       fsdp::FsdpOptions how;
@@ -195,6 +197,22 @@ TEST_P(TextbookSharded, UnitsHideTheirMessagesButForTheEnds) {
     } else if (g >= 2 * f) {
       EXPECT_NEAR(middle, f + 3 * (run.layers - 1) * g, 1e-12);
     }
+  });
+}
+
+// Layers that stay whole are not gathered for backward: only the reductions
+// travel there, each while the next layer computes, and the sum of the losses
+// travels while the last layer does.
+TEST_P(TextbookSharded, KeptLayersAreGatheredOnce) {
+  for_each_tower(GetParam(), {"zero3"}, [](TowerRun run) {
+    run.keeps = true;
+    const double f = run.forward_s(), g = run.gather_s();
+    if (2 * f < run.sums_s() / 2) return;  // the losses would show
+    const double middle =
+        3 * f + (run.layers - 1) * (std::max(f, g) + std::max(2 * f, g));
+    expect_time(tower_step_s(run),
+                run.micro_batches * (middle + 2 * g + 2 * run.table_s()) +
+                    run.sums_s() / 2);
   });
 }
 

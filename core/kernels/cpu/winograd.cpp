@@ -1,0 +1,462 @@
+#include "core/kernels/cpu/winograd.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "core/kernels/cpu/gemm.h"
+#include "core/kernels/cpu/simd.h"
+
+namespace shardbook::kernels::cpu {
+
+namespace {
+
+using V = Vec<float>;
+constexpr std::int64_t kWidth = kLanes<float>;
+constexpr std::int64_t kCols = kTileCols<float>;
+constexpr std::int64_t kPoints = 16;
+/// Channels of one block of a product: rows of V are this far apart.
+constexpr std::int64_t kDepth = 64;
+/// Patches are taken in multiples of the height of a product's tile.
+constexpr std::int64_t kPatchGrain = kTileRows;
+
+// --- Transforms of one patch or window ---------------------------------------
+
+/// d[16] = B' d B for a 4x4 patch d[16].
+inline void transform_patch(V* d) {
+  const auto apply = [](V* x, std::int64_t step) {
+    const V a = x[0], b = x[step], c = x[2 * step], last = x[3 * step];
+    x[0] = a - c;
+    x[step] = b + c;
+    x[2 * step] = c - b;
+    x[3 * step] = b - last;
+  };
+#pragma GCC unroll 4
+  for (std::int64_t j = 0; j < 4; ++j) apply(d + j, 4);
+#pragma GCC unroll 4
+  for (std::int64_t i = 0; i < 4; ++i) apply(d + 4 * i, 1);
+}
+
+/// y[4] = A' m A for m[16].
+inline void transform_to_outputs(const V* m, V* y) {
+  V t[8];
+#pragma GCC unroll 4
+  for (std::int64_t j = 0; j < 4; ++j) {
+    const V both = m[4 + j] + m[8 + j];
+    const V difference = m[4 + j] - m[8 + j];
+    t[j] = m[j] + both;
+    t[4 + j] = difference - m[12 + j];
+  }
+#pragma GCC unroll 4
+  for (std::int64_t i = 0; i < 2; ++i) {
+    const V both = t[4 * i + 1] + t[4 * i + 2];
+    const V difference = t[4 * i + 1] - t[4 * i + 2];
+    y[2 * i] = t[4 * i] + both;
+    y[2 * i + 1] = difference - t[4 * i + 3];
+  }
+}
+
+/// n[16] = A y A' for y[4], the transpose of the former.
+inline void transform_from_outputs(const V* y, V* n) {
+  V t[8];
+#pragma GCC unroll 4
+  for (std::int64_t j = 0; j < 2; ++j) {
+    t[j] = y[j];
+    t[2 + j] = y[j] + y[2 + j];
+    t[4 + j] = y[j] - y[2 + j];
+    t[6 + j] = -y[2 + j];
+  }
+#pragma GCC unroll 4
+  for (std::int64_t i = 0; i < 4; ++i) {
+    const V a = t[2 * i], b = t[2 * i + 1];
+    n[4 * i] = a;
+    n[4 * i + 1] = a + b;
+    n[4 * i + 2] = a - b;
+    n[4 * i + 3] = -b;
+  }
+}
+
+/// u[16] = G g G' for a window g[9].
+inline void transform_window(const V* g, V* u) {
+  const V half(0.5f);
+  const auto apply = [&](const V& a, const V& b, const V& c, V* out,
+                         std::int64_t step) {
+    const V sum = a + c;
+    out[0] = a;
+    out[step] = half * (sum + b);
+    out[2 * step] = half * (sum - b);
+    out[3 * step] = c;
+  };
+  V t[12];
+#pragma GCC unroll 4
+  for (std::int64_t j = 0; j < 3; ++j)
+    apply(g[j], g[3 + j], g[6 + j], t + j, 3);
+#pragma GCC unroll 4
+  for (std::int64_t i = 0; i < 4; ++i) {
+    apply(t[3 * i], t[3 * i + 1], t[3 * i + 2], u + 4 * i, 1);
+  }
+}
+
+/// g[9] = G' u G for u[16], the transpose of the former.
+inline void transform_to_window(const V* u, V* g) {
+  const V half(0.5f);
+  const auto apply = [&](const V* in, std::int64_t step, V* out,
+                         std::int64_t out_step) {
+    const V b = half * in[step], c = half * in[2 * step];
+    out[0] = in[0] + b + c;
+    out[out_step] = b - c;
+    out[2 * out_step] = b + c + in[3 * step];
+  };
+  V t[12];
+#pragma GCC unroll 4
+  for (std::int64_t j = 0; j < 4; ++j) apply(u + j, 4, t + j, 4);
+#pragma GCC unroll 4
+  for (std::int64_t i = 0; i < 3; ++i) apply(t + 4 * i, 1, g + 3 * i, 1);
+}
+
+// --- Patches of images -------------------------------------------------------
+
+/// The patches of images [n, h, w, channels], in order, 2x2 outputs each.
+struct Patches {
+  explicit Patches(const ConvShape& s)
+      : h(s.h),
+        w(s.w),
+        rows((h + 1) / 2),
+        cols((w + 1) / 2),
+        count(s.n * rows * cols) {}
+
+  /// Image, and first row and column of the outputs.
+  struct Place {
+    std::int64_t image, y, x;
+  };
+  Place operator[](std::int64_t patch) const {
+    return {patch / (rows * cols), patch / cols % rows * 2, patch % cols * 2};
+  }
+  std::int64_t h, w, rows, cols, count;
+};
+
+/// An array of 16 points: [point][block of kDepth channels][patch][kDepth].
+struct Points {
+  Points(std::int64_t patches, std::int64_t channels)
+      : patches(patches),
+        channels(channels),
+        // Not a multiple of 4 KiB: the points of a patch are written together
+        step(patches * channels + kDepth + kWidth) {}
+  std::int64_t size() const { return kPoints * step; }
+  std::int64_t at(std::int64_t patch, std::int64_t channel) const {
+    return channel / kDepth * patches * kDepth + patch * kDepth +
+           channel % kDepth;
+  }
+  std::int64_t patches, channels, step;
+};
+
+inline void store_points(const V* from, const Points& points, std::int64_t at,
+                         float* to) {
+#pragma GCC unroll 16
+  for (std::int64_t i = 0; i < kPoints; ++i) {
+    store(to + i * points.step + at, from[i]);
+  }
+}
+
+/// points of B' d B for patches [from, to) of `images`, and zeros up to a whole
+/// number of tiles.
+void transform_patches(const Patches& patches, std::int64_t from,
+                       std::int64_t to, const float* images,
+                       const Points& points, float* out) {
+  const std::int64_t channels = points.channels;
+  for (std::int64_t p = from; p < to; ++p) {
+    const Patches::Place place = patches[p];
+    const float* const image =
+        images + place.image * patches.h * patches.w * channels;
+    const float* pixels[16];
+    for (std::int64_t i = 0; i < 16; ++i) {
+      const std::int64_t y = place.y + i / 4 - 1, x = place.x + i % 4 - 1;
+      const bool inside = y >= 0 && y < patches.h && x >= 0 && x < patches.w;
+      pixels[i] = inside ? image + (y * patches.w + x) * channels : nullptr;
+    }
+    for (std::int64_t c = 0; c < channels; c += kWidth) {
+      V d[16];
+#pragma GCC unroll 16
+      for (std::int64_t i = 0; i < 16; ++i) {
+        d[i] = pixels[i] == nullptr ? V(0.0f) : load(pixels[i] + c);
+      }
+      transform_patch(d);
+      store_points(d, points, points.at(p - from, c), out);
+    }
+  }
+  const V zeros[kPoints] = {};
+  for (std::int64_t p = to - from; p % kPatchGrain != 0; ++p) {
+    for (std::int64_t c = 0; c < channels; c += kWidth) {
+      store_points(zeros, points, points.at(p, c), out);
+    }
+  }
+}
+
+/// Calls fn(output 0 to 3, address) for the outputs of a patch in the image.
+template <typename Fn>
+inline void for_outputs(const Patches& patches, std::int64_t patch,
+                        std::int64_t channels, const Fn& fn) {
+  const Patches::Place place = patches[patch];
+#pragma GCC unroll 4
+  for (std::int64_t i = 0; i < 4; ++i) {
+    const std::int64_t y = place.y + i / 2, x = place.x + i % 2;
+    if (y >= patches.h || x >= patches.w) continue;
+    fn(i, ((place.image * patches.h + y) * patches.w + x) * channels);
+  }
+}
+
+/// points of A dY A' for patches [from, to).
+void transform_gradients(const Patches& patches, std::int64_t from,
+                         std::int64_t to, const float* dy, const Points& points,
+                         float* out) {
+  for (std::int64_t p = from; p < to; ++p) {
+    for (std::int64_t c = 0; c < points.channels; c += kWidth) {
+      V y[4] = {V(0.0f), V(0.0f), V(0.0f), V(0.0f)}, n[16];
+      for_outputs(
+          patches, p, points.channels,
+          [&](std::int64_t i, std::int64_t at) { y[i] = load(dy + at + c); });
+      transform_from_outputs(y, n);
+      store_points(n, points, points.at(p - from, c), out);
+    }
+  }
+}
+
+/// Outputs A' m A of patches [from, to); m is [point][patch][channels].
+void transform_outputs(const Patches& patches, std::int64_t from,
+                       std::int64_t to, std::int64_t channels, const float* m,
+                       std::int64_t step, const float* bias, float* out) {
+  for (std::int64_t p = from; p < to; ++p) {
+    for (std::int64_t c = 0; c < channels; c += kWidth) {
+      V points[16], y[4];
+#pragma GCC unroll 16
+      for (std::int64_t i = 0; i < kPoints; ++i) {
+        points[i] = load(m + i * step + (p - from) * channels + c);
+      }
+      transform_to_outputs(points, y);
+      const V shift = bias == nullptr ? V(0.0f) : load(bias + c);
+      for_outputs(patches, p, channels, [&](std::int64_t i, std::int64_t at) {
+        store(out + at + c, y[i] + shift);
+      });
+    }
+  }
+}
+
+// --- Windows -----------------------------------------------------------------
+
+/// The windows' points as products read them: [point][panel of kCols columns]
+/// [row][kCols]. Forward, rows are inputs and columns are outputs; for the
+/// gradient of the image it is the reverse, and windows are turned.
+class WindowOrder : public KernelOrder {
+ public:
+  WindowOrder(const ConvShape& s, bool turned)
+      : out_(s.out), in_(s.in), turned_(turned) {}
+
+  std::int64_t rows() const { return turned_ ? out_ : in_; }
+  std::int64_t cols() const { return turned_ ? in_ : out_; }
+  std::int64_t step() const { return rows() * cols(); }
+  std::size_t bytes() const { return kPoints * step() * sizeof(float); }
+
+  bool equals(const KernelOrder& other) const override {
+    const auto* order = dynamic_cast<const WindowOrder*>(&other);
+    return order != nullptr && order->out_ == out_ && order->in_ == in_ &&
+           order->turned_ == turned_;
+  }
+  // Copies of a weight are only read, and its gradient never lies so.
+  void to_plain(KernelContext&, const void*, void*) const override {}
+
+  void fill(const float* weight, float* points) const {
+    const std::int64_t row_step = (turned_ ? in_ : 1) * 9;
+    const std::int64_t col_step = (turned_ ? 1 : in_) * 9;
+    parallel_for(
+        0, cols() / kWidth, 1, [&](std::int64_t from, std::int64_t to) {
+          for (std::int64_t j = from * kWidth; j < to * kWidth; j += kWidth) {
+            for (std::int64_t r = 0; r < rows(); ++r) {
+              const float* const first = weight + r * row_step + j * col_step;
+              alignas(64) float lanes[9][kWidth];
+              for (std::int64_t l = 0; l < kWidth; ++l) {
+                for (std::int64_t i = 0; i < 9; ++i) {
+                  lanes[turned_ ? 8 - i : i][l] = first[l * col_step + i];
+                }
+              }
+              V g[9], u[16];
+              for (std::int64_t i = 0; i < 9; ++i) g[i] = load(lanes[i]);
+              transform_window(g, u);
+              float* const to_points =
+                  points + j / kCols * kCols * rows() + r * kCols + j % kCols;
+              for (std::int64_t i = 0; i < kPoints; ++i) {
+                store(to_points + i * step(), u[i]);
+              }
+            }
+          }
+        });
+  }
+
+ private:
+  std::int64_t out_, in_;
+  bool turned_;
+};
+
+/// Patches that are worked on together: their points stay in the caches near
+/// the core while the windows' points pass by.
+std::int64_t patches_at_once(std::int64_t channels, std::int64_t count) {
+  constexpr std::int64_t kCacheFloats = std::int64_t{1} << 18;
+  const std::int64_t most = std::clamp<std::int64_t>(
+      kCacheFloats / (kPoints * channels) / kPatchGrain * kPatchGrain,
+      8 * kPatchGrain, 16 * kPatchGrain);
+  return std::min(most, round_up(count, kPatchGrain));
+}
+
+/// m[point][patch][cols] = v[point] times u[point], for `count` patches.
+void multiply_points(const Points& v, const float* points, std::int64_t count,
+                     const float* windows, std::int64_t cols, float* m,
+                     std::int64_t m_step) {
+  const std::int64_t rows = v.channels;
+  for (std::int64_t i = 0; i < kPoints; ++i) {
+    const float* const left = points + i * v.step;
+    const float* const right = windows + i * rows * cols;
+    float* const product = m + i * m_step;
+    for (std::int64_t block = 0; block < rows; block += kDepth) {
+      for (std::int64_t j = 0; j < cols; j += kCols) {
+        for (std::int64_t p = 0; p < count; p += kTileRows) {
+          float* const to = product + p * cols + j;
+          multiply_tile<float, kTileRows, kTileVecs, kDepth>(
+              kDepth, left + v.at(p, block), 1,
+              right + j * rows + block * kCols, kCols,
+              block == 0 ? nullptr : to, cols, to, cols);
+        }
+      }
+    }
+  }
+}
+
+/// Images times windows: [n, h, w, rows] to [n, h, w, cols].
+void convolve(KernelContext& context, const ConvShape& s,
+              const WindowOrder& order, const float* windows, const float* x,
+              const float* bias, float* y) {
+  const std::int64_t rows = order.rows(), cols = order.cols();
+  const Patches patches(s);
+  const std::int64_t at_once = patches_at_once(rows + cols, patches.count);
+  const Points points(at_once, rows);
+  const std::int64_t m_step = at_once * cols + kDepth + kWidth;
+  const std::int64_t each = points.size() + kPoints * m_step;
+  Scratch scratch(context, max_threads() * each * sizeof(float));
+  parallel_pieces(
+      0, patches.count, at_once,
+      [&](int piece, std::int64_t from, std::int64_t to) {
+        float* const v = scratch.as<float>() + piece * each;
+        float* const m = v + points.size();
+        for (std::int64_t p = from; p < to; p += at_once) {
+          const std::int64_t end = std::min(to, p + at_once);
+          transform_patches(patches, p, end, x, points, v);
+          multiply_points(points, v, end - p, windows, cols, m, m_step);
+          transform_outputs(patches, p, end, cols, m, m_step, bias, y);
+        }
+      });
+}
+
+void convolve_with(KernelContext& context, const ConvShape& s, bool turned,
+                   const float* x, const float* weight, const float* bias,
+                   float* y, OrderedCopies* copies) {
+  const auto order = std::make_shared<WindowOrder>(s, turned);
+  const auto fill = [&](void* to) {
+    order->fill(weight, static_cast<float*>(to));
+  };
+  if (copies != nullptr) {
+    if (void* kept = copies->find_or_make(order, order->bytes(), fill)) {
+      return convolve(context, s, *order, static_cast<float*>(kept), x, bias,
+                      y);
+    }
+  }
+  Scratch windows(context, order->bytes());
+  fill(windows.data());
+  convolve(context, s, *order, windows.as<float>(), x, bias, y);
+}
+
+/// sums[point] [in, out] += v[point]' n[point], or = where `first`.
+void multiply_gradients(const Points& v, const float* patches, const Points& n,
+                        const float* gradients, std::int64_t count, bool first,
+                        float* sums) {
+  const std::int64_t in = v.channels, out = n.channels;
+  parallel_for(0, kPoints, 1, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t i = from; i < to; ++i) {
+      const float* const left = patches + i * v.step;
+      const float* const right = gradients + i * n.step;
+      float* const sum = sums + i * in * out;
+      for (std::int64_t j = 0; j < out; j += kCols) {
+        std::int64_t rows = 0;
+        for (std::int64_t c = 0; c < in; c += rows) {
+          // A tile ends with its block of channels
+          rows = std::min<std::int64_t>(kTileRows, kDepth - c % kDepth);
+          float* const at = sum + c * out + j;
+          multiply_rows<float, kTileVecs, 1>(
+              rows, count, left + v.at(0, c), kDepth, right + n.at(0, j),
+              kDepth, first ? nullptr : at, out, at, out);
+        }
+      }
+    }
+  });
+}
+
+void write_windows(const ConvShape& s, const float* sums, float* dweight) {
+  parallel_for(0, s.out / kWidth, 1, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t k = from * kWidth; k < to * kWidth; k += kWidth) {
+      for (std::int64_t c = 0; c < s.in; ++c) {
+        V u[16], g[9];
+        for (std::int64_t i = 0; i < kPoints; ++i) {
+          u[i] = load(sums + (i * s.in + c) * s.out + k);
+        }
+        transform_to_window(u, g);
+        alignas(64) float lanes[9][kWidth];
+        for (std::int64_t i = 0; i < 9; ++i) store(lanes[i], g[i]);
+        for (std::int64_t l = 0; l < kWidth; ++l) {
+          float* const window = dweight + ((k + l) * s.in + c) * 9;
+          for (std::int64_t i = 0; i < 9; ++i) window[i] = lanes[i][l];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+bool is_winograd(const ConvShape& s) {
+  // With fewer patches, the windows' points cost more than they save. Measured:
+  // 16 patches of 512 channels take twice the time, and 32 take 0.8 of it.
+  const std::int64_t least =
+      std::max<std::int64_t>(kPatchGrain, (s.in + s.out) / 32);
+  return s.is_wide_3x3() && Patches(s).count >= least;
+}
+
+void winograd_forward(KernelContext& context, const ConvShape& shape,
+                      const float* x, const float* weight, const float* bias,
+                      float* y, OrderedCopies* copies) {
+  convolve_with(context, shape, /*turned=*/false, x, weight, bias, y, copies);
+}
+
+void winograd_backward_data(KernelContext& context, const ConvShape& shape,
+                            const float* dy, const float* weight, float* dx,
+                            OrderedCopies* copies) {
+  convolve_with(context, shape, /*turned=*/true, dy, weight, nullptr, dx,
+                copies);
+}
+
+void winograd_backward_weight(KernelContext& context, const ConvShape& shape,
+                              const float* x, const float* dy, float* dweight) {
+  const Patches patches(shape);
+  const std::int64_t at_once =
+      patches_at_once(shape.in + shape.out, patches.count);
+  const Points v(at_once, shape.in), n(at_once, shape.out);
+  const std::int64_t sums_size = kPoints * shape.in * shape.out;
+  Scratch scratch(context, (sums_size + v.size() + n.size()) * sizeof(float));
+  float* const sums = scratch.as<float>();
+  float* const from_x = sums + sums_size;
+  float* const from_dy = from_x + v.size();
+  for (std::int64_t p = 0; p < patches.count; p += at_once) {
+    const std::int64_t end = std::min(patches.count, p + at_once);
+    transform_patches(patches, p, end, x, v, from_x);
+    transform_gradients(patches, p, end, dy, n, from_dy);
+    multiply_gradients(v, from_x, n, from_dy, end - p, p == 0, sums);
+  }
+  write_windows(shape, sums, dweight);
+}
+
+}  // namespace shardbook::kernels::cpu

@@ -1,0 +1,261 @@
+"""Draws a config for the engine: DeepSpeed's keys, mostly a legal set."""
+
+import json
+
+
+def draw_config(draw):
+    """Gives --config, and takes back options that the config has a key for."""
+    config = Config(draw)
+    text = json.dumps(config.keys)
+    if draw.sometimes(0.08):
+        draw.impossible = True
+        text = spoil(draw, config.keys)
+    # On the command line a config is known by its first brace
+    if draw.sometimes(0.3) or not text.startswith("{"):
+        draw.files["ds.json"] = text
+        text = "ds.json"
+    draw.give("--config", text)
+
+
+class Config:
+    def __init__(self, draw):
+        self.draw = draw
+        self.keys = {}
+        self.dp = draw.world_size
+        self.zero = {}
+        self.book = {}
+        kind = draw.one_of("plain", "plain", "plain", "fsdp", "experts",
+                           "grid", "hybrid", "hybrid", "hybrid")
+        getattr(self, "draw_" + kind)()
+        if self.zero:
+            self.keys["zero_optimization"] = self.zero
+        if self.book:
+            self.keys["shardbook"] = self.book
+        self.draw_batch()
+        self.draw_precision()
+        self.draw_optimizer()
+
+    def maybe(self, share, section, key, *values):
+        if self.draw.sometimes(share):
+            section[key] = self.draw.one_of(*values)
+
+    # --- Strategies -----------------------------------------------------------
+
+    def draw_plain(self):
+        zero = self.zero
+        stage = self.draw.one_of(0, 0, 1, 2, 3)
+        if not self.draw.is_text and self.draw.sometimes(0.9):
+            stage = 0
+        zero["stage"] = stage
+        self.draw_buckets()
+        self.maybe(0.2, zero, "overlap_comm", True, False)
+        self.maybe(0.1, zero, "contiguous_gradients", True, False)
+        if stage >= 2:
+            self.maybe(0.25, zero, "offload_optimizer", {"device": "cpu"},
+                       {"device": "none"})
+        if stage == 3:
+            self.maybe(0.4, zero, "stage3_param_persistence_threshold", 0,
+                       1000)
+            self.maybe(0.3, zero, "stage3_prefetch_bucket_size", 0, 5000)
+            if "offload_optimizer" in zero:
+                self.maybe(0.5, zero, "offload_param", {"device": "cpu"})
+        if stage in (1, 2):
+            self.maybe(0.2, zero, "round_robin_gradients", True)
+            self.maybe(0.2, zero, "allgather_partitions", True, False)
+        if stage == 0:
+            self.maybe(0.2, self.keys, "prescale_gradients", True)
+            self.maybe(0.2, self.keys, "communication_data_type", "fp32",
+                       "bf16")
+        self.maybe(0.1, self.keys, "gradient_predivide_factor", 1.0, 2.0)
+        self.maybe(0.2, self.book, "recompute", "never", "attention",
+                   "blocks")
+
+    def draw_buckets(self):
+        self.maybe(0.3, self.zero, "reduce_bucket_size", 100, 5e4, 500000000)
+        self.maybe(0.3, self.zero, "allgather_bucket_size", 100, 5e4)
+        self.maybe(0.2, self.zero, "reduce_scatter", True, False)
+
+    def draw_fsdp(self):
+        self.zero["stage"] = 3
+        self.book["sharding"] = self.draw.one_of("fsdp", "fsdp2")
+        self.maybe(0.3, self.book, "recompute", "never", "blocks",
+                   "attention")
+        if self.draw.sometimes(0.2):
+            self.zero["offload_optimizer"] = {"device": "cpu"}
+            self.maybe(0.9, self.zero, "offload_param", {"device": "cpu"})
+
+    def draw_experts(self):
+        experts = {"num_experts": self.draw.one_of(2, 4, 8, [1, 4], [2, 8])}
+        self.maybe(0.5, experts, "ep_size", *self.divisors(self.dp))
+        self.maybe(0.4, experts, "top_k", 1, 2)
+        self.maybe(0.4, experts, "capacity_factor", 0.5, 1, 2)
+        self.maybe(0.2, experts, "min_capacity", 1, 8)
+        for key in ("use_residual", "use_data_before_expert_parallelism",
+                    "enable_expert_tensor_parallelism"):
+            self.maybe(0.1, experts, key, True)
+        self.book["experts"] = experts
+        self.maybe(0.5, self.zero, "stage", 0, 1, 2)
+        if self.zero.get("stage") == 2:
+            self.maybe(0.3, self.zero, "cpu_offload", True)
+        self.draw.judged_as = "13"
+        if self.draw.sometimes(0.2) and self.dp % 2 == 0:
+            self.cut("tensor_parallel", 2)
+
+    def draw_grid(self):
+        mode, depth = {
+            1: ("2d", 1), 4: ("2d", 1), 8: self.draw.one_of(("2.5d", 2),
+                                                            ("3d", 1)),
+        }.get(self.draw.world_size, ("2d", 1))
+        self.book["tensor_parallel"] = {"size": self.draw.world_size,
+                                        "mode": mode}
+        if depth > 1:
+            self.book["tensor_parallel"]["depth"] = depth
+        self.dp = 1
+
+    def draw_hybrid(self):
+        draw = self.draw
+        draw.judged_as = "14"
+        for axis, keys in (("tensor_parallel", {}), ("context_parallel", {}),
+                           ("pipeline", {})):
+            degree = draw.one_of(*self.divisors(self.dp))
+            if degree > 1 or draw.sometimes(0.2):
+                self.cut(axis, degree)
+        context = self.book.get("context_parallel", {})
+        if context.get("size", 1) > 1:
+            self.maybe(0.3, context, "kind", "ring", "rsa", "ulysses")
+            self.maybe(0.3, context, "layout", "contiguous", "zigzag",
+                       "striped")
+        tensor = self.book.get("tensor_parallel", {})
+        if tensor.get("size", 1) > 1:
+            self.maybe(0.3, tensor, "sequence_parallel", True)
+        has_stages = self.keys.get("pipeline", {}).get("stages", 1) > 1
+        self.maybe(0.5, self.zero, "stage",
+                   *((0, 1, 1, 2) if has_stages else (0, 1, 2, 3)))
+        self.maybe(0.2, self.zero, "reduce_bucket_size", 100, 5e4)
+        self.maybe(0.2, self.book, "recompute", "never", "attention",
+                   "blocks")
+        if has_stages:
+            self.maybe(0.4, self.book, "schedule", "1f1b", "gpipe",
+                       "interleaved", "zb-h1", "zb-h2", "dualpipe",
+                       "pipedream")
+            self.maybe(0.2, self.keys["pipeline"],
+                       "activation_checkpoint_interval", 0, 1)
+            self.maybe(0.2, self.keys["pipeline"], "partition", "uniform",
+                       "parameters", "time", "type:block")
+        if draw.sometimes(0.25):
+            self.book["experts"] = {
+                "num_experts": draw.one_of(2, 4, 8),
+                "ep_size": draw.one_of(*self.divisors(self.dp))}
+            self.maybe(0.3, self.book["experts"], "top_k", 1, 2)
+
+    def cut(self, axis, degree):
+        """`degree` ranks along an axis, under one of its names."""
+        self.dp //= degree
+        if axis == "pipeline":
+            self.keys["pipeline"] = {"stages": degree}
+        elif axis == "tensor_parallel" and self.draw.sometimes(0.3):
+            self.keys["tensor_parallel"] = {"autotp_size": degree}
+        else:
+            self.book[axis] = {"size": degree}
+
+    def divisors(self, of):
+        return [n for n in (1, 2, 3, 4, 8) if of % n == 0]
+
+    # --- What all strategies have ---------------------------------------------
+
+    def draw_batch(self):
+        draw, dp = self.draw, max(self.dp, 1)
+        accumulation = draw.one_of(1, 1, 2, 3, 4)
+        micro = draw.rng.randint(1, 3)
+        keys = {"train_batch_size": dp * accumulation * micro,
+                "train_micro_batch_size_per_gpu": micro,
+                "gradient_accumulation_steps": accumulation}
+        if draw.sometimes(0.05):
+            keys["train_batch_size"] += 1
+        for key in draw.rng.sample(sorted(keys), draw.one_of(0, 0, 1, 2)):
+            del keys[key]
+        self.keys.update(keys)
+        if len(keys) > 1 or "gradient_accumulation_steps" not in keys:
+            draw.take_back(0.95, "--batch")
+
+    def draw_precision(self):
+        draw = self.draw
+        if draw.dtype not in ("f16", "bf16"):
+            self.maybe(0.1, self.keys, "fp16", {"enabled": False})
+            return
+        draw.take_back(0.9, "--dtype")
+        if draw.dtype == "bf16":
+            self.keys["bf16"] = {"enabled": True}
+            return
+        fp16 = {"enabled": True}
+        self.maybe(0.5, fp16, "initial_scale_power", 4, 8, 16, 30)
+        self.maybe(0.2, fp16, "loss_scale", 0, 128)
+        self.maybe(0.2, fp16, "loss_scale_window", 1, 2)
+        self.maybe(0.2, fp16, "hysteresis", 1, 2)
+        self.maybe(0.1, fp16, "auto_cast", True)
+        self.keys["fp16"] = fp16
+
+    def draw_optimizer(self):
+        draw = self.draw
+        self.maybe(0.3, self.keys, "gradient_clipping", 0, 0.5, 1.0)
+        if "gradient_clipping" in self.keys:
+            draw.take_back(0.9, "--clip")
+        self.maybe(0.1, self.keys, "steps_per_print", 1, 2)
+        self.maybe(0.1, self.keys, "wall_clock_breakdown", True)
+        if draw.sometimes(0.6):
+            for option in ("--optimizer", "--lr", "--weight-decay",
+                           "--momentum"):
+                draw.take_back(0.97, option)
+            draw.take_back(1, "--nesterov")
+            kind = draw.one_of("Adam", "AdamW", "SGD")
+            params = {}
+            self.maybe(0.6, params, "lr", 1e-3, 1e-2)
+            self.maybe(0.3, params, "weight_decay", 0, 0.1)
+            if kind == "SGD":
+                self.maybe(0.5, params, "momentum", 0, 0.9)
+            else:
+                self.maybe(0.3, params, "betas", [0.8, 0.999])
+            if kind == "Adam":
+                self.maybe(0.3, params, "adam_w_mode", True, False)
+            self.keys["optimizer"] = {"type": kind, "params": params}
+        if draw.sometimes(0.3):
+            for option in ("--lr-schedule", "--warmup"):
+                draw.take_back(0.97, option)
+            params = {"warmup_num_steps": draw.one_of(0, 1, 2, 10)}
+            self.maybe(0.5, params, "warmup_max_lr", 1e-3)
+            self.maybe(0.3, params, "warmup_type", "log", "linear")
+            kind = draw.one_of("WarmupLR", "WarmupDecayLR")
+            if kind == "WarmupDecayLR":
+                self.maybe(0.9, params, "total_num_steps", 10, 20)
+            self.keys["scheduler"] = {"type": kind, "params": params}
+
+
+def spoil(draw, keys):
+    """The text of a config that cannot be meant."""
+    text = json.dumps(keys)
+    how = draw.one_of("type", "unknown", "nested", "number", "text", "auto")
+    if how == "text":
+        return draw.one_of("", "[]", "{", text + "}", text[:-1], "null",
+                           '{"train_batch_size": NaN}', "\0", "{'a': 1}")
+    spoilt = json.loads(text)
+    if how == "unknown":
+        spoilt[draw.one_of("optimiser", "zero", "amp", "")] = 1
+        return json.dumps(spoilt)
+    section, key, good = draw.one_of(
+        ("zero_optimization", "stage", 1), ("optimizer", "params", {}),
+        ("fp16", "enabled", True), ("pipeline", "stages", 1),
+        ("shardbook", "tensor_parallel", {}), ("scheduler", "params", {}))
+    if how == "nested":
+        spoilt.setdefault(section, {})["no_such_key"] = good
+    elif how == "auto":
+        spoilt["train_batch_size"] = "auto"
+    elif how == "number":
+        spoilt["gradient_clipping"] = draw.one_of(
+            -1, 1e308, 1 << 70, "1", [1])
+    else:
+        bad = draw.one_of(None, "x", [], -1, 1e400, [[1]])
+        if draw.sometimes(0.5):
+            spoilt[section] = bad
+        else:
+            spoilt.setdefault(section, {})[key] = bad
+    return json.dumps(spoilt)
