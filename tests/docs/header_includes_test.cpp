@@ -184,10 +184,12 @@ class Headers {
     if (found == names_.end()) {
       return "std::" + name + " is not in the list of this test";
     }
+    std::string providers;
     for (const std::string& provider : found->second) {
       if (included.count(provider)) return "";
+      providers += (providers.empty() ? "<" : " or <") + provider + ">";
     }
-    return "std::" + name + " needs #include <" + *found->second.begin() + ">";
+    return "std::" + name + " needs #include " + providers;
   }
 
   const std::map<std::string, Words> names_ = headers_of_names();
