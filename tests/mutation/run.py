@@ -195,6 +195,12 @@ class Session:
         return "killed", (failures or output.splitlines()[-1:] or [""])[0]
 
 
+def keep(file, mutant, state, detail):
+    with file.open("a", encoding="utf-8") as results:
+        results.write(json.dumps({"mutant": key(mutant), "state": state,
+                                  "detail": detail}) + "\n")
+
+
 def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -246,16 +252,17 @@ def main():
                 (number, mutant))
         futures = [pool.submit(session.try_source, each)
                    for each in sources.values()]
-        for future in concurrent.futures.as_completed(futures):
-            for number, mutant, state, detail in future.result():
-                count[state] = count.get(state, 0) + 1
-                print(f"{number:3} {state:14} {mutant.file}: "
-                      f"{one_line(mutant.line)}\n    {detail}", flush=True)
-                if args.resume:
-                    with args.resume.open("a", encoding="utf-8") as results:
-                        results.write(json.dumps({
-                            "mutant": key(mutant), "state": state,
-                            "detail": detail}) + "\n")
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                for number, mutant, state, detail in future.result():
+                    count[state] = count.get(state, 0) + 1
+                    print(f"{number:3} {state:14} {mutant.file}: "
+                          f"{one_line(mutant.line)}\n    {detail}", flush=True)
+                    if args.resume:
+                        keep(args.resume, mutant, state, detail)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     print(f"{len(chosen)} mutants: " + ", ".join(
         f"{n} {state}" for state, n in sorted(count.items()) if n))
     return 0 if count["killed"] >= ENOUGH * len(chosen) else 1
