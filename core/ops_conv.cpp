@@ -61,8 +61,8 @@ double conv_flops(const kernels::ConvShape& s) {
          static_cast<double>(s.depth());
 }
 
-/// Observers can tell the convolutions apart whose kernels need fewer operations
-/// than conv_flops() says.
+/// Observers can tell apart the convolutions whose kernels need fewer
+/// operations than conv_flops() says.
 const char* name_of(const kernels::ConvShape& s) {
   return s.is_wide_3x3() ? "conv2d_3x3" : "conv2d";
 }

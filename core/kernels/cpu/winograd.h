@@ -31,8 +31,8 @@
 
 namespace shardbook::kernels::cpu {
 
-/// True for the f32 convolutions below: a window of 3x3, stride 1, padding of 1,
-/// channels in whole blocks, and images enough to pay for the transforms.
+/// True for the f32 convolutions below: windows of 3x3, stride 1, padding of 1,
+/// channels in whole blocks, and enough images to pay for the transforms.
 bool is_winograd(const ConvShape& shape);
 
 /// y = conv(x, weight) + bias; bias may be null. `copies` as conv2d's.
