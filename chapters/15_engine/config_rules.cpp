@@ -238,6 +238,11 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
   if (!config.zero.contiguous_gradients && config.zero.stage > 0) {
     say("contiguous_gradients false: gradients go into buckets all the same");
   }
+  if (config.zero.offload_optimizer.pin_memory ||
+      config.zero.offload_param.pin_memory) {
+    say("pin_memory: beside a GPU the host's memory is pinned with or without "
+        "it");
+  }
   return remarks;
 }
 

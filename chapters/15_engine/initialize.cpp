@@ -84,28 +84,31 @@ std::shared_ptr<LrScheduler> make_scheduler(const DeepSpeedConfig& config,
   return std::make_shared<ScheduledLr>(schedule_of(config, optimizer));
 }
 
-Initialized initialize(Module& model, const DeepSpeedConfig& config,
+Initialized initialize(Module& model, const DeepSpeedConfig& given,
                        ProcessGroup& world, const InitializeArgs& args) {
   SB_CHECK(args.deepspeed_config.empty(), "initialize: a config, and ",
            args.deepspeed_config,
            " in args.deepspeed_config as well; give one of them");
-  refuse_cut_models(config);
+  refuse_cut_models(given);
   const Mpu& mpu = args.mpu;
   SB_CHECK((mpu.data != nullptr) == (mpu.model != nullptr),
            "initialize: mpu has one of its two groups; give both, or none");
   ProcessGroup& dp = mpu.data != nullptr ? *mpu.data : world;
-  const BatchSizes sizes = resolve_batch(config.batch, dp.size());
-  const OptimizerConfig optimizer = optimizer_of(config, args);
+  const BatchSizes sizes = resolve_batch(given.batch, dp.size());
+  // The engine's config says what the engine does
+  DeepSpeedConfig config = given;
+  config.optimizer = optimizer_of(given, args);
 
   // Cast, choose what is trained, wrap: the wrapper copies the first rank's weights
   choose_parameters(model, args.model_parameters);
   if (config.book.recompute == "blocks") recompute_blocks(model, config.label);
   const DType dtype = config.dtype(DType::kF32);
   if (dtype != DType::kF32) internal::cast(model, dtype);
-  auto wrapped = internal::make_model(model, config, optimizer, mpu, world);
+  auto wrapped =
+      internal::make_model(model, config, config.optimizer, mpu, world);
 
-  auto scheduler =
-      args.lr_scheduler ? args.lr_scheduler : make_scheduler(config, optimizer);
+  auto scheduler = args.lr_scheduler ? args.lr_scheduler
+                                     : make_scheduler(config, config.optimizer);
   Initialized all;
   all.engine = std::make_unique<Engine>(config, sizes, world,
                                         std::move(wrapped), scheduler);

@@ -1,5 +1,7 @@
 // What prepare refuses, and the config that it makes.
 
+#include "chapters/common/models/models.h"
+#include "core/layers.h"
 #include "tests/chapters/15_engine/accelerator_support.h"
 
 namespace shardbook::accelerate {
@@ -269,6 +271,111 @@ TEST(AcceleratorConfig, FieldsOfThePluginBecomeKeys) {
   const engine::DeepSpeedConfig usual = deepspeed_config({}, known());
   EXPECT_EQ(usual.zero.stage, 2);
   EXPECT_EQ(usual.gradient_clipping, 0);
+}
+
+TEST(AcceleratorFields, OfFsdpAreItsOptions) {
+  FullyShardedDataParallelPlugin plugin;
+  const fsdp::FsdpOptions usual = fsdp_options(plugin, "no", 4);
+  EXPECT_EQ(usual.sharding_strategy, fsdp::ShardingStrategy::kFullShard);
+  EXPECT_EQ(usual.backward_prefetch, fsdp::BackwardPrefetch::kPre);
+  EXPECT_FALSE(usual.cpu_offload.offload_params);
+  EXPECT_FALSE(usual.use_orig_params);
+  EXPECT_TRUE(usual.sync_module_states);
+  plugin.cpu_offload = true;
+  plugin.use_orig_params = true;
+  plugin.sync_module_states = false;
+  plugin.auto_wrap_policy = "NO_WRAP";
+  const fsdp::FsdpOptions other = fsdp_options(plugin, "no", 4);
+  EXPECT_TRUE(other.cpu_offload.offload_params);
+  EXPECT_TRUE(other.use_orig_params);
+  EXPECT_FALSE(other.sync_module_states);
+  EXPECT_FALSE(static_cast<bool>(other.auto_wrap_policy));
+  for (const auto& [name, strategy] :
+       {std::pair{"SHARD_GRAD_OP", fsdp::ShardingStrategy::kShardGradOp},
+        std::pair{"NO_SHARD", fsdp::ShardingStrategy::kNoShard}}) {
+    plugin.sharding_strategy = name;
+    EXPECT_EQ(fsdp_options(plugin, "no", 4).sharding_strategy, strategy);
+  }
+  for (const auto& [name, prefetch] :
+       {std::pair{"BACKWARD_POST", fsdp::BackwardPrefetch::kPost},
+        std::pair{"NO_PREFETCH", fsdp::BackwardPrefetch::kNone}}) {
+    plugin.backward_prefetch = name;
+    EXPECT_EQ(fsdp_options(plugin, "no", 4).backward_prefetch, prefetch);
+  }
+}
+
+TEST(AcceleratorFields, OfFsdpSayWhatIsWrapped) {
+  FullyShardedDataParallelPlugin plugin;
+  Linear layer("layer", 2, 2, InitOptions{});
+  plugin.transformer_cls_names_to_wrap = {"Linear"};
+  EXPECT_TRUE(fsdp_options(plugin, "no", 2).auto_wrap_policy(layer, false, 1));
+  plugin.transformer_cls_names_to_wrap = {"GptBlock"};
+  EXPECT_FALSE(fsdp_options(plugin, "no", 2).auto_wrap_policy(layer, false, 1));
+  plugin.auto_wrap_policy = "SIZE_BASED_WRAP";
+  plugin.min_num_params = 1000;
+  const fsdp::WrapPolicy by_size =
+      fsdp_options(plugin, "no", 2).auto_wrap_policy;
+  EXPECT_FALSE(by_size(layer, false, 999));
+  EXPECT_TRUE(by_size(layer, false, 1000));
+}
+
+TEST(AcceleratorFields, OfMegatronAreTheHybridChaptersOptions) {
+  const hybrid::HybridOptions usual = hybrid_options({}, 8);
+  EXPECT_EQ(usual.dp, 8);
+  EXPECT_EQ(usual.recompute, "never");
+  EXPECT_EQ(usual.zero_stage, 0);
+  EXPECT_FALSE(usual.sequence_parallel);
+  const hybrid::HybridOptions how =
+      hybrid_options({2, 2, 3, true, true, true}, 8);
+  EXPECT_EQ(how.tp, 2);
+  EXPECT_EQ(how.pp, 2);
+  EXPECT_EQ(how.dp, 2);
+  EXPECT_EQ(how.micro_batches, 3);
+  EXPECT_TRUE(how.sequence_parallel);
+  EXPECT_EQ(how.recompute, "always");
+  EXPECT_EQ(how.zero_stage, 1);
+}
+
+TEST(AcceleratorFields, ActivationCheckpointingIsOfTheBlocks) {
+  for (const bool checkpoints : {false, true}) {
+    on_ranks(2, [&](ProcessGroup& world) {
+      Script script;
+      FullyShardedDataParallelPlugin plugin;
+      plugin.activation_checkpointing = checkpoints;
+      script.options.plugin = plugin;
+      const Options options = options_of(script);
+      const LoadedModel loaded = build_model(options);
+      Accelerator acc(script.options, world);
+      Prepared all = acc.prepare(*loaded.model, script.optimizer,
+                                 loader_of(script, options, loaded.config));
+      int blocks = 0;
+      for (const NamedModule& each :
+           acc.unwrap_model(all.model).named_modules()) {
+        const auto* block = dynamic_cast<const GptBlock*>(each.module);
+        if (block == nullptr) continue;
+        blocks += 1;
+        EXPECT_EQ(block->recompute, checkpoints);
+      }
+      EXPECT_EQ(blocks, 2);
+      return 0;
+    });
+  }
+}
+
+TEST(AcceleratorErrors, CpuRefusesARankOnAGpu) {
+  Device gpu;
+  try {
+    gpu = Device::cuda(0);
+  } catch (const Error&) {
+    GTEST_SKIP() << "no GPU is visible here";
+  }
+  const std::string error = error_on_ranks(1, [&](ProcessGroup& world) {
+    RankContext::current().device = gpu;
+    AcceleratorOptions options;
+    options.cpu = true;
+    Accelerator acc(options, world);
+  });
+  EXPECT_NE(error.find("cpu true"), std::string::npos) << error;
 }
 
 TEST(AcceleratorConfig, RoundTrip) {

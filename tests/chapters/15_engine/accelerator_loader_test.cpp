@@ -205,6 +205,35 @@ TEST(AcceleratorGather, NumbersAndSumsOverRanks) {
   });
 }
 
+TEST(AcceleratorGather, WaitsForEveryoneAtABarrier) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Accelerator acc({}, world);
+    world.clear_records();
+    acc.wait_for_everyone();
+    EXPECT_EQ(world.records().size(), 1u);
+    EXPECT_EQ(world.records()[0].op, CommOp::kBarrier);
+    return 0;
+  });
+}
+
+TEST(AcceleratorModel, UnwrappedIsTheScriptsOwn) {
+  for (const Plugin& plugin : std::vector<Plugin>{
+           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
+           stage(0), stage(2)}) {
+    on_ranks(2, [&](ProcessGroup& world) {
+      Script script;
+      script.options.plugin = plugin;
+      const Options options = options_of(script);
+      const LoadedModel loaded = build_model(options);
+      Accelerator acc(script.options, world);
+      Prepared all = acc.prepare(*loaded.model, script.optimizer,
+                                 loader_of(script, options, loaded.config));
+      EXPECT_EQ(&acc.unwrap_model(all.model), loaded.model.get());
+      return 0;
+    });
+  }
+}
+
 TEST(AcceleratorGather, OnlyTheMainProcessPrints) {
   testing::internal::CaptureStdout();
   on_ranks(3, [](ProcessGroup& world) {

@@ -90,6 +90,56 @@ TEST(AcceleratorTrap, ShortLastWindowIsDividedByTheFullNumber) {
   }
 }
 
+/// Reductions in backward of the batches that end no window, and by batch of
+/// those that do.
+struct Reductions {
+  std::int64_t between = 0;
+  std::vector<std::int64_t> at_ends;
+};
+
+Reductions reductions_of(const Script& given) {
+  return on_ranks(2, [&](ProcessGroup& world) {
+    Reductions found;
+    Script script = given;
+    script.on_loss = [&](const Tensor& loss, std::int64_t) {
+      world.clear_records();
+      return loss;
+    };
+    script.clip = [&](Accelerator& acc, PreparedModel&) {
+      std::int64_t count = 0;
+      for (const CommRecord& each : world.records()) {
+        count += each.op == CommOp::kAllReduce || each.op == CommOp::kReduce ||
+                 each.op == CommOp::kReduceScatter;
+      }
+      if (acc.sync_gradients()) {
+        found.at_ends.push_back(count);
+      } else {
+        found.between += count;
+      }
+    };
+    run_script(script, world);
+    return found;
+  })[0];
+}
+
+TEST(AcceleratorTrap, NothingIsSentBetweenWindows) {
+  // 5 batches on each of 2 ranks: windows of 3 and 2
+  Script script = sgd_script(3);
+  script.samples = 20;
+  for (const Plugin& plugin : std::vector<Plugin>{
+           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
+           stage(0), stage(1)}) {
+    script.options.plugin = plugin;
+    const Reductions found = reductions_of(script);
+    EXPECT_EQ(found.between, 0) << plugin.index();
+    ASSERT_EQ(found.at_ends.size(), 2u);
+    for (const std::int64_t count : found.at_ends) EXPECT_GT(count, 0);
+  }
+  // Shards of gradients have no place for more than a micro-step
+  script.options.plugin = stage(2);
+  EXPECT_GT(reductions_of(script).between, 0);
+}
+
 TEST(AcceleratorTrap, UserWhoDividesAsWellTrainsTooSlowly) {
   Script script = sgd_script(2);
   for (const Plugin& plugin :

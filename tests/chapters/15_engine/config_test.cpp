@@ -62,6 +62,36 @@ TEST(EngineConfig, AnEmptyFileHasTheDefaults) {
   EXPECT_FALSE(config.wall_clock_breakdown);
 }
 
+TEST(EngineConfig, DefaultsInsideSections) {
+  const DeepSpeedConfig config = parse("{}");
+  EXPECT_FALSE(config.fp16.auto_cast);
+  EXPECT_FALSE(config.fp16.fp16_master_weights_and_grads);
+  EXPECT_EQ(config.zero.offload_param.device, "none");
+  EXPECT_FALSE(config.zero.offload_optimizer.pin_memory);
+  EXPECT_FALSE(config.zero.offload_param.pin_memory);
+  EXPECT_EQ(config.zero.stage3_max_live_parameters, 1'000'000'000);
+  EXPECT_EQ(config.zero.stage3_max_reuse_distance, 1'000'000'000);
+  EXPECT_EQ(config.zero.sub_group_size, 1'000'000'000);
+  EXPECT_FALSE(config.zero.round_robin_gradients);
+  EXPECT_EQ(config.pipeline.activation_checkpoint_interval, 0);
+  for (const std::string stage : {"1", "2"}) {
+    EXPECT_FALSE(parse(R"({"zero_optimization": {"stage": )" + stage + "}}")
+                     .zero.overlaps());
+  }
+  const SchedulerConfig warmup =
+      parse(R"({"scheduler": {"type": "WarmupLR"}})").scheduler;
+  EXPECT_EQ(warmup.warmup_min_lr, 0);
+  EXPECT_FALSE(warmup.warmup_max_lr.has_value());  // the optimizer's
+  EXPECT_EQ(warmup.warmup_num_steps, 1000);
+  EXPECT_EQ(warmup.warmup_type, "log");
+  const SchedulerConfig decay =
+      parse(R"({"scheduler": {"type": "WarmupDecayLR", "params":
+                {"total_num_steps": 2000}}})")
+          .scheduler;
+  EXPECT_EQ(decay.warmup_max_lr, 0.001);
+  EXPECT_EQ(decay.warmup_num_steps, 1000);
+}
+
 constexpr const char* kFull = R"({
   "_remark": "every key",
   "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2,
@@ -126,6 +156,46 @@ TEST(EngineConfig, EveryKeyIsReadAndWrittenAgain) {
   compare(given, kept, "");
 }
 
+/// Each key of the text has its value in the config that is written.
+void expect_kept(const std::string& text) {
+  const auto kept = nlohmann::json::parse(parse(text).to_json());
+  const auto given = nlohmann::json::parse(text).flatten();
+  for (const auto& [path, value] : given.items()) {
+    const nlohmann::json::json_pointer at(path);
+    ASSERT_TRUE(kept.contains(at)) << path;
+    EXPECT_EQ(kept[at], value) << path;
+  }
+}
+
+// What the full text cannot have, since it excludes other keys.
+TEST(EngineConfig, KeysThatExcludeOthersAreWrittenToo) {
+  expect_kept(R"({"prescale_gradients": true, "communication_data_type":
+      "fp16", "bf16": {"enabled": true}, "gradient_clipping": 0.25,
+      "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9,
+        "nesterov": true, "weight_decay": 0.125}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}})");
+  expect_kept(R"({"gradient_predivide_factor": 2.5, "fp16": {"enabled": true,
+      "loss_scale": 128.0}, "optimizer": {"type": "SGD", "params":
+      {"momentum": 0.5, "dampening": 0.25}}})");
+  expect_kept(R"({"zero_optimization": {"stage": 3, "offload_optimizer":
+      {"device": "cpu", "pin_memory": true}, "offload_param": {"device":
+      "cpu", "pin_memory": true}}})");
+}
+
+TEST(EngineConfig, KeysOfFp16AreThoseOfTheScaler) {
+  const LossScaleOptions usual =
+      parse(R"({"fp16": {"enabled": true}})").fp16.scale();
+  EXPECT_EQ(usual.scale, 65536);  // older DeepSpeed: 2^32 and hysteresis 1
+  EXPECT_EQ(usual.window, 1000);
+  EXPECT_EQ(usual.hysteresis, 2);
+  EXPECT_EQ(usual.min_scale, 1);
+  EXPECT_FALSE(usual.consecutive_hysteresis);
+  const LossScaleOptions given = parse(kFull).fp16.scale();
+  EXPECT_EQ(given.window, 500);
+  EXPECT_EQ(given.min_scale, 2);
+  EXPECT_TRUE(given.consecutive_hysteresis);
+}
+
 TEST(EngineConfig, RoundTripOfDefaultsAndOfTheDocumentsConfigs) {
   for (const std::string name :
        {"getting_started", "gpt2", "moe", "pipeline"}) {
@@ -135,6 +205,40 @@ TEST(EngineConfig, RoundTripOfDefaultsAndOfTheDocumentsConfigs) {
     EXPECT_EQ(parse(config.to_json()).to_json(), config.to_json()) << name;
   }
   EXPECT_EQ(parse(parse("{}").to_json()).to_json(), parse("{}").to_json());
+}
+
+DeepSpeedConfig written(const std::string& name) {
+  return DeepSpeedConfig::read(SHARDBOOK_ROOT "/chapters/15_engine/configs/" +
+                               name);
+}
+
+TEST(EngineConfig, TheDocumentsConfigsHaveTheirValues) {
+  const DeepSpeedConfig first = written("getting_started.json");
+  EXPECT_EQ(first.batch.train, 16);
+  EXPECT_EQ(first.optimizer.name(), "adam");
+  EXPECT_EQ(first.optimizer.params.lr, 1e-3);
+  EXPECT_EQ(first.optimizer.params.beta1, 0.8);
+  EXPECT_EQ(first.optimizer.params.beta2, 0.999);
+  EXPECT_EQ(first.optimizer.params.eps, 1e-8);
+  EXPECT_EQ(first.optimizer.params.weight_decay, 3e-7);
+  EXPECT_EQ(first.scheduler.type, "WarmupLR");
+  EXPECT_EQ(first.gradient_clipping, 1);
+  EXPECT_TRUE(first.fp16.enabled && first.fp16.is_dynamic());
+  EXPECT_EQ(first.fp16.initial_scale_power, 15);
+  EXPECT_EQ(first.fp16.loss_scale_window, 500);
+  EXPECT_EQ(first.zero.allgather_bucket_size, 50'000'000);
+  EXPECT_EQ(first.zero.reduce_bucket_size, 50'000'000);
+  const DeepSpeedConfig gpt2 = written("gpt2.json");
+  EXPECT_EQ(gpt2.batch.train, 16);
+  EXPECT_EQ(gpt2.batch.accumulation, 1);
+  EXPECT_EQ(gpt2.optimizer.name(), "adamw");
+  EXPECT_EQ(gpt2.optimizer.params.lr, 1e-5);
+  EXPECT_TRUE(gpt2.fp16.enabled);
+  EXPECT_EQ(gpt2.zero.stage, 2);
+  const DeepSpeedConfig moe = written("moe.json");
+  EXPECT_EQ(moe.zero.stage, 2);
+  EXPECT_EQ(moe.zero.offload_optimizer.device, "cpu");
+  EXPECT_EQ(moe.book.num_experts, std::vector<int>{8});
 }
 
 TEST(EngineConfig, UnknownKeysAreNamedWithTheNearestOne) {
@@ -230,6 +334,17 @@ TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
   expect_error(R"({"zero_optimization": {"stage": 3}, "shardbook":
                    {"experts": {"num_experts": 4}}})",
                "/shardbook/experts with /zero_optimization/stage 3");
+  // Each of the three conditions of f16 masters alone
+  for (const char* others :
+       {R"("enabled": false}, "zero_optimization": {"stage": 2,
+            "offload_optimizer": {"device": "cpu"}}})",
+        R"("enabled": true}, "zero_optimization": {"stage": 3,
+            "offload_optimizer": {"device": "cpu"}}})",
+        R"("enabled": true}, "zero_optimization": {"stage": 2}})"}) {
+    expect_error(R"({"fp16": {"fp16_master_weights_and_grads": true, )" +
+                     std::string(others),
+                 "/fp16/fp16_master_weights_and_grads with");
+  }
 }
 
 TEST(EngineConfig, OldNamesOfOffload) {
@@ -261,6 +376,13 @@ TEST(EngineConfig, RemarksSayWhichOptimizerAndWhatOtherVersionsDo) {
   EXPECT_TRUE(says(R"({"pipeline": {"stages": 2},
                        "zero_optimization": {"overlap_comm": true}})",
                    "overlap_comm: off"));
+  EXPECT_TRUE(says(R"({"zero_optimization": {"stage": 2,
+                       "contiguous_gradients": false}})",
+                   "contiguous_gradients false"));
+  EXPECT_FALSE(says(R"({"zero_optimization": {"stage": 2}})", "contiguous"));
+  EXPECT_TRUE(says(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
+                       {"device": "cpu", "pin_memory": true}}})",
+                   "pin_memory: "));
 }
 
 TEST(EngineConfig, AutoIsFilledByFrontEndsOnly) {

@@ -1,6 +1,9 @@
 // The contract of forward, backward and step, at every stage of ZeRO.
 
+#include <fstream>
+
 #include "tests/chapters/15_engine/support.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::engine {
 namespace {
@@ -220,6 +223,26 @@ TEST(EngineNoSync, IsRefusedWhereGradientsAreSharded) {
   }
 }
 
+// --- Optimizers --------------------------------------------------------------
+
+TEST(EngineOptimizer, AdamIsNotAdamWUnlessToldSo) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const auto trained_by = [&](const std::string& type,
+                                const std::string& more) {
+      return after(2, small_options(),
+                   parse(R"({"train_batch_size": 48, "optimizer": {"type": ")" +
+                         type + R"(", "params": {"lr": 0.01,
+                           "weight_decay": 0.5)" +
+                         more + R"(}}, "zero_optimization": {"stage": )" +
+                         std::to_string(stage) + "}}"),
+                   three_steps);
+    };
+    const Values adamw = trained_by("AdamW", "");
+    EXPECT_EQ(trained_by("Adam", R"(, "adam_w_mode": true)"), adamw) << stage;
+    EXPECT_GT(largest_difference(trained_by("Adam", ""), adamw), 1e-4) << stage;
+  }
+}
+
 // --- Clipping and the scheduler --------------------------------------------------
 
 TEST(EngineClipping, LimitsTheNormOfTheWholeGradient) {
@@ -357,6 +380,27 @@ TEST(EngineInitialize, RefusesWhatItCannotDo) {
   EXPECT_NE(error("{" + adamw + R"("train_batch_size": 4})", both)
                 .find("other.json in args.deepspeed_config as well"),
             std::string::npos);
+}
+
+TEST(EngineInitialize, TheConfigMayBeAFile) {
+  const TempFolder folder;
+  std::ofstream(folder / "ds.json") << config_of(1, 2).to_json();
+  const auto sizes = on_ranks(2, [&](ProcessGroup& world) {
+    const LoadedModel loaded = build_model(small_options());
+    InitializeArgs args;
+    args.deepspeed_config = folder / "ds.json";
+    const Initialized all = initialize(*loaded.model, world, args);
+    SB_CHECK(all.optimizer == &all.engine->optimizer(), "the engine's");
+    SB_CHECK(all.engine->config().zero.stage == 1, "stage");
+    return all.engine->train_micro_batch_size_per_gpu();
+  });
+  EXPECT_EQ(sizes[0], kBatch / 4);
+  const std::string error = error_on_ranks(1, [&](ProcessGroup& world) {
+    const LoadedModel loaded = build_model(small_options());
+    initialize(*loaded.model, world, {});
+  });
+  EXPECT_NE(error.find("initialize: there is no config"), std::string::npos)
+      << error;
 }
 
 TEST(EngineInitialize, RefusesParametersOfAnotherModel) {

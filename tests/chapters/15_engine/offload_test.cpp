@@ -75,5 +75,22 @@ TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {
   }
 }
 
+// Small parts of a shard return while the next are updated: more copies, and
+// another time.
+TEST(EngineOffload, SubGroupsAreThoseOfTheKey) {
+  const auto step_s = [](const std::string& size) {
+    Options options = options_on("sim");
+    const auto config = DeepSpeedConfig::parse(
+        R"({"train_batch_size": 24, "zero_optimization": {"stage": 2,
+            "offload_optimizer": {"device": "cpu"}, "sub_group_size": )" +
+            size + "}}",
+        "ds.json");
+    apply_config(config, options.world_size, {}, options);
+    return train_choice(options, choose(options, config)).time.step_s;
+  };
+  EXPECT_NE(step_s("100"), step_s("1e9"));
+  EXPECT_EQ(step_s("5e8"), step_s("1e9"));
+}
+
 }  // namespace
 }  // namespace shardbook::engine

@@ -222,6 +222,28 @@ TEST(EngineReduction, TheWireHasADtypeOfItsOwn) {
   }
 }
 
+TEST(EngineReduction, WithoutAKeyTheWireHasTheDtypeOfTheTraining) {
+  for (const auto& [key, dtype] :
+       {std::pair{"fp16", DType::kF16}, std::pair{"bf16", DType::kBF16}}) {
+    const std::string more =
+        ", \"" + std::string(key) + R"(": {"enabled": true})";
+    for (const int stage : {0, 1, 2, 3}) {
+      const auto dtypes = on_ranks(2, [&](ProcessGroup& world) {
+        Trained t(small_options(DType::kF32), config_of(stage, 1, more), world);
+        const Tensor loss = t.loss(0, 0);
+        world.clear_records();
+        t.engine.backward(loss);
+        std::set<DType> found;
+        for (const CommRecord& each : world.records()) {
+          if (each.op != CommOp::kAllGather) found.insert(each.dtype);
+        }
+        return found;
+      })[0];
+      EXPECT_EQ(dtypes, std::set<DType>{dtype}) << key << ", stage " << stage;
+    }
+  }
+}
+
 TEST(EngineZero, OwnersMayBroadcastTheirParameters) {
   const Values expected = one_device(small_options(), 3);
   for (const int stage : {1, 2}) {
@@ -247,6 +269,75 @@ TEST(EngineZero, OwnersMayBroadcastTheirParameters) {
                                  expected),
               1e-11);
   }
+}
+
+/// Messages of these operations in a step on two ranks, by elements.
+std::vector<std::int64_t> messages(const DeepSpeedConfig& config,
+                                   const std::set<CommOp>& ops) {
+  return on_ranks(2, [&](ProcessGroup& world) {
+    Trained t(small_options(), config, world);
+    world.clear_records();
+    t.step(0);
+    std::vector<std::int64_t> numels;
+    for (const CommRecord& each : world.records()) {
+      if (ops.count(each.op) > 0) numels.push_back(each.numel);
+    }
+    return numels;
+  })[0];
+}
+
+TEST(EngineZero, BucketsCountElements) {
+  for (const int stage : {1, 2}) {
+    DeepSpeedConfig config = config_of(stage, 1);
+    const std::set<CommOp> reductions = {CommOp::kReduce,
+                                         CommOp::kReduceScatter};
+    EXPECT_EQ(messages(config, reductions).size(), 1u);
+    EXPECT_EQ(messages(config, {CommOp::kAllGather}).size(), 1u);
+    config.zero.reduce_bucket_size = 300;
+    config.zero.allgather_bucket_size = 100;
+    // The largest parameter, c_fc of 8 x 32 elements, fits
+    const auto reduced = messages(config, reductions);
+    EXPECT_GT(reduced.size(), 1u);
+    // With up to an aligned pair of padding for each rank
+    for (const std::int64_t numel : reduced) EXPECT_LE(numel, 300 + 4);
+    const auto gathered = messages(config, {CommOp::kAllGather});
+    EXPECT_GT(gathered.size(), 1u);
+    for (const std::int64_t numel : gathered) EXPECT_LE(numel, 100);
+  }
+}
+
+TEST(EngineZero, RoundRobinGivesOtherShards) {
+  for (const int stage : {1, 2}) {
+    const auto shard = [&](bool is_round_robin) {
+      return on_ranks(2, [&](ProcessGroup& world) {
+        DeepSpeedConfig config = config_of(stage, 1);
+        config.zero.round_robin_gradients = is_round_robin;
+        Trained t(small_options(), config, world);
+        return t.engine.optimizer().parameters().at(0).to_vector<double>();
+      })[0];
+    };
+    EXPECT_NE(shard(true), shard(false)) << stage;
+    DeepSpeedConfig config = config_of(stage, 2);
+    config.zero.round_robin_gradients = true;
+    EXPECT_LT(largest_difference(after(2, small_options(), config, three_steps),
+                                 one_device(small_options(), 3)),
+              1e-11);
+  }
+}
+
+// Units that may not stay whole are gathered again in backward.
+TEST(EngineZero, LiveParametersAreLimited) {
+  const auto sent = [](std::int64_t most) {
+    return on_ranks(2, [&](ProcessGroup& world) {
+      DeepSpeedConfig config = config_of(3, 1);
+      config.zero.stage3_param_persistence_threshold = 0;
+      config.zero.stage3_max_live_parameters = most;
+      Trained t(small_options(), config, world);
+      three_steps(t);
+      return world.sent_bytes();
+    })[0];
+  };
+  EXPECT_GT(sent(1), sent(1'000'000'000));
 }
 
 TEST(EngineZero, KeepsF16MastersOnTheHostWhereTold) {
@@ -312,6 +403,40 @@ TEST(EngineLog, WritesEveryNthStepAndTheTimesOfTheCalls) {
                            " | fwd: ", " | step: "}) {
     EXPECT_NE(timed[0].find(call), std::string::npos) << timed[0];
   }
+}
+
+TEST(EngineLog, CountsSkippedStepsAndKnowsTheOptimizersMomentum) {
+  const auto lines_of = [](DeepSpeedConfig config, DType dtype,
+                           const InitializeArgs& args = {}) {
+    config.steps_per_print = 1;
+    return on_ranks(1, [&](ProcessGroup& world) {
+      Trained t(small_options(dtype), config, world, args);
+      std::vector<std::string> lines;
+      t.engine.set_log([&](const std::string& line) { lines.push_back(line); });
+      for (int k = 0; k < 2; ++k) t.step(k);
+      return lines;
+    })[0];
+  };
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(lines_of(config_of(1, 1, fp16(R"(, "initial_scale_power": 40,
+                                             "hysteresis": 1)")),
+                     DType::kF32),
+            (Lines{"step=1, skipped=1, lr=0.01, mom=(0.9, 0.999)",
+                   "step=2, skipped=2, lr=0.01, mom=(0.9, 0.999)"}));
+  const Lines of_sgd = {"step=1, skipped=0, lr=0.5, mom=0.875",
+                        "step=2, skipped=0, lr=0.5, mom=0.875"};
+  EXPECT_EQ(lines_of(parse(R"({"train_batch_size": 48, "optimizer": {"type":
+                "SGD", "params": {"lr": 0.5, "momentum": 0.875}}})"),
+                     DType::kF64),
+            of_sgd);
+  // The user's in place of the config's: see note A, fails until it is fixed
+  InitializeArgs args;
+  args.optimizer.emplace();
+  args.optimizer->type = "SGD";
+  args.optimizer->params.lr = 0.5;
+  args.optimizer->params.momentum = 0.875;
+  EXPECT_EQ(lines_of(parse(R"({"train_batch_size": 48})"), DType::kF64, args),
+            of_sgd);
 }
 
 }  // namespace

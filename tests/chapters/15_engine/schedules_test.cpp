@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "chapters/15_engine/engine.h"
 #include "chapters/15_engine/lr_schedules.h"
 
 namespace shardbook::engine {
@@ -50,6 +51,41 @@ TEST(WarmupLr, BeginsAtTheMinimumAndTakesTwoStepsAtLeast) {
   EXPECT_EQ(found[1], 0.5);
   EXPECT_EQ(found[2], 1);  // ln 2 / ln 2
   EXPECT_EQ(found[3], 1);
+}
+
+// A warm-up of two steps at least, after which the end has passed.
+TEST(WarmupLr, AnEndBeforeTheWarmUpIsTheMinimum) {
+  WarmupOptions options;
+  options.max_lr = 1;
+  options.num_steps = 1;
+  options.total_steps = 1;
+  EXPECT_EQ(warmup_lr(options, 2), 0);
+  EXPECT_EQ(warmup_lr(options, 3), 0);
+}
+
+TEST(WarmupLr, TheConfigsKeysAreItsNumbers) {
+  const auto rates_of = [](const std::string& scheduler, int count) {
+    const auto config = DeepSpeedConfig::parse(
+        R"({"optimizer": {"type": "SGD", "params": {"lr": 0.001}},
+            "scheduler": )" +
+            scheduler + "}",
+        "ds.json");
+    const LrSchedule rate = schedule_of(config, config.optimizer);
+    std::vector<double> all;
+    for (int k = 0; k < count; ++k) all.push_back(rate(k));
+    return all;
+  };
+  EXPECT_EQ(rates_of(R"({"type": "WarmupDecayLR", "params": {"warmup_type":
+                "linear", "warmup_num_steps": 4, "total_num_steps": 8,
+                "warmup_max_lr": 1}})",
+                     10),
+            (std::vector<double>{0, 0, .25, .5, .75, 1, .75, .5, .25, 0}));
+  // Without keys: 0 to the optimizer's rate by the logarithm in 1000 steps
+  EXPECT_EQ(rates_of(R"({"type": "WarmupLR"})", 5), rates({}, 5));
+  EXPECT_EQ(rates_of(R"({"type": "WarmupLR", "params": {"warmup_min_lr":
+                0.0005}})",
+                     1)[0],
+            0.0005);
 }
 
 }  // namespace

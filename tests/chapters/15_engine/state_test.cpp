@@ -191,6 +191,41 @@ TEST(EngineLoader, IsKeyedByTheDataParallelRank) {
   EXPECT_NE(samples[0], samples[2]);
 }
 
+TEST(EngineLoader, TheSeedIsTheOrder) {
+  on_ranks(1, [](ProcessGroup& world) {
+    const auto order = [&](std::uint64_t seed) {
+      return Loader(numbers_up_to(10), {10, seed}, world).samples();
+    };
+    SB_CHECK(order(7) == order(7), "alike");
+    SB_CHECK(order(7) != order(8), "another seed");
+    return 0;
+  });
+}
+
+// With a model that pairs of ranks share: micro-batches of 12 / (2 x 2).
+TEST(EngineLoader, OfInitializeHasTheConfigsMicroBatches) {
+  on_ranks(4, [](ProcessGroup& world) {
+    DeviceMesh mesh(world, Topology({"dp", "tp"}, {2, 2}));
+    Linear layer("layer", 1, 1, InitOptions{});
+    InitializeArgs args;
+    args.mpu.data = &mesh.group("dp");
+    args.mpu.model = &mesh.group("tp");
+    args.training_data = numbers_up_to(10);
+    args.seed = 9;
+    const Initialized all = initialize(
+        layer,
+        parse(R"({"train_batch_size": 12, "gradient_accumulation_steps": 2,
+                  "optimizer": {"type": "SGD"}})"),
+        world, args);
+    const Loader expected(numbers_up_to(10), {3, 9}, mesh.group("dp"));
+    SB_CHECK(all.loader != nullptr, "a loader");
+    SB_CHECK(all.loader->samples() == expected.samples(), "dealt by dp");
+    SB_CHECK(all.loader->next_repeating().inputs.numel() == 3, "micro");
+    SB_CHECK(all.lr_scheduler == nullptr, "no section");
+    return 0;
+  });
+}
+
 // --- Models that are cut already (mpu) ---------------------------------------------
 
 struct Cut {

@@ -159,6 +159,29 @@ TEST_P(EngineStrategies, ComeFromTheirChapter) {
 INSTANTIATE_TEST_SUITE_P(All, EngineStrategies, testing::ValuesIn(all_cases()),
                          [](const auto& info) { return info.param.name; });
 
+double peak_of_first_rank(const Report& report, MemoryKind kind) {
+  return report.ranks.at(0).peak.at(static_cast<std::size_t>(kind)).counted;
+}
+
+// The first stage's positions weigh more than all blocks together.
+TEST(EnginePipeline, PartitionAndRecomputationAreThoseOfTheKeys) {
+  const auto peak = [](const std::string& keys, MemoryKind kind) {
+    Options options = small_options(2);
+    options.model =
+        R"({"n_embd": 16, "n_layer": 4, "n_head": 4, "vocab_size": 31,
+            "n_positions": 2000})";
+    const Report report = train_on(options, R"({"train_batch_size": 24,
+            "gradient_accumulation_steps": 4, "pipeline": {"stages": 2)" +
+                                                keys + "}}");
+    return peak_of_first_rank(report, kind);
+  };
+  EXPECT_LT(peak(R"(, "partition": "parameters")", MemoryKind::kParameter),
+            peak(R"(, "partition": "uniform")", MemoryKind::kParameter));
+  EXPECT_LT(
+      peak(R"(, "activation_checkpoint_interval": 1)", MemoryKind::kActivation),
+      peak("", MemoryKind::kActivation));
+}
+
 // Blocks that are gathered ahead and kept fill buffers in the forward, when there
 // is no loss yet that travels beside them.
 TEST(EngineStrategies, WhatIsGatheredAheadOfTheLossIsCountedAlone) {
@@ -206,6 +229,26 @@ TEST(EngineDocuments, GettingStartedTrainsAtEveryStage) {
 
 TEST(EngineDocuments, Gpt2Trains) {
   expect_claims_of_document(document("gpt2.json"), DType::kF32);
+}
+
+// The model of that config itself, on shapes.
+TEST(EngineDocuments, Gpt2IsTrainedByItsOwn) {
+  Options options = small_options(4);
+  options.model = "gpt2";
+  options.backend = "sim";
+  options.cluster = "dgx-a100";
+  options.dtype = DType::kF32;
+  options.batch = 16;
+  options.seq = 64;
+  options.steps = 2;
+  const Report report = train_on(options, document("gpt2.json").dump());
+  EXPECT_GT(report.time.step_s, 0);
+  ASSERT_FALSE(report.ranks.empty());
+  for (const RankReport& rank : report.ranks) {
+    EXPECT_GT(rank.bytes.counted, 0);
+    EXPECT_NEAR(rank.bytes.counted, rank.bytes.predicted,
+                1e-9 * rank.bytes.counted);
+  }
 }
 
 TEST(EngineDocuments, ExpertsTrain) {
@@ -382,6 +425,17 @@ TEST(EngineOptions, ClippingOfTheCommandLineHolds) {
     EXPECT_EQ(describe(choice, config).find("gradient_clipping"),
               std::string::npos);
   }
+}
+
+TEST(EngineOptions, TheReportSaysWhichAdamRuns) {
+  const auto config = DeepSpeedConfig::parse(
+      R"({"optimizer": {"type": "Adam"}, "fp16": {"enabled": true}})",
+      "ds.json");
+  const Choice choice = choose(small_options(2), config);
+  EXPECT_NE(describe(choice, config).find("adds weight decay to the gradient"),
+            std::string::npos);
+  EXPECT_NE(describe(choice, config).find("the loss scale begins at 2^16"),
+            std::string::npos);
 }
 
 // Stage 3 by FSDP has limits of its own, so a config says more than it does.
