@@ -53,6 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
                     std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
                     std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
                     std::make_tuple("llama3_table4.csv", 3, 0),
+                    std::make_tuple("torchtitan_llama.csv", 12, 8),
                     std::make_tuple("nccl_busbw_reference.csv", 12, 0),
                     std::make_tuple("deepspeed_azure_zero3.csv", 17, 0),
                     std::make_tuple("megatron_sc21_table2_zero3.csv", 12, 0),
@@ -114,9 +115,8 @@ TEST(PublishedTable, KorthikantisStepsAreInOrder) {
   EXPECT_EQ(of("korthikanti_table5_e2e.csv").contests.spearman, 1);
 }
 
-// Within 20 % on average, which is no better than the best constant: two of
-// seven rows of the smallest model have half of the speed of others with equal
-// settings.
+// Within 20 % on average, and better than the best constant, although two rows
+// of the smallest model have half of the speed of others with equal settings.
 TEST(PublishedTable, ExpertsAreWithinTwentyPercent) {
   std::vector<Pair> pairs;
   for (const Outcome& each : of("nemo_megatron_bridge_perf.csv").outcomes) {
@@ -126,6 +126,7 @@ TEST(PublishedTable, ExpertsAreWithinTwentyPercent) {
   std::printf("with experts: MAPE %.1f %%, one constant %.1f %%\n",
               100 * mape(pairs), 100 * null_mape(pairs));
   EXPECT_LT(mape(pairs), 0.20);
+  EXPECT_LT(mape(pairs), null_mape(pairs));
 }
 
 // Formulae without a fitted constant, and torch's own counts.

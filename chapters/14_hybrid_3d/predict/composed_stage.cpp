@@ -40,9 +40,10 @@ std::string stage_key(const sim::Cluster& cluster, const DecoderSizes& of,
       << how.sends_once_per_node << ' ' << of.mlp << ' ' << of.is_llama << ' '
       << of.is_gated << ' ' << how.tp << ' ' << how.cp << ' ' << how.cuts_tokens
       << ' ' << static_cast<int>(how.recompute) << ' ' << how.micro_batch << ' '
-      << how.converts_to_fp8 << ' ' << how.splits_backward << ' '
-      << dtype_name(how.dtype) << ' ' << how.dropout << ' ' << parts.blocks
-      << ' ' << parts.has_embedding << ' ' << parts.has_head;
+      << how.converts_to_fp8 << ' ' << how.scales_by_maximum << ' '
+      << how.splits_backward << ' ' << dtype_name(how.dtype) << ' '
+      << how.dropout << ' ' << parts.blocks << ' ' << parts.has_embedding << ' '
+      << parts.has_head;
   return key.str();
 }
 
