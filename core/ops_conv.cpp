@@ -61,11 +61,17 @@ double conv_flops(const kernels::ConvShape& s) {
          static_cast<double>(s.depth());
 }
 
+/// Observers can tell apart the convolutions whose kernels need fewer
+/// operations than conv_flops() says.
+const char* name_of(const kernels::ConvShape& s) {
+  return s.is_wide_3x3() ? "conv2d_3x3" : "conv2d";
+}
+
 Tensor data_gradient(const kernels::ConvShape& s, const Tensor& x,
                      const Tensor& weight, const Tensor& dy) {
   GradientOf kind(x);
   Tensor dx = Tensor::empty(x.shape(), x.options());
-  OpScope scope("conv2d", conv_flops(s), bytes_of({&dy, &weight, &dx}), dy,
+  OpScope scope(name_of(s), conv_flops(s), bytes_of({&dy, &weight, &dx}), dy,
                 {s.rows(), s.depth(), s.out, 1});
   if (scope.runs()) {
     internal::CopiesOf copies(weight);
@@ -83,7 +89,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const kernels::ConvShape s = conv_shape(x, weight, bias, stride, padding);
   Tensor y = Tensor::empty({s.n, s.out_h(), s.out_w(), s.out}, x.options());
   {
-    OpScope scope("conv2d", conv_flops(s), bytes_of({&x, &weight, &bias, &y}),
+    OpScope scope(name_of(s), conv_flops(s), bytes_of({&x, &weight, &bias, &y}),
                   y, {s.rows(), s.out, s.depth(), 1});
     if (scope.runs()) {
       internal::CopiesOf copies(weight);
@@ -102,7 +108,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
     if (weight.requires_grad()) {
       result[1] = weight_gradient(weight, [x, weight, dy, s] {
         Tensor dweight = Tensor::empty(weight.shape(), weight.options());
-        OpScope scope("conv2d", conv_flops(s), bytes_of({&x, &dy, &dweight}),
+        OpScope scope(name_of(s), conv_flops(s), bytes_of({&x, &dy, &dweight}),
                       dy, {s.depth(), s.out, s.rows(), 1});
         if (scope.runs()) {
           SharedKernelOrder order;

@@ -31,6 +31,9 @@ namespace nl = nlohmann;
 
 namespace shardbook::notebook {
 
+// A cell may have one using declaration, and this one gives it both namespaces.
+using namespace shardbook;
+
 /// A text, and the same as SVG or HTML (empty: the text alone).
 struct Picture {
   std::string text = "";

@@ -233,7 +233,7 @@ std::vector<OperationFit> measure_operations() {
   for (const ImageSize& size : kImageSizes) add(record(size), known);
   std::vector<OperationFit> fits;
   for (const auto& [key, list] : samples) {
-    if (key.first == "conv2d") {
+    if (key.first == "conv2d" || key.first == "conv2d_3x3") {
       const FitByBoth both = fit_by_both(list);
       fits.push_back({key.first,
                       key.second,

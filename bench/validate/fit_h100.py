@@ -10,11 +10,13 @@ their values in the file. What is left out:
 
   by number of devices   the rows with 128 GPUs and more of these tables
   by model               each model in turn: all is fitted again without it
-  by table               nemo_megatron_bridge_perf.csv, llama3_table4.csv
+  by table               nemo_megatron_bridge_perf.csv
 
 A sixth one, grouped_efficiency, concerns models with experts alone. It is fitted
 to those of nemo_megatron_bridge_perf.csv with at most 64 GPUs in the same way,
 after the others, and judged by leaving out models.
+
+Llama 3's cluster has a constant of its own (fit_llama3.py).
 
 The null model is one share of the peak for BF16 and one for FP8, the medians of
 the rows that were fitted.
@@ -29,7 +31,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 FITTED = ["dgxc_h100_gb200_scaling.csv", "nemo_long_sequence.csv"]
-LEFT_OUT = ["nemo_megatron_bridge_perf.csv", "llama3_table4.csv"]
+LEFT_OUT = ["nemo_megatron_bridge_perf.csv"]
 MODELS = ["Llama 3.1 8b", "Llama 3.1 70b", "Llama 3.1 405b", "Nemotron4 15b",
           "LLAMA2-7B"]
 EXPERTS_TABLE = "nemo_megatron_bridge_perf.csv"

@@ -39,6 +39,8 @@ void add_options(CommandLine& line, TrainerOptions& how) {
            "zero3: a block stays whole when fewer elements are fetched before "
            "its next use",
            0);
+  line.add("--sub-group-size", &how.zero.sub_group_size,
+           "zero1 to zero3: elements of a shard that are updated together", 1);
   // FSDP
   line.add("--sharding-strategy", &how.sharding_strategy, "fsdp: what is freed",
            {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"});
@@ -79,6 +81,7 @@ void check_given(
       {"--persistence-threshold", zero3},
       {"--prefetch-bucket-size", zero3},
       {"--max-live-parameters", zero3},
+      {"--sub-group-size", zero},
       {"--max-reuse-distance", zero3},
       {"--sharding-strategy", fsdp},
       {"--shard-size", fsdp},

@@ -6,6 +6,85 @@
 
 namespace shardbook::dtensor {
 
+namespace {
+
+// Of one micro-batch on one rank. In bytes, but for d, t, tokens and layers.
+struct ActivationSizes {
+  double d = 1, t = 1;
+  bool is_fsdp = false, has_dropout = false;
+  double tokens = 0, layers = 0;
+  double stat = 0;            // one statistic
+  double x = 0;               // tokens by h
+  double logits = 0;          // tokens by V
+  double in_blocks = 0;       // kept by all blocks
+  double gathered = 0;        // parameters that stay for backward
+  double table = 0;           // wte
+  double positions = 0;       // wpe, ...
+  double used_positions = 0;  // ... and those of a sequence
+  double matrix = 0;          // this rank's part of c_fc, and of c_proj
+  double bias = 0;            // h elements
+};
+
+// The logits, their gradient, ln_f's input, output and statistics, and those of
+// the loss.
+double at_loss(const ActivationSizes& z) {
+  return z.in_blocks + z.gathered + 2 * z.x + 2 * z.logits +
+         3 * z.tokens * z.stat;
+}
+
+// One rank on dp. Gradients of weights are booked as such, except that later
+// micro-batches hold new ones beside the accumulated ones: the head's until the
+// embedding's joins it, and that of c_proj for a moment.
+double activations_alone(const ActivationSizes& z, bool is_later) {
+  const double head = is_later ? z.table : 0;
+  const double c_proj = is_later ? z.matrix : 0;
+  // Beside the gradients of the logits and of ln_f's output
+  const double at_head =
+      z.in_blocks + 3 * z.x + z.logits + 2 * z.tokens * z.stat + head;
+  // dy and GELU's two gradients, beside its input but not its output
+  const double at_gelu = z.in_blocks +
+                         (1 + (z.has_dropout ? 1 : 0) + 4 / z.t) * z.x + head +
+                         c_proj;
+  // The embeddings: wpe's used rows, then among zeros; wte's two gradients
+  const double at_end =
+      is_later ? z.x + head + std::max(z.used_positions + z.positions, head)
+               : 0;
+  // The loss, and the gradient of the mean
+  return std::max({at_loss(z), at_head, at_gelu, at_end}) + 2 * z.stat;
+}
+
+// Several ranks on dp. The gradient of each weight is there twice for a moment:
+// as this rank's term, and as its sum over dp, of which FSDP has one part.
+// FSDP's gathered weight leaves before that, with the product that used it.
+double activations_of_replicas(const ActivationSizes& z) {
+  const double sum = z.is_fsdp ? 1 / z.d : 1;
+  const double lent = z.is_fsdp ? 1 : 0;
+  const double of_loss = 3 * z.stat;  // with the gradient of the global mean
+  const double scalars = 2 * z.stat;
+  const double tail =
+      z.in_blocks + z.gathered + 2 * z.x + 2 * z.tokens * z.stat + scalars;
+  const double at_head = tail + z.x + z.logits + z.table;
+  const double at_head_sum = tail + (1 + sum - lent) * z.table;
+
+  // The last block, beside the gradient of its output and the head's sum, which
+  // waits for the embedding's
+  const double last = z.in_blocks + z.x + sum * z.table + z.gathered -
+                      lent * (z.table + 2 * z.bias) + scalars;
+  const double at_c_proj =
+      last + (z.has_dropout ? z.x : 0) + z.bias + 4 * z.x / z.t + z.matrix;
+  const double at_c_proj_sum = last + (1 + sum - lent) * z.matrix;
+  // The embeddings, when all blocks have gone but for FSDP's biases of c_proj
+  const double first =
+      z.x + sum * z.table + lent * (z.table + 2 * z.layers * z.bias) + scalars;
+  const double at_positions =
+      first + z.positions + std::max(z.used_positions, sum * z.positions);
+  const double at_table_sum = first - z.x + (1 + sum - lent) * z.table;
+  return std::max({at_loss(z) + of_loss, at_head, at_head_sum, at_c_proj,
+                   at_c_proj_sum, at_positions, at_table_sum});
+}
+
+}  // namespace
+
 double Trainer::parameters_of_tp() const {
   const auto v = static_cast<double>(config().vocab_size);
   const auto h = static_cast<double>(config().n_embd);
@@ -64,56 +143,30 @@ MemoryBill Trainer::bill() const {
   // Several: both come summed over dp, and are added before they are booked
   const bool is_alone = d_ == 1;
   bill[MemoryKind::kGradient] = (parameters + (is_alone ? v * h : 0)) * element;
-  bill[MemoryKind::kActivation] = kNotPredicted;
+  ActivationSizes z;
+  z.d = d_, z.t = t_, z.is_fsdp = is_fsdp && !is_alone;
+  z.stat = stat;
+  z.tokens = rows / d_ * s;
+  z.x = z.tokens * h * element;
+  z.logits = z.tokens * v * element;
+  z.table = v * h * element;
+  z.positions = static_cast<double>(config().n_positions) * h * element;
+  z.used_positions = s * h * element;
+  z.matrix = 4 * h * h / t_ * element;
+  z.bias = h * element;
+  z.layers = layers;
   // Of a token, a block keeps x, two norms' outputs and x + attention whole,
   // and q, k, v, attention, c_fc and GELU by parts
-  const double tokens = rows / d_ * s;
   const auto heads = static_cast<double>(config().n_head);
-  const double in_blocks =
-      layers * tokens *
-      ((4 * h + 12 * h / t_) * element + (4 + heads / t_) * stat);
-  // The loss, the gradients of the global and of the rank's mean
-  const double scalars = (is_alone ? 2 : 3) * stat;
-  const auto positions = static_cast<double>(config().n_positions);
+  z.in_blocks =
+      layers * ((4 + 12 / t_) * z.x + z.tokens * (4 + heads / t_) * stat);
   // What FSDP has gathered stays for backward: wte twice, and not wpe
-  const double gathered =
-      is_fsdp && !is_alone
-          ? (parameters_of_tp() + (v - positions) * h) * element
-          : 0;
-  const double at_loss =
-      in_blocks + gathered +
-      tokens * (2 * h * element + 3 * stat + 2 * v * element) + scalars;
-  // Beside the gradients of the logits and of ln_f's output
-  // Later micro-batches hold new gradients beside the accumulated ones: the
-  // head's until the embedding's joins it, and that of c_proj for a moment
-  const bool is_later = micro_batches_ > 1;
-  const double head = is_later ? v * h * element : 0;
-  const double c_proj = is_later ? 4 * h * h / t_ * element : 0;
-  const double at_head =
-      in_blocks + tokens * ((3 * h + v) * element + 2 * stat) + head + scalars;
-  // dy and GELU's two gradients, beside its input but not its output; then the
-  // gradient of the MLP's input, a copy of which is being summed
-  const double has_dropout = options_.dropout > 0 ? 1 : 0;
-  const double at_gelu = in_blocks +
-                         tokens * (1 + has_dropout + 4 / t_) * h * element +
-                         head + c_proj + scalars;
-  const double at_sum =
-      in_blocks + tokens * (3 - 8 / t_) * h * element + head + scalars;
-  const double at_end =
-      is_later ? tokens * h * element + 2 * head + scalars : 0;
-  if (is_alone) {
-    bill[MemoryKind::kActivation] =
-        std::max({at_loss, at_head, at_gelu, at_sum, at_end});
-    return bill;
-  }
-  // Over dp, gradients of weights have copies in flight, whose widest moment is
-  // left open where it may be above the loss
-  const double in_flight =
-      3 * std::max({(v + positions) * h, 4 * h * h / t_}) * element;
-  if (at_loss >
-      gathered + std::max({at_head, at_gelu, at_sum, at_end}) + in_flight) {
-    bill[MemoryKind::kActivation] = at_loss;
-  }
+  z.gathered =
+      z.is_fsdp ? parameters_of_tp() * element + z.table - z.positions : 0;
+  z.has_dropout = options_.dropout > 0;
+  bill[MemoryKind::kActivation] =
+      is_alone ? activations_alone(z, /*is_later=*/micro_batches_ > 1)
+               : activations_of_replicas(z);
   return bill;
 }
 

@@ -141,14 +141,14 @@ StepResult ZeroTrainer::step(std::int64_t step) {
         return value;
       });
   if (!counts_loss()) loss = 0;
-  Tensor sum;
-  {
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sum = Tensor::full({}, loss, {DType::kF64, Device()});
-  }
-  mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
   StepResult result;
-  result.loss = sum.item();
+  {
+    // Gone before the update sends its own
+    const MemoryScope kind(MemoryKind::kCommunication);
+    const Tensor sum = Tensor::full({}, loss, {DType::kF64, Device()});
+    mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
+    result.loss = sum.item();
+  }
   result.grad_norm = norm();
   for (zero::ZeroOptimizer* zero : zeros()) {
     zero->set_lr(zero_->optimizer().options().lr);

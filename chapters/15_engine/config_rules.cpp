@@ -238,9 +238,6 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
   if (!config.zero.contiguous_gradients && config.zero.stage > 0) {
     say("contiguous_gradients false: gradients go into buckets all the same");
   }
-  if (config.zero.sub_group_size != ZeroConfig().sub_group_size) {
-    say("sub_group_size changes nothing: a shard is updated at once");
-  }
   return remarks;
 }
 

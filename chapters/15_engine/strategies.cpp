@@ -68,6 +68,8 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
            options.model, ", /zero_optimization/stage ", stage,
            ": this chapter's bill knows language models only; give stage 0");
   config.batch = choice.sizes;
+  // The config's, or --clip alone
+  config.gradient_clipping = options.clip;
   if (stage == 2 && config.zero.offload_optimizer.device == "cpu") {
     choice.fold_class = [](int rank) { return rank; };
   }
@@ -280,6 +282,7 @@ int data_parallel_ranks(const Options& options, const DeepSpeedConfig& config) {
 Choice choose(const Options& options, const DeepSpeedConfig& config) {
   Choice choice;
   choice.dp = data_parallel_ranks(options, config);
+  choice.clips = options.clip > 0;
   BatchSizes given = config.batch;
   if (given.train == 0 && given.micro == 0) given.train = options.batch;
   choice.sizes = resolve_batch(given, choice.dp);
@@ -315,7 +318,11 @@ std::string describe(const Choice& choice, const DeepSpeedConfig& config) {
       "\n  " + std::to_string(sizes.train) + " samples = micro-batches of " +
       std::to_string(sizes.micro) + " x " + std::to_string(sizes.accumulation) +
       " steps x " + std::to_string(choice.dp) + " data-parallel ranks\n";
-  for (const std::string& remark : config.remarks) text += "  " + remark + "\n";
+  for (const std::string& remark : config.remarks) {
+    const bool is_of_clipping =
+        remark.rfind("gradient_clipping is not", 0) == 0;
+    if (!choice.clips || !is_of_clipping) text += "  " + remark + "\n";
+  }
   return text;
 }
 

@@ -34,6 +34,7 @@ struct Choice {
   std::string chapter;  ///< "03_zero_fsdp"
   int dp = 1;           ///< data-parallel ranks
   BatchSizes sizes;
+  bool clips = false;  ///< by the config, or by --clip
   Topology topology = Topology({"dp"}, {1});
   FoldClass fold_class = one_class;
   std::function<std::unique_ptr<Strategy>(const Options&, DeviceMesh&)> make =

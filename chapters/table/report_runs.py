@@ -43,8 +43,10 @@ def kept_folders(names):
     for name in names:
         is_name = not name.startswith(".") and "/" not in name
         if not is_name or not os.path.isdir(os.path.join(RUNS, name)):
-            die(f"report {name}: no runs have that name; there are: "
-                + " ".join(kept_names()))
+            kept = " ".join(kept_names())
+            die(f"report {name}: no runs have that name; " +
+                (f"there are: {kept}" if kept else
+                 "none are kept yet: ./shardbook run keeps them"))
     return [os.path.join(RUNS, name) for name in names]
 
 

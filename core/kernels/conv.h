@@ -24,17 +24,21 @@ struct ConvShape {
   /// Rows and depth of the convolution as a product.
   std::int64_t rows() const { return n * out_h() * out_w(); }
   std::int64_t depth() const { return in * kh * kw; }
+  /// The convolutions of which Winograd's algorithm computes f32 on the CPU.
+  bool is_wide_3x3() const {
+    return kh == 3 && kw == 3 && stride == 1 && padding == 1 && in > 0 &&
+           in % 64 == 0 && out % 64 == 0;
+  }
 };
 
 /// y = conv(x, weight) + bias; bias [out] may be null. All arrays share dtype.
 ///
 /// oneDNN computes f32 and bf16. In f32, a 1x1 kernel without padding is one
-/// product over all pixels that it reads, and a 3x3 kernel with stride 1 and
-/// padding 1 between multiples of 64 channels is computed by Winograd's
-/// algorithm, with 16 multiplications where 36 are direct. f64, f16 and every dtype with
-/// `context.deterministic` are computed as one product per image, of the
-/// image's windows laid side by side: the bits of an image's result depend on
-/// that image alone.
+/// product over all pixels that it reads, and an is_wide_3x3() is computed by
+/// Winograd's algorithm, with 16 multiplications where 36 are direct. f64, f16
+/// and every dtype with `context.deterministic` are computed as one product per
+/// image, of the image's windows laid side by side: the bits of an image's
+/// result depend on that image alone.
 /// Copies of the weight in another order go to `copies`, if given.
 /// On CUDA, cuDNN computes all of them, f32 in TF32 only with
 /// `context.allow_tf32`; with `context.deterministic` by algorithms that give

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "notebooks/kernel/tokens.h"
@@ -214,6 +215,7 @@ bool is_name_declaration(const Token& first) {
 
 void check_statements(const std::vector<Token>& tokens) {
   bool has_other = false;
+  bool has_using = false;
   for (std::size_t i = 0; i < tokens.size();) {
     if (is_namespace_block(tokens, i)) {
       throw Refusal{tokens[i].line,
@@ -227,6 +229,13 @@ void check_statements(const std::vector<Token>& tokens) {
                     "\"" + std::string(tokens[i].text) +
                         "\" declarations come first in a cell, so that "
                         "later cells see them"};
+    }
+    // cling makes the second one local, whatever follows it.
+    if (tokens[i].text == "using" && std::exchange(has_using, true)) {
+      throw Refusal{tokens[i].line,
+                    "a cell has one \"using\" declaration at most: later cells "
+                    "would not see the second one; move it to a cell of its "
+                    "own"};
     }
     i = check_statement(tokens, i);
   }

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 #include <system_error>
 
 #include "notebooks/kernel/interruption.h"
@@ -108,6 +109,7 @@ CellThread::~CellThread() {
 
 void CellThread::serve() {
   use_own_signal_stack();
+  guard_.allow_this_thread();
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopping_ || state_ == State::kRunning; });
@@ -167,6 +169,8 @@ void CellThread::drop_output() {
 }
 
 void CellThread::show(const DisplayRequest& request) {
+  constexpr std::string_view kWhat = "a display";
+  if (!guard_.allows(kWhat.data(), kWhat.size())) return;
   flush_output();
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock,

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "notebooks/kernel/output_pipes.h"
+#include "notebooks/kernel/print_guard.h"
 
 namespace shardbook::notebook {
 
@@ -49,8 +50,11 @@ class CellThread {
   /// Forgets what was printed while no cell ran.
   void drop_output();
 
-  /// For a cell, from any thread: passes the request to the main thread and
-  /// waits until it is done. Does nothing when no cell runs.
+  /// What other threads of the cell tried to print; empty if they did not.
+  std::string refused_text() { return guard_.refused(); }
+
+  /// For a cell: passes the request to the main thread and waits until it is
+  /// done. Does nothing when no cell runs, and refuses other threads.
   void show(const DisplayRequest& request);
 
  private:
@@ -62,6 +66,7 @@ class CellThread {
   void watch_interrupts(double& waited_s, const CellOutput& output);
 
   OutputPipes pipes_;
+  PrintGuard guard_;
   int wake_ = -1;        ///< an eventfd: something happened on the cell's side
   int interrupts_ = -1;  ///< a signalfd of SIGINT
   std::string crash_;

@@ -93,6 +93,15 @@ void JupyterKernel::run_on_cell_thread(const std::function<void()>& work,
                                  "), and what it was doing is lost: restart "
                                  "the kernel"};
   }
+  const std::string refused = thread_.refused_text();
+  if (!refused.empty()) {
+    const std::string text =
+        "a thread of this cell, such as a rank, printed \"" + refused +
+        "\", which is not shown: threads print in any order. Return the text "
+        "from the rank, and let the cell print it";
+    if (!error) throw CellError{"PrintError", text};
+    error->text += "\n" + text;
+  }
   if (error) throw CellError(*error);
 }
 
@@ -163,7 +172,11 @@ nl::json JupyterKernel::execute(int count, const std::string& code,
     const std::vector<std::string> trace = {"\x1b[31m" + error.name +
                                             "\x1b[0m: " + error.text};
     publish_execution_error(error.name, error.text, trace);
-    return xeus::create_error_reply(error.name, error.text, trace);
+    // create_error_reply() of xeus 2 exchanges the name and the text.
+    return {{"status", "error"},
+            {"ename", error.name},
+            {"evalue", error.text},
+            {"traceback", trace}};
   }
   return xeus::create_successful_reply();
 }

@@ -214,6 +214,39 @@ TEST(Pages, EveryLocalLinkLeadsSomewhere) {
   EXPECT_GT(checked, 0) << "the pages link to nothing";
 }
 
+// Each page has its notebook as the first line of "Run it", and the notebook
+// leads back to the page.
+TEST(Notebooks, ChaptersAndTheirNotebooksLinkEachOther) {
+  for (const fs::path& folder : chapter_folders()) {
+    const std::string name = folder.filename().string();
+    const std::string file = "../../notebooks/" + name + ".ipynb";
+    const std::string page = read_file(folder / "README.md");
+    EXPECT_NE(page.find("\n## Run it\n\nThe [notebook](" + file + ") "),
+              std::string::npos)
+        << name << ": \"Run it\" does not begin with a link to the notebook";
+    EXPECT_NE(read_file(folder / file).find("(../chapters/" + name + "/"),
+              std::string::npos)
+        << name << ": there is no notebook that links to the page";
+  }
+}
+
+TEST(Notebooks, EveryLocalLinkLeadsSomewhere) {
+  static const std::regex kLink(R"(\]\((\.\./[^)#]*|[a-z0-9_]+\.[a-z]+))");
+  int checked = 0;
+  for (const auto& entry : fs::directory_iterator(kRoot / "notebooks")) {
+    if (entry.path().extension() != ".ipynb") continue;
+    const std::string text = read_file(entry.path());
+    for (std::sregex_iterator link(text.begin(), text.end(), kLink), end;
+         link != end; ++link) {
+      const std::string target = (*link)[1];
+      EXPECT_TRUE(fs::exists(kRoot / "notebooks" / target))
+          << entry.path().filename() << ": " << target << " is not there";
+      ++checked;
+    }
+  }
+  EXPECT_GT(checked, 0) << "the notebooks link to nothing";
+}
+
 TEST(PageRuns, NumbersMayDifferALittleAndTimesMuch) {
   const Lines quoted = {"loss 5.5451 -> 5.54", "time 3.1 ms per step"};
   EXPECT_EQ(compare_output(quoted, {"loss 5.5452 -> 5.54", "time 9 ms"}), "");

@@ -140,13 +140,21 @@ sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
         "ZeroOptions.*")
 sharded("zero/zero12.cpp", "flat_layout(numels, group_.size(), options_.alignment,",
         "flat_layout(numels, group_.size(), 2,", "ZeroOptions.*")
-sharded("zero/zero_state.cpp",
-        "steps_done_ = steps_done;\n  publish(/*with_frozen=*/true);",
-        "steps_done_ = steps_done;\n  publish(/*with_frozen=*/false);",
+sharded("zero/zero.cpp",
+        "finish_bringing_back();\n  publish(/*with_frozen=*/true);",
+        "finish_bringing_back();\n  publish(/*with_frozen=*/false);",
         "ZeroOptions.*")
+# A unit is kept where its next use is exactly as far as the limit
+sharded("zero/zero3_runtime.cpp",
+        "reuse_distance(unit) < options_.max_reuse_distance;",
+        "reuse_distance(unit) <= options_.max_reuse_distance;",
+        "ZeroReuse.*")
+sharded("zero/zero3_runtime.cpp",
+        "if (live_ + next.numel > options_.max_live_parameters) return;", "",
+        "ZeroReuse.*")
 sharded("zero/zero_offload.cpp", ": traffic.to_device) += source.bytes();",
         ": traffic.to_device) += 4 * source.numel();", "ZeroOptions.*")
-sharded("zero/zero12_backward.cpp", "const double share = 1.0 / group_.size();",
+sharded("zero/zero12_backward.cpp", "const double share = 1.0 / divisor_before();",
         "const double share = 1.0;", "ZeroTrap.*")
 sharded("zero/zero12_backward.cpp",
         "bucket.buffer.flat_view(piece.bucket_begin, {piece.numel}).zero();",

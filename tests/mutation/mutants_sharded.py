@@ -137,6 +137,16 @@ dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
 dtensor("trainer.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
         "{0, 0, 0, 0},", "*DTensorTrainer*")
 
+# Moments of backward that are the peak of some models
+PEAKS = "DTensorTrainerPeaks.*"
+dtensor("bill.cpp", "tail + (1 + sum - lent) * z.table;", "tail;", PEAKS)
+dtensor("bill.cpp", "last + (1 + sum - lent) * z.matrix;", "last;", PEAKS)
+dtensor("bill.cpp", "std::max(z.used_positions, sum * z.positions);",
+        "z.used_positions;", PEAKS)
+dtensor("bill.cpp", "first - z.x + (1 + sum - lent) * z.table;", "first;", PEAKS)
+dtensor("bill.cpp", "std::max(z.used_positions + z.positions, head)", "head",
+        PEAKS)
+
 # --- 12 -----------------------------------------------------------------------
 
 sequence = chapter("12_sequence_parallel", "sequence_parallel")
@@ -163,8 +173,8 @@ sequence("megatron.cpp",
 sequence("megatron.cpp",
          'name.ends_with("c_proj.bias") || name.ends_with("wpe.weight");',
          'name.ends_with("c_proj.bias");', "*Megatron*")
-sequence("bill.cpp", "std::max({at_loss, at_head, at_gelu, at_rows",
-         "std::max({at_loss, at_gelu, at_rows", "SequenceBill.*")
+sequence("bill.cpp", "{at_loss, at_head, at_gelu, at_rows,",
+         "{at_loss, at_gelu, at_rows,", "SequenceBill.*")
 
 # --- 13 -----------------------------------------------------------------------
 

@@ -143,18 +143,18 @@ class Build:
 
 
 class Session:
-    """Tries mutants; the sources are tried once as they are."""
+    """Tries the mutants of one source after another."""
 
-    def __init__(self, build, scratch, mutants, pool):
+    def __init__(self, build, scratch):
         self.build, self.scratch = build, scratch
-        tests = {}
-        for each in mutants:
-            tests.setdefault((each.file, each.program), set()).add(each.tests)
-        usual = pool.map(lambda each: self.unchanged_s(*each),
-                         ((number, file, program, ":".join(patterns))
-                          for number, ((file, program), patterns)
-                          in enumerate(tests.items())))
-        self.usual_s = dict(zip(tests, usual))
+
+    def try_source(self, mutants):
+        """[(number, mutant, state, detail)] for mutants of one source."""
+        number, first = mutants[0]
+        tests = ":".join(sorted({mutant.tests for _, mutant in mutants}))
+        usual_s = self.unchanged_s(number, first.file, first.program, tests)
+        return [(number, mutant, *self.try_mutant(number, mutant, usual_s))
+                for number, mutant in mutants]
 
     def unchanged_s(self, number, file, program, pattern):
         """The seconds of tests on a source that is compiled as it is."""
@@ -172,7 +172,7 @@ class Session:
             raise CannotRun(f"{program} {pattern} matches no test")
         return seconds
 
-    def try_mutant(self, number, mutant):
+    def try_mutant(self, number, mutant, usual_s):
         """(state, detail)"""
         path = ROOT / mutant.file
         text = path.read_text("utf-8") if path.is_file() else ""
@@ -185,8 +185,7 @@ class Session:
             return "does not build", "\n".join(
                 line for line in errors.splitlines() if "error" in line)[:500]
         passed, output, _ = self.build.run(
-            library, mutant.program, mutant.tests,
-            30 + 3 * self.usual_s[mutant.file, mutant.program])
+            library, mutant.program, mutant.tests, 30 + 3 * usual_s)
         if passed:
             return "survived", mutant.reason
         if "symbol lookup error" in output:
@@ -194,6 +193,12 @@ class Session:
         failures = [line for line in output.splitlines()
                     if line.startswith("[  FAILED  ]") and "(" in line]
         return "killed", (failures or output.splitlines()[-1:] or [""])[0]
+
+
+def keep(file, mutant, state, detail):
+    with file.open("a", encoding="utf-8") as results:
+        results.write(json.dumps({"mutant": key(mutant), "state": state,
+                                  "detail": detail}) + "\n")
 
 
 def parse():
@@ -240,18 +245,24 @@ def main():
     build = Build(args.build.resolve(), {m.program for _, m in todo})
     with tempfile.TemporaryDirectory(prefix="shardbook-mutants-") as scratch, \
             concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        session = Session(build, pathlib.Path(scratch),
-                          [mutant for _, mutant in todo], pool)
-        tried = pool.map(lambda each: session.try_mutant(*each), todo)
-        for (number, mutant), (state, detail) in zip(todo, tried):
-            count[state] = count.get(state, 0) + 1
-            print(f"{number:3} {state:14} {mutant.file}: "
-                  f"{one_line(mutant.line)}\n    {detail}", flush=True)
-            if args.resume:
-                with args.resume.open("a", encoding="utf-8") as results:
-                    results.write(json.dumps({
-                        "mutant": key(mutant), "state": state,
-                        "detail": detail}) + "\n")
+        session = Session(build, pathlib.Path(scratch))
+        sources = {}
+        for number, mutant in todo:
+            sources.setdefault((mutant.file, mutant.program), []).append(
+                (number, mutant))
+        futures = [pool.submit(session.try_source, each)
+                   for each in sources.values()]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                for number, mutant, state, detail in future.result():
+                    count[state] = count.get(state, 0) + 1
+                    print(f"{number:3} {state:14} {mutant.file}: "
+                          f"{one_line(mutant.line)}\n    {detail}", flush=True)
+                    if args.resume:
+                        keep(args.resume, mutant, state, detail)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     print(f"{len(chosen)} mutants: " + ", ".join(
         f"{n} {state}" for state, n in sorted(count.items()) if n))
     return 0 if count["killed"] >= ENOUGH * len(chosen) else 1

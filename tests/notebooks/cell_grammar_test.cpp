@@ -58,10 +58,10 @@ TEST(CellGrammar, StatementsAreDeclarationsAndExpressions) {
   for (const char* cell :
        {"int a = 1; std::vector<int> v{1, 2};", "v[a[0]] = 1;",
         "std::cout << f(Options{3}) << \"; {\" << ';';",
-        "using namespace std; using a::b;\nint c = 2;",
-        "namespace fs = std::filesystem;", "auto [x, y] = pair();",
-        "Options options = {.a = 1};", "p->set({1, 2});", "int b[2] = {1, 2};",
-        "delete[] p;", "const char* t = R\"x(for (;;) { ] )\")x\";",
+        "using namespace std;\nint c = 2;", "namespace fs = std::filesystem;",
+        "auto [x, y] = pair();", "Options options = {.a = 1};",
+        "p->set({1, 2});", "int b[2] = {1, 2};", "delete[] p;",
+        "const char* t = R\"x(for (;;) { ] )\")x\";",
         "[[maybe_unused]] int d = 0;",
         "auto e = make()->get<int>(Shape{2});"}) {
     expect_kind(CellKind::kStatements, cell);
@@ -81,6 +81,8 @@ TEST(CellGrammar, EverythingElseIsRefusedWithItsLine) {
   expect_refused("run(4, [&] { return 1; });", 1, "a lambda");
   expect_refused("int a = 1;\na", 2, "no semicolon");
   expect_refused("int a = 1; using namespace std;", 1, "come first");
+  expect_refused("namespace a = b;\nusing a::c;\nusing a::d;", 3,
+                 "one \"using\" declaration at most");
   expect_refused("auto f = std::async(g);", 1, "std::async");
   expect_refused("namespace a { thread_local int b; }", 1, "thread_local");
   expect_refused("%timeit f();", 1, "magic");

@@ -91,6 +91,10 @@ class ExecuteTest(unittest.TestCase):
         self.write("09_expected", [code("int a = b;",
                                         tags=["raises-exception", "measured"]),
                                    code("int c = 1;")])
+        self.write("12_print", [
+            code("#include <thread>"),
+            code("namespace rank { void say() { std::cout << 1; } }"),
+            code("std::thread(rank::say).join();")])
         self.write("10_good", [code("int c = 1;", tags=["raises-exception"])])
         status, text = self.execute()
         self.assertEqual(status, 1, text)
@@ -101,7 +105,22 @@ class ExecuteTest(unittest.TestCase):
         self.assertIn("    cell 3 ended the kernel", text)
         self.assertRegex(text, r"(?m)^ok     09_expected ")
         self.assertIn("    cell 2 was expected to fail", text)
-        self.assertTrue(text.endswith("\n1 passed, 4 failed\n"), text)
+        self.assertIn("    cell 4 failed\n    PrintError: a thread of this "
+                      "cell, such as a rank, printed \"1\"", text)
+        self.assertTrue(text.endswith("\n1 passed, 5 failed\n"), text)
+
+    def test_a_notebook_may_compute_for_a_minute(self):
+        self.write("11_long", [
+            code("#include <ctime>"),
+            code("namespace busy { void work(int s) { const auto end = "
+                 "std::clock() + s * CLOCKS_PER_SEC; "
+                 "while (std::clock() < end) {} } }"),
+            code("busy::work(2);")])
+        self.assertEqual(self.execute()[0], 0)
+        status, text = self.execute("--limit-s", "1.5")
+        self.assertEqual(status, 1, text)
+        self.assertRegex(text, r"    the notebook computes for [\d.]+ s; it "
+                               r"may compute for 1\.5 s\n")
 
     def test_names_that_mean_nothing(self):
         self.write("01_one", [])

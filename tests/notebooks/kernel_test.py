@@ -12,6 +12,7 @@ import unittest
 import skipping
 
 LIMIT_S = 60
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Kernel:
@@ -47,7 +48,9 @@ class Kernel:
         """How a cell fails, as Jupyter shows it: name and text."""
         reply, messages = self.run(code)
         shown = [content for kind, content in messages if kind == "error"]
-        if reply["status"] != "error" or len(shown) != 1:
+        if (reply["status"] != "error" or len(shown) != 1
+                or any(reply[key] != value
+                       for key, value in shown[0].items())):
             raise AssertionError(f"expected one error: {reply}, {messages}")
         return shown[0]["ename"], shown[0]["evalue"]
 
@@ -126,6 +129,60 @@ class KernelTest(unittest.TestCase):
             f'std::cout << "first\\n"; slow::wait("{file}"); '
             'std::cout << "second\\n";', timeout=LIMIT_S, output_hook=hook)
         self.assertEqual(seen, ["first\n", "second\n"])
+
+    def test_threads_do_not_print(self):
+        self.kernel.text("#include <cstdio>\n#include <thread>\n"
+                         "#include <xcpp/xdisplay.hpp>")
+        self.kernel.text(
+            "namespace ranks { void stream() { std::cout << 2 << \" of 4\" "
+            "<< std::endl << \"more\"; } "
+            "void log() { std::cerr << \"oh\\n\"; std::clog << 1; } "
+            "void print() { std::printf(\"%d\\n\", 3); std::puts(\"x\"); } "
+            "struct Dot {}; nl::json mime_bundle_repr(const Dot&) { "
+            "return {{\"text/plain\", \".\"}}; } "
+            "void show() { xcpp::display(Dot{}); } "
+            "template <typename F> void run(F f) { std::thread(f).join(); } "
+            "void fail() { run(stream); throw std::out_of_range(\"far\"); } }")
+        for name, what in (("stream", "2 of 4"), ("log", "oh"),
+                           ("print", "3"), ("show", "a display")):
+            with self.subTest(name):
+                reply, messages = self.kernel.run(
+                    f'std::cout << "begin\\n"; ranks::run(ranks::{name}); '
+                    'std::printf("%s\\n", "end");')
+                self.assertEqual(reply["ename"], "PrintError")
+                self.assertIn(f'such as a rank, printed "{what}", which',
+                              reply["evalue"])
+                # The cell itself prints as ever, all of it.
+                self.assertEqual(
+                    "".join(content["text"] for kind, content in messages
+                            if kind == "stream"), "begin\nend\n")
+                self.assertNotIn("display_data", [kind for kind, _ in messages])
+                self.assertEqual(self.kernel.text("std::cout << 1;"), "1")
+        name, text = self.kernel.error("ranks::fail();")
+        self.assertEqual(name, "std::out_of_range")
+        self.assertRegex(text, '^far\n.* printed "2 of 4"')
+
+    def test_ranks_neither_print_nor_loop_for_ever(self):
+        self.kernel.text(f'#pragma cling add_include_path("{ROOT}")\n'
+                         f'#pragma cling load("{BUILD}/notebooks/libshardbook")'
+                         '\n#include "notebooks/live_ranks.h"')
+        self.kernel.text("using namespace shardbook;")
+        self.kernel.text(
+            "namespace live { int say(ProcessGroup& world) { "
+            "if (world.rank() == 1) std::cout << \"rank 1 of \" "
+            "<< world.size() << std::endl; return world.rank(); } "
+            "int loop(ProcessGroup& world) { if (world.rank() == 1) for (;;) {}"
+            " Tensor x = Tensor::full({1}, 1); world.all_reduce(x).wait(); "
+            "return 1; } }")
+        name, text = self.kernel.error(
+            "auto said = notebook::on_ranks(3, live::say);")
+        self.assertEqual(name, "PrintError")
+        self.assertIn('printed "rank 1 of 3", which', text)
+        self.assertEqual(self.kernel.text("std::cout << said[2];"), "2")
+        self.assertEqual(self.kernel.interrupted(
+            'std::cout << "begin\\n"; notebook::on_ranks(3, live::loop);'),
+            ["Interrupted"])
+        self.assertEqual(self.kernel.text("std::cout << 1;"), "1")
 
     def test_variables_stay(self):
         self.kernel.text("std::vector<int> kept{1, 2};")
@@ -311,4 +368,5 @@ class KernelTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    sys.exit(skipping.main(sys.argv.pop(1), lambda: None, ["jupyter_client"]))
+    BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
+    sys.exit(skipping.main(BUILD, lambda: None, ["jupyter_client"]))

@@ -434,7 +434,7 @@ class Draw:
             ("--log", nowhere), ("--device-memory", "10X"), ("--steps", "-1"),
             ("--steps", ""), ("--dropout", "1"), ("--optimizer", "lamb"),
             ("--momentum", "2"), ("--format", "xml"), ("--timeout", "0"),
-            ("--checkpoint", nowhere), ("--resume", "--fold"),
+            ("--checkpoint", nowhere),
             ("--checkpoint-every", "3.5"), ("--report", nowhere))
         if option == "--seq" and not self.is_text:
             option, value = "--image-size", "0"

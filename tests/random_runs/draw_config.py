@@ -57,6 +57,10 @@ class Config:
             self.maybe(0.4, zero, "stage3_param_persistence_threshold", 0,
                        1000)
             self.maybe(0.3, zero, "stage3_prefetch_bucket_size", 0, 5000)
+            self.maybe(0.4, zero, "stage3_max_reuse_distance", 0, 3000,
+                       20000)
+            self.maybe(0.3, zero, "stage3_max_live_parameters", 1, 5000,
+                       30000)
             if "offload_optimizer" in zero:
                 self.maybe(0.5, zero, "offload_param", {"device": "cpu"})
         if stage in (1, 2):
@@ -64,8 +68,9 @@ class Config:
             self.maybe(0.2, zero, "allgather_partitions", True, False)
         if stage == 0:
             self.maybe(0.2, self.keys, "prescale_gradients", True)
-            self.maybe(0.2, self.keys, "communication_data_type", "fp32",
-                       "bf16")
+        else:
+            self.maybe(0.2, zero, "sub_group_size", 100, 5000)
+        self.maybe(0.2, self.keys, "communication_data_type", "fp32", "bf16")
         self.maybe(0.1, self.keys, "gradient_predivide_factor", 1.0, 2.0)
         self.maybe(0.2, self.book, "recompute", "never", "attention",
                    "blocks")

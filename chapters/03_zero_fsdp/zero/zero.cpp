@@ -154,6 +154,7 @@ void ZeroOptimizer::make_sharded_optimizer(const std::string& name,
   for (const ShardGroup& group : groups_) {
     if (group.is_trained) shards.push_back(group.shard);
   }
+  optimizer_name_ = name;
   optimizer_ = make_optimizer(name, shards, how);
   if (options_.master_copies) optimizer_->keep_master_copies();
 }
@@ -268,15 +269,70 @@ double ZeroOptimizer::step(double norm) {
   if (options_.clip > 0) factor *= clip_factor(norm, options_.clip);
   is_updating_ = true;
   for (std::size_t i = 0; i < optimizer_->slots().size(); ++i) {
-    optimizer_->step_one(i, groups_[i].grad, factor);
+    update_shard(i, factor);
   }
   steps_done_ += 1;
 
   // Publish the new parameters, forget the gradients
+  finish_bringing_back();
   publish(/*with_frozen=*/false);
   is_updating_ = false;
   clear_gradients();
   return norm;
+}
+
+// Each sub-group is updated by an optimizer of its own, on views of the shard and
+// of its state. The whole step counts once.
+void ZeroOptimizer::update_shard(std::size_t index, double factor) {
+  const ShardGroup& group = groups_[index];
+  const std::int64_t numel = group.shard.numel();
+  const std::int64_t most = options_.sub_group_size;
+  if (numel <= most) {
+    optimizer_->step_one(index, group.grad, factor);
+    bring_back(group, 0, numel);
+    return;
+  }
+  OptimizerSlot& slot = optimizer_->slots()[index];
+  make_state(slot, group.shard);
+  for (std::int64_t begin = 0; begin < numel; begin += most) {
+    const Shape shape{std::min(most, numel - begin)};
+    const auto part =
+        make_optimizer(optimizer_name_, {group.shard.flat_view(begin, shape)},
+                       optimizer_->options());
+    OptimizerSlot& views = part->slots()[0];
+    views.step = slot.step;
+    for (const Tensor& each : slot.state) {
+      views.state.push_back(each.flat_view(begin, shape));
+    }
+    if (slot.master.defined()) {
+      views.master = slot.master.flat_view(begin, shape);
+    }
+    part->step_one(0, group.grad.flat_view(begin, shape), factor);
+    bring_back(group, begin, shape[0]);
+  }
+  slot.step += 1;
+}
+
+void ZeroOptimizer::bring_back(const ShardGroup& group, std::int64_t begin,
+                               std::int64_t numel) {
+  if (!group.on_device.defined()) return;
+  const Shape shape{numel};
+  returning_.push_back(begin_copy(group.on_device.flat_view(begin, shape),
+                                  group.shard.flat_view(begin, shape),
+                                  host_traffic_));
+}
+
+void ZeroOptimizer::finish_bringing_back() {
+  for (const Event& each : returning_) each.wait();
+  returning_.clear();
+}
+
+void ZeroOptimizer::publish_loaded() {
+  for (const ShardGroup& group : groups_) {
+    if (group.is_trained) bring_back(group, 0, group.shard.numel());
+  }
+  finish_bringing_back();
+  publish(/*with_frozen=*/true);
 }
 
 std::unique_ptr<ZeroOptimizer> make_zero(Module& module, ProcessGroup& group,

@@ -169,6 +169,9 @@ class ZeroOptimizer {
     std::vector<OwnedPart> parts;
     Tensor shard;  ///< [S], this rank's parameters; what is updated
     Tensor grad;   ///< [S], trained groups only; padding is zero
+    /// [S], the shard's copy on the device, where the shard is on the host and
+    /// other ranks receive it from here.
+    Tensor on_device;
   };
 
   ZeroOptimizer(Module& module, ProcessGroup& group,
@@ -190,8 +193,10 @@ class ZeroOptimizer {
   /// Called before an update: brings the last reductions into `grad`.
   virtual void finish_gradients() = 0;
   /// Called after an update (or a load, which changes frozen ones, too): shows
-  /// the new parameters to all ranks.
+  /// the new parameters, which are on the device, to all ranks.
   virtual void publish(bool with_frozen) = 0;
+  /// Brings all shards back to the device, after a load, and publishes them.
+  void publish_loaded();
   /// Forgets the gradients, also those on their way.
   virtual void clear_gradients() = 0;
   /// From the first gradient of a backward on: calls `ended` at its end, and
@@ -211,8 +216,18 @@ class ZeroOptimizer {
   /// Throws Error after a failure that has left half of its work.
   void check_usable(const char* what) const;
   double global_norm();
+  /// Optimizers make their state in the first step; a loaded one has it before.
+  void make_state(OptimizerSlot& slot, const Tensor& shard);
+  /// One step of a group's shard, sub-group by sub-group.
+  void update_shard(std::size_t group, double factor);
+  /// Elements [begin, begin + numel) of a shard begin to travel to the device.
+  void bring_back(const ShardGroup& group, std::int64_t begin,
+                  std::int64_t numel);
+  void finish_bringing_back();
   std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);
 
+  std::string optimizer_name_;
+  std::vector<Event> returning_;  ///< copies to the device under way
   std::int64_t initial_device_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::int64_t num_skipped_ = 0;

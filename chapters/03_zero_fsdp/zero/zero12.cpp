@@ -72,6 +72,7 @@ void ZeroStage12::make_flat(std::size_t index) {
     MemoryScope kind(MemoryKind::kParameter);
     group.shard = Tensor::empty({shard}, kept);
     copy_across(group.shard, flat.own, host_traffic_);
+    group.on_device = flat.own;
   }
 
   // Gradients: all of them in stage 1, the own shard in stage 2
@@ -138,9 +139,6 @@ void ZeroStage12::finish_gradients() {
 void ZeroStage12::publish(bool) {
   for (std::size_t i = 0; i < flats_.size(); ++i) {
     const Flat& flat = flats_[i];
-    if (options_.offload_optimizer) {
-      copy_across(flat.own, groups_[i].shard, host_traffic_);
-    }
     const std::int64_t shard = flat.layout.shard();
     const std::int64_t d = group_.size();
     if (!options_.allgather_partitions) {

@@ -65,9 +65,11 @@ void ZeroStage3::make_groups() {
       MemoryScope kind(MemoryKind::kParameter);
       group.shard = Tensor::zeros({layout.shard}, {dtype, home});
       const bool needs_copy = on_host && !options_.offload_parameters;
-      gather_shards_.push_back(
-          needs_copy ? Tensor::zeros({layout.shard}, {dtype, context.device})
-                     : group.shard);
+      if (needs_copy) {
+        group.on_device =
+            Tensor::zeros({layout.shard}, {dtype, context.device});
+      }
+      gather_shards_.push_back(needs_copy ? group.on_device : group.shard);
     }
     if (!group.is_trained) continue;
     MemoryScope kind(MemoryKind::kGradient);
@@ -175,6 +177,7 @@ void ZeroStage3::add_hooks() {
 void ZeroStage3::finish_gradients() {
   SB_CHECK(num_accumulated_ > 0,
            "zero: step without a gradient; run a backward before");
+  drop_gathered();  // a forward without a backward leaves units behind
   // Units that no backward has reached
   for (auto& unit : units_) {
     if (unit->num_reduced > 0) continue;
@@ -186,13 +189,7 @@ void ZeroStage3::finish_gradients() {
 }
 
 void ZeroStage3::publish(bool with_frozen) {
-  drop_gathered();  // a forward without a backward leaves units behind
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    if (!groups_[i].is_trained || gather_shards_[i].is_same(groups_[i].shard)) {
-      continue;
-    }
-    copy_across(gather_shards_[i], groups_[i].shard, host_traffic_);
-  }
+  drop_gathered();  // of a forward before a load
   refresh_persistent(with_frozen);
   updated_.record();
 }

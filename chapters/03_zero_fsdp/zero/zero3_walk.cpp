@@ -36,6 +36,8 @@ void FetchWalk::micro_step(bool root_has_head) {
     fetch(u);
     end_use(u);
   }
+  forward_communication_ = communication_.peak();
+  communication_.forget_peak();
   // Backward: the root's first gradient opens its bucket
   if (root >= 0) {
     const auto r = static_cast<std::size_t>(root);

@@ -20,6 +20,8 @@ class Level {
     peak_ = std::max(peak_, now_);
   }
   std::int64_t peak() const { return peak_; }
+  /// The peak from now on.
+  void forget_peak() { peak_ = now_; }
 
  private:
   std::int64_t now_ = 0, peak_ = 0;
@@ -38,6 +40,8 @@ class FetchWalk {
 
   /// Peaks, in bytes.
   std::int64_t parameters() const { return parameters_.peak(); }
+  /// Messages of the forward, before there is a loss; and from the loss on.
+  std::int64_t forward_communication() const { return forward_communication_; }
   std::int64_t communication() const { return communication_.peak(); }
   /// By unit: how often it was gathered.
   const std::vector<int>& gathers() const { return gathers_; }
@@ -64,7 +68,7 @@ class FetchWalk {
   std::vector<std::size_t> trace_;
   std::size_t cursor_ = 0;
   std::int64_t live_ = 0;  // elements that are not sharded
-  std::int64_t flying_ = 0;
+  std::int64_t flying_ = 0, forward_communication_ = 0;
   Level parameters_, communication_;
 };
 

@@ -21,8 +21,8 @@ int last_in_memory(const FlatLayout& layout) {
 /// The padding, which may reach over several owners when it is long.
 std::vector<OwnedPart> padding_parts(const FlatLayout& layout) {
   FlatLayout padding = layout;
-  padding.numels = {layout.padded - layout.numel};
-  padding.offsets = {layout.numel};
+  padding.numels.assign(1, layout.padded - layout.numel);
+  padding.offsets.assign(1, layout.numel);
   std::vector<OwnedPart> parts = padding.parts(0);
   for (OwnedPart& part : parts) part.parameter = -1;
   return parts;

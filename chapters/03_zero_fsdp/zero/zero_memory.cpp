@@ -175,6 +175,7 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   // Stage 1 keeps all gradients; later stages see each of them pass
   double passing = trains ? passing_gradients(sizes) : 0;
   double in_step = 8;  // the norm
+  double in_forward = 0;
   double parameters = 0;
   if (const auto* flat = dynamic_cast<const ZeroStage12*>(&zero)) {
     parameters = shard * zero.group().size() * bytes.parameter;
@@ -194,6 +195,8 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
             std::max(sliced->construction_bytes(),
                      sliced->persistent_bytes() +
                          std::max(first.parameters(), later.parameters())));
+    // What is gathered ahead in the forward comes before the caller's loss
+    in_forward = static_cast<double>(later.forward_communication());
     in_step = std::max({in_step, static_cast<double>(first.communication()),
                         static_cast<double>(later.communication()),
                         static_cast<double>(sliced->refresh_buffer_bytes())});
@@ -203,7 +206,8 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   bill[MemoryKind::kGradient] =
       bytes.gradient * (stage == 1 ? shard * zero.group().size()
                                    : (is_offloaded ? 0 : shard) + passing);
-  bill[MemoryKind::kCommunication] = trains ? sent_beside + in_step : 0;
+  bill[MemoryKind::kCommunication] =
+      trains ? std::max(sent_beside + in_step, in_forward) : 0;
   return bill;
 }
 

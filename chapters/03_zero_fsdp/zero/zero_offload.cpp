@@ -2,28 +2,32 @@
 
 #include "core/context.h"
 #include "core/inplace.h"
-#include "core/stream.h"
 
 namespace shardbook::zero {
 
 void copy_across(const Tensor& target, const Tensor& source,
                  HostTraffic& traffic) {
+  begin_copy(target, source, traffic).wait();
+}
+
+Event begin_copy(const Tensor& target, const Tensor& source,
+                 HostTraffic& traffic) {
+  Event done;
   if (target.device() == source.device()) {
     target.copy_from(source);
-    return;
+    return done;
   }
   Event issued;
   issued.record();
-  Event done;
   {
     StreamScope scope(kCopyStream);
     issued.wait();
     target.copy_from(source);
     done.record();
   }
-  done.wait();
   const bool to_host = target.device() == RankContext::current().host();
   (to_host ? traffic.to_host : traffic.to_device) += source.bytes();
+  return done;
 }
 
 void take_runs(const std::vector<CopyRun>& runs, bool accumulates,

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "core/copy_runs.h"
+#include "core/stream.h"
 #include "core/tensor.h"
 
 namespace shardbook::zero {
@@ -30,6 +31,10 @@ struct HostTraffic {
 /// on the current stream waits for it. Bytes are added to `traffic` by
 /// direction: towards the host of this rank, or away from it.
 void copy_across(const Tensor& target, const Tensor& source,
+                 HostTraffic& traffic);
+
+/// The same, and nothing waits: the target is whole when the event has passed.
+Event begin_copy(const Tensor& target, const Tensor& source,
                  HostTraffic& traffic);
 
 /// For all runs: target += source, or target = source without `accumulates`;

@@ -30,17 +30,16 @@ std::vector<Field> fields_of(const Tensor& shard, OptimizerSlot* slot,
   return fields;
 }
 
-/// Optimizers make their state in the first step; a loaded one has it before.
-void make_state(OptimizerSlot& slot, std::size_t count, const Tensor& shard) {
+}  // namespace
+
+void ZeroOptimizer::make_state(OptimizerSlot& slot, const Tensor& shard) {
   MemoryScope kind(MemoryKind::kOptimizerState);
   const DType dtype = shard.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-  while (slot.state.size() < count) {
+  while (slot.state.size() < optimizer_->state_names().size()) {
     slot.state.push_back(
         Tensor::zeros({shard.numel()}, {dtype, shard.device()}));
   }
 }
-
-}  // namespace
 
 std::vector<ShardPiece> ZeroOptimizer::shards() const {
   std::vector<ShardPiece> pieces;
@@ -85,7 +84,7 @@ TrainingState ZeroOptimizer::state() {
     for (const OptimizerSlot& slot : optimizer_->slots()) {
       steps_done_ = std::max(steps_done_, slot.step);
     }
-    publish(/*with_frozen=*/true);
+    publish_loaded();
   };
   return state;
 }
@@ -121,7 +120,7 @@ void ZeroOptimizer::load_shards(const std::vector<ShardPiece>& pieces,
     const ShardGroup& group = groups_[i];
     OptimizerSlot* slot = group.is_trained ? &optimizer_->slots()[i] : nullptr;
     if (slot != nullptr && steps_done > 0) {
-      make_state(*slot, optimizer_->state_names().size(), group.shard);
+      make_state(*slot, group.shard);
       slot->step = steps_done;
     }
     for (const Field& field :
@@ -152,7 +151,7 @@ void ZeroOptimizer::load_shards(const std::vector<ShardPiece>& pieces,
     }
   }
   steps_done_ = steps_done;
-  publish(/*with_frozen=*/true);
+  publish_loaded();
   if (is_updating_) clear_grad();  // of a step that failed
   is_updating_ = false;
 }

@@ -21,8 +21,8 @@
 // gradient with windows turned by half a turn. The gradient of the windows is
 // the transpose of the whole: dG = G' (sum over patches of V' A dY A') G.
 //
-// Results differ from a direct convolution in rounding only; the bits of an
-// image's outputs depend on that image alone, whatever the threads.
+// Results differ from a direct convolution in rounding only. Their bits depend
+// neither on the threads nor, for an image's outputs, on other images.
 
 #include <cstdint>
 
@@ -31,8 +31,8 @@
 
 namespace shardbook::kernels::cpu {
 
-/// True for the f32 convolutions below: a window of 3x3, stride 1, padding of 1,
-/// channels in whole blocks, and images enough to pay for the transforms.
+/// True for the f32 convolutions below: windows of 3x3, stride 1, padding of 1,
+/// channels in whole blocks, and enough images to pay for the transforms.
 bool is_winograd(const ConvShape& shape);
 
 /// y = conv(x, weight) + bias; bias may be null. `copies` as conv2d's.

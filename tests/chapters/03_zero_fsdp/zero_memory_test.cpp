@@ -279,6 +279,7 @@ TEST(ZeroMemory, OffloadMovesTheOptimizerToTheHost) {
     ZeroOptions how = stage(number);
     how.offload_optimizer = true;
     how.offload_parameters = number == 3;
+    how.sub_group_size = 100;
     const Options options = options_of(tiny_gpt(), DType::kBF16);
     const auto ranks = peaks_of(3, options, how, 2);
     expect_exact(ranks, "offload, stage " + std::to_string(number));

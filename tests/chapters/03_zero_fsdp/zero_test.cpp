@@ -33,12 +33,16 @@ std::vector<Variant> variants(int number) {
   ZeroOptions all_reduced = small;
   all_reduced.reduce_scatter = false;
   all.push_back({"all-reduce", all_reduced});
+  ZeroOptions parts = small;
+  parts.sub_group_size = 5;
+  all.push_back({"sub-groups", parts});
   ZeroOptions aligned = stage(number);
   aligned.alignment = 7;
   all.push_back({"alignment 7", aligned});
   if (number == 2) {
     ZeroOptions offload = small;
     offload.offload_optimizer = true;
+    offload.sub_group_size = 7;
     all.push_back({"offload", offload});
   }
   return all;
@@ -66,6 +70,7 @@ std::vector<Variant> stage3_variants() {
   ZeroOptions offload = stage(3);
   offload.offload_optimizer = true;
   offload.persistence_threshold = 7;
+  offload.sub_group_size = 11;
   all.push_back({"optimizer on the host", offload});
   offload.offload_parameters = true;
   all.push_back({"everything on the host", offload});

@@ -161,5 +161,18 @@ TEST(HybridBuckets, OfAnySizeGiveTheSameSums) {
   }
 }
 
+// The loss is summed and gone before the update: 8 bytes, which only the bill of
+// messages would notice.
+TEST(HybridBuckets, NothingElseIsThereWhileOneTravels) {
+  for (const int dp : {1, 2}) {
+    HybridOptions how = mesh(dp, 2, 1, 1, 2);
+    how.bucket_bytes = 1000;
+    Options options = nano_options(ranks_of(how));
+    options.steps = 1;
+    SCOPED_TRACE(name_of(how));
+    expect_claims(train_on(options, how));
+  }
+}
+
 }  // namespace
 }  // namespace shardbook::hybrid

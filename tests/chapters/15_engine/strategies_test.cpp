@@ -159,6 +159,23 @@ TEST_P(EngineStrategies, ComeFromTheirChapter) {
 INSTANTIATE_TEST_SUITE_P(All, EngineStrategies, testing::ValuesIn(all_cases()),
                          [](const auto& info) { return info.param.name; });
 
+// Blocks that are gathered ahead and kept fill buffers in the forward, when there
+// is no loss yet that travels beside them.
+TEST(EngineStrategies, WhatIsGatheredAheadOfTheLossIsCountedAlone) {
+  Options options = small_options(2);
+  options.model =
+      R"({"n_embd": 16, "n_layer": 4, "n_head": 4, "vocab_size": 31,
+          "n_positions": 20})";
+  for (const std::string distance : {"0", "1e9"}) {
+    expect_claims(
+        train_on(options,
+                 R"({"train_batch_size": 24, "zero_optimization": {"stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_reuse_distance": )" +
+                     distance + "}}"));
+  }
+}
+
 // --- The documents' three configs, as their files say --------------------------
 
 nlohmann::json document(const std::string& name) {
@@ -349,6 +366,22 @@ TEST(EngineOptions, TheConfigFillsThem) {
   EXPECT_EQ(options.rate(1), 0);
   EXPECT_EQ(options.rate(3), 0.25);
   EXPECT_EQ(options.rate(100), 0.5);
+}
+
+// The one device clips by the option, so the engine has to as well.
+TEST(EngineOptions, ClippingOfTheCommandLineHolds) {
+  for (const char* stage : {"0", "1"}) {
+    Options options = small_options(2);
+    options.optimizer = "sgd";
+    options.clip = 0.1;
+    const auto config = DeepSpeedConfig::parse(
+        R"({"zero_optimization": {"stage": )" + std::string(stage) + "}}",
+        "ds.json");
+    const Choice choice = choose(options, config);
+    expect_claims(train_choice(options, choice));
+    EXPECT_EQ(describe(choice, config).find("gradient_clipping"),
+              std::string::npos);
+  }
 }
 
 TEST(EngineOptions, AConflictNamesOptionAndKey) {

@@ -1,0 +1,56 @@
+#pragma once
+
+// Text that a thread of a cell prints, such as a rank.
+//
+// The kernel refuses it: ranks print in any order, and xeus-cling and xeus-cpp
+// may lose such text, since they send a cell's output from the thread that
+// prints. The guard covers std::cout, std::cerr, std::clog and printf. It leaves
+// the file stderr alone, to which compiled libraries write their warnings.
+
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace shardbook::notebook {
+
+class GuardedBuffer;
+
+class PrintGuard {
+ public:
+  /// Takes the place of the streams' buffers and of stdout. The calling thread
+  /// may print.
+  PrintGuard();
+  /// Gives the streams their own buffers back.
+  ~PrintGuard();
+  PrintGuard(const PrintGuard&) = delete;
+  PrintGuard& operator=(const PrintGuard&) = delete;
+
+  /// The calling thread may print, too.
+  void allow_this_thread();
+
+  /// True if the calling thread may print. Otherwise the guard keeps `text`,
+  /// if it comes from the first such thread, for refused().
+  bool allows(const char* text, std::size_t size);
+
+  /// What a thread that may not print tried to print since the last call: the
+  /// beginning of the first line. Empty if there was none.
+  std::string refused();
+
+ private:
+  static ssize_t write_stdout(void* guard, const char* text, std::size_t size);
+
+  std::mutex mutex_;
+  std::vector<std::thread::id> allowed_;
+  std::thread::id refused_thread_;  ///< the first one; none: no text so far
+  std::string refused_;
+  std::array<std::unique_ptr<GuardedBuffer>, 3> buffers_;
+  std::FILE* own_stdout_ = nullptr;
+  std::FILE* guarded_stdout_ = nullptr;
+};
+
+}  // namespace shardbook::notebook

@@ -1,0 +1,236 @@
+// Each public header includes the parts of the standard library that it uses,
+// itself or through a header of the project. The compiler cannot tell: it reads
+// the standard library once, for all headers (pch/standard_library.h).
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace shardbook::docs {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Words = std::set<std::string>;
+/// The text of a header of the project, by its path from the root.
+using Reader = std::function<std::string(const std::string& header)>;
+
+// A name, and the headers of which any one is enough: besides the name's own,
+// those whose interface is made of it.
+const char kNames[] = R"(
+algorithm: any_of clamp copy fill find max max_element min min_element sort
+array: array
+atomic: atomic memory_order_acquire memory_order_relaxed memory_order_release
+chrono: chrono
+cmath: abs ceil exp fabs floor fma log log2 pow round sqrt
+condition_variable: condition_variable
+cstddef string vector deque array map set: size_t
+cstddef: byte max_align_t nullptr_t ptrdiff_t
+cstdint: int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t
+cstdint: intptr_t uintptr_t
+cstring: memcmp memcpy memset strlen
+deque: deque
+exception: current_exception exception exception_ptr rethrow_exception
+functional: function hash less
+initializer_list: initializer_list
+iosfwd ostream iostream: ostream
+iostream: cerr cout
+limits: numeric_limits
+list: list
+map: map multimap
+memory: enable_shared_from_this make_shared make_unique shared_ptr
+memory: static_pointer_cast unique_ptr weak_ptr
+mutex: lock_guard mutex unique_lock
+numeric: accumulate
+optional: nullopt optional
+set: multiset set
+sstream: istringstream ostringstream stringstream
+stdexcept: runtime_error
+string: string to_string
+string_view: string_view
+thread: this_thread thread
+tuple: apply tie tuple tuple_element_t
+type_traits: conditional_t decay_t enable_if_t integral_constant
+type_traits: is_arithmetic_v is_integral_v is_same_v is_trivially_copyable_v
+type_traits: is_void_v remove_pointer_t
+unordered_map: unordered_map
+utility memory functional: forward move
+utility map: pair
+utility: declval exchange swap
+variant: variant
+vector: vector
+)";
+
+std::map<std::string, Words> headers_of_names() {
+  std::map<std::string, Words> headers;
+  std::istringstream lines(kNames);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    std::istringstream providers(line.substr(0, colon));
+    const Words any{std::istream_iterator<std::string>(providers), {}};
+    std::istringstream names(line.substr(colon + 1));
+    for (std::string name; names >> name;) headers[name] = any;
+  }
+  return headers;
+}
+
+// A header as this test sees it.
+struct Header {
+  Words standard, project;  // what it includes, by kind
+  std::string code;         // without remarks, strings and includes
+};
+
+Header parse(const std::string& text) {
+  Header header;
+  std::istringstream lines(text);
+  bool in_remark = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("#include ", 0) == 0) {
+      const bool standard = line[9] == '<';
+      const std::size_t end = line.find(standard ? '>' : '"', 10);
+      (standard ? header.standard : header.project)
+          .insert(line.substr(10, end - 10));
+      continue;
+    }
+    bool in_string = false;
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      if (in_remark) {
+        if (line.compare(i, 2, "*/") == 0) in_remark = false, ++i;
+      } else if (in_string) {
+        if (line[i] == '\\') {
+          ++i;
+        } else if (line[i] == '"') {
+          in_string = false;
+        }
+      } else if (line.compare(i, 2, "//") == 0) {
+        break;
+      } else if (line.compare(i, 2, "/*") == 0) {
+        in_remark = true, ++i;
+      } else if (line[i] == '"') {
+        in_string = true;
+      } else {
+        header.code += line[i];
+      }
+    }
+    header.code += '\n';
+  }
+  return header;
+}
+
+bool in_name(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) || c == '_';
+}
+
+/// All headers that one test reads, each once.
+class Headers {
+ public:
+  explicit Headers(Reader read) : read_(std::move(read)) {}
+
+  /// What is wrong with the includes of a header; empty when nothing is.
+  std::string missing_includes(const std::string& path) {
+    Words seen, included;
+    collect(path, &seen, &included);
+    const std::string& code = header(path).code;
+    Words wrong;
+    for (std::size_t at = 0, end = 0; at < code.size(); at = end + 1) {
+      for (end = at; end < code.size() && in_name(code[end]);) ++end;
+      if (end == at) continue;
+      const std::string problem =
+          check(code.substr(at, end - at),
+                at >= 5 && code.compare(at - 5, 5, "std::") == 0, included);
+      if (!problem.empty()) wrong.insert(problem);
+    }
+    std::string words;
+    for (const std::string& one : wrong) {
+      words += (words.empty() ? "" : "; ") + one;
+    }
+    return words;
+  }
+
+ private:
+  const Header& header(const std::string& path) {
+    const auto found = headers_.find(path);
+    if (found != headers_.end()) return found->second;
+    return headers_[path] = parse(read_(path));
+  }
+
+  // Adds what a header includes of the standard library, however far away.
+  void collect(const std::string& path, Words* seen, Words* standard) {
+    if (!seen->insert(path).second) return;
+    const Header& here = header(path);
+    standard->insert(here.standard.begin(), here.standard.end());
+    for (const std::string& next : here.project) collect(next, seen, standard);
+  }
+
+  std::string check(const std::string& name, bool is_std,
+                    const Words& included) const {
+    const auto found = names_.find(name);
+    if (!is_std) {
+      const bool is_type =
+          name == "size_t" ||
+          (found != names_.end() && found->second == Words{"cstdint"});
+      return is_type ? name + " needs std:: before it" : "";
+    }
+    if (found == names_.end()) {
+      return "std::" + name + " is not in the list of this test";
+    }
+    std::string providers;
+    for (const std::string& provider : found->second) {
+      if (included.count(provider)) return "";
+      providers += (providers.empty() ? "<" : " or <") + provider + ">";
+    }
+    return "std::" + name + " needs #include " + providers;
+  }
+
+  const std::map<std::string, Words> names_ = headers_of_names();
+  Reader read_;
+  std::map<std::string, Header> headers_;
+};
+
+TEST(HeaderIncludes, AMissingOneIsNamed) {
+  std::map<std::string, std::string> project = {
+      {"a.h", "#include <vector>\n#include <cstdint>\n"},
+      {"b.h", "#include \"a.h\"\n// std::map\nstd::vector<std::int64_t> x;\n"},
+      {"c.h", "#include \"b.h\"\nstd::string s = \"std::map\"; int64_t i;\n"},
+      {"d.h", "#include \"d.h\"\nstd::no_such_name n;"}};
+  const auto missing_includes = [&](const std::string& path) {
+    return Headers([&](const std::string& name) { return project[name]; })
+        .missing_includes(path);
+  };
+  EXPECT_EQ(missing_includes("b.h"), "");
+  EXPECT_EQ(missing_includes("c.h"),
+            "int64_t needs std:: before it; "
+            "std::string needs #include <string>");
+  EXPECT_EQ(missing_includes("d.h"),
+            "std::no_such_name is not in the list of this test");
+  project["a.h"] = "";
+  EXPECT_EQ(missing_includes("b.h"),
+            "std::int64_t needs #include <cstdint>; "
+            "std::vector needs #include <vector>");
+}
+
+TEST(HeaderIncludes, EachPublicHeaderHasWhatItUses) {
+  Headers read([](const std::string& path) -> std::string {
+    std::ifstream file(fs::path(SHARDBOOK_ROOT) / path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  });
+  std::istringstream headers(SHARDBOOK_PUBLIC_HEADERS);
+  int checked = 0;
+  for (std::string header; headers >> header; ++checked) {
+    EXPECT_EQ(read.missing_includes(header), "") << header;
+  }
+  EXPECT_GT(checked, 0);
+}
+
+}  // namespace
+}  // namespace shardbook::docs
