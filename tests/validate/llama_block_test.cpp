@@ -2,23 +2,27 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
+#include <string>
+
 #include "chapters/14_hybrid_3d/predict/step.h"
 #include "core/check.h"
 #include "tests/chapters/common/textbook_support.h"
+#include "tests/validate/stage_support.h"
 
 namespace shardbook::validate {
 namespace {
 
 using predict::HybridJob;
 using predict::Recompute;
-using predict::StageParts;
 using predict::StageRun;
+using test::run_blocks;
 using textbook::expect_time;
 using textbook::kRate;
 
-constexpr double kHidden = 1024, kKeys = 256, kMlp = 3072, kTokens = 2 * 512;
+constexpr double kHidden = 1024, kKeys = 256, kMlp = 3072, kRows = 2 * 512;
 
-HybridJob small_job(const std::string& cluster) {
+HybridJob llama_job(const std::string& cluster) {
   HybridJob job;
   job.cluster = sim::Cluster::read(cluster);
   job.sizes.hidden = 1024;
@@ -35,17 +39,11 @@ HybridJob small_job(const std::string& cluster) {
   return job;
 }
 
-StageRun run_blocks(const HybridJob& job, std::int64_t blocks) {
-  StageParts parts;
-  parts.blocks = blocks;
-  return predict::run_stage(job.cluster, job.sizes, job.layout, parts);
-}
-
 // Keys, attention's output and up: the second, fourth and sixth product. Where
 // tokens are cut, the fourth's sum over tp is kept.
 TEST(LlamaBlock, ComputesEverySecondProductAgain) {
   for (const int tp : {1, 2, 4}) {
-    HybridJob job = small_job("textbook");
+    HybridJob job = llama_job("textbook");
     job.layout.tp = tp;
     job.layout.cuts_tokens = tp > 1;
     const StageRun plain = run_blocks(job, 3);
@@ -54,7 +52,7 @@ TEST(LlamaBlock, ComputesEverySecondProductAgain) {
     EXPECT_EQ(selective.forward_s, plain.forward_s);
     const double output = tp == 1 ? kHidden * kHidden : 0;
     const double again =
-        3 * 2 * kTokens * (kHidden * kKeys + output + kHidden * kMlp) / tp;
+        3 * 2 * kRows * (kHidden * kKeys + output + kHidden * kMlp) / tp;
     expect_time(selective.backward_s, plain.backward_s + again / kRate);
     job.layout.recompute = Recompute::kBlocks;
     EXPECT_GT(run_blocks(job, 3).backward_s, 1.1 * selective.backward_s);
@@ -62,7 +60,7 @@ TEST(LlamaBlock, ComputesEverySecondProductAgain) {
 }
 
 TEST(LlamaBlock, HasNoMemoryForEverySecondProduct) {
-  HybridJob job = small_job("textbook");
+  HybridJob job = llama_job("textbook");
   job.layout.recompute = Recompute::kEverySecondProduct;
   EXPECT_THROW(step_memory(job), Error);
   job.sizes.is_llama = false;
@@ -81,7 +79,7 @@ double streamed(const HybridJob& job, double bytes) {
 
 /// So large that the host is never waited for.
 HybridJob large_job() {
-  HybridJob job = small_job("dgx-h100");
+  HybridJob job = llama_job("dgx-h100");
   job.sizes.hidden *= 8;
   job.sizes.heads *= 8;
   job.sizes.kv_heads *= 8;
@@ -95,11 +93,19 @@ TEST(LlamaBlock, ReadsAndWritesQueriesAndKeysOnceMoreToNormalise) {
   const StageRun plain = run_blocks(job, 2);
   job.sizes.normalizes_heads = true;
   const StageRun normal = run_blocks(job, 2);
-  const double bytes = 2 * 8 * kTokens * 8 * (kHidden + kKeys);
+  const double bytes = 2 * 8 * kRows * 8 * (kHidden + kKeys);
   EXPECT_NEAR(normal.forward_s - plain.forward_s, 2 * streamed(job, 2 * bytes),
               1e-9);
   EXPECT_NEAR(normal.backward_s - plain.backward_s,
               2 * streamed(job, 3 * bytes), 1e-9);
+}
+
+// Stages that were run are kept for equal jobs, and only for these.
+TEST(LlamaBlock, KeepsNoStageForAJobThatNormalises) {
+  HybridJob job = large_job();
+  const double plain = hybrid_step(job).seconds;
+  job.sizes.normalizes_heads = true;
+  EXPECT_GT(hybrid_step(job).seconds, plain);
 }
 
 // What the four products read, and the gradients of what they return.
@@ -112,7 +118,7 @@ TEST(LlamaBlock, ReadsOnceMoreForTheMaximumOfAScale) {
   const auto reads = [&](std::initializer_list<double> widths) {
     double seconds = 0;
     for (const double width : widths) {
-      seconds += streamed(job, 2 * 8 * kTokens * 8 * width);
+      seconds += streamed(job, 2 * 8 * kRows * 8 * width);
     }
     return 2 * seconds;
   };
