@@ -115,8 +115,9 @@ TEST(PublishedTable, KorthikantisStepsAreInOrder) {
   EXPECT_EQ(of("korthikanti_table5_e2e.csv").contests.spearman, 1);
 }
 
-// Within 20 % on average, and better than the best constant, although two rows
-// of the smallest model have half of the speed of others with equal settings.
+// Within 20 % on average, and better than the best constant, if only by half a
+// percent: two rows of the smallest model have half of the speed of others with
+// equal settings. Without these two it is 5 against 9 %.
 TEST(PublishedTable, ExpertsAreWithinTwentyPercent) {
   std::vector<Pair> pairs;
   for (const Outcome& each : of("nemo_megatron_bridge_perf.csv").outcomes) {
@@ -164,6 +165,18 @@ TEST(PublishedTable, Llama3sOtherRowsFollowFromTheFirst) {
   const double first = result.outcomes[0].pair.published;
   EXPECT_GT(first / result.outcomes[1].pair.published, 1.07);
   EXPECT_GT(first / result.outcomes[2].pair.published, 1.13);
+}
+
+// The speed of its devices is fitted to the first row. The next three have FP8
+// and 128 devices.
+TEST(PublishedTable, TorchtitansFsdpFollowsFromItsFirstRow) {
+  const Validation& result = of("torchtitan_llama.csv");
+  ASSERT_GE(result.outcomes.size(), 4u);
+  EXPECT_LT(std::abs(relative_error(result.outcomes[0].pair)), 0.01);
+  for (std::size_t i = 1; i < 4; ++i) {
+    EXPECT_LT(std::abs(relative_error(result.outcomes[i].pair)), 0.09)
+        << result.outcomes[i].row;
+  }
 }
 
 // Their rates are far off where we assume sizes.
