@@ -311,6 +311,34 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   return choice;
 }
 
+namespace {
+
+/// Keys of ZeRO that were given and that the chosen library does not have.
+std::string keys_without_effect(const Choice& choice, const ZeroConfig& zero) {
+  const ZeroConfig usual = {};
+  std::string keys;
+  const auto add = [&](const char* key, bool is_given) {
+    if (is_given) keys += (keys.empty() ? "" : ", ") + std::string(key);
+  };
+  if (choice.name != "ZeRO-3") {
+    add("stage3_prefetch_bucket_size",
+        zero.stage3_prefetch_bucket_size != usual.stage3_prefetch_bucket_size);
+    add("stage3_param_persistence_threshold",
+        zero.stage3_param_persistence_threshold !=
+            usual.stage3_param_persistence_threshold);
+    add("stage3_max_live_parameters",
+        zero.stage3_max_live_parameters != usual.stage3_max_live_parameters);
+    add("stage3_max_reuse_distance",
+        zero.stage3_max_reuse_distance != usual.stage3_max_reuse_distance);
+  }
+  if (choice.name.rfind("ZeRO-", 0) != 0) {
+    add("sub_group_size", zero.sub_group_size != usual.sub_group_size);
+  }
+  return keys;
+}
+
+}  // namespace
+
 std::string describe(const Choice& choice, const DeepSpeedConfig& config) {
   const BatchSizes& sizes = choice.sizes;
   std::string text =
@@ -322,6 +350,10 @@ std::string describe(const Choice& choice, const DeepSpeedConfig& config) {
     const bool is_of_clipping =
         remark.rfind("gradient_clipping is not", 0) == 0;
     if (!choice.clips || !is_of_clipping) text += "  " + remark + "\n";
+  }
+  const std::string idle_keys = keys_without_effect(choice, config.zero);
+  if (!idle_keys.empty()) {
+    text += "  " + idle_keys + ": without effect in " + choice.name + "\n";
   }
   return text;
 }

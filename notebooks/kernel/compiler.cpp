@@ -88,6 +88,8 @@ std::unique_ptr<clang::Interpreter> make_clang(
   static const bool ready = [] {
     llvm::InitializeNativeTarget();
     llvm::InitializeNativeTargetAsmPrinter();
+    // <iostream> of GCC 13 and later has a line of assembly.
+    llvm::InitializeNativeTargetAsmParser();
     return true;
   }();
   static_cast<void>(ready);

@@ -58,6 +58,12 @@ const std::vector<Way>& all_ways() {
        "--world-size 8 --tp 2 --pp 2 --zero-stage 1 --sequence-parallel "
        "--clip 0.5"},
       {"14_hybrid_3d", "--world-size 4 --tp 2 --zero-stage 3 --dtype f16"},
+      {"14_hybrid_3d",
+       "--world-size 8 --tp 2 --pp 2 --ep 2 --num-experts 4 --zero-stage 1 "
+       "--noise rsample --dtype f64"},
+      {"14_hybrid_3d",
+       "--world-size 4 --cp 2 --ep 2 --num-experts 4 --zero-stage 2 "
+       "--dtype f64"},
   };
   return kWays;
 }
@@ -137,6 +143,46 @@ TEST_F(ResumeTest, AnotherMeshGoesOnWithTheSameNumbers) {
                   std::to_string(steps) + (steps > 2 ? " --resume" : "") +
                   (steps < 26 ? " --no-check" : ""));
     ASSERT_EQ(outcome.status, 0) << way.chapter << ": " << outcome.text;
+  }
+}
+
+// Twenty steps are ten, a stop, and ten more, bit for bit.
+TEST_F(ResumeTest, ExpertsGoOnInTheMiddleOfTwentySteps) {
+  const std::string chapter = "14_hybrid_3d";
+  const std::string options =
+      "--world-size 2 --ep 2 --num-experts 4 --micro-batches 1 --dtype f64 "
+      "--no-check --cluster none ";
+  const Outcome whole =
+      plain(chapter, options + "--steps 20 --save " + path("whole"));
+  ASSERT_EQ(whole.status, 0) << whole.text;
+  const Outcome first = train(chapter, options + "--steps 10");
+  ASSERT_EQ(first.status, 0) << first.text;
+  const Outcome second =
+      train(chapter, options + "--steps 20 --resume --save " + path("parts"));
+  ASSERT_EQ(second.status, 0) << second.text;
+  EXPECT_TRUE(read(path("parts")) == read(path("whole"))) << "other weights";
+}
+
+// Other meshes with the same groups of tokens route them alike: the last one
+// compares its weights with one device that trained all steps.
+TEST_F(ResumeTest, ExpertsMoveToAnotherMesh) {
+  const std::vector<std::string> ways = {
+      "--world-size 8 --tp 2 --pp 2 --ep 2 --zero-stage 1 --micro-batches 2",
+      "--world-size 4 --ep 4 --zero-stage 2 --micro-batches 1",
+      "--world-size 2 --pp 2 --micro-batches 4",
+      "--world-size 4 --ep 2 --tp 2 --expert-tp --zero-stage 2 "
+      "--micro-batches 2",
+      "--world-size 2 --ep 2 --zero-stage 1 --micro-batches 2",
+  };
+  int steps = 0;
+  for (const std::string& way : ways) {
+    steps += 2;
+    const Outcome outcome =
+        train("14_hybrid_3d",
+              way + " --num-experts 4 --dtype f64 --cluster none --steps " +
+                  std::to_string(steps) + (steps > 2 ? " --resume" : "") +
+                  (steps < 10 ? " --no-check" : ""));
+    ASSERT_EQ(outcome.status, 0) << way << ": " << outcome.text;
   }
 }
 

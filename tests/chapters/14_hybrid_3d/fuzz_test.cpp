@@ -58,6 +58,8 @@ class Draws {
     how.top_k = one_of<std::int64_t>({1, 1, 2, 3});
     how.capacity_factor = one_of<double>({1, 1.3, 2});
     how.expert_tp = one_of<bool>({false, false, true});
+    how.noise = one_of<std::string>(
+        {"none", "none", "jitter", "rsample", "noisy-top-k"});
     return how;
   }
 

@@ -57,6 +57,32 @@ TEST(HybridPrecision, TrainsExpertsInSixteenBits) {
   }
 }
 
+// The factor of the loss is a power of two: it changes no loss, those of the
+// gates included. Unscaled, they would all but vanish.
+TEST(HybridPrecision, TheScaleReachesTheLossesOfGates) {
+  for (const int zero : {0, 2}) {
+    const auto losses = [&](double scale, double aux_coefficient, bool one) {
+      HybridOptions how = experts_of(zero);
+      how.loss_scale.scale = scale;
+      how.aux_coefficient = aux_coefficient;
+      Options options = half_options(how, DType::kF16);
+      options.batch = 8, options.steps = 3;
+      options.clip = 0;
+      options.optimizer = "sgd";
+      options.optimizer_options.lr = 1;
+      if (one) return reference_run(options, how).losses.back();
+      return train_on(options, how).losses.back();
+    };
+    for (const bool one : {false, true}) {
+      const double small = losses(1 << 4, 1, one);
+      const double with = losses(1 << 10, 1, one);
+      const double without = losses(1 << 10, 0, one);
+      EXPECT_LT(std::abs(with - small), std::abs(with - without) / 4)
+          << small << " " << with << " " << without;
+    }
+  }
+}
+
 /// Scales and skipped steps on each rank.
 struct Found {
   double scale = 0;

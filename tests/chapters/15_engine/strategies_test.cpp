@@ -384,6 +384,22 @@ TEST(EngineOptions, ClippingOfTheCommandLineHolds) {
   }
 }
 
+// Stage 3 by FSDP has limits of its own, so a config says more than it does.
+TEST(EngineOptions, KeysWithoutEffectAreNamed) {
+  const auto described = [](const std::string& sharding) {
+    const auto config = DeepSpeedConfig::parse(
+        R"({"zero_optimization": {"stage": 3, "stage3_max_reuse_distance": 0,
+            "sub_group_size": 100}, "shardbook": {"sharding": ")" +
+            sharding + "\"}}",
+        "ds.json");
+    return describe(choose(small_options(2), config), config);
+  };
+  EXPECT_EQ(described("zero").find("without effect"), std::string::npos);
+  EXPECT_NE(described("fsdp").find("stage3_max_reuse_distance, sub_group_size: "
+                                   "without effect in FSDP"),
+            std::string::npos);
+}
+
 TEST(EngineOptions, AConflictNamesOptionAndKey) {
   const auto error = [](const std::string& flag, const std::string& value,
                         const std::string& text) -> std::string {

@@ -1,0 +1,217 @@
+// Experts on a mesh: the groups of the book's example, the page's bill worked out
+// by hand, and what would go unnoticed if the tests were too coarse.
+
+#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/support/sanitized.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+HybridOptions two_replicas() {
+  HybridOptions how;
+  how.dp = how.ep = 2;
+  how.micro_batches = 2;
+  how.experts = 4;
+  how.aux_coefficient = 0.3;
+  return how;
+}
+
+// --- Groups --------------------------------------------------------------------
+
+using Groups = std::vector<std::vector<int>>;
+
+TEST(HybridExpertGroups, AreThoseOfSixteenRanks) {
+  HybridOptions how;
+  how.dp = 16, how.ep = 2;
+  const Topology pairs = topology_of(how);
+  EXPECT_EQ(pairs.groups({"ep"}), (Groups{{0, 1},
+                                          {2, 3},
+                                          {4, 5},
+                                          {6, 7},
+                                          {8, 9},
+                                          {10, 11},
+                                          {12, 13},
+                                          {14, 15}}));
+  EXPECT_EQ(pairs.groups({"edp"}),
+            (Groups{{0, 2, 4, 6, 8, 10, 12, 14}, {1, 3, 5, 7, 9, 11, 13, 15}}));
+  how.dp = 8, how.ep = 4, how.tp = 2;
+  const Topology with_tp = topology_of(how);
+  EXPECT_EQ(
+      with_tp.groups({"ep"}),
+      (Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}}));
+  EXPECT_EQ(with_tp.groups({"edp"}), (Groups{{0, 8},
+                                             {1, 9},
+                                             {2, 10},
+                                             {3, 11},
+                                             {4, 12},
+                                             {5, 13},
+                                             {6, 14},
+                                             {7, 15}}));
+}
+
+// Experts never leave their stage, their tensor-parallel place, or their part of
+// the sequence.
+TEST(HybridExpertGroups, CrossReplicasAlone) {
+  HybridOptions how;
+  how.dp = 4, how.ep = 2, how.tp = 2, how.cp = 2, how.pp = 2;
+  for (const char* order : {"megatron", "colossal-ai", "pp-dp-cp-tp"}) {
+    how.order = order;
+    const Topology grid = topology_of(how);
+    for (const std::vector<int>& group : grid.groups({"ep"})) {
+      ASSERT_EQ(group.size(), 2u);
+      for (const char* axis : {"edp", "tp", "cp", "pp"}) {
+        EXPECT_EQ(grid.coordinate(group[0], axis),
+                  grid.coordinate(group[1], axis));
+      }
+      // Neighbours among the replicas: other samples
+      EXPECT_EQ(replica_of(grid, group[0]) + 1, replica_of(grid, group[1]));
+    }
+  }
+}
+
+// --- The page's bill, by hand ------------------------------------------------
+
+double all_reduce(double k, double bytes) { return 2 * (k - 1) / k * bytes; }
+
+/// Bytes that each rank of one stage without context parallelism sends.
+double bytes_of_the_page(const Options& options, const HybridOptions& how) {
+  const ModelConfig config = model_config(options);
+  const auto h = static_cast<double>(config.n_embd);
+  const auto l = static_cast<double>(config.n_layer);
+  const auto v = static_cast<double>(config.vocab_size);
+  const auto m = static_cast<double>(how.micro_batches);
+  const double t = how.tp, ep = how.ep, d = how.dp;
+  const auto e_count = static_cast<double>(how.experts);
+  const double n = static_cast<double>(options.batch) / d / m *
+                   static_cast<double>(options.seq);
+  const double e = 8, z = 8;  // f64
+  const double slots = std::max(4.0, std::ceil(n / e_count));
+  // Layers
+  double step = all_reduce(t, (2 * l * m + 2 * m) * n * h * e);
+  step += all_reduce(t, 3 * n * z * m);
+  const double all = e_count * slots * h;
+  step += l * m * (4 * (ep - 1) / ep * all / t + 2 * (t - 1) / t * all) * e;
+  step += all_reduce(how.dp * how.tp, 16);
+  // Gradients and parameters
+  const auto positions = static_cast<double>(config.n_positions);
+  const double dense = v * h / t + positions * h + 2 * h +
+                       l * ((4 * h * h + 3 * h) / t + 5 * h + h * e_count);
+  const double experts = l * e_count / ep * (8 * h * h + 5 * h);
+  const double r = d / ep * t;
+  const double sums = all_reduce(d, dense * e) + all_reduce(r, experts * e);
+  const auto steps = static_cast<double>(options.steps);
+  if (how.zero_stage < 2) return steps * (step + sums);
+  return steps * (step + (m + 1) / 2 * sums) + sums / 2;
+}
+
+TEST(HybridExpertBill, IsThatOfThePage) {
+  for (const int zero : {0, 1, 2}) {
+    for (const int tp : {1, 2}) {
+      HybridOptions how = two_replicas();
+      how.tp = tp, how.zero_stage = zero;
+      how.dp = tp == 1 && !kSanitized ? 4 : 2;
+      SCOPED_TRACE(name_of(how));
+      Options options = nano_options(ranks_of(how));
+      options.check = false;
+      const double bytes = bytes_of_the_page(options, how);
+      for (const RankReport& rank : train_on(options, how).ranks) {
+        EXPECT_NEAR(rank.bytes.counted, bytes, 1e-12 * bytes);
+      }
+    }
+  }
+}
+
+/// Peak bytes of the states of a model of experts, in the page's symbols.
+TEST(HybridExpertBill, StatesAreThoseOfThePage) {
+  for (const int zero : {0, 1, 2}) {
+    HybridOptions how = two_replicas();
+    how.zero_stage = zero;
+    Options options = nano_options(2);
+    options.check = false;
+    const double h = 64, l = 4, v = 256, positions = 256;
+    const double dense =
+        v * h + positions * h + 2 * h + l * (4 * h * h + 3 * h + 5 * h + 4 * h);
+    const double experts = l * 2 * (8 * h * h + 5 * h);
+    for (const RankReport& rank : train_on(options, how).ranks) {
+      const auto& peak = rank.peak;
+      EXPECT_EQ(peak[static_cast<std::size_t>(MemoryKind::kParameter)].counted,
+                8 * (dense + experts));
+      // One copy of the experts: their state is whole. Adam has two
+      const double kept = zero == 0 ? dense : dense / 2;
+      EXPECT_EQ(
+          peak[static_cast<std::size_t>(MemoryKind::kOptimizerState)].counted,
+          16 * (kept + experts));
+      if (zero < 2) continue;
+      // Beside the shard two tables' worth: the largest that passes is c_fc of
+      // two experts, 2 x 4 h^2
+      const double passing = v * h + std::max(v * h, 2 * 4 * h * h);
+      EXPECT_EQ(peak[static_cast<std::size_t>(MemoryKind::kGradient)].counted,
+                8 * (dense / 2 + experts + passing));
+    }
+  }
+}
+
+// --- Traps ---------------------------------------------------------------------
+
+/// How far the mesh's numbers are from one device with other options.
+double distance_from(const HybridOptions& how, const HybridOptions& other) {
+  Options options = nano_options(ranks_of(how));
+  options.batch = 8, options.steps = 2;
+  const ReferenceRun right = reference_run(options, how);
+  const ReferenceRun wrong = reference_run(options, other);
+  double most = 0;
+  for (std::size_t k = 0; k < right.losses.size(); ++k) {
+    most = std::max(most, std::abs(right.losses[k] - wrong.losses[k]));
+  }
+  return most;
+}
+
+// Each variant below is far beyond the 1e-9 at which losses are compared.
+TEST(HybridExpertTraps, CapacityIsNotThatOfTheGlobalBatch) {
+  HybridOptions how = two_replicas();
+  HybridOptions whole = how;
+  whole.dp = whole.ep = 1, whole.micro_batches = 1;
+  EXPECT_GT(distance_from(how, whole), 1e-6);
+  HybridOptions replica =
+      how;  // capacity of a replica's part, all micro-batches
+  replica.micro_batches = 1;
+  EXPECT_GT(distance_from(how, replica), 1e-6);
+}
+
+TEST(HybridExpertTraps, LossesOfGatesCountOncePerGroupOfTokens) {
+  const HybridOptions how = two_replicas();
+  HybridOptions twice = how;  // divided by d m / 2
+  twice.aux_coefficient *= 2;
+  EXPECT_GT(distance_from(how, twice), 1e-6);
+  HybridOptions none = how;
+  none.aux_coefficient = 0;
+  EXPECT_GT(distance_from(how, none), 1e-6);
+}
+
+// By SGD, which shows the scale of gradients, and clipped by a norm in which
+// experts count once: updates do not depend on ep. Divided by the expert-data
+// group they would be ep times too large.
+TEST(HybridExpertTraps, UpdatesDoNotDependOnEp) {
+  HybridOptions how = two_replicas();
+  how.dp = 4, how.micro_batches = 1;
+  for (const double clip : {0.0, 0.2}) {
+    Options options = nano_options(4);
+    options.batch = 8, options.steps = 2;
+    options.optimizer = "sgd";
+    options.optimizer_options.lr = 0.3;
+    options.clip = clip;
+    ReferenceRun one = reference_run(options, how);
+    for (const int zero : sized<int>({0, 1, 2}, {1, 2})) {
+      for (const int ep : sized<int>({1, 2, 4}, {2})) {
+        how.zero_stage = zero, how.ep = ep;
+        SCOPED_TRACE(name_of(how));
+        const Report report = train_on(options, how, &one);
+        expect_losses(report, one);
+        EXPECT_TRUE(report.parity.passed);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::hybrid

@@ -1,0 +1,122 @@
+"""Mutants of experts and of hybrids: chapters 13 and 14.
+
+Most of them replace an expression by one of its type, so that whoever is in a
+hurry may compile all of them at once, behind a switch.
+"""
+
+from mutants import chapter
+
+# --- 13, as chapter 14 uses it -------------------------------------------------
+
+moe = chapter("13_moe", "moe")
+routing = chapter("13_moe", "hybrid")
+NOISE = "HybridExperts.Noise*"
+# Draws are keyed by the place in a rank's part
+moe("routing.cpp", "part_.place[at(token % per_row_)]", "token % per_row_",
+    "TokenDraws.*")
+routing("gate.cpp",
+        "call.part.place.empty() ? call.per_row : call.part.whole",
+        "call.per_row", NOISE)
+moe("gate.cpp", "1 / static_cast<double>(routing.tokens * counted)",
+    "1 / static_cast<double>(routing.tokens)", "AuxiliaryLoss.*")
+# Losses of gates start from 1, whatever the main loss starts from
+moe("moe_layer.cpp", "Tensor::full({}, record->loss_scale, like)",
+    "Tensor::full({}, 1, like)", "*MoeForms*")
+moe("moe_layer.cpp", "call.capacity_multiple = size_of(groups_.tp)",
+    "call.capacity_multiple = 1", "MoeTrainer.WithTensor*")
+moe("routing.cpp", "std::max(options.min_capacity, slots)", "slots",
+    "Capacity.*")
+moe("routing.cpp", "priority[at(a)] > priority[at(b)]",
+    "priority[at(a)] < priority[at(b)]", "*Top*")
+moe("routing.cpp", "slot < routing.capacity ? slot : -1", "slot",
+    "*Top*:*MoeForms*")
+# The one device does not scale the losses of gates
+routing("reference.cpp", "scaler.scale() / parts", "1 / parts",
+        "HybridPrecision.TheScale*")
+
+# --- 14: which sums, over which ranks -------------------------------------------
+
+hybrid = chapter("14_hybrid_3d", "hybrid")
+TRAPS = "HybridExpertTraps.*:HybridExpertSums.*"
+EXPERTS = "HybridExperts.TrainAsOneDevice"
+hybrid("update.cpp",
+       "moe::is_expert(each.name) ? &groups_.experts : &groups_.data",
+       "&groups_.data", TRAPS)
+hybrid("update.cpp", "bucket.tied != nullptr) {\n      sum",
+       "false) {\n      sum", "HybridReplicas.*")
+hybrid("update.cpp", "if (bucket.is_partial) {", "if (false) {",
+       "HybridReplicas.*")
+# ZeRO-1 shows nobody its new parameters
+hybrid("update.cpp",
+       'bucket.data->all_gather(bucket.flat, bucket.own, "parameters").wait()',
+       "void()", "HybridReplicas.*")
+hybrid("update.cpp", "optimizer_->step_one(i, buckets_[i].grad, factor)",
+       "optimizer_->step_one(i, buckets_[i].grad, 1.0)", "HybridBuckets.OfAny*")
+# Experts of all sizes are summed over tp as if their tokens were cut
+hybrid("update.cpp", "!moe::is_expert(each.name)", "true", EXPERTS)
+hybrid("layers.cpp", 'mesh.group(cuts_slots ? "edp-cp-tp" : "edp-cp")',
+       'mesh.group("edp-cp")', TRAPS)
+hybrid("layers.cpp", 'mesh.group(cuts_slots ? "dp-cp-tp" : "dp-cp")',
+       'mesh.group("dp-cp")', EXPERTS)
+# The all-to-all of other ranks
+hybrid("layers.cpp", '&mesh.group("ep")', '&mesh.group("edp")', EXPERTS)
+hybrid("layers.cpp",
+       "how.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==\n"
+       "                                moe::expert_layout(name, 0, 1, 1, t)",
+       "false", "HybridExpertNorm.*")
+hybrid("layers.cpp",
+       "part_of_samples(options.seq, how.sequence().layout,\n"
+       "                                   cp.rank(), cp.size())",
+       "moe::SamplePart()", NOISE)
+
+# --- 14: the norm, each element once ---------------------------------------------
+
+NORM = "HybridNorm.*:HybridExpertNorm.*"
+hybrid("update.cpp", "(is_sharded_ || kind.data->rank() == 0)", "true", NORM)
+hybrid("update.cpp", "(!kind.is_replicated || groups_.tp.rank() == 0)", "true",
+       NORM)
+hybrid("update.cpp", "(kind.tied == nullptr || kind.tied->rank() == 0)", "true",
+       NORM)
+hybrid("zero_trainer.cpp",
+       "groups_.tp.rank() == 0 || !layers_.is_whole(each.name)", "true",
+       "HybridExperts.*Zero2")
+
+# --- 14: factors -------------------------------------------------------------------
+
+SHARE = ("scaler_.scale() /\n"
+         "      static_cast<double>(how_.dp * how_.micro_batches * how_.cp)")
+hybrid("trainer.cpp", SHARE,
+       "scaler_.scale() /\n"
+       "      static_cast<double>(how_.dp * how_.micro_batches)",
+       "HybridExperts.EachPart*")
+hybrid("trainer.cpp", SHARE,
+       "1.0 / static_cast<double>(how_.dp * how_.micro_batches * how_.cp)",
+       "HybridPrecision.TheScale*")
+hybrid("zero_trainer.cpp",
+       "scaler_.scale() / static_cast<double>(how_.micro_batches)",
+       "scaler_.scale()", "HybridExperts.*Zero2")
+# Experts divided by the ranks that sum them
+hybrid("zero_trainer.cpp",
+       "scaler_.scale() * groups_.data.size() / zero.group().size()",
+       "scaler_.scale()", "HybridExpertTraps.Updates*")
+hybrid("trainer.cpp",
+       "options_.dtype == DType::kF16 && !std::isfinite(result.grad_norm)",
+       "false", "HybridPrecision.AnOverflow*")
+hybrid("trainer.cpp", "groups_.tp.rank() == 0 && groups_.cp.rank() == 0",
+       "groups_.tp.rank() == 0", "HybridExperts.EachPart*")
+hybrid("degrees.cpp", "(dp_rank * how.micro_batches + b) * rows", "b * rows",
+       "HybridDegrees.MicroBatches*")
+hybrid("degrees.cpp",
+       'topology.coordinate(rank, "edp") * topology.size("ep") +\n'
+       '         topology.coordinate(rank, "ep")',
+       'topology.coordinate(rank, "ep")', "HybridExperts.MoveWith*")
+
+# --- 14: the bill --------------------------------------------------------------------
+
+hybrid("bill.cpp", "(z.blocks + z.blocks_again / 2)",
+       "(z.blocks + z.blocks_again)", "HybridExperts.RouteAlike*")
+hybrid("bill.cpp", "(has_experts ? 1 : 2)", "2", "HybridExpertBill.*")
+hybrid("zero_trainer.cpp",
+       "static_cast<double>(zero->num_skipped_steps()) *\n"
+       "                  zero->predicted_load_bytes()",
+       "0.0", "HybridPrecision.AnOverflow*")
