@@ -53,6 +53,14 @@ Model mixture(const char* name, std::int64_t layers, std::int64_t hidden,
   return model;
 }
 
+/// Qwen3's, which normalises queries and keys.
+Model qwen3(const char* name, std::int64_t layers, std::int64_t hidden,
+            std::int64_t heads, std::int64_t mlp) {
+  Model model = mixture(name, layers, hidden, heads, 128, 128, 8, mlp, 151936);
+  model.sizes.normalizes_heads = true;
+  return model;
+}
+
 /// Every second layer's attention sees 128 tokens.
 Model gpt_oss_120b() {
   Model model = mixture("GPT OSS 120B", 36, 2880, 64, 64, 128, 4, 2880, 201088);
@@ -73,8 +81,8 @@ const Model& model_of(const std::string& name) {
       llama("LLAMA3_70B", 80, 8192, 64, 8, 28672, 128256),
       llama("LLAMA3.1_405B", 126, 16384, 128, 8, 53248, 128256),
       llama("LLAMA2-7B", 32, 4096, 32, 32, 11008, 32000),
-      mixture("Qwen3_30B_a3B", 48, 2048, 32, 128, 128, 8, 768, 151936),
-      mixture("Qwen3_235B_a22B", 94, 4096, 64, 128, 128, 8, 1536, 151936),
+      qwen3("Qwen3_30B_a3B", 48, 2048, 32, 768),
+      qwen3("Qwen3_235B_a22B", 94, 4096, 64, 1536),
       gpt_oss_120b(),
       nemotron4_15b()};
   for (const Model& model : models) {
@@ -180,7 +188,12 @@ std::vector<Outcome> nemo(const Row& row) {
   set_degrees(row, degree(row, "tp"), degree(row, "pp"), degree(row, "cp"),
               job);
   job.layout.ep = degree(row, "ep");
-  job.layout.sends_once_per_node = true;
+  // Megatron Core drops tokens with its plain all-to-all only, which sends a
+  // copy to each expert (megatron/bridge/utils, apply_moe_token_drop)
+  job.layout.sends_once_per_node =
+      row.text("model").find("tokendrop") == std::string::npos;
+  // Their settings are FP8_CS: current scaling
+  job.layout.scales_by_maximum = job.layout.converts_to_fp8;
   job.layout.cuts_tokens = job.layout.tp > 1;
   job.layout.micro_batch = row.count("micro_batch", kMaxSize);
   job.chunks = degree(row, "vp");
@@ -215,6 +228,45 @@ std::vector<Outcome> llama3(const Row& row) {
   return {rate_outcome(row.text("model"), job, "TFLOP/s per GPU",
                        model_flops(job) / 1e12,
                        row.positive("tflops_per_gpu"))};
+}
+
+bool says(const Row& row, const char* column, const char* word) {
+  return row.text(column).find(word) != std::string::npos;
+}
+
+// pytorch/torchtitan, benchmarks. FSDP gathers parameters in 16 bits, twice,
+// and sums gradients in f32; without torch.compile, norms, rotary positions
+// and activations are many operations.
+std::vector<Outcome> torchtitan(const Row& row) {
+  if (!says(row, "hardware", "H100-96GB")) {
+    throw NotExpressed("no cluster describes " + row.text("hardware"));
+  }
+  const bool is_tp = says(row, "technique", " TP ");
+  if (!says(row, "technique", "compile") && !is_tp) {
+    throw NotExpressed("without torch.compile, operations are not fused");
+  }
+  if (says(row, "technique", "rowwise")) {
+    throw NotExpressed("FP8 with a scale per row is not in the devices");
+  }
+  HybridJob job = nemo_job(
+      row.text("model"), says(row, "technique", "fp8") ? "FP8" : "BF16",
+      row.count("seq_len", kMaxSize), "grand-teton-h100-500w");
+  set_degrees(row, row.count("tp"), row.count("pp"), row.count("cp"), job);
+  SB_CHECK(job.dp == row.count("fsdp"), row.place(), ": fsdp is ",
+           row.text("fsdp"), ", and ", row.text("gpus"), " GPUs leave ",
+           job.dp);
+  job.zero_stage = 3;
+  job.gradient_dtype = DType::kF32;
+  job.overlaps_tensor = says(row, "technique", "async");
+  job.layout.cuts_tokens = job.layout.tp > 1;
+  job.layout.scales_by_maximum = job.layout.converts_to_fp8;
+  job.layout.micro_batch = row.count("local_batch", kMaxSize);
+  job.layout.recompute = row.text("ac") == "full"
+                             ? Recompute::kBlocks
+                             : Recompute::kEverySecondProduct;
+  return {rate_outcome(row.text("technique") + " " + row.text("seq_len"), job,
+                       "tokens/s per GPU", tokens_of(job),
+                       row.positive("tokens_per_s_per_gpu"))};
 }
 
 }  // namespace
@@ -253,6 +305,13 @@ std::vector<Kind> h100_kinds() {
            false,
            mean_aim(0.20, "MAPE within 20 %"),
            nemo_long,
+           ""},
+          {"torchtitan_llama",
+           {"model", "gpus", "fsdp", "tp", "pp", "cp", "seq_len", "local_batch",
+            "ac", "technique", "hardware", "tokens_per_s_per_gpu"},
+           false,
+           mean_aim(0.15, "MAPE within 15 %"),
+           torchtitan,
            ""},
           {"llama3_table4",
            {"model", "gpus", "tp", "cp", "pp", "dp", "seq_len", "batch_per_dp",

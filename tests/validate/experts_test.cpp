@@ -7,13 +7,14 @@
 #include "chapters/14_hybrid_3d/predict/step.h"
 #include "core/check.h"
 #include "tests/chapters/common/textbook_support.h"
+#include "tests/validate/stage_support.h"
 
 namespace shardbook::validate {
 namespace {
 
 using predict::HybridJob;
-using predict::StageParts;
 using predict::StageRun;
+using test::run_blocks;
 using textbook::expect_time;
 using textbook::kRate;
 
@@ -35,12 +36,6 @@ HybridJob job_with_experts(const std::string& cluster = "textbook") {
   job.layout.micro_batch = 2;
   job.is_tied = false;
   return job;
-}
-
-StageRun run_blocks(const HybridJob& job, std::int64_t blocks) {
-  StageParts parts;
-  parts.blocks = blocks;
-  return predict::run_stage(job.cluster, job.sizes, job.layout, parts);
 }
 
 /// Weights of attention and router of one block, and of one expert.

@@ -53,6 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
                     std::make_tuple("nccl_allreduce_lut_a100_v100.csv", 120, 0),
                     std::make_tuple("nccl_allreduce_h100_8gpu.csv", 32, 0),
                     std::make_tuple("llama3_table4.csv", 3, 0),
+                    std::make_tuple("torchtitan_llama.csv", 12, 8),
                     std::make_tuple("nccl_busbw_reference.csv", 12, 0),
                     std::make_tuple("deepspeed_azure_zero3.csv", 17, 0),
                     std::make_tuple("megatron_sc21_table2_zero3.csv", 12, 0),
@@ -114,9 +115,9 @@ TEST(PublishedTable, KorthikantisStepsAreInOrder) {
   EXPECT_EQ(of("korthikanti_table5_e2e.csv").contests.spearman, 1);
 }
 
-// Within 20 % on average, which is no better than the best constant: two of
-// seven rows of the smallest model have half of the speed of others with equal
-// settings.
+// Within 20 % on average, and better than the best constant, if only by half a
+// percent: two rows of the smallest model have half of the speed of others with
+// equal settings. Without these two it is 5 against 9 %.
 TEST(PublishedTable, ExpertsAreWithinTwentyPercent) {
   std::vector<Pair> pairs;
   for (const Outcome& each : of("nemo_megatron_bridge_perf.csv").outcomes) {
@@ -126,6 +127,7 @@ TEST(PublishedTable, ExpertsAreWithinTwentyPercent) {
   std::printf("with experts: MAPE %.1f %%, one constant %.1f %%\n",
               100 * mape(pairs), 100 * null_mape(pairs));
   EXPECT_LT(mape(pairs), 0.20);
+  EXPECT_LT(mape(pairs), null_mape(pairs));
 }
 
 // Formulae without a fitted constant, and torch's own counts.
@@ -163,6 +165,18 @@ TEST(PublishedTable, Llama3sOtherRowsFollowFromTheFirst) {
   const double first = result.outcomes[0].pair.published;
   EXPECT_GT(first / result.outcomes[1].pair.published, 1.07);
   EXPECT_GT(first / result.outcomes[2].pair.published, 1.13);
+}
+
+// The speed of its devices is fitted to the first row. The next three have FP8
+// and 128 devices.
+TEST(PublishedTable, TorchtitansFsdpFollowsFromItsFirstRow) {
+  const Validation& result = of("torchtitan_llama.csv");
+  ASSERT_GE(result.outcomes.size(), 4u);
+  EXPECT_LT(std::abs(relative_error(result.outcomes[0].pair)), 0.01);
+  for (std::size_t i = 1; i < 4; ++i) {
+    EXPECT_LT(std::abs(relative_error(result.outcomes[i].pair)), 0.09)
+        << result.outcomes[i].row;
+  }
 }
 
 // Their rates are far off where we assume sizes.

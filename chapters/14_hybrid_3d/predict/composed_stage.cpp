@@ -38,11 +38,13 @@ std::string stage_key(const sim::Cluster& cluster, const DecoderSizes& of,
       << of.kv_heads << ' ' << of.head_dim << ' ' << of.window << ' '
       << of.experts << ' ' << of.experts_per_token << ' ' << how.ep << ' '
       << how.sends_once_per_node << ' ' << of.mlp << ' ' << of.is_llama << ' '
-      << of.is_gated << ' ' << how.tp << ' ' << how.cp << ' ' << how.cuts_tokens
-      << ' ' << static_cast<int>(how.recompute) << ' ' << how.micro_batch << ' '
-      << how.converts_to_fp8 << ' ' << how.splits_backward << ' '
-      << dtype_name(how.dtype) << ' ' << how.dropout << ' ' << parts.blocks
-      << ' ' << parts.has_embedding << ' ' << parts.has_head;
+      << of.is_gated << ' ' << of.normalizes_heads << ' ' << how.tp << ' '
+      << how.cp << ' ' << how.cuts_tokens << ' '
+      << static_cast<int>(how.recompute) << ' ' << how.micro_batch << ' '
+      << how.converts_to_fp8 << ' ' << how.scales_by_maximum << ' '
+      << how.splits_backward << ' ' << dtype_name(how.dtype) << ' '
+      << how.dropout << ' ' << parts.blocks << ' ' << parts.has_embedding << ' '
+      << parts.has_head;
   return key.str();
 }
 

@@ -16,13 +16,16 @@ constexpr tensor_parallel::Cut kTokens{1};
 constexpr double kInitStddev = 0.02;
 
 /// 16 bits are read, 8 are written twice, once transposed: a copy's traffic.
-void convert(const Tensor& x) { scale(x, 1); }
+void convert(const Place& at, const Tensor& x) {
+  if (at.layout.scales_by_maximum) sum(x);  // a maximum reads as much
+  scale(x, 1);
+}
 
 /// x in FP8.
 Tensor converted(const Place& at, const Tensor& x) {
   if (at.layout.converts_to_fp8) {
     const NoGrad no_grad;
-    convert(x);
+    convert(at, x);
   }
   return x;
 }
@@ -32,8 +35,8 @@ Tensor converting_gradient(const Place& at, const Tensor& y) {
   if (!at.layout.converts_to_fp8) return y;
   return autograd::custom_function(
       "fp8", {y}, [](const Tensors& in) { return Tensors{in[0].detach()}; },
-      [](const Tensors& grads) {
-        convert(grads[0]);
+      [at](const Tensors& grads) {
+        convert(at, grads[0]);
         return grads;
       })[0];
 }
@@ -68,7 +71,8 @@ Tensor piece(const Tensor& flat, std::int64_t begin, const Shape& shape) {
 
 /// Queries, keys and values from their projection. Only shapes count here, so
 /// the parts are those of the array's first, second and third elements; queries
-/// and keys are read and written once, as rotary positions do.
+/// and keys are read and written once, as rotary positions do. Where heads are
+/// normalised, the norm's backward reads two arrays and writes one.
 Tensors rotated_parts(const Place& at, const Tensor& qkv) {
   const std::int64_t n = qkv.size(0), s = qkv.size(1);
   const std::int64_t d = at.head_dim() / at.tp.size();
@@ -77,14 +81,20 @@ Tensors rotated_parts(const Place& at, const Tensor& qkv) {
   const std::int64_t keys = n * s * of_q[2], values = keys + n * s * of_k[2];
   const auto forward = [=](const Tensors& in) {
     const Tensor flat = reshape(in[0], {-1});
-    const Tensor turned = scale(slice(flat, 0, 0, values), 1);
+    Tensor turned = scale(slice(flat, 0, 0, values), 1);
+    if (at.sizes.normalizes_heads) turned = scale(turned, 1);
     return Tensors{piece(turned, 0, of_q), piece(turned, keys, of_k),
                    piece(flat, values, of_k)};
   };
-  const auto backward = [shape = qkv.shape()](const Tensors& grads) {
+  const bool normalizes = at.sizes.normalizes_heads;
+  const auto backward = [=, shape = qkv.shape()](const Tensors& grads) {
     const Tensor all = concat({reshape(grads[0], {-1}), reshape(grads[1], {-1}),
                                reshape(grads[2], {-1})},
                               0);
+    if (normalizes) {
+      const Tensor turned = slice(all, 0, 0, values);
+      add(turned, turned);
+    }
     return Tensors{reshape(all, shape)};
   };
   return autograd::custom_function("rotary", {qkv}, forward, backward);
@@ -212,9 +222,44 @@ LlamaBlock::LlamaBlock(const Place& at, std::int64_t index,
 }
 
 Tensor LlamaBlock::operator()(const Tensor& x) const {
-  if (at_.layout.recompute != Recompute::kBlocks) return compute(x);
-  return autograd::recompute(
-      [this](const Tensors& in) { return Tensors{compute(in[0])}; }, {x})[0];
+  if (at_.layout.recompute == Recompute::kBlocks) {
+    return autograd::recompute(
+        [this](const Tensors& in) { return Tensors{compute(in[0])}; }, {x})[0];
+  }
+  const Tensor y = compute(x);
+  if (at_.layout.recompute != Recompute::kEverySecondProduct) return y;
+  return autograd::custom_function(
+      "replay", {y}, [](const Tensors& in) { return Tensors{in[0].detach()}; },
+      [this, x = x.detach()](const Tensors& grads) {
+        replay(x);
+        return grads;
+      })[0];
+}
+
+// The seven products are those of queries, keys, values, attention's output,
+// gate, up and down: the second, fourth and sixth are computed again. Where
+// tokens are cut, the sum of the fourth is kept, so nobody needs its parts.
+void LlamaBlock::replay(const Tensor& x) const {
+  const NoGrad no_grad;
+  const std::int64_t t = at_.tp.size(), d = at_.head_dim(),
+                     h = at_.sizes.hidden;
+  const bool is_cut = at_.layout.cuts_tokens && t > 1;
+  const auto product = [&](std::int64_t width, std::int64_t columns) {
+    const Tensor in =
+        Tensor::empty({x.size(0), at_.tokens(), width}, x.options());
+    return linear(converted(at_, in),
+                  Tensor::empty({width, columns}, x.options()));
+  };
+  layer_norm(x, gamma_1_, beta_);
+  const Tensor keys = product(h, at_.kv_heads() * d / t);
+  scale(Tensor::empty({x.size(0), at_.tokens(), at_.sizes.heads * d / t},
+                      x.options()),
+        1);
+  scale(keys, 1);
+  if (!is_cut) product(at_.sizes.heads * d / t, h);
+  layer_norm(add(x, x), gamma_2_, beta_);
+  const Tensor up = product(h, at_.mlp() / t);
+  mul(up, up);
 }
 
 Tensor LlamaBlock::compute(const Tensor& x) const {

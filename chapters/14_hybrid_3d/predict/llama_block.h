@@ -68,6 +68,8 @@ class LlamaBlock {
 
  private:
   Tensor compute(const Tensor& x) const;
+  /// What backward computes again with Recompute::kEverySecondProduct.
+  void replay(const Tensor& x) const;
   Tensor mlp(const Tensor& x) const;
 
   Place at_;

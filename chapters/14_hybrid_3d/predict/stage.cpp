@@ -270,6 +270,10 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                (sizes.experts == 0 && sizes.head_dim == 0 && sizes.window == 0),
            "experts, windows and heads of their own width belong to Llama's "
            "block");
+  SB_CHECK(layout.recompute != Recompute::kEverySecondProduct ||
+               (sizes.is_llama && sizes.is_gated && sizes.experts == 0),
+           "every second product is computed again in Llama's gated block "
+           "only");
   SB_CHECK(layout.ep == 1 || sizes.experts % layout.ep == 0, sizes.experts,
            " experts do not divide by ep ", layout.ep);
   SB_CHECK(layout.ep == 1 || (layout.cp == 1 && layout.ep % layout.tp == 0 &&

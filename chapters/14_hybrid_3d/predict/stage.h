@@ -28,12 +28,18 @@ struct DecoderSizes {
   /// As Llama: rotary positions, no biases, and a gated MLP.
   bool is_llama = false;
   bool is_gated = true;
+  /// Queries and keys are normalised, head by head (Qwen3).
+  bool normalizes_heads = false;
 };
 
 enum class Recompute {
   kNothing,
   kAttention,  ///< selective
-  kBlocks      ///< full
+  kBlocks,     ///< full
+  /// torchtitan's "selective op": backward has the results of attention, of
+  /// every other product and of what was reduce-scattered, and computes the
+  /// rest again. Llama's block only; a step's time, not its memory.
+  kEverySecondProduct
 };
 
 /// How the ranks share the work, and in what they compute.
@@ -54,6 +60,9 @@ struct StageLayout {
   /// Llama's linear layers take FP8: what they read, and the gradients of what
   /// they return, are converted first. Their speed is the device's.
   bool converts_to_fp8 = false;
+  /// The scale of a conversion is the maximum of what it converts, which is
+  /// read once more (current scaling); false: that of earlier steps.
+  bool scales_by_maximum = false;
 };
 
 struct StageParts {

@@ -4,6 +4,7 @@
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/14_hybrid_3d/predict/step_parts.h"
+#include "core/check.h"
 
 namespace shardbook::predict {
 namespace {
@@ -36,6 +37,9 @@ double activations_of(const HybridJob& job, const std::vector<StageRun>& runs,
 }  // namespace
 
 StepMemory step_memory(const HybridJob& job) {
+  SB_CHECK(job.layout.recompute != Recompute::kEverySecondProduct,
+           "the memory of blocks that compute every second product again is "
+           "not predicted");
   const std::vector<StageRun> runs = runs_of(job);
   const auto element = static_cast<double>(dtype_bytes(job.layout.dtype));
   // An optimizer with two moments, and f32 copies of 16-bit parameters

@@ -1,0 +1,132 @@
+// Llama's block: what its options add to a step, by closed forms.
+
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+#include <string>
+
+#include "chapters/14_hybrid_3d/predict/step.h"
+#include "core/check.h"
+#include "tests/chapters/common/textbook_support.h"
+#include "tests/validate/stage_support.h"
+
+namespace shardbook::validate {
+namespace {
+
+using predict::HybridJob;
+using predict::Recompute;
+using predict::StageRun;
+using test::run_blocks;
+using textbook::expect_time;
+using textbook::kRate;
+
+constexpr double kHidden = 1024, kKeys = 256, kMlp = 3072, kRows = 2 * 512;
+
+HybridJob llama_job(const std::string& cluster) {
+  HybridJob job;
+  job.cluster = sim::Cluster::read(cluster);
+  job.sizes.hidden = 1024;
+  job.sizes.heads = 16;
+  job.sizes.kv_heads = 4;
+  job.sizes.mlp = 3072;
+  job.sizes.seq = 512;
+  job.sizes.vocabulary = 4096;
+  job.sizes.is_llama = true;
+  job.layers = 4;
+  job.layout.micro_batch = 2;
+  job.layout.dtype = DType::kBF16;
+  job.is_tied = false;
+  return job;
+}
+
+// Keys, attention's output and up: the second, fourth and sixth product. Where
+// tokens are cut, the fourth's sum over tp is kept.
+TEST(LlamaBlock, ComputesEverySecondProductAgain) {
+  for (const int tp : {1, 2, 4}) {
+    HybridJob job = llama_job("textbook");
+    job.layout.tp = tp;
+    job.layout.cuts_tokens = tp > 1;
+    const StageRun plain = run_blocks(job, 3);
+    job.layout.recompute = Recompute::kEverySecondProduct;
+    const StageRun selective = run_blocks(job, 3);
+    EXPECT_EQ(selective.forward_s, plain.forward_s);
+    const double output = tp == 1 ? kHidden * kHidden : 0;
+    const double again =
+        3 * 2 * kRows * (kHidden * kKeys + output + kHidden * kMlp) / tp;
+    expect_time(selective.backward_s, plain.backward_s + again / kRate);
+    job.layout.recompute = Recompute::kBlocks;
+    EXPECT_GT(run_blocks(job, 3).backward_s, 1.1 * selective.backward_s);
+  }
+}
+
+TEST(LlamaBlock, HasNoMemoryForEverySecondProduct) {
+  HybridJob job = llama_job("textbook");
+  job.layout.recompute = Recompute::kEverySecondProduct;
+  EXPECT_THROW(step_memory(job), Error);
+  job.sizes.is_llama = false;
+  EXPECT_THROW(run_blocks(job, 1), Error);
+  job.sizes.is_llama = true;
+  job.sizes.is_gated = false;
+  EXPECT_THROW(run_blocks(job, 1), Error);
+}
+
+/// Seconds in which an H100 moves so many bytes of one operation.
+double streamed(const HybridJob& job, double bytes) {
+  const sim::DeviceSpec& device = job.cluster.device;
+  return (bytes + device.half_memory_bytes) /
+         (device.memory_bytes_per_s * device.memory_efficiency);
+}
+
+/// So large that the host is never waited for.
+HybridJob large_job() {
+  HybridJob job = llama_job("dgx-h100");
+  job.sizes.hidden *= 8;
+  job.sizes.heads *= 8;
+  job.sizes.kv_heads *= 8;
+  job.sizes.mlp *= 8;
+  job.sizes.seq *= 8;
+  return job;
+}
+
+TEST(LlamaBlock, ReadsAndWritesQueriesAndKeysOnceMoreToNormalise) {
+  HybridJob job = large_job();
+  const StageRun plain = run_blocks(job, 2);
+  job.sizes.normalizes_heads = true;
+  const StageRun normal = run_blocks(job, 2);
+  const double bytes = 2 * 8 * kRows * 8 * (kHidden + kKeys);
+  EXPECT_NEAR(normal.forward_s - plain.forward_s, 2 * streamed(job, 2 * bytes),
+              1e-9);
+  EXPECT_NEAR(normal.backward_s - plain.backward_s,
+              2 * streamed(job, 3 * bytes), 1e-9);
+}
+
+// Stages that were run are kept for equal jobs, and only for these.
+TEST(LlamaBlock, KeepsNoStageForAJobThatNormalises) {
+  HybridJob job = large_job();
+  const double plain = hybrid_step(job).seconds;
+  job.sizes.normalizes_heads = true;
+  EXPECT_GT(hybrid_step(job).seconds, plain);
+}
+
+// What the four products read, and the gradients of what they return.
+TEST(LlamaBlock, ReadsOnceMoreForTheMaximumOfAScale) {
+  HybridJob job = large_job();
+  job.layout.converts_to_fp8 = true;
+  const StageRun delayed = run_blocks(job, 2);
+  job.layout.scales_by_maximum = true;
+  const StageRun current = run_blocks(job, 2);
+  const auto reads = [&](std::initializer_list<double> widths) {
+    double seconds = 0;
+    for (const double width : widths) {
+      seconds += streamed(job, 2 * 8 * kRows * 8 * width);
+    }
+    return 2 * seconds;
+  };
+  EXPECT_NEAR(current.forward_s - delayed.forward_s,
+              reads({kHidden, kHidden, kHidden, kMlp}), 1e-9);
+  EXPECT_NEAR(current.backward_s - delayed.backward_s,
+              reads({kHidden + 2 * kKeys, kHidden, 2 * kMlp, kHidden}), 1e-9);
+}
+
+}  // namespace
+}  // namespace shardbook::validate
