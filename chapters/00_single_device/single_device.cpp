@@ -53,7 +53,6 @@ StepResult SingleDevice::step(std::int64_t step) {
 }
 
 StepResult SingleDevice::update(StepResult result) {
-  // Update, or skip a step that overflowed
   if (options_.dtype != DType::kF16) {
     result.grad_norm = update_parameters(options_, *optimizer_);
     return result;

@@ -98,17 +98,17 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
   // The engine's config says what the engine does
   DeepSpeedConfig config = given;
   config.optimizer = optimizer_of(given, args);
+  const OptimizerConfig& optimizer = config.optimizer;
 
   // Cast, choose what is trained, wrap: the wrapper copies the first rank's weights
   choose_parameters(model, args.model_parameters);
   if (config.book.recompute == "blocks") recompute_blocks(model, config.label);
   const DType dtype = config.dtype(DType::kF32);
   if (dtype != DType::kF32) internal::cast(model, dtype);
-  auto wrapped =
-      internal::make_model(model, config, config.optimizer, mpu, world);
+  auto wrapped = internal::make_model(model, config, optimizer, mpu, world);
 
-  auto scheduler = args.lr_scheduler ? args.lr_scheduler
-                                     : make_scheduler(config, config.optimizer);
+  auto scheduler =
+      args.lr_scheduler ? args.lr_scheduler : make_scheduler(config, optimizer);
   Initialized all;
   all.engine = std::make_unique<Engine>(config, sizes, world,
                                         std::move(wrapped), scheduler);

@@ -388,6 +388,7 @@ double update_parameters(const Options& options, Optimizer& optimizer) {
 double update_unscaled(const Options& options, Optimizer& optimizer,
                        DynamicLossScaler& scaler) {
   const Tensors& parameters = optimizer.parameters();
+  // Update, or skip a step that overflowed
   const double norm = grad_norm(parameters) / scaler.scale();
   const bool overflow = !std::isfinite(norm);
   if (!overflow) {
