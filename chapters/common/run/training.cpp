@@ -176,8 +176,11 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
                               result.not_finite.step < 0);
       stop(options, k, checkpoints);
     }
-    const double lr = options.rate ? options.rate(k - skipped)
-                                   : options.optimizer_options.lr * schedule(k);
+    // A skipped step does not move the schedule either
+    const std::int64_t at = k - skipped;
+    const double lr = options.rate
+                          ? options.rate(at)
+                          : options.optimizer_options.lr * schedule(at);
     optimizer.set_lr(lr);
     random.step = static_cast<std::uint64_t>(k);
     random.next_op = 0;

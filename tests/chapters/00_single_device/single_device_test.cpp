@@ -310,6 +310,28 @@ TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
   EXPECT_FALSE(weight.grad().defined());
 }
 
+// The rate belongs to the number of updates, not of steps.
+TEST(SingleDevice, ASkippedStepDoesNotMoveTheSchedule) {
+  Options options = small_options();
+  options.dtype = DType::kF16;
+  options.steps = 4;
+  options.warmup = 4;
+  RankContext context(Device::cpu(0));
+  RankContext::Scope scope(context);
+  SingleDevice device(options, {});
+  std::vector<double> rates;
+  train(options, device.optimizer(), false, [&](std::int64_t k) {
+    rates.push_back(device.optimizer().options().lr);
+    StepResult result;
+    result.grad_norm = k == 1 ? INFINITY : 1;
+    return result;
+  });
+  ASSERT_EQ(rates.size(), 4u);
+  EXPECT_GT(rates[1], rates[0]);
+  EXPECT_EQ(rates[2], rates[1]);
+  EXPECT_GT(rates[3], rates[2]);
+}
+
 TEST(SingleDevice, LearnsTheBook) {
   Options options;
   options.steps = kSanitized ? 3 : 30;

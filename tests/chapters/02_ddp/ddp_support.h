@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/layers.h"
 #include "core/optim.h"
+#include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::ddp_test {
@@ -104,7 +105,7 @@ inline double largest_difference(const Values& a, const Values& b) {
   double worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     worst =
-        std::max(worst, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
+        larger(worst, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
   }
   return worst;
 }

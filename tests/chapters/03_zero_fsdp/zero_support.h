@@ -9,6 +9,7 @@
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero3.h"
 #include "tests/chapters/02_ddp/ddp_support.h"
+#include "tests/support/larger.h"
 
 namespace shardbook::zero_test {
 
@@ -115,7 +116,7 @@ inline double largest_difference(const State& a, const State& b) {
   double worst = a.size() == b.size() ? 0 : 1e300;
   for (const auto& [name, values] : a) {
     if (b.count(name) == 0) return 1e300;
-    worst = std::max(worst, ddp_test::largest_difference(values, b.at(name)));
+    worst = larger(worst, ddp_test::largest_difference(values, b.at(name)));
   }
   return worst;
 }

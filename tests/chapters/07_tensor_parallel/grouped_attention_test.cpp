@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::tensor_parallel {
@@ -107,7 +108,7 @@ double difference_on(ProcessGroup& tp, ProcessGroup& sharers,
 
   double largest = 0;
   const auto compare = [&](const Tensor& found, const Tensor& expected) {
-    largest = std::max(largest, max_abs_difference(found, expected));
+    largest = larger(largest, max_abs_difference(found, expected));
   };
   compare(y.detach(), whole.y.detach());
   compare(x.grad(), whole.x.grad());
@@ -180,6 +181,27 @@ TEST(GroupedAttention, RanksThatShareKeysAreNeighbours) {
   }
   EXPECT_EQ(kv_shards(2, 5, 8), (Shards{{1, 1, 2}}));
   EXPECT_EQ(kv_shards(8, 3, 4), (Shards{{1, 3, 4}}));
+}
+
+// [BIT] Shared keys and values are replicas: one gradient for all holders.
+TEST(GroupedAttention, RanksThatShareKeysHaveTheSameGradients) {
+  const auto gradients = on_ranks(8, [](ProcessGroup& tp) {
+    const auto sharers = kv_sharers(tp, 2);
+    GroupedAttention part("a", grouped_shape(2), grouped_init(), tp, *sharers);
+    const Tensor x = input().set_requires_grad();
+    autograd::backward({part(x)}, {output_gradient()});
+    std::vector<double> values;
+    for (const Linear* each : {&part.k_proj, &part.v_proj}) {
+      for (const Tensor& grad : {each->weight.grad(), each->bias.grad()}) {
+        for (const double v : grad.to_vector<double>()) values.push_back(v);
+      }
+    }
+    return values;
+  });
+  for (std::size_t r = 0; r < 8; ++r) {
+    EXPECT_EQ(gradients[r], gradients[r / 4 * 4]) << r;
+  }
+  EXPECT_NE(gradients[0], gradients[4]);
 }
 
 TEST(GroupedAttention, SizesThatDoNotDivideNameThoseThatWould) {

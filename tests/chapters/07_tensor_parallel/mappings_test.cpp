@@ -133,6 +133,55 @@ TEST_P(Mappings, GatherToParallelAndReduceScatterAreConjugate) {
   });
 }
 
+// Rows, each with one message there and one back.
+TEST_P(Mappings, PartsOfRowsSendOneMessageEachWay) {
+  const int p = GetParam();
+  on_ranks(p, [&](ProcessGroup& group) {
+    const Shape shape = {12, 2};
+    const auto part = [&](const Tensor& x) {
+      return slice(x, 0, group.rank() * 12 / p, (group.rank() + 1) * 12 / p);
+    };
+    const Tensor total = sum_over(p, [&](int r) { return numbers(r, shape); });
+    const auto expect_sent = [&](const Result& result,
+                                 std::vector<std::string> expected) {
+      if (p == 1) expected.clear();
+      std::vector<std::string> sent;
+      for (const CommRecord& record : result.log) {
+        sent.push_back(comm_op_name(record.op) +
+                       (" " + std::to_string(record.numel)));
+      }
+      EXPECT_EQ(sent, expected);
+      group.clear_records();
+    };
+    const Result gathered = apply(
+        group, part(numbers(7, shape)),
+        [&](const Tensor& x) { return gather_to_parallel(x, group, {0}); },
+        [&](const Tensor&) { return numbers(group.rank(), shape); });
+    EXPECT_TRUE(bitwise_equal(gathered.y, numbers(7, shape)));
+    EXPECT_TRUE(bitwise_equal(gathered.dx, part(total)));
+    expect_sent(gathered, {"all_gather 24", "reduce_scatter 24"});
+    const Result reduced = apply(
+        group, numbers(group.rank(), shape),
+        [&](const Tensor& x) { return reduce_scatter_to(x, group, {0}); },
+        [&](const Tensor&) { return part(numbers(7, shape)); });
+    EXPECT_TRUE(bitwise_equal(reduced.y, part(total)));
+    EXPECT_TRUE(bitwise_equal(reduced.dx, numbers(7, shape)));
+    expect_sent(reduced, {"reduce_scatter 24", "all_gather 24"});
+    // What all ranks have is cut without a message, in either direction
+    const Result scattered = apply(
+        group, numbers(7, shape),
+        [&](const Tensor& x) { return scatter_to(x, group, {0}); },
+        [&](const Tensor&) { return part(numbers(8, shape)); });
+    expect_sent(scattered, {"all_gather 24"});
+    const Result whole = apply(
+        group, part(numbers(7, shape)),
+        [&](const Tensor& x) { return gather_from(x, group, {0}); },
+        [&](const Tensor&) { return numbers(8, shape); });
+    expect_sent(whole, {"all_gather 24"});
+    return 0;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Mappings, ::testing::Values(1, 2, 3, 4));
 
 TEST(Mappings, SizesThatDoNotDivideNameThoseThatWould) {

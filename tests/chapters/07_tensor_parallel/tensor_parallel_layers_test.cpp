@@ -77,6 +77,38 @@ TEST_P(TensorParallelLayers, ColumnsAreThoseOfOneDeviceBitForBit) {
   });
 }
 
+// With gather_output every rank goes on with all columns: their gradient is
+// cut, not added.
+TEST_P(TensorParallelLayers, GatheredColumnsAreThoseOfOneDevice) {
+  const int t = GetParam();
+  std::vector<std::string> log = {"all_gather 384", "all_reduce 192"};
+  if (t == 1) log.clear();
+  on_ranks(t, [&](ProcessGroup& tp) {
+    const Shards columns = {{1, tp.rank(), t}}, piece = {{0, tp.rank(), t}};
+    Linear whole = whole_linear(24, 48);
+    ColumnParallelLinear part("l", {24, 48, 1, 1}, init_f64(), tp,
+                              /*gather_output=*/true);
+    part.bias.copy_from(take_part(whole.bias.detach(), piece));
+    const Tensor x = drawn({2, 4, 24}, 1).set_requires_grad();
+    const Tensor x_whole = drawn({2, 4, 24}, 1).set_requires_grad();
+    const Tensor dy = drawn({2, 4, 48}, 2);
+
+    const Tensor y = part(x), expected = whole(x_whole);
+    EXPECT_TRUE(bitwise_equal(y.detach(), expected.detach()));
+    autograd::backward({y}, {dy});
+    autograd::backward({expected}, {dy});
+    EXPECT_LT(max_abs_difference(x.grad(), x_whole.grad()), 1e-12);
+    EXPECT_LT(max_abs_difference(part.weight.grad(),
+                                 take_part(whole.weight.grad(), columns)),
+              1e-12);
+    EXPECT_LT(max_abs_difference(part.bias.grad(),
+                                 take_part(whole.bias.grad(), piece)),
+              1e-12);
+    EXPECT_EQ(log_of(tp), log);
+    return 0;
+  });
+}
+
 TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
   const int t = GetParam();
   on_ranks(t, [&](ProcessGroup& tp) {
@@ -121,6 +153,41 @@ TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
     };
     EXPECT_TRUE(bitwise_equal(part(take_part(x, {{2, tp.rank(), 2}})).detach(),
                               add(add(half(0), half(1)), part.bias.detach())));
+    return 0;
+  });
+}
+
+// [BIT] What every rank has is the same on all of them.
+TEST(TensorParallelLayers, WhatAllRanksHaveHasTheSameBits) {
+  for (const int t : {2, 3, 4, 8}) {
+    const auto found = on_ranks(t, [](ProcessGroup& tp) {
+      ColumnParallelLinear fc("a", {24, 48, 1, 1}, init_f64(), tp);
+      RowParallelLinear proj("b", {48, 24, 1, 1}, init_f64(), tp);
+      const Tensor x = drawn({5, 24}, 1).set_requires_grad();
+      const Tensor y = proj(gelu(fc(x)));
+      autograd::backward({y}, {drawn({5, 24}, 2)});
+      std::vector<double> values;
+      for (const Tensor& each : {y.detach(), x.grad(), proj.bias.grad()}) {
+        for (const double v : each.to_vector<double>()) values.push_back(v);
+      }
+      return values;
+    });
+    for (const auto& each : found) EXPECT_EQ(each, found[0]) << t;
+  }
+}
+
+TEST_P(TensorParallelLayers, ColumnsInF32HaveTheBitsOfOneDevice) {
+  const int t = GetParam();
+  on_ranks(t, [&](ProcessGroup& tp) {
+    InitOptions init = init_f64();
+    init.dtype = DType::kF32;
+    ColumnParallelLinear part("l", {24, 48, 1, 1}, init, tp);
+    const Tensor weight = make_parameter("l.weight", {24, 48}, 1, init);
+    const Tensor bias = make_constant_parameter({48}, 0, init);
+    const Tensor x = to_dtype(drawn({2, 4, 24}, 1), DType::kF32);
+    const Tensor expected = linear(x, weight, bias).detach();
+    EXPECT_TRUE(bitwise_equal(part(x).detach(),
+                              take_part(expected, {{2, tp.rank(), t}})));
     return 0;
   });
 }
@@ -214,6 +281,29 @@ TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
   }
 }
 
+// The largest logit of all ranks is subtracted, not a sum of theirs: of that,
+// no exponential would be left.
+TEST_P(TensorParallelLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
+  const int t = GetParam();
+  on_ranks(t, [&](ProcessGroup& tp) {
+    const Tensor logits = add_scalar(scale(drawn({5, 24}, 4), 300), 5000);
+    Tensor targets = Tensor::empty({5}, {DType::kI64, Device()});
+    for (int i = 0; i < 5; ++i) targets.data<std::int64_t>()[i] = 5 * i % 24;
+    const Tensor whole = logits.clone().set_requires_grad();
+    const Tensor mine =
+        take_part(logits, {{1, tp.rank(), t}}).set_requires_grad();
+    const Tensor loss = vocab_parallel_cross_entropy(mine, targets, 24, tp);
+    const Tensor expected = cross_entropy(whole, targets);
+    EXPECT_NEAR(loss.item(), expected.item(), 1e-9);
+    loss.backward();
+    expected.backward();
+    EXPECT_LT(max_abs_difference(mine.grad(),
+                                 take_part(whole.grad(), {{1, tp.rank(), t}})),
+              1e-9);
+    return 0;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelLayers,
                          ::testing::Values(1, 2, 3, 4, 8));
 
@@ -221,6 +311,22 @@ TEST(TensorParallelLayers, TheVocabularyIsPaddedAsInMegatron) {
   EXPECT_EQ(padded_vocabulary(50257, 4), 50688);
   EXPECT_EQ(padded_vocabulary(50257, 4) / 4, 12672);
   EXPECT_EQ(padded_vocabulary(256, 4, 1), 256);
+}
+
+TEST(TensorParallelLayers, PartsThatWouldNotBeEqualAreRefused) {
+  const auto expect_refused = [](auto make) {
+    const std::string error = error_on_ranks(2, make);
+    EXPECT_NE(error.find("does not divide into"), std::string::npos) << error;
+  };
+  expect_refused([](ProcessGroup& tp) {
+    VocabParallelEmbedding part("e", 25, 6, 1, init_f64(), tp);
+  });
+  expect_refused([](ProcessGroup& tp) {
+    ColumnParallelLinear part("l", {24, 49, 1, 1}, init_f64(), tp);
+  });
+  expect_refused([](ProcessGroup& tp) {
+    RowParallelLinear part("l", {49, 24, 1, 1}, init_f64(), tp);
+  });
 }
 
 // The documents' pair, [16, 256] through 256 -> 1024 -> 256: 12288 elements.

@@ -14,6 +14,7 @@
 #include "core/autograd.h"
 #include "core/ops.h"
 #include "tests/chapters/common/sharded_support.h"
+#include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::tensor_parallel {
@@ -126,8 +127,7 @@ TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
       // d/dx of (2 x)^2
       const Tensor expected = Tensor::full(
           {4, 3}, 8.0 * static_cast<double>(i + 1), {DType::kF64, Device()});
-      largest =
-          std::max(largest, max_abs_difference(leaves[i].grad(), expected));
+      largest = larger(largest, max_abs_difference(leaves[i].grad(), expected));
     }
     return largest;
   });

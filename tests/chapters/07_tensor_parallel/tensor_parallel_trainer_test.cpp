@@ -2,6 +2,8 @@
 // and keeps are the closed formulas of the page.
 
 #include <gtest/gtest.h>
+#include <functional>
+#include <memory>
 
 #include <algorithm>
 #include <string>
@@ -49,6 +51,16 @@ TEST_P(TensorParallelTrainer, EveryClaimHolds) {
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelTrainer,
                          ::testing::Values(1, 2, 3, 4, 8));
 
+TEST(TensorParallelTrainer, TenStepsOfBothOptimizersAreThoseOfOneDevice) {
+  for (const std::string name : {"adamw", "sgd"}) {
+    Options options = small_gpt(3);
+    options.optimizer = name;
+    if (name == "sgd") options.optimizer_options.momentum = 0.9;
+    options.steps = 10;
+    expect_claims(report_of<Trainer>(options, TrainerOptions{}), name);
+  }
+}
+
 // Per block: two all-reduces of every token's vector in forward, two in
 // backward. One more each for the embedding and the head, three of a value per
 // token for the loss, one for the norm.
@@ -92,6 +104,82 @@ TEST(TensorParallelTrainer, ReplicasStayEqualBitForBit) {
     return values;
   });
   for (const auto& each : replicas) EXPECT_EQ(each, replicas[0]);
+}
+
+/// A GPT whose layers `change` may make wrong.
+class ChangedLayers : public ShardedTrainer {
+ public:
+  using Change = std::function<void(LayerFactory& layers, ProcessGroup& tp)>;
+  ChangedLayers(const Options& options, ProcessGroup& tp, const Change& change)
+      : ShardedTrainer(options, sharded(options, tp, change), tp) {}
+  std::vector<Bill> bills() override { return {}; }
+
+ private:
+  static ShardedModel sharded(const Options& options, ProcessGroup& tp,
+                              const Change& change) {
+    ShardedModel model;
+    model.layers = layers(model_config(options), tp);
+    if (change) change(model.layers, tp);
+    model.layout = [t = tp.size()](const std::string& name, int rank) {
+      return layout(name, rank, t);
+    };
+    return model;
+  }
+};
+
+/// Columns whose input's gradient nobody sums.
+class ColumnsWithoutF : public ModuleOf<ColumnsWithoutF> {
+ public:
+  ColumnsWithoutF(const std::string& name, const LinearShape& shape,
+                  const InitOptions& init, ProcessGroup& tp)
+      : columns_(name, shape, init, tp) {}
+  Tensor forward(const Tensor& x) override {
+    return linear(x, columns_.weight, columns_.bias);
+  }
+  void members(MemberVisitor& visit) override { columns_.members(visit); }
+
+ private:
+  ColumnParallelLinear columns_;
+};
+
+/// By rank, what ten steps make of the parameters that all ranks have.
+std::vector<std::vector<double>> replicas_after_ten_steps(
+    const ChangedLayers::Change& change) {
+  Options options = small_gpt(3);
+  options.dropout = 0.1;
+  options.steps = 10;
+  return on_ranks(3, [&](ProcessGroup& tp) {
+    ChangedLayers trainer(options, tp, change);
+    train(options, trainer.optimizer(), false,
+          [&](std::int64_t k) { return trainer.step(k); });
+    std::vector<double> values;
+    for (const NamedTensor& each : trainer.model().named_parameters()) {
+      if (!layout(each.name, 0, 3).empty()) continue;
+      const auto mine = each.tensor.to_vector<double>();
+      values.insert(values.end(), mine.begin(), mine.end());
+    }
+    return values;
+  });
+}
+
+TEST(TensorParallelTraps, WithoutFReplicasDrift) {
+  const auto right = replicas_after_ten_steps(nullptr);
+  for (const auto& each : right) EXPECT_EQ(each, right[0]);
+  const auto wrong =
+      replicas_after_ten_steps([](LayerFactory& layers, ProcessGroup& tp) {
+        layers.linear = [&tp, usual = layers.linear](
+                            const std::string& name, std::int64_t in,
+                            std::int64_t out, double stddev,
+                            const InitOptions& init) -> AnyModule {
+          if (!name.ends_with(".c_fc")) {
+            return usual(name, in, out, stddev, init);
+          }
+          return {std::make_unique<ColumnsWithoutF>(
+              name, LinearShape{in, out, 1, stddev}, init, tp)};
+        };
+      });
+  EXPECT_NE(wrong[1], wrong[0]);
+  EXPECT_NE(wrong[2], wrong[0]);
 }
 
 TEST(TensorParallelTrainer, CheckpointsMoveBetweenNumbersOfRanks) {

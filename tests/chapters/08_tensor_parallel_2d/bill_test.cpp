@@ -205,5 +205,22 @@ TEST(SummaBill, RefusesSizesAndNamesTheNext) {
             std::string::npos);
 }
 
+TEST(SummaBill, RefusesAWidthThatDividesOnceOnly) {
+  Options odd = gpt_options(4, 64, 8);
+  odd.model = R"({"n_embd": 54, "n_head": 6})";
+  std::string message;
+  try {
+    report_of(odd, [](const Options& as, ProcessGroup& world) {
+      DeviceMesh mesh(world, summa::square(2));
+      return std::make_unique<summa::Trainer>(as, summa::grid_of(mesh), world);
+    });
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  EXPECT_NE(message.find("n_embd 54: vectors are cut into 4 parts; give 56"),
+            std::string::npos)
+      << message;
+}
+
 }  // namespace
 }  // namespace shardbook::textbook::summa_bill

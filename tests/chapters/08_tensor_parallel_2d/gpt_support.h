@@ -13,6 +13,7 @@
 #include "core/optim.h"
 #include "core/shards.h"
 #include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
+#include "tests/support/larger.h"
 
 namespace shardbook::summa_test {
 
@@ -64,7 +65,7 @@ inline double gpt_difference(const GptParts& parts, DType dtype, int steps,
     RankContext::current().random = random;
     const Tensor loss = parts.layers.loss(split(tokens), targets);
     loss.backward();
-    largest = std::max(largest, std::abs(loss.item() - expected.item()));
+    largest = larger(largest, std::abs(loss.item() - expected.item()));
     for (Optimizer* each : {whole_optimizer.get(), split_optimizer.get()}) {
       each->step();
     }
@@ -87,7 +88,7 @@ inline double gpt_difference(const GptParts& parts, DType dtype, int steps,
       table.rows_view(0, config.vocab_size).copy_from(expected);
       expected = table.detach();
     }
-    largest = std::max(
+    largest = larger(
         largest,
         max_abs_difference(mine[i].tensor.detach(),
                            take_part(expected, parts.layout(mine[i].name))));

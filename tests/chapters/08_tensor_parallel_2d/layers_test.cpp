@@ -3,6 +3,7 @@
 #include "chapters/08_tensor_parallel_2d/layers.h"
 
 #include <gtest/gtest.h>
+#include <cmath>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/common/sharded/loss.h"
@@ -23,6 +24,15 @@ TEST_P(SummaLayers, EqualOneDevice) {
   }
 }
 
+// Comparisons see NaN: a maximum that loses it would let everything pass.
+TEST(SummaTraps, ADifferenceOfNanIsSeen) {
+  Layer broken = norm_case();
+  broken.split = [](const Tensors& in, const Grid& grid) {
+    return scale(summa::layer_norm(in[0], in[1], in[2], grid), NAN);
+  };
+  EXPECT_TRUE(std::isnan(difference(broken, Sizes{2}, DType::kF64)));
+}
+
 // [BIT] The forward of a linear adds in the order of one device.
 TEST(SummaLayers, LinearHasTheBitsOfOneDevice) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
@@ -35,6 +45,73 @@ TEST(SummaLayers, LinearHasTheBitsOfOneDevice) {
       return bitwise_equal(y, part_of(linear(x, w, b), Lies::kBlock, grid));
     });
     for (const bool each : equal) EXPECT_TRUE(each);
+  }
+}
+
+// The model's epsilon, not one of the layer's own.
+TEST(SummaLayers, NormsTakeTheEpsilonOfTheModel) {
+  const auto differences = on_grid({2}, [](const Grid& grid, ProcessGroup&) {
+    InitOptions init;
+    init.dtype = DType::kF64;
+    AnyModule norm = summa::layers(grid).layer_norm("ln_1", kWidth, 0.25, init);
+    const Tensor x = drawn({kBatch, kSeq, kWidth}, DType::kF64, 1);
+    const Tensor ones = Tensor::full({kWidth}, 1, x.options());
+    const Tensor zeros = Tensor::zeros({kWidth}, x.options());
+    const Tensor y = norm(part_of(x, Lies::kBlock, grid));
+    return max_abs_difference(
+        y.detach(),
+        part_of(layer_norm(x, ones, zeros, 0.25), Lies::kBlock, grid));
+  });
+  for (const double each : differences) EXPECT_LT(each, kSameSumF64);
+}
+
+// Sums of 16-bit rows are f32. In 16 bits, E[x^2] - E[x]^2 of numbers around 20
+// would be off by more than the variance.
+TEST(SummaLayers, NormsOfSixteenBitsSumInF32) {
+  const auto bf16 = [](const Tensor& x) { return to_dtype(x, DType::kBF16); };
+  const auto differences = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
+    const Shape shape = {kBatch, kSeq, kWidth};
+    const Tensor x = bf16(add_scalar(drawn(shape, DType::kF32, 1), 20));
+    const Tensor gamma = bf16(drawn({kWidth}, DType::kF32, 2));
+    const Tensor beta = bf16(drawn({kWidth}, DType::kF32, 3));
+    const Tensor dy = bf16(drawn(shape, DType::kF32, 4));
+    const Tensor own = part_of(x, Lies::kBlock, grid).set_requires_grad();
+    const Tensor whole = x.clone().set_requires_grad();
+    const Tensor g = part_of(gamma, Lies::kVector, grid).set_requires_grad();
+    const Tensor b = part_of(beta, Lies::kVector, grid).set_requires_grad();
+    const Tensor y = summa::layer_norm(own, g, b, grid);
+    const Tensor expected = layer_norm(whole, gamma, beta);
+    autograd::backward({y}, {part_of(dy, Lies::kBlock, grid)});
+    autograd::backward({expected}, {dy});
+    return std::pair(
+        max_abs_difference(y.detach(),
+                           part_of(expected.detach(), Lies::kBlock, grid)),
+        max_abs_difference(own.grad(),
+                           part_of(whole.grad(), Lies::kBlock, grid)));
+  });
+  // Results below 16 may be rounded to the neighbour, 1/16 away
+  for (const auto& [output, gradient] : differences) {
+    EXPECT_LT(output, 0.1);
+    EXPECT_LT(gradient, 0.1);
+  }
+}
+
+// The largest logit of all ranks is subtracted, not a sum of theirs.
+TEST_P(SummaLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
+  const Layer usual = vocabulary_loss_case();
+  const auto large = [](const Tensor& x) {
+    return add_scalar(scale(x, 300), 5000);
+  };
+  Layer layer = usual;
+  layer.whole = [=](const Tensors& in) { return usual.whole({large(in[0])}); };
+  layer.split = [=](const Tensors& in, const Grid& grid) {
+    return usual.split({large(in[0])}, grid);
+  };
+  for (const double each :
+       on_grid({GetParam()}, [&](const Grid&grid, ProcessGroup&) {
+         return difference(layer, grid, DType::kF64);
+       })) {
+    EXPECT_LT(each, 1e-9);  // of each rank: NaN would fail
   }
 }
 
@@ -109,6 +186,27 @@ TEST(SummaLedger, OfTheLayersBesideTheProducts) {
     EXPECT_EQ(log[9], Calls{});
     EXPECT_EQ(log[10], Calls{"all_reduce col 2"});
     EXPECT_EQ(log[11], Calls{});
+  }
+}
+
+// Pieces of N/q^2 are gathered over COL; their gradient is scattered over it.
+TEST(SummaLedger, OfABias) {
+  const auto logs = on_grid({2}, [](const Grid& grid, ProcessGroup& world) {
+    const Tensor x = drawn({2, 3, 4}, DType::kF64, 1);
+    const Tensor w = drawn({4, 6}, DType::kF64, 2);
+    const Tensor b = drawn({3}, DType::kF64, 3).set_requires_grad();
+    const Tensor y = summa::linear(x, w, b, grid);
+    const Calls forward = calls(world);
+    world.clear_records();
+    autograd::backward({y}, {drawn(y.shape(), DType::kF64, 4)});
+    return std::pair(forward, calls(world));
+  });
+  for (const auto& [forward, backward] : logs) {
+    EXPECT_EQ(forward,
+              (Calls{"all_gather col 6", "broadcast row 24", "broadcast col 24",
+                     "broadcast row 24", "broadcast col 24"}));
+    // Neither x nor w needs a gradient
+    EXPECT_EQ(backward, Calls{"reduce_scatter col 6"});
   }
 }
 

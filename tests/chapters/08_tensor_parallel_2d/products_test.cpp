@@ -224,6 +224,24 @@ TEST(SummaMemory, TwoBuffersForEachOperandInFlight) {
   }
 }
 
+TEST(SummaMemory, AProductOfATransposeHasTwoBuffersEachToo) {
+  for (const int q : {2, 3, 4}) {
+    const std::int64_t m = 5, k = 7, n = 11;
+    const auto peaks = on_grid({q}, [&](const Grid& grid, ProcessGroup&) {
+      const Tensor a = drawn({m, k}, DType::kF64, 1);
+      const Tensor b = drawn({m, n}, DType::kF64, 2);
+      Device device = RankContext::current().device;
+      device.reset_peak_memory();
+      summa::multiply_atb(a, b, grid);
+      return device.memory().peak(MemoryKind::kCommunication);
+    });
+    const std::int64_t buffers = std::min(2, q - 1);
+    for (const auto& peak : peaks) {
+      EXPECT_EQ(peak, 8 * buffers * (m * k + k * n)) << q;
+    }
+  }
+}
+
 TEST(SummaGrid, NamesTheNumbersThatFormSquares) {
   EXPECT_EQ(summa::side_of(1, 1, "--world-size"), 1);
   EXPECT_EQ(summa::side_of(9, 1, "--world-size"), 3);
@@ -236,6 +254,30 @@ TEST(SummaGrid, NamesTheNumbersThatFormSquares) {
                  "--world-size 6: the ranks form a square; give 4 or 9");
   }
   EXPECT_THROW(summa::side_of(8, 3, "--world-size"), Error);
+}
+
+// rank = q i + j, and a vector's piece begins at j N/q + i N/q^2.
+TEST(SummaGrid, RanksRunAlongRowThenColumn) {
+  const int q = 3;
+  const Topology mesh = summa::square(q);
+  EXPECT_EQ(mesh.world_size(), q * q);
+  for (int rank = 0; rank < q * q; ++rank) {
+    const summa::Place place = summa::place_of(rank, q);
+    EXPECT_EQ(mesh.coordinate(rank, "col"), place.i);
+    EXPECT_EQ(mesh.coordinate(rank, "row"), place.j);
+    EXPECT_EQ(rank, q * place.i + place.j);
+    const auto runs = runs_of(summa::vector_part(place), {36}, 0);
+    ASSERT_EQ(runs.size(), 1u);
+    EXPECT_EQ(runs[0].begin, 12 * place.j + 4 * place.i);
+    EXPECT_EQ(runs[0].count, 4);
+  }
+  // The rank in a COL group is the row, that in a ROW group the column
+  const auto seen = on_grid({q}, [](const Grid& grid, ProcessGroup& world) {
+    return std::vector<int>{world.rank(), grid.col->rank(), grid.row->rank()};
+  });
+  for (const std::vector<int>& each : seen) {
+    EXPECT_EQ(each[0], q * each[1] + each[2]);
+  }
 }
 
 }  // namespace

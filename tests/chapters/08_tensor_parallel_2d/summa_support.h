@@ -3,6 +3,7 @@
 // Squares of ranks for tests, and layers held against one device.
 
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <cstddef>
 #include <functional>
@@ -11,6 +12,7 @@
 
 #include "chapters/08_tensor_parallel_2d/layers.h"
 #include "core/autograd.h"
+#include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::summa_test {
@@ -125,10 +127,10 @@ inline double difference(const Layer& layer, const Grid& grid, DType dtype) {
   double largest =
       max_abs_difference(own.detach(), part_of(y.detach(), layer.output, grid));
   for (std::size_t i = 0; i < whole.size(); ++i) {
-    largest = std::max(
-        largest, max_abs_difference(
-                     parts[i].grad(),
-                     part_of(whole[i].grad(), layer.inputs[i].lies, grid)));
+    largest = larger(largest,
+                     max_abs_difference(
+                         parts[i].grad(),
+                         part_of(whole[i].grad(), layer.inputs[i].lies, grid)));
   }
   return largest;
 }
@@ -139,7 +141,7 @@ inline double difference(const Layer& layer, const Sizes& sizes, DType dtype) {
   for (const double each : on_grid(sizes, [&](const Grid&grid, ProcessGroup&) {
          return difference(layer, grid, dtype);
        })) {
-    largest = std::max(largest, each);
+    largest = larger(largest, each);
   }
   return largest;
 }

@@ -70,6 +70,21 @@ TEST(DimensionsTraining, EqualsOneDevice) {
   expect_equal_to_one_device(on_cube(f32, 2, /*keep_gathered=*/false));
 }
 
+TEST(DimensionsTraining, TenStepsOfBothOptimizersOnSquares) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    for (const int depth : {1, 2}) {
+      Options options = small_gpt(1, dtype);
+      options.steps = 10;
+      options.optimizer = "sgd";
+      options.optimizer_options.momentum = 0.9;
+      expect_equal_to_one_device(on_squares(options, 2, depth));
+      if (dtype == DType::kF32 && depth == 2) continue;  // above
+      options.optimizer = "adamw";
+      expect_equal_to_one_device(on_squares(options, 2, depth));
+    }
+  }
+}
+
 // Blocks that are computed again draw their masks again, at the positions of the
 // micro-batch.
 TEST(DimensionsTraining, EqualsOneDeviceInMicroBatchesComputedAgain) {
@@ -93,6 +108,21 @@ TEST(DimensionsTraining, RefusesMicroBatchesThatRanksCannotShare) {
     EXPECT_NE(std::string(refused.what())
                   .find("--batch 6: micro-batches and ranks cut it into 4 "
                         "parts; give 8"),
+              std::string::npos)
+        << refused.what();
+  }
+}
+
+// Rows must contain whole sequences: l^2 parts of the batch.
+TEST(DimensionsTraining, RefusesABatchThatACubeCannotShare) {
+  Options options = small_gpt(1);
+  options.batch = 6;
+  try {
+    on_cube(options, 2);
+    ADD_FAILURE() << "trained";
+  } catch (const Error& refused) {
+    EXPECT_NE(std::string(refused.what())
+                  .find("--batch 6: the batch is cut into 4 parts; give 8"),
               std::string::npos)
         << refused.what();
   }

@@ -5,6 +5,7 @@
 #include "chapters/10_tensor_parallel_3d/layers.h"
 #include "core/marks.h"
 #include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
+#include "tests/support/larger.h"
 
 namespace shardbook::cube_test {
 
@@ -96,7 +97,7 @@ inline double difference(const Layer& layer, const Cube& cube, DType dtype) {
       own.detach(), part_of(y.detach(), output.lies, cube, output.layout));
   for (std::size_t i = 0; i < whole.size(); ++i) {
     const Input& input = layer.inputs[i];
-    largest = std::max(
+    largest = larger(
         largest,
         max_abs_difference(parts[i].grad(), part_of(whole[i].grad(), input.lies,
                                                     cube, input.layout)));
@@ -113,7 +114,7 @@ inline double difference(const Layer& layer, int l, DType dtype,
              return difference(layer, cube, dtype);
            },
            keep_gathered)) {
-    largest = std::max(largest, each);
+    largest = larger(largest, each);
   }
   return largest;
 }

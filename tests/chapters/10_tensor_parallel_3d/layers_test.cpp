@@ -3,6 +3,7 @@
 #include "chapters/10_tensor_parallel_3d/layers.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "chapters/common/sharded/loss.h"
 #include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
 #include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
+#include "tests/support/larger.h"
 
 namespace shardbook::cube_test {
 namespace {
@@ -123,6 +125,31 @@ TEST(CubeLayers, EqualOneDevice) {
   }
 }
 
+// Three on a side: table, norm, vocabulary-parallel classifier and loss.
+TEST(CubeLayers, EqualOneDeviceOnTwentySevenRanks) {
+  const auto tokens = [] { return drawn_ids({9, 2}, 18); };
+  const Layer layer = {
+      {{{18, 18}, Lies::kTable},
+       {{18}, Lies::kColumns},
+       {{18}, Lies::kColumns}},
+      {{}, Lies::kWhole},
+      [=](const Tensors& in) {
+        const Tensor x = layer_norm(embedding(in[0], tokens()), in[1], in[2]);
+        const Tensor logits =
+            matmul(summa::as_matrix(x), in[0], false, /*trans_b=*/true);
+        return cross_entropy(reshape(logits, {9, 2, 18}), tokens());
+      },
+      [=](const Tensors& in, const Cube& cube) {
+        const Tensor found =
+            cube::vocabulary_parallel_embedding(in[0], tokens(), cube);
+        const Tensor x = cube::layer_norm(found, in[1], in[2], cube);
+        return cube::vocabulary_parallel_cross_entropy(
+            cube::product(x, in[0], cube, /*trans_weight=*/true), tokens(),
+            cube);
+      }};
+  EXPECT_LT(difference(layer, 3, DType::kF64), 1e-12);
+}
+
 class CubeGpt : public testing::TestWithParam<std::pair<int, bool>> {};
 INSTANTIATE_TEST_SUITE_P(Sides, CubeGpt,
                          testing::Values(std::pair(1, true), std::pair(2, true),
@@ -141,7 +168,7 @@ TEST_P(CubeGpt, TrainsAsOnOneDevice) {
         };
         parts.padded_vocabulary =
             padded_vocabulary(vocabulary, cube.l() * cube.l());
-        return std::max(
+        return larger(
             summa_test::gpt_difference(parts, DType::kF64, 4, 0),
             summa_test::gpt_difference(parts, DType::kF64, 2, 0.2, true));
       },
@@ -193,6 +220,56 @@ TEST(CubeLedger, OfTheLayersBesideTheProducts) {
   }
 }
 
+// Layers that no GPT of this chapter has: no bill counts their messages.
+TEST(CubeLedger, OfTheEmbeddingTheClassifierAndWholeLogits) {
+  on_cube(2, [&](const Cube& cube, ProcessGroup& world) {
+    const auto run = [&](const Tensor& y) {
+      const Calls forward = calls(world);
+      world.clear_records();
+      autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
+      Calls backward = calls(world);
+      world.clear_records();
+      // Gradients of several parameters arrive in any order
+      std::sort(backward.begin(), backward.end());
+      return std::pair(forward, backward);
+    };
+    const auto leaf = [](const Shape& shape) {
+      return drawn(shape, DType::kF64, 1).set_requires_grad();
+    };
+    const std::string rows_of_x =
+        "all_reduce " + cube.straight.input_weight->name();
+
+    const auto table =
+        run(cube::embedding(leaf({kVocabulary, 8}), ids(), cube));
+    EXPECT_EQ(table.first, Calls{});
+    EXPECT_EQ(table.second, Calls{rows_of_x + " 96"});
+
+    const Tensor x = leaf({kBatch / 4, kSeq, kWidth / 2});
+    cube::with_layout(x, Layout::kStraight);
+    const auto whole = run(
+        cube::classifier(x, leaf({kVocabulary, 8}), leaf({kVocabulary}), cube));
+    EXPECT_EQ(whole.first, Calls{"all_reduce k 72"});
+    EXPECT_EQ(whole.second, (Calls{rows_of_x + " 12", rows_of_x + " 96"}));
+
+    const Tensor logits = leaf({kBatch / 4, kSeq, kVocabulary});
+    const auto loss = run(cube::cross_entropy(logits, ids(), cube));
+    EXPECT_EQ(loss.first, (Calls{"all_reduce j 2", "all_reduce i 2"}));
+    EXPECT_EQ(loss.second, Calls{});
+
+    // Of a swapped norm: over j, and its gain over the other rows
+    const Tensor inner = leaf({kBatch / 4, kSeq, kWidth / 2});
+    cube::with_layout(inner, Layout::kSwapped);
+    const auto norm = run(cube::layer_norm(inner, leaf({8}), leaf({8}), cube));
+    const std::string rows_of_y =
+        "all_reduce " + cube.swapped.input_weight->name();
+    EXPECT_EQ(norm.first, Calls{"all_reduce j 12"});
+    Calls gradients = {"all_reduce j 12", rows_of_y + " 8", rows_of_y + " 8"};
+    std::sort(gradients.begin(), gradients.end());
+    EXPECT_EQ(norm.second, gradients);
+    return 0;
+  });
+}
+
 // The gradient of a gain is that of this rank's rows alone.
 TEST(CubeTraps, AGainWithoutItsReduceDiffersOnEveryRank) {
   Layer wrong = norm_case(Layout::kStraight);
@@ -228,6 +305,21 @@ TEST(CubeLayers, RefuseWhatDoesNotDivide) {
                                         drawn_ids({6, 3}, 8), cube);
   });
   EXPECT_NE(text.find("does not divide into 4 equal parts; give 8"),
+            std::string::npos)
+      << text;
+}
+
+TEST(CubeLayers, RefuseHeadsThatTheColumnsCannotShare) {
+  const std::string text = error_on_ranks(8, [](ProcessGroup& world) {
+    DeviceMesh mesh(world, cube::cube_of(2));
+    const Cube cube = cube::cube_on(mesh);
+    AttentionOptions options;
+    options.heads = 3;
+    cube::attention(
+        cube::with_layout(drawn({1, 2, 18}, DType::kF64, 1), Layout::kSwapped),
+        options, cube);
+  });
+  EXPECT_NE(text.find("attention: 3 heads do not divide over 2 ranks; give 4"),
             std::string::npos)
       << text;
 }

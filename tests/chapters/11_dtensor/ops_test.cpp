@@ -61,6 +61,23 @@ TEST(DTensorMatmul, ChoosesTheRuleWithTheFewestBytes) {
   EXPECT_EQ(product(p, p), "P(sum) after all_reduce world 32");
 }
 
+// A product of maxima is not the maximum of products.
+TEST(DTensorMatmul, KeepsPartialsOfSumsAndAveragesAlone) {
+  const Tensor a = normal({6, 8}, 1), b = normal({8, 4}, 2);
+  const auto product = [&](const Placement& pa, const Placement& pb) {
+    return chosen(
+        2, {a, b}, {pa, pb}, [](const auto& x) { return matmul(x[0], x[1]); },
+        shardbook::matmul(a, b));
+  };
+  const Placement r = replicate(), average = partial(PartialOp::kAvg);
+  EXPECT_EQ(product(average, r), "P(avg)");
+  EXPECT_EQ(product(r, average), "P(avg)");
+  for (const PartialOp op : {PartialOp::kMax, PartialOp::kMin}) {
+    EXPECT_EQ(product(partial(op), r), "S(0) after reduce_scatter world 48");
+    EXPECT_EQ(product(r, partial(op)), "S(1) after reduce_scatter world 32");
+  }
+}
+
 TEST(DTensorPointwise, LinearOperationsKeepPartials) {
   const Tensor a = normal({6, 4}, 1), b = normal({6, 4}, 2);
   const Placement r = replicate(), s0 = shard(0), s1 = shard(1), p = partial();

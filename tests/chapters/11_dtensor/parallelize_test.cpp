@@ -4,6 +4,8 @@
 #include "chapters/11_dtensor/parallelize.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
+#include <utility>
 
 #include <cmath>
 #include <map>
@@ -11,53 +13,10 @@
 #include "chapters/common/models/models.h"
 #include "core/layers.h"
 #include "core/optim.h"
-#include "tests/chapters/11_dtensor/dtensor_support.h"
+#include "tests/chapters/11_dtensor/parallelize_support.h"
 
 namespace shardbook::dtensor_test {
 namespace {
-
-InitOptions f64_init() {
-  InitOptions init;
-  init.seed = 1;
-  init.dtype = DType::kF64;
-  return init;
-}
-
-Sequential make_mlp(std::int64_t in, std::int64_t hidden, std::int64_t out) {
-  Sequential model;
-  model.add(Linear("0", in, hidden, f64_init()));
-  model.add(Relu());
-  model.add(Linear("2", hidden, out, f64_init()));
-  return model;
-}
-
-/// Parameters, and gradients of parameters, by name.
-using Named = std::map<std::string, Tensor>;
-
-Named named(const std::vector<NamedTensor>& list) {
-  Named map;
-  for (const NamedTensor& each : list) map[each.name] = each.tensor;
-  return map;
-}
-
-/// Gradients of a parallelized model, whole: parameters become gradients.
-Named whole_gradients(Module& model, const Mesh& mesh,
-                      const std::vector<CutParameter>& cuts) {
-  const auto grads = model.clone();
-  grads->replace_tensors([](const std::string&, const Tensor& tensor) {
-    return tensor.grad().defined() ? tensor.grad() : tensor.zeros_like();
-  });
-  return named(full_parameters(*grads, mesh, cuts));
-}
-
-double worst_error(const Named& got, Module& plain) {
-  double worst = 0;
-  for (const NamedTensor& each : plain.named_parameters()) {
-    worst =
-        std::max(worst, error_between(got.at(each.name), each.tensor.grad()));
-  }
-  return worst;
-}
 
 // --- The toy of the documents ---------------------------------------------------
 
@@ -96,18 +55,60 @@ TEST(DTensorPairwise, EqualsOneDeviceWithAnAllReduceEachWay) {
   EXPECT_EQ(log[0], "all_reduce world 100, all_reduce world 200");
 }
 
-// A pair on [16, 256] over 4 ranks: 12288 elements on the wire per rank.
+// A pair on [16, 256]: 12288 elements on the wire per rank of 4, 14336 of 8.
 TEST(DTensorPairwise, SendsTheGoldenNumberOfElements) {
-  on_ranks(4, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {4}));
-    Sequential model = make_mlp(256, 1024, 256);
-    parallelize_module(model, Mesh(devices), {{"", pairwise()}});
-    const Tensor x = normal({16, 256}, 1);
-    x.set_requires_grad();
-    sum(model(x)).backward();
-    SB_CHECK(world.sent_bytes() == 12288 * 8, world.sent_bytes());
-    return 0;
-  });
+  for (const auto& [t, elements] : {std::pair{4, 12288}, {8, 14336}}) {
+    on_ranks(t, [t = t, elements = elements](ProcessGroup& world) {
+      DeviceMesh devices(world, Topology({"tp"}, {t}));
+      Sequential model = make_mlp(256, 1024, 256);
+      parallelize_module(model, Mesh(devices), {{"", pairwise()}});
+      const Tensor x = normal({16, 256}, 1);
+      x.set_requires_grad();
+      sum(model(x)).backward();
+      SB_CHECK(world.sent_bytes() == elements * 8, world.sent_bytes());
+      return 0;
+    });
+  }
+}
+
+// Column, row, column, row: the second pair begins with a replica again.
+TEST(DTensorPairwise, FourLayersAreTwoPairs) {
+  const auto make = [] {
+    const std::int64_t widths[] = {6, 8, 5, 7, 3};
+    Sequential model;
+    for (int i = 0; i < 4; ++i) {
+      if (i > 0) model.add(Relu());
+      model.add(
+          Linear(std::to_string(2 * i), widths[i], widths[i + 1], f64_init()));
+    }
+    return model;
+  };
+  for (const int t : {2, 3}) {
+    const auto logs = on_ranks(t, [&](ProcessGroup& world) {
+      DeviceMesh devices(world, Topology({"tp"}, {t}));
+      const Mesh tp(devices);
+      Sequential plain = make(), model = make();
+      const Tensor x = normal({4, 6}, 1), mine = x.clone();
+      x.set_requires_grad();
+      mine.set_requires_grad();
+      const Tensor right = plain(x);
+      sum(square(right)).backward();
+
+      const auto cuts = parallelize_module(model, tp, {{"", pairwise()}});
+      const Tensor y = model(mine);
+      sum(square(y)).backward();
+      const std::string calls = log_since(world, 0);
+      SB_CHECK(error_between(y, right) < 1e-12, "forward");
+      SB_CHECK(error_between(mine.grad(), x.grad()) < 1e-11, "input");
+      SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < 1e-11,
+               "parameters");
+      return calls;
+    });
+    // [4, 5] between the pairs and [4, 3] behind them; backward [4, 5], [4, 6]
+    EXPECT_EQ(logs[0],
+              "all_reduce world 20, all_reduce world 12, all_reduce world 20, "
+              "all_reduce world 24");
+  }
 }
 
 // torch 2.1's SequenceParallel: different rows on every rank, 20 W in all. The
@@ -146,6 +147,37 @@ TEST(DTensorPairwiseSequence, SlicesAreOneBatch) {
                log_since(world, 0));
       return 0;
     });
+  }
+}
+
+// The backward of a gather is a scatter, and the reverse; a row layer's bias
+// has seen this rank's rows alone.
+TEST(DTensorPairwiseSequence, GathersAndScattersBothWays) {
+  const auto logs = on_ranks(2, [](ProcessGroup& world) {
+    DeviceMesh devices(world, Topology({"tp"}, {2}));
+    Sequential model = make_mlp(10, 32, 5);
+    parallelize_module(model, Mesh(devices), {{"", pairwise_sequence()}});
+    const Tensor x =
+        normal({20, 10}, 1 + static_cast<std::uint64_t>(world.rank()));
+    x.set_requires_grad();
+    const Tensor y = model(x);
+    const std::size_t forward = world.records().size();
+    SB_CHECK(
+        log_since(world, 0) == "all_gather world 400, reduce_scatter world 200",
+        log_since(world, 0));
+    sum(square(y)).backward();
+    std::vector<std::string> backward;
+    for (std::size_t i = forward; i < world.records().size(); ++i) {
+      backward.push_back(std::string(comm_op_name(world.records()[i].op)) +
+                         " " + std::to_string(world.records()[i].numel));
+    }
+    std::sort(backward.begin(), backward.end());
+    return backward;
+  });
+  for (const std::vector<std::string>& backward : logs) {
+    EXPECT_EQ(backward,
+              (std::vector<std::string>{"all_gather 200", "all_reduce 5",
+                                        "reduce_scatter 400"}));
   }
 }
 
@@ -231,99 +263,6 @@ TEST(DTensorStyles, EmbeddingsAreCutByRowsOrColumns) {
   });
 }
 
-// --- A GPT -----------------------------------------------------------------------------
-
-ModelConfig small_gpt() {
-  ModelConfig config;
-  config.vocab_size = 11;
-  config.n_positions = 8;
-  config.n_embd = 24;
-  config.n_layer = 2;
-  config.n_head = 6;
-  return config;
-}
-
-Plan gpt_plan() {
-  return {{"transformer.h.*.attn", pairwise()},
-          {"transformer.h.*.mlp", pairwise()}};
-}
-
-TEST(DTensorGpt, BlocksEqualOneDeviceWithTwoAllReducesEachWay) {
-  const std::int64_t n = 3, s = 8, h = 24, layers = 2;
-  std::vector<std::int64_t> tokens, next;
-  for (std::int64_t i = 0; i < n * s; ++i) {
-    tokens.push_back((5 * i + i * i) % 11);
-    next.push_back((7 * i + 3) % 11);
-  }
-  for (const int t : {1, 2, 3}) {
-    on_ranks(t, [&](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
-      const Mesh tp(devices);
-      Gpt plain(small_gpt(), f64_init()), model(small_gpt(), f64_init());
-      const Tensor ids = Tensor::from_values(tokens, {n, s});
-      const Tensor targets = Tensor::from_values(next, {n, s});
-      language_loss(plain(ids), targets).backward();
-
-      const auto cuts = parallelize_module(model, tp, gpt_plan());
-      language_loss(model(ids), targets).backward();
-      const std::vector<CommRecord> log = world.records();
-      SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < 1e-12,
-               "gradients");
-      for (const CommRecord& record : log) {
-        SB_CHECK(record.op == CommOp::kAllReduce && record.numel == n * s * h,
-                 record_text(record));
-      }
-      const std::size_t expected =
-          t == 1 ? 0 : static_cast<std::size_t>(4 * layers);
-      SB_CHECK(log.size() == expected, log.size());
-      return 0;
-    });
-  }
-}
-
-// Replicated parameters stay equal on all ranks, bit for bit, and the model
-// trains as one device does.
-TEST(DTensorGpt, TrainsAsOneDevice) {
-  const auto train = [](Module& model) {
-    const auto optimizer = make_optimizer("adamw", model.parameters(), {});
-    for (int step = 0; step < 5; ++step) {
-      std::vector<std::int64_t> ids, next;
-      for (std::int64_t i = 0; i < 16; ++i) {
-        ids.push_back((5 * i + i * i + step) % 11);
-        next.push_back((7 * i + 3 * step) % 11);
-      }
-      language_loss(model(Tensor::from_values(ids, {2, 8})),
-                    Tensor::from_values(next, {2, 8}))
-          .backward();
-      optimizer->step();
-      model.clear_grad();
-    }
-  };
-  on_ranks(2, [&](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {2}));
-    const Mesh tp(devices);
-    Gpt plain(small_gpt(), f64_init()), model(small_gpt(), f64_init());
-    train(plain);
-    const auto cuts = parallelize_module(model, tp, gpt_plan());
-    train(model);
-    const Named whole = named(full_parameters(model, tp, cuts));
-    for (const NamedTensor& each : plain.named_parameters()) {
-      // The bias of attention's keys has no gradient but rounding, from which
-      // Adam makes steps
-      if (has_text(each.name, "c_attn.bias")) continue;
-      SB_CHECK(error_between(whole.at(each.name), each.tensor) < 1e-9,
-               each.name);
-    }
-    for (const NamedTensor& each : model.named_parameters()) {
-      if (has_text(each.name, "ln_") || has_text(each.name, "c_proj.bias")) {
-        from_local(each.tensor.detach(), tp, {replicate()}, std::nullopt,
-                   /*run_check=*/true);
-      }
-    }
-    return 0;
-  });
-}
-
 // --- Traps and errors --------------------------------------------------------------------
 
 std::string plan_error(const Plan& plan, bool with_optimizer = false,
@@ -363,6 +302,21 @@ TEST(DTensorPlanErrors, AnOptimizerThatCameFirstIsFound) {
       plan_error({{"0", colwise()}, {"2", rowwise()}}, /*with_optimizer=*/true),
       "'0.weight' is replaced, and is also held outside the model; create the "
       "optimizer after parallelize_module"));
+}
+
+TEST(DTensorPlanErrors, ARowwiseEmbeddingNeedsAllIndices) {
+  const std::string refused = error_on_ranks(2, [](ProcessGroup& world) {
+    DeviceMesh devices(world, Topology({"tp"}, {2}));
+    Sequential model;
+    model.add(Embedding("0", 7, 5, f64_init()));
+    Style style = rowwise();
+    style.input = shard(0);
+    parallelize_module(model, Mesh(devices), {{"0", style}});
+  });
+  EXPECT_TRUE(has_text(refused,
+                       "a rowwise Embedding with input S(0); each rank needs "
+                       "all indices, give R"))
+      << refused;
 }
 
 // Trap: the optimizer of the whole model trains tensors that nobody uses.

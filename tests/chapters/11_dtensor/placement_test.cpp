@@ -108,5 +108,29 @@ TEST(DTensorMoves, CountWhatTheyPad) {
   EXPECT_EQ(numel({shard(0)}, {r}, {5, 3}, 1), 0);
 }
 
+// 5 rows are 3 + 2 over the first axis, which the second cuts 2 + 1 and 1 + 1:
+// its groups do not send equally much.
+TEST(DTensorMoves, CountNestedCutsByTheirGroup) {
+  const Placement r = replicate(), s0 = shard(0), s1 = shard(1), p = partial();
+  const auto log = [](const Placements& from, const Placements& to,
+                      std::int64_t row) {
+    std::string line;
+    for (const Call& call : calls_of(from, to, {5, 3}, {2, 2}, {row, 1})) {
+      line += std::string(comm_op_name(call.op)) + " " +
+              std::to_string(call.axis) + " " + std::to_string(call.numel) +
+              "; ";
+    }
+    return line;
+  };
+  EXPECT_EQ(log({s0, s0}, {r, r}, 0), "all_gather 1 12; all_gather 0 18; ");
+  EXPECT_EQ(log({s0, s0}, {r, r}, 1), "all_gather 1 6; all_gather 0 18; ");
+  EXPECT_EQ(log({s0, s0}, {s0, s1}, 0), "all_to_all 1 8; ");
+  EXPECT_EQ(log({s0, s0}, {s0, s1}, 1), "all_to_all 1 4; ");
+  EXPECT_EQ(log({s0, p}, {s0, r}, 0), "all_reduce 1 9; ");
+  EXPECT_EQ(log({s0, p}, {s0, r}, 1), "all_reduce 1 6; ");
+  EXPECT_EQ(log({s0, p}, {s0, s0}, 0), "reduce_scatter 1 12; ");
+  EXPECT_EQ(log({s0, p}, {s0, s0}, 1), "reduce_scatter 1 6; ");
+}
+
 }  // namespace
 }  // namespace shardbook::dtensor_test

@@ -8,6 +8,7 @@
 #include "chapters/common/sharded/loss.h"
 #include "chapters/common/sharded/sharded_trainer.h"
 #include "tests/chapters/12_sequence_parallel/support.h"
+#include "tests/support/larger.h"
 
 namespace shardbook::sequence_parallel {
 namespace {
@@ -81,7 +82,7 @@ std::vector<Found> on_cut(
 double worst(const Found& a, const Found& b) {
   double largest = std::fabs(a.loss - b.loss);
   for (std::size_t i = 0; i < a.gradients.size(); ++i) {
-    largest = std::max(largest, std::fabs(a.gradients[i] - b.gradients[i]));
+    largest = larger(largest, std::fabs(a.gradients[i] - b.gradients[i]));
   }
   return largest;
 }

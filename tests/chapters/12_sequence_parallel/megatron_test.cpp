@@ -7,6 +7,7 @@
 #include "chapters/common/sharded/sharded_trainer.h"
 #include "core/check.h"
 #include "tests/chapters/12_sequence_parallel/support.h"
+#include "tests/support/larger.h"
 
 namespace shardbook::sequence_parallel {
 namespace {
@@ -103,7 +104,7 @@ double worst_gradient(const Result& found, const GptSizes& sizes,
     const std::vector<double>& own = found.gradients.at(each.name);
     if (own.size() != part.size()) return HUGE_VAL;
     for (std::size_t i = 0; i < part.size(); ++i) {
-      largest = std::max(largest, std::fabs(own[i] - part[i]));
+      largest = larger(largest, std::fabs(own[i] - part[i]));
     }
   }
   return largest;
@@ -190,6 +191,47 @@ TEST(MegatronSequenceBytes, GoldenLogOfALayer) {
     EXPECT_EQ(forward, 768);
     EXPECT_EQ(backward, 1152);
   }
+}
+
+// A block that is computed again gathers and scatters again, too.
+TEST(MegatronSequenceBytes, ARecomputedBlockRepeatsItsCollectives) {
+  struct Block {
+    std::vector<std::string> calls;
+    std::vector<double> dx;
+  };
+  const auto backward_of = [](bool recompute) {
+    return on_ranks(2, [recompute](ProcessGroup& tp) {
+      const GptSizes sizes;
+      InitOptions init;
+      init.seed = 5;
+      init.dtype = DType::kF64;
+      GptBlock block("transformer.h.0", config_of(sizes), init,
+                     megatron_layers(config_of(sizes), tp));
+      block.recompute = recompute;
+      const auto rank = static_cast<std::uint64_t>(tp.rank());
+      const Tensor x = noise({2, 12, 24}, 1 + rank).set_requires_grad();
+      const Tensor y = block(x);
+      tp.clear_records();
+      autograd::backward({y}, {noise(y.shape(), 4 + rank)});
+      Block found;
+      for (const CommRecord& record : tp.records()) {
+        found.calls.push_back(comm_op_name(record.op));
+      }
+      found.dx = x.grad().to_vector<double>();
+      return found;
+    })[0];
+  };
+  // Twice: dY, X once more, dX
+  const std::vector<std::string> once = {"all_gather",     "all_gather",
+                                         "reduce_scatter", "all_gather",
+                                         "all_gather",     "reduce_scatter"};
+  std::vector<std::string> again = {"all_gather", "reduce_scatter",
+                                    "all_gather", "reduce_scatter"};
+  again.insert(again.end(), once.begin(), once.end());
+  const Block kept = backward_of(false), recomputed = backward_of(true);
+  EXPECT_EQ(kept.calls, once);
+  EXPECT_EQ(recomputed.calls, again);
+  EXPECT_EQ(recomputed.dx, kept.dx);
 }
 
 // An input that needs no gradient causes no communication for it.

@@ -92,6 +92,24 @@ TEST(RingAttention, SumsOf16BitsAreKeptInF32) {
   }
 }
 
+// Blocks of equal weight, 256 in the first one and 0 in the others: their mean
+// is 32. A mean that is rounded to bf16 at every hop ends at 32.25 on rank 0.
+TEST(RingAttention, MergesAreRoundedOnceAtTheEnd) {
+  const auto outs = on_ranks(8, [](ProcessGroup& world) {
+    const TensorOptions bf16{DType::kBF16, Device()};
+    const Tensor q = Tensor::zeros({1, 2, 4}, bf16);
+    const Tensor v =
+        Tensor::full({1, 2, 4}, world.rank() == 0 ? 256.0 : 0.0, bf16);
+    RingOptions options;
+    options.attention.heads = 2;
+    options.attention.causal = false;
+    return ring_attention(q, q, v, options, world).to_vector<double>();
+  });
+  for (const std::vector<double>& out : outs) {
+    EXPECT_EQ(out, std::vector<double>(8, 32.0));
+  }
+}
+
 std::vector<std::string> sends_of(const std::vector<CommRecord>& records) {
   std::vector<std::string> sends;
   for (const CommRecord& record : records) {

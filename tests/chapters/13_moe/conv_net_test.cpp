@@ -33,6 +33,17 @@ TEST(ConvNet, HasTheParametersOfTheExample) {
   EXPECT_EQ(own.num_parameters(), 57964 + 456 + 2416 + 48120 + 10164 + 850);
 }
 
+TEST(ConvNet, RoutedExpertsBeginAsCopies) {
+  ConvNet net(ConvNetOptions{});
+  for (MoeLayer& layer : net.moe_layers) {
+    const Tensor& weight = layer.experts.c_fc_weight;
+    for (std::int64_t e = 1; e < weight.size(0); ++e) {
+      EXPECT_TRUE(bitwise_equal(weight.rows_view(e, e + 1).clone(),
+                                weight.rows_view(0, 1).clone()));
+    }
+  }
+}
+
 TEST(ConvNet, ComputesOneResultPerImage) {
   ConvNet net(ConvNetOptions{});
   const Batch batch = cifar_batch(synthetic_cifar10(5, 1), {0, 1}, 5);

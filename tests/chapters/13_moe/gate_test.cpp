@@ -1,5 +1,9 @@
 // Weights and losses of the gate; the index form against the dense one.
 
+#include <algorithm>
+#include <cmath>
+#include <set>
+
 #include "chapters/13_moe/gate.h"
 
 #include "chapters/13_moe/dispatch.h"
@@ -135,6 +139,34 @@ TEST(AuxiliaryLoss, CountsFirstChoicesBeforeDropping) {
   }
 }
 
+// Padding is nobody's choice, yet me and ce are fractions of all S tokens.
+TEST(AuxiliaryLoss, PaddingIsNotRoutedAndCountsAsTokens) {
+  const TopKGate gate = make_gate(gate_of(1, 4));
+  const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
+  GateCall call = call_of();
+  call.used_token.assign(static_cast<std::size_t>(kTokens), true);
+  const std::set<std::size_t> padding = {3, 7, 8};
+  for (const std::size_t s : padding) call.used_token[s] = false;
+  const GateResult result = gate.route(x, call);
+  const auto me = mean(softmax(matmul(x, gate.weight)), 0).to_vector<double>();
+  const auto weights = result.weights.to_vector<double>();
+  std::vector<double> ce(kExperts, 0);
+  for (std::size_t s = 0; s < weights.size(); ++s) {
+    const std::int64_t expert = result.routing.expert[s];
+    EXPECT_EQ(padding.count(s), expert < 0 ? 1U : 0U) << s;
+    if (expert < 0) {
+      EXPECT_EQ(weights[s], 0);
+      continue;
+    }
+    ce[static_cast<std::size_t>(expert)] += 1.0 / static_cast<double>(kTokens);
+  }
+  double expected = 0;
+  for (std::size_t e = 0; e < me.size(); ++e) {
+    expected += static_cast<double>(kExperts) * me[e] * ce[e];
+  }
+  EXPECT_NEAR(result.l_aux.item(), expected, 1e-13);
+}
+
 TEST(ZLoss, IsTheMeanSquareOfLogSumExp) {
   const TopKGate gate = make_gate(gate_of(1));
   const Tensor x = noise({kTokens, kWidth});
@@ -174,6 +206,36 @@ TEST(TopKGate, ComputesInF32ForNarrowInputs) {
   EXPECT_EQ(gate.route(x, call_of()).weights.dtype(), DType::kF32);
 }
 
+// Not only their dtype: logits or gates that bf16 has rounded are off by 1e-3.
+TEST(TopKGate, RoundsNothingToTheDtypeOfItsInputs) {
+  InitOptions init;
+  init.dtype = DType::kBF16;
+  const TensorOptions narrow{DType::kBF16, Device()};
+  TopKGate gate("gate", kWidth, gate_of(1, 4), init);
+  gate.weight.copy_from(noise({kWidth, kExperts}, 5, -2, 2, narrow));
+  const Tensor x = noise({kTokens, kWidth}, 1, -1, 1, narrow);
+  const GateResult result = gate.route(x, call_of());
+  const auto gates = softmax(matmul(to_dtype(x, DType::kF32),
+                                    to_dtype(gate.weight, DType::kF32)))
+                         .to_vector<double>();
+  const auto weights = result.weights.to_vector<double>();
+  for (std::size_t s = 0; s < weights.size(); ++s) {
+    const auto expert = static_cast<std::size_t>(result.routing.expert[s]);
+    EXPECT_NEAR(weights[s], gates[s * kExperts + expert], 1e-6);
+  }
+}
+
+TEST(TopKGate, EvaluationHasACapacityOfItsOwn) {
+  GateOptions options = gate_of(1);
+  options.eval_capacity_factor = 2;
+  const TopKGate gate = make_gate(options);
+  const Tensor x = noise({kTokens, kWidth});
+  GateCall call = call_of();
+  EXPECT_EQ(gate.route(x, call).routing.capacity, kTokens / kExperts);
+  call.is_training = false;
+  EXPECT_EQ(gate.route(x, call).routing.capacity, 2 * kTokens / kExperts);
+}
+
 TEST(TopKGate, JitterAndNoiseChangeTrainingAlone) {
   for (Noise noise_kind : {Noise::kJitter, Noise::kNoisyTopK}) {
     GateOptions options = gate_of(1, 4);  // no drops
@@ -190,6 +252,73 @@ TEST(TopKGate, JitterAndNoiseChangeTrainingAlone) {
     call.is_training = false;
     EXPECT_TRUE(bitwise_equal(gate.route(x, call).weights, plain));
   }
+}
+
+constexpr std::int64_t kDrawnTokens = 4000;
+
+/// A gate of two experts, with room for all, for tokens that are one number.
+TopKGate narrow_gate(Noise kind, const std::vector<double>& weight) {
+  GateOptions options = gate_of(1, 2);
+  options.num_experts = 2;
+  options.noise = kind;
+  TopKGate gate("gate", 1, options, f64_init());
+  gate.weight.copy_from(Tensor::from_values<double>(weight, {1, 2}));
+  return gate;
+}
+
+// Tokens of 1 and logits (1, 0): what multiplies a token is the logit of its
+// weight.
+TEST(TopKGate, JitterIsUniformWithinOnePercent) {
+  const TopKGate gate = narrow_gate(Noise::kJitter, {1, 0});
+  const Tensor x = Tensor::full({kDrawnTokens, 1}, 1, {DType::kF64, {}});
+  double least = 2, most = 0, sum = 0;
+  for (const double p : gate.route(x, call_of()).weights.to_vector<double>()) {
+    const double factor = std::log(p / (1 - p));
+    least = std::min(least, factor), most = std::max(most, factor);
+    sum += factor;
+  }
+  EXPECT_GE(least, 0.99 - 1e-12);
+  EXPECT_LE(most, 1.01 + 1e-12);
+  EXPECT_LT(least, 0.9901);
+  EXPECT_GT(most, 1.0099);
+  EXPECT_NEAR(sum / static_cast<double>(kDrawnTokens), 1, 5e-4);
+}
+
+// Logits of 0; expert 1's noise has no spread, expert 0's has softplus(1).
+TEST(TopKGate, NoisyTopKAddsNormalsTimesASoftplus) {
+  TopKGate gate = narrow_gate(Noise::kNoisyTopK, {0, 0});
+  gate.noise_weight.copy_from(Tensor::from_values<double>({1, -50}, {1, 2}));
+  const Tensor x = Tensor::full({kDrawnTokens, 1}, 1, {DType::kF64, {}});
+  const GateResult result = gate.route(x, call_of());
+  const auto weights = result.weights.to_vector<double>();
+  const double spread = std::log1p(std::exp(1.0));
+  double sum = 0, squares = 0;
+  for (std::size_t s = 0; s < weights.size(); ++s) {
+    const double away = std::log(weights[s] / (1 - weights[s])) / spread;
+    const double normal = result.routing.expert[s] == 0 ? away : -away;
+    sum += normal, squares += normal * normal;
+  }
+  const auto n = static_cast<double>(kDrawnTokens);
+  EXPECT_NEAR(sum / n, 0, 0.08);  // 5 standard deviations
+  EXPECT_NEAR(squares / n, 1, 0.12);
+}
+
+// The noise decides who goes where, and weighs nothing.
+TEST(TopKGate, SampledChoicesWeighTheirCleanProbabilities) {
+  GateOptions options = gate_of(1, 4);
+  options.noise = Noise::kRSample;
+  const TopKGate gate = make_gate(options);
+  const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
+  const GateResult result = gate.route(x, call_of());
+  const auto gates = softmax(matmul(x, gate.weight)).to_vector<double>();
+  const auto weights = result.weights.to_vector<double>();
+  int unlikely = 0;
+  for (std::size_t s = 0; s < weights.size(); ++s) {
+    const double* row = gates.data() + s * kExperts;
+    EXPECT_NEAR(weights[s], row[result.routing.expert[s]], 1e-14);
+    unlikely += weights[s] < *std::max_element(row, row + kExperts) ? 1 : 0;
+  }
+  EXPECT_GT(unlikely, 0);
 }
 
 TEST(TopKGate, WithoutDroppingTheBusiestExpertSetsTheSlots) {

@@ -234,6 +234,69 @@ TEST(MoeLayer, AuxiliaryLossesCountAsTheRecordSays) {
   EXPECT_LT(max_abs_difference(once, sub(gate_gradient(2, 0.3), none)), 1e-14);
 }
 
+// The gradients of a user who is handed the losses and adds them.
+TEST(MoeLayer, LossesOfTheGateCountByTheirCoefficients) {
+  MoeOptions options = options_of(1, 4);
+  options.aux_coefficient = 0.6, options.z_coefficient = 0.2;
+  MoeLayer layer = make_layer(options, {});
+  const Tensor x = input_of(0);
+  sum(layer(x)).backward();
+
+  options.aux_coefficient = options.z_coefficient = 0;
+  MoeLayer plain = make_layer(options, {});
+  const Tensor same = input_of(0);
+  GateCall call;
+  call.name = std::string(kName) + ".gate";
+  call.per_row = kTokensEach;
+  call.wants_z_loss = true;
+  const GateResult gated =
+      plain.gate.route(reshape(same, {-1, kLayerWidth}), call);
+  const Tensor losses = add(scale(gated.l_aux, 0.6), scale(gated.z_loss, 0.2));
+  add(sum(plain(same)), losses).backward();
+  EXPECT_LT(
+      max_abs_difference(layer.gate.weight.grad(), plain.gate.weight.grad()),
+      1e-13);
+  EXPECT_LT(max_abs_difference(x.grad(), same.grad()), 1e-13);
+}
+
+TEST(MoeLayer, DefaultsAreThoseOfTheDocuments) {
+  const MoeOptions options;
+  EXPECT_EQ(options.aux_coefficient, 1e-2);
+  EXPECT_EQ(options.z_coefficient, 0);
+  EXPECT_EQ(options.gate.min_capacity, 4);
+  EXPECT_TRUE(options.gate.drop_tokens && options.gate.use_rts);
+  EXPECT_TRUE(options.gate.second_expert_sampling);
+  EXPECT_EQ(options.gate.noise, Noise::kNone);
+  EXPECT_EQ(options.gate.drop_policy, DropPolicy::kProbs);
+}
+
+TEST(MoeLayer, EvaluationHasACapacityOfItsOwn) {
+  MoeOptions options = options_of(1, 4);
+  options.gate.eval_capacity_factor = 2;
+  const auto record = std::make_shared<MoeRecord>();
+  MoeLayer layer = make_layer(options, {}, record);
+  layer.train(false);
+  layer(input_of(0).detach());
+  // 24 tokens and 4 experts: 6 slots in training
+  EXPECT_EQ(record->loads.at(kName).most_slots, 12);
+}
+
+TEST(MoeLayer, JitterReachesTheGateAlone) {
+  MoeOptions options = options_of(1, 4);
+  options.gate.noise = Noise::kJitter;
+  MoeLayer layer = make_layer(options, {});
+  const Tensor x = input_of(0).detach();
+  const Tensor rows = reshape(x, {-1, kLayerWidth});
+  GateCall call;
+  call.name = std::string(kName) + ".gate";
+  call.per_row = kTokensEach;
+  const GateResult gated = layer.gate.route(rows, call);
+  const Tensor expected = combine(layer.experts(dispatch(rows, gated.routing)),
+                                  gated.routing, gated.weights);
+  EXPECT_LT(max_abs_difference(reshape(layer(x), {-1, kLayerWidth}), expected),
+            1e-15);
+}
+
 TEST(MoeLayer, ResidualAndSharedExpertsAddAnMlpForAllTokens) {
   MoeOptions residual = options_of(1, 4);
   residual.use_residual = true;
@@ -248,6 +311,66 @@ TEST(MoeLayer, ResidualAndSharedExpertsAddAnMlpForAllTokens) {
   const Tensor expected =
       add(mul(plain, slice(w, 2, 0, 1)), mul(dense, slice(w, 2, 1, 2)));
   EXPECT_LT(max_abs_difference(a(x), expected), 1e-15);
+}
+
+TEST(MoeLayer, ASharedExpertMayBeWeighedByAGate) {
+  MoeOptions options = options_of(1, 4);
+  options.shared_expert = options.gate_shared_expert = true;
+  const Tensor x = input_of(0).detach();
+  const Tensor plain = make_layer(options_of(1, 4), {})(x);
+  MoeLayer layer = make_layer(options, {});
+  const Tensor rows = reshape(x, {-1, kLayerWidth});
+  const Tensor weights = reshape(sigmoid(matmul(rows, layer.shared_gate)),
+                                 {kSamples, kTokensEach, 1});
+  const Tensor expected = add(plain, mul((*layer.mlp)(x), weights));
+  EXPECT_LT(max_abs_difference(layer(x), expected), 1e-15);
+}
+
+// Rows without slots against masks with a slot for everyone: no code in common
+// behind the gate but the experts.
+TEST(MoeLayer, DroplessIsTheFormWithSlotsForAll) {
+  for (const std::int64_t k : {1, 2, 3}) {
+    MoeOptions slots = options_of(k);
+    slots.gate.drop_tokens = false;
+    slots.is_naive = true;
+    MoeOptions rows = options_of(k);
+    rows.is_dropless = true;
+    MoeLayer with_slots = make_layer(slots, {});
+    MoeLayer with_rows = make_layer(rows, {});
+    const Tensors expected = run(with_slots, 0), found = run(with_rows, 0);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_LT(max_abs_difference(found[i], expected[i]), 1e-12)
+          << "k " << k << " " << i;
+    }
+  }
+}
+
+// Groups of 2 ranks in one layer, of 4 in the next.
+TEST(MoeLayer, LayersMayHaveGroupsOfOtherSizes) {
+  const auto found = on_ranks(4, [&](ProcessGroup& world) {
+    RankContext::current().random.batch = {world.rank(), world.size()};
+    DeviceMesh mesh(world, Topology({"edp", "ep"}, {2, 2}));
+    MoeLayer first = make_layer(options_of(), {&mesh.group("ep"), nullptr});
+    MoeLayer second = make_layer(options_of(), {&world, nullptr});
+    const Tensor x = input_of(world.rank());
+    const Tensor y = second(first(x));
+    weighted_sum(y).backward();
+    return Tensors{y.detach(), x.grad()};
+  });
+  MoeLayer first = make_layer(options_of(), {});
+  MoeLayer second = make_layer(options_of(), {});
+  RankContext::current().random = RandomState{};  // as new ranks have it
+  for (int rank = 0; rank < 4; ++rank) {
+    RankContext::current().random.batch = {rank, 4};
+    const Tensor x = input_of(rank);
+    const Tensor y = second(first(x));
+    weighted_sum(y).backward();
+    const Tensors& here = found[static_cast<std::size_t>(rank)];
+    EXPECT_LT(max_abs_difference(here[0], y.detach()), 1e-14);
+    EXPECT_LT(max_abs_difference(here[1], x.grad()), 1e-13);
+  }
+  RankContext::current().random.batch = {};
 }
 
 TEST(MoeLayer, ExpertsBeginIndependentOrAsCopies) {
@@ -284,6 +407,15 @@ TEST(MoeLayer, RefusesExpertsThatDoNotDivide) {
     make_layer(options_of(), {&world, nullptr});
   });
   EXPECT_NE(error.find("8 experts"), std::string::npos) << error;
+}
+
+// 24 tokens for 8 experts: 3 slots each, which 2 ranks would share.
+TEST(MoeLayer, RefusesSlotsThatTensorParallelRanksCannotShare) {
+  const std::string error = error_on_ranks(2, [&](ProcessGroup& world) {
+    make_layer(options_of(), {nullptr, &world})(input_of(0));
+  });
+  EXPECT_NE(error.find("does not divide the 3 slots"), std::string::npos)
+      << error;
 }
 
 }  // namespace

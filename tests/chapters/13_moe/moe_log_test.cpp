@@ -1,5 +1,8 @@
 // What a layer of experts sends, call by call, and its forward bit for bit.
 
+#include <algorithm>
+#include <memory>
+
 #include "chapters/13_moe/moe_layer.h"
 #include "comm/device_mesh.h"
 #include "tests/core/support.h"
@@ -84,6 +87,33 @@ TEST(MoeLog, WithoutDroppingRanksAgreeOnOneNumber) {
   for (std::size_t i = 1; i < 5; ++i) EXPECT_EQ(log[i], log[1]);
 }
 
+// The largest count of all ranks, not their sum.
+TEST(MoeLog, WithoutDroppingTheBusiestExpertOfAnyRankSetsTheSlots) {
+  MoeOptions options = logged_options();
+  options.gate.drop_tokens = false;
+  ModelConfig config;
+  config.n_embd = kLogWidth;
+  const auto loads = on_ranks(4, [&](ProcessGroup& world) {
+    const auto record = std::make_shared<MoeRecord>();
+    MoeLayer layer = moe_mlp(options, {&world, nullptr}, record)(
+                         kLogName, config, f64_init(), LayerFactory())
+                         .as<MoeLayer>();
+    layer.gate.weight.copy_from(noise({kLogWidth, kLogExperts}, 5, -2, 2));
+    layer(noise({1, kLogTokens, kLogWidth},
+                static_cast<std::uint64_t>(world.rank())));
+    return record->loads.at(kLogName);
+  });
+  std::int64_t busiest = 0;
+  for (const MoeRecord::Load& load : loads) {
+    busiest = std::max(busiest, *std::max_element(load.exp_counts.begin(),
+                                                  load.exp_counts.end()));
+  }
+  for (const MoeRecord::Load& load : loads) {
+    EXPECT_EQ(load.most_slots, busiest);
+    EXPECT_EQ(load.dropped, 0);
+  }
+}
+
 // Without capacity, ranks first tell each other E counts.
 TEST(MoeLog, WithoutCapacityCountsGoFirst) {
   MoeOptions options = logged_options();
@@ -132,6 +162,39 @@ TEST(MoeLog, ForwardIsBitForBitThatOfOneDevice) {
         const auto i = static_cast<std::size_t>(rank);
         EXPECT_TRUE(bitwise_equal(found[i], one[0][i])) << k << " " << ep;
       }
+    }
+  }
+}
+
+TEST(MoeLog, ForwardInF32IsBitForBitThatOfOneDevice) {
+  const TensorOptions narrow{DType::kF32, Device()};
+  InitOptions init;
+  init.dtype = DType::kF32;
+  ModelConfig config;
+  config.n_embd = kLogWidth;
+  const auto forward = [&](const MoeGroups& groups, int rank, int ranks) {
+    RankContext::current().random.batch = {rank, ranks};
+    MoeLayer layer =
+        moe_mlp(logged_options(), groups, std::make_shared<MoeRecord>())(
+            kLogName, config, init, LayerFactory())
+            .as<MoeLayer>();
+    const Tensor x = noise({1, kLogTokens, kLogWidth},
+                           static_cast<std::uint64_t>(rank), -1, 1, narrow);
+    return layer(x).detach();
+  };
+  for (const int ep : {2, 4}) {
+    const auto found = on_ranks(ep, [&](ProcessGroup& world) {
+      return forward({&world, nullptr}, world.rank(), ep);
+    });
+    const auto one = on_ranks(1, [&](ProcessGroup&) {
+      Tensors all;
+      for (int rank = 0; rank < ep; ++rank) {
+        all.push_back(forward({}, rank, ep));
+      }
+      return all;
+    });
+    for (std::size_t rank = 0; rank < found.size(); ++rank) {
+      EXPECT_TRUE(bitwise_equal(found[rank], one[0][rank])) << ep;
     }
   }
 }

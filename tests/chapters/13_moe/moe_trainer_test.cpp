@@ -1,6 +1,8 @@
 // All forms of expert parallelism against one device: losses, norms, weights,
 // bytes, memory.
 
+#include <map>
+
 #include "chapters/13_moe/trainer.h"
 
 #include "chapters/common/run/program.h"
@@ -97,6 +99,56 @@ TEST(MoeTrainer, ClipsByTheGlobalNorm) {
     for (int tp : {1, 2}) {
       Form form{"", 4, 2, tp, zero};
       expect_claims(train_on(options, how_of(form)));
+    }
+  }
+}
+
+// What is saved comes from one copy of each parameter: the others are compared
+// here. Ranks 0 and 2 have the same experts, 1 and 3; the rest all have.
+TEST(MoeTrainer, CopiesStayEqualBitForBit) {
+  for (const int zero : {0, 1, 2}) {
+    const Options options = small_options(4);
+    const TrainerOptions how = how_of({"", 4, 2, 1, zero});
+    const auto found = on_ranks(4, [&](ProcessGroup& world) {
+      DeviceMesh mesh(world, expert_topology(group_sizes(options, how)));
+      Trainer trainer(options, how, mesh);
+      for (std::int64_t k = 0; k < 3; ++k) trainer.step(k);
+      std::map<std::string, std::vector<double>> state;
+      for (const NamedTensor& each : trainer.model().named_parameters()) {
+        state[each.name] = each.tensor.to_vector<double>();
+      }
+      return state;
+    });
+    for (const auto& [name, value] : found[0]) {
+      EXPECT_TRUE(value == found[2].at(name)) << name << " zero " << zero;
+      if (is_expert(name)) {
+        EXPECT_TRUE(found[1].at(name) == found[3].at(name)) << name;
+        EXPECT_FALSE(value == found[1].at(name)) << name;
+        continue;
+      }
+      EXPECT_TRUE(value == found[1].at(name)) << name << " zero " << zero;
+      EXPECT_TRUE(value == found[3].at(name)) << name << " zero " << zero;
+    }
+  }
+}
+
+TEST(MoeTrainer, TenStepsEqualOneDevice) {
+  for (const std::string optimizer : {"sgd", "adamw"}) {
+    Options options = small_options(4);
+    options.steps = 10;
+    options.optimizer = optimizer;
+    if (optimizer == "sgd") {
+      options.optimizer_options.lr = 0.1;
+      options.optimizer_options.momentum = 0.9;
+    }
+    const TrainerOptions how = how_of({"", 4, 2, 1, 1, 2});
+    const ReferenceRun one = train_reference(options, how);
+    const Report report =
+        train_on(options, how, [&](const Options&) { return one; });
+    expect_claims(report);
+    ASSERT_EQ(report.losses.size(), 10U);
+    for (std::size_t k = 0; k < one.losses.size(); ++k) {
+      EXPECT_NEAR(report.losses[k], one.losses[k], 1e-9 * one.losses[k]) << k;
     }
   }
 }

@@ -66,6 +66,15 @@ TEST(Capacity, IsComputedInDouble) {
   EXPECT_EQ(capacity(64, options, false), 16);
 }
 
+// In double 100 x 1.1 is 110.00000000000001: one rounding is no slot.
+TEST(Capacity, ForgivesOneRounding) {
+  GateOptions options = routing_gate(1, 1);
+  options.capacity_factor = 1.1;
+  EXPECT_EQ(capacity(100, options, true), 110);
+  options.capacity_factor = 1.101;
+  EXPECT_EQ(capacity(100, options, true), 111);
+}
+
 class RoutingOf : public testing::TestWithParam<int> {};
 
 TEST_P(RoutingOf, EveryChoiceIsKeptOrDroppedAndNoExpertOverflows) {
@@ -145,6 +154,43 @@ TEST(TopOne, NoiseSamplesTheChoiceInTrainingOnly) {
             route(values, routing_gate(1), kRouted).expert);
 }
 
+/// Tokens whose softmax is these shares.
+GateValues values_of_shares(const std::vector<double>& shares,
+                            std::int64_t tokens) {
+  std::vector<double> logits;
+  for (std::int64_t s = 0; s < tokens; ++s) {
+    for (const double share : shares) logits.push_back(std::log(share));
+  }
+  return values_of(Tensor::from_values<double>(
+      logits, {tokens, static_cast<std::int64_t>(shares.size())}));
+}
+
+// The largest of logits plus Gumbel noise is a sample of their softmax. Noise
+// of the other sign gives 63%, 31% and 6%. Limits: 5 standard deviations.
+TEST(TopOne, SampledChoicesFollowTheSoftmax) {
+  constexpr std::int64_t kDrawn = 10000;
+  GateOptions options = routing_gate(1, 3);
+  options.noise = Noise::kRSample;
+  const auto counts = choose_experts(values_of_shares({0.6, 0.3, 0.1}, kDrawn),
+                                     kDrawn, options, draws_at(), true)
+                          .exp_counts();
+  EXPECT_NEAR(static_cast<double>(counts[0]), 6000, 245);
+  EXPECT_NEAR(static_cast<double>(counts[1]), 3000, 230);
+  EXPECT_NEAR(static_cast<double>(counts[2]), 1000, 150);
+}
+
+TEST(TopTwo, SampledSecondChoicesFollowTheSoftmaxOfTheRest) {
+  constexpr std::int64_t kDrawn = 10000;
+  const Routing routing =
+      choose_experts(values_of_shares({0.9, 0.06, 0.03, 0.01}, kDrawn), kDrawn,
+                     routing_gate(2, 4), draws_at(), true);
+  const auto counts = routing.exp_counts();
+  EXPECT_EQ(counts[0], kDrawn);  // the first choice is not sampled
+  EXPECT_NEAR(static_cast<double>(counts[1]), 6000, 245);
+  EXPECT_NEAR(static_cast<double>(counts[2]), 3000, 230);
+  EXPECT_NEAR(static_cast<double>(counts[3]), 1000, 150);
+}
+
 TEST(TopTwo, SecondChoicesQueueBehindAllFirstOnes) {
   GateOptions options = routing_gate(2, 2);
   options.second_expert_sampling = false;
@@ -187,6 +233,28 @@ TEST(TopK, RanksByProbabilityAmongThoseThatChose) {
   EXPECT_EQ(kept.size(), 3U);
   EXPECT_EQ(std::count(kept.begin(), kept.end(), true), 2);
   EXPECT_TRUE(kept[2]);  // its first choice
+}
+
+// Token 0 has the larger logit for expert 0, token 1 the larger probability.
+TEST(TopK, RanksByProbabilityNotByLogit) {
+  const GateValues values = values_of(
+      Tensor::from_values<double>({5, 4, 3, -9, -1, -9, -9.5, -10}, {2, 4}));
+  const Routing routing = route(values, routing_gate(3, 4), 1);
+  EXPECT_EQ(routing.expert, (std::vector<std::int64_t>{0, 1, 2, 0, 1, 2}));
+  EXPECT_EQ(routing.slot, (std::vector<std::int64_t>{-1, 0, 0, 0, -1, -1}));
+}
+
+TEST(TopK, TiesGoToTheLowestExperts) {
+  for (const std::int64_t k : {2, 3}) {
+    GateOptions options = routing_gate(k, 4);
+    options.second_expert_sampling = false;
+    const GateValues values =
+        values_of(Tensor::zeros({2, 4}, {DType::kF64, {}}));
+    const Routing routing = route(values, options, 2);
+    for (std::size_t i = 0; i < routing.expert.size(); ++i) {
+      EXPECT_EQ(routing.expert[i], static_cast<std::int64_t>(i) % k) << k;
+    }
+  }
 }
 
 TEST(TopK, ByPositionTheFirstTokensStay) {

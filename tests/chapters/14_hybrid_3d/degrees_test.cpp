@@ -27,6 +27,19 @@ TEST(HybridDegrees, LeaveTheRestToReplicas) {
   expect_refusal(options_for(8), how, {"--world-size 8", "multiple of 6"});
 }
 
+// Four devices: pipelines 0 -> 2 and 1 -> 3, replicas of the stages {0, 1} and
+// {2, 3}.
+TEST(HybridDegrees, ReplicasOfAStageAreNeighbours) {
+  using Lists = std::vector<std::vector<int>>;
+  HybridOptions how;
+  how.dp = how.pp = 2;
+  for (const char* order : {"megatron", "deepspeed"}) {
+    how.order = order;
+    EXPECT_EQ(topology_of(how).groups({"pp"}), (Lists{{0, 2}, {1, 3}}));
+    EXPECT_EQ(topology_of(how).groups({"dp"}), (Lists{{0, 1}, {2, 3}}));
+  }
+}
+
 TEST(HybridDegrees, ZeroBeyondStage1NeedsOneStage) {
   HybridOptions how;
   how.pp = 2;

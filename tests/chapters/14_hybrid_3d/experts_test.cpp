@@ -2,6 +2,7 @@
 // device that routes the same groups of tokens, and the bill to the byte.
 
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "tests/chapters/14_hybrid_3d/support.h"
@@ -314,6 +315,49 @@ TEST(HybridExpertNorm, CountsEachElementOnce) {
       counted += here;
     }
     EXPECT_EQ(counted, whole);
+  }
+}
+
+// Ranks with the same experts, and ranks with the same part of all else.
+TEST(HybridExperts, CopiesStayEqualBitForBit) {
+  for (const ExpertMesh& mesh :
+       {ExpertMesh{2, 2, 2, 1, 1, 0}, ExpertMesh{2, 2, 2, 1, 1, 1},
+        ExpertMesh{2, 1, 1, 2, 2, 1}}) {
+    const HybridOptions how = with_experts(mesh);
+    SCOPED_TRACE(name_of(how));
+    const Options options = nano_options(ranks_of(how));
+    const auto found = on_ranks(options.world_size, [&](ProcessGroup& world) {
+      HybridOptions legal = how;
+      check_legal(options, legal);
+      DeviceMesh grid(world, topology_of(legal));
+      Trainer trainer(options, legal, grid);
+      for (std::int64_t k = 0; k < 3; ++k) trainer.step(k);
+      std::map<std::string, std::vector<double>> state;
+      for (const UpdateBucket& bucket : trainer.update().buckets()) {
+        for (const NamedTensor& each : bucket.parameters) {
+          state[each.name] = each.tensor.to_vector<double>();
+        }
+      }
+      return state;
+    });
+    const Topology grid = topology_of(how);
+    int compared = 0;
+    for (int a = 0; a < options.world_size; ++a) {
+      for (int b = a + 1; b < options.world_size; ++b) {
+        const auto is_same = [&](const char* axis) {
+          return grid.coordinate(a, axis) == grid.coordinate(b, axis);
+        };
+        if (!is_same("pp")) continue;
+        const auto& other = found[static_cast<std::size_t>(b)];
+        for (const auto& [name, value] : found[static_cast<std::size_t>(a)]) {
+          // tp cuts slots: its ranks have the same experts
+          if (!is_same(moe::is_expert(name) ? "ep" : "tp")) continue;
+          EXPECT_TRUE(value == other.at(name)) << name << " " << a << " " << b;
+          ++compared;
+        }
+      }
+    }
+    EXPECT_GT(compared, 0);
   }
 }
 

@@ -65,6 +65,32 @@ TEST(HybridMeshes, TrainAsOneDeviceUnderZero2And3) {
   }
 }
 
+// Long enough for momentum and for bias corrections.
+TEST(HybridMeshes, TenStepsTrainAsOneDevice) {
+  for (const std::string optimizer : {"sgd", "adamw"}) {
+    for (const bool has_experts : {false, true}) {
+      HybridOptions how = mesh(2, 2, 1, 2, 1, true);
+      if (has_experts) {
+        how.experts = 4, how.ep = 2;
+        how.aux_coefficient = 0.3;
+      }
+      SCOPED_TRACE(name_of(how) + " " + optimizer);
+      Options options = nano_options(ranks_of(how));
+      options.steps = 10;
+      options.optimizer = optimizer;
+      if (optimizer == "sgd") {
+        options.optimizer_options.lr = 0.1;
+        options.optimizer_options.momentum = 0.9;
+      }
+      ReferenceRun one = reference_run(options, how);
+      const Report report = train_on(options, how, &one);
+      ASSERT_EQ(report.losses.size(), 10u);
+      expect_losses(report, one);
+      expect_claims(report);
+    }
+  }
+}
+
 TEST(HybridSchedules, EachThatFlushesRunsUnderEveryAxis) {
   for (const std::string schedule :
        {"1f1b", "1f1b-clocked", "gpipe", "naive", "interleaved",

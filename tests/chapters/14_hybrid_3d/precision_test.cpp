@@ -131,6 +131,113 @@ TEST(HybridPrecision, AnOverflowSkipsTheStepOnAllRanks) {
   }
 }
 
+/// The first step overflows on rank `sick` alone, in the gradient of `part`, of
+/// which no other rank of its tp group has the same elements; then it is done
+/// again, twice.
+std::vector<Found> run_with_one_sick(const HybridOptions& how, int sick,
+                                     const std::string& part) {
+  const Options options = half_options(how, DType::kF16);
+  return on_ranks(options.world_size, [&](ProcessGroup& world) {
+    HybridOptions legal = how;
+    check_legal(options, legal);
+    DeviceMesh mesh(world, topology_of(legal));
+    bool is_sick = world.rank() == sick;
+    Trainer trainer(options, legal, mesh);
+    for (const UpdateBucket& bucket : trainer.update().buckets()) {
+      for (const NamedTensor& each : bucket.parameters) {
+        if (each.name.find(part) == std::string::npos) continue;
+        each.tensor.add_accumulate_hook([&is_sick](Tensor& parameter) {
+          if (is_sick) parameter.grad().fill(HUGE_VAL);
+        });
+      }
+    }
+    Found found;
+    for (int i = 0; i < 3; ++i) {
+      found.losses.push_back(trainer.step(0).loss);
+      is_sick = false;
+    }
+    found.scale = trainer.scaler().scale();
+    found.skipped = trainer.num_skipped_steps();
+    return found;
+  });
+}
+
+// Where one rank's own gradients decided, the others would go on without it.
+TEST(HybridPrecision, AnOverflowOnOneRankSkipsTheStepOnAll) {
+  struct Case {
+    HybridOptions how;
+    const char* part;
+  };
+  for (Case each : {Case{cube(0), "attn.c_attn.weight"},
+                    Case{cube(1), "attn.c_attn.weight"},
+                    Case{experts_of(0), "experts.c_fc.weight"},
+                    Case{experts_of(1), "experts.c_fc.weight"}}) {
+    each.how.loss_scale.scale = 1 << 4;
+    each.how.loss_scale.hysteresis = 1;
+    for (int sick = 0; sick < ranks_of(each.how); sick += 3) {
+      SCOPED_TRACE(name_of(each.how) + " rank " + std::to_string(sick));
+      const std::vector<Found> all =
+          run_with_one_sick(each.how, sick, each.part);
+      EXPECT_EQ(all[0].skipped, 1);
+      EXPECT_EQ(all[0].scale, 8);
+      EXPECT_EQ(all[0].losses[1], all[0].losses[0]);  // no weight has changed
+      EXPECT_NE(all[0].losses[2], all[0].losses[1]);
+      for (const Found& found : all) EXPECT_TRUE(found == all[0]);
+    }
+  }
+}
+
+// 1024 times as large, the norm would clip all but nothing away. By SGD, which
+// shows the scale of gradients.
+TEST(HybridPrecision, TheNormThatClipsIsThatOfUnscaledGradients) {
+  for (const int zero : {0, 1, 2, 3}) {
+    HybridOptions how = cube(zero);
+    how.loss_scale.scale = 1 << 10;
+    SCOPED_TRACE(name_of(how));
+    Options options = half_options(how, DType::kF16);
+    options.steps = 2;
+    options.optimizer = "sgd";
+    options.optimizer_options.lr = 0.5;
+    options.check = false;
+    const Report report = train_on(options, how);
+    options.dtype = DType::kF64;
+    const ReferenceRun exact = reference_run(options, how);
+    EXPECT_GT(exact.grad_norms[0], options.clip);
+    EXPECT_NEAR(report.grad_norms[0], exact.grad_norms[0],
+                0.02 * exact.grad_norms[0]);
+    options.optimizer_options.lr = 0;
+    const double still = reference_run(options, how).losses[1];
+    const double moved = std::abs(still - exact.losses[1]);
+    EXPECT_GT(moved, 0.05);
+    EXPECT_NEAR(report.losses[1], exact.losses[1], 0.2 * moved);
+  }
+}
+
+TEST(HybridPrecision, OnlyF16IsScaledByTheScalerThatIsNamed) {
+  HybridOptions how;
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF64}) {
+    EXPECT_EQ(how.loss_scaler(dtype).scale(), 1);
+  }
+  EXPECT_EQ(how.loss_scaler(DType::kF16).scale(), 65536);
+  how.loss_scale.scale = 2;
+  how.loss_scale.window = how.loss_scale.hysteresis = 1;
+  // At the smallest scale DeepSpeed gives up
+  DynamicLossScaler deepspeed = how.loss_scaler(DType::kF16);
+  deepspeed.update(true);
+  EXPECT_THROW(deepspeed.update(true), Error);
+  how.scaler = "megatron";
+  DynamicLossScaler megatron = how.loss_scaler(DType::kF16);
+  for (int i = 0; i < 3; ++i) megatron.update(true);
+  EXPECT_EQ(megatron.scale(), 1);
+  // Newer ones grow one good step later
+  how.scaler = "deepspeed-0.17.1";
+  DynamicLossScaler newer = how.loss_scaler(DType::kF16);
+  newer.update(false);
+  EXPECT_EQ(newer.scale(), 2);
+  newer.update(false);
+  EXPECT_EQ(newer.scale(), 4);
+}
+
 // Adding a small gradient to a large sum in bf16 loses it; in f32 it does not.
 TEST(HybridPrecision, SumsInF32KeepWhatBf16Loses) {
   HybridOptions how = cube(0);

@@ -1,0 +1,152 @@
+// Plans for a GPT, and dropout under a plan.
+
+#include <gtest/gtest.h>
+
+#include "chapters/common/models/models.h"
+#include "core/optim.h"
+#include "tests/chapters/11_dtensor/parallelize_support.h"
+
+namespace shardbook::dtensor_test {
+namespace {
+
+ModelConfig small_gpt() {
+  ModelConfig config;
+  config.vocab_size = 11;
+  config.n_positions = 8;
+  config.n_embd = 24;
+  config.n_layer = 2;
+  config.n_head = 6;
+  return config;
+}
+
+Plan gpt_plan() {
+  return {{"transformer.h.*.attn", pairwise()},
+          {"transformer.h.*.mlp", pairwise()}};
+}
+
+TEST(DTensorGpt, BlocksEqualOneDeviceWithTwoAllReducesEachWay) {
+  const std::int64_t n = 3, s = 8, h = 24, layers = 2;
+  std::vector<std::int64_t> tokens, next;
+  for (std::int64_t i = 0; i < n * s; ++i) {
+    tokens.push_back((5 * i + i * i) % 11);
+    next.push_back((7 * i + 3) % 11);
+  }
+  for (const int t : {1, 2, 3}) {
+    on_ranks(t, [&](ProcessGroup& world) {
+      DeviceMesh devices(world, Topology({"tp"}, {t}));
+      const Mesh tp(devices);
+      Gpt plain(small_gpt(), f64_init()), model(small_gpt(), f64_init());
+      const Tensor ids = Tensor::from_values(tokens, {n, s});
+      const Tensor targets = Tensor::from_values(next, {n, s});
+      language_loss(plain(ids), targets).backward();
+
+      const auto cuts = parallelize_module(model, tp, gpt_plan());
+      language_loss(model(ids), targets).backward();
+      const std::vector<CommRecord> log = world.records();
+      SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < 1e-12,
+               "gradients");
+      for (const CommRecord& record : log) {
+        SB_CHECK(record.op == CommOp::kAllReduce && record.numel == n * s * h,
+                 record_text(record));
+      }
+      const std::size_t expected =
+          t == 1 ? 0 : static_cast<std::size_t>(4 * layers);
+      SB_CHECK(log.size() == expected, log.size());
+      return 0;
+    });
+  }
+}
+
+// Each rank has other heads, and drops what one device drops of those.
+TEST(DTensorGpt, DropsWhatOneDeviceDrops) {
+  ModelConfig config = small_gpt();
+  config.dropout = 0.3;
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t i = 0; i < 24; ++i) tokens.push_back((5 * i + i * i) % 11);
+  for (const int t : {1, 2, 3}) {
+    on_ranks(t, [&](ProcessGroup& world) {
+      DeviceMesh devices(world, Topology({"tp"}, {t}));
+      Gpt plain(config, f64_init()), model(config, f64_init());
+      const Tensor ids = Tensor::from_values(tokens, {3, 8});
+      RankContext::current().random = RandomState();
+      const Tensor right = plain(ids);
+      RankContext::current().random = RandomState();
+      parallelize_module(model, Mesh(devices), gpt_plan());
+      SB_CHECK(error_between(model(ids), right) < 1e-12, "another mask");
+      return 0;
+    });
+  }
+}
+
+// Replicated parameters stay equal on all ranks, bit for bit, and the model
+// trains as one device does.
+TEST(DTensorGpt, TrainsAsOneDevice) {
+  const auto train = [](Module& model) {
+    const auto optimizer = make_optimizer("adamw", model.parameters(), {});
+    for (int step = 0; step < 5; ++step) {
+      std::vector<std::int64_t> ids, next;
+      for (std::int64_t i = 0; i < 16; ++i) {
+        ids.push_back((5 * i + i * i + step) % 11);
+        next.push_back((7 * i + 3 * step) % 11);
+      }
+      language_loss(model(Tensor::from_values(ids, {2, 8})),
+                    Tensor::from_values(next, {2, 8}))
+          .backward();
+      optimizer->step();
+      model.clear_grad();
+    }
+  };
+  on_ranks(2, [&](ProcessGroup& world) {
+    DeviceMesh devices(world, Topology({"tp"}, {2}));
+    const Mesh tp(devices);
+    Gpt plain(small_gpt(), f64_init()), model(small_gpt(), f64_init());
+    train(plain);
+    const auto cuts = parallelize_module(model, tp, gpt_plan());
+    train(model);
+    const Named whole = named(full_parameters(model, tp, cuts));
+    for (const NamedTensor& each : plain.named_parameters()) {
+      // The bias of attention's keys has no gradient but rounding, from which
+      // Adam makes steps
+      if (has_text(each.name, "c_attn.bias")) continue;
+      SB_CHECK(error_between(whole.at(each.name), each.tensor) < 1e-9,
+               each.name);
+    }
+    for (const NamedTensor& each : model.named_parameters()) {
+      if (has_text(each.name, "ln_") || has_text(each.name, "c_proj.bias")) {
+        from_local(each.tensor.detach(), tp, {replicate()}, std::nullopt,
+                   /*run_check=*/true);
+      }
+    }
+    return 0;
+  });
+}
+
+// Shards draw different numbers: those of their places in one device's mask.
+TEST(DTensorSequence, DropsWhatOneDeviceDrops) {
+  for (const int t : {1, 2, 4}) {
+    on_ranks(t, [t](ProcessGroup& world) {
+      DeviceMesh devices(world, Topology({"tp"}, {t}));
+      Sequential plain, model;
+      plain.add(Dropout(0.5));
+      model.add(Dropout(0.5));
+      const Tensor x = normal({2, 8, 6}, 1);
+      RankContext::current().random = RandomState();
+      const Tensor right = plain(x);
+      RankContext::current().random = RandomState();
+      parallelize_module(model, Mesh(devices), {{"0", sequence()}});
+      const std::int64_t n = 8 / t, first = n * world.rank();
+      const Tensor y = model(slice(x, 1, first, first + n));
+      SB_CHECK(error_between(y, slice(right, 1, first, first + n)) == 0,
+               "another mask");
+      SB_CHECK(world.records().empty(), "a call");
+      model.train(false);
+      const Tensor rest = model(slice(x, 1, first, first + n));
+      SB_CHECK(error_between(rest, slice(x, 1, first, first + n)) == 0,
+               "drops where nothing is trained");
+      return 0;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::dtensor_test
