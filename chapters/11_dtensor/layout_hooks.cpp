@@ -112,14 +112,20 @@ void add_rowwise_embedding(Module& module, const Mesh& mesh, const Style& style,
 // --- Sequence ------------------------------------------------------------------------
 
 // Each rank normalises its own tokens: gradients of the parameters are terms.
+// Dropout draws at the places of these tokens, which only a DTensor knows: the
+// module lets everything pass, and the hook behind it drops.
 void add_sequence(Module& module, const Mesh& mesh, const Style& style) {
   const Placement cut = shard(style.sequence_dim);
   const Placement input = style.input.value_or(cut);
   const Placement output = style.output.value_or(cut);
   const auto lent = std::make_shared<std::pair<Tensor, Tensor>>();
+  const auto p = std::make_shared<double>(0);
   module.add_forward_pre_hook([=](Module& module, Tensors& x) {
     if (input != cut) {
       x[0] = from_local(x[0], mesh, {input}).redistribute({cut}).to_local();
+    }
+    if (auto* drop = dynamic_cast<Dropout*>(&module)) {
+      *p = std::exchange(drop->p, 0.0);
     }
     auto* norm = dynamic_cast<LayerNorm*>(&module);
     if (norm == nullptr) return;
@@ -133,6 +139,12 @@ void add_sequence(Module& module, const Mesh& mesh, const Style& style) {
     if (auto* norm = dynamic_cast<LayerNorm*>(&module)) {
       norm->weight = lent->first;
       norm->bias = lent->second;
+    }
+    if (auto* drop = dynamic_cast<Dropout*>(&module)) {
+      drop->p = *p;
+      if (drop->is_training()) {
+        y[0] = dropout(from_local(y[0], mesh, {cut}), *p).to_local();
+      }
     }
     if (output != cut) {
       y[0] = from_local(y[0], mesh, {cut}).redistribute({output}).to_local();

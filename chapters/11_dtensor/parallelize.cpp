@@ -245,6 +245,7 @@ std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
                each.name, "' has ", attention->heads, " heads for ",
                mesh.text(), "; give a number of ranks that divides them");
       attention->heads /= ranks;
+      attention->first_head = attention->heads * mesh.coordinate()[0];
     }
   }
 

@@ -78,14 +78,21 @@ GptAttention::GptAttention(const std::string& name, const ModelConfig& config,
                            residual_stddev(config), init)),
       resid_dropout(layers.dropout(config.dropout)),
       heads(config.n_head),
+      all_heads(config.n_head),
       attention_dropout(config.dropout),
       attention_(layers.attention) {}
 
 Tensor GptAttention::forward(const Tensor& x) {
+  const Tensor qkv = c_attn(x);
   AttentionOptions options;
   options.heads = heads;
   options.dropout = is_training() ? attention_dropout : 0;
-  return resid_dropout(c_proj(attention_(c_attn(x), options)));
+  if (heads != all_heads) {
+    // Dropout draws for these heads what one device draws for them
+    const std::int64_t s = qkv.size(1);
+    options.shard = {{qkv.size(0), all_heads, s, s}, {0, first_head, 0, 0}, {}};
+  }
+  return resid_dropout(c_proj(attention_(qkv, options)));
 }
 
 void GptAttention::members(MemberVisitor& visit) {

@@ -117,6 +117,8 @@ class GptAttention : public ModuleOf<GptAttention> {
 
   AnyModule c_attn, c_proj, resid_dropout;
   std::int64_t heads;
+  /// Of the whole model's `all_heads`, where this module has some of them.
+  std::int64_t first_head = 0, all_heads;
   double attention_dropout;
 
  private:
