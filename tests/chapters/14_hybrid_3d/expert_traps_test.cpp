@@ -71,7 +71,9 @@ TEST(HybridExpertGroups, CrossReplicasAlone) {
 
 // --- The page's bill, by hand ------------------------------------------------
 
-double all_reduce(double k, double bytes) { return 2 * (k - 1) / k * bytes; }
+double bytes_of_all_reduce(double k, double bytes) {
+  return 2 * (k - 1) / k * bytes;
+}
 
 /// Bytes that each rank of one stage without context parallelism sends.
 double bytes_of_the_page(const Options& options, const HybridOptions& how) {
@@ -87,18 +89,19 @@ double bytes_of_the_page(const Options& options, const HybridOptions& how) {
   const double e = 8, z = 8;  // f64
   const double slots = std::max(4.0, std::ceil(n / e_count));
   // Layers
-  double step = all_reduce(t, (2 * l * m + 2 * m) * n * h * e);
-  step += all_reduce(t, 3 * n * z * m);
+  double step = bytes_of_all_reduce(t, (2 * l * m + 2 * m) * n * h * e);
+  step += bytes_of_all_reduce(t, 3 * n * z * m);
   const double all = e_count * slots * h;
   step += l * m * (4 * (ep - 1) / ep * all / t + 2 * (t - 1) / t * all) * e;
-  step += all_reduce(how.dp * how.tp, 16);
+  step += bytes_of_all_reduce(how.dp * how.tp, 16);
   // Gradients and parameters
   const auto positions = static_cast<double>(config.n_positions);
   const double dense = v * h / t + positions * h + 2 * h +
                        l * ((4 * h * h + 3 * h) / t + 5 * h + h * e_count);
   const double experts = l * e_count / ep * (8 * h * h + 5 * h);
   const double r = d / ep * t;
-  const double sums = all_reduce(d, dense * e) + all_reduce(r, experts * e);
+  const double sums =
+      bytes_of_all_reduce(d, dense * e) + bytes_of_all_reduce(r, experts * e);
   const auto steps = static_cast<double>(options.steps);
   if (how.zero_stage < 2) return steps * (step + sums);
   return steps * (step + (m + 1) / 2 * sums) + sums / 2;
