@@ -1,7 +1,4 @@
 """Mutants of experts and of hybrids: chapters 13 and 14.
-
-Most of them replace an expression by one of its type, so that whoever is in a
-hurry may compile all of them at once, behind a switch.
 """
 
 from mutants import chapter
