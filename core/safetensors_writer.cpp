@@ -17,7 +17,6 @@ using internal::kSafetensorsMaxHeaderBytes;
 using internal::kSafetensorsMetadataKey;
 using internal::kSafetensorsPrefixBytes;
 using internal::quote;
-using internal::shape_text;
 
 namespace {
 
@@ -42,8 +41,9 @@ std::vector<SafetensorsEntry> lay_out(
     entry.shape = item.shape;
     const int bits = static_cast<int>(dtype_bytes(item.dtype)) * 8;
     entry.end = internal::safetensors_bytes(item.shape, bits);
-    SB_CHECK(entry.end >= 0, tensor, ": shape ", shape_text(item.shape), " of ",
-             entry.type_name, " has a negative or too large size");
+    SB_CHECK(entry.end >= 0, tensor, ": shape ",
+             internal::shape_text(item.shape), " of ", entry.type_name,
+             " has a negative or too large size");
     entries.push_back(std::move(entry));
   }
   // Larger elements first: then every tensor is aligned to its element.

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "core/autograd.h"
+#include "core/backward_end.h"
 #include "core/check.h"
 #include "core/inplace.h"
 
@@ -153,8 +154,12 @@ void Reducer::rebuild_buckets() {
 
 // --- Forward -----------------------------------------------------------------
 
-void Reducer::check_finished() const {
+void Reducer::check_finished() {
   if (!is_reducing_) return;
+  if (has_failed_) {
+    forget_failed_backward();
+    return;
+  }
   std::vector<std::string> missing;
   for (const Slot& slot : slots_) {
     if (!slot.is_ready) missing.push_back(slot.name);
@@ -204,6 +209,10 @@ void Reducer::expect_reduction(const Tensors& outputs, double divisor) {
 // Refuse a backward whose reduction is over
 void Reducer::check_expecting() {
   std::lock_guard<std::mutex> lock(mutex_);
+  SB_CHECK(!has_failed_,
+           "ddp: backward after a backward that failed: gradients hold a part "
+           "of it; call clear_grad() of the model and run this step again from "
+           "its first forward");
   SB_CHECK(is_expecting_, "ddp: rank ", group_.rank(),
            " runs a backward "
            "whose gradients no reduction awaits: another forward or backward "
@@ -235,10 +244,12 @@ void Reducer::on_gradient(Slot& slot) {
 
 void Reducer::begin_reduction() {
   is_reducing_ = true;
-  autograd::at_end_of_backward([this] {
-    std::lock_guard<std::mutex> lock(mutex_);
-    finish_reduction();
-  });
+  autograd::on_end_of_backward(
+      [this] {
+        std::lock_guard<std::mutex> lock(mutex_);
+        finish_reduction();
+      },
+      [this] { has_failed_ = true; });
   for (const int i : unused_) {
     mark_ready(slots_[static_cast<std::size_t>(i)], /*is_used=*/false);
   }
@@ -344,6 +355,27 @@ void Reducer::take_result(Slot& slot) {
     MemoryScope kind(MemoryKind::kGradient);
     slot.parameter.set_grad(slot.view.clone());
   }
+}
+
+void Reducer::forget_failed_backward() {
+  const bool is_clear = std::all_of(
+      slots_.begin(), slots_.end(),
+      [](const Slot& slot) { return !slot.parameter.grad().defined(); });
+  SB_CHECK(is_clear,
+           "ddp: forward after a backward that failed: gradients hold a part "
+           "of it; call clear_grad() of the model and run this step again from "
+           "its first forward");
+  // Buckets that have left are still in use by their all-reduce
+  for (BucketState& bucket : buckets_) {
+    if (bucket.finish) bucket.finish();
+    bucket.finish = nullptr;
+  }
+  usage_work_.wait();
+  if (is_counting_uses()) {
+    for (Slot& slot : slots_) slot.uses = 0;
+  }
+  std::fill(is_used_.begin(), is_used_.end(), 0);
+  is_expecting_ = is_reducing_ = has_failed_ = false;
 }
 
 bool Reducer::is_in_bucket(const Slot& slot, const Tensor& grad) const {

@@ -17,6 +17,7 @@
 // Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
 // Parallel Training", sections 3.2 and 4.2.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -58,8 +59,9 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// Throws Error that names the parameters without a gradient when the last
-  /// backward left buckets behind.
-  void check_finished() const;
+  /// backward left buckets behind. After a backward that an exception left, it
+  /// throws until the gradients have been cleared, and then forgets that one.
+  void check_finished();
   /// Once, after the first reduction: orders the buckets as the gradients
   /// arrived on rank 0. A broadcast of one i32 per parameter.
   void rebuild_buckets();
@@ -110,6 +112,7 @@ class Reducer {
   void start_usage_reduction();
   void finish_reduction();
   void take_result(Slot& slot);
+  void forget_failed_backward();
   bool is_in_bucket(const Slot& slot, const Tensor& grad) const;
   bool finds_unused() const {
     return options_.find_unused_parameters && !options_.static_graph;
@@ -129,6 +132,7 @@ class Reducer {
 
   bool is_expecting_ = false;
   bool is_reducing_ = false;
+  std::atomic<bool> has_failed_ = false;  ///< an exception left the backward
   bool has_rebuilt_ = false;
   double divisor_ = 1;
   std::size_t next_bucket_ = 0;

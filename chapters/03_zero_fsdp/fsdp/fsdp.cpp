@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "chapters/03_zero_fsdp/backward_end.h"
 #include "core/autograd.h"
+#include "core/backward_end.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/inplace.h"
@@ -162,8 +162,8 @@ void FullyShardedDataParallel::pre_backward(Unit& unit, std::size_t nth) {
   check_no_failure("backward");
   if (!is_in_backward_) {
     is_in_backward_ = true;
-    zero_fsdp::on_end_of_backward([this] { end_of_backward(); },
-                                  [this] { backward_failed(); });
+    autograd::on_end_of_backward([this] { end_of_backward(); },
+                                 [this] { backward_failed(); });
   }
   unshard(unit);
   if (options_.backward_prefetch == BackwardPrefetch::kPre) {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "chapters/03_zero_fsdp/backward_end.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero3.h"
+#include "core/backward_end.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
@@ -219,7 +219,7 @@ void ZeroOptimizer::watch_backward(std::function<void()> ended) {
   if (is_in_backward_) return;
   check_usable("backward");
   is_in_backward_ = true;
-  zero_fsdp::on_end_of_backward(
+  autograd::on_end_of_backward(
       [this, ended = std::move(ended)] {
         ended();
         is_in_backward_ = false;

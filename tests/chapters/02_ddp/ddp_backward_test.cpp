@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "chapters/02_ddp/sync_batch_norm.h"
 #include "tests/chapters/02_ddp/ddp_support.h"
@@ -117,6 +119,46 @@ TEST(DdpTrap, AForwardUnderNoSyncBeforeTheBackwardIsRefused) {
     loss.backward();
   });
   EXPECT_TRUE(has_text(error, "no reduction awaits")) << error;
+}
+
+// Some buckets have left when the gradient of the first layer comes.
+TEST(DdpTrap, ABackwardThatThrewIsRefusedUntilItsGradientsAreCleared) {
+  const Values right = gradients_of_two_batches();
+  for (DdpOptions options : ways()) {
+    options.bucket_cap_mb = options.first_bucket_mb = kByte;
+    const auto grads = on_ranks(2, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF64);
+      bool throws = true;
+      model.parameters()[0].add_accumulate_hook([&](Tensor&) {
+        if (std::exchange(throws, false)) SB_FAIL("backward: blown");
+      });
+      DistributedDataParallel ddp(model, world, options);
+      const auto error_of = [](const std::function<void()>& body) {
+        try {
+          body();
+        } catch (const Error& error) {
+          return std::string(error.what());
+        }
+        return std::string();
+      };
+      const Samples a = mine_of(world, 1), b = mine_of(world, 2);
+      const Tensor loss = mse_loss(ddp(a.x), a.y);
+      const auto backward = [&] { autograd::backward({loss}, {}, true); };
+      EXPECT_TRUE(has_text(error_of(backward), "blown"));
+      for (const std::string& again :
+           {error_of(backward), error_of([&] { ddp(a.x); })}) {
+        EXPECT_TRUE(has_text(again, "after a backward that failed")) << again;
+        EXPECT_TRUE(has_text(again, "clear_grad()")) << again;
+      }
+      model.clear_grad();
+      mse_loss(ddp(a.x), a.y).backward();
+      mse_loss(ddp(b.x), b.y).backward();
+      return grads_of(model);
+    });
+    for (const Values& rank : grads) {
+      EXPECT_LT(largest_difference(rank, right), 1e-12);
+    }
+  }
 }
 
 TEST(DdpForwards, EvaluationBetweenForwardAndBackwardChangesNothing) {

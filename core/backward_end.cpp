@@ -1,11 +1,11 @@
-#include "chapters/03_zero_fsdp/backward_end.h"
+#include "core/backward_end.h"
 
 #include <memory>
 #include <utility>
 
 #include "core/autograd.h"
 
-namespace shardbook::zero_fsdp {
+namespace shardbook::autograd {
 namespace {
 
 /// Belongs to the backward, which drops it unused when an exception leaves it.
@@ -34,7 +34,7 @@ void on_end_of_backward(std::function<void()> ended,
                         std::function<void()> failed) {
   const auto outcome =
       std::make_shared<Outcome>(std::move(ended), std::move(failed));
-  autograd::at_end_of_backward([outcome] { outcome->end(); });
+  at_end_of_backward([outcome] { outcome->end(); });
 }
 
-}  // namespace shardbook::zero_fsdp
+}  // namespace shardbook::autograd

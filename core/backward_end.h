@@ -4,7 +4,7 @@
 
 #include <functional>
 
-namespace shardbook::zero_fsdp {
+namespace shardbook::autograd {
 
 /// Calls `ended` when the backward that is running on this thread has run to
 /// its end, or `failed` when an exception leaves it (also one of `ended`).
@@ -12,4 +12,4 @@ namespace shardbook::zero_fsdp {
 void on_end_of_backward(std::function<void()> ended,
                         std::function<void()> failed);
 
-}  // namespace shardbook::zero_fsdp
+}  // namespace shardbook::autograd
