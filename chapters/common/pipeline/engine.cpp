@@ -89,6 +89,8 @@ double Engine::run() {
 }
 
 double Engine::run(const std::function<bool()>& stands) {
+  check_not_failed();
+  is_running_ = true;
   losses_.clear();
   num_left_out_ = 0;
   walk_ = Walk(schedule_, world_.rank());
@@ -108,17 +110,28 @@ double Engine::run(const std::function<bool()>& stands) {
   }
   double sum = 0;
   for (const auto& each : losses_) sum += loss(each.first);
+  is_running_ = false;
   return sum;
 }
 
 bool Engine::run_to_update() {
-  while (!walk_.is_at_end()) {
+  check_not_failed();
+  is_running_ = true;
+  bool has_updated = false;
+  while (!walk_.is_at_end() && !has_updated) {
     const Action action = walk_.next();
     perform(action);
-    if (action.kind == ActionKind::kUpdate) return true;
+    has_updated = action.kind == ActionKind::kUpdate;
   }
-  mailbox_.flush();
-  return false;
+  if (!has_updated) mailbox_.flush();
+  is_running_ = false;
+  return has_updated;
+}
+
+void Engine::check_not_failed() const {
+  SB_CHECK(!is_running_, "schedule '", schedule_.name,
+           "': a run after a run that failed: gradients, graphs and messages "
+           "of that one are left; start the ranks again");
 }
 
 // --- Forwards on weights of an invalid update --------------------------------
@@ -198,6 +211,7 @@ void Engine::perform(const Action& action) {
 }
 
 Tensors Engine::infer() {
+  check_not_failed();
   const NoGrad no_grad;
   std::vector<Tensors> outputs;
   for (Walk walk(schedule_, world_.rank()); !walk.is_at_end();) {

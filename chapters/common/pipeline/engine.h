@@ -109,7 +109,9 @@ class Engine {
          const EngineOptions& options = {});
 
   /// Runs the whole list. Returns this rank's part of the loss: the sum of
-  /// share * loss over the micro-batches whose last stage is here.
+  /// share * loss over the micro-batches whose last stage is here. After a run
+  /// that an exception left, this and the other runs throw Error: gradients,
+  /// graphs and messages of that one are left.
   double run();
   /// The same, but the forwards at the head of the list run before it is known
   /// whether the last update is valid: `stands` is called before the first
@@ -161,6 +163,7 @@ class Engine {
     double read = 0;
   };
 
+  void check_not_failed() const;
   void perform(const Action& action);
   bool may_leave_out();
   void leave_out_repetitions(const Steady& steady, sim::SteadyState& watched);
@@ -207,6 +210,9 @@ class Engine {
   Walk walk_;
   int live_ = 0, max_live_ = 0;
   int num_left_out_ = 0;
+  /// A run of the list has begun and has not returned: after an exception, for
+  /// ever.
+  bool is_running_ = false;
 };
 
 }  // namespace shardbook::pipeline

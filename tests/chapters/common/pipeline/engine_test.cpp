@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "chapters/common/models/models.h"
 #include "core/check.h"
@@ -193,6 +195,47 @@ TEST(EngineTest, FirstAndLastAreVirtualStages) {
   });
   EXPECT_EQ(inputs, (std::vector<int>{m, 0, 0, 0}));
   EXPECT_EQ(losses, (std::vector<int>{0, 0, 0, m}));
+}
+
+/// Throws once, at the loss of micro-batch 1.
+class FusedFeed : public pipeline::LanguageFeed {
+ public:
+  using LanguageFeed::LanguageFeed;
+  Tensor loss(int micro_batch, const Tensors& outputs) override {
+    if (micro_batch == 1 && std::exchange(throws_, false)) SB_FAIL("blown");
+    return LanguageFeed::loss(micro_batch, outputs);
+  }
+
+ private:
+  bool throws_ = true;
+};
+
+// The gradients of micro-batch 0 would count twice.
+TEST(EngineTest, ARunAfterOneThatFailedIsRefused) {
+  const Schedule schedule = schedules::one_f_one_b(1, 2);
+  const Options options = small_options(2);
+  run_ranks(1, [&](ProcessGroup& world) {
+    RankContext::current().random = random_of(options);
+    const Dataset data = small_data(options);
+    FusedFeed feed(options, data, ceil_micro_batches(2, 2));
+    PipelineModel model(options, pair_layers(),
+                        pipeline::layout_of(schedule, {0, kLayers}), world);
+    pipeline::Engine engine(schedule, model, world, feed);
+    const auto error_of = [](const std::function<void()>& body) {
+      try {
+        body();
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    using ::testing::HasSubstr;
+    EXPECT_THAT(error_of([&] { engine.run(); }), HasSubstr("blown"));
+    const auto refused = HasSubstr("after a run that failed");
+    EXPECT_THAT(error_of([&] { engine.run(); }), refused);
+    EXPECT_THAT(error_of([&] { engine.run_to_update(); }), refused);
+    EXPECT_THAT(error_of([&] { engine.infer(); }), refused);
+  });
 }
 
 // The same lists with stages numbered rank by rank: rank 0 begins with stage 1,
