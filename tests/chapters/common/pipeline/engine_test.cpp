@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <random>
 #include <utility>
 
 #include "chapters/common/models/models.h"
+#include "chapters/common/pipeline/check.h"
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/engine_support.h"
 #include "tests/support/sanitized.h"
@@ -320,6 +322,42 @@ TEST(EngineTest, BackwardsBetweenInputAndWeightsSumInAnotherOrder) {
       EXPECT_EQ(values, (is_bias ? one : weights).grads.at(name)) << name;
     }
   }
+}
+
+// Neighbours of the lists change places at random. What `check` still accepts
+// runs to its end, and has the sums of one device.
+TEST(EngineTest, WhatIsAcceptedRunsToItsEnd) {
+  const int p = 3, m = 4;
+  const Options options = small_options(m, DType::kF64);
+  const auto pieces = ceil_micro_batches(m, m);
+  const Outcome one =
+      on_one_device(*pair_layers(), options, pieces, ascending(m));
+  const auto is_accepted = [](const Schedule& schedule) {
+    try {
+      pipeline::check(schedule);
+    } catch (const Error&) {
+      return false;
+    }
+    return true;
+  };
+  std::mt19937 random(1);
+  int num_accepted = 0;
+  for (int i = 0; i < 400 && num_accepted < 25; ++i) {
+    Schedule schedule =
+        i % 2 == 0 ? schedules::one_f_one_b(p, m) : schedules::zb_h1(p, m);
+    for (int swaps = 1 + i % 3; swaps > 0; --swaps) {
+      auto& list = schedule.actions[random() % p];
+      const std::size_t at = random() % (list.size() - 1);
+      std::swap(list[at], list[at + 1]);
+    }
+    if (!is_accepted(schedule)) continue;
+    ++num_accepted;
+    const Outcome all = together(on_ranks(
+        schedule, pair_layers(), cut_uniform(kLayers, p), options, pieces));
+    EXPECT_EQ(all.losses, one.losses);
+    EXPECT_LT(largest_difference(all.grads, one.grads), 1e-13);
+  }
+  EXPECT_GE(num_accepted, 10);
 }
 
 TEST(EngineTest, TiedEmbeddingsAreSummedOverTheirRanks) {
