@@ -86,6 +86,33 @@ TEST(ModelParallelTime, EqualHalvesTakeTheIdealShareOfTheNaiveSchedule) {
   }
 }
 
+// (1 + 1/n)(F + R) and n copies each way, on the cluster of the page.
+TEST(ModelParallelTime, AStepOfEqualHalvesIsThePagesFormula) {
+  const std::int64_t rows = 840;
+  const sim::CostModel costs(sim::Cluster::read("textbook"));
+  for (const std::int64_t n : {1, 2, 4, 8}) {
+    const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
+    RankContext context(devices[0], 0, 1);
+    RankContext::Scope scope(context);
+    sim::ClockScope clock(costs, 0, 2);
+    clock.clock().add_device(devices[1], 1);
+    PipelineParallel model(EqualHalves(), 1, devices, InitOptions{}, rows / n);
+    // With a gradient of the input, both halves have equal backwards
+    Tensor x = Tensor::zeros({rows, 8});
+    x.set_requires_grad();
+    const Tensor y = Tensor::zeros({rows, 8}, {DType::kF32, devices[1]});
+    clock.clock().begin_steps();
+    mse_loss(model(x), y).backward();
+    clock.clock().end_step();
+    const double parts = static_cast<double>(n);
+    const double f = 2.0 * 8 * 8 * rows / 1e14, r = 2 * f;
+    const double copy = 5e-6 + 4.0 * 8 * rows / parts / 1e11;
+    const double formula = (1 + 1 / parts) * (f + r) + 2 * parts * copy;
+    EXPECT_NEAR(clock.clock().last_step_s(), formula, 1e-9 * formula)
+        << n << " splits";
+  }
+}
+
 TEST(ModelParallelTime, IsTheSameOnThreadsEveryTime) {
   const double on_shapes = pipelined_s(true, 24, 4);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(pipelined_s(false, 24, 4), on_shapes);
