@@ -232,6 +232,9 @@ TEST(EngineWorlds, ReplicasLogEveryStep) {
     // Steps of one update share its norm and its time
     EXPECT_EQ(lines[k]["grad_norm"], lines[k / 2 * 2]["grad_norm"]);
     EXPECT_EQ(lines[k]["wall_s"], lines[k / 2 * 2]["wall_s"]);
+    EXPECT_DOUBLE_EQ(lines[k]["tokens_per_s"].get<double>() *
+                         lines[k]["wall_s"].get<double>(),
+                     static_cast<double>(options.batch * options.seq));
     if (k >= 2) {
       EXPECT_NE(lines[k]["grad_norm"], lines[k - 2]["grad_norm"]);
     }
