@@ -82,6 +82,37 @@ TEST(Training, NamesTheStepThatWasLeftOut) {
   }
 }
 
+/// What `train` finds in steps with these losses and norms.
+TrainingLog::NotFinite first_bad(const std::vector<double>& losses,
+                                 const std::vector<double>& norms) {
+  Options options = tiny_run();
+  options.steps = static_cast<std::int64_t>(losses.size());
+  const auto none = make_optimizer("sgd", {}, {});
+  return train(options, *none, /*is_main=*/true,
+               [&](std::int64_t k) {
+                 StepResult result;
+                 result.loss = losses[static_cast<std::size_t>(k)];
+                 result.grad_norm = norms[static_cast<std::size_t>(k)];
+                 return result;
+               })
+      .not_finite;
+}
+
+TEST(Training, NamesTheStepWhoseGradientSpoiledTheLoss) {
+  const double nan = std::nan("");
+  const auto gradient = first_bad({3, 2, 2, nan}, {1, 1, INFINITY, nan});
+  EXPECT_EQ(gradient.step, 2);
+  EXPECT_TRUE(gradient.is_gradient);
+  const auto loss = first_bad({3, nan, nan}, {1, nan, nan});
+  EXPECT_EQ(loss.step, 1);
+  EXPECT_FALSE(loss.is_gradient);
+  EXPECT_EQ(first_bad({3, 2, 1}, {1, INFINITY, 1}).step, -1);
+  // Stages that update by themselves know no norm
+  const auto later = first_bad({3, 2, 1, nan}, {nan, nan, nan, nan});
+  EXPECT_EQ(later.step, 3);
+  EXPECT_FALSE(later.is_gradient);
+}
+
 // --- The claim about numbers ------------------------------------------------
 
 /// Losses and one parameter of a run, beside 2 and {1, 2} on one device.
