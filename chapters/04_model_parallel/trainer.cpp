@@ -124,7 +124,8 @@ double Trainer::update() {
     synchronize({&parallel_->queue(0), &parallel_->queue(1)});
   };
   double norm = 0, factor = 1;
-  if (options_.clip > 0 || !options_.log.empty()) {
+  const bool logs = !options_.log.empty() || options_.predicts_log;
+  if (options_.clip > 0 || logs) {
     std::vector<double> norms(optimizers_.size());
     on_each([&](std::size_t i) {
       norms[i] = grad_norm(optimizers_[i]->parameters());

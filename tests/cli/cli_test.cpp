@@ -210,6 +210,18 @@ TEST(CommandLine, TwoDevicesLoadTheirPartsAlone) {
   }
 }
 
+// The norms in a log take time, which the prediction contains as well.
+TEST(CommandLine, ALogChangesNoClaim) {
+  const std::string log = folder() / "claims.jsonl";
+  for (const char* variant : {"single", "model_parallel", "pipeline"}) {
+    const Outcome outcome =
+        run("04_model_parallel", std::string("--model mlp --steps 2 --seq 8 "
+                                             "--batch 8 --variant ") +
+                                     variant + " --log " + log);
+    EXPECT_EQ(outcome.status, 0) << outcome.text;
+  }
+}
+
 TEST(CommandLine, TheOldCheckpointSurvivesAFullDisk) {
   const std::string path = write_file("old.safetensors", "old");
   // The shell's limit on file sizes stands for the full disk.

@@ -66,6 +66,9 @@ struct Options {
   std::string load;
   std::string save;
   std::string log;
+  /// A run on shapes that predicts a run with a --log computes the norms that
+  /// the log holds.
+  bool predicts_log = false;
   /// Folder of checkpoints (checkpoints.h); empty: none.
   std::string checkpoint;
   std::int64_t checkpoint_every = 0;  ///< steps; 0: at the end only

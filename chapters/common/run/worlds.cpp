@@ -25,6 +25,7 @@ Options on_shapes(const Options& options) {
   shapes.backend = "sim";
   shapes.device = "cpu";
   shapes.steps = std::min(options.steps, kPredictedSteps);
+  shapes.predicts_log = !options.log.empty();
   shapes.log.clear();
   shapes.save.clear();
   shapes.trace.clear();
