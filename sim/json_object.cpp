@@ -12,6 +12,8 @@ namespace shardbook::json_file {
 namespace {
 
 constexpr std::size_t kLongestText = 60;
+constexpr std::size_t kLongestValue = 40;
+constexpr int kDeepest = 64;
 
 std::string list(const std::vector<std::string>& names) {
   std::string text;
@@ -101,6 +103,16 @@ std::string printable(const Json& value) {
       value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
 }
 
+std::string shown(const Json& value) {
+  std::string text =
+      value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  if (text.size() > kLongestValue) {
+    text = text.substr(0, kLongestValue - 3) + "...";
+  }
+  std::replace(text.begin(), text.end(), '\x7f', '?');
+  return text;
+}
+
 std::string nearest(const std::string& word,
                     const std::vector<std::string>& known) {
   std::string best;
@@ -117,7 +129,32 @@ std::string nearest(const std::string& word,
   return best;
 }
 
+bool is_too_deep(const std::string& text) {
+  int depth = 0;
+  bool is_in_quotes = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') {
+      is_in_quotes = !is_in_quotes;
+    } else if (is_in_quotes) {
+      if (c == '\\') ++i;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kDeepest) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
+void check_depth(const std::string& text, const std::string& file) {
+  SB_CHECK(!is_too_deep(text), file,
+           ": lists and objects are nested more than ", kDeepest,
+           " deep; give at most ", kDeepest, " levels");
+}
+
 Json parse_json(const std::string& text, const std::string& file) {
+  check_depth(text, file);
   // nlohmann-json keeps the last of two equal keys; here that is an error.
   std::vector<std::set<std::string>> keys;
   std::string twice;

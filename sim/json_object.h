@@ -29,12 +29,22 @@ const Units& bytes();             ///< _KB, _MB, _GB, _TB, _KiB, ...
 const Units& bytes_per_second();  ///< _MB_per_s, _GB_per_s, _Gb_per_s, ...
 const Units& flops_per_second();  ///< _GFLOPS, _TFLOPS
 
-/// Parses a whole file. `file` is its name in messages.
+/// True if lists and objects are nested more than 64 deep. The JSON library
+/// copies and writes values by calling itself once per level: a deep value
+/// would use up the stack.
+bool is_too_deep(const std::string& text);
+
+/// Throws Error for a text that is too deep. `file` is its name in messages.
+void check_depth(const std::string& text, const std::string& file);
+
+/// Parses a whole file; checks its depth first.
 Json parse_json(const std::string& text, const std::string& file);
 
 /// Text for a message: printable, and not too long.
 std::string printable(const std::string& text);
 std::string printable(const Json& value);
+/// The same with the elements of lists and objects, up to 40 characters.
+std::string shown(const Json& value);
 
 /// The one of `known` that `word` is likely meant to be; empty if there is
 /// none.

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "sim/json_object.h"
 #include "sim/timeline_json.h"
 
 namespace shardbook::sim {
@@ -63,11 +64,7 @@ class Node {
   }
 
  private:
-  std::string shown() const {
-    const std::string text =
-        value_.dump(-1, ' ', true, Json::error_handler_t::replace);
-    return text.size() <= 40 ? text : text.substr(0, 37) + "...";
-  }
+  std::string shown() const { return json_file::shown(value_); }
 
   const Json& value_;
   std::string where_;
@@ -161,6 +158,7 @@ RankGroup read_group(const Node& node, const Node& ops,
 
 StepView read_timeline_json(const std::string& text,
                             const std::string& source) {
+  json_file::check_depth(text, source);
   Json json;
   try {
     json = Json::parse(text);

@@ -9,10 +9,12 @@
 #include "chapters/common/pipeline/at.h"
 #include "chapters/common/pipeline/check.h"
 #include "core/check.h"
+#include "sim/json_object.h"
 
 namespace shardbook::pipeline {
 namespace {
 
+using json_file::shown;
 using nlohmann::json;
 
 constexpr int kMaxRanks = 1024;
@@ -28,15 +30,6 @@ const std::map<std::string, VersionRule>& version_names() {
       {"first-stage", VersionRule::kFirstStage},
       {"delay-one", VersionRule::kDelayOne}};
   return names;
-}
-
-/// A value for messages: shortened, in printable ASCII.
-std::string shown(const json& value) {
-  const std::string text =
-      value.dump(-1, ' ', true, json::error_handler_t::replace);
-  std::string result = text.size() <= 40 ? text : text.substr(0, 37) + "...";
-  std::replace(result.begin(), result.end(), '\x7f', '?');
-  return result;
 }
 
 /// Reads the digits at `*position` and moves past them; -1 for none or more
@@ -304,6 +297,7 @@ bool is_default(const std::vector<Route>& routes, int num_ranks) {
 }  // namespace
 
 Schedule schedule_from_json(const std::string& text, const std::string& label) {
+  json_file::check_depth(text, label);
   json object;
   try {
     object = json::parse(text);

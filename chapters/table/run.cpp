@@ -24,7 +24,8 @@ using internal::JsonReader;
 /// 2048, n_layer 24)".
 std::string readable_model(const std::string& setting) {
   const std::size_t end = setting.rfind('}');
-  if (setting.empty() || setting[0] != '{' || end == std::string::npos) {
+  if (setting.empty() || setting[0] != '{' || end == std::string::npos ||
+      json_file::is_too_deep(setting)) {
     return setting;
   }
   const Json config = Json::parse(setting.substr(0, end + 1), nullptr,
@@ -214,6 +215,7 @@ Claim check_time(const ProgramRun& run) {
 }  // namespace
 
 ProgramRun read_run(const std::string& text, const std::string& source) {
+  json_file::check_depth(text, source);
   Json object;
   try {
     object = Json::parse(text);

@@ -210,6 +210,28 @@ TEST(CommandLine, TwoDevicesLoadTheirPartsAlone) {
   }
 }
 
+// Values are written for messages by calls for each level.
+TEST(CommandLine, DeepFilesAreASentence) {
+  const std::string deep = "{\"n_embd\": " + std::string(250000, '[') +
+                           std::string(250000, ']') + "}";
+  const std::string path = write_file("deep.json", deep);
+  for (const char* start :
+       {"chapters/00_single_device/ch00_single_device --model ",
+        "chapters/06_1f1b/ch06_1f1b --schedule ",
+        "chapters/15_engine/ch15_engine --config ",
+        "chapters/15_engine/planner/shardbook_plan --nodes 1 --batch 8 "
+        "--model "}) {
+    const std::string command = start;
+    const std::size_t space = command.find(' ');
+    const Outcome outcome =
+        run_program(command.substr(0, space), command.substr(space + 1) + path);
+    EXPECT_EQ(outcome.status, 2) << start;
+    EXPECT_NE(outcome.text.find("nested more than 64 deep; give at most 64"),
+              std::string::npos)
+        << outcome.text;
+  }
+}
+
 // The norms in a log take time, which the prediction contains as well.
 TEST(CommandLine, ALogChangesNoClaim) {
   const std::string log = folder() / "claims.jsonl";

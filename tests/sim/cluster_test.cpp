@@ -153,6 +153,21 @@ TEST(ClusterFile, OfTheHeaderIsRead) {
   EXPECT_DOUBLE_EQ(cluster.network.bytes_per_s, 12.5e9);
 }
 
+TEST(ClusterFile, MayBeNestedInSixtyFourLevels) {
+  const auto nested = [](std::size_t levels, const std::string& inside) {
+    return std::string(levels, '[') + inside + std::string(levels, ']');
+  };
+  EXPECT_FALSE(json_file::is_too_deep(nested(64, "1")));
+
+  EXPECT_TRUE(json_file::is_too_deep(nested(64, "{}")));
+  // One after the other, and in quotes
+  std::string flat = "[";
+  for (int i = 0; i < 100; ++i) flat += "[], {},";
+  EXPECT_FALSE(json_file::is_too_deep(flat));
+  EXPECT_FALSE(json_file::is_too_deep(R"(["\\", "a\"[)" +
+                                      std::string(100, '[') + "\"]"));
+}
+
 TEST(ClusterFile, EmptyFilesAreNotJson) {
   const TempFolder temporary;
   const std::string file = temporary / "empty.json";

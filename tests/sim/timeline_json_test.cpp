@@ -143,6 +143,10 @@ TEST(TimelineJson, MistakesAreSentences) {
   EXPECT_EQ(reading_error("[1e999]"),
             "run.json: timeline: no JSON that can be read: a number is too "
             "large");
+  EXPECT_EQ(reading_error("{\"world_size\": " + std::string(100, '[') +
+                          std::string(100, ']') + "}"),
+            "run.json: timeline: lists and objects are nested more than 64 "
+            "deep; give at most 64 levels");
   EXPECT_EQ(reading_error("{}"), "run.json: timeline.world_size is missing");
   EXPECT_EQ(reading_error("[]"),
             "run.json: timeline is []; it has to be an object");

@@ -342,6 +342,10 @@ TEST(TableInput, MistakesAreSentences) {
             "run.json: no JSON: the first mistake is at byte 13");
   EXPECT_EQ(error_of("{\"chapter\": 1e999}"),
             "run.json: no JSON that can be read: a number is too large");
+  const std::string deep = std::string(100, '[') + std::string(100, ']');
+  EXPECT_EQ(error_of(Sample{.chapter = deep}.json()),
+            "run.json: lists and objects are nested more than 64 deep; give at "
+            "most 64 levels");
   EXPECT_EQ(error_of("[1, 2]"), "run.json: a run has to be a JSON object");
   EXPECT_EQ(error_of("{}"), "run.json: chapter is missing");
   EXPECT_EQ(error_of(Sample{.chapter = "7"}.json()),

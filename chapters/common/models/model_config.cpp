@@ -12,6 +12,7 @@
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "core/check.h"
+#include "sim/json_object.h"
 
 namespace shardbook {
 namespace {
@@ -53,7 +54,7 @@ void read_size(const json& object, const std::string& label, const char* key,
   if (!object.contains(key)) return;
   SB_CHECK(object[key].is_number_integer() && object[key] > 0 &&
                object[key] < (std::int64_t{1} << 31),
-           label, ": \"", key, "\" is ", object[key].dump(),
+           label, ": \"", key, "\" is ", json_file::shown(object[key]),
            "; give a positive integer");
   *value = object[key].get<std::int64_t>();
 }
@@ -62,7 +63,7 @@ void read_fraction(const json& object, const std::string& label,
                    const char* key, double* value) {
   if (!object.contains(key)) return;
   SB_CHECK(object[key].is_number() && object[key] >= 0 && object[key] < 1,
-           label, ": \"", key, "\" is ", object[key].dump(),
+           label, ": \"", key, "\" is ", json_file::shown(object[key]),
            "; give a number from 0 to below 1");
   *value = object[key].get<double>();
 }
@@ -79,7 +80,7 @@ ModelConfig resnet_from_json(const json& object, const std::string& label) {
     };
     SB_CHECK(depths.is_array() && !depths.empty() && depths.size() <= 8 &&
                  std::all_of(depths.begin(), depths.end(), good),
-             label, ": \"depths\" is ", depths.dump(),
+             label, ": \"depths\" is ", json_file::shown(depths),
              "; give a list of 1 to 8 numbers from 1 to 1000, such as "
              "[2, 2, 2, 2]");
     config.depths = depths.get<std::vector<std::int64_t>>();
@@ -87,7 +88,7 @@ ModelConfig resnet_from_json(const json& object, const std::string& label) {
   if (object.contains("layer_type")) {
     const json& type = object["layer_type"];
     SB_CHECK(type == "basic" || type == "bottleneck", label,
-             ": \"layer_type\" is ", type.dump(),
+             ": \"layer_type\" is ", json_file::shown(type),
              "; give \"basic\" or \"bottleneck\"");
     config.bottleneck = type == "bottleneck";
   }
@@ -131,6 +132,7 @@ ModelConfig ModelConfig::from_json(const std::string& text,
   const std::string problem = utf8_problem(text);
   SB_CHECK(problem.empty(), label, ": ", problem);
   SB_CHECK(text.size() < (1 << 20), label, ": longer than 1 MiB");
+  json_file::check_depth(text, label);
   json object;
   try {
     object = json::parse(text);
@@ -144,7 +146,8 @@ ModelConfig ModelConfig::from_json(const std::string& text,
   if (object.contains("model_type")) {
     SB_CHECK(object["model_type"] == "gpt2" || object["model_type"] == "mlp" ||
                  object["model_type"] == "resnet",
-             label, ": \"model_type\" is ", object["model_type"].dump(),
+             label, ": \"model_type\" is ",
+             json_file::shown(object["model_type"]),
              "; give \"gpt2\", \"mlp\" or \"resnet\"");
     if (object["model_type"] == "resnet") {
       return resnet_from_json(object, label);
@@ -168,12 +171,12 @@ ModelConfig ModelConfig::from_json(const std::string& text,
   if (object.contains("activation_function")) {
     const json& activation = object["activation_function"];
     SB_CHECK(activation == "gelu_new" || activation == "gelu_pytorch_tanh",
-             label, ": \"activation_function\" is ", activation.dump(),
-             "; give \"gelu_new\"");
+             label, ": \"activation_function\" is ",
+             json_file::shown(activation), "; give \"gelu_new\"");
   }
   if (object.contains("n_inner") && !object["n_inner"].is_null()) {
     SB_CHECK(object["n_inner"] == 4 * config.n_embd, label, ": \"n_inner\" is ",
-             object["n_inner"].dump(), "; give null or 4 * n_embd");
+             json_file::shown(object["n_inner"]), "; give null or 4 * n_embd");
   }
   SB_CHECK(config.n_embd % config.n_head == 0, label, ": n_embd ",
            config.n_embd, " is not a multiple of n_head ", config.n_head);

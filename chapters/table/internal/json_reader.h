@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "core/check.h"
+#include "sim/json_object.h"
 
 namespace shardbook::table::internal {
 
 using Json = nlohmann::ordered_json;
+using json_file::shown;
 
 // Looks values up by a path of keys, and names file and path when one is
 // missing or of the wrong type.
@@ -121,12 +123,6 @@ class JsonReader {
 
   std::string where(const std::string& path) const {
     return source_ + ": " + path;
-  }
-
-  static std::string shown(const Json& value) {
-    const std::string text =
-        value.dump(-1, ' ', true, Json::error_handler_t::replace);
-    return text.size() <= 40 ? text : text.substr(0, 37) + "...";
   }
 
   const Json& object_;

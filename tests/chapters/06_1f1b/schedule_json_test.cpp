@@ -73,9 +73,12 @@ TEST(ScheduleJson, WrittenAndReadIsTheSame) {
 }
 
 TEST(ScheduleJson, NamesFileKeyValueAndWhatIsAllowed) {
-  const std::pair<const char*, const char*> cases[] = {
+  const std::pair<std::string, const char*> cases[] = {
       {"", "no JSON: the first mistake is at byte 1"},
       {"[1e999]", "a number is too large"},
+      {R"({"micro_batches": )" + std::string(100, '[') + std::string(100, ']') +
+           "}",
+       "nested more than 64 deep; give at most 64 levels"},
       {"[]", "[]; give an object with \"micro_batches\" and \"ranks\""},
       {"{}", "key \"micro_batches\" is missing"},
       {R"({"micro_batches": 1})", "key \"ranks\" is missing"},

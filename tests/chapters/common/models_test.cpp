@@ -80,6 +80,10 @@ TEST(ModelConfig, BadOnesAreRefusedWithASentence) {
   refuse("{\"layer_norm_epsilon\": -1}", {"\"layer_norm_epsilon\" is -1"});
   refuse("{\"resid_pdrop\": 1}", {"\"resid_pdrop\" is 1"});
   refuse("{\"n_embd\": \"\xff\"}", {"UTF-8"});
+  refuse("{\"n_embd\": " + std::string(65, '[') + std::string(65, ']') + "}",
+         {"nested more than 64 deep"});
+  refuse("{\"n_embd\": \"" + std::string(5000, 'x') + "\"}",
+         {"\"n_embd\" is \"" + std::string(36, 'x') + "...;"});
   expect_error([] { ModelConfig::read("gpt-huge"); },
                {"--model gpt-huge", "gpt-nano", "FILE.json"});
   expect_error([] { ModelConfig::read("none.json"); },
