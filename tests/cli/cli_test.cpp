@@ -70,6 +70,9 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"05_gpipe", "--recompute some", "--recompute some: give one of"},
            {"02_ddp", "--accumulate 2", "called --micro-batches"},
            {"03_zero_fsdp", "--accumulate 2", "called --micro-batches"},
+           {"03_zero_fsdp", "--strategy zero3 --sharding-strategy no_shard",
+            "means nothing to --strategy zero3"},
+           {"03_zero_fsdp", "--min-num-params 9", "it belongs to size"},
            {"05_gpipe", "--balance 1,2", "called --partition"},
            {"06_1f1b", "--schedule naive --recompute", "--schedule naive has"},
            {"04_model_parallel", "--micro-batches 2", "give --split-size"},
@@ -330,6 +333,11 @@ TEST(CommandLine, HelpSaysWhatOptionsTakeAndWhatStatusesMean) {
   EXPECT_EQ(zero.find("--no-no-sync"), std::string::npos);
   EXPECT_EQ(run("01_data_parallel", "--help").text.find("gloo,"),
             std::string::npos);
+  const std::string pipeline = run("06_1f1b", "--help").text;
+  for (const char* part :
+       {"zb-auto", "--memory-limit NUMBER", "--write-schedule"}) {
+    EXPECT_NE(pipeline.find(part), std::string::npos) << part << pipeline;
+  }
 }
 
 TEST(CommandLine, HelpOfAProgramThatSavesNothingIsSilentAboutIt) {
@@ -339,6 +347,17 @@ TEST(CommandLine, HelpOfAProgramThatSavesNothingIsSilentAboutIt) {
   EXPECT_NE(plan.text.find("0, a plan fits; 1, none does; 2, the"),
             std::string::npos)
       << plan.text;
+}
+
+// What travels in f32 is compared as f32, whatever the model's dtype is.
+TEST(CommandLine, TheShortestDtypeInUseSetsTheTolerance) {
+  for (const char* dtype : {"--param-dtype f32", "--reduce-dtype f32"}) {
+    const Outcome outcome =
+        run("03_zero_fsdp", std::string("--strategy fsdp --dtype f64 --steps 1 "
+                                        "--world-size 2 --batch 4 --seq 8 ") +
+                                dtype);
+    EXPECT_EQ(outcome.status, 0) << outcome.text;
+  }
 }
 
 TEST(CommandLine, HelpIsNotAMistake) {

@@ -170,6 +170,9 @@ TEST(DataParallelPrograms, AnInterruptEndsTrainingAndWritesNothing) {
     const std::string said = text_of(output);
     EXPECT_EQ(program.status(), 130) << said;
     EXPECT_NE(said.find("interrupted after"), std::string::npos) << said;
+    EXPECT_NE(said.find("weights.safetensors is as it was before"),
+              std::string::npos)
+        << said;
     EXPECT_FALSE(std::filesystem::exists(save));
   }
 }
