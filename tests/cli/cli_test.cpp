@@ -349,6 +349,21 @@ TEST(CommandLine, HelpOfAProgramThatSavesNothingIsSilentAboutIt) {
       << plan.text;
 }
 
+TEST(CommandLine, HelpNamesEveryModel) {
+  const std::string help = run("00_single_device", "--help").text;
+  const std::string refused = run("00_single_device", "--model no").text;
+  const std::string before = "give one of ";
+  std::size_t begin = refused.find(before) + before.size();
+  int num_models = 0;
+  for (std::size_t end = 0;
+       (end = refused.find(", ", begin)) != std::string::npos;
+       begin = end + 2, ++num_models) {
+    const std::string name = refused.substr(begin, end - begin);
+    EXPECT_NE(help.find(name), std::string::npos) << name;
+  }
+  EXPECT_GE(num_models, 14) << refused;
+}
+
 // What travels in f32 is compared as f32, whatever the model's dtype is.
 TEST(CommandLine, TheShortestDtypeInUseSetsTheTolerance) {
   for (const char* dtype : {"--param-dtype f32", "--reduce-dtype f32"}) {

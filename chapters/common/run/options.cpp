@@ -28,8 +28,8 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--device", &o.device, "where tensors live", {"cpu", "cuda"});
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
-           "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-175b, resnet18, resnet50, or a "
-           "config FILE.json of GPT-2 or ResNet");
+           "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-70b, gpt-175b, resnet18, "
+           "resnet50, or a config FILE.json of GPT-2 or ResNet");
   line.add(
       "--data", &o.data,
       "book, random, walk (a random walk), FILE (bytes) or FILE.u16 (GPT-2 "
