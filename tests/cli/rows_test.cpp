@@ -1,0 +1,85 @@
+// The simulated rows of ./shardbook run show what the pages teach.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "tests/cli/programs.h"
+
+namespace shardbook {
+namespace {
+
+using nlohmann::json;
+
+std::string trimmed(const std::string& text) {
+  const std::size_t begin = text.find_first_not_of(' ');
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+}
+
+/// The "virtual" part of each row's report, by the row's label.
+std::map<std::string, json> rows_of(const std::string& title) {
+  std::map<std::string, json> rows;
+  std::ifstream file(SHARDBOOK_ROOT "/chapters/rows.txt");
+  bool is_here = false;
+  std::string shared;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    if (line[0] == '[') {
+      is_here = line.rfind("[" + title + "]", 0) == 0;
+      shared = line.substr(line.find(']') + 1);
+      continue;
+    }
+    if (!is_here) continue;
+    std::istringstream cells(line);
+    std::string chapter, label, more;
+    std::getline(cells, chapter, '|');
+    std::getline(cells, label, '|');
+    std::getline(cells, more);
+    // A sweep is for the report's picture
+    more = more.substr(0, more.find("--sweep"));
+    const Outcome outcome =
+        run(trimmed(chapter), "--format json" + shared + " " + more);
+    EXPECT_EQ(outcome.status, 0) << line << "\n" << outcome.text;
+    const json report = json::parse(outcome.text, nullptr, false);
+    rows[trimmed(label)] =
+        report.is_object() ? report.value("virtual", json()) : json();
+  }
+  return rows;
+}
+
+// p = 4 ranks, m = 16 micro-batches, F = I = W. Beside the bubble there are the
+// optimizer, launches, and stages that are not quite equal.
+TEST(DefaultRows, PipelinesIdleNearTheirFormulas) {
+  auto rows = rows_of("Order the work of a pipeline");
+  const auto idle = [&](const char* label) {
+    return rows[label].value("idle_share", -1.0);
+  };
+  EXPECT_NEAR(idle("GPipe's order"), 3.0 / (16 + 3), 0.03);
+  EXPECT_NEAR(idle("1F1B"), 3.0 / (16 + 3), 0.03);
+  EXPECT_NEAR(idle("Interleaved"), 3.0 / (2 * 16 + 3), 0.05);
+  EXPECT_NEAR(idle("ZB-H1"), 3.0 / (3 * 16 + 3), 0.03);
+  EXPECT_NEAR(idle("ZB-H2"), 3.0 / (3 * 16 + 3), 0.03);
+  EXPECT_LT(idle("Interleaved"), idle("1F1B"));
+  EXPECT_LT(idle("ZB-H1"), idle("Interleaved"));
+  EXPECT_LT(idle("ZB-H2"), idle("ZB-H1"));
+}
+
+TEST(DefaultRows, TheBestSplitSizeLiesBetweenTheSmallestAndTheLargest) {
+  auto rows = rows_of("Split the layers over two devices");
+  const auto step_s = [&](const char* label) {
+    return rows[label].value(json::json_pointer("/step_s/counted"), -1.0);
+  };
+  const double best = step_s("Splits of 20"), one = step_s("One device");
+  EXPECT_GT(best, 0);
+  EXPECT_LT(best, 0.8 * one);
+  EXPECT_GT(step_s("Splits of 3"), one);
+  EXPECT_GT(step_s("Splits of 60"), 1.1 * best);
+}
+
+}  // namespace
+}  // namespace shardbook
