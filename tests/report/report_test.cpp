@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "chapters/table/html.h"
@@ -75,6 +76,34 @@ addEventListener("load", () => {
   figure.querySelector("[data-do=all]").click();
   const zoom = { in: isZoomed, back: drawing() === whole };
 
+  // Earlier and later move the window, and undo each other.
+  figure.querySelector("[data-do=in]").click();
+  const middle = drawing();
+  figure.querySelector("[data-do=left]").click();
+  const isPanned = drawing() !== middle;
+  figure.querySelector("[data-do=right]").click();
+  const pan = { left: isPanned, back: drawing() === middle };
+  figure.querySelector("[data-do=all]").click();
+
+  // The axes of the scatter are linear or logarithmic.
+  const scatter = document.querySelector("figure.scatter");
+  const places = () => [...scatter.querySelectorAll(".point")].map(
+      (point) => point.style.left + point.style.bottom).join();
+  const axes = scatter.querySelector("button");
+  const isLog = axes.getAttribute("aria-pressed");
+  const before = places();
+  axes.click();
+  const changed = axes.getAttribute("aria-pressed") !== isLog &&
+                  places() !== before;
+  axes.click();
+  const scales = { changed, back: places() === before };
+
+  // Kinds of work are told apart by colour.
+  const fills = {};
+  for (const path of all("svg.lane path")) {
+    fills[path.getAttribute("class")] = getComputedStyle(path).fill;
+  }
+
   // Labels of one axis must not touch.
   const touching = all(".axis").filter((axis) => {
     const boxes = [...axis.children].map((mark) => mark.getBoundingClientRect())
@@ -123,7 +152,7 @@ addEventListener("load", () => {
   audit.id = "audit";
   audit.textContent = JSON.stringify({
     errors, pale, said, themes,
-    shares, zoom, touching, arrows,
+    shares, zoom, pan, scales, fills, touching, arrows,
     numbers: all("svg.lane text").map((text) => text.textContent),
     headings: all("h2").map((h) => h.textContent),
     points: all(".point").length,
@@ -286,6 +315,22 @@ TEST_F(Report, MicroBatchesHaveNumbersAndMessagesHaveArrows) {
 
 TEST_F(Report, CanBeZoomed) {
   EXPECT_EQ(audit({})["zoom"], json({{"in", true}, {"back", true}}));
+}
+
+TEST_F(Report, CanBePannedAndItsAxesChanged) {
+  const json found = audit({});
+  EXPECT_EQ(found["pan"], json({{"left", true}, {"back", true}}));
+  EXPECT_EQ(found["scales"], json({{"changed", true}, {"back", true}}));
+}
+
+TEST_F(Report, WorkHasColoursOfItsOwn) {
+  const json fills = audit({})["fills"];
+  std::set<std::string> colours;
+  for (const char* kind :
+       {"forward", "backward", "optimizer", "comm", "host"}) {
+    ASSERT_TRUE(fills.contains(kind)) << kind << " of " << fills.dump();
+    EXPECT_TRUE(colours.insert(fills[kind]).second) << kind << fills.dump();
+  }
 }
 
 TEST_F(Report, IsDarkWhereTheSystemIs) {
