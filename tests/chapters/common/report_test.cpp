@@ -6,6 +6,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/context.h"
+#include "core/tensor.h"
+
 namespace shardbook {
 namespace {
 
@@ -118,6 +121,24 @@ TEST(Report, NoClaimIsMadeOfScratchMemory) {
   const Printed printed = print(report);
   EXPECT_EQ(printed.json["claims"]["memory"], "passed");
   EXPECT_FALSE(says(printed, "not predicted"));
+}
+
+// Of what is in use at one time; not the sum of the peaks of the kinds.
+TEST(Report, TheTotalPeakIsOfOneMoment) {
+  RankContext context(Device::cpu(6));
+  const RankContext::Scope scope(context);
+  context.device.reset_peak_memory();
+  for (const MemoryKind kind :
+       {MemoryKind::kGradient, MemoryKind::kActivation}) {
+    const MemoryScope of(kind);
+    Tensor::empty({256});
+  }
+  const RankReport rank = rank_report(0, 0, MemoryBill(), context.device);
+  EXPECT_EQ(rank.peak[static_cast<std::size_t>(MemoryKind::kGradient)].counted,
+            1024);
+  EXPECT_EQ(rank.peak_total, 1024);
+  EXPECT_EQ(print(good_report()).json["peak_memory"][1]["total"]["counted"],
+            2'000'000'000);
 }
 
 TEST(Report, NoTimeIsNotMeasured) {
