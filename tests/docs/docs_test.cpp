@@ -270,6 +270,52 @@ TEST(Pages, EveryQuotedRunPrintsWhatThePageSays) {
   EXPECT_GT(num_runs, 0);
 }
 
+// A reader types what a page shows, and sees a model learn. The one loss that
+// may rise is that of a run without a stash.
+TEST(Pages, QuotedRunsCanBeTypedAndLearn) {
+  static const std::regex kLoss(R"(loss +([0-9.]+) -> ([0-9.]+)\b.*)");
+  int num_losses = 0;
+  for (const fs::path& page : chapter_pages()) {
+    for (const QuotedRun& run : find_quoted_runs(read_file(page))) {
+      EXPECT_EQ(run.command.rfind("./shardbook ", 0), 0u)
+          << place(page, run.line) << ": " << run.command;
+      const bool may_rise = run.command.find("--no-stash") != std::string::npos;
+      for (const std::string& line : run.output) {
+        std::smatch found;
+        if (!std::regex_match(line, found, kLoss)) continue;
+        ++num_losses;
+        EXPECT_EQ(std::stod(found[2]) < std::stod(found[1]), !may_rise)
+            << place(page, run.line) << ": " << line;
+      }
+    }
+  }
+  EXPECT_GT(num_losses, 20);
+}
+
+// Two suites may run on one machine.
+TEST(Tests, WriteToFoldersOfTheirOwn) {
+  static const std::regex kFixed(
+      R"re("/(tmp|var/tmp|dev/shm)/|ofstream(?: \w+)?\("[^"]|)re"
+      R"re(fopen\("[^"]+", *"[wa])re");
+  int num_files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(kRoot / "tests")) {
+    const std::string end = entry.path().extension().string();
+    if (end != ".cpp" && end != ".h") continue;
+    ++num_files;
+    int number = 0;
+    for (const std::string& line : split_lines(read_file(entry.path()))) {
+      ++number;
+      bool may_be_fixed = false;
+      for (const char* part : {"tmp/", "shm/", "ofstream", "fopen"}) {
+        may_be_fixed |= line.find(part) != std::string::npos;
+      }
+      EXPECT_FALSE(may_be_fixed && std::regex_search(line, kFixed))
+          << place(entry.path(), number) << ": " << line;
+    }
+  }
+  EXPECT_GT(num_files, 200);
+}
+
 TEST(Chapters, EveryProgramHasARowInTheDefaultRun) {
   std::set<std::string> rows;
   for (const auto& line : split_lines(read_file(kRoot / "chapters/rows.txt"))) {
