@@ -12,6 +12,7 @@
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/05_gpipe/trainer.h"
 #include "comm/ledger.h"
 #include "sim/device_clock.h"
 #include "tests/support/sanitized.h"
@@ -217,6 +218,67 @@ TEST(WorldsTest, LinksCarryWhatTheLedgerCounts) {
         five.report.ranks[r].bytes.counted - four.report.ranks[r].bytes.counted;
   }
   EXPECT_DOUBLE_EQ(in_links, in_ledger);
+}
+
+// Sums over the images of a batch depend on how many cores add them up.
+TEST(WorldsTest, OneDeviceHasTheCoresOfARank) {
+  Options options = small_options(1);
+  options.model = "mlp";
+  options.steps = 1;
+  options.cluster = "none";
+  int cores_of_a_rank = 0;
+  run_chapter(options, [&](const Options&, ProcessGroup&, Report&) {
+    cores_of_a_rank = num_threads();
+  });
+  EXPECT_GT(cores_of_a_rank, 0);
+  EXPECT_EQ(run_ddp(options, {}).report.rank_threads, cores_of_a_rank);
+
+  const ReferenceRun one = train_one_device(options);
+  Report report;
+  report.losses = one.losses;
+  report.grad_norms = one.grad_norms;
+  report.rank_threads = 3;
+  int cores = 0;
+  compare_with_reference(
+      options, one.parameters,
+      [&](const Options& as) {
+        cores = num_threads();
+        return train_one_device(as);
+      },
+      report);
+  EXPECT_EQ(cores, 3);
+  EXPECT_TRUE(report.parity.passed);
+}
+
+// Conversions, and the loss in f32, take the same time with data and on shapes.
+TEST(WorldsTest, ImagesInSixteenBitsTakeThePredictedTime) {
+  Options options = small_options(1);
+  options.model = R"({"model_type": "resnet", "depths": [1, 1],
+                      "embedding_size": 4, "num_labels": 5})";
+  options.image_size = 16;
+  options.batch = 4;
+  options.dtype = DType::kBF16;
+  const auto expect_as_predicted = [](const Report& report) {
+    EXPECT_GT(report.time.step_s, 0);
+    EXPECT_NEAR(report.time.predicted_step_s, report.time.step_s,
+                1e-9 * report.time.step_s);
+  };
+  single_device::SingleDeviceOptions pieces;
+  pieces.num_micro_batches = 2;
+  expect_as_predicted(run_chapter(
+      options, [&](const Options& as, ProcessGroup& world, Report& report) {
+        single_device::SingleDevice device(as, pieces);
+        const TrainingLog log =
+            train(as, device.optimizer(), false,
+                  [&](std::int64_t step) { return device.step(step); });
+        finish_rank(as, world, log, 0, device.bill(), report);
+      }));
+  options.world_size = 2;
+  gpipe::TrainerOptions how;
+  how.micro_batches = 2;
+  // Each rank has a stage of its own: none stands for another
+  const auto each = [](int rank) { return rank; };
+  expect_as_predicted(run_trainer<gpipe::Trainer>(options, how, each).report);
 }
 
 // Micro-batches that repeat are multiplied; threads run all of them.
