@@ -394,7 +394,7 @@ TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
             << "configuration " << i;
         for (int k = 0; k < kNumMemoryKinds; ++k) {
           const Claim& claim = rank.report.peak[static_cast<std::size_t>(k)];
-          if (claim.predicted < 0) continue;
+          if (claim.predicted == kNoClaim) continue;
           EXPECT_EQ(claim.predicted, claim.counted)
               << memory_kind_name(static_cast<MemoryKind>(k))
               << ", configuration " << i << ", " << options.model;

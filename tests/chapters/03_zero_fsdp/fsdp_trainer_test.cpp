@@ -123,7 +123,7 @@ void expect_as_predicted(const Trained& rank, const std::string& name,
   if (!predicts_memory) return;
   for (int k = 0; k < kNumMemoryKinds; ++k) {
     const Claim& claim = rank.report.peak[static_cast<std::size_t>(k)];
-    if (claim.predicted < 0) continue;
+    if (claim.predicted == kNoClaim) continue;
     EXPECT_EQ(claim.predicted, claim.counted)
         << memory_kind_name(static_cast<MemoryKind>(k)) << ", " << name;
   }

@@ -78,7 +78,7 @@ void expect_as_predicted(const RankReport& rank, const std::string& what) {
   for (int kind = 0; kind < kNumMemoryKinds; ++kind) {
     const Claim& peak = rank.peak[at(kind)];
     const auto name = memory_kind_name(static_cast<MemoryKind>(kind));
-    if (peak.predicted < 0) continue;
+    if (peak.predicted == kNoClaim) continue;
     EXPECT_EQ(peak.counted, peak.predicted) << what << " " << name;
   }
   const auto activations = static_cast<int>(MemoryKind::kActivation);

@@ -65,7 +65,7 @@ void expect_claims(const Report& report) {
     const RankReport& found = report.ranks[rank];
     EXPECT_DOUBLE_EQ(found.bytes.counted, found.bytes.predicted);
     for (std::size_t kind = 0; kind < found.peak.size(); ++kind) {
-      if (found.peak[kind].predicted < 0) continue;
+      if (found.peak[kind].predicted == kNoClaim) continue;
       EXPECT_DOUBLE_EQ(found.peak[kind].counted, found.peak[kind].predicted)
           << memory_kind_name(static_cast<MemoryKind>(kind));
     }
