@@ -1,8 +1,4 @@
-"""Mutants of experts and of hybrids: chapters 13 and 14.
-
-Most of them replace an expression by one of its type, so that whoever is in a
-hurry may compile all of them at once, behind a switch.
-"""
+"""Mutants of experts and of hybrids: chapters 13 and 14."""
 
 from mutants import chapter
 
@@ -37,7 +33,7 @@ routing("reference.cpp", "scaler.scale() / parts", "1 / parts",
 # --- 14: which sums, over which ranks -------------------------------------------
 
 hybrid = chapter("14_hybrid_3d", "hybrid")
-TRAPS = "HybridExpertTraps.*:HybridExpertSums.*"
+TRAPS = "HybridExpertSums.*:HybridExpertTraps.Updates*"
 EXPERTS = "HybridExperts.TrainAsOneDevice"
 hybrid("update.cpp",
        "moe::is_expert(each.name) ? &groups_.experts : &groups_.data",

@@ -30,6 +30,7 @@ that fails, or runs nothing, without a change.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import importlib
 import json
@@ -208,6 +209,20 @@ def keep(file, mutant, state, detail):
                                   "detail": detail}) + "\n")
 
 
+def table(chosen, states):
+    """How many were killed in each folder, as README.md shows it."""
+    rows = {}
+    for number, mutant in chosen:
+        parts = mutant.file.split("/")
+        name = parts[1] if parts[0] == "chapters" else parts[0]
+        row = rows.setdefault(name, collections.Counter())
+        row["mutants"] += 1
+        row[states.get(number)] += 1
+    return ["| sources | mutants | killed |", "|---|---|---|"] + [
+        f"| {name} | {row['mutants']} | {row['killed']} |"
+        for name, row in sorted(rows.items())]
+
+
 def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -248,13 +263,14 @@ def main():
                  for line in args.resume.read_text("utf-8").splitlines()]
     killed = [each["mutant"] for each in known if each["state"] == "killed"]
     todo = [each for each in chosen if key(each[1]) not in killed]
-    count = {"killed": len(chosen) - len(todo)}
-    build = Build(args.build.resolve(), {m.program for _, m in todo})
+    states = {number: "killed" for number, mutant in chosen
+              if key(mutant) in killed}
+    build = todo and Build(args.build.resolve(), {m.program for _, m in todo})
     lock = threading.Lock()
 
     def tell(number, mutant, state, detail, seconds):
         with lock:
-            count[state] = count.get(state, 0) + 1
+            states[number] = state
             print(f"{number:3} {state} after {seconds:.0f} s, {mutant.file}: "
                   f"{one_line(mutant.line)}\n    {detail}", flush=True)
             if args.resume:
@@ -275,8 +291,10 @@ def main():
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    print("\n".join(table(chosen, states)))
+    count = collections.Counter(states.values())
     print(f"{len(chosen)} mutants: " + ", ".join(
-        f"{n} {state}" for state, n in sorted(count.items()) if n))
+        f"{n} {state}" for state, n in sorted(count.items())))
     return 0 if count["killed"] >= ENOUGH * len(chosen) else 1
 
 
