@@ -8,7 +8,8 @@ namespace shardbook::dtensor {
 
 namespace {
 
-// Of one micro-batch on one rank. In bytes, but for d, t, tokens and layers.
+// Sizes of one micro-batch on one rank. d, t, tokens and layers are numbers, all
+// others are bytes.
 struct ActivationSizes {
   double d = 1, t = 1;
   bool is_fsdp = false, has_dropout = false;
@@ -73,7 +74,7 @@ double activations_of_replicas(const ActivationSizes& z) {
   const double at_c_proj =
       last + (z.has_dropout ? z.x : 0) + z.bias + 4 * z.x / z.t + z.matrix;
   const double at_c_proj_sum = last + (1 + sum - lent) * z.matrix;
-  // The embeddings, when all blocks have gone but for FSDP's biases of c_proj
+  // The embeddings: of the blocks only FSDP's biases of c_proj are left
   const double first =
       z.x + sum * z.table + lent * (z.table + 2 * z.layers * z.bias) + scalars;
   const double at_positions =

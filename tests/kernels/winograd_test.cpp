@@ -123,7 +123,7 @@ class KeptCopies : public OrderedCopies {
 };
 
 // With as many inputs as outputs, the two orders of a weight have one size: the
-// wrong one would go unnoticed but for the values.
+// values alone tell them apart.
 TEST(Winograd, KeepsACopyOfTheWeightForEachDirection) {
   const ConvShape s = window(2, 8, 6, 64, 64);
   const Inputs inputs(s);

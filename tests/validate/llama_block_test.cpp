@@ -108,7 +108,8 @@ TEST(LlamaBlock, KeepsNoStageForAJobThatNormalises) {
   EXPECT_GT(hybrid_step(job).seconds, plain);
 }
 
-// What the four products read, and the gradients of what they return.
+// A scale is the maximum of a tensor: the four products' inputs, and the gradients
+// of their outputs, are read once more.
 TEST(LlamaBlock, ReadsOnceMoreForTheMaximumOfAScale) {
   HybridJob job = large_job();
   job.layout.converts_to_fp8 = true;

@@ -19,11 +19,11 @@ namespace shardbook::engine::internal {
 void on_all_ranks(ProcessGroup& world, const std::function<void()>& work);
 
 std::string text_of(const std::string& file);
-/// Writes under another name first, so that a kill leaves the old file or the
-/// new one.
+/// The text goes into a file of another name first: a kill leaves the old file or
+/// the new one.
 void write_text(const std::string& file, const std::string& text);
 
-/// Writes FOLDER/NAME under another name, and renames it. Collective.
+/// Fills a folder of another name, which then becomes FOLDER/NAME. Collective.
 void write_state_folder(ProcessGroup& world, const std::string& folder,
                         const std::string& name, const TrainingState& state,
                         const std::map<std::string, double>& numbers);
