@@ -1,5 +1,4 @@
-"""Mutants of experts and of hybrids: chapters 13 and 14.
-"""
+"""Mutants of experts and of hybrids: chapters 13 and 14."""
 
 from mutants import chapter
 
@@ -34,7 +33,7 @@ routing("reference.cpp", "scaler.scale() / parts", "1 / parts",
 # --- 14: which sums, over which ranks -------------------------------------------
 
 hybrid = chapter("14_hybrid_3d", "hybrid")
-TRAPS = "HybridExpertTraps.*:HybridExpertSums.*"
+TRAPS = "HybridExpertSums.*:HybridExpertTraps.Updates*"
 EXPERTS = "HybridExperts.TrainAsOneDevice"
 hybrid("update.cpp",
        "moe::is_expert(each.name) ? &groups_.experts : &groups_.data",

@@ -5,7 +5,8 @@
                           [--jobs N] [--resume FILE]
 
 The changes are in mutants.py and mutants_*.py, each with the test program and
-the filter that are expected to notice it. The script runs by hand, not in CI.
+the filters that are expected to notice it: one filter after another, until a
+test fails. The script runs by hand, not in CI.
 
 A mutant changes neither the checkout nor the build folder. The changed source
 is compiled alone, as a small library that the test program loads before all
@@ -29,6 +30,7 @@ that fails, or runs nothing, without a change.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import importlib
 import json
@@ -39,6 +41,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.dont_write_bytecode = True
@@ -145,16 +148,18 @@ class Build:
 class Session:
     """Tries the mutants of one source after another."""
 
-    def __init__(self, build, scratch):
-        self.build, self.scratch = build, scratch
+    def __init__(self, build, scratch, tell):
+        self.build, self.scratch, self.tell = build, scratch, tell
 
     def try_source(self, mutants):
-        """[(number, mutant, state, detail)] for mutants of one source."""
+        """Tells (number, mutant, state, detail, seconds) of one source."""
         number, first = mutants[0]
         tests = ":".join(sorted({mutant.tests for _, mutant in mutants}))
         usual_s = self.unchanged_s(number, first.file, first.program, tests)
-        return [(number, mutant, *self.try_mutant(number, mutant, usual_s))
-                for number, mutant in mutants]
+        for number, mutant in mutants:
+            begin = time.monotonic()
+            result = self.try_mutant(number, mutant, usual_s)
+            self.tell(number, mutant, *result, time.monotonic() - begin)
 
     def unchanged_s(self, number, file, program, pattern):
         """The seconds of tests on a source that is compiled as it is."""
@@ -184,9 +189,12 @@ class Session:
         if errors:
             return "does not build", "\n".join(
                 line for line in errors.splitlines() if "error" in line)[:500]
-        passed, output, _ = self.build.run(
-            library, mutant.program, mutant.tests, 30 + 3 * usual_s)
-        if passed:
+        for pattern in mutant.tests.split(":"):
+            passed, output, _ = self.build.run(
+                library, mutant.program, pattern, 30 + 3 * usual_s)
+            if not passed:
+                break
+        else:
             return "survived", mutant.reason
         if "symbol lookup error" in output:
             return "does not build", output
@@ -199,6 +207,20 @@ def keep(file, mutant, state, detail):
     with file.open("a", encoding="utf-8") as results:
         results.write(json.dumps({"mutant": key(mutant), "state": state,
                                   "detail": detail}) + "\n")
+
+
+def table(chosen, states):
+    """How many were killed in each folder, as README.md shows it."""
+    rows = {}
+    for number, mutant in chosen:
+        parts = mutant.file.split("/")
+        name = parts[1] if parts[0] == "chapters" else parts[0]
+        row = rows.setdefault(name, collections.Counter())
+        row["mutants"] += 1
+        row[states.get(number)] += 1
+    return ["| sources | mutants | killed |", "|---|---|---|"] + [
+        f"| {name} | {row['mutants']} | {row['killed']} |"
+        for name, row in sorted(rows.items())]
 
 
 def parse():
@@ -241,11 +263,22 @@ def main():
                  for line in args.resume.read_text("utf-8").splitlines()]
     killed = [each["mutant"] for each in known if each["state"] == "killed"]
     todo = [each for each in chosen if key(each[1]) not in killed]
-    count = {"killed": len(chosen) - len(todo)}
-    build = Build(args.build.resolve(), {m.program for _, m in todo})
+    states = {number: "killed" for number, mutant in chosen
+              if key(mutant) in killed}
+    build = todo and Build(args.build.resolve(), {m.program for _, m in todo})
+    lock = threading.Lock()
+
+    def tell(number, mutant, state, detail, seconds):
+        with lock:
+            states[number] = state
+            print(f"{number:3} {state} after {seconds:.0f} s, {mutant.file}: "
+                  f"{one_line(mutant.line)}\n    {detail}", flush=True)
+            if args.resume:
+                keep(args.resume, mutant, state, detail)
+
     with tempfile.TemporaryDirectory(prefix="shardbook-mutants-") as scratch, \
             concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        session = Session(build, pathlib.Path(scratch))
+        session = Session(build, pathlib.Path(scratch), tell)
         sources = {}
         for number, mutant in todo:
             sources.setdefault((mutant.file, mutant.program), []).append(
@@ -254,17 +287,14 @@ def main():
                    for each in sources.values()]
         try:
             for future in concurrent.futures.as_completed(futures):
-                for number, mutant, state, detail in future.result():
-                    count[state] = count.get(state, 0) + 1
-                    print(f"{number:3} {state:14} {mutant.file}: "
-                          f"{one_line(mutant.line)}\n    {detail}", flush=True)
-                    if args.resume:
-                        keep(args.resume, mutant, state, detail)
+                future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    print("\n".join(table(chosen, states)))
+    count = collections.Counter(states.values())
     print(f"{len(chosen)} mutants: " + ", ".join(
-        f"{n} {state}" for state, n in sorted(count.items()) if n))
+        f"{n} {state}" for state, n in sorted(count.items())))
     return 0 if count["killed"] >= ENOUGH * len(chosen) else 1
 
 

@@ -142,6 +142,42 @@ TEST(GpipeBill, SentOutputsDoNotWaitForTheirGradients) {
   EXPECT_LE(peak, 2 * output);  // this one, and the one before
 }
 
+/// Two linear layers: from a narrow value to a wide one, and back.
+class WideInside : public LayerList {
+ public:
+  explicit WideInside(std::int64_t wide) : wide_(wide) {}
+  int size() const override { return 2; }
+  std::string name(int layer) const override {
+    return layer == 0 ? "widen" : "narrow";
+  }
+  std::unique_ptr<Module> make(int layer,
+                               const InitOptions& init) const override {
+    const auto [in, out] = layer == 0 ? std::pair(kBillWidth, wide_)
+                                      : std::pair(wide_, kBillWidth);
+    return std::make_unique<Linear>(name(layer), in, out, init);
+  }
+
+ private:
+  std::int64_t wide_;
+};
+
+// Nor does a recomputed output wait, which nobody is sent: it would lie beside
+// its gradient. Catches a recomputation that keeps its outputs.
+TEST(GpipeBill, RecomputedOutputsDoNotWaitForTheirGradients) {
+  const std::int64_t rows = 3, wide = 64;
+  const auto peak = on_ranks(2, [&](ProcessGroup& world) {
+    PipelineModel model(Options{}, std::make_shared<WideInside>(wide),
+                        one_stage_per_rank({0, 1, 2}), world);
+    RowsFeed feed(ceil_micro_batches(rows, 1), kBillWidth, DType::kF32);
+    EngineOptions how;
+    how.recompute = Recompute::kAlways;
+    Engine engine(gpipe::schedule(2, 1), model, world, feed, nullptr, how);
+    engine.run();
+    return RankContext::current().device.memory().peak(MemoryKind::kActivation);
+  })[0];
+  EXPECT_EQ(peak, 4 * rows * wide);
+}
+
 // --- Time --------------------------------------------------------------------
 
 struct Timed {

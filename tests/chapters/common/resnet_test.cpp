@@ -174,6 +174,29 @@ TEST(ResNet, RecomputationChangesNothing) {
   }
 }
 
+// Deferred statistics are those of the whole batch after its last piece. Catches
+// a sum of pieces that never commits them.
+TEST(ResNet, PiecesCommitDeferredStatistics) {
+  Options options = image_options(kBasic);
+  options.dtype = DType::kF64;
+  RankContext context(Device::cpu(0), 0, 1);
+  const RankContext::Scope scope(context);
+  const auto means = [&](std::int64_t pieces) {
+    const LoadedModel loaded = build_model(options);
+    defer_batch_norms(*loaded.model);
+    const Dataset data = Dataset::open(options, loaded.config);
+    accumulate_gradients(options, *loaded.model, data, 0, pieces);
+    return loaded.model->buffers().at(0).to_vector<double>();
+  };
+  const auto whole = means(1), three = means(3);
+  ASSERT_EQ(three.size(), whole.size());
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_NE(whole[i], 0) << "has moved";
+    // Only the first norm reads values that do not depend on the pieces
+    EXPECT_NEAR(three[i], whole[i], 1e-12);
+  }
+}
+
 TEST(ResNet, BillIsCounted) {
   for (const char* text : {kBasic, kBottleneck}) {
     for (const int pieces : sized<int>({1, 3}, {3})) {
