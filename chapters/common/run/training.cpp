@@ -419,22 +419,30 @@ ReferenceRun train_one_device(const Options& options,
 }
 
 ReferenceRun train_one_device(const Options& options,
-                              const std::vector<MicroBatch>& pieces) {
+                              const std::vector<MicroBatch>& pieces,
+                              const OneDevice& how) {
   Options quiet = options;
   quiet.log.clear();
   const LoadedModel loaded = build_model(quiet);
+  if (how.defers_statistics) defer_batch_norms(*loaded.model);
   const Dataset data = Dataset::open(options, loaded.config);
   const auto optimizer = make_optimizer(
       options.optimizer, loaded.model->parameters(), options.optimizer_options);
-  return train_yardstick(quiet, *optimizer, loaded.model->named_parameters(),
-                         [&](std::int64_t step) {
-                           StepResult result;
-                           result.loss = accumulate_gradients(
-                               quiet, *loaded.model, data, step, pieces);
-                           result.grad_norm =
-                               update_parameters(quiet, *optimizer);
-                           return result;
-                         });
+  std::optional<DynamicLossScaler> scaler;
+  if (how.scaler != nullptr) scaler = *how.scaler;
+  return train_yardstick(
+      quiet, *optimizer,
+      how.defers_statistics ? state_of(*loaded.model)
+                            : loaded.model->named_parameters(),
+      [&](std::int64_t step) {
+        StepResult result;
+        result.loss =
+            accumulate_gradients(quiet, *loaded.model, data, step, pieces,
+                                 scaler ? scaler->scale() : 1);
+        result.grad_norm = scaler ? update_unscaled(quiet, *optimizer, *scaler)
+                                  : update_parameters(quiet, *optimizer);
+        return result;
+      });
 }
 
 void save_results(const Options& options, const LoadedModel& loaded,
