@@ -58,7 +58,8 @@ StepResult SingleDevice::update(StepResult result) {
     return result;
   }
   result.grad_norm = update_unscaled(options_, *optimizer_, scaler_);
-  last_step_updated_ = std::isfinite(result.grad_norm);
+  result.was_skipped = !std::isfinite(result.grad_norm);
+  last_step_updated_ = !result.was_skipped;
   if (last_step_updated_) num_updates_ += 1;
   return result;
 }

@@ -171,7 +171,9 @@ StepResult Trainer::step(std::int64_t step) {
   StepResult result;
   result.loss = loss.item();
   if (zero_) {
+    const std::int64_t skipped = zero_->num_skipped_steps();
     result.grad_norm = zero_->step();
+    result.was_skipped = zero_->num_skipped_steps() > skipped;
     return result;
   }
   loss = Tensor();

@@ -1,5 +1,7 @@
 #include "chapters/13_moe/reference.h"
 
+#include <cmath>
+
 #include "chapters/common/models/checkpoint.h"
 
 namespace shardbook::moe {
@@ -37,6 +39,8 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
         result.grad_norm = options.dtype == DType::kF16
                                ? update_unscaled(quiet, *optimizer, scaler)
                                : update_parameters(quiet, *optimizer);
+        result.was_skipped =
+            options.dtype == DType::kF16 && !std::isfinite(result.grad_norm);
         return result;
       });
 }

@@ -132,7 +132,9 @@ StepResult Trainer::step(std::int64_t step) {
     clip_and_update(options_, *optimizer_, result.grad_norm);
     return result;
   }
+  const std::int64_t skipped = dense_zero_->num_skipped_steps();
   dense_zero_->step(result.grad_norm);
+  result.was_skipped = dense_zero_->num_skipped_steps() > skipped;
   if (expert_zero_) {
     expert_zero_->set_lr(dense_zero_->optimizer().options().lr);
     expert_zero_->step(result.grad_norm);

@@ -106,12 +106,11 @@ StepResult Trainer::step(std::int64_t step) {
   result.loss = sums.rows_view(0, 1).item();
   result.grad_norm = std::sqrt(sums.rows_view(1, 2).item()) / scaler_.scale();
 
-  // f16: an overflow on one rank is one in the sum, and all ranks skip
-  const bool overflow =
-      options_.dtype == DType::kF16 && !std::isfinite(result.grad_norm);
+  // One rank's infinite gradient makes the sum infinite, and all ranks skip
+  result.was_skipped = !std::isfinite(result.grad_norm);
   double factor = 1 / scaler_.scale();
-  if (options_.dtype == DType::kF16) scaler_.update(overflow);
-  if (overflow) {
+  if (options_.dtype == DType::kF16) scaler_.update(result.was_skipped);
+  if (result.was_skipped) {
     num_skipped_ += 1;
     update_->forget();
     return result;

@@ -43,6 +43,7 @@ void ZeroTrainer::shard() {
   zero::ZeroOptions zero;
   zero.stage = how_.zero_stage;
   zero.clip = options_.clip;
+  zero.check_grad_overflow = true;
   const std::int64_t h = layers_.padded.n_embd;
   zero.persistence_threshold = 10 * h;
   zero.prefetch_bucket_size = 13 * h * h / groups_.tp.size();
@@ -154,9 +155,8 @@ StepResult ZeroTrainer::step(std::int64_t step) {
     zero->set_lr(zero_->optimizer().options().lr);
     zero->step(result.grad_norm);
   }
-  if (options_.dtype == DType::kF16) {
-    scaler_.update(!std::isfinite(result.grad_norm));
-  }
+  result.was_skipped = !std::isfinite(result.grad_norm);
+  if (options_.dtype == DType::kF16) scaler_.update(result.was_skipped);
   return result;
 }
 

@@ -121,12 +121,11 @@ void Engine::step() {
   log_->begin("step");
   const double norm = model_->update(loss_scale());
   log_->end("step");
-  finish_step(norm);
+  finish_step(norm, config_.fp16.enabled && !std::isfinite(norm));
 }
 
-void Engine::finish_step(double norm) {
+void Engine::finish_step(double norm, bool is_skipped) {
   grad_norm_ = norm;
-  const bool is_skipped = config_.fp16.enabled && !std::isfinite(norm);
   if (scaler_) scaler_->update(is_skipped);
   global_steps_ += 1;
   global_samples_ += sizes_.train;
@@ -182,7 +181,7 @@ double Engine::train_batch() {
   random.next_op = 0;
   const StepResult result = strategy_->step(global_steps_);
   micro_steps_ += sizes_.accumulation;
-  finish_step(result.grad_norm);
+  finish_step(result.grad_norm, result.was_skipped);
   return result.loss;
 }
 

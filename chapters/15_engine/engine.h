@@ -198,7 +198,7 @@ class Engine {
   friend class NoSync;
   void check_module(const char* call) const;
   void time_backward(const Tensor& loss);
-  void finish_step(double norm);
+  void finish_step(double norm, bool is_skipped);
 
   DeepSpeedConfig config_;
   BatchSizes sizes_;

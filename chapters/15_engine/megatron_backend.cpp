@@ -173,14 +173,13 @@ class Megatron : public Backend {
   }
   void step() override {
     reduce();
-    const bool is_f16 = options_.dtype == DType::kF16;
-    was_skipped_ = is_f16 && !std::isfinite(*norm_);
+    was_skipped_ = !std::isfinite(*norm_);
     if (was_skipped_) {
       update_->forget();
     } else {
       update_->apply(factor_ / scaler_.scale());
     }
-    if (is_f16) scaler_.update(was_skipped_);
+    if (options_.dtype == DType::kF16) scaler_.update(was_skipped_);
     norm_.reset();
     factor_ = 1;
   }

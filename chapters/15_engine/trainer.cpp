@@ -62,6 +62,7 @@ StepResult ModuleTrainer::step(std::int64_t step) {
   result.loss = loss.item();
   engine_->step();
   result.grad_norm = engine_->get_global_grad_norm();
+  result.was_skipped = !engine_->was_step_applied();
   return result;
 }
 
@@ -114,6 +115,7 @@ StepResult StrategyTrainer::step(std::int64_t) {
   StepResult result;
   result.loss = engine_.train_batch();
   result.grad_norm = engine_.get_global_grad_norm();
+  result.was_skipped = !engine_.was_step_applied();
   return result;
 }
 

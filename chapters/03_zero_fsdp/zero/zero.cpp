@@ -253,12 +253,13 @@ double ZeroOptimizer::step(double norm) {
   NoGrad no_grad;
   finish_gradients();
 
-  // Leave the step out when a 16-bit gradient has overflowed
-  const bool is_f16 =
+  // Leave the step out when a gradient has overflowed
+  const bool may_overflow =
+      options_.check_grad_overflow ||
       std::any_of(groups_.begin(), groups_.end(), [](auto& group) {
         return group.is_trained && group.shard.dtype() == DType::kF16;
       });
-  if (is_f16 && !std::isfinite(norm)) {
+  if (may_overflow && !std::isfinite(norm)) {
     num_skipped_ += 1;
     clear_gradients();
     return norm;

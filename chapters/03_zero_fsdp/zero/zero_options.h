@@ -39,6 +39,8 @@ struct ZeroOptions {
   /// parameters a step whose gradient has overflowed on any rank is left out on
   /// all.
   double loss_scale = 1;
+  /// Such a step is left out in every dtype, not in f16 alone.
+  bool check_grad_overflow = false;
   /// Optimizer state, master copies and gradient shards stay on the host, and
   /// so does the update. Stages 2 and 3.
   bool offload_optimizer = false;

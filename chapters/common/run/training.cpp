@@ -10,7 +10,6 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "chapters/common/models/checkpoint.h"
@@ -67,6 +66,8 @@ void show_progress(std::int64_t done, std::int64_t total, double loss) {
 // Finds the first step whose loss or gradient is not finite.
 class FiniteWatch {
  public:
+  explicit FiniteWatch(DType dtype) : is_f16_(dtype == DType::kF16) {}
+
   void see(std::int64_t step, const StepResult& result, bool is_main,
            TrainingLog::NotFinite& first) {
     const bool was_finite =
@@ -74,22 +75,30 @@ class FiniteWatch {
     if (first.step >= 0) return;
     if (!was_finite || (is_main && !std::isfinite(result.loss))) {
       // A gradient that is not finite spoils the weights, which spoil the loss.
-      first = gradient_ ? *gradient_
-                        : TrainingLog::NotFinite{step, !was_finite, false};
+      first = gradient_;
+      if (first.step < 0) first = {step, !was_finite, false};
+      return;
+    }
+    // With more exponent bits than f16 has, a skipped step is no overflow that a
+    // smaller loss scale would mend.
+    if (result.was_skipped && !is_f16_) {
+      first = {step, false, true};
       return;
     }
     // Some steps do not know their norm, and f16 skips those that overflow: a
     // norm that is not finite counts where the next loss is not finite either.
-    const bool is_news = !gradient_ && !has_survived_;
-    if (gradient_) has_survived_ = true;
-    gradient_.reset();
+    const bool was_seen = gradient_.step >= 0;
+    const bool is_news = !was_seen && !has_survived_;
+    if (was_seen) has_survived_ = true;
+    gradient_ = {};
     if (is_news && !std::isfinite(result.grad_norm)) {
-      gradient_ = TrainingLog::NotFinite{step, false, true};
+      gradient_ = {step, false, true};
     }
   }
 
  private:
-  std::optional<TrainingLog::NotFinite> gradient_;
+  bool is_f16_;
+  TrainingLog::NotFinite gradient_;  // seen in the step before
   bool has_survived_ = false;
 };
 
@@ -165,7 +174,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     begin_checking_signals();
     begin_run();
   }
-  FiniteWatch finite;
+  FiniteWatch finite(options.dtype);
   std::int64_t skipped =
       checkpoints != nullptr ? checkpoints->skipped_steps() : 0;
   for (std::int64_t k = options.first_step; k < end; ++k) {
@@ -188,9 +197,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     const StepResult done = step(k);
     open_lrs.push_back(lr);
     if (done.is_open) continue;
-    if (options.dtype == DType::kF16 && !std::isfinite(done.grad_norm)) {
-      ++skipped;
-    }
+    if (done.was_skipped) ++skipped;
     const auto count = static_cast<std::int64_t>(open_lrs.size());
     const double each_s = timer.seconds() / static_cast<double>(count);
     if (clock != nullptr) clock->end_step();

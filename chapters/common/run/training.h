@@ -25,6 +25,8 @@ struct StepResult {
   /// batches in turn), whose result has its loss. All of them share that one's
   /// norm, and the time that they took together.
   bool is_open = false;
+  /// The norm is not finite, and all ranks have left the update out.
+  bool was_skipped = false;
   std::vector<double> open_losses;  ///< of the open steps before this one
 };
 

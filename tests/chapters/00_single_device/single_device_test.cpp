@@ -323,6 +323,7 @@ TEST(SingleDevice, ASkippedStepDoesNotMoveTheSchedule) {
   train(options, device.optimizer(), false, [&](std::int64_t k) {
     rates.push_back(device.optimizer().options().lr);
     StepResult result;
+    result.was_skipped = k == 1;
     result.grad_norm = k == 1 ? INFINITY : 1;
     return result;
   });

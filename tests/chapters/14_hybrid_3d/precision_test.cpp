@@ -135,8 +135,8 @@ TEST(HybridPrecision, AnOverflowSkipsTheStepOnAllRanks) {
 /// which no other rank of its tp group has the same elements; then it is done
 /// again, twice.
 std::vector<Found> run_with_one_sick(const HybridOptions& how, int sick,
-                                     const std::string& part) {
-  const Options options = half_options(how, DType::kF16);
+                                     const std::string& part, DType dtype) {
+  const Options options = half_options(how, dtype);
   return on_ranks(options.world_size, [&](ProcessGroup& world) {
     HybridOptions legal = how;
     check_legal(options, legal);
@@ -175,14 +175,49 @@ TEST(HybridPrecision, AnOverflowOnOneRankSkipsTheStepOnAll) {
     each.how.loss_scale.scale = 1 << 4;
     each.how.loss_scale.hysteresis = 1;
     for (int sick = 0; sick < ranks_of(each.how); sick += 3) {
-      SCOPED_TRACE(name_of(each.how) + " rank " + std::to_string(sick));
+      // Without a scale to mend it, the infinite gradient is left out as well
+      const DType dtype = sick == 0   ? DType::kF16
+                          : sick == 3 ? DType::kF32
+                                      : DType::kBF16;
+      SCOPED_TRACE(name_of(each.how) + " rank " + std::to_string(sick) + " " +
+                   std::string(dtype_name(dtype)));
       const std::vector<Found> all =
-          run_with_one_sick(each.how, sick, each.part);
+          run_with_one_sick(each.how, sick, each.part, dtype);
       EXPECT_EQ(all[0].skipped, 1);
-      EXPECT_EQ(all[0].scale, 8);
+      EXPECT_EQ(all[0].scale, dtype == DType::kF16 ? 8 : 1);
       EXPECT_EQ(all[0].losses[1], all[0].losses[0]);  // no weight has changed
       EXPECT_NE(all[0].losses[2], all[0].losses[1]);
       for (const Found& found : all) EXPECT_TRUE(found == all[0]);
+    }
+  }
+}
+
+// A rate that ruins the weights: the step behind it has nothing to add to them.
+TEST(HybridPrecision, StepsWithoutAFiniteNormAreLeftOutInEveryDtype) {
+  for (const int zero : {0, 1, 2, 3}) {
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      const HybridOptions how = cube(zero);
+      Options options = half_options(how, dtype);
+      options.optimizer = "sgd";
+      options.clip = 0;
+      const auto runs = on_ranks(options.world_size, [&](ProcessGroup& world) {
+        HybridOptions legal = how;
+        check_legal(options, legal);
+        DeviceMesh mesh(world, topology_of(legal));
+        const auto made = make_trainer(options, legal, mesh);
+        auto& trainer = dynamic_cast<MeshStrategy&>(*made);
+        std::vector<StepResult> steps;
+        trainer.optimizer().set_lr(dtype == DType::kF64 ? 1e300 : 1e36);
+        for (std::int64_t k = 0; k < 3; ++k) steps.push_back(trainer.step(k));
+        return std::pair(steps, trainer.num_skipped_steps());
+      });
+      SCOPED_TRACE(name_of(how) + " " + std::string(dtype_name(dtype)));
+      for (const auto& [steps, skipped] : runs) {
+        EXPECT_FALSE(steps[0].was_skipped);
+        EXPECT_TRUE(steps[1].was_skipped && steps[2].was_skipped);
+        EXPECT_FALSE(std::isfinite(steps[1].grad_norm));
+        EXPECT_EQ(skipped, 2);
+      }
     }
   }
 }

@@ -56,6 +56,32 @@ TEST(Training, RefusesMoreMicroBatchesThanSamples) {
   expect_error([&] { build_model(options); }, {"--seq 257", "256 positions"});
 }
 
+// The loss stays finite when the update is left out: only the step itself tells.
+// In f16 that is an overflow, and the loss scale falls.
+TEST(Training, NamesTheStepThatWasLeftOut) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    Options options = tiny_run();
+    options.dtype = dtype;
+    options.warmup = 3;
+    const auto optimizer =
+        make_optimizer("sgd", {Tensor::zeros({1})}, options.optimizer_options);
+    std::vector<double> rates;
+    const TrainingLog log =
+        train(options, *optimizer, /*is_main=*/false, [&](std::int64_t k) {
+          rates.push_back(optimizer->options().lr);
+          StepResult result;
+          result.was_skipped = k == 1;
+          result.grad_norm = k == 1 ? INFINITY : 1;
+          return result;
+        });
+    SCOPED_TRACE(dtype_name(dtype));
+    EXPECT_EQ(log.not_finite.step, dtype == DType::kF16 ? -1 : 1);
+    EXPECT_EQ(log.not_finite.is_gradient, dtype != DType::kF16);
+    EXPECT_GT(rates[1], rates[0]);
+    EXPECT_EQ(rates[2], rates[1]);
+  }
+}
+
 // --- The claim about numbers ------------------------------------------------
 
 /// Losses and one parameter of a run, beside 2 and {1, 2} on one device.
