@@ -22,6 +22,7 @@
 
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "comm/process_group.h"
+#include "core/module.h"
 
 namespace shardbook::hybrid {
 

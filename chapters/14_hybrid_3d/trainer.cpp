@@ -197,8 +197,16 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& how) {
                                 pieces, how.cp, how.loss_scaler(options.dtype));
   }
   if (model_config(options).is_image()) {
+    pieces.clear();
+    const std::vector<int> order = pipeline::gradient_order(schedule_of(how));
+    for (int rank = 0; rank < how.dp; ++rank) {
+      const std::vector<MicroBatch> own = pieces_of(options, how, rank);
+      for (const int b : order)
+        pieces.push_back(own[static_cast<std::size_t>(b)]);
+    }
     OneDevice one;
     one.defers_statistics = true;
+    one.replicas = how.dp;
     const DynamicLossScaler scaler = how.loss_scaler(options.dtype);
     if (options.dtype == DType::kF16) one.scaler = &scaler;
     return train_one_device(options, pieces, one);
