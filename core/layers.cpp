@@ -119,9 +119,15 @@ void BatchNorm::remember(const BatchNormResult& result) {
   count_ += result.count;
 }
 
-void BatchNorm::commit() {
+Tensors BatchNorm::pending() const {
+  if (count_ == 0) return {};
+  return {sum_, sum_of_squares_};
+}
+
+void BatchNorm::commit(int num_ranks) {
   if (count_ == 0) return;
   NoGrad no_grad;
+  count_ *= num_ranks;
   const Tensor mean = scale(sum_, 1 / count_);
   update_running(mean, sub(scale(sum_of_squares_, 1 / count_), square(mean)),
                  count_);
@@ -167,8 +173,16 @@ void defer_batch_norms(Module& module, bool on) {
   });
 }
 
-void commit_batch_norms(Module& module) {
-  for_batch_norms(module, [](BatchNorm& norm) { norm.commit(); });
+void commit_batch_norms(Module& module, int num_ranks) {
+  for_batch_norms(module, [=](BatchNorm& norm) { norm.commit(num_ranks); });
+}
+
+Tensors pending_statistics(Module& module) {
+  Tensors all;
+  for_batch_norms(module, [&](BatchNorm& norm) {
+    for (const Tensor& each : norm.pending()) all.push_back(each);
+  });
+  return all;
 }
 
 Sequential::Sequential(const Sequential& other) : Module(other) {

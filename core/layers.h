@@ -116,8 +116,13 @@ class BatchNorm : public ModuleOf<BatchNorm> {
   Tensors forward_all(const Tensors& inputs) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "BatchNorm"; }
+  /// What a deferred module has added up since the last commit: its values, and
+  /// their squares, f64 [c] each; empty without pieces. Ranks that have seen
+  /// equally many values may add theirs in place before all of them commit.
+  Tensors pending() const;
   /// Ends a mini-batch of a deferred module; does nothing without pieces.
-  void commit();
+  /// `pending` has the sums of so many ranks.
+  void commit(int num_ranks = 1);
 
   Tensor weight;        ///< [c]
   Tensor bias;          ///< [c]
@@ -141,7 +146,9 @@ class BatchNorm : public ModuleOf<BatchNorm> {
 };
 /// Defer or commit the statistics of every BatchNorm below `module`.
 void defer_batch_norms(Module& module, bool on = true);
-void commit_batch_norms(Module& module);
+void commit_batch_norms(Module& module, int num_ranks = 1);
+/// `pending` of every BatchNorm below `module`.
+Tensors pending_statistics(Module& module);
 
 /// The largest of each window; see max_pool2d.
 class MaxPool2d : public ModuleOf<MaxPool2d> {

@@ -123,7 +123,9 @@ ReferenceRun train_one_device_in_reverse(const Options& options,
   std::vector<MicroBatch> pieces =
       ceil_micro_batches(options.batch, how.micro_batches);
   std::reverse(pieces.begin(), pieces.end());
-  if (!how.long_skips) return train_one_device(options, pieces);
+  if (!how.long_skips) {
+    return train_one_device(options, pieces, {.defers_statistics = true});
+  }
 
   // Only this chapter has skips: build all layers as one stage
   const ModelConfig config = model_config(options);

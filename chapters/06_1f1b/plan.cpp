@@ -213,7 +213,8 @@ Plan make_plan(const Options& options, const TrainerOptions& how) {
   refuse_image_models(options,
                       "schedules here differ in the order in which "
                       "micro-batches would reach the statistics of its batch "
-                      "norms; 05_gpipe commits them once per batch");
+                      "norms; 05_gpipe and 14_hybrid_3d commit them once per "
+                      "batch");
   plan.layers = layers_of(plan.config);
   if (plan.is_asynchronous()) {
     check_asynchronous(options, how, plan);
@@ -242,22 +243,10 @@ Plan Plan::on_shapes(Options* options) const {
 
 namespace {
 
-/// The order in which stage 0 sums gradients; any order if several ranks hold
-/// it.
 std::vector<MicroBatch> in_order_of_backwards(const Plan& plan) {
   std::vector<MicroBatch> pieces;
-  for (std::size_t rank = 0; rank < plan.schedule.actions.size(); ++rank) {
-    for (const Action& each : plan.schedule.actions[rank]) {
-      if (each.kind != ActionKind::kBackward &&
-          each.kind != ActionKind::kBackwardWeight) {
-        continue;
-      }
-      const Place& first = plan.schedule.place(each.micro_batch, 0);
-      if (first.rank == static_cast<int>(rank) && first.chunk == each.chunk) {
-        pieces.push_back(
-            plan.pieces[static_cast<std::size_t>(each.micro_batch)]);
-      }
-    }
+  for (const int b : gradient_order(plan.schedule)) {
+    pieces.push_back(plan.pieces[static_cast<std::size_t>(b)]);
   }
   return pieces;
 }

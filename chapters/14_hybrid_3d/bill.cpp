@@ -193,6 +193,7 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
     bill[MemoryKind::kActivation] = kNotPredicted;
   }
   if (z.how->zero_stage != 1) return bill;
+  const double parameters = whole;
   // A bucket's gradients leave, and its shard arrives
   for (const UpdateBucket& bucket : *z.buckets) {
     flats += static_cast<double>(bucket.flat.bytes());
@@ -200,7 +201,8 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
     shards += static_cast<double>(bucket.own.bytes());
     most = std::max(most, whole + shards);
   }
-  bill[MemoryKind::kParameter] = flats;
+  // Running statistics stay beside them
+  bill[MemoryKind::kParameter] += flats - parameters;
   if (options.steps > 0 && !z.how->accumulate_f32) {
     bill[MemoryKind::kGradient] = std::max(bill[MemoryKind::kGradient], most);
   }

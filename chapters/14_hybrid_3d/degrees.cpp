@@ -6,6 +6,7 @@
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/13_moe/trainer.h"
+#include "chapters/common/pipeline/stages.h"
 #include "core/check.h"
 
 namespace shardbook::hybrid {
@@ -79,11 +80,37 @@ void check_schedule(const HybridOptions& how) {
            how.zero_stage, ", which has no stages; give blocks or attention");
 }
 
+/// Convolutions and batch norms go with replicas and stages alone.
+void check_image_model(const HybridOptions& how, const ModelConfig& config) {
+  SB_CHECK(how.tp == 1, "--tp ", how.tp,
+           ": this tensor parallelism cuts the matrices, heads and vocabulary "
+           "of a GPT, and no convolution of a ",
+           config.type, "; give 1");
+  SB_CHECK(how.cp == 1, "--cp ", how.cp,
+           ": images have no sequence of tokens to cut; give 1");
+  SB_CHECK(how.cp_kind == "ring" && how.cp_layout == "contiguous", "--cp-kind ",
+           how.cp_kind, ", --cp-layout ", how.cp_layout,
+           ": images have no sequence of tokens to cut; leave them out");
+  SB_CHECK(!how.sequence_parallel,
+           "--sequence-parallel: images have no sequence of tokens to cut; "
+           "leave it out");
+  SB_CHECK(!how.has_experts(), "--num-experts ", how.experts,
+           ": experts take the place of a GPT's MLPs, and a ", config.type,
+           " has none; give 1");
+  SB_CHECK(how.zero_stage <= 1, "--zero-stage ", how.zero_stage,
+           ": the bill of stages 2 and 3 knows the layers of a GPT only; give "
+           "0 or 1");
+  SB_CHECK(how.recompute != "attention", "--recompute attention: a ",
+           config.type, " has none; give blocks");
+}
+
 void check_model(const Options& options, const HybridOptions& how,
                  const ModelConfig& config) {
+  if (config.is_image()) return check_image_model(how, config);
   SB_CHECK(config.type == "gpt2", "--model ", options.model,
-           ": this chapter cuts the layers of a GPT; give gpt-nano, gpt2 or "
-           "another one of its family");
+           ": this chapter cuts the layers of a GPT and the stages of a "
+           "ResNet; give gpt-nano, gpt2 or resnet18, or another one of their "
+           "families");
   SB_CHECK(config.n_head % how.tp == 0, "--tp ", how.tp, ": ", config.n_head,
            " heads do not divide by it; give ",
            divisor_below(config.n_head, how.tp));
@@ -167,6 +194,22 @@ void check_batch(const Options& options, const HybridOptions& how) {
            (options.batch / parts + 1) * parts);
 }
 
+/// A batch norm needs two values of each channel.
+void check_statistics(const Options& options, const HybridOptions& how,
+                      const ModelConfig& config) {
+  if (!config.is_image()) return;
+  // The stem halves height and width twice, each later stage once
+  std::int64_t side = options.image_size;
+  for (std::size_t i = 0; i <= config.depths.size(); ++i) side = (side + 1) / 2;
+  const std::int64_t parts = how.dp * how.micro_batches;
+  SB_CHECK(options.batch / parts * side * side > 1, "--batch ", options.batch,
+           ": ", how.dp, " replicas with ", how.micro_batches,
+           " micro-batches each leave one image to a micro-batch, and the last "
+           "batch norms one value of each channel, which is its own mean; give "
+           "--batch ",
+           2 * parts, ", fewer micro-batches or larger images");
+}
+
 }  // namespace
 
 const char* const kOrderHelp =
@@ -243,11 +286,12 @@ void check_legal(const Options& options, HybridOptions& how) {
   check_schedule(how);
   check_model(options, how, model_config(options));
   check_batch(options, how);
+  check_statistics(options, how, model_config(options));
   check_experts(options, how);
   check_precision(options, how);
   topology_of(how);
   const pipeline::Schedule schedule = schedule_of(how);
-  const std::int64_t layers = model_config(options).n_layer + 2;
+  const int layers = layers_of(model_config(options))->size();
   SB_CHECK(schedule.num_stages <= layers, "--pp ", how.pp, ", --schedule ",
            how.schedule, ": ", schedule.num_stages, " stages; ", options.model,
            " has ", layers, " layers; give at most one stage per layer");
@@ -281,12 +325,26 @@ std::vector<MicroBatch> pieces_of(const Options& options,
   return pieces;
 }
 
+namespace {
+
+/// The options of one column of the table.
+struct Column {
+  int ep;
+  std::int64_t experts;
+  const char* model;
+};
+constexpr Column kColumns[] = {
+    {1, 1, "gpt-nano"}, {2, 8, "gpt-nano"}, {1, 1, "resnet18"}};
+
+}  // namespace
+
 std::string combinations_text() {
   std::ostringstream text;
   std::vector<std::string> reasons;
-  text
-      << std::string(19, ' ') << "without experts           experts over ep\n"
-      << "axes above 1  ZeRO  0     1     2     3        0     1     2     3\n";
+  text << std::string(18, ' ')
+       << "without experts   experts over ep   image models\n"
+       << "axes above 1 ZeRO   0   1   2   3     0   1   2   3     0   1   2   "
+          "3\n";
   for (int set = 0; set < 16; ++set) {
     HybridOptions how;
     std::string axes;
@@ -302,12 +360,14 @@ std::string combinations_text() {
     if (axes.empty()) axes = "none";
     axes.resize(17, ' ');
     text << axes;
-    for (how.ep = 1; how.ep <= 2; ++how.ep) {
+    for (const Column& column : kColumns) {
+      how.ep = column.ep;
+      how.experts = column.experts;
       how.dp = dp * how.ep;
-      how.experts = how.ep == 1 ? 1 : 8;
-      if (how.ep == 2) text << "   ";
+      if (&column != kColumns) text << "  ";
       for (how.zero_stage = 0; how.zero_stage < 4; ++how.zero_stage) {
         Options options;
+        options.model = column.model;
         options.world_size = how.dp * how.tp * how.cp * how.pp;
         options.batch = 4 * how.dp * how.micro_batches;
         const std::string reason = refusal(options, how);
@@ -317,7 +377,7 @@ std::string combinations_text() {
           cell = "[" + std::to_string(found - reasons.begin() + 1) + "]";
           if (found == reasons.end()) reasons.push_back(reason);
         }
-        text << std::string(6 - cell.size(), ' ') << cell;
+        text << std::string(4 - cell.size(), ' ') << cell;
       }
     }
     text << "\n";

@@ -93,8 +93,8 @@ std::vector<MicroBatch> pieces_of(const Options& options,
                                   const HybridOptions& how, int dp_rank);
 
 /// Which axes go together, as text: a row for each set of axes above one, a
-/// column for each stage of ZeRO, without experts and with experts over ep; below,
-/// the reasons for refusals.
+/// column for each stage of ZeRO, without experts, with experts over ep, and for
+/// image models; below, the reasons for refusals.
 std::string combinations_text();
 
 }  // namespace shardbook::hybrid

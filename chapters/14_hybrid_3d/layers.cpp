@@ -269,6 +269,17 @@ RankLayers rank_layers(const Options& options, const HybridOptions& how,
                                                   groups.ep->size(), "ep");
   }
   made.record = std::make_shared<moe::MoeRecord>();
+  if (config.is_image()) {
+    // Whole layers: replicas and stages cut none
+    made.padded = config;
+    made.list = layers_of(config);
+    if (how.recompute == "blocks") {
+      made.list = std::make_shared<RecomputingBlocks>(made.list);
+    }
+    made.layout = [](const std::string&, int) { return Shards(); };
+    made.is_whole = [](const std::string&) { return false; };
+    return made;
+  }
   made.factory =
       factory_of(options, config, how, tp, cp, groups.ep, made.record);
   made.on_shapes =

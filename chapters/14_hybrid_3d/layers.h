@@ -2,7 +2,7 @@
 
 // The layers of one rank: columns and rows of the tensor-parallel chapter, the
 // tokens of the sequence-parallel chapter, the experts of theirs, or all of them,
-// in one list that a pipeline cuts into stages.
+// in one list that a pipeline cuts into stages. Those of a ResNet are whole.
 
 #include <memory>
 

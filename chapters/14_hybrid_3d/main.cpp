@@ -6,6 +6,7 @@
 //   ch14_hybrid_3d --world-size 8 --tp 2 --zero-stage 3
 //   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --schedule zb-h1
 //   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --ep 2 --num-experts 8
+//   ch14_hybrid_3d --world-size 4 --pp 2 --model resnet18
 //   ch14_hybrid_3d --print-combinations
 //   ch14_hybrid_3d --world-size 64 --backend sim --model gpt-175b --dtype bf16
 //     --tp 8 --pp 8 --batch 64 --micro-batches 64 --seq 2048

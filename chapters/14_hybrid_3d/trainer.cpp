@@ -5,6 +5,7 @@
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/13_moe/reference.h"
 #include "chapters/14_hybrid_3d/bill.h"
+#include "chapters/14_hybrid_3d/statistics.h"
 #include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
 
@@ -69,6 +70,7 @@ Trainer::Trainer(const Options& options, const HybridOptions& how,
   update_.emplace(options, how, *model_, layers_, groups_);
   RankContext::current().device.reset_peak_memory();
   engine_options_.recompute = how.recomputed_stages();
+  engine_options_.commits_statistics = false;
   engine_.emplace(schedule_, *model_, groups_.pp, feed_, nullptr,
                   engine_options_);
 }
@@ -84,6 +86,9 @@ StepResult Trainer::step(std::int64_t step) {
       static_cast<double>(how_.dp * how_.micro_batches * how_.cp);
   double loss = engine_->run();
   if (!counts_loss()) loss = 0;
+
+  // Batch norms: one update of their running statistics from all images
+  commit_statistics(*model_, groups_.data);
 
   // Sum the gradients over replicas, tokens and stages
   update_->reduce();
@@ -125,7 +130,8 @@ std::vector<Bill> Trainer::bills() {
   Bill bill;
   if (options_.steps > 0) {
     bill.bytes = static_cast<double>(options_.steps) *
-                     (engine_->predicted_bytes() + step_bytes(sizes)) -
+                     (engine_->predicted_bytes() + step_bytes(sizes) +
+                      statistics_bytes(*model_, groups_.data)) -
                  static_cast<double>(num_skipped_) * gather_bytes(sizes);
   }
   // Parameters that a checkpoint has brought into shards
@@ -151,6 +157,12 @@ std::vector<NamedTensor> Trainer::full_state() {
 TrainingState Trainer::state() {
   TrainingState state;
   update_->add_to(state);
+  add_whole(state, running_statistics(*model_), update_->optimizer());
+  if (model_config(options_).is_image()) {
+    // Batch norm normalises by micro-batches: others give another training
+    state.agreed["micro-batches of all replicas"] =
+        std::to_string(how_.dp * how_.micro_batches);
+  }
   place_parts(state, layers_.layout, groups_.parts.rank(),
               model_config(options_).vocab_size);
   if (options_.dtype == DType::kF16) state.numbers = scaler_.state();
@@ -183,6 +195,21 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& how) {
     const auto record = std::make_shared<moe::MoeRecord>();
     return moe::train_reference(options, reference_layers(how, record), *record,
                                 pieces, how.cp, how.loss_scaler(options.dtype));
+  }
+  if (model_config(options).is_image()) {
+    pieces.clear();
+    const std::vector<int> order = pipeline::gradient_order(schedule_of(how));
+    for (int rank = 0; rank < how.dp; ++rank) {
+      const std::vector<MicroBatch> own = pieces_of(options, how, rank);
+      for (const int b : order)
+        pieces.push_back(own[static_cast<std::size_t>(b)]);
+    }
+    OneDevice one;
+    one.defers_statistics = true;
+    one.replicas = how.dp;
+    const DynamicLossScaler scaler = how.loss_scaler(options.dtype);
+    if (options.dtype == DType::kF16) one.scaler = &scaler;
+    return train_one_device(options, pieces, one);
   }
   // In f16 the one device scales its loss, too, and skips the same steps
   if (options.dtype == DType::kF16) {

@@ -279,6 +279,30 @@ TEST(DeferredBatchNorm, UpdatesOnceWithTheWholeBatch) {
   EXPECT_TRUE(bitwise_equal(pieces.running_mean, after));
 }
 
+// Two ranks with half of the batch each, one of which has two pieces.
+TEST(DeferredBatchNorm, RanksAddTheirSumsAndCommitWithTheirNumber) {
+  const Tensor x = noise({12, 3, 4}, 1, 2, 7);
+  BatchNorm whole(3, init_of(DType::kF64));
+  BatchNorm one(3, init_of(DType::kF64)), other(3, init_of(DType::kF64));
+  whole(x);
+  defer_batch_norms(one);
+  defer_batch_norms(other);
+  EXPECT_TRUE(one.pending().empty());
+  one(x.rows_view(0, 2));
+  one(x.rows_view(2, 6));
+  other(x.rows_view(6, 12));
+  const Tensors mine = one.pending(), theirs = pending_statistics(other);
+  ASSERT_EQ(theirs.size(), mine.size());
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    NoGrad no_grad;
+    mine[i].copy_from(add(mine[i], theirs[i]));
+  }
+  commit_batch_norms(one, /*num_ranks=*/2);
+  expect_close(one.running_mean, whole.running_mean, 1e-14);
+  expect_close(one.running_var, whole.running_var, 1e-13);
+  EXPECT_TRUE(one.pending().empty());
+}
+
 // torchgpipe stores the biased variance: n - 1 values against n.
 TEST(DeferredBatchNorm, StoresTheUnbiasedVariance) {
   BatchNorm norm(1, init_of(DType::kF64), 1e-5, /*momentum=*/1);

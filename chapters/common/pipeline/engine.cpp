@@ -106,7 +106,9 @@ double Engine::run(const std::function<bool()>& stands) {
   // Flush: no message is in flight when the update begins
   mailbox_.flush();
   for (const int stage : stages_) {
-    if (schedule_.flushes) commit_batch_norms(model_.stage(stage));
+    if (schedule_.flushes && options_.commits_statistics) {
+      commit_batch_norms(model_.stage(stage));
+    }
   }
   double sum = 0;
   for (const auto& each : losses_) sum += loss(each.first);

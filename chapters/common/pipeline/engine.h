@@ -18,7 +18,8 @@
 // its backward (recompute.h). Where each rank holds one stage, a tensor that
 // one stage stashes and a later one pops travels directly between the two. In
 // schedules that flush, batch norms update their running statistics once per
-// run, from all micro-batches.
+// run, from all micro-batches: at its end, or later, where replicas of the
+// pipeline add theirs first.
 
 #include <cstdint>
 #include <functional>
@@ -96,6 +97,9 @@ struct EngineOptions {
   bool reads_losses_late = false;
   /// On shapes, leave out micro-batches whose time and memory repeat.
   bool leaves_out_repetitions = true;
+  /// At the end of a run, batch norms update their running statistics. If
+  /// false, the caller calls commit_batch_norms.
+  bool commits_statistics = true;
 };
 
 class Engine {

@@ -57,6 +57,23 @@ Action Walk::next() {
   return action;
 }
 
+std::vector<int> gradient_order(const Schedule& schedule) {
+  std::vector<int> order;
+  for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
+    for (const Action& each : schedule.actions[rank]) {
+      if (each.kind != ActionKind::kBackward &&
+          each.kind != ActionKind::kBackwardWeight) {
+        continue;
+      }
+      const Place& first = schedule.place(each.micro_batch, 0);
+      if (first.rank == static_cast<int>(rank) && first.chunk == each.chunk) {
+        order.push_back(each.micro_batch);
+      }
+    }
+  }
+  return order;
+}
+
 std::string to_string(const Action& action) {
   std::string text(1, "FBIWU"[static_cast<int>(action.kind)]);
   text += std::to_string(action.micro_batch);

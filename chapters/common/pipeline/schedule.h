@@ -140,6 +140,10 @@ class Walk {
   int shift_ = 0;
 };
 
+/// The micro-batches of the lists in the order in which stage 0 sums their
+/// gradients; rank after rank where several hold it.
+std::vector<int> gradient_order(const Schedule& schedule);
+
 /// "F0", "I3.1" for chunk 1, "U7": the letters above, and the micro-batch.
 std::string to_string(const Action& action);
 

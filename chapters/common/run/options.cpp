@@ -206,7 +206,8 @@ void check_options(const Options& o) {
 
 const char* const kBatchNormDiffers =
     "batch norm sees its rank's images only, so no run on several ranks equals "
-    "one device; see 04_model_parallel and 00_single_device";
+    "one device that sees the whole batch; 14_hybrid_3d compares with one that "
+    "takes the same micro-batches";
 
 void refuse_image_models(const Options& options, const std::string& reason) {
   SB_CHECK(!ModelConfig::read(options.model).is_image(), "--model ",

@@ -14,7 +14,6 @@
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/checkpoints.h"
-#include "chapters/common/run/parity.h"
 #include "comm/launch.h"
 #include "comm/signals.h"
 #include "core/autograd.h"
@@ -417,31 +416,6 @@ void clip_and_update(const Options& options, Optimizer& optimizer,
   if (options.clip > 0) clip_gradients(parameters, norm, options.clip);
   optimizer.step();
   for (const Tensor& parameter : parameters) parameter.clear_grad();
-}
-
-ReferenceRun train_one_device(const Options& options,
-                              std::int64_t num_micro_batches) {
-  return train_one_device(
-      options, strided_micro_batches(options.batch, num_micro_batches));
-}
-
-ReferenceRun train_one_device(const Options& options,
-                              const std::vector<MicroBatch>& pieces) {
-  Options quiet = options;
-  quiet.log.clear();
-  const LoadedModel loaded = build_model(quiet);
-  const Dataset data = Dataset::open(options, loaded.config);
-  const auto optimizer = make_optimizer(
-      options.optimizer, loaded.model->parameters(), options.optimizer_options);
-  return train_yardstick(quiet, *optimizer, loaded.model->named_parameters(),
-                         [&](std::int64_t step) {
-                           StepResult result;
-                           result.loss = accumulate_gradients(
-                               quiet, *loaded.model, data, step, pieces);
-                           result.grad_norm =
-                               update_parameters(quiet, *optimizer);
-                           return result;
-                         });
 }
 
 void save_results(const Options& options, const LoadedModel& loaded,

@@ -95,8 +95,21 @@ struct ReferenceRun {
   /// parameter (parity.h); empty: not known.
   std::vector<std::vector<double>> slack = {};
 };
+struct OneDevice {
+  /// Batch norms update their running statistics once per step, from all pieces,
+  /// as pipelines do; the run returns these as well.
+  bool defers_statistics = false;
+  /// f16: the loss is scaled, and steps that overflow are left out.
+  const DynamicLossScaler* scaler = nullptr;
+  /// The pieces are those of so many replicas, one after another. Gradients are
+  /// summed for each replica, then over replicas, as ranks do, with the same bits:
+  /// where each step makes differences a thousand times larger, another order of
+  /// the sums would give other weights.
+  int replicas = 1;
+};
 ReferenceRun train_one_device(const Options& options,
-                              const std::vector<MicroBatch>& pieces);
+                              const std::vector<MicroBatch>& pieces,
+                              const OneDevice& how = {});
 /// In strided pieces.
 ReferenceRun train_one_device(const Options& options,
                               std::int64_t num_micro_batches = 1);

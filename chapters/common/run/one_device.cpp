@@ -1,0 +1,96 @@
+// The run on one device that every chapter is compared with.
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/parity.h"
+#include "chapters/common/run/training.h"
+#include "core/inplace.h"
+#include "core/layers.h"
+
+namespace shardbook {
+namespace {
+
+/// Sums of gradients over replicas, each of which has summed its own before.
+class ReplicaSums {
+ public:
+  explicit ReplicaSums(Tensors parameters)
+      : parameters_(std::move(parameters)), sums_(parameters_.size()) {}
+
+  /// Adds a replica's gradients, and clears them for the next one's.
+  void take() {
+    const NoGrad no_grad;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const Tensor grad = parameters_[i].grad();
+      if (!grad.defined()) continue;
+      if (sums_[i].defined()) {
+        add_into(sums_[i], grad);
+      } else {
+        sums_[i] = grad;
+      }
+      parameters_[i].clear_grad();
+    }
+  }
+  /// The sums become the gradients.
+  void give() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i].set_grad(std::exchange(sums_[i], {}));
+    }
+  }
+
+ private:
+  Tensors parameters_, sums_;
+};
+
+}  // namespace
+
+ReferenceRun train_one_device(const Options& options,
+                              std::int64_t num_micro_batches) {
+  return train_one_device(
+      options, strided_micro_batches(options.batch, num_micro_batches));
+}
+
+ReferenceRun train_one_device(const Options& options,
+                              const std::vector<MicroBatch>& pieces,
+                              const OneDevice& how) {
+  Options quiet = options;
+  quiet.log.clear();
+  const LoadedModel loaded = build_model(quiet);
+  if (how.defers_statistics) defer_batch_norms(*loaded.model);
+  const Dataset data = Dataset::open(options, loaded.config);
+  const auto optimizer = make_optimizer(
+      options.optimizer, loaded.model->parameters(), options.optimizer_options);
+  std::optional<DynamicLossScaler> scaler;
+  if (how.scaler != nullptr) scaler = *how.scaler;
+  ReplicaSums sums(loaded.model->parameters());
+  const std::size_t each =
+      pieces.size() / static_cast<std::size_t>(how.replicas);
+  std::size_t next = 0;
+  return train_yardstick(
+      quiet, *optimizer,
+      how.defers_statistics ? state_of(*loaded.model)
+                            : loaded.model->named_parameters(),
+      [&](std::int64_t step) {
+        StepResult result;
+        result.loss = accumulate_gradients(
+            quiet, *loaded.model, data, step, pieces,
+            scaler ? scaler->scale() : 1,
+            [&](const Tensor& logits, const Tensor& targets) {
+              // The first loss of a replica ends the one before it
+              if (how.replicas > 1 && next++ % each == 0) sums.take();
+              return language_loss(logits, targets);
+            });
+        if (how.replicas > 1) {
+          sums.take();
+          sums.give();
+        }
+        result.grad_norm = scaler ? update_unscaled(quiet, *optimizer, *scaler)
+                                  : update_parameters(quiet, *optimizer);
+        result.was_skipped = scaler && !std::isfinite(result.grad_norm);
+        return result;
+      });
+}
+
+}  // namespace shardbook

@@ -1,0 +1,487 @@
+// ResNets over replicas and stages: the losses, weights and running statistics of
+// one device that takes the same micro-batches, and the bill to the byte.
+
+#include <random>
+
+#include "chapters/14_hybrid_3d/statistics.h"
+#include "chapters/common/models/resnet.h"
+#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/support/sanitized.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+/// Eight layers: stem, six blocks of which one halves the maps, head.
+Options image_options(int world_size) {
+  Options options = nano_options(world_size);
+  options.model = R"({"model_type": "resnet", "depths": [3, 3],
+      "embedding_size": 4, "num_labels": 5})";
+  options.image_size = 16;
+  options.seq = 1;
+  options.data = "random";
+  return options;
+}
+
+/// Eight micro-batches on any mesh, unless they are given.
+HybridOptions image_mesh(int dp, int pp, int zero = 0, int micro_batches = 0) {
+  HybridOptions how;
+  how.dp = dp, how.pp = pp;
+  how.zero_stage = zero;
+  how.micro_batches = micro_batches > 0 ? micro_batches : 8 / dp;
+  return how;
+}
+
+/// One run on one device for all meshes with as many micro-batches.
+ReferenceRun& image_reference(const HybridOptions& how) {
+  static std::map<std::int64_t, ReferenceRun> known;
+  return known[how.dp * how.micro_batches];
+}
+
+void expect_equal_on_images(const HybridOptions& how) {
+  SCOPED_TRACE(name_of(how));
+  ReferenceRun& one = image_reference(how);
+  const Report report = train_on(image_options(ranks_of(how)), how, &one);
+  expect_losses(report, one);
+  expect_claims(report);
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::map<std::string, std::vector<double>> values_of(
+    const std::vector<NamedTensor>& tensors) {
+  std::map<std::string, std::vector<double>> values;
+  for (const NamedTensor& each : tensors) {
+    values[each.name] = each.tensor.to_vector<double>();
+  }
+  return values;
+}
+
+/// Parameters and running statistics of a file, bit for bit.
+std::map<std::string, std::vector<double>> state_in(const std::string& path) {
+  const Options options = image_options(1);
+  InitOptions init;
+  init.dtype = options.dtype;
+  const auto model = make_model(model_config(options), init);
+  load_model(path, *model);
+  return values_of(state_of(*model));
+}
+
+// --- The numbers, the bytes, the memory ----------------------------------------
+
+TEST(HybridImages, TrainAsOneDevice) {
+  const std::vector<HybridOptions> all = {
+      image_mesh(1, 1),    image_mesh(1, 2),      image_mesh(2, 1),
+      image_mesh(2, 1, 1), image_mesh(1, 2, 1),   image_mesh(3, 1, 1, 2),
+      image_mesh(2, 2),    image_mesh(2, 2, 1),   image_mesh(2, 4),
+      image_mesh(2, 4, 1), image_mesh(4, 2),      image_mesh(4, 2, 1),
+      image_mesh(1, 8),    image_mesh(3, 2, 1, 4)};
+  for (const HybridOptions& how : sized(all, {image_mesh(2, 2, 1)})) {
+    expect_equal_on_images(how);
+  }
+}
+
+TEST(HybridImages, EachScheduleThatFlushesTrainsAsOneDevice) {
+  for (const std::string& schedule : sized<std::string>(
+           {"gpipe", "naive", "1f1b-clocked", "interleaved",
+            "interleaved-grouped", "zb-h1", "zb-h2", "zb-auto", "dualpipe"},
+           {"zb-h1", "dualpipe"})) {
+    for (const int dp : {1, 2}) {
+      HybridOptions how = image_mesh(dp, 2, dp - 1);
+      how.schedule = schedule;
+      if (kSanitized && dp == 1) continue;
+      expect_equal_on_images(how);
+    }
+  }
+  for (const std::string& schedule :
+       sized<std::string>({"gpipe", "interleaved", "zb-h1"}, {})) {
+    HybridOptions how = image_mesh(2, 4, 1);
+    how.schedule = schedule;
+    expect_equal_on_images(how);
+    how = image_mesh(4, 2);
+    how.schedule = schedule;
+    expect_equal_on_images(how);
+  }
+}
+
+// A forward that runs again does not count its images twice.
+TEST(HybridImages, RecomputationChangesNoNumbers) {
+  for (const std::string recompute : {"always", "except_last", "blocks"}) {
+    HybridOptions how = image_mesh(2, 2, 1);
+    how.recompute = recompute;
+    expect_equal_on_images(how);
+  }
+}
+
+TEST(HybridImages, BucketsOfAnySizeGiveTheSameSums) {
+  for (const int zero : {0, 1}) {
+    HybridOptions how = image_mesh(2, 2, zero);
+    how.bucket_bytes = 3000;
+    expect_equal_on_images(how);
+  }
+}
+
+TEST(HybridImages, BottlenecksTrainAsOneDevice) {
+  const HybridOptions how = image_mesh(2, 2, 1, 2);
+  Options options = image_options(4);
+  options.model = R"({"model_type": "resnet", "layer_type": "bottleneck",
+      "depths": [1, 1], "embedding_size": 4, "num_labels": 5})";
+  options.optimizer = "sgd";
+  options.optimizer_options.momentum = 0.9;
+  options.steps = 10;
+  expect_claims(train_on(options, how));
+}
+
+// f16 begins with a scale that overflows: all replicas leave these steps out.
+TEST(HybridImages, TrainInSixteenBits) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    SCOPED_TRACE(dtype_name(dtype));
+    Options options = image_options(4);
+    options.dtype = dtype;
+    options.optimizer = "sgd";
+    options.optimizer_options.lr = 0.01;
+    expect_claims(train_on(options, image_mesh(2, 2, 1, 2)));
+  }
+}
+
+// Micro-batches of other images are another model to batch norm.
+TEST(HybridImages, OtherMicroBatchesGiveOtherLosses) {
+  const Report eight = train_on(image_options(2), image_mesh(2, 1),
+                                &image_reference(image_mesh(2, 1)));
+  const ReferenceRun& four =
+      reference_run(image_options(1), image_mesh(2, 1, 0, 2));
+  EXPECT_GT(std::abs(eight.losses[0] - four.losses[0]), 1e-3);
+}
+
+// Deep networks on few images make differences thousands of times larger in each
+// step, so the last bit of a sum would decide about weights. One device sums for
+// each replica first, and then over replicas.
+TEST(HybridImages, SumInTheOrderOfOneDevice) {
+  for (const std::string& schedule :
+       sized<std::string>({"1f1b", "gpipe", "zb-h1"}, {"gpipe"})) {
+    HybridOptions how = image_mesh(3, 2, 1, 4);
+    how.schedule = schedule;
+    SCOPED_TRACE(name_of(how));
+    Options options = image_options(6);
+    options.dtype = DType::kF32;
+    options.steps = 6;
+    options.clip = 0;  // a norm's last bit would be one of all gradients
+    const Report report = train_on(options, how);
+    // Of running statistics, f64 sums in another order may round otherwise
+    EXPECT_LT(report.parity.max_rel, 1e-6);
+    expect_claims(report);
+  }
+}
+
+// The page's formulas, worked out for this model.
+TEST(HybridImageBill, IsThatOfThePage) {
+  const auto all_reduce = [](double k, double bytes) {
+    return 2 * (k - 1) / k * bytes;
+  };
+  const double steps = 3, e = 8;
+  const ResNetSize size = resnet_size(model_config(image_options(1)));
+  // Seven norms of 4 channels, and seven of 8
+  EXPECT_EQ(size.statistics, 2 * (4 * 7 + 8 * 7));
+  for (const int d : {2, 4}) {
+    for (const int zero : {0, 1}) {
+      const Report report = train_on(image_options(d), image_mesh(d, 1, zero),
+                                     &image_reference(image_mesh(d, 1)));
+      // All parameters in one bucket, with ZeRO-1 a multiple of 2 d
+      const double elements =
+          zero == 0 ? size.trained : std::ceil(size.trained / 2 / d) * 2 * d;
+      const double step = all_reduce(d, elements * e) +
+                          all_reduce(d, 8 * size.statistics) +
+                          all_reduce(d, 16);
+      EXPECT_DOUBLE_EQ(report.ranks[0].bytes.counted, steps * step);
+      const auto peak = [&](MemoryKind kind) {
+        return report.ranks[0].peak[static_cast<std::size_t>(kind)].counted;
+      };
+      EXPECT_EQ(peak(MemoryKind::kParameter), e * (elements + size.statistics));
+      EXPECT_EQ(peak(MemoryKind::kOptimizerState),
+                16 * elements / (zero == 0 ? 1 : d));
+    }
+  }
+}
+
+TEST(HybridImages, RunOnShapes) {
+  for (const char* schedule : {"1f1b", "zb-h1"}) {
+    HybridOptions how = image_mesh(2, 2, 1);
+    how.schedule = schedule;
+    Options options = image_options(4);
+    options.backend = "sim";
+    options.cluster = "dgx-a100";
+    const Report folded = train_on(options, how);
+    options.fold = false;
+    const Report all = train_on(options, how);
+    EXPECT_GT(all.time.step_s, 0);
+    EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
+    for (const RankReport& rank : all.ranks) {
+      EXPECT_NEAR(rank.bytes.counted, rank.bytes.predicted,
+                  1e-9 * rank.bytes.counted);
+    }
+    // With data, threads take the time that the run on shapes has predicted
+    options.backend = "threads";
+    const Report real = train_on(options, how, &image_reference(how));
+    EXPECT_NEAR(real.time.step_s / all.time.step_s, 1, 1e-9);
+  }
+}
+
+// --- Running statistics ----------------------------------------------------------
+
+/// Of a rank's stages after three steps.
+struct AfterSteps {
+  int pp = 0;
+  std::map<std::string, std::vector<double>> statistics;
+};
+std::vector<AfterSteps> after_three_steps(const HybridOptions& how) {
+  const Options options = image_options(ranks_of(how));
+  return on_ranks(options.world_size, [&](ProcessGroup& world) {
+    DeviceMesh mesh(world, topology_of(how));
+    Trainer trainer(options, how, mesh);
+    for (std::int64_t k = 0; k < options.steps; ++k) trainer.step(k);
+    return AfterSteps{mesh.coordinate("pp"),
+                      values_of(running_statistics(trainer.model()))};
+  });
+}
+
+TEST(HybridStatistics, AreTheSameBitsOnAllReplicas) {
+  for (const char* schedule : {"1f1b", "dualpipe"}) {
+    HybridOptions how = image_mesh(2, 2, 1);
+    how.schedule = schedule;
+    const std::vector<AfterSteps> all = after_three_steps(how);
+    for (const AfterSteps& one : all) {
+      EXPECT_FALSE(one.statistics.empty());
+      for (const AfterSteps& other : all) {
+        // Two directions: each stage is on both ranks of a pipeline
+        if (one.pp != other.pp && schedule == std::string("1f1b")) continue;
+        EXPECT_EQ(one.statistics, other.statistics);
+      }
+    }
+  }
+}
+
+// The saved model is that of one device, running statistics included; the first
+// norm's are known without any pieces, since images have none.
+TEST(HybridStatistics, AreSavedAsThoseOfAllImages) {
+  TempFolder folder;
+  const HybridOptions how = image_mesh(2, 2, 1);
+  Options options = image_options(4);
+  options.steps = 1;
+  options.save = folder / "model.safetensors";
+  ReferenceRun one = reference_run(options, how);
+  train_on(options, how, &one);
+  const auto expected = values_of(one.parameters);
+  EXPECT_EQ(expected.count("layer2.0.downsample.1.running_var"), 1u);
+  const auto found = state_in(options.save);
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, values] : found) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_NEAR(values[i], expected.at(name)[i], 1e-12) << name;
+    }
+  }
+  // The whole batch at once
+  const auto config = model_config(options);
+  InitOptions init;
+  init.dtype = options.dtype;
+  init.seed = options.seed;
+  const auto plain = make_model(config, init);
+  (*plain)(Dataset::open(options, config).batch(0, options.batch).inputs);
+  for (const NamedTensor& each : plain->named_buffers()) {
+    if (each.name.rfind("bn1.", 0) != 0) continue;
+    const std::vector<double> values = each.tensor.to_vector<double>();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_NEAR(values[i], found.at(each.name)[i], 1e-12) << each.name;
+    }
+  }
+}
+
+enum class Rule { kAllImages, kOwnImages, kWithoutCount };
+
+/// The running statistics of a stem on each of two ranks that see two images
+/// each, and (first) on one device that sees all four.
+std::vector<std::vector<double>> statistics_of_two(Rule rule) {
+  const Options options = image_options(2);
+  const auto layers =
+      std::shared_ptr<const LayerList>(layers_of(model_config(options)));
+  const Dataset data = Dataset::open(options, model_config(options));
+  const auto read = [](Module& stem) {
+    std::vector<double> values;
+    for (const Tensor& each : stem.buffers()) {
+      for (const double value : each.to_vector<double>()) {
+        values.push_back(value);
+      }
+    }
+    return values;
+  };
+  auto all = on_ranks(2, [&](ProcessGroup& world) {
+    const auto alone = world.split(world.rank(), 0, "pp");
+    PipelineLayout layout = one_stage_per_rank({0, layers->size()});
+    PipelineModel model(options, layers, layout, *alone);
+    Stage& stage = model.stage(0);
+    defer_batch_norms(stage);
+    stage(data.batch(0, 4, BatchSlice{2 * world.rank(), 1}, 2).inputs);
+    if (rule == Rule::kAllImages) {
+      commit_statistics(model, world);
+    } else if (rule == Rule::kOwnImages) {
+      commit_batch_norms(stage);
+    } else {
+      sum_over_ranks(world, pending_statistics(stage), "statistics");
+      commit_batch_norms(stage);
+    }
+    return read(stage[0]);
+  });
+  RankContext context(Device::cpu(0), 0, 1);
+  const RankContext::Scope scope(context);
+  InitOptions init;
+  init.dtype = options.dtype;
+  init.seed = options.seed;
+  Stage stem(*layers, 0, 1, init);
+  stem(data.batch(0, 4).inputs);
+  all.insert(all.begin(), read(stem));
+  return all;
+}
+
+double largest_difference(const std::vector<double>& a,
+                          const std::vector<double>& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(a[i] - b[i]));
+  }
+  return largest;
+}
+
+// Trap: nothing but evaluation reads them, so training looks right without the
+// sum. Then each replica has its own, and DDP's rule saves the first one's.
+TEST(HybridStatistics, WithoutTheSumReplicasDriftApart) {
+  const auto right = statistics_of_two(Rule::kAllImages);
+  EXPECT_LT(largest_difference(right[0], right[1]), 1e-14);
+  EXPECT_EQ(right[1], right[2]);
+  const auto own = statistics_of_two(Rule::kOwnImages);
+  EXPECT_GT(largest_difference(own[1], own[2]), 1e-4);
+  EXPECT_GT(largest_difference(own[0], own[1]), 1e-4);
+}
+
+// Trap: twice the sums need twice the count.
+TEST(HybridStatistics, SumsNeedTheirNumberOfRanks) {
+  const auto wrong = statistics_of_two(Rule::kWithoutCount);
+  EXPECT_GT(largest_difference(wrong[0], wrong[1]), 1e-3);
+}
+
+// --- Checkpoints -------------------------------------------------------------------
+
+TEST(HybridImageCheckpoints, GoOnBitForBit) {
+  for (const int zero : sized<int>({0, 1}, {1})) {
+    TempFolder folder;
+    const HybridOptions how = image_mesh(2, 2, zero);
+    Options options = image_options(4);
+    options.steps = 4;
+    options.save = folder / "whole";
+    ReferenceRun one;
+    train_on(options, how, &one);
+    options.save = folder / "parts";
+    options.checkpoint = folder / "checkpoints";
+    options.steps = 2;
+    train_on(options, how);
+    options.steps = 4;
+    options.resume = true;
+    expect_claims(train_on(options, how, &one));
+    EXPECT_EQ(state_in(folder / "whole"), state_in(folder / "parts"));
+    // The same micro-batches on another mesh are the same training
+    HybridOptions other = image_mesh(4, 1, 1);
+    options.steps = 5;
+    expect_claims(train_on(options, other));
+    // Others are another one
+    other.micro_batches = 3;
+    const std::string error = error_of([&] { train_on(options, other); });
+    EXPECT_NE(error.find("micro-batches of all replicas 8 there, 12 here"),
+              std::string::npos)
+        << error;
+  }
+}
+
+// --- What does not go with images --------------------------------------------------
+
+TEST(HybridImages, RefuseWhatCutsNoConvolution) {
+  const auto refused = [](const HybridOptions& how, const std::string& part) {
+    const std::string reason = refusal(image_options(ranks_of(how)), how);
+    EXPECT_NE(reason.find(part), std::string::npos) << reason;
+  };
+  HybridOptions how = image_mesh(1, 1);
+  how.tp = 2;
+  refused(how, "--tp 2: this tensor parallelism cuts the matrices");
+  how = image_mesh(1, 1);
+  how.cp = 2;
+  refused(how, "--cp 2: images have no sequence");
+  how.cp = 1, how.cp_kind = "ulysses";
+  refused(how, "--cp-kind ulysses");
+  how = image_mesh(1, 1);
+  how.sequence_parallel = true;
+  refused(how, "--sequence-parallel: images have no sequence");
+  how = image_mesh(2, 1);
+  how.experts = 4;
+  refused(how, "--num-experts 4: experts take the place of a GPT's MLPs");
+  for (const int stage : {2, 3}) {
+    how = image_mesh(2, 1, stage);
+    refused(how, "--zero-stage " + std::to_string(stage) + ": the bill");
+    how = image_mesh(1, 2, stage);
+    refused(how, "give --zero-stage 1");
+  }
+  how = image_mesh(1, 2);
+  how.recompute = "attention";
+  refused(how, "--recompute attention: a resnet has none; give blocks");
+  how = image_mesh(1, 2);
+  how.schedule = "pipedream";
+  refused(how, "give a schedule that flushes");
+  how = image_mesh(1, 9);
+  refused(how, "--pp 9, --schedule 1f1b: 9 stages");
+}
+
+// One image whose last maps have one value: a variance of zero.
+TEST(HybridImages, BatchNormNeedsTwoValues) {
+  HybridOptions how = image_mesh(4, 1, 0, 6);
+  Options options = image_options(4);
+  EXPECT_EQ(refusal(options, how), "");
+  options.image_size = 8;
+  EXPECT_NE(refusal(options, how).find("--batch 24: 4 replicas"),
+            std::string::npos);
+  EXPECT_NE(refusal(options, how).find("give --batch 48"), std::string::npos);
+  options.batch = 48;
+  EXPECT_EQ(refusal(options, how), "");
+}
+
+// --- Random meshes -----------------------------------------------------------------
+
+TEST(HybridImageFuzz, RandomMeshesTrainAsOneDevice) {
+  std::mt19937 random(27);
+  const auto one_of = [&](auto values) {
+    return values[std::uniform_int_distribution<std::size_t>(
+        0, values.size() - 1)(random)];
+  };
+  for (int legal = 0, draws = 0; legal < (kSanitized ? 1 : 6) && draws < 200;
+       ++draws) {
+    HybridOptions how = image_mesh(
+        one_of(std::vector{1, 2, 3, 4}), one_of(std::vector{1, 2, 3, 4}),
+        one_of(std::vector{0, 1}), one_of(std::vector{2, 4, 6}));
+    how.schedule = one_of(std::vector<std::string>{
+        "1f1b", "gpipe", "interleaved", "zb-h1", "zb-auto", "dualpipe"});
+    how.order = one_of(std::vector<std::string>{"megatron", "megatron-pp-dp"});
+    how.partition = one_of(std::vector<std::string>{"uniform", "parameters"});
+    how.recompute = one_of(
+        std::vector<std::string>{"never", "always", "except_last", "blocks"});
+    how.bucket_bytes = one_of(std::vector<std::int64_t>{2000, 1 << 20});
+    if (!refusal(image_options(ranks_of(how)), how).empty()) continue;
+    ++legal;
+    expect_equal_on_images(how);
+    if (testing::Test::HasFailure()) break;
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::hybrid
