@@ -61,7 +61,7 @@ TEST(DefaultRows, PipelinesIdleNearTheirFormulas) {
   };
   EXPECT_NEAR(idle("GPipe's order"), 3.0 / (16 + 3), 0.03);
   EXPECT_NEAR(idle("1F1B"), 3.0 / (16 + 3), 0.03);
-  EXPECT_NEAR(idle("Interleaved"), 3.0 / (2 * 16 + 3), 0.05);
+  EXPECT_NEAR(idle("Interleaved"), 3.0 / (2 * 16 + 3), 0.03);
   EXPECT_NEAR(idle("ZB-H1"), 3.0 / (3 * 16 + 3), 0.03);
   EXPECT_NEAR(idle("ZB-H2"), 3.0 / (3 * 16 + 3), 0.03);
   EXPECT_LT(idle("Interleaved"), idle("1F1B"));
