@@ -17,7 +17,7 @@
 #include <vector>
 #include <xsimd/xsimd.hpp>
 
-#ifdef _OPENMP
+#ifdef SHARDBOOK_HAVE_OPENMP
 #include <omp.h>
 #endif
 
@@ -386,7 +386,7 @@ void register_all() {
 }  // namespace shardbook::kernels
 
 int main(int argc, char** argv) {
-#ifdef _OPENMP
+#ifdef SHARDBOOK_HAVE_OPENMP
   omp_set_num_threads(1);
 #endif
   benchmark::Initialize(&argc, argv);

@@ -9,7 +9,7 @@
 #include "core/internal/cuda_device.h"
 #include "core/kernels/kernel_context.h"
 
-#ifdef _OPENMP
+#ifdef SHARDBOOK_HAVE_OPENMP
 #include <omp.h>
 #endif
 
@@ -28,7 +28,7 @@ struct DefaultContext {
 };
 
 int runtime_threads() {
-#ifdef _OPENMP
+#ifdef SHARDBOOK_HAVE_OPENMP
   return omp_get_max_threads();
 #else
   return 1;
@@ -36,7 +36,7 @@ int runtime_threads() {
 }
 
 void set_runtime_threads(int threads) {
-#ifdef _OPENMP
+#ifdef SHARDBOOK_HAVE_OPENMP
   omp_set_num_threads(threads);
 #else
   (void)threads;

@@ -56,7 +56,7 @@ TEST(Scope, SetsTheCoresOfTheThread) {
   RankContext mine(Device::cpu(), 0, /*num_threads=*/3);
   {
     RankContext::Scope scope(mine);
-#ifdef _OPENMP
+#ifdef SHARDBOOK_HAVE_OPENMP
     EXPECT_EQ(num_threads(), 3);
 #endif
   }

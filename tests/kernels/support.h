@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#ifdef _OPENMP
+#ifdef SHARDBOOK_HAVE_OPENMP
 #include <omp.h>
 #endif
 
@@ -105,7 +105,7 @@ inline DType stat_dtype(DType dtype) {
 
 /// Runs body with a number of OpenMP threads.
 inline void with_threads(int threads, const std::function<void()>& body) {
-#ifdef _OPENMP
+#ifdef SHARDBOOK_HAVE_OPENMP
   const int before = omp_get_max_threads();
   omp_set_num_threads(threads);
   body();
