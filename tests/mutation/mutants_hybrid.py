@@ -96,8 +96,8 @@ hybrid("zero_trainer.cpp",
        "scaler_.scale() * groups_.data.size() / zero.group().size()",
        "scaler_.scale()", "HybridExpertTraps.Updates*")
 hybrid("trainer.cpp",
-       "options_.dtype == DType::kF16 && !std::isfinite(result.grad_norm)",
-       "false", "HybridPrecision.AnOverflow*")
+       "result.was_skipped = !std::isfinite(result.grad_norm);",
+       "result.was_skipped = false;", "HybridPrecision.AnOverflow*")
 hybrid("trainer.cpp", "groups_.tp.rank() == 0 && groups_.cp.rank() == 0",
        "groups_.tp.rank() == 0", "HybridExperts.EachPart*")
 hybrid("degrees.cpp", "(dp_rank * how.micro_batches + b) * rows", "b * rows",

@@ -16,7 +16,9 @@ once with every source as it is, and its tests have to pass; they limit the
 time of the mutants, because a mutant may wait for ever.
 
 A mutant is
-  killed          when a test fails, crashes or runs out of time;
+  killed          when a test fails or crashes;
+  no end          when its time runs out: it waits for ever, or the machine is
+                  busy; this does not count as killed;
   survived        when every test passes all the same;
   does not apply  when its line is not in the file, or not once;
   does not build  when the compiler or the loader refuses it.
@@ -196,6 +198,8 @@ class Session:
                 break
         else:
             return "survived", mutant.reason
+        if output.startswith("no end"):
+            return "no end", output
         if "symbol lookup error" in output:
             return "does not build", output
         failures = [line for line in output.splitlines()
