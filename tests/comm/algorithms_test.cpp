@@ -1,9 +1,12 @@
 // The algorithms against the backend's own collectives, and their cost cards
 // against the messages that they really send.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 
 #include "comm/algorithms/halving_doubling.h"
 #include "comm/algorithms/ring.h"
@@ -196,6 +199,69 @@ TEST(CostCards, TradeLatencyForBandwidth) {
   // 2 (P-1) (alpha + n/P * 4 / beta)
   EXPECT_DOUBLE_EQ(seconds(ring_all_reduce_cost(4, 4000)),
                    6 * (1e-5 + 1000 * 4 / 1e10));
+}
+
+/// A row of the page's table.
+std::string predicted_row(int ranks, std::int64_t bytes, const char* size) {
+  const auto us = [](const CostCard& card) {
+    return fmt::format("{:.0f} µs", 1e6 * card.seconds(1e-5, 1e10, 4));
+  };
+  const std::int64_t n = bytes / 4;
+  CostCard tree = tree_reduce_cost(ranks, n);
+  const CostCard down = tree_broadcast_cost(ranks, n);
+  tree.steps += down.steps;
+  tree.chain_elements += down.chain_elements;
+  return fmt::format("| {}, {} | {} | {} | {} | {} |\n", ranks, size,
+                     us(ring_all_reduce_cost(ranks, n)),
+                     us(halving_doubling_all_reduce_cost(ranks, n)),
+                     us(double_tree_all_reduce_cost(ranks, n)), us(tree));
+}
+
+TEST(CostCards, AreThoseOfThePage) {
+  std::ifstream file(SHARDBOOK_ROOT "/comm/algorithms/README.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  std::string rows;
+  for (const int ranks : {6, 8, 64}) {
+    rows += predicted_row(ranks, 1 << 10, "1 KiB");
+    rows += predicted_row(ranks, 1 << 20, "1 MiB");
+    rows += predicted_row(ranks, 64 << 20, "64 MiB");
+  }
+  EXPECT_NE(page.find("|---|---|---|---|---|\n" + rows + "\n"),
+            std::string::npos)
+      << "the page should have these rows:\n"
+      << rows;
+}
+
+/// The formulas of the page.
+TEST(CostCards, AreTheClosedFormulas) {
+  const std::int64_t n = 3 * 5 * 7 * 64;  // divides into pieces and chunks
+  const auto whole = static_cast<double>(n);
+  for (const int p : {2, 3, 4, 5, 7, 8, 16}) {
+    SCOPED_TRACE(p);
+    const CostCard ring = ring_all_reduce_cost(p, n);
+    EXPECT_EQ(ring.steps, 2 * (p - 1));
+    EXPECT_DOUBLE_EQ(ring.chain_elements, 2.0 * (p - 1) / p * whole);
+    EXPECT_DOUBLE_EQ(ring.max_elements_sent(), 2.0 * (p - 1) / p * whole);
+
+    const CostCard halving = halving_doubling_all_reduce_cost(p, n);
+    const int k = log2_floor(p), active = 1 << k;
+    const int folds = p > active ? 1 : 0;
+    const double swapped = 2.0 * (active - 1) / active * whole;
+    EXPECT_EQ(halving.steps, 2 * k + 2 * folds);
+    EXPECT_DOUBLE_EQ(halving.chain_elements, swapped + 2 * folds * whole);
+    EXPECT_DOUBLE_EQ(halving.max_elements_sent(), swapped + folds * whole);
+
+    const CostCard trees = double_tree_all_reduce_cost(p, n, 4);
+    const int depth =
+        std::max(tree_depth(first_tree(p)), tree_depth(second_tree(p)));
+    EXPECT_EQ(trees.steps, 2 * (depth + 3));
+    EXPECT_DOUBLE_EQ(trees.chain_elements, (depth + 3) / 4.0 * whole);
+    EXPECT_LE(trees.max_elements_sent(), 2 * whole);
+    EXPECT_DOUBLE_EQ(tree_reduce_cost(p, n).chain_elements,
+                     log2_ceil(p) * whole);
+    EXPECT_DOUBLE_EQ(tree_broadcast_cost(p, n).max_elements_sent(),
+                     log2_ceil(p) * whole);
+  }
 }
 
 TEST(Trees, EveryRankHangsBelowOneParent) {

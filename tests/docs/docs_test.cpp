@@ -53,7 +53,8 @@ std::vector<fs::path> chapter_pages() {
 std::vector<fs::path> all_pages() {
   std::vector<fs::path> pages = chapter_pages();
   for (const char* name :
-       {"README.md", "README.zh-CN.md", "notebooks/README.md"}) {
+       {"README.md", "README.zh-CN.md", "comm/algorithms/README.md",
+        "notebooks/README.md"}) {
     if (fs::exists(kRoot / name)) pages.push_back(kRoot / name);
   }
   return pages;
@@ -212,6 +213,27 @@ TEST(Pages, EveryLocalLinkLeadsSomewhere) {
   }
   RecordProperty("links", checked);
   EXPECT_GT(checked, 0) << "the pages link to nothing";
+}
+
+/// What stands between lines of three backticks.
+Lines fenced_lines(const fs::path& page) {
+  Lines inside;
+  bool is_inside = false;
+  for (const std::string& line : split_lines(read_file(page))) {
+    if (line.rfind("```", 0) == 0) {
+      is_inside = !is_inside;
+    } else if (is_inside) {
+      inside.push_back(line);
+    }
+  }
+  return inside;
+}
+
+// Commands and tables are of one book, in whatever language they are explained.
+TEST(Pages, TheChineseReadmeHasTheSameRuns) {
+  const Lines english = fenced_lines(kRoot / "README.md");
+  EXPECT_GT(english.size(), 50u);
+  EXPECT_EQ(fenced_lines(kRoot / "README.zh-CN.md"), english);
 }
 
 // Each page has its notebook as the first line of "Run it", and the notebook
