@@ -102,6 +102,9 @@ void check_image_model(const HybridOptions& how, const ModelConfig& config) {
            "0 or 1");
   SB_CHECK(how.recompute != "attention", "--recompute attention: a ",
            config.type, " has none; give blocks");
+  SB_CHECK(!how.accumulate_f32,
+           "--accumulate-f32: one device sums in 16 bits, and batch norms make "
+           "every difference grow from step to step; leave it out");
 }
 
 void check_model(const Options& options, const HybridOptions& how,

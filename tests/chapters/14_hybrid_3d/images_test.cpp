@@ -437,6 +437,9 @@ TEST(HybridImages, RefuseWhatCutsNoConvolution) {
   how.recompute = "attention";
   refused(how, "--recompute attention: a resnet has none; give blocks");
   how = image_mesh(1, 2);
+  how.accumulate_f32 = true;
+  refused(how, "--accumulate-f32: one device sums in 16 bits");
+  how = image_mesh(1, 2);
   how.schedule = "pipedream";
   refused(how, "give a schedule that flushes");
   how = image_mesh(1, 9);
