@@ -5,8 +5,8 @@
 // A batch norm divides each micro-batch by its own statistics. They depend on no
 // other micro-batch and on no other rank, so losses and gradients on a mesh are
 // those of one device that takes the same micro-batches one by one. The running
-// statistics, which evaluation reads, depend on who has seen what. Each replica
-// sees its own images, and there are three ways to go on:
+// statistics are another matter: evaluation reads them, and a replica has seen
+// its own images alone. There are three ways to go on:
 //
 //   each keeps its own        the replicas drift apart, and what is saved depends
 //                             on who saves it
