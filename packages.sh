@@ -18,8 +18,7 @@ meson               required  all      the build system
 ninja-build         required  all      runs what Meson plans
 pkg-config          required  all      tells Meson where libraries are
 libdnnl-dev         required  all      oneDNN: fast matrix products
-libxtensor-dev      required  all      element-wise operations and broadcasting
-libxsimd-dev        required  all      vector instructions below xtensor
+libxsimd-dev        required  all      vector instructions of the kernels
 nlohmann-json3-dev  required  all      reads and writes JSON
 libfmt-dev          required  all      formats numbers and messages
 libcli11-dev        required  all      reads the options of the programs

@@ -87,7 +87,8 @@ std::string common_setting(const std::vector<const ProgramRun*>& runs) {
   std::map<std::string, std::size_t> count;
   for (const ProgramRun* run : runs) {
     if (run->setting.empty()) continue;
-    ++count[run->setting + (run->samples.empty() ? "" : ", " + run->samples)];
+    ++count[run->setting + (run->samples.empty() ? "" : ", " + run->samples) +
+            (run->steps == 0 ? "" : fmt::format(", {} steps", run->steps))];
   }
   for (const auto& [setting, number] : count) {
     if (2 * number > runs.size()) return setting;
