@@ -279,6 +279,22 @@ TEST(TableBuys, TheCapacityIsTheRunsOrItsClusters) {
   EXPECT_EQ(read_run(Sample{}.json(), "run.json").capacity_bytes, 0);
 }
 
+TEST(Table, SaysWhatMostRunsHaveInCommon) {
+  ProgramRun usual;
+  usual.setting = "gpt-nano, f32, sgd";
+  usual.samples = "24 x 64 tokens";
+  usual.steps = 20;
+  ProgramRun other = usual;
+  other.steps = 6;
+  const std::string common =
+      "Trained here: gpt-nano, f32, sgd, 24 x 64 tokens, "
+      "20 steps, unless the row says otherwise.\n";
+  EXPECT_NE(format_table({usual, usual, other}, Charset::kUtf8).find(common),
+            std::string::npos);
+  EXPECT_EQ(format_table({usual, other}, Charset::kUtf8).find("Trained here"),
+            std::string::npos);
+}
+
 TEST(Table, BytesAreThoseOfAStep) {
   std::string text = Sample{}.json();
   text.replace(text.find("\"world_size\""), 0, "\"steps\": 5, ");

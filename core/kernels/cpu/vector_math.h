@@ -10,6 +10,17 @@
 
 namespace shardbook::kernels::cpu {
 
+#ifndef __AVX512F__
+/// The same bits.
+inline Vec<float> as_floats(const xsimd::batch<std::int32_t>& bits) {
+#if XSIMD_VERSION_MAJOR < 11
+  return xsimd::bitwise_cast<Vec<float> >(bits);
+#else  // which asks for the type of an element
+  return xsimd::bitwise_cast<float>(bits);
+#endif
+}
+#endif
+
 /// p * 2^n for an integral n; overflows and underflows as it should.
 inline Vec<float> times_power_of_two(const Vec<float>& p, const Vec<float>& n) {
 #ifdef __AVX512F__
@@ -20,7 +31,7 @@ inline Vec<float> times_power_of_two(const Vec<float>& p, const Vec<float>& n) {
   const Ints whole = xsimd::to_int(n);
   const Ints half = whole >> 1;
   const auto power = [](const Ints& e) {
-    return xsimd::bitwise_cast<Vec<float> >((e + Ints(127)) << 23);
+    return as_floats((e + Ints(127)) << 23);
   };
   return p * power(half) * power(whole - half);
 #endif
