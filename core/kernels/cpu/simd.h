@@ -78,10 +78,22 @@ inline void store_16bit(T* x, const Vec<float>& v) {
   v.store_aligned(wide);
   for (std::size_t i = 0; i < Vec<float>::size; ++i) x[i] = narrow<T>(wide[i]);
 }
+// Compilers make vectors of bf16's shifts, and none of f16's instructions.
 inline Vec<float> load(const BF16* x) { return load_16bit(x); }
-inline Vec<float> load(const F16* x) { return load_16bit(x); }
 inline void store(BF16* x, const Vec<float>& v) { store_16bit(x, v); }
+#if defined(__AVX2__) && defined(__F16C__)
+inline Vec<float> load(const F16* x) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
+inline void store(F16* x, const Vec<float>& v) {
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(x),
+      _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#else
+inline Vec<float> load(const F16* x) { return load_16bit(x); }
 inline void store(F16* x, const Vec<float>& v) { store_16bit(x, v); }
+#endif
 #endif
 
 // The ends of ranges are functions of their own: inlined into every loop, they

@@ -332,6 +332,9 @@ TEST(CheckGate, NamesWhatDoesNotWork) {
   options = routing_gate(2);
   options.noise = Noise::kRSample;
   EXPECT_THROW(check_gate(options), Error);
+  options = routing_gate(1);
+  options.num_experts = 999999999;  // lists of them would fill the memory
+  EXPECT_THROW(check_gate(options), Error);
 }
 
 }  // namespace
