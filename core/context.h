@@ -66,6 +66,12 @@ struct AllocationEvent {
   std::int64_t bytes;
 };
 
+/// When an event was recorded, for an observer that keeps a clock.
+struct EventTime {
+  double s = 0;
+  int epoch = 0;  ///< how often the clock had begun again
+};
+
 /// Sees every operation and every allocation of the ranks that it watches.
 /// One that watches several contexts must be safe to call from their threads.
 /// Callbacks must not throw.
@@ -76,10 +82,10 @@ class Observer {
   virtual void on_op_end(const OpEvent& event) {}
   virtual void on_allocation(const AllocationEvent& event) {}
   // Ordering of streams, see core/stream.h. An observer that keeps a clock
-  // stores the event's time in `time_s`.
-  virtual void on_event_record(int stream, double& time_s) {}
-  virtual void on_event_wait(int stream, double time_s) {}
-  virtual void on_event_synchronize(double time_s) {}
+  // stores the event's time in `time`.
+  virtual void on_event_record(int stream, EventTime& time) {}
+  virtual void on_event_wait(int stream, const EventTime& time) {}
+  virtual void on_event_synchronize(const EventTime& time) {}
   /// The host reads a value of `device`: it waits for all that was issued.
   virtual void on_host_read(const Device& device) {}
 };

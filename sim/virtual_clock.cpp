@@ -118,20 +118,21 @@ void VirtualClock::on_allocation(const AllocationEvent& event) {
   }
 }
 
-void VirtualClock::on_event_record(int stream, double& time_s) {
+void VirtualClock::on_event_record(int stream, EventTime& time) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  time_s = issuer().ready(stream);
+  time = {issuer().ready(stream), epoch_};
 }
 
-void VirtualClock::on_event_wait(int stream, double time_s) {
+void VirtualClock::on_event_wait(int stream, const EventTime& time) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  issuer().wait_event(stream, time_s);
+  if (time.epoch == epoch_) issuer().wait_event(stream, time.s);
 }
 
-void VirtualClock::on_event_synchronize(double time_s) {
+void VirtualClock::on_event_synchronize(const EventTime& time) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (time.epoch != epoch_) return;
   DeviceClock& mine = issuer();
-  mine.host() = std::max(mine.host(), time_s);
+  mine.host() = std::max(mine.host(), time.s);
 }
 
 void VirtualClock::on_host_read(const Device& device) {

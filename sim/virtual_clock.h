@@ -44,9 +44,9 @@ class VirtualClock : public Observer {
 
   void on_op_begin(const OpEvent& event) override;
   void on_allocation(const AllocationEvent& event) override;
-  void on_event_record(int stream, double& time_s) override;
-  void on_event_wait(int stream, double time_s) override;
-  void on_event_synchronize(double time_s) override;
+  void on_event_record(int stream, EventTime& time) override;
+  void on_event_wait(int stream, const EventTime& time) override;
+  void on_event_synchronize(const EventTime& time) override;
   void on_host_read(const Device& device) override;
 
   /// Labels the operations that this thread's device is given from now on.

@@ -177,8 +177,9 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
   const bool has_mask = z.c() > 1 && z.how->cp_kind == "rsa";
   if (has_mask && options.steps > 0) bill[MemoryKind::kInput] = kNoClaim;
   double updated = 0, flats = 0;
-  double whole = 0, shards = 0, most = 0;
+  double whole = 0, shards = 0, most = 0, sums = 0;
   for (const UpdateBucket& bucket : *z.buckets) {
+    sums += 4 * static_cast<double>(bucket.numel());
     updated += static_cast<double>(bucket.updated_numel());
     whole += static_cast<double>(bucket.numel()) * z.element;
   }
@@ -188,9 +189,12 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
   bill[MemoryKind::kOptimizerState] =
       updated * (z.updates > 0 ? state.optimizer : masters);
   if (z.how->accumulate_f32 && options.steps > 0) {
-    // Sums, and beside them gradients that pass: those are left open
-    bill[MemoryKind::kGradient] = kNoClaim;
+    // Beside the sums, gradients pass: how many at once is left to a run on
+    // shapes
+    bill[MemoryKind::kGradient] = kNotPredicted;
     bill[MemoryKind::kActivation] = kNotPredicted;
+  } else if (z.how->accumulate_f32) {
+    bill[MemoryKind::kGradient] = sums;
   }
   if (z.how->zero_stage != 1) return bill;
   const double parameters = whole;

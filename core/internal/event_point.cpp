@@ -15,7 +15,7 @@ namespace shardbook::internal {
 void EventPoint::record(std::exception_ptr error) {
   RankContext& context = RankContext::current();
   for (Observer* observer : context.observers()) {
-    observer->on_event_record(context.stream, virtual_time_s_);
+    observer->on_event_record(context.stream, time_);
   }
   mark(std::move(error));
 }
@@ -24,7 +24,7 @@ std::exception_ptr EventPoint::wait() const {
   std::exception_ptr error = hold_stream();
   RankContext& context = RankContext::current();
   for (Observer* observer : context.observers()) {
-    observer->on_event_wait(context.stream, virtual_time_s_);
+    observer->on_event_wait(context.stream, time_);
   }
   return error;
 }
@@ -32,7 +32,7 @@ std::exception_ptr EventPoint::wait() const {
 std::exception_ptr EventPoint::synchronize() const {
   std::exception_ptr error = hold_host();
   for (Observer* observer : RankContext::current().observers()) {
-    observer->on_event_synchronize(virtual_time_s_);
+    observer->on_event_synchronize(time_);
   }
   return error;
 }

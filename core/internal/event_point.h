@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 
+#include "core/context.h"
 #include "core/device.h"
 
 namespace shardbook::internal {
@@ -33,7 +34,7 @@ class EventPoint {
   virtual std::exception_ptr hold_stream() const = 0;
   virtual std::exception_ptr hold_host() const = 0;
 
-  double virtual_time_s_ = 0;  ///< for observers that keep a clock
+  EventTime time_;  ///< for observers that keep a clock
 };
 
 /// A point of `device`, not yet recorded.

@@ -247,6 +247,24 @@ TEST(CommandLine, ALogChangesNoClaim) {
   }
 }
 
+// The sums lie there from the beginning; the gradients that pass beside them are
+// predicted on shapes.
+TEST(CommandLine, SumsInF32AreInTheBillOfMemory) {
+  for (const char* steps : {"0", "2"}) {
+    const Outcome outcome = run(
+        "14_hybrid_3d",
+        std::string("--model gpt-nano --batch 8 --seq 8 --world-size 2 --pp 2 "
+                    "--dtype bf16 --accumulate-f32 --steps ") +
+            steps);
+    EXPECT_EQ(outcome.status, 0) << outcome.text;
+    const std::size_t line = outcome.text.find("  peak gradient ");
+    ASSERT_NE(line, std::string::npos) << outcome.text;
+    const std::string gradient =
+        outcome.text.substr(line, outcome.text.find('\n', line) - line);
+    EXPECT_NE(gradient.find("equal"), std::string::npos) << gradient;
+  }
+}
+
 TEST(CommandLine, TheOldCheckpointSurvivesAFullDisk) {
   const std::string path = write_file("old.safetensors", "old");
   // The shell's limit on file sizes stands for the full disk.

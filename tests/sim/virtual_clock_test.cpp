@@ -105,6 +105,19 @@ TEST_F(VirtualClock, AnEventMayHoldTheHostBack) {
   EXPECT_NEAR(now_us(), 1 + 20 + 1 + 5, 1e-6);
 }
 
+// A checkpoint is loaded before the first step.
+TEST_F(VirtualClock, EventsOfBeforeTheFirstStepHavePassed) {
+  start();
+  Event loaded;
+  work(100);
+  loaded.record();
+  clock().begin_steps();
+  loaded.wait();
+  loaded.synchronize();
+  work(7);
+  EXPECT_NEAR(now_us(), 7, 1e-6);
+}
+
 TEST_F(VirtualClock, ACopyToTheHostTakesTheHostsLink) {
   start();
   const Tensor x = Tensor::empty({250});

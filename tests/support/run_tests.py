@@ -106,12 +106,14 @@ Pace = collections.namedtuple("Pace", "timeout_multiplier prefix")
 
 
 def suit_sanitizer(sanitizers):
-    """Sanitized programs need more time; the thread sanitizer, more than that.
+    """Time for a slow machine that runs a second suite beside this one.
+
+    Sanitized programs need more of it; the thread sanitizer, more than that.
 
     Returns the pace of the tests, and sets the environment of their programs.
     """
     if sanitizers != "thread":
-        return Pace(5 if sanitizers else 1, [])
+        return Pace(10 if sanitizers else 3, [])
     # oneDNN's own OpenMP is out of the sanitizer's sight: one thread each.
     os.environ["OMP_NUM_THREADS"] = "1"
     suppressions = pathlib.Path(__file__).with_name("tsan_suppressions.txt")
@@ -121,7 +123,7 @@ def suit_sanitizer(sanitizers):
     prefix = ["setarch", "-R"]
     works = shutil.which("setarch") and not subprocess.run(
         prefix + ["true"], stderr=subprocess.DEVNULL).returncode
-    return Pace(10, prefix if works else [])
+    return Pace(20, prefix if works else [])
 
 
 def run_meson(build, rooms, pattern, reports, pace, jobs):

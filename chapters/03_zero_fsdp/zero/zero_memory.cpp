@@ -176,11 +176,12 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   double passing = trains ? passing_gradients(sizes) : 0;
   double in_step = 8;  // the norm
   double in_forward = 0;
+  double in_publishing = 0;  // new parameters, or loaded ones
   double parameters = 0;
   if (const auto* flat = dynamic_cast<const ZeroStage12*>(&zero)) {
     parameters = shard * zero.group().size() * bytes.parameter;
-    in_step = std::max({in_step, static_cast<double>(flat->bucket_bytes()),
-                        static_cast<double>(flat->gather_bytes())});
+    in_publishing = static_cast<double>(flat->gather_bytes());
+    in_step = std::max(in_step, static_cast<double>(flat->bucket_bytes()));
     if (flat->has_large_gradients() && trains) {
       passing = static_cast<double>(LargeGradients(*flat).peak(sizes.is_gpt));
     }
@@ -197,17 +198,20 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
                          std::max(first.parameters(), later.parameters())));
     // What is gathered ahead in the forward comes before the caller's loss
     in_forward = static_cast<double>(later.forward_communication());
+    in_publishing = static_cast<double>(sliced->refresh_buffer_bytes());
     in_step = std::max({in_step, static_cast<double>(first.communication()),
-                        static_cast<double>(later.communication()),
-                        static_cast<double>(sliced->refresh_buffer_bytes())});
+                        static_cast<double>(later.communication())});
   }
   bill[MemoryKind::kParameter] =
       std::max(parameters, static_cast<double>(zero.initial_device_bytes()));
   bill[MemoryKind::kGradient] =
       bytes.gradient * (stage == 1 ? shard * zero.group().size()
                                    : (is_offloaded ? 0 : shard) + passing);
-  bill[MemoryKind::kCommunication] =
-      trains ? std::max(sent_beside + in_step, in_forward) : 0;
+  const double most_in_step =
+      std::max(sent_beside + std::max(in_step, in_publishing), in_forward);
+  bill[MemoryKind::kCommunication] = trains                   ? most_in_step
+                                     : options.first_step > 0 ? in_publishing
+                                                              : 0;
   return bill;
 }
 

@@ -35,14 +35,18 @@ Options on_shapes(const Options& options) {
   return shapes;
 }
 
-// Some activations have no formula (a ResNet's): the run on shapes predicts them.
-void adopt_activations(const Report& shapes, Report& report) {
-  const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
+// Some activations have no formula (a ResNet's), nor have gradients that pass
+// beside sums in f32: the run on shapes predicts them.
+void adopt_open_peaks(const Report& shapes, Report& report) {
   const std::size_t n = std::min(shapes.ranks.size(), report.ranks.size());
   for (std::size_t rank = 0; rank < n; ++rank) {
-    Claim& claim = report.ranks[rank].peak[kind];
-    if (claim.predicted != kNotPredicted) continue;
-    claim.predicted = shapes.ranks[rank].peak[kind].counted;
+    for (const MemoryKind kind :
+         {MemoryKind::kActivation, MemoryKind::kGradient}) {
+      const auto k = static_cast<std::size_t>(kind);
+      Claim& claim = report.ranks[rank].peak[k];
+      if (claim.predicted != kNotPredicted) continue;
+      claim.predicted = shapes.ranks[rank].peak[k].counted;
+    }
   }
 }
 
@@ -178,7 +182,7 @@ Report with_prediction(
     report.time.trust = predicted.time.trust;
   }
   report.time.predicted_step_s = predicted.time.step_s;
-  adopt_activations(predicted, report);
+  adopt_open_peaks(predicted, report);
   return report;
 }
 

@@ -222,13 +222,13 @@ TEST(FsdpGathers, LengthsArePaddedAndExact) {
 /// Which streams wait for which, as issued.
 class StreamLog : public Observer {
  public:
-  void on_event_record(int stream, double& time_s) override {
-    time_s = 1 + stream;
+  void on_event_record(int stream, EventTime& time) override {
+    time.s = 1 + stream;
   }
-  void on_event_wait(int stream, double time_s) override {
-    waits.emplace_back(stream, static_cast<int>(time_s) - 1);
+  void on_event_wait(int stream, const EventTime& time) override {
+    waits.emplace_back(stream, static_cast<int>(time.s) - 1);
   }
-  void on_event_synchronize(double) override { ++synchronized; }
+  void on_event_synchronize(const EventTime&) override { ++synchronized; }
   std::vector<std::pair<int, int>> waits;  ///< (who, for whom)
   int synchronized = 0;
 };
