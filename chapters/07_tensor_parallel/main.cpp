@@ -9,6 +9,7 @@
 
 #include "chapters/07_tensor_parallel/trainer.h"
 #include "chapters/common/run/program.h"
+#include "chapters/common/run/training.h"
 #include "comm/device_mesh.h"
 
 using namespace shardbook;
@@ -46,6 +47,7 @@ int main(int argc, char** argv) {
     add_options(line, how);
     line.parse(argc, argv);
     check_options(options);
+    check_micro_batches(options.batch, how.micro_batches);
     // Nothing to compare with: one device draws other masks
     if (!tensor_parallel::draws_as_one_device(options, how)) {
       options.check = false;

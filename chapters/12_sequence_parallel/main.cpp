@@ -11,6 +11,7 @@
 
 #include "chapters/12_sequence_parallel/trainer.h"
 #include "chapters/common/run/program.h"
+#include "chapters/common/run/training.h"
 #include "comm/device_mesh.h"
 #include "core/check.h"
 
@@ -77,6 +78,7 @@ int main(int argc, char** argv) {
     add_options(line, names, how);
     line.parse(argc, argv);
     check_options(options);
+    check_micro_batches(options.batch, how.micro_batches);
     refuse_image_models(options, "images have no sequence of tokens to cut");
 
     // 2. Start the ranks: threads of this process, processes, or fibers.

@@ -247,6 +247,20 @@ TEST(CommandLine, ALogChangesNoClaim) {
   }
 }
 
+// Without steps no run on shapes comes first, and would tell.
+TEST(CommandLine, RanksDoNotStartForABatchThatCannotBeCut) {
+  if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
+  for (const char* chapter : {"07_tensor_parallel", "12_sequence_parallel"}) {
+    const Outcome outcome = run(chapter,
+                                "--backend gloo --world-size 2 --batch 4 "
+                                "--micro-batches 5 --steps 0");
+    EXPECT_EQ(outcome.status, 2) << outcome.text;
+    EXPECT_EQ(
+        outcome.text,
+        "error: --micro-batches 5: give 1 to 4, the samples of a batch\n");
+  }
+}
+
 // The sums lie there from the beginning; the gradients that pass beside them are
 // predicted on shapes.
 TEST(CommandLine, SumsInF32AreInTheBillOfMemory) {

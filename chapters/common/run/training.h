@@ -76,6 +76,9 @@ struct MicroBatch {
   BatchSlice slice;
   std::int64_t rows = 0;
 };
+/// Throws Error unless 1 <= n <= batch: a mistake in the command, to be told
+/// before ranks start.
+void check_micro_batches(std::int64_t batch, std::int64_t n);
 /// n pieces, piece i takes rows i, i + n, ..., as data-parallel ranks do.
 /// Throws Error unless 1 <= n <= batch.
 std::vector<MicroBatch> strided_micro_batches(std::int64_t batch,
