@@ -177,7 +177,10 @@ Parity compare_runs(const Options& options, const ReferenceRun& run,
     slack.resize(mine.size(), 0);
     Norms norms;
     for (std::size_t j = 0; j < mine.size(); ++j) {
-      parity.finite = parity.finite && std::isfinite(mine[j]);
+      if (!std::isfinite(mine[j])) {
+        parity.finite = false;
+        if (parity.not_finite.empty()) parity.not_finite = name;
+      }
       const double difference = std::abs(mine[j] - theirs[j]);
       parity.max_abs = std::max(parity.max_abs, difference);
       const double beyond = std::max(0.0, difference - slack[j]);

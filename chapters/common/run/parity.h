@@ -45,6 +45,7 @@
 //    more than kMostAllowed: beyond that, equality would say nothing.
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "chapters/common/models/models.h"
@@ -66,6 +67,9 @@ struct Parity {
   /// The effect of the last bit on one device; negative: not needed.
   double last_bit = -1;
   bool finite = true;  ///< no NaN among the numbers
+  /// A parameter that is not, although losses and gradients were: the last update
+  /// spoiled it.
+  std::string not_finite;
   bool passed = false;
 };
 

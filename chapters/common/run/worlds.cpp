@@ -72,7 +72,8 @@ const char* number_name(double value) {
   return std::isnan(value) ? "nan" : "infinite";
 }
 
-// For chapters whose only rank has reported its losses and nothing else.
+// For chapters whose only rank has reported its losses and nothing else, and for
+// what the last update has spoiled.
 void name_not_finite(Report& report) {
   if (!report.not_finite.empty()) return;
   for (std::size_t step = 0; step < report.losses.size(); ++step) {
@@ -81,6 +82,10 @@ void name_not_finite(Report& report) {
     report.not_finite = fmt::format("the loss is {} from step {} on, on rank 0",
                                     number_name(loss), step);
     return;
+  }
+  if (!report.parity.not_finite.empty()) {
+    report.not_finite = fmt::format("'{}' is not finite after the last step",
+                                    report.parity.not_finite);
   }
 }
 

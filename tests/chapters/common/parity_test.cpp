@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/common/run/worlds.h"
@@ -51,6 +52,25 @@ ReferenceRun train_ddp(Options options, int world_size,
   run.losses = report.losses;
   run.grad_norms = report.grad_norms;
   return run;
+}
+
+// Losses know nothing of what the last update did.
+TEST(Parity, NamesAParameterThatIsNotFinite) {
+  const Options options = small_options("sgd", 1);
+  ReferenceRun one, run;
+  for (ReferenceRun* each : {&one, &run}) {
+    each->losses = {5.5};
+    for (const char* name : {"whole", "spoiled"}) {
+      each->parameters.push_back({name, Tensor::zeros({2})});
+    }
+  }
+  EXPECT_TRUE(compare_runs(options, run, one).passed);
+  for (ReferenceRun* each : {&one, &run}) {
+    each->parameters[1].tensor.fill(std::numeric_limits<double>::infinity());
+  }
+  const Parity parity = compare_runs(options, run, one);
+  EXPECT_FALSE(parity.passed);
+  EXPECT_EQ(parity.not_finite, "spoiled");
 }
 
 // --- Right runs --------------------------------------------------------------
