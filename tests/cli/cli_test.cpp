@@ -326,6 +326,15 @@ TEST(CommandLine, NumbersThatAreNotFiniteAreNamedWhereTheyBegin) {
   EXPECT_NE(pipeline.text.find("first on rank 1: nothing to compare"),
             std::string::npos)
       << pipeline.text;
+  // No loss follows the last update.
+  const Outcome last = run("02_ddp",
+                           "--world-size 2 --model gpt-nano --seq 8 --batch 8 "
+                           "--steps 1 --optimizer sgd --dtype f16 --lr 1e30");
+  EXPECT_EQ(last.status, 1) << last.text;
+  EXPECT_NE(last.text.find("is not finite after the last step: nothing to "
+                           "compare"),
+            std::string::npos)
+      << last.text;
 }
 
 TEST(CommandLine, WeightsThatAreNotFiniteReplaceNoFileUnasked) {

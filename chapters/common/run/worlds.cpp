@@ -72,8 +72,7 @@ const char* number_name(double value) {
   return std::isnan(value) ? "nan" : "infinite";
 }
 
-// For chapters whose only rank has reported its losses and nothing else, and for
-// what the last update has spoiled.
+// For chapters whose only rank has reported its losses and nothing else.
 void name_not_finite(Report& report) {
   if (!report.not_finite.empty()) return;
   for (std::size_t step = 0; step < report.losses.size(); ++step) {
@@ -82,10 +81,6 @@ void name_not_finite(Report& report) {
     report.not_finite = fmt::format("the loss is {} from step {} on, on rank 0",
                                     number_name(loss), step);
     return;
-  }
-  if (!report.parity.not_finite.empty()) {
-    report.not_finite = fmt::format("'{}' is not finite after the last step",
-                                    report.parity.not_finite);
   }
 }
 
@@ -204,6 +199,10 @@ void compare_with_reference(
   const RankContext::Scope alone(one);
   report.parity = compare_with_one_device(
       options, {report.losses, report.grad_norms, trained}, train_one);
+  if (report.not_finite.empty() && !report.parity.not_finite.empty()) {
+    report.not_finite = fmt::format("'{}' is not finite after the last step",
+                                    report.parity.not_finite);
+  }
 }
 
 Report run_chapter(const Options& options, const ChapterBody& body,
