@@ -95,6 +95,8 @@ class KernelTest(unittest.TestCase):
         cls.kernel = None
 
     def setUp(self):
+        if KernelTest.kernel and not KernelTest.kernel.manager.is_alive():
+            self.end_kernel()
         if not KernelTest.kernel:
             KernelTest.kernel = Kernel(self.folder.name)
             self.kernel.text("#include <iostream>\n#include <stdexcept>\n"
@@ -360,7 +362,9 @@ class KernelTest(unittest.TestCase):
         while self.kernel.manager.is_alive() and time.monotonic() < end:
             time.sleep(0.05)
         self.assertFalse(self.kernel.manager.is_alive())
-        self.kernel.manager.restart_kernel()
+        # Now, as Jupyter itself does: a request to shut down, which the dead
+        # kernel would never read, would reach the new one.
+        self.kernel.manager.restart_kernel(now=True)
         self.kernel.client.wait_for_ready(timeout=LIMIT_S)
         self.kernel.text("#include <iostream>")
         self.assertEqual(self.kernel.text("std::cout << 1;"), "1")
