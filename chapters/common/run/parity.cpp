@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "core/check.h"
@@ -143,10 +144,17 @@ Parity compare_runs(const Options& options, const ReferenceRun& run,
   for (const NamedTensor& each : run.parameters) {
     trained.emplace(each.name, each.tensor);
   }
-  const auto add = [&](double mine, double theirs) {
-    // NaN compares as false with everything: look for it.
+  const auto difference_of = [&](double mine, double theirs) {
     const double difference = std::abs(mine - theirs);
-    parity.finite = parity.finite && std::isfinite(difference);
+    parity.one_device_finite =
+        parity.one_device_finite && std::isfinite(theirs);
+    if (std::isfinite(difference)) return difference;
+    // NaN compares as false with everything: it would pass for small
+    parity.finite = false;
+    return std::numeric_limits<double>::infinity();
+  };
+  const auto add = [&](double mine, double theirs) {
+    const double difference = difference_of(mine, theirs);
     if (theirs != 0) {
       parity.max_rel = std::max(parity.max_rel, difference / std::abs(theirs));
     }
@@ -177,11 +185,10 @@ Parity compare_runs(const Options& options, const ReferenceRun& run,
     slack.resize(mine.size(), 0);
     Norms norms;
     for (std::size_t j = 0; j < mine.size(); ++j) {
-      if (!std::isfinite(mine[j])) {
-        parity.finite = false;
-        if (parity.not_finite.empty()) parity.not_finite = name;
+      const double difference = difference_of(mine[j], theirs[j]);
+      if (!std::isfinite(mine[j]) && parity.not_finite.empty()) {
+        parity.not_finite = name;
       }
-      const double difference = std::abs(mine[j] - theirs[j]);
       parity.max_abs = std::max(parity.max_abs, difference);
       const double beyond = std::max(0.0, difference - slack[j]);
       norms.difference += beyond * beyond;

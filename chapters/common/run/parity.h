@@ -61,15 +61,18 @@ constexpr double kMostAllowed = 5e-2;
 /// Equality with one device.
 struct Parity {
   bool checked = false;
-  double max_abs = 0;  ///< over losses and elements, slack included
+  /// Over losses and elements, slack included; infinite where one is NaN.
+  double max_abs = 0;
   double max_rel = 0;  ///< beyond the slack
   double tolerance = 0;
   /// The effect of the last bit on one device; negative: not needed.
   double last_bit = -1;
   bool finite = true;  ///< no NaN among the numbers
-  /// A parameter that is not, although losses and gradients were: the last update
-  /// spoiled it.
-  std::string not_finite;
+  /// Of the losses and parameters of one device. Where a run is not finite and
+  /// one device is, the run is wrong; where neither is, training diverged, and
+  /// there is nothing to compare.
+  bool one_device_finite = true;
+  std::string not_finite;  ///< the run's first parameter that is not finite
   bool passed = false;
 };
 

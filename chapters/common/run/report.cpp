@@ -146,6 +146,7 @@ ordered_json to_json(const Options& options, const CommandLine& line,
                     {"max_rel", report.parity.max_rel},
                     {"tolerance", report.parity.tolerance},
                     {"last_bit", nullptr},
+                    {"one_device_finite", report.parity.one_device_finite},
                     {"passed", report.parity.checked && report.parity.passed}};
   if (report.parity.last_bit >= 0) {
     json["parity"]["last_bit"] = report.parity.last_bit;
@@ -225,7 +226,10 @@ void print_text(const Options& o, const Report& report) {
                report.losses.back());
   }
   if (!report.not_finite.empty()) {
-    fmt::print("numbers  {}: nothing to compare\n", report.not_finite);
+    const bool alone = report.parity.checked && report.parity.one_device_finite;
+    fmt::print("numbers  {}{}\n", report.not_finite,
+               alone ? "; those of one device are finite: DIFFERENT"
+                     : ": nothing to compare");
   } else if (report.parity.checked) {
     fmt::print(
         "numbers  largest difference from one device {:.3g}, relative {:.3g} "

@@ -65,12 +65,20 @@ TEST(Parity, NamesAParameterThatIsNotFinite) {
     }
   }
   EXPECT_TRUE(compare_runs(options, run, one).passed);
-  for (ReferenceRun* each : {&one, &run}) {
-    each->parameters[1].tensor.fill(std::numeric_limits<double>::infinity());
-  }
-  const Parity parity = compare_runs(options, run, one);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  // A strategy that diverges alone is wrong: no excuse for it
+  run.parameters[1].tensor.fill(kInfinity);
+  Parity parity = compare_runs(options, run, one);
   EXPECT_FALSE(parity.passed);
   EXPECT_EQ(parity.not_finite, "spoiled");
+  EXPECT_TRUE(parity.one_device_finite);
+  // The difference of two infinities is NaN, not 0
+  one.parameters[1].tensor.fill(kInfinity);
+  parity = compare_runs(options, run, one);
+  EXPECT_FALSE(parity.passed);
+  EXPECT_EQ(parity.not_finite, "spoiled");
+  EXPECT_FALSE(parity.one_device_finite);
+  EXPECT_EQ(parity.max_abs, kInfinity);
 }
 
 // --- Right runs --------------------------------------------------------------

@@ -183,5 +183,20 @@ TEST(Report, SaysWhatTheLastBitDoes) {
   EXPECT_TRUE(says(printed, "differ in their last bit: 0.0025"));
 }
 
+// Where one device diverges as well, nobody is wrong.
+TEST(Report, SaysWhoseNumbersAreNotFinite) {
+  Report report = good_report();
+  report.not_finite = "'w' is not finite after the last step";
+  report.parity.passed = false;
+  Printed printed = print(report);
+  EXPECT_EQ(printed.status, 1);
+  EXPECT_TRUE(says(printed, "last step; those of one device are finite: DIFF"));
+  EXPECT_EQ(printed.json["parity"]["one_device_finite"], true);
+  report.parity.one_device_finite = false;
+  printed = print(report);
+  EXPECT_TRUE(says(printed, "last step: nothing to compare"));
+  EXPECT_EQ(printed.json["parity"]["one_device_finite"], false);
+}
+
 }  // namespace
 }  // namespace shardbook
