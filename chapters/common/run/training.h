@@ -10,6 +10,7 @@
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/loss_scaler.h"
+#include "chapters/common/run/micro_batches.h"
 #include "chapters/common/run/options.h"
 #include "comm/process_group.h"
 #include "core/optim.h"
@@ -70,22 +71,6 @@ LoadedModel build_model(const Options& options);
 /// The model of the options with these parameters and buffers, by name.
 LoadedModel model_with(const Options& options,
                        const std::vector<NamedTensor>& state);
-
-/// Rows of a global batch that are computed together.
-struct MicroBatch {
-  BatchSlice slice;
-  std::int64_t rows = 0;
-};
-/// Throws Error unless 1 <= n <= batch: a mistake in the command, to be told
-/// before ranks start.
-void check_micro_batches(std::int64_t batch, std::int64_t n);
-/// n pieces, piece i takes rows i, i + n, ..., as data-parallel ranks do.
-/// Throws Error unless 1 <= n <= batch.
-std::vector<MicroBatch> strided_micro_batches(std::int64_t batch,
-                                              std::int64_t n);
-/// Consecutive rows, ceil(batch / n) at a time, the last piece short: rule
-/// CEIL, which may give fewer than n pieces. Pipelines cut batches by it.
-std::vector<MicroBatch> ceil_micro_batches(std::int64_t batch, std::int64_t n);
 
 /// One device, the whole batch in these pieces: the run that every chapter is
 /// compared with. Each piece counts by its share of the rows; gradients are
