@@ -3,7 +3,6 @@
 // read.
 
 #include <cmath>
-#include <cstdlib>
 
 #include "chapters/15_engine/config.h"
 #include "core/check.h"
@@ -11,20 +10,12 @@
 
 namespace {
 
+using shardbook::check_message;
+using shardbook::promise;
 using shardbook::engine::BatchSizes;
 using shardbook::engine::DeepSpeedConfig;
 
 constexpr const char* kLabel = "fuzzed-input";
-
-void promise(bool kept) {
-  if (!kept) std::abort();
-}
-
-void check_message(const std::string& message, const std::string& start) {
-  promise(message.rfind(start, 0) == 0);
-  promise(message.size() < 1000);
-  for (const char c : message) promise(c >= 0x20 && c < 0x7f);
-}
 
 void check_batch(const BatchSizes& given) {
   for (const std::int64_t dp : {1, 3, 65536}) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -16,5 +17,17 @@ namespace shardbook {
 
 /// Inputs to start from: valid ones, and ones that are nearly so.
 std::vector<std::string> fuzz_seeds();
+
+inline void promise(bool kept) {
+  if (!kept) std::abort();
+}
+
+/// An error message begins as it should, and can be read.
+inline void check_message(const std::string& message, const std::string& start,
+                          std::size_t max_size = 1000) {
+  promise(message.rfind(start, 0) == 0);
+  promise(message.size() < max_size);
+  for (const char c : message) promise(c >= 0x20 && c < 0x7f);
+}
 
 }  // namespace shardbook

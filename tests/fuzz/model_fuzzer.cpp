@@ -2,27 +2,17 @@
 // written and read again alike, or in an Error that names the file and can be
 // read.
 
-#include <cstdlib>
-
 #include "chapters/common/models/models.h"
 #include "core/check.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {
 
+using shardbook::check_message;
 using shardbook::ModelConfig;
+using shardbook::promise;
 
 constexpr const char* kLabel = "fuzzed-input";
-
-void promise(bool kept) {
-  if (!kept) std::abort();
-}
-
-void check_message(const std::string& message) {
-  promise(message.rfind(kLabel, 0) == 0);
-  promise(message.size() < 1000);
-  for (const char c : message) promise(c >= 0x20 && c < 0x7f);
-}
 
 }  // namespace
 
@@ -40,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
       promise(config.n_layer > 0 && config.n_embd % config.n_head == 0);
     }
   } catch (const shardbook::Error& error) {
-    check_message(error.what());
+    check_message(error.what(), kLabel);
   }
   return 0;
 }

@@ -2,7 +2,6 @@
 // an Error that says which file is at fault.
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "core/check.h"
@@ -11,23 +10,14 @@
 
 namespace {
 
+using shardbook::check_message;
 using shardbook::Error;
+using shardbook::promise;
 using shardbook::SafetensorsEntry;
 using shardbook::SafetensorsFile;
 using shardbook::SafetensorsIndex;
 
 constexpr const char* kLabel = "fuzzed-input";
-
-void promise(bool kept) {
-  if (!kept) std::abort();
-}
-
-/// An error message starts with the path and stays readable.
-void check_message(const Error& error) {
-  const std::string message = error.what();
-  promise(message.rfind(kLabel, 0) == 0 && message.size() < 1000);
-  for (const char c : message) promise(c >= 0x20 && c < 0x7f);
-}
 
 void read_file(const std::string& bytes) {
   // A copy of exact size lets the address sanitizer see the first byte beyond.
@@ -56,7 +46,7 @@ void read_file(const std::string& bytes) {
     sink = sum;
     (void)sink;
   } catch (const Error& error) {
-    check_message(error);
+    check_message(error.what(), kLabel);
   }
 }
 
@@ -68,7 +58,7 @@ void read_index(const std::string& text) {
       promise(file.find('/') == std::string::npos && !file.empty());
     }
   } catch (const Error& error) {
-    check_message(error);
+    check_message(error.what(), kLabel);
   }
 }
 

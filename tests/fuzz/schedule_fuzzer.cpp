@@ -2,7 +2,6 @@
 // be replayed, drawn and written, or in an Error that names the file.
 
 #include <cmath>
-#include <cstdlib>
 
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
@@ -13,15 +12,13 @@
 
 namespace {
 
+using shardbook::check_message;
+using shardbook::promise;
 using shardbook::pipeline::Replay;
 using shardbook::pipeline::Schedule;
 namespace pipeline = shardbook::pipeline;
 
 constexpr const char* kLabel = "fuzzed-input";
-
-void promise(bool kept) {
-  if (!kept) std::abort();
-}
 
 void use(const Schedule& schedule) {
   const Replay replay = pipeline::replay(schedule);
@@ -51,10 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
     schedule = pipeline::schedule_from_json(
         std::string(reinterpret_cast<const char*>(data), size), kLabel);
   } catch (const shardbook::Error& error) {
-    const std::string message = error.what();
-    promise(message.rfind(kLabel, 0) == 0);
-    promise(message.size() < 2000);
-    for (const char c : message) promise(c >= 0x20 && c < 0x7f);
+    check_message(error.what(), kLabel, /*max_size=*/2000);
     return 0;
   }
   use(schedule);

@@ -1,19 +1,16 @@
 // Whatever the text of a timeline is, reading it ends in a timeline that can be
 // drawn or in an Error that names its source and can be read.
 
-#include <cstdlib>
-
 #include "core/check.h"
 #include "sim/timeline_json.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {
 
-constexpr const char* kSource = "fuzzed-input";
+using shardbook::check_message;
+using shardbook::promise;
 
-void promise(bool kept) {
-  if (!kept) std::abort();
-}
+constexpr const char* kSource = "fuzzed-input";
 
 void check_view(const shardbook::sim::StepView& view) {
   promise(view.step_s >= 0);
@@ -41,8 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
     check_view(shardbook::sim::read_timeline_json(
         std::string(reinterpret_cast<const char*>(data), size), kSource));
   } catch (const shardbook::Error& error) {
-    const std::string text = error.what();
-    promise(text.rfind(kSource, 0) == 0 && text.size() < 400);
+    check_message(error.what(), kSource, /*max_size=*/400);
   }
   return 0;
 }
