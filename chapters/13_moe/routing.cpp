@@ -108,7 +108,7 @@ constexpr std::int64_t kMaxExperts = 1 << 20;
 
 void check_gate(const GateOptions& options) {
   SB_CHECK(options.num_experts >= 1 && options.num_experts <= kMaxExperts,
-           "moe: ", options.num_experts, " experts; give 1 to ", kMaxExperts);
+           "--num-experts ", options.num_experts, ": give 1 to ", kMaxExperts);
   SB_CHECK(options.k >= 1 && options.k <= options.num_experts, "--top-k ",
            options.k, ": a token chooses among ", options.num_experts,
            " experts; give 1 to ", options.num_experts);
