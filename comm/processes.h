@@ -69,8 +69,8 @@ std::optional<int> launch_processes(int world_size,
 /// Forks `world_size` ranks that run `body` over Gloo and end, and returns the
 /// results of `body`, by rank; throws the first cause when a rank threw, ended
 /// or was killed. Anything else that a body writes stays in its process. The
-/// calling process must have no other threads: a fork copies only the one that
-/// calls it.
+/// calling process must have no other threads (those that are about to end have
+/// a second for it): a fork copies only the one that calls it.
 std::vector<std::string> run_processes(
     int world_size, const std::function<std::string(ProcessGroup&)>& body,
     const LaunchOptions& options = {});

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 #include <utility>
 
 #include "comm/gloo/gloo_group.h"
@@ -59,8 +61,19 @@ void check_world_size(int world_size) {
 
 void check_single_thread() {
 #ifndef __SANITIZE_THREAD__  // has a thread of its own
-  const auto threads = std::filesystem::directory_iterator("/proc/self/task");
-  const auto count = std::distance(begin(threads), end(threads));
+  const auto count_threads = [] {
+    const auto threads = std::filesystem::directory_iterator("/proc/self/task");
+    return std::distance(begin(threads), end(threads));
+  };
+  // The system lists a thread for a moment after it was joined: milliseconds
+  // where it has no core to end on.
+  using Clock = std::chrono::steady_clock;
+  const auto give_up = Clock::now() + std::chrono::seconds(1);
+  auto count = count_threads();
+  while (count > 1 && Clock::now() < give_up) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    count = count_threads();
+  }
   SB_CHECK(count == 1, "run_processes: this process has ", count,
            " threads, and a fork copies only one; start the ranks before "
            "anything that makes threads");
