@@ -27,10 +27,10 @@ constexpr Marks kAsciiMarks = {"ok", "no", " -> ", " x"};
 constexpr const char* kProofLegend =
     "A mark compares the value with its prediction. numbers: largest relative "
     "difference to one device.\n"
-    "sent: bytes per step, by the busiest rank. peak memory: of the fullest "
-    "rank, all kinds at once.\n"
-    "time: a mark for the virtual time of a step; (wall time) without a "
-    "cluster.\n";
+    "sent: bytes per step, by the busiest rank; broadcasts at the start are "
+    "shared out over the steps.\n"
+    "peak memory: of the fullest rank, all kinds at once. time: a mark for the "
+    "virtual time of a step;\n(wall time) without a cluster.\n";
 
 constexpr const char* kBuysLegend =
     "Simulated (--backend sim). step: virtual time. speed-up: over one "
