@@ -6,9 +6,10 @@
   --jobs N         at most N programs at once
   --sanitize LIST  what the build was made with
 
-A FILTER is a room (the name of a Meson test), a pattern, room:pattern, or
-!room: all rooms but that one. A pattern is GoogleTest's; without a * it may
-stand anywhere in Suite.Case.
+A FILTER is a room (the name of a Meson test), a pattern, room:pattern, !room:
+all rooms but that one, or !pattern: all tests but those. A pattern is
+GoogleTest's; without a * it may stand anywhere in Suite.Case. Behind a ! it
+has a *.
 
 Exit status: 0 all passed, 1 a test failed or none ran, 2 nothing matches.
 """
@@ -32,9 +33,15 @@ def read_json(build, name):
     return json.loads((build / "meson-info" / name).read_text("utf-8"))
 
 
+def left_out_patterns(filters):
+    return [text[1:] for text in filters
+            if text.startswith("!") and "*" in text]
+
+
 def select(rooms, filters):
     """Pairs (room names, pattern or None): what runs together."""
-    left_out = {text[1:] for text in filters if text.startswith("!")}
+    left_out = {text[1:] for text in filters
+                if text.startswith("!") and "*" not in text}
     for room in left_out - set(rooms):
         sys.exit(f"shardbook: !{room}: there is no such room; there are "
                  + ", ".join(rooms))
@@ -77,8 +84,15 @@ def is_googletest(command):
     return program.startswith(b"\x7fELF") and b"N7testing4Test" in program
 
 
-def gtest_filter(pattern):
-    return pattern if "*" in pattern or "?" in pattern else f"*{pattern}*"
+def gtest_filter(pattern, without):
+    """GoogleTest's filter; None where all tests run."""
+    if pattern and "*" not in pattern and "?" not in pattern:
+        pattern = f"*{pattern}*"
+    if not without:
+        return pattern
+    # GoogleTest reads all behind the first - as left out
+    before, _, after = (pattern or "*").partition("-")
+    return f'{before}-{":".join(filter(None, [after, *without]))}'
 
 
 def has_match(command, pattern, prefix):
@@ -253,19 +267,20 @@ def run(build, args):
     if not tests:
         sys.exit("shardbook: no test ran; this build knows none")
     pace = suit_sanitizer(args.sanitize)
+    without = left_out_patterns(args.filter)
     results = {}
     for rooms, pattern in select([t["name"] for t in tests], args.filter):
         chosen = [t for t in tests if t["name"] in rooms]
+        googletest = gtest_filter(pattern, without)
         if pattern:
-            pattern = gtest_filter(pattern)
             chosen = [t for t in chosen if is_googletest(t["cmd"]) and
-                      has_match(t["cmd"], pattern, pace.prefix)]
+                      has_match(t["cmd"], googletest, pace.prefix)]
             if not chosen:
-                print(f"shardbook: no test matches {pattern}; the rooms are "
+                print(f"shardbook: no test matches {googletest}; the rooms are "
                       + ", ".join(t["name"] for t in tests), file=sys.stderr)
                 return 2
         reports = build / "test-reports"
-        records = run_meson(build, [t["name"] for t in chosen], pattern,
+        records = run_meson(build, [t["name"] for t in chosen], googletest,
                             reports, pace, args.jobs)
         for test in chosen:
             for record in records:
