@@ -102,6 +102,8 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"13_moe", "--expert-tp", "give --tp"},
            {"13_moe", "--top-k 9", "--top-k 9: a token chooses among 8"},
            {"13_moe", "--num-experts 4,x", "--num-experts 4,x"},
+           {"13_moe", "--num-experts 99999999",
+            "--num-experts 99999999: give 1 to 1048576"},
            {"13_moe", "--noise rsample --top-k 2", "--noise rsample"},
            {"14_hybrid_3d", "--world-size 4 --tp 3", "give a multiple of 3"},
            {"14_hybrid_3d", "--world-size 2 --pp 2 --zero-stage 2",

@@ -231,27 +231,6 @@ TEST(GlooRendezvous, ByFile) {
   EXPECT_EQ(sums("file:" + folder), kThrees);
 }
 
-// A thread is listed for a moment after it was joined; this one ends on its own.
-TEST(GlooFork, WaitsForAThreadThatIsEnding) {
-  std::thread ending(
-      [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
-  ending.detach();
-  const TempFolder temporary;
-  EXPECT_EQ(sums("file:" + temporary.path()), kThrees);
-}
-
-#ifndef __SANITIZE_THREAD__  // has a thread of its own
-TEST(GlooFork, RefusesAProcessWithThreads) {
-  std::promise<void> end;
-  std::thread other([&] { end.get_future().wait(); });
-  EXPECT_THAT(
-      [] { sums("tcp:127.0.0.1:1"); },
-      ::testing::ThrowsMessage<Error>(HasSubstr("this process has 2 threads")));
-  end.set_value();
-  other.join();
-}
-#endif
-
 TEST(GlooRendezvous, ByTcpServedByRankZero) {
   EXPECT_EQ(sums("tcp:127.0.0.1:" + std::to_string(free_port())), kThrees);
 }
@@ -289,6 +268,30 @@ TEST(GlooRendezvous, MissingRanksAreNamed) {
   EXPECT_EQ(alone.finish(), 1);
   EXPECT_THAT(alone.output(), HasSubstr("rank 1 did not join"));
 }
+
+// --- Processes of one that has threads
+// ---------------------------------------------------------
+
+// A thread is listed for a moment after it was joined; this one ends on its own.
+TEST(GlooFork, WaitsForAThreadThatIsEnding) {
+  std::thread ending(
+      [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+  ending.detach();
+  const TempFolder temporary;
+  EXPECT_EQ(sums("file:" + temporary.path()), kThrees);
+}
+
+#ifndef __SANITIZE_THREAD__  // has a thread of its own
+TEST(GlooFork, RefusesAProcessWithThreads) {
+  std::promise<void> end;
+  std::thread other([&] { end.get_future().wait(); });
+  EXPECT_THAT(
+      [] { sums("tcp:127.0.0.1:1"); },
+      ::testing::ThrowsMessage<Error>(HasSubstr("this process has 2 threads")));
+  end.set_value();
+  other.join();
+}
+#endif
 
 // --- Two hosts
 // -------------------------------------------------------------------

@@ -268,6 +268,12 @@ def run(build, args):
         sys.exit("shardbook: no test ran; this build knows none")
     pace = suit_sanitizer(args.sanitize)
     without = left_out_patterns(args.filter)
+    programs = [t["cmd"] for t in tests if is_googletest(t["cmd"])]
+    for pattern in without:
+        if not any(has_match(p, pattern, pace.prefix) for p in programs):
+            print(f"shardbook: !{pattern}: no test that was built matches it",
+                  file=sys.stderr)
+            return 2
     results = {}
     for rooms, pattern in select([t["name"] for t in tests], args.filter):
         chosen = [t for t in tests if t["name"] in rooms]

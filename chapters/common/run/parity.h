@@ -67,7 +67,7 @@ struct Parity {
   double tolerance = 0;
   /// The effect of the last bit on one device; negative: not needed.
   double last_bit = -1;
-  bool finite = true;  ///< no NaN among the numbers
+  bool finite = true;  ///< no NaN or infinity in numbers or differences
   /// Of the losses and parameters of one device. Where a run is not finite and
   /// one device is, the run is wrong; where neither is, training diverged, and
   /// there is nothing to compare.

@@ -228,7 +228,7 @@ void print_text(const Options& o, const Report& report) {
   if (!report.not_finite.empty()) {
     const bool alone = report.parity.checked && report.parity.one_device_finite;
     fmt::print("numbers  {}{}\n", report.not_finite,
-               alone ? "; those of one device are finite: DIFFERENT"
+               alone ? "; one device's numbers are finite: DIFFERENT"
                      : ": nothing to compare");
   } else if (report.parity.checked) {
     fmt::print(

@@ -3,34 +3,11 @@
 
 #include <random>
 
-#include "chapters/14_hybrid_3d/statistics.h"
-#include "chapters/common/models/resnet.h"
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/image_support.h"
 #include "tests/support/sanitized.h"
-#include "tests/support/temp_folder.h"
 
 namespace shardbook::hybrid {
 namespace {
-
-/// Eight layers: stem, six blocks of which one halves the maps, head.
-Options image_options(int world_size) {
-  Options options = nano_options(world_size);
-  options.model = R"({"model_type": "resnet", "depths": [3, 3],
-      "embedding_size": 4, "num_labels": 5})";
-  options.image_size = 16;
-  options.seq = 1;
-  options.data = "random";
-  return options;
-}
-
-/// Eight micro-batches on any mesh, unless they are given.
-HybridOptions image_mesh(int dp, int pp, int zero = 0, int micro_batches = 0) {
-  HybridOptions how;
-  how.dp = dp, how.pp = pp;
-  how.zero_stage = zero;
-  how.micro_batches = micro_batches > 0 ? micro_batches : 8 / dp;
-  return how;
-}
 
 /// One run on one device for all meshes with as many micro-batches.
 ReferenceRun& image_reference(const HybridOptions& how) {
@@ -53,25 +30,6 @@ std::string error_of(const std::function<void()>& body) {
     return error.what();
   }
   return "";
-}
-
-std::map<std::string, std::vector<double>> values_of(
-    const std::vector<NamedTensor>& tensors) {
-  std::map<std::string, std::vector<double>> values;
-  for (const NamedTensor& each : tensors) {
-    values[each.name] = each.tensor.to_vector<double>();
-  }
-  return values;
-}
-
-/// Parameters and running statistics of a file, bit for bit.
-std::map<std::string, std::vector<double>> state_in(const std::string& path) {
-  const Options options = image_options(1);
-  InitOptions init;
-  init.dtype = options.dtype;
-  const auto model = make_model(model_config(options), init);
-  load_model(path, *model);
-  return values_of(state_of(*model));
 }
 
 // --- The numbers, the bytes, the memory ----------------------------------------
@@ -231,147 +189,6 @@ TEST(HybridImages, RunOnShapes) {
     const Report real = train_on(options, how, &image_reference(how));
     EXPECT_NEAR(real.time.step_s / all.time.step_s, 1, 1e-9);
   }
-}
-
-// --- Running statistics ----------------------------------------------------------
-
-/// Of a rank's stages after three steps.
-struct AfterSteps {
-  int pp = 0;
-  std::map<std::string, std::vector<double>> statistics;
-};
-std::vector<AfterSteps> after_three_steps(const HybridOptions& how) {
-  const Options options = image_options(ranks_of(how));
-  return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    DeviceMesh mesh(world, topology_of(how));
-    Trainer trainer(options, how, mesh);
-    for (std::int64_t k = 0; k < options.steps; ++k) trainer.step(k);
-    return AfterSteps{mesh.coordinate("pp"),
-                      values_of(running_statistics(trainer.model()))};
-  });
-}
-
-TEST(HybridStatistics, AreTheSameBitsOnAllReplicas) {
-  for (const char* schedule : {"1f1b", "dualpipe"}) {
-    HybridOptions how = image_mesh(2, 2, 1);
-    how.schedule = schedule;
-    const std::vector<AfterSteps> all = after_three_steps(how);
-    for (const AfterSteps& one : all) {
-      EXPECT_FALSE(one.statistics.empty());
-      for (const AfterSteps& other : all) {
-        // Two directions: each stage is on both ranks of a pipeline
-        if (one.pp != other.pp && schedule == std::string("1f1b")) continue;
-        EXPECT_EQ(one.statistics, other.statistics);
-      }
-    }
-  }
-}
-
-// The saved model is that of one device, running statistics included; the first
-// norm's are known without any pieces, since images have none.
-TEST(HybridStatistics, AreSavedAsThoseOfAllImages) {
-  TempFolder folder;
-  const HybridOptions how = image_mesh(2, 2, 1);
-  Options options = image_options(4);
-  options.steps = 1;
-  options.save = folder / "model.safetensors";
-  ReferenceRun one = reference_run(options, how);
-  train_on(options, how, &one);
-  const auto expected = values_of(one.parameters);
-  EXPECT_EQ(expected.count("layer2.0.downsample.1.running_var"), 1u);
-  const auto found = state_in(options.save);
-  ASSERT_EQ(found.size(), expected.size());
-  for (const auto& [name, values] : found) {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      EXPECT_NEAR(values[i], expected.at(name)[i], 1e-12) << name;
-    }
-  }
-  // The whole batch at once
-  const auto config = model_config(options);
-  InitOptions init;
-  init.dtype = options.dtype;
-  init.seed = options.seed;
-  const auto plain = make_model(config, init);
-  (*plain)(Dataset::open(options, config).batch(0, options.batch).inputs);
-  for (const NamedTensor& each : plain->named_buffers()) {
-    if (each.name.rfind("bn1.", 0) != 0) continue;
-    const std::vector<double> values = each.tensor.to_vector<double>();
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      EXPECT_NEAR(values[i], found.at(each.name)[i], 1e-12) << each.name;
-    }
-  }
-}
-
-enum class Rule { kAllImages, kOwnImages, kWithoutCount };
-
-/// The running statistics of a stem on each of two ranks that see two images
-/// each, and (first) on one device that sees all four.
-std::vector<std::vector<double>> statistics_of_two(Rule rule) {
-  const Options options = image_options(2);
-  const auto layers =
-      std::shared_ptr<const LayerList>(layers_of(model_config(options)));
-  const Dataset data = Dataset::open(options, model_config(options));
-  const auto read = [](Module& stem) {
-    std::vector<double> values;
-    for (const Tensor& each : stem.buffers()) {
-      for (const double value : each.to_vector<double>()) {
-        values.push_back(value);
-      }
-    }
-    return values;
-  };
-  auto all = on_ranks(2, [&](ProcessGroup& world) {
-    const auto alone = world.split(world.rank(), 0, "pp");
-    PipelineLayout layout = one_stage_per_rank({0, layers->size()});
-    PipelineModel model(options, layers, layout, *alone);
-    Stage& stage = model.stage(0);
-    defer_batch_norms(stage);
-    stage(data.batch(0, 4, BatchSlice{2 * world.rank(), 1}, 2).inputs);
-    if (rule == Rule::kAllImages) {
-      commit_statistics(model, world);
-    } else if (rule == Rule::kOwnImages) {
-      commit_batch_norms(stage);
-    } else {
-      sum_over_ranks(world, pending_statistics(stage), "statistics");
-      commit_batch_norms(stage);
-    }
-    return read(stage[0]);
-  });
-  RankContext context(Device::cpu(0), 0, 1);
-  const RankContext::Scope scope(context);
-  InitOptions init;
-  init.dtype = options.dtype;
-  init.seed = options.seed;
-  Stage stem(*layers, 0, 1, init);
-  stem(data.batch(0, 4).inputs);
-  all.insert(all.begin(), read(stem));
-  return all;
-}
-
-double largest_difference(const std::vector<double>& a,
-                          const std::vector<double>& b) {
-  double largest = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, std::abs(a[i] - b[i]));
-  }
-  return largest;
-}
-
-// Trap: nothing but evaluation reads them, so training looks right without the
-// sum. Then each replica has its own, and DDP's rule saves the first one's.
-TEST(HybridStatistics, WithoutTheSumReplicasDriftApart) {
-  const auto right = statistics_of_two(Rule::kAllImages);
-  EXPECT_LT(largest_difference(right[0], right[1]), 1e-14);
-  EXPECT_EQ(right[1], right[2]);
-  const auto own = statistics_of_two(Rule::kOwnImages);
-  EXPECT_GT(largest_difference(own[1], own[2]), 1e-4);
-  EXPECT_GT(largest_difference(own[0], own[1]), 1e-4);
-}
-
-// Trap: twice the sums need twice the count.
-TEST(HybridStatistics, SumsNeedTheirNumberOfRanks) {
-  const auto wrong = statistics_of_two(Rule::kWithoutCount);
-  EXPECT_GT(largest_difference(wrong[0], wrong[1]), 1e-3);
 }
 
 // --- Checkpoints -------------------------------------------------------------------

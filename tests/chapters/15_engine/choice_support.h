@@ -3,8 +3,13 @@
 // A whole run of what a config chooses.
 
 #include "chapters/15_engine/strategies.h"
+#include "tests/chapters/common/claims_support.h"
 
 namespace shardbook::engine {
+
+inline Options options_for(int world_size) {
+  return tiny_gpt("15_engine", world_size);
+}
 
 /// Compares with one device, where the world has data.
 inline Report train_choice(const Options& options, const Choice& choice) {

@@ -12,14 +12,9 @@
 #include "comm/launch.h"
 #include "core/context.h"
 #include "tests/chapters/15_engine/choice_support.h"
-#include "tests/chapters/common/claims_support.h"
 
 namespace shardbook::engine {
 namespace {
-
-Options small_options(int world_size) {
-  return tiny_gpt("15_engine", world_size);
-}
 
 Report train_on(Options options, const std::string& text) {
   const auto config = DeepSpeedConfig::parse(text, "ds.json");
@@ -143,11 +138,11 @@ std::vector<Case> all_cases() {
 class EngineStrategies : public testing::TestWithParam<Case> {};
 
 TEST_P(EngineStrategies, EveryClaimHolds) {
-  expect_claims(train_on(small_options(GetParam().world), GetParam().config));
+  expect_claims(train_on(options_for(GetParam().world), GetParam().config));
 }
 
 TEST_P(EngineStrategies, ComeFromTheirChapter) {
-  const Options options = small_options(GetParam().world);
+  const Options options = options_for(GetParam().world);
   const auto config = DeepSpeedConfig::parse(GetParam().config, "ds.json");
   const Choice choice = choose(options, config);
   EXPECT_EQ(choice.chapter, GetParam().chapter);
@@ -166,7 +161,7 @@ double peak_of_first_rank(const Report& report, MemoryKind kind) {
 // The first stage's positions weigh more than all blocks together.
 TEST(EnginePipeline, PartitionAndRecomputationAreThoseOfTheKeys) {
   const auto peak = [](const std::string& keys, MemoryKind kind) {
-    Options options = small_options(2);
+    Options options = options_for(2);
     options.model =
         R"({"n_embd": 16, "n_layer": 4, "n_head": 4, "vocab_size": 31,
             "n_positions": 2000})";
@@ -185,7 +180,7 @@ TEST(EnginePipeline, PartitionAndRecomputationAreThoseOfTheKeys) {
 // Blocks that are gathered ahead and kept fill buffers in the forward, when there
 // is no loss yet that travels beside them.
 TEST(EngineStrategies, WhatIsGatheredAheadOfTheLossIsCountedAlone) {
-  Options options = small_options(2);
+  Options options = options_for(2);
   options.model =
       R"({"n_embd": 16, "n_layer": 4, "n_head": 4, "vocab_size": 31,
           "n_positions": 20})";
@@ -208,7 +203,7 @@ nlohmann::json document(const std::string& name) {
 
 /// Four steps on four ranks: the schedule of the first lets two pass unchanged.
 void expect_claims_of_document(const nlohmann::json& config, DType dtype) {
-  Options options = small_options(4);
+  Options options = options_for(4);
   options.batch = 16;
   options.steps = 4;
   options.dtype = dtype;
@@ -233,7 +228,7 @@ TEST(EngineDocuments, Gpt2Trains) {
 
 // The model of that config itself, on shapes.
 TEST(EngineDocuments, Gpt2IsTrainedByItsOwn) {
-  Options options = small_options(4);
+  Options options = options_for(4);
   options.model = "gpt2";
   options.backend = "sim";
   options.cluster = "dgx-a100";
@@ -260,7 +255,7 @@ TEST(EngineDocuments, ExpertsTrain) {
 TEST(EngineSkippedSteps, AreCountedInBytesAndMemory) {
   for (const std::string stage : {"0", "1", "2", "3"}) {
     SCOPED_TRACE("stage " + stage);
-    Options options = small_options(2);
+    Options options = options_for(2);
     options.dtype = DType::kF32;
     options.steps = 6;
     // 2^40 overflows, each time halved: all six steps are skipped. From 2^18 on
@@ -284,7 +279,7 @@ TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
       R"({"train_batch_size": 24, "gradient_accumulation_steps": 4,
           "pipeline": {"stages": 2}})",
       "ds.json");
-  const Options options = small_options(2);
+  const Options options = options_for(2);
   const Choice choice = choose(options, config);
   const auto error = [&](const std::function<void(Engine&)>& call) {
     try {
@@ -326,7 +321,7 @@ TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
 std::string refusal(int world, const std::string& text,
                     const std::string& model = "") {
   try {
-    Options options = small_options(world);
+    Options options = options_for(world);
     if (!model.empty()) options.model = model;
     const auto config = DeepSpeedConfig::parse(text, "ds.json");
     apply_config(config, data_parallel_ranks(options, config), {}, options);
@@ -385,110 +380,6 @@ TEST(EngineStrategies, SayWhyTheyRefuse) {
         << error;
   }
   EXPECT_NE(refusal(2, "{}", "resnet18").find("batch norm"), std::string::npos);
-}
-
-// --- Options and keys --------------------------------------------------------------
-
-TEST(EngineOptions, TheConfigFillsThem) {
-  Options options = small_options(2);
-  const auto config = DeepSpeedConfig::parse(
-      R"({"train_micro_batch_size_per_gpu": 3, "gradient_clipping": 0.25,
-          "gradient_accumulation_steps": 2, "bf16": {"enabled": true},
-          "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9}},
-          "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4,
-            "warmup_type": "linear"}}})",
-      "ds.json");
-  options.dtype = DType::kF32;
-  apply_config(config, 2, {}, options);
-  EXPECT_EQ(options.batch, 12);
-  EXPECT_EQ(options.optimizer, "sgd");
-  EXPECT_EQ(options.optimizer_options.momentum, 0.9);
-  EXPECT_EQ(options.clip, 0.25);
-  EXPECT_EQ(options.dtype, DType::kBF16);
-  // warmup_max_lr is the optimizer's rate
-  EXPECT_EQ(options.rate(1), 0);
-  EXPECT_EQ(options.rate(3), 0.25);
-  EXPECT_EQ(options.rate(100), 0.5);
-}
-
-// The one device clips by the option, so the engine has to as well.
-TEST(EngineOptions, ClippingOfTheCommandLineHolds) {
-  for (const char* stage : {"0", "1"}) {
-    Options options = small_options(2);
-    options.optimizer = "sgd";
-    options.clip = 0.1;
-    const auto config = DeepSpeedConfig::parse(
-        R"({"zero_optimization": {"stage": )" + std::string(stage) + "}}",
-        "ds.json");
-    const Choice choice = choose(options, config);
-    expect_claims(train_choice(options, choice));
-    EXPECT_EQ(describe(choice, config).find("gradient_clipping"),
-              std::string::npos);
-  }
-}
-
-TEST(EngineOptions, TheReportSaysWhichAdamRuns) {
-  const auto config = DeepSpeedConfig::parse(
-      R"({"optimizer": {"type": "Adam"}, "fp16": {"enabled": true}})",
-      "ds.json");
-  const Choice choice = choose(small_options(2), config);
-  EXPECT_NE(describe(choice, config).find("adds weight decay to the gradient"),
-            std::string::npos);
-  EXPECT_NE(describe(choice, config).find("the loss scale begins at 2^16"),
-            std::string::npos);
-}
-
-// Stage 3 by FSDP has limits of its own, so a config says more than it does.
-TEST(EngineOptions, KeysWithoutEffectAreNamed) {
-  const auto described = [](const std::string& sharding) {
-    const auto config = DeepSpeedConfig::parse(
-        R"({"zero_optimization": {"stage": 3, "stage3_max_reuse_distance": 0,
-            "sub_group_size": 100}, "shardbook": {"sharding": ")" +
-            sharding + "\"}}",
-        "ds.json");
-    return describe(choose(small_options(2), config), config);
-  };
-  EXPECT_EQ(described("zero").find("without effect"), std::string::npos);
-  EXPECT_NE(described("fsdp").find("stage3_max_reuse_distance, sub_group_size: "
-                                   "without effect in FSDP"),
-            std::string::npos);
-}
-
-TEST(EngineOptions, AConflictNamesOptionAndKey) {
-  const auto error = [](const std::string& flag, const std::string& value,
-                        const std::string& text) -> std::string {
-    Options options = small_options(2);
-    options.batch = 8;
-    options.optimizer_options.lr = 0.5;
-    options.clip = 2;
-    try {
-      apply_config(DeepSpeedConfig::parse(text, "ds.json"), 2, {{flag, value}},
-                   options);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  };
-  EXPECT_EQ(error("--batch", "8", R"({"train_batch_size": 12})"),
-            "--batch 8: ds.json has /train_batch_size 12; leave one of them "
-            "out");
-  EXPECT_EQ(error("--batch", "8", R"({"train_batch_size": 8})"), "no error");
-  const std::string adam =
-      R"({"optimizer": {"type": "Adam", "params": {"lr": 0.1}}})";
-  EXPECT_EQ(error("--lr", "0.5", adam),
-            "--lr 0.5: ds.json has /optimizer/params/lr 0.1; leave one of them "
-            "out");
-  EXPECT_NE(error("--optimizer", "adamw", adam).find("/optimizer/type"),
-            std::string::npos);
-  EXPECT_NE(error("--clip", "2", R"({"gradient_clipping": 1})")
-                .find("/gradient_clipping 1"),
-            std::string::npos);
-  EXPECT_NE(error("--dtype", "f64", R"({"fp16": {"enabled": true}})")
-                .find("/fp16/enabled"),
-            std::string::npos);
-  EXPECT_NE(error("--warmup", "3", R"({"scheduler": {"type": "WarmupLR"}})")
-                .find("/scheduler/type WarmupLR"),
-            std::string::npos);
 }
 
 }  // namespace

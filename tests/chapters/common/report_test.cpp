@@ -190,7 +190,7 @@ TEST(Report, SaysWhoseNumbersAreNotFinite) {
   report.parity.passed = false;
   Printed printed = print(report);
   EXPECT_EQ(printed.status, 1);
-  EXPECT_TRUE(says(printed, "last step; those of one device are finite: DIFF"));
+  EXPECT_TRUE(says(printed, "last step; one device's numbers are finite"));
   EXPECT_EQ(printed.json["parity"]["one_device_finite"], true);
   report.parity.one_device_finite = false;
   printed = print(report);
