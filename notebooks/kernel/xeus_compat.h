@@ -3,8 +3,11 @@
 // What differs between xeus 2 (Debian 12) and xeus 5 with xeus-zmq (Debian 13):
 // how a cell's reply is given back, and how a server is made.
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <xeus/xeus.hpp>
 #include <xeus/xhelper.hpp>
@@ -43,6 +46,44 @@ class XeusInterpreter : public xeus::xinterpreter {
 #endif
 };
 
+#if XEUS_VERSION_MAJOR >= 5
+/// xeus' own server, which waits before it ends: its publisher drops what it has
+/// not sent when it is told to stop, and a page that misses the last "idle"
+/// shows a kernel that is busy for ever after a restart.
+class XeusServer : public xeus::xserver_zmq {
+ public:
+  XeusServer(xeus::xcontext& context, const xeus::xconfiguration& configuration,
+             nl::json::error_handler_t on_bad_text)
+      : xserver_zmq(context, configuration, on_bad_text) {}
+
+ private:
+  void start_impl(xeus::xpub_message message) override {
+    start_publisher_thread();
+    start_heartbeat_thread();
+    publish(std::move(message), xeus::channel::SHELL);
+    while (!is_stopped()) {
+      std::optional<message_channel> received = poll_channels(/*timeout=*/-1);
+      if (!received) continue;
+      auto& [request, channel] = *received;
+      if (channel == xeus::channel::CONTROL) {
+        notify_control_listener(std::move(request));
+      } else {
+        notify_shell_listener(std::move(request));
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    stop_channels();
+  }
+  void stop_impl() override { set_request_stop(true); }
+};
+
+inline std::unique_ptr<xeus::xserver> make_xeus_server(
+    xeus::xcontext& context, const xeus::xconfiguration& configuration,
+    nl::json::error_handler_t on_bad_text) {
+  return std::make_unique<XeusServer>(context, configuration, on_bad_text);
+}
+#endif
+
 inline std::unique_ptr<xeus::xkernel> make_kernel(
     const std::string& connection_file,
     std::unique_ptr<xeus::xinterpreter> interpreter) {
@@ -51,7 +92,11 @@ inline std::unique_ptr<xeus::xkernel> make_kernel(
   const auto make_server = xeus::make_xserver_zmq;
 #else
   auto context = xeus::make_zmq_context();
+#if XEUS_VERSION_MAJOR < 5
   const auto make_server = xeus::make_xserver_default;
+#else
+  const auto make_server = make_xeus_server;
+#endif
 #endif
   // Cells print bytes, which may be no UTF-8.
   return std::make_unique<xeus::xkernel>(

@@ -158,8 +158,9 @@ class BrowserTest(unittest.TestCase):
         self.assertTrue(await page.value(BUSY))
         await page.click("button[data-jupyter-action="
                          "'jupyter-notebook:interrupt-kernel']")
-        await page.until(f"{TEXTS}.at(-2).includes('was interrupted')",
-                         "the interrupt")
+        # Behind an error, a kernel refuses what was sent before it is idle.
+        await page.until(f"{TEXTS}.at(-2).includes('was interrupted')"
+                         f" && !{BUSY}", "the interrupt")
         # What earlier cells made is still there.
         await self.run_cell(page, -1)
         await page.until(f"{TEXTS}.at(-1).includes('after')",
@@ -175,7 +176,7 @@ class BrowserTest(unittest.TestCase):
                          "the restart")
         # The new kernel knows nothing, and learns it again.
         await self.run_cell(page, -1)
-        await page.until(f"{TEXTS}.at(-1).includes('undeclared')",
+        await page.until(f"{TEXTS}.at(-1).includes('undeclared') && !{BUSY}",
                          "an error about std::cout")
         await self.run_cell(page, -4)
         await self.run_cell(page, -1)
