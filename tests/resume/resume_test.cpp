@@ -25,8 +25,8 @@ const std::vector<Way>& all_ways() {
       // Steps overflow before and after the stop, and halve the loss's scale
       {"00_single_device", "--dtype f16 --master-weights --lr 1"},
       {"00_single_device",
-       "--model resnet18 --data random --image-size 32 --optimizer sgd "
-       "--momentum 0.9"},
+       "--model resnet18 --data random --image-size 32 --batch 6 "
+       "--optimizer sgd --momentum 0.9"},
       {"01_data_parallel", "--world-size 2 --dropout 0.1"},
       {"02_ddp", "--world-size 4 --optimizer sgd --momentum 0.9"},
       {"03_zero_fsdp", "--world-size 2 --strategy zero1 --dtype bf16"},

@@ -17,6 +17,7 @@
 #include "chapters/12_sequence_parallel/trainer.h"
 #include "chapters/14_hybrid_3d/trainer.h"
 #include "tests/chapters/common/sharded_support.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook {
@@ -125,6 +126,10 @@ TEST(ShardedCheckpoints, MoveBetweenAllWaysToCutLayers) {
     const std::string path = folder.path() + "/from.safetensors";
     std::ofstream(path, std::ios::binary) << saved;
     for (const Way& loader : ways) {
+      // Each saves, each loads, and the first meets all: no pair runs other code
+      if (kSanitized && &loader != &ways.front() && &saver != &ways.front()) {
+        continue;
+      }
       EXPECT_TRUE(saved_by(loader, path, 0) == saved)
           << saver.name << " to " << loader.name;
     }
