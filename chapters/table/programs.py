@@ -1,4 +1,4 @@
-"""Runs programs one after the other, and ends them when a signal comes.
+"""Runs programs, and ends them when a signal comes.
 
 Each program has a process group of its own, so that one signal reaches it and
 all that it started. Signals are blocked in this process: they take effect only
@@ -43,38 +43,83 @@ def run(command, output=None, environment=None):
     Its stdout goes to the file `output` if there is one. Throws Stopped when a
     signal comes: then the program and all that it started have ended.
     """
-    _check_signals()
+    return run_side_by_side([command], 1, output=output,
+                            environment=environment)[0]
+
+
+def run_side_by_side(commands, at_once, on_start=lambda k: None, output=None,
+                     environment=None):
+    """Runs programs in their order, `at_once` at a time; returns their statuses.
+
+    Calls on_start(k) before program k starts. All else is as run() says.
+    """
+    statuses = [None] * len(commands)
+    running = {}  # the place of each program
+    try:
+        for k, command in enumerate(commands):
+            _check_signals()
+            if len(running) == at_once:
+                _finish_one(running, statuses)
+            on_start(k)
+            running[_start(command, output, environment)] = k
+        while running:
+            _finish_one(running, statuses)
+    except (OSError, Stopped) as error:
+        _end(running, getattr(error, "number", signal.SIGTERM))
+        raise
+    return statuses
+
+
+def _start(command, output, environment):
     files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     if output:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         files.append((os.POSIX_SPAWN_OPEN, 1, output, flags, 0o666))
-    program = os.posix_spawnp(
+    return os.posix_spawnp(
         command[0], command, {**os.environ, **(environment or {})},
         file_actions=files, setpgroup=0, setsigmask=[],
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])  # ignored by Python
+
+
+def _finish_one(running, statuses):
+    """Waits until one of the programs ends, and notes its status."""
     while True:
+        # One SIGCHLD may stand for several programs, so all are asked.
+        for program, k in running.items():
+            ended, status = os.waitpid(program, os.WNOHANG)
+            if ended:
+                statuses[k] = _status_of(status)
+                del running[program]
+                return
         number = signal.sigwait(_stopping | {signal.SIGCHLD})
         if number in _stopping:
-            _end(program, number)
             raise Stopped(number)
-        ended, status = os.waitpid(program, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
 
 
-def _end(program, number):
-    """Passes the signal on, gives the group five seconds, then kills it."""
+def _status_of(status):
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _end(running, number):
+    """Passes the signal on, gives the groups five seconds, then kills them."""
     deadline = time.monotonic() + 5
+    left = {program for program in running if _signal_group(program, number)}
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = {program for program in left if _signal_group(program, 0)}
+    for program in left:
+        _signal_group(program, signal.SIGKILL)
+
+
+def _signal_group(program, number):
+    """Whether one of the program's group was there to get the signal."""
     try:
+        _reap(program)
         os.killpg(program, number)
-        while time.monotonic() < deadline:
-            _reap(program)
-            os.killpg(program, 0)
-            time.sleep(0.1)
-        os.killpg(program, signal.SIGKILL)
+        return True
     except ProcessLookupError:
-        pass  # All of the group have ended.
+        return False
 
 
 def _reap(program):

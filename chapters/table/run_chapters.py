@@ -8,6 +8,7 @@ of chapters/rows.txt. With OPTIONS it runs once with them, and the output of its
 program is printed.
 """
 
+import itertools
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import sys
 
 import programs
 from chapter_names import find_chapters
-from default_rows import YARDSTICK, default_rows
+from default_rows import YARDSTICK, Row, default_rows
 from programs import BUILD, die, say
 from report_runs import TABLE, write_report
 from run_folder import keep_folder, new_folder, remove_folder
@@ -51,18 +52,39 @@ class Runs:
     def file(self, name):
         return os.path.join(self.folder, name)
 
-    def add(self, chapter, options, title="", label="", output=None):
+    def add(self, chapter, options):
+        """Shows what the program prints."""
+        name = self.next_name()
+        self.keep(name, Row("", chapter, "", options),
+                  programs.run(self.command(name, chapter, options)))
+
+    def add_rows(self, rows, at_once):
+        """Says which rows run, and shows nothing of what they print."""
+        names = [self.next_name() for _ in rows]
+        statuses = programs.run_side_by_side(
+            [self.command(name, row.chapter, row.options)
+             for name, row in zip(names, rows)], at_once,
+            lambda k: say(f"running {rows[k].chapter}, {rows[k].label} ..."),
+            output=os.devnull)
+        for name, row, status in zip(names, rows, statuses):
+            self.keep(name, row, status)
+
+    def next_name(self):
         self.count += 1
-        name = f"{self.count:02}.json"
+        return f"{self.count:02}.json"
+
+    def command(self, name, chapter, options):
+        return [os.path.join(BUILD, program_of(chapter)),
+                "--report", self.file(name), *options]
+
+    def keep(self, name, row, status):
         report = self.file(name)
-        status = programs.run([os.path.join(BUILD, program_of(chapter)),
-                               "--report", report, *options], output)
         self.status = self.status or status
-        complain(label or chapter, status)
+        complain(row.label or row.chapter, status)
         if status < 2 and os.path.exists(report) and os.path.getsize(report):
-            words = ["./shardbook", "run", chapter.partition("_")[2], "--",
-                     *map(quoted, options)]
-            self.add_row(name, title, label, " ".join(words))
+            words = ["./shardbook", "run", row.chapter.partition("_")[2], "--",
+                     *map(quoted, row.options)]
+            self.add_row(name, row.title, row.label, " ".join(words))
         elif os.path.exists(report):
             os.unlink(report)
 
@@ -92,17 +114,29 @@ def gloo_is_built():
         return b"libgloo" in file.read()
 
 
+def uses_gloo(row):
+    return "--backend gloo" in " ".join(row.options)
+
+
+def is_simulated(row):
+    return "--backend sim" in " ".join(row.options)
+
+
 def run_default_rows(runs, chapters):
-    output = runs.file("output")
-    for title, chapter, label, options in default_rows(chapters):
-        if "--backend gloo" in " ".join(options) and not gloo_is_built():
-            say(f"skipping {chapter}, {label}, gloo: this build has no Gloo "
-                "(package libgloo-dev)")
-            continue
-        say(f"running {chapter}, {label} ...")
-        runs.add(chapter, options, title, label, output)
-    if os.path.exists(output):
-        os.unlink(output)
+    """Measured rows one by one, and simulated ones on all cores."""
+    rows = default_rows(chapters)
+    on_gloo = [row for row in rows if uses_gloo(row)]
+    if on_gloo and not gloo_is_built():
+        for row in on_gloo:
+            say(f"skipping {row.chapter}, {row.label}, gloo: this build has no "
+                "Gloo (package libgloo-dev)")
+        rows = [row for row in rows if row not in on_gloo]
+    for simulated, group in itertools.groupby(rows, is_simulated):
+        if simulated:
+            runs.add_rows(list(group), len(os.sched_getaffinity(0)))
+        else:
+            for row in group:
+                runs.add_rows([row], 1)
 
 
 def is_quiet(chapters, options):

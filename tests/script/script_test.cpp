@@ -3,6 +3,7 @@
 // the tree whose programs, Meson and Ninja are stand-ins.
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
 
 #include <array>
@@ -23,6 +24,16 @@ constexpr const char* kProgram = R"sh(#!/bin/bash
 name=${0##*/} report=
 echo "$name ${*:3}"
 [[ " $* " != *" --help "* ]] || exit 0
+log() { [[ " $params " != *" --log "* ]] || echo "$1 $name $$" >>log; }
+params=$*
+log begin
+trap 'log end' EXIT
+if [[ " $* " == *" --wait-for-ddp "* ]]; then
+  for ((i = 0; i < 600; ++i)); do
+    ! grep -q "begin ch02_ddp" log || break
+    sleep 0.1
+  done
+fi
 [[ " $* " != *" --slow "* ]] || sleep 1
 [[ " $* " != *" --stay "* ]] || sleep 60
 [[ $1 == --report ]] || exit 2
@@ -156,6 +167,13 @@ bool has(const std::string& text, const std::string& words) {
   return text.find(words) != std::string::npos;
 }
 
+// Those that ./shardbook may use.
+int num_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores)
+                                                          : 1;
+}
+
 TEST_F(Script, ChaptersHaveManyNames) {
   for (const auto& [word, program] : {std::pair{"zero", "ch03_zero_fsdp"},
                                       {"fsdp", "ch03_zero_fsdp"},
@@ -234,6 +252,52 @@ TEST_F(Script, AStoppedRunLeavesNothing) {
   EXPECT_TRUE(has(outcome.text, "status 143")) << outcome.text;
   EXPECT_TRUE(has(outcome.text, "shardbook: stopped by SIGTERM"))
       << outcome.text;
+  EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
+}
+
+TEST_F(Script, SimulatedRowsRunSideBySideAndMeasuredOnesAlone) {
+  const bool have_several = num_cores() > 1;
+  write("/chapters/rows.txt",
+        std::string("[Proof] --log\n"
+                    "00_single_device | One device | --slow\n"
+                    "03_zero_fsdp     | ZeRO\n"
+                    "[Split] --backend sim --log\n"
+                    "05_gpipe         | GPipe |") +
+            (have_several ? "--wait-for-ddp" : "") +
+            "\n"
+            "02_ddp           | DDP\n");
+  const Outcome outcome = run("./shardbook run");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  const std::string log = read("/log");
+  const auto at = [&](const char* words) { return log.find(words); };
+  EXPECT_LT(at("end ch00_single_device"), at("begin ch03_zero_fsdp"));
+  EXPECT_LT(at("end ch03_zero_fsdp"), at("begin ch05_gpipe"));
+  if (have_several) {
+    EXPECT_LT(at("begin ch02_ddp"), at("end ch05_gpipe"));
+  }
+  // In the order of the file, whatever ended first.
+  const std::string table = read("/build/runs/last/rows.tsv");
+  EXPECT_LT(table.find("03.json\tSplit\tGPipe"),
+            table.find("04.json\tSplit\tDDP"));
+}
+
+TEST_F(Script, AStoppedRunEndsAllThatItStarted) {
+  write("/chapters/rows.txt",
+        "[Split] --backend sim --log --stay\n"
+        "05_gpipe | GPipe\n"
+        "02_ddp   | DDP\n");
+  const int begun = num_cores() > 1 ? 2 : 1;
+  const Outcome outcome =
+      run("touch log; ./shardbook run >text 2>&1 & "
+          "for ((i = 0; i < 600; ++i)); do"
+          "  (($(grep -c begin log) < " +
+          std::to_string(begun) +
+          ")) || break; sleep 0.1; "
+          "done; kill -TERM $!; wait $!; echo status $?; "
+          "while read -r word name id; do"
+          "  ! kill -0 $id 2>/dev/null || echo $name is alive; "
+          "done <log");
+  EXPECT_EQ(outcome.text, "status 143\n") << read("/text");
   EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
 }
 
