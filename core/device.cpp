@@ -1,5 +1,7 @@
 #include "core/device.h"
 
+#include <algorithm>
+#include <bit>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -18,10 +20,16 @@ using internal::Block;
 using internal::CudaDevice;
 using internal::DeviceMemory;
 
-// Blocks are rounded so that the next iteration's requests find the same
-// sizes again: to 512 bytes below 1 MiB, to 64 KiB above.
-std::int64_t block_bytes(std::int64_t bytes) {
-  const std::int64_t unit = bytes < (1 << 20) ? 512 : (64 << 10);
+// Blocks are rounded so that later requests find the same sizes again: to 512
+// bytes below 1 MiB, to 64 KiB above. On the host, where a page that nobody
+// touches costs nothing, to eight sizes per power of two: the tokens that each
+// expert gets differ from step to step.
+std::int64_t block_bytes(DeviceType type, std::int64_t bytes) {
+  std::int64_t unit = bytes < (1 << 20) ? 512 : (64 << 10);
+  if (type == DeviceType::kCpu) {
+    const auto power = std::bit_floor(static_cast<std::uint64_t>(bytes));
+    unit = std::max<std::int64_t>(512, static_cast<std::int64_t>(power) / 8);
+  }
   return (bytes + unit - 1) / unit * unit;
 }
 
@@ -81,7 +89,7 @@ class Device::State {
     std::lock_guard<std::mutex> lock(mutex_);
     book(kind, -bytes);
     if (block.data == nullptr) return;
-    const std::int64_t size = block_bytes(bytes);
+    const std::int64_t size = block_bytes(type_, bytes);
     memory_->keep(block, static_cast<std::size_t>(size));
     stats_.cached += size;
     held_ -= size;
@@ -130,7 +138,7 @@ class Device::State {
 
   Block take_block(std::int64_t bytes) {
     if (bytes == 0) return {};
-    const std::int64_t size = block_bytes(bytes);
+    const std::int64_t size = block_bytes(type_, bytes);
     const auto wanted = static_cast<std::size_t>(size);
     Block block = memory_->take_kept(wanted);
     if (block.data != nullptr) {

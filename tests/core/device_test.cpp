@@ -155,6 +155,21 @@ TEST(Allocator, FreedBlocksAreUsedAgain) {
   EXPECT_EQ(device.memory().cached, 0);
 }
 
+// An expert gets other tokens in each step.
+TEST(Allocator, BlocksOfNearlyTheSameSizeAreUsedAgain) {
+  constexpr std::int64_t kMiB = 1 << 20;
+  const Device device = Device::cpu();
+  void* first = nullptr;
+  {
+    Storage a(device, 8 * kMiB + 1, kAct);
+    first = a.data();
+  }
+  EXPECT_EQ(device.memory().cached, 9 * kMiB);
+  Storage b(device, 9 * kMiB, kAct);
+  EXPECT_EQ(b.data(), first);
+  EXPECT_EQ(device.memory().current_total, 9 * kMiB);
+}
+
 TEST(Allocator, CountsFromManyThreads) {
   const Device device = Device::cpu();
   std::vector<std::thread> threads;
