@@ -80,8 +80,8 @@ struct Report {
   Parity parity;
   std::vector<RankReport> ranks;
   double wall_step_s = 0;
-  /// Cores that rank 0 computed with. The one device gets as many, to sum in
-  /// the same order: batch norms of few images amplify rounding.
+  /// Cores that rank 0 computed with. The one device gets as many (in f64: all),
+  /// to sum in the same order: batch norms of few images amplify rounding.
   int rank_threads = 0;
   VirtualTime time;
   /// Of the first ranks; empty where none were kept.

@@ -239,18 +239,27 @@ TEST(WorldsTest, OneDeviceHasTheCoresOfARank) {
   report.grad_norms = one.grad_norms;
   report.rank_threads = 3;
   int cores = 0;
-  compare_with_reference(
-      options, one.parameters,
-      [&](const Options& as) {
-        cores = num_threads();
-        return train_one_device(as);
-      },
-      report);
+  const auto compare = [&] {
+    compare_with_reference(
+        options, one.parameters,
+        [&](const Options& as) {
+          cores = num_threads();
+          return train_one_device(as);
+        },
+        report);
+  };
+  compare();
   // Without OpenMP, as under the thread sanitizer, every operation has one core
   RankContext with_three(Device::cpu(0), 0, 3);
-  RankContext::Scope scope(with_three);
-  EXPECT_EQ(cores, num_threads());
+  {
+    const RankContext::Scope scope(with_three);
+    EXPECT_EQ(cores, num_threads());
+  }
   EXPECT_TRUE(report.parity.passed);
+
+  options.dtype = DType::kF64;
+  compare();
+  EXPECT_EQ(cores, num_threads());
 }
 
 // Conversions, and the loss in f32, take the same time with data and on shapes.
