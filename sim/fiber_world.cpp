@@ -26,17 +26,27 @@ namespace context = boost::context;
 // Pages are allocated when touched, so the size costs addresses only.
 constexpr std::size_t kStackBytes = 1 << 20;
 
+// The address sanitizer marks the memory around the variables of a frame, and
+// removes its marks when the frame returns. A fiber's first frames never return.
+// Here their marks go before the memory does: the next owner may be a file.
+class Stacks : public context::protected_fixedsize_stack {
+ public:
+  Stacks() : context::protected_fixedsize_stack(kStackBytes) {}
+  void deallocate(context::stack_context& stack) noexcept {
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_UNPOISON_MEMORY_REGION(static_cast<char*>(stack.sp) - stack.size,
+                                stack.size);
+#endif
+    context::protected_fixedsize_stack::deallocate(stack);
+  }
+};
+
 // Sanitizers watch stacks and threads, and must be told of each change.
 class Switch {
  public:
   // `bottom`, `bytes`: this fiber's stack; none for the thread's own.
   Switch(const void* bottom, std::size_t bytes)
       : bottom_(bottom), bytes_(bytes) {
-#ifdef __SANITIZE_ADDRESS__
-    // A fiber never returns from its first frame. What the sanitizer marked
-    // around the variables of such frames stays, wherever the memory goes next.
-    ASAN_UNPOISON_MEMORY_REGION(bottom, bytes);
-#endif
 #ifdef __SANITIZE_THREAD__
     thread_fiber_ =
         bottom == nullptr ? __tsan_get_current_fiber() : __tsan_create_fiber(0);
@@ -89,7 +99,7 @@ class Scheduler : public FiberControl {
 
   void start(int rank, const std::function<void()>& body) {
     Rank& me = at(rank);
-    context::protected_fixedsize_stack stacks(kStackBytes);
+    Stacks stacks;
     const context::stack_context stack = stacks.allocate();
     me.stack = std::make_unique<Switch>(
         static_cast<const char*>(stack.sp) - stack.size, stack.size);
