@@ -19,10 +19,12 @@ ConvShape window(std::int64_t n, std::int64_t h, std::int64_t w,
   return {n, h, w, in, out, /*kh=*/3, /*kw=*/3, /*stride=*/1, /*padding=*/1};
 }
 
-/// Odd and even images; fewer patches than one turn takes, and more.
+/// Odd and even images; fewer patches than one turn takes, and more; whole tiles
+/// of patches, and a tile with one.
 std::vector<ConvShape> shapes() {
   return {window(3, 9, 7, 64, 128), window(12, 1, 1, 64, 64),
-          window(3, 23, 16, 128, 64)};
+          window(1, 9, 10, 128, 64), window(3, 23, 16, 128, 64),
+          window(1, 25, 25, 128, 64)};
 }
 
 /// The three passes of one convolution.

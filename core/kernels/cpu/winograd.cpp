@@ -17,8 +17,9 @@ constexpr std::int64_t kCols = kTileCols<float>;
 constexpr std::int64_t kPoints = 16;
 /// Channels of one block of a product: rows of V are this far apart.
 constexpr std::int64_t kDepth = 64;
-/// Patches are taken in multiples of the height of a product's tile.
-constexpr std::int64_t kPatchGrain = kTileRows;
+/// With fewer patches, reading the windows' points takes longer than the direct
+/// kernels.
+constexpr std::int64_t kFewestPatches = 12;
 
 // --- Patches of images -------------------------------------------------------
 
@@ -64,8 +65,7 @@ inline void store_points(const V* from, const Points& points, std::int64_t at,
   }
 }
 
-/// points of B' d B for patches [from, to) of `images`, and zeros up to a whole
-/// number of tiles.
+/// points of B' d B for patches [from, to) of `images`.
 void transform_patches(const Patches& patches, std::int64_t from,
                        std::int64_t to, const float* images,
                        const Points& points, float* out) {
@@ -88,12 +88,6 @@ void transform_patches(const Patches& patches, std::int64_t from,
       }
       winograd::transform_patch(d);
       store_points(d, points, points.at(p - from, c), out);
-    }
-  }
-  const V zeros[kPoints] = {};
-  for (std::int64_t p = to - from; p % kPatchGrain != 0; ++p) {
-    for (std::int64_t c = 0; c < channels; c += kWidth) {
-      store_points(zeros, points, points.at(p, c), out);
     }
   }
 }
@@ -207,9 +201,17 @@ class WindowOrder : public KernelOrder {
 std::int64_t patches_at_once(std::int64_t channels, std::int64_t count) {
   constexpr std::int64_t kCacheFloats = std::int64_t{1} << 18;
   const std::int64_t most = std::clamp<std::int64_t>(
-      kCacheFloats / (kPoints * channels) / kPatchGrain * kPatchGrain,
-      8 * kPatchGrain, 16 * kPatchGrain);
-  return std::min(most, round_up(count, kPatchGrain));
+      kCacheFloats / (kPoints * channels) / kTileRows * kTileRows,
+      8 * kTileRows, 16 * kTileRows);
+  return std::min(most, count);
+}
+
+/// Asks for `count` floats that are read soon: windows come from memory, in the
+/// order of the loops below, and the processor does not look far enough ahead.
+inline void prefetch(const float* from, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += kWidth) {
+    __builtin_prefetch(from + i);
+  }
 }
 
 /// m[point][patch][cols] = v[point] times u[point], for `count` patches.
@@ -217,17 +219,23 @@ void multiply_points(const Points& v, const float* points, std::int64_t count,
                      const float* windows, std::int64_t cols, float* m,
                      std::int64_t m_step) {
   const std::int64_t rows = v.channels;
+  const std::int64_t num_tiles = (count + kTileRows - 1) / kTileRows;
+  const std::int64_t share = kDepth * kCols / num_tiles;
   for (std::int64_t i = 0; i < kPoints; ++i) {
     const float* const left = points + i * v.step;
     const float* const right = windows + i * rows * cols;
     float* const product = m + i * m_step;
-    for (std::int64_t block = 0; block < rows; block += kDepth) {
-      for (std::int64_t j = 0; j < cols; j += kCols) {
+    for (std::int64_t j = 0; j < cols; j += kCols) {
+      for (std::int64_t block = 0; block < rows; block += kDepth) {
+        const float* const block_windows = right + j * rows + block * kCols;
+        const float* ahead = block_windows + kDepth * kCols;
         for (std::int64_t p = 0; p < count; p += kTileRows) {
+          prefetch(ahead, share);
+          ahead += share;
           float* const to = product + p * cols + j;
-          multiply_tile<float, kTileRows, kTileVecs, kDepth>(
-              kDepth, left + v.at(p, block), 1,
-              right + j * rows + block * kCols, kCols,
+          multiply_rows<float, kTileVecs, kDepth>(
+              std::min<std::int64_t>(kTileRows, count - p), kDepth,
+              left + v.at(p, block), 1, block_windows, kCols,
               block == 0 ? nullptr : to, cols, to, cols);
         }
       }
@@ -303,34 +311,72 @@ void multiply_gradients(const Points& v, const float* patches, const Points& n,
   });
 }
 
-void write_windows(const ConvShape& s, const float* sums, float* dweight) {
+/// The gradients of 16 windows of input c, for outputs from k on, from their
+/// points.
+inline void write_windows(const V* points, std::int64_t in, std::int64_t k,
+                          std::int64_t c, float* dweight) {
+  V g[9];
+  winograd::transform_to_window(points, g);
+  alignas(64) float lanes[9][kWidth];
+  for (std::int64_t i = 0; i < 9; ++i) store(lanes[i], g[i]);
+  for (std::int64_t l = 0; l < kWidth; ++l) {
+    float* const window = dweight + ((k + l) * in + c) * 9;
+    for (std::int64_t i = 0; i < 9; ++i) window[i] = lanes[i][l];
+  }
+}
+
+void write_all_windows(const ConvShape& s, const float* sums, float* dweight) {
   parallel_for(0, s.out / kWidth, 1, [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t k = from * kWidth; k < to * kWidth; k += kWidth) {
       for (std::int64_t c = 0; c < s.in; ++c) {
-        V u[16], g[9];
+        V u[kPoints];
         for (std::int64_t i = 0; i < kPoints; ++i) {
           u[i] = load(sums + (i * s.in + c) * s.out + k);
         }
-        winograd::transform_to_window(u, g);
-        alignas(64) float lanes[9][kWidth];
-        for (std::int64_t i = 0; i < 9; ++i) store(lanes[i], g[i]);
-        for (std::int64_t l = 0; l < kWidth; ++l) {
-          float* const window = dweight + ((k + l) * s.in + c) * 9;
-          for (std::int64_t i = 0; i < 9; ++i) window[i] = lanes[i][l];
-        }
+        write_windows(u, s.in, k, c, dweight);
       }
     }
   });
 }
 
+/// multiply_gradients and write_all_windows in one, for patches that are all
+/// worked on together: the sums of a tile of weights never leave the caches.
+void multiply_all_gradients(const Points& v, const float* patches,
+                            const Points& n, const float* gradients,
+                            std::int64_t count, float* dweight) {
+  const std::int64_t in = v.channels;
+  parallel_for(
+      0, n.channels / kCols, 1, [&](std::int64_t from, std::int64_t to) {
+        alignas(64) float sums[kPoints][kTileRows * kCols];
+        for (std::int64_t j = from * kCols; j < to * kCols; j += kCols) {
+          std::int64_t rows = 0;
+          for (std::int64_t c = 0; c < in; c += rows) {
+            // A tile ends with its block of channels
+            rows = std::min<std::int64_t>(kTileRows, kDepth - c % kDepth);
+            for (std::int64_t i = 0; i < kPoints; ++i) {
+              multiply_rows<float, kTileVecs, 1>(
+                  rows, count, patches + i * v.step + v.at(0, c), kDepth,
+                  gradients + i * n.step + n.at(0, j), kDepth, nullptr, 0,
+                  sums[i], kCols);
+            }
+            for (std::int64_t r = 0; r < rows; ++r) {
+              for (std::int64_t k = 0; k < kCols; k += kWidth) {
+                V u[kPoints];
+                for (std::int64_t i = 0; i < kPoints; ++i) {
+                  u[i] = load(sums[i] + r * kCols + k);
+                }
+                write_windows(u, in, j + k, c + r, dweight);
+              }
+            }
+          }
+        }
+      });
+}
+
 }  // namespace
 
 bool is_winograd(const ConvShape& s) {
-  // With fewer patches, the windows' points cost more than they save. Measured:
-  // 16 patches of 512 channels take twice the time, and 32 take 0.8 of it.
-  const std::int64_t least =
-      std::max<std::int64_t>(kPatchGrain, (s.in + s.out) / 32);
-  return s.is_wide_3x3() && Patches(s).count >= least;
+  return s.is_wide_3x3() && Patches(s).count >= kFewestPatches;
 }
 
 void winograd_forward(KernelContext& context, const ConvShape& shape,
@@ -352,18 +398,23 @@ void winograd_backward_weight(KernelContext& context, const ConvShape& shape,
   const std::int64_t at_once =
       patches_at_once(shape.in + shape.out, patches.count);
   const Points v(at_once, shape.in), n(at_once, shape.out);
-  const std::int64_t sums_size = kPoints * shape.in * shape.out;
+  const bool are_all_at_once = at_once == patches.count;
+  const std::int64_t sums_size =
+      are_all_at_once ? 0 : kPoints * shape.in * shape.out;
   Scratch scratch(context, (sums_size + v.size() + n.size()) * sizeof(float));
-  float* const sums = scratch.as<float>();
-  float* const from_x = sums + sums_size;
+  float* const from_x = scratch.as<float>();
   float* const from_dy = from_x + v.size();
+  float* const sums = from_dy + n.size();
   for (std::int64_t p = 0; p < patches.count; p += at_once) {
     const std::int64_t end = std::min(patches.count, p + at_once);
     transform_patches(patches, p, end, x, v, from_x);
     transform_gradients(patches, p, end, dy, n, from_dy);
+    if (are_all_at_once) {
+      return multiply_all_gradients(v, from_x, n, from_dy, end, dweight);
+    }
     multiply_gradients(v, from_x, n, from_dy, end - p, p == 0, sums);
   }
-  write_windows(shape, sums, dweight);
+  write_all_windows(shape, sums, dweight);
 }
 
 }  // namespace shardbook::kernels::cpu
