@@ -67,17 +67,18 @@ def run_model_parallel(options):
     """ResNet-50 on one device, on two in turn, and in splits.
 
     Each is measured round by round, one core per device, beside the simulator's
-    prediction.
+    prediction, which also chooses the cut for each size of splits.
     """
-    cluster = "this-machine"
+    cluster, partition = "this-machine", "time"
     cache = (os.environ.get("XDG_CACHE_HOME")
              or os.path.join(os.environ["HOME"], ".cache"))
     if not os.path.isfile(os.path.join(cache, "shardbook/this-machine.json")):
         say("Predictions need ./shardbook bench this-machine, once.")
-        cluster = "none"
+        cluster, partition = "none", "half"
     command = [built(MODEL_PARALLEL), "--model", "resnet50", "--batch", "24",
                "--image-size", "128", "--steps", "1", "--no-check",
-               "--cluster", cluster, "--sweep", "3,4,6,8,12", "--repeats", "5"]
+               "--cluster", cluster, "--partition", partition,
+               "--sweep", "3,4,6,8,12", "--repeats", "5"]
     return programs.run([*command, *options],
                         environment={"OMP_NUM_THREADS": "2"})
 

@@ -56,16 +56,9 @@ double input_bytes(const Options& options, const ModelConfig& config) {
 
 double boundary_numel(const Options& options, const LayerList& layers,
                       int cut) {
-  RankContext shapes(Device::meta());
-  const RankContext::Scope scope(shapes);
-  const ModelConfig config = model_config(options);
-  const Tensor sample =
-      config.is_image()
-          ? Tensor::empty({1, 3, options.image_size, options.image_size},
-                          {options.dtype})
-          : Tensor::empty({1, options.seq}, {DType::kI64});
-  const LayerInput crossing = trace_shapes(
-      layers, {sample}, options.dtype)[static_cast<std::size_t>(cut)];
+  const LayerInput crossing =
+      trace_shapes(layers, {input_on_shapes(options, 1)},
+                   options.dtype)[static_cast<std::size_t>(cut)];
   double numel = 0;
   for (const ValueSpec& value : crossing.values) {
     numel += static_cast<double>(shape_numel(value.shape));

@@ -11,6 +11,9 @@ void add_options(CommandLine& line, Settings& settings, Extras& extras) {
   line.add("--variant", &settings.variant,
            "one device, two in turn, or two at the same time", kVariants);
   line.add("--split-size", &settings.split_size, "rows of a split", 1);
+  line.add("--partition", &settings.partition,
+           "where to cut: half (after layer2 of a ResNet), uniform, "
+           "parameters, time, type:REGEX, or the layers of each device (8,10)");
   line.refuse("--micro-batches",
               "splits are counted in rows; give --split-size");
   line.add("--loss", &settings.loss,

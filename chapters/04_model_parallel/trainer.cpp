@@ -6,6 +6,7 @@
 
 #include "chapters/04_model_parallel/bill.h"
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/run/parity.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -18,6 +19,24 @@ Settings on_one_device(const Settings& settings) {
   one.variant = "single";
   if (settings.variant != "pipeline") one.split_size = 0;
   return one;
+}
+
+Tensor input_on_shapes(const Options& options, std::int64_t rows) {
+  if (model_config(options).is_image()) {
+    return Tensor::empty({rows, 3, options.image_size, options.image_size},
+                         {options.dtype, Device::meta()});
+  }
+  return Tensor::empty({rows, options.seq}, {DType::kI64, Device::meta()});
+}
+
+int cut_of(const Options& options, const Settings& settings,
+           const LayerList& layers) {
+  if (settings.partition == "half") return half_of(model_config(options));
+  const std::int64_t rows = settings.variant == "pipeline"
+                                ? std::min(settings.split_size, options.batch)
+                                : options.batch;
+  return cuts_of(options, settings.partition, layers, /*num_stages=*/2,
+                 [&] { return Tensors{input_on_shapes(options, rows)}; })[1];
 }
 
 Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype) {
@@ -43,7 +62,7 @@ Trainer::Trainer(const Options& options, const Settings& settings,
       config_(model_config(options)),
       data_(Dataset::open(options, config_)),
       layers_(layers_of(config_)),
-      cut_(half_of(config_)) {
+      cut_(cut_of(options, settings, *layers_)) {
   SB_CHECK(settings.loss == "cross_entropy" || config_.is_image(),
            "--loss mse: for images; ", options.model,
            " is trained with --loss cross_entropy");

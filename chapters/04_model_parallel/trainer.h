@@ -23,6 +23,8 @@ struct Settings {
   std::string variant = "pipeline";
   /// Rows of a split. For `single`, 0 is the whole batch at once.
   std::int64_t split_size = 6;
+  /// Where the model is cut: "half" (half_of), or as cuts_of reads it.
+  std::string partition = "half";
   /// "mse" (against one-hot labels) or "cross_entropy".
   std::string loss = "mse";
 
@@ -31,6 +33,14 @@ struct Settings {
 
 /// The settings of the reference run: one device, over the same splits.
 Settings on_one_device(const Settings& settings);
+
+/// The number of layers on the first device. "time" balances one split on
+/// --cluster. Throws Error for a partition that does not fit the model.
+int cut_of(const Options& options, const Settings& settings,
+           const LayerList& layers);
+
+/// The model's input for `rows` rows, without data.
+Tensor input_on_shapes(const Options& options, std::int64_t rows);
 
 /// Labels i64 [n] as one-hot rows [n, classes], on the labels' device.
 Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype);

@@ -237,6 +237,8 @@ class Draw:
     def draw_04(self):
         self.maybe(0.7, "--variant", "single", "model_parallel", "pipeline")
         self.maybe(0.8, "--split-size", self.pieces())
+        self.maybe(0.3, "--partition", "half", "uniform", "parameters", "time",
+                   self.balance())
         self.maybe(0.3, "--loss", "mse", "cross_entropy")
         if self.sometimes(0.05):
             self.give("--sweep", "1,3")

@@ -40,6 +40,34 @@ TEST(ModelParallelCut, IsBehindLayerTwo) {
   }
 }
 
+int cut_of_resnet50(const std::string& partition, std::int64_t split_size,
+                    const std::string& cluster = "textbook") {
+  Options options = tiny_options();
+  options.model = "resnet50";
+  options.batch = 24;
+  options.image_size = 128;
+  options.cluster = cluster;
+  const Settings settings = {.split_size = split_size, .partition = partition};
+  return cut_of(options, settings, *layers_of(model_config(options)));
+}
+
+TEST(ModelParallelCut, IsWhereThePartitionSays) {
+  EXPECT_EQ(cut_of_resnet50("half", 6), 8);
+  EXPECT_EQ(cut_of_resnet50("uniform", 6), 9);
+  EXPECT_EQ(cut_of_resnet50("11,7", 6), 11);
+  EXPECT_EQ(error_of([] { cut_of_resnet50("9,10", 6); }),
+            "--partition 9,10: adds up to 19 layers; resnet50 has 18");
+  EXPECT_NE(error_of([] { cut_of_resnet50("time", 6, "none"); }).find("none"),
+            std::string::npos);
+}
+
+// On a V100 each operation on one image takes its launch, so the 18 layers
+// count, most of which are behind layer2; on all images their arithmetic does.
+TEST(ModelParallelCut, ByTimeIsThatOfOneSplit) {
+  EXPECT_GT(cut_of_resnet50("time", 1, "dgx-v100"),
+            cut_of_resnet50("time", 24, "dgx-v100"));
+}
+
 TEST(ModelParallelCut, LeavesEachDeviceItsLayers) {
   const auto layers = toy_layers();
   const Device a = Device::cpu(0), b = Device::cpu(1);
@@ -73,6 +101,16 @@ TEST_P(ModelParallelParity, PipelinedHasTheBitsOfOneDeviceOverTheSameSplits) {
   for (const std::int64_t split : sized<std::int64_t>({2, 3, 4, 50}, {3})) {
     SCOPED_TRACE(split);
     const Settings settings = {.variant = "pipeline", .split_size = split};
+    expect_same_bits(run(options, settings),
+                     run(options, on_one_device(settings)));
+  }
+}
+
+TEST_P(ModelParallelParity, AnotherCutHasTheBitsOfOneDeviceToo) {
+  const Options options = tiny_options(GetParam());
+  for (const std::string partition : {"1,5", "5,1"}) {
+    SCOPED_TRACE(partition);
+    const Settings settings = {.split_size = 3, .partition = partition};
     expect_same_bits(run(options, settings),
                      run(options, on_one_device(settings)));
   }
