@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "chapters/04_model_parallel/toy.h"
+#include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
 
 namespace shardbook::model_parallel {
@@ -12,8 +13,7 @@ void add_options(CommandLine& line, Settings& settings, Extras& extras) {
            "one device, two in turn, or two at the same time", kVariants);
   line.add("--split-size", &settings.split_size, "rows of a split", 1);
   line.add("--partition", &settings.partition,
-           "where to cut: half (after layer2 of a ResNet), uniform, "
-           "parameters, time, type:REGEX, or the layers of each device (8,10)");
+           kPartitionHelp + std::string("; half: after layer2 of a ResNet"));
   line.refuse("--micro-batches",
               "splits are counted in rows; give --split-size");
   line.add("--loss", &settings.loss,

@@ -9,7 +9,8 @@
 namespace shardbook::kernels::cpu {
 
 /// `matmul` through a cached oneDNN primitive, f32 or bf16; leading dimensions
-/// are given. False when oneDNN has no such product on this machine.
+/// are given. False when oneDNN has no such product on this machine, or a slow
+/// one.
 bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
                  const void* a, const void* b, void* c, const void* bias);
 
