@@ -64,14 +64,17 @@ struct Size {
   std::int64_t batch, seq;
 };
 
-// Sizes near those of gpt-nano and mlp, and never the same. The depth is
-// theirs, since the tensors kept for backward push the rest out of the caches.
+// Sizes near those of gpt-nano and mlp and of their micro-batches, and never the
+// same. The depth is theirs, since the tensors kept for backward push the rest
+// out of the caches.
 const std::vector<Size> kSizes = {
     {"gpt2", 48, 4, 4, 28, 48}, {"gpt2", 48, 4, 4, 14, 56},
     {"gpt2", 56, 4, 4, 24, 72}, {"gpt2", 72, 4, 4, 26, 60},
     {"gpt2", 72, 4, 4, 11, 72}, {"gpt2", 80, 4, 4, 22, 56},
-    {"gpt2", 96, 4, 4, 10, 64}, {"mlp", 48, 1, 3, 28, 48},
-    {"mlp", 80, 1, 3, 14, 72}};
+    {"gpt2", 96, 4, 4, 10, 64}, {"gpt2", 56, 4, 4, 5, 72},
+    {"gpt2", 72, 4, 4, 3, 56},  {"gpt2", 48, 4, 4, 2, 60},
+    {"mlp", 48, 1, 3, 28, 48},  {"mlp", 80, 1, 3, 14, 72},
+    {"mlp", 56, 1, 3, 4, 60}};
 
 // Around ResNet-50 with images of 128 x 128, which the chapter on model
 // parallelism trains, and never the same.
