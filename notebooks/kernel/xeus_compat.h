@@ -4,6 +4,7 @@
 // how a cell's reply is given back, and how a server is made.
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,21 +47,34 @@ class XeusInterpreter : public xeus::xinterpreter {
 #endif
 };
 
-#if XEUS_VERSION_MAJOR >= 5
+#if XEUS_VERSION_MAJOR < 3 || XEUS_VERSION_MAJOR >= 5
 /// xeus' own server, which waits before it ends: its publisher drops what it has
 /// not sent when it is told to stop, and a page that misses the last "idle"
 /// shows a kernel that is busy for ever after a restart.
 class XeusServer : public xeus::xserver_zmq {
  public:
-  XeusServer(xeus::xcontext& context, const xeus::xconfiguration& configuration,
-             nl::json::error_handler_t on_bad_text)
-      : xserver_zmq(context, configuration, on_bad_text) {}
+  using xserver_zmq::xserver_zmq;
 
  private:
   void start_impl(xeus::xpub_message message) override {
     start_publisher_thread();
     start_heartbeat_thread();
     publish(std::move(message), xeus::channel::SHELL);
+    serve();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    stop_channels();
+#if XEUS_VERSION_MAJOR < 3
+    std::exit(0);  // as xeus does: its threads may still use this object
+#endif
+  }
+
+#if XEUS_VERSION_MAJOR < 3
+  void serve() {
+    m_request_stop = false;
+    while (!m_request_stop) poll(/*timeout=*/-1);
+  }
+#else
+  void serve() {
     while (!is_stopped()) {
       std::optional<message_channel> received = poll_channels(/*timeout=*/-1);
       if (!received) continue;
@@ -71,16 +85,21 @@ class XeusServer : public xeus::xserver_zmq {
         notify_shell_listener(std::move(request));
       }
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    stop_channels();
   }
   void stop_impl() override { set_request_stop(true); }
+#endif
 };
 
 inline std::unique_ptr<xeus::xserver> make_xeus_server(
     xeus::xcontext& context, const xeus::xconfiguration& configuration,
     nl::json::error_handler_t on_bad_text) {
+#if XEUS_VERSION_MAJOR < 3
+  return std::make_unique<XeusServer>(
+      context.get_wrapped_context<zmq::context_t>(), configuration,
+      on_bad_text);
+#else
   return std::make_unique<XeusServer>(context, configuration, on_bad_text);
+#endif
 }
 #endif
 
@@ -89,7 +108,7 @@ inline std::unique_ptr<xeus::xkernel> make_kernel(
     std::unique_ptr<xeus::xinterpreter> interpreter) {
 #if XEUS_VERSION_MAJOR < 3
   auto context = xeus::make_context<zmq::context_t>();
-  const auto make_server = xeus::make_xserver_zmq;
+  const auto make_server = make_xeus_server;
 #else
   auto context = xeus::make_zmq_context();
 #if XEUS_VERSION_MAJOR < 5

@@ -171,9 +171,10 @@ class BrowserTest(unittest.TestCase):
         await page.until("document.querySelector('.modal .btn-danger')",
                          "the question whether to restart")
         await page.click(".modal .btn-danger")
-        await page.until(f"{TEXTS}.join('') === '' && !{BUSY} && "
-                         "Jupyter.notebook.kernel.is_connected()",
-                         "the restart")
+        await page.until(f"{TEXTS}.join('') === ''", "the outputs to go")
+        await page.until("Jupyter.notebook.kernel.is_connected()",
+                         "the restarted kernel")
+        await page.until(f"!{BUSY}", "the restarted kernel to be idle")
         # The new kernel knows nothing, and learns it again.
         await self.run_cell(page, -1)
         await page.until(f"{TEXTS}.at(-1).includes('undeclared') && !{BUSY}",
