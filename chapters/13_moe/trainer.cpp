@@ -216,6 +216,12 @@ TrainingState Trainer::state() {
     if (own.loaded) loaded.push_back(own.loaded);
   }
   place_parts(state, layout_, mesh_.world().rank(), config_.vocab_size);
+  // Drops and the gates' losses depend on the tokens that are routed together
+  const bool drops = !how_.moe.is_dropless && how_.moe.gate.drop_tokens;
+  if (drops || how_.moe.aux_coefficient != 0) {
+    state.agreed["groups of tokens"] =
+        std::to_string(dp_.size() * how_.micro_batches);
+  }
   state.loaded = [loaded](const std::map<std::string, double>& numbers) {
     for (const auto& each : loaded) each(numbers);
   };

@@ -227,6 +227,11 @@ sequence_parallel::SequenceOptions HybridOptions::sequence() const {
   return options;
 }
 
+std::map<std::string, std::string> HybridOptions::agreed() const {
+  if (!has_experts()) return {};
+  return {{"groups of tokens", std::to_string(dp * cp * micro_batches)}};
+}
+
 moe::MoeOptions HybridOptions::moe() const {
   moe::MoeOptions options;
   options.gate.num_experts = experts;

@@ -9,6 +9,7 @@
 // start, with the reason. The table of the page is made by the same code: it
 // asks for each combination, and prints what it is told.
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,9 @@ struct HybridOptions {
   sequence_parallel::SequenceOptions sequence() const;
   bool has_experts() const { return experts > 1; }
   moe::MoeOptions moe() const;
+  /// What a run has in common with the one that it continues: drops and the
+  /// gates' losses depend on the tokens that are routed together.
+  std::map<std::string, std::string> agreed() const;
   /// Of whole stages, as the pipeline does it.
   pipeline::Recompute recomputed_stages() const;
   /// The scale of the loss of the first step, and how it goes on.

@@ -156,6 +156,7 @@ std::vector<NamedTensor> Trainer::full_state() {
 
 TrainingState Trainer::state() {
   TrainingState state;
+  state.agreed = how_.agreed();
   update_->add_to(state);
   add_whole(state, running_statistics(*model_), update_->optimizer());
   if (model_config(options_).is_image()) {

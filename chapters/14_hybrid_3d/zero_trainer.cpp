@@ -191,6 +191,7 @@ std::vector<Bill> ZeroTrainer::bills() {
 
 TrainingState ZeroTrainer::state() {
   TrainingState state;
+  state.agreed = how_.agreed();
   std::vector<decltype(state.loaded)> loaded;
   for (zero::ZeroOptimizer* zero : zeros()) {
     TrainingState own = zero->state();

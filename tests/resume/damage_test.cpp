@@ -97,6 +97,30 @@ TEST_F(Refused, AnotherOptimizersStateInAnotherChapter) {
                  {"keeps a loss scale"});
 }
 
+// Gates drop tokens, and balance experts, within the tokens of one rank.
+TEST_F(Refused, TokensThatAreRoutedInOtherGroups) {
+  const std::string four = "--dtype f64 --world-size 4 --steps 1";
+  const std::string two = "--dtype f64 --world-size 2 --steps 2 --resume";
+  fs::remove_all(checkpoints());
+  ASSERT_EQ(train("13_moe", four).status, 0);
+  expect_refused(train("13_moe", two), {"groups of tokens 4 there, 2 here"});
+  const Outcome as_many = train("13_moe", two + " --micro-batches 2");
+  EXPECT_EQ(as_many.status, 0) << as_many.text;
+
+  // Without drops and losses of gates, groups do not matter
+  const std::string free = " --dropless --aux-coefficient 0";
+  fs::remove_all(checkpoints());
+  ASSERT_EQ(train("13_moe", four + free).status, 0);
+  const Outcome others = train("13_moe", two + free);
+  EXPECT_EQ(others.status, 0) << others.text;
+
+  const std::string experts = " --num-experts 4 --micro-batches 1 ";
+  fs::remove_all(checkpoints());
+  ASSERT_EQ(train("14_hybrid_3d", four + experts).status, 0);
+  expect_refused(train("14_hybrid_3d", two + experts),
+                 {"groups of tokens 4 there, 2 here"});
+}
+
 // --- Damage ------------------------------------------------------------------
 
 TEST_F(Refused, ALostFileIsNamed) {
