@@ -34,9 +34,11 @@ bool is_left_to_shapes(const BillSizes& z) {
   return z.c() > 1 || z.how->sequence_parallel ||
          z.how->recompute == "attention";
 }
-void leave_to_shapes(MemoryBill& bill, bool trains) {
+void leave_to_shapes(MemoryBill& bill, const BillSizes& z) {
+  const bool trains = z.options->steps > 0;
   bill[MemoryKind::kActivation] = trains ? kNotPredicted : 0;
-  bill[MemoryKind::kInput] = trains ? kNoClaim : 0;
+  // A rank's own tokens lie beside all of them
+  if (z.c() > 1) bill[MemoryKind::kInput] = trains ? kNoClaim : 0;
   bill[MemoryKind::kCommunication] = trains ? kNoClaim : 0;
 }
 
@@ -233,7 +235,7 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
                      std::max({fc, proj, table, positions}));
   }
   if (is_left_to_shapes(z)) {
-    leave_to_shapes(bill, trains);
+    leave_to_shapes(bill, z);
   } else if (z.t() > 1) {
     std::vector<MicroBatch> piece(1);
     piece[0].rows = static_cast<std::int64_t>(z.rows);
@@ -260,7 +262,7 @@ MemoryBill expert_zero_memory(const BillSizes& z,
                                         z.how->moe(), sizes, {})
                         .memory;
   if (is_left_to_shapes(z) || z.how->recompute == "blocks") {
-    leave_to_shapes(bill, z.options->steps > 0);
+    leave_to_shapes(bill, z);
   }
   return bill;
 }
