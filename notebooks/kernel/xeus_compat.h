@@ -53,7 +53,14 @@ class XeusInterpreter : public xeus::xinterpreter {
 /// shows a kernel that is busy for ever after a restart.
 class XeusServer : public xeus::xserver_zmq {
  public:
-  using xserver_zmq::xserver_zmq;
+#if XEUS_VERSION_MAJOR < 3
+  using Context = zmq::context_t;
+#else
+  using Context = xeus::xcontext;
+#endif
+  XeusServer(Context& context, const xeus::xconfiguration& configuration,
+             nl::json::error_handler_t on_bad_text)
+      : xserver_zmq(context, configuration, on_bad_text) {}
 
  private:
   void start_impl(xeus::xpub_message message) override {
