@@ -132,6 +132,22 @@ TEST_P(Matmul, LargeProductsEqualTheDefinitionToo) {
   }
 }
 
+// The gradient of a weight with more outputs than inputs: over many rows, oneDNN
+// computes it in turned order where the result has neither sums nor gaps.
+TEST_P(Matmul, TallGradientsEqualTheDefinition) {
+  for (const std::int64_t gap : {0, 5}) {
+    for (const bool trans_b : {false, true}) {
+      for (const bool accumulate : {false, true}) {
+        Problem p = problem(1, 160, 70, 400, /*trans_a=*/true, trans_b, gap);
+        p.args.accumulate = accumulate;
+        SCOPED_TRACE(testing::Message()
+                     << "gap " << gap << " layout " << trans_b << accumulate);
+        check(p, false);
+      }
+    }
+  }
+}
+
 TEST_P(Matmul, WithoutInnerSizeIsZeroOrBias) {
   Problem p = problem(2, 3, 4, 0, false, false);
   check(p, false);

@@ -1,0 +1,69 @@
+"""Mutants of kernels that were written for speed, and of the cuts of chapter
+04: windows of 3x3 by Winograd's algorithm, gradients of tall weights."""
+
+from mutants import chapter, folder
+
+# --- Winograd's algorithm --------------------------------------------------------
+
+kernels = folder("core/kernels/cpu", "kernels")
+WINOGRAD = "Winograd.*"
+kernels("winograd.cpp", "patch / cols % rows * 2", "patch / rows % rows * 2",
+        WINOGRAD)
+# No padding to the left of an image, or above it
+kernels("winograd.cpp", "x = place.x + i % 4 - 1", "x = place.x + i % 4",
+        WINOGRAD)
+kernels("winograd.cpp", "y >= 0 && y < patches.h && x >= 0 && x < patches.w",
+        "y >= 0 && x >= 0 && x < patches.w", WINOGRAD)
+# The last patch of an odd image writes its neighbour's outputs
+kernels("winograd.cpp", "if (y >= patches.h || x >= patches.w) continue;",
+        "if (y >= patches.h) continue;", WINOGRAD)
+kernels("winograd.cpp", "bias == nullptr ? V(0.0f) : load(bias + c)",
+        "V(0.0f)", WINOGRAD)
+# Channels behind the first block
+kernels("winograd.cpp", "return channel / kDepth * patches * kDepth + patch",
+        "return patch", WINOGRAD)
+kernels("winograd.cpp", "block == 0 ? nullptr : to, cols, to, cols",
+        "nullptr, cols, to, cols", WINOGRAD)
+# The gradient of the image turns its windows by half a turn
+kernels("winograd.cpp", "lanes[turned_ ? 8 - i : i][l]", "lanes[i][l]",
+        WINOGRAD)
+kernels("winograd.cpp", "order->in_ == in_ &&\n           order->turned_ == "
+        "turned_", "order->in_ == in_", WINOGRAD)
+# The last patches of a turn that is not full
+kernels("winograd.cpp", "std::min<std::int64_t>(kTileRows, count - p), kDepth,",
+        "kTileRows, kDepth,", WINOGRAD)
+# A tile of weights that goes on in the next block of channels: in both loops
+kernels("winograd.cpp", "rows = std::min<std::int64_t>(kTileRows, kDepth - c % "
+        "kDepth);\n          float*",
+        "rows = kTileRows;\n          float*", WINOGRAD)
+kernels("winograd.cpp", "rows = std::min<std::int64_t>(kTileRows, kDepth - c % "
+        "kDepth);\n            for",
+        "rows = kTileRows;\n            for", WINOGRAD)
+kernels("winograd.cpp", "first ? nullptr : at, out, at, out",
+        "nullptr, out, at, out", WINOGRAD)
+kernels("winograd.cpp", "from_dy, end - p, p == 0, sums",
+        "from_dy, end - p, false, sums", WINOGRAD)
+kernels("winograd.cpp", "write_windows(u, in, j + k, c + r, dweight)",
+        "write_windows(u, in, j + k, c, dweight)", WINOGRAD)
+kernels("winograd.cpp", "are_all_at_once = at_once == patches.count",
+        "are_all_at_once = true", WINOGRAD)
+
+# --- Products ----------------------------------------------------------------------
+
+MATMUL = "*Matmul.*"
+kernels("matmul_dnnl.cpp", "!(is_tall(args) && (args.accumulate || "
+        "args.ldc != args.n))", "true", MATMUL)
+kernels("matmul_dnnl.cpp", "(args.accumulate ? 4 : 0) | (bias", "(bias",
+        MATMUL)
+kernels("matmul_dnnl.cpp", "sgemm(!args.trans_b, false,",
+        "sgemm(args.trans_b, false,", MATMUL)
+
+# --- Where chapter 04 cuts -----------------------------------------------------------
+
+cut = chapter("04_model_parallel", "pipelines")
+cut("trainer.cpp", 'if (settings.partition == "half") return half_of(',
+    "if (true) return half_of(", "ModelParallelCut.*")
+cut("trainer.cpp", "std::min(settings.split_size, options.batch)",
+    "options.batch", "ModelParallelCut.*")
+cut("bill.cpp", "[static_cast<std::size_t>(cut)]", "[1]",
+    "ModelParallelBill.*")
