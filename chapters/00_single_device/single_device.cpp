@@ -71,6 +71,9 @@ std::vector<NamedTensor> SingleDevice::full_state() {
 TrainingState SingleDevice::state() {
   TrainingState state;
   add_whole(state, state_of(*loaded_.model), *optimizer_);
+  agree_on_images(
+      state, options_,
+      strided_micro_batches(options_.batch, how_.num_micro_batches)[0]);
   if (options_.dtype != DType::kF16) return state;
   state.numbers = scaler_.state();
   state.numbers["updates"] = static_cast<double>(num_updates_);

@@ -81,9 +81,7 @@ std::vector<MemoryBill> memory_bills(const Options& options,
                                      Trainer& trainer) {
   const int n = settings.num_devices();
   const double states = optimizer_states(options);
-  const bool in_splits = settings.variant != "model_parallel" &&
-                         settings.split_size > 0 &&
-                         settings.split_size < options.batch;
+  const bool in_splits = rows_of_split(options, settings) < options.batch;
   std::vector<MemoryBill> bills(static_cast<std::size_t>(n));
   for (int i = 0; i < n; ++i) {
     MemoryBill& bill = bills[static_cast<std::size_t>(i)];

@@ -29,14 +29,19 @@ Tensor input_on_shapes(const Options& options, std::int64_t rows) {
   return Tensor::empty({rows, options.seq}, {DType::kI64, Device::meta()});
 }
 
+std::int64_t rows_of_split(const Options& options, const Settings& settings) {
+  const bool is_whole =
+      settings.variant == "model_parallel" || settings.split_size == 0;
+  return is_whole ? options.batch
+                  : std::min(settings.split_size, options.batch);
+}
+
 int cut_of(const Options& options, const Settings& settings,
            const LayerList& layers) {
   if (settings.partition == "half") return half_of(model_config(options));
-  const std::int64_t rows = settings.variant == "pipeline"
-                                ? std::min(settings.split_size, options.batch)
-                                : options.batch;
-  return cuts_of(options, settings.partition, layers, /*num_stages=*/2,
-                 [&] { return Tensors{input_on_shapes(options, rows)}; })[1];
+  return cuts_of(options, settings.partition, layers, /*num_stages=*/2, [&] {
+    return Tensors{input_on_shapes(options, rows_of_split(options, settings))};
+  })[1];
 }
 
 Tensor one_hot(const Tensor& labels, std::int64_t classes, DType dtype) {
@@ -187,6 +192,8 @@ TrainingState Trainer::state() {
               *optimizers_[static_cast<std::size_t>(i)]);
   }
   state.agreed["--loss"] = settings_.loss;
+  const std::int64_t rows = rows_of_split(options_, settings_);
+  agree_on_images(state, options_, {BatchSlice{}, rows});
   return state;
 }
 

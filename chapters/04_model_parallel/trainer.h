@@ -34,6 +34,10 @@ struct Settings {
 /// The settings of the reference run: one device, over the same splits.
 Settings on_one_device(const Settings& settings);
 
+/// Rows that are computed together, by one device or by each of two: those of a
+/// split, or the batch.
+std::int64_t rows_of_split(const Options& options, const Settings& settings);
+
 /// The number of layers on the first device. "time" balances one split on
 /// --cluster. Throws Error for a partition that does not fit the model.
 int cut_of(const Options& options, const Settings& settings,

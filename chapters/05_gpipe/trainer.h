@@ -69,6 +69,7 @@ class Trainer : public Strategy {
   TrainingState state() override {
     TrainingState state;
     add_whole(state, model_->named_state(), *optimizer_);
+    agree_on_images(state, options_, feed_.pieces()[0]);
     return state;
   }
 

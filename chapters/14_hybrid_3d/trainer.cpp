@@ -159,11 +159,7 @@ TrainingState Trainer::state() {
   state.agreed = how_.agreed();
   update_->add_to(state);
   add_whole(state, running_statistics(*model_), update_->optimizer());
-  if (model_config(options_).is_image()) {
-    // Batch norm normalises by micro-batches: others give another training
-    state.agreed["micro-batches of all replicas"] =
-        std::to_string(how_.dp * how_.micro_batches);
-  }
+  agree_on_images(state, options_, pieces_of(options_, how_, 0)[0]);
   place_parts(state, layers_.layout, groups_.parts.rank(),
               model_config(options_).vocab_size);
   if (options_.dtype == DType::kF16) state.numbers = scaler_.state();

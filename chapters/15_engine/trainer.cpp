@@ -87,6 +87,10 @@ std::vector<Bill> ModuleTrainer::bills() {
 
 TrainingState ModuleTrainer::state() {
   TrainingState state = engine_->state();
+  agree_on_images(
+      state, options_,
+      strided_micro_batches(options_.batch,
+                            engine_->gradient_accumulation_steps())[0]);
   if (options_.dtype != DType::kF16) return state;
   state.numbers = engine_->scaler_numbers();
   state.numbers["skipped steps"] =

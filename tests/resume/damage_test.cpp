@@ -121,6 +121,44 @@ TEST_F(Refused, TokensThatAreRoutedInOtherGroups) {
                  {"groups of tokens 4 there, 2 here"});
 }
 
+// Batch norm normalises by the images of a piece.
+TEST_F(Refused, ImagesInOtherPieces) {
+  write(path("resnet.json"), R"({"model_type": "resnet", "depths": [1, 1],
+      "hidden_sizes": [4, 8], "embedding_size": 4, "layer_type": "basic",
+      "num_labels": 5})");
+  struct Case {
+    std::string chapter, pieces, others, difference;
+  };
+  const std::string m2 = "--micro-batches 2", m4 = "--micro-batches 4";
+  const auto accumulates = [](const std::string& pieces) {
+    return R"(--world-size 1 --config '{"gradient_accumulation_steps": )" +
+           pieces + "}'";
+  };
+  for (const Case& each :
+       {Case{"00_single_device", m2, m4,
+             "4 images, each 2 apart there, 2 images, each 4 apart here"},
+        Case{"04_model_parallel", "--split-size 4", "--split-size 2",
+             "4 images in a row there, 2 images in a row here"},
+        Case{"05_gpipe", m2, m4,
+             "4 images in a row there, 2 images in a row here"},
+        Case{"15_engine", accumulates("2"), accumulates("4"),
+             "4 images, each 2 apart there, 2 images, each 4 apart here"}}) {
+    SCOPED_TRACE(each.chapter);
+    const std::string images =
+        "--data random --image-size 8 --model " + path("resnet.json") + " ";
+    fs::remove_all(checkpoints());
+    const Outcome first =
+        train(each.chapter, images + each.pieces + " --steps 1");
+    ASSERT_EQ(first.status, 0) << first.text;
+    expect_refused(
+        train(each.chapter, images + each.others + " --steps 2 --resume"),
+        {"batch norms see " + each.difference});
+    const Outcome same =
+        train(each.chapter, images + each.pieces + " --steps 2 --resume");
+    EXPECT_EQ(same.status, 0) << same.text;
+  }
+}
+
 // --- Damage ------------------------------------------------------------------
 
 TEST_F(Refused, ALostFileIsNamed) {

@@ -1,7 +1,10 @@
 #include "chapters/common/run/training_state.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "chapters/common/run/training.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -29,6 +32,15 @@ void add_whole(TrainingState& state, const std::vector<NamedTensor>& tensors,
     }
     state.parts.push_back(std::move(part));
   }
+}
+
+void agree_on_images(TrainingState& state, const Options& options,
+                     const MicroBatch& first) {
+  if (!model_config(options).is_image()) return;
+  const std::int64_t stride = first.slice.stride;
+  state.agreed["batch norms see"] =
+      stride == 1 ? fmt::format("{} images in a row", first.rows)
+                  : fmt::format("{} images, each {} apart", first.rows, stride);
 }
 
 std::vector<StateField> fields_of(const StatePart& part) {

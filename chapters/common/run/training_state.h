@@ -19,11 +19,14 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/run/micro_batches.h"
 #include "core/module.h"
 #include "core/optim.h"
 #include "core/shards.h"
 
 namespace shardbook {
+
+struct Options;
 
 /// Elements [begin, begin + values.numel()) of a part of a parameter or buffer,
 /// flattened. Ranks that name the same elements hold the same bits.
@@ -58,6 +61,12 @@ struct TrainingState {
 /// its state.
 void add_whole(TrainingState& state, const std::vector<NamedTensor>& tensors,
                Optimizer& optimizer);
+
+/// Batch norm normalises by the images of one piece of the batch: where batches
+/// are cut into other pieces, a run is another training and may not continue
+/// this one. `first` is the first piece. Does nothing for language models.
+void agree_on_images(TrainingState& state, const Options& options,
+                     const MicroBatch& first);
 
 /// The parameter that is number `slot` of the optimizer, or -1.
 std::int64_t slot_of(const Optimizer& optimizer, const Tensor& parameter);
