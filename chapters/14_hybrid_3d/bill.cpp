@@ -38,7 +38,7 @@ void leave_to_shapes(MemoryBill& bill, const BillSizes& z) {
   const bool trains = z.options->steps > 0;
   bill[MemoryKind::kActivation] = trains ? kNotPredicted : 0;
   // A rank's own tokens lie beside all of them
-  if (z.c() > 1) bill[MemoryKind::kInput] = trains ? kNoClaim : 0;
+  if (z.c() > 1) bill[MemoryKind::kInput] = trains ? kNotPredicted : 0;
   bill[MemoryKind::kCommunication] = trains ? kNoClaim : 0;
 }
 
@@ -177,7 +177,7 @@ MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
                                             on_shapes, engine);
   // RSA's mask outlives the micro-batch on which the rest was measured
   const bool has_mask = z.c() > 1 && z.how->cp_kind == "rsa";
-  if (has_mask && options.steps > 0) bill[MemoryKind::kInput] = kNoClaim;
+  if (has_mask && options.steps > 0) bill[MemoryKind::kInput] = kNotPredicted;
   double updated = 0, flats = 0;
   double whole = 0, shards = 0, most = 0, sums = 0;
   for (const UpdateBucket& bucket : *z.buckets) {

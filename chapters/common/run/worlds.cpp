@@ -35,13 +35,14 @@ Options on_shapes(const Options& options) {
   return shapes;
 }
 
-// Some activations have no formula (a ResNet's), nor have gradients that pass
-// beside sums in f32: the run on shapes predicts them.
+// Some peaks have no formula: a ResNet's activations, gradients that pass beside
+// sums in f32, tokens that are cut by context parallelism. The run on shapes
+// predicts them.
 void adopt_open_peaks(const Report& shapes, Report& report) {
   const std::size_t n = std::min(shapes.ranks.size(), report.ranks.size());
   for (std::size_t rank = 0; rank < n; ++rank) {
     for (const MemoryKind kind :
-         {MemoryKind::kActivation, MemoryKind::kGradient}) {
+         {MemoryKind::kActivation, MemoryKind::kGradient, MemoryKind::kInput}) {
       const auto k = static_cast<std::size_t>(kind);
       Claim& claim = report.ranks[rank].peak[k];
       if (claim.predicted != kNotPredicted) continue;

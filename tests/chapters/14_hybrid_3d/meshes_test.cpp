@@ -147,6 +147,26 @@ TEST(HybridOrders, MoveRanksAndNoNumbers) {
   EXPECT_EQ(topology_of(how).text(), "dp=2 x pp=2 x cp=1 x tp=4");
 }
 
+// No peak passes without a prediction: the rank's own tokens, RSA's mask.
+TEST(HybridContext, InputIsPredicted) {
+  for (const char* kind : {"ring", "rsa"}) {
+    for (const HybridOptions& shape : {mesh(1, 1, 2, 2), mesh(2, 1, 2, 1, 3)}) {
+      HybridOptions how = shape;
+      how.cp_kind = kind;
+      SCOPED_TRACE(name_of(how));
+      Options options = nano_options(ranks_of(how));
+      options.steps = 1;
+      options.cluster = "textbook";
+      for (const RankReport& rank : train_on(options, how).ranks) {
+        const Claim& input =
+            rank.peak[static_cast<std::size_t>(MemoryKind::kInput)];
+        EXPECT_GT(input.counted, 0);
+        EXPECT_EQ(input.predicted, input.counted);
+      }
+    }
+  }
+}
+
 TEST(HybridContext, EveryKindAndLayoutMeetsTensorsAndStages) {
   for (const char* kind : {"ring", "rsa", "ulysses"}) {
     for (const char* layout : {"contiguous", "zigzag", "striped"}) {
