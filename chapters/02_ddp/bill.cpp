@@ -46,10 +46,10 @@ double predicted_bytes(const BillSizes& s) {
   return (s.ranks - 1) * (broadcast + 2 * all_reduced) / s.ranks;
 }
 
-double communication_bytes(const BillSizes& s, double gradient_bytes,
-                           double sent_beside) {
+double communication_bytes(const BillSizes& s, double sent_beside) {
   // Buckets, or the buffer that the first weights travel in
-  const double buckets = s.ddp.gradient_as_bucket_view ? 0 : gradient_bytes;
+  const double buckets =
+      s.ddp.gradient_as_bucket_view ? 0 : s.elements * s.element_bytes;
   const bool counts_uses = finds_unused(s) || s.ddp.static_graph;
   const double usage = counts_uses ? 4 * s.tensors : 0;
   double peak = buckets;

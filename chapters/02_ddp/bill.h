@@ -26,9 +26,8 @@ BillSizes bill_sizes(Module& module, const DdpOptions& ddp, int ranks,
 
 /// Bytes that a rank sends in these steps, construction included, without losses.
 double predicted_bytes(const BillSizes& sizes);
-/// Peak of buckets and messages on a rank. `gradient_bytes`: of all gradients;
-/// `sent_beside`: of messages of the caller's own.
-double communication_bytes(const BillSizes& sizes, double gradient_bytes,
-                           double sent_beside);
+/// Peak of buckets and messages on a rank; `sent_beside`: of messages of the
+/// caller's own.
+double communication_bytes(const BillSizes& sizes, double sent_beside);
 
 }  // namespace shardbook::ddp

@@ -81,10 +81,9 @@ MemoryBill Trainer::bill() const {
   MemoryBill bill =
       single_device_bill(options_, loaded_.config, rows, /*recompute=*/false,
                          /*accumulates=*/is_view || how_.micro_batches > 1);
-  const double all = bill[MemoryKind::kParameter];
-  if (is_view) bill[MemoryKind::kGradient] = all;
+  if (is_view) bill[MemoryKind::kGradient] = bill[MemoryKind::kParameter];
   bill[MemoryKind::kCommunication] =
-      communication_bytes(sizes(), all, /*sent_beside=*/8);
+      communication_bytes(sizes(), /*sent_beside=*/8);
   return bill;
 }
 

@@ -111,8 +111,8 @@ class Replicated : public DataParallelModel {
     MemoryBill bill =
         single_device_bill(options, config, rows, recomputes_, micro_steps > 1);
     const ddp::BillSizes s = sizes(options.steps);
-    bill[MemoryKind::kCommunication] = ddp::communication_bytes(
-        s, bill[MemoryKind::kParameter], /*sent_beside=*/8);
+    bill[MemoryKind::kCommunication] =
+        ddp::communication_bytes(s, /*sent_beside=*/8);
     // The first update creates the optimizer's state; masters are there before
     if (updates == 0) bill[MemoryKind::kOptimizerState] = 0;
     if (dtype_bytes(options.dtype) == 2) {

@@ -77,6 +77,8 @@ class Draw:
         self.layers = {"mlp": 4, "gpt-nano": 6}.get(kind, 0)
         if self.shares_layers() and self.sometimes(0.97):
             kind = "gpt"
+        if self.chapter in ("14", "15") and self.sometimes(0.15):
+            kind = "resnet"
         if kind == "gpt":
             heads = self.one_of(1, 2, 4)
             blocks = self.rng.randint(1, 7)
