@@ -224,15 +224,14 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
   const bool is_large = flat != nullptr && flat->has_large_gradients();
   if (trains && z.t() > 1 && !is_large) {
     // Gradients that pass: the table's part, and beside it the largest of c_fc,
-    // c_proj (whose bias is whole), the table again, and the positions
+    // the table again, and the positions. c_proj's bias passes before its weight
     const double table = z.vocabulary() * z.h() / z.t();
     const double fc = 4 * z.h() * (z.h() + 1) / z.t();
-    const double proj = 4 * z.h() * z.h() / z.t() + z.h();
     const double positions =
         static_cast<double>(z.layers->padded.n_positions) * z.h();
     bill[MemoryKind::kGradient] =
         z.element * (static_cast<double>(zero.shard_numel()) + table +
-                     std::max({fc, proj, table, positions}));
+                     std::max({fc, table, positions}));
   }
   if (is_left_to_shapes(z)) {
     leave_to_shapes(bill, z);

@@ -9,7 +9,7 @@ import re
 LATE_MESSAGES = {"04", "05", "06", "14"}
 
 # A sentence that a user can act on: one line, which names an option.
-SENTENCE = re.compile(r"error: [^\n]{10,400}\n?\Z")
+SENTENCE = re.compile(r"error: [^\n]{10,600}\n?\Z")
 INTERNAL = re.compile(r"std::|json\.exception|foreseen on shapes|\bmeta:|"
                       r"terminate called|Assertion|\bbasic_string|vector::")
 
@@ -81,9 +81,11 @@ def judge_report(draw, status, out):
     # Training that diverged, on one device as well, has no numbers to compare
     diverged = (bool(report.get("not_finite"))
                 and not report["parity"]["one_device_finite"])
+    # Nor has PipeDream without its stash, the lab of wrong gradients
+    excused = diverged or "--no-stash" in draw.words
     failed = [name for name, verdict in claims.items() if verdict == "failed"
-              and not (diverged and name == "numbers")]
-    if failed or (status == 1 and not diverged):
+              and not (excused and name == "numbers")]
+    if failed or (status == 1 and not excused):
         return ("claim", "; ".join(
             f"{name}: {', '.join(differences[name][:3])}" for name in failed)
                 or "exit status 1 without a failed claim")

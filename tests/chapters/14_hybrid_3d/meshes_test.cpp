@@ -65,6 +65,21 @@ TEST(HybridMeshes, TrainAsOneDeviceUnderZero2And3) {
   }
 }
 
+// From eight ranks on, a whole bias of c_proj is larger than a rank's part of
+// c_fc's.
+TEST(HybridMeshes, CutEightTimesUnderZero2And3) {
+  for (const int zero : {2, 3}) {
+    const HybridOptions how = mesh(1, 8, 1, 1, zero);
+    SCOPED_TRACE(name_of(how));
+    Options options = nano_options(ranks_of(how));
+    options.model = R"({"model_type": "gpt2", "vocab_size": 50, "n_embd": 64,
+                        "n_positions": 16, "n_layer": 1, "n_head": 8})";
+    options.data = "random";
+    options.steps = 1;
+    expect_claims(train_on(options, how));
+  }
+}
+
 // Long enough for momentum and for bias corrections.
 TEST(HybridMeshes, TenStepsTrainAsOneDevice) {
   for (const std::string optimizer : {"sgd", "adamw"}) {
