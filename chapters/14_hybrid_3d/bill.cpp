@@ -35,11 +35,11 @@ bool is_left_to_shapes(const BillSizes& z) {
          z.how->recompute == "attention";
 }
 void leave_to_shapes(MemoryBill& bill, const BillSizes& z) {
-  const bool trains = z.options->steps > 0;
-  bill[MemoryKind::kActivation] = trains ? kNotPredicted : 0;
+  if (z.options->steps == 0) return;
+  bill[MemoryKind::kActivation] = kNotPredicted;
   // A rank's own tokens lie beside all of them
-  if (z.c() > 1) bill[MemoryKind::kInput] = trains ? kNotPredicted : 0;
-  bill[MemoryKind::kCommunication] = trains ? kNoClaim : 0;
+  if (z.c() > 1) bill[MemoryKind::kInput] = kNotPredicted;
+  bill[MemoryKind::kCommunication] = kNoClaim;
 }
 
 }  // namespace

@@ -205,16 +205,18 @@ TEST_F(ResumeTest, BeginsAnewWhereThereIsNoCheckpointYet) {
 // all the same, through a buffer that the bill of memory knows.
 TEST_F(ResumeTest, AFinishedRunHasItsWeights) {
   int i = 0;
-  for (const char* strategy :
-       {"zero1 --allgather-bucket-size 1000", "zero3 --dtype bf16"}) {
-    const std::string options =
-        "--world-size 2 --steps 3 --strategy " + std::string(strategy);
-    const std::string kept = " --checkpoint " + path(std::to_string(++i));
-    const std::string small = kSmall + (" " + options) + kept;
-    ASSERT_EQ(run("03_zero_fsdp", small + " --save " + path("first")).status,
-              0);
+  const std::string zero = "--strategy ";
+  for (const auto& [chapter, strategy] :
+       {std::pair{"03_zero_fsdp", zero + "zero1 --allgather-bucket-size 1000"},
+        std::pair{"03_zero_fsdp", zero + "zero3 --dtype bf16"},
+        std::pair{"14_hybrid_3d", std::string("--cp 2 --zero-stage 3")}}) {
+    SCOPED_TRACE(strategy);
+    const std::string options = kSmall +
+                                (" --world-size 2 --steps 3 " + strategy) +
+                                " --checkpoint " + path(std::to_string(++i));
+    ASSERT_EQ(run(chapter, options + " --save " + path("first")).status, 0);
     const Outcome again =
-        run("03_zero_fsdp", small + " --resume --save " + path("again"));
+        run(chapter, options + " --resume --save " + path("again"));
     EXPECT_EQ(again.status, 0) << again.text;
     EXPECT_TRUE(read(path("again")) == read(path("first"))) << "other weights";
   }
