@@ -293,6 +293,12 @@ std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer) {
   return options.num_experts[static_cast<std::size_t>(std::min(layer, last))];
 }
 
+int most_experts(const MoeOptions& options) {
+  const std::vector<int>& all = options.num_experts;
+  return all.empty() ? static_cast<int>(options.gate.num_experts)
+                     : *std::max_element(all.begin(), all.end());
+}
+
 decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
                                     const MoeGroups& groups,
                                     std::shared_ptr<MoeRecord> record) {

@@ -128,6 +128,8 @@ decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
 
 /// Experts of layer `layer`.
 std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer);
+/// Of the layer that has most.
+int most_experts(const MoeOptions& options);
 /// Whether the options ask for a residual MLP or a shared expert.
 bool has_mlp_beside(const MoeOptions& options);
 /// Whether `name` is a parameter that the ranks of an EP group have parts of.

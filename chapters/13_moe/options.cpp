@@ -90,12 +90,18 @@ void check_trainer(const Options& options, const TrainerOptions& how) {
   SB_CHECK(!how.moe.gate_shared_expert || how.moe.shared_expert,
            "--gate-shared-expert: weighs the shared expert; give "
            "--shared-expert");
+  const ModelConfig config = model_config(options);
+  const auto counts = static_cast<std::int64_t>(how.moe.num_experts.size());
+  SB_CHECK(config.type != "gpt2" || counts <= config.n_layer,
+           "--num-experts: ", counts, " numbers, and ", options.model, " has ",
+           config.n_layer, " layers; give at most one per layer");
+  SB_CHECK(most_experts(how.moe) > 1,
+           "--num-experts 1: no layer has experts; give 2 or more");
   const std::int64_t groups = options.world_size / how.tp * how.micro_batches;
   const bool has_slots = !how.moe.is_dropless && how.moe.gate.drop_tokens &&
                          groups > 0 && options.batch % groups == 0;
   GateOptions gate = how.moe.gate;
-  for (std::int64_t layer = 0;
-       layer < static_cast<std::int64_t>(how.moe.num_experts.size()); ++layer) {
+  for (std::int64_t layer = 0; layer < counts; ++layer) {
     gate.num_experts = experts_of_layer(how.moe, layer);
     if (gate.num_experts == 1) continue;
     check_gate(gate);

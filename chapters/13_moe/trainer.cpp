@@ -270,9 +270,8 @@ std::string Trainer::remarks() {
     file << draw_loads_svg(loads);
     SB_CHECK(file.flush(), "--load-svg ", how_.load_svg, ": cannot be written");
   }
-  const GroupSizes sizes = group_sizes(options_, how_);
-  const auto experts = static_cast<int>(experts_of_layer(how_.moe, 1 << 20));
-  return draw_groups(sizes, experts) + "\n" + draw_loads(loads);
+  return draw_groups(group_sizes(options_, how_), most_experts(how_.moe)) +
+         "\n" + draw_loads(loads);
 }
 
 std::vector<std::pair<std::string, std::string>> Trainer::more() {

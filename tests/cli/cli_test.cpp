@@ -104,6 +104,9 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"13_moe", "--num-experts 4,x", "--num-experts 4,x"},
            {"13_moe", "--num-experts 99999999",
             "--num-experts 99999999: give 1 to 1048576"},
+           {"13_moe", "--num-experts 1", "--num-experts 1: no layer has"},
+           {"13_moe", "--num-experts 1,2,4,8,8,8,8",
+            "--num-experts: 7 numbers, and gpt-nano has 4 layers"},
            {"13_moe", "--noise rsample --top-k 2", "--noise rsample"},
            {"14_hybrid_3d", "--world-size 4 --tp 3", "give a multiple of 3"},
            {"14_hybrid_3d", "--world-size 2 --pp 2 --zero-stage 2",
@@ -261,6 +264,12 @@ TEST(CommandLine, RanksDoNotStartForABatchThatCannotBeCut) {
         outcome.text,
         "error: --micro-batches 5: give 1 to 4, the samples of a batch\n");
   }
+}
+
+TEST(CommandLine, TheLastLayersMayHaveNoExperts) {
+  const Outcome outcome =
+      run("13_moe", "--world-size 2 --num-experts 4,1 --steps 1");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
 }
 
 // The sums lie there from the beginning; the gradients that pass beside them are
