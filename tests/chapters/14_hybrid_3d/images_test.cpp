@@ -217,8 +217,10 @@ TEST(HybridImageCheckpoints, GoOnBitForBit) {
     // Others are another one
     other.micro_batches = 3;
     const std::string error = error_of([&] { train_on(options, other); });
-    EXPECT_NE(error.find("batch norms see 3 images in a row there, 2 images in a row here"),
-              std::string::npos)
+    EXPECT_NE(
+        error.find(
+            "batch norms see 3 images in a row there, 2 images in a row here"),
+        std::string::npos)
         << error;
   }
 }
