@@ -233,16 +233,9 @@ class Sharded : public DataParallelModel {
   }
   MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
                               std::int64_t rows, std::int64_t micro_steps,
-                              std::int64_t updates) const override {
-    MemoryBill bill =
-        zero::zero_bill(*zero_, options, config, rows, micro_steps, recomputes_,
-                        /*sent_beside=*/8);
-    if (updates == 0 && !zero_->options().offload_optimizer) {
-      const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
-      bill[MemoryKind::kOptimizerState] =
-          masters * static_cast<double>(zero_->shard_numel());
-    }
-    return bill;
+                              std::int64_t) const override {
+    return zero::zero_bill(*zero_, options, config, rows, micro_steps,
+                           recomputes_, /*sent_beside=*/8);
   }
 
  private:

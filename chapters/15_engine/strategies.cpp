@@ -56,6 +56,27 @@ auto under_engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
 
 // --- Plain models ----------------------------------------------------------------
 
+/// Each of `dp` ranks has the gradients of its own mean loss; their mean is taken
+/// before they are summed. Rank r has the samples r, r + dp, r + 2 dp, ...
+ReferenceRun train_mean_of_replicas(const Options& options,
+                                    std::int64_t num_pieces, int dp,
+                                    const LossScaleOptions& loss_scale) {
+  const auto strided = strided_micro_batches(options.batch, num_pieces);
+  std::vector<MicroBatch> pieces;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(dp); ++rank) {
+    for (std::size_t i = rank; i < strided.size();
+         i += static_cast<std::size_t>(dp)) {
+      pieces.push_back(strided[i]);
+    }
+  }
+  const DynamicLossScaler scaler(loss_scale);
+  OneDevice one;
+  one.scaler = &scaler;
+  one.replicas = dp;
+  one.averages_replicas = true;
+  return train_one_device(options, pieces, one);
+}
+
 void choose_data_parallel(const Options& options, DeepSpeedConfig config,
                           Choice& choice) {
   const int stage = config.zero.stage;
@@ -76,13 +97,16 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
   choice.make = [config](const Options& as, DeviceMesh& mesh) {
     return std::make_unique<ModuleTrainer>(as, config, mesh.group("dp"));
   };
-  const std::int64_t pieces = choice.dp * choice.sizes.accumulation;
-  const double sum_over_mean =
-      config.divides_first() ? 1 : choice.dp / config.gradient_predivide_factor;
+  const int dp = choice.dp;
+  const std::int64_t pieces = dp * choice.sizes.accumulation;
   choice.reference = [=](const Options& as) {
-    // In f16 one device scales its loss, too, and skips the same steps: by as
-    // much more as the ranks' sum is larger than their mean while it travels
+    // In f16 one device scales its loss, too, and skips the same steps
+    if (as.dtype == DType::kF16 && config.divides_first()) {
+      return train_mean_of_replicas(as, pieces, dp, config.fp16.scale());
+    }
+    // By as much more as the ranks' sum is larger than their mean
     if (as.dtype == DType::kF16) {
+      const double sum_over_mean = dp / config.gradient_predivide_factor;
       LossScaleOptions scale = config.fp16.scale();
       scale.scale *= sum_over_mean;
       scale.min_scale *= sum_over_mean;

@@ -67,3 +67,14 @@ cut("trainer.cpp", "std::min(settings.split_size, options.batch)",
     "options.batch", "ModelParallelCut.*")
 cut("bill.cpp", "[static_cast<std::size_t>(cut)]", "[1]",
     "ModelParallelBill.*")
+
+# --- The one device in f16, and bills of steps that are left out ---------------------
+
+engine = chapter("15_engine", "engine")
+SKIPS = "EngineStrategies.F16OverflowsWhereARankDoes"
+engine("strategies.cpp", "one.averages_replicas = true", "void()", SKIPS)
+zero = chapter("03_zero_fsdp/zero", "engine")
+zero("zero_memory.cpp", "if (!has_updates && !is_resumed) in_publishing = 0;",
+     "", SKIPS)
+zero("zero_memory.cpp", "has_updates || (trains && is_resumed)", "trains",
+     SKIPS)

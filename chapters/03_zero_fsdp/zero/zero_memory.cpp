@@ -163,11 +163,15 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   MemoryBill bill = single_device_bill(options, config, rows, recompute,
                                        /*accumulates=*/stage == 1);
   const bool trains = options.steps > 0;
+  const bool has_updates = options.steps > zero.num_skipped_steps();
+  const bool is_resumed = options.first_step > 0;
 
-  // f32 copies of 16-bit weights are there from the beginning
+  // f32 copies of 16-bit weights are there from the beginning, the rest from the
+  // first update, or from the checkpoint where there are steps to come
+  const bool has_state = has_updates || (trains && is_resumed);
   const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
   bill[MemoryKind::kOptimizerState] =
-      is_offloaded ? 0 : shard * (trains ? bytes.optimizer : masters);
+      is_offloaded ? 0 : shard * (has_state ? bytes.optimizer : masters);
   const Sizes sizes{static_cast<double>(config.n_embd),
                     static_cast<double>(config.vocab_size),
                     static_cast<double>(config.n_positions),
@@ -202,6 +206,7 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
     in_step = std::max({in_step, static_cast<double>(first.communication()),
                         static_cast<double>(later.communication())});
   }
+  if (!has_updates && !is_resumed) in_publishing = 0;
   bill[MemoryKind::kParameter] =
       std::max(parameters, static_cast<double>(zero.initial_device_bytes()));
   bill[MemoryKind::kGradient] =
@@ -209,9 +214,7 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
                                    : (is_offloaded ? 0 : shard) + passing);
   const double most_in_step =
       std::max(sent_beside + std::max(in_step, in_publishing), in_forward);
-  bill[MemoryKind::kCommunication] = trains                   ? most_in_step
-                                     : options.first_step > 0 ? in_publishing
-                                                              : 0;
+  bill[MemoryKind::kCommunication] = trains ? most_in_step : in_publishing;
   return bill;
 }
 

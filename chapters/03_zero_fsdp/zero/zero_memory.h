@@ -66,8 +66,9 @@ struct DeepSpeedEstimate {
 DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup);
 
 /// Peak memory of this rank's device by kind, when it trains `config` with
-/// `rows` samples per micro-step, exact to the byte. `sent_beside` are bytes of
-/// messages of the caller's own that live through the step (its loss).
+/// `rows` samples per micro-step, exact to the byte. Steps that f16 has
+/// left out make no update. `sent_beside` are bytes of messages of the caller's
+/// own that live through the step (its loss).
 MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
                      const ModelConfig& config, std::int64_t rows,
                      std::int64_t micro_steps, bool recompute = false,

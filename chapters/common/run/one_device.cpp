@@ -16,8 +16,11 @@ namespace {
 /// Sums of gradients over replicas, each of which has summed its own before.
 class ReplicaSums {
  public:
-  explicit ReplicaSums(Tensors parameters)
-      : parameters_(std::move(parameters)), sums_(parameters_.size()) {}
+  /// A replica's gradients count `share` times.
+  ReplicaSums(Tensors parameters, double share)
+      : parameters_(std::move(parameters)),
+        share_(share),
+        sums_(parameters_.size()) {}
 
   /// Adds a replica's gradients, and clears them for the next one's.
   void take() {
@@ -25,6 +28,7 @@ class ReplicaSums {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const Tensor grad = parameters_[i].grad();
       if (!grad.defined()) continue;
+      if (share_ != 1) scale_in_place(grad, share_);
       if (sums_[i].defined()) {
         add_into(sums_[i], grad);
       } else {
@@ -41,7 +45,9 @@ class ReplicaSums {
   }
 
  private:
-  Tensors parameters_, sums_;
+  Tensors parameters_;
+  double share_;
+  Tensors sums_;
 };
 
 }  // namespace
@@ -64,7 +70,8 @@ ReferenceRun train_one_device(const Options& options,
       options.optimizer, loaded.model->parameters(), options.optimizer_options);
   std::optional<DynamicLossScaler> scaler;
   if (how.scaler != nullptr) scaler = *how.scaler;
-  ReplicaSums sums(loaded.model->parameters());
+  const double copies = how.averages_replicas ? how.replicas : 1;
+  ReplicaSums sums(loaded.model->parameters(), 1 / copies);
   const std::size_t each =
       pieces.size() / static_cast<std::size_t>(how.replicas);
   std::size_t next = 0;
@@ -76,7 +83,7 @@ ReferenceRun train_one_device(const Options& options,
         StepResult result;
         result.loss = accumulate_gradients(
             quiet, *loaded.model, data, step, pieces,
-            scaler ? scaler->scale() : 1,
+            copies * (scaler ? scaler->scale() : 1),
             [&](const Tensor& logits, const Tensor& targets) {
               // The first loss of a replica ends the one before it
               if (how.replicas > 1 && next++ % each == 0) sums.take();

@@ -94,6 +94,10 @@ struct OneDevice {
   /// where each step makes differences a thousand times larger, another order of
   /// the sums would give other weights.
   int replicas = 1;
+  /// A replica's gradients are those of its own mean loss, and are divided by the
+  /// number of replicas before they are summed: in f16 they overflow where a
+  /// rank's do.
+  bool averages_replicas = false;
 };
 ReferenceRun train_one_device(const Options& options,
                               const std::vector<MicroBatch>& pieces,

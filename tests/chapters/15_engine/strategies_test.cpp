@@ -332,6 +332,34 @@ std::string refusal(int world, const std::string& text,
   return "no error";
 }
 
+// A rank's own gradients are dp times as large as their share of the mean. From
+// some scale on they overflow, and so do the ones of the one device. Where every
+// step is left out, nothing is published.
+TEST(EngineStrategies, F16OverflowsWhereARankDoes) {
+  bool has_updated = false, has_skipped = false;
+  for (const int stage : {1, 3}) {
+    for (int power = 16; power <= 21; ++power) {
+      const std::string config =
+          R"({"fp16": {"enabled": true, "hysteresis": 1,
+               "initial_scale_power": )" +
+          std::to_string(power) +
+          R"(}, "zero_optimization": {"reduce_bucket_size": 500, "stage": )" +
+          std::to_string(stage) + "}}";
+      SCOPED_TRACE(config);
+      Options options = options_for(4);
+      // Larger than a bucket, so that its new parameters are the largest message
+      options.model = R"({"n_embd": 16, "n_layer": 4, "n_head": 4,
+                          "vocab_size": 31, "n_positions": 20})";
+      options.steps = 1;
+      const Report report = train_on(options, config);
+      expect_claims(report);
+      const bool is_finite = std::isfinite(report.grad_norms.at(0));
+      (is_finite ? has_updated : has_skipped) = true;
+    }
+  }
+  EXPECT_TRUE(has_updated && has_skipped);
+}
+
 TEST(EngineStrategies, SayWhyTheyRefuse) {
   struct Refused {
     int world;
