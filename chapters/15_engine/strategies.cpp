@@ -56,8 +56,8 @@ auto under_engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
 
 // --- Plain models ----------------------------------------------------------------
 
-/// Each of `dp` ranks has the gradients of its own mean loss; their mean is taken
-/// before they are summed. Rank r has the samples r, r + dp, r + 2 dp, ...
+/// As `dp` ranks that divide before they sum: each has the gradients of its own
+/// mean loss. Rank r has the samples r, r + dp, r + 2 dp, ...
 ReferenceRun train_mean_of_replicas(const Options& options,
                                     std::int64_t num_pieces, int dp,
                                     const LossScaleOptions& loss_scale) {

@@ -1,5 +1,6 @@
-"""Mutants of kernels that were written for speed, and of the cuts of chapter
-04: windows of 3x3 by Winograd's algorithm, gradients of tall weights."""
+"""Mutants of kernels that were written for speed (windows of 3x3 by Winograd's
+algorithm, gradients of tall weights), of the cuts of chapter 04, and of the one
+device that f16 is compared with."""
 
 from mutants import chapter, folder
 
@@ -68,7 +69,7 @@ cut("trainer.cpp", "std::min(settings.split_size, options.batch)",
 cut("bill.cpp", "[static_cast<std::size_t>(cut)]", "[1]",
     "ModelParallelBill.*")
 
-# --- The one device in f16, and bills of steps that are left out ---------------------
+# --- f16: the one device, and bills of steps that are left out --------------------
 
 engine = chapter("15_engine", "engine")
 SKIPS = "EngineStrategies.F16OverflowsWhereARankDoes"
