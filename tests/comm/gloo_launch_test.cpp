@@ -139,7 +139,10 @@ TEST(GlooLaunch, RanksWithOtherOptionsAreRefusedWhenTheyMeet) {
 // --- Ranks that do not answer
 // ---------------------------------------------------
 
-// Three ranks started one by one, each with half a second of patience.
+// Three ranks started one by one. Their patience is also the time in which they
+// have to meet: on a busy machine that takes a second.
+constexpr char kPatience[] = "SHARDBOOK_TIMEOUT_MS=3000";
+
 class GlooFrozen : public ::testing::Test {
  protected:
   Variables variables(int rank) const {
@@ -148,7 +151,7 @@ class GlooFrozen : public ::testing::Test {
             "MASTER_ADDR=127.0.0.1",
             "MASTER_PORT=" + std::to_string(port_),
             "SHARDBOOK_STOPS=" + std::to_string(stops_),
-            "SHARDBOOK_TIMEOUT_MS=500"};
+            kPatience};
   }
 
   // Starts the ranks, of which `stops` stops itself, and returns what the other
@@ -177,7 +180,7 @@ class GlooFrozen : public ::testing::Test {
 
 TEST_F(GlooFrozen, IsNamedAtTheEndOfTheChainOfWaits) {
   const std::string chain =
-      "timeout after 500 ms: rank 2 does not answer: its process is stopped, "
+      "timeout after 3000 ms: rank 2 does not answer: its process is stopped, "
       "or its host cannot be reached";
   for (const std::string& said : run(2)) EXPECT_THAT(said, HasSubstr(chain));
 }
@@ -191,13 +194,13 @@ TEST_F(GlooFrozen, IsNamedByItsPeersWhenItServesTheRendezvous) {
 }
 
 TEST_F(GlooFrozen, IsKilledByTheLauncher) {
-  Program ranks({program(), "3", "chain"}, {"SHARDBOOK_TIMEOUT_MS=500"});
+  Program ranks({program(), "3", "chain"}, {kPatience});
   EXPECT_NE(ranks.finish(), 0);
   EXPECT_THAT(ranks.output(), HasSubstr("rank 2 does not answer"));
 }
 
 TEST_F(GlooFrozen, IsNamedAlsoAfterItsLastCall) {
-  Program ranks({program(), "2", "end"}, {"SHARDBOOK_TIMEOUT_MS=500"});
+  Program ranks({program(), "2", "end"}, {kPatience});
   EXPECT_EQ(ranks.finish(), kExitRunFailed);
   EXPECT_THAT(ranks.output(), HasSubstr("rank 1 does not answer: its process "
                                         "is stopped"));
@@ -364,13 +367,10 @@ TEST(GlooHosts, BothSidesOfACutCableNameTheOther) {
     GTEST_SKIP() << "network namespaces need root and the ip command";
   }
   const auto variables = [](const std::string& rank) {
-    return Variables{"RANK=" + rank,
-                     "WORLD_SIZE=2",
-                     "LOCAL_WORLD_SIZE=1",
-                     "LOCAL_RANK=0",
-                     "MASTER_ADDR=10.77.0.1",
-                     "MASTER_PORT=29500",
-                     "SHARDBOOK_TIMEOUT_MS=1000"};
+    return Variables{
+        "RANK=" + rank, "WORLD_SIZE=2",          "LOCAL_WORLD_SIZE=1",
+        "LOCAL_RANK=0", "MASTER_ADDR=10.77.0.1", "MASTER_PORT=29500",
+        kPatience};
   };
   const Variables command = {program(), "2", "reduce"};
   Program second(hosts.on_second(command), variables("1"));
