@@ -347,7 +347,8 @@ TEST(EngineStrategies, F16OverflowsWhereARankDoes) {
           std::to_string(stage) + "}}";
       SCOPED_TRACE(config);
       Options options = options_for(4);
-      // Larger than a bucket, so that its new parameters are the largest message
+      // The new parameters are the largest message: the model is larger than a
+      // bucket.
       options.model = R"({"n_embd": 16, "n_layer": 4, "n_head": 4,
                           "vocab_size": 31, "n_positions": 20})";
       options.steps = 1;
