@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "chapters/00_single_device/single_device.h"
 #include "chapters/13_moe/reference.h"
 #include "chapters/14_hybrid_3d/bill.h"
 #include "chapters/14_hybrid_3d/statistics.h"
@@ -193,6 +192,15 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& how) {
     return moe::train_reference(options, reference_layers(how, record), *record,
                                 pieces, how.cp, how.loss_scaler(options.dtype));
   }
+  // In f16 the one device scales its loss, too, and skips the same steps: it sums
+  // as replicas do, and as in ZeRO-2 and -3 divides their gradients before
+  OneDevice one;
+  const DynamicLossScaler scaler = how.loss_scaler(options.dtype);
+  if (options.dtype == DType::kF16) {
+    one.scaler = &scaler;
+    one.replicas = how.dp;
+    one.averages_replicas = how.zero_stage >= 2;
+  }
   if (model_config(options).is_image()) {
     pieces.clear();
     const std::vector<int> order = pipeline::gradient_order(schedule_of(how));
@@ -201,19 +209,10 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& how) {
       for (const int b : order)
         pieces.push_back(own[static_cast<std::size_t>(b)]);
     }
-    OneDevice one;
     one.defers_statistics = true;
     one.replicas = how.dp;
-    const DynamicLossScaler scaler = how.loss_scaler(options.dtype);
-    if (options.dtype == DType::kF16) one.scaler = &scaler;
-    return train_one_device(options, pieces, one);
   }
-  // In f16 the one device scales its loss, too, and skips the same steps
-  if (options.dtype == DType::kF16) {
-    return single_device::train_plain(options, how.dp * how.micro_batches,
-                                      how.loss_scale);
-  }
-  return train_one_device(options, pieces);
+  return train_one_device(options, pieces, one);
 }
 
 FoldClass fold_class(const HybridOptions& how) {

@@ -1,5 +1,7 @@
 // 16 bits: scaled losses, skipped steps, sums in f32.
 
+#include <set>
+
 #include "tests/chapters/14_hybrid_3d/support.h"
 #include "tests/support/sanitized.h"
 
@@ -80,6 +82,35 @@ TEST(HybridPrecision, TheScaleReachesTheLossesOfGates) {
       EXPECT_LT(std::abs(with - small), std::abs(with - without) / 4)
           << small << " " << with << " " << without;
     }
+  }
+}
+
+// The gradients of eight replicas under ZeRO-2 and -3 are eight times as large as
+// their shares of the mean before they are divided: they overflow earlier. One
+// device leaves the same steps out, by the same sequence of factors.
+TEST(HybridPrecision, OneDeviceLeavesOutTheStepsThatRanksDo) {
+  for (const int zero : {0, 1, 2, 3}) {
+    std::set<std::string> patterns;
+    for (const char* scaler : {"deepspeed", "deepspeed-0.17.1"}) {
+      HybridOptions how;
+      how.dp = 8, how.micro_batches = 1;
+      how.zero_stage = zero;
+      how.scaler = scaler;
+      how.loss_scale = {.scale = 1 << 19, .window = 1, .hysteresis = 1};
+      SCOPED_TRACE(name_of(how) + " " + scaler);
+      Options options = half_options(how, DType::kF16);
+      options.batch = 8, options.steps = 10;
+      const std::vector<double> norms = train_on(options, how).grad_norms;
+      const std::vector<double> alone = reference_run(options, how).grad_norms;
+      std::string pattern;
+      for (std::size_t i = 0; i < norms.size(); ++i) {
+        EXPECT_EQ(std::isfinite(norms[i]), std::isfinite(alone.at(i)));
+        pattern += std::isfinite(norms[i]) ? '.' : 'x';
+      }
+      EXPECT_NE(pattern.find(".x"), std::string::npos) << pattern;
+      patterns.insert(pattern);
+    }
+    EXPECT_EQ(patterns.size(), 2u) << *patterns.begin();
   }
 }
 
