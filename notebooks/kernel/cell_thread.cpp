@@ -7,6 +7,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -129,8 +130,16 @@ bool CellThread::has_ended() {
 }
 
 bool CellThread::run(const std::function<void()>& work,
-                     const CellOutput& output) {
+                     const CellOutput& receiver) {
   if (!crash_.empty()) return false;
+  const CellOutput output{[&](const char* name, const std::string& text) {
+                            pace_.count();
+                            receiver.print(name, text);
+                          },
+                          [&](const DisplayRequest& request) {
+                            pace_.count();
+                            receiver.display(request);
+                          }};
   // An interrupt that came while no cell ran is not meant for this one.
   empty(interrupts_, sizeof(signalfd_siginfo));
   set_interrupted(false);
@@ -141,17 +150,25 @@ bool CellThread::run(const std::function<void()>& work,
   }
   changed_.notify_all();
 
-  double waited_s = 0;
+  std::optional<Clock::time_point> patient_until;
   while (!has_ended() && crash_signal == 0) {
-    pollfd files[] = {{pipes_.out(), POLLIN, 0},
-                      {pipes_.err(), POLLIN, 0},
-                      {wake_, POLLIN, 0},
-                      {interrupts_, POLLIN, 0}};
-    poll(files, 4, 100);
+    pollfd files[] = {{wake_, POLLIN, 0},
+                      {interrupts_, POLLIN, 0},
+                      {pipes_.out(), POLLIN, 0},
+                      {pipes_.err(), POLLIN, 0}};
+    // While the cell has sent too much, its output stays in the pipes
+    const int wait_ms = pace_.wait_ms();
+    if (wait_ms > 0) {
+      poll(files, 2, wait_ms);
+    } else {
+      poll(files, 4, 100);
+    }
     empty(wake_, sizeof(std::uint64_t));
-    pipes_.drain(output.print, /*last=*/false);
-    answer_show(output);
-    watch_interrupts(waited_s, output);
+    if (pace_.wait_ms() == 0) {
+      pipes_.drain(output.print, /*last=*/false);
+      answer_show(output);
+    }
+    watch_interrupts(patient_until, output);
   }
   pipes_.drain(output.print, /*last=*/true);
 
@@ -196,15 +213,17 @@ void CellThread::answer_show(const CellOutput& output) {
 
 /// Sets the flag, and wakes the cell from a system call, again and again: the
 /// cell may have been about to begin one.
-void CellThread::watch_interrupts(double& waited_s, const CellOutput& output) {
+void CellThread::watch_interrupts(
+    std::optional<Clock::time_point>& patient_until, const CellOutput& output) {
   signalfd_siginfo signal{};
-  if (read(interrupts_, &signal, sizeof signal) > 0) set_interrupted(true);
+  if (read(interrupts_, &signal, sizeof signal) > 0 && !is_interrupted()) {
+    set_interrupted(true);
+    patient_until = Clock::now() + std::chrono::seconds(5);
+  }
   if (!is_interrupted()) return;
   pthread_kill(thread_.native_handle(), SIGUSR1);
-  constexpr double kPatience_s = 5;
-  const bool was_patient = waited_s < kPatience_s;
-  waited_s += 0.1;
-  if (was_patient && waited_s >= kPatience_s) {
+  if (patient_until && Clock::now() >= *patient_until) {
+    patient_until.reset();
     output.print("stderr",
                  "The cell is in compiled code, which cannot be interrupted. "
                  "Wait until it returns, or restart the kernel.\n");

@@ -7,14 +7,17 @@
 // It also sees SIGINT, which asks it to interrupt the cell, and a crash of the
 // cell, which stops that thread for good but not the kernel.
 
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "notebooks/kernel/output_pipes.h"
+#include "notebooks/kernel/pace.h"
 #include "notebooks/kernel/print_guard.h"
 
 namespace shardbook::notebook {
@@ -58,15 +61,18 @@ class CellThread {
   void show(const DisplayRequest& request);
 
  private:
+  using Clock = std::chrono::steady_clock;
   enum class State { kIdle, kRunning, kDone };
 
   void serve();
   void answer_show(const CellOutput& output);
   bool has_ended();
-  void watch_interrupts(double& waited_s, const CellOutput& output);
+  void watch_interrupts(std::optional<Clock::time_point>& patient_until,
+                        const CellOutput& output);
 
   OutputPipes pipes_;
   PrintGuard guard_;
+  Pace pace_;
   int wake_ = -1;        ///< an eventfd: something happened on the cell's side
   int interrupts_ = -1;  ///< a signalfd of SIGINT
   std::string crash_;

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <exception>
+#include <set>
 #include <vector>
 
 namespace {
@@ -47,6 +48,64 @@ std::vector<llvm::Instruction*> jumps_back(llvm::Function& function) {
   return jumps;
 }
 
+bool calls(const llvm::BasicBlock& block, llvm::StringRef name) {
+  for (const llvm::Instruction& instruction : block) {
+    const auto* call = llvm::dyn_cast<llvm::CallBase>(&instruction);
+    const llvm::Function* callee = call ? call->getCalledFunction() : nullptr;
+    if (callee != nullptr && callee->getName() == name) return true;
+  }
+  return false;
+}
+
+/// True if an exception of this call meets a function that is noexcept, such as
+/// a destructor, and ends the program.
+bool must_not_throw(const llvm::InvokeInst& invoke) {
+  std::vector<const llvm::BasicBlock*> open = {invoke.getUnwindDest()};
+  std::set<const llvm::BasicBlock*> seen;
+  while (!open.empty()) {
+    const llvm::BasicBlock* block = open.back();
+    open.pop_back();
+    if (!seen.insert(block).second || calls(*block, "__cxa_begin_catch")) {
+      continue;
+    }
+    if (calls(*block, "__clang_call_terminate")) return true;
+    const llvm::Instruction* end = block->getTerminator();
+    if (const auto* next = llvm::dyn_cast<llvm::InvokeInst>(end)) {
+      open.push_back(next->getNormalDest());
+    } else {
+      open.insert(open.end(), llvm::succ_begin(block), llvm::succ_end(block));
+    }
+  }
+  return false;
+}
+
+/// The functions that are called where nothing may be thrown, and those that
+/// they call.
+std::set<const llvm::Function*> functions_that_must_not_throw(
+    const llvm::Module& module) {
+  std::vector<const llvm::Function*> open;
+  const auto visit = [&](const llvm::Function& function, bool all) {
+    for (const llvm::BasicBlock& block : function) {
+      for (const llvm::Instruction& instruction : block) {
+        const auto* call = llvm::dyn_cast<llvm::CallBase>(&instruction);
+        if (call == nullptr || call->getCalledFunction() == nullptr) continue;
+        const auto* invoke = llvm::dyn_cast<llvm::InvokeInst>(call);
+        if (all || (invoke != nullptr && must_not_throw(*invoke))) {
+          open.push_back(call->getCalledFunction());
+        }
+      }
+    }
+  };
+  for (const llvm::Function& function : module) visit(function, false);
+  std::set<const llvm::Function*> found;
+  while (!open.empty()) {
+    const llvm::Function* function = open.back();
+    open.pop_back();
+    if (found.insert(function).second) visit(*function, true);
+  }
+  return found;
+}
+
 /// if (flag != 0) shardbook_kernel_interrupt();
 void add_check(llvm::Instruction* before, llvm::Value* flag,
                llvm::FunctionCallee interrupt) {
@@ -71,8 +130,10 @@ void add_interruption_checks(llvm::Module& module) {
       llvm::ConstantInt::get(llvm::Type::getInt64Ty(context),
                              reinterpret_cast<std::uintptr_t>(&interrupted)),
       llvm::PointerType::getUnqual(context));
+  const std::set<const llvm::Function*> spared =
+      functions_that_must_not_throw(module);
   for (llvm::Function& function : module) {
-    if (function.isDeclaration()) continue;
+    if (function.isDeclaration() || spared.count(&function) != 0) continue;
     for (llvm::Instruction* jump : jumps_back(function)) {
       add_check(jump, flag, interrupt);
     }

@@ -7,7 +7,9 @@
 // unwinds, and what earlier cells made stays. Two things are lost: objects that
 // live in the very function that loops are not destroyed, since that function
 // has no clean-up for an exception that only this file knows of; and compiled
-// code of a library, which has no such checks, stops only when it returns.
+// code of a library, which has no such checks, stops only when it returns. Loops
+// that a destructor or another noexcept function calls have no checks either: an
+// exception would end the program there.
 
 #include <memory>
 
@@ -24,7 +26,7 @@ struct Interrupted {};
 void set_interrupted(bool interrupted);
 bool is_interrupted();
 
-/// Adds the checks to all loops of a module that has been optimised.
+/// Adds the checks to the loops of a module that has been optimised.
 void add_interruption_checks(llvm::Module& module);
 
 }  // namespace shardbook::notebook

@@ -54,12 +54,17 @@ class Kernel:
             raise AssertionError(f"expected one error: {reply}, {messages}")
         return shown[0]["ename"], shown[0]["evalue"]
 
-    def interrupted(self, code):
-        """How a cell fails that is interrupted once it has printed a line."""
+    def interrupted(self, code, busy_s=0):
+        """How a cell fails that is interrupted once it has printed a line, by a
+        front end that does something else before."""
         failed = []
+        printed = False
 
         def interrupt_when_printed(message):
-            if message["msg_type"] == "stream":
+            nonlocal printed
+            if message["msg_type"] == "stream" and not printed:
+                printed = True
+                time.sleep(busy_s)
                 self.manager.interrupt_kernel()
             if message["msg_type"] == "error":
                 failed.append(message["content"]["ename"])
@@ -288,6 +293,22 @@ class KernelTest(unittest.TestCase):
                     ["Interrupted"])
                 self.assertEqual(
                     self.kernel.text("std::cout << survivor + 1;"), "42")
+
+    def test_a_front_end_that_is_busy_misses_no_end_of_a_cell(self):
+        self.kernel.text("#include <xcpp/xdisplay.hpp>")
+        self.kernel.text(
+            "namespace flood { struct Dot {}; nl::json "
+            "mime_bundle_repr(const Dot&) { return {{\"text/plain\", "
+            "\".\"}}; } "
+            "void print() { for (;;) std::cout << \"x\\n\"; } "
+            "void show() { Dot dot; for (;;) xcpp::display(dot); } }")
+        for name in ("print", "show"):
+            with self.subTest(name):
+                # As many messages as a socket keeps would come meanwhile
+                self.assertEqual(self.kernel.interrupted(
+                    f'std::cout << "begin\\n"; flood::{name}();', busy_s=2),
+                    ["Interrupted"])
+                self.assertEqual(self.kernel.text("std::cout << 1;"), "1")
 
     def test_an_interrupt_between_cells_is_none(self):
         self.kernel.manager.interrupt_kernel()
