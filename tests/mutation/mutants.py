@@ -354,8 +354,8 @@ pipeline("dependencies.cpp",
     "if (each.rank == rank && each.chunk == a.chunk) continue;",
     "if (each.rank != rank || each.chunk == a.chunk) continue;",
     "Check.*:PipeDream.*:Replays.*:Asynchronous*")
-pipeline("engine.cpp", "if (schedule_.flushes) commit_batch_norms(model_.stage(stage));",
-         "", "GpipeBatchNorm.*")
+pipeline("engine.cpp", "commit_batch_norms(model_.stage(stage));", "",
+         "GpipeBatchNorm.*")
 pipeline("engine.cpp", "if (schedule_.flushes) defer_batch_norms(model_.stage(stage));",
          "", "GpipeBatchNorm.*")
 pipeline("engine.cpp", "outputs = std::exchange(live.run.outputs, {});",

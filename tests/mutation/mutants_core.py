@@ -79,3 +79,10 @@ zero("zero_memory.cpp", "if (!has_updates && !is_resumed) in_publishing = 0;",
      "", SKIPS)
 zero("zero_memory.cpp", "has_updates || (trains && is_resumed)", "trains",
      SKIPS)
+hybrid = chapter("14_hybrid_3d", "hybrid")
+hybrid("trainer.cpp", "one.averages_replicas = how.zero_stage >= 2;", "",
+       "HybridPrecision.OneDevice*")
+hybrid("trainer.cpp",
+       "const DynamicLossScaler scaler = how.loss_scaler(options.dtype);",
+       "const DynamicLossScaler scaler(how.loss_scale);",
+       "HybridPrecision.OneDevice*")
