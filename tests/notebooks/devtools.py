@@ -29,14 +29,16 @@ class Page:
     async def open(self, browser, url):
         self.folder = tempfile.TemporaryDirectory(prefix="devtools-")
         profile = pathlib.Path(self.folder.name)
-        # Containers give root no sandbox, and /dev/shm may be small.
+        # Containers give root no sandbox, and /dev/shm may be small. A browser
+        # that is stopped leaves what it keeps in TMPDIR.
         self.process = subprocess.Popen(
             [browser, "--headless", "--no-sandbox", "--disable-gpu",
              "--disable-dev-shm-usage", "--no-first-run",
              "--window-size=1280,1000", f"--user-data-dir={profile}",
              "--remote-debugging-port=0", "about:blank"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True)
+            stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "TMPDIR": str(profile)})
         port_file = profile / "DevToolsActivePort"
         end = time.monotonic() + LIMIT_S
         while not (port_file.exists() and port_file.read_text().count("\n")):

@@ -47,10 +47,11 @@ Page visit(const std::string& browser, const Visit& visit) {
   Page page;
   if (mkdtemp(folder.data()) == nullptr) return page;
   const std::string log = folder + "/log";
-  // Containers give root no sandbox, and /dev/shm may be small.
+  // Containers give root no sandbox, and /dev/shm may be small. A browser that
+  // is stopped leaves what it keeps in TMPDIR.
   const std::string command = fmt::format(
-      "HOME='{0}' timeout 90 '{1}' --headless --no-sandbox --disable-gpu "
-      "--disable-dev-shm-usage --no-first-run --hide-scrollbars "
+      "HOME='{0}' TMPDIR='{0}' timeout 90 '{1}' --headless --no-sandbox "
+      "--disable-gpu --disable-dev-shm-usage --no-first-run --hide-scrollbars "
       "--user-data-dir='{0}/profile' --enable-logging=stderr "
       "--blink-settings=preferredColorScheme={2} --window-size={3},{4} "
       "--virtual-time-budget=3000 {5} 'file://{6}' 2>'{7}' </dev/null",
