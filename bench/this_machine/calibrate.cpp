@@ -271,7 +271,8 @@ Fit measure_all_reduce() {
 }
 
 std::string cluster_json(const std::vector<OperationFit>& operations,
-                         const Fit& all_reduce, int num_cores) {
+                         const Fit& all_reduce, int num_cores,
+                         double memory_bytes) {
   ordered_json fitted = ordered_json::object();
   for (const OperationFit& operation : operations) {
     fitted[operation.name + " " + phase_name(operation.phase)] = {
@@ -294,7 +295,7 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
   const ordered_json core = {{"name", "core"},
                              {"peak_TFLOPS", {{"f32", 0.1}, {"f64", 0.05}}},
                              {"bandwidth_GB_per_s", 10},
-                             {"capacity_GB", 1},
+                             {"capacity_GB", memory_bytes / num_cores / 1e9},
                              {"trust", "extrapolated"}};
   ordered_json measured = core;
   measured["operations"] = fitted;

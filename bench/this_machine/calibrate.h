@@ -51,8 +51,9 @@ std::vector<OperationFit> measure_operations();
 /// An all-reduce of two ranks that are threads, by bytes.
 Fit measure_all_reduce();
 
-/// A cluster file with one device per core.
+/// A cluster file with one device per core, each with its share of the memory.
 std::string cluster_json(const std::vector<OperationFit>& operations,
-                         const Fit& all_reduce, int num_cores);
+                         const Fit& all_reduce, int num_cores,
+                         double memory_bytes);
 
 }  // namespace shardbook::this_machine

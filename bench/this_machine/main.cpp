@@ -141,6 +141,11 @@ Result predict_and_measure(const std::string& folder, const Run& run) {
   return result;
 }
 
+double memory_bytes() {
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
 void calibrate(bool on_gpu) {
   const std::string file = sim::Cluster::this_machine_file();
   std::filesystem::create_directories(
@@ -150,7 +155,7 @@ void calibrate(bool on_gpu) {
   const std::string text =
       on_gpu ? cluster_json(measure_gpu(), num_gpus())
              : cluster_json(measure_operations(), measure_all_reduce(),
-                            std::max(2, CPU_COUNT(&all)));
+                            std::max(2, CPU_COUNT(&all)), memory_bytes());
   const std::string temporary = file + ".new";
   std::ofstream(temporary) << text;
   std::filesystem::rename(temporary, file);

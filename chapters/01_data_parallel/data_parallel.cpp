@@ -127,21 +127,21 @@ std::vector<Value> parallel_apply(const Replicas& replicas,
     rows.first += rows.stride * num_rows(inputs[i]);
   }
 
-  // One thread per replica.
+  // One thread per replica; this one runs the first.
   std::vector<Value> outputs(n);
   std::vector<std::exception_ptr> errors(n);
+  const auto apply = [&](std::size_t i) {
+    RankContext::Scope scope(*workers[i]);
+    try {
+      outputs[i] = holding(forward(*replicas[i], inputs[i]), replicas[i]);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
   {
     std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < n; ++i) {
-      threads.emplace_back([&, i] {
-        RankContext::Scope scope(*workers[i]);
-        try {
-          outputs[i] = holding(forward(*replicas[i], inputs[i]), replicas[i]);
-        } catch (...) {
-          errors[i] = std::current_exception();
-        }
-      });
-    }
+    for (std::size_t i = 1; i < n; ++i) threads.emplace_back(apply, i);
+    apply(0);
   }
   rethrow_first(errors, devices);
   // Random operations after the replicas count on from theirs.

@@ -12,8 +12,8 @@
 // which die with the graph of their outputs. The loss is taken on the gathered
 // output, so gradients are those of one device, whatever the split.
 //
-// A module is used by one thread at a time; its replicas run on threads of
-// their own, each with a RankContext on its own device.
+// A module is used by one thread at a time; its replicas run on a thread each,
+// the first on the caller's, with a RankContext on its own device.
 //
 // torch.nn.parallel: data_parallel.py, scatter_gather.py, replicate.py,
 // parallel_apply.py.
@@ -89,11 +89,11 @@ using Forward = std::function<Value(Module& replica, const Value& inputs)>;
 /// Calls the module: a tensor gives a tensor, a list of tensors a list.
 Value call_module(Module& module, const Value& inputs);
 
-/// Runs replica i on inputs[i], each on a thread of its own that works on
-/// devices[i] for the calling rank. Dropout of replica i draws at the rows of
-/// its chunk in the whole batch. When replicas throw, the error of the first
-/// one is thrown again after all have ended. Replicas live as long as the
-/// graph of their outputs.
+/// Runs replica i on inputs[i], on devices[i] for the calling rank: the first
+/// on the calling thread, the others on threads of their own. Dropout of
+/// replica i draws at the rows of its chunk in the whole batch. When replicas
+/// throw, the error of the first one is thrown again after all have ended.
+/// Replicas live as long as the graph of their outputs.
 std::vector<Value> parallel_apply(const Replicas& replicas,
                                   const std::vector<Value>& inputs,
                                   const std::vector<Device>& devices,
