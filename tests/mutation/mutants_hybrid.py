@@ -111,7 +111,7 @@ hybrid("degrees.cpp",
 
 hybrid("bill.cpp", "(z.blocks + z.blocks_again / 2)",
        "(z.blocks + z.blocks_again)", "HybridExperts.RouteAlike*")
-hybrid("bill.cpp", "(has_experts ? 1 : 2)", "2", "HybridExpertBill.*")
+hybrid("bill.cpp", "(has_experts ? 1 : 2)", "2", EXPERTS)
 hybrid("zero_trainer.cpp",
        "static_cast<double>(zero->num_skipped_steps()) *\n"
        "                  zero->predicted_load_bytes()",
