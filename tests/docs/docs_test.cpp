@@ -338,6 +338,24 @@ TEST(Tests, WriteToFoldersOfTheirOwn) {
   EXPECT_GT(num_files, 200);
 }
 
+// Pages and comments show scripts as commands, without their interpreter.
+TEST(Scripts, CanBeRunByTheirPath) {
+  int num_scripts = 0;
+  for (const char* room :
+       {"bench", "chapters", "core", "notebooks", "sim", "tests"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
+      const std::string extension = entry.path().extension().string();
+      if (extension != ".py" && extension != ".sh") continue;
+      if (read_file(entry.path()).rfind("#!", 0) != 0) continue;
+      ++num_scripts;
+      const fs::perms permissions = entry.status().permissions();
+      EXPECT_TRUE((permissions & fs::perms::owner_exec) != fs::perms::none)
+          << entry.path() << ": chmod +x";
+    }
+  }
+  EXPECT_GT(num_scripts, 5);
+}
+
 TEST(Chapters, EveryProgramHasARowInTheDefaultRun) {
   std::set<std::string> rows;
   for (const auto& line : split_lines(read_file(kRoot / "chapters/rows.txt"))) {
