@@ -32,9 +32,14 @@ void add_options(CommandLine& line, TrainerOptions& how) {
            "the model's width",
            -1);
   line.add("--prefetch-bucket-size", &how.zero.prefetch_bucket_size,
-           "zero3: elements gathered ahead of their use; -1: a block", -1);
-  line.add("--max-live-parameters", &how.zero.max_live_parameters,
-           "zero3: elements that may be whole at one time", 0);
+           "zero3: units are gathered ahead while fewer elements than this are "
+           "on their way; -1: one unit",
+           -1);
+  line.add(
+      "--max-live-parameters", &how.zero.max_live_parameters,
+      "zero3: while so many elements are whole, nothing is gathered ahead; "
+      "-1: no limit",
+      -1);
   line.add("--max-reuse-distance", &how.zero.max_reuse_distance,
            "zero3: a block stays whole when fewer elements are fetched before "
            "its next use",

@@ -48,7 +48,10 @@ zero::ZeroOptions zero_options(const Options& options,
   if (config.type != "gpt2") zero.unit_types = {"Linear"};
   const std::int64_t h = config.n_embd;
   if (zero.persistence_threshold < 0) zero.persistence_threshold = 10 * h;
-  if (zero.prefetch_bucket_size < 0) zero.prefetch_bucket_size = 13 * h * h;
+  if (zero.prefetch_bucket_size < 0) zero.prefetch_bucket_size = 9 * h * h / 10;
+  if (zero.max_live_parameters < 0) {
+    zero.max_live_parameters = std::numeric_limits<std::int64_t>::max();
+  }
   return zero;
 }
 

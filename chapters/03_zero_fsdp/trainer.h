@@ -18,12 +18,15 @@
 namespace shardbook::zero_fsdp {
 
 /// ZeRO's options whose sizes follow the model's width h where they are
-/// negative: persistence_threshold is 10 h, which leaves norms and biases whole
-/// and shards matrices (as the library Transformers sets it for DeepSpeed), and
-/// prefetch_bucket_size is 13 h^2, a block.
+/// negative, as the library Transformers sets them for DeepSpeed:
+/// persistence_threshold is 10 h, which leaves norms and biases whole and shards
+/// matrices, and prefetch_bucket_size is 0.9 h^2, which is one unit ahead.
+/// Negative max_live_parameters are no limit: DeepSpeed's 10^9 is meant for units
+/// of single modules, and a block of gpt-175b alone has more.
 inline zero::ZeroOptions sized_by_width() {
   zero::ZeroOptions options;
   options.persistence_threshold = options.prefetch_bucket_size = -1;
+  options.max_live_parameters = -1;
   return options;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/14_hybrid_3d/bill.h"
@@ -46,7 +47,8 @@ void ZeroTrainer::shard() {
   zero.check_grad_overflow = true;
   const std::int64_t h = layers_.padded.n_embd;
   zero.persistence_threshold = 10 * h;
-  zero.prefetch_bucket_size = 13 * h * h / groups_.tp.size();
+  zero.prefetch_bucket_size = 1;  // one unit ahead
+  zero.max_live_parameters = std::numeric_limits<std::int64_t>::max();
   zero.reduce_bucket_size = zero.allgather_bucket_size = std::max<std::int64_t>(
       how_.bucket_bytes /
           static_cast<std::int64_t>(dtype_bytes(options_.dtype)),

@@ -151,7 +151,7 @@ sharded("zero/zero3_runtime.cpp",
         "reuse_distance(unit) <= options_.max_reuse_distance;",
         "ZeroReuse.*")
 sharded("zero/zero3_runtime.cpp",
-        "if (live_ + next.numel > options_.max_live_parameters) return;", "",
+        "if (live_ >= options_.max_live_parameters) return;", "",
         "ZeroReuse.*")
 sharded("zero/zero_offload.cpp", ": traffic.to_device) += source.bytes();",
         ": traffic.to_device) += 4 * source.numel();", "ZeroOptions.*")
@@ -177,7 +177,7 @@ sharded("flat_buffer.cpp",
 sharded("zero/zero3_runtime.cpp", "const double share = 1.0 / group_.size();",
         "const double share = 1.0;", "ZeroTrap.*")
 sharded("zero/zero3_runtime.cpp",
-        "if (elements > options_.prefetch_bucket_size) return;", "",
+        "if (ahead >= options_.prefetch_bucket_size) return;", "",
         "ZeroOverlap.*")
 sharded("zero/zero3_runtime.cpp",
         "places.flat_view(rank * stride + real, {slice - real}).zero();", "",

@@ -167,16 +167,17 @@ void ZeroStage3::record_fetch(std::size_t unit) {
 
 void ZeroStage3::prefetch(const Unit& current) {
   if (!is_trace_complete_) return;
-  std::int64_t elements = 0;
+  std::int64_t ahead = 0;
   for (std::size_t i = cursor_; i < trace_.size(); ++i) {
     Unit& next = *units_[trace_[i]];
     if (next.is_kept) continue;
     // One that is in use is released before it is fetched again
     if (&next == &current || next.state == Unit::State::kFull) return;
-    elements += next.numel;
-    if (elements > options_.prefetch_bucket_size) return;
+    // The last unit may pass the limits: a large one would never fit
+    if (ahead >= options_.prefetch_bucket_size) return;
+    ahead += next.numel;
     if (next.state != Unit::State::kSharded) continue;
-    if (live_ + next.numel > options_.max_live_parameters) return;
+    if (live_ >= options_.max_live_parameters) return;
     start_gather(next);
   }
 }

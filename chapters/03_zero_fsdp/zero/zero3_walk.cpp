@@ -107,17 +107,15 @@ void FetchWalk::start(std::size_t u) {
 
 void FetchWalk::prefetch(std::size_t unit) {
   if (!knows_order_) return;
-  std::int64_t elements = 0;
+  std::int64_t ahead = 0;
   for (std::size_t i = cursor_; i < trace_.size(); ++i) {
     const std::size_t next = trace_[i];
     if (states_[next] == State::kKept) continue;
     if (next == unit || states_[next] == State::kFull) return;
-    elements += units_[next].full_elements;
-    if (elements > options_.prefetch_bucket_size) return;
+    if (ahead >= options_.prefetch_bucket_size) return;
+    ahead += units_[next].full_elements;
     if (states_[next] == State::kInFlight) continue;
-    if (live_ + units_[next].full_elements > options_.max_live_parameters) {
-      return;
-    }
+    if (live_ >= options_.max_live_parameters) return;
     start(next);
   }
 }

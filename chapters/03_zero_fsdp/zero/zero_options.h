@@ -53,10 +53,11 @@ struct ZeroOptions {
   // Stage 3 only.
   /// Parameters of at most so many elements stay gathered.
   std::int64_t persistence_threshold = 100'000;
-  /// Elements that may be gathered ahead of their use; 0: none.
+  /// Units are gathered ahead of their use while fewer elements than this are on
+  /// their way; 0: none. The last unit may pass it, as in DeepSpeed.
   std::int64_t prefetch_bucket_size = 50'000'000;
-  /// Elements that may be whole at one time, besides those that stay gathered.
-  /// Units wait to be gathered ahead, and units that were kept are released. A
+  /// While this many elements are whole, besides those that stay gathered, no
+  /// further unit is gathered ahead, and units that were kept are released. A
   /// unit that computes is whole in any case.
   std::int64_t max_live_parameters = 1'000'000'000;
   /// A unit stays whole after its use when fewer elements are fetched before

@@ -284,8 +284,13 @@ std::string config_of(const Question& question, const Plan& plan) {
   Json zero = {{"stage", how.zero_stage},
                {"reduce_bucket_size", bucket},
                {"allgather_bucket_size", bucket}};
-  // The prediction gathers every block for forward and again for backward
-  if (how.zero_stage == 3) zero["stage3_max_reuse_distance"] = 0;
+  // The prediction gathers every block for forward and again for backward, one
+  // ahead of its use
+  if (how.zero_stage == 3) {
+    zero["stage3_max_reuse_distance"] = 0;
+    zero["stage3_prefetch_bucket_size"] = 1;
+    zero["stage3_max_live_parameters"] = 1'000'000'000'000;
+  }
   if (plan.offloads) zero["offload_optimizer"] = on_host;
   if (plan.offloads && how.zero_stage == 3) zero["offload_param"] = on_host;
   Json json = {{"train_batch_size", question.batch},

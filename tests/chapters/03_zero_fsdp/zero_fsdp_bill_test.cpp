@@ -148,10 +148,12 @@ TEST(ZeroFsdpBill, ConstructionAloneIsPredicted) {
 TEST(ZeroFsdpBill, EveryThresholdOfZero3IsPredicted) {
   for (const char* model : {"gpt-nano", "mlp"}) {
     for (const std::int64_t threshold : {-1, 0, 300, 20000, 100000}) {
-      for (const std::int64_t prefetch : {-1, 0, 1 << 30}) {
+      for (const std::int64_t prefetch : {-1, 0, 60'000, 1 << 30}) {
         TrainerOptions how = of("zero3");
         how.zero.persistence_threshold = threshold;
         how.zero.prefetch_bucket_size = prefetch;
+        // One block of gpt-nano is less, and two are more
+        if (prefetch == 60'000) how.zero.max_live_parameters = 90'000;
         expect_predicted(run(2, language_options(model), how),
                          std::string(model) + ", threshold " +
                              std::to_string(threshold) + ", prefetch " +

@@ -402,7 +402,7 @@ TEST(ZeroOverlap, TheNextUnitIsGatheredBeforeThisOneComputes) {
 
 TEST(ZeroOverlap, PrefetchingStopsAtItsLimit) {
   ZeroOptions options = stage(3);
-  options.prefetch_bucket_size = 50;  // unit 2 has 48, unit 0 has 42
+  options.prefetch_bucket_size = 48;  // unit 2 has 48, unit 0 has 42
   EXPECT_EQ(notes_of(options)[1], "fetch 2");
   EXPECT_EQ(notes_of(options)[2], "product");
 }
