@@ -132,7 +132,7 @@ void NcclWorld::leave() {
   }
   // A failure ends what waits on the device, and so these waits.
   for (const int stream : streams) gpu_.synchronize(stream);
-  check("leaving the world");
+  check("the final barrier");
   {
     const Lock lock(mutex_);
     end_finished();
@@ -147,7 +147,8 @@ NcclWorld::Communicator NcclWorld::join(const std::string& key,
                                         const std::vector<int>& ranks, int rank,
                                         const std::string& name,
                                         milliseconds timeout) {
-  const std::string text = "joining the NCCL communicator of '" + name + "'";
+  const std::string text =
+      "the set-up of the NCCL communicator of '" + name + "'";
   check(text);
   const std::string mine = rank == 0 ? library_.make_id() : "";
   const std::string id =
@@ -168,7 +169,7 @@ NcclWorld::Communicator NcclWorld::split(const Communicator& parent, int stream,
                                          int color, int key,
                                          const std::string& name,
                                          milliseconds timeout) {
-  const std::string text = "splitting off the communicator of '" + name + "'";
+  const std::string text = "the split for the communicator of '" + name + "'";
   // NCCL wants nothing else in flight on the parent.
   gpu_.synchronize(stream);
   check(text);

@@ -360,7 +360,7 @@ void ControlLine::fail(const std::string& reason) {
 
 void ControlLine::leave(milliseconds timeout) {
   send({FrameKind::kLeave, {}});
-  wait_until(kLeaveKey, timeout, "leaving the world",
+  wait_until(kLeaveKey, timeout, "the final barrier",
              [&] { return all_left_; });
 }
 

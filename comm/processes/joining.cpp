@@ -65,7 +65,7 @@ std::string everybody(int world_size) {
 }  // namespace
 
 std::string joining_text(int world_size) {
-  return "joining the world of " + std::to_string(world_size);
+  return "the rendezvous of " + std::to_string(world_size) + " ranks";
 }
 
 std::unique_ptr<ControlLine> join_world(const Rendezvous& rendezvous,
