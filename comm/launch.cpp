@@ -3,6 +3,8 @@
 #include "comm/gloo/gloo_group.h"
 #include "comm/internal/rank_device.h"
 #include "comm/nccl/nccl_group.h"
+#include "comm/processes/joining.h"
+#include "comm/processes/socket.h"
 #include "comm/threads/thread_group.h"
 #include "core/check.h"
 
@@ -26,6 +28,16 @@ void check_launch(int world_size, const LaunchOptions& options) {
            "--backend nccl: it moves tensors of GPUs only; give --device cuda, "
            "or use --backend threads or gloo");
   if (backend == "gloo") internal::check_gloo();
+  if (backend != "threads") {
+    if (!options.rendezvous.empty()) {
+      internal::check_rendezvous("--rendezvous " + options.rendezvous,
+                                 options.rendezvous);
+    }
+    internal::launched_rank(world_size, options);
+    if (!options.network_interface.empty()) {
+      internal::interface_host(options.network_interface);
+    }
+  }
   if (backend == "nccl") {
     internal::check_nccl_ranks(world_size, options);
   } else if (device == "cuda") {

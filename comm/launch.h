@@ -67,8 +67,9 @@ void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
 
 /// Throws Error, in one sentence, where run_ranks could not start these ranks:
 /// an unknown backend, a device that the backend cannot serve, no GPU, or fewer
-/// of them than ranks. run_ranks calls it; a program that starts processes calls
-/// it before.
+/// of them than ranks; gloo, nccl: a rendezvous, an interface or a launcher's
+/// variable that makes no sense, another number of ranks than the launcher's.
+/// run_ranks calls it; a program that starts processes calls it before.
 void check_launch(int world_size, const LaunchOptions& options);
 
 }  // namespace shardbook

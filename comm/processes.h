@@ -34,20 +34,28 @@ struct RankEnvironment {
   int local_rank = 0;        ///< on this host
   int local_world_size = 1;  ///< ranks that share this host
   std::string launcher;      ///< "shardbook", "torchrun", "mpirun", "srun"
-  std::string rendezvous;    ///< as LaunchOptions::rendezvous
+  /// The variable that gives the world size, such as "WORLD_SIZE=2".
+  std::string size_variable;
+  /// As LaunchOptions::rendezvous. rank_environment leaves it empty; run_ranks
+  /// fills it in.
+  std::string rendezvous;
   /// The launcher serves the rendezvous, otherwise rank 0 does.
   bool is_served_by_launcher = false;
 };
 
-/// Reads SHARDBOOK_RANK, SHARDBOOK_WORLD_SIZE, SHARDBOOK_RENDEZVOUS, then the
-/// variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-/// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*) and srun (SLURM_*). Empty
-/// where the process is no rank. SHARDBOOK_RENDEZVOUS and MASTER_ADDR with
-/// MASTER_PORT say where to meet under every launcher. Throws Error on values
-/// that make no sense.
+/// Reads SHARDBOOK_RANK and SHARDBOOK_WORLD_SIZE, then the variables of torchrun
+/// (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*) and srun
+/// (SLURM_*). Empty where the process is no rank, or the only one that another
+/// launcher than this library started. Throws Error, which names the variable,
+/// on values that make no sense.
+///
+/// Without LaunchOptions::rendezvous the ranks meet where SHARDBOOK_RENDEZVOUS,
+/// or MASTER_ADDR and MASTER_PORT, say; else on loopback where they share a
+/// host; else, under srun, on the first host of the step.
 std::optional<RankEnvironment> rank_environment();
 
-/// True in rank 0 and in a process that is no rank: the one that prints.
+/// True for the process that prints: rank 0, a process that is no rank, and any
+/// process where rank_environment throws.
 bool is_first_process();
 
 /// Exit status of a program that refuses its options, in one sentence.

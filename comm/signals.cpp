@@ -26,17 +26,8 @@ sigset_t watched_signals() {
   return signals;
 }
 
-// Of several ranks, the first one speaks.
-bool speaks() {
-  try {
-    return is_first_process();
-  } catch (const std::exception&) {
-    return true;  // the environment makes no sense; main says so
-  }
-}
-
 void receive(sigset_t signals) {
-  const bool is_first = speaks();
+  const bool is_first = is_first_process();
   for (;;) {
     int signal = 0;
     if (sigwait(&signals, &signal) != 0) continue;

@@ -10,6 +10,7 @@
 #include "comm/internal/arguments.h"
 #include "comm/internal/cores.h"
 #include "comm/processes/control_fields.h"
+#include "comm/processes/joining.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -278,7 +279,7 @@ void run_as_rank(const RankEnvironment& environment,
 void run_gloo_ranks(int world_size,
                     const std::function<void(ProcessGroup&)>& body,
                     const LaunchOptions& options) {
-  const auto environment = rank_environment();
+  const auto environment = launched_rank(world_size, options);
   if (!environment) {
     run_processes(
         world_size,
@@ -289,16 +290,7 @@ void run_gloo_ranks(int world_size,
         options);
     return;
   }
-  SB_CHECK(environment->world_size == world_size, "world size ", world_size,
-           ": ", environment->launcher, " has started ",
-           environment->world_size, " ranks; give --world-size ",
-           environment->world_size);
-  RankEnvironment mine = *environment;
-  if (!options.rendezvous.empty()) {
-    mine.rendezvous = options.rendezvous;
-    mine.is_served_by_launcher = false;
-  }
-  run_as_rank(mine, body, options);
+  run_as_rank(*environment, body, options);
 }
 
 }  // namespace shardbook::internal

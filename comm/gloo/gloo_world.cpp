@@ -125,8 +125,8 @@ class GlooTransport {
                 const std::string& network_interface, ControlLine& line,
                 milliseconds timeout) {
     ::gloo::transport::tcp::attr attributes;
-    attributes.hostname = network_interface.empty() ? host : "";
-    attributes.iface = network_interface;
+    attributes.hostname =
+        network_interface.empty() ? host : interface_host(network_interface);
     std::shared_ptr<::gloo::transport::Device> device =
         ::gloo::transport::tcp::CreateDevice(attributes);
     auto mesh = std::make_shared<::gloo::rendezvous::Context>(rank, size);

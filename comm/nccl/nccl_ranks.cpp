@@ -12,6 +12,7 @@
 #include "comm/internal/rank_device.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/processes/coordinator.h"
+#include "comm/processes/joining.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -130,20 +131,12 @@ void check_nccl_ranks(int world_size, const LaunchOptions&) {
 void run_nccl_ranks(int world_size,
                     const std::function<void(ProcessGroup&)>& body,
                     const LaunchOptions& options) {
-  const auto environment = rank_environment();
+  const auto environment = launched_rank(world_size, options);
   if (!environment) return run_threads(world_size, body, options);
-  SB_CHECK(environment->world_size == world_size, "world size ", world_size,
-           ": ", environment->launcher, " has started ",
-           environment->world_size, " ranks; give --world-size ",
-           environment->world_size);
-  RankEnvironment mine = *environment;
-  if (!options.rendezvous.empty()) {
-    mine.rendezvous = options.rendezvous;
-    mine.is_served_by_launcher = false;
-  }
   // All ranks of a job make the same worlds in the same order.
   static std::atomic<std::uint64_t> next_generation{0};
-  run_rank(mine, next_generation++, body, options, [](std::exception_ptr) {});
+  run_rank(*environment, next_generation++, body, options,
+           [](std::exception_ptr) {});
 }
 
 }  // namespace shardbook::internal

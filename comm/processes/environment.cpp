@@ -1,138 +1,307 @@
 // Reads the variables by which launchers describe a rank.
 
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
+#include <numeric>
+#include <sstream>
+#include <vector>
 
 #include "comm/processes.h"
+#include "comm/processes/joining.h"
 #include "core/check.h"
 
 namespace shardbook {
 namespace {
 
-std::optional<std::string> variable(const char* name) {
-  const char* value = std::getenv(name);
+// As many ranks as --world-size allows.
+constexpr int kMostRanks = 1 << 16;
+
+std::optional<std::string> variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
   if (value == nullptr || *value == '\0') return {};
   return std::string(value);
 }
 
-std::optional<int> number(const char* name) {
-  const auto text = variable(name);
-  if (!text) return {};
-  SB_CHECK(text->size() <= 9 &&
-               text->find_first_not_of("0123456789") == std::string::npos,
-           "environment variable ", name, "=", *text,
-           ": give a whole number of 0 or more");
-  return std::stoi(*text);
+[[noreturn]] void refuse(const std::string& name, const std::string& reason) {
+  SB_FAIL("environment variable ", name, "=", variable(name).value_or(""), ": ",
+          reason);
 }
 
-// The first of these variables that is set.
-std::optional<int> first_number(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (const auto value = number(name)) return value;
+bool is_number(const std::string& text) {
+  return !text.empty() && text.size() <= 9 &&
+         text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+// `because` ends the sentence that refuses other values.
+std::optional<int> number(const std::string& name, int least, int most,
+                          const std::string& because = "") {
+  const auto text = variable(name);
+  if (!text) return {};
+  const int value = is_number(*text) ? std::stoi(*text) : -1;
+  if (value < least || value > most) {
+    refuse(name, "give a whole number from " + std::to_string(least) + " to " +
+                     std::to_string(most) + because);
+  }
+  return value;
+}
+
+// --- Slurm -------------------------------------------------------------------
+
+// Reads the tasks of each node from a text such as "2(x3),1".
+std::vector<int> read_counts(const std::string& name, const std::string& text) {
+  std::vector<int> counts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) {
+    std::string count = part, times = "1";
+    const std::size_t at = part.find("(x");
+    if (at != std::string::npos && part.back() == ')') {
+      count = part.substr(0, at);
+      times = part.substr(at + 2, part.size() - at - 3);
+    }
+    if (!is_number(count) || std::stoi(count) < 1 || !is_number(times) ||
+        counts.size() + static_cast<std::size_t>(std::stoi(times)) >
+            kMostRanks) {
+      refuse(name, "it should list the tasks of each node, as 2(x3),1 does");
+    }
+    counts.insert(counts.end(), static_cast<std::size_t>(std::stoi(times)),
+                  std::stoi(count));
+  }
+  return counts;
+}
+
+struct Hosts {
+  std::string first;
+  std::int64_t count = 0;
+};
+
+// Reads a list of hosts such as "node[01-03,7],other".
+Hosts read_hosts(const std::string& name, const std::string& list) {
+  const auto check = [&](bool is_form) {
+    if (!is_form) {
+      refuse(name, "it should list hosts, as node[01-03,7],other does");
+    }
+  };
+  Hosts hosts;
+  std::string host;
+  std::int64_t num_alike = 1;
+  for (std::size_t i = 0; i <= list.size(); ++i) {
+    if (i == list.size() || list[i] == ',') {
+      check(!host.empty());
+      if (hosts.count == 0) hosts.first = host;
+      hosts.count += num_alike;
+      host.clear();
+      num_alike = 1;
+    } else if (list[i] == '[') {
+      const std::size_t end = list.find(']', i);
+      check(end != std::string::npos);
+      std::istringstream in(list.substr(i + 1, end - i - 1));
+      std::int64_t num_here = 0;
+      for (std::string range; std::getline(in, range, ',');) {
+        const std::size_t dash = std::min(range.find('-'), range.size());
+        const std::string low = range.substr(0, dash);
+        const std::string high =
+            dash < range.size() ? range.substr(dash + 1) : low;
+        check(is_number(low) && is_number(high) &&
+              std::stoi(low) <= std::stoi(high));
+        if (num_here == 0) host += low;
+        num_here += std::stoi(high) - std::stoi(low) + 1;
+      }
+      check(num_here > 0);
+      num_alike = std::min<std::int64_t>(num_alike * num_here, kMostRanks);
+      i = end;
+    } else {
+      check(list[i] != ']');
+      host += list[i];
+    }
+  }
+  return hosts;
+}
+
+// The hosts of this step; the older names may hold those of its job.
+std::optional<Hosts> step_hosts() {
+  for (const char* name :
+       {"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"}) {
+    if (const auto list = variable(name)) return read_hosts(name, *list);
   }
   return {};
 }
 
+// Tasks of this step on this host. A step may use a part of its job, so
+// variables that describe the job are the last resort.
+int tasks_on_this_host(int world_size) {
+  for (const char* name :
+       {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+    const auto text = variable(name);
+    if (!text) continue;
+    const std::vector<int> counts = read_counts(name, *text);
+    if (std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) !=
+        world_size) {
+      continue;
+    }
+    const auto node = number("SLURM_NODEID", 0, kMostRanks);
+    return node && *node < static_cast<int>(counts.size())
+               ? counts[static_cast<std::size_t>(*node)]
+               : *std::max_element(counts.begin(), counts.end());
+  }
+  auto nodes = number("SLURM_STEP_NUM_NODES", 1, kMostRanks);
+  if (!nodes) nodes = number("SLURM_NNODES", 1, kMostRanks);
+  if (!nodes) {
+    if (const auto hosts = step_hosts()) nodes = static_cast<int>(hosts->count);
+  }
+  const int num_nodes = std::min(nodes.value_or(1), world_size);
+  const int per_node = number("SLURM_NTASKS_PER_NODE", 1, kMostRanks)
+                           .value_or((world_size + num_nodes - 1) / num_nodes);
+  return std::min(per_node, world_size - num_nodes + 1);
+}
+
+// Steps of one job may run side by side, so the port depends on both.
+int step_port() {
+  unsigned hash = 0;
+  for (const char c : variable("SLURM_JOB_ID").value_or("") + "." +
+                          variable("SLURM_STEP_ID").value_or("")) {
+    hash = hash * 31 + static_cast<unsigned char>(c);
+  }
+  return 20000 + static_cast<int>(hash % 12000);
+}
+
+// --- Launchers ---------------------------------------------------------------
+
 struct Launcher {
-  const char* name;
-  std::initializer_list<const char*> rank;
-  std::initializer_list<const char*> world_size;
-  std::initializer_list<const char*> local_rank;
-  std::initializer_list<const char*> local_world_size;
+  std::string name;
+  std::string rank, world_size, local_rank, local_world_size;
 };
 
 // In this order: srun also starts the agents of the others.
-const Launcher kLaunchers[] = {
-    {"shardbook",
-     {"SHARDBOOK_RANK"},
-     {"SHARDBOOK_WORLD_SIZE"},
-     {"SHARDBOOK_LOCAL_RANK"},
-     {"SHARDBOOK_LOCAL_WORLD_SIZE"}},
-    {"torchrun",
-     {"RANK"},
-     {"WORLD_SIZE"},
-     {"LOCAL_RANK"},
-     {"LOCAL_WORLD_SIZE"}},
-    {"mpirun",
-     {"OMPI_COMM_WORLD_RANK", "PMI_RANK"},
-     {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"},
-     {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"},
-     {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}},
-    {"srun",
-     {"SLURM_PROCID"},
-     {"SLURM_NTASKS"},
-     {"SLURM_LOCALID"},
-     {"SLURM_NTASKS_PER_NODE"}},
-};
-
-// A shell inside of `salloc` has SLURM_PROCID 0 and is no rank; a step has a
-// step id.
-bool applies(const Launcher& launcher) {
-  if (std::string(launcher.name) == "srun" && !variable("SLURM_STEP_ID")) {
-    return false;
-  }
-  return first_number(launcher.rank) && first_number(launcher.world_size);
+std::vector<Launcher> launchers() {
+  return {
+      {"shardbook", "SHARDBOOK_RANK", "SHARDBOOK_WORLD_SIZE",
+       "SHARDBOOK_LOCAL_RANK", "SHARDBOOK_LOCAL_WORLD_SIZE"},
+      {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+      {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+      {"srun", "SLURM_PROCID",
+       variable("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS"
+                                        : "SLURM_NTASKS",
+       "SLURM_LOCALID", ""}};
 }
 
-// Where the ranks of a job meet.
+// A task of a step. The shells of sbatch and salloc have SLURM_PROCID=0 and are
+// no ranks: they have no step id, or one near 2^32.
+bool is_slurm_task() {
+  const auto step = variable("SLURM_STEP_ID");
+  return step && step->size() <= 9;
+}
+
+bool applies(const Launcher& launcher) {
+  if (!variable(launcher.rank)) return false;
+  if (launcher.name == "srun") return is_slurm_task();
+  // srun --mpi=pmi2 sets PMI_RANK too, and knows more about the hosts.
+  return launcher.rank != "PMI_RANK" || !is_slurm_task() ||
+         variable(launcher.local_world_size);
+}
+
+// The place where the ranks of a job meet.
 std::string meeting_place(const RankEnvironment& environment) {
-  if (const auto given = variable("SHARDBOOK_RENDEZVOUS")) return *given;
-  const auto address = variable("MASTER_ADDR");
-  const auto port = number("MASTER_PORT");
-  if (address && port) {
-    // torchrun's agent keeps MASTER_PORT for a store of its own; we take the
-    // next one.
-    const bool is_taken =
-        variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
-    return "tcp:" + *address + ":" + std::to_string(*port + (is_taken ? 1 : 0));
+  if (const auto given = variable("SHARDBOOK_RENDEZVOUS")) {
+    internal::check_rendezvous(
+        "environment variable SHARDBOOK_RENDEZVOUS=" + *given, *given);
+    return *given;
   }
-  if (environment.launcher == "srun") {
-    // Steps of one job may run side by side, so the port depends on both.
-    if (const auto host = variable("SLURM_LAUNCH_NODE_IPADDR")) {
-      const int job = number("SLURM_JOB_ID").value_or(0) % 9973;
-      const int step = number("SLURM_STEP_ID").value_or(0) % 97;
-      return "tcp:" + *host + ":" +
-             std::to_string(20000 + (job + step * 101) % 12000);
-    }
+  const bool is_srun = environment.launcher == "srun";
+  auto address = variable("MASTER_ADDR");
+  auto port = number("MASTER_PORT", 1, 65535);
+  // torchrun's agent keeps MASTER_PORT for a store of its own; we take a
+  // neighbour.
+  if (port && variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True") {
+    *port += *port < 65535 ? 1 : -1;
   }
-  if (environment.local_world_size == environment.world_size) {
-    return "tcp:127.0.0.1:29400";
+  if (!address && environment.local_world_size == environment.world_size) {
+    address = "127.0.0.1";
   }
-  SB_FAIL(environment.launcher, " has started ", environment.world_size,
-          " ranks on several hosts: set MASTER_ADDR and MASTER_PORT, or "
-          "SHARDBOOK_RENDEZVOUS, to say where rank 0 serves");
+  // Rank 0 runs on the first host of a step, and srun may run on another one.
+  if (!address && is_srun) {
+    if (const auto hosts = step_hosts()) address = hosts->first;
+  }
+  SB_CHECK(address, environment.launcher, " has started ",
+           environment.world_size, " ranks (", environment.size_variable,
+           ") on several hosts: give --rendezvous tcp:HOST:PORT or "
+           "file:FOLDER, or set MASTER_ADDR and MASTER_PORT, to say where rank "
+           "0 serves");
+  return "tcp:" + *address + ":" +
+         std::to_string(port.value_or(is_srun ? step_port() : 29400));
 }
 
 }  // namespace
 
 std::optional<RankEnvironment> rank_environment() {
-  for (const Launcher& launcher : kLaunchers) {
+  for (const Launcher& launcher : launchers()) {
     if (!applies(launcher)) continue;
+    const auto size = number(launcher.world_size, 1, kMostRanks);
+    if (!size) {
+      refuse(launcher.rank,
+             launcher.world_size + " is not set; set both, or neither");
+    }
     RankEnvironment result;
     result.launcher = launcher.name;
-    result.rank = *first_number(launcher.rank);
-    result.world_size = *first_number(launcher.world_size);
-    result.local_rank = first_number(launcher.local_rank).value_or(result.rank);
-    result.local_world_size =
-        first_number(launcher.local_world_size).value_or(result.world_size);
-    SB_CHECK(result.world_size >= 1 && result.rank < result.world_size,
-             launcher.name, " says rank ", result.rank, " of ",
-             result.world_size, " ranks; a rank is less than their number");
-    SB_CHECK(result.local_world_size >= 1 &&
-                 result.local_world_size <= result.world_size,
-             launcher.name, " says ", result.local_world_size,
-             " ranks on this host of ", result.world_size, " in all");
-    result.rendezvous = meeting_place(result);
+    result.world_size = *size;
+    result.size_variable = launcher.world_size + "=" + std::to_string(*size);
+    const std::string because = ", as " + result.size_variable;
+    result.rank = *number(launcher.rank, 0, *size - 1, because);
+    // Many containers and shells are started as the only rank of a job. They
+    // may start ranks of their own.
+    if (*size == 1 && launcher.name != "shardbook") continue;
+    const auto local_rank = number(launcher.local_rank, 0, *size - 1, because);
+    if (launcher.name == "srun") {
+      result.local_world_size =
+          std::max(tasks_on_this_host(*size), local_rank.value_or(0) + 1);
+    } else {
+      result.local_world_size =
+          number(launcher.local_world_size, 1, *size, because).value_or(*size);
+    }
+    result.local_rank =
+        local_rank.value_or(result.rank % result.local_world_size);
+    if (result.local_rank >= result.local_world_size) {
+      refuse(launcher.local_rank, "it should be less than " +
+                                      launcher.local_world_size + "=" +
+                                      std::to_string(result.local_world_size));
+    }
     result.is_served_by_launcher =
-        number("SHARDBOOK_SERVED_BY_LAUNCHER").value_or(0) != 0;
+        number("SHARDBOOK_SERVED_BY_LAUNCHER", 0, 1).value_or(0) == 1;
     return result;
   }
   return {};
 }
 
 bool is_first_process() {
-  const auto environment = rank_environment();
-  return !environment || environment->rank == 0;
+  try {
+    const auto environment = rank_environment();
+    return !environment || environment->rank == 0;
+  } catch (const Error&) {
+    return true;
+  }
 }
 
+namespace internal {
+
+std::optional<RankEnvironment> launched_rank(int world_size,
+                                             const LaunchOptions& options) {
+  auto environment = rank_environment();
+  if (!environment) return {};
+  SB_CHECK(environment->world_size == world_size, "--world-size ", world_size,
+           ": ", environment->launcher, " has started ",
+           environment->world_size, " ranks (", environment->size_variable,
+           "); give --world-size ", environment->world_size);
+  if (options.rendezvous.empty()) {
+    environment->rendezvous = meeting_place(*environment);
+  } else {
+    environment->rendezvous = options.rendezvous;
+    environment->is_served_by_launcher = false;
+  }
+  return environment;
+}
+
+}  // namespace internal
 }  // namespace shardbook

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/launch.h"
@@ -14,6 +15,12 @@
 
 namespace shardbook::internal {
 
+/// This process's rank and its rendezvous, where a launcher started it. Throws
+/// Error, which names the option or the variable, where the launcher started
+/// another number of ranks or nothing says where they meet.
+std::optional<RankEnvironment> launched_rank(int world_size,
+                                             const LaunchOptions& options);
+
 /// A line to the coordinator, once all ranks have come. Missing ranks are named
 /// after the timeout. Throws OptionsDiffer, on all ranks, where
 /// LaunchOptions::agreed differs.
@@ -22,7 +29,7 @@ std::unique_ptr<ControlLine> join_world(const Rendezvous& rendezvous,
                                         std::uint64_t generation,
                                         const LaunchOptions& options);
 
-/// "joining the world of 4".
+/// "the rendezvous of 4 ranks".
 std::string joining_text(int world_size);
 
 /// Returns when all ranks have called it with this key.

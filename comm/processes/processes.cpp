@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "comm/gloo/gloo_group.h"
+#include "comm/processes/joining.h"
 #include "comm/processes/supervisor.h"
 #include "comm/signals.h"
 #include "core/check.h"
@@ -254,13 +255,7 @@ std::optional<int> launch_processes(int world_size,
                                     const LaunchOptions& options) {
   if (options.backend == "gloo") internal::check_gloo();
   check_world_size(world_size);
-  if (const auto environment = rank_environment()) {
-    SB_CHECK(environment->world_size == world_size, "world size ", world_size,
-             ": ", environment->launcher, " has started ",
-             environment->world_size, " ranks; give --world-size ",
-             environment->world_size);
-    return {};
-  }
+  if (internal::launched_rank(world_size, options)) return {};
   Meeting meeting = open_meeting(options);
   std::fflush(nullptr);
 

@@ -80,7 +80,26 @@ void meet_by_redis(Rendezvous& result, const std::string& address, bool serves,
   };
 }
 
+bool has_host_and_port(const std::string& text) {
+  try {
+    return parse_host_port(text).port > 0;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
+
+void check_rendezvous(const std::string& subject, const std::string& text) {
+  const auto tcp = after(text, "tcp:");
+  const auto file = after(text, "file:");
+  const auto redis = after(text, "redis:");
+  SB_CHECK((tcp && has_host_and_port(*tcp)) || (file && !file->empty()) ||
+               (redis && has_host_and_port(redis->substr(0, redis->find('/')))),
+           subject,
+           ": give tcp:HOST:PORT, file:FOLDER or redis:HOST:PORT[/JOB]; a port "
+           "is a number from 1 to 65535");
+}
 
 Rendezvous make_rendezvous(const RankEnvironment& environment,
                            std::uint64_t generation,
@@ -89,8 +108,7 @@ Rendezvous make_rendezvous(const RankEnvironment& environment,
   const auto tcp = after(text, "tcp:");
   const auto file = after(text, "file:");
   const auto redis = after(text, "redis:");
-  SB_CHECK(tcp || file || redis, "rendezvous \"", text,
-           "\": give tcp:HOST:PORT, file:FOLDER or redis:HOST:PORT[/JOB]");
+  check_rendezvous("rendezvous \"" + text + "\"", text);
 
   Rendezvous result;
   const bool serves =

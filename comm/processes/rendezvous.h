@@ -29,6 +29,10 @@ struct Rendezvous {
   std::shared_ptr<void> publication;
 };
 
+/// Throws Error, a sentence about `subject`, when a rendezvous cannot be
+/// understood.
+void check_rendezvous(const std::string& subject, const std::string& text);
+
 /// Throws Error when the address cannot be understood or served.
 Rendezvous make_rendezvous(const RankEnvironment& environment,
                            std::uint64_t generation,

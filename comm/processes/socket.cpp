@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <set>
 
 #include "core/check.h"
 
@@ -29,7 +30,8 @@ AddressList resolve(const HostPort& address, bool passive) {
       getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(),
                   &hints, &list);
   SB_CHECK(status == 0, "rendezvous: cannot resolve host \"", address.host,
-           "\": ", gai_strerror(status));
+           "\": ", gai_strerror(status),
+           "; give one that every rank knows by --rendezvous or MASTER_ADDR");
   return {list, &freeaddrinfo};
 }
 
@@ -155,11 +157,11 @@ std::string local_host(const Descriptor& socket) {
 
 std::string interface_host(const std::string& name) {
   ifaddrs* raw = nullptr;
-  SB_CHECK(getifaddrs(&raw) == 0, "network interface \"", name,
-           "\": cannot list the interfaces of this host");
+  SB_CHECK(getifaddrs(&raw) == 0, "--interface ", name,
+           ": cannot list the interfaces of this host");
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> list(raw,
                                                               &freeifaddrs);
-  std::string known;
+  std::set<std::string> known;
   for (const ifaddrs* entry = raw; entry; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr) continue;
     const int family = entry->ifa_addr->sa_family;
@@ -169,10 +171,15 @@ std::string interface_host(const std::string& name) {
                                                ? sizeof(sockaddr_in)
                                                : sizeof(sockaddr_in6));
     }
-    known += std::string(known.empty() ? "" : ", ") + entry->ifa_name;
+    known.insert(entry->ifa_name);
   }
-  SB_FAIL("network interface \"", name,
-          "\" does not exist here or has no address; there are: ", known);
+  std::string names;
+  for (const std::string& each : known) {
+    names += (names.empty() ? "" : ", ") + each;
+  }
+  SB_FAIL("--interface ", name,
+          ": this host has no such network interface, or it has no address; ",
+          names.empty() ? "none has one" : "give one of " + names);
 }
 
 Descriptor try_connect(const HostPort& address,

@@ -25,9 +25,11 @@ inline const TempFolder& folder() {
 }
 
 // A program below the build folder; standard output and error together.
-inline Outcome run_program(const std::string& path,
-                           const std::string& options) {
-  const std::string command = "timeout 120 '" SHARDBOOK_BUILD "/" + path +
+// `variables` are added to its environment, as in "RANK=0 WORLD_SIZE=2".
+inline Outcome run_program(const std::string& path, const std::string& options,
+                           const std::string& variables = "") {
+  const std::string command = "env " + variables +
+                              " timeout 120 '" SHARDBOOK_BUILD "/" + path +
                               "' " + options + " 2>&1 </dev/null";
   Outcome outcome;
   FILE* pipe = popen(command.c_str(), "r");
@@ -43,8 +45,10 @@ inline Outcome run_program(const std::string& path,
 }
 
 // "02_ddp" with options.
-inline Outcome run(const std::string& chapter, const std::string& options) {
-  return run_program("chapters/" + chapter + "/ch" + chapter, options);
+inline Outcome run(const std::string& chapter, const std::string& options,
+                   const std::string& variables = "") {
+  return run_program("chapters/" + chapter + "/ch" + chapter, options,
+                     variables);
 }
 
 }  // namespace shardbook

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
@@ -96,10 +97,13 @@ TEST(GlooLaunch, ReadsMpirunsEnvironment) {
              {"OMPI_COMM_WORLD_RANK=0"}, {"OMPI_COMM_WORLD_RANK=1"});
 }
 
+// srun was typed on a login node, whose address no rank can serve.
 TEST(GlooLaunch, ReadsSrunsEnvironment) {
-  expect_sum({"SLURM_NTASKS=2", "SLURM_STEP_ID=0", "SLURM_JOB_ID=17",
-              "SLURM_LAUNCH_NODE_IPADDR=127.0.0.1"},
-             {"SLURM_PROCID=0"}, {"SLURM_PROCID=1"});
+  expect_sum(
+      {"SLURM_NTASKS=2", "SLURM_STEP_ID=0", "SLURM_JOB_ID=17",
+       "SLURM_NTASKS_PER_NODE=2", "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5"},
+      {"SLURM_PROCID=0", "SLURM_LOCALID=0"},
+      {"SLURM_PROCID=1", "SLURM_LOCALID=1"});
 }
 
 TEST(GlooLaunch, RefusesAnotherWorldSizeThanTheLaunchers) {
@@ -107,7 +111,9 @@ TEST(GlooLaunch, RefusesAnotherWorldSizeThanTheLaunchers) {
       {program(), "4", "sum"},
       {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"});
   EXPECT_EQ(rank.finish(), 1);
-  EXPECT_THAT(rank.output(), HasSubstr("torchrun has started 2 ranks"));
+  EXPECT_EQ(rank.output(),
+            "--world-size 4: torchrun has started 2 ranks (WORLD_SIZE=2); give "
+            "--world-size 2\n");
 }
 
 TEST(GlooLaunch, RefusesNonsenseInTheEnvironment) {
@@ -269,7 +275,9 @@ TEST(GlooRendezvous, MissingRanksAreNamed) {
       "MASTER_PORT=" + std::to_string(free_port()), "SHARDBOOK_TIMEOUT_MS=500"};
   Program alone({program(), "2", "sum"}, variables);
   EXPECT_EQ(alone.finish(), 1);
-  EXPECT_THAT(alone.output(), HasSubstr("rank 1 did not join"));
+  EXPECT_THAT(alone.output(),
+              HasSubstr("rank 1 did not join the rendezvous of 2 ranks, in "
+                        "which rank 0 waits"));
 }
 
 // --- Processes of one that has threads
@@ -348,17 +356,30 @@ TEST(GlooHosts, RanksMeetOverANetwork) {
   if (!hosts.works()) {
     GTEST_SKIP() << "network namespaces need root and the ip command";
   }
-  const auto variables = [](const std::string& rank) {
+  const auto torchrun = [](const std::string& rank) {
     return Variables{"RANK=" + rank,          "WORLD_SIZE=2",
                      "LOCAL_WORLD_SIZE=1",    "LOCAL_RANK=0",
                      "MASTER_ADDR=10.77.0.1", "MASTER_PORT=29500"};
   };
+  const auto srun = [](const std::string& rank) {
+    return Variables{"SLURM_STEP_ID=0",
+                     "SLURM_PROCID=" + rank,
+                     "SLURM_NTASKS=2",
+                     "SLURM_LOCALID=0",
+                     "SLURM_NODEID=" + rank,
+                     "SLURM_STEP_TASKS_PER_NODE=1(x2)",
+                     "SLURM_STEP_NODELIST=10.77.0.[1-2]",
+                     "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5"};
+  };
   const Variables command = {program(), "2", "sum"};
-  Program second(hosts.on_second(command), variables("1"));
-  Program first(hosts.on_first(command), variables("0"));
-  EXPECT_EQ(first.finish(), 0) << first.output();
-  EXPECT_EQ(second.finish(), 0) << second.output();
-  EXPECT_EQ(first.output(), "sum 1 of 2\nsum 1 of 2\n");
+  for (const auto& variables : {std::function<Variables(std::string)>(torchrun),
+                                std::function<Variables(std::string)>(srun)}) {
+    Program second(hosts.on_second(command), variables("1"));
+    Program first(hosts.on_first(command), variables("0"));
+    EXPECT_EQ(first.finish(), 0) << first.output();
+    EXPECT_EQ(second.finish(), 0) << second.output();
+    EXPECT_EQ(first.output(), "sum 1 of 2\nsum 1 of 2\n");
+  }
 }
 
 TEST(GlooHosts, BothSidesOfACutCableNameTheOther) {

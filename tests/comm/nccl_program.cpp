@@ -96,8 +96,7 @@ int run(int argc, char** argv) {
     }
   }
   const auto rank = rank_environment();
-  SB_CHECK(rank, "this process is no rank");
-  if (scenario == "dies" && rank->rank == 1) raise(SIGKILL);
+  if (scenario == "dies" && rank && rank->rank == 1) raise(SIGKILL);
   run_ranks(
       world_size, [&](ProcessGroup& world) { run_scenario(world, scenario); },
       options);

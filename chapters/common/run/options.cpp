@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -179,10 +180,28 @@ void check_device(const Options& o) {
   }
 }
 
+// A launcher's processes become ranks of one run on gloo and nccl only.
+void warn_of_launcher(const Options& o) {
+  const auto rank = rank_environment();
+  if (o.backend == "gloo" || o.backend == "nccl" || !rank || rank->rank > 0) {
+    return;
+  }
+  std::fprintf(stderr,
+               "warning: %s has started %d copies of this program (%s), and "
+               "with --backend %s each of them does the whole run alone; give "
+               "--backend %s --world-size %d to make them the ranks of one "
+               "run, or start the program without %s\n",
+               rank->launcher.c_str(), rank->world_size,
+               rank->size_variable.c_str(), o.backend.c_str(),
+               o.device == "cuda" ? "nccl" : "gloo", rank->world_size,
+               rank->launcher.c_str());
+}
+
 }  // namespace
 
 void check_options(const Options& o) {
   check_device(o);
+  warn_of_launcher(o);
   const OptimizerOptions& opt = o.optimizer_options;
   SB_CHECK(!opt.nesterov || (o.optimizer == "sgd" && opt.momentum > 0),
            "--nesterov: needs --optimizer sgd and a --momentum above 0");
@@ -273,9 +292,8 @@ int chapter_main(const std::function<int()>& body) {
     const int status = status_of(error);
     // Copies of this program have the same options: one of them reports the
     // error
-    const auto rank = rank_environment();
-    const bool is_copy = rank && rank->launcher == "shardbook";
-    if (status != kExitBadInput || !is_copy || rank->rank == 0) {
+    const bool is_copy = std::getenv("SHARDBOOK_RANK") != nullptr;
+    if (status != kExitBadInput || !is_copy || is_first_process()) {
       std::fprintf(stderr, "error: %s\n", error.what());
     }
     return status;

@@ -1,0 +1,157 @@
+// The programs under launchers, whose variables may describe a rank, another
+// job, or nothing that makes sense.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <future>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cli/programs.h"
+
+namespace shardbook {
+namespace {
+
+constexpr char kTiny[] = "--steps 1 --batch 12 --seq 8 --data walk ";
+constexpr char kTwo[] = "--backend gloo --cluster none --world-size 2 ";
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Outcome ddp(const std::string& options, const std::string& variables) {
+  return run("02_ddp", kTiny + options, variables);
+}
+
+// Two processes with these variables, each with its own, train as two ranks.
+void expect_two_ranks(const std::string& options, const std::string& variables,
+                      const std::string& first, const std::string& second) {
+  const auto start = [&](const std::string& own) {
+    return std::async(std::launch::async, ddp, kTwo + options,
+                      variables + " " + own);
+  };
+  std::future<Outcome> one = start(first);
+  std::future<Outcome> two = start(second);
+  EXPECT_EQ(two.get().status, 0) << variables;
+  const Outcome report = one.get();
+  EXPECT_EQ(report.status, 0) << variables << "\n" << report.text;
+  EXPECT_TRUE(contains(report.text, "2 ranks")) << report.text;
+}
+
+TEST(Launchers, VariablesThatMakeNoSenseAreNamed) {
+  for (const auto& [variables, named] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"RANK=2 WORLD_SIZE=2", "RANK=2: "},
+           {"RANK=-1 WORLD_SIZE=2", "RANK=-1: "},
+           {"RANK=abc WORLD_SIZE=2", "RANK=abc: "},
+           {"RANK=0 WORLD_SIZE=two", "WORLD_SIZE=two: "},
+           {"RANK=0", "RANK=0: WORLD_SIZE is not set"},
+           {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=9e9",
+            "OMPI_COMM_WORLD_SIZE=9e9: "},
+           {"SHARDBOOK_RANK=x SHARDBOOK_WORLD_SIZE=2", "SHARDBOOK_RANK=x: "}}) {
+    for (const std::string backend : {"threads", "sim"}) {
+      const Outcome outcome =
+          ddp("--world-size 2 --backend " + backend, variables);
+      EXPECT_EQ(outcome.status, 2) << variables << "\n" << outcome.text;
+      EXPECT_EQ(outcome.text.rfind("error: environment variable " + named, 0),
+                0u)
+          << outcome.text;
+    }
+  }
+  const Outcome help = run("02_ddp", "--help", "RANK=abc WORLD_SIZE=2");
+  EXPECT_EQ(help.status, 0) << help.text;
+}
+
+TEST(Launchers, TheOnlyProcessOfAJobRunsAsIfItWereAlone) {
+  for (const std::string variables :
+       {"RANK=0 WORLD_SIZE=1 MASTER_ADDR=no.such.host MASTER_PORT=1",
+        "SLURM_STEP_ID=0 SLURM_JOB_ID=1 SLURM_NTASKS=1 SLURM_PROCID=0 "
+        "SLURM_LOCALID=0 SLURM_NTASKS_PER_NODE=4"}) {
+    for (const std::string backend : {"threads", "gloo"}) {
+      if (backend == "gloo" && !SHARDBOOK_HAVE_GLOO) continue;
+      const Outcome outcome =
+          ddp("--world-size 2 --backend " + backend, variables);
+      EXPECT_EQ(outcome.status, 0) << variables << "\n" << outcome.text;
+      EXPECT_FALSE(contains(outcome.text, "warning")) << outcome.text;
+    }
+  }
+}
+
+TEST(Launchers, CopiesThatTrainAloneAreWarnedOfOnce) {
+  const std::string warning =
+      "warning: torchrun has started 2 copies of this program (WORLD_SIZE=2), "
+      "and with --backend threads each of them does the whole run alone; give "
+      "--backend gloo --world-size 2 to make them the ranks of one run, or "
+      "start the program without torchrun\n";
+  const Outcome first = ddp("--world-size 2", "RANK=0 WORLD_SIZE=2");
+  EXPECT_EQ(first.status, 0);
+  EXPECT_EQ(first.text.rfind(warning, 0), 0u) << first.text;
+  const Outcome second = ddp("--world-size 2", "RANK=1 WORLD_SIZE=2");
+  EXPECT_EQ(second.status, 0);
+  EXPECT_FALSE(contains(second.text, "warning")) << second.text;
+  const Outcome sim = run("00_single_device", "--backend sim --steps 1",
+                          "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3");
+  EXPECT_EQ(sim.status, 0);
+  EXPECT_TRUE(contains(sim.text,
+                       "(OMPI_COMM_WORLD_SIZE=3), and with --backend "
+                       "sim each"))
+      << sim.text;
+}
+
+TEST(Launchers, RanksOfMpirunOnTwoHostsMeetInAFolder) {
+  if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
+  expect_two_ranks("--rendezvous file:" + (folder() / "meet"),
+                   "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+                   "OMPI_COMM_WORLD_LOCAL_SIZE=1",
+                   "OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_RANK=1");
+}
+
+TEST(Launchers, TasksOfAStepMeetOnTheirHostAndNotOnTheLoginNode) {
+  if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
+  expect_two_ranks("",
+                   "SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=4 "
+                   "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5 SLURM_JOB_ID=" +
+                       std::to_string(getpid()),
+                   "SLURM_PROCID=0 SLURM_LOCALID=0",
+                   "SLURM_PROCID=1 SLURM_LOCALID=1");
+}
+
+// With a cluster the run begins before its ranks meet: the status is still 2.
+TEST(Launchers, MeetingsThatCannotBeAreRefusedInOneSentence) {
+  if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
+  const std::string host =
+      "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 "
+      "OMPI_COMM_WORLD_LOCAL_SIZE=1 ";
+  for (const auto& [options, variables, sentence] :
+       std::vector<std::array<std::string, 3>>{
+           {"--world-size 2 --interface nosuch0", "",
+            "--interface nosuch0: this host has no such network interface, or "
+            "it has no address; give one of "},
+           {"--world-size 2 --interface nosuch0", "RANK=0 WORLD_SIZE=2",
+            "--interface nosuch0: this host"},
+           {"--world-size 2 --rendezvous pigeon:3", "",
+            "--rendezvous pigeon:3: give tcp:HOST:PORT, file:FOLDER or redis:"},
+           {"--world-size 2 --rendezvous tcp:localhost", "",
+            "--rendezvous tcp:localhost: give tcp:HOST:PORT"},
+           {"--world-size 2", "RANK=0 WORLD_SIZE=2 SHARDBOOK_RENDEZVOUS=file:",
+            "environment variable SHARDBOOK_RENDEZVOUS=file:: give "},
+           {"--world-size 3", "RANK=0 WORLD_SIZE=2",
+            "--world-size 3: torchrun has started 2 ranks (WORLD_SIZE=2); give "
+            "--world-size 2"},
+           {"--world-size 2", host,
+            "mpirun has started 2 ranks (OMPI_COMM_WORLD_SIZE=2) on several "
+            "hosts: give --rendezvous "},
+           {"--world-size 2", host + "MASTER_ADDR=localhost MASTER_PORT=70000",
+            "environment variable MASTER_PORT=70000: "}}) {
+    const Outcome outcome = ddp("--backend gloo " + options, variables);
+    EXPECT_EQ(outcome.status, 2) << options << "\n" << outcome.text;
+    EXPECT_EQ(outcome.text.rfind("error: " + sentence, 0), 0u) << outcome.text;
+    EXPECT_LT(outcome.text.size(), 300u) << "more than a sentence";
+  }
+}
+
+}  // namespace
+}  // namespace shardbook
