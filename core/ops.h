@@ -28,8 +28,11 @@ Tensor add_scalar(const Tensor& x, double value);
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor relu(const Tensor& x);
-/// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GPT-2's GELU.
-Tensor gelu(const Tensor& x);
+enum class GeluForm {
+  kTanh,  ///< 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GPT-2's
+  kErf,   ///< 0.5 x (1 + erf(x / sqrt(2))): exact, torch.nn.GELU's default
+};
+Tensor gelu(const Tensor& x, GeluForm form = GeluForm::kTanh);
 Tensor tanh(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 Tensor square(const Tensor& x);
@@ -81,12 +84,13 @@ using InputGradientHook =
 Tensor linear(const Tensor& x, const Tensor& weight,
               const Tensor& bias = Tensor(),
               const InputGradientHook& hook = {});
-/// linear(gelu(linear(x, w1, b1)), w2, b2); both biases may be undefined. On
-/// CUDA, the products of 16-bit elements (f32: with allow_tf32) apply GELU and
-/// its derivative, and sum b1's gradient, before they store what they compute.
-/// On other devices it is that composition, bit for bit.
+/// linear(gelu(linear(x, w1, b1), form), w2, b2); both biases may be undefined.
+/// On CUDA, the products of 16-bit elements (f32: with allow_tf32) apply the tanh
+/// form and its derivative, and sum b1's gradient, before they store what they
+/// compute. Otherwise it is that composition, bit for bit.
 Tensor gelu_mlp(const Tensor& x, const Tensor& w1, const Tensor& b1,
-                const Tensor& w2, const Tensor& b2);
+                const Tensor& w2, const Tensor& b2,
+                GeluForm form = GeluForm::kTanh);
 
 // --- Images: [n, height, width, channels] ------------------------------------
 

@@ -329,9 +329,12 @@ Tensor gelu_mlp_with_epilogues(const Tensor& x, const Tensor& w1,
 }  // namespace
 
 Tensor gelu_mlp(const Tensor& x, const Tensor& w1, const Tensor& b1,
-                const Tensor& w2, const Tensor& b2) {
-  if (x.device().is_cuda()) return gelu_mlp_with_epilogues(x, w1, b1, w2, b2);
-  return linear(gelu(linear(x, w1, b1)), w2, b2);
+                const Tensor& w2, const Tensor& b2, GeluForm form) {
+  // cuBLASLt has the tanh form alone
+  if (x.device().is_cuda() && form == GeluForm::kTanh) {
+    return gelu_mlp_with_epilogues(x, w1, b1, w2, b2);
+  }
+  return linear(gelu(linear(x, w1, b1), form), w2, b2);
 }
 
 }  // namespace shardbook

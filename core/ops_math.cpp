@@ -160,7 +160,10 @@ Tensor add_scalar(const Tensor& x, double value) {
 Tensor neg(const Tensor& x) { return unary("neg", UnaryOp::kNeg, x, 1); }
 Tensor abs(const Tensor& x) { return unary("abs", UnaryOp::kAbs, x, 1); }
 Tensor relu(const Tensor& x) { return unary("relu", UnaryOp::kRelu, x, 1); }
-Tensor gelu(const Tensor& x) { return unary("gelu", UnaryOp::kGeluTanh, x, 8); }
+Tensor gelu(const Tensor& x, GeluForm form) {
+  const bool is_exact = form == GeluForm::kErf;
+  return unary("gelu", is_exact ? UnaryOp::kGeluErf : UnaryOp::kGeluTanh, x, 8);
+}
 Tensor tanh(const Tensor& x) { return unary("tanh", UnaryOp::kTanh, x, 1); }
 Tensor sigmoid(const Tensor& x) {
   return unary("sigmoid", UnaryOp::kSigmoid, x, 1);

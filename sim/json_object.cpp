@@ -114,9 +114,9 @@ std::string shown(const Json& value) {
 }
 
 std::string nearest(const std::string& word,
-                    const std::vector<std::string>& known) {
+                    const std::vector<std::string>& known, std::size_t most) {
   std::string best;
-  std::size_t best_distance = std::min<std::size_t>(word.size() / 2, 6) + 1;
+  std::size_t best_distance = std::min(word.size() / 2, most) + 1;
   if (word.size() > kLongestText) return best;
   for (const std::string& name : known) {
     if (word.size() > 2 && name.rfind(word, 0) == 0) return name;

@@ -46,10 +46,11 @@ std::string printable(const Json& value);
 /// The same with the elements of lists and objects, up to 40 characters.
 std::string shown(const Json& value);
 
-/// The one of `known` that `word` is likely meant to be; empty if there is
-/// none.
+/// The one of `known` that `word` is likely meant to be, by at most `most`
+/// letters that differ; empty if there is none.
 std::string nearest(const std::string& word,
-                    const std::vector<std::string>& known);
+                    const std::vector<std::string>& known,
+                    std::size_t most = 6);
 
 class JsonObject {
  public:

@@ -99,7 +99,9 @@ DTensor scale(const DTensor& x, double factor) {
 }
 
 DTensor relu(const DTensor& x) { return unary("relu", x, shardbook::relu); }
-DTensor gelu(const DTensor& x) { return unary("gelu", x, shardbook::gelu); }
+DTensor gelu(const DTensor& x) {
+  return unary("gelu", x, [](const Tensor& a) { return shardbook::gelu(a); });
+}
 DTensor tanh(const DTensor& x) { return unary("tanh", x, shardbook::tanh); }
 DTensor square(const DTensor& x) {
   return unary("square", x, shardbook::square);

@@ -17,6 +17,7 @@ enum class UnaryOp {
   kAbs,
   kRelu,
   kGeluTanh,
+  kGeluErf,
   kTanh,
   kSigmoid,
   kSquare,

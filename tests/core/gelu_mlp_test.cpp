@@ -113,6 +113,23 @@ TEST_P(GeluMlp, AGraphThatIsKeptGivesTheSameGradientsAgain) {
   expect_close(x[0].grad(), first[0], mlp_tolerance(dtype));
 }
 
+// On CUDA cuBLASLt's epilogues are the tanh form: catches a product that applies
+// them to the other one.
+TEST_P(GeluMlp, ExactGeluIsThatOfTheLayers) {
+  const Tensors one = mlp_operands(kMlpSizes[3], dtype),
+                three = mlp_operands(kMlpSizes[3], dtype);
+  const Tensor y =
+      gelu_mlp(one[0], one[1], one[2], one[3], one[4], GeluForm::kErf);
+  const Tensor h = gelu(linear(three[0], three[1], three[2]), GeluForm::kErf);
+  const Tensor expected = linear(h, three[3], three[4]);
+  EXPECT_TRUE(bitwise_equal(y, expected));
+  weighted_sum(y).backward();
+  weighted_sum(expected).backward();
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    expect_same(one[i].grad(), three[i].grad());
+  }
+}
+
 TEST_P(GeluMlp, NeedsNoBias) {
   const Tensors one = mlp_operands(kMlpSizes[0], dtype),
                 three = mlp_operands(kMlpSizes[0], dtype);

@@ -34,6 +34,10 @@ TEST(Elementwise, HaveTheirValues) {
                                        (v + 0.044715 * v * v * v)));
                }),
                1e-14);
+  expect_close(values(gelu(x, GeluForm::kErf)), each([](double v) {
+                 return 0.5 * v * (1 + std::erf(v / std::sqrt(2.0)));
+               }),
+               1e-15);
   expect_close(values(log(of({0.5, 2}, {2}))), {std::log(0.5), std::log(2)},
                1e-15);
   EXPECT_EQ(values(sqrt(of({0.25, 9}, {2}))), (Values{0.5, 3}));

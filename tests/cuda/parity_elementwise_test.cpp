@@ -19,9 +19,9 @@ using kernels::UnaryOp;
 constexpr BinaryOp kBinaryOps[] = {BinaryOp::kAdd, BinaryOp::kSub,
                                    BinaryOp::kMul, BinaryOp::kDiv};
 constexpr UnaryOp kUnaryOps[] = {
-    UnaryOp::kNeg,  UnaryOp::kAbs,     UnaryOp::kRelu,   UnaryOp::kGeluTanh,
-    UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSquare, UnaryOp::kSqrt,
-    UnaryOp::kExp,  UnaryOp::kLog};
+    UnaryOp::kNeg,     UnaryOp::kAbs,  UnaryOp::kRelu,    UnaryOp::kGeluTanh,
+    UnaryOp::kGeluErf, UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSquare,
+    UnaryOp::kSqrt,    UnaryOp::kExp,  UnaryOp::kLog};
 
 // Numbers that are integers too, none of them 0.
 std::vector<double> numbers(std::int64_t n, std::uint64_t seed) {

@@ -138,6 +138,8 @@ double forward(UnaryOp op, double x) {
       return x > 0 ? x : 0;
     case UnaryOp::kGeluTanh:
       return x / (1.0 + std::exp(-2.0 * u));
+    case UnaryOp::kGeluErf:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case UnaryOp::kTanh:
       return std::tanh(x);
     case UnaryOp::kSigmoid:
@@ -156,9 +158,9 @@ double forward(UnaryOp op, double x) {
 
 const std::vector<UnaryOp>& all_unary() {
   static const std::vector<UnaryOp> ops = {
-      UnaryOp::kNeg,  UnaryOp::kAbs,     UnaryOp::kRelu,   UnaryOp::kGeluTanh,
-      UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSquare, UnaryOp::kSqrt,
-      UnaryOp::kExp,  UnaryOp::kLog};
+      UnaryOp::kNeg,     UnaryOp::kAbs,  UnaryOp::kRelu,    UnaryOp::kGeluTanh,
+      UnaryOp::kGeluErf, UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSquare,
+      UnaryOp::kSqrt,    UnaryOp::kExp,  UnaryOp::kLog};
   return ops;
 }
 
@@ -216,11 +218,10 @@ SB_OVER_FLOATING_DTYPES(Elementwise);
 
 TEST(ElementwiseF32, FunctionsAreAccurateRelatively) {
   KernelContext context;
-  const std::map<UnaryOp, double> bounds = {{UnaryOp::kExp, 2.5e-7},
-                                            {UnaryOp::kTanh, 3e-7},
-                                            {UnaryOp::kSigmoid, 3e-7},
-                                            {UnaryOp::kLog, 2.5e-7},
-                                            {UnaryOp::kGeluTanh, 2e-6}};
+  const std::map<UnaryOp, double> bounds = {
+      {UnaryOp::kExp, 2.5e-7},    {UnaryOp::kTanh, 3e-7},
+      {UnaryOp::kSigmoid, 3e-7},  {UnaryOp::kLog, 2.5e-7},
+      {UnaryOp::kGeluTanh, 2e-6}, {UnaryOp::kGeluErf, 2e-6}};
   for (const auto& [op, bound] : bounds) {
     SCOPED_TRACE(static_cast<int>(op));
     std::vector<float> x, y;
@@ -228,7 +229,9 @@ TEST(ElementwiseF32, FunctionsAreAccurateRelatively) {
       x.push_back(static_cast<float>(v));
       if (op != UnaryOp::kLog) {
         // Far out the slope of gelu's exponent magnifies the rounding of x.
-        if (op != UnaryOp::kGeluTanh || v < 3.0) {
+        const bool is_gelu =
+            op == UnaryOp::kGeluTanh || op == UnaryOp::kGeluErf;
+        if (!is_gelu || v < 3.0) {
           x.push_back(static_cast<float>(-v));
         }
       }
@@ -261,6 +264,8 @@ TEST(ElementwiseF32, SpecialValuesPassThrough) {
   EXPECT_EQ(run(UnaryOp::kTanh, -kInf), -1.0f);
   EXPECT_EQ(run(UnaryOp::kGeluTanh, 50.0), 50.0f);
   EXPECT_EQ(run(UnaryOp::kGeluTanh, -50.0), 0.0f);
+  EXPECT_EQ(run(UnaryOp::kGeluErf, 50.0), 50.0f);
+  EXPECT_EQ(run(UnaryOp::kGeluErf, -50.0), 0.0f);
   for (const UnaryOp op : all_unary()) {
     EXPECT_TRUE(std::isnan(run(op, kNan))) << static_cast<int>(op);
   }

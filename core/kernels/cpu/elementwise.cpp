@@ -120,6 +120,14 @@ V gelu_slope2(const V& x, V* twice_u) {
   return xsimd::fma(square, V(T(3) * kTwoRoot * kCubic), V(kTwoRoot));
 }
 
+/// The share of the standard normal distribution below x.
+template <typename V>
+V normal_below(const V& x) {
+  using T = typename V::value_type;
+  constexpr T kRootOfHalf = T(0.70710678118654752440084436210485);
+  return V(T(0.5)) * erfc_vec(-x * V(kRootOfHalf));
+}
+
 }  // namespace
 
 void fill(KernelContext&, DType dtype, std::int64_t n, void* x, double value) {
@@ -296,6 +304,8 @@ void unary(KernelContext&, UnaryOp op, DType dtype, std::int64_t n,
           gelu_slope2(v, &twice_u);
           return v * sigmoid_vec(twice_u);
         });
+      case UnaryOp::kGeluErf:
+        return map(n, in, out, [](const V& v) { return v * normal_below(v); });
       case UnaryOp::kTanh:
         return map(n, in, out, [](const V& v) { return tanh_vec(v); });
       case UnaryOp::kSigmoid:
@@ -339,6 +349,12 @@ void unary_backward(KernelContext&, UnaryOp op, DType dtype, std::int64_t n,
           const V slope = gelu_slope2(x, &twice_u);
           const V s = sigmoid_vec(twice_u);
           return g * s * xsimd::fma(x * slope, one - s, one);
+        });
+      case UnaryOp::kGeluErf:
+        return map(n, in, grad, out, [](const V& x, const V& g) {
+          const V density = V(S(0.39894228040143267793994605993438)) *
+                            exp_vec(V(S(-0.5)) * x * x);
+          return g * xsimd::fma(x, density, normal_below(x));
         });
       case UnaryOp::kTanh:
         return map(n, in, grad, out,

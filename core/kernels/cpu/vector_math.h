@@ -94,6 +94,12 @@ inline Vec<double> tanh_vec(const Vec<double>& x) {
   return each_lane(x, [](double v) { return std::tanh(v); });
 }
 
+/// 1 - erf(x), which keeps its digits where it is small.
+inline Vec<float> erfc_vec(const Vec<float>& x) { return xsimd::erfc(x); }
+inline Vec<double> erfc_vec(const Vec<double>& x) {
+  return each_lane(x, [](double v) { return std::erfc(v); });
+}
+
 inline Vec<float> log_vec(const Vec<float>& x) { return xsimd::log(x); }
 inline Vec<double> log_vec(const Vec<double>& x) {
   return each_lane(x, [](double v) { return std::log(v); });

@@ -192,6 +192,8 @@ void with_op(UnaryOp op, const Fn& fn) {
       return fn(Op<UnaryOp::kRelu>());
     case UnaryOp::kGeluTanh:
       return fn(Op<UnaryOp::kGeluTanh>());
+    case UnaryOp::kGeluErf:
+      return fn(Op<UnaryOp::kGeluErf>());
     case UnaryOp::kTanh:
       return fn(Op<UnaryOp::kTanh>());
     case UnaryOp::kSigmoid:
@@ -222,6 +224,14 @@ __device__ S gelu_slope2(S x, S* twice_u) {
   return std::fma(square, S(3) * kTwoRoot * kCubic, kTwoRoot);
 }
 
+// The share of the standard normal distribution below x; erfc keeps the digits
+// of a small one.
+template <typename S>
+__device__ S normal_below(S x) {
+  constexpr S kRootOfHalf = S(0.70710678118654752440084436210485);
+  return S(0.5) * std::erfc(-x * kRootOfHalf);
+}
+
 template <typename T, UnaryOp kOp>
 struct Unary {
   __device__ T operator()(T element) const {
@@ -240,6 +250,8 @@ struct Unary {
       S twice_u;
       gelu_slope2(x, &twice_u);
       return x * sigmoid(twice_u);
+    } else if constexpr (kOp == UnaryOp::kGeluErf) {
+      return x * normal_below(x);
     } else if constexpr (kOp == UnaryOp::kTanh) {
       return std::tanh(x);
     } else if constexpr (kOp == UnaryOp::kSigmoid) {
@@ -275,6 +287,10 @@ struct UnaryBackward {
       const S slope = gelu_slope2(x, &twice_u);
       const S s = sigmoid(twice_u);
       return g * s * std::fma(x * slope, S(1) - s, S(1));
+    } else if constexpr (kOp == UnaryOp::kGeluErf) {
+      const S density =
+          S(0.39894228040143267793994605993438) * std::exp(S(-0.5) * x * x);
+      return g * std::fma(x, density, normal_below(x));
     } else if constexpr (kOp == UnaryOp::kTanh) {
       return g * (S(1) - x * x);
     } else if constexpr (kOp == UnaryOp::kSigmoid) {
