@@ -30,7 +30,7 @@ Tensor expert_parameter(const std::string& name, const ExpertsShape& shape,
 
 Experts::Experts(const std::string& name, const ExpertsShape& shape,
                  InitOptions init, int ep_rank, int ep, ProcessGroup* tp)
-    : tp_(tp != nullptr && tp->size() > 1 ? tp : nullptr) {
+    : tp_(tp != nullptr && tp->size() > 1 ? tp : nullptr), gelu_(shape.gelu) {
   SB_CHECK(shape.experts % ep == 0, "--ep ", ep, ": ", shape.experts,
            " experts do not divide by it; every rank has equally many");
   const auto cut = [&](std::int64_t dim) {
@@ -66,7 +66,7 @@ Tensor Experts::forward(const Tensor& rows) {
   Tensor hidden = matmul(x, c_fc_weight);
   hidden = add(hidden, reshape(c_fc_bias, {local, 1, f}));
   if (!c_proj_weight.defined()) return hidden;
-  Tensor y = matmul(gelu(hidden), c_proj_weight);
+  Tensor y = matmul(gelu(hidden, gelu_), c_proj_weight);
   // Hidden units of other ranks are parts of the sum; the bias is added after it
   if (tp_ != nullptr) y = tensor_parallel::reduce_from(y, *tp_);
   return add(y, reshape(c_proj_bias, {local, 1, m}));

@@ -24,6 +24,7 @@ struct ExpertsShape {
   /// DeepSpeed's experts begin as copies of one; these begin independently,
   /// unless this is set.
   bool are_copies = false;
+  GeluForm gelu = GeluForm::kTanh;
 };
 
 class Experts : public ModuleOf<Experts> {
@@ -44,6 +45,7 @@ class Experts : public ModuleOf<Experts> {
 
  private:
   ProcessGroup* tp_;
+  GeluForm gelu_;
 };
 
 }  // namespace shardbook::moe

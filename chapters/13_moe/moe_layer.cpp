@@ -29,10 +29,10 @@ ExpertsShape shape_of(const ModelConfig& config, const MoeOptions& options) {
   shape.experts = options.gate.num_experts;
   shape.width = config.n_embd;
   shape.hidden = 4 * config.n_embd;
-  shape.stddev = kWeightStddev;
-  shape.residual_stddev =
-      kWeightStddev / std::sqrt(2.0 * static_cast<double>(config.n_layer));
+  shape.stddev = config.initializer_range;
+  shape.residual_stddev = residual_stddev(config);
   shape.are_copies = options.are_copies;
+  shape.gelu = config.gelu;
   return shape;
 }
 

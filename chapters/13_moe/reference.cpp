@@ -51,6 +51,7 @@ LoadedModel whole_model(const Options& options, const MoeOptions& moe,
   layers.mlp = moe_mlp(moe, {}, std::make_shared<MoeRecord>());
   LoadedModel loaded;
   loaded.config = model_config(options);
+  loaded.config.has_experts = most_experts(moe) > 1;
   loaded.model = build(options, loaded.config, layers);
   loaded.model->load_values(state);
   return loaded;

@@ -195,6 +195,16 @@ TEST(CommandLine, AModelOfAnotherShapeIsRefused) {
                   "the model needs"});
 }
 
+TEST(CommandLine, AModelThatComputesSomethingElseIsRefused) {
+  const std::string path = folder() / "exact.safetensors";
+  const std::string tiny = R"(--steps 1 --seq 8 --batch 2 --model '{"n_embd":)";
+  const std::string exact = tiny + R"(16, "activation_function": "gelu"}' )";
+  ASSERT_EQ(run("00_single_device", exact + "--save " + path).status, 0);
+  EXPECT_EQ(run("00_single_device", exact + "--load " + path).status, 0);
+  expect_refused({"00_single_device", tiny + "16}' --load " + path,
+                  "\"activation_function\" is gelu in its config"});
+}
+
 // The one device reads the file of --load when the run has ended.
 TEST(CommandLine, ARunThatIsComparedReplacesNoFileThatItLoaded) {
   const std::string path = folder() / "both.safetensors";

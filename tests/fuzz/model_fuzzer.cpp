@@ -36,13 +36,20 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
 }
 
 std::vector<std::string> shardbook::fuzz_seeds() {
-  return {"", "{}",
+  return {"",
+          "{}",
           R"({"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024,
           "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072,
           "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
           "attn_pdrop": 0.1, "tie_word_embeddings": true})",
           R"({"model_type": "mlp", "n_embd": 64, "n_layer": 3, "n_head": 1,
           "n_ctx": 128, "n_inner": null})",
+          R"({"model_type": "gpt2-with-experts", "hidden_size": 8,
+          "num_attention_heads": 2, "n_layers": 2, "pruned_heads": {},
+          "activation_function": "gelu", "initializer_range": 0.1})",
+          R"({"model_type": "resnet", "hidden_sizes": [16, 32], "depths": [1,
+          1], "embedding_size": 16, "id2label": {"0": "a"}, "hidden_act":
+          "relu", "downsample_in_bottleneck": false})",
           R"({"model_type": "resnet", "depths": [3, 4, 6, 3], "layer_type":
           "bottleneck", "embedding_size": 64, "num_labels": 1000})"};
 }

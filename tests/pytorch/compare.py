@@ -73,9 +73,10 @@ class Case:
         return options
 
 
-def cases(odd_model):
-    """The runs to compare; `odd_model` is the file that holds ODD_MODEL."""
+def cases(odd_model, exact_model=""):
+    """The runs to compare; the files hold ODD_MODEL, and it with exact GELU."""
     odd = {"model": odd_model, "batch": 5, "seq": 33}
+    exact = {**odd, "model": exact_model}
     return [
         Case("adamw f32", "f32", "adamw", 1e-3),
         Case("adamw decay f32", "f32", "adamw", 1e-3, weight_decay=0.1),
@@ -94,6 +95,7 @@ def cases(odd_model):
         ),
         Case("odd sizes f32", "f32", "adamw", 1e-3, **odd),
         Case("odd sizes f64", "f64", "adamw", 1e-3, **odd),
+        Case("exact gelu f64", "f64", "adamw", 1e-3, **exact),
         # 2040 bytes are 61 samples; 20 steps ask for 100, and one batch wraps.
         Case("wrapping f64", "f64", "adamw", 1e-3, data_bytes=2040, **odd),
     ]
@@ -140,7 +142,7 @@ class Work:
 
     def data(self, size):
         """A file with the first `size` bytes of the book's pages."""
-        path = self.path(f"text-{size}.txt")
+        path = self.path(f"text-{size}")  # bytes: cut anywhere
         if not os.path.exists(path):
             pages = sorted(
                 glob.glob(os.path.join(ROOT, "chapters/*/README.md"))
@@ -156,11 +158,11 @@ class Work:
                 file.write(content[:size])
         return path
 
-    def odd_model(self):
-        """The path of ODD_MODEL as a file."""
-        path = self.path("odd.json")
+    def model(self, name, **changes):
+        """The path of ODD_MODEL as a file, with changes."""
+        path = self.path(name)
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(ODD_MODEL, file)
+            json.dump({**ODD_MODEL, **changes}, file)
         return path
 
 
@@ -361,7 +363,10 @@ def run_all(program, report, only=""):
         work = Work(folder)
         todo = [
             (f"training, {case.name}", compare_training, case)
-            for case in cases(work.odd_model())
+            for case in cases(
+                work.model("odd.json"),
+                work.model("exact.json", activation_function="gelu"),
+            )
         ]
         for case in [cases("")[0], cases("")[4]]:
             todo.insert(0, (f"logits, {case.name}", compare_logits, case))

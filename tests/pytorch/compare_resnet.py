@@ -2,13 +2,15 @@
 
     compare_resnet.py build/chapters/00_single_device/ch00_single_device
 
-Weights travel both ways by their names in torchvision. Compared are the loss,
-all parameters and running statistics after some steps on one batch of random
-images, and logits in evaluation. Exit status as compare.py's.
+Weights travel both ways by their names in torchvision, and to transformers'
+ResNet, where it is installed, by its own. Compared are the loss, all parameters
+and running statistics after some steps on one batch of random images, and
+logits in evaluation. Exit status as compare.py's.
 """
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 
@@ -48,6 +50,30 @@ def train_one_step(model, images, labels):
     loss.backward()
     optimizer.step()
     return loss.item()
+
+
+def transformers_logits(ours_file, images, dtype, folder):
+    """Logits of the file in transformers; None where that is missing."""
+    try:
+        import transformers
+    except ImportError:
+        return None
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    _, metadata = safetensors_file.load(ours_file)
+    shutil.copy(ours_file, os.path.join(folder, "model.safetensors"))
+    with open(
+        os.path.join(folder, "config.json"), "w", encoding="utf-8"
+    ) as file:
+        file.write(metadata["config"])
+    model, info = transformers.ResNetForImageClassification.from_pretrained(
+        folder, output_loading_info=True
+    )
+    strangers = set(info["missing_keys"]) | set(info["unexpected_keys"])
+    if strangers:
+        raise compare.Failed("transformers: " + ", ".join(sorted(strangers)))
+    with torch.no_grad():
+        return model.to(DTYPES[dtype]).eval()(images).logits
 
 
 def compare_case(case, program, folder, report):
@@ -100,6 +126,27 @@ def compare_case(case, program, folder, report):
         theirs = model.eval()(images)
     error = compare.relative(results["logits"], theirs)
     report.error(f"logits, {name}", error, tolerance)
+
+    # The same weights under the names of transformers, there and back
+    options = ["--no-check", "--model", json.dumps(config), "--dtype", dtype]
+    options += ["--image-size", str(size), "--batch", str(batch)]
+    options += ["--steps", "0"]
+    renamed_file = os.path.join(folder, "renamed.safetensors")
+    program.run(
+        options
+        + ["--load", ours_file, "--save", renamed_file]
+        + ["--save-names", "transformers"]
+    )
+    program.run(options + ["--load", renamed_file, "--save", ours_file])
+    again, _ = safetensors_file.load(ours_file)
+    same = all(torch.equal(again[key], value) for key, value in saved.items())
+    report.line(f"names of transformers, {name}", same, "the same weights")
+    there = transformers_logits(renamed_file, images, dtype, folder)
+    if there is None:
+        print(f"SKIPPED logits in transformers, {name}", flush=True)
+        return
+    error = compare.relative(results["logits"], there)
+    report.error(f"logits in transformers, {name}", error, tolerance)
 
 
 def main():

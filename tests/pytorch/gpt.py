@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Up to four times the width, GELU, and down again."""
+    """Up to four times the width, the config's GELU, and down again."""
 
     activation = staticmethod(gelu_tanh)
 
@@ -104,6 +104,8 @@ class Mlp(nn.Module):
         inner = cfg.get("n_inner") or 4 * cfg["n_embd"]
         self.c_fc = Conv1D(cfg["n_embd"], inner)
         self.c_proj = Conv1D(inner, cfg["n_embd"])
+        if cfg.get("activation_function") == "gelu":
+            self.activation = F.gelu
 
     def forward(self, x):
         return self.c_proj(self.activation(self.c_fc(x)))

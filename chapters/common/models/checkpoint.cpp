@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
 
+#include "chapters/common/models/internal/weight_names.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/safetensors.h"
@@ -22,6 +27,26 @@ std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
   return items;
 }
 
+/// A ResNet's tensors under transformers' names. It initializes norms anew that
+/// lack their number of batches, which has no effect on what they compute.
+std::vector<SafetensorsItem> named_as_in_transformers(
+    const std::vector<SafetensorsItem>& items) {
+  static constexpr std::int64_t kNotCounted = 0;
+  const std::string last = "running_var";
+  std::vector<SafetensorsItem> renamed;
+  for (SafetensorsItem item : items) {
+    item.name = resnet_name_in_transformers(item.name);
+    renamed.push_back(item);
+    const std::size_t at = item.name.rfind(last);
+    if (at == std::string::npos) continue;
+    renamed.push_back({item.name.substr(0, at) + "num_batches_tracked",
+                       DType::kI64,
+                       {},
+                       &kNotCounted});
+  }
+  return renamed;
+}
+
 CheckpointReader open_to_load(const std::string& path) {
   try {
     return CheckpointReader::open(path);
@@ -30,16 +55,62 @@ CheckpointReader open_to_load(const std::string& path) {
   }
 }
 
-/// The name under which the file has this tensor.
-std::string name_in(const CheckpointReader& file, const std::string& path,
-                    const std::string& name) {
-  if (file.contains(name)) return name;
-  const std::string prefix = kPrefix;
-  if (name.compare(0, prefix.size(), prefix) == 0 &&
-      file.contains(name.substr(prefix.size()))) {
-    return name.substr(prefix.size());
+/// Finds a model's tensors in a file by the names that files may have for them.
+class Names {
+ public:
+  Names(const CheckpointReader& file, const std::string& path) : path_(path) {
+    for (const std::string& name : file.names()) {
+      const std::string plain = without_wrappers(name);
+      std::string& found = by_plain_name_[plain];
+      // Where the file has both, the one without wrappers counts
+      if (found.empty() || name == plain) found = name;
+    }
   }
-  SB_FAIL("--load ", path, ": no tensor is named '", name, "'");
+
+  /// The file's name of this tensor; empty where it has none.
+  std::string find(const std::string& name) const {
+    const std::string prefix = kPrefix;
+    const bool has_prefix = name.compare(0, prefix.size(), prefix) == 0;
+    for (const std::string& plain :
+         {name, has_prefix ? name.substr(prefix.size()) : "",
+          resnet_name_in_transformers(name)}) {
+      const auto found = by_plain_name_.find(plain);
+      if (!plain.empty() && found != by_plain_name_.end()) return found->second;
+    }
+    return "";
+  }
+
+  std::string at(const std::string& name) const {
+    const std::string found = find(name);
+    if (!found.empty()) return found;
+    std::string some;
+    int listed = 0;
+    for (const auto& [plain, there] : by_plain_name_) {
+      if (++listed > 3) break;
+      some += (some.empty() ? "'" : ", '") + there + "'";
+    }
+    SB_FAIL("--load ", path_, ": no tensor is named '", name, "'; of ",
+            by_plain_name_.size(), " names the first are ", some);
+  }
+
+ private:
+  std::string path_;
+  std::map<std::string, std::string> by_plain_name_;
+};
+
+/// The output layer is the token embedding: another one would be ignored.
+void check_is_tied(const CheckpointReader& file, const std::string& path,
+                   const Names& names) {
+  const std::string head = names.find("lm_head.weight"),
+                    wte = names.find("transformer.wte.weight");
+  if (head.empty() || wte.empty()) return;
+  const SafetensorsEntry &a = file.find(head), &b = file.find(wte);
+  SB_CHECK(a.shape == b.shape && a.dtype == b.dtype &&
+               std::memcmp(file.data(head), file.data(wte),
+                           static_cast<std::size_t>(a.end - a.begin)) == 0,
+           "--load ", path, ": '", head, "' differs from '", wte,
+           "', but the output layer has the weights of the token embedding "
+           "here");
 }
 
 }  // namespace
@@ -65,10 +136,14 @@ std::vector<NamedTensor> on_host(std::vector<NamedTensor> tensors) {
 }
 
 void save_model(const std::string& path, Module& model,
-                const ModelConfig& config) {
+                const ModelConfig& config, WeightNames names) {
   const std::vector<NamedTensor> state = on_host(state_of(model));
-  write_safetensors(path, items_of(state),
-                    {{"format", "pt"}, {"config", config.to_json()}});
+  std::vector<SafetensorsItem> items = items_of(state);
+  if (config.is_image() && names == WeightNames::kTransformers) {
+    items = named_as_in_transformers(items);
+  }
+  write_safetensors(path, items,
+                    {{"format", "pt"}, {"config", config.to_json(names)}});
 }
 
 std::string first_not_finite(Module& model) {
@@ -99,9 +174,13 @@ void load_model(const std::string& path, Module& model, const PartOf& part_of) {
     PartOfFile part;
   };
   // Everything is checked before anything is changed.
+  const Names names(file, path);
   std::vector<Source> sources;
   for (const NamedTensor& target : state_of(model)) {
-    const std::string name = name_in(file, path, target.name);
+    const std::string name = names.at(target.name);
+    if (target.name == "transformer.wte.weight") {
+      check_is_tied(file, path, names);
+    }
     const SafetensorsEntry& entry = file.find(name);
     const PartOfFile part = part_of(target.name);
     Shape needed = target.tensor.shape();
@@ -136,6 +215,36 @@ void load_model(const std::string& path, Module& model, const PartOf& part_of) {
     if (is_part) staged = take_part(staged, part.shards);
     source.target.copy_from(staged);
   }
+}
+
+void check_config_of_file(const std::string& path, const ModelConfig& config) {
+  const CheckpointReader file = open_to_load(path);
+  std::string text, label = "--load " + path;
+  const auto found = file.metadata().find("config");
+  if (found != file.metadata().end()) {
+    text = found->second;
+  } else {
+    label += "/config.json";
+    std::ifstream beside(path + "/config.json", std::ios::binary);
+    text.assign(std::istreambuf_iterator<char>(beside), {});
+  }
+  if (text.empty()) return;
+  const ModelConfig there = ModelConfig::from_json(text, label);
+  const auto check = [&](const char* key, const auto& of_file,
+                         const auto& here) {
+    SB_CHECK(of_file == here, label, ": \"", key, "\" is ", of_file,
+             " in its config, and ", here, " in that of --model");
+  };
+  check("model_type", there.type, config.type);
+  // No shape of a weight depends on these
+  check("n_head", there.n_head, config.n_head);
+  check("layer_norm_epsilon", there.layer_norm_epsilon,
+        config.layer_norm_epsilon);
+  const auto name_of = [](GeluForm form) {
+    return form == GeluForm::kErf ? "gelu" : "gelu_new";
+  };
+  check("activation_function", std::string(name_of(there.gelu)),
+        std::string(name_of(config.gelu)));
 }
 
 ModelConfig config_of_file(const std::string& path) {

@@ -17,18 +17,22 @@ std::vector<NamedTensor> state_of(Module& model);
 std::vector<NamedTensor> on_host(std::vector<NamedTensor> tensors);
 
 /// Writes all parameters (and buffers) by name, each in its own dtype, with the
-/// config as JSON in the metadata. The old file survives any failure.
+/// config as JSON in the metadata. The old file survives any failure. `names` are
+/// those of a ResNet's weights; a GPT's are transformers' in any case.
 void save_model(const std::string& path, Module& model,
-                const ModelConfig& config);
+                const ModelConfig& config,
+                WeightNames names = WeightNames::kTorchvision);
 
 /// The first parameter or buffer with a value that is infinite or not a number;
 /// empty where there is none.
 std::string first_not_finite(Module& model);
 
 /// Fills the model from FILE.safetensors, or from a FILE.safetensors.index.json
-/// with its shards. Names may lack the leading "transformer."; floating dtypes
-/// are converted; further tensors in the file are ignored. Throws Error that
-/// names the file, the tensor, and what differs.
+/// with its shards. Names may lack the leading "transformer.", have the prefixes
+/// of PyTorch's wrappers, and for a ResNet be torchvision's or transformers'
+/// (internal/weight_names.h). Floating dtypes are converted; further tensors in the file
+/// are ignored, except an output layer that differs from the token embedding.
+/// Throws Error that names the file, the tensor, and what differs.
 void load_model(const std::string& path, Module& model);
 
 /// The part of a file's tensor that a module's tensor is. A tensor of `rows` rows
@@ -40,6 +44,10 @@ struct PartOfFile {
 using PartOf = std::function<PartOfFile(const std::string& name)>;
 /// The same for a module that holds parts of the tensors.
 void load_model(const std::string& path, Module& model, const PartOf& part_of);
+
+/// Throws Error where the config that the file carries, or that the folder `path`
+/// has in a config.json, lets the weights compute something else than `config`.
+void check_config_of_file(const std::string& path, const ModelConfig& config);
 
 /// The config that a saved model carries; Error when it has none.
 ModelConfig config_of_file(const std::string& path);

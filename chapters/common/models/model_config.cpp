@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chapters/common/models/data.h"
+#include "chapters/common/models/internal/config_keys.h"
 #include "chapters/common/models/models.h"
 #include "core/check.h"
 #include "sim/json_object.h"
@@ -18,6 +19,7 @@ namespace shardbook {
 namespace {
 
 using nlohmann::json;
+using namespace config_keys;
 
 ModelConfig resnet_config(const std::vector<std::int64_t>& depths,
                           bool bottleneck) {
@@ -49,27 +51,67 @@ const std::map<std::string, ModelConfig>& presets() {
   return kPresets;
 }
 
-void read_size(const json& object, const std::string& label, const char* key,
-               std::int64_t* value) {
-  if (!object.contains(key)) return;
-  SB_CHECK(object[key].is_number_integer() && object[key] > 0 &&
-               object[key] < (std::int64_t{1} << 31),
-           label, ": \"", key, "\" is ", json_file::shown(object[key]),
-           "; give a positive integer");
-  *value = object[key].get<std::int64_t>();
+const std::vector<FixedKey>& fixed_of_gpt() {
+  static const std::vector<FixedKey> kKeys = {
+      {"tie_word_embeddings",
+       {true},
+       "the output layer has the weights of the token embedding here"},
+      {"scale_attn_weights",
+       {true},
+       "scores are divided by the square root of a head's width here"},
+      {"scale_attn_by_inverse_layer_idx",
+       {false},
+       "scores are not divided by the number of the layer here"},
+      {"add_cross_attention", {false}, "there is no encoder to attend to"},
+      {"pruned_heads", {json::object(), nullptr}, "all heads are kept here"},
+      {"quantization_config", {nullptr}, "weights are floating here"}};
+  return kKeys;
 }
 
-void read_fraction(const json& object, const std::string& label,
-                   const char* key, double* value) {
-  if (!object.contains(key)) return;
-  SB_CHECK(object[key].is_number() && object[key] >= 0 && object[key] < 1,
-           label, ": \"", key, "\" is ", json_file::shown(object[key]),
-           "; give a number from 0 to below 1");
-  *value = object[key].get<double>();
+const std::vector<FixedKey>& fixed_of_resnet() {
+  static const std::vector<FixedKey> kKeys = {
+      {"hidden_act", {"relu"}, "a ResNet has ReLU here"},
+      {"num_channels", {3}, "images have 3 channels here"},
+      {"downsample_in_first_stage",
+       {false},
+       "the first stage keeps height and width here"},
+      {"problem_type",
+       {nullptr, "single_label_classification"},
+       "an image has one label here"},
+      {"quantization_config", {nullptr}, "weights are floating here"}};
+  return kKeys;
 }
 
 // Larger than any that fits; keeps products of sizes below 2^63.
 constexpr std::int64_t kMaxResNetSize = 1 << 16;
+
+/// Channels behind each stage.
+std::vector<std::int64_t> hidden_sizes(const ModelConfig& config) {
+  std::vector<std::int64_t> sizes;
+  for (std::size_t stage = 0; stage < config.depths.size(); ++stage) {
+    sizes.push_back((config.width << stage) * (config.bottleneck ? 4 : 1));
+  }
+  return sizes;
+}
+
+/// "num_labels", or the length of "id2label", which Hugging Face writes instead.
+void read_labels(const json& object, const std::string& label,
+                 std::int64_t* num_labels) {
+  const bool is_given = object.contains("num_labels");
+  read_size(object, label, "num_labels", num_labels);
+  const auto names = object.find("id2label");
+  if (names != object.end() && !names->is_null()) {
+    SB_CHECK(names->is_object() && !names->empty(), label, ": \"id2label\" is ",
+             json_file::shown(*names),
+             "; give an object with a name for each label");
+    const auto count = static_cast<std::int64_t>(names->size());
+    SB_CHECK(!is_given || *num_labels == count, label, ": \"num_labels\" is ",
+             *num_labels, ", but \"id2label\" has ", count, " labels");
+    *num_labels = count;
+  } else if (!is_given && object.contains("transformers_version")) {
+    *num_labels = 2;  // the default there, which it does not write
+  }
+}
 
 ModelConfig resnet_from_json(const json& object, const std::string& label) {
   ModelConfig config = resnet_config({2, 2, 2, 2}, /*bottleneck=*/false);
@@ -93,12 +135,120 @@ ModelConfig resnet_from_json(const json& object, const std::string& label) {
     config.bottleneck = type == "bottleneck";
   }
   read_size(object, label, "embedding_size", &config.width);
-  read_size(object, label, "num_labels", &config.num_labels);
+  read_labels(object, label, &config.num_labels);
   SB_CHECK(config.width <= kMaxResNetSize &&
                config.num_labels <= (std::int64_t{1} << 24),
            label, ": \"embedding_size\" ", config.width, " and \"num_labels\" ",
            config.num_labels, "; give at most ", kMaxResNetSize, " and ",
            std::int64_t{1} << 24);
+  for (const FixedKey& fixed : fixed_of_resnet()) {
+    check_fixed(object, label, fixed);
+  }
+  if (config.bottleneck) {
+    check_fixed(object, label,
+                {"downsample_in_bottleneck",
+                 {false},
+                 "the 3x3 convolution of a bottleneck has the stride here"});
+  }
+  check_keys(object, label,
+             {"model_type", "layer_type", "num_labels", "id2label", "label2id",
+              "hidden_sizes", "downsample_in_bottleneck"},
+             fixed_of_resnet(), {"depths", "embedding_size"});
+  check_fixed(object, label,
+              {"hidden_sizes",
+               {hidden_sizes(config)},
+               "a stage is twice as wide as the one before it here"});
+  return config;
+}
+
+/// A size of a GPT, and the name that all models of Hugging Face have for it.
+struct SizeKey {
+  const char* key;
+  const char* alias;
+  std::int64_t ModelConfig::*value;
+};
+constexpr SizeKey kSizes[] = {
+    {"n_positions", "max_position_embeddings", &ModelConfig::n_positions},
+    {"n_embd", "hidden_size", &ModelConfig::n_embd},
+    {"n_layer", "num_hidden_layers", &ModelConfig::n_layer},
+    {"n_head", "num_attention_heads", &ModelConfig::n_head}};
+
+void read_sizes(const json& object, const std::string& label,
+                ModelConfig& config) {
+  read_size(object, label, "vocab_size", &config.vocab_size);
+  read_size(object, label, "n_ctx", &config.n_positions);
+  for (const SizeKey& size : kSizes) {
+    std::int64_t& value = config.*size.value;
+    read_size(object, label, size.key, &value);
+    std::int64_t alias = value;
+    read_size(object, label, size.alias, &alias);
+    SB_CHECK(!object.contains(size.key) || alias == value, label, ": \"",
+             size.key, "\" is ", value, ", but \"", size.alias,
+             "\", another name of it, is ", alias);
+    value = alias;
+  }
+}
+
+/// Two forms, each under several names.
+GeluForm gelu_named(const json& name, const std::string& label) {
+  for (const char* tanh :
+       {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"}) {
+    if (name == tanh) return GeluForm::kTanh;
+  }
+  SB_CHECK(name == "gelu" || name == "gelu_python", label,
+           ": \"activation_function\" is ", json_file::shown(name),
+           "; give \"gelu_new\" (the tanh form) or \"gelu\" (exact)");
+  return GeluForm::kErf;
+}
+
+constexpr char kTypeWithExperts[] = "gpt2-with-experts";
+
+ModelConfig gpt_from_json(const json& object, const std::string& label,
+                          const std::string& type) {
+  ModelConfig config;
+  config.has_experts = type == kTypeWithExperts;
+  config.type = config.has_experts ? "gpt2" : type;
+  read_sizes(object, label, config);
+  read_fraction(object, label, "layer_norm_epsilon",
+                &config.layer_norm_epsilon);
+  read_fraction(object, label, "initializer_range", &config.initializer_range);
+  // Published configs have the dropout of their training: --dropout is the one
+  // of a run here
+  for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
+    double unused = 0;
+    read_fraction(object, label, key, &unused);
+  }
+  if (object.contains("activation_function")) {
+    config.gelu = gelu_named(object["activation_function"], label);
+  }
+  if (object.contains("n_inner") && !object["n_inner"].is_null()) {
+    SB_CHECK(object["n_inner"] == 4 * config.n_embd, label, ": \"n_inner\" is ",
+             json_file::shown(object["n_inner"]), "; give null or 4 * n_embd");
+  }
+  for (const FixedKey& fixed : fixed_of_gpt()) {
+    check_fixed(object, label, fixed);
+  }
+  std::vector<std::string> sizes;
+  for (const SizeKey& size : kSizes) sizes.push_back(size.key);
+  for (const SizeKey& size : kSizes) sizes.push_back(size.alias);
+  sizes.push_back("n_ctx");
+  check_keys(object, label,
+             {"model_type", "vocab_size", "layer_norm_epsilon",
+              "initializer_range", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+              "activation_function", "n_inner"},
+             fixed_of_gpt(), sizes);
+  SB_CHECK(config.n_embd % config.n_head == 0, label, ": n_embd ",
+           config.n_embd, " is not a multiple of n_head ", config.n_head);
+  return config;
+}
+
+/// For --model: a chapter without experts would train another model.
+ModelConfig without_experts(const ModelConfig& config,
+                            const std::string& label) {
+  SB_CHECK(!config.has_experts, label, ": \"model_type\" is \"",
+           kTypeWithExperts,
+           "\", and experts are options of a run; give \"gpt2\" and the "
+           "options of 13_moe");
   return config;
 }
 
@@ -109,7 +259,7 @@ ModelConfig ModelConfig::read(const std::string& name_or_file) {
   if (preset != presets().end()) return preset->second;
   // The text of a config itself, from programs that make models
   if (name_or_file.rfind('{', 0) == 0) {
-    return from_json(name_or_file, "--model");
+    return without_experts(from_json(name_or_file, "--model"), "--model");
   }
   const std::string end = ".json";
   std::string names;
@@ -124,7 +274,8 @@ ModelConfig ModelConfig::read(const std::string& name_or_file) {
            name_or_file, ": the file cannot be read");
   const std::string text((std::istreambuf_iterator<char>(file)),
                          std::istreambuf_iterator<char>());
-  return from_json(text, "--model " + name_or_file);
+  const std::string label = "--model " + name_or_file;
+  return without_experts(from_json(text, label), label);
 }
 
 ModelConfig ModelConfig::from_json(const std::string& text,
@@ -142,75 +293,58 @@ ModelConfig ModelConfig::from_json(const std::string& text,
     SB_FAIL(label, ": a number is too large; give numbers below 1.8e308");
   }
   SB_CHECK(object.is_object(), label, ": not a JSON object");
-  ModelConfig config;
-  if (object.contains("model_type")) {
-    SB_CHECK(object["model_type"] == "gpt2" || object["model_type"] == "mlp" ||
-                 object["model_type"] == "resnet",
-             label, ": \"model_type\" is ",
-             json_file::shown(object["model_type"]),
-             "; give \"gpt2\", \"mlp\" or \"resnet\"");
-    if (object["model_type"] == "resnet") {
-      return resnet_from_json(object, label);
-    }
-    config.type = object["model_type"].get<std::string>();
-  }
-  if (object.contains("n_ctx")) {
-    read_size(object, label, "n_ctx", &config.n_positions);
-  }
-  read_size(object, label, "vocab_size", &config.vocab_size);
-  read_size(object, label, "n_positions", &config.n_positions);
-  read_size(object, label, "n_embd", &config.n_embd);
-  read_size(object, label, "n_layer", &config.n_layer);
-  read_size(object, label, "n_head", &config.n_head);
-  read_fraction(object, label, "layer_norm_epsilon",
-                &config.layer_norm_epsilon);
-  for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
-    double ignored = 0;
-    read_fraction(object, label, key, &ignored);
-  }
-  if (object.contains("activation_function")) {
-    const json& activation = object["activation_function"];
-    SB_CHECK(activation == "gelu_new" || activation == "gelu_pytorch_tanh",
-             label, ": \"activation_function\" is ",
-             json_file::shown(activation), "; give \"gelu_new\"");
-  }
-  if (object.contains("n_inner") && !object["n_inner"].is_null()) {
-    SB_CHECK(object["n_inner"] == 4 * config.n_embd, label, ": \"n_inner\" is ",
-             json_file::shown(object["n_inner"]), "; give null or 4 * n_embd");
-  }
-  SB_CHECK(config.n_embd % config.n_head == 0, label, ": n_embd ",
-           config.n_embd, " is not a multiple of n_head ", config.n_head);
-  return config;
+  const auto type = object.find("model_type");
+  if (type == object.end()) return gpt_from_json(object, label, "gpt2");
+  SB_CHECK(*type == "gpt2" || *type == kTypeWithExperts || *type == "mlp" ||
+               *type == "resnet",
+           label, ": \"model_type\" is ", json_file::shown(*type),
+           "; give \"gpt2\", \"mlp\" or \"resnet\"");
+  if (*type == "resnet") return resnet_from_json(object, label);
+  return gpt_from_json(object, label, type->get<std::string>());
 }
 
-std::string ModelConfig::to_json() const {
+std::string ModelConfig::to_json(WeightNames names) const {
   if (is_image()) {
+    const bool is_theirs = names == WeightNames::kTransformers;
     return json{{"model_type", type},
-                {"architectures", {"ResNetForImageClassification"}},
+                // torchvision's class has torchvision's names
+                {"architectures",
+                 {is_theirs ? "ResNetForImageClassification" : "ResNet"}},
                 {"depths", depths},
                 {"layer_type", bottleneck ? "bottleneck" : "basic"},
                 {"embedding_size", width},
+                {"hidden_sizes", hidden_sizes(*this)},
+                {"hidden_act", "relu"},
+                {"num_channels", 3},
+                {"downsample_in_first_stage", false},
+                {"downsample_in_bottleneck", false},
                 {"num_labels", num_labels}}
         .dump();
   }
-  json object = {
-      {"model_type", type},
-      {"architectures", {type == "gpt2" ? "GPT2LMHeadModel" : "MlpModel"}},
-      {"vocab_size", vocab_size},
-      {"n_positions", n_positions},
-      {"n_embd", n_embd},
-      {"n_layer", n_layer},
-      {"n_head", n_head},
-      {"n_inner", nullptr},
-      {"activation_function", "gelu_new"},
-      {"layer_norm_epsilon", layer_norm_epsilon},
-      {"attn_pdrop", dropout},
-      {"embd_pdrop", dropout},
-      {"resid_pdrop", dropout},
-      {"tie_word_embeddings", true},
-      // Bytes have no token that begins or ends a text.
-      {"bos_token_id", nullptr},
-      {"eos_token_id", nullptr}};
+  json object = {{"model_type", type},           {"vocab_size", vocab_size},
+                 {"n_positions", n_positions},   {"n_embd", n_embd},
+                 {"n_layer", n_layer},           {"n_head", n_head},
+                 {"architectures", {"MlpModel"}}};
+  if (type == "mlp") return object.dump();
+  object.update(
+      {{"architectures", {"GPT2LMHeadModel"}},
+       {"n_inner", nullptr},
+       {"activation_function", gelu == GeluForm::kErf ? "gelu" : "gelu_new"},
+       {"layer_norm_epsilon", layer_norm_epsilon},
+       {"initializer_range", initializer_range},
+       {"attn_pdrop", dropout},
+       {"embd_pdrop", dropout},
+       {"resid_pdrop", dropout},
+       {"tie_word_embeddings", true},
+       // Bytes have no token that begins or ends a text.
+       {"bos_token_id", nullptr},
+       {"eos_token_id", nullptr}});
+  if (has_experts) {
+    // A type that transformers does not know: as "gpt2" it would load all but
+    // the experts, and go on with random MLPs
+    object["model_type"] = kTypeWithExperts;
+    object["architectures"] = {"Gpt2WithExperts"};
+  }
   return object.dump();
 }
 

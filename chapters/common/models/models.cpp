@@ -13,16 +13,11 @@
 #include "core/check.h"
 
 namespace shardbook {
-namespace {
 
-constexpr double kStddev = 0.02;
-
-/// The output of each residual branch begins smaller in deeper models.
 double residual_stddev(const ModelConfig& config) {
-  return kStddev / std::sqrt(2.0 * static_cast<double>(config.n_layer));
+  return config.initializer_range /
+         std::sqrt(2.0 * static_cast<double>(config.n_layer));
 }
-
-}  // namespace
 
 // --- GPT ---------------------------------------------------------------------
 
@@ -73,7 +68,7 @@ LayerFactory::LayerFactory() {
 GptAttention::GptAttention(const std::string& name, const ModelConfig& config,
                            const InitOptions& init, const LayerFactory& layers)
     : c_attn(layers.linear(name + ".c_attn", config.n_embd, 3 * config.n_embd,
-                           kStddev, init)),
+                           config.initializer_range, init)),
       c_proj(layers.linear(name + ".c_proj", config.n_embd, config.n_embd,
                            residual_stddev(config), init)),
       resid_dropout(layers.dropout(config.dropout)),
@@ -104,10 +99,11 @@ void GptAttention::members(MemberVisitor& visit) {
 GptMlp::GptMlp(const std::string& name, const ModelConfig& config,
                const InitOptions& init, const LayerFactory& layers)
     : c_fc(layers.linear(name + ".c_fc", config.n_embd, 4 * config.n_embd,
-                         kStddev, init)),
+                         config.initializer_range, init)),
       c_proj(layers.linear(name + ".c_proj", 4 * config.n_embd, config.n_embd,
                            residual_stddev(config), init)),
-      resid_dropout(layers.dropout(config.dropout)) {}
+      resid_dropout(layers.dropout(config.dropout)),
+      gelu_form(config.gelu) {}
 
 namespace {
 
@@ -124,10 +120,10 @@ const Linear* plain_linear(const AnyModule& layer) {
 Tensor GptMlp::forward(const Tensor& x) {
   const Linear *fc = plain_linear(c_fc), *proj = plain_linear(c_proj);
   if (fc == nullptr || proj == nullptr) {
-    return resid_dropout(c_proj(gelu(c_fc(x))));
+    return resid_dropout(c_proj(gelu(c_fc(x), gelu_form)));
   }
   return resid_dropout(
-      gelu_mlp(x, fc->weight, fc->bias, proj->weight, proj->bias));
+      gelu_mlp(x, fc->weight, fc->bias, proj->weight, proj->bias, gelu_form));
 }
 
 void GptMlp::members(MemberVisitor& visit) {
@@ -169,13 +165,14 @@ namespace {
 AnyModule token_embedding(const ModelConfig& config, const InitOptions& init,
                           const LayerFactory& layers) {
   return layers.embedding("transformer.wte", config.vocab_size, config.n_embd,
-                          kStddev, init);
+                          config.initializer_range, init);
 }
 
 AnyModule position_table(const ModelConfig& config, const InitOptions& init,
                          const LayerFactory& layers) {
   return layers.position_embedding("transformer.wpe", config.n_positions,
-                                   config.n_embd, kStddev, init);
+                                   config.n_embd, config.initializer_range,
+                                   init);
 }
 
 Tensor embed(const Tensor& tokens, AnyModule& wte, AnyModule& wpe,

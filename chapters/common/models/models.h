@@ -17,6 +17,9 @@
 
 namespace shardbook {
 
+/// Whose names a file has for the weights of a ResNet.
+enum class WeightNames { kTorchvision, kTransformers };
+
 /// A model's sizes: Hugging Face's GPT-2 keys; ResNet's are below.
 struct ModelConfig {
   /// "gpt2"; "mlp": tokens seen one by one; "resnet"
@@ -28,6 +31,12 @@ struct ModelConfig {
   std::int64_t n_head = 4;
   double layer_norm_epsilon = 1e-5;
   double dropout = 0;
+  GeluForm gelu = GeluForm::kTanh;  ///< activation_function
+  /// Standard deviation of weights before training.
+  double initializer_range = 0.02;
+  /// Experts (chapter 13) stand in the place of MLPs; their number and their
+  /// gates are options of a run, and no part of this.
+  bool has_experts = false;
   // ResNet: Hugging Face's depths, layer_type, embedding_size, num_labels.
   std::vector<std::int64_t> depths = {2, 2, 2, 2};  ///< blocks per stage
   bool bottleneck = false;
@@ -45,14 +54,21 @@ struct ModelConfig {
   /// "gpt-1.3b", "gpt-6.7b", "gpt-13b", "gpt-175b", "mlp", "resnet18",
   /// "resnet50", the text of a config ({"n_embd": ...}), or a FILE.json with
   /// the config keys of GPT-2 or ResNet. Throws Error that names the file, the
-  /// key and what is allowed.
+  /// key and what is allowed: where the model of Hugging Face with this config
+  /// would compute something else, where a key is misspelt, and where there is
+  /// no size.
   static ModelConfig read(const std::string& name_or_file);
   /// From the text of a config.json; `label` names it in messages.
   static ModelConfig from_json(const std::string& text,
                                const std::string& label);
-  /// As config.json, for the metadata of a saved model.
-  std::string to_json() const;
+  /// As config.json, for the metadata of a saved model. `names` are those of a
+  /// ResNet's weights beside it.
+  std::string to_json(WeightNames names = WeightNames::kTorchvision) const;
 };
+
+/// Standard deviation of the last weights of a residual branch before training:
+/// they begin smaller in deeper models.
+double residual_stddev(const ModelConfig& config);
 
 /// A scalar from logits and targets: the mean over their tokens (or images).
 using LossFunction =
@@ -135,6 +151,7 @@ class GptMlp : public ModuleOf<GptMlp> {
   std::string type_name() const override { return "GptMlp"; }
 
   AnyModule c_fc, c_proj, resid_dropout;
+  GeluForm gelu_form;
 };
 
 /// x + attn(ln_1(x)), then x + mlp(ln_2(x)). With `recompute`, only the block's

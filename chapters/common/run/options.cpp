@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "chapters/common/models/checkpoint.h"
 #include "chapters/common/models/models.h"
 #include "comm/processes.h"
 #include "comm/signals.h"
@@ -66,6 +67,10 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--save", &o.save,
            "write the weights here at the end (safetensors); the file is "
            "replaced as a whole or not at all");
+  line.add("--save-names", &o.save_names,
+           "the names of a ResNet's weights in --save; those of a GPT are "
+           "transformers'",
+           {"torchvision", "transformers"});
   line.add("--save-non-finite", &o.save_non_finite,
            "--save also weights that are infinite or not a number");
   line.add("--checkpoint", &o.checkpoint,
@@ -153,6 +158,9 @@ void check_writable(const std::string& option, const std::string& path,
 // The one device that a run is compared with begins with the file of --load,
 // after the run has replaced that of --save.
 void check_load_and_save(const Options& o) {
+  if (!o.load.empty()) {
+    check_config_of_file(o.load, ModelConfig::read(o.model));
+  }
   if (!o.check || o.load.empty() || o.save.empty()) return;
   std::error_code missing;
   SB_CHECK(!std::filesystem::equivalent(o.load, o.save, missing), "--save ",

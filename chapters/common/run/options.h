@@ -65,6 +65,8 @@ struct Options {
   double dropout = 0;
   std::string load;
   std::string save;
+  /// Names of a ResNet's weights in `save`: "torchvision" or "transformers".
+  std::string save_names = "torchvision";
   std::string log;
   /// A run on shapes that predicts a run with a --log computes the norms that
   /// the log holds.

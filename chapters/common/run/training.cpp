@@ -407,7 +407,10 @@ void save_results(const Options& options, const LoadedModel& loaded,
                      "file is as it was before (--save-non-finite writes it "
                      "all the same)");
     }
-    save_model(options.save, *loaded.model, loaded.config);
+    save_model(options.save, *loaded.model, loaded.config,
+               options.save_names == "transformers"
+                   ? WeightNames::kTransformers
+                   : WeightNames::kTorchvision);
   }
   if (options.logits.empty()) return;
   NoGrad no_grad;

@@ -61,6 +61,12 @@ TEST(TensorParallelTrainer, TenStepsOfBothOptimizersAreThoseOfOneDevice) {
   }
 }
 
+TEST(TensorParallelTrainer, ExactGeluEqualsOneDevice) {
+  Options options = small_gpt(3);
+  options.model.replace(0, 1, R"({"activation_function":"gelu",)");
+  expect_claims(report_of<Trainer>(options, TrainerOptions{}), "gelu");
+}
+
 // Per block: two all-reduces of every token's vector in forward, two in
 // backward. One more each for the embedding and the head, three of a value per
 // token for the loss, one for the norm.

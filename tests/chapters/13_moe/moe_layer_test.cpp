@@ -402,6 +402,29 @@ TEST(MoeMlp, GivesEachLayerItsNumberOfExperts) {
   }
 }
 
+// Catches experts that compute the tanh form whatever the config says.
+TEST(MoeMlp, ExpertsHaveTheGeluOfTheConfig) {
+  ModelConfig config;
+  config.n_embd = 6;
+  config.gelu = GeluForm::kErf;
+  MoeOptions options;
+  options.gate.num_experts = 2;
+  InitOptions init;
+  init.dtype = DType::kF64;
+  AnyModule made = moe_mlp(options, {}, std::make_shared<MoeRecord>())(
+      "h.0.mlp", config, init, LayerFactory());
+  Experts& experts = made.as<MoeLayer>().experts;
+  const Tensor rows = Tensor::empty({2, 5, 6}, {DType::kF64, Device()});
+  fill_normal(rows, 1, 1, 0, 30);  // beside weights of 0.02
+  const Tensor hidden = matmul(rows, experts.c_fc_weight);
+  const auto expected = [&](GeluForm form) {
+    return matmul(gelu(hidden, form), experts.c_proj_weight);
+  };
+  const Tensor y = experts.forward(rows);
+  EXPECT_LT(max_abs_difference(y, expected(GeluForm::kErf)), 1e-15);
+  EXPECT_GT(max_abs_difference(y, expected(GeluForm::kTanh)), 1e-7);
+}
+
 TEST(MoeLayer, RefusesExpertsThatDoNotDivide) {
   const std::string error = error_on_ranks(3, [&](ProcessGroup& world) {
     make_layer(options_of(), {&world, nullptr});

@@ -5,6 +5,7 @@
 
 #include "chapters/13_moe/trainer.h"
 
+#include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/program.h"
 #include "tests/chapters/common/claims_support.h"
 #include "tests/core/support.h"
@@ -292,6 +293,10 @@ TEST(MoeTrainer, SavesTheWholeModelAndLoadsItsParts) {
   options.steps = 2;
   options.save = folder / "experts.safetensors";
   train_on(options, how_of({"", 4, 2}));
+  // transformers must not load it as a GPT-2 with random MLPs
+  const std::string config = config_of_file(options.save).to_json();
+  EXPECT_EQ(config.find("GPT2LMHeadModel"), std::string::npos) << config;
+  EXPECT_EQ(config.find("\"gpt2\""), std::string::npos) << config;
   options.load = options.save;
   options.save.clear();
   for (int ep : {1, 2, 4}) {
@@ -300,6 +305,12 @@ TEST(MoeTrainer, SavesTheWholeModelAndLoadsItsParts) {
       expect_claims(train_on(options, how_of({"", 4, ep, tp})));
     }
   }
+}
+
+TEST(MoeTrainer, ExactGeluEqualsOneDevice) {
+  Options options = small_options(4);
+  options.model.replace(0, 1, R"({"activation_function": "gelu", )");
+  expect_claims(train_on(options, how_of({"", 4, 2, 2, 2, 1, 1, false, true})));
 }
 
 TEST(MoeTrainer, F32EqualsOneDevice) {

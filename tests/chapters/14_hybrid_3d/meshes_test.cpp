@@ -106,6 +106,15 @@ TEST(HybridMeshes, TenStepsTrainAsOneDevice) {
   }
 }
 
+// Stages, shards of tensors and of sequences follow the config, as one device.
+TEST(HybridMeshes, ExactGeluTrainsAsOneDevice) {
+  const HybridOptions how = mesh(1, 2, 1, 2, 1, true);
+  Options options = nano_options(ranks_of(how));
+  options.model = R"({"activation_function": "gelu", "n_embd": 16,
+      "n_layer": 2, "n_head": 4, "n_positions": 16})";
+  expect_claims(train_on(options, how));
+}
+
 TEST(HybridSchedules, EachThatFlushesRunsUnderEveryAxis) {
   for (const std::string schedule :
        {"1f1b", "1f1b-clocked", "gpipe", "naive", "interleaved",

@@ -55,6 +55,11 @@ inline ModelConfig tiny() {
   return config;
 }
 
+/// The text of a GPT's config: `rest` after sizes.
+inline std::string with_sizes(const std::string& rest) {
+  return R"({"n_embd": 8, "n_layer": 2, "n_head": 2, )" + rest + "}";
+}
+
 inline InitOptions f64_init(std::uint64_t seed = 0) {
   InitOptions init;
   init.seed = seed;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -19,76 +20,6 @@ namespace shardbook::common_test {
 namespace {
 
 namespace files = std::filesystem;
-
-// --- Configs ----------------------------------------------------------------
-
-class ConfigFiles : public CommonFiles {};
-
-TEST_F(ConfigFiles, AreRead) {
-  const std::string file = write("c.json", tiny().to_json());
-  EXPECT_EQ(ModelConfig::read(file).to_json(), tiny().to_json());
-  files::create_directory(path("folder.json"));
-  expect_error([&] { ModelConfig::read(path("folder.json")); },
-               {"folder.json", "cannot be read"});
-}
-
-TEST(ModelConfig, SurvivesItsOwnJson) {
-  ModelConfig config = tiny();
-  config.layer_norm_epsilon = 1e-6;
-  const ModelConfig again = ModelConfig::from_json(config.to_json(), "x");
-  EXPECT_EQ(again.to_json(), config.to_json());
-  EXPECT_EQ(again.n_embd, 8);
-  EXPECT_EQ(again.layer_norm_epsilon, 1e-6);
-  EXPECT_EQ(ModelConfig::from_json("{\"n_ctx\": 32}", "x").n_positions, 32);
-}
-
-TEST(ModelConfig, PublishedSizesHaveThePublishedParameters) {
-  const std::vector<std::pair<std::string, std::int64_t>> published = {
-      {"gpt2", 124439808},
-      {"gpt2-medium", 354823168},
-      {"gpt2-large", 774030080},
-      {"gpt2-xl", 1557611200}};
-  InitOptions init;
-  init.device = Device::meta();
-  for (const auto& [name, parameters] : published) {
-    EXPECT_EQ(make_model(ModelConfig::read(name), init)->num_parameters(),
-              parameters)
-        << name;
-  }
-}
-
-TEST(ModelConfig, BadOnesAreRefusedWithASentence) {
-  auto refuse = [](const std::string& json,
-                   const std::vector<std::string>& parts) {
-    SCOPED_TRACE(json);
-    expect_error([&] { ModelConfig::from_json(json, "c.json"); }, parts);
-  };
-  refuse("", {"c.json", "not JSON"});
-  refuse("{\"n_embd\": 4", {"not JSON"});
-  refuse("[1]", {"not a JSON object"});
-  refuse("{\"n_embd\": 0}", {"\"n_embd\" is 0", "positive integer"});
-  refuse("{\"n_embd\": -4}", {"\"n_embd\" is -4"});
-  refuse("{\"n_embd\": 1.5}", {"\"n_embd\" is 1.5"});
-  refuse("{\"n_embd\": \"64\"}", {"\"n_embd\""});
-  refuse("{\"n_layer\": 99999999999}", {"\"n_layer\""});
-  refuse("{\"n_layer\": null}", {"\"n_layer\" is null"});
-  refuse("{\"n_embd\": 10, \"n_head\": 4}", {"n_embd 10", "n_head 4"});
-  refuse("{\"model_type\": \"llama\"}", {"llama", "gpt2"});
-  refuse("{\"model_type\": 3}", {"\"model_type\" is 3"});
-  refuse("{\"activation_function\": \"relu\"}", {"relu", "gelu_new"});
-  refuse("{\"n_inner\": 7}", {"\"n_inner\" is 7"});
-  refuse("{\"layer_norm_epsilon\": -1}", {"\"layer_norm_epsilon\" is -1"});
-  refuse("{\"resid_pdrop\": 1}", {"\"resid_pdrop\" is 1"});
-  refuse("{\"n_embd\": \"\xff\"}", {"UTF-8"});
-  refuse("{\"n_embd\": " + std::string(65, '[') + std::string(65, ']') + "}",
-         {"nested more than 64 deep"});
-  refuse("{\"n_embd\": \"" + std::string(5000, 'x') + "\"}",
-         {"\"n_embd\" is \"" + std::string(36, 'x') + "...;"});
-  expect_error([] { ModelConfig::read("gpt-huge"); },
-               {"--model gpt-huge", "gpt-nano", "FILE.json"});
-  expect_error([] { ModelConfig::read("none.json"); },
-               {"none.json", "cannot be read"});
-}
 
 // --- Models -----------------------------------------------------------------
 
@@ -134,6 +65,41 @@ TEST(Gpt, GradientsWithDropoutEqualDifferences) {
                 },
                 model.parameters()),
             1e-7);
+}
+
+TEST(Gpt, GradientsWithExactGeluEqualDifferences) {
+  ModelConfig config = tiny();
+  config.gelu = GeluForm::kErf;
+  Gpt model(config, f64_init());
+  spread(model);
+  EXPECT_LT(autograd::check_gradients(
+                [&](const Tensors&) {
+                  return language_loss(model(tiny_tokens()), tiny_targets());
+                },
+                model.parameters()),
+            1e-7);
+}
+
+TEST(GptMlp, ComputesTheGeluOfItsConfig) {
+  for (const std::string name : {"gelu", "gelu_new"}) {
+    const ModelConfig config = ModelConfig::from_json(
+        with_sizes("\"activation_function\": \"" + name + "\""), "x");
+    GptMlp mlp("mlp", config, f64_init());
+    spread(mlp);
+    const Tensor x = Tensor::empty({1, 3, 8}, {DType::kF64, Device()});
+    fill_normal(x, 5, 1, 0, 1);
+    const Tensor hidden = mlp.c_fc(x);
+    auto values = hidden.to_vector<double>();
+    for (double& v : values) {
+      const double u =
+          std::sqrt(2 / std::acos(-1.0)) * (v + 0.044715 * v * v * v);
+      v = 0.5 * v *
+          (1 + (name == "gelu" ? std::erf(v / std::sqrt(2.0)) : std::tanh(u)));
+    }
+    const Tensor expected =
+        mlp.c_proj(Tensor::from_values<double>(values, hidden.shape()));
+    EXPECT_LT(max_abs_difference(mlp(x), expected), 1e-13) << name;
+  }
 }
 
 TEST(MlpModel, GradientsEqualDifferences) {
@@ -226,6 +192,80 @@ TEST_F(ModelFiles, MayLackTheNameOfTheWhole) {
                             saved.wpe.as<Embedding>().weight));
 }
 
+// Files of DistributedDataParallel, torch.compile, FSDP, and of one in another.
+TEST_F(ModelFiles, MayHaveTheNamesOfPyTorchsWrappers) {
+  Gpt saved(tiny(), f64_init(1));
+  for (const std::string prefix :
+       {"module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.",
+        "_fsdp_wrapped_module."}) {
+    std::vector<NamedTensor> wrapped = saved.named_parameters();
+    for (NamedTensor& entry : wrapped) entry.name = prefix + entry.name;
+    // One block was compiled alone
+    const std::string block = "transformer.h.1.";
+    for (NamedTensor& entry : wrapped) {
+      const std::size_t at = entry.name.find(block);
+      if (at == std::string::npos) continue;
+      entry.name.insert(at + block.size(), "_orig_mod.");
+    }
+    save_tensors(path("wrapped.safetensors"), wrapped);
+    Gpt loaded(tiny(), f64_init(2));
+    load_model(path("wrapped.safetensors"), loaded);
+    const auto a = saved.named_parameters(), b = loaded.named_parameters();
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      EXPECT_TRUE(bitwise_equal(a[i].tensor, b[i].tensor))
+          << prefix << a[i].name;
+    }
+  }
+}
+
+// As averages of weights are kept beside them. Catches a map of names that keeps
+// the first or the last of the two.
+TEST_F(ModelFiles, ANameWithoutWrappersCounts) {
+  Gpt saved(tiny(), f64_init(1)), average(tiny(), f64_init(3));
+  for (const bool is_first : {true, false}) {
+    auto state = saved.named_parameters(), more = average.named_parameters();
+    for (NamedTensor& entry : more) entry.name = "module." + entry.name;
+    state.insert(is_first ? state.end() : state.begin(), more.begin(),
+                 more.end());
+    save_tensors(path("both.safetensors"), state);
+    Gpt loaded(tiny(), f64_init(2));
+    load_model(path("both.safetensors"), loaded);
+    EXPECT_TRUE(bitwise_equal(loaded.wpe.as<Embedding>().weight,
+                              saved.wpe.as<Embedding>().weight));
+  }
+}
+
+// A head of its own would be dropped silently.
+TEST_F(ModelFiles, AnOutputLayerThatIsNotTiedIsRefused) {
+  Gpt saved(tiny(), f64_init(1)), loaded(tiny(), f64_init(2));
+  std::vector<NamedTensor> state = saved.named_parameters();
+  state.push_back({"lm_head.weight", state[0].tensor.clone()});
+  save_tensors(path("tied.safetensors"), state);
+  load_model(path("tied.safetensors"), loaded);
+  state.back().tensor.data<double>()[3] += 1;
+  save_tensors(path("untied.safetensors"), state);
+  expect_error(
+      [&] { load_model(path("untied.safetensors"), loaded); },
+      {"untied.safetensors", "'lm_head.weight'", "'transformer.wte.weight'"});
+}
+
+TEST_F(ModelFiles, AConfigBesideThemMustComputeTheSame) {
+  Gpt saved(tiny(), f64_init(1));
+  const std::string file = path("model.safetensors");
+  save_tensors(file, saved.named_parameters());
+  const std::string folder = file.substr(0, file.rfind('/'));
+  check_config_of_file(folder, tiny());  // none
+  write("config.json", tiny().to_json());
+  check_config_of_file(folder, tiny());
+  ModelConfig other = tiny();
+  other.n_head = 4;
+  expect_error([&] { check_config_of_file(folder, other); },
+               {folder, "\"n_head\" is 2", "4"});
+  write("config.json", with_sizes(R"("scale_attn_weights": false)"));
+  expect_error([&] { check_config_of_file(folder, tiny()); },
+               {"config.json", "\"scale_attn_weights\""});
+}
+
 TEST_F(ModelFiles, ThatDoNotFitAreRefusedAndChangeNothing) {
   ModelConfig wide = tiny();
   wide.n_positions = 7;
@@ -241,7 +281,8 @@ TEST_F(ModelFiles, ThatDoNotFitAreRefusedAndChangeNothing) {
   some.pop_back();
   save_tensors(path("some.safetensors"), some);
   expect_error([&] { load_model(path("some.safetensors"), model); },
-               {"some.safetensors", "'transformer.ln_f.bias'"});
+               {"some.safetensors", "'transformer.ln_f.bias'",
+                "of 27 names the first are 'transformer.h.0.attn."});
   some = model.named_parameters();
   some[0].tensor = Tensor::zeros({11, 8}, {DType::kI64, Device()});
   save_tensors(path("ints.safetensors"), some);

@@ -15,6 +15,7 @@
 #include "chapters/common/run/report.h"
 #include "chapters/common/run/training.h"
 #include "core/autograd.h"
+#include "core/safetensors.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
@@ -237,6 +238,67 @@ TEST(ResNet, IsSavedAndLoadedWithItsConfig) {
   copy->train(false);
   EXPECT_TRUE(bitwise_equal((*model)(batch.inputs).detach(),
                             (*copy)(batch.inputs).detach()));
+}
+
+std::vector<std::string> names_in(const std::string& path) {
+  return CheckpointReader::open(path).names();
+}
+
+// torchvision's names in a file that claims transformers' class would be loaded
+// there as random weights.
+TEST(ResNet, FilesClaimTheClassThatHasTheirNames) {
+  const TempFolder folder;
+  const std::string path = folder / "resnet.safetensors";
+  for (const char* text : {kBasic, kBottleneck}) {
+    const ModelConfig config = ModelConfig::read(text);
+    InitOptions init, other;
+    init.seed = 1, other.seed = 2;
+    const auto model = make_model(config, init);
+    (*model)(Dataset::open(image_options(text), config).batch(0, 6).inputs);
+    std::set<std::string> expected;
+    for (const NamedTensor& each : state_of(*model)) expected.insert(each.name);
+    save_model(path, *model, config);
+    auto names = names_in(path);
+    EXPECT_EQ(std::set<std::string>(names.begin(), names.end()), expected);
+    const auto claim = [&] {
+      return CheckpointReader::open(path).metadata().at("config");
+    };
+    EXPECT_NE(claim().find(R"("architectures":["ResNet"])"), std::string::npos);
+
+    save_model(path, *model, config, WeightNames::kTransformers);
+    EXPECT_NE(
+        claim().find(R"("architectures":["ResNetForImageClassification"])"),
+        std::string::npos);
+    names = names_in(path);
+    const std::set<std::string> theirs(names.begin(), names.end());
+    std::vector<std::string> some = {
+        "resnet.embedder.embedder.convolution.weight",
+        "resnet.embedder.embedder.normalization.running_var",
+        "resnet.embedder.embedder.normalization.num_batches_tracked",
+        "resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",
+        "resnet.encoder.stages.1.layers.0.layer.0.normalization.bias",
+        "resnet.encoder.stages.1.layers.0.shortcut.convolution.weight",
+        "resnet.encoder.stages.1.layers.0.shortcut.normalization.running_mean",
+        "classifier.1.weight",
+        "classifier.1.bias"};
+    for (const std::string& name : some) {
+      EXPECT_EQ(theirs.count(name), 1u) << name;
+    }
+    // A count of batches for each norm
+    std::size_t norms = 0;
+    for (const std::string& name : theirs) {
+      norms += name.find("num_batches_tracked") != std::string::npos;
+    }
+    EXPECT_EQ(norms, model->buffers().size() / 2);
+    EXPECT_EQ(theirs.size(), expected.size() + norms);
+
+    const auto copy = make_model(config, other);
+    load_model(path, *copy);
+    const auto a = state_of(*model), b = state_of(*copy);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      EXPECT_TRUE(bitwise_equal(a[i].tensor, b[i].tensor)) << a[i].name;
+    }
+  }
 }
 
 TEST(ResNetConfig, RefusesWhatIsNoResNet) {
