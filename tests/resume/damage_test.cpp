@@ -52,6 +52,21 @@ TEST_F(Refused, AnotherRunIsNamed) {
   expect_refused(resume("--steps 3"), {"--steps 3", "has done 4 steps"});
 }
 
+// As the checkpoint of a program that did not write this key yet.
+TEST_F(Refused, AKeyThatTheCheckpointLacksIsNoOtherModel) {
+  const std::string manifest = step(4) + "/manifest.json";
+  const std::string key = "model's initializer_range";
+  std::string text = read(manifest);
+  const std::size_t at = text.find(key);
+  ASSERT_NE(at, std::string::npos) << text;
+  text.replace(at, 5, "other");
+  write(manifest, text);
+  expect_refused(resume(""), {"other's initializer_range"});
+  text.replace(at, key.size(), "model's forgotten_one");
+  write(manifest, text);
+  EXPECT_EQ(resume("").status, 0);
+}
+
 TEST_F(Refused, OtherTextUnderTheSameNameIsNoticed) {
   fs::remove_all(checkpoints());
   write(path("text"), std::string(500, 'a'));
