@@ -64,7 +64,8 @@ TEST_F(Refused, AKeyThatTheCheckpointLacksIsNoOtherModel) {
   expect_refused(resume(""), {"other's initializer_range"});
   text.replace(at, key.size(), "model's forgotten_one");
   write(manifest, text);
-  EXPECT_EQ(resume("").status, 0);
+  const Outcome resumed = resume("");
+  EXPECT_EQ(resumed.status, 0) << resumed.text;
 }
 
 TEST_F(Refused, OtherTextUnderTheSameNameIsNoticed) {
