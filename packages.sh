@@ -46,13 +46,36 @@ END
 # ---- What is installed
 
 # The packages of the table that dpkg has, with their versions, one per line.
+# Meson also looks for NCCL, cuDNN and hiredis (behind Gloo), which only some
+# systems have.
 installed=
 look_up_packages() {
   local names
   names=$(package_table | cut -d ' ' -f 1)
   # shellcheck disable=SC2086  # one word per package
   installed=$(dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\n' \
-    $names 2>/dev/null | sed -n 's/^installed //p' || true)
+    $names libnccl-dev 'libcudnn*-dev*' libhiredis-dev 2>/dev/null |
+    sed -n 's/^installed //p' || true)
+}
+
+# CUDA is found where it is installed, and never installed from here. Meson looks
+# in the same places.
+[[ -z ${CUDA_HOME-} ]] || PATH=$PATH:$CUDA_HOME/bin
+find_nvcc() {
+  command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true
+}
+
+cuda_version() {
+  "$1" --version 2>/dev/null | sed -n 's/^.*release \([^,]*\),.*/CUDA \1/p'
+}
+
+# What Meson may find of CUDA: the compiler, and libraries in its folder.
+look_up_cuda() {
+  local nvcc
+  nvcc=$(find_nvcc)
+  [[ -n $nvcc ]] || return 0
+  printf '%s, %s\n' "$nvcc" "$(cuda_version "$nvcc")"
+  ls "${nvcc%/bin/nvcc}"/lib64/lib{cudnn,nccl}.so 2>/dev/null || true
 }
 
 # Prints the rows of the table that a command wants and dpkg does not have. The
@@ -204,6 +227,7 @@ print_packages() {
     if [[ -n $version ]]; then
       printf '  has    %-19s %s\n' "$package" "$version"
     else
+      [[ $scope == all || $scope == compare ]] || need+=" for $scope"
       printf '  lacks  %-19s %s; it adds: %s\n' "$package" "$need" "$reason"
     fi
   done < <(package_table)
@@ -221,14 +245,11 @@ print_torch() {
   fi
 }
 
-# CUDA is found where it is installed, and never installed from here.
 print_gpus() {
   local nvcc
-  nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" \
-    2>/dev/null || true)
+  nvcc=$(find_nvcc)
   if [[ -n $nvcc ]]; then
-    printf 'cuda      %s, %s\n' "$nvcc" \
-      "$("$nvcc" --version | sed -n 's/^.*release \([^,]*\),.*/CUDA \1/p')"
+    printf 'cuda      %s, %s\n' "$nvcc" "$(cuda_version "$nvcc")"
   else
     printf 'cuda      no nvcc in the PATH or in /usr/local/cuda; %s\n' \
       "CUDA would add --device cuda to the build"
@@ -245,7 +266,7 @@ print_build() {
   local gloo=without kernel=without
   if [[ -f $build/compile_commands.json ]]; then
     ! grep -q libgloo -- "$build/build.ninja" || gloo=with
-    ! grep -q shardbook_kernel -- "$build/build.ninja" || kernel=with
+    ! grep -q '/shardbook_kernel:' -- "$build/build.ninja" || kernel=with
     printf 'build     build/, %s Gloo, %s the kernel of the notebooks\n' \
       "$gloo" "$kernel"
   else
@@ -253,21 +274,33 @@ print_build() {
   fi
 }
 
+# Status 2 when ./shardbook run itself lacks a package.
 command_doctor() {
-  local missing=''
+  local missing='' required='' obstacle=''
   print_machine
   if command -v dpkg-query >/dev/null; then
     look_up_packages
     print_packages
     missing=$(missing_packages '*')
+    required=$(missing_packages all | sed -n 's/ required .*//p' |
+      paste -s -d ' ')
+    obstacle=$(apt_obstacle)
   else
     printf 'packages  unknown: this system has no dpkg\n'
   fi
   print_torch
   print_gpus
   print_build
-  [[ -n $missing ]] || return 0
-  printf 'To install all that is missing: apt-get install %s\n' \
-    "$(cut -d ' ' -f 1 <<<"$missing" | paste -s -d ' ')"
-  ! grep -q '^[^ ]* required ' <<<"$missing" || return 2
+  [[ -z $missing ]] ||
+    printf 'To install all that is missing: apt-get install %s\n' \
+      "$(cut -d ' ' -f 1 <<<"$missing" | paste -s -d ' ')"
+  if [[ -z $required ]]; then
+    printf 'Next: ./shardbook run\n'
+  elif [[ -z $obstacle ]]; then
+    printf 'Next: ./shardbook run, which installs what it lacks\n'
+  else
+    printf 'Next: install %s (not done from here: %s), then ./shardbook run\n' \
+      "$required" "$obstacle"
+  fi
+  [[ -z $required ]] || return 2
 }

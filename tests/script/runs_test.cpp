@@ -1,0 +1,145 @@
+// ./shardbook run and report: which programs run, what is shown of them, and what
+// is kept.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "tests/script/script_support.h"
+
+namespace shardbook {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST_F(Script, WithOptionsTheProgramsOwnWordsAreShown) {
+  const Outcome outcome = run("./shardbook run gpipe -- --timeline text");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_EQ(outcome.text,
+            "ch05_gpipe --timeline text\nAs pictures: build/report.html\n");
+  EXPECT_EQ(read("/build/runs/last/rows.tsv"),
+            "01.json\t\t\t./shardbook run gpipe -- --timeline text\n");
+  EXPECT_EQ(read("/build/report.html"), "page\n");
+}
+
+TEST_F(Script, WhatLeavesNoReportLeavesNoTable) {
+  const Outcome outcome = run("./shardbook run gpipe -- --help");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.text, "ch05_gpipe --help\n");
+  EXPECT_FALSE(fs::exists(root_ + "/build/runs/last"));
+}
+
+TEST_F(Script, AGroupOfAChapterBringsItsYardstick) {
+  EXPECT_EQ(run("./shardbook run ddp").status, 0);
+  EXPECT_EQ(read("/build/runs/last/rows.tsv"),
+            "01.json\t\tDDP\t./shardbook run ddp -- --backend threads "
+            "--world-size 2\n"
+            "02.json\tSplit\tOne device\t./shardbook run single_device -- "
+            "--backend sim\n"
+            "03.json\tSplit\tDDP\t./shardbook run ddp -- --backend sim "
+            "--world-size 8\n");
+}
+
+TEST_F(Script, TwoRunsAtOnceKeepApart) {
+  const Outcome outcome =
+      run("./shardbook run ddp --name a -- --slow --steps 1 & "
+          "./shardbook run ddp --name b -- --slow --steps 2 & "
+          "./shardbook run gpipe -- --slow & ./shardbook run zero -- --slow & "
+          "wait");
+  EXPECT_TRUE(has(read("/build/runs/a/01.json"), "--steps 1")) << outcome.text;
+  EXPECT_TRUE(has(read("/build/runs/b/01.json"), "--steps 2")) << outcome.text;
+  // Whoever came last is whole.
+  const bool gpipe = has(read("/build/runs/last/rows.tsv"), "gpipe");
+  EXPECT_TRUE(has(read("/build/runs/last/01.json"),
+                  gpipe ? "ch05_gpipe" : "ch03_zero_fsdp"));
+  // Nothing else is left.
+  int folders = 0;
+  for (const auto& entry : fs::directory_iterator(root_ + "/build/runs")) {
+    (void)entry;
+    ++folders;
+  }
+  EXPECT_EQ(folders, 3);
+}
+
+TEST_F(Script, AStoppedRunLeavesNothing) {
+  // Ends the script when its program has begun.
+  const Outcome outcome =
+      run("./shardbook run gpipe -- --stay >text 2>&1 & "
+          "for ((i = 0; i < 600; ++i)); do"
+          "  ! grep -q stay text || break; sleep 0.1; "
+          "done; kill -TERM $!; wait $!; echo status $?; cat text");
+  EXPECT_TRUE(has(outcome.text, "status 143")) << outcome.text;
+  EXPECT_TRUE(has(outcome.text, "shardbook: stopped by SIGTERM"))
+      << outcome.text;
+  EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
+}
+
+TEST_F(Script, SimulatedRowsRunSideBySideAndMeasuredOnesAlone) {
+  const bool have_several = num_cores() > 1;
+  write("/chapters/rows.txt",
+        std::string("[Proof] --log\n"
+                    "00_single_device | One device | --slow\n"
+                    "03_zero_fsdp     | ZeRO\n"
+                    "[Split] --backend sim --log\n"
+                    "05_gpipe         | GPipe |") +
+            (have_several ? "--wait-for-ddp" : "") +
+            "\n"
+            "02_ddp           | DDP\n");
+  const Outcome outcome = run("./shardbook run");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  const std::string log = read("/log");
+  const auto at = [&](const char* words) { return log.find(words); };
+  EXPECT_LT(at("end ch00_single_device"), at("begin ch03_zero_fsdp"));
+  EXPECT_LT(at("end ch03_zero_fsdp"), at("begin ch05_gpipe"));
+  if (have_several) {
+    EXPECT_LT(at("begin ch02_ddp"), at("end ch05_gpipe"));
+  }
+  // In the order of the file, whatever ended first.
+  const std::string table = read("/build/runs/last/rows.tsv");
+  EXPECT_LT(table.find("03.json\tSplit\tGPipe"),
+            table.find("04.json\tSplit\tDDP"));
+}
+
+TEST_F(Script, AStoppedRunEndsAllThatItStarted) {
+  write("/chapters/rows.txt",
+        "[Split] --backend sim --log --stay\n"
+        "05_gpipe | GPipe\n"
+        "02_ddp   | DDP\n");
+  const int begun = num_cores() > 1 ? 2 : 1;
+  const Outcome outcome =
+      run("touch log; ./shardbook run >text 2>&1 & "
+          "for ((i = 0; i < 600; ++i)); do"
+          "  (($(grep -c begin log) < " +
+          std::to_string(begun) +
+          ")) || break; sleep 0.1; "
+          "done; kill -TERM $!; wait $!; echo status $?; "
+          "while read -r word name id; do"
+          "  ! kill -0 $id 2>/dev/null || echo $name is alive; "
+          "done <log");
+  EXPECT_EQ(outcome.text, "status 143\n") << read("/text");
+  EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
+}
+
+TEST_F(Script, ReportComparesWhatWasKept) {
+  run("./shardbook run ddp --name a -- --steps 1");
+  run("./shardbook run ddp --name b -- --steps 2");
+  const Outcome outcome = run("./shardbook report a b");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_TRUE(has(outcome.text, "--steps 1\n01.json")) << outcome.text;
+  EXPECT_EQ(run("./shardbook report none").status, 2);
+  EXPECT_EQ(run("./shardbook report ../runs").status, 2);
+  EXPECT_EQ(run("./shardbook run ddp --name a/b").status, 2);
+  EXPECT_EQ(run("./shardbook test --name a").status, 2);
+}
+
+TEST_F(Script, WhatFailsIsNotKept) {
+  write("/build/chapters/02_ddp/ch02_ddp", "#!/bin/sh\nexit 2\n");
+  EXPECT_EQ(run("./shardbook run ddp -- --steps 1").status, 2);
+  EXPECT_FALSE(fs::exists(root_ + "/build/runs/last"));
+  EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
+}
+
+}  // namespace
+}  // namespace shardbook

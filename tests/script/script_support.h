@@ -1,0 +1,42 @@
+#pragma once
+
+// The script ./shardbook in a copy of the tree, where nothing is built: its
+// programs, Meson, Ninja and dpkg are stand-ins.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace shardbook {
+
+struct Outcome {
+  int status = -1;
+  std::string text;
+};
+
+class Script : public testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  void copy_python(const std::string& folder);
+
+  // The interpreter itself: a `python3` on the PATH may be a script.
+  std::string python() const;
+
+  // Paths begin with a / and lie in the tree.
+  void write(const std::string& path, const std::string& text);
+  std::string read(const std::string& path) const;
+
+  // Runs words of bash. Standard output and error together.
+  Outcome run(const std::string& words) const;
+
+  std::string root_;
+};
+
+bool has(const std::string& text, const std::string& words);
+
+// Those that ./shardbook may use.
+int num_cores();
+
+}  // namespace shardbook
