@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "chapters/common/pictures/svg.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/table.h"
 
@@ -10,7 +11,8 @@ namespace {
 
 using internal::sign_html;
 
-std::string summary_html(const std::vector<ProgramRun>& runs) {
+std::string summary_html(const std::vector<ProgramRun>& runs,
+                         const std::string& remarks) {
   const auto [failed, measured] = count_claims(runs);
   const std::string verdict =
       measured == 0 ? "no claim was measured"
@@ -19,9 +21,10 @@ std::string summary_html(const std::vector<ProgramRun>& runs) {
   const Verdict mark = measured == 0 ? Verdict::kNotMeasured
                        : failed == 0 ? Verdict::kPassed
                                      : Verdict::kFailed;
-  return fmt::format("<p class=\"summary\">{} {} run{}, {}.</p>\n",
+  return fmt::format("<p class=\"summary\">{} {} run{}, {}.{}</p>\n",
                      sign_html(mark), runs.size(), runs.size() == 1 ? "" : "s",
-                     verdict);
+                     verdict,
+                     remarks.empty() ? "" : " " + svg::escape(remarks));
 }
 
 // JSON inside <script>: no end tag may appear in a string.
@@ -51,7 +54,8 @@ std::string world_name(const ProgramRun& run) {
   return fmt::format("{} \u00d7{}", run.backend, run.world_size);
 }
 
-std::string report_html(const std::vector<ProgramRun>& runs) {
+std::string report_html(const std::vector<ProgramRun>& runs,
+                        const std::string& remarks) {
   std::string body = internal::comparison_html(runs) +
                      internal::proof_html(runs) + internal::buys_html(runs) +
                      internal::glossary_html() +
@@ -63,7 +67,7 @@ std::string report_html(const std::vector<ProgramRun>& runs) {
   std::string page = internal::page_template();
   fill(page, "/*STYLE*/", internal::page_style());
   fill(page, "/*SCRIPT*/", internal::page_script());
-  fill(page, "<!--SUMMARY-->", summary_html(runs));
+  fill(page, "<!--SUMMARY-->", summary_html(runs, remarks));
   // The data first, so that no mark is searched for in the text of runs.
   fill(page, "/*DATA*/", data_json(runs));
   fill(page, "<!--BODY-->", body);

@@ -16,8 +16,10 @@
 
 namespace shardbook::table {
 
-/// The whole page. The same runs give the same bytes.
-std::string report_html(const std::vector<ProgramRun>& runs);
+/// The whole page, with remarks on the runs at its top. The same runs give the
+/// same bytes.
+std::string report_html(const std::vector<ProgramRun>& runs,
+                        const std::string& remarks = "");
 
 /// "threads ×4", "1 rank".
 std::string world_name(const ProgramRun& run);

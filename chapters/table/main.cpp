@@ -13,6 +13,7 @@
 #include <langinfo.h>
 
 #include <clocale>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -58,6 +59,15 @@ Charset terminal_charset() {
   return codeset == "UTF-8" ? Charset::kUtf8 : Charset::kAscii;
 }
 
+// Of several folders, each remark names its own.
+std::string remark_line(const std::string& path, bool several) {
+  const std::string remark = shardbook::table::read_remark(path);
+  if (remark.empty()) return "";
+  const std::string name =
+      std::filesystem::path(path).lexically_normal().filename().string();
+  return (several ? name + ": " : "") + remark + "\n";
+}
+
 void write_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
@@ -71,7 +81,9 @@ int main(int argc, char** argv) {
   try {
     const Arguments arguments = read_arguments(argc, argv);
     std::vector<ProgramRun> runs;
+    std::string remarks;
     for (const std::string& path : arguments.paths) {
+      remarks += remark_line(path, arguments.paths.size() > 1);
       for (ProgramRun& run : shardbook::table::read_run_set(path)) {
         runs.push_back(std::move(run));
       }
@@ -83,11 +95,11 @@ int main(int argc, char** argv) {
                         ? format_comparison(runs) + "\n" +
                               format_claims(runs, charset)
                         : format_table(runs, charset))
-                << std::flush;
+                << remarks << std::flush;
       SB_CHECK(std::cout, "the table cannot be written");
     }
     if (!arguments.html_file.empty()) {
-      write_file(arguments.html_file, report_html(runs));
+      write_file(arguments.html_file, report_html(runs, remarks));
     }
     return failed ? 1 : 0;
   } catch (const std::exception& error) {

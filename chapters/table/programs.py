@@ -48,12 +48,15 @@ def run(command, output=None, environment=None):
 
 
 def run_side_by_side(commands, at_once, on_start=lambda k: None, output=None,
-                     environment=None):
+                     environment=None, statuses=None):
     """Runs programs in their order, `at_once` at a time; returns their statuses.
 
-    Calls on_start(k) before program k starts. All else is as run() says.
+    Calls on_start(k) before program k starts. A list `statuses`, of None, has
+    those of the programs that have ended, also when it throws. All else is as
+    run() says.
     """
-    statuses = [None] * len(commands)
+    if statuses is None:
+        statuses = [None] * len(commands)
     running = {}  # the place of each program
     try:
         for k, command in enumerate(commands):

@@ -8,14 +8,20 @@ import os
 import sys
 
 import programs
-from programs import BUILD, die, say
+from programs import BUILD, ROOT, die, say
 from run_folder import RUNS
 
 TABLE = os.path.join("chapters", "table", "shardbook_table")
 
 
-def write_report(folders, is_quiet=False):
-    """Writes build/report.html, whole or not at all, and prints the tables."""
+def page_of(name):
+    """build/report.html is that of `last`; others have one beside their runs."""
+    folder = BUILD if name == "last" else os.path.join(RUNS, name)
+    return os.path.join(folder, "report.html")
+
+
+def write_report(folders, target, is_quiet=False):
+    """Writes a page, whole or not at all, and prints the tables."""
     page = os.path.join(BUILD, ".report-" + os.urandom(6).hex())
     try:
         quiet = ["--quiet"] if is_quiet else []
@@ -23,8 +29,8 @@ def write_report(folders, is_quiet=False):
                                *quiet, *folders])
         if status < 2:
             os.chmod(page, 0o644)
-            os.replace(page, os.path.join(BUILD, "report.html"))
-            say("As pictures: build/report.html")
+            os.replace(page, target)
+            say("As pictures: " + os.path.relpath(target, ROOT))
     finally:
         if os.path.exists(page):
             os.unlink(page)
@@ -56,7 +62,7 @@ def print_targets(*names):
 
 
 def report(*names):
-    return write_report(kept_folders(names))
+    return write_report(kept_folders(names), page_of("last"))
 
 
 if __name__ == "__main__":

@@ -3,22 +3,27 @@
   run_chapters.py targets NAME [CHAPTER...] [-- OPTIONS]   prints what to build
   run_chapters.py run NAME [CHAPTER...] [-- OPTIONS]       runs what was built
 
-The runs are kept as build/runs/NAME. Without OPTIONS each chapter runs its rows
-of chapters/rows.txt. With OPTIONS it runs once with them, and the output of its
-program is printed.
+Without OPTIONS each chapter runs its rows of chapters/rows.txt. With OPTIONS it
+runs once with them, and the output of its program is printed.
+
+The runs are kept as build/runs/NAME. Without a NAME ("") only the rows of all
+chapters are `last`; all else is kept under the names of its chapters, so a look
+at one chapter leaves the table of all and its report as they are. What has ended
+when a signal comes is kept as NAME-interrupted.
 """
 
 import itertools
 import os
 import re
+import shlex
 import signal
 import sys
 
 import programs
 from chapter_names import find_chapters
 from default_rows import YARDSTICK, Row, default_rows
-from programs import BUILD, die, say
-from report_runs import TABLE, write_report
+from programs import BUILD, Stopped, die, say
+from report_runs import TABLE, page_of, write_report
 from run_folder import keep_folder, new_folder, remove_folder
 
 
@@ -27,18 +32,11 @@ def program_of(chapter):
 
 
 def quoted(word):
-    """The word as bash quotes it."""
+    """The word as a reader of the shell would type it, in one line."""
     if not word.isprintable():
         octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(word))
         return f"$'{octal}'"
-    text = ""
-    for c in word:
-        is_home = c == "~" and text[-1:] in ("", ":", "=")
-        is_comment = c == "#" and not text
-        if is_home or is_comment or c in " !\"$&'()*,;<>?[\\]^`{|}":
-            text += "\\"
-        text += c
-    return text or "''"
+    return shlex.quote(word)
 
 
 class Runs:
@@ -47,6 +45,8 @@ class Runs:
     def __init__(self, folder):
         self.folder = folder
         self.count = 0
+        self.num_kept = 0
+        self.num_planned = 0
         self.status = 0  # the first that is not 0
 
     def file(self, name):
@@ -61,13 +61,17 @@ class Runs:
     def add_rows(self, rows, at_once):
         """Says which rows run, and shows nothing of what they print."""
         names = [self.next_name() for _ in rows]
-        statuses = programs.run_side_by_side(
-            [self.command(name, row.chapter, row.options)
-             for name, row in zip(names, rows)], at_once,
-            lambda k: say(f"running {rows[k].chapter}, {rows[k].label} ..."),
-            output=os.devnull)
-        for name, row, status in zip(names, rows, statuses):
-            self.keep(name, row, status)
+        statuses = [None] * len(rows)
+        try:
+            programs.run_side_by_side(
+                [self.command(name, row.chapter, row.options)
+                 for name, row in zip(names, rows)], at_once,
+                lambda k: say(f"running {rows[k].chapter}, {rows[k].label} ..."),
+                output=os.devnull, statuses=statuses)
+        finally:
+            for name, row, status in zip(names, rows, statuses):
+                if status is not None:
+                    self.keep(name, row, status)
 
     def next_name(self):
         self.count += 1
@@ -85,15 +89,13 @@ class Runs:
             words = ["./shardbook", "run", row.chapter.partition("_")[2], "--",
                      *map(quoted, row.options)]
             self.add_row(name, row.title, row.label, " ".join(words))
+            self.num_kept += 1
         elif os.path.exists(report):
             os.unlink(report)
 
     def add_row(self, *cells):
         with open(self.file("rows.tsv"), "ab") as rows:
             rows.write(os.fsencode("\t".join(cells) + "\n"))
-
-    def have_rows(self):
-        return os.path.exists(self.file("rows.tsv"))
 
 
 def complain(label, status):
@@ -131,6 +133,7 @@ def run_default_rows(runs, chapters):
             say(f"skipping {row.chapter}, {row.label}, gloo: this build has no "
                 "Gloo (package libgloo-dev)")
         rows = [row for row in rows if row not in on_gloo]
+    runs.num_planned = len(rows)
     for simulated, group in itertools.groupby(rows, is_simulated):
         if simulated:
             runs.add_rows(list(group), len(os.sched_getaffinity(0)))
@@ -160,8 +163,17 @@ def uses_gpu(options):
     return ("--device", "cuda") in pairs or "--device=cuda" in options
 
 
+def default_name(words):
+    if not words:
+        return "last"
+    if words[0] == "--":
+        return "all"
+    chapters, _ = read_words(words)
+    return "-".join(chapter.partition("_")[2] for chapter in chapters)
+
+
 def print_targets(name, *words):
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+    if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         die(f"--name {name}: give letters, digits, '.', '_' and '-'")
     chapters, options = read_words(words)
     needed = [program_of(chapter) for chapter in chapters]
@@ -173,23 +185,40 @@ def print_targets(name, *words):
     print(TABLE, *needed, sep="\n")
 
 
+def run_all(runs, chapters, options):
+    if options is None:
+        run_default_rows(runs, chapters)
+    else:
+        runs.num_planned = len(chapters)
+        for chapter in chapters:
+            runs.add(chapter, options)
+
+
 def run_and_report(name, *words):
     chapters, options = read_words(words)
+    name = name or default_name(words)
     folder = new_folder()
+    stopped = None
     try:
         runs = Runs(folder)
-        if options is None:
-            run_default_rows(runs, chapters)
-        else:
-            for chapter in chapters:
-                runs.add(chapter, options)
+        try:
+            run_all(runs, chapters, options)
+        except Stopped as signal_came:
+            stopped = signal_came
         # Some options, such as --help, leave nothing to report.
-        if not runs.have_rows():
-            return runs.status
-        kept = keep_folder(folder, name)
+        if runs.num_kept:
+            if stopped:
+                runs.add_row(f"# Interrupted after {runs.num_kept} of "
+                             f"{runs.num_planned} runs.")
+                name += "-interrupted"
+            kept = keep_folder(folder, name)
     finally:
         remove_folder(folder)
-    status = write_report([kept], is_quiet(chapters, options))
+    status = 0
+    if runs.num_kept:
+        status = write_report([kept], page_of(name), is_quiet(chapters, options))
+    if stopped:
+        raise stopped
     return runs.status or status
 
 

@@ -35,6 +35,8 @@ std::vector<std::string> cells_of(const std::string& line) {
   return cells;
 }
 
+bool is_remark(const std::string& line) { return line.rfind("# ", 0) == 0; }
+
 }  // namespace
 
 std::vector<ProgramRun> read_run_set(const std::string& path) {
@@ -44,6 +46,7 @@ std::vector<ProgramRun> read_run_set(const std::string& path) {
   std::vector<ProgramRun> runs;
   std::istringstream lines(read_file(rows));
   for (std::string line; std::getline(lines, line);) {
+    if (is_remark(line)) continue;
     const std::vector<std::string> cells = cells_of(line);
     SB_CHECK(cells.size() == 4, rows, ": '", line, "' has ", cells.size(),
              " columns; it needs file, title, label and command");
@@ -56,6 +59,15 @@ std::vector<ProgramRun> read_run_set(const std::string& path) {
     runs.push_back(std::move(run));
   }
   return runs;
+}
+
+std::string read_remark(const std::string& path) {
+  if (!fs::is_directory(path)) return "";
+  std::istringstream lines(read_file((fs::path(path) / "rows.tsv").string()));
+  for (std::string line; std::getline(lines, line);) {
+    if (is_remark(line)) return line.substr(2);
+  }
+  return "";
 }
 
 std::vector<const ProgramRun*> trained_runs(

@@ -3,7 +3,8 @@
 // Runs that are kept: a folder that `./shardbook run` has filled.
 //
 //   build/runs/last/
-//     rows.tsv      one line per run: file, title, label, command
+//     rows.tsv      one line per run: file, title, label, command; a line that
+//                   begins with # is a remark on all of them
 //     01.json       what the program wrote under --report
 //     02.json
 
@@ -17,6 +18,10 @@ namespace shardbook::table {
 /// The runs of a folder, or the one run of a JSON file. Throws Error that names
 /// the file when one cannot be read.
 std::vector<ProgramRun> read_run_set(const std::string& path);
+
+/// The remark on the runs of a folder, such as "Interrupted after 3 of 30 runs.";
+/// empty without one.
+std::string read_remark(const std::string& path);
 
 /// Runs of the same title, one after the other.
 struct RunGroup {

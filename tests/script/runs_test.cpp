@@ -18,22 +18,48 @@ TEST_F(Script, WithOptionsTheProgramsOwnWordsAreShown) {
   const Outcome outcome = run("./shardbook run gpipe -- --timeline text");
   EXPECT_EQ(outcome.status, 0) << outcome.text;
   EXPECT_EQ(outcome.text,
-            "ch05_gpipe --timeline text\nAs pictures: build/report.html\n");
-  EXPECT_EQ(read("/build/runs/last/rows.tsv"),
+            "ch05_gpipe --timeline text\n"
+            "As pictures: build/runs/gpipe/report.html\n");
+  EXPECT_EQ(read("/build/runs/gpipe/rows.tsv"),
             "01.json\t\t\t./shardbook run gpipe -- --timeline text\n");
-  EXPECT_EQ(read("/build/report.html"), "page\n");
+  EXPECT_EQ(read("/build/runs/gpipe/report.html"), "page\n");
 }
 
 TEST_F(Script, WhatLeavesNoReportLeavesNoTable) {
   const Outcome outcome = run("./shardbook run gpipe -- --help");
   EXPECT_EQ(outcome.status, 0);
   EXPECT_EQ(outcome.text, "ch05_gpipe --help\n");
-  EXPECT_FALSE(fs::exists(root_ + "/build/runs/last"));
+  EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
+}
+
+TEST_F(Script, ALookAtSomeChaptersLeavesTheTableOfAll) {
+  EXPECT_EQ(run("./shardbook run").status, 0);
+  const std::string table = read("/build/runs/last/rows.tsv");
+  EXPECT_TRUE(has(table, "gpipe")) << table;
+  write("/build/report.html", "of all\n");
+  const Outcome outcome =
+      run("./shardbook run ddp -- --steps 2; ./shardbook run ddp zero; "
+          "./shardbook run -- --steps 3");
+  EXPECT_TRUE(has(read("/build/runs/ddp/rows.tsv"), "--steps 2"));
+  EXPECT_TRUE(has(read("/build/runs/ddp-zero_fsdp/rows.tsv"), "DDP"));
+  EXPECT_TRUE(has(read("/build/runs/all/rows.tsv"), "--steps 3"));
+  EXPECT_EQ(read("/build/runs/last/rows.tsv"), table);
+  EXPECT_EQ(read("/build/report.html"), "of all\n");
+  EXPECT_FALSE(has(outcome.text, "As pictures: build/report.html"))
+      << outcome.text;
+}
+
+TEST_F(Script, CommandsAreKeptAsAReaderTypesThem) {
+  run("./shardbook run gpipe -- --cut 14,13,13,10 --out=~/a^b \"a b\" "
+      "$\"a\tb\"");
+  EXPECT_EQ(read("/build/runs/gpipe/rows.tsv"),
+            "01.json\t\t\t./shardbook run gpipe -- --cut 14,13,13,10 "
+            "'--out=~/a^b' 'a b' $'\\141\\011\\142'\n");
 }
 
 TEST_F(Script, AGroupOfAChapterBringsItsYardstick) {
   EXPECT_EQ(run("./shardbook run ddp").status, 0);
-  EXPECT_EQ(read("/build/runs/last/rows.tsv"),
+  EXPECT_EQ(read("/build/runs/ddp/rows.tsv"),
             "01.json\t\tDDP\t./shardbook run ddp -- --backend threads "
             "--world-size 2\n"
             "02.json\tSplit\tOne device\t./shardbook run single_device -- "
@@ -46,13 +72,14 @@ TEST_F(Script, TwoRunsAtOnceKeepApart) {
   const Outcome outcome =
       run("./shardbook run ddp --name a -- --slow --steps 1 & "
           "./shardbook run ddp --name b -- --slow --steps 2 & "
-          "./shardbook run gpipe -- --slow & ./shardbook run zero -- --slow & "
+          "./shardbook run gpipe --name c -- --slow & "
+          "./shardbook run zero --name c -- --slow & "
           "wait");
   EXPECT_TRUE(has(read("/build/runs/a/01.json"), "--steps 1")) << outcome.text;
   EXPECT_TRUE(has(read("/build/runs/b/01.json"), "--steps 2")) << outcome.text;
   // Whoever came last is whole.
-  const bool gpipe = has(read("/build/runs/last/rows.tsv"), "gpipe");
-  EXPECT_TRUE(has(read("/build/runs/last/01.json"),
+  const bool gpipe = has(read("/build/runs/c/rows.tsv"), "gpipe");
+  EXPECT_TRUE(has(read("/build/runs/c/01.json"),
                   gpipe ? "ch05_gpipe" : "ch03_zero_fsdp"));
   // Nothing else is left.
   int folders = 0;
@@ -122,6 +149,36 @@ TEST_F(Script, AStoppedRunEndsAllThatItStarted) {
   EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
 }
 
+TEST_F(Script, WhatHadEndedBeforeASignalIsKept) {
+  write("/chapters/rows.txt",
+        "[Proof] --log\n"
+        "00_single_device | One device\n"
+        "[Split] --backend sim --log\n"
+        "05_gpipe | GPipe\n"
+        "02_ddp   | DDP | --stay\n");
+  write("/build/runs/last/rows.tsv", "complete\n");
+  write("/build/report.html", "complete\n");
+  // GPipe has ended when its process is no longer waited for.
+  const Outcome outcome = run(
+      "touch log; ./shardbook run >text 2>&1 & script=$!; "
+      "for ((i = 0; i < 600; ++i)); do"
+      "  read -r _ _ id < <(grep \"begin ch05\" log) &&"
+      "    ! kill -0 $id 2>/dev/null && grep -q \"begin ch02\" log && break;"
+      "  sleep 0.1; "
+      "done; kill -TERM $script; wait $script; echo status $?; cat text");
+  EXPECT_TRUE(has(outcome.text, "status 143")) << outcome.text;
+  const std::string kept = read("/build/runs/last-interrupted/rows.tsv");
+  EXPECT_TRUE(has(kept, "01.json\t\tOne device")) << outcome.text;
+  EXPECT_TRUE(has(kept, "02.json\tSplit\tGPipe")) << kept;
+  EXPECT_FALSE(has(kept, "DDP")) << kept;
+  EXPECT_TRUE(has(kept, "\n# Interrupted after 2 of 3 runs.\n")) << kept;
+  // The stand-in of the table prints the file.
+  EXPECT_TRUE(has(outcome.text, kept)) << outcome.text;
+  EXPECT_TRUE(has(outcome.text, "build/runs/last-interrupted/report.html\n"));
+  EXPECT_EQ(read("/build/runs/last/rows.tsv"), "complete\n");
+  EXPECT_EQ(read("/build/report.html"), "complete\n");
+}
+
 TEST_F(Script, ReportComparesWhatWasKept) {
   run("./shardbook run ddp --name a -- --steps 1");
   run("./shardbook run ddp --name b -- --steps 2");
@@ -137,7 +194,6 @@ TEST_F(Script, ReportComparesWhatWasKept) {
 TEST_F(Script, WhatFailsIsNotKept) {
   write("/build/chapters/02_ddp/ch02_ddp", "#!/bin/sh\nexit 2\n");
   EXPECT_EQ(run("./shardbook run ddp -- --steps 1").status, 2);
-  EXPECT_FALSE(fs::exists(root_ + "/build/runs/last"));
   EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
 }
 

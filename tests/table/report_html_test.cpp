@@ -48,6 +48,12 @@ TEST(ReportHtml, NamesAreText) {
             std::string::npos);
 }
 
+TEST(ReportHtml, ARemarkFollowsTheSummary) {
+  const std::string page = report_html({one_run()}, "Interrupted <early>.\n");
+  EXPECT_NE(page.find("measured. Interrupted &lt;early&gt;."),
+            std::string::npos);
+}
+
 TEST(ReportHtml, DataCannotEndTheScript) {
   ProgramRun run = one_run();
   run.virtual_run.emplace();

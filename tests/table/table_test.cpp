@@ -342,6 +342,11 @@ TEST(RunSet, AFolderNamesItsRuns) {
   EXPECT_EQ(runs[0].title, "Split");
   EXPECT_EQ(runs[0].command, "./shardbook run ddp -- --steps 5");
   EXPECT_EQ(runs[0].set, std::filesystem::path(folder).filename().string());
+  EXPECT_EQ(read_remark(folder), "");
+  std::ofstream(folder + "/rows.tsv", std::ios::app)
+      << "# Interrupted after 1 of 3 runs.\n";
+  EXPECT_EQ(read_run_set(folder).size(), 1u);
+  EXPECT_EQ(read_remark(folder), "Interrupted after 1 of 3 runs.");
   std::ofstream(folder + "/rows.tsv") << "01.json\n";
   try {
     read_run_set(folder);
