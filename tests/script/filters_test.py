@@ -1,13 +1,43 @@
 """What the filters of ./shardbook test choose."""
 
+import concurrent.futures
 import pathlib
+import re
+import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 import run_tests
+from test_sources import may_match
 
+BUILD = pathlib.Path(sys.argv.pop())
 ROOMS = ["core", "comm", "docs"]
+
+
+def names_of(command):
+    if not run_tests.is_googletest(command):
+        return []
+    listing = subprocess.run([*command, "--gtest_list_tests"], check=True,
+                             capture_output=True, text=True)
+    suite, names = "", []
+    for line in listing.stdout.splitlines():
+        word = line.partition("#")[0].strip()
+        if line.startswith("  "):
+            names.append(suite + word)
+        elif word.endswith("."):
+            suite = word
+    return names
+
+
+def built_names():
+    """The tests of all programs that are built; of those that differ in a
+    number only, one."""
+    commands = [test["cmd"] for test in
+                run_tests.read_json(BUILD, "intro-tests.json")]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        names = set().union(*pool.map(names_of, commands))
+    return {re.sub(r"\d+", "", name): name for name in names}.values()
 
 
 class Filters(unittest.TestCase):
@@ -30,6 +60,22 @@ class Filters(unittest.TestCase):
                          [(["core", "comm"], None)])
         self.assertEqual(run_tests.left_out_patterns(filters),
                          ["*Textbook*", "Sweep.*"])
+
+    def test_what_no_test_can_match_is_refused(self):
+        for filters in (["nosuch"], ["core:NoSuchTest"], ["core", "Rinng"],
+                        ["!*NoSuch*"], ["NoSuch.*:*nosuch*"]):
+            with self.assertRaises(run_tests.Refusal, msg=filters):
+                run_tests.refuse_unknown(ROOMS, filters)
+
+    def test_no_test_that_was_built_is_refused(self):
+        names = built_names()
+        self.assertEqual([name for name in names if not may_match(name)], [])
+        # From the middle of a word to the middle of another
+        middles = {f"*{name[3:-2]}*" for name in names if "/" in name}
+        self.assertEqual([m for m in middles if not may_match(m)], [])
+        run_tests.refuse_unknown(
+            ROOMS, ["Ring", "Tex?book", "Ddp*.*Bit*", "*-*Slow", "-Ring",
+                    "Nothing:Ring", "!*Textbook*", "docs"])
 
     def test_googletest_is_told_as_it_reads(self):
         self.assertIsNone(run_tests.gtest_filter(None, []))

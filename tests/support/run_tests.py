@@ -26,7 +26,13 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 
+from test_sources import may_match
+
 Case = collections.namedtuple("Case", "state detail")
+
+
+class Refusal(SystemExit):
+    """A mistake in the command."""
 
 
 def read_json(build, name):
@@ -43,8 +49,8 @@ def select(rooms, filters):
     left_out = {text[1:] for text in filters
                 if text.startswith("!") and "*" not in text}
     for room in left_out - set(rooms):
-        sys.exit(f"shardbook: !{room}: there is no such room; there are "
-                 + ", ".join(rooms))
+        raise Refusal(f"!{room}: there is no such room; there are "
+                      + ", ".join(rooms))
     rooms = [room for room in rooms if room not in left_out]
     filters = [text for text in filters if not text.startswith("!")]
     whole = [room for room in rooms if room in filters or not filters]
@@ -60,9 +66,21 @@ def select(rooms, filters):
     return chosen
 
 
+def refuse_unknown(rooms, filters):
+    """Finds filters that no test can match, before anything is built."""
+    for pattern in left_out_patterns(filters):
+        if not may_match(pattern):
+            raise Refusal(f"!{pattern}: no test matches it")
+    for _, pattern in select(rooms, filters):
+        if pattern and not may_match(gtest_filter(pattern, [])):
+            raise Refusal(f"no test matches {gtest_filter(pattern, [])}; the "
+                          "rooms are " + ", ".join(rooms))
+
+
 def targets(build, filters):
     """Prints what Ninja has to build for the chosen rooms."""
     tests = read_json(build, "intro-tests.json")
+    refuse_unknown([t["name"] for t in tests], filters)
     files = {t["id"]: t["filename"] for t in read_json(build,
                                                        "intro-targets.json")}
     wanted = set()
@@ -271,9 +289,7 @@ def run(build, args):
     programs = [t["cmd"] for t in tests if is_googletest(t["cmd"])]
     for pattern in without:
         if not any(has_match(p, pattern, pace.prefix) for p in programs):
-            print(f"shardbook: !{pattern}: no test that was built matches it",
-                  file=sys.stderr)
-            return 2
+            raise Refusal(f"!{pattern}: no test that was built matches it")
     results = {}
     for rooms, pattern in select([t["name"] for t in tests], args.filter):
         chosen = [t for t in tests if t["name"] in rooms]
@@ -282,9 +298,9 @@ def run(build, args):
             chosen = [t for t in chosen if is_googletest(t["cmd"]) and
                       has_match(t["cmd"], googletest, pace.prefix)]
             if not chosen:
-                print(f"shardbook: no test matches {googletest}; the rooms are "
-                      + ", ".join(t["name"] for t in tests), file=sys.stderr)
-                return 2
+                raise Refusal(f"no test that was built matches {googletest}; "
+                              "the rooms are "
+                              + ", ".join(t["name"] for t in tests))
         reports = build / "test-reports"
         records = run_meson(build, [t["name"] for t in chosen], googletest,
                             reports, pace, args.jobs)
@@ -338,9 +354,13 @@ def main():
     parser.add_argument("--sanitize", default="")
     args = parser.parse_intermixed_args()
     build = args.build.resolve()
-    if args.action == "targets":
-        return targets(build, args.filter)
-    return run(build, args)
+    try:
+        if args.action == "targets":
+            return targets(build, args.filter)
+        return run(build, args)
+    except Refusal as refusal:
+        print(f"shardbook: {refusal}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
