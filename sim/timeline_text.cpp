@@ -13,6 +13,7 @@
 #include <cstdlib>
 
 #include "core/check.h"
+#include "core/terminal.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::sim {
@@ -163,7 +164,8 @@ TextStyle terminal_style() {
   TextStyle style;
   const bool terminal = isatty(STDOUT_FILENO) == 1;
   const char* no_color = std::getenv("NO_COLOR");
-  style.color = terminal && (no_color == nullptr || *no_color == '\0');
+  style.color = obeys_escapes(STDOUT_FILENO) &&
+                (no_color == nullptr || *no_color == '\0');
   winsize size{};
   if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 &&
       size.ws_col > 0) {

@@ -24,8 +24,9 @@ struct TextStyle {
   bool utf8 = false;   ///< a middle dot for idle time
 };
 
-/// The style for standard output: its width; colour when it is a terminal and
-/// NO_COLOR is unset or empty; UTF-8 when the locale says so.
+/// The style for standard output: its width; colour when it is a terminal that
+/// obeys escape sequences and NO_COLOR is unset or empty; UTF-8 when the locale
+/// says so.
 TextStyle terminal_style();
 
 /// The picture, with a legend and an axis with units. A cell shows what takes

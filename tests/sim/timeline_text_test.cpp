@@ -123,20 +123,27 @@ class Terminal {
 
 TEST(TimelineText, ATerminalHasColourAndAWidth) {
   std::fflush(stdout);
-  TextStyle plain, colored;
+  const char* term = std::getenv("TERM");
+  const std::string former = term == nullptr ? "xterm" : term;
+  TextStyle plain, colored, dumb;
   bool ok = false;
   {
     const Terminal terminal;
     ok = terminal.ok();
     unsetenv("NO_COLOR");
+    setenv("TERM", "dumb", 1);
+    dumb = terminal_style();
+    setenv("TERM", "xterm", 1);
     colored = terminal_style();
     setenv("NO_COLOR", "1", 1);
     plain = terminal_style();
     unsetenv("NO_COLOR");
+    setenv("TERM", former.c_str(), 1);
   }
   if (!ok) GTEST_SKIP() << "no pseudo-terminal here";
   EXPECT_TRUE(colored.color);
   EXPECT_FALSE(plain.color);
+  EXPECT_FALSE(dumb.color);
   EXPECT_EQ(colored.width, 100);
 }
 

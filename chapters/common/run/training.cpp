@@ -20,6 +20,7 @@
 #include "core/context.h"
 #include "core/ops.h"
 #include "core/stream.h"
+#include "core/terminal.h"
 #include "sim/repeat.h"
 #include "sim/virtual_clock.h"
 
@@ -54,9 +55,9 @@ class StepTimer {
   double begin_s_ = 0;
 };
 
-/// A line that overwrites itself, on terminals only.
+/// A line that overwrites itself, on terminals that can do so.
 void show_progress(std::int64_t done, std::int64_t total, double loss) {
-  if (!isatty(STDERR_FILENO)) return;
+  if (!obeys_escapes(STDERR_FILENO)) return;
   fmt::print(stderr, "\r  step {}/{}  loss {:.4f}{}", done, total, loss,
              done == total ? "\r\033[K" : "");
   std::fflush(stderr);
