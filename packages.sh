@@ -276,13 +276,13 @@ print_build() {
 
 # Status 2 when ./shardbook run itself lacks a package.
 command_doctor() {
-  local missing='' required='' obstacle=''
+  local missing='' lacking='' obstacle=''
   print_machine
   if command -v dpkg-query >/dev/null; then
     look_up_packages
     print_packages
     missing=$(missing_packages '*')
-    required=$(missing_packages all | sed -n 's/ required .*//p' |
+    lacking=$(missing_packages all | sed -n 's/ required .*//p' |
       paste -s -d ' ')
     obstacle=$(apt_obstacle)
   else
@@ -294,13 +294,13 @@ command_doctor() {
   [[ -z $missing ]] ||
     printf 'To install all that is missing: apt-get install %s\n' \
       "$(cut -d ' ' -f 1 <<<"$missing" | paste -s -d ' ')"
-  if [[ -z $required ]]; then
+  if [[ -z $lacking ]]; then
     printf 'Next: ./shardbook run\n'
   elif [[ -z $obstacle ]]; then
     printf 'Next: ./shardbook run, which installs what it lacks\n'
   else
     printf 'Next: install %s (not done from here: %s), then ./shardbook run\n' \
-      "$required" "$obstacle"
+      "$lacking" "$obstacle"
   fi
-  [[ -z $required ]] || return 2
+  [[ -z $lacking ]] || return 2
 }

@@ -39,7 +39,7 @@ Ordered scheduler_json(const SchedulerConfig& scheduler) {
   return {{"type", scheduler.type}, {"params", params}};
 }
 
-Json fp16_json(const Fp16Config& fp16) {
+Ordered fp16_json(const Fp16Config& fp16) {
   return {
       {"enabled", fp16.enabled},
       {"auto_cast", fp16.auto_cast},

@@ -9,6 +9,7 @@
 
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/14_hybrid_3d/predict/llama_block.h"
 #include "chapters/common/models/models.h"
 #include "comm/device_mesh.h"
