@@ -148,8 +148,7 @@ double Trainer::update() {
     synchronize({&parallel_->queue(0), &parallel_->queue(1)});
   };
   double norm = 0, factor = 1;
-  const bool logs = !options_.log.empty() || options_.predicts_log;
-  if (options_.clip > 0 || logs) {
+  if (options_.clip > 0 || !options_.log.empty()) {
     std::vector<double> norms(optimizers_.size());
     on_each([&](std::size_t i) {
       norms[i] = grad_norm(optimizers_[i]->parameters());

@@ -43,12 +43,10 @@ int main(int argc, char** argv) {
     ChapterRun chapter;
     // Stages differ, so every rank is simulated
     chapter.fold_class = [](int rank) { return rank; };
-    const bool has_data = options.backend != "sim";
     chapter.rank = [&](Options options, ProcessGroup& world, Run& run) {
       // A run without flushes is one schedule from the first step to the last
-      const bool is_prediction = has_data && options.backend == "sim";
       const pipeline::Plan here =
-          is_prediction ? plan.on_shapes(&options) : plan;
+          options.is_prediction ? plan.on_shapes(&options) : plan;
 
       // 3. Name the axes of the device mesh: one, over the whole world.
       DeviceMesh mesh(world, Topology({"pp"}, {world.size()}));

@@ -21,10 +21,13 @@ InitializeArgs args_of(const Options& options) {
   return args;
 }
 
-/// The program sets the learning rate before each step, for the run on one
-/// device as well.
-DeepSpeedConfig without_scheduler(DeepSpeedConfig config) {
+DeepSpeedConfig config_of(const Options& options, DeepSpeedConfig config) {
+  // The program sets the learning rate before each step, for the run on one
+  // device as well
   config.scheduler = {};
+  if (options.is_prediction) config.steps_per_print = 0;
+  // On shapes, calls take no time that could be measured
+  if (options.backend == "sim") config.wall_clock_breakdown = false;
   return config;
 }
 
@@ -38,7 +41,7 @@ ModuleTrainer::ModuleTrainer(const Options& options,
       loaded_(config.zero.stage == 0 ? build_model(options)
                                      : zero_fsdp::build_on_host(options)),
       data_(Dataset::open(options, loaded_.config)),
-      engine_(initialize(*loaded_.model, without_scheduler(config), dp,
+      engine_(initialize(*loaded_.model, config_of(options, config), dp,
                          args_of(options))
                   .engine) {
   engine_->begin_at(options.first_step);
@@ -110,7 +113,7 @@ StrategyTrainer::StrategyTrainer(const Options& options,
                                  const BatchSizes& sizes, ProcessGroup& world,
                                  std::unique_ptr<Strategy> inner)
     : inner_(*inner),
-      engine_(without_scheduler(config), sizes, world, std::move(inner),
+      engine_(config_of(options, config), sizes, world, std::move(inner),
               nullptr) {
   engine_.begin_at(options.first_step);
 }

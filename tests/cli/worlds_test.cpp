@@ -112,6 +112,59 @@ TEST(ProgramWorlds, SchedulesOfProcessesTrainAsOneDevice) {
   }
 }
 
+int count(const std::string& text, const std::string& what) {
+  int times = 0;
+  for (auto at = text.find(what); at != std::string::npos;
+       at = text.find(what, at + what.size())) {
+    ++times;
+  }
+  return times;
+}
+
+// A program first runs on shapes, which have no loss.
+TEST(ProgramWorlds, TheRunOnShapesIsSilent) {
+  for (const std::string chapter :
+       {"00_single_device", "01_data_parallel", "02_ddp", "06_1f1b",
+        "14_hybrid_3d", "15_engine"}) {
+    const Outcome outcome = run_on_terminal(
+        "chapters/" + chapter + "/ch" + chapter,
+        "--model mlp --data random --no-check --batch 4 --seq 8 --steps 2");
+    EXPECT_EQ(outcome.status, 0) << chapter << "\n" << outcome.text;
+    EXPECT_EQ(count(outcome.text, "step 1/2  loss "), 1) << outcome.text;
+    EXPECT_EQ(count(outcome.text, "step 2/2  loss "), 1) << outcome.text;
+    EXPECT_EQ(count(outcome.text, "0.0000"), 0) << outcome.text;
+  }
+  const std::string log = folder().path() + "/shapes.jsonl";
+  const Outcome shapes = run_on_terminal(
+      "chapters/02_ddp/ch02_ddp",
+      "--backend sim --model mlp --data random --steps 2 --log " + log);
+  EXPECT_EQ(count(shapes.text, "step 1/2\r"), 1) << shapes.text;
+  EXPECT_EQ(count(shapes.text, "loss"), 0) << shapes.text;
+  std::ifstream lines(log);
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  const json first = json::parse(line);
+  EXPECT_TRUE(first["loss"].is_null() && first["wall_s"].is_null()) << line;
+  EXPECT_GT(first["virtual_s"], 0);
+}
+
+TEST(ProgramWorlds, TheEngineReportsEachStepOnce) {
+  for (const std::string size : {"1", "2"}) {
+    const std::string options =
+        "--no-check --data random --seq 16 --steps 2 --world-size " + size +
+        " --config '{\"train_batch_size\": 8, \"steps_per_print\": 1, "
+        "\"wall_clock_breakdown\": true}'";
+    const Outcome real = run("15_engine", options);
+    EXPECT_EQ(count(real.text, "step=1, skipped=0"), 1) << real.text;
+    EXPECT_EQ(count(real.text, "step=2, skipped=0"), 1) << real.text;
+    EXPECT_EQ(count(real.text, "time (ms)"), 2) << real.text;
+    // The steps are real, the host's milliseconds belong to no device
+    const Outcome shapes = run("15_engine", options + " --backend sim");
+    EXPECT_EQ(count(shapes.text, "step=1, skipped=0"), 1) << shapes.text;
+    EXPECT_EQ(count(shapes.text, "time (ms)"), 0) << shapes.text;
+  }
+}
+
 TEST(ProgramWorlds, ClustersThatCannotBeAreRefused) {
   for (const auto& [options, sentence] :
        std::vector<std::pair<std::string, std::string>>{

@@ -68,9 +68,9 @@ struct Options {
   /// Names of a ResNet's weights in `save`: "torchvision" or "transformers".
   std::string save_names = "torchvision";
   std::string log;
-  /// A run on shapes that predicts a run with a --log computes the norms that
-  /// the log holds.
-  bool predicts_log = false;
+  /// A run on shapes ahead of the one with data: it does what that one will do,
+  /// and prints and writes nothing. Set by the shell, not on the command line.
+  bool is_prediction = false;
   /// Folder of checkpoints (checkpoints.h); empty: none.
   std::string checkpoint;
   std::int64_t checkpoint_every = 0;  ///< steps; 0: at the end only

@@ -55,10 +55,13 @@ class StepTimer {
   double begin_s_ = 0;
 };
 
-/// A line that overwrites itself, on terminals that can do so.
-void show_progress(std::int64_t done, std::int64_t total, double loss) {
-  if (!obeys_escapes(STDERR_FILENO)) return;
-  fmt::print(stderr, "\r  step {}/{}  loss {:.4f}{}", done, total, loss,
+/// A line that overwrites itself, on terminals that can do so. Shapes have no
+/// loss.
+void show_progress(const Options& options, std::int64_t done,
+                   std::int64_t total, double loss) {
+  if (options.is_prediction || !obeys_escapes(STDERR_FILENO)) return;
+  fmt::print(stderr, "\r  step {}/{}{}{}", done, total,
+             options.backend == "sim" ? "" : fmt::format("  loss {:.4f}", loss),
              done == total ? "\r\033[K" : "");
   std::fflush(stderr);
 }
@@ -160,7 +163,9 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
   const LrSchedule schedule =
       make_schedule(options.lr_schedule, options.warmup, end);
   std::ofstream log;
-  if (is_main && !options.log.empty()) log = open_log(options);
+  if (is_main && !options.log.empty() && !options.is_prediction) {
+    log = open_log(options);
+  }
   TrainingLog result;
   std::vector<double> seconds;
   std::vector<double> open_lrs;  // of steps that have not ended
@@ -219,6 +224,12 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
            static_cast<double>(options.batch * options.seq) / each_s},
           {"virtual_s", nullptr},
           {"wall_s", each_s}};
+      if (options.backend == "sim") {  // shapes have no numbers to measure
+        for (const char* key :
+             {"loss", "grad_norm", "tokens_per_s", "wall_s"}) {
+          line[key] = nullptr;
+        }
+      }
       if (clock != nullptr) {
         line["virtual_s"] = clock->last_step_s() / static_cast<double>(count);
       }
@@ -227,7 +238,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
     }
     finite.see(k, done, is_main, result.not_finite);
     open_lrs.clear();
-    if (is_main) show_progress(k + 1, end, done.loss);
+    if (is_main) show_progress(options, k + 1, end, done.loss);
     if (checkpoints != nullptr) {
       checkpoints->after_step(k + 1, skipped, /*is_last=*/k + 1 == end,
                               result.not_finite.step < 0);

@@ -19,14 +19,14 @@ namespace {
 // Steps of the prediction: the first may do more, the last one repeats.
 constexpr std::int64_t kPredictedSteps = 3;
 
-// The same run on shapes, which writes nothing.
+// The same run on shapes, which prints and writes nothing. It keeps --log: its
+// norms are computed, and cost time.
 Options on_shapes(const Options& options) {
   Options shapes = options;
   shapes.backend = "sim";
   shapes.device = "cpu";
   shapes.steps = std::min(options.steps, kPredictedSteps);
-  shapes.predicts_log = !options.log.empty();
-  shapes.log.clear();
+  shapes.is_prediction = true;
   shapes.save.clear();
   shapes.trace.clear();
   shapes.logits.clear();
