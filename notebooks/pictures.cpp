@@ -144,30 +144,63 @@ Picture holders(const std::vector<dtensor::Held>& all) {
   return {dtensor::picture_text(all), dtensor::picture_svg(all), ""};
 }
 
+namespace {
+
+/// Of a micro-batch, with a prime for each further chunk: 3 of chunk 0, 3' of
+/// chunk 1.
+std::string number_of(const pipeline::Action& action) {
+  return std::to_string(action.micro_batch) +
+         std::string(static_cast<std::size_t>(action.chunk), '\'');
+}
+
+/// The pixels of a box with room for this number.
+double room_of(const std::string& number) {
+  return 6 + 7 * static_cast<double>(number.size());
+}
+
+/// So long that all numbers have room, within limits.
+double length_of(const pipeline::Schedule& schedule,
+                 const pipeline::Replay& replay) {
+  double unit = 0;
+  for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
+    for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
+      const pipeline::Span& span = replay.spans[rank][i];
+      if (span.end <= span.begin) continue;
+      unit = std::max(unit, room_of(number_of(schedule.actions[rank][i])) /
+                                (span.end - span.begin));
+    }
+  }
+  return std::clamp(unit * replay.makespan, 700.0, 4000.0);
+}
+
+}  // namespace
+
 Picture schedule(const pipeline::Schedule& schedule,
                  const pipeline::Replay& replay) {
   constexpr double kBegin = 60, kRow = 24;
-  Figure figure;
+  Figure figure(kBegin + length_of(schedule, replay));
   std::set<std::string> kinds;
   const double unit = (figure.width() - kBegin) / replay.makespan;
   for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     const double y = figure.add_row(kRow + 3);
     figure.text(0, y + 16, fmt::format("rank {}", rank));
     figure.box({kBegin, y, figure.width() - kBegin, kRow}, "empty");
+    bool is_second = false;  // of a pair that shares its time: one above one
     for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const pipeline::Action& action = schedule.actions[rank][i];
       const pipeline::Span& span = replay.spans[rank][i];
       const double x = kBegin + unit * span.begin;
       const double width = std::max(unit * (span.end - span.begin) - 1, 0.6);
-      figure.box({x, y, width, kRow}, class_of_action(action.kind));
+      const bool is_pair = action.overlaps_next || is_second;
+      const Box box{x, y + (is_second ? kRow / 2 : 0), width,
+                    is_pair ? kRow / 2 : kRow};
+      is_second = action.overlaps_next;
+      figure.box(box, class_of_action(action.kind));
       kinds.insert(class_of_action(action.kind));
-      // A prime for each further chunk: 3 of chunk 0, 3' of chunk 1.
-      const std::string number =
-          std::to_string(action.micro_batch) +
-          std::string(static_cast<std::size_t>(action.chunk), '\'');
-      if (width > 5 + 7 * static_cast<double>(number.size())) {
-        figure.text(x + width / 2, y + 16, number, Figure::Anchor::kMiddle, 11,
-                    "#ffffff");
+      const std::string number = number_of(action);
+      if (width + 1.01 > room_of(number)) {
+        figure.text(x + width / 2, box.y + box.height / 2 + 4, number,
+                    Figure::Anchor::kMiddle, 11, "#ffffff");
       }
     }
   }

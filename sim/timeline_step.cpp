@@ -266,6 +266,23 @@ StepView last_step(const std::vector<RankTimeline>& timelines) {
   return view;
 }
 
+std::string class_of(const TimelineEvent& event) {
+  if (event.queue == "host") return "host";
+  if (event.category == "backward" && event.label.rfind("weights", 0) == 0) {
+    return "weights";
+  }
+  return event.category;
+}
+
+std::string micro_batch_of(const TimelineEvent& event) {
+  const std::string mark = "micro-batch ";
+  const std::size_t at = event.label.find(mark);
+  if (at == std::string::npos) return "";
+  const std::size_t begin = at + mark.size();
+  const std::size_t end = event.label.find_first_not_of("0123456789", begin);
+  return event.label.substr(begin, end - begin);
+}
+
 std::vector<std::string> queue_names(const RankTimeline& timeline) {
   std::vector<std::string> names;
   for (const TimelineEvent& event : timeline.events) {

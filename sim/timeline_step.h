@@ -60,6 +60,13 @@ struct QueueShares {
 QueueShares queue_shares(const RankTimeline& timeline, const std::string& queue,
                          double step_s);
 
+/// The class of an event in drawings: its category, "weights" for gradients of
+/// weights that were deferred, "host".
+std::string class_of(const TimelineEvent& event);
+/// The micro-batch of an event, "3" of "weights of micro-batch 3, stage 5"; empty
+/// where its label names none.
+std::string micro_batch_of(const TimelineEvent& event);
+
 /// Names of the queues that have events: "compute" first, then as they come.
 std::vector<std::string> queue_names(const RankTimeline& timeline);
 

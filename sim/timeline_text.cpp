@@ -11,6 +11,10 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
+#include <map>
+#include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "core/check.h"
 #include "core/terminal.h"
@@ -20,14 +24,15 @@ namespace shardbook::sim {
 namespace {
 
 struct Category {
-  const char* name;   // in TimelineEvent::category
+  const char* name;   // of class_of
   const char* title;  // in the legend
   char letter;
   int color;  // of 256: backgrounds on which black letters can be read
 };
-constexpr std::array<Category, 7> kCategories = {{
+constexpr std::array<Category, 8> kCategories = {{
     {"forward", "forward", 'F', 75},
     {"backward", "backward", 'B', 215},
+    {"weights", "deferred weight gradients", 'W', 222},
     {"optimizer", "optimizer", 'O', 114},
     {"comm", "communication", 'C', 177},
     {"copy", "memory copy", 'M', 109},
@@ -39,20 +44,69 @@ constexpr const char* kNoColor = "\033[0m";
 constexpr int kShareColumns = 7;  // "  100 %"
 
 std::size_t category_of(const TimelineEvent& event) {
+  const std::string name = class_of(event);
   for (std::size_t i = 0; i < kOther; ++i) {
-    if (event.category == kCategories[i].name) return i;
+    if (name == kCategories[i].name) return i;
   }
   return kOther;
 }
 
-// Seconds of each category in one column of the picture.
-using Cell = std::array<double, kCategories.size()>;
+// One column of the picture.
+struct Cell {
+  std::array<double, kCategories.size()> seconds{};  // by category
+  // Of micro-batches: seconds by category, label and number.
+  std::map<std::tuple<std::size_t, std::string, std::string>, double> parts;
+  char digit = 0;  // in place of the letter
+
+  double busy_s() const {
+    return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  }
+  bool is_idle() const { return busy_s() <= 0; }
+  std::size_t category() const {
+    return static_cast<std::size_t>(
+        std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
+  }
+  // Label and number of what takes most of its category; empty where it is no
+  // micro-batch.
+  std::pair<std::string, std::string> micro_batch() const {
+    std::pair<std::string, std::string> result;
+    double most = 0;
+    for (const auto& [part, part_s] : parts) {
+      const auto& [of_category, label, number] = part;
+      if (of_category != category() || part_s <= most) continue;
+      most = part_s;
+      result = {label, number};
+    }
+    return result;
+  }
+};
 
 // One queue of one rank, cut into columns.
 struct Lane {
   std::vector<Cell> cells;
   double busy_share = 0;
 };
+
+// The number of a micro-batch behind the first letter of its cells, if all of it
+// has room there.
+void write_numbers(Lane& lane) {
+  std::vector<Cell>& cells = lane.cells;
+  for (std::size_t begin = 0, end = 0; begin < cells.size(); begin = end) {
+    const std::size_t category = cells[begin].category();
+    const auto micro_batch = cells[begin].micro_batch();
+    end = begin + 1;
+    while (end < cells.size() && !cells[end].is_idle() &&
+           cells[end].category() == category &&
+           cells[end].micro_batch() == micro_batch) {
+      ++end;
+    }
+    const std::string& number = micro_batch.second;
+    if (number.size() >= end - begin) continue;
+    for (std::size_t i = 0; i < number.size(); ++i) {
+      cells[begin + 1 + i].digit = number[i];
+    }
+  }
+}
 
 Lane make_lane(const RankTimeline& timeline, const std::string& queue,
                double step_s, int columns) {
@@ -62,29 +116,35 @@ Lane make_lane(const RankTimeline& timeline, const std::string& queue,
   for (const TimelineEvent& event : timeline.events) {
     if (event.queue != queue || !is_work(event)) continue;
     const std::size_t category = category_of(event);
+    const std::string number = micro_batch_of(event);
     const int first = static_cast<int>(event.begin_s / cell_s);
     for (int i = std::max(first, 0); i < columns; ++i) {
       const double begin_s = std::max(event.begin_s, i * cell_s);
       const double end_s = std::min(event.end_s, (i + 1) * cell_s);
       if (begin_s >= event.end_s) break;
-      lane.cells[static_cast<std::size_t>(i)][category] +=
-          std::max(end_s - begin_s, 0.0);
+      Cell& cell = lane.cells[static_cast<std::size_t>(i)];
+      const double seconds = std::max(end_s - begin_s, 0.0);
+      cell.seconds[category] += seconds;
+      if (number.empty()) continue;
+      cell.parts[{category, event.label, number}] += seconds;
     }
   }
+  write_numbers(lane);
   return lane;
 }
 
-std::string cell_text(const Cell& cell, double cell_s, const TextStyle& style) {
-  const auto most = std::max_element(cell.begin(), cell.end());
-  if (*most <= 0) return style.utf8 ? "\u00b7" : ".";
-  const Category& category =
-      kCategories[static_cast<std::size_t>(most - cell.begin())];
-  double busy_s = 0;
-  for (const double seconds : cell) busy_s += seconds;
+bool is_small(const Cell& cell, double cell_s) {
   // A half, less the rounding of sums.
-  const bool small = busy_s < 0.499999 * cell_s;
-  const char letter = small ? static_cast<char>(std::tolower(category.letter))
-                            : category.letter;
+  return !cell.is_idle() && cell.busy_s() < 0.499999 * cell_s;
+}
+
+std::string cell_text(const Cell& cell, double cell_s, const TextStyle& style) {
+  if (cell.is_idle()) return style.utf8 ? "\u00b7" : ".";
+  const Category& category = kCategories[cell.category()];
+  const bool small = is_small(cell, cell_s);
+  const char letter = cell.digit != 0 ? cell.digit
+                      : small ? static_cast<char>(std::tolower(category.letter))
+                              : category.letter;
   if (!style.color) return std::string(1, letter);
   return small ? fmt::format("\033[38;5;{}m{}{}", category.color, letter,
                              kNoColor)
@@ -108,11 +168,26 @@ std::string axis(const std::string& title, std::size_t label_width,
   return line + "\n";
 }
 
-std::string legend(const std::vector<bool>& used, bool small, double cell_s,
-                   const TextStyle& style) {
+// What of the legend a picture needs.
+struct Used {
+  std::vector<bool> categories = std::vector<bool>(kCategories.size());
+  bool small = false, numbers = false;
+};
+
+void add_used(const Lane& lane, double cell_s, Used& used) {
+  for (const Cell& cell : lane.cells) {
+    for (std::size_t i = 0; i < cell.seconds.size(); ++i) {
+      if (cell.seconds[i] > 0) used.categories[i] = true;
+    }
+    used.small = used.small || is_small(cell, cell_s);
+    used.numbers = used.numbers || cell.digit != 0;
+  }
+}
+
+std::string legend(const Used& used, double cell_s, const TextStyle& style) {
   std::string text;
   for (std::size_t i = 0; i < kCategories.size(); ++i) {
-    if (!used[i]) continue;
+    if (!used.categories[i]) continue;
     const Category& category = kCategories[i];
     text += style.color ? fmt::format("\033[48;5;{};38;5;16m{}{}",
                                       category.color, category.letter, kNoColor)
@@ -120,25 +195,14 @@ std::string legend(const std::vector<bool>& used, bool small, double cell_s,
     text += fmt::format(" {}  ", category.title);
   }
   text += style.utf8 ? "\u00b7 idle\n" : ". idle\n";
-  if (small) text += "A small letter: busy for less than half of its cell.\n";
+  if (used.numbers) text += "Numbers are micro-batches.\n";
+  if (used.small) {
+    text += "A small letter: busy for less than half of its cell.\n";
+  }
   return text +
          fmt::format(
              "A cell is {}. At the right: how much of the step is busy.\n",
              seconds_text(cell_s));
-}
-
-// Marks the categories of a lane, and tells whether a letter is small.
-bool add_used(const Lane& lane, double cell_s, std::vector<bool>& used) {
-  bool small = false;
-  for (const Cell& cell : lane.cells) {
-    double busy_s = 0;
-    for (std::size_t i = 0; i < cell.size(); ++i) {
-      if (cell[i] > 0) used[i] = true;
-      busy_s += cell[i];
-    }
-    small = small || (busy_s > 0 && busy_s < 0.499999 * cell_s);
-  }
-  return small;
 }
 
 std::string title_of(const RankGroup& group) {
@@ -190,8 +254,7 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
   const int columns =
       style.width - static_cast<int>(label_width) - kShareColumns;
   const double cell_s = view.step_s / columns;
-  std::vector<bool> used(kCategories.size());
-  bool small = false;
+  Used used;
   std::string text;
   int shown = 0;
   std::size_t hidden = 0;
@@ -209,7 +272,7 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
     text += axis(title, label_width, view.step_s, columns);
     for (const std::string& queue : queue_names(group.timeline)) {
       const Lane lane = make_lane(group.timeline, queue, view.step_s, columns);
-      small = add_used(lane, cell_s, used) || small;
+      add_used(lane, cell_s, used);
       text += fmt::format("{:<{}.{}}", queue, label_width, label_width - 2);
       for (const Cell& cell : lane.cells) {
         text += cell_text(cell, cell_s, style);
@@ -220,7 +283,7 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
   if (hidden > 0) {
     text += fmt::format("and {} more ranks that differ from these\n", hidden);
   }
-  return text + legend(used, small, cell_s, style);
+  return text + legend(used, cell_s, style);
 }
 
 std::string seconds_text(double seconds) {

@@ -4,9 +4,10 @@
 // to right. Ranks that do the same share their lines.
 //
 //   ranks 0-3 alike  0               500 ms
-//   compute          FFFFFFFFBBBBBBBBBBBBBBBB....OOOO   88 %
+//   compute          F0FFF1FFB0BBBBBBB1BBBBBB....OOOO   88 %
 //   comm world       ................CCCCCCCCCCCC....   38 %
 //   F forward  B backward  O optimizer  C communication  . idle
+//   Numbers are micro-batches.
 //   A cell is 31.2 ms. At the right: how much of the step is busy.
 
 #include <string>
@@ -30,7 +31,8 @@ struct TextStyle {
 TextStyle terminal_style();
 
 /// The picture, with a legend and an axis with units. A cell shows what takes
-/// most of the busy time in it; at the right, the share of the step in which
+/// most of the busy time in it, with the number of its micro-batch where the
+/// cells that follow are the same micro-batch's; at the right, the share of the step in which
 /// the queue is busy. Throws Error when the width is below 40.
 std::string timeline_text(const std::vector<RankTimeline>& timelines,
                           const TextStyle& style);

@@ -119,7 +119,20 @@ TEST(Pictures, TimelineHasALanePerQueueAndNumbersInBoxes) {
   EXPECT_EQ(count_of(picture.svg, ">comm world<"), 2u);
   EXPECT_EQ(count_of(picture.svg, ">3<"), 4u);
   EXPECT_NE(picture.svg.find("deferred weight gradients"), std::string::npos);
-  EXPECT_NE(picture.text.find("FFFF"), std::string::npos);
+  EXPECT_NE(picture.text.find("F3FF"), std::string::npos);
+}
+
+// Operations of one micro-batch are one box for its number, pauses included.
+TEST(Pictures, TimelineNumbersAMicroBatchOnceAndEachStageApart) {
+  sim::RankTimeline rank;
+  rank.steps = {0, 1};
+  for (int i = 0; i < 20; ++i) {
+    const char* label =
+        i < 10 ? "micro-batch 3, stage 0" : "micro-batch 3, stage 2";
+    rank.events.push_back(
+        event("compute", "forward", 0.05 * i, 0.05 * i + 0.01, label));
+  }
+  EXPECT_EQ(count_of(timeline({rank}).svg, ">3<"), 2u);
 }
 
 TEST(Pictures, TimelineOfNoRunSaysSo) {
@@ -158,6 +171,32 @@ TEST(Pictures, ScheduleMarksChunksAndKindsOfWork) {
   EXPECT_NE(
       schedule(split, pipeline::replay(split)).svg.find("gradients of weights"),
       std::string::npos);
+}
+
+// A forward and a backward in one slot hide each other if they are drawn in one
+// place.
+TEST(Pictures, ScheduleShowsBothOfAPair) {
+  const pipeline::Schedule both = pipeline::schedules::dualpipe(4, 8);
+  const pipeline::Costs costs{.overlapped_pair = 3};
+  const std::string svg = schedule(both, pipeline::replay(both, costs)).svg;
+  std::size_t num_actions = 0;
+  for (const auto& list : both.actions) num_actions += list.size();
+  const std::regex number("<text (x=\"[0-9.]+\" y=\"[0-9.]+\")[^>]*>[0-9]+'*<");
+  std::set<std::string> places;
+  for (std::sregex_iterator it(svg.begin(), svg.end(), number), end; it != end;
+       ++it) {
+    places.insert((*it)[1]);
+  }
+  EXPECT_EQ(places.size(), num_actions);
+  EXPECT_EQ(count_of(svg, ">7'<"), 4u * 2 + 3);  // F and B, or F, I and W
+}
+
+// A longer schedule is a longer picture.
+TEST(Pictures, ScheduleHasRoomForEveryNumber) {
+  const pipeline::Schedule many = pipeline::schedules::interleaved(4, 16, 2);
+  const Picture picture = schedule(many, pipeline::replay(many));
+  EXPECT_EQ(count_of(picture.svg, ">15'<"), 8u);  // F and B on four ranks
+  EXPECT_EQ(count_of(picture.svg, ">15<"), 8u);
 }
 
 TEST(Pictures, CurvesAndBarsSurviveEqualAndMissingValues) {

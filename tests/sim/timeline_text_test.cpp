@@ -26,6 +26,34 @@ TEST(TimelineText, OneLinePerQueue) {
             "A cell is 31.2 ms. At the right: how much of the step is busy.\n");
 }
 
+// Each number behind its letter, where it has room.
+TEST(TimelineText, MicroBatchesHaveTheirNumbers) {
+  RankTimeline rank;
+  rank.steps = {0, 32};
+  const auto add = [&](const char* category, const std::string& label,
+                       double begin, double end) {
+    rank.events.push_back(event("matmul", category, "compute", begin, end));
+    rank.events.back().label = label;
+  };
+  add("forward", "micro-batch 3, stage 0", 0, 4);
+  add("forward", "micro-batch 3, stage 2", 4, 6);
+  add("forward", "micro-batch 12", 6, 8);  // no room for two digits
+  add("forward", "micro-batch 13", 8, 11);
+  add("backward", "micro-batch 13", 11, 16);
+  add("backward", "weights of micro-batch 3", 18, 21);
+  add("backward", "micro-batch 7", 21, 22);
+  add("optimizer", "update", 24, 28);
+  TextStyle style;
+  style.width = 10 + 32 + 7;
+  const std::string text = timeline_text({rank}, style);
+  EXPECT_NE(text.find("compute   F3FFF3FFF13B13BB..W3WB..OOOO....   75 %\n"
+                      "F forward  B backward  W deferred weight gradients  "
+                      "O optimizer  . idle\n"
+                      "Numbers are micro-batches.\n"),
+            std::string::npos)
+      << text;
+}
+
 TEST(TimelineText, AlikeRanksShareTheirLines) {
   const std::string text = timeline_text(
       {two_steps(0), two_steps(1), two_steps(2), two_steps(3, 0.125)},

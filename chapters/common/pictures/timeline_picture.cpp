@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <map>
 #include <set>
 
@@ -22,65 +21,75 @@ using sim::TimelineEvent;
 constexpr double kLaneBegin = 110, kLaneEnd = 710;
 constexpr double kLaneWidth = kLaneEnd - kLaneBegin;
 
-// "3" of "weights of micro-batch 3, stage 5".
-std::string number_of(const std::string& label) {
-  const std::string mark = "micro-batch ";
-  const std::size_t at = label.find(mark);
-  if (at == std::string::npos) return "";
-  std::size_t end = at + mark.size();
-  while (end < label.size() && std::isdigit(label[end]) != 0) ++end;
-  return label.substr(at + mark.size(), end - at - mark.size());
-}
-
 // Neighbours of one class that are too near to be told apart are one block.
 struct Block {
   double from = 0, to = 0;
-  std::string number;
+  std::string label;  // of a micro-batch; empty for others
 };
 using Blocks = std::map<std::string, std::vector<Block>>;
 
-Blocks blocks_of(const sim::RankTimeline& timeline, const std::string& queue,
-                 double step_s) {
+// The forward or the backward of one micro-batch, pauses included.
+struct Numbered {
+  double from = 0, to = 0;
+  std::string number, label, css_class;
+};
+
+struct Lane {
   Blocks blocks;
+  std::vector<Numbered> numbers;
+};
+
+Lane lane_of(const sim::RankTimeline& timeline, const std::string& queue,
+             double step_s) {
+  Lane lane;
   for (const TimelineEvent& event : timeline.events) {
     if (event.queue != queue || event.category == "wait") continue;
-    const Block block{kLaneBegin + kLaneWidth * event.begin_s / step_s,
-                      kLaneBegin + kLaneWidth * event.end_s / step_s,
-                      number_of(event.label)};
-    std::vector<Block>& row = blocks[class_of(event)];
-    if (!row.empty() && row.back().number == block.number &&
-        block.from - row.back().to < 0.5) {
-      row.back().to = std::max(row.back().to, block.to);
+    const double from = kLaneBegin + kLaneWidth * event.begin_s / step_s;
+    const double to = kLaneBegin + kLaneWidth * event.end_s / step_s;
+    const std::string number =
+        sim::is_work(event) ? sim::micro_batch_of(event) : "";
+    const std::string label = number.empty() ? "" : event.label;
+    const std::string css_class = sim::class_of(event);
+    std::vector<Block>& row = lane.blocks[css_class];
+    if (!row.empty() && row.back().label == label &&
+        from - row.back().to < 0.5) {
+      row.back().to = std::max(row.back().to, to);
     } else {
-      row.push_back(block);
+      row.push_back({from, to, label});
+    }
+    if (number.empty()) continue;
+    std::vector<Numbered>& all = lane.numbers;
+    if (!all.empty() && all.back().label == label &&
+        all.back().css_class == css_class) {
+      all.back().to = std::max(all.back().to, to);
+    } else {
+      all.push_back({from, to, number, label, css_class});
     }
   }
-  return blocks;
+  return lane;
 }
 
-void draw_lane(Figure& figure, const Blocks& blocks, double y, double height) {
+void draw_lane(Figure& figure, const Lane& lane, double y, double height) {
   figure.box({kLaneBegin, y, kLaneWidth, height}, "empty");
-  for (const auto& [css_class, row] : blocks) {
+  for (const auto& [css_class, row] : lane.blocks) {
     // Waiting is thin: nothing runs.
     const bool is_thin = css_class == "bubble" || css_class == "exposed";
     const double inset = is_thin ? height * 0.38 : 0;
     std::string path;
     for (const Block& block : row) {
       const double seam =
-          !block.number.empty() && block.to - block.from > 3 ? 0.7 : 0;
+          !block.label.empty() && block.to - block.from > 3 ? 0.7 : 0;
       const double width = std::max(block.to - block.from - seam, 0.6);
       path += fmt::format("M{:.1f} {:.1f}h{:.1f}v{:.1f}h{:.1f}z", block.from,
                           y + inset, width, height - 2 * inset, -width);
     }
     figure.path(path, css_class);
   }
-  for (const auto& [css_class, row] : blocks) {
-    for (const Block& block : row) {
-      const double room = 5 + 7 * static_cast<double>(block.number.size());
-      if (block.number.empty() || block.to - block.from < room) continue;
-      figure.text((block.from + block.to) / 2, y + height / 2 + 3.5,
-                  block.number, Figure::Anchor::kMiddle, 10, "#ffffff");
-    }
+  for (const Numbered& each : lane.numbers) {
+    const double room = 5 + 7 * static_cast<double>(each.number.size());
+    if (each.to - each.from < room) continue;
+    figure.text((each.from + each.to) / 2, y + height / 2 + 3.5, each.number,
+                Figure::Anchor::kMiddle, 10, "#ffffff");
   }
 }
 
@@ -159,14 +168,6 @@ void draw_memory(Figure& figure, const RankGroup& group, double step_s,
 
 }  // namespace
 
-std::string class_of(const TimelineEvent& event) {
-  if (event.queue == "host") return "host";
-  if (event.category == "backward" && event.label.rfind("weights", 0) == 0) {
-    return "weights";
-  }
-  return event.category;
-}
-
 std::vector<std::pair<std::string, std::string>> classes_of(
     const StepView& view) {
   static constexpr std::array<std::array<const char*, 2>, 9> kTitles = {
@@ -182,7 +183,7 @@ std::vector<std::pair<std::string, std::string>> classes_of(
   std::set<std::string> used;
   for (const RankGroup& group : view.groups) {
     for (const TimelineEvent& event : group.timeline.events) {
-      used.insert(class_of(event));
+      used.insert(sim::class_of(event));
     }
   }
   std::vector<std::pair<std::string, std::string>> classes;
@@ -232,8 +233,7 @@ std::string timeline_svg(const StepView& view, int max_groups) {
       const double height = queue == "compute" ? 20 : 10;
       const double y = figure.add_row(height + 3);
       figure.text(0, y + height / 2 + 4, queue, Figure::Anchor::kStart, 11);
-      draw_lane(figure, blocks_of(group.timeline, queue, view.step_s), y,
-                height);
+      draw_lane(figure, lane_of(group.timeline, queue, view.step_s), y, height);
       const double busy =
           sim::queue_shares(group.timeline, queue, view.step_s).busy;
       figure.text(figure.width(), y + height / 2 + 4,

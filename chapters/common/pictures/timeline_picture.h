@@ -12,9 +12,7 @@
 
 namespace shardbook {
 
-/// The class of an event in drawings: "forward", "weights", "comm", ...
-std::string class_of(const sim::TimelineEvent& event);
-/// The classes that a view has, each with its title.
+/// The classes of events (sim::class_of) that a view has, each with its title.
 std::vector<std::pair<std::string, std::string>> classes_of(
     const sim::StepView& view);
 /// The kinds of memory that a view has, each as "kind-NAME" with its name and
