@@ -2,12 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <system_error>
 
 #include "chapters/common/models/checkpoint.h"
@@ -169,6 +171,19 @@ void check_load_and_save(const Options& o) {
            "one; give another name, or --no-check");
 }
 
+// Counts and bytes of a step stay far below 2^63, on shapes as well.
+void check_sizes(const Options& o) {
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 28;
+  SB_CHECK(o.batch <= kMostTokens / std::min(o.seq, kMostTokens), "--batch ",
+           o.batch, ", --seq ", o.seq, ": give a product of at most ",
+           kMostTokens, " tokens");
+  // Steps on shapes repeat each other
+  constexpr std::int64_t kMostSteps = 10000;
+  SB_CHECK(o.backend != "sim" || o.steps <= kMostSteps, "--steps ", o.steps,
+           ": steps of --backend sim repeat each other; give at most ",
+           kMostSteps);
+}
+
 void check_checkpoint(const Options& o) {
   SB_CHECK(!o.checkpoint.empty() || (o.checkpoint_every == 0 && !o.resume),
            o.resume ? "--resume" : "--checkpoint-every",
@@ -208,6 +223,7 @@ void warn_of_launcher(const Options& o) {
 }  // namespace
 
 void check_options(const Options& o) {
+  check_sizes(o);
   check_device(o);
   warn_of_launcher(o);
   const OptimizerOptions& opt = o.optimizer_options;
@@ -294,6 +310,11 @@ int chapter_main(const std::function<int()>& body) {
   } catch (const Interrupted& stop) {
     if (is_first_process()) std::fprintf(stderr, "%s\n", stop.what());
     return 128 + received_signal();
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr,
+                 "error: out of memory: the system has no more; give smaller "
+                 "sizes, or --backend sim, which has shapes alone\n");
+    return kExitRunFailed;
   } catch (const std::exception& error) {
     // An error after a signal comes from another rank that has stopped.
     if (interrupted()) return 128 + received_signal();

@@ -1,6 +1,7 @@
 #include "chapters/common/run/worlds.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -49,6 +50,19 @@ void adopt_open_peaks(const Report& shapes, Report& report) {
       claim.predicted = shapes.ranks[rank].peak[k].counted;
     }
   }
+}
+
+// Refuses at once what would fill the memory of this machine first.
+void check_memory(const Options& options, const Report& shapes) {
+  if (options.backend != "threads" || options.device != "cpu") return;
+  const double has = static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
+                     static_cast<double>(sysconf(_SC_PAGESIZE));
+  double needs = 0;
+  for (const RankReport& rank : shapes.ranks) needs += rank.peak_total;
+  SB_CHECK(needs <= has, "out of memory: the ranks need ",
+           fmt::format("{:.1f}", needs / 1e9),
+           " GB together, this machine has ", fmt::format("{:.1f}", has / 1e9),
+           "; give smaller sizes, or --backend sim, which has shapes alone");
 }
 
 // The message of a failure on shapes in the words of the real run: "out of
@@ -175,6 +189,7 @@ Report with_prediction(
     // With data it would fail as well, but later, and on any rank first.
     throw Error(with_data(options, error.what()));
   }
+  check_memory(options, predicted);
   begin_run();
   run(options, report);
   name_not_finite(report);
