@@ -56,28 +56,6 @@ void refuse_unread(const TrainerOptions& how) {
            how.schedule, " says how many there are; leave the option out");
 }
 
-/// A step's rows. Rule CEIL may give fewer pieces than the default, but not
-/// fewer than the user asked for.
-std::vector<MicroBatch> pieces_of(const Options& options,
-                                  const TrainerOptions& how,
-                                  std::int64_t micro_batches) {
-  const std::int64_t m = micro_batches;
-  if (how.only_shows()) return ceil_micro_batches(m, m);
-  if (!is_asked(how)) {
-    return ceil_micro_batches(options.batch, std::min(m, options.batch));
-  }
-  SB_CHECK(m <= options.batch, "--batch ", options.batch, ": ", m,
-           " micro-batches; give at least as many samples");
-  std::vector<MicroBatch> pieces = ceil_micro_batches(options.batch, m);
-  const auto count = static_cast<std::int64_t>(pieces.size());
-  SB_CHECK(count == m, "--batch ", options.batch, ": makes ", count,
-           " micro-batches of ", pieces[0].rows, " samples (rule CEIL), not ",
-           m, "; give a multiple of ", m,
-           is_file(how) ? std::string()
-                        : ", or --micro-batches " + std::to_string(count));
-  return pieces;
-}
-
 /// A run without a flush: `make` lists some of its steps, the rest repeat.
 Schedule without_flush(const Options& options, std::int64_t micro_batches,
                        std::int64_t round,
@@ -103,13 +81,14 @@ Schedule pipedream_of(const Options& options, const TrainerOptions& how) {
     replicas = read_counts("--replicas", how.replicas,
                            "give the ranks of each stage, such as 2,1,1");
   }
+  const std::int64_t steps = std::max<std::int64_t>(options.steps, 1);
   std::int64_t round = 1;
   for (const int count : replicas) {
-    SB_CHECK(std::max<std::int64_t>(options.steps, 1) % count == 0, "--steps ",
-             options.steps, ": mini-batches do not divide over the ", count,
-             " replicas of a stage; give a multiple of ", count);
-    round = std::lcm(round, count);
+    if (round <= steps) round = std::lcm(round, count);  // no product overflows
   }
+  SB_CHECK(steps % round == 0, "--steps ", options.steps,
+           ": mini-batches do not divide over --replicas ", how.replicas,
+           "; give a multiple of ", round);
   return without_flush(options, 1, round, [&](int steps) {
     return schedules::pipedream(replicas, steps, how.vertical_sync);
   });
@@ -132,6 +111,41 @@ Schedule schedule_of(const Options& options, const TrainerOptions& how,
     });
   }
   return schedules::make_schedule(how.schedule, as);
+}
+
+/// Whether the schedule can have so many micro-batches.
+bool takes(const Options& options, const TrainerOptions& how,
+           std::int64_t micro_batches) {
+  if (is_file(how)) return false;
+  try {
+    schedule_of(options, how, micro_batches);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
+/// A step's rows. Rule CEIL may give fewer pieces than the default, but not
+/// fewer than the user asked for.
+std::vector<MicroBatch> pieces_of(const Options& options,
+                                  const TrainerOptions& how,
+                                  std::int64_t micro_batches) {
+  const std::int64_t m = micro_batches;
+  if (how.only_shows()) return ceil_micro_batches(m, m);
+  if (!is_asked(how)) {
+    return ceil_micro_batches(options.batch, std::min(m, options.batch));
+  }
+  SB_CHECK(m <= options.batch, "--batch ", options.batch, ": ", m,
+           " micro-batches; give at least as many samples");
+  std::vector<MicroBatch> pieces = ceil_micro_batches(options.batch, m);
+  const auto count = static_cast<std::int64_t>(pieces.size());
+  SB_CHECK(count == m, "--batch ", options.batch, ": makes ", count,
+           " micro-batches of ", pieces[0].rows, " samples (rule CEIL), not ",
+           m, "; give a multiple of ", m,
+           takes(options, how, count)
+               ? ", or --micro-batches " + std::to_string(count)
+               : "");
+  return pieces;
 }
 
 void check_asynchronous(const Options& options, const TrainerOptions& how,

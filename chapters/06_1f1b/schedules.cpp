@@ -107,7 +107,7 @@ Schedule interleaved(int num_ranks, int micro_batches, int chunks) {
            "--schedule interleaved: ", micro_batches,
            " micro-batches do not divide over ", num_ranks,
            " ranks; give a multiple of ", num_ranks,
-           " or take --schedule interleaved-grouped");
+           ", or take --schedule 1f1b");
   Schedule schedule =
       interleaved_grouped(num_ranks, micro_batches, chunks, num_ranks);
   schedule.name = "interleaved";
@@ -120,18 +120,15 @@ Schedule interleaved_grouped(int num_ranks, int micro_batches, int chunks,
   SB_CHECK(v >= 2, "--schedule interleaved: ", v,
            " chunks per rank; give at least 2, or take --schedule 1f1b");
   Schedule schedule = empty("interleaved-grouped", p, m, v);
+  SB_CHECK(m >= p, "--schedule interleaved-grouped: ", m, " micro-batches on ",
+           p, " ranks; give at least ", p, ", or take --schedule 1f1b");
   SB_CHECK(group >= p && group <= m,
-           "--schedule interleaved-grouped: groups "
-           "of ",
-           group, " micro-batches; give at least ", p,
-           " (the ranks) and at most ", m, " (the micro-batches)");
+           "--schedule interleaved-grouped: groups of ", group, " of ", m,
+           " micro-batches on ", p, " ranks; give groups of ", m);
   SB_CHECK(m % group == 0 || m % group >= p,
            "--schedule interleaved-grouped: ", m,
            " micro-batches in groups of ", group, " leave a last group of ",
-           m % group,
-           "; give it none or at "
-           "least ",
-           p, ", one for every rank");
+           m % group, " for ", p, " ranks; give a multiple of ", group);
   // Every group passes all chunks before the next group begins
   Actions forwards, backwards;
   for (int first = 0; first < m; first += group) {

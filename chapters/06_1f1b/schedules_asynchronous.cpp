@@ -124,7 +124,8 @@ Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches) {
            " batches; give at least 1");
   SB_CHECK(m >= p, "--schedule pipedream-2bw: ", m, " micro-batches on ", p,
            " ranks; with fewer micro-batches than ranks a third version of "
-           "the weights is needed; give at least as many");
+           "the weights is needed; give at least ",
+           p);
   Schedule schedule = one_f_one_b(p, m * batches);
   schedule.name = "pipedream-2bw";
   schedule.flushes = false;

@@ -33,8 +33,9 @@ const GroupedShape& checked(const GroupedShape& shape, int t) {
            " heads; give a divisor of ", shape.heads);
   SB_CHECK(shape.width % shape.heads == 0, "grouped attention: ", shape.heads,
            " heads do not divide a width of ", shape.width);
-  SB_CHECK(shape.heads % t == 0, "--tp ", t, ": ", shape.heads,
-           " heads do not divide by it; give a divisor of ", shape.heads);
+  SB_CHECK(shape.heads % t == 0, "grouped attention: ", shape.heads,
+           " heads do not divide over ", t, " ranks; give a divisor of ",
+           shape.heads);
   return shape;
 }
 

@@ -127,8 +127,9 @@ Shards layout(const std::string& name, int rank, int t) {
 LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
                     RngTracker* rng) {
   const int t = tp.size();
-  SB_CHECK(config.n_head % t == 0, "--tp ", t, ": ", config.n_head,
-           " heads do not divide by it; give a divisor of ", config.n_head);
+  SB_CHECK(config.n_head % t == 0, "tensor parallelism: ", config.n_head,
+           " heads do not divide over ", t, " ranks; give a divisor of ",
+           config.n_head);
   LayerFactory made;
   made.linear = [&tp](const std::string& name, std::int64_t in,
                       std::int64_t out, double stddev,

@@ -36,7 +36,10 @@ ShardedModel sharded(const Options& options, const TrainerOptions& how,
   SB_CHECK(!how.distribute_saved_activations || how.recompute,
            "--distribute-saved-activations: inputs of blocks are all that is "
            "kept with --recompute only; give that as well");
-  const ModelConfig config = model_config(options);
+  const ModelConfig config = sharded_gpt_config(options);
+  SB_CHECK(config.n_head % tp.size() == 0, "--world-size ", tp.size(),
+           ": the ranks share ", config.n_head, " heads; give a divisor of ",
+           config.n_head);
   ShardedModel model;
   model.layers = layers(config, tp, has_streams(how) ? &rng : nullptr);
   model.layout = [t = tp.size()](const std::string& name, int rank) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
+#include <numeric>
 
 #include "chapters/11_dtensor/ops.h"
 #include "chapters/11_dtensor/picture.h"
@@ -53,11 +54,16 @@ void check_sizes(const Options& options, const TrainerOptions& how,
            options.batch, ": dp=", d, " times --micro-batches ",
            how.micro_batches, " does not divide it");
   if (how.data_parallel != "fsdp") return;
-  for (const std::int64_t rows :
-       {config.n_embd / t, config.vocab_size, config.n_positions}) {
+  SB_CHECK(config.vocab_size % d == 0, "--data-parallel fsdp: the ",
+           config.vocab_size, " rows of ", options.model,
+           "'s vocabulary do not divide over dp=", d,
+           "; give --data-parallel ddp, or a model with a vocab_size of ",
+           padded_vocabulary(config.vocab_size, d));
+  for (const std::int64_t rows : {config.n_embd / t, config.n_positions}) {
     SB_CHECK(rows % d == 0, "--data-parallel fsdp: a parameter with ", rows,
              " rows does not divide over dp=", d,
-             "; give a dp that divides them, or --data-parallel ddp");
+             "; give --data-parallel ddp, or a dp that divides ",
+             std::gcd(config.n_embd / t, config.n_positions));
   }
 }
 

@@ -10,7 +10,7 @@ namespace {
 ShardedModel sharded_model(const Options& options, const TrainerOptions& how,
                            ProcessGroup& cp) {
   check_sizes(how.sequence, cp.size(), options.seq,
-              model_config(options).n_head);
+              sharded_gpt_config(options).n_head);
   ShardedModel model;
   model.layers = sequence_layers(how.sequence, options.seq, cp);
   // Weights are not cut
@@ -31,7 +31,7 @@ std::int64_t padded_rows(const ModelConfig& config, int t) {
 
 ShardedModel megatron_model(const Options& options, const MegatronOptions& how,
                             ProcessGroup& tp) {
-  const ModelConfig config = model_config(options);
+  const ModelConfig config = sharded_gpt_config(options);
   SB_CHECK(config.n_head % tp.size() == 0, "--world-size ", tp.size(),
            ": the ranks share ", config.n_head,
            " heads; give a number of ranks that divides them");

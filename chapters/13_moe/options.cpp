@@ -31,7 +31,7 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--top-k", &gate.k, "experts that a token visits", 1);
   line.add("--capacity-factor", &gate.capacity_factor,
            "slots of an expert, as a multiple of an even load", 0.01);
-  line.add("--min-capacity", &gate.min_capacity, "the fewest slots", 1,
+  line.add("--min-capacity", &gate.min_capacity, "the fewest slots", 0,
            1 << 20);
   line.add("--drop-tokens", &gate.drop_tokens,
            "full experts drop tokens; no-: the busiest one sets the slots");

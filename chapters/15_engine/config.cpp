@@ -47,9 +47,12 @@ void refuse_optimizer_keys(JsonObject& params) {
   params.flag("amsgrad", amsgrad);
   params.flag("bias_correction", bias_correction);
   SB_CHECK(!amsgrad, params.where("amsgrad"),
-           ": true is not offered; leave the key out");
+           ": true is not offered; leaving the key out changes the numbers: "
+           "steps are divided by the second moment, not by its maximum so far");
   SB_CHECK(bias_correction, params.where("bias_correction"),
-           ": false is not offered; leave the key out");
+           ": false is not offered; leaving the key out changes the numbers: "
+           "moments are then divided by 1 - beta^step, as DeepSpeed's are "
+           "without the key");
 }
 
 void read_optimizer(JsonObject& root, OptimizerConfig& optimizer) {
@@ -213,7 +216,7 @@ void read_experts(JsonObject& book, BookConfig& to) {
   object.integer("ep_size", 0, 1 << 16, to.ep_size);
   object.integer("top_k", 1, 1 << 16, to.top_k);
   object.number("capacity_factor", 0.01, kMost, to.capacity_factor);
-  object.integer("min_capacity", 1, 1 << 30, to.min_capacity);
+  object.integer("min_capacity", 0, 1 << 30, to.min_capacity);
   object.flag("use_residual", to.use_residual);
   object.flag("use_data_before_expert_parallelism",
               to.use_data_before_expert_parallelism);

@@ -40,9 +40,11 @@ struct BatchSizes {
 
 /// train = micro x accumulation x dp: two of them give the third, train or micro
 /// alone mean accumulation 1. `dp` counts data-parallel ranks, not the world.
-/// Throws Error that names all four numbers where the product does not hold, and
-/// where nothing says how large a batch is.
-BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp);
+/// Throws Error where the product does not hold, which names the numbers that
+/// were given, and where nothing says how large a batch is. `train_key` is where
+/// `train` comes from.
+BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp,
+                         const std::string& train_key = "train_batch_size");
 
 struct OptimizerConfig {
   std::string type;  ///< "Adam", "AdamW" or "SGD"; empty: no section

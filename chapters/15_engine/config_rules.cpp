@@ -2,13 +2,31 @@
 
 #include "chapters/15_engine/internal/config_rules.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
 
 namespace shardbook::engine {
 
-BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp) {
+namespace {
+
+/// The parts of a batch that were given: "gradient_accumulation_steps 2 x
+/// data-parallel ranks 4".
+std::string parts_of(const BatchSizes& given, std::int64_t dp) {
+  std::string text;
+  const auto add = [&](const char* key, std::int64_t value) {
+    if (value > 0) text += key + std::to_string(value) + " x ";
+  };
+  add("train_micro_batch_size_per_gpu ", given.micro);
+  add("gradient_accumulation_steps ", given.accumulation);
+  return text + "data-parallel ranks " + std::to_string(dp);
+}
+
+}  // namespace
+
+BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp,
+                         const std::string& train_key) {
   BatchSizes all = given;
   SB_CHECK(given.train > 0 || given.micro > 0,
            given.accumulation > 0
@@ -25,9 +43,9 @@ BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp) {
   const double samples = static_cast<double>(all.micro) *
                          static_cast<double>(all.accumulation) *
                          static_cast<double>(dp);
-  SB_CHECK(samples < 1e15, "train_micro_batch_size_per_gpu ", all.micro,
-           " x gradient_accumulation_steps ", all.accumulation,
-           " x data-parallel ranks ", dp, ": too many samples for a batch");
+  const std::string parts_text = parts_of(given, dp);
+  SB_CHECK(samples < 1e15, parts_text,
+           ": too many samples for a batch; give fewer");
 
   // Two numbers give the third
   if (all.train == 0) {
@@ -40,12 +58,14 @@ BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp) {
 
   // A remainder shows in the product
   const std::int64_t parts = all.accumulation * dp;
+  const bool has_all = given.micro > 0 && given.accumulation > 0;
   SB_CHECK(all.micro > 0 && parts > 0 && all.train % parts == 0 &&
                all.train / parts == all.micro,
-           "train_batch_size ", all.train,
-           " is not train_micro_batch_size_per_gpu ", all.micro,
-           " x gradient_accumulation_steps ", all.accumulation,
-           " x data-parallel ranks ", dp, "; change one of the four");
+           train_key, " ", all.train, " is not ",
+           has_all ? "" : "a multiple of ", parts_text, "; give ",
+           has_all ? "" : "a multiple of ",
+           std::max<std::int64_t>(given.micro, 1) *
+               std::max<std::int64_t>(given.accumulation, 1) * dp);
   return all;
 }
 

@@ -308,8 +308,10 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   choice.dp = data_parallel_ranks(options, config);
   choice.clips = options.clip > 0;
   BatchSizes given = config.batch;
-  if (given.train == 0 && given.micro == 0) given.train = options.batch;
-  choice.sizes = resolve_batch(given, choice.dp);
+  const bool is_option = given.train == 0 && given.micro == 0;
+  if (is_option) given.train = options.batch;
+  choice.sizes = resolve_batch(given, choice.dp,
+                               is_option ? "--batch" : "train_batch_size");
   const BookConfig& book = config.book;
   const bool has_stages = config.pipeline.stages > 1 ||
                           book.context_parallel > 1 || book.sequence_parallel;

@@ -2,6 +2,7 @@
 
 // The chapters' programs, as a user starts them.
 
+#include <gtest/gtest.h>
 #include <pty.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -76,6 +77,21 @@ inline Outcome run(const std::string& chapter, const std::string& options,
                    const std::string& variables = "") {
   return run_program("chapters/" + chapter + "/ch" + chapter, options,
                      variables);
+}
+
+struct BadInput {
+  const char* chapter;
+  std::string options;
+  const char* sentence;
+};
+
+inline void expect_refused(const BadInput& bad) {
+  const Outcome outcome = run(bad.chapter, bad.options);
+  EXPECT_EQ(outcome.status, 2) << bad.options << "\n" << outcome.text;
+  EXPECT_NE(outcome.text.find(bad.sentence), std::string::npos)
+      << bad.options << "\n"
+      << outcome.text;
+  EXPECT_LT(outcome.text.size(), 1500u) << "more than a sentence";
 }
 
 }  // namespace shardbook

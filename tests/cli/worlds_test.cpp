@@ -126,9 +126,9 @@ TEST(ProgramWorlds, TheRunOnShapesIsSilent) {
   for (const std::string chapter :
        {"00_single_device", "01_data_parallel", "02_ddp", "06_1f1b",
         "14_hybrid_3d", "15_engine"}) {
-    const Outcome outcome = run_on_terminal(
-        "chapters/" + chapter + "/ch" + chapter,
-        "--model mlp --data random --no-check --batch 4 --seq 8 --steps 2");
+    const Outcome outcome =
+        run_on_terminal("chapters/" + chapter + "/ch" + chapter,
+                        "--data random --no-check --batch 4 --seq 8 --steps 2");
     EXPECT_EQ(outcome.status, 0) << chapter << "\n" << outcome.text;
     EXPECT_EQ(count(outcome.text, "step 1/2  loss "), 1) << outcome.text;
     EXPECT_EQ(count(outcome.text, "step 2/2  loss "), 1) << outcome.text;

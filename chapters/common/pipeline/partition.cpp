@@ -43,6 +43,24 @@ std::vector<double> layer_seconds_on_cluster(const Options& options,
       [&](const OpEvent& event) { return model->operation(event).seconds; });
 }
 
+/// The layers of a list such as 2,2,1.
+std::string even_list(int num_layers, int num_stages) {
+  const std::vector<int> cuts = cut_uniform(num_layers, num_stages);
+  std::string text;
+  for (std::size_t s = 1; s < cuts.size(); ++s) {
+    text += (s > 1 ? "," : "") + std::to_string(cuts[s] - cuts[s - 1]);
+  }
+  return text;
+}
+
+/// What counts as a layer.
+std::string parts_of(const Options& options) {
+  const ModelConfig config = ModelConfig::read(options.model);
+  if (config.type == "mlp") return "its embedding and three linear layers";
+  return config.is_image() ? "its stem, its blocks and its head"
+                           : "its embedding, its blocks and its head";
+}
+
 }  // namespace
 
 const char* const kPartitionHelp =
@@ -68,11 +86,17 @@ std::vector<int> cuts_of(const Options& options, const std::string& partition,
       "--partition", partition,
       "give uniform, parameters, time, type:REGEX, or the layers of "
       "each stage (2,1,3)");
+  const std::string example =
+      "; give a list such as " + even_list(layers.size(), num_stages);
   SB_CHECK(static_cast<int>(counts.size()) == num_stages, "--partition ",
-           partition, ": ", counts.size(), " stages; there are ", num_stages);
-  const int sum = std::accumulate(counts.begin(), counts.end(), 0);
+           partition, ": ", counts.size(), " stages; there are ", num_stages,
+           example);
+  // Each is below 10^9
+  const std::int64_t sum =
+      std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   SB_CHECK(sum == layers.size(), "--partition ", partition, ": adds up to ",
-           sum, " layers; ", options.model, " has ", layers.size());
+           sum, " layers; ", options.model, " has ", layers.size(), ", ",
+           parts_of(options), example);
   return cut_by_balance(layers.size(), counts);
 }
 

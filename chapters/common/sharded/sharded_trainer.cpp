@@ -9,14 +9,6 @@
 namespace shardbook {
 namespace {
 
-ModelConfig gpt_config(const Options& options) {
-  ModelConfig config = model_config(options);
-  SB_CHECK(config.type == "gpt2", "--model ", options.model,
-           ": this chapter shards the layers of a GPT; give gpt-nano, gpt2 or "
-           "another one of its family");
-  return config;
-}
-
 // The model's sizes with the rows that the embedding really has.
 ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
   if (vocabulary > 0) config.vocab_size = vocabulary;
@@ -24,6 +16,14 @@ ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
 }
 
 }  // namespace
+
+ModelConfig sharded_gpt_config(const Options& options) {
+  ModelConfig config = model_config(options);
+  SB_CHECK(config.type == "gpt2", "--model ", options.model,
+           ": this chapter shards the layers of a GPT; give gpt-nano, gpt2 or "
+           "another one of its family");
+  return config;
+}
 
 void add_passes(CommandLine& line, Passes& passes) {
   line.add("--micro-batches", &passes.micro_batches, "micro-batches per step",
@@ -40,7 +40,7 @@ ShardedTrainer::ShardedTrainer(const Options& options, ShardedModel sharded,
       group_(group),
       micro_batches_(micro_batches),
       sharded_(std::move(sharded)),
-      config_(gpt_config(options)),
+      config_(sharded_gpt_config(options)),
       data_(Dataset::open(options, config_)) {
   InitOptions init;
   init.seed = options.seed;

@@ -36,6 +36,9 @@ struct ShardedModel {
       finish_gradients;
 };
 
+/// The model of the options. Throws Error where it is no GPT.
+ModelConfig sharded_gpt_config(const Options& options);
+
 /// How a rank goes through its batch.
 struct Passes {
   std::int64_t micro_batches = 1;  ///< per step

@@ -297,13 +297,15 @@ TEST(GpipePartition, StagesAreCutAsAsked) {
   EXPECT_EQ(error_of([&] { cuts("uniform", 7); }),
             "7 stages: the model has 6 layers; give at most one stage per "
             "layer");
-  EXPECT_EQ(error_of([&] { cuts("2,4", 3); }),
-            "--partition 2,4: 2 stages; there are 3");
+  EXPECT_EQ(
+      error_of([&] { cuts("2,4", 3); }),
+      "--partition 2,4: 2 stages; there are 3; give a list such as 2,2,2");
   EXPECT_EQ(error_of([&] { cuts("2,x", 2); }),
             "--partition 2,x: give uniform, parameters, time, type:REGEX, or "
             "the layers of each stage (2,1,3)");
   EXPECT_EQ(error_of([&] { cuts("2,3", 2); }),
-            "--partition 2,3: adds up to 5 layers; gpt-nano has 6");
+            "--partition 2,3: adds up to 5 layers; gpt-nano has 6, its "
+            "embedding, its blocks and its head; give a list such as 3,3");
 }
 
 TEST(GpipeFigure, OfFourStages) {

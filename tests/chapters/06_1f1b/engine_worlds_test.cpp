@@ -333,7 +333,8 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
                 how.schedule = "pipedream";
                 how.replicas = "2,2";
               }),
-              HasSubstr("--steps 5: mini-batches do not divide over the 2"));
+              HasSubstr("--steps 5: mini-batches do not divide over --replicas "
+                        "2,2; give a multiple of 2"));
   // A default adapts to the batch, and drawing a schedule needs no layers
   EXPECT_EQ(error([](auto& o, auto&) { o.batch = 4; }), "");
   EXPECT_EQ(error([](auto& o, auto& how) {

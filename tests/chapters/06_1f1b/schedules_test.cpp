@@ -180,14 +180,16 @@ TEST(Schedules, HaveNames) {
 TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
   EXPECT_EQ(error_of([] { schedules::interleaved(4, 6, 2); }),
             "--schedule interleaved: 6 micro-batches do not divide over 4 "
-            "ranks; give a multiple of 4 or take --schedule "
-            "interleaved-grouped");
+            "ranks; give a multiple of 4, or take --schedule 1f1b");
   EXPECT_THAT(error_of([] { schedules::interleaved(4, 8, 1); }),
               HasSubstr("1 chunks per rank; give at least 2"));
-  EXPECT_THAT(error_of([] { schedules::interleaved_grouped(4, 8, 2, 3); }),
-              HasSubstr("groups of 3 micro-batches; give at least 4"));
-  EXPECT_THAT(error_of([] { schedules::interleaved_grouped(4, 11, 2, 5); }),
-              HasSubstr("leave a last group of 1"));
+  EXPECT_THAT(
+      error_of([] { schedules::interleaved_grouped(4, 8, 2, 3); }),
+      HasSubstr("groups of 3 of 8 micro-batches on 4 ranks; give groups "
+                "of 8"));
+  EXPECT_THAT(
+      error_of([] { schedules::interleaved_grouped(4, 11, 2, 5); }),
+      HasSubstr("leave a last group of 1 for 4 ranks; give a multiple of 5"));
   EXPECT_THAT(error_of([] { gpipe::schedule(0, 1); }),
               HasSubstr("--schedule gpipe: 0 ranks"));
   EXPECT_THAT(error_of([] { schedules::dualpipe(3, 6); }),
@@ -203,6 +205,60 @@ TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
               HasSubstr("3 micro-batches on 4 ranks"));
   EXPECT_THAT(error_of([] { schedules::zb_h1(2, 0); }),
               HasSubstr("0 micro-batches"));
+}
+
+/// The number behind `words` in a message; 0 where it has none.
+int advised(const std::string& message, const std::string& words) {
+  const auto at = message.find(words);
+  return at == std::string::npos
+             ? 0
+             : std::atoi(message.c_str() + at + words.size());
+}
+
+/// Does what the message says; false if it says nothing.
+bool follow(const std::string& message, schedules::ScheduleOptions& o) {
+  const int multiple = advised(message, "give a multiple of ");
+  const int least = std::max(advised(message, "give at least "),
+                             advised(message, "an even number, at least "));
+  const int group = advised(message, "give groups of ");
+  if (multiple > 0) {
+    o.micro_batches = (o.micro_batches / multiple + 1) * multiple;
+  } else if (least > 0) {
+    o.micro_batches = least;
+  } else if (group > 0) {
+    o.group = group;
+  } else if (message.ends_with("give an even number")) {
+    o.num_ranks += 1;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Advice that contradicts itself would go round in circles.
+TEST(Schedules, AdviceLeadsToASchedule) {
+  for (const std::string& name : schedules::schedule_names()) {
+    for (int point = 0; point < 6 * 14 * 8; ++point) {
+      schedules::ScheduleOptions o;
+      o.num_ranks = point % 6 + 1;
+      o.micro_batches = point / 6 % 14 + 1;
+      o.group = point / 84;
+      o.memory_limit = o.group;
+      std::string path = name, message;
+      for (int hop = 0; hop < 3; ++hop) {
+        message = error_of([&] { schedules::make_schedule(name, o); });
+        if (message.empty()) break;
+        path += "\n" + message;
+        const auto other = message.find("take --schedule ");
+        if (other != std::string::npos) {
+          schedules::make_schedule(message.substr(other + 16), o);
+        }
+        ASSERT_TRUE(follow(message, o)) << path;
+      }
+      EXPECT_EQ(error_of([&] { schedules::make_schedule(name, o); }), "")
+          << path;
+    }
+  }
 }
 
 }  // namespace

@@ -219,7 +219,7 @@ TEST(GroupedAttention, SizesThatDoNotDivideNameThoseThatWould) {
   EXPECT_NE(error_of(1, 8, 3).find("3 groups share 8 heads; give a divisor of "
                                    "8"),
             std::string::npos);
-  EXPECT_NE(error_of(4, 6, 2).find("6 heads do not divide by it; give a "
+  EXPECT_NE(error_of(4, 6, 2).find("6 heads do not divide over 4 ranks; give a "
                                    "divisor of 6"),
             std::string::npos);
 }

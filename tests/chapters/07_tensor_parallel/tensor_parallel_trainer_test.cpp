@@ -220,7 +220,7 @@ TEST(TensorParallelTrainer, CheckpointsMoveBetweenNumbersOfRanks) {
 TEST(TensorParallelTrainer, HeadsThatDoNotDivideAreRefusedWithASizeThatWould) {
   const std::string error = error_on_ranks(
       5, [](ProcessGroup& tp) { Trainer trainer(small_gpt(5), {}, tp); });
-  EXPECT_NE(error.find("24 heads do not divide by it; give a divisor of 24"),
+  EXPECT_NE(error.find("the ranks share 24 heads; give a divisor of 24"),
             std::string::npos)
       << error;
   const std::string model = error_on_ranks(1, [](ProcessGroup& tp) {

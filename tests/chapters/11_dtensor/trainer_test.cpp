@@ -173,7 +173,7 @@ TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
   EXPECT_TRUE(
       has_text(error("2x1", 2, 3), "--batch 3: dp=2 times --micro-batches 1"));
   EXPECT_TRUE(
-      has_text(error("3x1", 3, 3), "256 rows does not divide over dp=3"));
+      has_text(error("3x1", 3, 3), "vocabulary do not divide over dp=3"));
   // Not the one head of a model that has no attention
   Options mlp = small_options(2, 4, 8);
   mlp.model = "mlp";

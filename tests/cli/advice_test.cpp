@@ -1,0 +1,70 @@
+// What a message advises works, and sizes that nobody can mean are refused at once.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/cli/programs.h"
+
+namespace shardbook {
+namespace {
+
+TEST(Advice, NamesWhatWasGivenAndAWayThatWorks) {
+  for (const BadInput& bad : std::initializer_list<BadInput>{
+           {"15_engine", "--world-size 5",
+            "--batch 24 is not a multiple of data-parallel ranks 5; give a "
+            "multiple of 5"},
+           {"15_engine",
+            "--config '{\"train_batch_size\": 8, \"optimizer\": {\"type\": "
+            "\"Adam\", \"params\": {\"bias_correction\": false}}}'",
+            "leaving the key out changes the numbers"},
+           {"07_tensor_parallel", "--world-size 3",
+            "--world-size 3: the ranks share 4 heads"},
+           {"07_tensor_parallel", "--world-size 2 --model mlp",
+            "--model mlp: this chapter shards the layers of a GPT"},
+           {"12_sequence_parallel",
+            "--world-size 2 --kind megatron --model mlp",
+            "--model mlp: this chapter"},
+           {"11_dtensor", "--world-size 4 --mesh 2x2 --model gpt2",
+            "do not divide over dp=2; give --data-parallel ddp, or a model "
+            "with a vocab_size of 50258"},
+           // 12 micro-batches would not divide over 5 ranks either
+           {"06_1f1b",
+            "--world-size 5 --schedule interleaved --micro-batches 20",
+            "not 20; give a multiple of 20\n"},
+           {"14_hybrid_3d", "--world-size 2 --pp 2 --partition 2,2",
+            "has 6, its embedding, its blocks and its head; give a list such "
+            "as 3,3"}}) {
+    expect_refused(bad);
+  }
+}
+
+TEST(Advice, MinCapacityMayBeZeroAsInDeepSpeed) {
+  const Outcome outcome = run(
+      "13_moe", "--min-capacity 0 --steps 1 --batch 4 --seq 8 --data random");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+}
+
+// Each would fill the memory, or take hours.
+TEST(Advice, SizesThatNobodyCanMeanAreRefusedAtOnce) {
+  for (const std::string world :
+       {"--cluster none", "--cluster dgx-a100", "--backend sim"}) {
+    for (const std::string size :
+         {"--batch 999999999", "--seq 999999999", "--world-size 999999999"}) {
+      for (const char* chapter :
+           {"00_single_device", "06_1f1b", "14_hybrid_3d"}) {
+        expect_refused({chapter, world + " --data random " + size, "give a"});
+      }
+    }
+  }
+  expect_refused(
+      {"02_ddp", "--backend sim --steps 999999999", "give at most 10000"});
+  // What a run would need is known from shapes
+  for (const char* chapter : {"13_moe", "14_hybrid_3d"}) {
+    expect_refused({chapter, "--data random --num-experts 1048576",
+                    "out of memory: the ranks need "});
+  }
+}
+
+}  // namespace
+}  // namespace shardbook
