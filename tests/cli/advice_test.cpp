@@ -59,6 +59,12 @@ TEST(Advice, SizesThatNobodyCanMeanAreRefusedAtOnce) {
   }
   expect_refused(
       {"02_ddp", "--backend sim --steps 999999999", "give at most 10000"});
+  for (const char* key : {"n_layer", "n_embd"}) {
+    expect_refused(
+        {"05_gpipe",
+         std::string("--backend sim --model '{\"") + key + "\": 999999996}'",
+         "999999996; give a positive integer, at most "});
+  }
   // What a run would need is known from shapes
   for (const char* chapter : {"13_moe", "14_hybrid_3d"}) {
     expect_refused({chapter, "--data random --num-experts 1048576",

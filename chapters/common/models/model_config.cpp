@@ -166,11 +166,13 @@ struct SizeKey {
   const char* key;
   const char* alias;
   std::int64_t ModelConfig::*value;
+  /// Larger than any that fits; keeps products of sizes below 2^63.
+  std::int64_t most = kMostOfASize;
 };
 constexpr SizeKey kSizes[] = {
     {"n_positions", "max_position_embeddings", &ModelConfig::n_positions},
-    {"n_embd", "hidden_size", &ModelConfig::n_embd},
-    {"n_layer", "num_hidden_layers", &ModelConfig::n_layer},
+    {"n_embd", "hidden_size", &ModelConfig::n_embd, 1 << 20},
+    {"n_layer", "num_hidden_layers", &ModelConfig::n_layer, 1 << 12},
     {"n_head", "num_attention_heads", &ModelConfig::n_head}};
 
 void read_sizes(const json& object, const std::string& label,
@@ -179,9 +181,9 @@ void read_sizes(const json& object, const std::string& label,
   read_size(object, label, "n_ctx", &config.n_positions);
   for (const SizeKey& size : kSizes) {
     std::int64_t& value = config.*size.value;
-    read_size(object, label, size.key, &value);
+    read_size(object, label, size.key, &value, size.most);
     std::int64_t alias = value;
-    read_size(object, label, size.alias, &alias);
+    read_size(object, label, size.alias, &alias, size.most);
     SB_CHECK(!object.contains(size.key) || alias == value, label, ": \"",
              size.key, "\" is ", value, ", but \"", size.alias,
              "\", another name of it, is ", alias);

@@ -11,12 +11,12 @@ namespace shardbook::config_keys {
 using nlohmann::json;
 
 void read_size(const json& object, const std::string& label, const char* key,
-               std::int64_t* value) {
+               std::int64_t* value, std::int64_t most) {
   if (!object.contains(key)) return;
-  SB_CHECK(object[key].is_number_integer() && object[key] > 0 &&
-               object[key] < (std::int64_t{1} << 31),
-           label, ": \"", key, "\" is ", json_file::shown(object[key]),
-           "; give a positive integer");
+  SB_CHECK(
+      object[key].is_number_integer() && object[key] > 0 && object[key] <= most,
+      label, ": \"", key, "\" is ", json_file::shown(object[key]),
+      "; give a positive integer, at most ", most);
   *value = object[key].get<std::int64_t>();
 }
 
