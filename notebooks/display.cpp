@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "chapters/common/pictures/svg.h"
@@ -218,6 +219,10 @@ std::string fixed(double value, int digits) {
 
 std::string verdict(const std::string& exercise, bool is_right) {
   return exercise + (is_right ? ": right\n" : ": not yet\n");
+}
+
+std::string verdict(const std::string& exercise, double answer, double right) {
+  return verdict(exercise, std::abs(answer - right) <= 1e-9 * std::abs(right));
 }
 
 nl::json mime_bundle_repr(const Picture& picture) {

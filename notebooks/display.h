@@ -101,6 +101,8 @@ std::string fixed(double value, int digits);
 /// "exercise 1: right" or "exercise 1: not yet", as a line: for the cell that
 /// checks a reader's answer.
 std::string verdict(const std::string& exercise, bool is_right);
+/// The same for a number, which may differ from the right one by rounding.
+std::string verdict(const std::string& exercise, double answer, double right);
 
 }  // namespace shardbook::notebook
 

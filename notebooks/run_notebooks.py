@@ -10,6 +10,7 @@ display, must equal what the file has; with --update the file gets what came
 out. A cell with the tag "measured" runs, but its output may differ; one with
 the tag "raises-exception" must fail. A notebook may compute for a minute: its
 kernel's processor time counts, since a busy machine gives it less of the clock.
+Then the exercises are answered, rightly and wrongly (exercises.py).
 
 Exit status: 0, all is well; 1, a notebook failed; 2, a mistake in the command.
 """
@@ -102,6 +103,7 @@ def processor_seconds(pid):
 
 async def run_cells(path, limit_s):
     """Executes one notebook; its outputs are those that came out."""
+    import exercises
     import nbclient
     import nbclient.exceptions as failures
     import nbformat
@@ -113,12 +115,14 @@ async def run_cells(path, limit_s):
         kernel_name="xcpp17", record_timing=False, resources={"metadata": {"path": path.parent}})
     index = -1
     problem = ""
+    problems = []
     computed_s = 0.0
     try:
         async with client.async_setup_kernel():
             for index, cell in enumerate(notebook.cells):
                 await client.async_execute_cell(cell, index)
             computed_s = processor_seconds(client.km.provisioner.pid)
+            problems = await exercises.judge(client)
     except failures.CellExecutionError:
         error = notebook.cells[index].outputs[-1]
         problem = f"failed\n{error.ename}: {error.evalue}"
@@ -129,7 +133,8 @@ async def run_cells(path, limit_s):
                    "process was killed")
     except RuntimeError as error:
         problem = f"found no kernel: {error}"
-    problems = [f"cell {index + 1} {problem}"] if problem else []
+    if problem:
+        problems = [f"cell {index + 1} {problem}"]
     if computed_s > limit_s:
         problems.append(f"the notebook computes for {computed_s:.1f} s; it may "
                         f"compute for {limit_s:g} s")

@@ -268,6 +268,11 @@ TEST(Display, ClaimsSayWhatDiffers) {
 TEST(Display, VerdictIsALine) {
   EXPECT_EQ(verdict("exercise 1", true), "exercise 1: right\n");
   EXPECT_EQ(verdict("exercise 1", false), "exercise 1: not yet\n");
+  // Formulas round in different orders.
+  EXPECT_EQ(verdict("e", 0.1 + 0.2, 0.3), "e: right\n");
+  EXPECT_EQ(verdict("e", -3 * 1.1, -3.3), "e: right\n");
+  EXPECT_EQ(verdict("e", 1e9 + 10, 1e9), "e: not yet\n");
+  EXPECT_EQ(verdict("e", std::nan(""), 1), "e: not yet\n");
 }
 
 }  // namespace

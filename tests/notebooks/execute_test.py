@@ -122,6 +122,44 @@ class ExecuteTest(unittest.TestCase):
         self.assertRegex(text, r"    the notebook computes for [\d.]+ s; it "
                                r"may compute for 1\.5 s\n")
 
+    def write_exercise(self, name, place, check, wrong_answers):
+        answer = code(place)
+        answer["metadata"]["wrong_answers"] = wrong_answers
+        text = {"cell_type": "markdown", "id": "", "metadata": {},
+                "source": "<details><summary>Solution</summary>\n\n`a = 2;`"}
+        self.write(name, [
+            code("double a = 0;"), answer, text,
+            code(f'std::cout << "exercise: " << ({check} ? "right" : '
+                 '"not yet") << std::endl;',
+                 [stdout("exercise: not yet\n")])])
+
+    def test_exercises_refuse_wrong_answers(self):
+        place = "a = 0;  // write it here"
+        self.write_exercise("01_good", place, "a == 2", ["a = 4;"])
+        self.write_exercise("02_solution", place, "a == 3", ["a = 4;"])
+        self.write_exercise("03_wrong", place, "a == 2 || a == 4", ["a = 4;"])
+        self.write_exercise("04_near", place, "int(a) == 2", ["a = 4;"])
+        self.write_exercise("05_crash", place, "8 % int(4 - a) == 0 && a == 2",
+                            ["a = 3;", "a = 4;"])
+        self.write_exercise("06_none", place, "a == 2", [])
+        self.write_exercise("07_no_place", "a = 0;", "a == 2", ["a = 4;"])
+        status, text = self.execute()
+        self.assertEqual(status, 1, text)
+        self.assertRegex(text, r"(?m)^ok     01_good ")
+        for problem in ['"not yet" instead of "right":\n    a = 2;\n',
+                        '"right" instead of "not yet":\n    a = 4;\n',
+                        '"right" instead of "not yet":\n'
+                        '    a = 2; a *= 1.001;\n']:
+            self.assertIn("    exercise 1: the last cell calls this answer "
+                          + problem, text)
+        self.assertIn("    the last cell has no verdict on each exercise after"
+                      "\n    a = 4;\n    but prints\n    Crash: ", text)
+        self.assertIn("    exercise 1 has no wrong_answers in the metadata",
+                      text)
+        self.assertIn("    there are 0 places for answers, and 1 solutions\n",
+                      text)
+        self.assertTrue(text.endswith("\n1 passed, 6 failed\n"), text)
+
     def test_names_that_mean_nothing(self):
         self.write("01_one", [])
         status, text = self.execute("two")
