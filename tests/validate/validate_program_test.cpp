@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -22,10 +23,9 @@ struct Result {
   std::string output;
 };
 
-Result run_program(const std::string& arguments) {
+Result run_command(const std::string& words) {
   Result result;
-  const std::string command =
-      std::string("'") + VALIDATE_PROGRAM + "' " + arguments + " 2>&1";
+  const std::string command = words + " 2>&1";
   std::FILE* pipe = popen(command.c_str(), "r");
   std::array<char, 4096> buffer;
   while (std::size_t count =
@@ -34,6 +34,10 @@ Result run_program(const std::string& arguments) {
   }
   result.status = WEXITSTATUS(pclose(pipe));
   return result;
+}
+
+Result run_program(const std::string& arguments) {
+  return run_command(std::string("'") + VALIDATE_PROGRAM + "' " + arguments);
 }
 
 TEST(ValidateProgram, PrintsEveryRowAndTheSummary) {
@@ -101,6 +105,24 @@ TEST(ValidateProgram, EndsWithStatus2AndASentenceForBadInput) {
     EXPECT_THAT(result.output, Not(HasSubstr("terminate"))) << arguments;
     EXPECT_FALSE(result.output.empty()) << arguments;
   }
+}
+
+// The page has these rows and no others: a change of a predictor, of a constant
+// or of the script changes them. The fits themselves take minutes.
+TEST(FitOfTheH100, PrintsTheRowsOfThePage) {
+  const std::string bench = std::string(SHARDBOOK_ROOT) + "/bench";
+  const Result result =
+      run_command("python3 -B '" + bench + "/validate/fit_h100.py' '" +
+                  VALIDATE_PROGRAM + "' --known");
+  EXPECT_EQ(result.status, 0) << result.output;
+  std::ifstream page(bench + "/README.md");
+  std::string rows;
+  for (std::string line; std::getline(page, line);) {
+    const bool is_row =
+        line.rfind("| fitted: ", 0) == 0 || line.rfind("| left out", 0) == 0;
+    if (is_row) rows += line + "\n";
+  }
+  EXPECT_EQ(result.output, rows);
 }
 
 }  // namespace
