@@ -1,8 +1,10 @@
 // The engine: one JSON config chooses among all strategies of the book.
 //
 //   ch15_engine --world-size 4 --config ds.json
-//   ch15_engine --world-size 4 --config chapters/15_engine/configs/moe.json
-//   ch15_engine --world-size 8 --config chapters/15_engine/configs/pipeline.json
+//   ch15_engine --world-size 4 --dtype f64
+//     --config chapters/15_engine/configs/moe.json
+//   ch15_engine --world-size 8 --steps 10
+//     --config chapters/15_engine/configs/pipeline.json
 //
 // Read before: 14_hybrid_3d. The last chapter.
 

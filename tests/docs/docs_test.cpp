@@ -314,6 +314,20 @@ TEST(Pages, QuotedRunsCanBeTypedAndLearn) {
   EXPECT_GT(num_losses, 20);
 }
 
+// Programs are not in the reader's PATH.
+TEST(Pages, CommandsBeginWithTheScript) {
+  static const std::regex kProgram("(^|`)(ch[0-9][0-9]_[a-z0-9_]+ -[^`]*)");
+  for (const fs::path& page : all_pages()) {
+    int number = 0;
+    for (const std::string& line : split_lines(read_file(page))) {
+      ++number;
+      std::smatch found;
+      EXPECT_FALSE(std::regex_search(line, found, kProgram))
+          << place(page, number) << ": " << found[2] << ": ./shardbook run";
+    }
+  }
+}
+
 // Two suites may run on one machine.
 TEST(Tests, WriteToFoldersOfTheirOwn) {
   static const std::regex kFixed(
