@@ -24,6 +24,15 @@ Plan gpt_plan() {
           {"transformer.h.*.mlp", pairwise()}};
 }
 
+TEST(DTensorGpt, HeadsDoNotFitEveryNumberOfRanks) {
+  const std::string heads = error_on_ranks(4, [](ProcessGroup& world) {
+    DeviceMesh devices(world, Topology({"tp"}, {4}));
+    Gpt model(small_gpt(), f64_init());
+    parallelize_module(model, Mesh(devices), gpt_plan());
+  });
+  EXPECT_TRUE(has_text(heads, "has 6 heads for tp=4"));
+}
+
 TEST(DTensorGpt, BlocksEqualOneDeviceWithTwoAllReducesEachWay) {
   const std::int64_t n = 3, s = 8, h = 24, layers = 2;
   std::vector<std::int64_t> tokens, next;

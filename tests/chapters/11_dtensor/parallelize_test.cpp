@@ -289,12 +289,6 @@ TEST(DTensorPlanErrors, NameWhatIsWrong) {
                        "'1' is a Relu; colwise and rowwise are for Linear and "
                        "Embedding"));
   EXPECT_EQ(plan_error({{"0", colwise()}, {"2", rowwise()}}), "");
-  const std::string heads = error_on_ranks(4, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {4}));
-    Gpt model(small_gpt(), f64_init());
-    parallelize_module(model, Mesh(devices), gpt_plan());
-  });
-  EXPECT_TRUE(has_text(heads, "has 6 heads for tp=4"));
 }
 
 TEST(DTensorPlanErrors, AnOptimizerThatCameFirstIsFound) {
