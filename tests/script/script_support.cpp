@@ -53,6 +53,11 @@ done
 }  // namespace
 
 void Script::SetUp() {
+  // Wishes of the caller, such as those of .ci/run
+  for (const char* name :
+       {"SHARDBOOK_MESON_OPTIONS", "CXX", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"}) {
+    unsetenv(name);
+  }
   root_ = (fs::path(testing::TempDir()) / "script-XXXXXX").string();
   ASSERT_NE(mkdtemp(root_.data()), nullptr);
   copy_python("/chapters/table");
