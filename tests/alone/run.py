@@ -81,7 +81,8 @@ def main():
             source, done = run.result()
             if done.returncode:
                 failed += 1
-                print(f"FAILED {source.relative_to(ROOT)}\n{done.stderr}",
+                print(f"FAILED {source.relative_to(ROOT)}, status "
+                      f"{done.returncode}\n{done.stderr}",
                       flush=True)
     print(f"{len(runs) - failed} sources compile alone, {failed} do not")
     return 1 if failed or not runs else 0
