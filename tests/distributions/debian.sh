@@ -104,7 +104,7 @@ if ((core_only)); then commands='./shardbook test --jobs "$1" core kernels'; fi
 inside='set -e
   mount -t proc proc "$1/proc"
   mount --rbind /sys "$1/sys"
-  mount --bind /dev "$1/dev"
+  mount --rbind /dev "$1/dev"
   mount -t tmpfs tmpfs "$1/dev/shm"
   mkdir -p "$1/root/.cache/ccache"
   mount --bind "$2" "$1/root/.cache/ccache"
