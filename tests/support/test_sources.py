@@ -1,10 +1,11 @@
 """Whether the sources have a test that a pattern may match, asked before a build.
 
-TEST and TEST_F have their names in the sources. Those of TEST_P and typed tests
-get a prefix and a suffix as the program runs, of numbers and words: those of
-strings in files that instantiate tests or name their worlds (*_worlds.cpp), names
-of clusters, tables, chapters and element types. A pattern with other words matches nothing. That none is refused
-which a test has, filters_test.py asks all programs that are built.
+The sources have the whole names of TEST and TEST_F. TEST_P and typed tests get a
+prefix and a suffix as the program runs. These consist of numbers and of words:
+strings in files that instantiate tests or name their worlds (*_worlds.cpp), and
+names of clusters, tables, chapters and element types. A pattern with other words
+matches nothing. filters_test.py asks all programs that are built whether any name
+of theirs would be refused.
 """
 
 import fnmatch

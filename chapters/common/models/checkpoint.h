@@ -30,8 +30,9 @@ std::string first_not_finite(Module& model);
 /// Fills the model from FILE.safetensors, or from a FILE.safetensors.index.json
 /// with its shards. Names may lack the leading "transformer.", have the prefixes
 /// of PyTorch's wrappers, and for a ResNet be torchvision's or transformers'
-/// (internal/weight_names.h). Floating dtypes are converted; further tensors in the file
-/// are ignored, except an output layer that differs from the token embedding.
+/// (internal/weight_names.h). Floating dtypes are converted; further tensors in
+/// the file are ignored, except an output layer that differs from the token
+/// embedding: that is refused.
 /// Throws Error that names the file, the tensor, and what differs.
 void load_model(const std::string& path, Module& model);
 

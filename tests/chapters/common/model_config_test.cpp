@@ -96,8 +96,9 @@ std::string refusal(const std::string& json) {
   return "";
 }
 
-// Each key would change what the model computes; the value that means what is
-// computed here is as good as none. Catches a row that is lost from the table.
+// Each key's first value would change what the model computes. Its second value
+// is what the model computes here, so it is accepted. This catches a row that is
+// lost from the table.
 TEST(ModelConfig, KeysThatWouldChangeTheFunctionAreRefused) {
   const std::vector<std::array<std::string, 3>> keys = {
       {"tie_word_embeddings", "false", "true"},

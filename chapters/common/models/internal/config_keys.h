@@ -12,12 +12,11 @@ namespace shardbook::config_keys {
 
 constexpr std::int64_t kMostOfASize = (std::int64_t{1} << 31) - 1;
 
-// Each sets `value` where the key is present.
-/// From 1 to `most`.
+/// Sets `value`, from 1 to `most`, where the key is present.
 void read_size(const nlohmann::json& object, const std::string& label,
                const char* key, std::int64_t* value,
                std::int64_t most = kMostOfASize);
-/// From 0 to below 1.
+/// Sets `value`, from 0 to below 1, where the key is present.
 void read_fraction(const nlohmann::json& object, const std::string& label,
                    const char* key, double* value);
 
