@@ -27,9 +27,11 @@ void append(const Runs& runs, std::int64_t begin, std::int64_t count,
   }
 }
 
-Runs cut(const Runs& runs, std::int64_t length, const Shard& shard) {
+Runs cut(const Runs& runs, const Shard& shard) {
+  std::int64_t length = 0;
+  for (const IndexRun& run : runs) length += run.count;
   const std::int64_t block = length / shard.blocks;
-  const std::int64_t own = block / shard.count;
+  const std::int64_t own = (block + shard.count - 1) / shard.count;
   Runs result;
   for (std::int64_t b = 0; b < shard.blocks; ++b) {
     append(runs, b * block + shard.index * own, own, result);
@@ -80,9 +82,20 @@ Shape shape_of(const Shards& shards, const Shape& whole) {
   for (const Shard& shard : shards) {
     if (shard.count == 1) continue;
     const auto d = static_cast<std::size_t>(shard.dim);
-    SB_CHECK(d < part.size() && shard.index >= 0 && shard.index < shard.count &&
-                 part[d] % (shard.blocks * shard.count) == 0,
-             "shard ", shard.index, " of ", shard.count, ": dim ", shard.dim,
+    const bool is_valid =
+        d < part.size() && shard.index >= 0 && shard.index < shard.count;
+    if (shard.length > 0) {
+      SB_CHECK(is_valid && part[d] == shard.length && shard.blocks == 1,
+               "shard ", shard.index, " of ", shard.count, ": dim ", shard.dim,
+               " of shape ", shape_text(part), " has not the length ",
+               shard.length);
+      const std::int64_t own = (shard.length + shard.count - 1) / shard.count;
+      part[d] =
+          std::clamp<std::int64_t>(shard.length - shard.index * own, 0, own);
+      continue;
+    }
+    SB_CHECK(is_valid && part[d] % (shard.blocks * shard.count) == 0, "shard ",
+             shard.index, " of ", shard.count, ": dim ", shard.dim,
              " of shape ", shape_text(part), " does not divide into ",
              shard.blocks, " blocks of ", shard.count, " equal parts");
     part[d] /= shard.count;
@@ -90,14 +103,20 @@ Shape shape_of(const Shards& shards, const Shape& whole) {
   return part;
 }
 
+Shape whole_shape(const Shards& shards, Shape part) {
+  for (auto shard = shards.rbegin(); shard != shards.rend(); ++shard) {
+    std::int64_t& size = part[static_cast<std::size_t>(shard->dim)];
+    size = shard->length > 0 ? shard->length : size * shard->count;
+  }
+  return part;
+}
+
 std::vector<IndexRun> runs_of(const Shards& shards, const Shape& whole,
                               std::int64_t dim) {
-  std::int64_t length = whole[static_cast<std::size_t>(dim)];
-  Runs runs = {{0, length}};
+  Runs runs = {{0, whole[static_cast<std::size_t>(dim)]}};
   for (const Shard& shard : shards) {
     if (shard.dim != dim || shard.count == 1) continue;
-    runs = cut(runs, length, shard);
-    length /= shard.count;
+    runs = cut(runs, shard);
   }
   return runs;
 }

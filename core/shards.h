@@ -5,6 +5,7 @@
 //   Shards{{1, r, t, 3}}            // c_attn's weight: r's heads of q, k and v
 //   Shards{{0, i, q}, {1, j, q}}    // block (i, j) of a matrix on q x q ranks
 //   Shards{{0, j, q}, {0, i, q}}    // piece i of piece j of a vector
+//   Shards{{0, r, d, 1, rows}}      // part r of rows that d need not divide
 //
 // The same list draws a part of the initial weights, takes it out of a file,
 // and puts it back into the whole.
@@ -20,23 +21,30 @@ namespace shardbook {
 /// A part of a tensor: `dim` is cut into `blocks` equal blocks (attention's
 /// queries, keys and values are three), and each block into `count` equal
 /// parts, of which this is number `index`. A count of 1: all of it.
+///
+/// With `length`, the elements of `dim` before this cut, parts may be uneven:
+/// each has ceil(length / count), and the last ones are short or empty
+/// (torch.chunk).
 struct Shard {
   std::int64_t dim = 0;
   std::int64_t index = 0;
   std::int64_t count = 1;
   std::int64_t blocks = 1;
+  std::int64_t length = 0;
 
   bool operator==(const Shard& other) const {
     return dim == other.dim && index == other.index && count == other.count &&
-           blocks == other.blocks;
+           blocks == other.blocks && length == other.length;
   }
 };
 /// Cuts one after another: each cuts what the one before has left.
 using Shards = std::vector<Shard>;
 
 /// The shape of the part of a tensor of shape `whole`. Throws Error when a
-/// dimension does not divide.
+/// dimension does not divide, or has another length than a shard says.
 Shape shape_of(const Shards& shards, const Shape& whole);
+/// The shape of the tensor that has a part of shape `part`.
+Shape whole_shape(const Shards& shards, Shape part);
 
 /// Consecutive indices of the whole along one dimension.
 struct IndexRun {

@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
+    chapter.fold_class = dtensor::fold_class(options, how);
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
       // 3. Name the axes of the device mesh: dp and tp.
       DeviceMesh mesh(world, dtensor::topology_of(how, world.size()));

@@ -30,21 +30,22 @@ std::vector<Shape> shapes_of(Module& module) {
 }  // namespace
 
 Tensor borrowed(const Tensor& parameter, const Mesh& dp,
-                const Placement& placement) {
+                const Placement& placement, const Shape& whole) {
   if (dp.shape()[0] == 1) return parameter;
-  return from_local(parameter, dp, {placement})
+  return from_local(parameter, dp, {placement}, whole)
       .redistribute({replicate()})
       .to_local({partial()});
 }
 
 void lend_parameters(Module& module, const Mesh& dp, const Placement& placement,
+                     const std::vector<Shape>& whole,
                      const std::function<void(Module&)>& inside) {
   const auto own = std::make_shared<Tensors>();
-  const auto lend = [dp, placement, own](Module& module, Tensors&) {
+  const auto lend = [dp, placement, whole, own](Module& module, Tensors&) {
     own->clear();
     module.replace_tensors([&](const std::string&, const Tensor& tensor) {
       own->push_back(tensor);
-      return borrowed(tensor, dp, placement);
+      return borrowed(tensor, dp, placement, whole[own->size() - 1]);
     });
   };
   const auto take_back = [own](Module& module, Tensors&) {
@@ -62,7 +63,7 @@ void replicate_parameters(Module& model, const Mesh& dp) {
   for (const NamedModule& each : model.named_modules()) {
     const bool is_layer = each.module->named_modules().size() == 1;
     if (is_layer && !each.module->parameters().empty()) {
-      lend_parameters(*each.module, dp, replicate());
+      lend_parameters(*each.module, dp, replicate(), shapes_of(*each.module));
     }
   }
 }

@@ -22,16 +22,17 @@
 
 namespace shardbook::dtensor {
 
-/// A parameter as a forward borrows it: whole; the gradient of the result is a
-/// term of a sum over the ranks of `dp`. Shards are equal. On one rank it is the
+/// A parameter as a forward borrows it: of shape `whole`; the gradient of the
+/// result is a term of a sum over the ranks of `dp`. On one rank it is the
 /// parameter itself.
 Tensor borrowed(const Tensor& parameter, const Mesh& dp,
-                const Placement& placement);
+                const Placement& placement, const Shape& whole);
 
-/// Lends the module's parameters to each of its forwards. Hooks that `inside`
-/// adds run within.
+/// Lends the module's parameters, `whole` their shapes, to each of its forwards.
+/// Hooks that `inside` adds run within.
 void lend_parameters(
     Module& module, const Mesh& dp, const Placement& placement,
+    const std::vector<Shape>& whole,
     const std::function<void(Module&)>& inside = [](Module&) {});
 
 /// DDP: lends every layer its parameters as replicas. Gradients are sums over

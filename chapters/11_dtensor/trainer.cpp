@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <memory>
-#include <numeric>
 
 #include "chapters/11_dtensor/ops.h"
 #include "chapters/11_dtensor/picture.h"
@@ -22,23 +22,47 @@ const Style* style_of(const std::string& name) {
   return name.ends_with("c_proj") ? &row : nullptr;
 }
 
-// Where a rank's part of a parameter lies: tp cuts first, dp cuts tp's part.
-Shards shards_of(const std::string& name, const Topology& grid, int rank,
-                 bool is_fsdp) {
-  Shards shards;
-  const int t = grid.size("tp"), d = grid.size("dp");
+// The shape of a parameter on one device.
+Shape whole_of(const std::string& name, const ModelConfig& config) {
+  const std::int64_t h = config.n_embd;
+  if (name.ends_with("wte.weight")) return {config.vocab_size, h};
+  if (name.ends_with("wpe.weight")) return {config.n_positions, h};
+  const auto has = [&name](const char* part) {
+    return name.find(part) != std::string::npos;
+  };
+  const std::int64_t out = has("c_attn") ? 3 * h : has("c_fc") ? 4 * h : h;
+  if (name.ends_with("bias") || has("ln_")) return {out};
+  return {has("mlp.c_proj") ? 4 * h : h, out};
+}
+
+// How tp cuts a parameter.
+Shards cuts_of_tp(const std::string& name, const Topology& grid, int rank) {
+  const int t = grid.size("tp");
   const std::size_t dot = name.rfind('.');
   const Style* style = style_of(name.substr(0, dot));
   const bool is_bias = name.substr(dot + 1) == "bias";
-  if (t > 1 && style != nullptr) {
-    const bool is_column = style->kind == Style::Kind::kColwise;
-    if (is_column || !is_bias) {
-      shards.push_back({is_column && !is_bias ? 1 : 0,
-                        grid.coordinate(rank, "tp"), t, style->blocks});
-    }
-  }
+  if (t == 1 || style == nullptr) return {};
+  const bool is_column = style->kind == Style::Kind::kColwise;
+  if (!is_column && is_bias) return {};
+  return {{is_column && !is_bias ? 1 : 0, grid.coordinate(rank, "tp"), t,
+           style->blocks}};
+}
+
+// The part of a parameter that tp leaves to each of its ranks.
+Shape shape_on_tp(const std::string& name, const Topology& grid,
+                  const ModelConfig& config) {
+  return shape_of(cuts_of_tp(name, grid, 0), whole_of(name, config));
+}
+
+// Where a rank's part of a parameter lies: tp cuts first, and dp cuts the rows of
+// tp's part, which it need not divide.
+Shards shards_of(const std::string& name, const Topology& grid, int rank,
+                 const ModelConfig& config, bool is_fsdp) {
+  Shards shards = cuts_of_tp(name, grid, rank);
+  const int d = grid.size("dp");
   if (d > 1 && is_fsdp) {
-    shards.push_back({0, grid.coordinate(rank, "dp"), d, 1});
+    shards.push_back({0, grid.coordinate(rank, "dp"), d, 1,
+                      shape_on_tp(name, grid, config)[0]});
   }
   return shards;
 }
@@ -53,18 +77,6 @@ void check_sizes(const Options& options, const TrainerOptions& how,
   SB_CHECK(options.batch % (d * how.micro_batches) == 0, "--batch ",
            options.batch, ": dp=", d, " times --micro-batches ",
            how.micro_batches, " does not divide it");
-  if (how.data_parallel != "fsdp") return;
-  SB_CHECK(config.vocab_size % d == 0, "--data-parallel fsdp: the ",
-           config.vocab_size, " rows of ", options.model,
-           "'s vocabulary do not divide over dp=", d,
-           "; give --data-parallel ddp, or a model with a vocab_size of ",
-           padded_vocabulary(config.vocab_size, d));
-  for (const std::int64_t rows : {config.n_embd / t, config.n_positions}) {
-    SB_CHECK(rows % d == 0, "--data-parallel fsdp: a parameter with ", rows,
-             " rows does not divide over dp=", d,
-             "; give --data-parallel ddp, or a dp that divides ",
-             std::gcd(config.n_embd / t, config.n_positions));
-  }
 }
 
 Placement placement_of(const TrainerOptions& how) {
@@ -76,15 +88,16 @@ DTensor own_rows(const Tensor& whole, const Mesh& dp) {
   return cut_tensor(whole, dp, {shard(0)});
 }
 
-ShardedModel sharded_model(const TrainerOptions& how, DeviceMesh& devices) {
+ShardedModel sharded_model(const TrainerOptions& how, DeviceMesh& devices,
+                           const ModelConfig& config) {
   const Mesh dp(devices, {"dp"}), tp(devices, {"tp"});
   const Topology grid = devices.topology();
   const bool is_fsdp = how.data_parallel == "fsdp";
   const Placement placement = placement_of(how);
   const int rank = devices.world().rank();
   ShardedModel model;
-  model.layout = [grid, is_fsdp](const std::string& name, int rank) {
-    return shards_of(name, grid, rank, is_fsdp);
+  model.layout = [=](const std::string& name, int rank) {
+    return shards_of(name, grid, rank, config, is_fsdp);
   };
   const auto part_of = [layout = model.layout, rank](const std::string& name,
                                                      InitOptions init) {
@@ -92,10 +105,14 @@ ShardedModel sharded_model(const TrainerOptions& how, DeviceMesh& devices) {
     return init;
   };
   const auto lend =
-      [dp, placement](
-          Module& module,
+      [=](
+          const std::string& name, Module& module,
           const std::function<void(Module&)>& inside = [](Module&) {}) {
-        lend_parameters(module, dp, placement, inside);
+        std::vector<Shape> whole;
+        for (const NamedTensor& each : module.named_parameters()) {
+          whole.push_back(shape_on_tp(name + "." + each.name, grid, config));
+        }
+        lend_parameters(module, dp, placement, whole, inside);
       };
   const LayerFactory one_device;
   LayerFactory& layers = model.layers;
@@ -108,7 +125,7 @@ ShardedModel sharded_model(const TrainerOptions& how, DeviceMesh& devices) {
         name + ".weight", {in, out}, stddev, part_of(name + ".weight", init));
     made->bias =
         make_constant_parameter({out}, 0, part_of(name + ".bias", init));
-    lend(*made, [&](Module& module) {
+    lend(name, *made, [&](Module& module) {
       add_layout_hooks(module, tp, *style_of(name), in, out);
     });
     return {std::move(made)};
@@ -126,7 +143,7 @@ ShardedModel sharded_model(const TrainerOptions& how, DeviceMesh& devices) {
       batch.first += batch.stride *
                      ceil_part(rows, dp.shape()[0], dp.coordinate()[0]).offset;
     });
-    lend(*made);
+    lend(name, *made);
     return made;
   };
   layers.position_embedding = [=](const std::string& name, std::int64_t rows,
@@ -136,14 +153,15 @@ ShardedModel sharded_model(const TrainerOptions& how, DeviceMesh& devices) {
                                          part_of(name + ".weight", init));
   };
   layers.positions = [=](AnyModule& wpe, const Tensor& tokens) {
-    return slice(borrowed(wpe.as<Embedding>().weight, dp, placement), 0, 0,
-                 tokens.size(-1));
+    const Tensor weight = borrowed(wpe.as<Embedding>().weight, dp, placement,
+                                   whole_of("wpe.weight", config));
+    return slice(weight, 0, 0, tokens.size(-1));
   };
   layers.layer_norm = [=](const std::string& name, std::int64_t width,
                           double eps, const InitOptions& init) {
     AnyModule made = one_device.layer_norm(name, width, eps,
                                            part_of(name + ".weight", init));
-    lend(*made);
+    lend(name, *made);
     return made;
   };
   layers.attention = [tp](const Tensor& qkv, AttentionOptions options) {
@@ -155,7 +173,8 @@ ShardedModel sharded_model(const TrainerOptions& how, DeviceMesh& devices) {
     return shardbook::attention(qkv, options);
   };
   layers.logits = [=](const Tensor& x, AnyModule& wte) {
-    const Tensor weight = borrowed(wte.as<Embedding>().weight, dp, placement);
+    const Tensor weight = borrowed(wte.as<Embedding>().weight, dp, placement,
+                                   whole_of("wte.weight", config));
     const Tensor rows = shardbook::reshape(x, {-1, weight.size(1)});
     return shardbook::reshape(shardbook::matmul(rows, weight, false, true),
                               {x.size(0), x.size(1), weight.size(0)});
@@ -200,11 +219,35 @@ Topology topology_of(const TrainerOptions& how, int world_size) {
   return Topology({"dp", "tp"}, sizes);
 }
 
+// Rows that dp does not divide give the last ranks smaller parts.
+FoldClass fold_class(const Options& options, const TrainerOptions& how) {
+  if (how.data_parallel != "fsdp") return one_class;
+  const Topology grid = topology_of(how, options.world_size);
+  const ModelConfig config = sharded_gpt_config(options);
+  const int d = grid.size("dp");
+  std::map<std::vector<std::int64_t>, int> classes;
+  std::vector<int> class_of;
+  for (int r = 0; r < d; ++r) {
+    std::vector<std::int64_t> sizes;
+    for (const char* name :
+         {"wte.weight", "wpe.weight", "ln_f.weight", "c_attn.bias", "c_fc.bias",
+          "attn.c_proj.weight", "mlp.c_proj.weight"}) {
+      const std::int64_t rows = shape_on_tp(name, grid, config)[0];
+      sizes.push_back(ceil_part(rows, d, r).size);
+    }
+    const auto next = static_cast<int>(classes.size());
+    class_of.push_back(classes.emplace(sizes, next).first->second);
+  }
+  return [class_of, grid](int rank) {
+    return class_of[static_cast<std::size_t>(grid.coordinate(rank, "dp"))];
+  };
+}
+
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
                  DeviceMesh& devices)
     : ShardedTrainer(checked(options, how, devices),
-                     sharded_model(how, devices), devices.world(),
-                     how.micro_batches),
+                     sharded_model(how, devices, sharded_gpt_config(options)),
+                     devices.world(), how.micro_batches),
       how_(how),
       devices_(devices),
       d_(devices.size("dp")),
@@ -213,20 +256,16 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how,
 std::string Trainer::remarks() {
   if (devices_.world().rank() != 0) return "";
   const Topology& grid = devices_.topology();
-  const auto h = config().n_embd;
-  const std::vector<std::pair<std::string, Shape>> shown = {
-      {"wte.weight", {config().vocab_size, h}},
-      {"h.*.ln_1.weight", {h}},
-      {"h.*.attn.c_attn.weight", {h, 3 * h}},
-      {"h.*.attn.c_proj.weight", {h, h}},
-      {"h.*.mlp.c_fc.weight", {h, 4 * h}},
-      {"h.*.mlp.c_proj.weight", {4 * h, h}}};
   std::vector<Held> rows;
-  for (const auto& [name, shape] : shown) {
-    const std::string& parameter = name;
-    rows.push_back(held_by(name, shape, grid.world_size(), [&](int rank) {
-      return shards_of(parameter, grid, rank, how_.data_parallel == "fsdp");
-    }));
+  for (const std::string name :
+       {"wte.weight", "h.*.ln_1.weight", "h.*.attn.c_attn.weight",
+        "h.*.attn.c_proj.weight", "h.*.mlp.c_fc.weight",
+        "h.*.mlp.c_proj.weight"}) {
+    rows.push_back(held_by(name, whole_of(name, config()), grid.world_size(),
+                           [&](int rank) {
+                             return shards_of(name, grid, rank, config(),
+                                              how_.data_parallel == "fsdp");
+                           }));
   }
   if (!how_.picture.empty()) {
     std::ofstream file(how_.picture);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chapters/11_dtensor/parallelize.h"
+#include "chapters/common/run/worlds.h"
 #include "chapters/common/sharded/sharded_trainer.h"
 #include "comm/device_mesh.h"
 
@@ -29,10 +30,13 @@ struct TrainerOptions {
 /// Error where they do not give the world size.
 Topology topology_of(const TrainerOptions& how, int world_size);
 
+/// Which ranks do the same: the `sim` world runs one of each class.
+FoldClass fold_class(const Options& options, const TrainerOptions& how);
+
 class Trainer : public ShardedTrainer {
  public:
-  /// `devices` has the axes of topology_of. Throws Error where heads, widths or
-  /// rows do not divide. Collective.
+  /// `devices` has the axes of topology_of. Throws Error where heads or samples do
+  /// not divide. Collective.
   Trainer(const Options& options, const TrainerOptions& how,
           DeviceMesh& devices);
 
@@ -45,9 +49,6 @@ class Trainer : public ShardedTrainer {
   MemoryBill bill() const;
 
  private:
-  /// Elements of all parameters on this rank with tp's cuts alone.
-  double parameters_of_tp() const;
-
   TrainerOptions how_;
   DeviceMesh& devices_;
   double d_, t_;

@@ -41,12 +41,31 @@ TEST(Shards, PartsDoNotDependOnTheOrderOfCutsInDifferentDimensions) {
             elements(take_part(whole, {{0, 1, 4}, {1, 1, 2, 3}})));
 }
 
+// 12 rows, of which part 1 of 2 has 6, cut in 4: 2, 2, 2 and none
+TEST(Shards, PartsWithALengthMayBeUneven) {
+  const auto parts = [](std::int64_t i) {
+    return Shards{{0, 1, 2}, {0, i, 4, 1, 6}};
+  };
+  EXPECT_EQ(elements(take_part(counted({12}), parts(1))),
+            (std::vector<std::int64_t>{8, 9}));
+  EXPECT_EQ(shape_of(parts(3), {12, 3}), (Shape{0, 3}));
+  EXPECT_EQ(whole_shape(parts(3), {0, 3}), (Shape{12, 3}));
+  EXPECT_THROW(shape_of(parts(0), {10}), Error);
+}
+
+// A later cut starts from what the short part has
+TEST(Shards, AShortPartIsCutFurther) {
+  const Shards shards = {{0, 1, 2, 1, 5}, {0, 1, 2}};
+  EXPECT_EQ(elements(take_part(counted({5}), shards)),
+            (std::vector<std::int64_t>{4}));
+}
+
 TEST(Shards, PartsThatArePutBackMakeTheWhole) {
   const Tensor whole = counted({4, 12, 2});
   const Tensor again = Tensor::zeros(whole.shape(), whole.options());
   for (int i = 0; i < 2; ++i) {
     for (int j = 0; j < 2; ++j) {
-      const Shards shards = {{0, i, 2}, {1, j, 2, 3}};
+      const Shards shards = {{0, i, 2, 1, 4}, {1, j, 2, 3}};
       put_part(again, take_part(whole, shards), shards);
     }
   }

@@ -139,12 +139,12 @@ dtensor("trainer.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
 
 # Moments of backward that are the peak of some models
 PEAKS = "DTensorTrainerPeaks.*"
-dtensor("bill.cpp", "tail + (1 + sum - lent) * z.table;", "tail;", PEAKS)
-dtensor("bill.cpp", "last + (1 + sum - lent) * z.matrix;", "last;", PEAKS)
-dtensor("bill.cpp", "std::max(z.used_positions, sum * z.positions);",
+dtensor("bill.cpp", "tail + z.table.both();", "tail;", PEAKS)
+dtensor("bill.cpp", "last + z.matrix.both();", "last;", PEAKS)
+dtensor("bill.cpp", "std::max(z.used_positions, z.positions.sum);",
         "z.used_positions;", PEAKS)
-dtensor("bill.cpp", "first - z.x + (1 + sum - lent) * z.table;", "first;", PEAKS)
-dtensor("bill.cpp", "std::max(z.used_positions + z.positions, head)", "head",
+dtensor("bill.cpp", "first - z.x + z.table.both();", "first;", PEAKS)
+dtensor("bill.cpp", "std::max(z.used_positions + z.positions.term, head)", "head",
         PEAKS)
 
 # --- 12 -----------------------------------------------------------------------

@@ -50,7 +50,8 @@ const std::vector<Way>& all_ways() {
       {"08_tensor_parallel_2d", "--world-size 4"},
       {"09_tensor_parallel_2p5d", "--world-size 8"},
       {"10_tensor_parallel_3d", "--world-size 8"},
-      {"11_dtensor", "--world-size 4 --mesh 2x2"},
+      // Shards of uneven rows
+      {"11_dtensor", "--world-size 6 --mesh 3x2 --batch 6"},
       {"12_sequence_parallel", "--world-size 2"},
       {"13_moe", "--world-size 4 --ep 2 --noise rsample --clip 0.5"},
       {"13_moe", "--world-size 4 --tp 2 --zero-stage 2 --cpu-offload"},

@@ -183,10 +183,7 @@ void load_model(const std::string& path, Module& model, const PartOf& part_of) {
     }
     const SafetensorsEntry& entry = file.find(name);
     const PartOfFile part = part_of(target.name);
-    Shape needed = target.tensor.shape();
-    for (const Shard& shard : part.shards) {
-      needed[static_cast<std::size_t>(shard.dim)] *= shard.count;
-    }
+    Shape needed = whole_shape(part.shards, target.tensor.shape());
     const bool is_padded = part.rows > 0 && !entry.shape.empty() &&
                            entry.shape[0] <= part.rows &&
                            needed[0] == part.rows;

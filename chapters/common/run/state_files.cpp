@@ -28,7 +28,8 @@ Json place_of(const StatePart& part) {
   Json shards = Json::array();
   for (const Shard& each : part.shards) {
     if (each.count == 1) continue;
-    shards.push_back({each.dim, each.index, each.count, each.blocks});
+    shards.push_back(
+        {each.dim, each.index, each.count, each.blocks, each.length});
   }
   return {{"whole", part.whole},
           {"padded_rows", part.padded_rows},
@@ -177,7 +178,9 @@ void StateFiles::add(std::size_t file, const SafetensorsEntry& entry) {
     piece.updates = place.at("updates").get<std::int64_t>();
     piece.sum = place.at("sum").get<std::string>();
     for (const Json& each : place.at("shards")) {
-      piece.shards.push_back({each.at(0), each.at(1), each.at(2), each.at(3)});
+      // Files from before uneven parts have no length
+      piece.shards.push_back({each.at(0), each.at(1), each.at(2), each.at(3),
+                              each.size() > 4 ? each.at(4) : Json(0)});
       const Shard& shard = piece.shards.back();
       is_valid = is_valid && shard.count > 0 && shard.blocks > 0;
     }

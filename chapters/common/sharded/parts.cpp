@@ -19,14 +19,6 @@ int first_holder(const ParameterLayout& layout, const std::string& name,
   return first;
 }
 
-/// The parameter on one device; that of the embedding with its padding.
-Shape whole_shape(Shape shape, const Shards& shards) {
-  for (const Shard& shard : shards) {
-    shape[static_cast<std::size_t>(shard.dim)] *= shard.count;
-  }
-  return shape;
-}
-
 }  // namespace
 
 bool is_first_holder(const ParameterLayout& layout, const std::string& name,
@@ -58,7 +50,7 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
       ++tag;
       continue;
     }
-    const Shape shape = whole_shape(part.tensor.shape(), layout(part.name, 0));
+    const Shape shape = whole_shape(layout(part.name, 0), part.tensor.shape());
     Tensor whole = Tensor::empty(shape, {part.tensor.dtype(), Device()});
     for (int rank = 0; rank < group.size(); ++rank) {
       if (!is_first_holder(layout, part.name, rank)) continue;
@@ -82,7 +74,7 @@ void place_parts(TrainingState& state, const ParameterLayout& layout, int rank,
                  std::int64_t vocabulary) {
   for (StatePart& part : state.parts) {
     part.shards = layout(part.name, rank);
-    part.whole = whole_shape(part.whole, part.shards);
+    part.whole = whole_shape(part.shards, part.whole);
     if (part.name != kTokenEmbedding) continue;
     part.padded_rows = part.whole[0];
     part.whole[0] = vocabulary;
