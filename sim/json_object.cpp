@@ -15,15 +15,6 @@ constexpr std::size_t kLongestText = 60;
 constexpr std::size_t kLongestValue = 40;
 constexpr int kDeepest = 64;
 
-std::string list(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
-    text += names[i];
-  }
-  return text;
-}
-
 std::string unit_names(const Units& units) {
   std::vector<std::string> names;
   for (const Unit& unit : units) names.push_back(unit.name);
@@ -85,6 +76,15 @@ const Units& bytes_per_second() {
 const Units& flops_per_second() {
   static const Units units = {{"GFLOPS", 1e9}, {"TFLOPS", 1e12}};
   return units;
+}
+
+std::string list(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
+  }
+  return text;
 }
 
 std::string printable(const std::string& text) {
@@ -153,6 +153,46 @@ void check_depth(const std::string& text, const std::string& file) {
            " deep; give at most ", kDeepest, " levels");
 }
 
+std::string plain_json(const std::string& text) {
+  std::string plain = text;
+  std::size_t comma = std::string::npos;  // no value has followed it so far
+  const auto blank = [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < std::min(end, plain.size()); ++i) {
+      if (plain[i] != '\n') plain[i] = ' ';
+    }
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (c == '#' || (c == '/' && (next == '/' || next == '*'))) {
+      const bool is_block = next == '*' && c == '/';
+      std::size_t end =
+          text.find(is_block ? "*/" : "\n", i + (is_block ? 2 : 0));
+      // A comment that never ends stays, and is no JSON
+      if (is_block && end == std::string::npos) return plain;
+      end = std::min(end, text.size()) + (is_block ? 2 : 0);
+      blank(i, end);
+      i = end - 1;
+    } else if (c == '"') {
+      for (++i; i < text.size() && text[i] != '"'; ++i) i += text[i] == '\\';
+      comma = std::string::npos;
+    } else if ((c == '}' || c == ']') && comma != std::string::npos) {
+      plain[comma] = ' ';
+      comma = std::string::npos;
+    } else if (c == ',') {
+      // Two of them, or one behind nothing, are no JSON
+      const std::size_t before = plain.find_last_not_of(" \t\r\n", i - 1);
+      const bool follows =
+          i > 0 && before != std::string::npos &&
+          std::string("{[,").find(plain[before]) == std::string::npos;
+      comma = follows ? i : std::string::npos;
+    } else if (std::string(" \t\r\n").find(c) == std::string::npos) {
+      comma = std::string::npos;
+    }
+  }
+  return plain;
+}
+
 Json parse_json(const std::string& text, const std::string& file) {
   check_depth(text, file);
   // nlohmann-json keeps the last of two equal keys; here that is an error.
@@ -181,30 +221,65 @@ Json parse_json(const std::string& text, const std::string& file) {
   return json;
 }
 
-JsonObject::JsonObject(const Json& json, std::string file, std::string path)
-    : json_(json), file_(std::move(file)), path_(std::move(path)) {
-  SB_CHECK(json_.is_object(), file_, ": ", path_.empty() ? "/" : path_, ": ",
-           printable(json_), " is not allowed; give an object, {...}");
+namespace {
+
+/// A number without a fraction as an integer, up to 2^53, where each whole number
+/// is a double; anything else as it is.
+Json as_integer(const Json& value) {
+  const double number = value.is_number_float() ? value.get<double>() : 0.5;
+  const bool is_whole = number == std::floor(number) && number >= 0 &&
+                        number <= static_cast<double>(std::int64_t{1} << 53);
+  return is_whole ? Json(static_cast<std::int64_t>(number)) : value;
+}
+
+}  // namespace
+
+JsonObject::JsonObject(const Json& json, std::string file, std::string path,
+                       std::vector<std::string>* problems)
+    : json_(&json),
+      file_(std::move(file)),
+      path_(std::move(path)),
+      problems_(problems) {
+  if (json.is_object()) return;
+  check(false, file_, ": ", path_.empty() ? "/" : path_, ": ", printable(json),
+        " is not allowed; give an object, {...}");
+  static const Json empty = Json::object();
+  json_ = &empty;
 }
 
 std::string JsonObject::where(const std::string& key) const {
-  return file_ + ": " + path_ + "/" + key;
+  const auto other = other_names_.find(key);
+  const bool is_other = other != other_names_.end() && !json_->contains(key) &&
+                        json_->contains(other->second);
+  return file_ + ": " + path_ + "/" + (is_other ? other->second : key);
+}
+
+void JsonObject::also(const std::string& key, const std::string& other) {
+  other_names_[key] = other;
+  known_.push_back(other);
+  check(!json_->contains(key) || !json_->contains(other),
+        file_ + ": " + path_ + "/" + other, ": is another name of ", path_, "/",
+        key, ", which the file has as well; keep that one");
 }
 
 const Json* JsonObject::find(const std::string& key) {
   if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
     known_.push_back(key);
   }
-  const auto found = json_.find(key);
-  return found == json_.end() ? nullptr : &*found;
+  auto found = json_->find(key);
+  const auto other = other_names_.find(key);
+  if (found == json_->end() && other != other_names_.end()) {
+    found = json_->find(other->second);
+  }
+  return found == json_->end() ? nullptr : &*found;
 }
 
 void JsonObject::text(const std::string& key, std::string& value) {
   const Json* json = find(key);
   if (json == nullptr) return;
-  SB_CHECK(json->is_string(), where(key), ": ", printable(*json),
-           " is not allowed; give a text in quotes");
-  value = json->get<std::string>();
+  check(json->is_string(), where(key), ": ", printable(*json),
+        " is not allowed; give a text in quotes");
+  if (json->is_string()) value = json->get<std::string>();
 }
 
 void JsonObject::choice(const std::string& key,
@@ -212,45 +287,40 @@ void JsonObject::choice(const std::string& key,
                         std::string& value) {
   std::string chosen = value;
   text(key, chosen);
-  SB_CHECK(chosen == value ||
-               std::find(names.begin(), names.end(), chosen) != names.end(),
-           where(key), ": \"", printable(chosen), "\" is unknown; give ",
-           list(names));
-  value = chosen;
+  const bool is_known = chosen == value || std::find(names.begin(), names.end(),
+                                                     chosen) != names.end();
+  check(is_known, where(key), ": \"", printable(chosen), "\" is unknown; give ",
+        list(names));
+  if (is_known) value = chosen;
 }
 
 void JsonObject::flag(const std::string& key, bool& value) {
   const Json* json = find(key);
   if (json == nullptr) return;
-  SB_CHECK(json->is_boolean(), where(key), ": ", printable(*json),
-           " is not allowed; give true or false");
-  value = json->get<bool>();
+  check(json->is_boolean(), where(key), ": ", printable(*json),
+        " is not allowed; give true or false");
+  if (json->is_boolean()) value = json->get<bool>();
 }
 
 void JsonObject::integer(const std::string& key, std::int64_t min,
                          std::int64_t max, int& value) {
-  const Json* json = find(key);
-  if (json == nullptr) return;
-  value = static_cast<int>(integer_at(*json, where(key), min, max));
+  std::int64_t number = value;
+  whole(key, min, max, number);
+  value = static_cast<int>(number);
 }
 
 void JsonObject::whole(const std::string& key, std::int64_t min,
                        std::int64_t max, std::int64_t& value) {
   const Json* json = find(key);
   if (json == nullptr) return;
-  const double number = json->is_number_float() ? json->get<double>() : 0.5;
-  // Up to 2^53 every whole number is a double
-  const bool is_whole = number == std::floor(number) && number >= 0 &&
-                        number <= static_cast<double>(std::int64_t{1} << 53);
-  value = is_whole ? integer_at(Json(static_cast<std::int64_t>(number)),
-                                where(key), min, max)
-                   : integer_at(*json, where(key), min, max);
+  attempt([&] { value = integer_at(as_integer(*json), where(key), min, max); });
 }
 
 void JsonObject::number(const std::string& key, double min, double max,
                         double& value) {
   const Json* json = find(key);
-  if (json != nullptr) value = number_at(*json, where(key), min, max);
+  if (json == nullptr) return;
+  attempt([&] { value = number_at(*json, where(key), min, max); });
 }
 
 void JsonObject::quantity(const std::string& prefix, const Units& units,
@@ -261,36 +331,42 @@ void JsonObject::quantity(const std::string& prefix, const Units& units,
     const std::string key = prefix + "_" + unit.name;
     const Json* json = find(key);
     if (json == nullptr) continue;
-    SB_CHECK(given.empty(), where(key), ": says the same as ", given,
-             "; keep one of them");
-    given = key;
-    const double number = number_at(*json, where(key), 0, max / unit.factor);
-    SB_CHECK(zero || number > 0, where(key),
-             ": 0 is not allowed; give a number above 0");
-    value = number * unit.factor;
+    attempt([&] {
+      SB_CHECK(given.empty(), where(key), ": says the same as ", given,
+               "; keep one of them");
+      given = key;
+      const double number = number_at(*json, where(key), 0, max / unit.factor);
+      SB_CHECK(zero || number > 0, where(key),
+               ": 0 is not allowed; give a number above 0");
+      value = number * unit.factor;
+    });
   }
 }
 
+void JsonObject::check_key(const std::string& key, const Json& value) const {
+  if (!key.empty() && key[0] == '_') {
+    SB_CHECK(value.is_string(), where(printable(key)),
+             ": a remark is a text in quotes");
+    return;
+  }
+  if (std::find(known_.begin(), known_.end(), key) != known_.end()) return;
+  for (const auto& [prefix, units] : prefixes_) {
+    // "latency_min" is a wrong unit, "latenzy_us" is a wrong word.
+    if (key.rfind(prefix, 0) == 0) {
+      SB_FAIL(where(printable(key)), ": the unit \"",
+              printable(key.substr(prefix.size())), "\" is unknown; after \"",
+              prefix, "\" give ", unit_names(*units));
+    }
+  }
+  const std::string guess = nearest(key, known_);
+  SB_FAIL(where(printable(key)), ": unknown key; ",
+          guess.empty() ? "known are " + list(known_)
+                        : "did you mean \"" + guess + "\"?");
+}
+
 void JsonObject::finish() const {
-  for (const auto& [key, value] : json_.items()) {
-    if (!key.empty() && key[0] == '_') {
-      SB_CHECK(value.is_string(), where(printable(key)),
-               ": a remark is a text in quotes");
-      continue;
-    }
-    if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-    const std::string guess = nearest(key, known_);
-    for (const auto& [prefix, units] : prefixes_) {
-      // "latency_min" is a wrong unit, "latenzy_us" is a wrong word.
-      if (key.rfind(prefix, 0) == 0) {
-        SB_FAIL(where(printable(key)), ": the unit \"",
-                printable(key.substr(prefix.size())), "\" is unknown; after \"",
-                prefix, "\" give ", unit_names(*units));
-      }
-    }
-    SB_FAIL(where(printable(key)), ": unknown key; ",
-            guess.empty() ? "known are " + list(known_)
-                          : "did you mean \"" + guess + "\"?");
+  for (const auto& [key, value] : json_->items()) {
+    attempt([&, &key = key, &value = value] { check_key(key, value); });
   }
 }
 

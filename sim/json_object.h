@@ -6,13 +6,18 @@
 //   1e+06
 //
 // The caller says which keys there are; what the file leaves out stays as the
-// caller had it. Keys that begin with an underscore are remarks.
+// caller had it. Keys that begin with an underscore are remarks. The first
+// mistake throws, unless the caller gives a list in which all of them are
+// collected.
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/check.h"
 
 namespace shardbook::json_file {
 
@@ -40,11 +45,18 @@ void check_depth(const std::string& text, const std::string& file);
 /// Parses a whole file; checks its depth first.
 Json parse_json(const std::string& text, const std::string& file);
 
+/// JSON for a text that has Hjson's comments (#, //, /* */) or a comma before a
+/// closing bracket: spaces take their places, so that positions stay.
+std::string plain_json(const std::string& text);
+
 /// Text for a message: printable, and not too long.
 std::string printable(const std::string& text);
 std::string printable(const Json& value);
 /// The same with the elements of lists and objects, up to 40 characters.
 std::string shown(const Json& value);
+
+/// "a, b or c".
+std::string list(const std::vector<std::string>& names);
 
 /// The one of `known` that `word` is likely meant to be, by at most `most`
 /// letters that differ; empty if there is none.
@@ -54,22 +66,33 @@ std::string nearest(const std::string& word,
 
 class JsonObject {
  public:
-  /// `path` of the object in the file: "" or "/network".
-  JsonObject(const Json& json, std::string file, std::string path);
+  /// `path` of the object in the file: "" or "/network". With `problems`, each
+  /// message is added to them in place of an Error, and the value stays.
+  JsonObject(const Json& json, std::string file, std::string path,
+             std::vector<std::string>* problems = nullptr);
 
   const std::string& file() const { return file_; }
+  std::vector<std::string>* problems() const { return problems_; }
   std::string where(const std::string& key) const;
   /// The value, or null where the file has none.
   const Json* find(const std::string& key);
+  /// A second name of a key. A file has one of them.
+  void also(const std::string& key, const std::string& other);
+
+  /// Throws Error with the parts, or collects it, unless `holds`.
+  template <typename... Parts>
+  void check(bool holds, const Parts&... parts) const {
+    attempt([&] { SB_CHECK(holds, parts...); });
+  }
 
   // Each sets `value` where the key is present.
   void text(const std::string& key, std::string& value);
   void choice(const std::string& key, const std::vector<std::string>& names,
               std::string& value);
   void flag(const std::string& key, bool& value);
+  /// A whole number may also be written as 5e8.
   void integer(const std::string& key, std::int64_t min, std::int64_t max,
                int& value);
-  /// The same for sizes, which may also be written as 5e8.
   void whole(const std::string& key, std::int64_t min, std::int64_t max,
              std::int64_t& value);
   void number(const std::string& key, double min, double max, double& value);
@@ -77,13 +100,28 @@ class JsonObject {
   /// is true; `max` is in SI units.
   void quantity(const std::string& prefix, const Units& units, double max,
                 bool zero, double& value);
-  /// Call last: throws for a key that no call has named.
+  /// Call last: an Error for each key that no call has named.
   void finish() const;
 
  private:
-  const Json& json_;
+  template <typename Read>
+  void attempt(Read read) const {
+    try {
+      read();
+    } catch (const Error& error) {
+      if (problems_ == nullptr) throw;
+      problems_->emplace_back(error.what());
+    }
+  }
+
+  /// Throws Error for a key that no call has named.
+  void check_key(const std::string& key, const Json& value) const;
+
+  const Json* json_;
   std::string file_, path_;
+  std::vector<std::string>* problems_;
   std::vector<std::string> known_;
+  std::map<std::string, std::string> other_names_;
   std::vector<std::pair<std::string, const Units*>> prefixes_;
 };
 

@@ -28,6 +28,10 @@ class Filler {
     }
     option = value;
   }
+  bool is_given(const std::string& flag) const {
+    return std::any_of(given_.begin(), given_.end(),
+                       [&](const auto& each) { return each.first == flag; });
+  }
   /// The option has no place beside this section.
   void refuse(const char* flag, const std::string& key) {
     for (const auto& [name, text] : given_) {
@@ -71,14 +75,13 @@ void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
     filler.fill("--eps", to.eps, params + "eps", from.eps);
     to.dampening = from.dampening;
   }
-  if (config.gradient_clipping > 0) {
-    filler.fill("--clip", options.clip, "/gradient_clipping",
-                config.gradient_clipping);
-  }
+  if (!filler.is_given("--clip")) options.clip = config.gradient_clipping;
   if (!config.scheduler.type.empty()) {
     const std::string key = "/scheduler/type " + config.scheduler.type;
     filler.refuse("--lr-schedule", key);
-    filler.refuse("--warmup", key);
+    if (config.filled_from.count("--warmup") == 0) {
+      filler.refuse("--warmup", key);
+    }
     OptimizerConfig as_given;
     as_given.params = options.optimizer_options;
     options.rate = schedule_of(config, as_given);

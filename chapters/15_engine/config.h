@@ -11,10 +11,12 @@
 //   BatchSizes sizes = resolve_batch(config.batch, /*dp=*/4);
 //   config.to_json();                        // every key, with its value
 //
-// Three places give other answers than DeepSpeed, which accepts what it does not
-// know and has defaults that changed from version to version: an unknown key is an
-// error, "Adam" is Adam (not AdamW) unless adam_w_mode is true, and `remarks`
-// names each default that some version of DeepSpeed sets otherwise.
+// Defaults are those of DeepSpeed 0.19: "Adam" is AdamW unless adam_w_mode is
+// false, and gradients are clipped at 1 unless a key says otherwise. Every key of
+// DeepSpeed's is known (config_keys.cpp): it acts, or `remarks` says that it has no
+// effect here, or an error says which numbers it would change. `remarks` also names
+// each default that some version of DeepSpeed sets otherwise. A key that DeepSpeed
+// does not have is an error.
 //
 // microsoft/DeepSpeed, deepspeed/runtime/{config,constants}.py,
 // deepspeed/runtime/zero/config.py.
@@ -22,6 +24,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,7 +52,8 @@ BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp,
 struct OptimizerConfig {
   std::string type;  ///< "Adam", "AdamW" or "SGD"; empty: no section
   OptimizerOptions params;
-  /// "Adam": weight decay apart from the gradient, as AdamW.
+  /// "Adam": weight decay apart from the gradient, as AdamW. A file means it
+  /// unless it says false.
   bool adam_w_mode = false;
   /// The name that make_optimizer knows.
   std::string name() const;
@@ -143,30 +147,47 @@ struct DeepSpeedConfig {
   std::int64_t steps_per_print = 0;  ///< 0: never
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
-  double gradient_clipping = 0;
+  double gradient_clipping = 1;  ///< 0: off
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1;
   /// Of gradients on the wire: "fp32", "fp16", "bf16"; empty: as they are.
   std::string communication_data_type;
+  /// Of their sum over ranks that share a sample; empty: as they are.
+  std::string seq_parallel_communication_data_type;
+  /// In which micro-batches' gradients are summed; empty: as they are.
+  std::string grad_accum_dtype;
   bool bf16 = false;
   Fp16Config fp16;
   ZeroConfig zero;
   PipelineConfig pipeline;
+  /// The section asks for recomputation: of blocks, where layers have them.
+  bool activation_checkpointing = false;
   BookConfig book;
   bool wall_clock_breakdown = false;
-  /// What a reader who knows another version of DeepSpeed should be told.
+  /// Options whose values took the place of "auto".
+  std::set<std::string> filled_from;
+  /// Paths of the file whose values act.
+  std::vector<std::string> acts;
+  /// What was filled in for "auto", which keys of the file have no effect, and
+  /// what a reader who knows another version of DeepSpeed should be told.
   std::vector<std::string> remarks;
 
-  /// Reads the text of a config. Throws Error in one sentence that names the
-  /// file, the section, the key, its value and what is allowed; an unknown key
-  /// with the nearest known one. Keys that begin with '_' are remarks.
+  /// Reads the text of a config: JSON, with Hjson's comments and a comma before a
+  /// closing bracket. Throws Error with a line for each mistake, which names the
+  /// file, the key by its path, its value and what is allowed; an unknown key with
+  /// the nearest known one. Keys that begin with '_' are remarks.
   static DeepSpeedConfig parse(const std::string& text,
                                const std::string& label);
   /// The same for a file, or for a text that begins with '{'.
   static DeepSpeedConfig read(const std::string& file);
   /// Every key with its value. Parsing it again gives this config.
   std::string to_json() const;
+  /// The same, behind `acts` and `remarks` as keys that begin with '_'.
+  std::string explained() const;
 
+  /// "never", "attention", "blocks": the book's key, or what
+  /// activation_checkpointing asks for.
+  std::string recompute() const;
   /// bf16 or f16 where a section enables it, else `otherwise`.
   DType dtype(DType otherwise) const;
   /// Of gradients on the wire; none: as they are.
@@ -175,12 +196,30 @@ struct DeepSpeedConfig {
   bool divides_first() const;
 };
 
-/// Replaces values "auto" in the text of a config: `values` has JSON texts by
-/// path, such as {"/optimizer/params/lr", "0.001"}. A front end calls it, which
-/// knows what the user's objects say. An "auto" without a value stays, and is an
-/// error of `parse`; a path that is not "auto" stays as it is. Throws Error
-/// for a text that is no JSON.
-std::string fill_auto(const std::string& text, const std::string& label,
-                      const std::map<std::string, std::string>& values);
+/// The dtype of DeepSpeed's name: fp32, fp16, bf16.
+DType dtype_of(const std::string& name);
+/// Whether grad_accum_dtype asks for sums of g micro-batches that are wider than
+/// the dtype of training. Throws Error for narrower ones.
+bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g);
+
+/// A value in place of "auto": its JSON, and where it comes from. Empty JSON: the
+/// key goes, and the other keys say what it would have.
+struct AutoValue {
+  std::string json, source;
+};
+
+/// The text of a config without these values "auto", and a remark on each.
+struct FilledConfig {
+  std::string text;
+  std::vector<std::string> remarks;
+};
+
+/// Replaces values "auto" in the text of a config: `values` are by path, such as
+/// {"/optimizer/params/lr", {"0.001", "--lr"}}. A front end calls it, which knows
+/// what the user's objects or options say. An "auto" without a value stays; `parse`
+/// takes DeepSpeed's default where DeepSpeed does, else it is an error. A path that
+/// is not "auto" stays as it is. Throws Error for a text that is no JSON.
+FilledConfig fill_auto(const std::string& text, const std::string& label,
+                       const std::map<std::string, AutoValue>& values);
 
 }  // namespace shardbook::engine

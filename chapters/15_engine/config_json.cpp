@@ -105,46 +105,90 @@ Ordered book_json(const BookConfig& book) {
   return json;
 }
 
+void write(const DeepSpeedConfig& config, Ordered& json) {
+  const auto size = [&](const char* key, std::int64_t value) {
+    if (value > 0) json[key] = value;
+  };
+  size("train_batch_size", config.batch.train);
+  size("train_micro_batch_size_per_gpu", config.batch.micro);
+  size("gradient_accumulation_steps", config.batch.accumulation);
+  size("steps_per_print", config.steps_per_print);
+  if (!config.optimizer.type.empty())
+    json["optimizer"] = optimizer_json(config.optimizer);
+  if (!config.scheduler.type.empty())
+    json["scheduler"] = scheduler_json(config.scheduler);
+  json["gradient_clipping"] = config.gradient_clipping;
+  json["prescale_gradients"] = config.prescale_gradients;
+  json["gradient_predivide_factor"] = config.gradient_predivide_factor;
+  if (!config.communication_data_type.empty()) {
+    json["communication_data_type"] = config.communication_data_type;
+  }
+  if (!config.seq_parallel_communication_data_type.empty()) {
+    json["seq_parallel_communication_data_type"] =
+        config.seq_parallel_communication_data_type;
+  }
+  if (!config.grad_accum_dtype.empty()) {
+    json["data_types"] = {{"grad_accum_dtype", config.grad_accum_dtype}};
+  }
+  json["bf16"] = {{"enabled", config.bf16}};
+  json["fp16"] = fp16_json(config.fp16);
+  json["zero_optimization"] = zero_json(config.zero);
+  json["pipeline"] = {{"stages", config.pipeline.stages},
+                      {"partition", config.pipeline.partition},
+                      {"activation_checkpoint_interval",
+                       config.pipeline.activation_checkpoint_interval}};
+  if (config.activation_checkpointing) {
+    json["activation_checkpointing"] = {{"partition_activations", true}};
+  }
+  json["shardbook"] = book_json(config.book);
+  json["wall_clock_breakdown"] = config.wall_clock_breakdown;
+}
+
+std::string text_of(const Ordered& json) {
+  return json.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
+}
+
 }  // namespace
 
 std::string DeepSpeedConfig::to_json() const {
   Ordered json = Ordered::object();
-  const auto size = [&](const char* key, std::int64_t value) {
-    if (value > 0) json[key] = value;
-  };
-  size("train_batch_size", batch.train);
-  size("train_micro_batch_size_per_gpu", batch.micro);
-  size("gradient_accumulation_steps", batch.accumulation);
-  size("steps_per_print", steps_per_print);
-  if (!optimizer.type.empty()) json["optimizer"] = optimizer_json(optimizer);
-  if (!scheduler.type.empty()) json["scheduler"] = scheduler_json(scheduler);
-  json["gradient_clipping"] = gradient_clipping;
-  json["prescale_gradients"] = prescale_gradients;
-  json["gradient_predivide_factor"] = gradient_predivide_factor;
-  if (!communication_data_type.empty()) {
-    json["communication_data_type"] = communication_data_type;
-  }
-  json["bf16"] = {{"enabled", bf16}};
-  json["fp16"] = fp16_json(fp16);
-  json["zero_optimization"] = zero_json(zero);
-  json["pipeline"] = {{"stages", pipeline.stages},
-                      {"partition", pipeline.partition},
-                      {"activation_checkpoint_interval",
-                       pipeline.activation_checkpoint_interval}};
-  json["shardbook"] = book_json(book);
-  json["wall_clock_breakdown"] = wall_clock_breakdown;
-  return json.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
+  write(*this, json);
+  return text_of(json);
 }
 
-std::string fill_auto(const std::string& text, const std::string& label,
-                      const std::map<std::string, std::string>& values) {
-  json_file::Json json = json_file::parse_json(text, label);
+std::string DeepSpeedConfig::explained() const {
+  Ordered json = Ordered::object();
+  std::string paths;
+  for (const std::string& path : acts) {
+    paths += (paths.empty() ? "" : ", ") + path;
+  }
+  json["_acts"] = paths;
+  for (std::size_t i = 0; i < remarks.size(); ++i) {
+    json["_remark " + std::to_string(i + 1)] = remarks[i];
+  }
+  write(*this, json);
+  return text_of(json);
+}
+
+FilledConfig fill_auto(const std::string& text, const std::string& label,
+                       const std::map<std::string, AutoValue>& values) {
+  json_file::Json json =
+      json_file::parse_json(json_file::plain_json(text), label);
+  FilledConfig filled;
   for (const auto& [path, value] : values) {
     const json_file::Json::json_pointer at(path);
     if (!json.contains(at) || json[at] != "auto") continue;
-    json[at] = json_file::parse_json(value, label + ": the value of " + path);
+    if (value.json.empty()) {
+      json[at.parent_pointer()].erase(at.back());
+      continue;
+    }
+    json[at] =
+        json_file::parse_json(value.json, label + ": the value of " + path);
+    filled.remarks.push_back(path + " \"auto\": " + json_file::shown(json[at]) +
+                             ", from " + value.source);
   }
-  return json.dump(2);
+  filled.text = json.dump(2);
+  return filled;
 }
 
 }  // namespace shardbook::engine

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "core/check.h"
 
@@ -96,12 +97,37 @@ DType DeepSpeedConfig::dtype(DType otherwise) const {
   return bf16 ? DType::kBF16 : otherwise;
 }
 
-std::optional<DType> DeepSpeedConfig::wire() const {
-  const std::string& name = communication_data_type;
-  if (name.empty()) return std::nullopt;
+DType dtype_of(const std::string& name) {
   return name == "fp16"   ? DType::kF16
          : name == "bf16" ? DType::kBF16
                           : DType::kF32;
+}
+
+std::optional<DType> DeepSpeedConfig::wire() const {
+  if (communication_data_type.empty()) return std::nullopt;
+  return dtype_of(communication_data_type);
+}
+
+std::string DeepSpeedConfig::recompute() const {
+  // DeepSpeed's pipelines have a key of their own; experts and 2D to 3D layers
+  // keep all activations
+  const bool may = pipeline.stages == 1 && book.num_experts.empty() &&
+                   book.tensor_parallel_mode == "1d" &&
+                   pipeline.activation_checkpoint_interval == 0;
+  return activation_checkpointing && may && book.recompute == "never"
+             ? "blocks"
+             : book.recompute;
+}
+
+bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g) {
+  const std::string& name = config.grad_accum_dtype;
+  if (name.empty() || g == 1 || dtype_of(name) == dtype) return false;
+  SB_CHECK(dtype_of(name) == DType::kF32 && dtype != DType::kF64, config.label,
+           ": /data_types/grad_accum_dtype \"", name, "\" in ",
+           dtype_name(dtype),
+           ": sums would have fewer digits than what is summed; leave the key "
+           "out");
+  return true;
 }
 
 bool DeepSpeedConfig::divides_first() const {
@@ -112,42 +138,57 @@ bool DeepSpeedConfig::divides_first() const {
 namespace internal {
 namespace {
 
-void check_offload(const DeepSpeedConfig& config) {
+/// Collects what is wrong.
+struct Rules {
+  template <typename... Parts>
+  void check(bool holds, const Parts&... parts) {
+    if (holds) return;
+    std::ostringstream message;
+    (message << ... << parts);
+    broken.push_back(message.str());
+  }
+  std::vector<std::string> broken;
+};
+
+void check_offload(const DeepSpeedConfig& config, Rules& rules) {
   const ZeroConfig& zero = config.zero;
   const std::string stage =
       "/zero_optimization/stage " + std::to_string(zero.stage);
   const bool optimizer = zero.offload_optimizer.device != "none";
   const bool parameters = zero.offload_param.device != "none";
-  SB_CHECK(!optimizer || zero.stage >= 2, config.label,
-           ": /zero_optimization/offload_optimizer with ", stage,
-           zero.stage == 0
-               ? ": no optimizer is sharded"
-               : ": whole gradients stay on the device, so nothing streams to "
-                 "the host",
-           "; give stage 2 or 3");
-  SB_CHECK(!parameters || zero.stage == 3, config.label,
-           ": /zero_optimization/offload_param with ", stage,
-           ": only stage 3 shards parameters; give stage 3");
-  SB_CHECK(!parameters || optimizer, config.label,
-           ": /zero_optimization/offload_param without "
-           "/zero_optimization/offload_optimizer: the update is where the "
-           "shards are; give both");
-  SB_CHECK(!config.fp16.fp16_master_weights_and_grads ||
-               (config.fp16.enabled && zero.stage == 2 && optimizer),
-           config.label, ": /fp16/fp16_master_weights_and_grads with ", stage,
-           ": only ZeRO-2 whose optimizer is on the host keeps f16 masters; "
-           "give /fp16/enabled true, stage 2 and "
-           "/zero_optimization/offload_optimizer {\"device\": \"cpu\"}");
+  rules.check(
+      !optimizer || zero.stage >= 2, config.label,
+      ": /zero_optimization/offload_optimizer with ", stage,
+      zero.stage == 0
+          ? ": no optimizer is sharded"
+          : ": whole gradients stay on the device, so nothing streams to "
+            "the host",
+      "; give stage 2 or 3");
+  rules.check(!parameters || zero.stage == 3, config.label,
+              ": /zero_optimization/offload_param with ", stage,
+              ": only stage 3 shards parameters; give stage 3");
+  rules.check(!parameters || optimizer, config.label,
+              ": /zero_optimization/offload_param without "
+              "/zero_optimization/offload_optimizer: the update is where the "
+              "shards are; give both");
+  rules.check(!config.fp16.fp16_master_weights_and_grads ||
+                  (config.fp16.enabled && zero.stage == 2 && optimizer),
+              config.label, ": /fp16/fp16_master_weights_and_grads with ",
+              stage,
+              ": only ZeRO-2 whose optimizer is on the host keeps f16 masters; "
+              "give /fp16/enabled true, stage 2 and "
+              "/zero_optimization/offload_optimizer {\"device\": \"cpu\"}");
 }
 
 /// How gradients are divided and what travels.
-void check_reduction(const DeepSpeedConfig& config) {
+void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
   const ZeroConfig& zero = config.zero;
-  SB_CHECK(!config.prescale_gradients || config.gradient_predivide_factor == 1,
-           config.label, ": /gradient_predivide_factor ",
-           config.gradient_predivide_factor,
-           " with /prescale_gradients true: gradients are divided by all ranks "
-           "before the sum; leave one of them out");
+  rules.check(
+      !config.prescale_gradients || config.gradient_predivide_factor == 1,
+      config.label, ": /gradient_predivide_factor ",
+      config.gradient_predivide_factor,
+      " with /prescale_gradients true: gradients are divided by all ranks "
+      "before the sum; leave one of them out");
   const bool is_default =
       !config.prescale_gradients && config.gradient_predivide_factor == 1;
   const char* const key = config.prescale_gradients
@@ -155,76 +196,82 @@ void check_reduction(const DeepSpeedConfig& config) {
                               : "/gradient_predivide_factor";
   const bool sums_all =
       zero.stage == 0 || (zero.stage < 3 && !zero.reduce_scatter);
-  SB_CHECK(is_default || sums_all, config.label, ": ", key,
-           " with /zero_optimization/stage ", zero.stage,
-           zero.stage < 3 ? " and /zero_optimization/reduce_scatter true" : "",
-           ": ZeRO divides by its ranks before it reduces; leave it out");
-  SB_CHECK(zero.allgather_partitions || zero.stage == 1 || zero.stage == 2,
-           config.label,
-           ": /zero_optimization/allgather_partitions false with "
-           "/zero_optimization/stage ",
-           zero.stage,
-           ": no updated parameters are gathered after a step; leave it out");
+  rules.check(
+      is_default || sums_all, config.label, ": ", key,
+      " with /zero_optimization/stage ", zero.stage,
+      zero.stage < 3 ? " and /zero_optimization/reduce_scatter true" : "",
+      ": ZeRO divides by its ranks before it reduces; leave it out");
+  rules.check(
+      zero.allgather_partitions || zero.stage == 1 || zero.stage == 2,
+      config.label,
+      ": /zero_optimization/allgather_partitions false with "
+      "/zero_optimization/stage ",
+      zero.stage,
+      ": no updated parameters are gathered after a step; leave it out");
 }
 
-void check_pipeline(const DeepSpeedConfig& config) {
+void check_pipeline(const DeepSpeedConfig& config, Rules& rules) {
   const int stage = config.zero.stage;
-  SB_CHECK(stage <= 1 || config.pipeline.stages == 1, config.label,
-           ": /zero_optimization/stage ", stage, " with /pipeline/stages ",
-           config.pipeline.stages,
-           stage == 2
-               ? ": a stage sums gradients over all micro-batches, so shards "
-                 "of them would be reduced after each one, m times the traffic"
-               : ": each micro-batch would gather the stage's parameters for "
-                 "its forward and again for its backward, 2m times",
-           "; give stage 1");
+  rules.check(
+      stage <= 1 || config.pipeline.stages == 1, config.label,
+      ": /zero_optimization/stage ", stage, " with /pipeline/stages ",
+      config.pipeline.stages,
+      stage == 2
+          ? ": a stage sums gradients over all micro-batches, so shards "
+            "of them would be reduced after each one, m times the traffic"
+          : ": each micro-batch would gather the stage's parameters for "
+            "its forward and again for its backward, 2m times",
+      "; give stage 1");
 }
 
-void check_book(const DeepSpeedConfig& config) {
+void check_book(const DeepSpeedConfig& config, Rules& rules) {
   const BookConfig& book = config.book;
-  SB_CHECK(book.sharding == "zero" || config.zero.stage == 3, config.label,
-           ": /shardbook/sharding \"", book.sharding,
-           "\" with /zero_optimization/stage ", config.zero.stage,
-           ": FSDP shards parameters as stage 3 does; give stage 3");
-  SB_CHECK(
+  rules.check(book.sharding == "zero" || config.zero.stage == 3, config.label,
+              ": /shardbook/sharding \"", book.sharding,
+              "\" with /zero_optimization/stage ", config.zero.stage,
+              ": FSDP shards parameters as stage 3 does; give stage 3");
+  rules.check(
       book.tensor_parallel_mode == "2.5d" || book.tensor_parallel_depth == 1,
       config.label, ": /shardbook/tensor_parallel/depth ",
       book.tensor_parallel_depth, " with mode \"", book.tensor_parallel_mode,
       "\": only 2.5d has a depth");
-  SB_CHECK(book.recompute == "never" ||
-               config.pipeline.activation_checkpoint_interval == 0,
-           config.label, ": /shardbook/recompute \"", book.recompute,
-           "\" with /pipeline/activation_checkpoint_interval ",
-           config.pipeline.activation_checkpoint_interval,
-           ", which runs whole stages again; keep one of them");
-  SB_CHECK(config.zero.stage < 3 || book.num_experts.empty(), config.label,
-           ": /shardbook/experts with /zero_optimization/stage 3: experts are "
-           "not whole on any rank, and stage 3 would gather them for every "
-           "micro-batch; give stage 1 or 2");
+  rules.check(book.recompute == "never" ||
+                  config.pipeline.activation_checkpoint_interval == 0,
+              config.label, ": /shardbook/recompute \"", book.recompute,
+              "\" with /pipeline/activation_checkpoint_interval ",
+              config.pipeline.activation_checkpoint_interval,
+              ", which runs whole stages again; keep one of them");
+  rules.check(
+      config.zero.stage < 3 || book.num_experts.empty(), config.label,
+      ": /shardbook/experts with /zero_optimization/stage 3: experts are "
+      "not whole on any rank, and stage 3 would gather them for every "
+      "micro-batch; give stage 1 or 2");
 }
 
 }  // namespace
 
-void check_rules(const DeepSpeedConfig& config) {
-  SB_CHECK(!config.bf16 || !config.fp16.enabled, config.label,
-           ": /bf16/enabled and /fp16/enabled are both true; keep one");
-  check_offload(config);
-  check_reduction(config);
-  check_pipeline(config);
-  check_book(config);
+std::vector<std::string> broken_rules(const DeepSpeedConfig& config) {
+  Rules rules;
+  rules.check(!config.bf16 || !config.fp16.enabled, config.label,
+              ": /bf16/enabled and /fp16/enabled are both true; keep one");
+  check_offload(config, rules);
+  check_reduction(config, rules);
+  check_pipeline(config, rules);
+  check_book(config, rules);
   const SchedulerConfig& scheduler = config.scheduler;
-  SB_CHECK(scheduler.total_num_steps == 0 ||
-               scheduler.total_num_steps >= scheduler.warmup_num_steps,
-           config.label, ": /scheduler/params/total_num_steps ",
-           scheduler.total_num_steps,
-           " comes before /scheduler/params/warmup_num_steps ",
-           scheduler.warmup_num_steps);
-  SB_CHECK(!scheduler.warmup_max_lr ||
-               *scheduler.warmup_max_lr >= scheduler.warmup_min_lr,
-           config.label, ": /scheduler/params/warmup_max_lr ",
-           scheduler.warmup_max_lr.value_or(0),
-           " is below /scheduler/params/warmup_min_lr ",
-           scheduler.warmup_min_lr);
+  rules.check(scheduler.total_num_steps == 0 ||
+                  scheduler.total_num_steps >= scheduler.warmup_num_steps,
+              config.label, ": /scheduler/params/total_num_steps ",
+              scheduler.total_num_steps,
+              " comes before /scheduler/params/warmup_num_steps ",
+              scheduler.warmup_num_steps);
+  rules.check(!scheduler.warmup_max_lr ||
+                  *scheduler.warmup_max_lr >= scheduler.warmup_min_lr,
+              config.label, ": /scheduler/params/warmup_max_lr ",
+              scheduler.warmup_max_lr.value_or(0),
+              " is below /scheduler/params/warmup_min_lr ",
+              scheduler.warmup_min_lr);
+  return rules.broken;
 }
 
 std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
@@ -233,13 +280,30 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
   const auto say = [&](const std::string& text) { remarks.push_back(text); };
   if (config.optimizer.type == "Adam") {
     say(config.optimizer.adam_w_mode
-            ? "Adam with adam_w_mode: this run uses AdamW"
-            : "Adam: this run adds weight decay to the gradient; DeepSpeed "
-              "takes it for AdamW unless adam_w_mode is false");
+            ? "Adam: this run uses AdamW, as DeepSpeed does unless adam_w_mode "
+              "is false"
+            : "Adam with adam_w_mode false: this run adds weight decay to the "
+              "gradient");
   }
-  if (!has_clipping) {
-    say("gradient_clipping is not given: off; DeepSpeed from 0.19.3 on clips "
-        "at 1.0");
+  if (!has_clipping) say(kClippingRemark);
+  if (config.activation_checkpointing) {
+    say(config.recompute() != "never"
+            ? "activation_checkpointing: " + config.recompute() +
+                  " run forward again in backward, from inputs that stay where "
+                  "they are"
+            : "/activation_checkpointing: has no effect here: pipelines have "
+              "activation_checkpoint_interval, experts and 2D to 3D layers "
+              "keep all activations");
+  }
+  if (!config.seq_parallel_communication_data_type.empty() &&
+      config.book.context_parallel == 1) {
+    say("/seq_parallel_communication_data_type: has no effect here: no ranks "
+        "share a sample");
+  }
+  if (config.book.use_data_before_expert_parallelism &&
+      config.book.num_experts.empty()) {
+    say("/use_data_before_expert_parallelism: has no effect here: there are no "
+        "experts");
   }
   if (config.scheduler.type == "WarmupLR" && !config.scheduler.warmup_max_lr) {
     say("warmup_max_lr is not given: the optimizer's lr; DeepSpeed before "

@@ -159,8 +159,11 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   const ZeroConfig& from = config.zero;
   zero::ZeroOptions to;
   to.stage = from.stage;
-  to.reduce_bucket_size = from.reduce_bucket_size;
-  to.allgather_bucket_size = from.allgather_bucket_size;
+  // 0: one gradient at a time; and no limit to what is gathered at once
+  to.reduce_bucket_size = std::max<std::int64_t>(1, from.reduce_bucket_size);
+  to.allgather_bucket_size = from.allgather_bucket_size > 0
+                                 ? from.allgather_bucket_size
+                                 : ZeroConfig().allgather_bucket_size;
   to.allgather_partitions = from.allgather_partitions;
   to.overlap_comm = from.overlaps();
   to.reduce_scatter = from.reduce_scatter;
@@ -177,7 +180,7 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   to.master_copies = !config.fp16.fp16_master_weights_and_grads;
   to.persistence_threshold = from.stage3_param_persistence_threshold;
   to.prefetch_bucket_size = from.stage3_prefetch_bucket_size;
-  to.sub_group_size = from.sub_group_size;
+  to.sub_group_size = std::max<std::int64_t>(1, from.sub_group_size);
   to.max_live_parameters = from.stage3_max_live_parameters;
   to.max_reuse_distance = from.stage3_max_reuse_distance;
   // Blocks are fetched as a whole, where there are any

@@ -42,16 +42,20 @@ void choose_parameters(Module& model, const Tensors& chosen) {
   for (const Tensor& each : all) each.set_requires_grad(is_in(chosen, each));
 }
 
-void recompute_blocks(Module& model, const std::string& label) {
+void recompute_blocks(Module& module, DeepSpeedConfig& config) {
+  if (config.recompute() != "blocks") return;
   bool has_blocks = false;
-  for (const NamedModule& each : model.named_modules()) {
+  for (const NamedModule& each : module.named_modules()) {
     const std::string type = each.module->type_name();
     has_blocks = has_blocks || type == "GptBlock" || type == "ResNetBlock";
   }
-  SB_CHECK(has_blocks, label,
+  // DeepSpeed's section says how a model recomputes, if it does
+  if (!has_blocks && config.book.recompute == "never") return;
+  SB_CHECK(has_blocks, config.label,
            ": /shardbook/recompute \"blocks\": the module has no blocks of the "
            "book's GPT or ResNet; leave the key out");
-  set_recompute(model, true);
+  config.book.recompute = "blocks";
+  set_recompute(module, true);
 }
 
 OptimizerConfig optimizer_of(const DeepSpeedConfig& config,
@@ -102,8 +106,12 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
 
   // Cast, choose what is trained, wrap: the wrapper copies the first rank's weights
   choose_parameters(model, args.model_parameters);
-  if (config.book.recompute == "blocks") recompute_blocks(model, config.label);
+  recompute_blocks(model, config);
   const DType dtype = config.dtype(DType::kF32);
+  SB_CHECK(
+      !sums_in_f32(config, dtype, sizes.accumulation), config.label,
+      ": /data_types/grad_accum_dtype \"fp32\" needs a model of the book; "
+      "give its name (--model) in place of a module, or leave the key out");
   if (dtype != DType::kF32) internal::cast(model, dtype);
   auto wrapped = internal::make_model(model, config, optimizer, mpu, world);
 

@@ -28,13 +28,14 @@ int main(int argc, char** argv) {
     line.add("--config", &file,
              "FILE.json with DeepSpeed's keys, or the text itself, {...}");
     line.add("--print-config", &prints_config,
-             "print every key with its value, and exit");
+             "print what acts, what was filled in, what has no effect, and "
+             "every key with its value, and exit");
     line.refuse("--micro-batches",
                 "the config has them: gradient_accumulation_steps");
     line.parse(argc, argv);
-    const auto config = engine::DeepSpeedConfig::read(file);
+    const auto config = engine::read_config(file, options, line.given());
     if (prints_config) {
-      std::fputs(config.to_json().c_str(), stdout);
+      std::fputs(config.explained().c_str(), stdout);
       return 0;
     }
     const int dp = engine::data_parallel_ranks(options, config);

@@ -108,7 +108,7 @@ class Filler {
                                                 file);
       label_ = file;
     }
-    json_ = json_file::parse_json(text, label_);
+    json_ = json_file::parse_json(json_file::plain_json(text), label_);
     SB_CHECK(json_.is_object(), label_,
              ": is no object; give one with DeepSpeed's keys");
   }
@@ -119,7 +119,7 @@ class Filler {
   }
   /// In place of "auto" only.
   void fill(const std::string& path, const Json& value) {
-    autos_[path] = value.dump();
+    autos_[path] = {value.dump(), "the script"};
   }
   /// In place of "auto" or nothing; another value is an error.
   void say(const std::string& path, const Json& value,
@@ -132,9 +132,12 @@ class Filler {
     check_sections(path);
     json_[at] = value;
   }
-  const std::string& label() const { return label_; }
-  std::string text() const {
-    return engine::fill_auto(json_.dump(), label_, autos_);
+  engine::DeepSpeedConfig parsed() const {
+    const auto filled = engine::fill_auto(json_.dump(), label_, autos_);
+    auto config = engine::DeepSpeedConfig::parse(filled.text, label_);
+    config.remarks.insert(config.remarks.begin(), filled.remarks.begin(),
+                          filled.remarks.end());
+    return config;
   }
 
  private:
@@ -151,7 +154,7 @@ class Filler {
 
   std::string label_ = "hf_ds_config";
   Json json_ = Json::object();
-  std::map<std::string, std::string> autos_;
+  std::map<std::string, engine::AutoValue> autos_;
 };
 
 void say_sizes(Filler& config, const KnownValues& known) {
@@ -233,7 +236,7 @@ engine::DeepSpeedConfig deepspeed_config(const DeepSpeedPlugin& plugin,
   say_sizes(config, known);
   say_fields(config, plugin, !plugin.hf_ds_config.empty());
   fill_objects(config, known);
-  return engine::DeepSpeedConfig::parse(config.text(), config.label());
+  return config.parsed();
 }
 
 // --- Megatron-LM -------------------------------------------------------------

@@ -1,5 +1,7 @@
 #include "chapters/15_engine/strategies.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "chapters/00_single_device/single_device.h"
@@ -9,6 +11,7 @@
 #include "chapters/10_tensor_parallel_3d/trainer.h"
 #include "chapters/13_moe/trainer.h"
 #include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/15_engine/internal/config_rules.h"
 #include "chapters/15_engine/trainer.h"
 #include "core/check.h"
 
@@ -52,6 +55,31 @@ auto under_engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
     return std::make_unique<StrategyTrainer>(options, config, sizes,
                                              mesh.world(), make(options, mesh));
   };
+}
+
+/// Dtypes of sums that only some chapters have.
+void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
+                   bool sums_wider, bool has_stages) {
+  const BookConfig& book = config.book;
+  const int stage = config.zero.stage;
+  const bool is_hybrid = book.tensor_parallel_mode == "1d" &&
+                         book.sharding == "zero" &&
+                         (has_stages || book.num_experts.empty());
+  SB_CHECK(!sums_wider || (stage <= 1 && is_hybrid), config.label,
+           ": /data_types/grad_accum_dtype \"fp32\" in ",
+           dtype_name(options.dtype), " with ",
+           stage > 1 ? "/zero_optimization/stage " + std::to_string(stage)
+                     : "/shardbook/experts, a sharding, or 2D to 3D layers",
+           ": its chapter sums micro-batches in the dtype of training; give ",
+           stage > 1 ? "stage 0 or 1, or leave the key out"
+                     : "none of them, or leave the key out");
+  const std::string& name = config.seq_parallel_communication_data_type;
+  SB_CHECK(book.context_parallel == 1 || name.empty() ||
+               dtype_of(name) == options.dtype || options.dtype == DType::kF64,
+           config.label, ": /seq_parallel_communication_data_type \"", name,
+           "\" in ", dtype_name(options.dtype),
+           ": gradients are summed over the ranks that share a sample in the "
+           "dtype of training; leave the key out");
 }
 
 // --- Plain models ----------------------------------------------------------------
@@ -135,10 +163,10 @@ void choose_fsdp(const Options& options, const DeepSpeedConfig& config,
   how.strategy = config.book.sharding;
   how.micro_batches = choice.sizes.accumulation;
   how.cpu_offload = is_offloaded;
-  SB_CHECK(config.book.recompute != "attention", config.label,
+  SB_CHECK(config.recompute() != "attention", config.label,
            ": /shardbook/recompute \"attention\" with FSDP, which runs whole "
            "blocks again; give \"blocks\"");
-  how.recompute = config.book.recompute == "blocks";
+  how.recompute = config.recompute() == "blocks";
   choice.fold_class = zero_fsdp::fold_class(options, how);
   choice.make = under_engine(
       config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
@@ -257,9 +285,12 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   how.partition = config.pipeline.partition;
   how.recompute = config.pipeline.activation_checkpoint_interval > 0
                       ? "always"
-                      : book.recompute;
+                      : config.recompute();
+  how.accumulate_f32 =
+      sums_in_f32(config, options.dtype, choice.sizes.accumulation);
   const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
-  how.bucket_bytes = config.zero.reduce_bucket_size * element;
+  how.bucket_bytes =
+      std::max<std::int64_t>(1, config.zero.reduce_bucket_size) * element;
   how.loss_scale = config.fp16.scale();
   if (!config.fp16.is_dynamic()) how.scaler = "megatron";
   if (!book.num_experts.empty()) {
@@ -306,7 +337,7 @@ int data_parallel_ranks(const Options& options, const DeepSpeedConfig& config) {
 Choice choose(const Options& options, const DeepSpeedConfig& config) {
   Choice choice;
   choice.dp = data_parallel_ranks(options, config);
-  choice.clips = options.clip > 0;
+  choice.clip = options.clip;
   BatchSizes given = config.batch;
   const bool is_option = given.train == 0 && given.micro == 0;
   if (is_option) given.train = options.batch;
@@ -316,9 +347,14 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   const bool has_stages = config.pipeline.stages > 1 ||
                           book.context_parallel > 1 || book.sequence_parallel;
   const bool is_cut = has_stages || book.tensor_parallel > 1;
-  // The chapters on data parallelism recompute whole blocks
+  // The chapters on data parallelism recompute whole blocks, and sum gradients in
+  // the dtype of training
+  const bool sums_wider =
+      sums_in_f32(config, options.dtype, choice.sizes.accumulation);
   const bool needs_hybrid =
-      is_cut || (book.recompute == "attention" && book.sharding == "zero");
+      is_cut || sums_wider ||
+      (book.recompute == "attention" && book.sharding == "zero");
+  refuse_dtypes(options, config, sums_wider, has_stages);
   if (!book.num_experts.empty() && !has_stages) {
     choose_experts(options, config, choice);
   } else if (book.tensor_parallel_mode != "1d") {
@@ -372,10 +408,14 @@ std::string describe(const Choice& choice, const DeepSpeedConfig& config) {
       "\n  " + std::to_string(sizes.train) + " samples = micro-batches of " +
       std::to_string(sizes.micro) + " x " + std::to_string(sizes.accumulation) +
       " steps x " + std::to_string(choice.dp) + " data-parallel ranks\n";
+  const bool is_overruled = choice.clip != config.gradient_clipping;
   for (const std::string& remark : config.remarks) {
-    const bool is_of_clipping =
-        remark.rfind("gradient_clipping is not", 0) == 0;
-    if (!choice.clips || !is_of_clipping) text += "  " + remark + "\n";
+    if (!is_overruled || remark != internal::kClippingRemark) {
+      text += "  " + remark + "\n";
+    }
+  }
+  if (is_overruled) {
+    text += fmt::format("  gradient_clipping: {}, from --clip\n", choice.clip);
   }
   const std::string idle_keys = keys_without_effect(choice, config.zero);
   if (!idle_keys.empty()) {

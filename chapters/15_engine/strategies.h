@@ -34,7 +34,7 @@ struct Choice {
   std::string chapter;  ///< "03_zero_fsdp"
   int dp = 1;           ///< data-parallel ranks
   BatchSizes sizes;
-  bool clips = false;  ///< by the config, or by --clip
+  double clip = 0;  ///< the config's, or --clip
   Topology topology = Topology({"dp"}, {1});
   FoldClass fold_class = one_class;
   std::function<std::unique_ptr<Strategy>(const Options&, DeviceMesh&)> make =
@@ -43,9 +43,13 @@ struct Choice {
   std::function<ReferenceRun(const Options&)> reference = {};
 };
 
+/// Reads a config, a file or a text that begins with '{'. Options and the model fill
+/// values "auto" as Hugging Face's Trainer does; a remark names each of them.
+DeepSpeedConfig read_config(const std::string& file, const Options& options,
+                            const Given& given);
 /// Fills the options from the config: batch, optimizer, schedule, clipping,
-/// dtype. What only one of them says holds; throws Error that names both where
-/// option and key say different things.
+/// dtype. What only one of them says holds, and of two clips --clip; throws Error
+/// that names both where option and key say different things.
 void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
                   Options& options);
 /// Data-parallel ranks: the world without the ranks that share a model. Throws

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "chapters/15_engine/config.h"
+#include "sim/json_object.h"
 
 namespace shardbook::engine::internal {
 
@@ -13,8 +14,14 @@ namespace shardbook::engine::internal {
 /// Error.
 std::string read_config_file(const std::string& option,
                              const std::string& file);
-/// Throws Error that names all keys that take part.
-void check_rules(const DeepSpeedConfig& config);
+/// Reads the keys that act.
+void read_keys(json_file::JsonObject& root, DeepSpeedConfig& config);
+/// What does not go together: a message each, with all keys that take part.
+std::vector<std::string> broken_rules(const DeepSpeedConfig& config);
+/// The remark on a file without gradient_clipping.
+inline constexpr const char* kClippingRemark =
+    "gradient_clipping is not given: 1.0, as DeepSpeed from 0.19.3 on; older "
+    "versions do not clip then";
 /// Where versions of DeepSpeed differ from each other or from the book.
 std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
                                     bool has_clipping);

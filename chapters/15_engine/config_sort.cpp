@@ -1,0 +1,215 @@
+// What the table of keys says about a file.
+
+#include <algorithm>
+#include <functional>
+#include <sstream>
+
+#include "chapters/15_engine/internal/config_keys.h"
+#include "sim/json_object.h"
+
+namespace shardbook::engine::internal {
+namespace {
+
+using json_file::Json;
+using json_file::printable;
+
+/// A list of more names is no help.
+constexpr std::size_t kLongestList = 12;
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> all;
+  for (std::string word; in >> word;) all.push_back(word);
+  return all;
+}
+
+/// A section's other name has the same keys.
+std::string section_of(const std::string& path) {
+  return path == "/bfloat16" ? "/bf16" : path;
+}
+
+bool has_rows(const std::string& section) {
+  const auto& rows = known_keys();
+  return std::any_of(rows.begin(), rows.end(), [&](const KnownKeys& row) {
+    return row.section == section;
+  });
+}
+
+const KnownKeys* row_of(const std::string& section, const std::string& key) {
+  for (const KnownKeys& row : known_keys()) {
+    if (row.section != section) continue;
+    const auto keys = words(row.keys);
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) return &row;
+  }
+  return nullptr;
+}
+
+bool is_enabled_inside(const Json& json) {
+  if (!json.is_structured()) return false;
+  for (const auto& [key, value] : json.items()) {
+    if (is_enabled_inside(value)) return true;
+    if (json.is_object() && key == "enabled" && value == true) return true;
+  }
+  return false;
+}
+
+bool is_harmless(const KnownKeys& row, const Json& value) {
+  const std::string harmless = row.harmless;
+  if (harmless.empty()) return false;
+  if (harmless != "off") return value == Json::parse(harmless);
+  return value.is_object() ? !is_enabled_inside(value)
+                           : value == false || value.is_null();
+}
+
+/// Sections whose classes in DeepSpeed drop "auto": the default holds.
+bool drops_auto(const std::string& path) {
+  const std::string section = section_of(path);
+  return section.rfind("/zero_optimization", 0) == 0 || section == "/bf16" ||
+         section == "/fp16" || section == "/tensor_parallel";
+}
+
+/// Why a key is unknown: it is spelt otherwise, or stands elsewhere.
+std::string advice(const std::string& section, const std::string& key,
+                   std::string& meant) {
+  std::vector<std::string> here;
+  for (const KnownKeys& row : known_keys()) {
+    if (row.section != section) continue;
+    const auto keys = words(row.keys);
+    here.insert(here.end(), keys.begin(), keys.end());
+  }
+  const auto guessed = [&](const std::string& name) {
+    meant = section + "/" + name;
+    return "did you mean \"" + name + "\"?";
+  };
+  const std::string typo = json_file::nearest(key, here, 1);
+  if (!typo.empty() && typo.size() <= key.size() + 1) return guessed(typo);
+  for (const KnownKeys& row : known_keys()) {
+    const auto keys = words(row.keys);
+    if (row.effect != Effect::kActs ||
+        std::find(keys.begin(), keys.end(), key) == keys.end()) {
+      continue;
+    }
+    meant = std::string(row.section) + "/" + key;
+    return "it belongs to " + meant;
+  }
+  // The beginning of several names could be any of them
+  std::vector<std::string> likely;
+  for (const std::string& name : here) {
+    if (name.rfind(key, 0) == 0) likely.push_back(name);
+  }
+  if (likely.size() == 1) return guessed(likely[0]);
+  const std::string guess = json_file::nearest(key, here, key.size() / 3);
+  if (likely.empty() && !guess.empty()) return guessed(guess);
+  if (here.size() > kLongestList) {
+    return "DeepSpeed has no such key in " + (section.empty() ? "/" : section);
+  }
+  std::string list;
+  for (const std::string& name : here)
+    list += (list.empty() ? "" : ", ") + name;
+  return "known are " + list;
+}
+
+class Sorter {
+ public:
+  explicit Sorter(const std::string& label) : label_(label) {}
+
+  /// Removes the keys that do not act from an object of the file.
+  void sort(Json& json, const std::string& path) {
+    std::vector<std::string> gone;
+    for (auto& [key, value] : json.items()) {
+      if (!key.empty() && key[0] == '_') {
+        if (!value.is_string()) {
+          fail(path + "/" + printable(key), "a remark is a text in quotes");
+        }
+        gone.push_back(key);
+        continue;
+      }
+      if (!sort_key(path, key, value)) gone.push_back(key);
+    }
+    for (const std::string& key : gone) json.erase(key);
+  }
+
+  SortedKeys keys;
+
+ private:
+  void fail(const std::string& path, const std::string& message) {
+    keys.problems.push_back(label_ + ": " + path + ": " + message);
+  }
+
+  /// Whether the key acts.
+  bool sort_key(const std::string& section, const std::string& key,
+                Json& value) {
+    const std::string path = section + "/" + printable(key);
+    const KnownKeys* row = row_of(section_of(section), key);
+    if (row == nullptr) {
+      std::string meant;
+      fail(path, "unknown key; " + advice(section_of(section), key, meant));
+      if (!meant.empty()) keys.meant.push_back(meant);
+      return false;
+    }
+    if (row->effect == Effect::kActs) return sort_acting(*row, path, value);
+    check_names(value, path);
+    if (row->effect == Effect::kInside) return false;
+    const bool is_auto = value == "auto" && drops_auto(section);
+    if (row->effect == Effect::kChanges && !is_auto &&
+        !is_harmless(*row, value)) {
+      fail(path, (value.is_object() ? "" : printable(value) + " ") +
+                     "is not offered: " + row->why);
+    } else {
+      const bool is_off = row->effect == Effect::kChanges;
+      keys.no_effect.push_back(
+          path + ": has no effect here: " +
+          (is_off ? "this value is what the book does without it" : row->why));
+    }
+    return false;
+  }
+
+  bool sort_acting(const KnownKeys& row, const std::string& path, Json& value) {
+    if (value == "auto") {
+      const std::string section = path.substr(0, path.rfind('/'));
+      if (drops_auto(section) || path == "/pipeline/stages") {
+        keys.defaults.push_back(path);
+      } else {
+        fail(path,
+             "\"auto\" is for front ends, which know a value for some keys, "
+             "and none has filled it; give a value");
+      }
+      return false;
+    }
+    if (is_harmless(row, value)) {
+      keys.no_effect.push_back(path + ": null: as if it were left out");
+      return false;
+    }
+    if (value.is_object() && has_rows(section_of(path))) {
+      sort(value, path);
+    } else {
+      keys.acts.push_back(path);
+    }
+    return true;
+  }
+
+  /// Names in a section that does nothing, as far as the table has them.
+  void check_names(const Json& value, const std::string& path) {
+    if (!value.is_object() || !has_rows(path)) return;
+    for (const auto& [key, each] : value.items()) {
+      if (key.empty() || key[0] == '_' || row_of(path, key) != nullptr)
+        continue;
+      std::string meant;
+      fail(path + "/" + printable(key),
+           "unknown key; " + advice(path, key, meant));
+    }
+  }
+
+  const std::string label_;
+};
+
+}  // namespace
+
+SortedKeys sort_keys(const Json& json, const std::string& label) {
+  Sorter sorter(label);
+  sorter.keys.acting = json;
+  if (json.is_object()) sorter.sort(sorter.keys.acting, "");
+  return std::move(sorter.keys);
+}
+
+}  // namespace shardbook::engine::internal

@@ -1,0 +1,42 @@
+#pragma once
+
+// All keys that a config may have: DeepSpeed's, by section, and the book's own.
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace shardbook::engine::internal {
+
+enum class Effect {
+  kActs,     ///< config.cpp reads it
+  kNone,     ///< it cannot change numbers: a remark says that it does nothing
+  kChanges,  ///< it would change numbers: an error, but for the harmless value
+  kInside    ///< inside a section which has no effect: no remark of its own
+};
+
+/// A row of the table.
+struct KnownKeys {
+  const char* section;  ///< "" or "/zero_optimization"
+  const char* keys;     ///< names, with spaces between them
+  Effect effect;
+  /// JSON of the value that is the same as no key at all; "off": a section in
+  /// which no `enabled` is true; "": there is none.
+  const char* harmless;
+  const char* why;
+};
+const std::vector<KnownKeys>& known_keys();
+
+/// What the table says about a file.
+struct SortedKeys {
+  nlohmann::json acting;               ///< the file without the other keys
+  std::vector<std::string> acts;       ///< paths
+  std::vector<std::string> no_effect;  ///< remarks, which begin with the path
+  std::vector<std::string> defaults;   ///< paths of "auto" that DeepSpeed drops
+  std::vector<std::string> problems;   ///< messages
+  /// Paths that a misspelt key was likely meant to have.
+  std::vector<std::string> meant;
+};
+SortedKeys sort_keys(const nlohmann::json& json, const std::string& label);
+
+}  // namespace shardbook::engine::internal
