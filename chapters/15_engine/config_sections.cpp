@@ -145,9 +145,9 @@ void read_scheduler(JsonObject& root, SchedulerConfig& scheduler) {
   read_type(section.object, {"WarmupLR", "WarmupDecayLR"},
             {"LRRangeTest", "OneCycle", "WarmupCosineLR"},
             "its rates are other ones", scheduler.type);
-  if (scheduler.type.empty()) return;
   const bool decays = scheduler.type == "WarmupDecayLR";
   Section params(section.object, "params");
+  if (scheduler.type.empty()) return;
   JsonObject& object = params.object;
   object.number("warmup_min_lr", 0, kMost, scheduler.warmup_min_lr);
   double most = 1e-3;
@@ -264,8 +264,10 @@ void read_pipeline(JsonObject& root, PipelineConfig& pipeline) {
 
 /// DeepSpeed's section says how a model that recomputes does so; a key that only
 /// such a model can use asks for it here.
-void read_activations(JsonObject& root, bool& asks) {
+void read_activations(JsonObject& root, DeepSpeedConfig& config) {
   Section section(root, "activation_checkpointing");
+  if (section.json == nullptr) return;
+  bool& asks = config.activation_checkpointing;
   for (const char* key : {"partition_activations", "cpu_checkpointing",
                           "contiguous_memory_optimization"}) {
     bool is_asked = false;
@@ -278,6 +280,10 @@ void read_activations(JsonObject& root, bool& asks) {
     section.object.whole("number_checkpoints", 0, kMostSamples, checkpoints);
   }
   asks = asks || checkpoints > 0;
+  if (asks) return;
+  config.remarks.push_back(
+      "/activation_checkpointing: has no effect here: nothing in it asks for "
+      "recomputation");
 }
 
 void read_num_experts(JsonObject& object, std::vector<int>& to) {
@@ -382,7 +388,7 @@ void internal::read_keys(JsonObject& root, DeepSpeedConfig& config) {
   read_precision(root, config);
   read_zero(root, config.zero);
   read_pipeline(root, config.pipeline);
-  read_activations(root, config.activation_checkpointing);
+  read_activations(root, config);
   read_book(root, config.book);
   root.flag("wall_clock_breakdown", config.wall_clock_breakdown);
 }

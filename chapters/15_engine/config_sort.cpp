@@ -1,7 +1,7 @@
 // What the table of keys says about a file.
 
 #include <algorithm>
-#include <functional>
+#include <map>
 #include <sstream>
 
 #include "chapters/15_engine/internal/config_keys.h"
@@ -16,32 +16,35 @@ using json_file::printable;
 /// A list of more names is no help.
 constexpr std::size_t kLongestList = 12;
 
-std::vector<std::string> words(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> all;
-  for (std::string word; in >> word;) all.push_back(word);
-  return all;
-}
-
 /// A section's other name has the same keys.
 std::string section_of(const std::string& path) {
   return path == "/bfloat16" ? "/bf16" : path;
 }
 
+/// The names of each section, and their rows.
+using Sections = std::map<std::string, std::map<std::string, const KnownKeys*>>;
+
+const Sections& sections() {
+  static const Sections all = [] {
+    Sections found;
+    for (const KnownKeys& row : known_keys()) {
+      std::istringstream keys(row.keys);
+      for (std::string key; keys >> key;) found[row.section][key] = &row;
+    }
+    return found;
+  }();
+  return all;
+}
+
 bool has_rows(const std::string& section) {
-  const auto& rows = known_keys();
-  return std::any_of(rows.begin(), rows.end(), [&](const KnownKeys& row) {
-    return row.section == section;
-  });
+  return sections().count(section) > 0;
 }
 
 const KnownKeys* row_of(const std::string& section, const std::string& key) {
-  for (const KnownKeys& row : known_keys()) {
-    if (row.section != section) continue;
-    const auto keys = words(row.keys);
-    if (std::find(keys.begin(), keys.end(), key) != keys.end()) return &row;
-  }
-  return nullptr;
+  const auto keys = sections().find(section);
+  if (keys == sections().end()) return nullptr;
+  const auto row = keys->second.find(key);
+  return row == keys->second.end() ? nullptr : row->second;
 }
 
 bool is_enabled_inside(const Json& json) {
@@ -72,24 +75,17 @@ bool drops_auto(const std::string& path) {
 std::string advice(const std::string& section, const std::string& key,
                    std::string& meant) {
   std::vector<std::string> here;
-  for (const KnownKeys& row : known_keys()) {
-    if (row.section != section) continue;
-    const auto keys = words(row.keys);
-    here.insert(here.end(), keys.begin(), keys.end());
-  }
+  for (const auto& [name, row] : sections().at(section)) here.push_back(name);
   const auto guessed = [&](const std::string& name) {
     meant = section + "/" + name;
     return "did you mean \"" + name + "\"?";
   };
   const std::string typo = json_file::nearest(key, here, 1);
   if (!typo.empty() && typo.size() <= key.size() + 1) return guessed(typo);
-  for (const KnownKeys& row : known_keys()) {
-    const auto keys = words(row.keys);
-    if (row.effect != Effect::kActs ||
-        std::find(keys.begin(), keys.end(), key) == keys.end()) {
-      continue;
-    }
-    meant = std::string(row.section) + "/" + key;
+  for (const auto& [other, keys] : sections()) {
+    const auto row = keys.find(key);
+    if (row == keys.end() || row->second->effect != Effect::kActs) continue;
+    meant = other + "/" + key;
     return "it belongs to " + meant;
   }
   // The beginning of several names could be any of them

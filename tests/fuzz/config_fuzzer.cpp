@@ -1,11 +1,17 @@
 // Whatever the text of an engine's config is, reading it ends in a config that is
 // written and read again alike, or in an Error that names the file and can be
-// read.
+// read. No key of the text is passed over: it acts, or a remark names it.
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "chapters/15_engine/config.h"
+#include "chapters/15_engine/internal/config_keys.h"
 #include "core/check.h"
+#include "sim/json_object.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {
@@ -29,6 +35,59 @@ void check_batch(const BatchSizes& given) {
   }
 }
 
+/// A line for each mistake.
+void check_messages(const std::string& messages, const char* label) {
+  std::istringstream lines(messages);
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    check_message(line, label);
+  }
+  promise(count >= 1 && count <= 21);
+}
+
+bool is_named(const DeepSpeedConfig& config, const std::string& path) {
+  const auto begins = [&](const std::string& remark) {
+    return remark.rfind(path + ":", 0) == 0 || remark.rfind(path + " ", 0) == 0;
+  };
+  return std::find(config.acts.begin(), config.acts.end(), path) !=
+             config.acts.end() ||
+         std::any_of(config.remarks.begin(), config.remarks.end(), begins);
+}
+
+void check_keys(const nlohmann::json& json, const std::string& path,
+                const DeepSpeedConfig& config) {
+  for (const auto& [key, value] : json.items()) {
+    const std::string here = path + "/" + key;
+    if (key[0] == '_' || is_named(config, here)) continue;
+    promise(value.is_object());
+    check_keys(value, here, config);
+  }
+}
+
+/// Adds one key of the table, which the size of the text chooses.
+void check_added_key(nlohmann::json json, std::size_t choice) {
+  const auto& rows = shardbook::engine::internal::known_keys();
+  const auto& row = rows[choice % rows.size()];
+  std::istringstream keys(row.keys);
+  const std::vector<std::string> names{std::istream_iterator<std::string>(keys),
+                                       {}};
+  const std::string path =
+      std::string(row.section) + "/" + names[choice / 7 % names.size()];
+  const std::vector<nlohmann::json> values = {
+      true,   false,  0,
+      2,      0.5,    nullptr,
+      "auto", "fp32", nlohmann::json::object()};
+  try {
+    json[nlohmann::json::json_pointer(path)] = values[choice % values.size()];
+    const std::string text = json.dump();
+    check_keys(json, "", DeepSpeedConfig::parse(text, kLabel));
+  } catch (const shardbook::Error& error) {
+    check_messages(error.what(), kLabel);
+  } catch (const nlohmann::json::exception&) {
+    // A section is no object
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
@@ -38,16 +97,24 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
     const auto config = DeepSpeedConfig::parse(text, kLabel);
     const std::string written = config.to_json();
     promise(DeepSpeedConfig::parse(written, kLabel).to_json() == written);
+    const auto json = shardbook::json_file::parse_json(
+        shardbook::json_file::plain_json(text), kLabel);
+    check_keys(json, "", config);
+    const std::size_t last = size > 0 ? data[size / 2] : 0;
+    check_added_key(json, 31 * size + last);
+    promise(DeepSpeedConfig::parse(config.explained(), kLabel).to_json() ==
+            written);
     promise(config.zero.stage >= 0 && config.zero.stage <= 3);
     promise(std::isfinite(config.optimizer.params.lr));
     check_batch(config.batch);
   } catch (const shardbook::Error& error) {
-    check_message(error.what(), kLabel);
+    check_messages(error.what(), kLabel);
   }
   try {
-    shardbook::engine::fill_auto(
-        text, kLabel,
-        {{"/train_batch_size", "16"}, {"/optimizer/params/lr", "0.1"}});
+    shardbook::engine::fill_auto(text, kLabel,
+                                 {{"/train_batch_size", {"16", "--batch"}},
+                                  {"/gradient_accumulation_steps", {}},
+                                  {"/optimizer/params/lr", {"0.1", "--lr"}}});
   } catch (const shardbook::Error& error) {
     check_message(error.what(), kLabel);
   }
@@ -56,7 +123,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
 
 std::vector<std::string> shardbook::fuzz_seeds() {
   return {
-      "", "{}",
+      "",
+      "{}",
       R"({"train_batch_size": 16, "optimizer": {"type": "Adam", "params":
           {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8}},
           "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps":
@@ -70,5 +138,12 @@ std::vector<std::string> shardbook::fuzz_seeds() {
       R"({"optimizer": {"type": "SGD", "params": {"momentum": 0.9, "nesterov":
           true}}, "scheduler": {"type": "WarmupDecayLR", "params":
           {"total_num_steps": 8, "warmup_num_steps": 4}}, "train_batch_size":
-          "auto"})"};
+          "auto"})",
+      R"({"zero_optimization": {"stage": 3, "max_live_parameters": 0,
+          "zero_quantized_weights": false, "overlap_comm": "auto", # comment
+          "offload_param": null,}, "tensorboard": {"enabled": true},
+          "bfloat16": {"enabled": "auto"}, "sparse_gradients": false,
+          "activation_checkpointing": {"number_checkpoints": 4}, // another
+          "data_types": {"grad_accum_dtype": "fp32"}, /* and one */
+          "optimizer": {"type": "adam", "params": {"torch_adam": true}}})"};
 }

@@ -255,7 +255,7 @@ def spoil(draw, keys):
     if how == "nested":
         spoilt.setdefault(section, {})["no_such_key"] = good
     elif how == "auto":
-        spoilt["train_batch_size"] = "auto"
+        spoilt["steps_per_print"] = "auto"
     elif how == "number":
         spoilt["gradient_clipping"] = draw.one_of(
             -1, 1e308, "1", [1])

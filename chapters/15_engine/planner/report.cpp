@@ -296,6 +296,7 @@ std::string config_of(const Question& question, const Plan& plan) {
   Json json = {{"train_batch_size", question.batch},
                {"train_micro_batch_size_per_gpu", plan.micro_batch},
                {"gradient_accumulation_steps", how.micro_batches},
+               {"gradient_clipping", 0},  // as in the other command
                {"bf16", {{"enabled", question.dtype == DType::kBF16}}},
                {"fp16", {{"enabled", question.dtype == DType::kF16}}},
                {"zero_optimization", zero}};

@@ -267,10 +267,10 @@ TEST(AcceleratorConfig, FieldsOfThePluginBecomeKeys) {
   EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
   EXPECT_EQ(config.zero.offload_param.device, "cpu");
   EXPECT_TRUE(config.bf16);
-  // Without fields and config: stage 2, no clipping
+  // Without fields and config: stage 2, and DeepSpeed's clipping
   const engine::DeepSpeedConfig usual = deepspeed_config({}, known());
   EXPECT_EQ(usual.zero.stage, 2);
-  EXPECT_EQ(usual.gradient_clipping, 0);
+  EXPECT_EQ(usual.gradient_clipping, 1);
 }
 
 TEST(AcceleratorFields, OfFsdpAreItsOptions) {

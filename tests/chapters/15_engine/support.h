@@ -14,6 +14,7 @@
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/training.h"
 #include "core/autograd.h"
+#include "core/check.h"
 #include "tests/support/on_ranks.h"
 #include "tests/support/sanitized.h"
 
@@ -42,10 +43,36 @@ inline DeepSpeedConfig parse(const std::string& text) {
   return DeepSpeedConfig::parse(text, "ds.json");
 }
 
-/// Batch, micro-steps and stage, and further keys.
+inline std::string error_of(const std::string& text) {
+  try {
+    parse(text);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+inline void expect_error(const std::string& text, const std::string& sentence) {
+  const std::string error = error_of(text);
+  EXPECT_NE(error.find(sentence), std::string::npos)
+      << text << "\n"
+      << error << "\nexpected: " << sentence;
+}
+
+inline bool remarks(const DeepSpeedConfig& config, const std::string& part) {
+  for (const std::string& remark : config.remarks) {
+    if (remark.find(part) != std::string::npos) return true;
+  }
+  return false;
+}
+
+/// Batch, micro-steps and stage, and further keys. Nothing is clipped unless they
+/// say so.
 inline DeepSpeedConfig config_of(int stage, std::int64_t g,
                                  const std::string& more = "") {
+  const bool clips = more.find("gradient_clipping") != std::string::npos;
   return parse("{\"train_batch_size\": " + std::to_string(kBatch) +
+               (clips ? "" : ", \"gradient_clipping\": 0") +
                ", \"gradient_accumulation_steps\": " + std::to_string(g) +
                R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
           "zero_optimization": {"stage": )" +

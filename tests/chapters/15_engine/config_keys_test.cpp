@@ -1,0 +1,413 @@
+// Every key of DeepSpeed's acts, or a remark or an error names it; configs as people
+// write them; all mistakes at once.
+
+#include "chapters/15_engine/internal/config_keys.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "tests/chapters/15_engine/support.h"
+
+namespace shardbook::engine {
+namespace {
+
+using internal::Effect;
+using internal::KnownKeys;
+using nlohmann::json;
+
+/// A file with this value at a path.
+std::string file_with(const std::string& path, const json& value) {
+  json file = json::object();
+  file[json::json_pointer(path)] = value;
+  return file.dump();
+}
+
+std::size_t lines_of(const std::string& text) {
+  return 1 +
+         static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+template <typename Check>
+void for_each_key(Effect effect, const Check& check) {
+  for (const KnownKeys& row : internal::known_keys()) {
+    std::istringstream keys(row.keys);
+    for (std::string key; keys >> key;) {
+      if (row.effect == effect)
+        check(row, std::string(row.section) + "/" + key);
+    }
+  }
+}
+
+TEST(EngineKeys, NoneIsInTheTableTwice) {
+  std::set<std::string> all;
+  for (const Effect effect :
+       {Effect::kActs, Effect::kNone, Effect::kChanges, Effect::kInside}) {
+    for_each_key(effect, [&](const KnownKeys&, const std::string& path) {
+      EXPECT_TRUE(all.insert(path).second) << path;
+    });
+  }
+}
+
+// A key that acts is read: a value of no possible type is an error that names it.
+TEST(EngineKeys, ThoseThatActAreRead) {
+  for_each_key(Effect::kActs, [](const KnownKeys&, const std::string& path) {
+    if (path.rfind("/optimizer/params/", 0) == 0 ||
+        path.rfind("/scheduler/params/", 0) == 0) {
+      return;  // below
+    }
+    EXPECT_NE(error_of(file_with(path, json::array({"x"}))).find(path + ": "),
+              std::string::npos)
+        << path;
+  });
+  const auto expect_read = [](const std::string& section,
+                              const std::string& type, const std::string& own) {
+    for_each_key(
+        Effect::kActs, [&](const KnownKeys& row, const std::string& path) {
+          if (row.section != section + "/params") return;
+          json file;
+          file[json::json_pointer(section + "/type")] = type;
+          file[json::json_pointer(path)] = json::array({"x"});
+          const std::string error = error_of(file.dump());
+          EXPECT_NE(error.find(path + ": "), std::string::npos) << error;
+          const std::string key = path.substr(path.rfind('/') + 1);
+          EXPECT_EQ(error.find("no such parameter") == std::string::npos,
+                    own.find(" " + key + " ") != std::string::npos)
+              << type << " " << error;
+        });
+  };
+  const std::string adam = " lr weight_decay betas eps adam_w_mode ";
+  expect_read("/optimizer", "Adam", adam);
+  expect_read("/optimizer", "AdamW", adam);
+  expect_read("/optimizer", "SGD",
+              " lr weight_decay momentum dampening nesterov ");
+  const std::string warmup =
+      " warmup_min_lr warmup_max_lr warmup_num_steps warmup_type ";
+  expect_read("/scheduler", "WarmupLR", warmup);
+  expect_read("/scheduler", "WarmupDecayLR", warmup + "total_num_steps ");
+}
+
+TEST(EngineKeys, OneRemarkNamesAKeyWithoutEffect) {
+  for_each_key(Effect::kNone, [](const KnownKeys& row,
+                                 const std::string& path) {
+    EXPECT_FALSE(std::string(row.why).empty()) << path;
+    json file = json::parse(file_with(path, true));
+    if (path.rfind("/optimizer/", 0) == 0) file["optimizer"]["type"] = "AdamW";
+    if (path.rfind("/scheduler/", 0) == 0) {
+      file["scheduler"]["type"] = "WarmupLR";
+    }
+    const auto all = parse(file.dump()).remarks;
+    EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                            [&](const std::string& remark) {
+                              return remark.rfind(path + ": has no effect here",
+                                                  0) == 0;
+                            }),
+              1)
+        << path;
+  });
+}
+
+TEST(EngineKeys, ThoseThatWouldChangeNumbersAreRefusedUnlessHarmless) {
+  for_each_key(Effect::kChanges, [](const KnownKeys& row,
+                                    const std::string& path) {
+    EXPECT_FALSE(std::string(row.why).empty()) << path;
+    json file = json::parse(file_with(path, "other"));
+    const auto in_type = [&](const char* section, const char* type) {
+      if (path.rfind(section, 0) != 0) return;
+      file[json::json_pointer(std::string(section) + "/type")] = type;
+    };
+    in_type("/optimizer", "AdamW");
+    in_type("/scheduler", "WarmupLR");
+    EXPECT_NE(error_of(file.dump())
+                  .find(path + ": \"other\" is not offered: " + row.why),
+              std::string::npos)
+        << path;
+    const std::string harmless = row.harmless;
+    if (harmless.empty()) return;
+    file[json::json_pointer(path)] =
+        harmless == "off" ? json{{"enabled", false}} : json::parse(harmless);
+    EXPECT_TRUE(remarks(parse(file.dump()), path + ": has no effect here"))
+        << path;
+  });
+  expect_error(R"({"compression_training": {"weight_quantization":
+                   {"shared_parameters": {"enabled": true}}}})",
+               "/compression_training: is not offered: compressed weights");
+  expect_error(R"({"elasticity": {"enabled": true}})",
+               "/elasticity: is not offered: it takes the batch");
+}
+
+TEST(EngineKeys, NamesInSectionsWithoutEffectAreKnownToo) {
+  EXPECT_EQ(lines_of(error_of(
+                R"({"tensorboard": {"enabled": true, "output_pth": "x"}})")),
+            1U);
+  expect_error(R"({"tensorboard": {"output_pth": "x"}})",
+               "/tensorboard/output_pth: unknown key; did you mean "
+               "\"output_path\"?");
+  expect_error(R"({"zero_optimization": {"offload_param": {"divice": "cpu"}}})",
+               "/zero_optimization/offload_param/divice: unknown key; did you "
+               "mean \"device\"?");
+}
+
+// A guess is never a key that means something else.
+TEST(EngineKeys, AMisplacedKeyIsSentToItsSection) {
+  expect_error(R"({"stage": 2})",
+               "/stage: unknown key; it belongs to "
+               "/zero_optimization/stage");
+  expect_error(R"({"zero_optimization": {"lr": 1}})",
+               "it belongs to /optimizer/params/lr");
+  expect_error(R"({"pipeline": {"stage": 2}})", "did you mean \"stages\"?");
+  expect_error(R"({"gradient": 2})",
+               "/gradient: unknown key; DeepSpeed has no such key in /");
+  expect_error(R"({"grad_clipping": 2})", "did you mean \"gradient_clipping\"");
+}
+
+// --- Spellings -------------------------------------------------------------------
+
+TEST(EngineSpelling, CommentsAndACommaBeforeABracketAreRead) {
+  const DeepSpeedConfig config = parse(R"({
+    # Hjson, "as" DeepSpeed { reads it
+    "train_batch_size": 8, // samples, of "all" ranks
+    /* two
+       lines, } */ "optimizer": {"type": "SGD", "params": {"lr": 5e-1,}, },
+    "_remark": "no # comment, // here, \" and /* there */ ,}",
+  })");
+  EXPECT_EQ(config.batch.train, 8);
+  EXPECT_EQ(config.optimizer.params.lr, 0.5);
+  EXPECT_EQ(parse(R"({"optimizer": {"type": "Adam", "params":
+                      {"betas": [0.5, 0.25, # both
+                      ]}}})")
+                .optimizer.params.beta2,
+            0.25);
+  // Positions are those of the file
+  expect_error("{ # one\n \"steps_per_print\": x}", "line 2, column 21");
+  for (const char* text : {"{,}", "{\"steps_per_print\": 1,,}", "[,]",
+                           "{} /* no end", "{\"steps_per_print\": ,}"}) {
+    expect_error(text, "not JSON from line 1");
+  }
+}
+
+TEST(EngineSpelling, ZerosAndWholeNumbersWithExponents) {
+  const ZeroConfig zero =
+      parse(R"({"zero_optimization": {"stage": 3.0, "sub_group_size": 0,
+                "reduce_bucket_size": 0, "allgather_bucket_size": 0,
+                "stage3_max_live_parameters": 0,
+                "stage3_max_reuse_distance": 5e8}, "steps_per_print": 0})")
+          .zero;
+  EXPECT_EQ(zero.stage, 3);
+  EXPECT_EQ(zero.sub_group_size, 0);
+  EXPECT_EQ(zero.reduce_bucket_size, 0);
+  EXPECT_EQ(zero.allgather_bucket_size, 0);
+  EXPECT_EQ(zero.stage3_max_live_parameters, 0);
+  EXPECT_EQ(zero.stage3_max_reuse_distance, 500'000'000);
+  expect_error(R"({"zero_optimization": {"stage": 2.5}})",
+               "/zero_optimization/stage: 2.5 is not allowed");
+}
+
+TEST(EngineSpelling, NamesWithoutStage3) {
+  const ZeroConfig zero =
+      parse(R"({"zero_optimization": {"stage": 3, "max_live_parameters": 1,
+                "max_reuse_distance": 2, "prefetch_bucket_size": 3,
+                "param_persistence_threshold": 4}})")
+          .zero;
+  EXPECT_EQ(zero.stage3_max_live_parameters, 1);
+  EXPECT_EQ(zero.stage3_max_reuse_distance, 2);
+  EXPECT_EQ(zero.stage3_prefetch_bucket_size, 3);
+  EXPECT_EQ(zero.stage3_param_persistence_threshold, 4);
+  expect_error(R"({"zero_optimization": {"max_live_parameters": -1}})",
+               "/zero_optimization/max_live_parameters: -1 is not allowed");
+  expect_error(R"({"zero_optimization": {"max_live_parameters": 1,
+                   "stage3_max_live_parameters": 1}})",
+               "/zero_optimization/max_live_parameters: is another name of "
+               "/zero_optimization/stage3_max_live_parameters");
+}
+
+TEST(EngineSpelling, OldFormsAndNull) {
+  const DeepSpeedConfig old =
+      parse(R"({"zero_optimization": true, "allgather_size": 1000,
+                "bfloat16": {"enabled": true}})");
+  EXPECT_EQ(old.zero.stage, 1);
+  EXPECT_EQ(old.zero.allgather_bucket_size, 1000);
+  EXPECT_TRUE(old.bf16);
+  EXPECT_EQ(parse(R"({"zero_optimization": false})").zero.stage, 0);
+  expect_error(R"({"allgather_size": 1000})",
+               "/allgather_size: goes with the old form");
+  expect_error(R"({"bf16": {"enabled": true}, "bfloat16": {}})",
+               "/bfloat16: is another name of /bf16");
+  EXPECT_EQ(parse(R"({"zero_optimization": {"offload_optimizer": null,
+                      "overlap_comm": null}, "communication_data_type":
+                      null})")
+                .zero.offload_optimizer.device,
+            "none");
+  EXPECT_EQ(parse(R"({"optimizer": {"type": "adamw"}})").optimizer.type,
+            "AdamW");
+  EXPECT_EQ(parse(R"({"optimizer": {"type": "ADAM"}})").optimizer.name(),
+            "adamw");
+}
+
+// --- Defaults that changed, and remarks --------------------------------------------
+
+TEST(EngineDefaults, AdamIsAdamWUnlessToldOtherwise) {
+  const std::string adam = R"({"optimizer": {"type": "Adam", "params": {)";
+  EXPECT_EQ(parse(adam + "}}}").optimizer.name(), "adamw");
+  EXPECT_TRUE(remarks(parse(adam + "}}}"), "this run uses AdamW"));
+  const DeepSpeedConfig l2 = parse(adam + R"("adam_w_mode": false}}})");
+  EXPECT_EQ(l2.optimizer.name(), "adam");
+  EXPECT_TRUE(remarks(l2, "adds weight decay to the gradient"));
+  const DeepSpeedConfig adamw = parse(
+      R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})");
+  EXPECT_EQ(adamw.optimizer.name(), "adamw");
+  EXPECT_TRUE(remarks(adamw, "adam_w_mode: has no effect here"));
+}
+
+TEST(EngineDefaults, RemarksSayWhatOtherVersionsDo) {
+  EXPECT_TRUE(remarks(parse("{}"), "gradient_clipping is not given: 1.0"));
+  EXPECT_FALSE(
+      remarks(parse(R"({"gradient_clipping": 0})"), "gradient_clipping"));
+  EXPECT_EQ(parse(R"({"gradient_clipping": 0})").gradient_clipping, 0);
+  EXPECT_TRUE(remarks(parse(R"({"scheduler": {"type": "WarmupLR"}})"),
+                      "warmup_max_lr"));
+  EXPECT_TRUE(
+      remarks(parse(R"({"fp16": {"enabled": true}})"), "one step later"));
+  EXPECT_TRUE(remarks(parse(R"({"pipeline": {"stages": 2},
+                       "zero_optimization": {"overlap_comm": true}})"),
+                      "overlap_comm: off"));
+  EXPECT_TRUE(remarks(parse(R"({"zero_optimization": {"stage": 2,
+                       "contiguous_gradients": false}})"),
+                      "contiguous_gradients false"));
+  EXPECT_FALSE(
+      remarks(parse(R"({"zero_optimization": {"stage": 2}})"), "contiguous"));
+  EXPECT_TRUE(
+      remarks(parse(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
+                       {"device": "cpu", "pin_memory": true}}})"),
+              "pin_memory: "));
+}
+
+// The section asks where a key has a use for recomputation only.
+TEST(EngineDefaults, ActivationCheckpointingAsksForRecomputation) {
+  const auto recompute = [](const std::string& section,
+                            const std::string& more = "") {
+    return parse("{\"activation_checkpointing\": " + section + more + "}")
+        .recompute();
+  };
+  EXPECT_EQ(recompute("{}"), "never");
+  EXPECT_EQ(recompute(R"({"partition_activations": false, "profile": true,
+                          "number_checkpoints": null})"),
+            "never");
+  EXPECT_EQ(recompute(R"({"partition_activations": true})"), "blocks");
+  EXPECT_EQ(recompute(R"({"cpu_checkpointing": true})"), "blocks");
+  EXPECT_EQ(recompute(R"({"number_checkpoints": 4})"), "blocks");
+  const std::string asks = R"({"partition_activations": true})";
+  EXPECT_EQ(recompute(asks, R"(, "pipeline": {"stages": 2})"), "never");
+  EXPECT_EQ(recompute(asks, R"(, "shardbook": {"recompute": "attention"})"),
+            "attention");
+  for (const char* section : {"{}", R"({"partition_activations": false})"}) {
+    EXPECT_TRUE(remarks(
+        parse("{\"activation_checkpointing\": " + std::string(section) + "}"),
+        "/activation_checkpointing: has no effect here"));
+  }
+}
+
+TEST(EngineDefaults, UlyssesByDeepSpeedsName) {
+  const BookConfig book = parse(R"({"sequence_parallel_size": 2})").book;
+  EXPECT_EQ(book.context_parallel, 2);
+  EXPECT_EQ(book.context_parallel_kind, "ulysses");
+  expect_error(R"({"sequence_parallel_size": 2, "shardbook":
+                   {"context_parallel": {"size": 2}}})",
+               "/shardbook/context_parallel: /sequence_parallel_size is in the "
+               "file as well");
+}
+
+// DeepSpeed's classes drop "auto", so its default holds.
+TEST(EngineDefaults, AutoThatNobodyFills) {
+  const DeepSpeedConfig config =
+      parse(R"({"zero_optimization": {"stage": 3, "overlap_comm": "auto",
+                "reduce_bucket_size": "auto", "max_live_parameters": "auto"},
+                "fp16": {"enabled": "auto"}, "pipeline": {"stages": "auto"}})");
+  EXPECT_TRUE(config.zero.overlaps());
+  EXPECT_TRUE(remarks(config,
+                      "/zero_optimization/reduce_bucket_size \"auto\": "
+                      "500000000, DeepSpeed's default"));
+  EXPECT_TRUE(remarks(config, "/fp16/enabled \"auto\": false, DeepSpeed's"));
+  EXPECT_TRUE(remarks(config, "/pipeline/stages \"auto\": 1, DeepSpeed's"));
+  expect_error(R"({"steps_per_print": "auto"})",
+               "/steps_per_print: \"auto\" is for front ends");
+}
+
+TEST(EngineDefaults, FrontEndsFillAuto) {
+  const std::string text =
+      R"({"train_batch_size": "auto", # the script's
+          "gradient_accumulation_steps": "auto", "optimizer": {"type": "AdamW",
+          "params": {"lr": "auto", "eps": 0.5}}})";
+  expect_error(text, "ds.json: /optimizer/params/lr: \"auto\" is for front");
+  const FilledConfig filled = fill_auto(
+      text, "ds.json",
+      {{"/train_batch_size", {"32", "--batch"}},
+       {"/gradient_accumulation_steps", {}},  // goes
+       {"/optimizer/params/lr", {"0.25", "--lr"}},
+       {"/optimizer/params/eps", {"1", "--eps"}},  // not "auto": stays
+       {"/gradient_clipping", {"2", "--clip"}}});  // absent: stays so
+  const DeepSpeedConfig config = parse(filled.text);
+  EXPECT_EQ(config.batch.train, 32);
+  EXPECT_EQ(config.batch.accumulation, 0);
+  EXPECT_EQ(config.optimizer.params.lr, 0.25);
+  EXPECT_EQ(config.optimizer.params.eps, 0.5);
+  EXPECT_EQ(config.gradient_clipping, 1);
+  EXPECT_EQ(filled.remarks,
+            (std::vector<std::string>{
+                "/optimizer/params/lr \"auto\": 0.25, from --lr",
+                "/train_batch_size \"auto\": 32, from --batch"}));
+}
+
+// --- All mistakes at once -------------------------------------------------------
+
+TEST(EngineMistakes, AreNamedAllAtOnce) {
+  const std::string error = error_of(
+      R"({"train_batch_size": 0, "gradient_cliping": 1, "sparse_gradients":
+          true, "bf16": {"enabled": true}, "fp16": {"enabled": true},
+          "optimizer": {"type": "Adam", "params": {"lr": -1, "betas": [2, 3],
+          "momentum": 0}}, "zero_optimization": {"stage": 9,
+          "offload_optimizer": {"device": "cpu"}}})");
+  for (const char* path :
+       {"/train_batch_size: 0", "/gradient_cliping: unknown",
+        "/sparse_gradients: true", "/bf16/enabled and /fp16/enabled",
+        "/optimizer/params/lr: -1", "/optimizer/params/betas/0: 2",
+        "/optimizer/params/betas/1: 3", "/optimizer/params/momentum: Adam",
+        "/zero_optimization/stage: 9"}) {
+    EXPECT_NE(error.find(std::string("ds.json: ") + path), std::string::npos)
+        << path << "\n"
+        << error;
+  }
+  // What goes with a stage that could not be read is not judged
+  EXPECT_EQ(lines_of(error), 9U) << error;
+  EXPECT_EQ(lines_of(error_of(R"({"zero_optimization": {"stge": 2,
+                "offload_optimizer": {"device": "cpu"}}})")),
+            1U);
+}
+
+TEST(EngineMistakes, OfVeryManyTheFirstAreNamed) {
+  json file;
+  for (int i = 0; i < 100; ++i) file["no_such_key_" + std::to_string(i)] = 1;
+  const std::string error = error_of(file.dump());
+  EXPECT_EQ(lines_of(error), 21U);
+  EXPECT_NE(error.find("\nds.json: 80 more mistakes like these"),
+            std::string::npos);
+}
+
+TEST(EngineMistakes, WhatIsPrintedIsReadAgain) {
+  const DeepSpeedConfig config =
+      parse(R"({"gradient_clipping": 0.5, "dump_state": true, "optimizer":
+                {"type": "Adam"}, "data_types": {"grad_accum_dtype": "fp32"},
+                "activation_checkpointing": {"cpu_checkpointing": true}})");
+  const json printed = json::parse(config.explained());
+  EXPECT_EQ(printed["_acts"],
+            "/activation_checkpointing/cpu_checkpointing, "
+            "/data_types/grad_accum_dtype, /gradient_clipping, "
+            "/optimizer/type");
+  EXPECT_EQ(printed["_remark 1"],
+            "/dump_state: has no effect here: it is about DeepSpeed's log");
+  EXPECT_EQ(parse(config.explained()).to_json(), config.to_json());
+}
+
+}  // namespace
+}  // namespace shardbook::engine
