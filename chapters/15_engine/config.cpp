@@ -56,6 +56,21 @@ void remark_defaults(const std::vector<std::string>& paths,
   }
 }
 
+/// Values may have turned out to do nothing.
+void keep_acting(DeepSpeedConfig& config) {
+  const auto is_idle = [&](const std::string& path) {
+    const auto& remarks = config.remarks;
+    return std::any_of(remarks.begin(), remarks.end(), [&](const auto& each) {
+      const std::size_t end = each.find(": has no effect here");
+      return end != std::string::npos &&
+             (path + "/").rfind(each.substr(0, end) + "/", 0) == 0;
+    });
+  };
+  config.acts.erase(
+      std::remove_if(config.acts.begin(), config.acts.end(), is_idle),
+      config.acts.end());
+}
+
 }  // namespace
 
 DeepSpeedConfig DeepSpeedConfig::parse(const std::string& text,
@@ -90,6 +105,7 @@ DeepSpeedConfig DeepSpeedConfig::parse(const std::string& text,
   const auto more =
       internal::remarks_of(config, root.find("gradient_clipping") != nullptr);
   config.remarks.insert(config.remarks.end(), more.begin(), more.end());
+  keep_acting(config);
   return config;
 }
 

@@ -64,6 +64,14 @@ bool is_harmless(const KnownKeys& row, const Json& value) {
                            : value == false || value.is_null();
 }
 
+std::string way_out(const KnownKeys& row) {
+  const std::string harmless = row.harmless;
+  if (harmless.empty()) return "";
+  const std::string give = harmless == "off" ? R"("enabled": false)" : harmless;
+  return harmless == "null" ? "; leave it out"
+                            : "; give " + give + ", or leave it out";
+}
+
 /// Sections whose classes in DeepSpeed drop "auto": the default holds.
 bool drops_auto(const std::string& path) {
   const std::string section = section_of(path);
@@ -150,7 +158,7 @@ class Sorter {
     if (row->effect == Effect::kChanges && !is_auto &&
         !is_harmless(*row, value)) {
       fail(path, (value.is_object() ? "" : printable(value) + " ") +
-                     "is not offered: " + row->why);
+                     "is not offered: " + row->why + way_out(*row));
     } else {
       const bool is_off = row->effect == Effect::kChanges;
       keys.no_effect.push_back(
