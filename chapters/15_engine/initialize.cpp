@@ -99,6 +99,11 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
            "initialize: mpu has one of its two groups; give both, or none");
   ProcessGroup& dp = mpu.data != nullptr ? *mpu.data : world;
   const BatchSizes sizes = resolve_batch(given.batch, dp.size());
+  SB_CHECK(
+      !sums_in_f32(given, given.dtype(DType::kF32), sizes.accumulation),
+      given.label,
+      ": /data_types/grad_accum_dtype \"fp32\" needs a model of the book; "
+      "give its name (--model) in place of a module, or leave the key out");
   // The engine's config says what the engine does
   DeepSpeedConfig config = given;
   config.optimizer = optimizer_of(given, args);
@@ -108,10 +113,6 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
   choose_parameters(model, args.model_parameters);
   recompute_blocks(model, config);
   const DType dtype = config.dtype(DType::kF32);
-  SB_CHECK(
-      !sums_in_f32(config, dtype, sizes.accumulation), config.label,
-      ": /data_types/grad_accum_dtype \"fp32\" needs a model of the book; "
-      "give its name (--model) in place of a module, or leave the key out");
   if (dtype != DType::kF32) internal::cast(model, dtype);
   auto wrapped = internal::make_model(model, config, optimizer, mpu, world);
 
