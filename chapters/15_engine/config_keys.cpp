@@ -52,6 +52,8 @@ const std::vector<KnownKeys> kTable = {
  "a sum would be as many times larger as there are ranks"},
 {"", "managed_gradient_accumulation", kChanges, "true",
  "the script would have to count micro-steps; here the engine does"},
+{"", "fp32_allreduce", kChanges, "false",
+ "it is the old name of a choice; give /communication_data_type \"fp32\""},
 {"", "sparse_gradients", kChanges, "false",
  "gradients of embeddings are dense here, and their sums are rounded otherwise"},
 {"", "amp torch_autocast", kChanges, "off",
@@ -108,9 +110,9 @@ const std::vector<KnownKeys> kTable = {
  "weights or moments in 16 bits give other losses"},
 {"/fp16", "enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis "
  "min_loss_scale fp16_master_weights_and_grads", kActs, "", ""},
-{"/data_types", "grad_accum_dtype", kActs, "null", ""},
-{"/data_types", "param_dtype buffer_dtype", kChanges, "null",
- "the dtype of the model is that of /bf16, /fp16 or --dtype"},
+{"/data_types", "grad_accum_dtype param_dtype", kActs, "null", ""},
+{"/data_types", "buffer_dtype", kChanges, "null",
+ "buffers have the dtype of the model"},
 
 // --- ZeRO. Names without stage3_ are the same keys -----------------------------
 {"/zero_optimization", "stage allgather_partitions allgather_bucket_size reduce_scatter reduce_bucket_size "

@@ -300,6 +300,12 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
     say("/seq_parallel_communication_data_type: has no effect here: no ranks "
         "share a sample");
   }
+  if (config.book.context_parallel > 1 &&
+      config.dtype(DType::kF32) != DType::kF32) {
+    say("gradients are summed over the ranks that share a sample in the dtype "
+        "of training; DeepSpeed sums them in fp32 unless "
+        "seq_parallel_communication_data_type says otherwise");
+  }
   if (config.book.use_data_before_expert_parallelism &&
       config.book.num_experts.empty()) {
     say("/use_data_before_expert_parallelism: has no effect here: there are no "

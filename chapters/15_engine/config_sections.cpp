@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "chapters/15_engine/internal/config_rules.h"
@@ -34,10 +35,16 @@ struct Section {
   JsonObject object;
 };
 
+std::string lower_case(std::string text) {
+  for (char& c : text) {
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return text;
+}
+
 /// Types by the names that DeepSpeed takes in any case.
 std::string with_usual_case(const std::string& type) {
-  std::string lower = type;
-  for (char& c : lower) c = static_cast<char>(std::tolower(c));
+  const std::string lower = lower_case(type);
   return lower == "adam" ? "Adam" : lower == "adamw" ? "AdamW" : type;
 }
 
@@ -170,6 +177,25 @@ void read_scheduler(JsonObject& root, SchedulerConfig& scheduler) {
   refuse_others(params, scheduler.type, own);
 }
 
+/// Names of dtypes as DeepSpeed takes them: "bf16", "FP32", "torch.float16".
+void read_dtype(JsonObject& object, const std::string& key,
+                std::string& value) {
+  std::string name;
+  object.text(key, name);
+  if (name.empty()) return;
+  std::string lower = lower_case(name);
+  if (lower.rfind("torch.", 0) == 0) lower = lower.substr(6);
+  const std::map<std::string, std::string> usual = {
+      {"float32", "fp32"},  {"float", "fp32"}, {"fp32", "fp32"},
+      {"float16", "fp16"},  {"half", "fp16"},  {"fp16", "fp16"},
+      {"bfloat16", "bf16"}, {"bf16", "bf16"}};
+  const auto found = usual.find(lower);
+  object.check(found != usual.end(), object.where(key), ": \"",
+               json_file::printable(name),
+               "\" is unknown; give fp32, fp16 or bf16");
+  if (found != usual.end()) value = found->second;
+}
+
 void read_precision(JsonObject& root, DeepSpeedConfig& config) {
   root.also("bf16", "bfloat16");
   Section bf16(root, "bf16");
@@ -190,8 +216,20 @@ void read_precision(JsonObject& root, DeepSpeedConfig& config) {
               fp16.fp16_master_weights_and_grads);
 
   Section types(root, "data_types");
-  types.object.choice("grad_accum_dtype", {"fp32", "fp16", "bf16"},
-                      config.grad_accum_dtype);
+  read_dtype(types.object, "grad_accum_dtype", config.grad_accum_dtype);
+  std::string parameters;
+  read_dtype(types.object, "param_dtype", parameters);
+  if (parameters.empty()) return;
+  const bool agrees = dtype_of(parameters) == config.dtype(DType::kF32);
+  types.object.check(agrees, types.object.where("param_dtype"), ": ",
+                     parameters,
+                     " is not offered: the dtype of the model is "
+                     "that of /bf16, /fp16 or --dtype; leave it out");
+  if (agrees) {
+    config.remarks.push_back(
+        "/data_types/param_dtype: has no effect here: /bf16, /fp16 or --dtype "
+        "says the same");
+  }
 }
 
 void read_offload(JsonObject& zero, const std::string& name,
@@ -381,10 +419,9 @@ void internal::read_keys(JsonObject& root, DeepSpeedConfig& config) {
   root.flag("prescale_gradients", config.prescale_gradients);
   root.number("gradient_predivide_factor", 1e-30, kMost,
               config.gradient_predivide_factor);
-  const std::vector<std::string> wires = {"fp32", "fp16", "bf16"};
-  root.choice("communication_data_type", wires, config.communication_data_type);
-  root.choice("seq_parallel_communication_data_type", wires,
-              config.seq_parallel_communication_data_type);
+  read_dtype(root, "communication_data_type", config.communication_data_type);
+  read_dtype(root, "seq_parallel_communication_data_type",
+             config.seq_parallel_communication_data_type);
   read_precision(root, config);
   read_zero(root, config.zero);
   read_pipeline(root, config.pipeline);

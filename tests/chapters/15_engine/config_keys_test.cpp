@@ -149,7 +149,30 @@ TEST(EngineKeys, NamesInSectionsWithoutEffectAreKnownToo) {
                "mean \"device\"?");
 }
 
-// A guess is never a key that means something else.
+// A guess is the key without its mistake, never one that means something else.
+TEST(EngineKeys, ALetterThatIsMissingIsFound) {
+  std::set<std::string> known;
+  for (const Effect effect :
+       {Effect::kActs, Effect::kNone, Effect::kChanges, Effect::kInside}) {
+    for_each_key(effect, [&](const KnownKeys&, const std::string& path) {
+      known.insert(path);
+    });
+  }
+  for (const std::string& path : known) {
+    const std::size_t begin = path.rfind('/') + 1;
+    if (path.size() - begin < 5) continue;
+    std::string misspelt = path;
+    misspelt.erase((begin + path.size()) / 2, 1);
+    if (known.count(misspelt) > 0) continue;
+    EXPECT_NE(error_of(file_with(misspelt, 1))
+                  .find(misspelt + ": unknown key; did you mean \"" +
+                        path.substr(begin) + "\"?"),
+              std::string::npos)
+        << path << "\n"
+        << error_of(file_with(misspelt, 1));
+  }
+}
+
 TEST(EngineKeys, AMisplacedKeyIsSentToItsSection) {
   expect_error(R"({"stage": 2})",
                "/stage: unknown key; it belongs to "
@@ -243,6 +266,18 @@ TEST(EngineSpelling, OldFormsAndNull) {
             "AdamW");
   EXPECT_EQ(parse(R"({"optimizer": {"type": "ADAM"}})").optimizer.name(),
             "adamw");
+}
+
+TEST(EngineSpelling, NamesOfDtypes) {
+  const DeepSpeedConfig config =
+      parse(R"({"communication_data_type": "FP16", "bf16": {"enabled": true},
+                "data_types": {"grad_accum_dtype": "torch.float32",
+                               "param_dtype": "bfloat16"}})");
+  EXPECT_EQ(config.communication_data_type, "fp16");
+  EXPECT_EQ(config.grad_accum_dtype, "fp32");
+  EXPECT_TRUE(remarks(config, "/data_types/param_dtype: has no effect here"));
+  expect_error(R"({"data_types": {"param_dtype": "bf16"}})",
+               "/data_types/param_dtype: bf16 is not offered");
 }
 
 // --- Defaults that changed, and remarks --------------------------------------------
