@@ -289,8 +289,8 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
   if (config.activation_checkpointing) {
     say(config.recompute() != "never"
             ? "activation_checkpointing: " + config.recompute() +
-                  " run forward again in backward, from inputs that stay where "
-                  "they are"
+                  ", where the model has them, run forward again in backward, "
+                  "from inputs that stay where they are"
             : "/activation_checkpointing: has no effect here: pipelines have "
               "activation_checkpoint_interval, experts and 2D to 3D layers "
               "keep all activations");

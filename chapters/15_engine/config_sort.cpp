@@ -15,6 +15,7 @@ using json_file::printable;
 
 /// A list of more names is no help.
 constexpr std::size_t kLongestList = 12;
+constexpr std::size_t kMostAdvice = 100;
 
 /// A section's other name has the same keys.
 std::string section_of(const std::string& path) {
@@ -105,7 +106,8 @@ std::string advice(const std::string& section, const std::string& key,
   const std::string guess = json_file::nearest(key, here, key.size() / 3);
   if (likely.empty() && !guess.empty()) return guessed(guess);
   if (here.size() > kLongestList) {
-    return "DeepSpeed has no such key in " + (section.empty() ? "/" : section);
+    return "DeepSpeed has no such key" +
+           (section.empty() ? "" : " in " + section);
   }
   std::string list;
   for (const std::string& name : here)
@@ -140,15 +142,23 @@ class Sorter {
     keys.problems.push_back(label_ + ": " + path + ": " + message);
   }
 
+  void fail_unknown(const std::string& path, const std::string& section,
+                    const std::string& key) {
+    std::string meant;
+    // Far more than anybody reads need no advice
+    const bool is_read = keys.problems.size() < kMostAdvice;
+    fail(path,
+         "unknown key" + (is_read ? "; " + advice(section, key, meant) : ""));
+    if (!meant.empty()) keys.meant.push_back(meant);
+  }
+
   /// Whether the key acts.
   bool sort_key(const std::string& section, const std::string& key,
                 Json& value) {
     const std::string path = section + "/" + printable(key);
     const KnownKeys* row = row_of(section_of(section), key);
     if (row == nullptr) {
-      std::string meant;
-      fail(path, "unknown key; " + advice(section_of(section), key, meant));
-      if (!meant.empty()) keys.meant.push_back(meant);
+      fail_unknown(path, section_of(section), key);
       return false;
     }
     if (row->effect == Effect::kActs) return sort_acting(*row, path, value);
@@ -198,9 +208,7 @@ class Sorter {
     for (const auto& [key, each] : value.items()) {
       if (key.empty() || key[0] == '_' || row_of(path, key) != nullptr)
         continue;
-      std::string meant;
-      fail(path + "/" + printable(key),
-           "unknown key; " + advice(path, key, meant));
+      fail_unknown(path + "/" + printable(key), path, key);
     }
   }
 

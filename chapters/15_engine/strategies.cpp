@@ -73,6 +73,10 @@ void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
            ": its chapter sums micro-batches in the dtype of training; give ",
            stage > 1 ? "stage 0 or 1, or leave the key out"
                      : "none of them, or leave the key out");
+  SB_CHECK(!sums_wider || model_config(options).type == "gpt2", config.label,
+           ": /data_types/grad_accum_dtype \"fp32\" in ",
+           dtype_name(options.dtype), " with --model ", options.model,
+           ": chapter 14, which sums so, trains GPTs; leave the key out");
   const std::string& name = config.seq_parallel_communication_data_type;
   SB_CHECK(book.context_parallel == 1 || name.empty() ||
                dtype_of(name) == options.dtype || options.dtype == DType::kF64,

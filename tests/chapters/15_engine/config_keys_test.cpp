@@ -181,7 +181,7 @@ TEST(EngineKeys, AMisplacedKeyIsSentToItsSection) {
                "it belongs to /optimizer/params/lr");
   expect_error(R"({"pipeline": {"stage": 2}})", "did you mean \"stages\"?");
   expect_error(R"({"gradient": 2})",
-               "/gradient: unknown key; DeepSpeed has no such key in /");
+               "/gradient: unknown key; DeepSpeed has no such key");
   expect_error(R"({"grad_clipping": 2})", "did you mean \"gradient_clipping\"");
 }
 

@@ -121,6 +121,23 @@ TEST(EngineOptions, SizesThatAreAutoFollowFromTheOthers) {
   EXPECT_EQ(sizes(train + none + micro + "2" + g + "5"), (Sizes{20, 2, 5}));
 }
 
+// Zeros are the smallest limits, and recomputation changes no number.
+TEST(EngineOptions, ZerosAndRecomputationTrainAsOneDevice) {
+  for (const std::string keys :
+       {R"("stage": 2, "reduce_bucket_size": 0, "allgather_bucket_size": 0)",
+        R"("stage": 3, "sub_group_size": 0, "reduce_bucket_size": 0,
+           "max_live_parameters": 0, "param_persistence_threshold": 0)"}) {
+    Options options = options_for(2);
+    const auto config = DeepSpeedConfig::parse(
+        R"({"activation_checkpointing": {"cpu_checkpointing": true},
+            "zero_optimization": {)" +
+            keys + "}}",
+        "ds.json");
+    apply_config(config, 2, {}, options);
+    expect_claims(train_choice(options, choose(options, config)));
+  }
+}
+
 // --- Sums in f32, and Ulysses ----------------------------------------------------
 
 TEST(EngineOptions, GradAccumDtypeIsChapter14s) {
