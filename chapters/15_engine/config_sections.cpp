@@ -412,7 +412,7 @@ void internal::read_keys(JsonObject& root, DeepSpeedConfig& config) {
              config.batch.micro);
   root.whole("gradient_accumulation_steps", 1, std::int64_t{1} << 20,
              config.batch.accumulation);
-  root.whole("steps_per_print", 0, kMostSamples, config.steps_per_print);
+  root.whole("steps_per_print", 0, INT64_MAX, config.steps_per_print);
   read_optimizer(root, config.optimizer, config.remarks);
   read_scheduler(root, config.scheduler);
   root.number("gradient_clipping", 0, kMost, config.gradient_clipping);

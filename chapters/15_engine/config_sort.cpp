@@ -67,7 +67,8 @@ bool is_harmless(const KnownKeys& row, const Json& value) {
 
 std::string way_out(const KnownKeys& row) {
   const std::string harmless = row.harmless;
-  if (harmless.empty()) return "";
+  const bool has_one = std::string(row.why).find("; give") != std::string::npos;
+  if (harmless.empty() || has_one) return "";
   const std::string give = harmless == "off" ? R"("enabled": false)" : harmless;
   return harmless == "null" ? "; leave it out"
                             : "; give " + give + ", or leave it out";
@@ -97,13 +98,17 @@ std::string advice(const std::string& section, const std::string& key,
     meant = other + "/" + key;
     return "it belongs to " + meant;
   }
-  // The beginning of several names could be any of them
+  // Half a name that only one key begins with
   std::vector<std::string> likely;
   for (const std::string& name : here) {
     if (name.rfind(key, 0) == 0) likely.push_back(name);
   }
-  if (likely.size() == 1) return guessed(likely[0]);
-  const std::string guess = json_file::nearest(key, here, key.size() / 3);
+  if (likely.size() == 1 && 2 * key.size() >= likely[0].size()) {
+    return guessed(likely[0]);
+  }
+  // Short words are near to each other whatever they mean
+  const std::size_t most = key.size() < 8 ? 1 : key.size() / 3;
+  const std::string guess = json_file::nearest(key, here, most);
   if (likely.empty() && !guess.empty()) return guessed(guess);
   if (here.size() > kLongestList) {
     return "DeepSpeed has no such key" +

@@ -1,0 +1,162 @@
+// Configs as people write them: Hjson, old names, zeros; all mistakes at once.
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tests/chapters/15_engine/support.h"
+
+namespace shardbook::engine {
+namespace {
+
+using nlohmann::json;
+
+TEST(EngineSpelling, CommentsAndACommaBeforeABracketAreRead) {
+  const DeepSpeedConfig config = parse(R"({
+    # Hjson, "as" DeepSpeed { reads it
+    "train_batch_size": 8, // samples, of "all" ranks
+    /* two
+       lines, } */ "optimizer": {"type": "SGD", "params": {"lr": 5e-1,}, },
+    "_remark": "no # comment, // here, \" and /* there */ ,}",
+  })");
+  EXPECT_EQ(config.batch.train, 8);
+  EXPECT_EQ(config.optimizer.params.lr, 0.5);
+  EXPECT_EQ(parse(R"({"optimizer": {"type": "Adam", "params":
+                      {"betas": [0.5, 0.25, # both
+                      ]}}})")
+                .optimizer.params.beta2,
+            0.25);
+  // Positions are those of the file
+  expect_error("{ # one\n \"steps_per_print\": x}", "line 2, column 21");
+  for (const char* text : {"{,}", "{\"steps_per_print\": 1,,}", "[,]",
+                           "{} /* no end", "{\"steps_per_print\": ,}"}) {
+    expect_error(text, "not JSON from line 1");
+  }
+}
+
+TEST(EngineSpelling, ZerosAndWholeNumbersWithExponents) {
+  const ZeroConfig zero =
+      parse(R"({"zero_optimization": {"stage": 3.0, "sub_group_size": 0,
+                "reduce_bucket_size": 0, "allgather_bucket_size": 0,
+                "stage3_max_live_parameters": 0,
+                "stage3_max_reuse_distance": 5e8}, "steps_per_print": 0})")
+          .zero;
+  EXPECT_EQ(zero.stage, 3);
+  EXPECT_EQ(zero.sub_group_size, 0);
+  EXPECT_EQ(zero.reduce_bucket_size, 0);
+  EXPECT_EQ(zero.allgather_bucket_size, 0);
+  EXPECT_EQ(zero.stage3_max_live_parameters, 0);
+  EXPECT_EQ(zero.stage3_max_reuse_distance, 500'000'000);
+  expect_error(R"({"zero_optimization": {"stage": 2.5}})",
+               "/zero_optimization/stage: 2.5 is not allowed");
+}
+
+TEST(EngineSpelling, NamesWithoutStage3) {
+  const ZeroConfig zero =
+      parse(R"({"zero_optimization": {"stage": 3, "max_live_parameters": 1,
+                "max_reuse_distance": 2, "prefetch_bucket_size": 3,
+                "param_persistence_threshold": 4}})")
+          .zero;
+  EXPECT_EQ(zero.stage3_max_live_parameters, 1);
+  EXPECT_EQ(zero.stage3_max_reuse_distance, 2);
+  EXPECT_EQ(zero.stage3_prefetch_bucket_size, 3);
+  EXPECT_EQ(zero.stage3_param_persistence_threshold, 4);
+  expect_error(R"({"zero_optimization": {"max_live_parameters": -1}})",
+               "/zero_optimization/max_live_parameters: -1 is not allowed");
+  expect_error(R"({"zero_optimization": {"max_live_parameters": 1,
+                   "stage3_max_live_parameters": 1}})",
+               "/zero_optimization/max_live_parameters: is another name of "
+               "/zero_optimization/stage3_max_live_parameters");
+}
+
+TEST(EngineSpelling, OldFormsAndNull) {
+  const DeepSpeedConfig old =
+      parse(R"({"zero_optimization": true, "allgather_size": 1000,
+                "bfloat16": {"enabled": true}})");
+  EXPECT_EQ(old.zero.stage, 1);
+  EXPECT_EQ(old.zero.allgather_bucket_size, 1000);
+  EXPECT_TRUE(old.bf16);
+  EXPECT_EQ(parse(R"({"zero_optimization": false})").zero.stage, 0);
+  expect_error(R"({"allgather_size": 1000})",
+               "/allgather_size: goes with the old form");
+  expect_error(R"({"bf16": {"enabled": true}, "bfloat16": {}})",
+               "/bfloat16: is another name of /bf16");
+  EXPECT_EQ(parse(R"({"zero_optimization": {"offload_optimizer": null,
+                      "overlap_comm": null}, "communication_data_type":
+                      null})")
+                .zero.offload_optimizer.device,
+            "none");
+  EXPECT_EQ(parse(R"({"optimizer": {"type": "adamw"}})").optimizer.type,
+            "AdamW");
+  EXPECT_EQ(parse(R"({"optimizer": {"type": "ADAM"}})").optimizer.name(),
+            "adamw");
+}
+
+TEST(EngineSpelling, NamesOfDtypes) {
+  const DeepSpeedConfig config =
+      parse(R"({"communication_data_type": "FP16", "bf16": {"enabled": true},
+                "data_types": {"grad_accum_dtype": "torch.float32",
+                               "param_dtype": "bfloat16"}})");
+  EXPECT_EQ(config.communication_data_type, "fp16");
+  EXPECT_EQ(config.grad_accum_dtype, "fp32");
+  EXPECT_TRUE(remarks(config, "/data_types/param_dtype: has no effect here"));
+  expect_error(R"({"data_types": {"param_dtype": "bf16"}})",
+               "/data_types/param_dtype: bf16 is not offered");
+}
+
+std::size_t lines_of(const std::string& text) {
+  return 1 +
+         static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+// --- All mistakes at once -------------------------------------------------------
+
+TEST(EngineMistakes, AreNamedAllAtOnce) {
+  const std::string error = error_of(
+      R"({"train_batch_size": 0, "gradient_cliping": 1, "sparse_gradients":
+          true, "bf16": {"enabled": true}, "fp16": {"enabled": true},
+          "optimizer": {"type": "Adam", "params": {"lr": -1, "betas": [2, 3],
+          "momentum": 0}}, "zero_optimization": {"stage": 9,
+          "offload_optimizer": {"device": "cpu"}}})");
+  for (const char* path :
+       {"/train_batch_size: 0", "/gradient_cliping: unknown",
+        "/sparse_gradients: true", "/bf16/enabled and /fp16/enabled",
+        "/optimizer/params/lr: -1", "/optimizer/params/betas/0: 2",
+        "/optimizer/params/betas/1: 3", "/optimizer/params/momentum: Adam",
+        "/zero_optimization/stage: 9"}) {
+    EXPECT_NE(error.find(std::string("ds.json: ") + path), std::string::npos)
+        << path << "\n"
+        << error;
+  }
+  // What goes with a stage that could not be read is not judged
+  EXPECT_EQ(lines_of(error), 9U) << error;
+  EXPECT_EQ(lines_of(error_of(R"({"zero_optimization": {"stge": 2,
+                "offload_optimizer": {"device": "cpu"}}})")),
+            1U);
+}
+
+TEST(EngineMistakes, OfVeryManyTheFirstAreNamed) {
+  json file;
+  for (int i = 0; i < 100; ++i) file["no_such_key_" + std::to_string(i)] = 1;
+  const std::string error = error_of(file.dump());
+  EXPECT_EQ(lines_of(error), 21U);
+  EXPECT_NE(error.find("\nds.json: 80 more mistakes like these"),
+            std::string::npos);
+}
+
+TEST(EngineMistakes, WhatIsPrintedIsReadAgain) {
+  const DeepSpeedConfig config =
+      parse(R"({"gradient_clipping": 0.5, "dump_state": true, "optimizer":
+                {"type": "Adam"}, "data_types": {"grad_accum_dtype": "fp32"},
+                "activation_checkpointing": {"cpu_checkpointing": true}})");
+  const json printed = json::parse(config.explained());
+  EXPECT_EQ(printed["_acts"],
+            "/activation_checkpointing/cpu_checkpointing, "
+            "/data_types/grad_accum_dtype, /gradient_clipping, "
+            "/optimizer/type");
+  EXPECT_EQ(printed["_remark 1"],
+            "/dump_state: has no effect here: it is about DeepSpeed's log");
+  EXPECT_EQ(parse(config.explained()).to_json(), config.to_json());
+}
+
+}  // namespace
+}  // namespace shardbook::engine
