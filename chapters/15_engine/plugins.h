@@ -61,8 +61,8 @@ struct FullyShardedDataParallelPlugin {
 
 /// Fields that are not given follow the config, if there is one.
 struct DeepSpeedPlugin {
-  std::optional<int> zero_stage = {};  ///< without a config: 2
-  std::optional<double> gradient_clipping = {};
+  std::optional<int> zero_stage = {};            ///< without a config: 2
+  std::optional<double> gradient_clipping = {};  ///< without a config: 1.0
   std::optional<std::string> offload_optimizer_device = {};  ///< "none", "cpu"
   std::optional<std::string> offload_param_device = {};
   /// Refused where true: the model is there before `prepare` sees it.
