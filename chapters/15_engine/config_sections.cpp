@@ -31,6 +31,8 @@ struct Section {
     return object;
   }
 
+  bool is_object() const { return json != nullptr && json->is_object(); }
+
   const Json* json;
   JsonObject object;
 };
@@ -74,7 +76,7 @@ void read_type(JsonObject& section, const std::vector<std::string>& offered,
 /// Of keys that act in another type.
 void refuse_others(const Section& params, const std::string& type,
                    const std::vector<std::string>& own) {
-  if (params.json == nullptr || !params.json->is_object()) return;
+  if (!params.is_object()) return;
   for (const auto& [key, value] : params.json->items()) {
     const bool is_own = std::find(own.begin(), own.end(), key) != own.end();
     params.object.check(is_own, params.object.where(key), ": ", type,
@@ -106,7 +108,7 @@ void read_betas(JsonObject& object, OptimizerOptions& to) {
 void read_optimizer(JsonObject& root, OptimizerConfig& optimizer,
                     std::vector<std::string>& remarks) {
   Section section(root, "optimizer");
-  if (section.json == nullptr) return;
+  if (!section.is_object()) return;
   read_type(
       section.object, {"Adam", "AdamW", "SGD"},
       {"Lamb",        "LAMB",       "lamb",       "OneBitAdam", "OnebitAdam",
@@ -148,7 +150,7 @@ void read_optimizer(JsonObject& root, OptimizerConfig& optimizer,
 
 void read_scheduler(JsonObject& root, SchedulerConfig& scheduler) {
   Section section(root, "scheduler");
-  if (section.json == nullptr) return;
+  if (!section.is_object()) return;
   read_type(section.object, {"WarmupLR", "WarmupDecayLR"},
             {"LRRangeTest", "OneCycle", "WarmupCosineLR"},
             "its rates are other ones", scheduler.type);
@@ -304,7 +306,7 @@ void read_pipeline(JsonObject& root, PipelineConfig& pipeline) {
 /// such a model can use asks for it here.
 void read_activations(JsonObject& root, DeepSpeedConfig& config) {
   Section section(root, "activation_checkpointing");
-  if (section.json == nullptr) return;
+  if (!section.is_object()) return;
   bool& asks = config.activation_checkpointing;
   for (const char* key : {"partition_activations", "cpu_checkpointing",
                           "contiguous_memory_optimization"}) {
@@ -346,7 +348,7 @@ void read_num_experts(JsonObject& object, std::vector<int>& to) {
 
 void read_experts(JsonObject& book, BookConfig& to) {
   Section section(book, "experts");
-  if (section.json == nullptr) return;
+  if (!section.is_object()) return;
   JsonObject& object = section.object;
   read_num_experts(object, to.num_experts);
   object.integer("ep_size", 0, 1 << 16, to.ep_size);

@@ -10,7 +10,8 @@ LATE_MESSAGES = {"04", "05", "06", "14"}
 
 # A sentence that a user can act on: one line, which names an option; a config has
 # a line for each mistake.
-SENTENCE = re.compile(r"error: [^\n]{10,600}(\nds\.json: [^\n]{10,600})*\n?\Z")
+SENTENCE = re.compile(r"error: [^\n]{10,600}"
+                      r"(\n(ds\.json|--config): [^\n]{10,600})*\n?\Z")
 INTERNAL = re.compile(r"std::|json\.exception|foreseen on shapes|\bmeta:|"
                       r"terminate called|Assertion|\bbasic_string|vector::")
 

@@ -127,6 +127,8 @@ TEST(EngineMistakes, AreNamedAllAtOnce) {
         << path << "\n"
         << error;
   }
+  // A section that is none misses no keys
+  EXPECT_EQ(lines_of(error_of(R"({"scheduler": [], "optimizer": 1})")), 2U);
   // What goes with a stage that could not be read is not judged
   EXPECT_EQ(lines_of(error), 9U) << error;
   EXPECT_EQ(lines_of(error_of(R"({"zero_optimization": {"stge": 2,
