@@ -204,10 +204,15 @@ class Config:
 
     def draw_optimizer(self):
         draw = self.draw
-        self.maybe(0.3, self.keys, "gradient_clipping", 0, 0.5, 1.0)
+        self.maybe(0.3, self.keys, "gradient_clipping", 0, 0.5, 1.0, "auto")
         if "gradient_clipping" in self.keys:
             draw.take_back(0.9, "--clip")
         self.maybe(0.1, self.keys, "steps_per_print", 1, 2)
+        self.maybe(0.1, self.keys, "dump_state", True)
+        self.maybe(0.1, self.keys, "sparse_gradients", False)
+        self.maybe(0.1, self.keys, "activation_checkpointing",
+                   {"partition_activations": True}, {"number_checkpoints": 4})
+        self.maybe(0.1, self.keys, "data_types", {"grad_accum_dtype": "fp32"})
         self.maybe(0.1, self.keys, "wall_clock_breakdown", True)
         if draw.sometimes(0.6):
             for option in ("--optimizer", "--lr", "--weight-decay",
@@ -216,7 +221,7 @@ class Config:
             draw.take_back(1, "--nesterov")
             kind = draw.one_of("Adam", "AdamW", "SGD")
             params = {}
-            self.maybe(0.6, params, "lr", 1e-3, 1e-2)
+            self.maybe(0.6, params, "lr", 1e-3, 1e-2, "auto")
             self.maybe(0.3, params, "weight_decay", 0, 0.1)
             if kind == "SGD":
                 self.maybe(0.5, params, "momentum", 0, 0.9)
