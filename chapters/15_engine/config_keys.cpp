@@ -192,7 +192,7 @@ const std::vector<KnownKeys> kTable = {
  "persistent_time_interval num_of_version_in_retention", kInside, "", ""},
 {"/checkpoint", "tag_validation load_universal use_node_local_storage parallel_write checkpoint_serialization "
  "writer", kInside, "", ""},
-{"/compile", "enabled backend kwargs deepcompile free_activation free_activation_threshold offload_activation "
+{"/compile", "enabled disable backend kwargs deepcompile free_activation free_activation_threshold offload_activation "
  "offload_activation_pin_memory offload_opt_states double_buffer symmetric_memory debug_log offload_parameters "
  "sync_before_reduce sync_after_reduce sync_before_allgather sync_after_allgather keep_int_input_tensors "
  "keep_all_input_tensors passes", kInside, "", ""},

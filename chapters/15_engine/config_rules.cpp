@@ -167,10 +167,6 @@ void check_offload(const DeepSpeedConfig& config, Rules& rules) {
   rules.check(!parameters || zero.stage == 3, config.label,
               ": /zero_optimization/offload_param with ", stage,
               ": only stage 3 shards parameters; give stage 3");
-  rules.check(!parameters || optimizer, config.label,
-              ": /zero_optimization/offload_param without "
-              "/zero_optimization/offload_optimizer: the update is where the "
-              "shards are; give both");
   rules.check(!config.fp16.fp16_master_weights_and_grads ||
                   (config.fp16.enabled && zero.stage == 2 && optimizer),
               config.label, ": /fp16/fp16_master_weights_and_grads with ",

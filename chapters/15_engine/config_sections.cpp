@@ -262,7 +262,8 @@ bool read_old_zero(JsonObject& root, ZeroConfig& zero) {
   return true;
 }
 
-void read_zero(JsonObject& root, ZeroConfig& zero) {
+void read_zero(JsonObject& root, ZeroConfig& zero,
+               std::vector<std::string>& remarks) {
   if (read_old_zero(root, zero)) return;
   Section section(root, "zero_optimization");
   JsonObject& object = section.object;
@@ -280,6 +281,15 @@ void read_zero(JsonObject& root, ZeroConfig& zero) {
                zero.offload_optimizer);
   read_offload(object, "offload_param", "cpu_offload_param",
                zero.offload_param);
+  // The update is where the shards are
+  if (zero.stage == 3 && zero.offload_optimizer.device == "none" &&
+      zero.offload_param.device == "cpu") {
+    zero.offload_optimizer.device = "cpu";
+    remarks.push_back(
+        "/zero_optimization/offload_param without "
+        "/zero_optimization/offload_optimizer: the optimizer is on the host as "
+        "well, where its shards are, and computes the same numbers");
+  }
   const auto of_stage_3 = [&](const std::string& name, std::int64_t& value) {
     object.also("stage3_" + name, name);
     object.whole("stage3_" + name, 0, kMostElements, value);
@@ -425,7 +435,7 @@ void internal::read_keys(JsonObject& root, DeepSpeedConfig& config) {
   read_dtype(root, "seq_parallel_communication_data_type",
              config.seq_parallel_communication_data_type);
   read_precision(root, config);
-  read_zero(root, config.zero);
+  read_zero(root, config.zero, config.remarks);
   read_pipeline(root, config.pipeline);
   read_activations(root, config);
   read_book(root, config.book);

@@ -26,9 +26,7 @@ void refuse_reduction_keys(const DeepSpeedConfig& config,
       config.prescale_gradients                 ? "/prescale_gradients"
       : config.gradient_predivide_factor != 1   ? "/gradient_predivide_factor"
       : !config.communication_data_type.empty() ? "/communication_data_type"
-      : !zero.allgather_partitions ? "/zero_optimization/allgather_partitions"
-      : !zero.reduce_scatter       ? "/zero_optimization/reduce_scatter"
-      : zero.round_robin_gradients ? "/zero_optimization/round_robin_gradients"
+      : !zero.reduce_scatter ? "/zero_optimization/reduce_scatter"
       : !has_offload && zero.offload_optimizer.device != "none"
           ? "/zero_optimization/offload_optimizer"
           : "";
@@ -399,6 +397,8 @@ std::string keys_without_effect(const Choice& choice, const ZeroConfig& zero) {
   }
   if (choice.name.rfind("ZeRO-", 0) != 0) {
     add("sub_group_size", zero.sub_group_size != usual.sub_group_size);
+    add("allgather_partitions", !zero.allgather_partitions);
+    add("round_robin_gradients", zero.round_robin_gradients);
   }
   return keys;
 }

@@ -46,6 +46,9 @@ const std::vector<Wild>& running() {
       {"trainer_fp16", {}},
       {"axolotl_zero1", {}},
       {"axolotl_zero2_compile", {"/compile"}},
+      {"axolotl_zero3_offload_parameters",
+       {"/zero_force_ds_cpu_optimizer", untested,
+        zero + "gather_16bit_weights_on_model_save"}},
       {"llama_factory_z0", {untested}},
       {"llama_factory_z2_tensor_parallel",
        {untested, zero + "gather_16bit_weights_on_model_save"},
@@ -67,6 +70,9 @@ const std::vector<Wild>& running() {
       {"examples_pipeline", {}},
       {"examples_compression_off", {"/compression_training"}},
       {"examples_autotuning", {"/autotuning"}},
+      {"examples_inference",
+       {"/aio", zero + "offload_param/buffer_count",
+        zero + "offload_param/buffer_size"}},
       {"tests_stage3_zeros", {zero + "gather_16bit_weights_on_model_save"}},
       {"tests_activation_checkpointing",
        {"/disable_allgather", "/activation_checkpointing/profile",
@@ -93,8 +99,6 @@ const std::vector<Wild>& running() {
 
 const std::vector<Wild>& refused() {
   static const std::vector<Wild> all = {
-      {"axolotl_zero3_offload_parameters",
-       {"/zero_optimization/offload_param without "}},
       {"megatron_old_optimizer", {"/optimizer/params/max_grad_norm: "}},
       {"megatron_curriculum", {"/curriculum_learning: "}},
       {"megatron_random_layers", {"/data_efficiency: "}},
@@ -106,7 +110,6 @@ const std::vector<Wild>& refused() {
       {"examples_layer_drop", {"/progressive_layer_drop: "}},
       {"examples_quantize", {"/quantize_training: "}},
       {"examples_compression", {"/compression_training: "}},
-      {"examples_inference", {"/zero_optimization/offload_param without "}},
       {"examples_nvme", {"/zero_optimization/offload_optimizer/device: "}},
       {"examples_zenflow", {"/zero_optimization/zenflow: "}},
       {"tests_zero_plus_plus",
