@@ -318,6 +318,11 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
         " good steps; DeepSpeed from 0.17.1 on doubles it one step later, and "
         "older versions begin at 2^32 where the section has no such key");
   }
+  if (config.zero.sub_group_size == 0) {
+    say("sub_group_size 0: a shard is updated as a whole; DeepSpeed updates "
+        "one "
+        "parameter after another");
+  }
   if (config.zero.overlaps() && config.pipeline.stages > 1) {
     say("overlap_comm: off, since stages reduce at the end of a batch");
   }

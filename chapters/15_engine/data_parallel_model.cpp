@@ -180,7 +180,8 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   to.master_copies = !config.fp16.fp16_master_weights_and_grads;
   to.persistence_threshold = from.stage3_param_persistence_threshold;
   to.prefetch_bucket_size = from.stage3_prefetch_bucket_size;
-  to.sub_group_size = std::max<std::int64_t>(1, from.sub_group_size);
+  to.sub_group_size = from.sub_group_size > 0 ? from.sub_group_size
+                                              : ZeroConfig().sub_group_size;
   to.max_live_parameters = from.stage3_max_live_parameters;
   to.max_reuse_distance = from.stage3_max_reuse_distance;
   // Blocks are fetched as a whole, where there are any

@@ -134,7 +134,10 @@ TEST(EngineOptions, ZerosAndRecomputationTrainAsOneDevice) {
             keys + "}}",
         "ds.json");
     apply_config(config, 2, {}, options);
-    expect_claims(train_choice(options, choose(options, config)));
+    const Report report = train_choice(options, choose(options, config));
+    expect_claims(report);
+    // An update of single elements would take thousands of launches
+    EXPECT_LT(report.time.step_s, 0.1);
   }
 }
 
