@@ -46,7 +46,7 @@ void check_depth(const std::string& text, const std::string& file);
 Json parse_json(const std::string& text, const std::string& file);
 
 /// JSON for a text that has Hjson's comments (#, //, /* */) or a comma before a
-/// closing bracket: spaces take their places, so that positions stay.
+/// closing bracket. Spaces replace them, and positions stay.
 std::string plain_json(const std::string& text);
 
 /// Text for a message: printable, and not too long.

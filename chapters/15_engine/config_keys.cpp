@@ -1,5 +1,5 @@
-// The table of keys: what DeepSpeed's config classes read (0.19), what older
-// versions read, and what of it acts here.
+// The table of keys: those of DeepSpeed's config classes (0.19) and of older
+// versions, and which of them act here.
 
 #include "chapters/15_engine/internal/config_keys.h"
 

@@ -11,7 +11,7 @@ namespace shardbook::engine::internal {
 enum class Effect {
   kActs,     ///< config.cpp reads it
   kNone,     ///< it cannot change numbers: a remark says that it does nothing
-  kChanges,  ///< it would change numbers: an error, but for the harmless value
+  kChanges,  ///< it would change numbers: an error, unless the value is harmless
   kInside    ///< inside a section which has no effect: no remark of its own
 };
 
