@@ -178,7 +178,7 @@ void StateFiles::add(std::size_t file, const SafetensorsEntry& entry) {
     piece.updates = place.at("updates").get<std::int64_t>();
     piece.sum = place.at("sum").get<std::string>();
     for (const Json& each : place.at("shards")) {
-      // Files from before uneven parts have no length
+      // A file may leave the length out: its parts are equal
       piece.shards.push_back({each.at(0), each.at(1), each.at(2), each.at(3),
                               each.size() > 4 ? each.at(4) : Json(0)});
       const Shard& shard = piece.shards.back();
