@@ -5,9 +5,10 @@
 
 Runs the rows of chapters/rows.txt and the option sets below with the programs
 of both builds, on the same data. The reports must be equal but for wall times:
-losses, bytes, memory by kind and virtual times to the last digit; and so must
-the weights that --save writes, bit for bit. The data are a file that no change
-of a page changes. A build that is older than an option's name gets the old name.
+losses, bytes, peaks of memory by kind and virtual times to the last digit; and
+so must the weights that --save writes, bit for bit. Claims must not fail. The
+data are a file that no change of a page changes. A build that is older than an
+option's name, or than a key of the report, gets and gives the old one.
 
 Exit status: 0 when all agree. By hand, not in CI: it needs two builds.
 """
@@ -98,8 +99,23 @@ def sets():
                 yield chapter, f"{SMALL} {here} --deterministic --backend gloo"
 
 
+def counted_alone(report):
+    """What was counted. Builds before "held_memory" predict the peaks; later
+    ones predict what is held, and the time on the cluster "textbook"."""
+    report.pop("held_memory", None)
+    report["claims"] = {name: verdict
+                        for name, verdict in report["claims"].items()
+                        if name in ("numbers", "bytes") or verdict == "failed"}
+    for rank in report["peak_memory"]:
+        for kind, pair in rank.items():
+            rank[kind] = pair["counted"]
+    if report["virtual"] is not None:
+        report["virtual"]["step_s"] = report["virtual"]["step_s"]["counted"]
+
+
 def without_wall_times(report, names):
     report.pop("wall", None)
+    counted_alone(report)
     options = report.get("options", {})
     options.pop("save", None)
     for new, old in names.items():
@@ -115,7 +131,8 @@ def old_names(program, chapter):
     text = renamed and subprocess.run([str(program), "--help"], text=True,
                                       stdout=subprocess.PIPE,
                                       check=True).stdout
-    return {new: old for new, old in renamed.items() if f"{old} " in text}
+    return {new: old for new, old in renamed.items()
+            if f"{old} " in text and f"{new} " not in text}
 
 
 def outcome(build, chapter, options):
