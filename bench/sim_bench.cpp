@@ -28,8 +28,7 @@ void simulate(benchmark::State& state, bool folds) {
           const TrainingLog log =
               train(as, trainer.optimizer(), false,
                     [&](std::int64_t step) { return trainer.step(step); });
-          finish_rank(as, world, log, trainer.predicted_bytes(), trainer.bill(),
-                      result);
+          finish_rank(as, world, log, trainer.bills()[0], result);
         });
     step_s = report.time.step_s;
   }

@@ -59,13 +59,4 @@ void broadcast_coalesced(ProcessGroup& group, const Tensors& tensors, int root,
   }
 }
 
-std::int64_t coalescing_buffer_bytes(const Tensors& tensors,
-                                     std::int64_t max_bytes) {
-  std::int64_t largest = 0;
-  for (const Tensors& piece : coalesce(tensors, max_bytes)) {
-    if (piece.size() > 1) largest = std::max(largest, bytes_of(piece));
-  }
-  return largest;
-}
-
 }  // namespace shardbook

@@ -23,8 +23,4 @@ void broadcast_coalesced(ProcessGroup& group, const Tensors& tensors, int root,
                          const std::string& label,
                          std::int64_t max_bytes = kCoalesceBytes);
 
-/// Bytes of the largest buffer that broadcast_coalesced needs.
-std::int64_t coalescing_buffer_bytes(const Tensors& tensors,
-                                     std::int64_t max_bytes = kCoalesceBytes);
-
 }  // namespace shardbook

@@ -107,8 +107,16 @@ class Device::State {
     return stats_;
   }
 
+  void note_held(MemoryKind kind) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto k = static_cast<std::size_t>(kind);
+    stats_.held_by_kind[k] =
+        std::max(stats_.held_by_kind[k], stats_.current_by_kind[k]);
+  }
+
   void reset_peak() {
     std::lock_guard<std::mutex> lock(mutex_);
+    stats_.held_by_kind = {};
     stats_.peak_by_kind = stats_.current_by_kind;
     stats_.at_peak_by_kind = stats_.current_by_kind;
     stats_.peak_total = stats_.current_total;
@@ -267,6 +275,7 @@ std::string Device::name() const {
 }
 std::int64_t Device::capacity_bytes() const { return state_->capacity(); }
 MemoryStats Device::memory() const { return state_->stats(); }
+void Device::note_held(MemoryKind kind) const { state_->note_held(kind); }
 void Device::reset_peak_memory() { state_->reset_peak(); }
 void Device::release_cached_memory() { state_->release_cached(); }
 std::string Device::memory_report() const { return state_->locked_report(); }

@@ -63,6 +63,8 @@ struct MemoryStats {
   std::array<std::int64_t, kNumMemoryKinds> current_by_kind{};
   /// The largest value each kind ever had, each for itself.
   std::array<std::int64_t, kNumMemoryKinds> peak_by_kind{};
+  /// The largest value each kind had at the calls of `note_held` for it.
+  std::array<std::int64_t, kNumMemoryKinds> held_by_kind{};
   /// What each kind held at the moment of `peak_total`.
   std::array<std::int64_t, kNumMemoryKinds> at_peak_by_kind{};
   std::int64_t current_total = 0;
@@ -77,6 +79,9 @@ struct MemoryStats {
   }
   std::int64_t peak(MemoryKind kind) const {
     return peak_by_kind[static_cast<std::size_t>(kind)];
+  }
+  std::int64_t held(MemoryKind kind) const {
+    return held_by_kind[static_cast<std::size_t>(kind)];
   }
 };
 
@@ -104,7 +109,10 @@ class Device {
   std::int64_t capacity_bytes() const;
 
   MemoryStats memory() const;
-  /// Peaks start again from what is in use now.
+  /// Counts what is in use of this kind now: a moment that a program names,
+  /// such as the end of a forward, and not the widest point inside it.
+  void note_held(MemoryKind kind) const;
+  /// Peaks start again from what is in use now, and `held` from nothing.
   void reset_peak_memory();
   /// Gives cached blocks back to the system, except those of graphs.
   void release_cached_memory();

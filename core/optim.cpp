@@ -130,6 +130,10 @@ void Optimizer::step_one(std::size_t index, const Tensor& grad,
   slot.step += 1;
   // A shard may be empty.
   if (parameter.numel() > 0) update(parameter, grad, grad_scale, slot);
+  for (const MemoryKind kind : {MemoryKind::kParameter, MemoryKind::kGradient,
+                                MemoryKind::kOptimizerState}) {
+    parameter.device().note_held(kind);
+  }
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name,

@@ -54,7 +54,9 @@ class Optimizer {
   /// Updates every parameter that has a gradient; the others stay untouched,
   /// state included. Gradients are multiplied by `grad_scale`.
   void step(double grad_scale = 1);
-  /// The same for parameter `index` with a gradient given here.
+  /// The same for parameter `index` with a gradient given here. The parameters,
+  /// gradients and optimizer state that its device has then count as held
+  /// (Device::note_held).
   void step_one(std::size_t index, const Tensor& grad, double grad_scale = 1);
 
   const Tensors& parameters() const { return parameters_; }

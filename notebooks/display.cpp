@@ -111,13 +111,9 @@ bool is_same(const RankReport& a, const RankReport& b) {
   const auto is_equal = [](const Claim& x, const Claim& y) {
     return x.predicted == y.predicted && x.counted == y.counted;
   };
-  bool same = is_equal(a.bytes, b.bytes);
-  // Workspace has no claim, and depends on the machine.
-  for (std::size_t k = 0; k < a.peak.size(); ++k) {
-    if (a.peak[k].predicted == kNoClaim) continue;
-    same = same && is_equal(a.peak[k], b.peak[k]);
-  }
-  return same;
+  return is_equal(a.bytes, b.bytes) &&
+         std::equal(a.held.begin(), a.held.end(), b.held.begin(), is_equal) &&
+         a.peak_total.simulated == b.peak_total.simulated;
 }
 
 void add_rank_rows(const Report& report, Rows& rows) {
@@ -129,15 +125,16 @@ void add_rank_rows(const Report& report, Rows& rows) {
                                 ? fmt::format("rank {}", first)
                                 : fmt::format("ranks {}-{}", first, end - 1);
     rows.push_back(claim_row(who, "bytes sent", rank.bytes));
-    for (std::size_t k = 0; k < rank.peak.size(); ++k) {
-      const Claim& peak = rank.peak[k];
-      if (peak.predicted == kNoClaim ||
-          (peak.counted == 0 && peak.predicted <= 0)) {
-        continue;
-      }
-      std::string kind = memory_kind_name(static_cast<MemoryKind>(k));
-      std::replace(kind.begin(), kind.end(), '_', ' ');
-      rows.push_back(claim_row(who, "peak " + kind, peak));
+    for (std::size_t k = 0; k < rank.held.size(); ++k) {
+      const Claim& held = rank.held[k];
+      if (held.counted == 0 && held.predicted <= 0) continue;
+      rows.push_back(
+          claim_row(who, held_name(static_cast<MemoryKind>(k)), held));
+    }
+    // Scratch memory, which depends on the machine, is in what was counted
+    if (rank.peak_total.simulated > 0) {
+      rows.push_back({who, "peak of all kinds", "",
+                      bytes_text(rank.peak_total.simulated), "simulated"});
     }
     first = end;
   }
@@ -181,15 +178,14 @@ Picture claims(const Report& report) {
       return seconds < 0 ? std::string()
                          : fmt::format("{:.1f} us", 1e6 * seconds);
     };
-    const bool is_judged = time.predicted_step_s >= 0 && time.step_s > 0;
+    const std::string verdict = time_verdict(time);
     rows.push_back(
         {"time", "virtual step on " + time.cluster,
-         microseconds(time.predicted_step_s),
-         time.step_s > 0 ? microseconds(time.step_s) : "",
-         !is_judged ? ""
-         : std::abs(time.predicted_step_s - time.step_s) <= 1e-9 * time.step_s
-             ? "equal"
-             : "DIFFERENT"});
+         microseconds(time.closed_form_s),
+         microseconds(time.step_s > 0 ? time.step_s : time.simulated_step_s),
+         verdict == "passed"   ? "equal"
+         : verdict == "failed" ? "DIFFERENT"
+                               : "simulated"});
   }
   return table(rows);
 }

@@ -302,7 +302,10 @@ TimeSummary DeviceClock::summary() const {
   result.exposed_comm_s = last.exposed_s;
   result.bubble_s = last.bubble_s;
   result.links = last.links;
-  if (result.step_s > 0) result.idle_share = 1 - last.busy_s / result.step_s;
+  // A sum of all operations may end in another last bit than the step
+  if (result.step_s > 0) {
+    result.idle_share = std::max(0.0, 1 - last.busy_s / result.step_s);
+  }
   return result;
 }
 

@@ -136,7 +136,7 @@ Result predict_and_measure(const std::string& folder, const Run& run) {
   const auto json = nlohmann::json::parse(output_of(command, run.ranks));
   Result result;
   result.run = run;
-  result.predicted_s = json["virtual"]["step_s"]["predicted"];
+  result.predicted_s = json["virtual"]["step_s"]["simulated"];
   result.measured_s = json["wall"]["step_s"];
   return result;
 }

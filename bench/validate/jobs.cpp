@@ -49,7 +49,7 @@ Report train_steps(const Options& options, const Make& make,
         const TrainingLog log =
             train(as, strategy->optimizer(), world.rank() == 0,
                   [&](std::int64_t step) { return strategy->step(step); });
-        finish_rank(as, world, log, 0, MemoryBill(), report);
+        finish_rank(as, world, log, {}, report);
       },
       fold_class);
 }
@@ -170,7 +170,7 @@ Report train_hybrid(const Options& options, const Job& job) {
         const TrainingLog log =
             train(as, trainer->optimizer(), world.rank() == 0,
                   [&](std::int64_t step) { return trainer->step(step); });
-        finish_rank(as, world, log, 0, MemoryBill(), report);
+        finish_rank(as, world, log, {}, report);
       },
       hybrid::fold_class(how));
 }

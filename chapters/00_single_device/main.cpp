@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
                                         in_pieces ? how.num_micro_batches : 1);
     };
 
-    // 8. Report loss, largest difference, bytes sent, peak memory, time.
+    // 8. Report loss, largest difference, bytes sent, memory, time.
     return run_program(options, line, chapter);
   });
 }

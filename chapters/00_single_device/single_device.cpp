@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/textbook.h"
 #include "core/ops.h"
 
 namespace shardbook::single_device {
@@ -116,13 +117,24 @@ MemoryBill SingleDevice::bill() const {
       how_.recompute);
   // The first update creates the optimizer's state: f16 may have had none
   if (options_.dtype == DType::kF16 && num_updates_ == 0) {
-    bill[MemoryKind::kOptimizerState] = 0;
+    bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
   }
   if (how_.master_weights) {
     bill[MemoryKind::kOptimizerState] +=
         4 * static_cast<double>(loaded_.model->num_parameters());
   }
   return bill;
+}
+
+double SingleDevice::step_s() const {
+  if (!textbook::has_model_times(options_, loaded_.config)) {
+    return kNotPredicted;
+  }
+  // However the batch is cut
+  const auto whole = textbook::model_times(options_, loaded_.config,
+                                           static_cast<double>(options_.batch),
+                                           how_.recompute);
+  return whole.forward() + whole.backward();
 }
 
 }  // namespace shardbook::single_device

@@ -37,7 +37,10 @@ class SingleDevice : public Strategy {
   /// in f16 changes nothing; its grad_norm is infinite.
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
-  std::vector<Bill> bills() override { return {{0, bill()}}; }
+  std::vector<Bill> bills() override { return {{0, bill(), step_s()}}; }
+  std::string closed_form_command() const override {
+    return "./shardbook run single_device -- --cluster textbook";
+  }
   std::vector<NamedTensor> full_state() override;
   TrainingState state() override;
   /// In f16, false where the last step made no update, or a late first one,
@@ -47,8 +50,11 @@ class SingleDevice : public Strategy {
   LoadedModel& model() { return loaded_; }
   const Dataset& data() const { return data_; }
   const DynamicLossScaler& scaler() const { return scaler_; }
-  /// Predicted peaks, by kind.
+  /// Bytes held, by kind.
   MemoryBill bill() const;
+  /// Seconds of a step on `textbook`: 6 operations for each weight and token,
+  /// and attention.
+  double step_s() const;
 
  private:
   StepResult update(StepResult result);

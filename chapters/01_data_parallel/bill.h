@@ -34,9 +34,13 @@ std::vector<Traffic> step_traffic(std::int64_t batch, int num_devices,
 std::vector<Traffic> step_traffic(const Options& options,
                                   const ModelConfig& config);
 
-/// Peaks of every device: the main one has parameters, gradients, optimizer,
-/// the whole input and output; the others a replica and their rows.
+/// Bytes that every device holds: the main one parameters, gradients, optimizer
+/// state and the whole output; the others a replica and their rows.
 std::vector<MemoryBill> memory_bills(const Options& options,
                                      const ModelConfig& config, Module& model);
+
+/// Seconds of a step on the cluster `textbook`, where every device has as many
+/// rows and the parameters are one message.
+double step_s(const Options& options, const ModelConfig& config, Module& model);
 
 }  // namespace shardbook::data_parallel

@@ -157,6 +157,7 @@ std::vector<Tensors> broadcast_with_gradient(const Tensors& parameters,
         for (std::size_t d = 0; d < devices.size(); ++d) {
           const auto begin =
               grads.begin() + static_cast<std::ptrdiff_t>(d * count);
+          devices[d].note_held(MemoryKind::kGradient);
           by_device.emplace_back(begin,
                                  begin + static_cast<std::ptrdiff_t>(count));
         }

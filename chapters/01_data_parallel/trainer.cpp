@@ -14,6 +14,10 @@ StepResult train_step(const Options& options, DataParallel& model,
   RankContext::current().random.batch = batch.slice;
   RankContext::current().random.next_op = 0;
   const Tensor loss = language_loss(model(batch.inputs), batch.targets);
+  for (const Device& device : model.device_ids()) {
+    device.note_held(MemoryKind::kActivation);
+    device.note_held(MemoryKind::kParameter);  // its replica's
+  }
   StepResult result;
   result.loss = loss.item();
 
@@ -36,10 +40,11 @@ Trainer::Trainer(const Options& options, const std::vector<Device>& devices)
 std::vector<Bill> Trainer::bills() {
   const auto traffic = step_traffic(options_, loaded_.config);
   const auto memory = memory_bills(options_, loaded_.config, *loaded_.model);
+  const double seconds = step_s(options_, loaded_.config, *loaded_.model);
   std::vector<Bill> bills;
   for (std::size_t i = 0; i < memory.size(); ++i) {
-    bills.push_back(
-        {traffic[i].total() * static_cast<double>(options_.steps), memory[i]});
+    bills.push_back({traffic[i].total() * static_cast<double>(options_.steps),
+                     memory[i], seconds});
   }
   return bills;
 }

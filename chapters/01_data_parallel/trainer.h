@@ -28,6 +28,9 @@ class Trainer : public Strategy {
   }
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run data_parallel -- --world-size 4 --cluster textbook";
+  }
   std::vector<NamedTensor> full_state() override;
   TrainingState state() override;
   CopyLedger* copies() override { return model_.ledger().get(); }

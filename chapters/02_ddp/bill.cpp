@@ -2,13 +2,43 @@
 
 #include <algorithm>
 
-#include "comm/coalesce.h"
+#include "chapters/common/run/report.h"
+#include "chapters/common/run/textbook.h"
 
 namespace shardbook::ddp {
 namespace {
 
-bool finds_unused(const BillSizes& s) {
-  return s.ddp.find_unused_parameters && !s.ddp.static_graph;
+bool finds_unused(const DdpOptions& ddp) {
+  return ddp.find_unused_parameters && !ddp.static_graph;
+}
+
+/// Seconds from the beginning of backward to the gradient of this parameter:
+/// "fc3.weight", or "transformer.h.3.attn.c_proj.weight".
+double ready_s(const std::string& parameter, const Options& options,
+               const StepTime& step) {
+  const auto times =
+      textbook::model_times(options, step.config, step.rows, step.recompute);
+  const auto gpt = textbook::gpt_times(options, step.config, step.rows);
+  const auto has = [&](const char* part) {
+    return parameter.find(part) != std::string::npos;
+  };
+  // The embedding's table is the head's as well: its gradient comes last
+  if (has("wte") || has("wpe")) return times.backward();
+  if (has("ln_f")) return times.head_backward;
+  const double layer =
+      std::stod(parameter.substr(parameter.find_first_of("0123456789")));
+  if (has("fc") && step.config.type == "mlp") {
+    return (times.layers + 1 - layer) * times.layer_backward;
+  }
+  // Products that follow in the same block, each with its two gradients
+  double after = 0;
+  if (!has("c_attn") && !has("ln_1")) {
+    after += 2 * gpt.product(6 * gpt.h * gpt.h) + 2.5 * gpt.attention();
+    if (!has("attn.c_proj")) after += 2 * gpt.product(2 * gpt.h * gpt.h);
+  }
+  if (has("mlp.c_proj")) after += 2 * gpt.product(8 * gpt.h * gpt.h);
+  return times.head_backward + (times.layers - layer) * times.layer_backward -
+         after;
 }
 
 }  // namespace
@@ -23,8 +53,6 @@ BillSizes bill_sizes(Module& module, const DdpOptions& ddp, int ranks,
   sizes.tensors = static_cast<double>(parameters.size());
   const DType dtype = parameters.at(0).dtype();
   sizes.element_bytes = static_cast<double>(dtype_bytes(dtype));
-  sizes.first_buffer_bytes =
-      static_cast<double>(coalescing_buffer_bytes(parameters));
   if (wire && *wire != dtype) {
     sizes.wire_bytes = static_cast<double>(dtype_bytes(*wire));
   }
@@ -37,32 +65,46 @@ double predicted_bytes(const BillSizes& s) {
   const auto steps = static_cast<double>(s.steps);
   // Broadcasts: the weights once, and the order of the buckets
   double broadcast = s.elements * s.element_bytes;
-  if (s.steps >= 2 && !finds_unused(s)) broadcast += 4 * s.tensors;
+  if (s.steps >= 2 && !finds_unused(s.ddp)) broadcast += 4 * s.tensors;
   // Each step all-reduces the gradients, and a map of the parameters in use
   const double wire = s.wire_bytes > 0 ? s.wire_bytes : s.element_bytes;
   double all_reduced = steps * s.elements * wire;
-  if (finds_unused(s)) all_reduced += steps * 4 * s.tensors;
+  if (finds_unused(s.ddp)) all_reduced += steps * 4 * s.tensors;
   if (s.ddp.static_graph && s.steps >= 1) all_reduced += 4 * s.tensors;
   return (s.ranks - 1) * (broadcast + 2 * all_reduced) / s.ranks;
 }
 
-double communication_bytes(const BillSizes& s, double sent_beside) {
-  // Buckets, or the buffer that the first weights travel in
-  const double buckets =
-      s.ddp.gradient_as_bucket_view ? 0 : s.elements * s.element_bytes;
-  const bool counts_uses = finds_unused(s) || s.ddp.static_graph;
-  const double usage = counts_uses ? 4 * s.tensors : 0;
-  double peak = buckets;
-  if (s.steps >= 1) {
-    peak = buckets + usage + sent_beside + s.elements * s.wire_bytes;
-  }
-  if (s.ranks > 1) {
-    peak = std::max(peak, s.first_buffer_bytes);
-    if (s.steps >= 2 && !finds_unused(s)) {
-      peak = std::max(peak, buckets + usage + 4 * s.tensors);
+double step_s(const Options& options, const StepTime& step, Module& module,
+              const DistributedDataParallel& ddp) {
+  if (!textbook::has_model_times(options, step.config)) return kNotPredicted;
+  // The first step of a static graph counts, and sends at its end
+  if (ddp.options().static_graph && options.steps < 2) return kNotPredicted;
+  const auto times =
+      textbook::model_times(options, step.config, step.rows, step.recompute);
+  const auto parameters = module.named_parameters();
+  // Behind the loss, buckets leave one after the other, each when its last
+  // gradient is there
+  double sent = textbook::all_reduce(step.ranks, 8);
+  for (const Bucket& bucket : ddp.reducer().buckets()) {
+    double elements = 0;
+    for (const int i : bucket) {
+      const NamedTensor& each = parameters[static_cast<std::size_t>(i)];
+      elements += static_cast<double>(each.tensor.numel());
+      sent = std::max(sent, ready_s(each.name, options, step));
     }
+    sent += textbook::all_reduce(step.ranks, elements * step.wire_bytes);
   }
-  return peak;
+  if (finds_unused(ddp.options())) {
+    sent += textbook::all_reduce(step.ranks,
+                                 4 * static_cast<double>(parameters.size()));
+  }
+  // The second step begins with the order of the buckets
+  const bool orders = options.steps == 2 && !finds_unused(ddp.options());
+  return (orders ? textbook::broadcast(
+                       step.ranks, 4 * static_cast<double>(parameters.size()))
+                 : 0) +
+         (step.micro_batches - 1) * (times.forward() + times.backward()) +
+         times.forward() + std::max(sent, times.backward());
 }
 
 }  // namespace shardbook::ddp

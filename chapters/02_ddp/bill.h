@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "chapters/02_ddp/reducer.h"
+#include "chapters/02_ddp/ddp.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
 
 namespace shardbook::ddp {
 
@@ -15,8 +17,6 @@ struct BillSizes {
   double elements = 0;       ///< of all parameters
   double tensors = 0;        ///< parameters
   double element_bytes = 0;  ///< of a parameter and its gradient
-  /// Bytes of the buffer that the first weights travel in.
-  double first_buffer_bytes = 0;
   /// Of a gradient's element on the wire, where it differs; 0: as it is.
   double wire_bytes = 0;
   DdpOptions ddp = {};
@@ -26,8 +26,18 @@ BillSizes bill_sizes(Module& module, const DdpOptions& ddp, int ranks,
 
 /// Bytes that a rank sends in these steps, construction included, without losses.
 double predicted_bytes(const BillSizes& sizes);
-/// Peak of buckets and messages on a rank; `sent_beside`: of messages of the
-/// caller's own.
-double communication_bytes(const BillSizes& sizes, double sent_beside);
+
+/// A step on the cluster `textbook`.
+struct StepTime {
+  const ModelConfig& config;
+  double ranks = 1, micro_batches = 1;
+  double rows = 1;        ///< samples of a micro-batch
+  double wire_bytes = 4;  ///< of a gradient's element
+  bool recompute = false;
+};
+/// Seconds of it, of the training's last step; not predicted for models without
+/// textbook::model_times.
+double step_s(const Options& options, const StepTime& step, Module& module,
+              const DistributedDataParallel& ddp);
 
 }  // namespace shardbook::ddp

@@ -74,17 +74,19 @@ double Trainer::predicted_bytes() const {
 }
 
 MemoryBill Trainer::bill() const {
-  const bool is_view = how_.ddp.gradient_as_bucket_view;
-  const std::int64_t rows = options_.batch / (dp_.size() * how_.micro_batches);
-  // With views, a new gradient is always added to (or put into) one that
-  // exists, as it is when micro-batches accumulate
-  MemoryBill bill =
-      single_device_bill(options_, loaded_.config, rows, /*recompute=*/false,
-                         /*accumulates=*/is_view || how_.micro_batches > 1);
-  if (is_view) bill[MemoryKind::kGradient] = bill[MemoryKind::kParameter];
-  bill[MemoryKind::kCommunication] =
-      communication_bytes(sizes(), /*sent_beside=*/8);
-  return bill;
+  return single_device_bill(options_, loaded_.config,
+                            options_.batch / (dp_.size() * how_.micro_batches));
+}
+
+double Trainer::step_s() const {
+  StepTime step{loaded_.config};
+  step.ranks = dp_.size();
+  step.micro_batches = static_cast<double>(how_.micro_batches);
+  step.rows =
+      static_cast<double>(options_.batch) / dp_.size() / step.micro_batches;
+  step.wire_bytes = static_cast<double>(
+      how_.comm_hook == "bf16" ? 2 : dtype_bytes(options_.dtype));
+  return ddp::step_s(options_, step, *loaded_.model, ddp_);
 }
 
 }  // namespace shardbook::ddp

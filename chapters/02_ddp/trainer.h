@@ -30,7 +30,12 @@ class Trainer : public Strategy {
   /// rank: an all-reduce of one f64.
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
-  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::vector<Bill> bills() override {
+    return {{predicted_bytes(), bill(), step_s()}};
+  }
+  std::string closed_form_command() const override {
+    return "./shardbook run ddp -- --world-size 4 --cluster textbook";
+  }
   std::vector<NamedTensor> full_state() override;
   TrainingState state() override;
 
@@ -40,8 +45,10 @@ class Trainer : public Strategy {
 
   /// Bytes that a rank sends in options.steps steps, construction included.
   double predicted_bytes() const;
-  /// Peak memory of a rank, by kind.
+  /// Bytes that a rank holds, by kind.
   MemoryBill bill() const;
+  /// Seconds of a step on the cluster `textbook`.
+  double step_s() const;
 
  private:
   BillSizes sizes() const;

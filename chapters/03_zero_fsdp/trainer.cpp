@@ -7,6 +7,7 @@
 
 #include "chapters/03_zero_fsdp/fsdp/state_dict.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
+#include "chapters/03_zero_fsdp/zero/zero_time.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -212,41 +213,40 @@ fsdp::StepPlan Trainer::step_plan() const {
   plan.steps = options_.steps;
   plan.micro_steps = how_.micro_batches;
   plan.no_sync = how_.no_sync;
-  for (const NamedModule& entry : loaded_.model->named_modules()) {
-    if (how_.recompute && entry.module->type_name() == "GptBlock") {
-      plan.recomputed.push_back(entry.name);
-    }
-  }
   return plan;
+}
+
+double Trainer::step_s() const {
+  if (!textbook::has_model_times(options_, loaded_.config)) {
+    return kNotPredicted;
+  }
+  const auto model =
+      textbook::model_times(options_, loaded_.config,
+                            static_cast<double>(options_.batch) / dp_.size() /
+                                static_cast<double>(how_.micro_batches),
+                            how_.recompute);
+  return zero_ ? zero::step_s(*zero_, model, options_.steps, how_.micro_batches)
+               : fsdp::step_s(*fsdp_, step_plan(), model);
+}
+
+std::string Trainer::closed_form_command() const {
+  return "./shardbook run zero_fsdp -- --world-size 4 --cluster textbook "
+         "--strategy " +
+         how_.strategy;
 }
 
 MemoryBill Trainer::bill() const {
   const std::int64_t rows = options_.batch / (dp_.size() * how_.micro_batches);
   if (zero_) {
     return zero::zero_bill(*zero_, options_, loaded_.config, rows,
-                           how_.micro_batches, how_.recompute, 8);
+                           how_.recompute);
   }
-  // Activations are those of one device in the dtype that computes; every
-  // gradient goes into a buffer, as where gradients accumulate
+  // Activations are those of one device in the dtype that computes
   Options computed = options_;
   computed.dtype = dtype_of(how_.param_dtype).value_or(options_.dtype);
-  MemoryBill bill = single_device_bill(computed, loaded_.config, rows,
-                                       how_.recompute, /*accumulates=*/true);
-  const MemoryBill sharded = fsdp::predicted_memory(*fsdp_, step_plan(), 8);
-  for (const MemoryKind kind : {MemoryKind::kParameter, MemoryKind::kGradient,
-                                MemoryKind::kCommunication}) {
-    bill.bytes[static_cast<std::size_t>(kind)] =
-        sharded.bytes[static_cast<std::size_t>(kind)];
-  }
-  // Optimizer state of the own shards
-  double state = 0;
-  const double states = optimizer_states(options_);
-  const double stat = options_.dtype == DType::kF64 ? 8 : 4;
-  for (const Tensor& shard : optimizer_->parameters()) {
-    state += states * stat * static_cast<double>(shard.numel());
-  }
-  bill[MemoryKind::kOptimizerState] =
-      how_.cpu_offload || options_.steps == 0 ? 0 : state;
+  MemoryBill bill = fsdp::states_bill(options_, *fsdp_);
+  bill[MemoryKind::kActivation] = single_device_bill(
+      computed, loaded_.config, rows, how_.recompute)[MemoryKind::kActivation];
   return bill;
 }
 

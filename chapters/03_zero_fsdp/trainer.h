@@ -85,7 +85,10 @@ class Trainer : public Strategy {
   /// rank: an all-reduce of one f64.
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override;
-  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::vector<Bill> bills() override {
+    return {{predicted_bytes(), bill(), step_s()}};
+  }
+  std::string closed_form_command() const override;
   /// Gathers the shards, a few at a time.
   std::vector<NamedTensor> full_state() override { return full_parameters(); }
   /// The shards as they lie: no communication.
@@ -105,8 +108,10 @@ class Trainer : public Strategy {
 
   /// Bytes that a rank sends in options.steps steps, construction included.
   double predicted_bytes() const;
-  /// Peak memory of a rank's device, by kind.
+  /// Bytes that a rank's device holds, by kind.
   MemoryBill bill() const;
+  /// Seconds of a step on the cluster `textbook`.
+  double step_s() const;
 
  private:
   fsdp::StepPlan step_plan() const;

@@ -1,7 +1,10 @@
 #include "chapters/04_model_parallel/bill.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "chapters/common/run/kept.h"
+#include "chapters/common/run/textbook.h"
 #include "core/check.h"
 
 namespace shardbook::model_parallel {
@@ -11,23 +14,6 @@ double bytes_of(const Tensors& tensors) {
   double bytes = 0;
   for (const Tensor& tensor : tensors) {
     bytes += static_cast<double>(tensor.bytes());
-  }
-  return bytes;
-}
-
-/// The most bytes of gradients that one operation of backward returns at once:
-/// those of a linear layer's weight and bias, or of a batch norm's two.
-double largest_gradients_of(Stage& part) {
-  double bytes = 0;
-  for (const NamedModule& each : part.named_modules()) {
-    if (auto* linear = dynamic_cast<Linear*>(each.module)) {
-      bytes = std::max(bytes, bytes_of(linear->parameters()));
-    } else if (auto* norm = dynamic_cast<BatchNorm*>(each.module)) {
-      bytes = std::max(bytes, bytes_of(norm->parameters()));
-    }
-  }
-  for (const Tensor& weight : part.parameters()) {
-    bytes = std::max(bytes, static_cast<double>(weight.bytes()));
   }
   return bytes;
 }
@@ -44,12 +30,45 @@ double label_bytes(const Options& options) {
   return 8.0 * static_cast<double>(options.batch * options.seq);
 }
 
-double input_bytes(const Options& options, const ModelConfig& config) {
-  const auto rows = static_cast<double>(options.batch);
-  if (!config.is_image()) return 8.0 * rows * static_cast<double>(options.seq);
-  const auto side = static_cast<double>(options.image_size);
-  return rows * 3 * side * side *
-         static_cast<double>(dtype_bytes(options.dtype));
+/// How often a sample multiplies by this weight: for every token, or every pixel
+/// that a convolution makes ("layer3.0.conv2.weight"). Stages halve the image.
+double uses_per_sample(const std::string& name, const Options& options,
+                       const ModelConfig& config) {
+  const auto has = [&](const char* part) {
+    return name.find(part) != std::string::npos;
+  };
+  if (!config.is_image()) {
+    return has("wte") ? 0 : static_cast<double>(options.seq);
+  }
+  if (has("fc")) return 1;
+  const auto half = [](double side) { return std::ceil(side / 2); };
+  double side = half(static_cast<double>(options.image_size));
+  if (!has("layer")) return side * side;  // the stem's, before its pooling
+  side = half(side);
+  int halvings = name[5] - '1';
+  // A bottleneck's first convolution still sees the larger image
+  if (config.bottleneck && halvings > 0 && has(".0.conv1")) halvings -= 1;
+  for (int i = 0; i < halvings; ++i) side = half(side);
+  return side * side;
+}
+
+/// Of one half and one split.
+struct HalfTime {
+  double forward = 0, backward = 0;
+};
+HalfTime half_time(const Options& options, const ModelConfig& config,
+                   Module& half, double rows) {
+  HalfTime time;
+  for (const NamedTensor& each : half.named_parameters()) {
+    if (each.tensor.ndim() < 2) continue;
+    const double forward = 2 * static_cast<double>(each.tensor.numel()) * rows *
+                           uses_per_sample(each.name, options, config) /
+                           textbook::kRate;
+    time.forward += forward;
+    // Images need no gradient
+    time.backward += each.name == "conv1.weight" ? forward : 2 * forward;
+  }
+  return time;
 }
 
 }  // namespace
@@ -81,31 +100,78 @@ std::vector<MemoryBill> memory_bills(const Options& options,
                                      Trainer& trainer) {
   const int n = settings.num_devices();
   const double states = optimizer_states(options);
-  const bool in_splits = rows_of_split(options, settings) < options.batch;
   std::vector<MemoryBill> bills(static_cast<std::size_t>(n));
   for (int i = 0; i < n; ++i) {
     MemoryBill& bill = bills[static_cast<std::size_t>(i)];
     const Tensors weights = trainer.part(i).parameters();
+    bill.bytes.fill(0);
     bill[MemoryKind::kParameter] =
         bytes_of(weights) + bytes_of(trainer.part(i).buffers());
-    bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
-    bill[MemoryKind::kCommunication] = bill[MemoryKind::kInput] = 0;
     if (options.steps == 0) continue;
-    // With splits, the new gradients of a layer exist beside the sums.
-    bill[MemoryKind::kGradient] =
-        bytes_of(weights) +
-        (in_splits ? largest_gradients_of(trainer.part(i)) : 0);
+    bill[MemoryKind::kGradient] = bytes_of(weights);
     bill[MemoryKind::kOptimizerState] =
         states * elements_of(weights) *
         (options.dtype == DType::kF64 ? 8.0 : 4.0);
-    bill[MemoryKind::kInput] = label_bytes(options);
-    if (i == 0) {
-      bill[MemoryKind::kInput] += input_bytes(options, trainer.config());
-      bill[MemoryKind::kCommunication] =
-          n == 1 ? 0 : step_traffic(options, settings, trainer)[1];
+    const int size = trainer.layers().size();
+    const int begin = i == 0 ? 0 : trainer.cut();
+    const int end = i + 1 == n ? size : trainer.cut();
+    double& kept = bill[MemoryKind::kActivation];
+    for (const auto& [first, last] :
+         fixed_splits(options.batch, rows_of_split(options, settings))) {
+      const KeptSizes sizes = kept_sizes(options, last - first);
+      for (int layer = begin; layer < end; ++layer) {
+        kept += kept_by_layer(trainer.config(), layer, sizes);
+      }
     }
+    // The last block's output, whose ReLU's mask it is, beside its copy; the loss
+    if (i + 1 < n && trainer.config().is_image() && trainer.cut() > 1) {
+      kept += step_traffic(options, settings, trainer)[1];
+    }
+    if (i + 1 < n) continue;
+    // The mean square has no logarithms of the softmax's sums, and is of the
+    // dtype of the outputs
+    const double stat = options.dtype == DType::kF64 ? 8 : 4;
+    const bool is_mse = settings.loss == "mse";
+    if (is_mse) kept -= stat * static_cast<double>(options.batch);
+    kept += is_mse ? static_cast<double>(dtype_bytes(options.dtype)) : stat;
   }
   return bills;
+}
+
+double step_s(const Options& options, const Settings& settings,
+              Trainer& trainer) {
+  const ModelConfig& config = trainer.config();
+  const std::int64_t rows = rows_of_split(options, settings);
+  if (!textbook::is_chosen(options) || config.type == "gpt2" ||
+      options.batch % rows != 0) {
+    return kNotPredicted;
+  }
+  const auto splits = static_cast<double>(options.batch / rows);
+  const auto time_of = [&](int device) {
+    return half_time(options, config, trainer.part(device),
+                     static_cast<double>(rows));
+  };
+  const HalfTime first = time_of(0);
+  if (settings.num_devices() == 1) {
+    return splits * (first.forward + first.backward);
+  }
+  const HalfTime second = time_of(1);
+  const double boundary =
+      static_cast<double>(rows) *
+      boundary_numel(options, trainer.layers(), trainer.cut()) *
+      static_cast<double>(dtype_bytes(options.dtype));
+  const double copy = textbook::message(boundary);
+  // Forward: both devices stop for a copy, then work on neighbouring splits
+  const double forward =
+      first.forward + copy +
+      (splits - 1) * (std::max(first.forward, second.forward) + copy) +
+      second.forward;
+  // Backward: gradients arrive while the first device works on the split before
+  const double backward =
+      second.backward + copy +
+      (splits - 1) * std::max(first.backward, second.backward + copy) +
+      first.backward;
+  return forward + textbook::message(label_bytes(options)) + backward;
 }
 
 }  // namespace shardbook::model_parallel

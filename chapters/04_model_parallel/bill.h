@@ -24,4 +24,9 @@ std::vector<MemoryBill> memory_bills(const Options& options,
                                      const Settings& settings,
                                      Trainer& trainer);
 
+/// Seconds of a step on the cluster `textbook`: the products of each half, and
+/// its copies. Not predicted for a GPT, and for splits of unequal size.
+double step_s(const Options& options, const Settings& settings,
+              Trainer& trainer);
+
 }  // namespace shardbook::model_parallel

@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
       return model_parallel::train_reference(as, settings);
     };
 
-    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    // 8. Report loss, largest difference, bytes sent, memory, step time.
     chapter.add_to_report = [&](Report& report) {
       if (sizes.empty()) return;
       const auto sweep =

@@ -127,6 +127,9 @@ StepResult Trainer::step(const Batch& batch) {
   StepResult result;
   {
     const Tensor loss = loss_of(forward(batch.inputs), batch.targets);
+    for (const auto& optimizer : optimizers_) {
+      optimizer->parameters()[0].device().note_held(MemoryKind::kActivation);
+    }
     // One graph: each device's part runs on a thread of its own
     loss.backward();
     result.loss = loss.item();
@@ -168,10 +171,11 @@ std::vector<Bill> Trainer::bills() {
   const std::vector<double> traffic = step_traffic(options_, settings_, *this);
   const std::vector<MemoryBill> memory =
       memory_bills(options_, settings_, *this);
+  const double seconds = step_s(options_, settings_, *this);
   std::vector<Bill> bills;
   for (std::size_t i = 0; i < memory.size(); ++i) {
     bills.push_back(
-        {traffic[i] * static_cast<double>(options_.steps), memory[i]});
+        {traffic[i] * static_cast<double>(options_.steps), memory[i], seconds});
   }
   return bills;
 }

@@ -72,6 +72,9 @@ class Trainer : public Strategy {
   /// The optimizer of the first device; the other follows its learning rate.
   Optimizer& optimizer() override { return *optimizers_[0]; }
   std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run model_parallel -- --cluster textbook";
+  }
   std::vector<NamedTensor> full_state() override;
   TrainingState state() override;
   /// Null on one device.

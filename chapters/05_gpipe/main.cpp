@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
       return gpipe::train_one_device_in_reverse(as, how);
     };
 
-    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    // 8. Report loss, largest difference, bytes sent, memory, step time.
     return run_program(options, line, chapter);
   });
 }

@@ -6,7 +6,6 @@
 #include "chapters/05_gpipe/long_skips.h"
 #include "chapters/common/pipeline/draw.h"
 #include "chapters/common/pipeline/partition.h"
-#include "chapters/common/pipeline/schedule_memory.h"
 #include "core/check.h"
 
 namespace shardbook::gpipe {
@@ -112,8 +111,7 @@ double Trainer::predicted_bytes() {
 }
 
 MemoryBill Trainer::bill() {
-  return schedule_bill(options_, engine_->schedule(), pp_.rank(), *model_,
-                       feed_, how_);
+  return pipeline_bill(options_, *model_, *engine_, pp_.rank());
 }
 
 // --- The yardstick -----------------------------------------------------------

@@ -12,6 +12,7 @@
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/feed.h"
+#include "chapters/common/pipeline/pipeline_bill.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::gpipe {
@@ -62,7 +63,13 @@ class Trainer : public Strategy {
   /// an all-reduce of two f64 sums loss and norm.
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
-  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::vector<Bill> bills() override {
+    return {{predicted_bytes(), bill(),
+             pipeline::step_s(options_, *model_, *engine_)}};
+  }
+  std::string closed_form_command() const override {
+    return "./shardbook run gpipe -- --world-size 4 --cluster textbook";
+  }
   std::vector<NamedTensor> full_state() override {
     return model_->full_parameters();
   }
@@ -78,7 +85,6 @@ class Trainer : public Strategy {
 
   /// Bytes that this rank sends in options.steps steps.
   double predicted_bytes();
-  /// Predicted peak memory of this rank, by kind; messages have no prediction.
   MemoryBill bill();
 
  private:

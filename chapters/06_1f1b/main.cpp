@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
       return pipeline::reference_run(as, how, plan);
     };
 
-    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    // 8. Report loss, largest difference, bytes sent, memory, step time.
     return run_program(options, line, chapter);
   });
 }

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "chapters/06_1f1b/picture.h"
-#include "chapters/common/pipeline/schedule_memory.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
@@ -192,14 +191,24 @@ double Trainer::predicted_bytes() {
 }
 
 MemoryBill Trainer::bill() {
-  MemoryBill bill = schedule_bill(options_, plan_.schedule, pp_.rank(), model_,
-                                  feed_, engine_options_, how_.stash);
+  MemoryBill bill = pipeline_bill(options_, model_, *engine_, pp_.rank());
   if (post_ && options_.steps > 0 && pp_.rank() + 1 < pp_.size()) {
     // What the step overwrites; the state of the first one begins with it
     bill[MemoryKind::kParameter] *= 2;
     if (options_.steps > 1) bill[MemoryKind::kOptimizerState] *= 2;
   }
   return bill;
+}
+
+// Not with post-validation, whose norm goes from neighbour to neighbour. Without a
+// flush, not where losses travel between the gradients of two ranks, where
+// forwards run again while the pipeline drains, and where gradients are compared.
+double Trainer::predicted_step_s() {
+  const bool is_unusual = pp_.size() == 2 ||
+                          engine_options_.recompute != Recompute::kNever ||
+                          !how_.stash;
+  if (post_ || (updates_ && is_unusual)) return kNotPredicted;
+  return step_s(options_, model_, *engine_);
 }
 
 std::string Trainer::remarks() { return staleness_table(version_uses(), pp_); }

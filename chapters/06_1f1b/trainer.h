@@ -13,6 +13,7 @@
 #include "chapters/06_1f1b/weight_stash.h"
 #include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/feed.h"
+#include "chapters/common/pipeline/pipeline_bill.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::pipeline {
@@ -81,7 +82,12 @@ class Trainer : public Strategy {
   /// Validates the last step, and waits for messages in flight.
   void finish() override;
   Optimizer& optimizer() override { return *optimizer_; }
-  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::vector<Bill> bills() override {
+    return {{predicted_bytes(), bill(), predicted_step_s()}};
+  }
+  std::string closed_form_command() const override {
+    return "./shardbook run 1f1b -- --world-size 4 --cluster textbook";
+  }
   /// No prediction covers the time of steps that were redone.
   bool has_predictable_time() const override { return num_amended() == 0; }
   std::vector<NamedTensor> full_state() override {
@@ -101,8 +107,8 @@ class Trainer : public Strategy {
 
   /// Bytes that a rank sends in options.steps steps.
   double predicted_bytes();
-  /// Peak memory of a rank, by kind.
   MemoryBill bill();
+  double predicted_step_s();
 
  private:
   StepResult asynchronous_step(std::int64_t step);

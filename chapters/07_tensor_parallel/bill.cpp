@@ -2,51 +2,10 @@
 
 #include <algorithm>
 
+#include "chapters/common/run/kept.h"
+#include "chapters/common/run/textbook.h"
+
 namespace shardbook::tensor_parallel {
-namespace {
-
-/// Peak of activations with recomputation where each rank keeps 1/t of a block's
-/// input. As for one device (chapters/common/run/memory.cpp), except that the
-/// kept inputs are parts, and whole for the block whose backward runs.
-double distributed_activations(const Options& options,
-                               const ModelConfig& config,
-                               const BillSizes& sizes) {
-  const double t = sizes.t;
-  const auto e = static_cast<double>(dtype_bytes(options.dtype));
-  const double z = options.dtype == DType::kF64 ? 8 : 4;
-  const auto h = static_cast<double>(config.n_embd);
-  const auto heads = static_cast<double>(config.n_head);
-  const auto layers = static_cast<double>(config.n_layer);
-  const double vocab = static_cast<double>(config.vocab_size) / t;
-  const auto pieces = strided_micro_batches(options.batch, sizes.micro_batches);
-  double peak = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const auto tokens = static_cast<double>(pieces[i].rows * options.seq);
-    const double x = tokens * h * e, logits = tokens * vocab * e;
-    const double kept = layers * x / t, scalars = 2 * z;
-    const double block = tokens * ((4 + 12 / t) * h * e + (4 + heads / t) * z);
-    const double gradients =
-        (std::max(1 + 4 / t, 2 - 4 / t) + (options.dropout > 0 ? 1 : 0)) * x;
-    const double at_loss = kept + 2 * x + 2 * logits + 3 * tokens * z + scalars;
-    double at_head = kept + 3 * x + logits + 2 * tokens * z + scalars;
-    double in_block =
-        kept - x / t + block + std::max(gradients, 3 * x) + scalars;
-    double at_end = 0;
-    // Later micro-batches: beside accumulated gradients
-    if (i > 0) {
-      const double head = vocab * h * e;
-      const double c_proj = (4 * h / t + (t > 1 ? 0 : 1)) * h * e;
-      at_head += head;
-      in_block = kept - x / t + block + std::max(gradients + c_proj, 3 * x) +
-                 head + scalars;
-      at_end = x + 2 * head + scalars;
-    }
-    peak = std::max({peak, at_loss, at_head, in_block, at_end});
-  }
-  return peak;
-}
-
-}  // namespace
 
 double bytes_per_step(const Options& options, const ModelConfig& config,
                       const BillSizes& sizes) {
@@ -76,13 +35,59 @@ MemoryBill memory(const Options& options, const ModelConfig& config,
       options, padded,
       strided_micro_batches(options.batch, sizes.micro_batches),
       sizes.recompute, sizes.t);
-  if (options.steps > 0 && sizes.distribute_saved_activations) {
-    bill[MemoryKind::kActivation] =
-        distributed_activations(options, padded, sizes);
-  }
-  // The norm, of which every rank has a part
-  if (options.steps > 0) bill[MemoryKind::kCommunication] = 8;
+  if (options.steps == 0 || !sizes.distribute_saved_activations) return bill;
+  // Each rank keeps 1/t of a block's input
+  KeptSizes kept = kept_sizes(
+      options,
+      strided_micro_batches(options.batch, sizes.micro_batches)[0].rows);
+  kept.recompute = true, kept.t = sizes.t;
+  bill[MemoryKind::kActivation] = static_cast<double>(config.n_layer) *
+                                      kept_by_block(padded, kept) / sizes.t +
+                                  kept_by_head(padded, kept) + kept.stat;
   return bill;
+}
+
+namespace {
+
+// In the letters of the page.
+double micro_batch_s(const Options& options, const ModelConfig& config,
+                     const BillSizes& sizes, std::int64_t rows) {
+  textbook::GptTimes times =
+      textbook::gpt_times(options, config, static_cast<double>(rows));
+  times.t = sizes.t;
+  times.vocabulary = static_cast<double>(sizes.vocabulary);
+  const double h = times.h, k = times.attention();
+  const double c = times.product(6 * h * h), p = times.product(2 * h * h);
+  const double f = times.product(8 * h * h), g = f;
+  const double x =
+      times.tokens * h * static_cast<double>(dtype_bytes(options.dtype));
+  const double stat = options.dtype == DType::kF64 ? 8 : 4;
+  const double a = textbook::all_reduce(sizes.t, x);
+
+  const double forward = c + k + p + a + f + g + a;
+  // f's messages travel beside the product of the weight's gradient
+  double backward =
+      2 * g + f + std::max(f, a) + 2 * p + 2.5 * k + c + std::max(c, a);
+  if (sizes.recompute) backward += forward;
+  if (sizes.distribute_saved_activations) {
+    backward += textbook::all_gather(sizes.t, x);
+  }
+  const double loss = 3 * textbook::all_reduce(sizes.t, times.tokens * stat);
+  return a + static_cast<double>(config.n_layer) * (forward + backward) +
+         3 * times.head() + loss + a;
+}
+
+}  // namespace
+
+double step_s(const Options& options, const ModelConfig& config,
+              const BillSizes& sizes) {
+  if (!textbook::is_chosen(options)) return kNotPredicted;
+  double sum = textbook::all_reduce(sizes.t, 8);  // the norm
+  for (const MicroBatch& piece :
+       strided_micro_batches(options.batch, sizes.micro_batches)) {
+    sum += micro_batch_s(options, config, sizes, piece.rows);
+  }
+  return sum;
 }
 
 }  // namespace shardbook::tensor_parallel

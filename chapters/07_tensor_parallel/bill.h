@@ -17,8 +17,11 @@ struct BillSizes {
 /// Bytes that a rank sends in one step, without those for the norm.
 double bytes_per_step(const Options& options, const ModelConfig& config,
                       const BillSizes& sizes);
-/// Peaks of a rank by kind.
+/// What a rank holds, by kind.
 MemoryBill memory(const Options& options, const ModelConfig& config,
                   const BillSizes& sizes);
+/// Seconds of a step on the cluster `textbook`.
+double step_s(const Options& options, const ModelConfig& config,
+              const BillSizes& sizes);
 
 }  // namespace shardbook::tensor_parallel

@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
       return train_one_device(as, how.micro_batches);
     };
 
-    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    // 8. Report loss, largest difference, bytes sent, memory, step time.
     return run_program(options, line, chapter);
   });
 }

@@ -86,6 +86,7 @@ std::vector<Bill> Trainer::bills() {
       static_cast<double>(options_.steps) *
       (bytes_per_step(options_, config(), sizes) + predicted_norm_bytes());
   bill.memory = memory(options_, config(), sizes);
+  bill.step_s = step_s(options_, config(), sizes);
   return {bill};
 }
 

@@ -33,6 +33,10 @@ class Trainer : public ShardedTrainer {
   /// divide by the group. Collective.
   Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& tp);
   std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run tensor_parallel -- --world-size 4 "
+           "--cluster textbook";
+  }
   /// With the positions of Megatron-LM's random streams.
   TrainingState state() override;
 

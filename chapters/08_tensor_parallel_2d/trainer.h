@@ -6,37 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "chapters/08_tensor_parallel_2d/bill.h"
 #include "chapters/08_tensor_parallel_2d/grid.h"
 #include "chapters/common/sharded/sharded_trainer.h"
 
 namespace shardbook::summa {
-
-/// The numbers that a bill is made from.
-struct Sizes {
-  double q = 1, d = 1;
-  double tokens = 0;  ///< of all ranks, in one micro-batch
-  double seq = 0;     ///< S
-  double h = 0, heads = 0, layers = 0, positions = 0;
-  double vocabulary = 0;         ///< rows of the table, padding included
-  double element = 4, stat = 4;  ///< bytes of an element, of a statistic
-  bool has_dropout = false;
-  double micro_batches = 1;
-  bool recompute = false;
-};
-
-/// Elements that a rank sends for Y = X W, X [M, K], W [K, N], forward and
-/// backward, without bias: 3 (q-1)/q^2 (MK/d + KN) + 2 (d-1)/d KN/q^2.
-double linear_elements(double q, double d, double m, double k, double n);
-/// Bytes that a rank sends in one step of a GPT, by the page's table; without the
-/// norm of the gradient.
-double step_bytes(const Sizes& sizes);
-/// Parameters that a rank holds: 1/q^2 of all.
-double parameters_per_rank(const Sizes& sizes);
-/// Peak of activations on q > 1, in bytes, of the first micro-batch of a step or
-/// of a later one.
-double activation_bytes(const Sizes& sizes, bool is_later);
-/// The largest buffers for blocks that arrive or leave, in bytes.
-double buffer_bytes(const Sizes& sizes);
 
 /// Trains the model of the options on all ranks of `group`.
 class Trainer : public ShardedTrainer {
@@ -45,12 +19,16 @@ class Trainer : public ShardedTrainer {
   Trainer(const Options& options, const Grid& grid, ProcessGroup& group,
           const Passes& passes = {});
 
-  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return grid_.d() == 1
+               ? "./shardbook run tensor_parallel_2d -- --world-size 4 "
+                 "--cluster textbook"
+               : "./shardbook run tensor_parallel_2p5d -- --world-size 8 "
+                 "--depth 2 --cluster textbook";
+  }
   /// The documents' MLP on this grid: who holds which shapes.
   std::string remarks() override;
-
-  double predicted_bytes() const;
-  MemoryBill bill() const;
 
  private:
   Sizes sizes() const;

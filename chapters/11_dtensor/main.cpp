@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
     // 7. Compare parameters with the single-device run.
     chapter.reference = [](const Options& as) { return train_one_device(as); };
 
-    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    // 8. Report loss, largest difference, bytes sent, memory, step time.
     return run_program(options, line, chapter);
   });
 }

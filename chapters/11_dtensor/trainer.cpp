@@ -224,6 +224,7 @@ FoldClass fold_class(const Options& options, const TrainerOptions& how) {
   if (how.data_parallel != "fsdp") return one_class;
   const Topology grid = topology_of(how, options.world_size);
   const ModelConfig config = sharded_gpt_config(options);
+  check_sizes(options, how, grid, config);
   const int d = grid.size("dp");
   std::map<std::vector<std::int64_t>, int> classes;
   std::vector<int> class_of;

@@ -40,15 +40,23 @@ class Trainer : public ShardedTrainer {
   Trainer(const Options& options, const TrainerOptions& how,
           DeviceMesh& devices);
 
-  std::vector<Bill> bills() override { return {{predicted_bytes(), bill()}}; }
+  std::vector<Bill> bills() override {
+    return {{predicted_bytes(), memory(), step_s()}};
+  }
+  std::string closed_form_command() const override {
+    return "./shardbook run dtensor -- --world-size 4 --mesh 2x2 "
+           "--cluster textbook";
+  }
   std::string remarks() override;
 
+ private:
   /// Bytes that a rank sends in options.steps steps.
   double predicted_bytes() const;
-  /// Peak memory of a rank, by kind.
-  MemoryBill bill() const;
+  /// What a rank holds, by kind.
+  MemoryBill memory() const;
+  /// Seconds of a step on the cluster `textbook`.
+  double step_s() const;
 
- private:
   TrainerOptions how_;
   DeviceMesh& devices_;
   double d_, t_;

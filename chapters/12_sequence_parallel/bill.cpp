@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "chapters/common/run/kept.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/common/run/training.h"
 
 namespace shardbook::sequence_parallel {
@@ -30,119 +32,24 @@ Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
   return sizes;
 }
 
-/// Buffers of attention that travel: the most at one time.
-double travelling_bytes(const Sizes& z, const SequenceOptions& how, int rank) {
-  const double own = z.z() / z.c;
-  const double blocks = std::min(z.c - 1, 2.0);  // here, and on its way
-  switch (how.kind) {
-    case Kind::kUlysses:
-      // A buffer is sent, and another one is received
-      return 2 * own * z.element;
-    case Kind::kRsa:
-      return std::max(blocks * own, how.all_reduce ? 0 : z.z()) * z.element;
-    default: {
-      // K and V; dK and dV of this block, of the one that left, of the one that
-      // arrives. Rank 0 of contiguous slices has no block but its own to add.
-      const bool adds = how.layout != Layout::kContiguous || rank > 0;
-      return 2 * own * (blocks * z.element + (adds ? 3 : 2) * z.sum);
-    }
+/// What one rank keeps of a forward.
+double kept_bytes(const Options& own, const ModelConfig& config,
+                  const SequenceOptions& how, const Sizes& z,
+                  std::int64_t rows) {
+  // Each layer keeps what it keeps of as many tokens on one device
+  const KeptSizes sizes = kept_sizes(own, rows);
+  const double kept = kept_by_model(config, sizes);
+  const double tokens = sizes.rows * sizes.tokens;
+  if (how.kind == Kind::kUlysses) {
+    // And the output of attention by heads, beside the same by tokens
+    return kept + z.layers * tokens * z.h * z.element;
   }
-}
-
-// Activations of RSA: rows of scores are kept beside what one device keeps, in
-// elements per token; with dropout twice, before and after it. See
-// chapters/common/run/memory.cpp for the other 16 h, and for the gradients that
-// a later micro-batch holds beside the accumulated ones.
-double rsa_activations(const Sizes& z, bool has_dropout, bool is_later) {
-  const double scalars = 2 * z.sum;
-  const double tokens = z.rows * z.s / z.c;
-  const double rows = z.heads * z.s;  // of scores, of all heads of a token
-  const double drops = has_dropout ? 1 : 0;
-  const double block =
-      tokens * ((16 * z.h + (1 + drops) * rows) * z.element + 4 * z.sum);
-  const double in_blocks = z.layers * block;
-  const double head = is_later ? z.vocabulary * z.h * z.element : 0;
-  const double c_proj = is_later ? (4 * z.h + 1) * z.h * z.element : 0;
-  const double at_loss =
-      in_blocks + tokens * (2 * (z.h + z.vocabulary) * z.element + 3 * z.sum) +
-      scalars;
-  const double at_head =
-      in_blocks + tokens * ((3 * z.h + z.vocabulary) * z.element + 2 * z.sum) +
-      scalars + head;
-  const double at_gelu = in_blocks + tokens * (5 + drops) * z.h * z.element +
-                         scalars + head + c_proj;
-  // In the last block's ring_av: x, ln_1, q, k, v, the gradients of the residual
-  // stream and of the output, and weights, dP in blocks, and dP whole
-  const double before = in_blocks - block +
-                        tokens * (7 * z.h * z.element + 2 * z.sum) + scalars +
-                        head;
-  const double at_rows = before + tokens * (3 + drops) * rows * z.element;
-  // Then dV of all s tokens, and this rank's
-  const double at_sum =
-      before + tokens * ((2 + drops) * rows + (z.c + 1) * z.h) * z.element;
-  const double at_end = tokens * z.h * z.element + 2 * head + scalars;
-  // Before the loss, in the last block's ring_av: x, ln_1, q, k and v in three
-  // layouts, the sum and a part of it; scores, weights, and columns of one rank
-  const double at_weighing =
-      in_blocks - block +
-      tokens *
-          ((13 * z.h + (2 + drops + 1 / z.c) * rows) * z.element + 2 * z.sum);
-  return std::max(
-      {at_loss, at_head, at_gelu, at_rows, at_sum, at_end, at_weighing});
-}
-
-// Activations of one micro-batch, the first of a step or a later one.
-double activations_of(const Options& own, const ModelConfig& config,
-                      const SequenceOptions& how, const Sizes& z,
-                      bool is_later) {
-  if (how.kind == Kind::kRsa) {
-    return rsa_activations(z, own.dropout > 0, is_later);
-  }
-  MemoryBill bill =
-      single_device_bill(own, config, static_cast<std::int64_t>(z.rows),
-                         /*recompute=*/false, /*accumulates=*/is_later);
-  // Ulysses: the output of attention by heads, beside the same by tokens
-  const double by_heads = how.kind == Kind::kUlysses ? z.z() / z.c : 0;
-  return bill[MemoryKind::kActivation] + z.layers * by_heads * z.element;
-}
-
-// Activations of Megatron's layers on t > 1 ranks, of one micro-batch. All tokens'
-// input of a column-parallel layer is x bytes, and a rank's own is x / t.
-double megatron_activations(const Sizes& z, bool keeps_scores, bool has_dropout,
-                            bool is_later) {
-  const double t = z.c, tokens = z.rows * z.s;
-  const double x = z.z() * z.element, own = x / t;
-  const double scalars = 2 * z.sum;
-  // As on one device, on own tokens or own heads (chapters/common/run/memory.cpp)
-  const double block =
-      16 * own + tokens / t * (4 + (keeps_scores ? z.heads : 0)) * z.sum;
-  const double blocks = z.layers * block;
-  const double logits = tokens * z.vocabulary / t * z.element;
-  // Of later micro-batches, beside the accumulated ones
-  const double head = is_later ? z.vocabulary * z.h / t * z.element : 0;
-  const double matrix = is_later ? 4 * z.h * z.h / t * z.element : 0;
-
-  // Beside the input of ln_f and its statistics: the head's gathered input, ...
-  const double tail = blocks + own + tokens / t * 2 * z.sum + scalars;
-  const double at_loss = tail + x + 2 * logits + tokens * z.sum;
-  const double at_head = tail + 2 * x + logits + head;
-  // ... whose gradient is put in the order of ranks, and scattered. One row of
-  // tokens is in order as it is
-  const double ordered = z.rows > 1 ? x : 0;
-  const double at_scatter = tail + x + ordered + own + head;
-  // c_proj: dy gathered and put in order, and then its product with the matrix
-  const double drops = has_dropout ? own : 0;
-  const double at_gather = blocks + own + drops + x + ordered + scalars + head;
-  const double at_c_proj = blocks + 5 * own + x + matrix + scalars + head;
-  // c_fc, whose output and GELU's are gone: dy of it and of the residual stream,
-  // the gradient of its input, the input gathered and put in order
-  const double at_c_fc = blocks - 3 * own + 3 * x + scalars + head;
-  // Then the gradient in the order of ranks, and scattered, and that of weights
-  const double at_dw = blocks - 2 * own + 2 * x + matrix + scalars + head;
-  // The embedding: dy gathered and put in order, or its table's gradient
-  const double at_end = x + std::max(own + ordered + head, 2 * head) + scalars;
-  return std::max({at_loss, at_head, at_scatter, at_gather, at_c_proj, at_c_fc,
-                   at_dw, at_end});
+  if (how.kind != Kind::kRsa) return kept;
+  // Rows of scores in place of the logarithms of their sums; with dropout twice,
+  // before and after it
+  const double copies = own.dropout > 0 ? 2 : 1;
+  return kept +
+         z.layers * tokens * z.heads * (copies * z.s * z.element - z.sum);
 }
 
 }  // namespace
@@ -180,7 +87,7 @@ double predicted_bytes(const Options& options, const ModelConfig& config,
 }
 
 MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                            const SequenceOptions& how, int c, int rank,
+                            const SequenceOptions& how, int c,
                             std::int64_t num_parameters,
                             std::int64_t micro_batches) {
   // One device with the rank's tokens
@@ -189,52 +96,142 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
   const std::vector<MicroBatch> pieces =
       strided_micro_batches(options.batch, micro_batches);
   MemoryBill bill = single_device_bill(own, config, pieces);
-  if (c == 1 || options.steps == 0) {
-    if (options.steps > 0) bill[MemoryKind::kCommunication] = 8;
-    return bill;
-  }
-  Sizes z = sizes_of(options, config, c, num_parameters, pieces[0].rows);
-
-  // Ids of all tokens, and those of this rank; zigzag also holds two halves
-  const double ids = z.rows * z.s * 8;
-  bill[MemoryKind::kInput] =
-      2 * ids + (how.layout == Layout::kZigzag ? 3 : 2) * ids / z.c;
-  if (how.kind == Kind::kRsa) {
-    bill[MemoryKind::kInput] += z.s / z.c * z.s * z.element;  // the mask
-  }
-  bill[MemoryKind::kCommunication] =
-      std::max(z.parameters * z.element, travelling_bytes(z, how, rank));
-
-  double& activations = bill[MemoryKind::kActivation];
-  activations = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    z.rows = static_cast<double>(pieces[i].rows);
-    activations =
-        std::max(activations, activations_of(own, config, how, z, i > 0));
-  }
+  if (c == 1 || options.steps == 0) return bill;
+  const Sizes z = sizes_of(options, config, c, num_parameters, pieces[0].rows);
+  bill[MemoryKind::kActivation] =
+      kept_bytes(own, config, how, z, pieces[0].rows);
   return bill;
 }
 
+// --- Time ------------------------------------------------------------------------
+
 namespace {
 
-/// Of all micro-batches of a step.
-double megatron_activations(const Options& options, const ModelConfig& padded,
-                            int t, std::int64_t micro_batches,
-                            bool recompute_attention) {
-  const auto pieces = strided_micro_batches(options.batch, micro_batches);
-  if (t == 1) {
-    // One device's, that keeps no logarithms of the softmax's sums
-    ModelConfig config = padded;
-    if (recompute_attention) config.n_head = 0;
-    return single_device_bill(options, config, pieces)[MemoryKind::kActivation];
+using textbook::all_gather;
+using textbook::all_reduce;
+
+/// Ring attention on the rank that the others wait for: two products forward and
+/// five backward, of the pairs of its first step and of each other one.
+double ring_s(double c, double first, double other, double hop,
+              double hop_of_sums) {
+  const double forward =
+      std::max(2 * first, hop) + (c - 2) * std::max(2 * other, hop) + 2 * other;
+  // Gradients of a block leave when it is computed, before the next K and V
+  return forward + std::max(5 * first, hop) +
+         (c - 2) * std::max(5 * other, hop + hop_of_sums) +
+         std::max(5 * other, hop_of_sums) + hop_of_sums;
+}
+
+/// Attention of one layer, forward and backward.
+double attention_s(const SequenceOptions& how, const Sizes& z) {
+  // One product of so many pairs of query and key, for all heads
+  const auto a = [&](double pairs) {
+    return 2 * pairs * z.h * z.rows / textbook::kRate;
+  };
+  const double c = z.c, n = z.s / c, part = z.z() / c;
+  const double all = a(z.s * (z.s + 1) / 2);
+  if (c == 1) return 7 * all;
+  if (how.kind == Kind::kUlysses) {
+    // An exchange takes as long as a gather of as much as one rank has
+    return 7 * all / c + 8 * all_gather(c, part * z.element);
   }
-  double peak = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const Sizes sizes = sizes_of(options, padded, t, 0, pieces[i].rows);
-    peak = std::max(peak, megatron_activations(sizes, !recompute_attention,
-                                               options.dropout > 0, i > 0));
+  if (how.kind == Kind::kRsa) {
+    const double block = a(n * n);
+    const double ring =
+        (c - 1) * std::max(block, textbook::message(part * z.element)) + block;
+    const double sum = (how.all_reduce ? 2 : 1) *
+                       textbook::reduce_scatter(c, c * part * z.element);
+    return 4 * ring + 2 * (c * block + sum);
   }
-  return peak;
+  double first = a(n * (n + 1) / 2);  // half of a square
+  double other = first;               // striped: each step sees half
+  if (how.layout == Layout::kContiguous) other = a(n * n);
+  if (how.layout == Layout::kZigzag) {
+    first = a(n * (n + 1) / 2);
+    other = a(n * n / 2);
+  }
+  return ring_s(c, first, other, 2 * textbook::message(part * z.element),
+                2 * textbook::message(part * z.sum));
+}
+
+}  // namespace
+
+double step_s(const Options& options, const ModelConfig& config,
+              const SequenceOptions& how, int c, std::int64_t num_parameters,
+              std::int64_t micro_batches) {
+  // RSA's masks come from the host in the first step
+  const bool sends_masks = how.kind == Kind::kRsa && options.steps == 1;
+  if (!textbook::is_chosen(options) || sends_masks) return kNotPredicted;
+  double sum = 0;
+  for (const MicroBatch& piece :
+       strided_micro_batches(options.batch, micro_batches)) {
+    const Sizes z = sizes_of(options, config, c, num_parameters, piece.rows);
+    textbook::GptTimes times = textbook::gpt_times(options, config, z.rows);
+    times.t = c;  // a rank has 1/c of the tokens, and of all products
+    sum += 3 * (z.layers * times.product(24 * z.h * z.h) + times.head()) +
+           z.layers * attention_s(how, z) + all_reduce(c, 2 * z.sum);
+  }
+  const Sizes z = sizes_of(options, config, c, num_parameters, 0);
+  return sum + all_reduce(c, z.parameters * z.element) + all_reduce(c, 8);
+}
+
+// --- Megatron's ------------------------------------------------------------------
+
+namespace {
+
+/// What Megatron's layers keep on t > 1 ranks.
+double megatron_kept(const Options& options, const ModelConfig& padded, int t,
+                     std::int64_t rows, bool recompute_attention) {
+  KeptSizes sizes = kept_sizes(options, rows);
+  ModelConfig config = padded;
+  // No logarithms of the softmax's sums
+  if (recompute_attention) config.n_head = 0;
+  if (t == 1) return kept_by_model(config, sizes);
+  // Everything of a block is cut, by tokens or by heads
+  const auto layers = static_cast<double>(config.n_layer);
+  const double blocks = layers * kept_by_block(config, sizes) / t;
+  const double tokens = sizes.rows * sizes.tokens;
+  const double x = tokens * static_cast<double>(config.n_embd) * sizes.element;
+  // ln_f: its own input and statistics, its output gathered; the part of logits
+  return blocks + x / t + tokens / t * 2 * sizes.stat + x +
+         tokens * (static_cast<double>(config.vocab_size) / t * sizes.element +
+                   sizes.stat) +
+         sizes.stat;
+}
+
+/// Seconds of a step on the cluster `textbook`.
+double megatron_step_s(const Options& options, const ModelConfig& padded, int t,
+                       std::int64_t micro_batches, bool recompute_attention) {
+  if (!textbook::is_chosen(options)) return kNotPredicted;
+  const auto h = static_cast<double>(padded.n_embd);
+  const auto layers = static_cast<double>(padded.n_layer);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  const double stat = options.dtype == DType::kF64 ? 8 : 4;
+  double sum = 0;
+  for (const MicroBatch& piece :
+       strided_micro_batches(options.batch, micro_batches)) {
+    textbook::GptTimes times =
+        textbook::gpt_times(options, padded, static_cast<double>(piece.rows));
+    times.t = t;
+    const double x = all_gather(t, times.tokens * h * element);
+    // Backward's gather travels beside the product for dW, its scatter beside
+    // that for dX
+    const auto column = [&](double weights) {
+      const double g = times.product(2 * weights);
+      return x + g + 2 * std::max(x, g);
+    };
+    const auto row = [&](double weights) {
+      return 3 * times.product(2 * weights) + 2 * x;
+    };
+    const double attention =
+        (recompute_attention ? 4.5 : 3.5) * times.attention();
+    sum += layers * (column(3 * h * h) + attention + row(h * h) +
+                     column(4 * h * h) + row(4 * h * h)) +
+           4 * x + 3 * times.head() + 3 * all_reduce(t, times.tokens * stat);
+  }
+  const double partial =
+      (6 * layers + 2 + static_cast<double>(padded.n_positions)) * h;
+  return sum + all_reduce(t, partial * element) + all_reduce(t, 8);
 }
 
 }  // namespace
@@ -267,22 +264,17 @@ Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
   const double whole = layers * 6 * h + 2 * h + positions * h;
   const double held = cut / p + whole;
   memory[MemoryKind::kParameter] = held * element;
-  memory[MemoryKind::kGradient] = 0;
-  memory[MemoryKind::kOptimizerState] = 0;
-  memory[MemoryKind::kInput] = 0;
-  memory[MemoryKind::kCommunication] = 0;
-  if (options.steps == 0) {
-    memory[MemoryKind::kActivation] = 0;
-    return bill;
-  }
-  memory[MemoryKind::kGradient] = (held + vocabulary * h / p) * element;
+  memory[MemoryKind::kGradient] = memory[MemoryKind::kOptimizerState] =
+      memory[MemoryKind::kActivation] = 0;
+  if (options.steps == 0) return bill;
+  memory[MemoryKind::kGradient] = held * element;
   memory[MemoryKind::kOptimizerState] = optimizer_states(options) * held * sum;
-  const std::int64_t rows =
-      strided_micro_batches(options.batch, micro_batches)[0].rows;
-  memory[MemoryKind::kInput] = static_cast<double>(rows * options.seq) * 16;
-  memory[MemoryKind::kCommunication] = t > 1 ? std::max(partial, 8.0) : 8;
-  memory[MemoryKind::kActivation] = megatron_activations(
-      options, padded, t, micro_batches, recompute_attention);
+  memory[MemoryKind::kActivation] =
+      megatron_kept(options, padded, t,
+                    strided_micro_batches(options.batch, micro_batches)[0].rows,
+                    recompute_attention);
+  bill.step_s =
+      megatron_step_s(options, padded, t, micro_batches, recompute_attention);
   return bill;
 }
 

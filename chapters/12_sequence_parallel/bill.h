@@ -27,14 +27,17 @@ double predicted_bytes(const Options& options, const ModelConfig& config,
                        const SequenceOptions& how, int c,
                        std::int64_t num_parameters, std::int64_t micro_batches);
 
-/// Peak memory of rank `rank`, by kind.
+/// What a rank holds, by kind.
 MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                            const SequenceOptions& how, int c, int rank,
+                            const SequenceOptions& how, int c,
                             std::int64_t num_parameters,
                             std::int64_t micro_batches);
+/// Seconds of a step on the cluster `textbook`.
+double step_s(const Options& options, const ModelConfig& config,
+              const SequenceOptions& how, int c, std::int64_t num_parameters,
+              std::int64_t micro_batches);
 
-/// Megatron's: bytes and memory of a rank of t. `padded` has the vocabulary with
-/// its padding.
+/// Megatron's, of a rank of t. `padded` has the vocabulary with its padding.
 Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
                    std::int64_t micro_batches, bool recompute_attention);
 

@@ -66,7 +66,9 @@ std::vector<Bill> Trainer::bills() {
   return {{predicted_bytes(options_, config(), how_.sequence, group_.size(),
                            parameters, micro_batches_),
            predicted_memory(options_, config(), how_.sequence, group_.size(),
-                            group_.rank(), parameters, micro_batches_)}};
+                            parameters, micro_batches_),
+           step_s(options_, config(), how_.sequence, group_.size(), parameters,
+                  micro_batches_)}};
 }
 
 MegatronTrainer::MegatronTrainer(const Options& options,

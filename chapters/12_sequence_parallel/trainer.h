@@ -2,6 +2,7 @@
 
 // A GPT whose sequences are cut over a group, for main.cpp and the benchmarks.
 
+#include <string>
 #include <vector>
 
 #include "chapters/12_sequence_parallel/gpt_layers.h"
@@ -24,6 +25,10 @@ class Trainer : public ShardedTrainer {
   Trainer(const Options& options, const TrainerOptions& how, ProcessGroup& cp);
 
   std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run sequence_parallel -- --world-size 4 "
+           "--cluster textbook";
+  }
 
  private:
   const TrainerOptions how_;
@@ -37,6 +42,10 @@ class MegatronTrainer : public ShardedTrainer {
                   std::int64_t micro_batches, ProcessGroup& tp);
 
   std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run sequence_parallel -- --world-size 4 "
+           "--kind megatron --cluster textbook";
+  }
 
  private:
   const MegatronOptions how_;

@@ -1,7 +1,5 @@
 #include "chapters/13_moe/activations.h"
 
-#include <algorithm>
-
 #include "chapters/common/sharded/parts.h"
 
 namespace shardbook::moe {
@@ -9,53 +7,25 @@ namespace {
 
 constexpr double kIndex = 8;  // bytes of an i64
 
-struct Sizes {
-  double tokens, choices, slots;  // S, S k, E C of a micro-batch
-  double h, heads, vocab, layers, experts;
-  double ep, t = 1;
-  double element, stat;  // bytes: of an activation; of statistics, of the gate
-  bool has_many_choices, expert_tp;
-  /// Gradients meet others of the same parameters, to which they are added.
-  bool accumulates;
-};
-
-bool is_plain(const Options& options, const ModelConfig& config,
-              const MoeOptions& moe) {
-  for (std::int64_t i = 0; i < config.n_layer; ++i) {
-    if (experts_of_layer(moe, i) != moe.gate.num_experts) return false;
-  }
-  return moe.gate.num_experts > 1 && !moe.is_dropless && !moe.is_naive &&
-         moe.gate.drop_tokens && moe.gate.noise == Noise::kNone &&
-         moe.z_coefficient == 0 && !has_mlp_beside(moe) && options.dropout == 0;
+double slots_of(const MoeOptions& moe, std::int64_t experts, double tokens) {
+  GateOptions gate = moe.gate;
+  gate.num_experts = experts;
+  return static_cast<double>(experts) *
+         static_cast<double>(
+             capacity(static_cast<std::int64_t>(tokens), gate, true));
 }
 
-Sizes sizes_of(const Options& options, const ModelConfig& config,
-               const MoeOptions& moe, const BillSizes& bill) {
-  Sizes s;
-  const std::int64_t tokens =
-      options.batch / (bill.dp * bill.micro_batches) * options.seq;
-  s.tokens = static_cast<double>(tokens);
-  s.choices = s.tokens * static_cast<double>(moe.gate.k);
-  s.experts = static_cast<double>(moe.gate.num_experts);
-  s.slots = s.experts * static_cast<double>(capacity(tokens, moe.gate, true));
-  s.h = static_cast<double>(config.n_embd);
-  s.heads = static_cast<double>(config.n_head);
-  s.vocab = static_cast<double>(padded_vocabulary(config.vocab_size, bill.t));
-  s.layers = static_cast<double>(config.n_layer);
-  s.ep = bill.ep, s.t = bill.t;
-  s.element = static_cast<double>(dtype_bytes(options.dtype));
-  s.stat = options.dtype == DType::kF64 ? 8 : 4;
-  s.has_many_choices = moe.gate.k > 1;
-  s.expert_tp = moe.expert_tensor_parallel;
-  // ZeRO-1 has all gradients from the beginning; ZeRO-2 none after a micro-batch
-  s.accumulates =
-      bill.zero_stage == 1 || (bill.zero_stage == 0 && bill.micro_batches > 1);
-  return s;
+}  // namespace
+
+bool keeps_known_bytes(const MoeOptions& moe) {
+  return !moe.is_dropless && !moe.is_naive && moe.gate.drop_tokens &&
+         (moe.gate.noise == Noise::kNone ||
+          moe.gate.noise == Noise::kRSample) &&
+         moe.z_coefficient == 0;
 }
 
-// What the forward of one block keeps for its backward:
+// In the place of an MLP:
 //
-//   norms, attention        as a dense block does (common/run/memory.cpp)
 //   gate       S E          probabilities; 2 E: their means, and the load
 //              S k          weights; k >= 2: also probabilities, and their sum
 //              2 S k        indices of choices, i64: of their gates, their slots
@@ -64,63 +34,62 @@ Sizes sizes_of(const Options& options, const ModelConfig& config,
 //   experts    8 E C h/t    inputs of GELU and of c_proj
 //   combine    E C h        slots that came back
 //              S k h        rows of choices, which the weights multiply
-double block_bytes(const Sizes& s) {
-  const double attention = s.tokens * ((4 + 4 / s.t) * s.h * s.element +
-                                       (4 + s.heads / s.t) * s.stat);
-  double gate = (s.tokens + 2) * s.experts * s.stat + s.choices * s.element +
-                2 * s.choices * kIndex;
-  if (s.has_many_choices) gate += (s.choices + s.tokens) * s.stat;
-  // In 16 bits: its input and weight in f32
-  if (s.element == 2) gate += (s.tokens + s.experts) * s.h * s.stat;
-  const double there = s.expert_tp ? 1 : 1 / s.t;
-  const double slots =
-      s.slots * (kIndex + (there + 8 / s.t + 1) * s.h * s.element);
-  return attention + gate + slots + s.choices * s.h * s.element;
+//   an MLP beside the experts
+//              8 S h/t      inputs of GELU and of c_proj
+//   --residual S (2 h + 4)  what the two weights multiply; the weights twice
+//   --gate-shared-expert    S (h + 1): the same of one
+double kept_by_experts(const ModelConfig& config, const MoeOptions& moe,
+                       std::int64_t experts, const KeptSizes& z) {
+  const auto h = static_cast<double>(config.n_embd);
+  const auto all = static_cast<double>(experts);
+  const double tokens = z.rows * z.tokens;
+  const double choices = tokens * static_cast<double>(moe.gate.k);
+  const double slots = slots_of(moe, experts, tokens);
+  double kept =
+      (tokens + 2) * all * z.stat + choices * z.element + 2 * choices * kIndex;
+  if (moe.gate.k > 1) kept += (choices + tokens) * z.stat;
+  // In 16 bits: the gate's input and weight in f32
+  if (z.element == 2) kept += (tokens + all) * h * z.stat;
+  const double there = moe.expert_tensor_parallel ? 1 : 1 / z.t;
+  kept += slots * (kIndex + (there + 8 / z.t + 1) * h * z.element);
+  double beside = has_mlp_beside(moe) ? 8 * h / z.t : 0;
+  if (moe.use_residual) beside += 2 * h + 4;
+  if (moe.gate_shared_expert) beside += h + 1;
+  return kept + (choices * h + tokens * beside) * z.element;
 }
 
-}  // namespace
+double deferred_by_experts(const ModelConfig& config, const MoeOptions& moe,
+                           std::int64_t experts, const KeptSizes& z) {
+  const auto h = static_cast<double>(config.n_embd);
+  const double tokens = z.rows * z.tokens;
+  const double slots = slots_of(moe, experts, tokens);
+  return (slots * 10 / z.t + tokens) * h * z.element +
+         tokens * static_cast<double>(experts) * z.stat;
+}
+
+double kept_by_block(const ModelConfig& config, const MoeOptions& moe,
+                     std::int64_t experts, const KeptSizes& z) {
+  const double dense = shardbook::kept_by_block(config, z);
+  if (experts == 1) return dense;
+  // In the place of the MLP: 8 h/t of a token
+  const double mlp = z.rows * z.tokens * 8 *
+                     static_cast<double>(config.n_embd) / z.t * z.element;
+  return dense - mlp + kept_by_experts(config, moe, experts, z);
+}
 
 double predicted_activations(const Options& options, const ModelConfig& config,
                              const MoeOptions& moe, const BillSizes& bill) {
-  if (!is_plain(options, config, moe)) return kNotPredicted;
-  const Sizes s = sizes_of(options, config, moe, bill);
-  const double e = s.element, z = s.stat, vocab = s.vocab / s.t;
-  const double y = s.tokens * s.h * e, rows = s.choices * s.h * e;
-  const double slots = s.slots * s.h * e, own_slots = slots / s.t;
-  const double blocks = s.layers * block_bytes(s);
-  // The loss, and the gradient that backward starts from
-  const double scalars = 2 * z;
-
-  // Logits and their gradient, behind ln_f; then the gradient of its output
-  const double at_loss =
-      blocks + scalars + s.tokens * ((2 * s.h + 2 * vocab) * e + 3 * z);
-  // The head's gradient is there until the embedding's joins it
-  const double head = s.accumulates ? vocab * s.h * e : 0;
-  const double at_head =
-      blocks + scalars + head + s.tokens * ((3 * s.h + vocab) * e + 2 * z);
-
-  // In the last block, whose loss has begun its backward. Combine: gradients of
-  // choices, their products with rows, and the weights' gradients
-  const double inside = blocks + scalars + z + head + y;
-  const double at_combine =
-      inside + (s.has_many_choices ? rows : 0) + 2 * rows + s.choices * e;
-  // Gradients of the slots that came back; rows and weights are gone
-  const double behind = inside + s.choices * (z - e) - rows;
-  const double at_slots = behind + rows + slots;
-  // On their way to the experts; their index and the slots are gone
-  const double leaving = behind - s.choices * kIndex - slots;
-  const double at_exchange = leaving + slots + own_slots;
-  const double at_gather = s.expert_tp ? leaving + own_slots + 2 * slots : 0;
-  // The last product of the experts: gradients of outputs, of inputs, and where
-  // others wait for them, of weights
-  const double weights =
-      s.experts / s.ep * 4 * s.h * s.h * e / (s.expert_tp ? s.t : 1);
-  const double at_product = leaving + (s.expert_tp ? slots : own_slots) +
-                            4 * own_slots + (s.accumulates ? weights : 0);
-  // The embedding's gradient meets the head's
-  const double at_end = s.accumulates ? y + 2 * head + scalars : 0;
-  return std::max({at_loss, at_head, at_combine, at_slots, at_exchange,
-                   at_gather, at_product, at_end});
+  if (!keeps_known_bytes(moe)) return kNotPredicted;
+  KeptSizes sizes =
+      kept_sizes(options, options.batch / (bill.dp * bill.micro_batches));
+  sizes.t = bill.t;
+  ModelConfig padded = config;
+  padded.vocab_size = padded_vocabulary(config.vocab_size, bill.t);
+  double kept = kept_by_head(padded, sizes) + sizes.stat;
+  for (std::int64_t i = 0; i < config.n_layer; ++i) {
+    kept += kept_by_block(config, moe, experts_of_layer(moe, i), sizes);
+  }
+  return kept;
 }
 
 }  // namespace shardbook::moe

@@ -1,12 +1,12 @@
 #include "chapters/13_moe/bill.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/13_moe/activations.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/common/sharded/parts.h"
 
 namespace shardbook::moe {
@@ -120,29 +120,9 @@ Reduced reduced_bytes(const MoeOptions& moe, const BillSizes& sizes,
   return {flat, (passes + 1) * flat};
 }
 
-/// The most gradients that pass through stage 2 at one time, in elements.
-double passing_gradients(const ModelConfig& config, const MoeOptions& moe,
-                         const BillSizes& sizes) {
-  const auto h = static_cast<double>(config.n_embd);
-  const double table = vocabulary_rows(config, sizes) * h;
-  double widest = std::max({(3 * h * h + 3 * h) / sizes.t, table,
-                            static_cast<double>(config.n_positions) * h});
-  for (std::int64_t i = 0; i < config.n_layer; ++i) {
-    const std::int64_t experts = experts_of_layer(moe, i);
-    if (experts == 1 || has_mlp_beside(moe)) {
-      widest = std::max(widest, (4 * h * h + 4 * h) / sizes.t);
-    }
-    if (experts == 1) continue;
-    const double cut = moe.expert_tensor_parallel ? sizes.t : 1;
-    widest = std::max(
-        widest, static_cast<double>(experts / sizes.ep) * 4 * h * h / cut);
-  }
-  return table + widest;
-}
-
 MemoryBill memory_bill(const Options& options, const ModelConfig& config,
                        const MoeOptions& moe, const BillSizes& sizes,
-                       const Parameters& here, const MoeRecord& record) {
+                       const Parameters& here) {
   const Work work = work_of(options, config, sizes);
   const int r = replicas(moe, sizes), stage = sizes.zero_stage;
   const bool trains = options.steps > 0;
@@ -154,23 +134,17 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
       options.dtype, options.optimizer, options.optimizer_options);
   MemoryBill bill;
   bill[MemoryKind::kParameter] = (dense + experts) * work.e;
-  bill[MemoryKind::kInput] =
-      trains ? work.rows * static_cast<double>(options.seq) * 2 * 8 : 0;
   bill[MemoryKind::kActivation] =
       depends_on_routing(moe) ? kNoClaim
       : trains ? predicted_activations(options, config, moe, sizes)
                : 0;
 
-  // Gradients: all, with the head's part of the tied table beside the
-  // embedding's; a shard and those that pass
+  // Gradients: all, or a shard
   const double shard = dense / sizes.dp + (experts > 0 ? experts / r : 0);
-  const double table = vocabulary_rows(config, sizes) * work.h;
-  double gradients = dense + experts + (stage == 0 ? table : 0);
-  if (stage == 2) {
-    gradients = (sizes.offload ? 0 : shard) +
-                (trains ? passing_gradients(config, moe, sizes) : 0);
-  }
-  bill[MemoryKind::kGradient] = trains || stage > 0 ? gradients * work.e : 0;
+  const double gradients = stage < 2       ? dense + experts
+                           : sizes.offload ? 0
+                                           : shard;
+  bill[MemoryKind::kGradient] = trains ? gradients * work.e : 0;
   // ZeRO keeps f32 copies of 16-bit weights, from the beginning
   const double states = stage == 0 ? dense + experts : shard;
   const double masters = work.e == 2 ? 4 : 0;
@@ -179,55 +153,10 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
       sizes.offload
           ? 0
           : states * ((trains ? moments : 0) + (stage > 0 ? masters : 0));
-
-  // Messages: the loss beside the widest of them
-  double exchanged = 0, counted = 0;
-  for (std::int64_t i = 0; i < config.n_layer && sizes.ep > 1; ++i) {
-    const std::int64_t n = experts_of_layer(moe, i);
-    if (n == 1 || depends_on_routing(moe)) continue;
-    exchanged =
-        std::max(exchanged, static_cast<double>(n) * slots_of(work, moe, n) *
-                                work.h / sizes.t * work.e);
-  }
-  for (const auto& [name, load] : record.loads) {
-    if (!depends_on_routing(moe) || sizes.ep == 1) break;
-    // Counts in forward, there and back in i64; or as many slots as were needed
-    const auto n = static_cast<double>(load.exp_counts.size());
-    if (moe.is_dropless) {
-      counted = std::max(counted, 2 * n * 8);
-      continue;
-    }
-    exchanged = std::max(exchanged, n * static_cast<double>(load.most_slots) *
-                                        work.h / sizes.t * work.e);
-  }
-  double& messages = bill[MemoryKind::kCommunication];
-  if (!trains) {
-    messages = 0;
-  } else if (stage > 0) {
-    messages = std::max(sizes.loss_bytes + sizes.bucket_bytes + exchanged,
-                        8 + std::max(8.0, sizes.gather_bytes));
-  } else {
-    messages = 8 + std::max({8.0, exchanged, sizes.dp > 1 ? dense * work.e : 0,
-                             r > 1 ? experts * work.e : 0});
-  }
-  messages = std::max(messages, counted);
-  if (sizes.bucket_bytes < 0) {
-    bill[MemoryKind::kGradient] = messages = kNotPredicted;
-  }
   return bill;
 }
 
 }  // namespace
-
-void add_zero_sizes(BillSizes& sizes, const zero::ZeroOptimizer& zero) {
-  const auto* flat = dynamic_cast<const zero::ZeroStage12*>(&zero);
-  if (flat == nullptr) return;
-  sizes.gather_bytes =
-      std::max(sizes.gather_bytes, static_cast<double>(flat->gather_bytes()));
-  sizes.bucket_bytes += static_cast<double>(flat->bucket_bytes());
-  // They are reduced where they lie
-  if (flat->has_large_gradients()) sizes.bucket_bytes = -HUGE_VAL;
-}
 
 Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
                            const BillSizes& sizes) {
@@ -265,6 +194,157 @@ double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,
   return 4 * all_gather(sizes.ep) * all / sizes.t + gathers * all;
 }
 
+namespace {
+
+/// Seconds of a step on the cluster `textbook`, in the terms of the page.
+struct StepTime {
+  textbook::GptTimes model;  ///< of one micro-batch
+  BillSizes sizes;
+  Parameters here;
+  int replicas = 1;
+  double element = 4, stat = 4;
+  double layers = 0, experts = 0, slots = 0;  ///< of one expert
+  bool expert_tp = false;
+
+  double h() const { return model.h; }
+  double c_attn() const { return model.product(6 * h() * h()); }
+  double c_proj() const { return model.product(2 * h() * h()); }
+  /// Of slots: in all, and times their width in bytes.
+  double all_slots() const { return experts * slots; }
+  double slot_bytes() const { return element * all_slots() * h(); }
+
+  double a() const {
+    return textbook::all_reduce(sizes.t, element * model.tokens * h());
+  }
+  double gate() const {
+    return 2 * model.tokens * h() * experts / textbook::kRate;
+  }
+  /// One of the experts' two products.
+  double expert() const {
+    return 8 * all_slots() * h() * h() / sizes.t / textbook::kRate;
+  }
+  double exchange() const {
+    return textbook::all_gather(sizes.ep, slot_bytes() / sizes.t);
+  }
+  double gather() const { return textbook::all_gather(sizes.t, slot_bytes()); }
+  /// Where TP cuts experts: slots gathered before them, sums of their units.
+  double cut_gather() const { return expert_tp ? gather() : 0; }
+  double cut_sum() const {
+    return expert_tp ? textbook::all_reduce(sizes.t, slot_bytes()) : 0;
+  }
+
+  double forward() const {
+    return c_attn() + model.attention() + c_proj() + a() + gate() +
+           2 * exchange() + 2 * expert() + gather() + cut_gather() + cut_sum();
+  }
+  /// Of a block's backward, what is behind the gradients of its experts.
+  double rest() const {
+    return cut_sum() + exchange() + gather() + 2 * gate() + 2 * c_proj() +
+           2.5 * model.attention() + c_attn() + std::max(c_attn(), a());
+  }
+  double backward() const {
+    return cut_gather() + exchange() + 4 * expert() + rest();
+  }
+
+  /// From the loss on.
+  double whole_backward() const {
+    return 2 * model.head() + a() + layers * backward();
+  }
+  /// What the sum of the losses takes beyond `hidden`, work that it travels beside.
+  double loss_left(double hidden) const {
+    return std::max(0.0, textbook::all_reduce(sizes.dp, 8) - hidden);
+  }
+  /// What stages of ZeRO do behind a backward, and `loss` before: reduce gradients,
+  /// those of experts during the rest of the backward; offloaded, copy them away.
+  double reduced(double dense, double experts, double loss) const {
+    const double left = experts - rest();
+    if (sizes.ep == 1 && sizes.t == 1) {  // one group for all
+      return std::max(0.0, left + loss) + dense + copy_dense() + copy_experts();
+    }
+    return std::max(left, loss + dense + copy_dense()) + copy_experts();
+  }
+  /// A shard to or from the host.
+  double copied(double numel, int ranks) const {
+    if (!sizes.offload) return 0;
+    return textbook::message(element * padded(numel, ranks) / ranks);
+  }
+  double copy_dense() const { return copied(here.dense, sizes.dp); }
+  double copy_experts() const { return copied(here.experts, replicas); }
+
+  /// All-reduces; with ZeRO, gradients scattered and parameters gathered.
+  double sums() const {
+    // One EP group of all ranks: exchanges wait behind the sum of the losses
+    const bool waits = sizes.ep == sizes.dp && sizes.t == 1;
+    const double behind_exchanges = waits ? loss_left(2 * model.head()) : 0;
+    const double beside = waits ? 0 : loss_left(whole_backward());
+    if (sizes.zero_stage == 0) {
+      return textbook::all_reduce(sizes.dp, element * here.dense) +
+             textbook::all_reduce(replicas, element * here.experts) +
+             behind_exchanges + beside;
+    }
+    const double dense =
+        textbook::all_gather(sizes.dp, element * padded(here.dense, sizes.dp));
+    const double experts = textbook::all_gather(
+        replicas, element * padded(here.experts, replicas));
+    const double earlier = sizes.zero_stage == 2
+                               ? static_cast<double>(sizes.micro_batches - 1)
+                               : 0;
+    const bool is_one_group = sizes.ep == 1 && sizes.t == 1;
+    const double loss =
+        is_one_group ? loss_left(whole_backward() - rest()) : beside;
+    return earlier * reduced(dense, experts, 0) + behind_exchanges +
+           reduced(dense, experts, loss) + copy_dense() + dense +
+           copy_experts() + experts;
+  }
+  double step() const {
+    const double ends = 2 * a() + 3 * model.head() +
+                        3 * textbook::all_reduce(sizes.t, stat * model.tokens);
+    return static_cast<double>(sizes.micro_batches) *
+               (ends + layers * (forward() + backward())) +
+           sums() + textbook::all_reduce(sizes.dp * sizes.t, 8);
+  }
+};
+
+/// Experts in every layer, with slots. ZeRO sends one message for each list, which
+/// must not meet those of TP in one group.
+bool has_step_time(const Options& options, const ModelConfig& config,
+                   const MoeOptions& moe, const BillSizes& sizes,
+                   const Parameters& here) {
+  for (std::int64_t i = 0; i < config.n_layer; ++i) {
+    if (experts_of_layer(moe, i) != moe.gate.num_experts) return false;
+  }
+  const double bucket =
+      static_cast<double>(zero::ZeroOptions().reduce_bucket_size);
+  const bool sends_once =
+      sizes.zero_stage == 0 || (std::max(here.dense, here.experts) <= bucket &&
+                                (sizes.dp > 1 || sizes.t == 1));
+  return textbook::is_chosen(options) && sends_once &&
+         !depends_on_routing(moe) && !moe.is_naive && !has_mlp_beside(moe) &&
+         moe.gate.noise != Noise::kNoisyTopK;
+}
+
+double step_s(const Options& options, const ModelConfig& config,
+              const MoeOptions& moe, const BillSizes& sizes,
+              const Parameters& here) {
+  if (!has_step_time(options, config, moe, sizes, here)) return kNotPredicted;
+  const Work work = work_of(options, config, sizes);
+  StepTime time;
+  time.model = textbook::gpt_times(options, config, work.rows);
+  time.model.t = sizes.t;
+  time.model.vocabulary = vocabulary_rows(config, sizes) * sizes.t;
+  time.sizes = sizes;
+  time.here = here;
+  time.replicas = replicas(moe, sizes);
+  time.element = work.e, time.stat = work.stat;
+  time.layers = static_cast<double>(config.n_layer);
+  time.experts = static_cast<double>(moe.gate.num_experts);
+  time.slots = slots_of(work, moe, moe.gate.num_experts);
+  time.expert_tp = moe.expert_tensor_parallel;
+  return time.step();
+}
+
+}  // namespace
+
 Bill predicted_bill(const Options& options, const ModelConfig& config,
                     const MoeOptions& moe, const BillSizes& sizes,
                     const MoeRecord& record) {
@@ -285,7 +365,8 @@ Bill predicted_bill(const Options& options, const ModelConfig& config,
                      ? kNotPredicted
                      : bill.bytes + routed_bytes(work, moe, sizes, record);
   }
-  bill.memory = memory_bill(options, config, moe, sizes, here, record);
+  bill.memory = memory_bill(options, config, moe, sizes, here);
+  bill.step_s = step_s(options, config, moe, sizes, here);
   return bill;
 }
 

@@ -14,15 +14,8 @@ struct BillSizes {
   int zero_stage = 0;
   bool offload = false;
   std::int64_t micro_batches = 1;
-  /// ZeRO: bytes of the buckets that exist at one time, and of the largest buffer
-  /// that parameters are gathered through. Negative: not known.
-  double bucket_bytes = 0, gather_bytes = 0;
-  double loss_bytes = 8;  ///< of a message that waits during backward
   int edp() const { return dp / ep; }
 };
-
-/// Adds what `zero`, of stage 1 or 2, says of its buffers.
-void add_zero_sizes(BillSizes& sizes, const zero::ZeroOptimizer& zero);
 
 /// Elements of this rank's parameters.
 struct Parameters {
@@ -36,7 +29,7 @@ Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
 double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,
                       double width, const BillSizes& sizes);
 
-/// Bytes and peaks of options.steps steps. Where shapes depend on the routing, the
+/// Bytes of options.steps steps, memory held, and the time of a step. Where shapes depend on the routing, the
 /// loads in `record` say how many rows have travelled.
 Bill predicted_bill(const Options& options, const ModelConfig& config,
                     const MoeOptions& moe, const BillSizes& sizes,

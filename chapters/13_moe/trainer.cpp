@@ -245,9 +245,6 @@ std::vector<Bill> Trainer::bills() {
   sizes.zero_stage = how_.zero_stage;
   sizes.offload = how_.cpu_offload;
   sizes.micro_batches = how_.micro_batches;
-  for (const auto* each : {dense_zero_.get(), expert_zero_.get()}) {
-    if (each != nullptr) add_zero_sizes(sizes, *each);
-  }
   Bill bill = predicted_bill(options_, config_, how_.moe, sizes, *record_);
   // A run that goes on from a checkpoint gathers what it has loaded
   if (options_.first_step > 0) {

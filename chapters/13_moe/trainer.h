@@ -75,6 +75,9 @@ class Trainer : public Strategy {
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override;
   std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run moe -- --world-size 4 --cluster textbook";
+  }
   /// False where shapes depend on the routing.
   bool has_predictable_time() const override;
   std::vector<NamedTensor> full_state() override;

@@ -1,12 +1,12 @@
 #include "chapters/14_hybrid_3d/bill.h"
 
-#include <algorithm>
-
-#include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/12_sequence_parallel/bill.h"
+#include "chapters/13_moe/activations.h"
 #include "chapters/13_moe/bill.h"
+#include "chapters/common/pipeline/pipeline_bill.h"
 #include "chapters/common/pipeline/recompute.h"
+#include "chapters/common/run/kept.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -26,20 +26,6 @@ BucketElements elements_of(const UpdateBucket& bucket) {
   }
   return {static_cast<double>(bucket.flat.numel()),
           static_cast<double>(bucket.own.numel())};
-}
-
-/// Whether activations are left to a run on shapes: of attention over ranks, and
-/// of tokens that are cut.
-bool is_left_to_shapes(const BillSizes& z) {
-  return z.c() > 1 || z.how->sequence_parallel ||
-         z.how->recompute == "attention";
-}
-void leave_to_shapes(MemoryBill& bill, const BillSizes& z) {
-  if (z.options->steps == 0) return;
-  bill[MemoryKind::kActivation] = kNotPredicted;
-  // A rank's own tokens lie beside all of them
-  if (z.c() > 1) bill[MemoryKind::kInput] = kNotPredicted;
-  bill[MemoryKind::kCommunication] = kNoClaim;
 }
 
 }  // namespace
@@ -169,100 +155,160 @@ double step_bytes(const BillSizes& z) {
 
 // --- Memory ------------------------------------------------------------------
 
-MemoryBill memory(const BillSizes& z, const pipeline::Schedule& schedule,
-                  PipelineModel& model, pipeline::Feed& on_shapes,
-                  const pipeline::EngineOptions& engine, int pp_rank) {
+namespace {
+
+bool keeps_known_bytes(const BillSizes& z) {
+  return !z.how->has_experts() || moe::keeps_known_bytes(z.how->moe());
+}
+
+/// What the weights' gradients of one layer need where they are put off.
+double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
+  const KeptSizes sizes = z.kept_sizes_of(rows);
+  const int last = z.layers->list->size() - 1;
+  const double x = sizes.rows * sizes.tokens * z.h() * z.element;
+  const bool is_cut = z.how->sequence_parallel;
+  if (layer == 0 || layer == last) {
+    return deferred_by_layer(z.layers->padded, layer, sizes);
+  }
+  // The input of a block that is computed again stays
+  const double input =
+      z.how->recompute == "blocks" ? x / (is_cut ? z.t() : 1) : 0;
+  if (!is_cut && !z.how->has_experts()) {
+    return deferred_by_layer(z.layers->padded, layer, sizes) + input;
+  }
+  if (z.how->has_experts()) {
+    // Those of attention: its c_proj, and c_attn where it does not gather
+    return input + x * (is_cut ? 1 + 1 / z.t() : 2 + 4 / z.t()) +
+           moe::deferred_by_experts(z.layers->padded, z.how->moe(),
+                                    z.how->experts, sizes);
+  }
+  // Both c_proj: their inputs, h/t and 4h/t, and gradients that were gathered. A
+  // layer that gathers its input computes its weight's gradient at once
+  return input + x * (2 + 5 / z.t());
+}
+
+}  // namespace
+
+MemoryBill memory(const BillSizes& z, PipelineModel& model,
+                  pipeline::Engine& engine) {
   const Options& options = *z.options;
-  MemoryBill bill = pipeline::schedule_bill(options, schedule, pp_rank, model,
-                                            on_shapes, engine);
-  // RSA's mask outlives the micro-batch on which the rest was measured
-  const bool has_mask = z.c() > 1 && z.how->cp_kind == "rsa";
-  if (has_mask && options.steps > 0) bill[MemoryKind::kInput] = kNotPredicted;
-  double updated = 0, flats = 0;
-  double whole = 0, shards = 0, most = 0, sums = 0;
+  MemoryBill bill = pipeline::states_bill(options, model);
+  double updated = 0, flats = 0, whole = 0, shards = 0, sums = 0;
   for (const UpdateBucket& bucket : *z.buckets) {
     sums += 4 * static_cast<double>(bucket.numel());
     updated += static_cast<double>(bucket.updated_numel());
     whole += static_cast<double>(bucket.numel()) * z.element;
+    if (!bucket.flat.defined()) continue;
+    flats += static_cast<double>(bucket.flat.bytes());
+    shards += static_cast<double>(bucket.own.bytes());
+    sums += 4 * static_cast<double>(bucket.own.numel());  // the update's shard
   }
   const zero::StateBytes state = zero::state_bytes(
       options.dtype, options.optimizer, options.optimizer_options);
   const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
   bill[MemoryKind::kOptimizerState] =
       updated * (z.updates > 0 ? state.optimizer : masters);
-  if (z.how->accumulate_f32 && options.steps > 0) {
-    // Beside the sums, gradients pass: how many at once is left to a run on
-    // shapes
-    bill[MemoryKind::kGradient] = kNotPredicted;
+  if (z.how->zero_stage == 1) {
+    // Running statistics stay beside the flat parameters
+    bill[MemoryKind::kParameter] += flats - whole;
+    bill[MemoryKind::kGradient] = shards;
+  }
+  if (z.how->accumulate_f32) bill[MemoryKind::kGradient] = sums;
+  if (z.updates == 0) bill[MemoryKind::kGradient] = 0;
+  if (options.steps == 0) return bill;
+  // What zero bubbles leave between I and W has a formula for GPTs
+  const bool splits = engine.schedule().splits_backward();
+  const bool is_known =
+      !splits || !(z.layers->padded.is_image() ||
+                   (z.how->has_experts() && z.how->recompute == "blocks"));
+  if (!is_known || !keeps_known_bytes(z)) {
     bill[MemoryKind::kActivation] = kNotPredicted;
-  } else if (z.how->accumulate_f32) {
-    bill[MemoryKind::kGradient] = sums;
+    return bill;
   }
-  if (z.how->zero_stage != 1) return bill;
-  const double parameters = whole;
-  // A bucket's gradients leave, and its shard arrives
-  for (const UpdateBucket& bucket : *z.buckets) {
-    flats += static_cast<double>(bucket.flat.bytes());
-    whole -= static_cast<double>(bucket.numel()) * z.element;
-    shards += static_cast<double>(bucket.own.bytes());
-    most = std::max(most, whole + shards);
-  }
-  // Running statistics stay beside them
-  bill[MemoryKind::kParameter] += flats - parameters;
-  if (options.steps > 0 && !z.how->accumulate_f32) {
-    bill[MemoryKind::kGradient] = std::max(bill[MemoryKind::kGradient], most);
-  }
+  bill[MemoryKind::kActivation] = engine.predicted_kept(
+      [&](int layer, std::int64_t rows) { return layer_kept(z, layer, rows); },
+      [&](int layer, std::int64_t rows) {
+        return layer_deferred(z, layer, rows);
+      });
   return bill;
 }
+
+double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
+  const HybridOptions& how = *z.how;
+  ModelConfig config = z.layers->padded;
+  KeptSizes sizes = z.kept_sizes_of(rows);
+  const int last = z.layers->list->size() - 1;
+  const bool is_cut = how.sequence_parallel && z.t() > 1;
+  if (layer == 0 || config.is_image()) {
+    return kept_by_layer(config, layer, sizes);
+  }
+  const double tokens = sizes.rows * sizes.tokens;
+  const double x = tokens * z.h() * z.element;
+  if (layer == last) {
+    // Norms of own tokens alone; what the head reads is gathered
+    const double norm = x + 2 * tokens * z.sum;
+    return kept_by_head(config, sizes) - (is_cut ? norm * (1 - 1 / z.t()) : 0);
+  }
+  if (how.recompute == "blocks") return is_cut ? x / z.t() : x;
+  const bool is_rsa = z.c() > 1 && how.cp_kind == "rsa";
+  const double heads = static_cast<double>(config.n_head) / z.t();
+  // Attention that is computed again keeps nothing beside its inputs
+  const bool again = how.recompute == "attention";
+  if (again || is_rsa) config.n_head = 0;
+  if (is_cut) sizes.t = 1;
+  double kept = kept_by_block(config, sizes) / (is_cut ? z.t() : 1);
+  if (how.has_experts()) {
+    const double mlp = 8 * x / z.t();
+    kept += moe::kept_by_experts(config, how.moe(), how.experts,
+                                 z.kept_sizes_of(rows)) -
+            mlp;
+    // The gate reads all tokens of ln_2's output
+    if (is_cut) kept += x * (1 - 1 / z.t());
+  }
+  if (again || z.c() == 1) return kept;
+  // Rows of scores; the output by heads, beside the same by tokens
+  if (is_rsa) {
+    kept += tokens * heads * static_cast<double>(z.options->seq) * z.element *
+            (z.options->dropout > 0 ? 2 : 1);
+  } else if (how.cp_kind == "ulysses") {
+    kept += x / z.t();
+  }
+  return kept;
+}
+
+namespace {
+
+/// What one forward of the whole model keeps, and the loss.
+double model_kept(const BillSizes& z) {
+  if (z.options->steps == 0) return 0;
+  if (!keeps_known_bytes(z)) return kNotPredicted;
+  double kept = z.sum;
+  for (int layer = 0; layer < z.layers->list->size(); ++layer) {
+    kept += layer_kept(z, layer, static_cast<std::int64_t>(z.rows));
+  }
+  return kept;
+}
+
+}  // namespace
 
 MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
-  MemoryBill bill = zero::zero_bill(
-      zero, *z.options, z.layers->padded, static_cast<std::int64_t>(z.rows),
-      z.how->micro_batches, z.how->recompute == "blocks", /*sent_beside=*/0);
-  const bool trains = z.options->steps > 0;
-  const auto* flat = dynamic_cast<const zero::ZeroStage12*>(&zero);
-  const bool is_large = flat != nullptr && flat->has_large_gradients();
-  if (trains && z.t() > 1 && !is_large) {
-    // Gradients that pass: the table's part, and beside it the largest of c_fc,
-    // the table again, and the positions. c_proj's bias passes before its weight
-    const double table = z.vocabulary() * z.h() / z.t();
-    const double fc = 4 * z.h() * (z.h() + 1) / z.t();
-    const double positions =
-        static_cast<double>(z.layers->padded.n_positions) * z.h();
-    bill[MemoryKind::kGradient] =
-        z.element * (static_cast<double>(zero.shard_numel()) + table +
-                     std::max({fc, table, positions}));
-  }
-  if (is_left_to_shapes(z)) {
-    leave_to_shapes(bill, z);
-  } else if (z.t() > 1) {
-    std::vector<MicroBatch> piece(1);
-    piece[0].rows = static_cast<std::int64_t>(z.rows);
-    bill[MemoryKind::kActivation] = single_device_bill(
-        *z.options, z.layers->padded, piece, z.how->recompute == "blocks",
-        z.how->tp)[MemoryKind::kActivation];
-  }
+  MemoryBill bill = zero::zero_bill(zero, *z.options, z.layers->padded,
+                                    static_cast<std::int64_t>(z.rows));
+  bill[MemoryKind::kActivation] = model_kept(z);
   return bill;
 }
 
-MemoryBill expert_zero_memory(const BillSizes& z,
-                              const zero::ZeroOptimizer& dense,
-                              const zero::ZeroOptimizer& experts) {
+MemoryBill expert_zero_memory(const BillSizes& z) {
   // The formulas of the experts' chapter, whose replicas are dp x cp here
   moe::BillSizes sizes;
   sizes.dp = z.how->dp * z.how->cp;
   sizes.ep = z.how->ep, sizes.t = z.how->tp;
   sizes.zero_stage = 2;
   sizes.micro_batches = z.how->micro_batches;
-  sizes.loss_bytes = 0;
-  moe::add_zero_sizes(sizes, dense);
-  moe::add_zero_sizes(sizes, experts);
   MemoryBill bill = moe::predicted_bill(*z.options, model_config(*z.options),
                                         z.how->moe(), sizes, {})
                         .memory;
-  if (is_left_to_shapes(z) || z.how->recompute == "blocks") {
-    leave_to_shapes(bill, z);
-  }
+  bill[MemoryKind::kActivation] = model_kept(z);
   return bill;
 }
 

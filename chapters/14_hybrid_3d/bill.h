@@ -8,7 +8,8 @@
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/14_hybrid_3d/layers.h"
 #include "chapters/14_hybrid_3d/update.h"
-#include "chapters/common/pipeline/schedule_memory.h"
+#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/run/kept.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::hybrid {
@@ -37,6 +38,14 @@ struct BillSizes {
   double vocabulary() const {
     return static_cast<double>(layers->padded.vocab_size);
   }
+  /// What a rank of tp and cp has of `rows` samples.
+  KeptSizes kept_sizes_of(std::int64_t rows) const {
+    KeptSizes sizes = kept_sizes(*options, rows);
+    sizes.tokens /= c();
+    sizes.t = t();
+    sizes.recompute = how->recompute == "blocks";
+    return sizes;
+  }
   /// Tokens of a micro-batch on one context-parallel rank.
   double tokens() const {
     return rows * static_cast<double>(options->seq) / c();
@@ -64,17 +73,15 @@ double gather_bytes(const BillSizes& sizes);
 /// All but the last; messages between stages come to it.
 double step_bytes(const BillSizes& sizes);
 
-// --- Peak memory -------------------------------------------------------------
+// --- Memory held -------------------------------------------------------------
 
-/// `on_shapes` is a feed whose loss sends nothing.
-MemoryBill memory(const BillSizes& sizes, const pipeline::Schedule& schedule,
-                  PipelineModel& model, pipeline::Feed& on_shapes,
-                  const pipeline::EngineOptions& engine, int pp_rank);
+/// Activations that one layer keeps of `rows` samples.
+double layer_kept(const BillSizes& sizes, int layer, std::int64_t rows);
+MemoryBill memory(const BillSizes& sizes, PipelineModel& model,
+                  pipeline::Engine& engine);
 /// ZeRO-2 and -3.
 MemoryBill zero_memory(const BillSizes& sizes, const zero::ZeroOptimizer& zero);
-/// ZeRO-2 with experts: one for the dense parameters, one for the experts.
-MemoryBill expert_zero_memory(const BillSizes& sizes,
-                              const zero::ZeroOptimizer& dense,
-                              const zero::ZeroOptimizer& experts);
+/// ZeRO-2 with experts.
+MemoryBill expert_zero_memory(const BillSizes& sizes);
 
 }  // namespace shardbook::hybrid

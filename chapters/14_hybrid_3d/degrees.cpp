@@ -98,7 +98,7 @@ void check_image_model(const HybridOptions& how, const ModelConfig& config) {
            ": experts take the place of a GPT's MLPs, and a ", config.type,
            " has none; give 1");
   SB_CHECK(how.zero_stage <= 1, "--zero-stage ", how.zero_stage,
-           ": the bill of stages 2 and 3 knows the layers of a GPT only; give "
+           ": stages 2 and 3 train a GPT only here; give "
            "0 or 1");
   SB_CHECK(how.recompute != "attention", "--recompute attention: a ",
            config.type, " has none; give blocks");

@@ -282,16 +282,17 @@ RankLayers rank_layers(const Options& options, const HybridOptions& how,
   }
   made.factory =
       factory_of(options, config, how, tp, cp, groups.ep, made.record);
-  made.on_shapes =
+  // For runs on shapes: their messages reach nobody
+  LayerFactory on_shapes =
       factory_of(options, config, how, *made.tp_shapes, *made.cp_shapes,
                  made.ep_shapes.get(), std::make_shared<moe::MoeRecord>());
   if (how.recompute == "attention") {
     made.factory = recomputing_attention(made.factory);
-    made.on_shapes = recomputing_attention(made.on_shapes);
+    on_shapes = recomputing_attention(on_shapes);
   }
   made.padded = config;
   made.padded.vocab_size = padded_vocabulary(config.vocab_size, tp.size());
-  made.list = layers_of(made.padded, made.factory, made.on_shapes);
+  made.list = layers_of(made.padded, made.factory, on_shapes);
   if (how.recompute == "blocks") {
     made.list = std::make_shared<RecomputingBlocks>(made.list);
   }

@@ -33,8 +33,6 @@ Groups groups_of(DeviceMesh& mesh, const HybridOptions& how);
 
 struct RankLayers {
   LayerFactory factory;
-  /// The same, for runs on shapes: their messages reach nobody.
-  LayerFactory on_shapes;
   std::shared_ptr<const LayerList> list;
   /// The model's sizes; the vocabulary with its padding.
   ModelConfig padded;

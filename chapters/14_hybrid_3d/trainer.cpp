@@ -1,9 +1,9 @@
 #include "chapters/14_hybrid_3d/trainer.h"
 
 #include <cmath>
+#include <sstream>
 
 #include "chapters/13_moe/reference.h"
-#include "chapters/14_hybrid_3d/bill.h"
 #include "chapters/14_hybrid_3d/statistics.h"
 #include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
@@ -121,6 +121,21 @@ StepResult Trainer::step(std::int64_t step) {
   return result;
 }
 
+std::vector<UpdateTimes> Trainer::updates_of_all_stages(
+    const BillSizes& sizes) {
+  const UpdateTimes own = update_times(sizes);
+  std::ostringstream text;
+  text.precision(17);
+  text << own.sums << ' ' << own.tied << ' ' << own.gather;
+  std::vector<UpdateTimes> all;
+  for (const std::string& each : groups_.pp.exchange(text.str())) {
+    UpdateTimes times;
+    std::istringstream(each) >> times.sums >> times.tied >> times.gather;
+    all.push_back(times);
+  }
+  return all;
+}
+
 std::vector<Bill> Trainer::bills() {
   BillSizes sizes = bill_sizes(options_, how_, layers_, schedule_,
                                model_->layout().cuts, groups_.pp.rank());
@@ -135,11 +150,10 @@ std::vector<Bill> Trainer::bills() {
   }
   // Parameters that a checkpoint has brought into shards
   if (options_.first_step > 0) bill.bytes += gather_bytes(sizes);
-  // Activations of a stage are measured on shapes, where messages reach nobody
-  pipeline::LanguageFeed on_shapes(options_, data_, feed_.pieces(),
-                                   layers_.on_shapes.loss);
-  bill.memory = memory(sizes, schedule_, *model_, on_shapes, engine_options_,
-                       groups_.pp.rank());
+  bill.memory = memory(sizes, *model_, *engine_);
+  if (has_step_time(options_, how_, schedule_)) {
+    bill.step_s = step_s(sizes, *engine_, updates_of_all_stages(sizes));
+  }
   return {bill};
 }
 

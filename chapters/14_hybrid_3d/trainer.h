@@ -10,6 +10,7 @@
 #include "chapters/13_moe/load.h"
 #include "chapters/13_moe/trainer.h"
 #include "chapters/14_hybrid_3d/layers.h"
+#include "chapters/14_hybrid_3d/step_time.h"
 #include "chapters/14_hybrid_3d/update.h"
 #include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/feed.h"
@@ -27,6 +28,10 @@ class MeshStrategy : public Strategy {
   /// The load of each expert. Collective.
   std::string remarks() override;
   std::vector<std::pair<std::string, std::string>> more() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run hybrid_3d -- --world-size 8 --tp 2 --pp 2 "
+           "--cluster textbook";
+  }
 
   const DynamicLossScaler& scaler() const { return scaler_; }
   virtual std::int64_t num_skipped_steps() const = 0;
@@ -73,6 +78,8 @@ class Trainer : public MeshStrategy {
   PipelineModel& model() { return *model_; }
 
  private:
+  std::vector<UpdateTimes> updates_of_all_stages(const BillSizes& sizes);
+
   pipeline::Schedule schedule_;
   pipeline::LanguageFeed feed_;
   std::unique_ptr<PipelineModel> model_;

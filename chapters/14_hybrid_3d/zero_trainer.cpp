@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "chapters/03_zero_fsdp/zero/zero_time.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/14_hybrid_3d/bill.h"
 #include "chapters/14_hybrid_3d/trainer.h"
@@ -139,6 +140,7 @@ StepResult ZeroTrainer::step(std::int64_t step) {
         const Tensor loss = layers_.factory.loss(
             expert_zero_ ? (*model_)(batch.inputs) : (*zero_)(batch.inputs),
             batch.targets);
+        note_kept_activations();
         const double value = loss.item();
         autograd::backward({loss}, {Tensor::full({}, factor, loss.options())});
         return value;
@@ -167,6 +169,7 @@ std::vector<Bill> ZeroTrainer::bills() {
                                      {0, layers_.list->size()}, 0);
   const auto steps = static_cast<double>(options_.steps);
   const double t = groups_.tp.size();
+  double partial_s = 0;  // their sums
   Bill bill;
   bill.bytes = steps * (layer_bytes(sizes) + loss_and_norm_bytes(sizes));
   for (const zero::ZeroOptimizer* zero : zeros()) {
@@ -177,6 +180,7 @@ std::vector<Bill> ZeroTrainer::bills() {
         partial += static_cast<double>(piece.values.bytes());
       }
     }
+    if (partial > 0) partial_s += textbook::all_reduce(t, partial);
     // The norm is one of the world, not of each ZeRO
     const double r = zero->group().size();
     bill.bytes += zero->predicted_bytes(options_.steps, how_.micro_batches) +
@@ -186,8 +190,14 @@ std::vector<Bill> ZeroTrainer::bills() {
                   zero->predicted_load_bytes();
     if (options_.first_step > 0) bill.bytes += zero->predicted_load_bytes();
   }
-  bill.memory = expert_zero_ ? expert_zero_memory(sizes, *zero_, *expert_zero_)
-                             : zero_memory(sizes, *zero_);
+  if (has_step_time(options_, how_, schedule_of(how_)) && !expert_zero_) {
+    // Loss and norm, one after the other, when all gradients are there
+    const double sum = textbook::all_reduce(options_.world_size, 8);
+    bill.step_s = zero::step_s(*zero_, model_times(sizes), options_.steps,
+                               how_.micro_batches, {0, 2 * sum + partial_s});
+  }
+  bill.memory =
+      expert_zero_ ? expert_zero_memory(sizes) : zero_memory(sizes, *zero_);
   return {bill};
 }
 

@@ -8,6 +8,7 @@
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
+#include "chapters/03_zero_fsdp/zero/zero_time.h"
 #include "chapters/common/models/checkpoint.h"
 #include "core/autograd.h"
 #include "core/check.h"
@@ -106,19 +107,28 @@ class Replicated : public DataParallelModel {
   }
   double predicted_publish_bytes() const override { return 0; }
   MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                              std::int64_t rows, std::int64_t micro_steps,
+                              std::int64_t rows,
                               std::int64_t updates) const override {
-    MemoryBill bill =
-        single_device_bill(options, config, rows, recomputes_, micro_steps > 1);
-    const ddp::BillSizes s = sizes(options.steps);
-    bill[MemoryKind::kCommunication] =
-        ddp::communication_bytes(s, /*sent_beside=*/8);
+    MemoryBill bill = single_device_bill(options, config, rows, recomputes_);
     // The first update creates the optimizer's state; masters are there before
-    if (updates == 0) bill[MemoryKind::kOptimizerState] = 0;
+    if (updates == 0) {
+      bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
+    }
     if (dtype_bytes(options.dtype) == 2) {
-      bill[MemoryKind::kOptimizerState] += 4 * s.elements;
+      bill[MemoryKind::kOptimizerState] += 4 * sizes(options.steps).elements;
     }
     return bill;
+  }
+  double step_s(const Options& options, const ModelConfig& config,
+                std::int64_t rows, std::int64_t micro_steps) const override {
+    ddp::StepTime step{config};
+    step.ranks = num_ranks_;
+    step.micro_batches = static_cast<double>(micro_steps);
+    step.rows = static_cast<double>(rows);
+    step.wire_bytes =
+        static_cast<double>(dtype_bytes(wire_.value_or(options.dtype)));
+    step.recompute = recomputes_;
+    return ddp::step_s(options, step, module_, ddp_);
   }
 
  private:
@@ -236,10 +246,15 @@ class Sharded : public DataParallelModel {
     return zero_->predicted_load_bytes();
   }
   MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                              std::int64_t rows, std::int64_t micro_steps,
-                              std::int64_t) const override {
-    return zero::zero_bill(*zero_, options, config, rows, micro_steps,
-                           recomputes_, /*sent_beside=*/8);
+                              std::int64_t rows, std::int64_t) const override {
+    return zero::zero_bill(*zero_, options, config, rows, recomputes_);
+  }
+  double step_s(const Options& options, const ModelConfig& config,
+                std::int64_t rows, std::int64_t micro_steps) const override {
+    if (!textbook::has_model_times(options, config)) return kNotPredicted;
+    const auto model = textbook::model_times(
+        options, config, static_cast<double>(rows), recomputes_);
+    return zero::step_s(*zero_, model, options.steps, micro_steps);
   }
 
  private:

@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
     // 7. Compare parameters with the single-device run.
     chapter.reference = choice.reference;
 
-    // 8. Report loss, largest difference, bytes sent, peak memory, step time.
+    // 8. Report loss, largest difference, bytes sent, memory, step time.
     chapter.add_to_report = [&](Report& report) {
       report.remarks = engine::describe(choice, config) + report.remarks;
     };

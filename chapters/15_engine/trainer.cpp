@@ -83,8 +83,10 @@ std::vector<Bill> ModuleTrainer::bills() {
                published * model.predicted_publish_bytes() +
                static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
   bill.memory = model.predicted_memory(
-      options_, loaded_.config, engine_->train_micro_batch_size_per_gpu(), g,
+      options_, loaded_.config, engine_->train_micro_batch_size_per_gpu(),
       options_.steps - skipped);
+  bill.step_s = model.step_s(options_, loaded_.config,
+                             engine_->train_micro_batch_size_per_gpu(), g);
   return {bill};
 }
 

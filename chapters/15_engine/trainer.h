@@ -22,6 +22,9 @@ class ModuleTrainer : public Strategy {
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return engine_->optimizer(); }
   std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run engine -- --world-size 4 --cluster textbook";
+  }
   std::vector<NamedTensor> full_state() override {
     return engine_->full_state();
   }
@@ -54,6 +57,9 @@ class StrategyTrainer : public Strategy {
   void finish() override { inner_.finish(); }
   Optimizer& optimizer() override { return inner_.optimizer(); }
   std::vector<Bill> bills() override { return inner_.bills(); }
+  std::string closed_form_command() const override {
+    return inner_.closed_form_command();
+  }
   bool has_predictable_time() const override {
     return inner_.has_predictable_time();
   }

@@ -20,12 +20,21 @@ bool same(const Figure& a, const Figure& b) {
   return a.predicted == b.predicted && a.counted == b.counted;
 }
 
-bool same(const RankBill& a, const RankBill& b) {
-  return same(a.sent, b.sent) &&
-         std::equal(a.memory.begin(), a.memory.end(), b.memory.begin(),
-                    b.memory.end(), [](const auto& x, const auto& y) {
+bool same(const Peak& a, const Peak& b) {
+  return a.simulated == b.simulated && a.counted == b.counted;
+}
+
+template <typename Values>
+bool same_kinds(const Values& a, const Values& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) {
                       return x.first == y.first && same(x.second, y.second);
                     });
+}
+
+bool same(const RankBill& a, const RankBill& b) {
+  return same(a.sent, b.sent) && same_kinds(a.held, b.held) &&
+         same_kinds(a.peak, b.peak);
 }
 
 std::vector<BillGroup> group_bills(const std::vector<RankBill>& bills) {
@@ -59,14 +68,18 @@ std::string sign(const char* css_class, const char* word, const char* glyph) {
       css_class, word, glyph);
 }
 
-std::string row_html(std::string name, const Figure& figure) {
+std::string readable(std::string kind) {
+  std::replace(kind.begin(), kind.end(), '_', ' ');
+  return kind;
+}
+
+std::string row_html(const std::string& name, const Figure& figure) {
   if (figure.predicted <= 0 && figure.counted == 0) return "";
-  std::replace(name.begin(), name.end(), '_', ' ');
   const bool predicted = figure.predicted >= 0;
   const bool equal = figure.predicted == figure.counted;
   return fmt::format(
       "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-      svg::escape(name),
+      svg::escape(readable(name)),
       predicted ? exact_bytes(figure.predicted) : "not predicted",
       exact_bytes(figure.counted),
       !predicted ? ""
@@ -76,8 +89,18 @@ std::string row_html(std::string name, const Figure& figure) {
 
 std::string group_html(const BillGroup& group) {
   std::string rows = row_html("bytes sent", group.bill->sent);
-  for (const auto& [kind, figure] : group.bill->memory) {
-    rows += row_html("peak " + kind, figure);
+  for (const auto& [kind, figure] : group.bill->held) {
+    rows += row_html(kind == "activation" ? "activations kept" : kind + " held",
+                     figure);
+  }
+  for (const auto& [kind, peak] : group.bill->peak) {
+    if (peak.counted == 0) continue;
+    rows += fmt::format(
+        "<tr><th scope=\"row\">{}, simulated</th><td>{}</td><td>{}</td>"
+        "<td></td></tr>\n",
+        svg::escape("peak " + readable(kind)),
+        peak.simulated < 0 ? "" : exact_bytes(peak.simulated),
+        exact_bytes(peak.counted));
   }
   if (rows.empty()) return "";
   return fmt::format(

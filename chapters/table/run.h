@@ -31,17 +31,24 @@ struct Figure {
   double counted = 0;
 };
 
-/// Bytes that one rank sent, and its peak memory by kind.
+/// The most bytes at one time.
+struct Peak {
+  double simulated = -1;  ///< by the run on shapes; negative: there was none
+  double counted = 0;
+};
+
+/// Bytes that one rank sent, and its memory by kind: held, and at its peak.
 struct RankBill {
   Figure sent;
-  std::vector<std::pair<std::string, Figure>> memory;
+  std::vector<std::pair<std::string, Figure>> held;
+  std::vector<std::pair<std::string, Peak>> peak;
 };
 
 /// The run in virtual time, on a cluster.
 struct VirtualRun {
-  std::string cluster;  ///< "dgx-a100"
-  std::string trust;    ///< "interpolated"
-  Figure step_s;
+  std::string cluster;    ///< "dgx-a100"
+  std::string trust;      ///< "interpolated"
+  Figure step_s;          ///< predicted: by the closed form on "textbook"
   double idle_share = 0;  ///< means over the ranks, see sim::TimeSummary
   double exposed_comm_s = 0;
   double bubble_s = 0;
@@ -79,7 +86,8 @@ struct ProgramRun {
 
 /// Reads the JSON object of one run; `source` names it in messages. Values
 /// that a chapter does not measure may be missing. The claim on time holds
-/// when predicted and counted virtual step times are equal to 1e-9, relative.
+/// when the closed form of a step and its virtual time are equal to 1e-9,
+/// relative.
 ///
 /// Throws shardbook::Error when the text is no JSON object, when the chapter,
 /// its world or its claims are missing, or when a value has the wrong type.

@@ -70,13 +70,18 @@ std::string time_explanation(const ProgramRun& run) {
   }
   const VirtualRun& virtual_run = *run.virtual_run;
   return fmt::format(
-      "virtual time of a step on {}{}; {}", virtual_run.cluster,
+      "simulated time of a step on {}{}{}; {}", virtual_run.cluster,
       virtual_run.trust.empty() ? "" : " (" + virtual_run.trust + ")",
+      virtual_run.step_s.predicted < 0 ? "" : ", which a closed form predicts",
       idle_text(virtual_run));
 }
 
 std::string memory_explanation(const ProgramRun& run) {
-  std::string text = "peak of the fullest rank, all kinds at once";
+  std::string text = "held by the fullest rank";
+  if (run.peak_bytes >= 0) {
+    text += fmt::format("; at its peak, simulated, {}",
+                        format_bytes(run.peak_bytes));
+  }
   if (run.capacity_bytes > 0) {
     text += fmt::format(": {} of {} GB{}", format_gigabytes(run.peak_bytes),
                         format_gigabytes(run.capacity_bytes),

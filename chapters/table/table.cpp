@@ -25,12 +25,15 @@ constexpr Marks kUtf8Marks = {"\u2713", "\u2717", " \u2192 ", " \u00d7"};
 constexpr Marks kAsciiMarks = {"ok", "no", " -> ", " x"};
 
 constexpr const char* kProofLegend =
-    "A mark compares the value with its prediction. numbers: largest relative "
+    "A mark compares the value with its formula. numbers: largest relative "
     "difference to one device.\n"
     "sent: bytes per step, by the busiest rank; broadcasts at the start are "
     "shared out over the steps.\n"
-    "peak memory: of the fullest rank, all kinds at once. time: a mark for the "
-    "virtual time of a step;\n(wall time) without a cluster.\n";
+    "held: parameters, gradients and optimizer state after an update, and "
+    "activations kept after a\n"
+    "forward, of the fullest rank. time: a mark for the closed form of a step "
+    "on the cluster textbook;\n"
+    "elsewhere simulated; (wall time) without a cluster.\n";
 
 constexpr const char* kBuysLegend =
     "Simulated (--backend sim). step: virtual time. speed-up: over one "
@@ -53,7 +56,8 @@ std::string claim_cell(const Claim& claim, const Marks& marks) {
 }
 
 // These models are too small for their step times to mean anything, so only the
-// mark is shown. Wall time is in brackets, because no claim is made about it.
+// mark of a closed form is shown. Wall time is in brackets, because no claim is
+// made about it.
 std::string time_cell(const ProgramRun& run, const Marks& marks) {
   if (run.time.verdict == Verdict::kPassed) return marks.passed;
   if (run.virtual_run || run.time.value.empty()) {
@@ -99,7 +103,7 @@ std::string common_setting(const std::vector<const ProgramRun*>& runs) {
 std::string proof_table(const std::vector<const ProgramRun*>& runs,
                         const Marks& marks) {
   std::vector<Row> rows = {
-      {"PROOF", "world", "loss", "numbers", "sent", "peak memory", "time"}};
+      {"PROOF", "world", "loss", "numbers", "sent", "held", "time"}};
   for (const ProgramRun* run : runs) rows.push_back(row_of(*run, marks));
   const std::string setting = common_setting(runs);
   return align(rows) + "\n" +

@@ -360,7 +360,7 @@ void strategy(const Options& options, const ddp::TrainerOptions& how,
 
 // --- chapters/common/run/worlds.h
 void worlds(const Options& options, const ddp::TrainerOptions& how,
-            double predicted_bytes, const MemoryBill& bill) {
+            const Bill& bill) {
   using ddp::Trainer;
   const ChapterBody body = [&](const Options& options, ProcessGroup& world,
                                Report& report) {
@@ -368,7 +368,7 @@ void worlds(const Options& options, const ddp::TrainerOptions& how,
     const TrainingLog log =
         train(options, trainer.optimizer(), world.rank() == 0,
               [&](std::int64_t step) { return trainer.step(step); });
-    finish_rank(options, world, log, predicted_bytes, bill, report);
+    finish_rank(options, world, log, bill, report);
   };
   Report report = run_chapter(options, body);
 }

@@ -63,7 +63,6 @@ class LocalSgd : public Strategy {
                parameters * static_cast<double>(options_.steps / every_));
     bill.memory = single_device_bill(options_, loaded_.config,
                                      options_.batch / dp_.size());
-    bill.memory[MemoryKind::kCommunication] = 8;
     return {bill};
   }
 

@@ -166,7 +166,7 @@ sharded("zero/zero12_backward.cpp",
         "*ZeroParity.Accumulation*/1")
 sharded("zero/zero12_backward.cpp",
         "if (options_.stage == 2) entry.parameter.clear_grad();", "",
-        "*ZeroPeaks*/1:*ZeroParity.Accumulation*/1")
+        "*ZeroHeld*/1:*ZeroParity.Accumulation*/1")
 sharded("zero/zero_buckets.cpp",
         "if (buckets.empty() || filled + numel > bucket_size) {",
         "if (buckets.empty() || filled + numel >= bucket_size) {",
@@ -250,9 +250,8 @@ of_replicas("models/data.cpp", "(step * global_batch + slice.first + row * slice
        "*DdpParity.ATiedGpt*/1")
 common("models/data.cpp", "target[at++] = token[i + 1];",
        "target[at++] = token[i];", "DatasetFiles.*")
-common("run/memory.cpp", "(widest + (s.has_dropout ? 1 : 0)) * s.h",
-       "(widest - 1 + (s.has_dropout ? 1 : 0)) * s.h",
-       "*SingleDevicePieces.PeakMemory*")
+common("run/kept.cpp", "tokens * ((4 + 12 / z.t) * h * z.element",
+       "tokens * ((3 + 12 / z.t) * h * z.element", "*SingleDevicePieces.MemoryHeld*")
 
 comm = folder("comm", "data_parallel")
 
@@ -270,12 +269,34 @@ claims("run/parity.cpp",
 
 shared_by_pipelines = chapter("common", "pipelines")
 
-shared_by_pipelines(
-    "pipeline/schedule_memory.cpp", "kept_.erase({b, stage});", "",
-    "*Memory*:GpipeBill.*")
-shared_by_pipelines(
-    "pipeline/schedule_memory.cpp", "given.is_waiting = true;", "",
-    "*Memory*:GpipeBill.*")
+of_pipelines = chapter("common", "pipeline_shapes")
+
+of_pipelines("pipeline/engine_kept.cpp", "gradients.erase(next);", "",
+             "*MemoryRanks*")
+of_pipelines("pipeline/engine_kept.cpp", "values.erase(here);", "",
+             "*MemoryRanks*")
+of_pipelines("pipeline/engine_kept.cpp", "sets[here] = layers_bytes(b, stage, deferred);",
+             "sets[here] = 0;", "*MemoryRanks*")
+of_pipelines("pipeline/pipeline_bill.cpp",
+             "bill[MemoryKind::kParameter] *=\n"
+             "        max_versions(schedule)[static_cast<std::size_t>(rank)];",
+             "", "*MemoryRanks.WithoutStash*")
+of_pipelines("pipeline/pipeline_bill.cpp", "if (has_forward || !had_one) length",
+             "length", "TextbookPipelineBills.Steps*")
+of_pipelines("pipeline/pipeline_bill.cpp",
+             "(is_tied ? textbook::all_reduce(2, table) : 0)", "0",
+             "TextbookPipelineBills.*")
+of_pipelines("pipeline/engine_times.cpp",
+             "for (const auto& [name, route] : skips_) {",
+             "for (const auto& [name, route] : decltype(skips_)()) {",
+             "TextbookPipelineBills.GpipesSkips*")
+of_pipelines("pipeline/replay.cpp", "free = std::max(free, end) + each.seconds;",
+             "free = end + each.seconds;", "*TextbookPipelines.Messages*")
+of_pipelines("pipeline/replay.cpp",
+             "(options_.early_recompute ? begin : length) += own.forward;",
+             "length += own.forward;", "*TextbookPipelines.Gpipe*")
+of_pipelines("pipeline/replay.cpp", "if (to == rank) continue;", "",
+             "*TextbookPipelines.Interleaving*")
 shared_by_pipelines(
     "pipeline/stage_cuts.cpp",
     "const double cost = std::max(at(worst, s - 1, cut), here);",
@@ -326,6 +347,48 @@ model_parallel(
 model_parallel(
     "bill.cpp", "return {boundary + label_bytes(options), boundary};",
     "return {boundary, boundary};", "ModelParallelBill.*:*ModelParallelParity*")
+
+# --- What is held, and closed forms of a step ---------------------------------------
+
+step_of = {name: chapter(name, "claims")
+           for name in ("00_single_device", "01_data_parallel", "02_ddp",
+                        "03_zero_fsdp", "04_model_parallel")}
+step_of["00_single_device"](
+    "single_device.cpp", "return whole.forward() + whole.backward();",
+    "return whole.forward() + 2 * whole.forward();",
+    "TextbookOfOne.*")
+data_parallel(
+    "bill.cpp", "if (i == 0) {\n      bill[MemoryKind::kActivation] +=",
+    "if (i == 1) {\n      bill[MemoryKind::kActivation] +=",
+    "*DataParallelParity.MemoryHeld*")
+step_of["01_data_parallel"](
+    "bill.cpp", "(n - 1) * messages", "n * messages", "*Textbook.DataParallel*")
+step_of["02_ddp"](
+    "bill.cpp", 'if (has("ln_f")) return times.head_backward;',
+    'if (has("ln_f")) return times.backward();', "*Textbook.Ddp*")
+step_of["02_ddp"](
+    "bill.cpp", 'if (has("mlp.c_proj")) after +=', "if (false) after +=",
+    "*Textbook.Ddp*")
+step_of["02_ddp"](
+    "bill.cpp", "options.steps == 2 && !finds_unused(ddp.options())", "false",
+    "TextbookDdp.*")
+step_of["03_zero_fsdp"](
+    "step_time.cpp", "std::max(head, loss_s + last)",
+    "std::max(head, loss_s) + last", "*TextbookSharded.*")
+step_of["03_zero_fsdp"](
+    "step_time.cpp", "model.layer_backward, before + next)",
+    "model.layer_backward, std::max(before, next))", "*TextbookSharded.*")
+step_of["03_zero_fsdp"](
+    "zero/zero_time.cpp", "(options.stage == 1 ? 1 : micro_steps) * reduce",
+    "reduce", "*TextbookSharded.*")
+sharded("zero/zero_memory.cpp", ": stage == 1   ? whole * bytes.gradient",
+        ": stage <= 2   ? whole * bytes.gradient", "*ZeroHeld*/1")
+step_of["04_model_parallel"](
+    "bill.cpp", "std::max(first.backward, second.backward + copy)",
+    "(std::max(first.backward, second.backward) + copy)", "TextbookOfTwo.*")
+step_of["04_model_parallel"](
+    "bill.cpp", "if (config.bottleneck && halvings > 0", "if (halvings > 0",
+    "TextbookOfTwo.*")
 
 # --- GPipe ------------------------------------------------------------------------------
 
@@ -408,5 +471,15 @@ pipeline("check.cpp",
     "if (per_step < 1) {", "Check.*")
 pipeline("check.cpp", "if (s.flushes && per_step != s.num_micro_batches) {",
     "if (false) {", "Check.*:ScheduleJson.*")
-pipeline("replay.cpp", "each.rank == rank ? 0", "each.rank != rank ? 0",
+pipeline("replay.cpp", "if (each.rank == rank) {", "if (each.rank != rank) {",
     "Replays.*")
+
+claims("run/report.cpp", "<= 1e-9 * step_s ?", "<= 1e-6 * step_s ?", "Report.Time*")
+claims("run/report.cpp",
+       "claims.insert(claims.end(), rank.held.begin(), rank.held.end());", "",
+       "Report.*")
+of_replicas("run/worlds.cpp", "  adopt_peaks(predicted, report);\n", "",
+            "*Worlds.AllClaimsHoldOnOneDevice*")
+claims("run/training.cpp",
+       "RankContext::current().device.note_held(MemoryKind::kActivation);", "",
+       "Report.Held*")

@@ -75,8 +75,6 @@ engine = chapter("15_engine", "engine")
 SKIPS = "EngineStrategies.F16OverflowsWhereARankDoes"
 engine("strategies.cpp", "one.averages_replicas = true", "void()", SKIPS)
 zero = chapter("03_zero_fsdp/zero", "engine")
-zero("zero_memory.cpp", "if (!has_updates && !is_resumed) in_publishing = 0;",
-     "", SKIPS)
 zero("zero_memory.cpp", "has_updates || (trains && is_resumed)", "trains",
      SKIPS)
 hybrid = chapter("14_hybrid_3d", "hybrid")

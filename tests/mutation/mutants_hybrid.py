@@ -116,3 +116,20 @@ hybrid("zero_trainer.cpp",
        "static_cast<double>(zero->num_skipped_steps()) *\n"
        "                  zero->predicted_load_bytes()",
        "0.0", "HybridPrecision.AnOverflow*")
+
+# --- 14: the time of a step ------------------------------------------------------------
+
+TIME = "HybridTextbook.*"
+hybrid("step_time.cpp", "{q, q + std::max(q, a), q + a, q}",
+       "{q, q + q + a, q + a, q}", TIME)
+hybrid("step_time.cpp", "z.options->steps > 1 ? each.gather : 0", "0", TIME)
+hybrid("step_time.cpp", "std::max(5 * other, sums) + sums",
+       "std::max(5 * other, sums)", TIME)
+hybrid("step_time.cpp", "if (bucket.is_partial) {", "if (false) {", TIME)
+hybrid("step_time.cpp", "replay.flushed[rank] +",
+       "replay.spans[rank].back().end +", TIME)
+hybrid("step_time.cpp", "z.element == 2 ? expert", "false ? expert", TIME)
+hybrid("step_time.cpp", "2 * textbook::all_gather(how.ep,",
+       "1 * textbook::all_gather(how.ep,", TIME)
+hybrid("bill.cpp", "sums += 4 * static_cast<double>(bucket.own.numel());", "",
+       "HybridPrecision.SumsInF32Hold*")

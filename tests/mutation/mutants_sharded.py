@@ -46,6 +46,12 @@ flat("recompute.cpp", "const Replay replay(*rng, streams);", "",
 flat("grouped_attention.cpp", "if (rank % together == 0) parts.emplace_back();",
      "if (rank < together) parts.emplace_back();", "*Grouped*")
 
+flat("bill.cpp", "kept_by_block(padded, kept) / sizes.t +",
+     "kept_by_block(padded, kept) +", "*DistributedInputs*")
+flat("bill.cpp", "std::max(c, a);", "c + a;", "TensorParallelBill.*")
+flat("bill.cpp", "if (sizes.recompute) backward += forward;", "",
+     "TensorParallelBill.*")
+
 # --- 08 -----------------------------------------------------------------------
 
 square = chapter("08_tensor_parallel_2d", "tensor_parallel_2d")
@@ -69,8 +75,12 @@ square("products.cpp", "/*from_zero=*/t == 0,", "/*from_zero=*/true,",
        "*Summa*")
 square("grid.cpp", "view.offset.front() = grid.row_part() * local.front();",
        "view.offset.front() = grid.j() * local.front();", "*SummaGpt*")
-square("trainer.cpp", "const double again = s.recompute ? block - x : 0;",
-       "const double again = 0;", "SummaBill.*")
+square("bill.cpp", "const double vector = s.q > 1 ? w * e : 0;",
+       "const double vector = w * e;", "SummaBill.*")
+square("bill.cpp", "return arrives + (q - 1) * std::max(arrives, g) + g;",
+       "return q * (arrives + g);", "SummaBill.*")
+square("bill.cpp", "const double forwards = recompute ? 2 : 1;",
+       "const double forwards = 1;", "SummaBill.*")
 
 # --- 09 -----------------------------------------------------------------------
 
@@ -110,7 +120,11 @@ cube("layers.cpp",
      "view.offset.front() = 0;", "*Cube*")
 cube("layers.cpp", "InFlight::scatter(dw, *roles.weight).wait();",
      "InFlight::scatter(dw, *roles.output).wait();", "*Cube*")
-cube("trainer.cpp", "s.has_dropout ? 2 : 1", "1", "CubeBill.*")
+cube("bill.cpp", "(keeps ? gathered : 0);", "gathered;", "CubeBill.*")
+cube("bill.cpp", "return dx + std::max(g, x) + w;", "return dx + g + x + w;",
+     "CubeBill.*")
+cube("bill.cpp", "keep_gathered ? y + g : std::max(std::max(y, w) + g, x);",
+     "y + g;", "CubeBill.*")
 
 # --- 11 -----------------------------------------------------------------------
 
@@ -137,15 +151,13 @@ dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
 dtensor("trainer.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
         "{0, 0, 0, 0},", "*DTensorTrainer*")
 
-# Moments of backward that are the peak of some models
-PEAKS = "DTensorTrainerPeaks.*"
-dtensor("bill.cpp", "tail + z.table.both();", "tail;", PEAKS)
-dtensor("bill.cpp", "last + z.matrix.both();", "last;", PEAKS)
-dtensor("bill.cpp", "std::max(z.used_positions, z.positions.sum);",
-        "z.used_positions;", PEAKS)
-dtensor("bill.cpp", "first - z.x + z.table.both();", "first;", PEAKS)
-dtensor("bill.cpp", "std::max(z.used_positions + z.positions.term, head)", "head",
-        PEAKS)
+# FSDP gathers parts of equal lengths; the table's second use
+dtensor("bill.cpp", "elements(all, padded) +", "elements(all, own) +",
+        "*DTensorTrainer*")
+dtensor("bill.cpp", "(d_ > 1 ? 3 : 1) * sizes.stat;", "3 * sizes.stat;",
+        "*DTensorTrainer*")
+dtensor("bill.cpp", "double uses = used(times.vocabulary, times.h);",
+        "double uses = 0;", "*DTensorTrainer*")
 
 # --- 12 -----------------------------------------------------------------------
 
@@ -173,8 +185,13 @@ sequence("megatron.cpp",
 sequence("megatron.cpp",
          'name.ends_with("c_proj.bias") || name.ends_with("wpe.weight");',
          'name.ends_with("c_proj.bias");', "*Megatron*")
-sequence("bill.cpp", "{at_loss, at_head, at_gelu, at_rows,",
-         "{at_loss, at_gelu, at_rows,", "SequenceBill.*")
+# Dropout keeps rows of scores before and after it
+sequence("bill.cpp", "const double copies = own.dropout > 0 ? 2 : 1;",
+         "const double copies = 1;", "*SequenceTrainer*")
+sequence("bill.cpp", "std::max(5 * other, hop_of_sums) + hop_of_sums;",
+         "std::max(5 * other, hop_of_sums);", "TextbookSequence.*")
+sequence("bill.cpp", "return x + g + 2 * std::max(x, g);",
+         "return 2 * x + 3 * g;", "TextbookSequence.*")
 
 # --- 13 -----------------------------------------------------------------------
 
@@ -213,3 +230,10 @@ moe("gate.cpp",
 # Rows stay in the order of the ranks that they come from
 moe("dispatch.cpp", "permute(reshape(arrived, {p, local, c, m}), {1, 0, 2, 3})",
     "arrived", "*MoeLayerOnRanks*")
+# The bill: hidden units beside the experts; gradients that leave early
+moe("activations.cpp", "double beside = has_mlp_beside(moe) ? 8 * h / z.t : 0;",
+    "double beside = 0;", "MoeBill.*")
+moe("bill.cpp", "const double left = experts - rest();",
+    "const double left = experts;", "MoeBill.*")
+moe("bill.cpp", "2 * exchange() + 2 * expert() + gather()",
+    "exchange() + 2 * expert() + gather()", "MoeBill.*")

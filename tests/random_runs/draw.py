@@ -171,11 +171,11 @@ class Draw:
         self.maybe(0.25, "--clip", 0.1, 1, 100)
         self.maybe(0.1, "--lr-schedule", "linear", "cosine")
         self.maybe(0.1, "--warmup", 1, 3)
-        clusters = ["dgx-h100"]
+        clusters = ["dgx-h100", "textbook"]  # with closed forms of a step
         clusters.append("selene" if self.backend == "sim" else "none")
         if self.world_size <= 2 or self.sometimes(0.1):
             clusters.append("kaggle-t4x2")
-        self.maybe(0.3, "--cluster", *clusters)
+        self.maybe(0.6, "--cluster", *clusters)
         self.flag(0.2, "--deterministic")
         self.flag(0.1, "--fold")
         self.maybe(0.03, "--device-memory", "64KiB", "1MiB", "1GiB")

@@ -74,8 +74,6 @@ class Config:
         self.maybe(0.1, self.keys, "gradient_predivide_factor", 1.0, 2.0)
         self.maybe(0.2, self.book, "recompute", "never", "attention",
                    "blocks")
-        if self.book.get("recompute") == "attention":
-            self.draw.judged_as = "14"  # which computes attention again
 
     def draw_buckets(self):
         self.maybe(0.3, self.zero, "reduce_bucket_size", 100, 5e4, 500000000)
@@ -121,7 +119,6 @@ class Config:
 
     def draw_hybrid(self):
         draw = self.draw
-        draw.judged_as = "14"
         for axis, keys in (("tensor_parallel", {}), ("context_parallel", {}),
                            ("pipeline", {})):
             degree = draw.one_of(*self.divisors(self.dp))

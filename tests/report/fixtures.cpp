@@ -269,11 +269,13 @@ Json bill(const RankTimeline& rank) {
   }
   Json kinds;
   for (std::size_t k = 0; k < peak.size(); ++k) {
-    kinds[memory_kind_name(static_cast<MemoryKind>(k))] =
-        pair(static_cast<double>(peak[k]));
+    kinds[memory_kind_name(static_cast<MemoryKind>(k))] = {
+        {"simulated", peak[k]}, {"counted", peak[k]}};
   }
   return kinds;
 }
+
+Json held() { return {{"parameter", pair(4096)}, {"activation", pair(1024)}}; }
 
 Json run_json(const char* chapter, const char* backend, int world_size) {
   return {
@@ -311,7 +313,7 @@ Json virtual_json(const std::vector<RankTimeline>& ranks) {
   }
   return {{"cluster", "dgx-a100"},
           {"trust", "interpolated"},
-          {"step_s", {{"predicted", end_s}, {"counted", end_s}}},
+          {"step_s", {{"closed_form", end_s}, {"counted", end_s}}},
           {"idle_share", 1 - busy_s / end_s},
           {"exposed_comm_s", 0.8 * (end_s - busy_s)},
           {"links",
@@ -323,6 +325,7 @@ Json virtual_json(const std::vector<RankTimeline>& ranks) {
 Json with_ranks(Json run, const std::vector<RankTimeline>& ranks) {
   for (const RankTimeline& rank : ranks) {
     run["bytes"].push_back(pair(sent_by(rank)));
+    run["held_memory"].push_back(held());
     run["peak_memory"].push_back(bill(rank));
   }
   run["virtual"] = virtual_json(ranks);
@@ -334,7 +337,7 @@ Json failed_run() {
   run["bytes"] = {pair(64), {{"predicted", 64}, {"counted", 96}}};
   run["claims"]["bytes"] = "failed";
   run["virtual"] = {{"cluster", "<i>this</i>"},
-                    {"step_s", {{"predicted", 1e-3}, {"counted", 1.1e-3}}},
+                    {"step_s", {{"closed_form", 1e-3}, {"counted", 1.1e-3}}},
                     {"idle_share", 0.25},
                     {"exposed_comm_s", 0}};
   return run;
@@ -347,6 +350,7 @@ std::vector<std::string> fixture_runs() {
   one["parity"]["max_rel"] = 0;
   one["bytes"] = {pair(0)};
   const std::vector<RankTimeline> ddp = ddp_ranks();
+  one["held_memory"] = {held()};
   one["peak_memory"] = {bill(ddp.front())};
   Json again = run_json("05_gpipe", "sim", 4);
   again["options"]["variant"] = "gpipe-again";

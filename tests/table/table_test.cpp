@@ -20,9 +20,11 @@ struct Sample {
   std::string max_rel = "3.14e-07";
   std::string bytes = R"([{"predicted": 3355440, "counted": 3355440},
                           {"predicted": 3355440, "counted": 3355440}])";
-  std::string memory = R"([
+  std::string held = R"([
       {"parameter": {"predicted": 1048576, "counted": 1048576},
        "gradient": {"predicted": 524288, "counted": 524288}}])";
+  std::string peak = R"([{"parameter": {"simulated": 1, "counted": 2097152},
+                          "gradient": {"counted": 1048576}}])";
   std::string claims = R"({"numbers": "passed", "bytes": "passed",
                            "memory": "passed", "time": "not measured"})";
   std::string wall = R"({"step_s": 0.0412})";
@@ -35,9 +37,9 @@ struct Sample {
            R"(, "options": {"world_size": )" + world_size +
            R"(, "backend": ")" + backend + R"("}, "loss": )" + loss +
            R"(, "parity": {"max_abs": 1e-8, "tolerance": 1e-5, "max_rel": )" +
-           max_rel + R"(}, "bytes": )" + bytes + R"(, "peak_memory": )" +
-           memory + R"(, "claims": )" + claims + R"(, "virtual": )" +
-           virtual_run + R"(, "wall": )" + wall + "}";
+           max_rel + R"(}, "bytes": )" + bytes + R"(, "held_memory": )" + held +
+           R"(, "peak_memory": )" + peak + R"(, "claims": )" + claims +
+           R"(, "virtual": )" + virtual_run + R"(, "wall": )" + wall + "}";
   }
 };
 
@@ -54,7 +56,7 @@ TEST(Table, ARowShowsEveryMeasuredValue) {
   const ProgramRun run = read_run(Sample{}.json(), "run.json");
   const std::string text = format_table({run}, Charset::kUtf8);
   EXPECT_NE(text.find("02_ddp  threads ×2  5.55 → 2.91  ✓ 3.1e-07  "
-                      "✓ 3.2 MiB  ✓ 1.5 MiB    (41.2 ms)\n"),
+                      "✓ 3.2 MiB  ✓ 1.5 MiB  (41.2 ms)\n"),
             std::string::npos)
       << text;
   EXPECT_NE(text.find("All 3 claims hold.\n"), std::string::npos) << text;
@@ -66,11 +68,11 @@ TEST(Table, WhatWasNotPredictedGetsNoTick) {
   const ProgramRun run = read_run(
       Sample{.bytes = R"([{"predicted": null, "counted": 3355440},
                           {"predicted": 3355440, "counted": 3355440}])",
-             .memory = R"([{"gradient": {"predicted": null,
-                                         "counted": 1572864}}])",
+             .held = R"([{"gradient": {"predicted": null,
+                                       "counted": 1572864}}])",
              .claims = R"({"numbers": "passed", "bytes": "not predicted",
                            "memory": "not predicted",
-                           "time": "not predicted"})"}
+                           "time": "no closed form"})"}
           .json(),
       "run.json");
   const std::string text = format_table({run}, Charset::kAscii);
@@ -115,7 +117,7 @@ TEST(Table, FailedBytesNameRankAndBothCounts) {
 
 TEST(Table, FailedMemoryNamesTheKind) {
   const ProgramRun run = read_run(
-      Sample{.memory = R"([{"gradient": {"predicted": 8, "counted": 9}}])",
+      Sample{.held = R"([{"gradient": {"predicted": 8, "counted": 9}}])",
              .claims = R"({"memory": "failed"})"}
           .json(),
       "run.json");
@@ -133,19 +135,21 @@ TEST(Table, FailedNumbersNameTheTolerance) {
 
 TEST(Table, AStatedTotalReplacesTheSumOfKinds) {
   const ProgramRun run =
-      read_run(Sample{.memory = R"([{"gradient": {"predicted": 8, "counted": 8},
+      read_run(Sample{.peak = R"([{"gradient": {"simulated": 8, "counted": 8},
                             "activation": {"counted": 8},
                             "total": {"counted": 12}}])"}
                    .json(),
                "run.json");
-  EXPECT_EQ(run.memory.value, "12 B");
+  EXPECT_EQ(run.peak_bytes, 12);
 }
 
-std::string with_step(const std::string& predicted,
+std::string with_step(const std::string& closed_form,
                       const std::string& counted) {
   return Sample{.virtual_run = R"({"cluster": "dgx-a100", "idle_share": 0.25,
-                    "step_s": {"predicted": )" +
-                               predicted + R"(, "counted": )" + counted + "}}"}
+                    "step_s": {"closed_form": )" +
+                               closed_form + R"(, "simulated": 0.0013,
+                               "counted": )" +
+                               counted + "}}"}
       .json();
 }
 
@@ -161,11 +165,13 @@ TEST(TableTime, ADifferenceOfABillionthIsAFailure) {
       read_run(with_step("0.0013", "0.0013000000027"), "run.json");
   EXPECT_EQ(run.time.verdict, Verdict::kFailed);
   EXPECT_EQ(run.time.failure,
-            "a step of 0.0013000000027 s counted, 0.0013 s predicted");
+            "a step of 0.0013000000027 s by the clock, 0.0013 s by the closed "
+            "form");
 }
 
-TEST(TableTime, WithoutAPredictionThereIsNoClaim) {
-  const ProgramRun run = read_run(with_step("null", "0.0013"), "run.json");
+// Nor has a GPU a clock of virtual time.
+TEST(TableTime, WithoutAClosedFormThereIsNoClaim) {
+  const ProgramRun run = read_run(with_step("null", "null"), "run.json");
   EXPECT_EQ(run.time.verdict, Verdict::kNotMeasured);
   EXPECT_EQ(run.time.value, "1.30 ms");
 }
@@ -203,7 +209,7 @@ TEST(Table, NeverWiderThanAHundredColumns) {
       read_run(Sample{.chapter = R"("09_tensor_parallel_2p5d")",
                       .loss = R"({"first": 10.55, "last": 10.91})",
                       .bytes = R"([{"predicted": 1, "counted": 1023000}])",
-                      .virtual_run = R"({"step_s": {"predicted": 0.0412,
+                      .virtual_run = R"({"step_s": {"closed_form": 0.0412,
                                          "counted": 0.0412}})"}
                    .json(),
                "run.json");
@@ -395,7 +401,7 @@ TEST(TableInput, MistakesAreSentences) {
             "run.json: virtual.timeline.world_size is missing");
   EXPECT_EQ(error_of(Sample{.virtual_run = R"({"links": [{}]})"}.json()),
             "run.json: virtual.links: link is missing");
-  EXPECT_EQ(error_of(Sample{.memory = "[[3]]"}.json()),
+  EXPECT_EQ(error_of(Sample{.peak = "[[3]]"}.json()),
             "run.json: peak_memory[0].0 has no counted number of bytes");
 }
 

@@ -356,22 +356,9 @@ std::int64_t FlatParameter::full_bytes() const {
   return is_whole_ ? 0 : bytes(layout_.full_numel(), compute_dtype_);
 }
 
-std::int64_t FlatParameter::staging_bytes() const {
-  return layout_.per_parameter ? full_bytes() : 0;
-}
-
-std::int64_t FlatParameter::grads_bytes() const {
-  return bytes(grad_message_numel(), compute_dtype_);
-}
-
-std::int64_t FlatParameter::message_bytes() const {
-  const bool copies =
-      reduce_dtype_ != compute_dtype_ || (layout_.per_parameter && ranks() > 1);
-  return copies ? bytes(grad_message_numel(), reduce_dtype_) : 0;
-}
-
-std::int64_t FlatParameter::output_bytes() const {
-  return ranks() == 1 ? 0 : bytes(grad_numel_, reduce_dtype_);
+bool FlatParameter::sends_copy() const {
+  return reduce_dtype_ != compute_dtype_ ||
+         (layout_.per_parameter && ranks() > 1);
 }
 
 std::int64_t FlatParameter::shard_grad_bytes() const {

@@ -83,7 +83,6 @@ class FlatParameter {
   /// Starts the sum over ranks of the gradients / `divide_before`, and frees
   /// the full gradients (unless they are the message).
   void start_reduce(double divide_before);
-  bool is_reducing() const { return message_.defined(); }
   /// Adds the arrived sum / `divide_after` to the gradient of `trained`.
   void finish_reduce(double divide_after);
   /// Waits for a sum that is on its way, and forgets it.
@@ -102,18 +101,11 @@ class FlatParameter {
   const UnitGroups& groups() const { return groups_; }
   const HostTraffic& host_traffic() const { return host_traffic_; }
 
-  // Bytes, for the bill: exactly those that start_gather and so on allocate.
+  // Bytes, for the bill.
   std::int64_t shard_bytes() const { return shard_.bytes(); }
   bool is_on_host() const { return options_.offload_params; }
-  std::int64_t full_bytes() const;     ///< 0 where full is the shard
-  std::int64_t staging_bytes() const;  ///< gathered message of v2
-  std::int64_t grads_bytes() const;    ///< the full gradients
-  std::int64_t message_bytes() const;  ///< reduced message, if not the above
-  std::int64_t output_bytes() const;   ///< reduced shard, in reduce_dtype
+  std::int64_t full_bytes() const;  ///< 0 where full is the shard
   std::int64_t shard_grad_bytes() const;
-  /// The reduced shard becomes the gradient without another copy.
-  bool output_is_grad() const;
-  bool sends_copy() const { return message_bytes() > 0; }
   DType reduce_dtype() const { return reduce_dtype_; }
   /// Elements of a gradient message, padding included.
   std::int64_t grad_message_numel() const { return ranks() * grad_numel_; }
@@ -123,6 +115,10 @@ class FlatParameter {
   enum class State { kSharded, kGathering, kFull };
 
   void make_shard(const std::vector<NamedTensor>& parameters);
+  /// The reduced message is a copy of the gradients.
+  bool sends_copy() const;
+  /// The reduced shard becomes the gradient without another copy.
+  bool output_is_grad() const;
   void make_trained(bool per_parameter);
   Tensor gathered_message();
   Tensor own_part(const Tensor& message, std::int64_t numel) const;

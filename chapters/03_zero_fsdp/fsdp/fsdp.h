@@ -167,8 +167,6 @@ class FullyShardedDataParallel {
   /// Whether units()[0] is the root's, which has none when all parameters lie
   /// in other units.
   bool root_has_parameters() const { return units_[0]->flat != nullptr; }
-  /// Path of the first parameter that the model defines.
-  const std::string& first_parameter() const { return first_parameter_; }
   /// Frees what is gathered, for instance before shards are overwritten.
   void reshard_all();
   HostTraffic host_traffic() const;
@@ -223,7 +221,6 @@ class FullyShardedDataParallel {
   std::shared_ptr<ProcessGroup> shard_group_, replica_group_;
   UnitGroups groups_;
   std::vector<std::unique_ptr<Unit>> units_;  // the root is first
-  std::string first_parameter_;
   double divide_before_ = 1, divide_after_ = 1;
 
   bool is_syncing_ = true;

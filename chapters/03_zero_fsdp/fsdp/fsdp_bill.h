@@ -1,14 +1,12 @@
 #pragma once
 
-// The bytes that FSDP sends and holds, by a walk through a step that does not
-// run.
+// The bytes that FSDP sends and holds, as formulas.
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
 #include "chapters/common/run/report.h"
+#include "chapters/common/run/textbook.h"
 
 namespace shardbook::fsdp {
 
@@ -17,8 +15,6 @@ struct StepPlan {
   std::int64_t steps = 1;
   std::int64_t micro_steps = 1;
   bool no_sync = false;  ///< only the last micro-step reduces
-  /// Paths of modules whose forward runs again in backward.
-  std::vector<std::string> recomputed;
 };
 
 /// Bytes that this rank sends: parameters gathered, gradients reduced, and one
@@ -26,11 +22,14 @@ struct StepPlan {
 double predicted_bytes(const FullyShardedDataParallel& fsdp,
                        const StepPlan& plan);
 
-/// Peaks of parameters, gradients and messages on this rank's device, from
-/// construction on; `beside` bytes of the caller's own message live through
-/// the last backward of a step. Modules run in the order of definition, each
-/// once per forward.
-MemoryBill predicted_memory(const FullyShardedDataParallel& fsdp,
-                            const StepPlan& plan, double beside);
+/// Parameters, gradients and optimizer state that this rank's device holds at an
+/// update: its shards.
+MemoryBill states_bill(const Options& options,
+                       const FullyShardedDataParallel& fsdp);
+
+/// Seconds of a step on the cluster `textbook`, with micro-batches of `model`;
+/// not predicted unless all units are shards of equal layers, or one unit.
+double step_s(const FullyShardedDataParallel& fsdp, const StepPlan& plan,
+              const textbook::ModelTimes& model);
 
 }  // namespace shardbook::fsdp

@@ -154,7 +154,6 @@ void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
   // Shard one after another; the model releases its own tensors
   UnitWalk walk(names);
   walk.module("", module_);
-  if (!walk.placed.empty()) first_parameter_ = walk.placed[0].parameter.name;
   std::map<std::string, Tensor> leaves;
   for (const auto& unit : units_) {
     std::vector<NamedTensor> own;

@@ -89,11 +89,6 @@ ZeroOptimizer::ZeroOptimizer(Module& module, ProcessGroup& group,
       loss_scale_(options.loss_scale) {
   check_options(options);
   check_same_model(module, group);
-  for (const Tensor& parameter : module.parameters()) {
-    if (parameter.device() == RankContext::current().device) {
-      initial_device_bytes_ += parameter.bytes();
-    }
-  }
 }
 
 ZeroOptimizer::~ZeroOptimizer() = default;

@@ -123,8 +123,6 @@ class ZeroOptimizer {
       std::int64_t steps, std::int64_t micro_steps) const = 0;
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
-  /// Bytes of the model on this rank's device when construction began.
-  std::int64_t initial_device_bytes() const { return initial_device_bytes_; }
 
   /// Makes every parameter whole, on every rank, until release_parameters:
   /// for reading, saving, or a forward on one rank alone (DeepSpeed's
@@ -228,7 +226,6 @@ class ZeroOptimizer {
 
   std::string optimizer_name_;
   std::vector<Event> returning_;  ///< copies to the device under way
-  std::int64_t initial_device_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::int64_t num_skipped_ = 0;
   double loss_scale_ = 1;

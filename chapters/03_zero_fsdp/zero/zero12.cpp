@@ -120,14 +120,6 @@ std::vector<GradientBucket> ZeroStage12::buckets(std::size_t group) const {
   return plans;
 }
 
-std::vector<std::string> ZeroStage12::trained_names(std::size_t group) const {
-  std::vector<std::string> names;
-  for (const NamedTensor& entry : groups_[group].parameters) {
-    names.push_back(entry.name);
-  }
-  return names;
-}
-
 // --- The step ----------------------------------------------------------------
 
 void ZeroStage12::finish_gradients() {
@@ -187,64 +179,36 @@ void ZeroStage12::clear_gradients() {
 
 // --- The bill ----------------------------------------------------------------
 
-std::int64_t ZeroStage12::bucket_bytes() const {
-  // The bucket that is filled and, with overlap, the one in flight
-  std::int64_t largest = 0, before = 0;
+std::vector<double> ZeroStage12::bucket_bytes() const {
+  std::vector<double> bytes;
   for (const Bucket& bucket : buckets_) {
-    const DType dtype = flats_[bucket.group].flat.dtype();
-    const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
-    const std::int64_t bytes =
-        bucket.plan.numel *
-        ((bucket.plan.is_large ? 0 : element) + copy_bytes(dtype));
-    largest = std::max(largest, bytes + (options_.overlap_comm ? before : 0));
-    before = bytes;
+    bytes.push_back(static_cast<double>(
+        bucket.plan.numel * wire_bytes(flats_[bucket.group].flat.dtype())));
   }
-  return largest;
+  return bytes;
 }
 
-bool ZeroStage12::has_large_gradients() const {
-  return std::any_of(buckets_.begin(), buckets_.end(),
-                     [](auto& bucket) { return bucket.plan.is_large; });
-}
-
-std::int64_t ZeroStage12::gather_bytes() const {
-  std::int64_t largest = 0;
-  if (!options_.allgather_partitions) return largest;
+double ZeroStage12::flat_bytes() const {
+  double bytes = 0;
   for (const Flat& flat : flats_) {
-    const std::int64_t d = group_.size();
-    const std::int64_t piece = std::clamp<std::int64_t>(
-        options_.allgather_bucket_size / d, 1, flat.layout.shard());
-    if (piece == flat.layout.shard()) continue;
-    largest = std::max(
-        largest,
-        d * piece * static_cast<std::int64_t>(dtype_bytes(flat.flat.dtype())));
+    bytes += static_cast<double>(flat.flat.bytes());
   }
-  return largest;
+  return bytes;
 }
 
 double ZeroStage12::predicted_load_bytes() const {
   const double d = group_.size();
-  double parameters = 0;
-  for (const Flat& flat : flats_) {
-    parameters += static_cast<double>(flat.flat.bytes());
-  }
-  return (d - 1) / d * parameters;
+  return (d - 1) / d * flat_bytes();
 }
 
 double ZeroStage12::predicted_bytes(std::int64_t steps,
                                     std::int64_t micro_steps) const {
   const double d = group_.size();
-  double once = 0, gradients = 0;
+  double once = flat_bytes(), gradients = 0;
   for (const Tensor& buffer : module_.buffers()) {
     once += static_cast<double>(buffer.bytes());
   }
-  for (const Flat& flat : flats_) {
-    once += static_cast<double>(flat.flat.bytes());
-  }
-  for (const Bucket& bucket : buckets_) {
-    gradients += static_cast<double>(
-        bucket.plan.numel * wire_bytes(flats_[bucket.group].flat.dtype()));
-  }
+  for (const double bytes : bucket_bytes()) gradients += bytes;
   const double passes = options_.stage == 1 ? 1 : micro_steps;
   const double units = options_.reduce_scatter ? 1 : 2;
   const double norm = 2 * 8;

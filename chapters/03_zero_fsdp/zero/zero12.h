@@ -42,14 +42,9 @@ class ZeroStage12 : public ZeroOptimizer {
     return flats_[group].layout;
   }
   std::vector<GradientBucket> buckets(std::size_t group) const;
-  /// Names of the group's parameters, in the order of the layout.
-  std::vector<std::string> trained_names(std::size_t group) const;
-  /// Bytes of the largest buckets that exist at one time.
-  std::int64_t bucket_bytes() const;
-  /// Whether some gradient is larger than a bucket.
-  bool has_large_gradients() const;
-  /// Bytes of the buffer that parameters are gathered through.
-  std::int64_t gather_bytes() const;
+  /// Of all groups: gradients on the wire, by bucket; and parameters, padded.
+  std::vector<double> bucket_bytes() const;
+  double flat_bytes() const;
 
  private:
   struct Flat {

@@ -73,9 +73,7 @@ class ZeroStage3 : public ZeroOptimizer {
     std::string name;
     std::int64_t full_elements = 0;  ///< its fetched parameters, padded
     std::int64_t full_bytes = 0;
-    std::int64_t gather_bytes = 0;  ///< buffer of the all-gather, if any
-    std::int64_t reduce_bytes = 0;  ///< bucket of its gradients
-    std::int64_t copy_bytes = 0;    ///< of the bucket, in the wire's dtype
+    std::int64_t reduced_bytes = 0;  ///< its gradients on the wire
   };
   std::vector<UnitSize> unit_sizes() const;
   /// By unit: how often a micro-step behind the first one gathers it; 1 where it
@@ -83,10 +81,6 @@ class ZeroStage3 : public ZeroOptimizer {
   std::vector<int> later_gathers() const;
   /// Bytes of the parameters that stay gathered, padded.
   std::int64_t persistent_bytes() const;
-  /// The most bytes of whole parameters that construction holds at one time.
-  std::int64_t construction_bytes() const;
-  /// Bytes of the buffer that refreshes the persistent ones after a step.
-  std::int64_t refresh_buffer_bytes() const;
 
  private:
   struct Slot {

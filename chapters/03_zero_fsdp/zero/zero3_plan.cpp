@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "chapters/03_zero_fsdp/zero/zero3_walk.h"
+#include "chapters/03_zero_fsdp/zero/zero3_fetches.h"
 
 namespace shardbook::zero {
 namespace {
@@ -80,16 +80,14 @@ std::vector<ZeroStage3::UnitSize> ZeroStage3::unit_sizes() const {
   for (const auto& unit : units_) {
     UnitSize size;
     const std::int64_t element = element_bytes(unit->slots[0].parameter);
-    const auto fetched =
-        std::count_if(unit->slots.begin(), unit->slots.end(),
-                      [](const Slot& slot) { return !slot.is_persistent; });
     size.name = unit->name;
     size.full_elements = unit->numel;
     size.full_bytes = unit->numel * element;
-    size.gather_bytes = fetched > 1 ? unit->numel * element : 0;
-    const std::int64_t bucket = unit->bucket_slice * group_.size();
-    size.reduce_bytes = bucket * element;
-    size.copy_bytes = bucket * copy_bytes(unit->slots[0].parameter.dtype());
+    for (const Slot& slot : unit->slots) {
+      if (!slot.is_trained) continue;
+      size.reduced_bytes +=
+          slot.slice * group_.size() * wire_bytes(slot.parameter.dtype());
+    }
     sizes.push_back(size);
   }
   return sizes;
@@ -106,50 +104,9 @@ std::int64_t ZeroStage3::persistent_bytes() const {
   return bytes;
 }
 
-std::int64_t ZeroStage3::construction_bytes() const {
-  // One after another they are whole, cut, and released unless they stay
-  std::int64_t kept = 0, peak = 0;
-  for (const auto& unit : units_) {
-    for (const Slot& slot : unit->slots) {
-      const std::int64_t bytes =
-          slot.slice * group_.size() * element_bytes(slot.parameter);
-      peak = std::max(peak, kept + bytes);
-      if (slot.is_persistent) kept += bytes;
-    }
-  }
-  return peak;
-}
-
-std::int64_t ZeroStage3::refresh_buffer_bytes() const {
-  std::int64_t largest = 0;
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    std::int64_t bytes = 0;
-    int count = 0;
-    for (const auto& unit : units_) {
-      for (const Slot& slot : unit->slots) {
-        if (slot.group != i || !slot.is_persistent || !slot.is_trained) {
-          continue;
-        }
-        bytes += slot.slice * group_.size() * element_bytes(slot.parameter);
-        count += 1;
-      }
-    }
-    if (count > 1) largest = std::max(largest, bytes);
-  }
-  return largest;
-}
-
 double ZeroStage3::predicted_load_bytes() const {
   const double d = group_.size();
-  double persistent = 0;
-  for (const auto& unit : units_) {
-    for (const Slot& slot : unit->slots) {
-      if (!slot.is_persistent) continue;
-      persistent += static_cast<double>(slot.slice * group_.size() *
-                                        element_bytes(slot.parameter));
-    }
-  }
-  return (d - 1) / d * persistent;
+  return (d - 1) / d * static_cast<double>(persistent_bytes());
 }
 
 double ZeroStage3::predicted_bytes(std::int64_t steps,
@@ -191,8 +148,8 @@ double ZeroStage3::predicted_bytes(std::int64_t steps,
 }
 
 std::vector<int> ZeroStage3::later_gathers() const {
-  FetchWalk walk(*this, /*knows_order=*/true);
-  walk.micro_step(/*root_has_head=*/true);
+  FetchWalk walk(*this);
+  walk.micro_step();
   return walk.gathers();
 }
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "chapters/03_zero_fsdp/zero/zero12.h"
-#include "chapters/03_zero_fsdp/zero/zero3_walk.h"
+#include "chapters/03_zero_fsdp/zero/zero3.h"
 #include "core/check.h"
 
 namespace shardbook::zero {
@@ -67,101 +66,18 @@ DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup) {
           host};
 }
 
-// --- This program's peaks ----------------------------------------------------
-
-namespace {
-
-struct Sizes {
-  double h, vocab, positions;
-  bool is_gpt;
-};
-
-// The most gradients that exist at one time when each is dropped as it comes,
-// in elements. A linear layer makes those of weight and bias together. The
-// tied table's gradient from the head lives until the embedding's joins it.
-double passing_gradients(const Sizes& s) {
-  const double widest = 4 * s.h * s.h + 4 * s.h;  // c_fc, or fc1
-  if (!s.is_gpt) return std::max({widest, (s.h + 1) * s.vocab});
-  const double table = s.vocab * s.h;
-  return table + std::max({widest, table, s.positions * s.h});
-}
-
-/// The most gradients that exist at one time in a backward of stage 2 in which
-/// some are larger than a bucket: those stay until their reduction is done.
-class LargeGradients {
- public:
-  explicit LargeGradients(const ZeroStage12& zero)
-      : names_(zero.trained_names(0)),
-        numels_(zero.layout(0).numels),
-        buckets_(zero.buckets(0)),
-        overlaps_(zero.options().overlap_comm),
-        has_arrived_(names_.size()) {}
-
-  /// In elements. Gradients come in the reverse order of definition, those of
-  /// one module together. With `is_tied` the head's part of the first
-  /// parameter's gradient comes before all and waits for the embedding's part.
-  std::int64_t peak(bool is_tied) {
-    if (is_tied) level_.add(numels_[0]);
-    for (std::size_t end = names_.size(); end > 0;) {
-      std::size_t begin = end - 1;
-      while (begin > 0 && module_of(begin - 1) == module_of(end - 1)) --begin;
-      for (std::size_t i = begin; i < end; ++i) level_.add(numels_[i]);
-      if (is_tied && begin == 0) level_.add(-numels_[0]);  // the two are added
-      for (std::size_t i = begin; i < end; ++i) has_arrived_[i] = true;
-      drain();
-      end = begin;
-    }
-    return level_.peak();
-  }
-
- private:
-  std::string module_of(std::size_t i) const {
-    return names_[i].substr(0, names_[i].rfind('.'));
-  }
-
-  void drain() {
-    for (; next_ < buckets_.size(); ++next_) {
-      bool is_full = true;
-      for (const int parameter : buckets_[next_].parameters) {
-        const auto i = static_cast<std::size_t>(parameter);
-        is_full = is_full && has_arrived_[i];
-        if (!has_arrived_[i] || numels_[i] == 0) continue;
-        // Copied and dropped, or its own message
-        if (!buckets_[next_].is_large) level_.add(-numels_[i]);
-        numels_[i] = 0;
-      }
-      if (!is_full) return;
-      level_.add(-flying_);
-      flying_ = buckets_[next_].is_large ? buckets_[next_].numel : 0;
-      if (overlaps_) continue;
-      level_.add(-flying_);
-      flying_ = 0;
-    }
-  }
-
-  const std::vector<std::string> names_;
-  std::vector<std::int64_t> numels_;
-  const std::vector<GradientBucket> buckets_;
-  const bool overlaps_;
-  std::vector<bool> has_arrived_;
-  std::size_t next_ = 0;
-  std::int64_t flying_ = 0;
-  Level level_;
-};
-
-}  // namespace
+// --- What this program holds -------------------------------------------------
 
 MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
                      const ModelConfig& config, std::int64_t rows,
-                     std::int64_t micro_steps, bool recompute,
-                     double sent_beside) {
+                     bool recompute) {
   const int stage = zero.options().stage;
   const bool is_offloaded = zero.options().offload_optimizer;
   const StateBytes bytes =
       state_bytes(options.dtype, options.optimizer, options.optimizer_options);
   const auto shard = static_cast<double>(zero.shard_numel());
-  MemoryBill bill = single_device_bill(options, config, rows, recompute,
-                                       /*accumulates=*/stage == 1);
+  const double whole = shard * zero.group().size();
+  MemoryBill bill = single_device_bill(options, config, rows, recompute);
   const bool trains = options.steps > 0;
   const bool has_updates = options.steps > zero.num_skipped_steps();
   const bool is_resumed = options.first_step > 0;
@@ -172,49 +88,19 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
   bill[MemoryKind::kOptimizerState] =
       is_offloaded ? 0 : shard * (has_state ? bytes.optimizer : masters);
-  const Sizes sizes{static_cast<double>(config.n_embd),
-                    static_cast<double>(config.vocab_size),
-                    static_cast<double>(config.n_positions),
-                    config.type == "gpt2"};
-  // Stage 1 keeps all gradients; later stages see each of them pass
-  double passing = trains ? passing_gradients(sizes) : 0;
-  double in_step = 8;  // the norm
-  double in_forward = 0;
-  double in_publishing = 0;  // new parameters, or loaded ones
-  double parameters = 0;
-  if (const auto* flat = dynamic_cast<const ZeroStage12*>(&zero)) {
-    parameters = shard * zero.group().size() * bytes.parameter;
-    in_publishing = static_cast<double>(flat->gather_bytes());
-    in_step = std::max(in_step, static_cast<double>(flat->bucket_bytes()));
-    if (flat->has_large_gradients() && trains) {
-      passing = static_cast<double>(LargeGradients(*flat).peak(sizes.is_gpt));
-    }
-  } else if (const auto* sliced = dynamic_cast<const ZeroStage3*>(&zero)) {
-    // The first micro-step records, the others gather ahead and keep
-    FetchWalk first(*sliced, false), later(*sliced, true);
-    if (trains) first.micro_step(sizes.is_gpt);
-    if (options.steps * micro_steps > 1) later.micro_step(sizes.is_gpt);
-    parameters =
+  if (const auto* sliced = dynamic_cast<const ZeroStage3*>(&zero)) {
+    // Small parameters stay gathered
+    bill[MemoryKind::kParameter] =
         (zero.options().offload_parameters ? 0 : shard * bytes.parameter) +
-        static_cast<double>(
-            std::max(sliced->construction_bytes(),
-                     sliced->persistent_bytes() +
-                         std::max(first.parameters(), later.parameters())));
-    // What is gathered ahead in the forward comes before the caller's loss
-    in_forward = static_cast<double>(later.forward_communication());
-    in_publishing = static_cast<double>(sliced->refresh_buffer_bytes());
-    in_step = std::max({in_step, static_cast<double>(first.communication()),
-                        static_cast<double>(later.communication())});
+        static_cast<double>(sliced->persistent_bytes());
+  } else {
+    bill[MemoryKind::kParameter] = whole * bytes.parameter;
   }
-  if (!has_updates && !is_resumed) in_publishing = 0;
-  bill[MemoryKind::kParameter] =
-      std::max(parameters, static_cast<double>(zero.initial_device_bytes()));
-  bill[MemoryKind::kGradient] =
-      bytes.gradient * (stage == 1 ? shard * zero.group().size()
-                                   : (is_offloaded ? 0 : shard) + passing);
-  const double most_in_step =
-      std::max(sent_beside + std::max(in_step, in_publishing), in_forward);
-  bill[MemoryKind::kCommunication] = trains ? most_in_step : in_publishing;
+  // Stage 1 keeps all gradients, later stages a shard
+  bill[MemoryKind::kGradient] = !has_updates   ? 0
+                                : stage == 1   ? whole * bytes.gradient
+                                : is_offloaded ? 0
+                                               : shard * bytes.gradient;
   return bill;
 }
 

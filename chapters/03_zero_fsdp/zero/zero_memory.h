@@ -65,13 +65,10 @@ struct DeepSpeedEstimate {
 /// Stages 2 and 3. microsoft/DeepSpeed, docs/code-docs/source/memory.rst.
 DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup);
 
-/// Peak memory of this rank's device by kind, when it trains `config` with
-/// `rows` samples per micro-step, exact to the byte. Steps that f16 has
-/// left out make no update. `sent_beside` are bytes of messages of the caller's
-/// own that live through the step (its loss).
+/// What this rank's device holds when it trains `config` with `rows` samples per
+/// micro-step. Steps that f16 has left out make no update.
 MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
                      const ModelConfig& config, std::int64_t rows,
-                     std::int64_t micro_steps, bool recompute = false,
-                     double sent_beside = 0);
+                     bool recompute = false);
 
 }  // namespace shardbook::zero

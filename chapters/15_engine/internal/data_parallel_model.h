@@ -37,8 +37,10 @@ class DataParallelModel {
   virtual MemoryBill predicted_memory(const Options& options,
                                       const ModelConfig& config,
                                       std::int64_t rows,
-                                      std::int64_t micro_steps,
                                       std::int64_t updates) const = 0;
+  /// Seconds of a step on the cluster `textbook`.
+  virtual double step_s(const Options& options, const ModelConfig& config,
+                        std::int64_t rows, std::int64_t micro_steps) const = 0;
 };
 
 /// The choice by zero_optimization.stage. Collective.

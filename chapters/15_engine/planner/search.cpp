@@ -216,13 +216,13 @@ void confirm(const Question& question, Prediction& prediction) {
         const TrainingLog log =
             train(as, trainer->optimizer(), world.rank() == 0,
                   [&](std::int64_t step) { return trainer->step(step); });
-        finish_rank(as, world, log, 0, MemoryBill(), out);
+        finish_rank(as, world, log, {}, out);
       },
       hybrid::fold_class(how));
   prediction.confirmed_s = report.time.step_s;
   for (const RankReport& rank : report.ranks) {
     prediction.confirmed_bytes =
-        std::max(prediction.confirmed_bytes, rank.peak_total);
+        std::max(prediction.confirmed_bytes, rank.peak_total.counted);
   }
 }
 

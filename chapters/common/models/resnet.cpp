@@ -207,6 +207,15 @@ std::unique_ptr<LayerList> resnet_layers(const ModelConfig& config) {
   return std::make_unique<ResNetLayers>(config);
 }
 
+std::vector<ResNetBlockSize> resnet_blocks(const ModelConfig& config) {
+  std::vector<ResNetBlockSize> blocks;
+  for (const BlockSpec& spec : block_specs(config)) {
+    blocks.push_back(
+        {spec.in, spec.width, spec.width * widening(config), spec.stride});
+  }
+  return blocks;
+}
+
 ResNetSize resnet_size(const ModelConfig& config) {
   ResNetSize size;
   const auto conv_and_norm = [&](std::int64_t in, std::int64_t out,

@@ -84,6 +84,13 @@ class ResNet : public ModuleOf<ResNet> {
 /// The same layers for pipelines: stem, blocks, head.
 std::unique_ptr<LayerList> resnet_layers(const ModelConfig& config);
 
+/// Channels and stride of a block.
+struct ResNetBlockSize {
+  std::int64_t in = 0, width = 0, out = 0, stride = 1;
+  bool has_downsample() const { return stride != 1 || in != out; }
+};
+std::vector<ResNetBlockSize> resnet_blocks(const ModelConfig& config);
+
 /// Elements of the parameters that are trained, and of the running statistics.
 struct ResNetSize {
   double trained = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "chapters/common/pipeline/check.h"
+#include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/layers.h"
@@ -193,6 +194,7 @@ void Engine::perform(const Action& action) {
   switch (action.kind) {
     case ActionKind::kForward:
       forward(b, stage);
+      note_kept_activations();
       max_live_ = std::max(max_live_, ++live_);
       break;
     case ActionKind::kBackward:

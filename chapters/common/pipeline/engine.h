@@ -32,6 +32,7 @@
 #include "chapters/common/pipeline/mailbox.h"
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/pipeline/recompute.h"
+#include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "chapters/common/pipeline/stage_run.h"
 #include "chapters/common/pipeline/steady.h"
@@ -87,6 +88,12 @@ class WeightVersions {
 /// The ranks of each stage, from the schedule's routes.
 PipelineLayout layout_of(const Schedule& schedule,
                          const std::vector<int>& cuts);
+
+/// Bytes of one layer of the model for a micro-batch of `rows` samples.
+using LayerBytes = std::function<double(int layer, std::int64_t rows)>;
+
+/// Seconds of one layer for a micro-batch of `rows` samples.
+using LayerCosts = std::function<Costs(int layer, std::int64_t rows)>;
 
 struct EngineOptions {
   Recompute recompute = Recompute::kNever;
@@ -145,6 +152,16 @@ class Engine {
   double predicted_bytes();
   /// Bytes that this rank sends again when `stands` returns false.
   double predicted_redo_bytes();
+  /// Bytes of activations that this rank keeps at the end of a forward, the most
+  /// in one run of its list. `kept`: of one layer between F and B or I;
+  /// `deferred`: between I and W; with `keeps_input`, the stage's input is beside
+  /// it.
+  double predicted_kept(const LayerBytes& kept, const LayerBytes& deferred,
+                        bool keeps_input = true);
+  /// When this schedule's actions begin and end on the cluster `textbook`, by
+  /// seconds of layers; see replay.h. `begins`: by rank.
+  Replay predicted_times(const LayerCosts& layers,
+                         const std::vector<double>& begins = {});
   /// The largest number of sets of activations (each from F to B or W) that
   /// this rank has held at once.
   int max_live() const { return max_live_; }
@@ -182,6 +199,8 @@ class Engine {
   LayerInput skip_spec(const std::string& name, int b, int stage);
   void check_skips();
   double sent_bytes(int first, int last);
+  double layers_bytes(int b, int stage, const LayerBytes& bytes);
+  double set_bytes(int b, int stage, const LayerBytes& kept);
   int num_first_forwards(int rank) const;
   void redo_first_forwards();
   void forward(int b, int stage);

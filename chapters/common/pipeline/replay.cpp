@@ -1,6 +1,9 @@
 #include "chapters/common/pipeline/replay.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
 
 #include "chapters/common/pipeline/at.h"
 #include "chapters/common/pipeline/check.h"
@@ -26,10 +29,16 @@ double duration(const Costs& costs, ActionKind kind) {
   return 0;
 }
 
+bool is_forward(const Action& a) { return a.kind == ActionKind::kForward; }
+
 class Player {
  public:
-  Player(const Schedule& schedule, const std::vector<Costs>& costs)
-      : schedule_(schedule), costs_(costs), dependencies_(schedule) {}
+  Player(const Schedule& schedule, const CostsOf& costs,
+         const ReplayOptions& options)
+      : schedule_(schedule),
+        costs_(costs),
+        options_(options),
+        dependencies_(schedule) {}
 
   std::vector<std::vector<Span>> run() {
     const int ranks = schedule_.num_ranks;
@@ -44,9 +53,21 @@ class Player {
     return spans_;
   }
 
+  std::vector<double> flushed() const {
+    std::vector<double> ends;
+    for (const auto& done : spans_) {
+      ends.push_back(done.empty() ? 0 : done.back().end);
+    }
+    for (const auto& [line, free] : line_free_) {
+      double& end = ends[at(line.first)];
+      end = std::max(end, free);
+    }
+    return ends;
+  }
+
  private:
-  const Costs& costs(int rank, int chunk) const {
-    return costs_[at(dependencies_.stage(rank, chunk))];
+  Costs costs(int rank, const Action& a) const {
+    return costs_(dependencies_.stage(rank, a.chunk), a.micro_batch);
   }
 
   /// The time at which all inputs of an action have arrived; false if unknown.
@@ -54,12 +75,36 @@ class Player {
     for (const ActionPlace& each : dependencies_.of(rank, index)) {
       const auto& done = spans_[at(each.rank)];
       if (at(each.index) >= done.size()) return false;
-      const double on_the_way =
-          each.rank == rank ? 0
-                            : costs(each.rank, each.action.chunk).communication;
-      *time = std::max(*time, done[at(each.index)].end + on_the_way);
+      const double end = done[at(each.index)].end;
+      if (each.rank == rank) {
+        *time = std::max(*time, end);
+      } else if (!options_.messages) {
+        *time =
+            std::max(*time, end + costs(each.rank, each.action).communication);
+      }
     }
+    // Skips come from stages before the one that is waited for
+    const Action& a = schedule_.actions[at(rank)][at(index)];
+    const auto message = arrivals_.find(
+        {dependencies_.stage(rank, a.chunk), a.micro_batch, is_forward(a)});
+    if (message != arrivals_.end()) *time = std::max(*time, message->second);
     return true;
+  }
+
+  void send(int rank, const Action& a, double end) {
+    if (!options_.messages || a.kind == ActionKind::kBackwardWeight ||
+        a.kind == ActionKind::kUpdate) {
+      return;
+    }
+    const int stage = dependencies_.stage(rank, a.chunk), b = a.micro_batch;
+    for (const Message& each : options_.messages(stage, b, is_forward(a))) {
+      const int to = schedule_.place(b, each.stage).rank;
+      if (to == rank) continue;
+      double& free = line_free_[{rank, to}];
+      free = std::max(free, end) + each.seconds;
+      double& arrival = arrivals_[{each.stage, b, is_forward(a)}];
+      arrival = std::max(arrival, free);
+    }
   }
 
   bool step(int rank) {
@@ -68,26 +113,39 @@ class Player {
     if (done.size() == list.size()) return false;
     const int first = static_cast<int>(done.size());
     const Action& a = list[at(first)];
-    double begin = done.empty() ? 0 : done.back().end;
-    if (!arrival(rank, first, &begin)) return false;
-    const Costs& own = costs(rank, a.chunk);
+    const Costs own = costs(rank, a);
+    double begin = options_.begins.empty() ? 0 : options_.begins[at(rank)];
+    if (!done.empty()) begin = done.back().end;
     double length = duration(own, a.kind);
+    const bool is_backward =
+        a.kind == ActionKind::kBackward || a.kind == ActionKind::kBackwardInput;
+    if (is_backward && options_.recomputes && options_.recomputes(rank, a)) {
+      (options_.early_recompute ? begin : length) += own.forward;
+    }
+    if (!arrival(rank, first, &begin)) return false;
     if (a.overlaps_next) {
       const Action& b = list[at(first) + 1];
       if (!arrival(rank, first + 1, &begin)) return false;
-      const Costs& other = costs(rank, b.chunk);
+      const Costs other = costs(rank, b);
       const double pair = std::max(own.overlapped_pair, other.overlapped_pair);
       length = pair < 0 ? length + duration(other, b.kind) : pair;
       done.push_back({begin, begin + length});
+      send(rank, b, begin + length);
     }
     done.push_back({begin, begin + length});
+    send(rank, a, begin + length);
     return true;
   }
 
   const Schedule& schedule_;
-  const std::vector<Costs>& costs_;
+  const CostsOf& costs_;
+  const ReplayOptions& options_;
   Dependencies dependencies_;
   std::vector<std::vector<Span>> spans_;
+  /// Where messages follow each other: when the line from rank to rank is free,
+  /// and when what a stage's forward (or backward) reads has arrived.
+  std::map<std::pair<int, int>, double> line_free_;
+  std::map<std::tuple<int, int, bool>, double> arrivals_;
 };
 
 }  // namespace
@@ -112,11 +170,20 @@ Replay replay_of(const Schedule& schedule,
   return result;
 }
 
-Replay replay(const Schedule& schedule, const std::vector<Costs>& costs) {
+Replay replay(const Schedule& schedule, const CostsOf& costs,
+              const ReplayOptions& options) {
   check(schedule);
-  SB_CHECK(costs.size() == at(schedule.num_stages), "schedule '", schedule.name,
-           "': costs of ", costs.size(), " stages; give ", schedule.num_stages);
-  return replay_of(schedule, Player(schedule, costs).run());
+  Player player(schedule, costs, options);
+  Replay result = replay_of(schedule, player.run());
+  result.flushed = player.flushed();
+  return result;
+}
+
+Replay replay(const Schedule& schedule, const std::vector<Costs>& costs) {
+  SB_CHECK(static_cast<int>(costs.size()) == schedule.num_stages, "schedule '",
+           schedule.name, "': costs of ", costs.size(), " stages; give ",
+           schedule.num_stages);
+  return replay(schedule, [&](int stage, int) { return costs[at(stage)]; }, {});
 }
 
 Replay replay(const Schedule& schedule, const Costs& costs) {

@@ -10,6 +10,7 @@
 // ranks with blocking receives and non-blocking sends.
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "chapters/common/pipeline/schedule.h"
@@ -43,6 +44,9 @@ struct Replay {
   // By rank
   std::vector<double> busy;    ///< sum of durations
   std::vector<double> window;  ///< from the first begin to the last end
+  /// When its list has ended and the messages that it sent have arrived, where
+  /// ReplayOptions has messages.
+  std::vector<double> flushed;
 };
 
 /// All stages have the same costs. Throws Error for schedules that `check`
@@ -50,6 +54,31 @@ struct Replay {
 Replay replay(const Schedule& schedule, const Costs& costs = Costs());
 /// Costs by stage. Throws Error when there are not as many as stages.
 Replay replay(const Schedule& schedule, const std::vector<Costs>& costs);
+
+/// Costs of a stage for one micro-batch.
+using CostsOf = std::function<Costs(int stage, int micro_batch)>;
+/// To this stage; it may be one of the sender's rank.
+struct Message {
+  int stage = 0;
+  double seconds = 0;
+};
+struct ReplayOptions {
+  /// The backwards before which the forward runs again; null: none.
+  std::function<bool(int rank, const Action& backward)> recomputes = {};
+  /// It does so before the gradient arrives.
+  bool early_recompute = true;
+  /// What a stage sends when its forward (or backward) has ended. Messages
+  /// between two ranks follow each other. Null: Costs::communication, one beside
+  /// the other.
+  std::function<std::vector<Message>(int stage, int micro_batch,
+                                     bool is_forward)>
+      messages = {};
+  /// By rank: when its list begins; none: at 0.
+  std::vector<double> begins = {};
+};
+Replay replay(const Schedule& schedule, const CostsOf& costs,
+              const ReplayOptions& options);
+
 /// The replay with these spans, by rank and action.
 Replay replay_of(const Schedule& schedule,
                  std::vector<std::vector<Span>> spans);

@@ -18,6 +18,15 @@ int Schedule::stage_at(int rank, int chunk) const {
           rank, "; it has ", num_stages, " stages on ", num_ranks, " ranks");
 }
 
+bool Schedule::splits_backward() const {
+  for (const auto& list : actions) {
+    for (const Action& each : list) {
+      if (each.kind == ActionKind::kBackwardWeight) return true;
+    }
+  }
+  return false;
+}
+
 int Schedule::num_chunks(int rank) const {
   int count = 0;
   for (const Route& route : routes) {

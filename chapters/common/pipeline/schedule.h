@@ -113,6 +113,8 @@ struct Schedule {
   int stage_at(int rank, int chunk) const;
   /// The number of chunks of a rank.
   int num_chunks(int rank) const;
+  /// Whether weights' gradients have actions of their own (I and W).
+  bool splits_backward() const;
 };
 
 /// Iterates over a rank's list, and over its steady state as often as the

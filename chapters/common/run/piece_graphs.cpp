@@ -44,6 +44,7 @@ void PieceGraphs::load(std::int64_t step, const MicroBatch& piece,
   inputs_.rows_view(0, piece.rows).copy_from(batch.inputs);
   targets_.rows_view(0, piece.rows).copy_from(batch.targets);
   if (!start_.defined()) {
+    const MemoryScope kind(MemoryKind::kWorkspace);
     const bool is_wide = options_.dtype == DType::kF64;
     start_ = Tensor::empty(
         {}, {is_wide ? DType::kF64 : DType::kF32, context.device});
@@ -54,6 +55,7 @@ void PieceGraphs::load(std::int64_t step, const MicroBatch& piece,
 Tensor PieceGraphs::compute(std::int64_t rows) const {
   const Tensor loss = cross_entropy(model_(inputs_.rows_view(0, rows)),
                                     targets_.rows_view(0, rows));
+  note_kept_activations();
   autograd::backward({loss}, {start_});
   return loss;
 }

@@ -47,6 +47,14 @@ void keep_results(const Options& options, Strategy& strategy, bool is_main,
   save_results(options, whole, Dataset::open(options, whole.config));
 }
 
+/// A step that was repeated or left out takes another time than the formula's.
+void note_closed_form(const Strategy& strategy, Report& report) {
+  report.time.closed_form_command = strategy.closed_form_command();
+  if (!strategy.has_predictable_time()) {
+    report.time.closed_form_s = kNotPredicted;
+  }
+}
+
 TrainingLog train_to_the_end(const Options& options, Strategy& strategy,
                              bool is_main, ProcessGroup* world) {
   Checkpoints checkpoints(options, strategy, world);
@@ -73,8 +81,8 @@ class RunOnRank : public Run {
     const bool is_main = world_.rank() == 0;
     const TrainingLog log =
         train_to_the_end(options, strategy, is_main, &world_);
-    const Bill bill = strategy.bills().at(0);
-    finish_rank(options, world_, log, bill.bytes, bill.memory, report_);
+    finish_rank(options, world_, log, strategy.bills().at(0), report_);
+    if (is_main) note_closed_form(strategy, report_);
     trace_.write();
     if (options.backend == "sim") return;
     keep_results(options, strategy, is_main, report_, trained_);
@@ -115,14 +123,15 @@ class RunOnDevices : public Run {
     const std::vector<Bill> bills = strategy.bills();
     std::vector<sim::TimeSummary> times;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      report_.ranks.push_back(rank_report(bills[i].bytes,
-                                          copies.sent_bytes(devices_[i]),
-                                          bills[i].memory, devices_[i]));
+      report_.ranks.push_back(
+          rank_report(bills[i], copies.sent_bytes(devices_[i]), devices_[i]));
       if (clock_ == nullptr) continue;
       times.push_back(clock_->devices()[i]->summary());
       report_.timelines.push_back(clock_->devices()[i]->timeline());
     }
     if (clock_ != nullptr) report_.time = virtual_time(*clock_, times);
+    report_.time.closed_form_s = bills[0].step_s;
+    note_closed_form(strategy, report_);
     if (options.backend == "sim") return;
     keep_results(options, strategy, true, report_, trained_);
   }
@@ -189,7 +198,8 @@ Report run_and_compare(const Options& given, const ChapterRun& chapter) {
                 },
                 chapter.fold_class);
   if (report.ranks.empty()) return report;
-  if (!trained.has_predictable_time) report.time.predicted_step_s = -1;
+  if (!trained.has_predictable_time)
+    report.time.simulated_step_s = kNotPredicted;
   compare_with_reference(
       whole, trained.state,
       [&](const Options& as) {

@@ -33,7 +33,7 @@ const char* bytes_verdict(const Report& report) {
 const char* memory_verdict(const Report& report) {
   std::vector<Claim> claims;
   for (const RankReport& rank : report.ranks) {
-    claims.insert(claims.end(), rank.peak.begin(), rank.peak.end());
+    claims.insert(claims.end(), rank.held.begin(), rank.held.end());
   }
   return verdict_of(claims);
 }
@@ -58,14 +58,32 @@ ordered_json claim_json(const Claim& claim) {
           {"counted", bytes_json(claim.counted)}};
 }
 
-ordered_json peak_json(const RankReport& rank) {
-  ordered_json peak;
-  for (int k = 0; k < kNumMemoryKinds; ++k) {
-    peak[memory_kind_name(static_cast<MemoryKind>(k))] =
-        claim_json(rank.peak[static_cast<std::size_t>(k)]);
+ordered_json held_json(const RankReport& rank) {
+  ordered_json held;
+  for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
+    held[memory_kind_name(static_cast<MemoryKind>(k))] =
+        claim_json(rank.held[k]);
   }
-  peak["total"] = {{"counted", bytes_json(rank.peak_total)}};
+  return held;
+}
+
+ordered_json peak_json(const RankReport& rank) {
+  const auto json = [](const Peak& peak) {
+    return ordered_json{{"simulated", bytes_json(peak.simulated)},
+                        {"counted", bytes_json(peak.counted)}};
+  };
+  ordered_json peak;
+  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+    peak[memory_kind_name(static_cast<MemoryKind>(k))] = json(rank.peak[k]);
+  }
+  peak["total"] = json(rank.peak_total);
   return peak;
+}
+
+/// The virtual time of a step: by this run's clock, or (on GPUs, which have
+/// none) by the run on shapes.
+double virtual_step_s(const VirtualTime& time) {
+  return time.step_s > 0 ? time.step_s : time.simulated_step_s;
 }
 
 const char* numbers_verdict(const Parity& parity) {
@@ -93,39 +111,30 @@ ordered_json options_json(const Options& o, const CommandLine& line) {
   return options;
 }
 
-const char* time_verdict(const VirtualTime& time) {
-  if (time.cluster.empty() || time.step_s == 0) return "not measured";
-  if (time.predicted_step_s < 0) return "not predicted";
-  // Times of one run differ from those of another in rounding only.
-  return std::abs(time.predicted_step_s - time.step_s) <= 1e-9 * time.step_s
-             ? "passed"
-             : "failed";
-}
-
 // Where the timeline goes in the text: on one line of its own, however the
 // rest is indented.
 constexpr const char* kTimelinePlace = "@timeline@";
 
-// GPUs have no clock of virtual time: a prediction stands alone.
-bool is_counted(const Report& report) {
-  return report.time.step_s > 0 || report.time.predicted_step_s <= 0;
-}
-
 ordered_json time_json(const Report& report) {
   const VirtualTime& time = report.time;
   if (time.cluster.empty()) return nullptr;
-  ordered_json json = {
-      {"cluster", time.cluster},
-      {"trust", sim::trust_name(time.trust)},
-      {"step_s", {{"predicted", nullptr}, {"counted", nullptr}}},
-      {"idle_share", time.idle_share},
-      {"exposed_comm_s", time.exposed_comm_s},
-      {"bubble_s", time.bubble_s},
-      {"links", ordered_json::array()}};
-  if (time.predicted_step_s >= 0) {
-    json["step_s"]["predicted"] = time.predicted_step_s;
+  ordered_json json = {{"cluster", time.cluster},
+                       {"trust", sim::trust_name(time.trust)},
+                       {"step_s",
+                        {{"closed_form", nullptr},
+                         {"simulated", nullptr},
+                         {"counted", nullptr}}},
+                       {"idle_share", time.idle_share},
+                       {"exposed_comm_s", time.exposed_comm_s},
+                       {"bubble_s", time.bubble_s},
+                       {"links", ordered_json::array()}};
+  if (time.closed_form_s >= 0 && virtual_step_s(time) > 0) {
+    json["step_s"]["closed_form"] = time.closed_form_s;
   }
-  if (is_counted(report)) json["step_s"]["counted"] = time.step_s;
+  if (time.simulated_step_s > 0) {
+    json["step_s"]["simulated"] = time.simulated_step_s;
+  }
+  if (time.step_s > 0) json["step_s"]["counted"] = time.step_s;
   for (const sim::LinkBytes& link : time.links) {
     json["links"].push_back({{"link", link.link}, {"bytes", link.bytes}});
   }
@@ -154,10 +163,12 @@ ordered_json to_json(const Options& options, const CommandLine& line,
   if (!report.not_finite.empty()) json["not_finite"] = report.not_finite;
   json["devices"] = ordered_json::array();
   json["bytes"] = ordered_json::array();
+  json["held_memory"] = ordered_json::array();
   json["peak_memory"] = ordered_json::array();
   for (const RankReport& rank : report.ranks) {
     json["devices"].push_back(rank.device);
     json["bytes"].push_back(claim_json(rank.bytes));
+    json["held_memory"].push_back(held_json(rank));
     json["peak_memory"].push_back(peak_json(rank));
   }
   const Fit fit = fit_of(options, report);
@@ -179,9 +190,8 @@ ordered_json to_json(const Options& options, const CommandLine& line,
   return json;
 }
 
-void print_claim(const std::string& name, const Claim& claim) {
-  if (claim.predicted < 0 && claim.counted == 0) return;
-  if (claim.predicted == 0 && claim.counted == 0) return;
+void print_claim(const char* name, const Claim& claim) {
+  if (claim.predicted <= 0 && claim.counted == 0) return;
   fmt::print("  {:<22}", name);
   if (claim.predicted < 0) {
     fmt::print("{:>14}  {:>14}\n",
@@ -193,17 +203,34 @@ void print_claim(const std::string& name, const Claim& claim) {
              bytes_text(claim.counted), holds(claim) ? "equal" : "DIFFERENT");
 }
 
-std::string time_text(const Options& options, const VirtualTime& time) {
-  const std::string verdict = time_verdict(time);
-  if (verdict == "passed") return ": as predicted";
-  if (verdict == "failed") {
-    return fmt::format("; predicted {}: DIFFERENT",
-                       sim::seconds_text(time.predicted_step_s));
+void print_rank(const std::string& who, const RankReport& rank,
+                bool on_shapes) {
+  fmt::print("{:<24}{:>14}  {:>14}\n", who, "predicted", "counted");
+  print_claim("bytes sent", rank.bytes);
+  for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
+    print_claim(held_name(static_cast<MemoryKind>(k)), rank.held[k]);
   }
-  // In the `sim` world the time is the prediction
-  return verdict == "not predicted" && options.backend != "sim"
-             ? ": not predicted"
-             : "";
+  // Not a claim: it comes from the program itself
+  fmt::print("  {:<22}{:>14}  {:>14}\n", "peak, simulated",
+             on_shapes || rank.peak_total.simulated < 0
+                 ? ""
+                 : bytes_text(rank.peak_total.simulated),
+             bytes_text(rank.peak_total.counted));
+}
+
+/// The claim on time, where virtual time is kept.
+void print_closed_form(const VirtualTime& time) {
+  if (time.closed_form_s < 0) {
+    fmt::print("formula  no closed form here{}\n",
+               time.closed_form_command.empty()
+                   ? ""
+                   : "; one run that has one: " + time.closed_form_command);
+    return;
+  }
+  fmt::print(
+      "formula  {} per step by the page's closed form: {}\n",
+      sim::seconds_text(time.closed_form_s),
+      std::string_view(time_verdict(time)) == "passed" ? "equal" : "DIFFERENT");
 }
 
 /// "324", "80.4".
@@ -248,6 +275,7 @@ void print_text(const Options& o, const Report& report) {
   while (rank < report.ranks.size()) {
     std::size_t end = rank + 1;
     while (end < report.ranks.size() &&
+           held_json(report.ranks[end]) == held_json(report.ranks[rank]) &&
            peak_json(report.ranks[end]) == peak_json(report.ranks[rank]) &&
            claim_json(report.ranks[end].bytes) ==
                claim_json(report.ranks[rank].bytes)) {
@@ -256,27 +284,21 @@ void print_text(const Options& o, const Report& report) {
     const std::string who =
         end - rank == 1 ? fmt::format("rank {}", rank)
                         : fmt::format("ranks {} to {}, each", rank, end - 1);
-    fmt::print("{:<24}{:>14}  {:>14}\n", who, "predicted", "counted");
-    print_claim("bytes sent", report.ranks[rank].bytes);
-    for (int k = 0; k < kNumMemoryKinds; ++k) {
-      const auto kind = static_cast<MemoryKind>(k);
-      print_claim(std::string("peak ") + memory_kind_name(kind),
-                  report.ranks[rank].peak[static_cast<std::size_t>(k)]);
-    }
+    print_rank(who, report.ranks[rank], o.backend == "sim");
     rank = end;
   }
   const VirtualTime& time = report.time;
-  if (!time.cluster.empty() && !is_counted(report)) {
-    fmt::print("virtual  {} per step predicted on {} ({})\n",
-               sim::seconds_text(time.predicted_step_s), time.cluster,
-               sim::trust_name(time.trust));
-  } else if (!time.cluster.empty()) {
-    fmt::print(
-        "virtual  {} per step on {} ({}), idle {:.1f} %, exposed "
-        "communication {}{}\n",
-        sim::seconds_text(time.step_s), time.cluster,
-        sim::trust_name(time.trust), 100 * time.idle_share,
-        sim::seconds_text(time.exposed_comm_s), time_text(o, time));
+  if (!time.cluster.empty() && virtual_step_s(time) > 0) {
+    // GPUs have no clock that says how they idle
+    fmt::print("virtual  {} per step on {} ({}), {}simulated\n",
+               sim::seconds_text(virtual_step_s(time)), time.cluster,
+               sim::trust_name(time.trust),
+               time.step_s == 0
+                   ? ""
+                   : fmt::format("idle {:.1f} %, exposed communication {}, ",
+                                 100 * time.idle_share,
+                                 sim::seconds_text(time.exposed_comm_s)));
+    print_closed_form(time);
     const Fit fit = fit_of(o, report);
     if (!fit.fits()) {
       fmt::print("memory   does not fit: {} of {} GB\n",
@@ -306,72 +328,30 @@ const char* verdict_of(const std::vector<Claim>& claims) {
   return all_predicted ? "passed" : "not predicted";
 }
 
+const char* time_verdict(const VirtualTime& time) {
+  const double step_s = virtual_step_s(time);
+  if (time.cluster.empty() || step_s <= 0) return "not measured";
+  if (time.closed_form_s < 0) return "no closed form";
+  // The formula and the clock add up in different orders.
+  return std::abs(time.closed_form_s - step_s) <= 1e-9 * step_s ? "passed"
+                                                                : "failed";
+}
+
+const char* held_name(MemoryKind kind) {
+  constexpr std::array<const char*, kNumHeldKinds> kNames = {
+      "parameters", "gradients", "optimizer state", "activations kept"};
+  return kNames.at(static_cast<std::size_t>(kind));
+}
+
 Fit fit_of(const Options& options, const Report& report) {
   Fit fit;
   for (const RankReport& rank : report.ranks) {
-    fit.needed_bytes = std::max(fit.needed_bytes, rank.peak_total);
+    fit.needed_bytes = std::max(fit.needed_bytes, rank.peak_total.counted);
   }
   fit.capacity_bytes = options.device_memory_bytes > 0
                            ? static_cast<double>(options.device_memory_bytes)
                            : report.time.capacity_bytes;
   return fit;
-}
-
-RankReport rank_report(double predicted_bytes, double counted_bytes,
-                       const MemoryBill& predicted, const Device& device) {
-  const MemoryStats counted = device.memory();
-  RankReport rank;
-  rank.device = device.name();
-  rank.bytes = {predicted_bytes, counted_bytes};
-  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
-    rank.peak[k] = {predicted.bytes[k],
-                    static_cast<double>(counted.peak_by_kind[k])};
-  }
-  rank.peak_total = static_cast<double>(counted.peak_total);
-  return rank;
-}
-
-std::vector<RankReport> gather_reports(ProcessGroup& world,
-                                       const RankReport& mine) {
-  const auto pair = [](const Claim& claim) {
-    return ordered_json{claim.predicted, claim.counted};
-  };
-  ordered_json json = {{"device", mine.device},
-                       {"bytes", pair(mine.bytes)},
-                       {"peak", ordered_json::array()},
-                       {"peak_total", mine.peak_total},
-                       {"step_s", mine.time.step_s},
-                       {"idle_share", mine.time.idle_share},
-                       {"exposed_comm_s", mine.time.exposed_comm_s},
-                       {"bubble_s", mine.time.bubble_s},
-                       {"links", ordered_json::array()}};
-  for (const Claim& claim : mine.peak) json["peak"].push_back(pair(claim));
-  for (const sim::LinkBytes& link : mine.time.links) {
-    json["links"].push_back({link.link, link.bytes});
-  }
-  std::vector<RankReport> ranks;
-  for (const std::string& text : world.collect(json.dump())) {
-    const ordered_json other = ordered_json::parse(text);
-    RankReport rank;
-    const auto claim = [](const ordered_json& pair) {
-      return Claim{pair[0], pair[1]};
-    };
-    other["device"].get_to(rank.device);
-    rank.bytes = claim(other["bytes"]);
-    for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
-      rank.peak[k] = claim(other["peak"][k]);
-    }
-    other["peak_total"].get_to(rank.peak_total);
-    other["step_s"].get_to(rank.time.step_s);
-    other["idle_share"].get_to(rank.time.idle_share);
-    other["exposed_comm_s"].get_to(rank.time.exposed_comm_s);
-    other["bubble_s"].get_to(rank.time.bubble_s);
-    for (const auto& link : other["links"]) {
-      rank.time.links.push_back({link[0], link[1]});
-    }
-    ranks.push_back(rank);
-  }
-  return ranks;
 }
 
 namespace {

@@ -1,7 +1,11 @@
 #pragma once
 
 // The claims at the end of a run, each predicted by a formula, counted by the
-// program, and compared.
+// program, and compared: the numbers, the bytes on the wire, the memory held, and
+// on the cluster `textbook` the time of a step.
+//
+// Peaks of memory and times on other clusters come from the same program run on
+// shapes. The report prints them as simulated, and makes no claim.
 
 #include <array>
 #include <string>
@@ -21,9 +25,8 @@ namespace shardbook {
 
 /// In place of a prediction: none was made, and the claim is not judged.
 constexpr double kNotPredicted = -1;
-/// In place of a prediction: no claim is made. The scratch memory of kernels
-/// depends on the machine; how long a pipeline's message waits for its receiver
-/// depends on which of them is late.
+/// In place of a prediction: no claim is made, because the value depends on the
+/// data (rows that experts are given).
 constexpr double kNoClaim = -2;
 
 /// A quantity that a formula predicts and the program counts.
@@ -36,14 +39,29 @@ struct Claim {
 /// something was counted that nothing predicted; else "passed".
 const char* verdict_of(const std::vector<Claim>& claims);
 
+/// Kinds of memory that a formula predicts: parameters, gradients and optimizer
+/// state as an update leaves them, before gradients are cleared, and activations
+/// as a forward leaves them for its backward. They are the first of MemoryKind.
+constexpr int kNumHeldKinds = 4;
+
+/// The most bytes at one time.
+struct Peak {
+  double simulated = kNotPredicted;  ///< by the run on shapes
+  double counted = 0;                ///< by this run
+};
+
+/// "parameters", "gradients", "optimizer state", "activations kept".
+const char* held_name(MemoryKind kind);
+
 /// One rank's bill.
 struct RankReport {
-  std::string device;  ///< "cpu:0", "cuda:1", "meta:2"
-  Claim bytes;         ///< on the wire, sent by this rank
-  std::array<Claim, kNumMemoryKinds> peak{};  ///< bytes, by MemoryKind
-  /// The most bytes of all kinds at one time: less than the sum of `peak`,
-  /// whose kinds have their peaks at different times.
-  double peak_total = 0;
+  std::string device;                        ///< "cpu:0", "cuda:1", "meta:2"
+  Claim bytes;                               ///< on the wire, sent by this rank
+  std::array<Claim, kNumHeldKinds> held{};   ///< bytes, by MemoryKind
+  std::array<Peak, kNumMemoryKinds> peak{};  ///< bytes, by MemoryKind
+  /// Of all kinds together: less than the sum of `peak`, whose kinds have their
+  /// peaks at different times.
+  Peak peak_total;
   sim::TimeSummary time;  ///< of its device, where virtual time is kept
 };
 
@@ -51,8 +69,12 @@ struct RankReport {
 struct VirtualTime {
   std::string cluster;  ///< empty: none was kept
   sim::Trust trust = sim::Trust::kInterpolated;
-  double predicted_step_s = kNotPredicted;  ///< by the `sim` world
-  double step_s = 0;  ///< 0: predicted only, for devices that are real
+  double step_s = 0;  ///< by this run's clock; 0: GPUs have none
+  double simulated_step_s = kNotPredicted;  ///< by the run on shapes
+  /// By the page's formula, on the cluster `textbook`; see Bill.
+  double closed_form_s = kNotPredicted;
+  /// A command whose step has a closed form.
+  std::string closed_form_command;
   /// Means over the ranks, see sim::TimeSummary.
   double idle_share = 0;
   double exposed_comm_s = 0;
@@ -61,16 +83,26 @@ struct VirtualTime {
   double capacity_bytes = 0;          ///< of the memory of one of its devices
 };
 
-/// Predicted peaks by kind.
+/// "passed" or "failed" where a step has a closed form; else "no closed form", or
+/// "not measured" without a cluster.
+const char* time_verdict(const VirtualTime& time);
+
+/// Predicted bytes held, by kind.
 struct MemoryBill {
-  MemoryBill() {
-    bytes.fill(kNotPredicted);
-    (*this)[MemoryKind::kWorkspace] = kNoClaim;
-  }
+  MemoryBill() { bytes.fill(kNotPredicted); }
   double& operator[](MemoryKind kind) {
-    return bytes[static_cast<std::size_t>(kind)];
+    return bytes.at(static_cast<std::size_t>(kind));
   }
-  std::array<double, kNumMemoryKinds> bytes;
+  std::array<double, kNumHeldKinds> bytes;
+};
+
+/// The cost of options.steps steps for one device, by the formulas of the page.
+struct Bill {
+  double bytes = 0;   ///< that it sends, construction included
+  MemoryBill memory;  ///< held
+  /// Seconds of a step on the cluster `textbook`; not predicted where the
+  /// conditions of the closed form do not hold.
+  double step_s = kNotPredicted;
 };
 
 struct Report {
@@ -95,26 +127,23 @@ struct Report {
 };
 
 /// This rank's counts, on its device, beside the predictions.
-RankReport rank_report(double predicted_bytes, double counted_bytes,
-                       const MemoryBill& predicted, const Device& device);
+RankReport rank_report(const Bill& predicted, double counted_bytes,
+                       const Device& device);
 /// Every rank's report, on rank 0; empty elsewhere. Collective.
 std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine);
 
 /// Numbers that the optimizer keeps for each parameter.
 double optimizer_states(const Options& options);
-/// Peak bytes of parameters, gradients, optimizer state, activations and input
-/// of one device that trains `config` on these pieces of a batch, one after
-/// another. Workspace is not predicted, nor are a ResNet's activations. See
-/// memory.cpp for the derivation. With `tensor_ranks`, one of as many devices
-/// that share every block of a GPT by tensor parallelism.
+/// Bytes held by one device that trains `config` on these pieces of a batch, one
+/// after another. See kept.cpp for the derivation. With `tensor_ranks`, by one
+/// of as many devices that share every block of a GPT by tensor parallelism.
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               const std::vector<MicroBatch>& pieces,
                               bool recompute = false, int tensor_ranks = 1);
-/// One piece of `rows` samples; with `accumulates`, several of them.
+/// Pieces of `rows` samples.
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
-                              std::int64_t rows, bool recompute = false,
-                              bool accumulates = false);
+                              std::int64_t rows, bool recompute = false);
 
 /// The most bytes that one device needs, and its capacity: --device-memory, or
 /// that of the cluster's devices; 0 where neither is given.

@@ -21,12 +21,6 @@
 
 namespace shardbook {
 
-/// The cost of options.steps steps for one device, by the formulas of the page.
-struct Bill {
-  double bytes = 0;   ///< that it sends, construction included
-  MemoryBill memory;  ///< peaks by kind
-};
-
 class Strategy {
  public:
   virtual ~Strategy() = default;
@@ -40,6 +34,8 @@ class Strategy {
 
   /// One for each device that this rank works on. Read after training.
   virtual std::vector<Bill> bills() = 0;
+  /// A command whose step has a closed form: "ch02_ddp --cluster textbook".
+  virtual std::string closed_form_command() const { return ""; }
   /// False where the run took a time that a run on shapes cannot predict: it
   /// repeated a step, or left one out.
   virtual bool has_predictable_time() const { return true; }

@@ -156,6 +156,10 @@ void note_local_loss(const Tensor& loss) {
   }
 }
 
+void note_kept_activations() {
+  RankContext::current().device.note_held(MemoryKind::kActivation);
+}
+
 TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
                   const std::function<StepResult(std::int64_t)>& step,
                   Checkpoints* checkpoints) {
@@ -313,6 +317,7 @@ double accumulate_gradients(const Options& options, Module& model,
         const Batch batch =
             data.batch(step, options.batch, piece.slice, piece.rows);
         const Tensor loss = loss_of(model(batch.inputs), batch.targets);
+        note_kept_activations();
         const double value = loss.item();
         autograd::backward({loss}, {Tensor::full({}, factor, loss.options())});
         return value;
@@ -361,6 +366,7 @@ Tensor data_parallel_gradients(
     random.next_op = 0;
 
     const Tensor loss = loss_of(forward(batch.inputs), batch.targets);
+    note_kept_activations();
     local_loss += loss.item() / static_cast<double>(g);
     if (i + 1 == g) {
       // The loss travels while backward runs

@@ -52,6 +52,10 @@ struct TrainingLog {
 /// rank whose loss is not finite.
 void note_local_loss(const Tensor& loss);
 
+/// Call it at the end of each forward: the activations in use count as kept for
+/// backward (report.h).
+void note_kept_activations();
+
 /// Runs options.steps steps from options.first_step on: sets the learning rate and
 /// the random state of each, calls `step(k)`, keeps `checkpoints` (null: none), and
 /// (on the main rank) writes --log and shows progress on a terminal. Throws

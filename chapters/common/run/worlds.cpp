@@ -36,19 +36,15 @@ Options on_shapes(const Options& options) {
   return shapes;
 }
 
-// Some peaks have no formula: a ResNet's activations, gradients that pass beside
-// sums in f32, tokens that are cut by context parallelism. The run on shapes
-// predicts them.
-void adopt_open_peaks(const Report& shapes, Report& report) {
+void adopt_peaks(const Report& shapes, Report& report) {
   const std::size_t n = std::min(shapes.ranks.size(), report.ranks.size());
   for (std::size_t rank = 0; rank < n; ++rank) {
-    for (const MemoryKind kind :
-         {MemoryKind::kActivation, MemoryKind::kGradient, MemoryKind::kInput}) {
-      const auto k = static_cast<std::size_t>(kind);
-      Claim& claim = report.ranks[rank].peak[k];
-      if (claim.predicted != kNotPredicted) continue;
-      claim.predicted = shapes.ranks[rank].peak[k].counted;
+    const RankReport& from = shapes.ranks[rank];
+    RankReport& to = report.ranks[rank];
+    for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+      to.peak[k].simulated = from.peak[k].counted;
     }
+    to.peak_total.simulated = from.peak_total.counted;
   }
 }
 
@@ -58,7 +54,7 @@ void check_memory(const Options& options, const Report& shapes) {
   const double has = static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
                      static_cast<double>(sysconf(_SC_PAGESIZE));
   double needs = 0;
-  for (const RankReport& rank : shapes.ranks) needs += rank.peak_total;
+  for (const RankReport& rank : shapes.ranks) needs += rank.peak_total.counted;
   SB_CHECK(needs <= has, "out of memory: the ranks need ",
            fmt::format("{:.1f}", needs / 1e9),
            " GB together, this machine has ", fmt::format("{:.1f}", has / 1e9),
@@ -180,6 +176,10 @@ Report with_prediction(
     }
     begin_run();
     name_not_finite(report);
+    if (options.backend == "sim") {
+      report.time.simulated_step_s = report.time.step_s;
+      adopt_peaks(report, report);
+    }
     return report;
   }
   Report predicted;
@@ -196,9 +196,10 @@ Report with_prediction(
   if (!keeps_virtual_time(options)) {
     report.time.cluster = predicted.time.cluster;
     report.time.trust = predicted.time.trust;
+    report.time.closed_form_s = predicted.time.closed_form_s;
   }
-  report.time.predicted_step_s = predicted.time.step_s;
-  adopt_open_peaks(predicted, report);
+  report.time.simulated_step_s = predicted.time.step_s;
+  adopt_peaks(predicted, report);
   return report;
 }
 
@@ -285,11 +286,9 @@ VirtualTime virtual_time(const sim::VirtualClock& clock,
 }
 
 void finish_rank(const Options& options, ProcessGroup& world,
-                 const TrainingLog& log, double predicted_bytes,
-                 const MemoryBill& predicted_memory, Report& report) {
+                 const TrainingLog& log, const Bill& bill, Report& report) {
   RankReport mine =
-      rank_report(predicted_bytes, world.sent_bytes(), predicted_memory,
-                  RankContext::current().device);
+      rank_report(bill, world.sent_bytes(), RankContext::current().device);
   sim::VirtualClock* clock = sim::VirtualClock::current();
   if (clock != nullptr) mine.time = clock->main().summary();
   const std::vector<RankReport> ranks = gather_reports(world, mine);
@@ -312,6 +311,7 @@ void finish_rank(const Options& options, ProcessGroup& world,
   std::vector<sim::TimeSummary> times;
   for (const RankReport& rank : ranks) times.push_back(rank.time);
   report.time = virtual_time(*clock, times);
+  report.time.closed_form_s = bill.step_s;
 }
 
 void show_timeline(const Options& options, const Report& report) {

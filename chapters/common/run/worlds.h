@@ -6,15 +6,15 @@
 //                                Report& report) {
 //     Trainer trainer(options, how, world);
 //     const TrainingLog log = train(options, ...);
-//     finish_rank(options, world, log, predicted_bytes, bill, report);
+//     finish_rank(options, world, log, bill, report);
 //   };
 //   Report report = run_chapter(options, body);
 //
 // Where virtual time is kept beside real data, the same body runs first in the
-// `sim` world, on shapes alone: that run predicts the time which the real one
-// then counts. The chapter's code cannot tell the two apart. GPUs keep no
-// virtual time beside the real one: there the run on shapes predicts what the
-// wall clock then shows, as well as --cluster describes the machine.
+// `sim` world, on shapes alone: it simulates peaks of memory and the time of a
+// step before the real run begins. The chapter's code cannot tell the two apart.
+// On GPUs the run on shapes predicts wall time, as accurately as --cluster
+// describes the machine.
 
 #include <functional>
 #include <memory>
@@ -57,8 +57,7 @@ Report run_chapter(const Options& options, const ChapterBody& body,
 
 /// For chapters that start no ranks: calls `run` with the options, and where
 /// virtual time is kept beside real data, once before with those of the
-/// prediction (backend "sim", few steps, nothing written). That run also
-/// predicts the peak of activations where the bill leaves it open.
+/// prediction (backend "sim", few steps, nothing written).
 Report with_prediction(
     const Options& options,
     const std::function<void(const Options& options, Report& report)>& run);
@@ -74,10 +73,10 @@ void compare_with_reference(
     const std::function<ReferenceRun(const Options& options)>& train_one,
     Report& report);
 
-/// Gathers the ranks' counts. Collective; `report` is filled on rank 0.
+/// Gathers the ranks' counts. Collective; `report` is filled on rank 0, whose bill
+/// has the time of all.
 void finish_rank(const Options& options, ProcessGroup& world,
-                 const TrainingLog& log, double predicted_bytes,
-                 const MemoryBill& predicted_memory, Report& report);
+                 const TrainingLog& log, const Bill& bill, Report& report);
 
 /// The report's step time, from a clock and its sums for each rank (or device),
 /// without a prediction.

@@ -1,4 +1,4 @@
-// The program's trainer: parity, bytes and peaks, for every way to shard.
+// The program's trainer: parity, bytes and memory held, for every way to shard.
 
 #include <gtest/gtest.h>
 
@@ -46,9 +46,8 @@ std::vector<Trained> train_language(int d, Options options,
         train(options, trainer.optimizer(), false, [&](std::int64_t k) {
           return trainer.step(k);
         }).losses;
-    result.report =
-        rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
-                    trainer.bill(), RankContext::current().device);
+    result.report = rank_report(trainer.bills()[0], wire_bytes(world.records()),
+                                RankContext::current().device);
     for (const NamedTensor& parameter : trainer.full_state()) {
       const Values part = parameter.tensor.to_vector<double>();
       result.parameters.insert(result.parameters.end(), part.begin(),
@@ -115,17 +114,13 @@ class FsdpTrainer : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, FsdpTrainer,
                          testing::ValuesIn(world_sizes()));
 
-void expect_as_predicted(const Trained& rank, const std::string& name,
-                         bool predicts_memory = true) {
+void expect_as_predicted(const Trained& rank, const std::string& name) {
   EXPECT_NEAR(rank.report.bytes.predicted, rank.report.bytes.counted,
               1e-9 * rank.report.bytes.counted)
       << name;
-  if (!predicts_memory) return;
-  for (int k = 0; k < kNumMemoryKinds; ++k) {
-    const Claim& claim = rank.report.peak[static_cast<std::size_t>(k)];
-    if (claim.predicted == kNoClaim) continue;
-    EXPECT_EQ(claim.predicted, claim.counted)
-        << memory_kind_name(static_cast<MemoryKind>(k)) << ", " << name;
+  for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
+    EXPECT_EQ(rank.report.held[k].predicted, rank.report.held[k].counted)
+        << held_name(static_cast<MemoryKind>(k)) << ", " << name;
   }
 }
 

@@ -1,4 +1,4 @@
-// The program's trainer: parity, bytes and peaks of real models.
+// The program's trainer: parity, bytes and memory of real models.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -56,9 +56,8 @@ std::vector<TrainedRank> train_ranks(int p, Options options,
         train(options, trainer.optimizer(), false, [&](std::int64_t k) {
           return trainer.step(k);
         }).losses;
-    result.report =
-        rank_report(trainer.predicted_bytes(), wire_bytes(world.records()),
-                    trainer.bill(), RankContext::current().device);
+    result.report = rank_report(trainer.bills()[0], wire_bytes(world.records()),
+                                RankContext::current().device);
     for (const NamedTensor& each : trainer.full_state()) {
       result.parameters.push_back({each.name, each.tensor.clone()});
     }
@@ -75,14 +74,10 @@ ReferenceRun reference(const Options& options, const TrainerOptions& how) {
 
 void expect_as_predicted(const RankReport& rank, const std::string& what) {
   EXPECT_NEAR(rank.bytes.counted, rank.bytes.predicted, 1e-6) << what;
-  for (int kind = 0; kind < kNumMemoryKinds; ++kind) {
-    const Claim& peak = rank.peak[at(kind)];
-    const auto name = memory_kind_name(static_cast<MemoryKind>(kind));
-    if (peak.predicted == kNoClaim) continue;
-    EXPECT_EQ(peak.counted, peak.predicted) << what << " " << name;
+  for (int kind = 0; kind < kNumHeldKinds; ++kind) {
+    EXPECT_EQ(rank.held[at(kind)].counted, rank.held[at(kind)].predicted)
+        << what << " " << memory_kind_name(static_cast<MemoryKind>(kind));
   }
-  const auto activations = static_cast<int>(MemoryKind::kActivation);
-  EXPECT_GE(rank.peak[at(activations)].predicted, 0);
 }
 
 class GpipeTrainer : public testing::TestWithParam<int> {};
@@ -126,34 +121,6 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
           }
         }
       }
-    }
-  }
-}
-
-// With late recomputation, the recomputed graph exists beside the gradient.
-TEST(GpipeTrainerMemory, IsAsPredictedForLateRecomputation) {
-  for (const int p : sized<int>({2, 6, 8}, {3})) {
-    // A small vocabulary, so that the peak of the embedding's stage is in its
-    // recomputed forward, beside the output's gradient or without it
-    Options options = gpipe_options(
-        R"({"model_type": "gpt2", "vocab_size": 32, "n_positions": 16,)"
-        R"( "n_embd": 16, "n_layer": 6, "n_head": 2})");
-    options.seq = 16;
-    options.batch = 22;  // 6 6 6 4
-    TrainerOptions how;
-    how.micro_batches = 4;
-    how.recompute = "always";
-    std::vector<double> late, early;
-    for (const bool is_early : {false, true}) {
-      how.early_recompute = is_early;
-      for (const TrainedRank& rank : train_ranks(p, options, how)) {
-        expect_as_predicted(rank.report, is_early ? "early" : "late");
-        const auto kind = static_cast<int>(MemoryKind::kActivation);
-        (is_early ? early : late).push_back(rank.report.peak[at(kind)].counted);
-      }
-    }
-    if (p == 8) {
-      EXPECT_GT(late[0], early[0]);
     }
   }
 }

@@ -66,7 +66,7 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
     options.backend = "threads";
     const WorldRun threads = run_trainer(options, each.how);
     expect_claims(threads.report);
-    EXPECT_NEAR(threads.report.time.predicted_step_s,
+    EXPECT_NEAR(threads.report.time.simulated_step_s,
                 threads.report.time.step_s, 1e-9 * threads.report.time.step_s);
     RankContext one(Device::cpu(0), 0, 1);
     one.deterministic = true;

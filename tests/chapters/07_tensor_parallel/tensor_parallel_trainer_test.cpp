@@ -257,79 +257,50 @@ TEST(TensorParallelBill, BytesAreThoseOfThePage) {
   }
 }
 
-// Where the vocabulary is small beside the width, the peak is in a block: at the
-// GELU with few ranks, at c_fc with many, in the forward that is computed again.
-TEST(TensorParallelBill, ThePeakInABlockIsPredicted) {
-  for (const int t : {1, 2, 4, 8, 12}) {
-    for (const bool recompute : {false, true}) {
-      for (const double dropout : {0.0, 0.1}) {
-        Options options = small_gpt(t, DType::kBF16);
-        options.model =
-            R"({"model_type":"gpt2","vocab_size":24,"n_positions":64,)"
-            R"("n_embd":768,"n_layer":2,"n_head":24})";
-        options.backend = "sim";
-        options.cluster = "dgx-a100";
-        options.seq = 64;
-        options.dropout = dropout;
-        TrainerOptions how;
-        how.recompute = recompute;
-        ChapterRun chapter;
-        chapter.rank = [&](const Options& as, ProcessGroup& world,
-                           shardbook::Run& run) {
-          Trainer strategy(as, how, world);
-          run.train(as, strategy);
-        };
-        const Report report = run_and_compare(options, chapter);
-        for (const RankReport& rank : report.ranks) {
-          const Claim& claim =
-              rank.peak[static_cast<std::size_t>(MemoryKind::kActivation)];
-          EXPECT_EQ(claim.predicted, claim.counted)
-              << t << " ranks, recompute " << recompute << ", dropout "
-              << dropout;
-        }
-      }
-    }
+// At the loss: logits [2, 64, 512] on each of two ranks, and their gradient; a
+// block's 128 tokens keep (4 + 12/2) 8 numbers and 4 + 4/2 statistics, the last
+// norm 2 * 8 and 2, the softmax 1; the loss and its gradient. All of f32.
+TEST(TensorParallelBill, ThePeakIsWhatForwardKeepsAndTheLogitsGradient) {
+  Options options = small_gpt(2, DType::kF32);
+  options.model =
+      R"({"vocab_size":1024,"n_positions":64,"n_embd":8,"n_layer":1,)"
+      R"("n_head":4})";
+  options.batch = 2, options.seq = 64;
+  const Report report =
+      textbook::run_on_textbook<Trainer>(options, TrainerOptions{});
+  for (const RankReport& rank : report.ranks) {
+    EXPECT_EQ(sharded_test::activation_peak(rank),
+              4 * (128 * (10 * 8 + 6 + 2 * 8 + 2 + 1 + 2 * 512) + 2));
   }
 }
 
-// The closed form of the page.
+// Messages take longer than the products beside them, then products.
 TEST(TensorParallelBill, AStepOnTheTextbookClusterTakesTheClosedForm) {
-  // Messages take longer than the products beside them, then products
-  const std::vector<std::pair<int, int>> cases = {
-      {1, 768}, {2, 768}, {4, 768}, {8, 768}, {2, 6144}, {4, 6144}};
-  for (const auto& [t, width] : cases) {
-    Options options = textbook::mlp_options(t, 6);
-    options.model =
-        R"({"model_type":"gpt2","vocab_size":960,"n_positions":64,"n_embd":)" +
-        std::to_string(width) + R"(,"n_layer":3,"n_head":24})";
-    options.seq = 40;
-    const double tokens = 6 * 40, h = width;
-    const double parts = t;
-    const auto product = [&](double flops) {
-      return flops / parts / textbook::kRate;
-    };
-    const double c = product(6 * tokens * h * h),
-                 p = product(2 * tokens * h * h);
-    const double f = product(8 * tokens * h * h), g = f;
-    const double k = product(2 * tokens * 41 * h);
-    const double head = product(2 * tokens * h * 960);
-    const double a = textbook::all_reduce(t, tokens * h * 4);
-    const double block =
-        (c + k + p + a + f + g + a) +
-        (2 * g + f + std::max(f, a) + 2 * p + 2.5 * k + c + std::max(c, a));
-    const double rest = a + 3 * head + a +
-                        3 * textbook::all_reduce(t, tokens * 4) +
-                        textbook::all_reduce(t, 8);
-    const Report report = run_chapter(
-        options, [&](const Options& as, ProcessGroup& world, Report& result) {
-          Trainer trainer(as, {}, world);
-          const TrainingLog log =
-              train(as, trainer.optimizer(), false,
-                    [&](std::int64_t step) { return trainer.step(step); });
-          const Bill bill = trainer.bills()[0];
-          finish_rank(as, world, log, bill.bytes, bill.memory, result);
-        });
-    textbook::expect_time(report.time.step_s, 3 * block + rest);
+  for (const int t : {1, 2, 4, 8}) {
+    for (const int width : {768, 6144}) {
+      for (const bool recompute : {false, true}) {
+        for (const bool distribute : {false, recompute}) {
+          SCOPED_TRACE(testing::Message()
+                       << t << " ranks, h " << width << ", recompute "
+                       << recompute << ", distribute " << distribute);
+          Options options =
+              small_gpt(t, recompute ? DType::kBF16 : DType::kF32);
+          options.model =
+              R"({"vocab_size":961,"n_positions":64,"n_layer":3,"n_head":24,)"
+              R"("n_embd":)" +
+              std::to_string(width) + "}";
+          options.seq = 40;
+          TrainerOptions how;
+          how.micro_batches = recompute ? 3 : 1;  // of 3, 3 and 2 samples
+          how.recompute = recompute;
+          how.distribute_saved_activations = distribute;
+          const Report report =
+              textbook::run_on_textbook<Trainer>(options, how);
+          sharded_test::expect_bill(report);
+          textbook::expect_closed_form(report);
+        }
+      }
+    }
   }
 }
 

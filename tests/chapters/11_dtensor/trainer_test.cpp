@@ -1,5 +1,5 @@
-// The trainer: one device's numbers, and the page's formulas for bytes and
-// memory, over shapes odd and even.
+// The trainer: one device's numbers, and the page's formulas for bytes, memory and
+// time, over shapes odd and even.
 
 #include "chapters/11_dtensor/trainer.h"
 
@@ -8,6 +8,8 @@
 #include "chapters/11_dtensor/picture.h"
 #include "chapters/common/run/program.h"
 #include "tests/chapters/11_dtensor/dtensor_support.h"
+#include "tests/chapters/common/sharded_support.h"
+#include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::dtensor_test {
 namespace {
@@ -23,7 +25,7 @@ Options small_options(int ranks, std::int64_t batch, std::int64_t seq) {
   options.steps = 3;
   options.batch = batch;
   options.seq = seq;
-  options.cluster = "none";
+  options.cluster = "textbook";
   return options;
 }
 
@@ -84,90 +86,21 @@ TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
   const Report report = run(options, how);
   EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
   EXPECT_LT(report.losses.back(), report.losses.front());
-  for (const RankReport& rank : report.ranks) {
-    EXPECT_DOUBLE_EQ(rank.bytes.predicted, rank.bytes.counted);
-    for (const MemoryKind kind :
-         {MemoryKind::kParameter, MemoryKind::kGradient,
-          MemoryKind::kOptimizerState, MemoryKind::kActivation,
-          MemoryKind::kCommunication, MemoryKind::kInput}) {
-      const Claim& claim = rank.peak[static_cast<std::size_t>(kind)];
-      EXPECT_DOUBLE_EQ(claim.predicted, claim.counted)
-          << static_cast<int>(kind);
-    }
-  }
+  sharded_test::expect_bill(report);
+  textbook::expect_closed_form(report);
 }
 
-// Over dp, the most is at another moment in each of these models, by 4 % and
-// more: a bill without that moment is too small. Odd and even, one micro-batch
-// and several, few tokens and many.
-struct PeakCase {
-  const char* moment;
-  const char* mesh;
-  int ranks;
-  const char* data_parallel;
-  std::int64_t batch, seq, micro_batches;
-  const char* model;
-  double dropout = 0;
-};
-
-const PeakCase kPeaks[] = {
-    {"the loss", "2x1", 2, "ddp", 6, 16, 1,
-     R"("n_embd": 2, "n_head": 1, "vocab_size": 200, "n_positions": 40)"},
-    {"the head", "2x2", 4, "ddp", 2, 16, 1,
-     R"("n_embd": 16, "n_head": 2, "vocab_size": 66, "n_positions": 40)", 0.2},
-    {"the head's sum", "2x2", 4, "ddp", 4, 10, 2,
-     R"("n_embd": 16, "n_head": 2, "vocab_size": 101, "n_positions": 12)"},
-    {"c_proj", "2x1", 2, "ddp", 6, 16, 1,
-     R"("n_embd": 16, "n_head": 2, "vocab_size": 4, "n_positions": 16)", 0.2},
-    {"c_proj's sum", "3x1", 3, "ddp", 6, 1, 2,
-     R"("n_embd": 33, "n_head": 3, "vocab_size": 7, "n_positions": 3)"},
-    {"wpe's sum", "2x2", 4, "ddp", 4, 1, 2,
-     R"("n_embd": 12, "n_head": 2, "vocab_size": 5, "n_positions": 61)"},
-    {"wte's sum", "3x1", 3, "ddp", 3, 1, 1,
-     R"("n_embd": 21, "n_head": 3, "vocab_size": 401, "n_positions": 9)"},
-    {"the loss", "2x1", 2, "fsdp", 6, 15, 3,
-     R"("n_embd": 2, "n_head": 1, "vocab_size": 200, "n_positions": 40)"},
-    {"the head", "4x1", 4, "fsdp", 8, 1, 2,
-     R"("n_embd": 8, "n_head": 1, "vocab_size": 400, "n_positions": 4)"},
-    {"c_proj", "3x1", 3, "fsdp", 3, 7, 1,
-     R"("n_embd": 33, "n_head": 3, "vocab_size": 9, "n_positions": 39)", 0.2},
-    {"wpe's sum", "2x2", 4, "fsdp", 4, 1, 2,
-     R"("n_embd": 4, "n_head": 2, "vocab_size": 4, "n_positions": 60)"},
-    // Uneven rows
-    {"the head", "4x1", 4, "fsdp", 8, 1, 2,
-     R"("n_embd": 10, "n_head": 1, "vocab_size": 401, "n_positions": 5)"},
-    {"c_proj", "3x1", 3, "fsdp", 3, 7, 1,
-     R"("n_embd": 31, "n_head": 1, "vocab_size": 7, "n_positions": 31)", 0.2},
-    {"wpe's sum", "2x2", 4, "fsdp", 4, 1, 2,
-     R"("n_embd": 4, "n_head": 2, "vocab_size": 3, "n_positions": 61)"},
-    // One rank on dp: later micro-batches hold wpe's gradient twice, too
-    {"wpe", "1x3", 3, "ddp", 2, 2, 2,
-     R"("n_embd": 12, "n_head": 3, "vocab_size": 3, "n_positions": 40)"}};
-
-TEST(DTensorTrainerPeaks, ArePredictedAtEveryMoment) {
-  for (const PeakCase& c : kPeaks) {
-    SCOPED_TRACE(std::string(c.moment) + " under " + c.data_parallel);
-    Options options = small_options(c.ranks, c.batch, c.seq);
-    options.model =
-        std::string(R"({"model_type": "gpt2", "n_layer": 1, )") + c.model + "}";
-    options.data = "random";
-    options.steps = 2;
-    options.dropout = c.dropout;
-    TrainerOptions how;
-    how.mesh = c.mesh;
-    how.data_parallel = c.data_parallel;
-    how.micro_batches = c.micro_batches;
-    const Report report = run(options, how);
-    EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
-    for (const RankReport& rank : report.ranks) {
-      for (const MemoryKind kind :
-           {MemoryKind::kGradient, MemoryKind::kActivation}) {
-        const Claim& claim = rank.peak[static_cast<std::size_t>(kind)];
-        EXPECT_DOUBLE_EQ(claim.predicted, claim.counted)
-            << memory_kind_name(kind);
-      }
-    }
-  }
+// At the loss, 48 tokens in f64 on each of two ranks: a block keeps (4 + 12/2) 2
+// numbers and 4 + 2/2 statistics, the last norm 2 * 2 and 2, the loss 200 logits,
+// their gradient, the softmax, itself and its gradient.
+TEST(DTensorTrainer, ThePeakIsAtTheLoss) {
+  Options options = small_options(2, 3, 16);
+  options.model =
+      R"({"n_layer": 1, "n_embd": 2, "n_head": 2, "vocab_size": 200,)"
+      R"( "n_positions": 40})";
+  options.data = "random";
+  EXPECT_EQ(sharded_test::activation_peak(run(options, {}).ranks[0]),
+            8 * (48 * (10 * 2 + 5 + 2 * 2 + 2 + 2 * 200 + 1) + 2));
 }
 
 TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
@@ -183,6 +116,15 @@ TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
     return std::string();
   };
   EXPECT_TRUE(has_text(error("4", 4, 4), "6 heads do not divide over tp=4"));
+  // Also where classes of ranks are asked for, before there are ranks
+  TrainerOptions four;
+  four.mesh = "4";
+  try {
+    fold_class(small_options(4, 4, 8), four);
+    ADD_FAILURE() << "ranks have classes";
+  } catch (const Error& refused) {
+    EXPECT_TRUE(has_text(refused.what(), "6 heads do not divide over tp=4"));
+  }
   EXPECT_TRUE(has_text(error("3x2", 4, 6),
                        "--mesh 3x2: give DPxTP with a product of 4"));
   EXPECT_TRUE(has_text(error("two", 2, 6), "--mesh two: give DPxTP"));

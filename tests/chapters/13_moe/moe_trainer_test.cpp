@@ -8,6 +8,7 @@
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/program.h"
 #include "tests/chapters/common/claims_support.h"
+#include "tests/chapters/common/textbook_support.h"
 #include "tests/core/support.h"
 #include "tests/support/on_ranks.h"
 #include "tests/support/temp_folder.h"
@@ -59,10 +60,12 @@ class MoeForms : public testing::TestWithParam<Form> {};
 
 TEST_P(MoeForms, EveryClaimHolds) {
   const Form& form = GetParam();
-  const Options options = small_options(form.world);
+  Options options = small_options(form.world);
+  options.cluster = "textbook";
   const TrainerOptions how = how_of(form);
   const Report report = train_on(options, how);
   expect_claims(report);
+  textbook::expect_closed_form(report);
   // Every element counts once in the norm
   const ReferenceRun one = train_reference(options, how);
   for (std::size_t k = 0; k < one.grad_norms.size(); ++k) {
@@ -266,7 +269,7 @@ TEST(MoeTrainer, VirtualTimeIsPredictedUnderZeroAndTensorParallelism) {
   options.steps = 2;
   for (int zero : {0, 1, 2}) {
     const Report report = train_on(options, how_of({"", 8, 2, 2, zero}));
-    EXPECT_NEAR(report.time.step_s, report.time.predicted_step_s,
+    EXPECT_NEAR(report.time.step_s, report.time.simulated_step_s,
                 1e-9 * report.time.step_s)
         << zero;
   }

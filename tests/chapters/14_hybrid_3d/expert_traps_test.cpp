@@ -124,7 +124,7 @@ TEST(HybridExpertBill, IsThatOfThePage) {
   }
 }
 
-/// Peak bytes of the states of a model of experts, in the page's symbols.
+/// Bytes of the states of a model of experts, in the page's symbols.
 TEST(HybridExpertBill, StatesAreThoseOfThePage) {
   for (const int zero : {0, 1, 2}) {
     HybridOptions how = two_replicas();
@@ -136,19 +136,21 @@ TEST(HybridExpertBill, StatesAreThoseOfThePage) {
         v * h + positions * h + 2 * h + l * (4 * h * h + 3 * h + 5 * h + 4 * h);
     const double experts = l * 2 * (8 * h * h + 5 * h);
     for (const RankReport& rank : train_on(options, how).ranks) {
-      const auto& peak = rank.peak;
-      EXPECT_EQ(peak[static_cast<std::size_t>(MemoryKind::kParameter)].counted,
+      const auto& held = rank.held;
+      EXPECT_EQ(held[static_cast<std::size_t>(MemoryKind::kParameter)].counted,
                 8 * (dense + experts));
       // One copy of the experts: their state is whole. Adam has two
       const double kept = zero == 0 ? dense : dense / 2;
       EXPECT_EQ(
-          peak[static_cast<std::size_t>(MemoryKind::kOptimizerState)].counted,
+          held[static_cast<std::size_t>(MemoryKind::kOptimizerState)].counted,
           16 * (kept + experts));
       if (zero < 2) continue;
-      // Beside the shard two tables' worth: the largest that passes is c_fc of
-      // two experts, 2 x 4 h^2
+      const auto gradient = static_cast<std::size_t>(MemoryKind::kGradient);
+      EXPECT_EQ(held[gradient].counted, 8 * (dense / 2 + experts));
+      // At the peak, beside the shard, two tables' worth: the largest that
+      // passes is c_fc of two experts, 2 x 4 h^2
       const double passing = v * h + std::max(v * h, 2 * 4 * h * h);
-      EXPECT_EQ(peak[static_cast<std::size_t>(MemoryKind::kGradient)].counted,
+      EXPECT_EQ(rank.peak[gradient].counted,
                 8 * (dense / 2 + experts + passing));
     }
   }

@@ -158,11 +158,11 @@ TEST(HybridImageBill, IsThatOfThePage) {
                           all_reduce(d, 8 * size.statistics) +
                           all_reduce(d, 16);
       EXPECT_DOUBLE_EQ(report.ranks[0].bytes.counted, steps * step);
-      const auto peak = [&](MemoryKind kind) {
-        return report.ranks[0].peak[static_cast<std::size_t>(kind)].counted;
+      const auto held = [&](MemoryKind kind) {
+        return report.ranks[0].held[static_cast<std::size_t>(kind)].counted;
       };
-      EXPECT_EQ(peak(MemoryKind::kParameter), e * (elements + size.statistics));
-      EXPECT_EQ(peak(MemoryKind::kOptimizerState),
+      EXPECT_EQ(held(MemoryKind::kParameter), e * (elements + size.statistics));
+      EXPECT_EQ(held(MemoryKind::kOptimizerState),
                 16 * elements / (zero == 0 ? 1 : d));
     }
   }
@@ -248,7 +248,7 @@ TEST(HybridImages, RefuseWhatCutsNoConvolution) {
   refused(how, "--num-experts 4: experts take the place of a GPT's MLPs");
   for (const int stage : {2, 3}) {
     how = image_mesh(2, 1, stage);
-    refused(how, "--zero-stage " + std::to_string(stage) + ": the bill");
+    refused(how, "--zero-stage " + std::to_string(stage) + ": stages 2 and 3");
     how = image_mesh(1, 2, stage);
     refused(how, "give --zero-stage 1");
   }

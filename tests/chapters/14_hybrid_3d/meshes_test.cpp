@@ -171,26 +171,6 @@ TEST(HybridOrders, MoveRanksAndNoNumbers) {
   EXPECT_EQ(topology_of(how).text(), "dp=2 x pp=2 x cp=1 x tp=4");
 }
 
-// No peak passes without a prediction: the rank's own tokens, RSA's mask.
-TEST(HybridContext, InputIsPredicted) {
-  for (const char* kind : {"ring", "rsa"}) {
-    for (const HybridOptions& shape : {mesh(1, 1, 2, 2), mesh(2, 1, 2, 1, 3)}) {
-      HybridOptions how = shape;
-      how.cp_kind = kind;
-      SCOPED_TRACE(name_of(how));
-      Options options = nano_options(ranks_of(how));
-      options.steps = 1;
-      options.cluster = "textbook";
-      for (const RankReport& rank : train_on(options, how).ranks) {
-        const Claim& input =
-            rank.peak[static_cast<std::size_t>(MemoryKind::kInput)];
-        EXPECT_GT(input.counted, 0);
-        EXPECT_EQ(input.predicted, input.counted);
-      }
-    }
-  }
-}
-
 TEST(HybridContext, EveryKindAndLayoutMeetsTensorsAndStages) {
   for (const char* kind : {"ring", "rsa", "ulysses"}) {
     for (const char* layout : {"contiguous", "zigzag", "striped"}) {
@@ -228,19 +208,6 @@ TEST(HybridBuckets, OfAnySizeGiveTheSameSums) {
       how.bucket_bytes = bytes;
       expect_equal_to_one_device(how);
     }
-  }
-}
-
-// The loss is summed and gone before the update: 8 bytes, which only the bill of
-// messages would notice.
-TEST(HybridBuckets, NothingElseIsThereWhileOneTravels) {
-  for (const int dp : {1, 2}) {
-    HybridOptions how = mesh(dp, 2, 1, 1, 2);
-    how.bucket_bytes = 1000;
-    Options options = nano_options(ranks_of(how));
-    options.steps = 1;
-    SCOPED_TRACE(name_of(how));
-    expect_claims(train_on(options, how));
   }
 }
 

@@ -66,9 +66,9 @@ TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {
         const RankReport& b = chapter.ranks[rank];
         EXPECT_EQ(a.bytes.counted, b.bytes.counted);
         EXPECT_EQ(a.bytes.predicted, b.bytes.predicted);
-        for (std::size_t kind = 0; kind < a.peak.size(); ++kind) {
-          EXPECT_EQ(a.peak[kind].counted, b.peak[kind].counted) << kind;
-          EXPECT_EQ(a.peak[kind].predicted, b.peak[kind].predicted) << kind;
+        for (std::size_t kind = 0; kind < kNumHeldKinds; ++kind) {
+          EXPECT_EQ(a.held[kind].counted, b.held[kind].counted) << kind;
+          EXPECT_EQ(a.held[kind].predicted, b.held[kind].predicted) << kind;
         }
       }
     }

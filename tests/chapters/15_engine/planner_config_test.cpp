@@ -126,7 +126,7 @@ TEST(PlannerConfig, TheEngineTrainsAsLongAsTheChapter) {
     EXPECT_DOUBLE_EQ(report.time.step_s, prediction.confirmed_s);
     double bytes = 0;
     for (const RankReport& rank : report.ranks) {
-      bytes = std::max(bytes, rank.peak_total);
+      bytes = std::max(bytes, rank.peak_total.counted);
     }
     EXPECT_DOUBLE_EQ(bytes, prediction.confirmed_bytes);
   }

@@ -44,8 +44,7 @@ ReferenceRun train_ddp(Options options, int world_size,
         const TrainingLog log =
             train(as, trainer.optimizer(), false,
                   [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(as, world, log, trainer.predicted_bytes(), trainer.bill(),
-                    report);
+        finish_rank(as, world, log, trainer.bills()[0], report);
         if (world.rank() != 0) return;
         run.parameters = trainer.model().model->named_parameters();
       });

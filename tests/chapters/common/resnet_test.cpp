@@ -210,12 +210,11 @@ TEST(ResNet, BillIsCounted) {
       single_device::SingleDevice device(options, how);
       train(options, device.optimizer(), false,
             [&](std::int64_t k) { return device.step(k); });
-      const MemoryStats& counted = context.device.memory();
-      const MemoryBill bill = device.bill();
-      for (std::size_t k = 0; k < bill.bytes.size(); ++k) {
-        if (bill.bytes[k] < 0) continue;
-        EXPECT_EQ(static_cast<double>(counted.peak_by_kind[k]), bill.bytes[k])
-            << memory_kind_name(static_cast<MemoryKind>(k)) << " in " << pieces;
+      const RankReport report =
+          rank_report(device.bills()[0], 0, context.device);
+      for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
+        EXPECT_EQ(report.held[k].counted, report.held[k].predicted)
+            << held_name(static_cast<MemoryKind>(k)) << " in " << pieces;
       }
     }
   }

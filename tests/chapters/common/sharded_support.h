@@ -44,23 +44,32 @@ Report report_of(const Options& options, const How& how) {
   return run_and_compare(options, chapter);
 }
 
+/// The most bytes of activations that a rank has had.
+inline double activation_peak(const RankReport& rank) {
+  return rank.peak[static_cast<std::size_t>(MemoryKind::kActivation)].counted;
+}
+
+/// Bytes and memory are as predicted, on every rank.
+inline void expect_bill(const Report& report) {
+  ASSERT_FALSE(report.ranks.empty());
+  for (const RankReport& rank : report.ranks) {
+    EXPECT_NEAR(rank.bytes.predicted, rank.bytes.counted,
+                1e-9 * rank.bytes.counted);
+    for (std::size_t kind = 0; kind < rank.held.size(); ++kind) {
+      EXPECT_EQ(rank.held[kind].predicted, rank.held[kind].counted)
+          << memory_kind_name(static_cast<MemoryKind>(kind)) << " on "
+          << rank.device;
+    }
+  }
+}
+
 /// Every claim has a prediction and holds, on every rank.
 inline void expect_claims(const Report& report, const std::string& name) {
   SCOPED_TRACE(name);
   EXPECT_TRUE(report.parity.checked);
   EXPECT_TRUE(report.parity.passed)
       << report.parity.max_rel << " beside " << report.parity.tolerance;
-  for (const RankReport& rank : report.ranks) {
-    EXPECT_NEAR(rank.bytes.predicted, rank.bytes.counted,
-                1e-9 * rank.bytes.counted);
-    for (int k = 0; k < kNumMemoryKinds; ++k) {
-      const auto kind = static_cast<MemoryKind>(k);
-      if (kind == MemoryKind::kWorkspace) continue;
-      const Claim& claim = rank.peak[static_cast<std::size_t>(k)];
-      EXPECT_EQ(claim.predicted, claim.counted)
-          << memory_kind_name(kind) << " on " << rank.device;
-    }
-  }
+  expect_bill(report);
 }
 
 }  // namespace shardbook::sharded_test

@@ -1,181 +1,107 @@
-// Virtual time against closed forms: pipelines.
+// The time of a pipeline's step on the cluster `textbook`: the textbooks' forms
+// for equal stages against the longest path through a schedule, and that path
+// against the clock.
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "chapters/05_gpipe/gpipe.h"
+#include "chapters/05_gpipe/trainer.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/pipeline/engine.h"
-#include "chapters/common/pipeline/feed.h"
-#include "core/ops.h"
+#include "chapters/06_1f1b/trainer.h"
+#include "chapters/common/pipeline/recompute.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::textbook::pipelines {
 namespace {
 
+using pipeline::Recompute;
+using pipeline::Schedule;
+
+// --- Equal stages --------------------------------------------------------------
+
 class TextbookPipelines : public ::testing::TestWithParam<int> {};
 
-constexpr std::int64_t kWidth = 4096;
-constexpr int kSeq = 64;
-
-/// A product with 4096 x 4096 weights, trained or frozen; the first one looks
-/// up its input, so that it has a gradient to send nobody.
-class EqualLayer : public ModuleOf<EqualLayer> {
- public:
-  EqualLayer(int index, bool is_trained, const InitOptions& init)
-      : name_("layer" + std::to_string(index)) {
-    weight_ = make_parameter(name_ + ".weight", {kWidth, kWidth}, 0.1, init);
-    weight_.set_requires_grad(is_trained);
-    if (index > 0) return;
-    vectors_ = make_parameter(name_ + ".vectors", {kWidth, kWidth}, 1, init);
-  }
-  Tensor forward(const Tensor& x) {
-    return linear(vectors_.defined() ? embedding(vectors_, x) : x, weight_);
-  }
-  void members(MemberVisitor& visit) override {
-    visit.parameter(name_ + ".weight", weight_);
-    if (vectors_.defined()) visit.parameter(name_ + ".vectors", vectors_);
-  }
-
- private:
-  std::string name_;
-  Tensor weight_, vectors_;
+/// Equal stages: forward, the input's gradient, the weights', and a message.
+struct Parts {
+  double f = 3, i = 3, w = 3, c = 1;
 };
 
-/// Every second layer may be frozen.
-class EqualLayers : public LayerList {
- public:
-  EqualLayers(int size, bool is_half_frozen)
-      : size_(size), is_half_frozen_(is_half_frozen) {}
-  int size() const override { return size_; }
-  std::string name(int layer) const override {
-    return "layer" + std::to_string(layer);
+double makespan(const Schedule& schedule, const Parts& t,
+                Recompute recompute = Recompute::kNever, bool early = false) {
+  std::vector<pipeline::Recomputed> dropped;
+  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+    dropped.emplace_back(schedule, rank, recompute);
   }
-  std::unique_ptr<Module> make(int layer,
-                               const InitOptions& init) const override {
-    const bool is_trained = !is_half_frozen_ || layer % 2 == 0;
-    return std::make_unique<EqualLayer>(layer, is_trained, init);
-  }
-
- private:
-  int size_;
-  bool is_half_frozen_;
-};
-
-/// p ranks with v stages of two layers each, m micro-batches of `rows` samples.
-struct Shape {
-  int p = 1, m = 1;
-  std::int64_t rows = 1;
-  int v = 1;
-  bool is_half_frozen = false;
-
-  double tokens() const { return static_cast<double>(rows * kSeq); }
-  /// Of a stage. The gradient of its input takes as long.
-  double forward_s() const {
-    return 2 * 2 * kWidth * kWidth * tokens() / kRate;
-  }
-  /// The gradient of a stage's weights.
-  double weights_s() const { return forward_s() / (is_half_frozen ? 2 : 1); }
-  double message_s() const { return message(tokens() * kWidth * 4); }
-  /// The loss and the norm, at the end.
-  double end_s() const { return all_reduce(p, 16); }
-  std::vector<int> cuts() const {
-    std::vector<int> cuts;
-    for (int s = 0; s <= p * v; ++s) cuts.push_back(2 * s);
-    return cuts;
-  }
-  Options options() const {
-    Options options = mlp_options(p, m * rows);
-    options.seq = kSeq;
-    options.optimizer = "sgd";
-    return options;
-  }
-};
-
-/// The second of two steps.
-double schedule_step_s(const Shape& shape, const pipeline::Schedule& schedule,
-                       const pipeline::EngineOptions& how = {}) {
-  const Options options = shape.options();
-  const auto layers = std::make_shared<EqualLayers>(2 * shape.p * shape.v,
-                                                    shape.is_half_frozen);
-  const Dataset data = Dataset::open("random", kSeq, kWidth, 0);
-  double step_s = 0;
-  run_on_shapes(options, shape.p, [&](ProcessGroup& group) {
-    PipelineModel model(options, layers,
-                        pipeline::layout_of(schedule, shape.cuts()), group);
-    const auto optimizer = make_optimizer(options.optimizer, model.parameters(),
-                                          options.optimizer_options);
-    pipeline::LanguageFeed feed(options, data,
-                                ceil_micro_batches(options.batch, shape.m));
-    pipeline::Engine engine(schedule, model, group, feed, nullptr, how);
-    sim::VirtualClock& clock = *sim::VirtualClock::current();
-    clock.begin_steps();
-    for (int step = 0; step < 2; ++step) {
-      const double loss = engine.run();
-      model.reduce_shared_gradients();
-      model.update(options, *optimizer, loss);
-      clock.end_step();
-    }
-    step_s = std::max(step_s, clock.last_step_s());
-  });
-  return step_s;
-}
-
-// --- GPipe -------------------------------------------------------------------
-
-double gpipe_step_s(const Shape& shape, pipeline::Recompute recompute,
-                    bool early) {
-  pipeline::EngineOptions how;
-  how.recompute = recompute;
+  pipeline::ReplayOptions how;
+  how.recomputes = [&](int rank, const pipeline::Action& a) {
+    return dropped[static_cast<std::size_t>(rank)].contains(a.micro_batch,
+                                                            a.chunk);
+  };
   how.early_recompute = early;
-  how.reads_losses_late = true;
-  return schedule_step_s(shape, gpipe::schedule(shape.p, shape.m), how);
+  how.messages = [&](int stage, int, bool is_forward) {
+    std::vector<pipeline::Message> sent;
+    const int to = is_forward ? stage + 1 : stage - 1;
+    if (to >= 0 && to < schedule.num_stages) sent.push_back({to, t.c});
+    return sent;
+  };
+  const pipeline::Costs costs{t.f, t.i + t.w, t.i, t.w};
+  return replay(
+             schedule, [&](int, int) { return costs; }, how)
+      .makespan;
 }
 
 // Fill, then one micro-batch at a time: (m + p - 1)(f + b), and a message from
 // stage to stage, there and back.
 TEST_P(TextbookPipelines, GpipeIsFillPlusOneMicroBatchAtATime) {
   const int p = GetParam();
-  for (const Shape& shape : {Shape{p, 1, 4}, Shape{p, 8, 4}}) {
-    const double f = shape.forward_s(), c = shape.message_s();
-    ASSERT_LE(c, f) << "messages must not be what the pipeline waits for";
-    const int m = shape.m;
+  const auto [f, i, w, c] = Parts{};
+  const double b = i + w;
+  for (const int m : {1, 8}) {
+    const Schedule gpipe = gpipe::schedule(p, m);
     SCOPED_TRACE(m);
-    expect_time(gpipe_step_s(shape, pipeline::Recompute::kNever, false),
-                (m + p - 1) * (f + 2 * f) + 2 * (p - 1) * c + shape.end_s());
-    expect_time(gpipe_step_s(shape, pipeline::Recompute::kAlways, false),
-                (m + p - 1) * (f + 3 * f) + 2 * (p - 1) * c + shape.end_s());
+    EXPECT_DOUBLE_EQ(makespan(gpipe, {}),
+                     (m + p - 1) * (f + b) + 2 * (p - 1) * c);
+    EXPECT_DOUBLE_EQ(makespan(gpipe, {}, Recompute::kAlways, false),
+                     (m + p - 1) * (f + f + b) + 2 * (p - 1) * c);
     // While the first gradient is on its way, stages make their graph again
-    expect_time(gpipe_step_s(shape, pipeline::Recompute::kAlways, true),
-                (m + p - 1) * f + m * 3 * f + (p - 1) * 2 * f +
-                    2 * (p - 1) * c + shape.end_s());
+    EXPECT_DOUBLE_EQ(
+        makespan(gpipe, {}, Recompute::kAlways, true),
+        (m + p - 1) * f + m * (f + b) + (p - 1) * b + 2 * (p - 1) * c);
     // The last micro-batch is kept
-    expect_time(gpipe_step_s(shape, pipeline::Recompute::kExceptLast, true),
-                (m + p - 1) * f + (m - 1) * 3 * f + p * 2 * f +
-                    2 * (p - 1) * c + shape.end_s());
+    EXPECT_DOUBLE_EQ(
+        makespan(gpipe, {}, Recompute::kExceptLast, true),
+        (m + p - 1) * f + (m - 1) * (f + b) + p * b + 2 * (p - 1) * c);
   }
 }
 
-// --- 1F1B and its family -----------------------------------------------------
+// A message between two ranks waits for the one before. With stages that take
+// no time, the last of m arrives after m + p - 2 of them, there and back.
+TEST_P(TextbookPipelines, MessagesOfOneLineFollowEachOther) {
+  const int p = GetParam();
+  for (const int m : {1, 8}) {
+    EXPECT_DOUBLE_EQ(makespan(gpipe::schedule(p, m), {0, 0, 0, 1}),
+                     p == 1 ? 0 : 2 * (m + p - 2));
+  }
+}
 
 // As GPipe, and each micro-batch after the first waits for a message on its way
 // to the last stage or back, but for one in p.
 TEST_P(TextbookPipelines,
        OneForwardOneBackwardWaitsForMessagesInItsSteadyState) {
   const int p = GetParam();
+  const auto [f, i, w, c] = Parts{};
   for (const int m : {1, 2, 8, 11}) {
-    const Shape shape{p, m, 4};
-    const double f = shape.forward_s(), c = shape.message_s();
-    ASSERT_LE(c, f) << "messages must not be what the pipeline waits for";
     const int waits = (p - 1) + (m - 1) - (m - 1 + p - 1) / p;
     SCOPED_TRACE(m);
-    expect_time(schedule_step_s(shape, pipeline::schedules::one_f_one_b(p, m)),
-                (m + p - 1) * (f + 2 * f) + 2 * waits * c + shape.end_s());
+    EXPECT_DOUBLE_EQ(makespan(pipeline::schedules::one_f_one_b(p, m), {}),
+                     (m + p - 1) * (f + i + w) + 2 * waits * c);
   }
 }
 
@@ -183,60 +109,39 @@ TEST_P(TextbookPipelines,
 // hides the rest, however many micro-batches there are.
 TEST_P(TextbookPipelines, InterleavingWaitsForAMessagePerChunkOfTheFill) {
   const int p = GetParam();
+  const auto [f, i, w, one] = Parts{};
+  const double c = p > 1 ? one : 0;
   for (const int v : {2, 3}) {
     for (const int m : {p, 2 * p, 3 * p}) {
-      const Shape shape{p, m, 4, v};
-      const double f = shape.forward_s(), c = p > 1 ? shape.message_s() : 0;
-      ASSERT_LE(c, f) << "messages must not be what the pipeline waits for";
       SCOPED_TRACE(std::to_string(v) + " chunks, " + std::to_string(m));
-      expect_time(
-          schedule_step_s(shape, pipeline::schedules::interleaved(p, m, v)),
-          (v * m + p - 1) * (f + 2 * f) + 2 * (v * p - 1) * c + shape.end_s());
+      EXPECT_DOUBLE_EQ(makespan(pipeline::schedules::interleaved(p, m, v), {}),
+                       (v * m + p - 1) * (f + i + w) + 2 * (v * p - 1) * c);
     }
   }
 }
 
-/// Times of the zero-bubble schedules, by their parts.
-struct Parts {
-  double f = 0, i = 0, w = 0, c = 0;
-};
-
-/// Calls `expect(shape, parts, how)` for all and for half of the weights
-/// trained, and with and without recomputation, which makes I longer.
-template <typename Expect>
-void for_each_split(int p, int m, const Expect& expect) {
-  for (const bool is_half_frozen : {false, true}) {
-    for (const bool recomputes : {false, true}) {
-      const Shape shape{p, m, 4, 1, is_half_frozen};
-      pipeline::EngineOptions how;
-      how.recompute = recomputes ? pipeline::Recompute::kAlways
-                                 : pipeline::Recompute::kNever;
-      how.early_recompute = false;
-      const double f = shape.forward_s();
-      const Parts parts{f, recomputes ? 2 * f : f, shape.weights_s(),
-                        shape.message_s()};
-      ASSERT_LE(parts.c, f) << "messages must not be what ranks wait for";
-      SCOPED_TRACE(std::to_string(m) + " micro-batches" +
-                   (is_half_frozen ? ", W = F/2" : "") +
-                   (recomputes ? ", I = 2F" : ""));
-      expect(shape, parts, how);
-    }
-  }
-}
+/// All and half of the weights trained; with and without recomputation, which
+/// makes I longer.
+const std::vector<std::pair<Parts, Recompute>> kSplits = {
+    {{3, 3, 3, 1}, Recompute::kNever},
+    {{3, 3, 1.5, 1}, Recompute::kNever},
+    {{3, 3, 3, 1}, Recompute::kAlways},
+    {{3, 3, 1.5, 1}, Recompute::kAlways}};
 
 // W hides a message there and back in the steady state, where it is as long.
 TEST_P(TextbookPipelines, ZbH1HidesMessagesBehindWeights) {
   const int p = GetParam();
   for (const int m : {p + 1, 2 * p, 3 * p + 2}) {
-    for_each_split(p, m, [&](const Shape& shape, const Parts& t, auto how) {
+    for (const auto& [t, recompute] : kSplits) {
+      const double i = t.i + (recompute == Recompute::kAlways ? t.f : 0);
       const bool hides = 2 * t.c <= t.w;
-      ASSERT_EQ(hides, !shape.is_half_frozen) << "both cases are needed";
       const int waits = m - p - (m - 1 + p - 1) / p;
-      expect_time(schedule_step_s(shape, pipeline::schedules::zb_h1(p, m), how),
-                  (m + p - 1) * (t.f + t.i) + (m - p + 1) * t.w +
-                      4 * (p - 1) * t.c +
-                      (hides ? 0 : waits * (2 * t.c - t.w)) + shape.end_s());
-    });
+      EXPECT_DOUBLE_EQ(makespan(pipeline::schedules::zb_h1(p, m), t, recompute),
+                       (m + p - 1) * (t.f + i) + (m - p + 1) * t.w +
+                           4 * (p - 1) * t.c +
+                           (hides ? 0 : waits * (2 * t.c - t.w)))
+          << m;
+    }
   }
 }
 
@@ -245,20 +150,202 @@ TEST_P(TextbookPipelines, ZbH1HidesMessagesBehindWeights) {
 TEST_P(TextbookPipelines, ZbH2WaitsWhereTwoWeightsAreShorterThanAnInput) {
   const int p = GetParam();
   for (const int m : {2 * p - 1, 2 * p, 3 * p + 2}) {
-    for_each_split(p, m, [&](const Shape& shape, const Parts& t, auto how) {
-      const bool covers = t.i + t.c <= 2 * t.w;
-      ASSERT_EQ(covers, !shape.is_half_frozen && t.i == t.f)
-          << "both cases are needed";
-      expect_time(schedule_step_s(shape, pipeline::schedules::zb_h2(p, m), how),
-                  m * (t.f + t.i + t.w) + (p - 1) * (t.f + t.c) +
-                      (covers ? 0 : (p - 1) * (t.i + t.c - 2 * t.w)) +
-                      shape.end_s());
-    });
+    for (const auto& [t, recompute] : kSplits) {
+      const double i = t.i + (recompute == Recompute::kAlways ? t.f : 0);
+      const bool covers = i + t.c <= 2 * t.w;
+      EXPECT_DOUBLE_EQ(makespan(pipeline::schedules::zb_h2(p, m), t, recompute),
+                       m * (t.f + i + t.w) + (p - 1) * (t.f + t.c) +
+                           (covers ? 0 : (p - 1) * (i + t.c - 2 * t.w)))
+          << m;
+    }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TextbookPipelines,
                          ::testing::Values(1, 2, 4, 8));
+
+// --- The bill and the clock ------------------------------------------------------
+
+/// Blocks beside which messages take long, or little; heads of unequal size.
+const std::pair<std::string, int> kModels[] = {
+    {R"({"n_embd": 16, "n_layer": 10, "n_head": 2, "vocab_size": 31,
+         "n_positions": 16})",
+     16},
+    {R"({"n_embd": 512, "n_layer": 10, "n_head": 8, "vocab_size": 30000,
+         "n_positions": 512})",
+     512}};
+
+Options gpt_options(const std::pair<std::string, int>& model, int ranks,
+                    std::int64_t batch) {
+  Options options = mlp_options(ranks, batch);
+  std::tie(options.model, options.seq) = model;
+  return options;
+}
+
+/// Stages differ, so every rank runs.
+Report run_ranks(const Options& options,
+                 const std::function<std::unique_ptr<Strategy>(
+                     const Options&, ProcessGroup&)>& make) {
+  ChapterRun chapter;
+  chapter.fold_class = [](int rank) { return rank; };
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    run.train(as, *make(as, world));
+  };
+  return run_and_compare(options, chapter);
+}
+
+Report run_gpipe(const Options& options, const gpipe::TrainerOptions& how) {
+  return run_ranks(options, [&](const Options& as, ProcessGroup& world) {
+    return std::make_unique<gpipe::Trainer>(as, how, world);
+  });
+}
+
+Report run_schedule(Options options, const pipeline::TrainerOptions& how) {
+  const pipeline::Plan plan =
+      pipeline::make_plan(options, how).on_shapes(&options);
+  return run_ranks(options, [&](const Options& as, ProcessGroup& world) {
+    return std::make_unique<pipeline::Trainer>(as, how, plan, world);
+  });
+}
+
+/// The last micro-batch of 17 samples in 6 is short.
+TEST(TextbookPipelineBills, GpipesLongestPathIsTheClocks) {
+  for (const auto& model : kModels) {
+    for (const int p : {1, 2, 4}) {
+      for (const int m : {1, 6}) {
+        for (const char* recompute : {"never", "always", "except_last"}) {
+          for (const bool early : {false, true}) {
+            const Options options = gpt_options(model, p, 17);
+            gpipe::TrainerOptions how;
+            how.micro_batches = m;
+            how.recompute = recompute;
+            how.early_recompute = early;
+            SCOPED_TRACE(std::to_string(p) + " ranks, " + std::to_string(m) +
+                         recompute + (early ? " early" : " late"));
+            expect_closed_form(run_gpipe(options, how));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Skips travel beside the chain of stages; several to one stage wait for each
+// other.
+TEST(TextbookPipelineBills, GpipesSkipsDelayNoStageUnnoticed) {
+  for (const auto& model : kModels) {
+    for (const char* partition : {"4,4,4", "1,5,4,2", "5,1,1,5"}) {
+      gpipe::TrainerOptions how;
+      how.long_skips = true;
+      how.partition = partition;
+      const int p = partition[5] == '\0' ? 3 : 4;
+      SCOPED_TRACE(partition);
+      expect_closed_form(run_gpipe(gpt_options(model, p, 8), how));
+    }
+  }
+}
+
+TEST(TextbookPipelineBills, SchedulesLongestPathIsTheClocks) {
+  for (const auto& model : kModels) {
+    for (const int p : {2, 4}) {
+      for (const char* schedule : {"naive", "gpipe", "1f1b", "interleaved",
+                                   "zb-h1", "zb-h2", "zb-auto"}) {
+        for (const char* recompute : {"never", "always"}) {
+          pipeline::TrainerOptions how;
+          how.schedule = schedule;
+          how.micro_batches = 8;
+          how.recompute =
+              how.schedule == "naive" ? "never" : std::string(recompute);
+          SCOPED_TRACE(std::to_string(p) + " ranks, " + schedule + ", " +
+                       recompute);
+          expect_closed_form(run_schedule(gpt_options(model, p, 8), how));
+        }
+      }
+    }
+  }
+}
+
+// Stages of unequal work, of which one waits for another.
+TEST(TextbookPipelineBills, UnequalStagesWait) {
+  for (const char* partition : {"1,5,4,2", "6,1,1,4", "3,3,3,3"}) {
+    for (const char* schedule : {"1f1b", "zb-h1"}) {
+      pipeline::TrainerOptions how;
+      how.schedule = schedule;
+      how.partition = partition;
+      SCOPED_TRACE(std::string(partition) + schedule);
+      expect_closed_form(run_schedule(gpt_options(kModels[1], 4, 8), how));
+    }
+  }
+}
+
+// The last step in which a forward runs: while the pipeline fills, in its steady
+// state, and in a run whose middle is not listed.
+TEST(TextbookPipelineBills, StepsWithoutAFlushLastUntilTheNextUpdate) {
+  const auto expect = [](const char* schedule, int p, int steps, int model) {
+    Options options = gpt_options(kModels[model], p, 8);
+    options.steps = steps;
+    pipeline::TrainerOptions how;
+    how.schedule = schedule;
+    SCOPED_TRACE(std::to_string(p) + " ranks, " + schedule + ", " +
+                 std::to_string(steps) + " steps");
+    expect_closed_form(run_schedule(options, how));
+  };
+  for (const char* schedule : {"pipedream", "pipedream-2bw"}) {
+    for (const int model : {0, 1}) {
+      for (const int p : {1, 4}) {
+        for (const int steps : {1, 3, 12}) expect(schedule, p, steps, model);
+      }
+    }
+  }
+  expect("pipedream", 3, 70, 0);
+}
+
+// On the last rank, of 4 * 16 tokens each: a block keeps 16 h numbers and 6
+// statistics, the last norm 2 h and 2, the softmax 1, and logits. GPipe has both
+// micro-batches when backward begins, 1F1B one. The gradients of the loss and of
+// the logits come beside them.
+TEST(PipelinePeaks, AreWhatTheScheduleKeepsAndTheLogitsGradient) {
+  Options options = gpt_options(
+      {R"({"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 1024,
+           "n_positions": 16})",
+       16},
+      2, 8);
+  const double set = 64 * (18 * 8 + 9 + 1024);
+  const auto peak = [](const Report& report) {
+    return report.ranks[1]
+        .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
+        .counted;
+  };
+  gpipe::TrainerOptions gpipe;
+  gpipe.micro_batches = 2;
+  gpipe.recompute = "never";
+  EXPECT_EQ(peak(run_gpipe(options, gpipe)), 4 * (2 * set + 64 * 1024 + 1));
+  pipeline::TrainerOptions one;
+  one.schedule = "1f1b";
+  one.micro_batches = 2;
+  EXPECT_EQ(peak(run_schedule(options, one)), 4 * (set + 64 * 1024 + 1));
+}
+
+// Where the forms do not hold, none is given.
+TEST(TextbookPipelineBills, NoFormIsGivenWhereItDoesNotHold) {
+  const auto form = [](const char* schedule, int p, auto change) {
+    Options options = gpt_options(kModels[0], p, 8);
+    pipeline::TrainerOptions how;
+    how.schedule = schedule;
+    change(options, how);
+    return run_schedule(options, how).time.closed_form_s;
+  };
+  const auto as_it_is = [](Options&, pipeline::TrainerOptions&) {};
+  EXPECT_LT(form("pipedream", 2, as_it_is), 0);
+  EXPECT_LT(form("dualpipe", 2, as_it_is), 0);
+  EXPECT_LT(form("pipedream", 4, [](auto&, auto& how) { how.stash = false; }),
+            0);
+  EXPECT_LT(
+      form("1f1b", 2, [](auto&, auto& how) { how.post_validation = true; }), 0);
+  EXPECT_LT(form("1f1b", 2,
+                 [](auto& options, auto&) { options.cluster = "dgx-a100"; }),
+            0);
+}
 
 }  // namespace
 }  // namespace shardbook::textbook::pipelines

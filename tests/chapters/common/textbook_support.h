@@ -1,38 +1,22 @@
 #pragma once
 
-// Virtual time against closed forms: the cluster, a model, and the comparison.
+// Virtual time against closed forms: a model, its run on shapes, and the
+// comparison of a bill's form (chapters/common/run/textbook.h) with the clock.
 //
-// On the cluster `textbook` a product takes its operations over one rate, a
-// message latency plus bytes over bandwidth, and nothing else takes time. The
-// tests write down what a step takes there from sizes and degrees, as the
-// chapters' pages do. The clock must come to the same.
+//   const Report report = run_on_textbook<ddp::Trainer>(options, how);
+//   expect_closed_form(report);
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <functional>
 
+#include "chapters/common/run/program.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/common/run/worlds.h"
 #include "sim/world.h"
 
 namespace shardbook::textbook {
-
-// --- The cluster -------------------------------------------------------------
-
-constexpr double kRate = 1e14;       // flops per second
-constexpr double kLatency = 5e-6;    // seconds
-constexpr double kBandwidth = 1e11;  // bytes per second
-
-inline double message(double bytes) { return kLatency + bytes / kBandwidth; }
-inline double all_gather(int n, double bytes) {
-  return (n - 1) * (kLatency + bytes / n / kBandwidth);
-}
-inline double reduce_scatter(int n, double bytes) {
-  return all_gather(n, bytes);
-}
-inline double all_reduce(int n, double bytes) {
-  return reduce_scatter(n, bytes) + all_gather(n, bytes);
-}
 
 // --- The model ---------------------------------------------------------------
 
@@ -70,23 +54,28 @@ inline void run_on_shapes(const Options& options, int num_ranks,
   sim::run_world(num_ranks, rank, world);
 }
 
+/// Trains by `Trainer(options, how, world)` on shapes.
 template <typename Trainer, typename How>
-double step_s(const Options& options, const How& how) {
-  const Report report = run_chapter(
-      options, [&](const Options& as, ProcessGroup& world, Report& report) {
-        Trainer trainer(as, how, world);
-        const TrainingLog log =
-            train(as, trainer.optimizer(), false,
-                  [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(as, world, log, trainer.predicted_bytes(), trainer.bill(),
-                    report);
-      });
-  return report.time.step_s;
+Report run_on_textbook(Options options, const How& how) {
+  options.backend = "sim";
+  options.cluster = "textbook";
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    Trainer strategy(as, how, world);
+    run.train(as, strategy);
+  };
+  return run_and_compare(options, chapter);
 }
 
 inline void expect_time(double counted, double closed_form) {
   EXPECT_NEAR(counted / closed_form, 1, 1e-9)
       << counted << " s counted, " << closed_form << " s by the closed form";
+}
+
+/// The bill has a closed form of the step, and the clock comes to the same.
+inline void expect_closed_form(const Report& report) {
+  ASSERT_GE(report.time.closed_form_s, 0) << "no closed form";
+  expect_time(report.time.step_s, report.time.closed_form_s);
 }
 
 }  // namespace shardbook::textbook

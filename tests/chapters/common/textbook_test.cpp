@@ -1,57 +1,85 @@
-// Virtual time against closed forms: one device, its copies, and model
-// parallelism.
+// Closed forms of a step against the virtual clock: one device, its copies, and
+// model parallelism.
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <functional>
-#include <memory>
+#include <string>
 #include <vector>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/01_data_parallel/data_parallel.h"
 #include "chapters/01_data_parallel/trainer.h"
 #include "chapters/02_ddp/trainer.h"
 #include "chapters/04_model_parallel/trainer.h"
-#include "sim/virtual_clock.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::textbook {
 namespace {
 
+constexpr const char* kGpt =
+    R"({"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64})";
+
+Options gpt_options(int world_size, std::int64_t batch) {
+  Options options = mlp_options(world_size, batch);
+  options.model = kGpt;
+  return options;
+}
+
+/// `train(options, devices, run)` on devices of one process.
+template <typename Train>
+Report run_devices(const Options& options, const Train& train) {
+  ChapterRun chapter;
+  chapter.devices = train;
+  return run_and_compare(options, chapter);
+}
+
 class Textbook : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Textbook, ::testing::Values(1, 2, 4, 8));
 
 // --- One device --------------------------------------------------------------
 
+Report one_device(const Options& options,
+                  const single_device::SingleDeviceOptions& how) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup&, Run& run) {
+    single_device::SingleDevice device(as, how);
+    run.train(as, device);
+  };
+  return run_and_compare(options, chapter);
+}
+
 // 6 flops for each weight and token, however the batch is cut.
 TEST_P(Textbook, OneDeviceTakesSixFlopsPerWeightAndToken) {
-  const Options options = mlp_options(1, 800);
   single_device::SingleDeviceOptions how;
   how.num_micro_batches = GetParam();
-  const Report report = run_chapter(
-      options, [&](const Options& as, ProcessGroup& world, Report& report) {
-        single_device::SingleDevice device(as, how);
-        const TrainingLog log =
-            train(as, device.optimizer(), false,
-                  [&](std::int64_t step) { return device.step(step); });
-        finish_rank(as, world, log, 0, device.bill(), report);
-      });
+  const Report report = one_device(mlp_options(1, 800), how);
   expect_time(report.time.step_s, 6 * kLayers * kWeights * 800 * 64 / kRate);
+  expect_closed_form(report);
+}
+
+TEST(TextbookOfOne, AttentionAndRecomputationCount) {
+  for (const bool recompute : {false, true}) {
+    single_device::SingleDeviceOptions how;
+    how.recompute = recompute;
+    Options options = gpt_options(1, 24);
+    expect_closed_form(one_device(options, how));
+    options.dropout = 0.1;
+    options.dtype = DType::kBF16;
+    how.num_micro_batches = 5;
+    expect_closed_form(one_device(options, how));
+  }
+}
+
+TEST(TextbookOfOne, OtherClustersAndImagesHaveNoForm) {
+  Options options = mlp_options(1, 8);
+  options.cluster = "dgx-a100";
+  EXPECT_EQ(one_device(options, {}).time.closed_form_s, kNotPredicted);
+  options = mlp_options(1, 8);
+  options.model = "resnet18";
+  options.image_size = 32;
+  EXPECT_EQ(one_device(options, {}).time.closed_form_s, kNotPredicted);
 }
 
 // --- DDP ---------------------------------------------------------------------
-
-/// Buckets leave one after the other, each when its last gradient is there.
-double ddp_s(int n, double layer_s, const std::vector<double>& ready,
-             const std::vector<double>& bytes) {
-  const double forward = kLayers * layer_s;
-  // The loss leaves first
-  double sent = forward + all_reduce(n, 8);
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    sent = std::max(sent, forward + ready[i]) + all_reduce(n, bytes[i]);
-  }
-  return std::max(sent, 3 * forward);
-}
 
 // F + B + c: one bucket, which leaves when all gradients are there.
 TEST_P(Textbook, DdpWithOneBucketHidesNothing) {
@@ -59,114 +87,128 @@ TEST_P(Textbook, DdpWithOneBucketHidesNothing) {
   const Options options = mlp_options(n, 80000);
   ddp::TrainerOptions how;
   how.ddp.first_bucket_mb = how.ddp.bucket_cap_mb = 1000;
+  const Report report = run_on_textbook<ddp::Trainer>(options, how);
   const double f = layer_forward_s(80000.0 * 64 / n);
-  const double counted = step_s<ddp::Trainer>(options, how);
-  expect_time(counted, 3 * kLayers * f + all_reduce(n, 4 * kParameters));
-  expect_time(counted, ddp_s(n, f, {2 * kLayers * f}, {4 * kParameters}));
+  expect_time(report.time.step_s,
+              3 * kLayers * f + all_reduce(n, 4 * kParameters));
+  expect_closed_form(report);
 }
 
-// A bucket per layer. Where it takes no longer than the backward of a layer,
-// those of the first layer and of the embedding are left to wait for; where it
-// takes longer, all of them but for the backward of the last layer.
+// Buckets of a layer, of parts of a block, and of single parameters; messages
+// that are shorter and longer than the backward beside them.
 TEST_P(Textbook, DdpHidesWhatBackwardLeavesTimeFor) {
   const int n = GetParam();
-  for (const std::int64_t batch : {800, 8000, 80000}) {
-    const Options options = mlp_options(n, batch);
-    ddp::TrainerOptions how;
-    how.ddp.first_bucket_mb = how.ddp.bucket_cap_mb = 4 * kWeights / (1 << 20);
-    const double f = layer_forward_s(static_cast<double>(batch) * 64 / n);
-    const std::vector<double> ready = {2 * f, 4 * f, 6 * f, 6 * f};
-    // A layer's weights fill the bucket; its bias leaves with what comes next
-    const std::vector<double> bytes = {4 * kWeights, 4 * (kWeights + 256),
-                                       4 * (kWeights + 64),
-                                       4 * (kWeights + 256)};
-    SCOPED_TRACE(batch);
-    expect_time(step_s<ddp::Trainer>(options, how), ddp_s(n, f, ready, bytes));
+  for (const double bucket_mb : {0.01, 0.03, 4 * kWeights / (1 << 20), 0.1}) {
+    for (const std::int64_t batch : {800, 8000, 80000}) {
+      SCOPED_TRACE(std::to_string(bucket_mb) + " MiB, batch " +
+                   std::to_string(batch));
+      ddp::TrainerOptions how;
+      how.ddp.first_bucket_mb = how.ddp.bucket_cap_mb = bucket_mb;
+      expect_closed_form(
+          run_on_textbook<ddp::Trainer>(mlp_options(n, batch), how));
+      expect_closed_form(
+          run_on_textbook<ddp::Trainer>(gpt_options(n, batch), how));
+    }
+  }
+}
+
+TEST(TextbookDdp, EveryOptionOfTheReducerHasItsForm) {
+  for (const std::int64_t steps : {1, 2, 3}) {
+    for (const bool unused : {false, true}) {
+      for (const bool is_static : {false, true}) {
+        if (steps == 1 && is_static) continue;  // sends at the end of backward
+        SCOPED_TRACE(testing::Message()
+                     << steps << " steps " << unused << is_static);
+        ddp::TrainerOptions how;
+        how.ddp.first_bucket_mb = how.ddp.bucket_cap_mb = 0.05;
+        how.ddp.find_unused_parameters = unused;
+        how.ddp.static_graph = is_static;
+        how.comm_hook = unused ? "bf16" : "none";
+        how.micro_batches = steps;
+        Options options = gpt_options(3, 1800);
+        options.steps = steps;
+        expect_closed_form(run_on_textbook<ddp::Trainer>(options, how));
+      }
+    }
   }
 }
 
 // --- Devices of one process --------------------------------------------------
 
-/// The second of two steps, of `make` on `n` devices.
-using Train = std::function<void()>;
-double devices_step_s(
-    const Options& options, int n,
-    const std::function<Train(const std::vector<Device>& devices)>& make) {
-  const auto cost = cost_model(options);
-  std::vector<Device> devices;
-  for (int i = 0; i < n; ++i) devices.push_back(Device::meta(i, 0));
-  RankContext context(devices[0], /*rank=*/0, 1);
-  const RankContext::Scope scope(context);
-  sim::ClockScope clock(*cost, 0, n);
-  for (int i = 1; i < n; ++i) clock.clock().add_device(devices[i], i);
-  const Train train = make(devices);
-  clock.clock().begin_steps();
-  for (int step = 0; step < 2; ++step) {
-    train();
-    clock.clock().end_step();
-  }
-  return clock.clock().last_step_s();
+Report data_parallel_report(const Options& options) {
+  return run_devices(options, [](const Options& as,
+                                 const std::vector<Device>& devices, Run& run) {
+    data_parallel::Trainer trainer(as, devices);
+    run.train(as, trainer);
+  });
 }
 
 TEST_P(Textbook, DataParallelSendsEverythingThroughOneDevice) {
   const int n = GetParam();
-  const Options options = mlp_options(n, 80000);
-  const double f = layer_forward_s(80000.0 * 64 / n);
-  const double counted = devices_step_s(
-      options, n, [&](const std::vector<Device>& devices) -> Train {
-        struct State {
-          LoadedModel loaded;
-          Dataset data;
-          std::unique_ptr<Optimizer> optimizer;
-          std::unique_ptr<data_parallel::DataParallel> model;
-        };
-        LoadedModel here = build_model(options);
-        Dataset data = Dataset::open(options, here.config);
-        auto optimizer = make_optimizer("sgd", here.model->parameters(), {});
-        auto model =
-            std::make_unique<data_parallel::DataParallel>(*here.model, devices);
-        const auto state = std::make_shared<State>(
-            State{std::move(here), std::move(data), std::move(optimizer),
-                  std::move(model)});
-        return [state, &options] {
-          data_parallel::train_step(options, *state->model, *state->optimizer,
-                                    state->data, 0);
-        };
-      });
-  const double tokens = 80000.0 * 64 / n;
-  expect_time(counted,
-              3 * kLayers * f +
-                  (n - 1) * (message(8 * tokens) +             // inputs
-                             2 * message(4 * kParameters) +    // and gradients
-                             2 * message(4 * 256 * tokens)));  // logits' too
+  expect_closed_form(data_parallel_report(mlp_options(n, 80000)));
+  Options options = gpt_options(n, 24);
+  options.dtype = DType::kBF16;
+  expect_closed_form(data_parallel_report(options));
 }
 
-// Naive: F + B, and a copy each way. With splits, the second half works on one
-// while the first computes the next; copies hold both devices, there and back.
+TEST(TextbookOfTwo, DataParallelNeedsEqualPartsAndOneMessage) {
+  EXPECT_EQ(data_parallel_report(mlp_options(2, 7)).time.closed_form_s,
+            kNotPredicted);
+  Options options = gpt_options(2, 8);
+  options.model =
+      R"({"n_embd": 512, "n_layer": 2, "n_head": 4, "n_positions": 64})";
+  EXPECT_EQ(data_parallel_report(options).time.closed_form_s, kNotPredicted)
+      << "25 MB of parameters are three messages";
+}
+
+Report model_parallel_report(const Options& options,
+                             const model_parallel::Settings& settings) {
+  Options on = options;
+  on.world_size = settings.num_devices();
+  return run_devices(
+      on, [&](const Options& as, const std::vector<Device>& devices, Run& run) {
+        model_parallel::Trainer trainer(as, settings, devices, 1);
+        run.train(as, trainer);
+      });
+}
+
+// Naive: F + B, and a copy each way. With splits, one device works on a split
+// while the other works on its neighbour; either may be the slower one.
 TEST(TextbookOfTwo, ModelParallelismComputesOneHalfAfterTheOther) {
-  const Options options = mlp_options(2, 80000);
-  // One layer on the first device, two on the second
-  const double f = layer_forward_s(80000.0 * 64);
   for (const int splits : {1, 4, 8}) {
-    model_parallel::Settings settings;
-    settings.variant = splits == 1 ? "naive" : "pipeline";
-    settings.split_size = 80000 / splits;
-    settings.loss = "cross_entropy";
-    const double counted = devices_step_s(
-        options, 2, [&](const std::vector<Device>& devices) -> Train {
-          const auto trainer = std::make_shared<model_parallel::Trainer>(
-              options, settings, devices, 1);
-          return [trainer] { trainer->step(trainer->batch(0)); };
-        });
-    const double tokens = 80000.0 * 64;
-    const double copies = message(8 * tokens) +  // labels
-                          2 * splits * message(4 * 256 * tokens / splits);
-    // The second device is busy or copies; the first works alone at the ends
-    expect_time(counted, 2 * 3 * f + 3 * f / splits + copies);
+    for (const char* partition : {"half", "1,3", "3,1"}) {
+      SCOPED_TRACE(partition);
+      model_parallel::Settings settings;
+      settings.variant = splits == 1 ? "model_parallel" : "pipeline";
+      settings.split_size = 80000 / splits;
+      settings.partition = partition;
+      settings.loss = "cross_entropy";
+      expect_closed_form(
+          model_parallel_report(mlp_options(2, 80000), settings));
+    }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Textbook, ::testing::Values(1, 2, 4, 8));
+// Odd sides round up; a bottleneck's stride is in its second convolution.
+TEST(TextbookOfTwo, ConvolutionsCountForEveryPixelTheyMake) {
+  for (const char* model : {"resnet18", "resnet50"}) {
+    for (const std::int64_t side : {64, 75}) {
+      SCOPED_TRACE(std::string(model) + ", " + std::to_string(side));
+      Options options = mlp_options(2, 24);
+      options.model = model;
+      options.image_size = side;
+      options.seq = 1;
+      model_parallel::Settings settings;
+      settings.split_size = 6;
+      expect_closed_form(model_parallel_report(options, settings));
+      settings.variant = "single";
+      expect_closed_form(model_parallel_report(options, settings));
+      settings.split_size = 7;
+      EXPECT_EQ(model_parallel_report(options, settings).time.closed_form_s,
+                kNotPredicted);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace shardbook::textbook

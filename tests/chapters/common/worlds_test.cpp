@@ -47,8 +47,7 @@ Outcome run_trainer(const Options& options, const How& how,
         const TrainingLog log =
             train(as, trainer.optimizer(), false,
                   [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(as, world, log, trainer.predicted_bytes(), trainer.bill(),
-                    report);
+        finish_rank(as, world, log, trainer.bills()[0], report);
         if (world.rank() != 0) return;
         outcome.ledger.clear();
         for (const CommRecord& record : world.records()) {
@@ -112,7 +111,7 @@ TEST_P(Worlds, DdpCountsOnThreadsWhatSimCharges) {
     const Outcome folded = run_ddp(options, how);
     expect_same(threads, unfolded);
     expect_same(unfolded, folded);
-    EXPECT_NEAR(threads.report.time.predicted_step_s,
+    EXPECT_NEAR(threads.report.time.simulated_step_s,
                 threads.report.time.step_s, 1e-9 * threads.report.time.step_s);
   }
 }
@@ -187,7 +186,7 @@ TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
           const TrainingLog log =
               train(as, device.optimizer(), false,
                     [&](std::int64_t step) { return device.step(step); });
-          finish_rank(as, world, log, 0, device.bill(), report);
+          finish_rank(as, world, log, device.bills()[0], report);
         });
   };
   const Report threads = run("threads"), shapes = run("sim");
@@ -195,6 +194,8 @@ TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
               1e-9 * shapes.time.step_s);
   const auto activations = static_cast<std::size_t>(MemoryKind::kActivation);
   EXPECT_EQ(threads.ranks[0].peak[activations].counted,
+            shapes.ranks[0].peak[activations].counted);
+  EXPECT_EQ(threads.ranks[0].peak[activations].simulated,
             shapes.ranks[0].peak[activations].counted);
 }
 
@@ -272,7 +273,7 @@ TEST(WorldsTest, ImagesInSixteenBitsTakeThePredictedTime) {
   options.dtype = DType::kBF16;
   const auto expect_as_predicted = [](const Report& report) {
     EXPECT_GT(report.time.step_s, 0);
-    EXPECT_NEAR(report.time.predicted_step_s, report.time.step_s,
+    EXPECT_NEAR(report.time.simulated_step_s, report.time.step_s,
                 1e-9 * report.time.step_s);
   };
   single_device::SingleDeviceOptions pieces;
@@ -283,7 +284,7 @@ TEST(WorldsTest, ImagesInSixteenBitsTakeThePredictedTime) {
         const TrainingLog log =
             train(as, device.optimizer(), false,
                   [&](std::int64_t step) { return device.step(step); });
-        finish_rank(as, world, log, 0, device.bill(), report);
+        finish_rank(as, world, log, device.bills()[0], report);
       }));
   options.world_size = 2;
   gpipe::TrainerOptions how;

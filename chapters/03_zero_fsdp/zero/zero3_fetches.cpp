@@ -1,4 +1,4 @@
-#include "chapters/03_zero_fsdp/zero/zero3_walk.h"
+#include "chapters/03_zero_fsdp/zero/zero3_fetches.h"
 
 #include <limits>
 
@@ -15,14 +15,13 @@ int root_of(const std::vector<ZeroStage3::UnitSize>& units) {
 
 }  // namespace
 
-FetchWalk::FetchWalk(const ZeroStage3& zero, bool knows_order)
+FetchWalk::FetchWalk(const ZeroStage3& zero)
     : units_(zero.unit_sizes()),
       options_(zero.options()),
-      knows_order_(knows_order),
       states_(units_.size(), State::kSharded),
       gathers_(units_.size()) {}
 
-void FetchWalk::micro_step(bool root_has_head) {
+void FetchWalk::micro_step() {
   const int root = root_of(units_);
   std::vector<std::size_t> order;
   for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -36,28 +35,17 @@ void FetchWalk::micro_step(bool root_has_head) {
     fetch(u);
     end_use(u);
   }
-  forward_communication_ = communication_.peak();
-  communication_.forget_peak();
-  // Backward: the root's first gradient opens its bucket
+  // Backward
   if (root >= 0) {
     const auto r = static_cast<std::size_t>(root);
     end_use(r);
     fetch(r);
-    if (root_has_head) communication_.add(units_[r].reduce_bytes);
   }
   for (auto u = order.rbegin(); u != order.rend(); ++u) {
     fetch(*u);
-    communication_.add(units_[*u].reduce_bytes);
-    reduce(*u);
     end_use(*u);
   }
-  if (root >= 0) {
-    const auto r = static_cast<std::size_t>(root);
-    if (!root_has_head) communication_.add(units_[r].reduce_bytes);
-    reduce(r);
-    end_use(r);
-  }
-  finish_reduction();
+  if (root >= 0) end_use(static_cast<std::size_t>(root));
 }
 
 void FetchWalk::make_trace(const std::vector<std::size_t>& order, int root) {
@@ -97,16 +85,12 @@ void FetchWalk::make_room(std::int64_t elements) {
 
 void FetchWalk::start(std::size_t u) {
   const ZeroStage3::UnitSize& unit = units_[u];
-  // One parameter is gathered in its place
-  if (unit.gather_bytes == 0) parameters_.add(unit.full_bytes);
-  communication_.add(unit.gather_bytes);
   states_[u] = State::kInFlight;
   live_ += unit.full_elements;
   gathers_[u] += 1;
 }
 
 void FetchWalk::prefetch(std::size_t unit) {
-  if (!knows_order_) return;
   std::int64_t ahead = 0;
   for (std::size_t i = cursor_; i < trace_.size(); ++i) {
     const std::size_t next = trace_[i];
@@ -132,14 +116,12 @@ void FetchWalk::fetch(std::size_t u) {
   if (is_whole) states_[u] = State::kFull;
   prefetch(u);
   if (is_whole) return;
-  if (unit.gather_bytes > 0) parameters_.add(unit.full_bytes);
-  communication_.add(-unit.gather_bytes);
   states_[u] = State::kFull;
 }
 
 void FetchWalk::end_use(std::size_t unit) {
   if (states_[unit] != State::kFull) return;
-  if (knows_order_ && reuse_distance(unit) < options_.max_reuse_distance &&
+  if (reuse_distance(unit) < options_.max_reuse_distance &&
       live_ <= options_.max_live_parameters) {
     states_[unit] = State::kKept;
   } else {
@@ -148,22 +130,8 @@ void FetchWalk::end_use(std::size_t unit) {
 }
 
 void FetchWalk::release(std::size_t unit) {
-  parameters_.add(-units_[unit].full_bytes);
   states_[unit] = State::kSharded;
   live_ -= units_[unit].full_elements;
-}
-
-// Ends the reduction before; this one flies.
-void FetchWalk::reduce(std::size_t unit) {
-  finish_reduction();
-  communication_.add(units_[unit].copy_bytes);
-  flying_ = units_[unit].reduce_bytes + units_[unit].copy_bytes;
-  if (!options_.overlap_comm) finish_reduction();
-}
-
-void FetchWalk::finish_reduction() {
-  communication_.add(-flying_);
-  flying_ = 0;
 }
 
 }  // namespace shardbook::zero

@@ -1,0 +1,32 @@
+#pragma once
+
+// What a step costs on d squares of q x q ranks: the formulas of the page.
+
+namespace shardbook::summa {
+
+/// The numbers that a bill is made from.
+struct Sizes {
+  double q = 1, d = 1;
+  double tokens = 0;  ///< of all ranks, in one micro-batch
+  double seq = 0;     ///< S
+  double h = 0, heads = 0, layers = 0, positions = 0;
+  double vocabulary = 0;         ///< rows of the table, padding included
+  double element = 4, stat = 4;  ///< bytes of an element, of a statistic
+  double micro_batches = 1;
+  bool recompute = false;
+};
+
+/// Elements that a rank sends for Y = X W, X [M, K], W [K, N], forward and
+/// backward, without bias: 3 (q-1)/q^2 (MK/d + KN) + 2 (d-1)/d KN/q^2.
+double linear_elements(double q, double d, double m, double k, double n);
+/// Bytes that a rank sends in one step of a GPT, by the page's table; without the
+/// norm of the gradient.
+double step_bytes(const Sizes& sizes);
+/// Parameters that a rank holds: 1/q^2 of all.
+double parameters_per_rank(const Sizes& sizes);
+/// Activations that a rank keeps of a forward, in bytes.
+double kept_bytes(const Sizes& sizes);
+/// Seconds of a step on the cluster `textbook`.
+double step_s(const Sizes& sizes);
+
+}  // namespace shardbook::summa

@@ -1,0 +1,36 @@
+#pragma once
+
+// What a step costs on a cube of l x l x l ranks: the formulas of the page.
+
+namespace shardbook::cube {
+
+/// The numbers that a bill is made from.
+struct Sizes {
+  double l = 1;
+  double tokens = 0;  ///< of all ranks, in one micro-batch
+  double seq = 0;     ///< S
+  double h = 0, heads = 0, layers = 0, positions = 0;
+  double vocabulary = 0;         ///< rows of the table, padding included
+  double element = 4, stat = 4;  ///< bytes of an element, of a statistic
+  bool keep_gathered = true;
+  double micro_batches = 1;
+  bool recompute = false;
+};
+
+/// Elements that a rank sends for Y = X W, X [M, K], W [K, N], forward and
+/// backward, without bias: 2 (l-1)/l^3 (MK + KN + MN), and (l-1)/l^3 (MK + KN)
+/// more where operands are gathered again.
+double linear_elements(double l, double m, double k, double n,
+                       bool keep_gathered = true);
+/// Bytes that a rank sends in one step of a GPT, by the page's table; without the
+/// norm of the gradient.
+double step_bytes(const Sizes& sizes);
+/// Parameters that a rank holds: 1/l^3 of matrices and the table, 1/l of vectors
+/// and positions.
+double parameters_per_rank(const Sizes& sizes);
+/// Activations that a rank keeps of a forward, in bytes.
+double kept_bytes(const Sizes& sizes);
+/// Seconds of a step on the cluster `textbook`.
+double step_s(const Sizes& sizes);
+
+}  // namespace shardbook::cube

@@ -1,0 +1,27 @@
+#pragma once
+
+// The memory that a rank of a pipeline holds and the time of a step, as formulas.
+
+#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/run/report.h"
+#include "chapters/common/run/textbook.h"
+
+namespace shardbook::pipeline {
+
+/// Parameters (and buffers), gradients and optimizer state of a rank.
+MemoryBill states_bill(const Options& options, PipelineModel& model);
+
+/// The same, and activations kept, of a model whose layers are those of one
+/// device. Schedules that do not flush hold several versions of the parameters.
+MemoryBill pipeline_bill(const Options& options, PipelineModel& model,
+                         Engine& engine, int rank);
+
+/// Seconds of a GPT's layer: embedding (0), blocks, head (`last`).
+Costs layer_costs(const textbook::GptTimes& times, int layer, int last);
+
+/// Of a step on the cluster `textbook`: the longest path through the schedule,
+/// then the sums of the tied table's gradient, of loss and norm. For whole layers
+/// of a GPT, and one rank per stage.
+double step_s(const Options& options, PipelineModel& model, Engine& engine);
+
+}  // namespace shardbook::pipeline

@@ -1,0 +1,142 @@
+#include "chapters/common/run/kept.h"
+
+#include <cmath>
+#include <vector>
+
+#include "chapters/common/models/resnet.h"
+#include "chapters/common/pipeline/stages.h"
+
+namespace shardbook {
+namespace {
+
+// fc1, fc2 with a ReLU each: their inputs, and those of the ReLUs. fc3: its input,
+// the logits, the logarithms of the softmax's sums.
+double kept_by_mlp_layer(const ModelConfig& config, int layer,
+                         const KeptSizes& z) {
+  const auto h = static_cast<double>(config.n_embd);
+  const auto vocabulary = static_cast<double>(config.vocab_size);
+  const double tokens = z.rows * z.tokens;
+  if (layer == 3) return tokens * ((h + vocabulary) * z.element + z.stat);
+  return tokens * 5 * h * z.element;
+}
+
+// Sides after a window of stride 2 with the same padding on both sides.
+double halved(double side) { return std::ceil(side / 2); }
+
+/// Of all images: sizes by channels-last pixels. Each norm keeps its input, which
+/// is a convolution's output, and a mean and a deviation for each channel.
+double kept_by_resnet_layer(const ModelConfig& config, int layer,
+                            const KeptSizes& z) {
+  const std::vector<ResNetBlockSize> blocks = resnet_blocks(config);
+  const auto width = static_cast<double>(config.width);
+  double side = halved(z.side);
+  const auto norm = [&](double channels, double pixels) {
+    return z.rows * channels * pixels * z.element + 2 * channels * 8;
+  };
+  // The image, channels last; the pool keeps which pixel was the largest
+  if (layer == 0) {
+    const double pooled = halved(side) * halved(side);
+    return z.rows * 3 * z.side * z.side * z.element + norm(width, side * side) +
+           z.rows * width * pooled * 4;
+  }
+  side = halved(side);
+  for (int i = 1; i < layer && i <= static_cast<int>(blocks.size()); ++i) {
+    if (blocks[static_cast<std::size_t>(i - 1)].stride == 2)
+      side = halved(side);
+  }
+  if (layer > static_cast<int>(blocks.size())) {
+    // The last block's output, whose ReLU's mask it is; means, logits
+    const auto features = static_cast<double>(blocks.back().out);
+    const auto labels = static_cast<double>(config.num_labels);
+    const double mask = z.recompute ? 0 : features * side * side;
+    return z.rows * ((mask + features + labels) * z.element + z.stat);
+  }
+  const ResNetBlockSize& block = blocks[static_cast<std::size_t>(layer - 1)];
+  const auto in = static_cast<double>(block.in);
+  const auto wide = static_cast<double>(block.width);
+  const auto out = static_cast<double>(block.out);
+  const double before = side * side;
+  const double after = block.stride == 2 ? halved(side) * halved(side) : before;
+  const double input = z.rows * in * before * z.element;
+  if (z.recompute) return input;
+  double kept = input + norm(out, after);
+  if (block.has_downsample()) kept += norm(out, after);
+  if (!config.bottleneck) {
+    return kept + norm(wide, after) + z.rows * wide * after * z.element;
+  }
+  return kept + norm(wide, before) + norm(wide, after) +
+         z.rows * wide * (before + after) * z.element;
+}
+
+}  // namespace
+
+KeptSizes kept_sizes(const Options& options, std::int64_t rows) {
+  KeptSizes sizes;
+  sizes.rows = static_cast<double>(rows);
+  sizes.tokens = static_cast<double>(options.seq);
+  sizes.side = static_cast<double>(options.image_size);
+  sizes.element = static_cast<double>(dtype_bytes(options.dtype));
+  sizes.stat = options.dtype == DType::kF64 ? 8 : 4;
+  return sizes;
+}
+
+// In elements per token, where t ranks share heads and hidden units:
+//
+//   x                h     input of ln_1 (the residual stream)
+//   ln_1             h     input of c_attn
+//   q, k, v         3h/t   input of attention
+//   attention        h/t   its output, input of c_proj
+//   x + attention    h     input of ln_2
+//   ln_2             h     input of c_fc
+//   c_fc            4h/t   input of GELU
+//   GELU            4h/t   input of c_proj
+//              4h + 12h/t  and statistics: 2 + 2 of the norms, one per head
+double kept_by_block(const ModelConfig& config, const KeptSizes& z) {
+  const auto h = static_cast<double>(config.n_embd);
+  const auto heads = static_cast<double>(config.n_head);
+  const double tokens = z.rows * z.tokens;
+  if (z.recompute) return tokens * h * z.element;
+  return tokens * ((4 + 12 / z.t) * h * z.element + (4 + heads / z.t) * z.stat);
+}
+
+// Input and output of ln_f and its statistics, the logits, and the logarithms of
+// the softmax's sums.
+double kept_by_head(const ModelConfig& config, const KeptSizes& z) {
+  const auto h = static_cast<double>(config.n_embd);
+  const auto vocabulary = static_cast<double>(config.vocab_size);
+  return z.rows * z.tokens *
+         ((2 * h + vocabulary / z.t) * z.element + 3 * z.stat);
+}
+
+double kept_by_layer(const ModelConfig& config, int layer, const KeptSizes& z) {
+  if (config.is_image()) return kept_by_resnet_layer(config, layer, z);
+  if (layer == 0) return 0;  // token ids are inputs
+  if (config.type == "mlp") return kept_by_mlp_layer(config, layer, z);
+  return layer <= config.n_layer ? kept_by_block(config, z)
+                                 : kept_by_head(config, z);
+}
+
+// Of a block: inputs h, h/t, h, 4h/t and gradients 3h/t, h, 4h/t, h. Of the head:
+// h and the logits' gradient.
+double deferred_by_layer(const ModelConfig& config, int layer,
+                         const KeptSizes& z) {
+  const auto h = static_cast<double>(config.n_embd);
+  const auto vocabulary = static_cast<double>(config.vocab_size);
+  const double tokens = z.rows * z.tokens;
+  if (layer == 0 || config.is_image()) return 0;
+  if (config.type == "mlp" && layer < 3) return tokens * 5 * h * z.element;
+  if (config.type == "mlp" || layer > config.n_layer)
+    return tokens * (h + vocabulary / z.t) * z.element;
+  return tokens * (4 + 12 / z.t) * h * z.element;
+}
+
+double kept_by_model(const ModelConfig& config, const KeptSizes& z) {
+  const int layers = layers_of(config)->size();
+  double sum = z.stat;  // the loss
+  for (int layer = 0; layer < layers; ++layer) {
+    sum += kept_by_layer(config, layer, z);
+  }
+  return sum;
+}
+
+}  // namespace shardbook

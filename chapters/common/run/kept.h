@@ -1,0 +1,42 @@
+#pragma once
+
+// The activations that a forward leaves for its backward, layer by layer.
+//
+// The layers are those of a LayerList (pipeline/stages.h): an embedding or a
+// stem, blocks, and a head with the loss. Values that a layer only passes on are
+// counted where they are read again: a block's input is the block's.
+
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
+
+namespace shardbook {
+
+/// A piece of a batch on one device.
+struct KeptSizes {
+  double rows = 0;         ///< samples
+  double tokens = 0;       ///< of a sample
+  double side = 0;         ///< of an image
+  double element = 4;      ///< bytes of an activation
+  double stat = 4;         ///< bytes of a statistic, and of the loss
+  double t = 1;            ///< ranks that share heads, hidden units, vocabulary
+  bool recompute = false;  ///< blocks keep only their inputs
+};
+
+/// Of `rows` samples.
+KeptSizes kept_sizes(const Options& options, std::int64_t rows);
+
+/// What one GPT block keeps.
+double kept_by_block(const ModelConfig& config, const KeptSizes& sizes);
+/// What the norm behind the blocks, and the head keep, without the loss itself.
+double kept_by_head(const ModelConfig& config, const KeptSizes& sizes);
+/// What one layer of the model's LayerList keeps.
+double kept_by_layer(const ModelConfig& config, int layer,
+                     const KeptSizes& sizes);
+/// What the weights' gradients of a layer need where they are put off: inputs of
+/// products, and the gradients of their outputs.
+double deferred_by_layer(const ModelConfig& config, int layer,
+                         const KeptSizes& sizes);
+/// What the whole model keeps, and the loss.
+double kept_by_model(const ModelConfig& config, const KeptSizes& sizes);
+
+}  // namespace shardbook

@@ -1,0 +1,147 @@
+// Kept activations and the time of a step by the page's formulas, in runs on
+// shapes on the cluster `textbook`.
+
+#include <gtest/gtest.h>
+
+#include "chapters/13_moe/trainer.h"
+#include "comm/device_mesh.h"
+#include "tests/chapters/common/sharded_support.h"
+#include "tests/chapters/common/textbook_support.h"
+#include "tests/support/sanitized.h"
+
+namespace shardbook::moe {
+namespace {
+
+struct ModelShape {
+  int b = 4, s = 16, h = 32, layers = 2, vocabulary = 64;
+  int experts = 8, k = 1, micro_batches = 1;
+  double factor = 1;
+  DType dtype = DType::kF64;
+};
+
+struct Combination {
+  std::string name;
+  int ep = 4, edp = 1, t = 1, zero = 0;
+  bool offload = false, expert_tp = false;
+};
+
+TrainerOptions how_of(const ModelShape& shape, const Combination& form) {
+  TrainerOptions how;
+  how.ep = form.ep, how.tp = form.t, how.zero_stage = form.zero;
+  how.cpu_offload = form.offload;
+  how.micro_batches = shape.micro_batches;
+  how.moe.expert_tensor_parallel = form.expert_tp;
+  how.moe.gate.num_experts = shape.experts;
+  how.moe.gate.k = shape.k;
+  how.moe.gate.capacity_factor = shape.factor;
+  return how;
+}
+
+Report report_of(const ModelShape& shape, const Combination& form,
+                 const TrainerOptions& how, double dropout = 0) {
+  Options options =
+      textbook::mlp_options(form.ep * form.edp * form.t,
+                            form.ep * form.edp * shape.micro_batches * shape.b);
+  options.chapter = "13_moe";
+  options.model =
+      "{\"n_embd\": " + std::to_string(shape.h) +
+      ", \"n_layer\": " + std::to_string(shape.layers) +
+      ", \"n_head\": 4, \"vocab_size\": " + std::to_string(shape.vocabulary) +
+      ", \"n_positions\": " + std::to_string(shape.s) + "}";
+  options.seq = shape.s;
+  options.dtype = shape.dtype;
+  options.dropout = dropout;
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, expert_topology(group_sizes(as, how)));
+    Trainer strategy(as, how, mesh);
+    run.train(as, strategy);
+  };
+  chapter.fold_class = fold_class(options, how);
+  return run_and_compare(options, chapter);
+}
+
+TEST(MoeBill, HoldsForEveryForm) {
+  const std::vector<Combination> all = {
+      {"E"},
+      {"E+D", 2, 4},
+      {"D", 1, 2},
+      {"D+Z", 1, 2, 1, 2},
+      {"E+Z", 4, 1, 1, 1},
+      {"E+Z2", 8, 1, 1, 2},
+      {"E+D+M", 2, 2, 2},
+      {"E+D+M, cut experts", 2, 2, 4, 0, false, true},
+      {"E+D+Z+M", 2, 2, 2, 1},
+      {"E+D+Z", 2, 4, 1, 2},
+      {"E+D+Z-Off", 2, 2, 1, 2, true},
+      {"E+Z-Off+M", 2, 1, 2, 2, true}};
+  // Few tokens and many, odd and even; wide models and large vocabularies; slots
+  // that are rare, and slots that stay empty; products that outlast messages
+  const std::vector<ModelShape> shapes = {
+      {},
+      {3, 11, 20, 3, 100, 4},
+      {1, 5, 8, 1, 1000, 12, 1, 2},
+      {4, 16, 32, 2, 64, 8, 2},
+      {3, 16, 128, 2, 60, 8, 3, 3, 1.25},
+      {8, 31, 20, 1, 16, 4, 1, 2, 2, DType::kF32},
+      {2, 16, 64, 3, 300, 8, 2, 2, 2, DType::kBF16},
+      {64, 64, 512, 2, 512, 8, 2, 2, 1, DType::kF32},
+      {4, 31, 8, 2, 28, 8, 1, 1, 0.5, DType::kBF16}};
+  int compared = 0;
+  for (const Combination& form : sized(all, {all[4], all[7]})) {
+    int of_form = 0;
+    for (const ModelShape& shape : shapes) {
+      GateOptions gate;
+      gate.num_experts = shape.experts, gate.k = shape.k;
+      gate.capacity_factor = shape.factor;
+      if (capacity(shape.b * shape.s, gate, true) % form.t != 0) continue;
+      if (shape.experts % form.ep != 0) continue;
+      SCOPED_TRACE(form.name + ", b " + std::to_string(shape.b) + " s " +
+                   std::to_string(shape.s) + " h " + std::to_string(shape.h) +
+                   " k " + std::to_string(shape.k));
+      const Report report = report_of(shape, form, how_of(shape, form));
+      sharded_test::expect_bill(report);
+      textbook::expect_closed_form(report);
+      ++of_form;
+    }
+    EXPECT_GE(of_form, 3) << form.name;
+    compared += of_form;
+  }
+  EXPECT_GE(compared, kSanitized ? 6 : 72);
+}
+
+// An MLP beside the experts, layers without experts, dropout.
+TEST(MoeBill, HoldsForOtherLayers) {
+  for (const ModelShape& shape :
+       {ModelShape{4, 16, 32, 3, 64, 8, 2},
+        ModelShape{4, 16, 32, 3, 64, 8, 1, 2, 1, DType::kBF16}}) {
+    for (const Combination& form :
+         {Combination{"E", 4}, Combination{"E+M", 2, 1, 2}}) {
+      for (const int kind : {0, 1, 2, 3}) {
+        SCOPED_TRACE(form.name + " " + std::to_string(kind));
+        TrainerOptions how = how_of(shape, form);
+        how.moe.use_residual = kind == 0;
+        how.moe.shared_expert = kind == 1 || kind == 2;
+        how.moe.gate_shared_expert = kind == 2;
+        if (kind == 3) how.moe.num_experts = {1, 4, 8};
+        sharded_test::expect_bill(report_of(shape, form, how, /*dropout=*/0.1));
+      }
+    }
+  }
+}
+
+// At the loss, in f64 on one of 4 ranks with 64 tokens, h = 8, 2 experts of 32 slots,
+// one block: attention 8h + 8 (norms, 4 heads), the gate 2 and 3 and 2 * 2 per all,
+// the slots 1 + 10h, rows h; the last norm 2h + 2; 600 logits, their gradient, the
+// softmax; the loss and its gradient.
+TEST(MoeBill, ThePeakIsAtTheLoss) {
+  const ModelShape shape{4, 16, 8, 1, 600, 2};
+  const Combination form{"D", 1, 4};
+  const Report report = report_of(shape, form, how_of(shape, form));
+  const double block = 64 * (8 * 8 + 8 + 2 + 3 + (1 + 10 * 8) + 8) + 2 * 2;
+  EXPECT_EQ(sharded_test::activation_peak(report.ranks[0]),
+            8 * (block + 64 * (2 * 8 + 2 + 2 * 600 + 1) + 2));
+}
+
+}  // namespace
+}  // namespace shardbook::moe
