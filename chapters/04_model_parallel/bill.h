@@ -17,9 +17,8 @@ double boundary_numel(const Options& options, const LayerList& layers, int cut);
 std::vector<double> step_traffic(const Options& options,
                                  const Settings& settings, Trainer& trainer);
 
-/// Peaks of each device: its own parameters, gradients and optimizer state; on
-/// the first one, memory for the gradient of the boundary. Activations have no
-/// formula: a run on shapes predicts them.
+/// What each device holds: its own parameters, gradients and optimizer state, and
+/// the activations that its layers keep of all splits.
 std::vector<MemoryBill> memory_bills(const Options& options,
                                      const Settings& settings,
                                      Trainer& trainer);

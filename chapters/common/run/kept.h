@@ -27,7 +27,7 @@ KeptSizes kept_sizes(const Options& options, std::int64_t rows);
 
 /// What one GPT block keeps.
 double kept_by_block(const ModelConfig& config, const KeptSizes& sizes);
-/// What the norm behind the blocks, and the head keep, without the loss itself.
+/// What the head and the norm before it keep, without the loss itself.
 double kept_by_head(const ModelConfig& config, const KeptSizes& sizes);
 /// What one layer of the model's LayerList keeps.
 double kept_by_layer(const ModelConfig& config, int layer,

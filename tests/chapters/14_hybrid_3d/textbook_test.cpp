@@ -45,8 +45,8 @@ HybridOptions degrees(int d, int t, int p, int zero = 0) {
   return how;
 }
 
-// Stages of unequal work where 8 or 12 layers make 3 stages; ranks begin their
-// steps at different times with ZeRO-1, but for the first.
+// Stages of unequal work where 8 or 12 layers make 3 stages; with ZeRO-1,
+// ranks begin every step after the first at different times.
 TEST(HybridTextbook, AStepIsThePagesFormula) {
   for (const int p : {1, 2, 3}) {
     for (const int t : {1, 2}) {
