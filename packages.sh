@@ -19,6 +19,7 @@ ninja-build         required  all      runs what Meson plans
 pkg-config          required  all      tells Meson where libraries are
 libdnnl-dev         required  all      oneDNN: fast matrix products
 libxsimd-dev        required  all      vector instructions of the kernels
+libxtensor-dev      required  all      tensors as array expressions, .npy files
 nlohmann-json3-dev  required  all      reads and writes JSON
 libfmt-dev          required  all      formats numbers and messages
 libcli11-dev        required  all      reads the options of the programs

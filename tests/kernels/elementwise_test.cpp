@@ -11,7 +11,7 @@ namespace {
 
 class Elementwise : public KernelTest {};
 
-double apply(BinaryOp op, double a, double b) {
+Values apply(BinaryOp op, const Values& a, const Values& b) {
   switch (op) {
     case BinaryOp::kAdd:
       return a + b;
@@ -22,39 +22,6 @@ double apply(BinaryOp op, double a, double b) {
     default:
       return a / b;
   }
-}
-
-// NumPy's broadcasting by the definition: one output element at a time.
-std::vector<double> broadcast_reference(BinaryOp op, const Dims& a_shape,
-                                        const std::vector<double>& a,
-                                        const Dims& b_shape,
-                                        const std::vector<double>& b) {
-  const Dims shape = broadcast_shape(a_shape, b_shape);
-  std::int64_t n = 1;
-  for (const std::int64_t s : shape) n *= s;
-  std::vector<double> out(n);
-  const auto at = [&](const Dims& in, std::int64_t flat) {
-    std::int64_t offset = 0, stride = 1;
-    for (std::size_t i = 1; i <= shape.size(); ++i) {
-      const std::int64_t coordinate = flat % shape[shape.size() - i];
-      flat /= shape[shape.size() - i];
-      if (i > in.size()) continue;
-      const std::int64_t size = in[in.size() - i];
-      if (size != 1) offset += coordinate * stride;
-      stride *= size;
-    }
-    return offset;
-  };
-  for (std::int64_t i = 0; i < n; ++i) {
-    out[i] = apply(op, a[at(a_shape, i)], b[at(b_shape, i)]);
-  }
-  return out;
-}
-
-std::int64_t count(const Dims& shape) {
-  std::int64_t n = 1;
-  for (const std::int64_t s : shape) n *= s;
-  return n;
 }
 
 TEST_P(Elementwise, BinaryBroadcastsAsNumpyDoes) {
@@ -72,18 +39,17 @@ TEST_P(Elementwise, BinaryBroadcastsAsNumpyDoes) {
                                           {{3, 0, 2}, {1, 2}},
                                           {{2, 3, 1, 5, 6}, {2, 1, 4, 5, 1}}};
   for (const auto& [a_shape, b_shape] : shapes) {
-    const Array a = array(noise(count(a_shape), 5));
-    std::vector<double> divisor = noise(count(b_shape), 6);
+    const Array a = array(noise(shape_size(a_shape), 5));
+    std::vector<double> divisor = noise(shape_size(b_shape), 6);
     for (double& x : divisor) x += x < 0 ? -0.5 : 0.5;
     const Array b = array(divisor);
     for (const BinaryOp op :
          {BinaryOp::kAdd, BinaryOp::kSub, BinaryOp::kMul, BinaryOp::kDiv}) {
-      const auto expected =
-          broadcast_reference(op, a_shape, a.values(), b_shape, b.values());
+      const Values expected = apply(op, a.as(a_shape), b.as(b_shape));
       Array out = array(static_cast<std::int64_t>(expected.size()));
       binary(context, op, dtype, a_shape, a.data(), b_shape, b.data(),
              out.data());
-      expect_close(out.values(), expected, tolerance(dtype));
+      expect_close(out, expected, tolerance(dtype));
     }
   }
 }
@@ -91,31 +57,23 @@ TEST_P(Elementwise, BinaryBroadcastsAsNumpyDoes) {
 TEST_P(Elementwise, BinaryMayWriteItsOperand) {
   const Array b = array(noise(40, 2));
   Array a = array(noise(80, 1));
-  const auto before = a.values(), add = b.values();
+  const Values expected = a.as({2, 40}) + b.as({40});
   binary(context, BinaryOp::kAdd, dtype, {2, 40}, a.data(), {40}, b.data(),
          a.data());
-  auto expected = before;
-  for (int i = 0; i < 80; ++i) expected[i] += add[i % 40];
-  expect_close(a.values(), expected, tolerance(dtype));
+  expect_close(a, expected, tolerance(dtype));
 }
 
 TEST_P(Elementwise, ScaleShiftAndAxpy) {
   for (const std::int64_t n : {0, 1, 15, 16, 100, 40000}) {
     const Array x = array(noise(n, 1));
     Array y = array(noise(n, 2)), z = array(n);
-    auto expected = y.values();
-    const auto in = x.values();
-    for (std::int64_t i = 0; i < n; ++i) expected[i] += 0.25 * in[i];
+    const Values in = x.as({n}), expected = y.as({n}) + 0.25 * in;
     axpy(context, dtype, n, 0.25, x.data(), y.data());
-    expect_close(y.values(), expected, tolerance(dtype));
-
-    for (std::int64_t i = 0; i < n; ++i) expected[i] = -3.0 * in[i];
+    expect_close(y, expected, tolerance(dtype));
     scale(context, dtype, n, -3.0, x.data(), z.data());
-    expect_close(z.values(), expected, tolerance(dtype));
-
-    for (std::int64_t i = 0; i < n; ++i) expected[i] = in[i] + 2.0;
+    expect_close(z, -3.0 * in, tolerance(dtype));
     add_scalar(context, dtype, n, 2.0, x.data(), z.data());
-    expect_close(z.values(), expected, tolerance(dtype));
+    expect_close(z, in + 2.0, tolerance(dtype));
   }
 }
 

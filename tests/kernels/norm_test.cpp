@@ -1,5 +1,7 @@
 #include "core/kernels/norm.h"
 
+#include <xtensor/xadapt.hpp>
+
 #include "core/check.h"
 #include "tests/kernels/support.h"
 
@@ -8,24 +10,11 @@ namespace {
 
 constexpr double kEps = 1e-5;
 
-std::vector<double> layer_norm_reference(std::int64_t rows, std::int64_t cols,
-                                         const std::vector<double>& x,
-                                         const std::vector<double>& gamma,
-                                         const std::vector<double>& beta) {
-  std::vector<double> y(rows * cols);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    double mean = 0.0, variance = 0.0;
-    for (std::int64_t c = 0; c < cols; ++c) mean += x[r * cols + c] / cols;
-    for (std::int64_t c = 0; c < cols; ++c) {
-      variance += (x[r * cols + c] - mean) * (x[r * cols + c] - mean) / cols;
-    }
-    for (std::int64_t c = 0; c < cols; ++c) {
-      y[r * cols + c] =
-          (x[r * cols + c] - mean) / std::sqrt(variance + kEps) * gamma[c] +
-          beta[c];
-    }
-  }
-  return y;
+// (x - mean) / sqrt(variance + eps), over the columns of x [rows, cols].
+Values normalized(const Values& x) {
+  const Values mean = xt::mean(x, {1}, xt::keep_dims);
+  const Values variance = xt::mean(xt::square(x - mean), {1}, xt::keep_dims);
+  return (x - mean) / xt::sqrt(variance + kEps);
 }
 
 class Norm : public KernelTest {};
@@ -43,18 +32,13 @@ TEST_P(Norm, LayerNormEqualsTheDefinition) {
                beta.data(), y.data(), mean.data(), rstd.data());
     // Rows of one element are all rounding error of the mean.
     const double slack = cols == 1 ? 2.0 : 4.0;
-    expect_close(y.values(),
-                 layer_norm_reference(rows, cols, x.values(), gamma.values(),
-                                      beta.values()),
+    const Values xhat = normalized(x.as({rows, cols}));
+    expect_close(y, xhat * gamma.as({cols}) + beta.as({cols}),
                  slack * tolerance(dtype));
     Array plain = array(rows * cols);
     layer_norm(context, dtype, rows, cols, kEps, x.data(), nullptr, nullptr,
                plain.data(), mean.data(), rstd.data());
-    expect_close(plain.values(),
-                 layer_norm_reference(rows, cols, x.values(),
-                                      std::vector<double>(cols, 1.0),
-                                      std::vector<double>(cols, 0.0)),
-                 slack * tolerance(dtype));
+    expect_close(plain, xhat, slack * tolerance(dtype));
   }
 }
 
@@ -62,42 +46,32 @@ TEST_P(Norm, LayerNormBackwardIsTheSlope) {
   const std::int64_t rows = 140, cols = 21;
   const Array x = array(noise(rows * cols, 1)), gamma = array(noise(cols, 2)),
               dy = array(noise(rows * cols, 4));
-  const std::vector<double> zeros(cols, 0.0);
   Array y = array(rows * cols), dx = array(rows * cols);
   Array mean(stat_dtype(dtype), rows), rstd(stat_dtype(dtype), rows);
   layer_norm(context, dtype, rows, cols, kEps, x.data(), gamma.data(), nullptr,
              y.data(), mean.data(), rstd.data());
   Array dgamma = array(noise(cols, 5)), dbeta = array(noise(cols, 6));
-  auto expected_gamma = dgamma.values(), expected_beta = dbeta.values();
+  const Values in = x.as({rows, cols}), up = dy.as({rows, cols});
+  const Values scaled_up = up * gamma.as({cols});
+  const Values expected_gamma =
+      dgamma.as({cols}) + xt::sum(up * normalized(in), {0});
+  const Values expected_beta = dbeta.as({cols}) + xt::sum(up, {0});
   layer_norm_backward(context, dtype, rows, cols, x.data(), gamma.data(),
                       mean.data(), rstd.data(), dy.data(), dx.data(),
                       dgamma.data(), dbeta.data(), true);
-  // One input at a time moves one row only.
-  const auto in = x.values(), g = gamma.values(), up = dy.values();
-  const auto xhat = layer_norm_reference(rows, cols, in,
-                                         std::vector<double>(cols, 1.0), zeros);
-  std::vector<double> expected(rows * cols);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t c = 0; c < cols; ++c) {
-      expected_gamma[c] += up[r * cols + c] * xhat[r * cols + c];
-      expected_beta[c] += up[r * cols + c];
-      const double h = 1e-5;
-      std::vector<double> row(in.begin() + r * cols,
-                              in.begin() + (r + 1) * cols);
-      row[c] += h;
-      const auto above = layer_norm_reference(1, cols, row, g, zeros);
-      row[c] -= 2 * h;
-      const auto below = layer_norm_reference(1, cols, row, g, zeros);
-      double sum = 0.0;
-      for (std::int64_t j = 0; j < cols; ++j) {
-        sum += up[r * cols + j] * (above[j] - below[j]) / (2 * h);
-      }
-      expected[r * cols + c] = sum;
-    }
+  // One column at a time: an input moves its own row only.
+  Values expected(in.shape());
+  for (std::int64_t c = 0; c < cols; ++c) {
+    const double h = 1e-5;
+    Values above = in, below = in;
+    xt::col(above, c) += h;
+    xt::col(below, c) -= h;
+    xt::col(expected, c) = xt::sum(
+        scaled_up * (normalized(above) - normalized(below)) / (2 * h), {1});
   }
-  expect_close(dx.values(), expected, std::max(1e-8, 5 * tolerance(dtype)));
-  expect_close(dgamma.values(), expected_gamma, 10 * tolerance(dtype));
-  expect_close(dbeta.values(), expected_beta, 10 * tolerance(dtype));
+  expect_close(dx, expected, std::max(1e-8, 5 * tolerance(dtype)));
+  expect_close(dgamma, expected_gamma, 10 * tolerance(dtype));
+  expect_close(dbeta, expected_beta, 10 * tolerance(dtype));
 
   // Without accumulation, in place, and with nothing asked for but dx.
   Array in_place = dy;
@@ -137,8 +111,17 @@ TEST_P(Norm, ChannelPiecesMakeABatchNorm) {
     const double count = 4.0 * inner;
     const Array x = array(noise(n, 1)), gamma = array(noise(3, 2)),
                 beta = array(noise(3, 3)), dy = array(noise(n, 4));
-    const auto in = x.values(), up = dy.values();
-    const auto channel = [&](std::int64_t i) { return i / inner % 3; };
+    const Values in = x.as({4, 3, inner}), up = dy.as({4, 3, inner});
+    // Of each channel, [1, 3, 1]
+    const auto of_channel = [](const Values& v) -> Values {
+      return xt::sum(v, {0, 2}, xt::keep_dims);
+    };
+    const auto normalize = [&](const Values& v) -> Values {
+      const Values m = of_channel(v) / count;
+      const Values s = of_channel(xt::square(v - m)) / count;
+      return (v - m) / xt::sqrt(s + kEps) * gamma.as({1, 3, 1}) +
+             beta.as({1, 3, 1});
+    };
 
     std::vector<double> mean(3), squares(3), rstd(3);
     channel_sums(context, dtype, shape, x.data(), mean.data());
@@ -148,54 +131,35 @@ TEST_P(Norm, ChannelPiecesMakeABatchNorm) {
     for (int c = 0; c < 3; ++c)
       rstd[c] = 1 / std::sqrt(squares[c] / count + kEps);
 
-    const auto normalize = [&](const std::vector<double>& values) {
-      std::vector<double> m(3), s(3), y(n);
-      for (std::int64_t i = 0; i < n; ++i) m[channel(i)] += values[i] / count;
-      for (std::int64_t i = 0; i < n; ++i) {
-        const double d = values[i] - m[channel(i)];
-        s[channel(i)] += d * d / count;
-      }
-      for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t c = channel(i);
-        y[i] = (values[i] - m[c]) / std::sqrt(s[c] + kEps) * gamma.values()[c] +
-               beta.values()[c];
-      }
-      return y;
-    };
     Array y = array(n);
     channel_normalize(context, dtype, shape, x.data(), mean.data(), rstd.data(),
                       gamma.data(), beta.data(), y.data());
-    expect_close(y.values(), normalize(in), 3 * tolerance(dtype));
+    expect_close(y, normalize(in), 3 * tolerance(dtype));
 
     std::vector<double> sum_dy(3), sum_dy_xhat(3);
     channel_backward_sums(context, dtype, shape, x.data(), dy.data(),
                           mean.data(), rstd.data(), sum_dy.data(),
                           sum_dy_xhat.data());
-    std::vector<double> expected_dy(3), expected_xhat(3), expected(n);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t c = channel(i);
-      expected_dy[c] += up[i];
-      expected_xhat[c] += up[i] * (in[i] - mean[c]) * rstd[c];
-    }
-    expect_close(sum_dy, expected_dy, 1e-10);
-    expect_close(sum_dy_xhat, expected_xhat, 1e-10);
+    const Dims of_channels = {1, 3, 1};
+    const Values xhat =
+        (in - xt::adapt(mean, of_channels)) * xt::adapt(rstd, of_channels);
+    expect_close(Array(DType::kF64, sum_dy), of_channel(up), 1e-10);
+    expect_close(Array(DType::kF64, sum_dy_xhat), of_channel(up * xhat), 1e-10);
 
     Array dx = array(n);
     channel_backward(context, dtype, shape, x.data(), dy.data(), mean.data(),
                      rstd.data(), gamma.data(), sum_dy.data(),
                      sum_dy_xhat.data(), count, dx.data());
+    Values expected(in.shape());
     for (std::int64_t i = 0; i < n; ++i) {
       const double h = 1e-5;
-      auto moved = in;
-      moved[i] += h;
-      const auto above = normalize(moved);
-      moved[i] -= 2 * h;
-      const auto below = normalize(moved);
-      for (std::int64_t j = 0; j < n; ++j) {
-        expected[i] += up[j] * (above[j] - below[j]) / (2 * h);
-      }
+      Values above = in, below = in;
+      above.flat(i) += h;
+      below.flat(i) -= h;
+      expected.flat(i) =
+          xt::sum(up * (normalize(above) - normalize(below)))() / (2 * h);
     }
-    expect_close(dx.values(), expected, std::max(1e-8, 5 * tolerance(dtype)));
+    expect_close(dx, expected, std::max(1e-8, 5 * tolerance(dtype)));
   }
 }
 

@@ -21,16 +21,12 @@ TEST_P(Reduce, SumRowsAddsOverRows) {
   for (const auto& [rows, cols] : shapes) {
     const Array x = array(noise(rows * cols, 3));
     Array out = array(noise(cols, 4));
-    auto expected = out.values();
-    const auto in = x.values();
-    for (std::int64_t i = 0; i < rows * cols; ++i) expected[i % cols] += in[i];
+    const Values sums = xt::sum(x.as({rows, cols}), {0});
+    const Values more = out.as({cols}) + sums;
     sum_rows(context, dtype, rows, cols, x.data(), out.data(), true);
-    expect_close(out.values(), expected, sum_tolerance(rows));
-
-    std::fill(expected.begin(), expected.end(), 0.0);
-    for (std::int64_t i = 0; i < rows * cols; ++i) expected[i % cols] += in[i];
+    expect_close(out, more, sum_tolerance(rows));
     sum_rows(context, dtype, rows, cols, x.data(), out.data());
-    expect_close(out.values(), expected, sum_tolerance(rows));
+    expect_close(out, sums, sum_tolerance(rows));
   }
 }
 
@@ -39,11 +35,9 @@ TEST_P(Reduce, SumLastAddsOverColumns) {
   for (const auto& [rows, cols] : shapes) {
     const Array x = array(noise(rows * cols, 3));
     Array out = array(noise(rows, 4));
-    auto expected = out.values();
-    const auto in = x.values();
-    for (std::int64_t i = 0; i < rows * cols; ++i) expected[i / cols] += in[i];
+    const Values expected = out.as({rows}) + xt::sum(x.as({rows, cols}), {1});
     sum_last(context, dtype, rows, cols, x.data(), out.data(), true);
-    expect_close(out.values(), expected, sum_tolerance(cols));
+    expect_close(out, expected, sum_tolerance(cols));
   }
 }
 
@@ -60,30 +54,22 @@ TEST_P(Reduce, SumToShapeUndoesBroadcasting) {
                                           {{0, 3}, {3}},
                                           {{3, 20, 70}, {1, 70}}};
   for (const auto& [x_shape, out_shape] : shapes) {
-    std::int64_t n = 1, m = 1;
-    for (const std::int64_t s : x_shape) n *= s;
-    for (const std::int64_t s : out_shape) m *= s;
+    const std::int64_t n = shape_size(x_shape), m = shape_size(out_shape);
     const Array x = array(noise(n, 8));
+    // Where the result has no dim or one of size 1, x is summed
+    std::vector<std::size_t> axes;
+    const std::size_t missing = x_shape.size() - out_shape.size();
+    for (std::size_t d = 0; d < x_shape.size(); ++d) {
+      if (d < missing || out_shape[d - missing] == 1) axes.push_back(d);
+    }
+    const Values sums = xt::sum(x.as(x_shape), axes);
     for (const bool accumulate : {false, true}) {
       Array out = array(noise(m, 9));
-      std::vector<double> expected =
-          accumulate ? out.values() : std::vector<double>(m, 0.0);
-      const auto in = x.values();
-      for (std::int64_t i = 0; i < n; ++i) {
-        std::int64_t flat = i, offset = 0, stride = 1;
-        for (std::size_t d = 1; d <= x_shape.size(); ++d) {
-          const std::int64_t at = flat % x_shape[x_shape.size() - d];
-          flat /= x_shape[x_shape.size() - d];
-          if (d > out_shape.size()) continue;
-          const std::int64_t size = out_shape[out_shape.size() - d];
-          if (size != 1) offset += at * stride;
-          stride *= size;
-        }
-        expected[offset] += in[i];
-      }
+      Values expected = xt::flatten(sums);
+      if (accumulate) expected += out.as({m});
       sum_to_shape(context, dtype, x_shape, x.data(), out_shape, out.data(),
                    accumulate);
-      expect_close(out.values(), expected, sum_tolerance(n));
+      expect_close(out, expected, sum_tolerance(n));
     }
   }
 }
@@ -91,10 +77,10 @@ TEST_P(Reduce, SumToShapeUndoesBroadcasting) {
 TEST_P(Reduce, SumsOfEverythingAddInF64) {
   const std::int64_t n = 100001;
   const Array x = array(noise(n, 2));
-  double sum = 0.0, squares = 0.0;
-  for (const double v : x.values()) sum += v, squares += v * v;
-  EXPECT_NEAR(sum_all(context, dtype, n, x.data()), sum, 1e-9);
-  EXPECT_NEAR(sum_squares(context, dtype, n, x.data()), squares, 1e-8);
+  const Values in = x.as({n});
+  EXPECT_NEAR(sum_all(context, dtype, n, x.data()), xt::sum(in)(), 1e-9);
+  EXPECT_NEAR(sum_squares(context, dtype, n, x.data()),
+              xt::sum(xt::square(in))(), 1e-8);
 }
 
 TEST_P(Reduce, DoesNotDependOnThreads) {

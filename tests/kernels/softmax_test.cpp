@@ -8,12 +8,10 @@
 namespace shardbook::kernels {
 namespace {
 
-double log_sum_exp(const std::vector<double>& x, std::int64_t from,
-                   std::int64_t n) {
-  double max = -kInf, sum = 0.0;
-  for (std::int64_t i = 0; i < n; ++i) max = std::max(max, x[from + i]);
-  for (std::int64_t i = 0; i < n; ++i) sum += std::exp(x[from + i] - max);
-  return max + std::log(sum);
+// Over columns; [rows, 1].
+Values log_sum_exp(const Values& x) {
+  const Values max = xt::amax(x, {1}, xt::keep_dims);
+  return max + xt::log(xt::sum(xt::exp(x - max), {1}, xt::keep_dims));
 }
 
 class Softmax : public KernelTest {
@@ -30,15 +28,10 @@ TEST_P(Softmax, EqualsTheDefinition) {
     Array y = array(rows * cols), log_y = array(rows * cols);
     softmax(context, dtype, rows, cols, x.data(), y.data());
     log_softmax(context, dtype, rows, cols, x.data(), log_y.data());
-    const auto in = x.values();
-    std::vector<double> expected(rows * cols), expected_log(rows * cols);
-    for (std::int64_t i = 0; i < rows * cols; ++i) {
-      expected_log[i] = in[i] - log_sum_exp(in, i / cols * cols, cols);
-      expected[i] = std::exp(expected_log[i]);
-    }
+    const Values in = x.as({rows, cols}), expected = in - log_sum_exp(in);
     const double slack = dtype == DType::kF64 ? 100.0 : 2.0;
-    expect_close(y.values(), expected, slack * tolerance(dtype));
-    expect_close(log_y.values(), expected_log, slack * tolerance(dtype));
+    expect_close(y, xt::exp(expected), slack * tolerance(dtype));
+    expect_close(log_y, expected, slack * tolerance(dtype));
     Array in_place = x;
     softmax(context, dtype, rows, cols, in_place.data(), in_place.data());
     EXPECT_TRUE(in_place == y);
@@ -56,31 +49,16 @@ TEST_P(Softmax, BackwardIsTheSlope) {
     softmax(context, dtype, rows, cols, x.data(), y.data());
     softmax_backward(context, dtype, rows, cols, y.data(), dy.data(),
                      dx.data());
-    auto p = y.values(), g = dy.values();
-    std::vector<double> expected(rows * cols);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      double dot = 0.0;
-      for (std::int64_t c = 0; c < cols; ++c) {
-        dot += p[r * cols + c] * g[r * cols + c];
-      }
-      for (std::int64_t c = r * cols; c < (r + 1) * cols; ++c) {
-        expected[c] = p[c] * (g[c] - dot);
-      }
-    }
-    expect_close(dx.values(), expected, 2 * tolerance(dtype));
+    const Values p = y.as({rows, cols}), g = dy.as({rows, cols});
+    const Values dot = xt::sum(p * g, {1}, xt::keep_dims);
+    expect_close(dx, p * (g - dot), 2 * tolerance(dtype));
 
     log_softmax(context, dtype, rows, cols, x.data(), y.data());
     log_softmax_backward(context, dtype, rows, cols, y.data(), dy.data(),
                          dx.data());
-    p = y.values();
-    for (std::int64_t r = 0; r < rows; ++r) {
-      double sum = 0.0;
-      for (std::int64_t c = 0; c < cols; ++c) sum += g[r * cols + c];
-      for (std::int64_t c = r * cols; c < (r + 1) * cols; ++c) {
-        expected[c] = g[c] - std::exp(p[c]) * sum;
-      }
-    }
-    expect_close(dx.values(), expected, 4 * tolerance(dtype));
+    const Values sum = xt::sum(g, {1}, xt::keep_dims);
+    expect_close(dx, g - xt::exp(y.as({rows, cols})) * sum,
+                 4 * tolerance(dtype));
   }
 }
 
@@ -100,29 +78,27 @@ TEST_P(Softmax, CrossEntropyAndItsGradient) {
     Array loss(stat_dtype(dtype), rows), total(stat_dtype(dtype), rows);
     cross_entropy(context, dtype, rows, cols, logits.data(), targets.data(),
                   loss.data(), total.data());
-    const auto in = logits.values();
-    std::vector<double> expected_loss(rows), expected_total(rows);
-    std::vector<double> expected(rows * cols, 0.0);
+    const Values in = logits.as({rows, cols}), sums = log_sum_exp(in);
+    Values losses = xt::zeros<double>({rows});
     const double scale = 0.125;
+    Values expected = scale * xt::exp(in - sums);
     for (std::int64_t r = 0; r < rows; ++r) {
-      expected_total[r] = log_sum_exp(in, r * cols, cols);
-      if (targets[r] == kIgnoreIndex) continue;
-      expected_loss[r] = expected_total[r] - in[r * cols + targets[r]];
-      for (std::int64_t c = 0; c < cols; ++c) {
-        expected[r * cols + c] =
-            scale * (std::exp(in[r * cols + c] - expected_total[r]) -
-                     (c == targets[r] ? 1.0 : 0.0));
+      if (targets[r] == kIgnoreIndex) {
+        xt::row(expected, r) = 0;
+        continue;
       }
+      losses(r) = sums(r, 0) - in(r, targets[r]);
+      expected(r, targets[r]) -= scale;
     }
     const double stat_tolerance = tolerance(stat_dtype(dtype));
-    expect_close(loss.values(), expected_loss, 4 * stat_tolerance);
-    expect_close(total.values(), expected_total, 4 * stat_tolerance);
+    expect_close(loss, losses, 4 * stat_tolerance);
+    expect_close(total, sums, 4 * stat_tolerance);
     const Array dloss(stat_dtype(dtype), std::vector<double>{scale});
     Array grad = logits;
     cross_entropy_backward(context, dtype, rows, cols, logits.data(),
                            targets.data(), total.data(), dloss.data(), false,
                            grad.data());
-    expect_close(grad.values(), expected, tolerance(dtype));
+    expect_close(grad, expected, tolerance(dtype));
     Array in_place = logits;
     cross_entropy_backward(context, dtype, rows, cols, in_place.data(),
                            targets.data(), total.data(), dloss.data(), false,

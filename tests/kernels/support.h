@@ -1,15 +1,22 @@
 #pragma once
 
-// Arrays of any dtype seen as doubles, and the dtypes that tests run over.
+// Arrays of any dtype seen as doubles, and the dtypes that tests run over. The
+// oracles are xtensor expressions.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
+#include <xtensor/xarray.hpp>
+#include <xtensor/xmanipulation.hpp>
+#include <xtensor/xmath.hpp>
+#include <xtensor/xview.hpp>
 
 #ifdef SHARDBOOK_HAVE_OPENMP
 #include <omp.h>
@@ -23,6 +30,8 @@ namespace shardbook::kernels {
 inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
+
+using Values = xt::xarray<double>;
 
 /// An array of `dtype` in memory.
 class Array {
@@ -47,6 +56,12 @@ class Array {
     cast(context, dtype_, bytes_.data(), DType::kF64, out.data(), n_);
     return out;
   }
+  Values as(const Dims& shape) const {
+    Values out(Values::shape_type(shape.begin(), shape.end()));
+    const std::vector<double> flat = values();
+    std::copy(flat.begin(), flat.end(), out.begin());
+    return out;
+  }
 
   bool operator==(const Array& other) const { return bytes_ == other.bytes_; }
 
@@ -55,6 +70,11 @@ class Array {
   std::int64_t n_ = 0;
   std::vector<char> bytes_;
 };
+
+inline std::int64_t shape_size(const Dims& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1},
+                         std::multiplies<>());
+}
 
 /// Numbers without pattern in [-1, 1], exact in every floating dtype's f64 view
 /// only after rounding: use `rounded` for reference computations.
@@ -91,6 +111,10 @@ inline void expect_close(const std::vector<double>& a,
   for (std::size_t i = 0; i < a.size(); ++i) {
     ASSERT_NEAR(a[i], b[i], tolerance * (1.0 + std::fabs(b[i]))) << "at " << i;
   }
+}
+
+inline void expect_close(const Array& a, const Values& b, double tolerance) {
+  expect_close(a.values(), std::vector<double>(b.begin(), b.end()), tolerance);
 }
 
 inline const std::vector<DType>& floating_dtypes() {

@@ -19,20 +19,16 @@ TEST_P(Vocabulary, ThreeRanksMakeTheLossOfOneDevice) {
   const DType stat = stat_dtype(dtype);
   const std::vector<std::int64_t> targets = {0, 20, kIgnoreIndex, 8, 15};
   const Array whole = array(noise(rows * classes, 3));
-  const auto values = whole.values();
+  const Values values = whole.as({rows, classes});
   std::vector<Array> parts;
   std::vector<VocabularyPart> shapes;
   for (std::int64_t rank = 0; rank < 3; ++rank) {
-    std::vector<double> part(static_cast<std::size_t>(rows * own), 1e3);
     const std::int64_t valid = std::min(own, classes - rank * own);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < valid; ++c) {
-        part[static_cast<std::size_t>(r * own + c)] =
-            values[static_cast<std::size_t>(r * classes + rank * own + c)];
-      }
-    }
-    parts.push_back(array(part));
     shapes.push_back({rows, own, rank * own, valid});
+    Values part = 1e3 * xt::ones<double>({rows, own});
+    xt::view(part, xt::all(), xt::range(0, valid)) =
+        xt::view(values, xt::all(), xt::range(rank * own, rank * own + valid));
+    parts.push_back(array({part.begin(), part.end()}));
   }
   std::vector<double> max(rows, -1e30), sum(rows), picked(rows);
   for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -69,22 +65,17 @@ TEST_P(Vocabulary, ThreeRanksMakeTheLossOfOneDevice) {
     cross_entropy_backward(context, dtype, rows, classes, whole.data(),
                            targets.data(), lse.data(), dloss.data(), mean,
                            gradient.data());
-    const auto of_one = gradient.values();
+    const Values of_one = gradient.as({rows, classes});
     for (std::size_t rank = 0; rank < 3; ++rank) {
       Array mine = parts[rank];
       vocabulary_gradient(context, dtype, shapes[rank], mine.data(),
                           targets.data(), lse.data(), dloss.data(), mean,
                           mine.data());
-      const auto found = mine.values();
-      std::vector<double> wanted(found.size());
-      for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t c = 0; c < shapes[rank].valid; ++c) {
-          wanted[static_cast<std::size_t>(r * own + c)] =
-              of_one[static_cast<std::size_t>(r * classes + shapes[rank].first +
-                                              c)];
-        }
-      }
-      expect_close(found, wanted, tolerance(dtype));
+      const std::int64_t first = shapes[rank].first, valid = shapes[rank].valid;
+      Values wanted = xt::zeros<double>({rows, own});
+      xt::view(wanted, xt::all(), xt::range(0, valid)) =
+          xt::view(of_one, xt::all(), xt::range(first, first + valid));
+      expect_close(mine, wanted, tolerance(dtype));
     }
   }
 }

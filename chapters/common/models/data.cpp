@@ -6,12 +6,14 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "core/xtensor.h"
 
 namespace shardbook {
 namespace {
@@ -51,6 +53,24 @@ std::vector<std::int32_t> tokens_of_u16(const std::string& path,
                      static_cast<unsigned char>(bytes[i + 1]) << 8);
   }
   return tokens;
+}
+
+std::vector<std::int32_t> tokens_of_npy(const std::string& path) {
+  Tensor array;
+  try {
+    array = load_npy(path, Device::cpu(-1));
+  } catch (const Error& error) {
+    throw Error(std::string("--data ") + error.what());
+  }
+  SB_CHECK(!is_floating(array.dtype()), "--data ", path, ": its type is ",
+           dtype_name(array.dtype()), "; token ids are integers");
+  const auto ids = array.to_vector<std::int64_t>();
+  const auto bad = std::find_if(ids.begin(), ids.end(), [](std::int64_t id) {
+    return id < 0 || id > std::numeric_limits<std::int32_t>::max();
+  });
+  SB_CHECK(bad == ids.end(), "--data ", path, ": ", *bad, " at position ",
+           bad - ids.begin(), " is not a token id");
+  return {ids.begin(), ids.end()};
 }
 
 std::vector<std::int32_t> random_tokens(std::int64_t vocab,
@@ -140,6 +160,8 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
     tokens = random_tokens(vocab, seed);
   } else if (source == "walk") {
     tokens = walk_tokens(vocab, seed);
+  } else if (source.ends_with(".npy")) {
+    tokens = tokens_of_npy(source);
   } else {
     const std::string bytes = read_file(source);
     SB_CHECK(!bytes.empty(), "--data ", source, ": the file is empty");

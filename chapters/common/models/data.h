@@ -39,9 +39,9 @@ struct Batch {
 class Dataset {
  public:
   /// `source`: "book" (the chapters' pages as bytes), "random" (uniform),
-  /// "walk", a FILE of bytes or a FILE.u16 of little-endian token ids. Throws
-  /// Error for a file that cannot be read, is shorter than one sample, or has a
-  /// token >= vocab.
+  /// "walk", a FILE of bytes, a FILE.u16 of little-endian token ids or a FILE.npy
+  /// of integers. Throws Error for a file that cannot be read, is shorter than
+  /// one sample, or has a token >= vocab.
   static Dataset open(const std::string& source, std::int64_t seq,
                       std::int64_t vocab, std::uint64_t seed);
 

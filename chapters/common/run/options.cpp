@@ -34,10 +34,9 @@ void add_shared_options(CommandLine& line, Options& o,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
            "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-70b, gpt-175b, resnet18, "
            "resnet50, or a config FILE.json of GPT-2 or ResNet");
-  line.add(
-      "--data", &o.data,
-      "book, random, walk (a random walk), FILE (bytes) or FILE.u16 (GPT-2 "
-      "token ids); images are random");
+  line.add("--data", &o.data,
+           "book, random, walk (a random walk), FILE (bytes), FILE.u16 (GPT-2 "
+           "token ids) or FILE.npy (token ids); images are random");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
   line.add("--tf32", &o.tf32,
@@ -93,8 +92,8 @@ void add_shared_options(CommandLine& line, Options& o,
            "(Chrome trace; of a long run the first and the last steps)");
   line.add("--fold", &o.fold, "sim: run ranks that do the same once");
   line.add("--logits", &o.logits,
-           "write the first batch and its logits after training "
-           "(safetensors)");
+           "write the first batch and its logits after training (safetensors), "
+           "or to FILE.npy the logits alone");
   line.add("--format", &o.format, "of the report", {"text", "json"});
   line.add("--report", &o.report,
            "write the report here, as JSON, beside what --format prints");

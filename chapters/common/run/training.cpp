@@ -21,6 +21,7 @@
 #include "core/ops.h"
 #include "core/stream.h"
 #include "core/terminal.h"
+#include "core/xtensor.h"
 #include "sim/repeat.h"
 #include "sim/virtual_clock.h"
 
@@ -436,6 +437,7 @@ void save_results(const Options& options, const LoadedModel& loaded,
   const Batch batch = data.batch(0, options.batch);
   const Tensor logits = (*loaded.model)(batch.inputs);
   loaded.model->train(true);
+  if (options.logits.ends_with(".npy")) return save_npy(options.logits, logits);
   const bool images = loaded.config.is_image();
   std::vector<NamedTensor> results = {
       {images ? "pixel_values" : "input_ids", batch.inputs},
