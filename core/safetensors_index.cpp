@@ -26,7 +26,6 @@ using Json = nlohmann::json;
 constexpr const char* kFileEnding = ".safetensors";
 constexpr const char* kIndexEnding = ".safetensors.index.json";
 constexpr std::size_t kMaxIndexBytes = internal::kSafetensorsMaxHeaderBytes;
-constexpr std::size_t kMaxIndexDepth = 64;
 constexpr std::uint64_t kMaxInt = std::numeric_limits<std::int64_t>::max();
 
 /// Files of a manifest lie beside it: a name that leads elsewhere is refused.
@@ -35,114 +34,6 @@ bool is_plain_file_name(const std::string& name) {
          name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;
 }
-
-/// Listens to the JSON parser: keeps weight_map and metadata.total_size, and
-/// skips everything else.
-class IndexReader : public Json::json_sax_t {
- public:
-  IndexReader(const std::string& label, SafetensorsIndex* index)
-      : label_(label), index_(index) {}
-
-  bool null() override { return value("null"); }
-  bool boolean(bool) override { return value("a boolean"); }
-  bool binary(Json::binary_t&) override { return value("binary data"); }
-  bool number_integer(std::int64_t) override { return value("a number"); }
-  bool number_float(double, const std::string&) override {
-    return value("a number");
-  }
-  bool number_unsigned(std::uint64_t number) override {
-    const bool is_total_size = path_.size() == 2 && path_[0] == "metadata" &&
-                               path_[1] == "total_size" && arrays_ == 0;
-    if (is_total_size && number <= kMaxInt) {
-      index_->total_size = static_cast<std::int64_t>(number);
-    }
-    return value("a number");
-  }
-
-  bool string(std::string& text) override {
-    if (!in_weight_map()) return value("a string");
-    SB_CHECK(is_plain_file_name(text), label_, ": tensor ", quote(path_[1]),
-             " is in file ", quote(text),
-             "; it must be the name of a file beside the manifest");
-    index_->weight_map[path_[1]] = std::move(text);
-    return true;
-  }
-
-  bool start_object(std::size_t) override {
-    if (path_.size() == 1 && path_[0] == "weight_map") {
-      has_weight_map_ = true;
-    } else if (!path_.empty()) {
-      value("an object");
-    }
-    SB_CHECK(path_.size() + arrays_ < kMaxIndexDepth, label_,
-             ": the manifest nests deeper than ", kMaxIndexDepth);
-    path_.emplace_back();
-    return true;
-  }
-
-  bool key(std::string& name) override {
-    // A repeated key is an error only where one of the two would be lost.
-    if (path_.size() == 1) {
-      SB_CHECK(top_keys_.insert(name).second, label_, ": key ", quote(name),
-               " appears twice");
-    } else if (path_.size() == 2 && path_[0] == "weight_map") {
-      SB_CHECK(index_->weight_map.count(name) == 0, label_, ": tensor ",
-               quote(name), " appears twice in weight_map");
-    }
-    path_.back() = std::move(name);
-    return true;
-  }
-
-  bool end_object() override {
-    path_.pop_back();
-    return true;
-  }
-
-  bool start_array(std::size_t) override {
-    value("an array");
-    SB_CHECK(path_.size() + ++arrays_ < kMaxIndexDepth, label_,
-             ": the manifest nests deeper than ", kMaxIndexDepth);
-    return true;
-  }
-  bool end_array() override {
-    --arrays_;
-    return true;
-  }
-
-  bool parse_error(std::size_t position, const std::string&,
-                   const Json::exception& error) override {
-    SB_FAIL(label_, ": the manifest is not valid JSON in UTF-8, at byte ",
-            position, ": ", internal::json_cause(error.what()));
-  }
-
-  void finish() const {
-    SB_CHECK(has_weight_map_, label_, ": weight_map is missing");
-  }
-
- private:
-  bool in_weight_map() const {
-    return path_.size() == 2 && path_[0] == "weight_map";
-  }
-
-  /// Checks that a value that we skip is in a place where it is allowed.
-  bool value(const char* what) const {
-    SB_CHECK(!path_.empty(), label_, ": the manifest is ", what,
-             "; it must be an object");
-    SB_CHECK(path_.size() != 1 || path_[0] != "weight_map", label_,
-             ": weight_map is ", what, "; it must be an object of strings");
-    SB_CHECK(!in_weight_map(), label_, ": tensor ",
-             path_.size() > 1 ? quote(path_[1]) : "", " in weight_map is ",
-             what, "; it must be a string");
-    return true;
-  }
-
-  const std::string& label_;
-  SafetensorsIndex* index_;
-  std::vector<std::string> path_;  // the key at each open object
-  std::size_t arrays_ = 0;
-  bool has_weight_map_ = false;
-  std::set<std::string> top_keys_;
-};
 
 /// The file that `path` stands for; see CheckpointReader::open.
 std::string resolve_checkpoint(const std::string& path) {
@@ -184,14 +75,27 @@ SafetensorsIndex parse_safetensors_index(const void* text, std::size_t size,
                                          const std::string& label) {
   SB_CHECK(size <= kMaxIndexBytes, label, ": the manifest has ", size,
            " bytes; allowed are up to ", kMaxIndexBytes);
-  const char* begin = static_cast<const char*>(text);
-  // The JSON parser would take a zero byte for the end of the text.
-  SB_CHECK(size == 0 || std::memchr(begin, 0, size) == nullptr, label,
-           ": the manifest is not valid JSON: it contains a zero byte");
+  const Json manifest = internal::parse_json(static_cast<const char*>(text),
+                                             size, label + ": the manifest");
+  SB_CHECK(manifest.contains("weight_map"), label, ": weight_map is missing");
+  const Json& map = manifest["weight_map"];
+  SB_CHECK(map.is_object(), label, ": weight_map is ", internal::json_kind(map),
+           "; it must be an object of strings");
   SafetensorsIndex index;
-  IndexReader reader(label, &index);
-  Json::sax_parse(begin, begin + size, &reader);
-  reader.finish();
+  for (const auto& [name, file] : map.items()) {
+    SB_CHECK(file.is_string(), label, ": tensor ", quote(name),
+             " in weight_map is ", internal::json_kind(file),
+             "; it must be a string");
+    SB_CHECK(is_plain_file_name(file), label, ": tensor ", quote(name),
+             " is in file ", quote(file),
+             "; it must be the name of a file beside the manifest");
+    index.weight_map[name] = file;
+  }
+  const Json::json_pointer total("/metadata/total_size");
+  if (manifest.contains(total) && manifest[total].is_number_unsigned() &&
+      manifest[total].get<std::uint64_t>() <= kMaxInt) {
+    index.total_size = manifest[total].get<std::int64_t>();
+  }
   return index;
 }
 

@@ -92,11 +92,6 @@ std::string quote(const std::string& text) {
   return result + "'";
 }
 
-std::string json_cause(const std::string& what) {
-  const std::size_t colon = what.find(": ");
-  return quote(colon == std::string::npos ? what : what.substr(colon + 2));
-}
-
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string result = "[";
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,14 @@ std::string quote(const std::string& text);
 /// "[2, 3]", cut after 8 dimensions.
 std::string shape_text(const std::vector<std::int64_t>& shape);
 
-/// What the JSON library says went wrong, without its own prefix.
-std::string json_cause(const std::string& what);
+constexpr int kMaxJsonDepth = 64;
+/// Parses the JSON object of a file that nobody has checked yet. Throws Error,
+/// which `label` begins, for anything else, for objects that have a key twice,
+/// and for nesting deeper than kMaxJsonDepth.
+nlohmann::json parse_json(const char* text, std::size_t size,
+                          const std::string& label);
+/// "a boolean", "the number 3": a value in a message.
+std::string json_kind(const nlohmann::json& value);
 
 struct SafetensorsHeader {
   /// In the order of their bytes.
