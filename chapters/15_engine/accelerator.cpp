@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "chapters/15_engine/internal/loop.h"
-#include "chapters/15_engine/internal/state_folder.h"
 #include "chapters/common/models/models.h"
+#include "chapters/common/run/state_folder.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/inplace.h"
@@ -282,7 +282,9 @@ void Accelerator::save_state(const std::string& folder) {
            " batches into a window of gradient accumulation, whose gradients "
            "would be lost; call it where sync_gradients is true, after "
            "zero_grad");
-  std::map<std::string, double> numbers = backend.numbers();
+  Manifest manifest;
+  std::map<std::string, double>& numbers = manifest.progress;
+  numbers = backend.numbers();
   const internal::LoaderState& loader = *loop_->training;
   numbers["loader.epoch"] = static_cast<double>(loader.epoch);
   numbers["loader.samples"] = static_cast<double>(loader.samples_done());
@@ -292,17 +294,18 @@ void Accelerator::save_state(const std::string& folder) {
         static_cast<double>(loop_->scheduler->steps_done());
   }
   const auto [parent, name] = parts_of(folder);
-  engine::internal::write_state_folder(world_, parent, name, backend.state(),
-                                       numbers);
+  write_state_folder(parent, name, backend.state(), manifest, &world_);
 }
 
 void Accelerator::load_state(const std::string& folder) {
   internal::Backend& backend = this->backend("load_state");
-  TrainingState state = backend.state();
   std::vector<std::string> needed = {"loader.epoch", "loader.samples", "lr"};
   if (loop_->scheduler) needed.push_back("script.scheduler");
-  const std::map<std::string, double> numbers =
-      engine::internal::read_state_folder(world_, folder, state, needed);
+  Manifest manifest;
+  on_all_ranks(&world_, [&] { manifest = read_manifest(folder, needed); });
+  load_state_folder(folder, manifest, backend.state(), /*with_optimizer=*/true,
+                    &world_);
+  const std::map<std::string, double>& numbers = manifest.progress;
   const auto count = [&](const char* name) {
     return static_cast<std::int64_t>(numbers.at(name));
   };

@@ -2,23 +2,17 @@
 //
 //   FOLDER/latest                            the newest tag
 //   FOLDER/TAG/rank-00001-of-00004.safetensors  ...
-//   FOLDER/TAG/engine.json                   steps, loss scale, scheduler
+//   FOLDER/TAG/manifest.json                 steps, loss scale, scheduler
 
-#include <sstream>
+#include <fstream>
 
 #include "chapters/15_engine/engine.h"
 #include "chapters/15_engine/internal/data_parallel_model.h"
-#include "chapters/15_engine/internal/state_folder.h"
+#include "chapters/common/run/state_folder.h"
 #include "core/check.h"
 
 namespace shardbook::engine {
 namespace {
-
-using internal::on_all_ranks;
-using internal::read_state_folder;
-using internal::text_of;
-using internal::write_state_folder;
-using internal::write_text;
 
 void check_tag(const std::string& tag) {
   SB_CHECK(!tag.empty() && tag[0] != '.' &&
@@ -84,25 +78,32 @@ void Engine::save_checkpoint(const std::string& folder,
       micro_steps_ % sizes_.accumulation == 0 || boundary_,
       "save_checkpoint: between the micro-steps of a step, whose gradients "
       "would be lost; call it after step has acted");
-  on_all_ranks(world_, [&] { check_tag(tag); });
-  write_state_folder(world_, folder, tag, state(), numbers());
-  on_all_ranks(world_, [&] {
-    if (world_.rank() == 0) write_text(folder + "/latest", tag + "\n");
+  on_all_ranks(&world_, [&] { check_tag(tag); });
+  Manifest manifest;
+  manifest.progress = numbers();
+  write_state_folder(folder, tag, state(), manifest, &world_);
+  on_all_ranks(&world_, [&] {
+    if (world_.rank() == 0) write_whole_file(folder + "/latest", tag + "\n");
   });
 }
 
 std::string Engine::load_checkpoint(const std::string& folder,
                                     const std::string& tag) {
   std::string found = tag;
-  on_all_ranks(world_, [&] {
+  Manifest manifest;
+  on_all_ranks(&world_, [&] {
     if (found.empty()) {
-      std::istringstream(text_of(folder + "/latest")) >> found;
+      std::ifstream latest(folder + "/latest");
+      SB_CHECK(latest >> found, "load_checkpoint: ", folder,
+               "/latest cannot be read");
     }
+    manifest = read_manifest(folder + "/" + found,
+                             {"global_steps", "global_samples", "micro_steps",
+                              "skipped_steps", "lr"});
   });
-  TrainingState state = this->state();
-  set_numbers(read_state_folder(world_, folder + "/" + found, state,
-                                {"global_steps", "global_samples",
-                                 "micro_steps", "skipped_steps", "lr"}));
+  load_state_folder(folder + "/" + found, manifest, state(),
+                    /*with_optimizer=*/true, &world_);
+  set_numbers(manifest.progress);
   return found;
 }
 

@@ -200,6 +200,8 @@ TEST_F(Refused, AFlippedBitIsFound) {
 TEST_F(Refused, AManifestThatIsNone) {
   write(step(4) + "/manifest.json", "{\"format\": 7");
   expect_refused(resume(""), {step(4) + "/manifest.json", "is damaged"});
+  write(step(4) + "/manifest.json", R"({"format": "shardbook checkpoint 1"})");
+  expect_refused(resume(""), {step(4), "an older version of the book"});
   fs::remove(step(4) + "/manifest.json");
   expect_refused(resume(""), {step(4), "is no whole checkpoint"});
   // As the sentence says

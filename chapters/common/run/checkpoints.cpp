@@ -11,15 +11,12 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <sstream>
 #include <thread>
 #include <vector>
 
 #include "chapters/common/models/data.h"
-#include "chapters/common/run/state_files.h"
+#include "chapters/common/run/state_folder.h"
 #include "core/check.h"
 
 namespace shardbook {
@@ -29,7 +26,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Texts = std::map<std::string, std::string>;
 
-constexpr char kFormat[] = "shardbook checkpoint 1";
 constexpr std::size_t kKept = 2;
 
 // --- The folder --------------------------------------------------------------
@@ -76,35 +72,6 @@ void check_folder(const std::string& folder) {
            std::strerror(errno));
 }
 
-[[noreturn]] void fail(const std::string& path, const char* step) {
-  SB_FAIL(path, ": cannot ", step, ": ", std::strerror(errno));
-}
-
-void sync_folder(const std::string& folder) {
-  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
-  if (descriptor < 0) fail(folder, "open the folder");
-  const int failed = ::fsync(descriptor);
-  ::close(descriptor);
-  // Some file systems have nothing to sync in a folder and say so
-  if (failed != 0 && errno != EINVAL && errno != ENOTSUP) {
-    fail(folder, "sync the folder");
-  }
-}
-
-void write_synced(const std::string& path, const std::string& text) {
-  const int descriptor =
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (descriptor < 0) fail(path, "create the file");
-  const ssize_t written = ::write(descriptor, text.data(), text.size());
-  const bool is_whole = written == static_cast<ssize_t>(text.size());
-  if (written >= 0 && !is_whole) errno = ENOSPC;
-  const bool is_synced = is_whole && ::fsync(descriptor) == 0;
-  const int cause = errno;
-  ::close(descriptor);
-  errno = cause;
-  if (!is_synced) fail(path, "write the file");
-}
-
 /// Folders that a killed run was writing, or removing.
 void remove_unfinished(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -126,7 +93,7 @@ void remove_old(const std::string& folder) {
 int lock_folder(const std::string& folder) {
   const std::string path = folder + "/.lock";
   const int lock = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock < 0) fail(path, "create the file");
+  SB_CHECK(lock >= 0, path, ": cannot create the file: ", std::strerror(errno));
   // A run that was killed a moment ago may still be ending
   for (int tenths = 0; ::flock(lock, LOCK_EX | LOCK_NB) != 0; ++tenths) {
     if (errno == EWOULDBLOCK && tenths < 50) {
@@ -186,74 +153,13 @@ Texts identity_of(const Options& options) {
   return run;
 }
 
-/// "--lr 0.1 there, 0.2 here; ..."; empty where the two are equal. A key of the
-/// model that one of them lacks is no difference: another version of the program
-/// wrote more of what is the same in all models.
-std::string differences(const Texts& there, const Texts& here) {
-  std::set<std::string> keys;
-  for (const auto& [key, value] : there) keys.insert(key);
-  for (const auto& [key, value] : here) keys.insert(key);
-  const auto value_in = [](const Texts& texts, const std::string& key) {
-    const auto found = texts.find(key);
-    return found == texts.end() ? std::string("not set") : found->second;
-  };
-  std::string text;
-  for (const std::string& key : keys) {
-    const std::string a = value_in(there, key), b = value_in(here, key);
-    const bool is_new = there.count(key) != here.count(key);
-    if (a == b || (is_new && key.rfind("model's ", 0) == 0)) continue;
-    text +=
-        (text.empty() ? "" : "; ") + key + " " + a + " there, " + b + " here";
-  }
-  return text;
-}
-
-struct Manifest {
-  std::int64_t steps_done = 0;
-  std::int64_t skipped_steps = 0;
-  int ranks = 0;
-  Texts run, agreed;
-  std::map<std::string, double> numbers;
-};
-
-Manifest read_manifest(const std::string& folder) {
-  const std::string path = folder + "/manifest.json";
-  std::ifstream file(path);
-  SB_CHECK(file, path, ": cannot be read; ", folder,
-           " is no whole checkpoint: remove it, and --resume takes the one "
-           "before it");
-  std::stringstream text;
-  text << file.rdbuf();
-  Manifest manifest;
+Manifest manifest_in(const std::string& folder) {
   try {
-    const Json json = Json::parse(text.str());
-    SB_CHECK(json.at("format") == kFormat, "another format");
-    manifest.steps_done = json.at("steps_done").get<std::int64_t>();
-    manifest.skipped_steps = json.value("skipped_steps", std::int64_t{0});
-    manifest.ranks = json.at("ranks").get<int>();
-    manifest.run = json.at("run").get<Texts>();
-    manifest.agreed = json.at("agreed").get<Texts>();
-    manifest.numbers = json.at("numbers").get<std::map<std::string, double>>();
-    SB_CHECK(manifest.ranks >= 1 && manifest.ranks <= 1 << 20, "no ranks");
-  } catch (const std::exception&) {
-    SB_FAIL(path, ": is damaged or of another program; remove ", folder,
+    return read_manifest(folder, {"steps_done", "skipped_steps"});
+  } catch (const Error& error) {
+    SB_FAIL(error.what(), "; or remove ", folder,
             ", and --resume takes the checkpoint before it");
   }
-  return manifest;
-}
-
-std::string manifest_text(const Options& options, const TrainingState& state,
-                          std::int64_t steps_done, std::int64_t skipped_steps,
-                          int ranks) {
-  const Json json = {{"format", kFormat},
-                     {"steps_done", steps_done},
-                     {"skipped_steps", skipped_steps},
-                     {"ranks", ranks},
-                     {"chapter", options.chapter},
-                     {"run", identity_of(options)},
-                     {"agreed", state.agreed},
-                     {"numbers", state.numbers}};
-  return json.dump(2) + "\n";
 }
 
 }  // namespace
@@ -272,14 +178,15 @@ Options at_checkpoint(const Options& options) {
   SB_CHECK(options.resume, "--checkpoint ", options.checkpoint, ": holds ",
            name_of(steps.back()),
            "; give --resume to go on from it, or another folder");
-  const Manifest manifest = read_manifest(folder);
+  const Manifest manifest = manifest_in(folder);
+  const auto steps_done =
+      static_cast<std::int64_t>(manifest.progress.at("steps_done"));
   const std::string other = differences(manifest.run, identity_of(options));
   SB_CHECK(other.empty(), "--resume: ", folder, " is of another run: ", other);
-  SB_CHECK(manifest.steps_done <= options.steps, "--steps ", options.steps,
-           ": ", folder, " has done ", manifest.steps_done,
-           " steps; give at least as many");
+  SB_CHECK(steps_done <= options.steps, "--steps ", options.steps, ": ", folder,
+           " has done ", steps_done, " steps; give at least as many");
   Options rest = options;
-  rest.first_step = manifest.steps_done;
+  rest.first_step = steps_done;
   rest.steps -= rest.first_step;
   // Ranks of several hosts compare what they have found
   rest.effective.emplace_back("--resume from step",
@@ -300,12 +207,15 @@ Checkpoints::Checkpoints(const Options& options, Strategy& strategy,
   if (options.checkpoint.empty()) return;
   strategy.state();  // or an Error
   if (is_on_shapes_) return;
-  const std::string error = first_error([&] {
-    if (!is_main_) return;
-    fs::create_directories(options.checkpoint);
-    lock_ = lock_folder(options.checkpoint);
-  });
-  if (!error.empty()) throw BadCheckpoint(error);
+  try {
+    on_all_ranks(world, [&] {
+      if (!is_main_) return;
+      fs::create_directories(options.checkpoint);
+      lock_ = lock_folder(options.checkpoint);
+    });
+  } catch (const StateError& error) {
+    throw BadCheckpoint(error.what());
+  }
   if (options.first_step > 0) newest_ = folder_of(options, saved_step_);
 }
 
@@ -313,67 +223,20 @@ Checkpoints::~Checkpoints() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-/// Runs `work` on every rank, and returns the first rank's error everywhere.
-template <typename Work>
-std::string Checkpoints::first_error(const Work& work) {
-  std::string mine;
-  try {
-    work();
-  } catch (const std::exception& error) {
-    mine = error.what();
-  }
-  if (world_ == nullptr || is_on_shapes_) return mine;
-  for (const std::string& text : world_->exchange(mine)) {
-    if (!text.empty()) return text;
-  }
-  return "";
-}
-
 void Checkpoints::load() {
   if (options_.first_step == 0) return;
   const std::string folder = folder_of(options_, options_.first_step);
-  TrainingState state = strategy_.state();
-  const Manifest manifest = read_manifest(folder);
-  // Without steps to come, weights are all that is needed
-  const bool with_optimizer = options_.steps > 0;
-  std::optional<StateFiles> files;
-  std::string error = first_error([&] {
-    const std::string other = differences(manifest.agreed, state.agreed);
-    SB_CHECK(other.empty(), folder, " is of another run: ", other);
-    for (const auto& [name, value] : manifest.numbers) {
-      SB_CHECK(state.numbers.count(name) > 0, folder, ": keeps a ", name,
-               ", this run has none");
-    }
-    for (const auto& [name, value] : state.numbers) {
-      SB_CHECK(manifest.numbers.count(name) > 0, folder, ": keeps no ", name,
-               ", which this run needs");
-    }
-    files.emplace(folder, manifest.ranks);
-    files->check(state, with_optimizer);
-  });
-  if (error.empty()) {
-    error = first_error([&] {
-      // Every parameter that was kept has its place on some rank
-      std::string mine;
-      for (const StatePart& part : state.parts) mine += part.name + "\n";
-      std::vector<std::string> all = {mine};
-      if (is_on_shapes_) return files->load(state, with_optimizer);
-      if (world_ != nullptr) all = world_->exchange(mine);
-      std::set<std::string> names;
-      for (const std::string& text : all) {
-        std::istringstream lines(text);
-        for (std::string name; std::getline(lines, name);) names.insert(name);
-      }
-      for (const std::string& name : files->names()) {
-        SB_CHECK(names.count(name) > 0, folder, ": holds '", name,
-                 "', which this run's model has not");
-      }
-      files->load(state, with_optimizer);
-    });
+  const TrainingState state = strategy_.state();
+  const Manifest manifest = manifest_in(folder);
+  skipped_steps_ =
+      static_cast<std::int64_t>(manifest.progress.at("skipped_steps"));
+  try {
+    // Without steps to come, weights are all that is needed
+    load_state_folder(folder, manifest, state,
+                      /*with_optimizer=*/options_.steps > 0, world_);
+  } catch (const StateError& error) {
+    throw BadCheckpoint(std::string("--resume: ") + error.what());
   }
-  if (!error.empty()) throw BadCheckpoint("--resume: " + error);
-  skipped_steps_ = manifest.skipped_steps;
-  if (state.loaded) state.loaded(manifest.numbers);
 }
 
 bool Checkpoints::agree_to_stop(bool is_told) {
@@ -403,40 +266,27 @@ void Checkpoints::after_step(std::int64_t steps_done,
 }
 
 void Checkpoints::save(std::int64_t steps_done) {
+  Manifest manifest;
+  manifest.run = identity_of(options_);
+  manifest.progress = {{"steps_done", static_cast<double>(steps_done)},
+                       {"skipped_steps", static_cast<double>(skipped_steps_)}};
   const TrainingState state = strategy_.state();
-  const std::string name = name_of(steps_done);
-  const std::string temporary = options_.checkpoint + "/." + name + ".tmp";
-  const std::string folder = folder_of(options_, steps_done);
-  const int ranks = world_ == nullptr ? 1 : world_->size();
-  std::string error = first_error([&] {
-    if (!is_main_) return;
-    remove_unfinished(options_.checkpoint);
-    fs::create_directory(temporary);
-  });
-  if (error.empty()) {
-    error = first_error([&] { write_state_file(temporary, state, world_); });
-  }
-  if (error.empty()) {
-    error = first_error([&] {
-      if (!is_main_) return;
-      write_synced(
-          temporary + "/manifest.json",
-          manifest_text(options_, state, steps_done, skipped_steps_, ranks));
-      sync_folder(temporary);
-      fs::rename(temporary, folder);
-      sync_folder(options_.checkpoint);
-      remove_old(options_.checkpoint);
+  const std::string& folder = options_.checkpoint;
+  try {
+    on_all_ranks(world_, [&] {
+      if (is_main_) remove_unfinished(folder);
     });
-  }
-  if (!error.empty()) {
-    std::error_code ignored;
-    if (is_main_) fs::remove_all(temporary, ignored);
+    write_state_folder(folder, name_of(steps_done), state, manifest, world_);
+    on_all_ranks(world_, [&] {
+      if (is_main_) remove_old(folder);
+    });
+  } catch (const StateError& error) {
     throw RunError("--checkpoint: not kept after step " +
-                   std::to_string(steps_done) + ": " + error +
+                   std::to_string(steps_done) + ": " + error.what() +
                    (newest_.empty() ? "" : "; " + newest_ + " is whole"));
   }
   saved_step_ = steps_done;
-  newest_ = folder;
+  newest_ = folder_of(options_, steps_done);
 }
 
 }  // namespace shardbook

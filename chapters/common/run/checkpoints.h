@@ -21,7 +21,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "chapters/common/run/strategy.h"
@@ -68,8 +67,6 @@ class Checkpoints {
 
  private:
   void save(std::int64_t steps_done);
-  template <typename Work>
-  std::string first_error(const Work& work);
 
   const Options& options_;
   Strategy& strategy_;

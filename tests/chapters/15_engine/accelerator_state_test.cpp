@@ -87,7 +87,7 @@ TEST(AcceleratorState, OfNoTrainingNamesTheFile) {
   script.load_from = folder / "nothing";
   const std::string error = error_on_ranks(
       2, [&](ProcessGroup& world) { run_script(script, world); });
-  EXPECT_NE(error.find("nothing/engine.json"), std::string::npos) << error;
+  EXPECT_NE(error.find("nothing/manifest.json"), std::string::npos) << error;
 }
 
 }  // namespace
