@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chapters/common/models/data.h"
+#include "chapters/common/run/training.h"
 #include "core/context.h"
 #include "core/xtensor.h"
 #include "tests/chapters/common/common_support.h"
@@ -82,6 +83,19 @@ TEST_F(DatasetFiles, NumPyArraysOfIntegersAreTokenIds) {
       {"--data ", "-2 at position 1"});
   expect_error([&] { Dataset::open(write("no.npy", "text"), 2, 9, 0); },
                {"--data ", "no.npy", "not a .npy file"});
+}
+
+TEST_F(DatasetFiles, LogitsBecomeANumPyArray) {
+  Options options;
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.batch = 2, options.seq = 8;
+  options.logits = path("logits.npy");
+  const LoadedModel loaded = build_model(options);
+  const Dataset data = Dataset::open(options, loaded.config);
+  save_results(options, loaded, data);
+  EXPECT_TRUE(bitwise_equal(load_npy(options.logits),
+                            (*loaded.model)(data.batch(0, 2).inputs)));
 }
 
 TEST_F(DatasetFiles, ExactlyOneSampleIsEnough) {
