@@ -375,7 +375,7 @@ TEST(CommandLine, MemoryThatCannotDoIsASentence) {
 }
 
 TEST(CommandLine, HelpSaysWhatOptionsTakeAndWhatStatusesMean) {
-  const std::string ddp = run("02_ddp", "--help").text;
+  const std::string ddp = run("02_ddp", "--help-all").text;
   for (const char* part :
        {"--lr NUMBER", "--steps INTEGER", "--device-memory BYTES",
         "--save keeps the weights only", "2, the", "130 after Ctrl-C"}) {
@@ -389,6 +389,29 @@ TEST(CommandLine, HelpSaysWhatOptionsTakeAndWhatStatusesMean) {
   for (const char* part :
        {"zb-auto", "--memory-limit NUMBER", "--write-schedule"}) {
     EXPECT_NE(pipeline.find(part), std::string::npos) << part << pipeline;
+  }
+}
+
+// The chapter's own options, and the most used of those that all chapters have.
+TEST(CommandLine, HelpIsShortAndHelpAllIsComplete) {
+  for (const char* chapter :
+       {"00_single_device", "01_data_parallel", "02_ddp", "03_zero_fsdp",
+        "04_model_parallel", "05_gpipe", "06_1f1b", "07_tensor_parallel",
+        "08_tensor_parallel_2d", "09_tensor_parallel_2p5d",
+        "10_tensor_parallel_3d", "11_dtensor", "12_sequence_parallel", "13_moe",
+        "14_hybrid_3d", "15_engine"}) {
+    const std::string help = run(chapter, "--help").text;
+    std::size_t options = 0;
+    for (std::size_t at = 0; (at = help.find("\n  -", at)) != std::string::npos;
+         ++at) {
+      ++options;
+    }
+    EXPECT_LE(options, 45u) << chapter;
+    EXPECT_NE(help.find("--help-all"), std::string::npos) << chapter;
+    EXPECT_EQ(help.find("--weight-decay"), std::string::npos) << chapter;
+    EXPECT_NE(run(chapter, "--help-all").text.find("--weight-decay"),
+              std::string::npos)
+        << chapter;
   }
 }
 

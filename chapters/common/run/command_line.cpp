@@ -42,6 +42,8 @@ struct CommandLine::Impl {
   std::vector<std::function<void()>> at_end;
   /// Values of options that are given without one.
   std::map<std::string, std::string> when_alone;
+  std::string group = "Options";
+  std::vector<CLI::Option*> only_in_help_all;
 
   /// Adds an option that takes one value and is checked by `parse_value`,
   /// which returns what is wrong, or nothing. `show` returns its value.
@@ -63,6 +65,7 @@ struct CommandLine::Impl {
              given.emplace_back(flag, text);
            },
            help)
+        ->group(group)
         ->default_str(show())
         ->type_name(type)
         ->take_last();
@@ -79,6 +82,20 @@ CommandLine::CommandLine(const std::string& program, const std::string& summary,
 }
 
 CommandLine::~CommandLine() = default;
+
+void CommandLine::group(const std::string& name) { impl_->group = name; }
+
+void CommandLine::shorten_help(const std::vector<std::string>& shown) {
+  impl_->app.set_help_all_flag("--help-all",
+                               "Print also the options of all chapters");
+  for (CLI::Option* option : impl_->app.get_options()) {
+    const std::string name = option->get_name();
+    if (name.rfind("--help", 0) != 0 &&
+        std::find(shown.begin(), shown.end(), name) == shown.end()) {
+      impl_->only_in_help_all.push_back(option);
+    }
+  }
+}
 
 namespace {
 
@@ -217,13 +234,15 @@ void CommandLine::add(const std::string& flag, bool* value,
       (name.rfind("no-", 0) == 0 ? name.substr(3) : "no-" + name);
   impl_->shows.emplace_back(flag,
                             [value] { return *value ? "true" : "false"; });
-  impl_->app.add_flag_function(
-      both,
-      [this, flag, value](std::int64_t count) {
-        *value = count > 0;
-        impl_->given.emplace_back(flag, *value ? "true" : "false");
-      },
-      help);
+  impl_->app
+      .add_flag_function(
+          both,
+          [this, flag, value](std::int64_t count) {
+            *value = count > 0;
+            impl_->given.emplace_back(flag, *value ? "true" : "false");
+          },
+          help)
+      ->group(impl_->group);
 }
 
 void CommandLine::add_bytes(const std::string& flag, std::int64_t* value,
@@ -272,8 +291,15 @@ void CommandLine::at_end(std::function<void()> finish) {
 }
 
 void CommandLine::parse(int argc, char** argv) {
-  const bool saves = impl_->app.get_option_no_throw("--save") != nullptr;
-  impl_->app.footer((saves ? kOfSave : "") +
+  const auto is_help_all = [](const std::string& word) {
+    return word == "--help-all";
+  };
+  if (std::none_of(argv, argv + argc, is_help_all)) {
+    for (CLI::Option* option : impl_->only_in_help_all) option->group("");
+  }
+  const CLI::Option* save = impl_->app.get_option_no_throw("--save");
+  const bool shows_save = save != nullptr && !save->get_group().empty();
+  impl_->app.footer((shows_save ? kOfSave : "") +
                     ("Exit status: " + impl_->results) + kOfStatus);
   try {
     impl_->app.parse(argc, argv);

@@ -22,6 +22,11 @@ class CommandLine {
                   "0, every claim holds; 1, a claim does not hold");
   ~CommandLine();
 
+  /// The heading in --help of the options that are added from here on.
+  void group(const std::string& name);
+  /// --help prints of the options so far only these; --help-all prints all.
+  void shorten_help(const std::vector<std::string>& shown);
+
   /// `otherwise` ends the message about a value that is not allowed.
   void add(const std::string& flag, std::string* value, const std::string& help,
            const std::vector<std::string>& allowed = {},

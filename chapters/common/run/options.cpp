@@ -27,41 +27,32 @@ std::atomic<bool> has_begun{false};
 void add_shared_options(CommandLine& line, Options& o,
                         const std::vector<std::string>& backends,
                         const std::string& no_other) {
+  line.group("Ranks");
   line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16);
   line.add("--backend", &o.backend, "what the ranks are", backends, no_other);
   line.add("--device", &o.device, "where tensors live", {"cpu", "cuda"});
+  line.add_bytes("--device-memory", &o.device_memory_bytes,
+                 "capacity of each device; 0 for no limit");
+  line.add("--tf32", &o.tf32,
+           "with --device cuda: products of f32 on tensor cores, from operands "
+           "of 10 bits");
+  line.add("--deterministic", &o.deterministic,
+           "sum in one fixed order, whatever the shape");
+  line.add("--timeout", &o.timeout_s,
+           "seconds a call waits for its peers before it names who is missing",
+           0.001);
+  line.add("--rendezvous", &o.rendezvous,
+           "processes on several hosts: file:FOLDER, tcp:HOST:PORT or "
+           "redis:HOST:PORT");
+  line.add("--interface", &o.network_interface,
+           "processes on several hosts: network interface, such as eth0");
+  line.group("Model");
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
            "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-70b, gpt-175b, resnet18, "
            "resnet50, or a config FILE.json of GPT-2 or ResNet");
-  line.add("--data", &o.data,
-           "book, random, walk (a random walk), FILE (bytes), FILE.u16 (GPT-2 "
-           "token ids) or FILE.npy (token ids); images are random");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
-  line.add("--tf32", &o.tf32,
-           "with --device cuda: products of f32 on tensor cores, from operands "
-           "of 10 bits");
-  line.add("--steps", &o.steps, "optimizer steps");
-  line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
-  line.add("--seq", &o.seq, "tokens per sample", 1);
-  line.add("--image-size", &o.image_size, "height and width of images", 1,
-           4096);
-  line.add("--seed", &o.seed, "seed of weights and dropout");
-  line.add("--optimizer", &o.optimizer, "how weights are updated",
-           {"sgd", "adam", "adamw"});
-  OptimizerOptions& opt = o.optimizer_options;
-  line.add("--lr", &opt.lr, "learning rate");
-  line.add("--weight-decay", &opt.weight_decay, "as PyTorch's optimizers");
-  line.add("--momentum", &opt.momentum, "of sgd", 0, 1);
-  line.add("--nesterov", &opt.nesterov, "Nesterov momentum of sgd");
-  line.add("--beta1", &opt.beta1, "of adam and adamw", 0, 1);
-  line.add("--beta2", &opt.beta2, "of adam and adamw", 0, 1);
-  line.add("--eps", &opt.eps, "of adam and adamw");
-  line.add("--lr-schedule", &o.lr_schedule, "learning rate over the steps",
-           {"constant", "linear", "cosine"});
-  line.add("--warmup", &o.warmup, "steps over which the rate rises");
-  line.add("--clip", &o.clip, "largest gradient norm; 0 for none");
   line.add("--dropout", &o.dropout, "probability", 0, 0.999);
   line.add("--load", &o.load,
            "begin with these weights (safetensors); does not continue a run");
@@ -74,6 +65,34 @@ void add_shared_options(CommandLine& line, Options& o,
            {"torchvision", "transformers"});
   line.add("--save-non-finite", &o.save_non_finite,
            "--save also weights that are infinite or not a number");
+  line.group("Data");
+  line.add("--data", &o.data,
+           "book, random, walk (a random walk), FILE (bytes), FILE.u16 (GPT-2 "
+           "token ids) or FILE.npy (token ids); images are random");
+  line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
+  line.add("--seq", &o.seq, "tokens per sample", 1);
+  line.add("--image-size", &o.image_size, "height and width of images", 1,
+           4096);
+  line.add("--seed", &o.seed, "seed of weights and dropout");
+  line.add("--logits", &o.logits,
+           "write the first batch and its logits after training (safetensors), "
+           "or to FILE.npy the logits alone");
+  line.group("Training");
+  line.add("--steps", &o.steps, "optimizer steps");
+  OptimizerOptions& opt = o.optimizer_options;
+  line.add("--optimizer", &o.optimizer, "how weights are updated",
+           {"sgd", "adam", "adamw"});
+  line.add("--lr", &opt.lr, "learning rate");
+  line.add("--weight-decay", &opt.weight_decay, "as PyTorch's optimizers");
+  line.add("--momentum", &opt.momentum, "of sgd", 0, 1);
+  line.add("--nesterov", &opt.nesterov, "Nesterov momentum of sgd");
+  line.add("--beta1", &opt.beta1, "of adam and adamw", 0, 1);
+  line.add("--beta2", &opt.beta2, "of adam and adamw", 0, 1);
+  line.add("--eps", &opt.eps, "of adam and adamw");
+  line.add("--lr-schedule", &o.lr_schedule, "learning rate over the steps",
+           {"constant", "linear", "cosine"});
+  line.add("--warmup", &o.warmup, "steps over which the rate rises");
+  line.add("--clip", &o.clip, "largest gradient norm; 0 for none");
   line.add("--checkpoint", &o.checkpoint,
            "keep the training here, a folder: weights, optimizer, step; at the "
            "end and at SIGINT and SIGTERM, which then lose nothing");
@@ -82,34 +101,25 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--resume", &o.resume,
            "go on from the newest checkpoint in --checkpoint, on any number of "
            "ranks; --steps counts from the beginning");
-  line.add("--log", &o.log, "one JSON object per step (JSON lines)");
-  line.add("--trace", &o.trace,
-           "every event in wall time, for Perfetto (Chrome trace JSON)");
+  line.group("Cluster");
   line.add("--cluster", &o.cluster,
            "where virtual time passes: a preset, FILE.json, or none");
   line.add("--timeline", &o.timeline,
            "virtual time: text (the last step), or FILE.json for Perfetto "
            "(Chrome trace; of a long run the first and the last steps)");
+  line.add("--trace", &o.trace,
+           "every event in wall time, for Perfetto (Chrome trace JSON)");
   line.add("--fold", &o.fold, "sim: run ranks that do the same once");
-  line.add("--logits", &o.logits,
-           "write the first batch and its logits after training (safetensors), "
-           "or to FILE.npy the logits alone");
+  line.group("Output");
   line.add("--format", &o.format, "of the report", {"text", "json"});
   line.add("--report", &o.report,
            "write the report here, as JSON, beside what --format prints");
+  line.add("--log", &o.log, "one JSON object per step (JSON lines)");
   line.add("--check", &o.check, "compare with one device");
-  line.add("--deterministic", &o.deterministic,
-           "sum in one fixed order, whatever the shape");
-  line.add_bytes("--device-memory", &o.device_memory_bytes,
-                 "capacity of each device; 0 for no limit");
-  line.add("--timeout", &o.timeout_s,
-           "seconds a call waits for its peers before it names who is missing",
-           0.001);
-  line.add("--rendezvous", &o.rendezvous,
-           "processes on several hosts: file:FOLDER, tcp:HOST:PORT or "
-           "redis:HOST:PORT");
-  line.add("--interface", &o.network_interface,
-           "processes on several hosts: network interface, such as eth0");
+  line.shorten_help({"--world-size", "--backend", "--device", "--model",
+                     "--dtype", "--data", "--batch", "--seq", "--steps",
+                     "--cluster", "--timeline", "--format", "--check"});
+  line.group("This chapter");
   // Images are random, and one sample is one label.
   line.after_parse([&line, &o] {
     if (!ModelConfig::read(o.model).is_image()) return;
