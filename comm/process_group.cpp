@@ -128,8 +128,7 @@ void copy_flat(const Tensor& output, const Tensor& input) {
 
 // --- Collectives -------------------------------------------------------------
 
-Work ProcessGroup::issue(const CommCall& call, std::int64_t numel_to_peers,
-                         const std::function<Work()>& start) {
+Work ProcessGroup::issue(const CommCall& call, const CommBuffers& buffers) {
   CommRecord record;
   record.op = call.op;
   record.group = name_;
@@ -137,15 +136,32 @@ Work ProcessGroup::issue(const CommCall& call, std::int64_t numel_to_peers,
   record.group_rank = rank_;
   record.dtype = call.dtype;
   record.numel = call.numel;
-  record.numel_to_peers = numel_to_peers;
+  if (call.op == CommOp::kSend) record.numel_to_peers = call.numel;
+  if (!buffers.send_counts.empty()) {
+    record.numel_to_peers =
+        call.numel - buffers.send_counts[static_cast<std::size_t>(rank_)];
+  }
   record.root_or_peer = call.root_or_peer;
   record.phase = RankContext::current().phase;
   record.label = call.label;
   log_->add(record);
-  if (observer_ == nullptr) return start();
+  if (observer_ == nullptr) return dispatch(call, buffers);
   observer_->on_issue(record);
-  return Work(
-      std::make_shared<ObservedState>(start(), observer_, std::move(record)));
+  return Work(std::make_shared<ObservedState>(dispatch(call, buffers),
+                                              observer_, std::move(record)));
+}
+
+Work ProcessGroup::dispatch(const CommCall& call, const CommBuffers& buffers) {
+  const Tensor& any = buffers.output.defined() ? buffers.output : buffers.input;
+  if (any.defined() && any.is_meta() && !takes_meta()) return Work();
+  switch (call.op) {
+    case CommOp::kSend:
+      return do_send(any, call);
+    case CommOp::kRecv:
+      return do_recv(any, call);
+    default:
+      return do_collective(call, buffers);
+  }
 }
 
 Work ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op,
@@ -155,9 +171,7 @@ Work ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op,
   if (size() == 1) return Work();
   CommCall call = make_call(CommOp::kAllReduce, tensor, tensor.numel(), label);
   call.reduce_op = op;
-  return issue(call, 0, [&] {
-    return moves(tensor) ? do_all_reduce(tensor, call) : Work();
-  });
+  return issue(call, {tensor, tensor});
 }
 
 Work ProcessGroup::reduce_scatter(const Tensor& output, const Tensor& input,
@@ -173,9 +187,7 @@ Work ProcessGroup::reduce_scatter(const Tensor& output, const Tensor& input,
   CommCall call =
       make_call(CommOp::kReduceScatter, input, input.numel(), label);
   call.reduce_op = op;
-  return issue(call, 0, [&] {
-    return moves(output) ? do_reduce_scatter(output, input, call) : Work();
-  });
+  return issue(call, {output, input});
 }
 
 Work ProcessGroup::all_gather(const Tensor& output, const Tensor& input,
@@ -190,9 +202,7 @@ Work ProcessGroup::all_gather(const Tensor& output, const Tensor& input,
   }
   const CommCall call =
       make_call(CommOp::kAllGather, output, output.numel(), label);
-  return issue(call, 0, [&] {
-    return moves(output) ? do_all_gather(output, input, call) : Work();
-  });
+  return issue(call, {output, input});
 }
 
 Work ProcessGroup::broadcast(const Tensor& tensor, int root,
@@ -203,9 +213,7 @@ Work ProcessGroup::broadcast(const Tensor& tensor, int root,
   if (size() == 1) return Work();
   CommCall call = make_call(CommOp::kBroadcast, tensor, tensor.numel(), label);
   call.root_or_peer = root;
-  return issue(call, 0, [&] {
-    return moves(tensor) ? do_broadcast(tensor, call) : Work();
-  });
+  return issue(call, {tensor, tensor});
 }
 
 Work ProcessGroup::reduce(const Tensor& tensor, int root, ReduceOp op,
@@ -217,9 +225,7 @@ Work ProcessGroup::reduce(const Tensor& tensor, int root, ReduceOp op,
   CommCall call = make_call(CommOp::kReduce, tensor, tensor.numel(), label);
   call.root_or_peer = root;
   call.reduce_op = op;
-  return issue(call, 0, [&] {
-    return moves(tensor) ? do_reduce(tensor, call) : Work();
-  });
+  return issue(call, {tensor, tensor});
 }
 
 Work ProcessGroup::scatter(const Tensor& output, const Tensor& input, int root,
@@ -239,9 +245,7 @@ Work ProcessGroup::scatter(const Tensor& output, const Tensor& input, int root,
   CommCall call =
       make_call(CommOp::kScatter, output, output.numel() * size(), label);
   call.root_or_peer = root;
-  return issue(call, 0, [&] {
-    return moves(output) ? do_scatter(output, input, call) : Work();
-  });
+  return issue(call, {output, rank_ == root ? input : Tensor()});
 }
 
 Work ProcessGroup::gather(const Tensor& output, const Tensor& input, int root,
@@ -261,9 +265,7 @@ Work ProcessGroup::gather(const Tensor& output, const Tensor& input, int root,
   CommCall call =
       make_call(CommOp::kGather, input, input.numel() * size(), label);
   call.root_or_peer = root;
-  return issue(call, 0, [&] {
-    return moves(input) ? do_gather(output, input, call) : Work();
-  });
+  return issue(call, {rank_ == root ? output : Tensor(), input});
 }
 
 Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input,
@@ -284,10 +286,7 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input,
   const CommCall call =
       make_call(CommOp::kAllToAll, input, input.numel(), label);
   const std::vector<std::int64_t> counts(ranks_.size(), input.numel() / size());
-  return issue(call, input.numel() - counts[0], [&] {
-    return moves(output) ? do_all_to_all_v(output, input, counts, counts, call)
-                         : Work();
-  });
+  return issue(call, {output, input, counts, counts});
 }
 
 Work ProcessGroup::all_to_all_v(const Tensor& output, const Tensor& input,
@@ -309,18 +308,14 @@ Work ProcessGroup::all_to_all_v(const Tensor& output, const Tensor& input,
   }
   const CommCall call =
       make_call(CommOp::kAllToAllV, input, input.numel(), label);
-  return issue(call, input.numel() - send_counts[self], [&] {
-    return moves(output)
-               ? do_all_to_all_v(output, input, send_counts, recv_counts, call)
-               : Work();
-  });
+  return issue(call, {output, input, send_counts, recv_counts});
 }
 
 void ProcessGroup::barrier(const std::string& label) {
   if (size() == 1) return;
   CommCall call;
   call.label = label;
-  issue(call, 0, [&] { return do_barrier(call); }).wait();
+  issue(call, {}).wait();
 }
 
 Work ProcessGroup::send(const Tensor& tensor, int to, int tag,
@@ -331,8 +326,7 @@ Work ProcessGroup::send(const Tensor& tensor, int to, int tag,
   CommCall call = make_call(CommOp::kSend, tensor, tensor.numel(), label);
   call.root_or_peer = to;
   call.tag = tag;
-  return issue(call, tensor.numel(),
-               [&] { return moves(tensor) ? do_send(tensor, call) : Work(); });
+  return issue(call, {Tensor(), tensor});
 }
 
 Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
@@ -343,8 +337,7 @@ Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
   CommCall call = make_call(CommOp::kRecv, tensor, tensor.numel(), label);
   call.root_or_peer = from;
   call.tag = tag;
-  return issue(call, 0,
-               [&] { return moves(tensor) ? do_recv(tensor, call) : Work(); });
+  return issue(call, {tensor, Tensor()});
 }
 
 }  // namespace shardbook

@@ -55,6 +55,14 @@ struct CommCall {
   std::string label;
 };
 
+/// The tensors of a call: one twice where it works in place, undefined where this
+/// rank has none.
+struct CommBuffers {
+  Tensor output, input;
+  /// all_to_all, all_to_all_v: elements to and from each rank.
+  std::vector<std::int64_t> send_counts = {}, recv_counts = {};
+};
+
 /// Sees each call as it is issued and as it completes (traces, clocks).
 class CommObserver {
  public:
@@ -155,6 +163,10 @@ class ProcessGroup {
     return adopt(members, name);
   }
 
+  /// The collective `call`, whose arguments have been checked: for groups that
+  /// wrap groups.
+  Work issue(const CommCall& call, const CommBuffers& buffers);
+
   // --- The ledger ------------------------------------------------------------
 
   /// Calls of this rank on this group and its subgroups, in issue order: all,
@@ -186,24 +198,10 @@ class ProcessGroup {
   // call is in the ledger, size() > 1; buffers are on meta devices only when
   // takes_meta() is true.
   virtual bool takes_meta() const { return false; }
-  virtual Work do_all_reduce(const Tensor& tensor, const CommCall& call) = 0;
-  virtual Work do_reduce_scatter(const Tensor& output, const Tensor& input,
-                                 const CommCall& call) = 0;
-  virtual Work do_all_gather(const Tensor& output, const Tensor& input,
-                             const CommCall& call) = 0;
-  virtual Work do_broadcast(const Tensor& tensor, const CommCall& call) = 0;
-  virtual Work do_reduce(const Tensor& tensor, const CommCall& call) = 0;
-  virtual Work do_scatter(const Tensor& output, const Tensor& input,
-                          const CommCall& call) = 0;
-  virtual Work do_gather(const Tensor& output, const Tensor& input,
-                         const CommCall& call) = 0;
-  virtual Work do_all_to_all_v(const Tensor& output, const Tensor& input,
-                               const std::vector<std::int64_t>& send_counts,
-                               const std::vector<std::int64_t>& recv_counts,
-                               const CommCall& call) = 0;
+  virtual Work do_collective(const CommCall& call,
+                             const CommBuffers& buffers) = 0;
   virtual Work do_send(const Tensor& tensor, const CommCall& call) = 0;
   virtual Work do_recv(const Tensor& tensor, const CommCall& call) = 0;
-  virtual Work do_barrier(const CommCall& call) = 0;
   /// Called on the members only: their ranks in this group, by new rank.
   virtual std::shared_ptr<ProcessGroup> do_subgroup(
       const std::vector<int>& members, const std::string& name) = 0;
@@ -217,11 +215,7 @@ class ProcessGroup {
   std::shared_ptr<ProcessGroup> adopt(const std::vector<int>& members,
                                       const std::string& name,
                                       bool all_call = false);
-  bool moves(const Tensor& tensor) const {
-    return !tensor.is_meta() || takes_meta();
-  }
-  Work issue(const CommCall& call, std::int64_t numel_to_peers,
-             const std::function<Work()>& start);
+  Work dispatch(const CommCall& call, const CommBuffers& buffers);
   std::string where() const;
 
   int rank_;

@@ -28,43 +28,13 @@ std::vector<std::string> ShapeGroup::exchange(const std::string& text) {
   return std::vector<std::string>(static_cast<std::size_t>(size()), text);
 }
 
-Work ShapeGroup::do_all_reduce(const Tensor&, const CommCall& call) {
-  return refuse(call, name());
-}
-Work ShapeGroup::do_reduce_scatter(const Tensor&, const Tensor&,
-                                   const CommCall& call) {
-  return refuse(call, name());
-}
-Work ShapeGroup::do_all_gather(const Tensor&, const Tensor&,
-                               const CommCall& call) {
-  return refuse(call, name());
-}
-Work ShapeGroup::do_broadcast(const Tensor&, const CommCall& call) {
-  return refuse(call, name());
-}
-Work ShapeGroup::do_reduce(const Tensor&, const CommCall& call) {
-  return refuse(call, name());
-}
-Work ShapeGroup::do_scatter(const Tensor&, const Tensor&,
-                            const CommCall& call) {
-  return refuse(call, name());
-}
-Work ShapeGroup::do_gather(const Tensor&, const Tensor&, const CommCall& call) {
-  return refuse(call, name());
-}
-Work ShapeGroup::do_all_to_all_v(const Tensor&, const Tensor&,
-                                 const std::vector<std::int64_t>&,
-                                 const std::vector<std::int64_t>&,
-                                 const CommCall& call) {
+Work ShapeGroup::do_collective(const CommCall& call, const CommBuffers&) {
   return refuse(call, name());
 }
 Work ShapeGroup::do_send(const Tensor&, const CommCall& call) {
   return refuse(call, name());
 }
 Work ShapeGroup::do_recv(const Tensor&, const CommCall& call) {
-  return refuse(call, name());
-}
-Work ShapeGroup::do_barrier(const CommCall& call) {
   return refuse(call, name());
 }
 std::shared_ptr<ProcessGroup> ShapeGroup::do_subgroup(

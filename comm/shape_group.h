@@ -25,22 +25,9 @@ class ShapeGroup : public ProcessGroup {
   void abort(const std::string&) override {}
 
  protected:
-  Work do_all_reduce(const Tensor&, const CommCall& call) override;
-  Work do_reduce_scatter(const Tensor&, const Tensor&,
-                         const CommCall& call) override;
-  Work do_all_gather(const Tensor&, const Tensor&,
-                     const CommCall& call) override;
-  Work do_broadcast(const Tensor&, const CommCall& call) override;
-  Work do_reduce(const Tensor&, const CommCall& call) override;
-  Work do_scatter(const Tensor&, const Tensor&, const CommCall& call) override;
-  Work do_gather(const Tensor&, const Tensor&, const CommCall& call) override;
-  Work do_all_to_all_v(const Tensor&, const Tensor&,
-                       const std::vector<std::int64_t>&,
-                       const std::vector<std::int64_t>&,
-                       const CommCall& call) override;
+  Work do_collective(const CommCall& call, const CommBuffers& buffers) override;
   Work do_send(const Tensor&, const CommCall& call) override;
   Work do_recv(const Tensor&, const CommCall& call) override;
-  Work do_barrier(const CommCall& call) override;
   std::shared_ptr<ProcessGroup> do_subgroup(const std::vector<int>& members,
                                             const std::string& name) override;
 };

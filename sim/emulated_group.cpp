@@ -214,65 +214,11 @@ void EmulatedGroup::resolve(Pending& last) {
   }
 }
 
-Work EmulatedGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
-  return timed(call, moves(tensor)
-                         ? inner_.all_reduce(tensor, call.reduce_op, call.label)
-                         : Work());
-}
-
-Work EmulatedGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
-                                      const CommCall& call) {
-  return timed(call, moves(input)
-                         ? inner_.reduce_scatter(output, input, call.reduce_op,
-                                                 call.label)
-                         : Work());
-}
-
-Work EmulatedGroup::do_all_gather(const Tensor& output, const Tensor& input,
-                                  const CommCall& call) {
-  return timed(call, moves(input) ? inner_.all_gather(output, input, call.label)
-                                  : Work());
-}
-
-Work EmulatedGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
-  return timed(call, moves(tensor) ? inner_.broadcast(tensor, call.root_or_peer,
-                                                      call.label)
-                                   : Work());
-}
-
-Work EmulatedGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
-  return timed(call, moves(tensor) ? inner_.reduce(tensor, call.root_or_peer,
-                                                   call.reduce_op, call.label)
-                                   : Work());
-}
-
-Work EmulatedGroup::do_scatter(const Tensor& output, const Tensor& input,
-                               const CommCall& call) {
-  return timed(
-      call, moves(output)
-                ? inner_.scatter(output, input, call.root_or_peer, call.label)
-                : Work());
-}
-
-Work EmulatedGroup::do_gather(const Tensor& output, const Tensor& input,
-                              const CommCall& call) {
-  return timed(call, moves(input) ? inner_.gather(output, input,
-                                                  call.root_or_peer, call.label)
-                                  : Work());
-}
-
-Work EmulatedGroup::do_all_to_all_v(
-    const Tensor& output, const Tensor& input,
-    const std::vector<std::int64_t>& send_counts,
-    const std::vector<std::int64_t>& recv_counts, const CommCall& call) {
-  return timed(call, moves(input)
-                         ? inner_.all_to_all_v(output, input, send_counts,
-                                               recv_counts, call.label)
-                         : Work());
-}
-
-Work EmulatedGroup::do_barrier(const CommCall& call) {
-  return timed(call, Work());
+Work EmulatedGroup::do_collective(const CommCall& call,
+                                  const CommBuffers& buffers) {
+  const Tensor& any = buffers.output.defined() ? buffers.output : buffers.input;
+  const bool has_data = any.defined() && moves(any);
+  return timed(call, has_data ? inner_.issue(call, buffers) : Work());
 }
 
 // --- Messages ----------------------------------------------------------------

@@ -128,73 +128,41 @@ std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
 
 // --- Collectives: the lambdas keep the tensors alive -------------------------
 
-Work GlooGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
-  return start(call, [tensor, op = call.reduce_op](const Channel& channel) {
-    gloo_all_reduce(channel, tensor.dtype(), op, tensor.raw(), tensor.numel());
+Work GlooGroup::do_collective(const CommCall& call,
+                              const CommBuffers& buffers) {
+  return start(call, [call, buffers](const Channel& channel) {
+    const auto& [output, input, send_counts, recv_counts] = buffers;
+    const int root = call.root_or_peer;
+    switch (call.op) {
+      case CommOp::kAllReduce:
+        return gloo_all_reduce(channel, call.dtype, call.reduce_op,
+                               output.raw(), output.numel());
+      case CommOp::kReduceScatter:
+        return gloo_reduce_scatter(channel, call.dtype, call.reduce_op,
+                                   output.raw(), input.raw(), output.numel());
+      case CommOp::kAllGather:
+        return gloo_all_gather(channel, output.raw(), input.raw(),
+                               size_in_bytes(input));
+      case CommOp::kBroadcast:
+        return gloo_broadcast(channel, output.raw(), size_in_bytes(output),
+                              root);
+      case CommOp::kReduce:
+        return gloo_reduce(channel, call.dtype, call.reduce_op, output.raw(),
+                           output.numel(), root);
+      case CommOp::kScatter:
+        return gloo_scatter(channel, output.raw(),
+                            input.defined() ? input.raw() : nullptr,
+                            size_in_bytes(output), root);
+      case CommOp::kGather:
+        return gloo_gather(channel, output.defined() ? output.raw() : nullptr,
+                           input.raw(), size_in_bytes(input), root);
+      case CommOp::kBarrier:
+        return gloo_barrier(channel);
+      default:
+        return gloo_all_to_all(channel, output.raw(), input.raw(), send_counts,
+                               recv_counts, dtype_bytes(call.dtype));
+    }
   });
-}
-
-Work GlooGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
-                                  const CommCall& call) {
-  return start(call,
-               [output, input, op = call.reduce_op](const Channel& channel) {
-                 gloo_reduce_scatter(channel, input.dtype(), op, output.raw(),
-                                     input.raw(), output.numel());
-               });
-}
-
-Work GlooGroup::do_all_gather(const Tensor& output, const Tensor& input,
-                              const CommCall& call) {
-  return start(call, [output, input](const Channel& channel) {
-    gloo_all_gather(channel, output.raw(), input.raw(), size_in_bytes(input));
-  });
-}
-
-Work GlooGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
-  return start(
-      call, [tensor, root = call.root_or_peer](const Channel& channel) {
-        gloo_broadcast(channel, tensor.raw(), size_in_bytes(tensor), root);
-      });
-}
-
-Work GlooGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
-  return start(call, [tensor, op = call.reduce_op,
-                      root = call.root_or_peer](const Channel& channel) {
-    gloo_reduce(channel, tensor.dtype(), op, tensor.raw(), tensor.numel(),
-                root);
-  });
-}
-
-Work GlooGroup::do_scatter(const Tensor& output, const Tensor& input,
-                           const CommCall& call) {
-  return start(
-      call, [output, input, root = call.root_or_peer](const Channel& channel) {
-        const void* whole = channel.rank == root ? input.raw() : nullptr;
-        gloo_scatter(channel, output.raw(), whole, size_in_bytes(output), root);
-      });
-}
-
-Work GlooGroup::do_gather(const Tensor& output, const Tensor& input,
-                          const CommCall& call) {
-  return start(
-      call, [output, input, root = call.root_or_peer](const Channel& channel) {
-        void* whole = channel.rank == root ? output.raw() : nullptr;
-        gloo_gather(channel, whole, input.raw(), size_in_bytes(input), root);
-      });
-}
-
-Work GlooGroup::do_all_to_all_v(const Tensor& output, const Tensor& input,
-                                const std::vector<std::int64_t>& send_counts,
-                                const std::vector<std::int64_t>& recv_counts,
-                                const CommCall& call) {
-  return start(call, [=](const Channel& channel) {
-    gloo_all_to_all(channel, output.raw(), input.raw(), send_counts,
-                    recv_counts, dtype_bytes(input.dtype()));
-  });
-}
-
-Work GlooGroup::do_barrier(const CommCall& call) {
-  return start(call, [](const Channel& channel) { gloo_barrier(channel); });
 }
 
 // --- Point to point ----------------------------------------------------------

@@ -38,24 +38,9 @@ class GlooGroup : public ProcessGroup {
   void abort(const std::string& reason) override;
 
  protected:
-  Work do_all_reduce(const Tensor& tensor, const CommCall& call) override;
-  Work do_reduce_scatter(const Tensor& output, const Tensor& input,
-                         const CommCall& call) override;
-  Work do_all_gather(const Tensor& output, const Tensor& input,
-                     const CommCall& call) override;
-  Work do_broadcast(const Tensor& tensor, const CommCall& call) override;
-  Work do_reduce(const Tensor& tensor, const CommCall& call) override;
-  Work do_scatter(const Tensor& output, const Tensor& input,
-                  const CommCall& call) override;
-  Work do_gather(const Tensor& output, const Tensor& input,
-                 const CommCall& call) override;
-  Work do_all_to_all_v(const Tensor& output, const Tensor& input,
-                       const std::vector<std::int64_t>& send_counts,
-                       const std::vector<std::int64_t>& recv_counts,
-                       const CommCall& call) override;
+  Work do_collective(const CommCall& call, const CommBuffers& buffers) override;
   Work do_send(const Tensor& tensor, const CommCall& call) override;
   Work do_recv(const Tensor& tensor, const CommCall& call) override;
-  Work do_barrier(const CommCall& call) override;
   std::shared_ptr<ProcessGroup> do_subgroup(const std::vector<int>& members,
                                             const std::string& name) override;
 

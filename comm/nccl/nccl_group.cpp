@@ -83,7 +83,7 @@ std::string NcclGroup::report(const CommCall& call) {
   return key;
 }
 
-Work NcclGroup::do_barrier(const CommCall& call) {
+Work NcclGroup::barrier(const CommCall& call) {
   const std::string key = report(call);
   world_->line().exchange(key + "/barrier", members_, text_of(call), "",
                           timeout_);
@@ -142,60 +142,90 @@ Work NcclGroup::start(const CommCall& call, const Tensors& buffers, bool moves,
       moves ? run : NcclWorld::Run());
 }
 
-Work NcclGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
-  return start(call, {tensor}, call.numel > 0,
-               [&](NcclCommunicator& nccl, void* stream) {
-                 void* data = address(tensor);
-                 nccl.all_reduce(data, data, numel_of(tensor), call.dtype,
-                                 call.reduce_op, stream);
-               });
-}
-
-Work NcclGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
-                                  const CommCall& call) {
-  return start(call, {output, input}, call.numel > 0,
-               [&](NcclCommunicator& nccl, void* stream) {
-                 nccl.reduce_scatter(address(input), address(output),
-                                     numel_of(output), call.dtype,
-                                     call.reduce_op, stream);
-               });
-}
-
-Work NcclGroup::do_all_gather(const Tensor& output, const Tensor& input,
-                              const CommCall& call) {
-  return start(call, {output, input}, call.numel > 0,
-               [&](NcclCommunicator& nccl, void* stream) {
-                 nccl.all_gather(address(input), address(output),
-                                 numel_of(input), call.dtype, stream);
-               });
-}
-
-Work NcclGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
-  return start(call, {tensor}, call.numel > 0,
-               [&](NcclCommunicator& nccl, void* stream) {
-                 nccl.broadcast(address(tensor), numel_of(tensor), call.dtype,
-                                call.root_or_peer, stream);
-               });
-}
-
-Work NcclGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
-  return start(call, {tensor}, call.numel > 0,
-               [&](NcclCommunicator& nccl, void* stream) {
-                 nccl.reduce(address(tensor), numel_of(tensor), call.dtype,
-                             call.reduce_op, call.root_or_peer, stream);
-               });
+Work NcclGroup::do_collective(const CommCall& call,
+                              const CommBuffers& buffers) {
+  const Tensor &output = buffers.output, &input = buffers.input;
+  const int root = call.root_or_peer;
+  // Runs `collective` on the communicator's stream
+  const auto run = [&](const Tensors& tensors,
+                       const NcclWorld::Run& collective) {
+    return start(call, tensors, call.numel > 0, collective);
+  };
+  switch (call.op) {
+    case CommOp::kAllReduce:
+      return run({output}, [&](NcclCommunicator& nccl, void* stream) {
+        void* data = address(output);
+        nccl.all_reduce(data, data, numel_of(output), call.dtype,
+                        call.reduce_op, stream);
+      });
+    case CommOp::kReduceScatter:
+      return run({output, input}, [&](NcclCommunicator& nccl, void* stream) {
+        nccl.reduce_scatter(address(input), address(output), numel_of(output),
+                            call.dtype, call.reduce_op, stream);
+      });
+    case CommOp::kAllGather:
+      return run({output, input}, [&](NcclCommunicator& nccl, void* stream) {
+        nccl.all_gather(address(input), address(output), numel_of(input),
+                        call.dtype, stream);
+      });
+    case CommOp::kBroadcast:
+      return run({output}, [&](NcclCommunicator& nccl, void* stream) {
+        nccl.broadcast(address(output), numel_of(output), call.dtype, root,
+                       stream);
+      });
+    case CommOp::kReduce:
+      return run({output}, [&](NcclCommunicator& nccl, void* stream) {
+        nccl.reduce(address(output), numel_of(output), call.dtype,
+                    call.reduce_op, root, stream);
+      });
+    case CommOp::kBarrier:
+      return barrier(call);
+    default:
+      return exchange_pieces(call, buffers);
+  }
 }
 
 // --- Collectives made of messages --------------------------------------------
 
+// Pieces end to end, of these counts or (none) of equal ones; none of an undefined
+// tensor.
+std::vector<NcclGroup::Piece> NcclGroup::pieces_of(
+    const Tensor& tensor, const std::vector<std::int64_t>& counts) const {
+  std::vector<Piece> pieces;
+  std::int64_t offset = 0;
+  for (int r = 0; tensor.defined() && r < size(); ++r) {
+    const std::int64_t count = counts.empty()
+                                   ? tensor.numel() / size()
+                                   : counts[static_cast<std::size_t>(r)];
+    pieces.push_back({r, offset, count});
+    offset += count;
+  }
+  return pieces;
+}
+
 // All sends and receives start together; a rank's piece for itself is a copy.
-Work NcclGroup::exchange_pieces(const CommCall& call, const Tensor& output,
-                                const std::vector<Piece>& received,
-                                const Tensor& input,
-                                const std::vector<Piece>& sent) {
-  Tensors buffers;
-  if (output.defined() && !received.empty()) buffers.push_back(output);
-  if (input.defined() && !sent.empty()) buffers.push_back(input);
+Work NcclGroup::exchange_pieces(const CommCall& call,
+                                const CommBuffers& buffers) {
+  // What goes to, and comes from, each rank
+  const Tensor &output = buffers.output, &input = buffers.input;
+  std::vector<Piece> sent, received;
+  if (call.op == CommOp::kScatter) {
+    sent = pieces_of(input, {});
+    received = {{call.root_or_peer, 0, output.numel()}};
+  } else if (call.op == CommOp::kGather) {
+    sent = {{call.root_or_peer, 0, input.numel()}};
+    received = pieces_of(output, {});
+  } else {
+    sent = pieces_of(input, buffers.send_counts);
+    received = pieces_of(output, buffers.recv_counts);
+  }
+  if (call.op == CommOp::kAllToAllV) {
+    compare_counts(id_ + "/" + std::to_string(num_collectives_), call,
+                   buffers.send_counts, buffers.recv_counts);
+  }
+  Tensors tensors;
+  if (output.defined()) tensors.push_back(output);
+  if (input.defined()) tensors.push_back(input);
   const auto size = static_cast<std::int64_t>(dtype_bytes(call.dtype));
   const auto at = [&](const Tensor& tensor, const Piece& piece) {
     return static_cast<std::byte*>(address(tensor)) + piece.offset * size;
@@ -203,7 +233,7 @@ Work NcclGroup::exchange_pieces(const CommCall& call, const Tensor& output,
   const auto is_empty = [](const Piece& piece) { return piece.count == 0; };
   const bool moves = !std::all_of(sent.begin(), sent.end(), is_empty) ||
                      !std::all_of(received.begin(), received.end(), is_empty);
-  return start(call, buffers, moves, [&](NcclCommunicator& nccl, void* stream) {
+  return start(call, tensors, moves, [&](NcclCommunicator& nccl, void* stream) {
     // NCCL matches a send to oneself like any other.
     world_->library().begin_group();
     try {
@@ -223,50 +253,6 @@ Work NcclGroup::exchange_pieces(const CommCall& call, const Tensor& output,
     }
     world_->library().end_group();
   });
-}
-
-Work NcclGroup::do_scatter(const Tensor& output, const Tensor& input,
-                           const CommCall& call) {
-  const int root = call.root_or_peer;
-  const std::int64_t n = output.numel();
-  std::vector<Piece> sent;
-  for (int r = 0; rank() == root && r < size(); ++r) {
-    sent.push_back({r, r * n, n});
-  }
-  return exchange_pieces(call, output, {{root, 0, n}}, input, sent);
-}
-
-Work NcclGroup::do_gather(const Tensor& output, const Tensor& input,
-                          const CommCall& call) {
-  const int root = call.root_or_peer;
-  const std::int64_t n = input.numel();
-  std::vector<Piece> received;
-  for (int r = 0; rank() == root && r < size(); ++r) {
-    received.push_back({r, r * n, n});
-  }
-  return exchange_pieces(call, output, received, input, {{root, 0, n}});
-}
-
-Work NcclGroup::do_all_to_all_v(const Tensor& output, const Tensor& input,
-                                const std::vector<std::int64_t>& send_counts,
-                                const std::vector<std::int64_t>& recv_counts,
-                                const CommCall& call) {
-  const auto pieces = [&](const std::vector<std::int64_t>& counts) {
-    std::vector<Piece> result;
-    std::int64_t offset = 0;
-    for (int r = 0; r < size(); ++r) {
-      const std::int64_t count = counts[static_cast<std::size_t>(r)];
-      result.push_back({r, offset, count});
-      offset += count;
-    }
-    return result;
-  };
-  if (call.op == CommOp::kAllToAllV) {
-    compare_counts(id_ + "/" + std::to_string(num_collectives_), call,
-                   send_counts, recv_counts);
-  }
-  return exchange_pieces(call, output, pieces(recv_counts), input,
-                         pieces(send_counts));
 }
 
 // NCCL would wait forever for elements that nobody sends. The coordinator

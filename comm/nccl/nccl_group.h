@@ -37,24 +37,9 @@ class NcclGroup : public ProcessGroup {
   void abort(const std::string& reason) override;
 
  protected:
-  Work do_all_reduce(const Tensor& tensor, const CommCall& call) override;
-  Work do_reduce_scatter(const Tensor& output, const Tensor& input,
-                         const CommCall& call) override;
-  Work do_all_gather(const Tensor& output, const Tensor& input,
-                     const CommCall& call) override;
-  Work do_broadcast(const Tensor& tensor, const CommCall& call) override;
-  Work do_reduce(const Tensor& tensor, const CommCall& call) override;
-  Work do_scatter(const Tensor& output, const Tensor& input,
-                  const CommCall& call) override;
-  Work do_gather(const Tensor& output, const Tensor& input,
-                 const CommCall& call) override;
-  Work do_all_to_all_v(const Tensor& output, const Tensor& input,
-                       const std::vector<std::int64_t>& send_counts,
-                       const std::vector<std::int64_t>& recv_counts,
-                       const CommCall& call) override;
+  Work do_collective(const CommCall& call, const CommBuffers& buffers) override;
   Work do_send(const Tensor& tensor, const CommCall& call) override;
   Work do_recv(const Tensor& tensor, const CommCall& call) override;
-  Work do_barrier(const CommCall& call) override;
   std::shared_ptr<ProcessGroup> do_subgroup(const std::vector<int>& members,
                                             const std::string& name) override;
   std::shared_ptr<ProcessGroup> do_split(const std::vector<int>& members,
@@ -72,9 +57,10 @@ class NcclGroup : public ProcessGroup {
   std::string report(const CommCall& call);
   Work start(const CommCall& call, const Tensors& buffers, bool moves,
              const NcclWorld::Run& run);
-  Work exchange_pieces(const CommCall& call, const Tensor& output,
-                       const std::vector<Piece>& received, const Tensor& input,
-                       const std::vector<Piece>& sent);
+  Work barrier(const CommCall& call);
+  std::vector<Piece> pieces_of(const Tensor& tensor,
+                               const std::vector<std::int64_t>& counts) const;
+  Work exchange_pieces(const CommCall& call, const CommBuffers& buffers);
   void compare_counts(const std::string& key, const CommCall& call,
                       const std::vector<std::int64_t>& send_counts,
                       const std::vector<std::int64_t>& recv_counts);

@@ -75,67 +75,24 @@ Work ThreadGroup::work(std::shared_ptr<Operation> operation, Tensors buffers) {
                                            std::move(buffers)));
 }
 
-Work ThreadGroup::join(const CommCall& call, const Tensor& input,
-                       const Tensor& output, Slot slot) {
-  slot.call = call;
-  Tensors buffers;
-  if (input.defined()) {
-    slot.input = input.raw();
-    buffers.push_back(input);
-  }
-  if (output.defined()) {
-    slot.output = output.raw();
-    buffers.push_back(output);
-  }
-  place(slot, buffers);
-  return work(world_->arrive(shared_, rank(), next_call_++, std::move(slot)),
-              std::move(buffers));
-}
-
-Work ThreadGroup::do_all_reduce(const Tensor& tensor, const CommCall& call) {
-  return join(call, tensor, tensor);
-}
-
-Work ThreadGroup::do_reduce_scatter(const Tensor& output, const Tensor& input,
-                                    const CommCall& call) {
-  return join(call, input, output);
-}
-
-Work ThreadGroup::do_all_gather(const Tensor& output, const Tensor& input,
-                                const CommCall& call) {
-  return join(call, input, output);
-}
-
-Work ThreadGroup::do_broadcast(const Tensor& tensor, const CommCall& call) {
-  return join(call, tensor, tensor);
-}
-
-Work ThreadGroup::do_reduce(const Tensor& tensor, const CommCall& call) {
-  return join(call, tensor, tensor);
-}
-
-Work ThreadGroup::do_scatter(const Tensor& output, const Tensor& input,
-                             const CommCall& call) {
-  return join(call, rank() == call.root_or_peer ? input : Tensor(), output);
-}
-
-Work ThreadGroup::do_gather(const Tensor& output, const Tensor& input,
-                            const CommCall& call) {
-  return join(call, input, rank() == call.root_or_peer ? output : Tensor());
-}
-
-Work ThreadGroup::do_all_to_all_v(const Tensor& output, const Tensor& input,
-                                  const std::vector<std::int64_t>& send_counts,
-                                  const std::vector<std::int64_t>& recv_counts,
-                                  const CommCall& call) {
+Work ThreadGroup::do_collective(const CommCall& call,
+                                const CommBuffers& buffers) {
   Slot slot;
-  slot.send_counts = send_counts;
-  slot.recv_counts = recv_counts;
-  return join(call, input, output, std::move(slot));
-}
-
-Work ThreadGroup::do_barrier(const CommCall& call) {
-  return join(call, Tensor(), Tensor());
+  slot.call = call;
+  slot.send_counts = buffers.send_counts;
+  slot.recv_counts = buffers.recv_counts;
+  Tensors tensors;
+  if (buffers.input.defined()) {
+    slot.input = buffers.input.raw();
+    tensors.push_back(buffers.input);
+  }
+  if (buffers.output.defined()) {
+    slot.output = buffers.output.raw();
+    tensors.push_back(buffers.output);
+  }
+  place(slot, tensors);
+  return work(world_->arrive(shared_, rank(), next_call_++, std::move(slot)),
+              std::move(tensors));
 }
 
 Work ThreadGroup::message(const CommCall& call, const Tensor& input,

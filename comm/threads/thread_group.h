@@ -31,31 +31,13 @@ class ThreadGroup : public ProcessGroup {
   void abort(const std::string& reason) override;
 
  protected:
-  Work do_all_reduce(const Tensor& tensor, const CommCall& call) override;
-  Work do_reduce_scatter(const Tensor& output, const Tensor& input,
-                         const CommCall& call) override;
-  Work do_all_gather(const Tensor& output, const Tensor& input,
-                     const CommCall& call) override;
-  Work do_broadcast(const Tensor& tensor, const CommCall& call) override;
-  Work do_reduce(const Tensor& tensor, const CommCall& call) override;
-  Work do_scatter(const Tensor& output, const Tensor& input,
-                  const CommCall& call) override;
-  Work do_gather(const Tensor& output, const Tensor& input,
-                 const CommCall& call) override;
-  Work do_all_to_all_v(const Tensor& output, const Tensor& input,
-                       const std::vector<std::int64_t>& send_counts,
-                       const std::vector<std::int64_t>& recv_counts,
-                       const CommCall& call) override;
+  Work do_collective(const CommCall& call, const CommBuffers& buffers) override;
   Work do_send(const Tensor& tensor, const CommCall& call) override;
   Work do_recv(const Tensor& tensor, const CommCall& call) override;
-  Work do_barrier(const CommCall& call) override;
   std::shared_ptr<ProcessGroup> do_subgroup(const std::vector<int>& members,
                                             const std::string& name) override;
 
  private:
-  // `input` and `output` may be undefined where this rank has none.
-  Work join(const CommCall& call, const Tensor& input, const Tensor& output,
-            Slot slot = {});
   Work message(const CommCall& call, const Tensor& input, const Tensor& output);
   std::shared_ptr<Operation> exchange_texts(const std::string& text);
   Work work(std::shared_ptr<Operation> operation, Tensors buffers);
