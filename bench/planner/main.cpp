@@ -12,8 +12,8 @@
 #include <functional>
 
 #include "bench/planner/published.h"
-#include "chapters/15_engine/planner/report.h"
 #include "chapters/common/run/options.h"
+#include "chapters/planner/report.h"
 
 using namespace shardbook;
 

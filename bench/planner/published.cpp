@@ -7,17 +7,17 @@
 #include "bench/validate/clusters.h"
 #include "bench/validate/hybrid_rows.h"
 #include "bench/validate/job_rows.h"
-#include "chapters/15_engine/planner/report.h"
 #include "chapters/common/models/models.h"
+#include "chapters/planner/report.h"
 #include "core/check.h"
 
 namespace shardbook::bench {
 namespace {
 
+using planner::HybridJob;
 using planner::Plan;
 using planner::Question;
-using predict::HybridJob;
-using predict::Recompute;
+using planner::Recompute;
 using validate::Row;
 
 /// What the job asks, without its degrees; and these as a plan.

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/15_engine/planner/search.h"
+#include "chapters/planner/search.h"
 
 namespace shardbook::bench {
 

@@ -6,19 +6,19 @@
 
 #include "bench/validate/kinds.h"
 #include "bench/validate/table.h"
-#include "chapters/14_hybrid_3d/predict/step.h"
-#include "chapters/14_hybrid_3d/predict/work.h"
+#include "chapters/planner/step.h"
+#include "chapters/planner/work.h"
 
 namespace shardbook::validate {
 
 // The names of the shelf that rows are made into.
-using predict::DecoderSizes;
-using predict::HybridJob;
-using predict::HybridStep;
-using predict::model_flops;
-using predict::Recompute;
-using predict::recomputed_flops;
-using predict::tokens_of;
+using planner::DecoderSizes;
+using planner::HybridJob;
+using planner::HybridStep;
+using planner::model_flops;
+using planner::Recompute;
+using planner::recomputed_flops;
+using planner::tokens_of;
 
 /// Megatron-LM's default, of hidden units and of attention.
 constexpr double kMegatronDropout = 0.1;

@@ -36,7 +36,7 @@ const std::vector<KnownKeys> kTable = {
 {"", "flops_profiler comms_logger comms_config timers", kNone, "",
  "the report has bytes and times, and --trace each call"},
 {"", "autotuning", kNone, "",
- "the planner of this chapter searches, a run does not"},
+ "the planner (./shardbook plan) searches, a run does not"},
 {"", "aio nebula datastates_ckpt checkpoint", kNone, "",
  "it is about DeepSpeed's files; --checkpoint writes the book's"},
 {"", "compile graph_harvesting", kNone, "",

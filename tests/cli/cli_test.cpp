@@ -223,7 +223,7 @@ TEST(CommandLine, DeepFilesAreASentence) {
        {"chapters/00_single_device/ch00_single_device --model ",
         "chapters/06_1f1b/ch06_1f1b --schedule ",
         "chapters/15_engine/ch15_engine --config ",
-        "chapters/15_engine/planner/shardbook_plan --nodes 1 --batch 8 "
+        "chapters/planner/shardbook_plan --nodes 1 --batch 8 "
         "--model "}) {
     const std::string command = start;
     const std::size_t space = command.find(' ');
@@ -416,8 +416,7 @@ TEST(CommandLine, HelpIsShortAndHelpAllIsComplete) {
 }
 
 TEST(CommandLine, HelpOfAProgramThatSavesNothingIsSilentAboutIt) {
-  const Outcome plan =
-      run_program("chapters/15_engine/planner/shardbook_plan", "--help");
+  const Outcome plan = run_program("chapters/planner/shardbook_plan", "--help");
   EXPECT_EQ(plan.text.find("--save"), std::string::npos) << plan.text;
   EXPECT_NE(plan.text.find("0, a plan fits; 1, none does; 2, the"),
             std::string::npos)

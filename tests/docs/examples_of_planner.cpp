@@ -1,12 +1,12 @@
 // The examples in the comments of the planner's headers, as code that compiles.
 
-#include "chapters/15_engine/planner/plan.h"
-#include "chapters/15_engine/planner/search.h"
+#include "chapters/planner/plan.h"
+#include "chapters/planner/search.h"
 #include "sim/cluster.h"
 
 namespace shardbook::planner::examples {
 
-// --- chapters/15_engine/planner/plan.h
+// --- chapters/planner/plan.h
 void ask() {
   Question question;
   question.model = "gpt-13b";

@@ -73,7 +73,7 @@ bool same_line(const std::string& a, const std::string& b) {
 std::string program_line(const std::string& build, const std::string& command) {
   const std::string plan = "./shardbook plan";
   if (command.rfind(plan, 0) == 0) {
-    return "'" + build + "/chapters/15_engine/planner/shardbook_plan'" +
+    return "'" + build + "/chapters/planner/shardbook_plan'" +
            command.substr(plan.size());
   }
   const std::string script = "./shardbook run ";

@@ -32,7 +32,7 @@ def program(build, command):
                       if re.fullmatch(r"\d\d_" + words[1], f.name))
         return f"'{folder}/ch{folder.name}'{words[2]}"
     if command.startswith("./shardbook plan"):
-        planner = build / "chapters" / "15_engine" / "planner"
+        planner = build / "chapters" / "planner"
         return f"'{planner}/shardbook_plan'{command[len('./shardbook plan'):]}"
     name = command.split()[0]
     return f"'{build}/chapters/{name[2:]}'/{command}"

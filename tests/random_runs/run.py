@@ -63,7 +63,7 @@ NAMES = {
     "13": "13_moe",
     "14": "14_hybrid_3d",
     "15": "15_engine",
-    "plan": "15_engine/planner",
+    "plan": "planner",
 }
 
 Verdict = collections.namedtuple("Verdict", "index draw command state detail")

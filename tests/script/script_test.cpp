@@ -35,7 +35,7 @@ TEST_F(Script, ChaptersHaveManyNames) {
 }
 
 TEST_F(Script, AllOptionsOfThePlannerAreItsOwn) {
-  write("/build/chapters/15_engine/planner/shardbook_plan", kPlanner);
+  write("/build/chapters/planner/shardbook_plan", kPlanner);
   for (const char* words : {"--nodes 8 --batch 64", "-- --nodes 8 --batch 64",
                             "--no-install --nodes 8 --batch 64"}) {
     const Outcome outcome = run(std::string("./shardbook plan ") + words);

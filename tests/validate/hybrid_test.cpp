@@ -1,59 +1,28 @@
-// A step over a mesh: against the chapters where they run the same job, and
-// against closed forms on the cluster `textbook`.
-
-#include "chapters/14_hybrid_3d/predict/step.h"
+// A step over a mesh, against the chapters where they run the same job.
 
 #include <gtest/gtest.h>
 
 #include <utility>
 
 #include "bench/validate/jobs.h"
-#include "core/check.h"
-#include "tests/chapters/common/textbook_support.h"
+#include "chapters/planner/step.h"
 
 namespace shardbook::validate {
 namespace {
 
-using predict::HybridJob;
-using predict::Recompute;
-using predict::StageLayout;
-using predict::StageParts;
-using predict::StageRun;
-using textbook::all_gather;
-using textbook::all_reduce;
-using textbook::reduce_scatter;
+using planner::HybridJob;
+using planner::Recompute;
 
-HybridJob small_job(const std::string& cluster) {
+HybridJob small_job() {
   HybridJob job;
-  job.cluster = sim::Cluster::read(cluster);
-  job.sizes.hidden = 1024;
-  job.sizes.heads = 16;
-  job.sizes.seq = 512;
-  job.sizes.vocabulary = 4096;
+  job.cluster = sim::Cluster::read("selene");
+  job.sizes.hidden = 4096;
+  job.sizes.heads = 32;
+  job.sizes.seq = 2048;
+  job.sizes.vocabulary = 51200;
   job.layers = 8;
   job.layout.micro_batch = 2;
   return job;
-}
-
-/// Elements of a rank's stage: blocks, positions, and the embedding.
-double block_parameters(double h, double t) {
-  return 12 * h * h / t + 7 * h / t + 6 * h;
-}
-
-TEST(Stage, HoldsTheParametersOfItsLayers) {
-  const HybridJob job = small_job("textbook");
-  for (const int t : {1, 2, 4}) {
-    StageLayout layout = job.layout;
-    layout.tp = t;
-    StageParts parts;
-    parts.blocks = 3;
-    const double blocks = 3 * block_parameters(1024, t);
-    EXPECT_EQ(run_stage(job.cluster, job.sizes, layout, parts).parameters,
-              blocks);
-    parts.has_embedding = true;
-    EXPECT_EQ(run_stage(job.cluster, job.sizes, layout, parts).parameters,
-              blocks + 4096.0 * 1024 / t + 512 * 1024);
-  }
 }
 
 // The chapters reduce the norm of all ranks, and read embeddings once.
@@ -66,11 +35,7 @@ TEST(HybridStep, EqualsTheChaptersOfOneAxis) {
                {Strategy::kTensor, 8, 1, false},
                {Strategy::kMegatron, 4, 1, true}};
   for (const auto& each : cases) {
-    HybridJob hybrid = small_job("selene");
-    hybrid.sizes.hidden = 4096;
-    hybrid.sizes.heads = 32;
-    hybrid.sizes.seq = 2048;
-    hybrid.sizes.vocabulary = 51200;
+    HybridJob hybrid = small_job();
     hybrid.layout.tp = each.tp;
     hybrid.layout.cuts_tokens = each.cuts_tokens;
     hybrid.micro_batches = 3;
@@ -98,11 +63,7 @@ TEST(HybridStep, EqualsTheChaptersOfOneAxis) {
 TEST(HybridStep, AgreesWithTheHybridChapter) {
   for (const auto& [tp, pp] :
        {std::pair(2, 2), std::pair(8, 4), std::pair(1, 4)}) {
-    HybridJob hybrid = small_job("selene");
-    hybrid.sizes.hidden = 4096;
-    hybrid.sizes.heads = 32;
-    hybrid.sizes.seq = 2048;
-    hybrid.sizes.vocabulary = 51200;
+    HybridJob hybrid = small_job();
     hybrid.layout.tp = tp;
     hybrid.layout.dtype = hybrid.gradient_dtype = DType::kBF16;
     hybrid.layout.recompute = Recompute::kBlocks;
@@ -127,75 +88,6 @@ TEST(HybridStep, AgreesWithTheHybridChapter) {
     EXPECT_NEAR(hybrid_step(hybrid).seconds / step_time(job).seconds, 1, 0.07)
         << "tp " << tp << ", pp " << pp;
   }
-}
-
-// One micro-batch more costs the slowest stage's forward and backward.
-TEST(HybridStep, RunsAsFastAsItsSlowestStage) {
-  HybridJob job = small_job("textbook");
-  job.pp = 4;
-  const auto seconds = [&](std::int64_t micro_batches) {
-    job.micro_batches = micro_batches;
-    return hybrid_step(job).pipeline_s;
-  };
-  StageParts last;
-  last.blocks = 2;
-  last.has_head = true;
-  const StageRun run = run_stage(job.cluster, job.sizes, job.layout, last);
-  EXPECT_NEAR(seconds(17) - seconds(16), run.forward_s + run.backward_s, 1e-9);
-}
-
-TEST(HybridStep, HasSmallerBubblesWithMoreChunks) {
-  HybridJob job = small_job("textbook");
-  job.pp = 4;
-  job.micro_batches = 4;
-  const double whole = hybrid_step(job).pipeline_s;
-  job.chunks = 2;
-  EXPECT_LT(hybrid_step(job).pipeline_s, 0.85 * whole);
-}
-
-TEST(HybridStep, LeavesEmbeddingAndHeadALayerLess) {
-  HybridJob job = small_job("textbook");
-  job.pp = 2;
-  job.layers = 6;  // with two more, 8 = 2 x 4
-  job.chunks = 4;
-  job.micro_batches = 2;
-  EXPECT_GT(hybrid_step(job).seconds, 0);
-  job.layers = 7;
-  EXPECT_THROW(hybrid_step(job), Error);
-}
-
-TEST(HybridStep, ReducesTheGradientsOfTheFullestRank) {
-  HybridJob job = small_job("textbook");
-  job.layout.tp = 2;
-  job.dp = 4;
-  // The embedding, which is the head, is in there once
-  const double parameters =
-      8 * block_parameters(1024, 2) + 4096.0 * 1024 / 2 + 512 * 1024 + 2 * 1024;
-  EXPECT_NEAR(hybrid_step(job).gradients_s, all_reduce(4, 2 * parameters),
-              1e-12);
-  job.distributes_optimizer = true;
-  job.gradient_dtype = DType::kF32;
-  EXPECT_NEAR(hybrid_step(job).gradients_s,
-              reduce_scatter(4, 4 * parameters) + all_gather(4, 2 * parameters),
-              1e-12);
-  job.overlaps_gradients = true;
-  EXPECT_LT(hybrid_step(job).gradients_s, reduce_scatter(4, 4 * parameters));
-}
-
-// Two stages share a table: its gradients meet.
-TEST(HybridStep, SumsTheTiedEmbedding) {
-  HybridJob job = small_job("textbook");
-  job.pp = 2;
-  EXPECT_NEAR(hybrid_step(job).gradients_s, all_reduce(2, 2 * 4096.0 * 1024),
-              1e-12);
-  job.is_tied = false;
-  EXPECT_EQ(hybrid_step(job).gradients_s, 0);
-}
-
-TEST(HybridStep, RefusesMoreRanksThanDevices) {
-  HybridJob job = small_job("kaggle-t4x2");
-  job.dp = 3;
-  EXPECT_THROW(hybrid_step(job), Error);
 }
 
 }  // namespace

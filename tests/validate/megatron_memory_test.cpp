@@ -53,11 +53,11 @@ TEST(MegatronMemory, CountsTheParametersOfAStage) {
       job.layout.tp = tp;
       job.pp = pp;
       job.is_tied = false;
-      predict::StageParts parts;
+      planner::StageParts parts;
       parts.blocks = job.layers / pp;
       parts.has_head = true;
       parts.has_embedding = pp == 1;
-      const predict::StageRun run = predict::run_stage(
+      const planner::StageRun run = planner::run_stage(
           sim::Cluster::read("textbook"), job.sizes, job.layout, parts);
       EXPECT_DOUBLE_EQ(last_stage_parameters(job), run.parameters)
           << "tp " << tp << " pp " << pp;

@@ -9,10 +9,10 @@
 #include <cstdio>
 #include <fstream>
 
-#include "chapters/15_engine/planner/report.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/worlds.h"
+#include "chapters/planner/report.h"
 
 using namespace shardbook;
 

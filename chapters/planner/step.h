@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "chapters/14_hybrid_3d/predict/stage.h"
+#include "chapters/planner/stage.h"
 #include "sim/cluster.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 
 struct HybridJob {
   sim::Cluster cluster;
@@ -114,4 +114,4 @@ std::vector<StageRun> runs_of(const HybridJob& job);
 double parameters_of(const HybridJob& job, const std::vector<StageRun>& runs,
                      int pp_rank);
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

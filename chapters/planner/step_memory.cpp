@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
-#include "chapters/14_hybrid_3d/predict/step_parts.h"
+#include "chapters/planner/step_parts.h"
 #include "core/check.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 namespace {
 
 /// Sets of activations that a rank keeps at the same time, one of which is
@@ -93,4 +93,4 @@ StepMemory step_memory(const HybridJob& job) {
   return most;
 }
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

@@ -2,9 +2,9 @@
 
 // The work of a step, by which rates are printed.
 
-#include "chapters/14_hybrid_3d/predict/step.h"
+#include "chapters/planner/step.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 
 /// Tokens of a step, over all replicas.
 double tokens_of(const HybridJob& job);
@@ -17,4 +17,4 @@ double model_flops(const HybridJob& job);
 /// With all blocks computed again: Narayanan et al. 2021, equation 3.
 double recomputed_flops(const HybridJob& job);
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

@@ -4,10 +4,10 @@
 #include <map>
 #include <sstream>
 
-#include "chapters/14_hybrid_3d/predict/stage.h"
+#include "chapters/planner/stage.h"
 #include "core/check.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 namespace {
 
 using Field = double StageRun::*;
@@ -84,4 +84,4 @@ StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
   return run;
 }
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
-#include "chapters/14_hybrid_3d/predict/work.h"
-#include "chapters/15_engine/planner/plan.h"
+#include "chapters/planner/plan.h"
+#include "chapters/planner/work.h"
 
 namespace shardbook::planner {
 namespace {
@@ -39,16 +39,16 @@ double fastest_link(const sim::Cluster& cluster) {
 }
 
 /// Weights of a block, and of the table, on a rank of tp.
-double block_weights(const predict::HybridJob& job) {
-  return predict::weight_products(job) / job.layout.tp;
+double block_weights(const HybridJob& job) {
+  return weight_products(job) / job.layout.tp;
 }
-double table_weights(const predict::HybridJob& job) {
+double table_weights(const HybridJob& job) {
   return static_cast<double>(job.sizes.vocabulary * job.sizes.hidden) /
          job.layout.tp;
 }
 
 /// Blocks on each rank of the pipeline.
-std::vector<double> blocks_of_ranks(const predict::HybridJob& job) {
+std::vector<double> blocks_of_ranks(const HybridJob& job) {
   std::vector<double> blocks(static_cast<std::size_t>(job.pp));
   for (std::size_t i = 0; i < job.blocks.size(); ++i) {
     blocks[i % blocks.size()] += static_cast<double>(job.blocks[i]);
@@ -57,7 +57,7 @@ std::vector<double> blocks_of_ranks(const predict::HybridJob& job) {
 }
 
 /// Elements of the rank with most parameters, norms and biases left out.
-double most_weights(const predict::HybridJob& job) {
+double most_weights(const HybridJob& job) {
   const std::vector<double> blocks = blocks_of_ranks(job);
   double most = 0;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
@@ -71,15 +71,15 @@ double most_weights(const predict::HybridJob& job) {
 }  // namespace
 
 double least_seconds(const Question& question, const Plan& plan) {
-  const predict::HybridJob job = job_of(question, plan);
+  const HybridJob job = job_of(question, plan);
   const double rate = best_rate(question);
   const auto m = static_cast<double>(job.micro_batches);
   const double tokens =
       static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
       job.layout.cp;
   // Masked attention needs half of its products
-  const double attention = predict::attention_products(job) / 2;
-  const double weights = predict::weight_products(job);
+  const double attention = attention_products(job) / 2;
+  const double weights = weight_products(job);
   const double again = plan.recompute == "blocks"      ? weights + attention
                        : plan.recompute == "attention" ? attention
                                                        : 0;
@@ -119,7 +119,7 @@ double least_seconds(const Question& question, const Plan& plan) {
 }
 
 double least_bytes(const Question& question, const Plan& plan) {
-  const predict::HybridJob job = job_of(question, plan);
+  const HybridJob job = job_of(question, plan);
   const auto element = static_cast<double>(dtype_bytes(question.dtype));
   const zero::StateBytes bytes = {element, element, element < 4 ? 12.0 : 8.0};
   const zero::ModelStates states = zero::model_states(

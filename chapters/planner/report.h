@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "chapters/15_engine/planner/search.h"
+#include "chapters/planner/search.h"
 
 namespace shardbook::planner {
 
@@ -35,6 +35,6 @@ std::string bytes_text(double bytes);
 /// "1.23 s", "45.6 ms".
 std::string time_text(double seconds);
 /// "nvlink 12.3 GB, network 4.5 GB".
-std::string links_text(const predict::HybridStep& step);
+std::string links_text(const HybridStep& step);
 
 }  // namespace shardbook::planner

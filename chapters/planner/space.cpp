@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chapters/15_engine/planner/search.h"
+#include "chapters/planner/search.h"
 #include "core/check.h"
 
 namespace shardbook::planner {

@@ -1,4 +1,4 @@
-#include "chapters/14_hybrid_3d/predict/stage.h"
+#include "chapters/planner/stage.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,8 @@
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
-#include "chapters/14_hybrid_3d/predict/llama_block.h"
 #include "chapters/common/models/models.h"
+#include "chapters/planner/llama_block.h"
 #include "comm/device_mesh.h"
 #include "core/autograd.h"
 #include "core/check.h"
@@ -22,7 +22,7 @@
 #include "sim/virtual_clock.h"
 #include "sim/world.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 namespace {
 
 ModelConfig config_of(const Place& at, const StageParts& parts) {
@@ -309,4 +309,4 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
   return run;
 }
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

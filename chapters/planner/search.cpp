@@ -1,4 +1,4 @@
-#include "chapters/15_engine/planner/search.h"
+#include "chapters/planner/search.h"
 
 #include <fmt/format.h>
 
@@ -26,8 +26,7 @@ bool is_faster(const Prediction& a, const Prediction& b) {
 
 /// Bytes that the host of a node lacks for the devices that are used of it; 0
 /// where its memory is not known.
-double host_excess(const Question& question,
-                   const predict::StepMemory& memory) {
+double host_excess(const Question& question, const StepMemory& memory) {
   const sim::Cluster& cluster = question.base.cluster;
   const int devices = std::min(question.world_size, cluster.devices_per_node);
   if (memory.host <= 0 || cluster.host.memory_bytes <= 0) return 0;
@@ -79,8 +78,8 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
     }
 
     // Memory first: it needs no replay
-    const predict::HybridJob job = job_of(question, each.plan);
-    const predict::StepMemory memory = predict::step_memory(job);
+    const HybridJob job = job_of(question, each.plan);
+    const StepMemory memory = step_memory(job);
     if (memory.total() > capacity) {
       count_unfit(each.plan, memory.total(), capacity, answer);
       continue;
@@ -94,7 +93,7 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
     num_fit += 1;
     Prediction prediction;
     prediction.plan = each.plan;
-    prediction.step = predict::hybrid_step(job);
+    prediction.step = hybrid_step(job);
     prediction.memory = memory;
     const auto place = std::upper_bound(answer.best.begin(), answer.best.end(),
                                         prediction, is_faster);

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/15_engine/planner/plan.h"
+#include "chapters/planner/plan.h"
 
 namespace shardbook::planner {
 

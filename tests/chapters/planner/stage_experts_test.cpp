@@ -4,16 +4,14 @@
 
 #include <cmath>
 
-#include "chapters/14_hybrid_3d/predict/step.h"
+#include "chapters/planner/step.h"
 #include "core/check.h"
 #include "tests/chapters/common/textbook_support.h"
-#include "tests/validate/stage_support.h"
+#include "tests/chapters/planner/stage_support.h"
 
-namespace shardbook::validate {
+namespace shardbook::planner {
 namespace {
 
-using predict::HybridJob;
-using predict::StageRun;
 using test::run_blocks;
 using textbook::expect_time;
 using textbook::kRate;
@@ -154,7 +152,7 @@ TEST(ExpertStep, SumsExpertsOverTheirOwnRanks) {
       return textbook::reduce_scatter(ranks, 2 * parameters) +
              textbook::all_gather(ranks, 2 * parameters);
     };
-    const predict::HybridStep step = hybrid_step(job);
+    const planner::HybridStep step = hybrid_step(job);
     expect_time(step.gradients_s,
                 both_ways(8, shared) + both_ways(8 / ep, experts));
   }
@@ -176,4 +174,4 @@ TEST(ExpertStage, RefusesWhatDoesNotDivide) {
 }
 
 }  // namespace
-}  // namespace shardbook::validate
+}  // namespace shardbook::planner

@@ -13,14 +13,14 @@
 //
 // A plan is a way to train with the hybrid chapter. That chapter's rules say
 // which plans are legal (refusal), and its predictor how long a step takes and
-// what it holds (predict/step.h).
+// what it holds (step.h).
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "chapters/14_hybrid_3d/degrees.h"
-#include "chapters/14_hybrid_3d/predict/step.h"
+#include "chapters/planner/step.h"
 #include "sim/cluster.h"
 
 namespace shardbook::planner {
@@ -42,7 +42,7 @@ struct Question {
   std::string model = "gpt-13b";  ///< of the GPT family
   /// The cluster, the model's sizes, and how the system behaves that trains it;
   /// degrees and micro-batches are the plan's. Set by read_model.
-  predict::HybridJob base;
+  HybridJob base;
   int world_size = 0;
   std::int64_t batch = 0, seq = 0;
   DType dtype = DType::kBF16;
@@ -81,7 +81,7 @@ Options options_of(const Question& question);
 hybrid::HybridOptions chapter_options(const Question& question,
                                       const Plan& plan);
 /// The job that the chapter's predictor knows.
-predict::HybridJob job_of(const Question& question, const Plan& plan);
+HybridJob job_of(const Question& question, const Plan& plan);
 /// Blocks of each stage: equally many. Where two more would divide, the first
 /// and the last stage have one less; else some have one more, in the later
 /// middle, away from the head.
@@ -89,8 +89,8 @@ std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages);
 
 struct Prediction {
   Plan plan;
-  predict::HybridStep step;
-  predict::StepMemory memory;
+  HybridStep step;
+  StepMemory memory;
   /// The hybrid chapter itself, on shapes: seconds of a step, and the most bytes
   /// of a device at one time. 0: it was not run.
   double confirmed_s = 0, confirmed_bytes = 0;
@@ -102,7 +102,7 @@ double least_seconds(const Question& question, const Plan& plan);
 /// Bytes without which it cannot train: its part of parameters, gradients and
 /// optimizer state.
 double least_bytes(const Question& question, const Plan& plan);
-/// Exact, but for what predict/step.h leaves out.
+/// Exact, but for what step.h leaves out.
 Prediction predict_plan(const Question& question, const Plan& plan);
 
 /// Model FLOPs over what all devices could do in the time of a step.

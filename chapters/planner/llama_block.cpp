@@ -1,4 +1,4 @@
-#include "chapters/14_hybrid_3d/predict/llama_block.h"
+#include "chapters/planner/llama_block.h"
 
 #include <string>
 
@@ -9,7 +9,7 @@
 #include "core/autograd.h"
 #include "core/context.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 namespace {
 
 constexpr tensor_parallel::Cut kTokens{1};
@@ -285,4 +285,4 @@ Tensor LlamaBlock::mlp(const Tensor& x) const {
   return by_rows(at_, at_.sizes.is_gated ? gated(up) : gelu(up), down_);
 }
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

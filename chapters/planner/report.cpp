@@ -1,4 +1,4 @@
-#include "chapters/15_engine/planner/report.h"
+#include "chapters/planner/report.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "chapters/14_hybrid_3d/predict/work.h"
 #include "chapters/common/models/models.h"
+#include "chapters/planner/work.h"
 
 namespace shardbook::planner {
 namespace {
@@ -15,8 +15,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 double parameters_of(const Question& question) {
-  const predict::HybridJob job = job_of(question, Plan());
-  return static_cast<double>(job.layers) * predict::weight_products(job) +
+  const HybridJob job = job_of(question, Plan());
+  return static_cast<double>(job.layers) * weight_products(job) +
          static_cast<double>((job.sizes.vocabulary + job.sizes.seq) *
                              job.sizes.hidden);
 }
@@ -83,7 +83,7 @@ std::string lost_lines(const Answer& answer) {
 }
 
 Json plan_json(const Question& question, const Prediction& each) {
-  const predict::StepMemory& memory = each.memory;
+  const StepMemory& memory = each.memory;
   Json links = Json::object();
   for (const auto& [link, bytes] : each.step.sent_bytes) {
     if (bytes > 0) links[link] = bytes;
@@ -143,7 +143,7 @@ std::string time_text(double seconds) {
   return fmt::format("{:.1f} ms", 1e3 * seconds);
 }
 
-std::string links_text(const predict::HybridStep& step) {
+std::string links_text(const HybridStep& step) {
   std::string text;
   for (const auto& [link, bytes] : step.sent_bytes) {
     if (bytes <= 0) continue;

@@ -1,4 +1,4 @@
-#include "chapters/14_hybrid_3d/predict/step.h"
+#include "chapters/planner/step.h"
 
 #include <algorithm>
 #include <map>
@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/14_hybrid_3d/predict/step_parts.h"
 #include "chapters/common/pipeline/replay.h"
+#include "chapters/planner/step_parts.h"
 #include "core/check.h"
 #include "sim/cost_model.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 namespace {
 
 /// From one rank of the pipeline to the next. Every rank of tp sends its part;
@@ -262,4 +262,4 @@ HybridStep hybrid_step(const HybridJob& job) {
   return step;
 }
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

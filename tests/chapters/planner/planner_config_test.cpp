@@ -6,9 +6,9 @@
 #include <map>
 #include <string>
 
-#include "chapters/15_engine/planner/report.h"
-#include "chapters/15_engine/planner/search.h"
 #include "chapters/15_engine/strategies.h"
+#include "chapters/planner/report.h"
+#include "chapters/planner/search.h"
 #include "tests/chapters/15_engine/choice_support.h"
 #include "tests/support/sanitized.h"
 

@@ -11,7 +11,7 @@
 #include "core/dtype.h"
 #include "sim/cluster.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 
 /// Sizes of GPT-2's block, or of Llama's.
 struct DecoderSizes {
@@ -119,4 +119,4 @@ StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
 std::string stage_key(const sim::Cluster& cluster, const DecoderSizes& sizes,
                       const StageLayout& layout, const StageParts& parts);
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

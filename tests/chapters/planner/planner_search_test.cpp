@@ -8,8 +8,8 @@
 #include <set>
 #include <string>
 
-#include "chapters/15_engine/planner/report.h"
-#include "chapters/15_engine/planner/search.h"
+#include "chapters/planner/report.h"
+#include "chapters/planner/search.h"
 #include "core/check.h"
 #include "tests/support/sanitized.h"
 

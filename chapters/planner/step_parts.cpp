@@ -1,11 +1,11 @@
-#include "chapters/14_hybrid_3d/predict/step_parts.h"
+#include "chapters/planner/step_parts.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/context.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 
 double activation_bytes(const HybridJob& job) {
   return static_cast<double>(job.layout.micro_batch * job.sizes.seq *
@@ -153,4 +153,4 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
   return most;
 }
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "chapters/14_hybrid_3d/predict/step.h"
+#include "chapters/planner/step.h"
 #include "sim/cost_model.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 
 /// Ranks in Megatron-LM's order: tensor, context, data, pipeline.
 class Ranks {
@@ -70,4 +70,4 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
                                          const sim::CostModel& costs,
                                          const std::vector<StageRun>& runs);
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

@@ -4,15 +4,15 @@
 
 #include <cstdint>
 
-#include "chapters/14_hybrid_3d/predict/step.h"
+#include "chapters/planner/step.h"
 
 namespace shardbook::test {
 
-inline predict::StageRun run_blocks(const predict::HybridJob& job,
+inline planner::StageRun run_blocks(const planner::HybridJob& job,
                                     std::int64_t blocks) {
-  predict::StageParts parts;
+  planner::StageParts parts;
   parts.blocks = blocks;
-  return predict::run_stage(job.cluster, job.sizes, job.layout, parts);
+  return planner::run_stage(job.cluster, job.sizes, job.layout, parts);
 }
 
 }  // namespace shardbook::test

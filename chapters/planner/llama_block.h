@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "chapters/13_moe/gate.h"
-#include "chapters/14_hybrid_3d/predict/stage.h"
+#include "chapters/planner/stage.h"
 #include "comm/process_group.h"
 #include "core/layers.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 
 /// The groups of one rank, and what it needs to make a stage.
 struct Place {
@@ -79,4 +79,4 @@ class LlamaBlock {
   std::optional<ExpertMlp> experts_;
 };
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

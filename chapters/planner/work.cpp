@@ -1,6 +1,6 @@
-#include "chapters/14_hybrid_3d/predict/work.h"
+#include "chapters/planner/work.h"
 
-namespace shardbook::predict {
+namespace shardbook::planner {
 
 double tokens_of(const HybridJob& job) {
   return static_cast<double>(job.micro_batches * job.layout.micro_batch *
@@ -49,4 +49,4 @@ double recomputed_flops(const HybridJob& job) {
              (weight_products(job) + attention_products(job));
 }
 
-}  // namespace shardbook::predict
+}  // namespace shardbook::planner

@@ -1,23 +1,23 @@
-#include "chapters/15_engine/planner/plan.h"
+#include "chapters/planner/plan.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "chapters/14_hybrid_3d/predict/work.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/sharded/parts.h"
+#include "chapters/planner/work.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
 namespace {
 
-predict::Recompute recompute_of(const std::string& name) {
-  if (name == "attention") return predict::Recompute::kAttention;
-  if (name == "blocks") return predict::Recompute::kBlocks;
+Recompute recompute_of(const std::string& name) {
+  if (name == "attention") return Recompute::kAttention;
+  if (name == "blocks") return Recompute::kBlocks;
   SB_CHECK(name == "never", "--recompute ", name,
            ": the planner knows never, attention and blocks");
-  return predict::Recompute::kNothing;
+  return Recompute::kNothing;
 }
 
 }  // namespace
@@ -89,7 +89,7 @@ std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages) {
 
 void read_model(Question& question, const sim::Cluster& cluster) {
   const ModelConfig config = model_config(options_of(question));
-  predict::HybridJob& base = question.base;
+  HybridJob& base = question.base;
   base.cluster = cluster;
   base.sizes.hidden = config.n_embd;
   base.sizes.heads = config.n_head;
@@ -117,8 +117,8 @@ hybrid::HybridOptions chapter_options(const Question& question,
   return how;
 }
 
-predict::HybridJob job_of(const Question& question, const Plan& plan) {
-  predict::HybridJob job = question.base;
+HybridJob job_of(const Question& question, const Plan& plan) {
+  HybridJob job = question.base;
   job.sizes.seq = question.seq;
   job.sizes.vocabulary = padded_vocabulary(job.sizes.vocabulary, plan.how.tp);
   job.layout.tp = plan.how.tp;
@@ -142,18 +142,18 @@ predict::HybridJob job_of(const Question& question, const Plan& plan) {
 }
 
 Prediction predict_plan(const Question& question, const Plan& plan) {
-  const predict::HybridJob job = job_of(question, plan);
-  return {plan, predict::hybrid_step(job), predict::step_memory(job), 0};
+  const HybridJob job = job_of(question, plan);
+  return {plan, hybrid_step(job), step_memory(job), 0};
 }
 
 double mfu(const Question& question, const Prediction& prediction) {
-  const predict::HybridJob job = job_of(question, prediction.plan);
+  const HybridJob job = job_of(question, prediction.plan);
   const auto peak =
       question.base.cluster.device.peak_flops.find(question.dtype);
   SB_CHECK(peak != question.base.cluster.device.peak_flops.end(), "--dtype ",
            dtype_name(question.dtype), ": the peak of ",
            question.base.cluster.device.name, " is not known in it");
-  return predict::model_flops(job) / question.world_size / peak->second /
+  return model_flops(job) / question.world_size / peak->second /
          prediction.step.seconds;
 }
 

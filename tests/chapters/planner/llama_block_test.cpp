@@ -5,17 +5,14 @@
 #include <initializer_list>
 #include <string>
 
-#include "chapters/14_hybrid_3d/predict/step.h"
+#include "chapters/planner/step.h"
 #include "core/check.h"
 #include "tests/chapters/common/textbook_support.h"
-#include "tests/validate/stage_support.h"
+#include "tests/chapters/planner/stage_support.h"
 
-namespace shardbook::validate {
+namespace shardbook::planner {
 namespace {
 
-using predict::HybridJob;
-using predict::Recompute;
-using predict::StageRun;
 using test::run_blocks;
 using textbook::expect_time;
 using textbook::kRate;
@@ -130,4 +127,4 @@ TEST(LlamaBlock, ReadsOnceMoreForTheMaximumOfAScale) {
 }
 
 }  // namespace
-}  // namespace shardbook::validate
+}  // namespace shardbook::planner

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <string>
 
-#include "chapters/15_engine/planner/search.h"
+#include "chapters/planner/search.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::planner {
@@ -107,31 +107,31 @@ TEST(PlannerPrediction, CountsTheBytesOfThePage) {
 
 TEST(PlannerPrediction, ComposedStagesEqualWholeOnes) {
   const sim::Cluster cluster = sim::Cluster::read("dgx-a100");
-  predict::DecoderSizes sizes;
+  planner::DecoderSizes sizes;
   sizes.hidden = 2048;
   sizes.heads = 16;
   sizes.seq = 1024;
   sizes.vocabulary = 50304;
   for (const auto recompute :
-       {predict::Recompute::kNothing, predict::Recompute::kAttention,
-        predict::Recompute::kBlocks}) {
+       {planner::Recompute::kNothing, planner::Recompute::kAttention,
+        planner::Recompute::kBlocks}) {
     for (const int tp : {1, 4}) {
-      predict::StageLayout layout;
+      planner::StageLayout layout;
       layout.tp = tp;
       layout.cuts_tokens = tp > 1;
       layout.recompute = recompute;
       layout.micro_batch = 4;
       layout.dtype = DType::kBF16;
       layout.splits_backward = true;
-      for (const predict::StageParts& parts :
-           {predict::StageParts{6, false, false},
-            predict::StageParts{5, true, false},
-            predict::StageParts{5, false, true},
-            predict::StageParts{4, true, true}}) {
-        const predict::StageRun whole =
-            predict::run_stage(cluster, sizes, layout, parts);
-        const predict::StageRun made =
-            predict::composed_stage(cluster, sizes, layout, parts);
+      for (const planner::StageParts& parts :
+           {planner::StageParts{6, false, false},
+            planner::StageParts{5, true, false},
+            planner::StageParts{5, false, true},
+            planner::StageParts{4, true, true}}) {
+        const planner::StageRun whole =
+            planner::run_stage(cluster, sizes, layout, parts);
+        const planner::StageRun made =
+            planner::composed_stage(cluster, sizes, layout, parts);
         EXPECT_EQ(made.parameters, whole.parameters);
         EXPECT_EQ(made.kept_bytes, whole.kept_bytes);
         EXPECT_EQ(made.forward_peak_bytes, whole.forward_peak_bytes);
@@ -141,10 +141,10 @@ TEST(PlannerPrediction, ComposedStagesEqualWholeOnes) {
         EXPECT_EQ(made.sent_bytes, whole.sent_bytes);
         // Operations that wait for the host shift by less than one launch
         for (const auto field :
-             {&predict::StageRun::forward_s, &predict::StageRun::backward_s,
-              &predict::StageRun::both_s, &predict::StageRun::busy_s,
-              &predict::StageRun::backward_input_s,
-              &predict::StageRun::backward_weight_s}) {
+             {&planner::StageRun::forward_s, &planner::StageRun::backward_s,
+              &planner::StageRun::both_s, &planner::StageRun::busy_s,
+              &planner::StageRun::backward_input_s,
+              &planner::StageRun::backward_weight_s}) {
           EXPECT_NEAR(made.*field / (whole.*field), 1, 0.02);
         }
       }
@@ -163,10 +163,10 @@ TEST(PlannerPrediction, LongPipelinesRepeat) {
       plan.how.dp = 2;
       plan.how.schedule = schedule;
       plan.how.micro_batches = m;
-      predict::HybridJob job = job_of(question, plan);
-      const double shortened = predict::hybrid_step(job).pipeline_s;
+      planner::HybridJob job = job_of(question, plan);
+      const double shortened = planner::hybrid_step(job).pipeline_s;
       job.composes_stages = false;
-      EXPECT_NEAR(shortened / predict::hybrid_step(job).pipeline_s, 1, 5e-3)
+      EXPECT_NEAR(shortened / planner::hybrid_step(job).pipeline_s, 1, 5e-3)
           << schedule << ", " << m;
     }
   }
