@@ -46,9 +46,7 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
   plan.how.dp = job.dp;
   if (job.layout.cp > 1) plan.how.cp_layout = "zigzag";
   plan.how.sequence_parallel = job.layout.cuts_tokens;
-  plan.how.zero_stage = job.zero_stage >= 2 ? job.zero_stage
-                        : job.distributes() ? 1
-                                            : 0;
+  plan.how.zero_stage = job.zero_stage;
   plan.how.micro_batches = job.micro_batches;
   plan.how.schedule = job.chunks > 1 ? "interleaved" : "1f1b";
   plan.how.chunks = job.chunks;

@@ -115,7 +115,8 @@ HybridJob nemo_job(const std::string& model_name, const std::string& precision,
   job.is_tied = model.is_tied;
   job.layout.dtype = job.gradient_dtype = DType::kBF16;
   job.is_synchronous = false;
-  job.distributes_optimizer = job.overlaps_gradients = true;
+  job.zero_stage = 1;
+  job.overlaps_gradients = true;
   job.overlaps_tensor = true;
   if (precision.rfind("FP8", 0) == 0) {
     compute_in_fp8(job);

@@ -75,10 +75,10 @@ HybridJob job_of(const Row& row) {
   job.layout.dtype = is_set(row, "fp16") ? DType::kF16 : DType::kBF16;
   job.layout.cuts_tokens = is_set(row, "sp");
   job.is_tied = !is_set(row, "untied");
-  job.distributes_optimizer = is_set(row, "dist_opt");
+  job.zero_stage = is_set(row, "dist_opt") ? 1 : 0;
   if (row.has("dp_derived")) {
     job.dp = row.count("dp_derived", kMaxSize);
-  } else if (job.distributes_optimizer) {
+  } else if (job.zero_stage > 0) {
     throw NotExpressed("the number of GPUs is not in the table");
   }
   if (row.has("recompute")) {

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/planner/plan.h"
-#include "chapters/planner/work.h"
 
 namespace shardbook::planner {
 namespace {
@@ -38,15 +36,6 @@ double fastest_link(const sim::Cluster& cluster) {
   return std::max(in_node * mesh, between);
 }
 
-/// Weights of a block, and of the table, on a rank of tp.
-double block_weights(const HybridJob& job) {
-  return weight_products(job) / job.layout.tp;
-}
-double table_weights(const HybridJob& job) {
-  return static_cast<double>(job.sizes.vocabulary * job.sizes.hidden) /
-         job.layout.tp;
-}
-
 /// Blocks on each rank of the pipeline.
 std::vector<double> blocks_of_ranks(const HybridJob& job) {
   std::vector<double> blocks(static_cast<std::size_t>(job.pp));
@@ -62,8 +51,8 @@ double most_weights(const HybridJob& job) {
   double most = 0;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
     const bool has_table = rank == 0 || rank + 1 == blocks.size();
-    most = std::max(most, blocks[rank] * block_weights(job) +
-                              (has_table ? table_weights(job) : 0));
+    most = std::max(most, blocks[rank] * weight_products(job) / job.layout.tp +
+                              (has_table ? job.table() : 0));
   }
   return most;
 }
@@ -85,16 +74,13 @@ double least_seconds(const Question& question, const Plan& plan) {
                                                        : 0;
   const double flops = 2 * tokens / job.layout.tp;
   double block = flops * (3 * (weights + attention) + again) / rate;
-  double head = flops * 3 *
-                static_cast<double>(job.sizes.vocabulary * job.sizes.hidden) /
-                rate;
+  const double head = 2 * tokens * 3 * job.table() / rate;
   // Sums over tp in forward wait for the links
   const double t = job.layout.tp;
-  const auto element = static_cast<double>(dtype_bytes(question.dtype));
   const double link = fastest_link(question.base.cluster);
   if (!job.overlaps_tensor)
     block += 2 * (t - 1) / t * tokens * static_cast<double>(job.sizes.hidden) *
-             element / link;
+             job.element() / link;
 
   // The last rank waits for the way there of the first micro-batch, and the
   // first rank for the way back of the last one. Zero bubble fills the way
@@ -113,17 +99,14 @@ double least_seconds(const Question& question, const Plan& plan) {
   double sums = 0;
   const double d = job.replicas();
   if (d > 1 && job.zero_stage <= 1 && !job.overlaps_gradients) {
-    sums = (d - 1) / d * most_weights(job) * element / link;
+    sums = (d - 1) / d * most_weights(job) * job.element() / link;
   }
   return slowest + sums;
 }
 
 double least_bytes(const Question& question, const Plan& plan) {
   const HybridJob job = job_of(question, plan);
-  const auto element = static_cast<double>(dtype_bytes(question.dtype));
-  const zero::StateBytes bytes = {element, element, element < 4 ? 12.0 : 8.0};
-  const zero::ModelStates states = zero::model_states(
-      job.zero_stage, most_weights(job), job.replicas(), bytes);
+  const zero::ModelStates states = job.states(most_weights(job));
   if (!plan.offloads) return states.total();
   return job.zero_stage == 3 ? 0 : states.parameters;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
+#include <tuple>
 
 #include "chapters/planner/stage.h"
 #include "core/check.h"
@@ -12,51 +12,37 @@ namespace {
 
 using Field = double StageRun::*;
 
-constexpr Field kFields[] = {
-    &StageRun::forward_s,
-    &StageRun::backward_s,
-    &StageRun::both_s,
-    &StageRun::busy_s,
-    &StageRun::optimizer_s,
-    &StageRun::parameters,
-    &StageRun::expert_parameters,
-    &StageRun::backward_input_s,
-    &StageRun::backward_weight_s,
-    &StageRun::kept_bytes,
-    &StageRun::forward_peak_bytes,
-    &StageRun::backward_peak_bytes,
-    &StageRun::kept_for_weights_bytes,
-};
+constexpr Field kFields[] = {&StageRun::forward_s,
+                             &StageRun::backward_s,
+                             &StageRun::first_backward_s,
+                             &StageRun::both_s,
+                             &StageRun::busy_s,
+                             &StageRun::optimizer_s,
+                             &StageRun::parameters,
+                             &StageRun::expert_parameters,
+                             &StageRun::backward_input_s,
+                             &StageRun::backward_weight_s,
+                             &StageRun::kept_bytes,
+                             &StageRun::forward_peak_bytes,
+                             &StageRun::backward_peak_bytes,
+                             &StageRun::kept_for_weights_bytes};
 
 }  // namespace
 
-std::string stage_key(const sim::Cluster& cluster, const DecoderSizes& of,
-                      const StageLayout& how, const StageParts& parts) {
-  std::ostringstream key;
-  key << cluster.name << ' ' << cluster.device.sustained << ' ' << of.hidden
-      << ' ' << of.heads << ' ' << of.seq << ' ' << of.vocabulary << ' '
-      << of.kv_heads << ' ' << of.head_dim << ' ' << of.window << ' '
-      << of.experts << ' ' << of.experts_per_token << ' ' << how.ep << ' '
-      << how.sends_once_per_node << ' ' << of.mlp << ' ' << of.is_llama << ' '
-      << of.is_gated << ' ' << of.normalizes_heads << ' ' << how.tp << ' '
-      << how.cp << ' ' << how.cuts_tokens << ' '
-      << static_cast<int>(how.recompute) << ' ' << how.micro_batch << ' '
-      << how.converts_to_fp8 << ' ' << how.scales_by_maximum << ' '
-      << how.splits_backward << ' ' << dtype_name(how.dtype) << ' '
-      << how.dropout << ' ' << parts.blocks << ' ' << parts.has_embedding << ' '
-      << parts.has_head;
-  return key.str();
-}
-
-const StageRun& known_stage(const sim::Cluster& cluster,
-                            const DecoderSizes& sizes,
-                            const StageLayout& layout,
-                            const StageParts& parts) {
-  static std::map<std::string, StageRun> known;
-  const std::string key = stage_key(cluster, sizes, layout, parts);
+const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
+                            const StageLayout& how, const StageParts& parts) {
+  auto key = std::make_tuple(
+      cluster.name, cluster.device.sustained, of.hidden, of.heads, of.seq,
+      of.vocabulary, of.kv_heads, of.head_dim, of.window, of.experts,
+      of.experts_per_token, of.mlp, of.is_llama, of.is_gated,
+      of.normalizes_heads, how.tp, how.cp, how.ep, how.sends_once_per_node,
+      how.cuts_tokens, how.recompute, how.micro_batch, how.converts_to_fp8,
+      how.scales_by_maximum, how.splits_backward, how.dtype, how.dropout,
+      parts.blocks, parts.has_embedding, parts.has_head);
+  static std::map<decltype(key), StageRun> known;
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  return known[key] = run_stage(cluster, sizes, layout, parts);
+  return known[key] = run_stage(cluster, of, how, parts);
 }
 
 StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,

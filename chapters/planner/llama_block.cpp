@@ -75,9 +75,9 @@ Tensor piece(const Tensor& flat, std::int64_t begin, const Shape& shape) {
 /// normalised, the norm's backward reads two arrays and writes one.
 Tensors rotated_parts(const Place& at, const Tensor& qkv) {
   const std::int64_t n = qkv.size(0), s = qkv.size(1);
-  const std::int64_t d = at.head_dim() / at.tp.size();
+  const std::int64_t d = at.sizes.head_width() / at.tp.size();
   const Shape of_q = {n, s, at.sizes.heads * d},
-              of_k = {n, s, at.kv_heads() * d};
+              of_k = {n, s, at.sizes.key_heads() * d};
   const std::int64_t keys = n * s * of_q[2], values = keys + n * s * of_k[2];
   const auto forward = [=](const Tensors& in) {
     const Tensor flat = reshape(in[0], {-1});
@@ -151,12 +151,11 @@ Tensor parameter(Tensors& all, const Shape& shape, const InitOptions& init) {
 
 }  // namespace
 
-/// Attention of this rank's heads, over the tokens of all ranks of cp.
 Tensor attend(const Place& at, const Tensor& q, const Tensor& k,
               const Tensor& v, double dropout) {
   AttentionOptions options;
   options.heads = at.sizes.heads / at.tp.size();
-  options.kv_heads = at.kv_heads() / at.tp.size();
+  options.kv_heads = at.sizes.key_heads() / at.tp.size();
   options.dropout = dropout;
   if (at.cp.size() == 1) return attention(q, k, v, options);
   sequence_parallel::RingOptions ring;
@@ -170,9 +169,9 @@ Tensor attend(const Place& at, const Tensor& q, const Tensor& k,
 ExpertMlp::ExpertMlp(const Place& at, const InitOptions& init)
     : at_(at), gate_("gate", at.sizes.hidden, even_gate(at), init) {
   const std::int64_t local = at.sizes.experts / at.ep.size();
-  up_ = make_parameter("up", {local, at.sizes.hidden, 2 * at.mlp()},
+  up_ = make_parameter("up", {local, at.sizes.hidden, 2 * at.sizes.mlp_width()},
                        kInitStddev, init);
-  down_ = make_parameter("down", {local, at.mlp(), at.sizes.hidden},
+  down_ = make_parameter("down", {local, at.sizes.mlp_width(), at.sizes.hidden},
                          kInitStddev, init);
 }
 
@@ -198,9 +197,11 @@ Tensor ExpertMlp::operator()(const Tensor& x) const {
 LlamaBlock::LlamaBlock(const Place& at, std::int64_t index,
                        const InitOptions& init)
     : at_(at), has_window_(at.sizes.window > 0 && index % 2 == 0) {
-  const std::int64_t h = at.sizes.hidden, t = at.tp.size(), d = at.head_dim();
-  qkv_ = parameter(parameters_,
-                   {h, (at.sizes.heads + 2 * at.kv_heads()) * d / t}, init);
+  const std::int64_t h = at.sizes.hidden, t = at.tp.size(),
+                     d = at.sizes.head_width();
+  qkv_ =
+      parameter(parameters_,
+                {h, (at.sizes.heads + 2 * at.sizes.key_heads()) * d / t}, init);
   out_ = parameter(parameters_, {at.sizes.heads * d / t, h}, init);
   if (at.sizes.experts > 0) {
     experts_.emplace(at, init);
@@ -210,8 +211,9 @@ LlamaBlock::LlamaBlock(const Place& at, std::int64_t index,
     }
   } else {
     up_ = parameter(parameters_,
-                    {h, (at.sizes.is_gated ? 2 : 1) * at.mlp() / t}, init);
-    down_ = parameter(parameters_, {at.mlp() / t, h}, init);
+                    {h, (at.sizes.is_gated ? 2 : 1) * at.sizes.mlp_width() / t},
+                    init);
+    down_ = parameter(parameters_, {at.sizes.mlp_width() / t, h}, init);
   }
   for (Tensor* each : {&gamma_1_, &gamma_2_}) {
     *each = make_constant_parameter({h}, 1, init);
@@ -241,7 +243,7 @@ Tensor LlamaBlock::operator()(const Tensor& x) const {
 // tokens are cut, the sum of the fourth is kept, so nobody needs its parts.
 void LlamaBlock::replay(const Tensor& x) const {
   const NoGrad no_grad;
-  const std::int64_t t = at_.tp.size(), d = at_.head_dim(),
+  const std::int64_t t = at_.tp.size(), d = at_.sizes.head_width(),
                      h = at_.sizes.hidden;
   const bool is_cut = at_.layout.cuts_tokens && t > 1;
   const auto product = [&](std::int64_t width, std::int64_t columns) {
@@ -251,14 +253,14 @@ void LlamaBlock::replay(const Tensor& x) const {
                   Tensor::empty({width, columns}, x.options()));
   };
   layer_norm(x, gamma_1_, beta_);
-  const Tensor keys = product(h, at_.kv_heads() * d / t);
+  const Tensor keys = product(h, at_.sizes.key_heads() * d / t);
   scale(Tensor::empty({x.size(0), at_.tokens(), at_.sizes.heads * d / t},
                       x.options()),
         1);
   scale(keys, 1);
   if (!is_cut) product(at_.sizes.heads * d / t, h);
   layer_norm(add(x, x), gamma_2_, beta_);
-  const Tensor up = product(h, at_.mlp() / t);
+  const Tensor up = product(h, at_.sizes.mlp_width() / t);
   mul(up, up);
 }
 

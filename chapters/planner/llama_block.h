@@ -22,15 +22,6 @@ struct Place {
   ProcessGroup& ep;
   const DecoderSizes& sizes;
   const StageLayout& layout;
-  std::int64_t kv_heads() const {
-    return sizes.kv_heads > 0 ? sizes.kv_heads : sizes.heads;
-  }
-  std::int64_t head_dim() const {
-    return sizes.head_dim > 0 ? sizes.head_dim : sizes.hidden / sizes.heads;
-  }
-  std::int64_t mlp() const {
-    return sizes.mlp > 0 ? sizes.mlp : 4 * sizes.hidden;
-  }
   /// Tokens of a sequence that this rank's context-parallel place has.
   std::int64_t tokens() const { return sizes.seq / cp.size(); }
 };

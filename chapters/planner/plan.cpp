@@ -4,9 +4,8 @@
 
 #include <algorithm>
 
-#include "chapters/common/models/models.h"
 #include "chapters/common/sharded/parts.h"
-#include "chapters/planner/work.h"
+#include "chapters/planner/on_shapes.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
@@ -56,35 +55,16 @@ std::string Plan::work_text() const {
 }
 
 Options options_of(const Question& question) {
-  Options options;
+  Options options = shape_options();
   options.chapter = "14_hybrid_3d";
-  options.backend = "sim";
   options.world_size = question.world_size;
   options.model = question.model;
   options.dtype = question.dtype;
-  options.data = "random";
   options.batch = question.batch;
   options.seq = question.seq;
   options.dropout = question.dropout;
   options.cluster = question.base.cluster.name;
-  options.steps = 2;
-  options.check = false;
   return options;
-}
-
-std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages) {
-  std::int64_t each = layers / stages, more = layers % stages;
-  const bool counts_ends = more > 0 && (layers + 2) % stages == 0;
-  if (counts_ends) each = (layers + 2) / stages, more = 0;
-  std::vector<std::int64_t> blocks(static_cast<std::size_t>(stages), each);
-  if (counts_ends) {
-    --blocks.front();
-    --blocks.back();
-  }
-  for (std::int64_t i = 0; i < more; ++i) {
-    ++blocks[static_cast<std::size_t>(stages - 2 - i)];
-  }
-  return blocks;
 }
 
 void read_model(Question& question, const sim::Cluster& cluster) {
@@ -135,7 +115,6 @@ HybridJob job_of(const Question& question, const Plan& plan) {
   job.is_zero_bubble = plan.how.schedule == "zb-h1";
   job.blocks = balanced_blocks(job.layers, job.pp * job.chunks);
   job.zero_stage = plan.how.zero_stage;
-  job.distributes_optimizer = plan.how.zero_stage >= 1;
   job.offloads = plan.offloads;
   job.composes_stages = true;
   return job;

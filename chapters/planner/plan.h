@@ -12,8 +12,8 @@
 //   answer.best[0].plan.layout_text();       // "tp 4 x pp 2 x dp 8, ZeRO-1"
 //
 // A plan is a way to train with the hybrid chapter. That chapter's rules say
-// which plans are legal (refusal), and its predictor how long a step takes and
-// what it holds (step.h).
+// which plans are legal (refusal), and step.h how long a step takes and what a
+// rank holds.
 
 #include <cstdint>
 #include <string>
@@ -80,12 +80,8 @@ Options options_of(const Question& question);
 /// Its own options: with the cuts that the plan means, and its recomputation.
 hybrid::HybridOptions chapter_options(const Question& question,
                                       const Plan& plan);
-/// The job that the chapter's predictor knows.
+/// The job that step.h predicts.
 HybridJob job_of(const Question& question, const Plan& plan);
-/// Blocks of each stage: equally many. Where two more would divide, the first
-/// and the last stage have one less; else some have one more, in the later
-/// middle, away from the head.
-std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages);
 
 struct Prediction {
   Plan plan;

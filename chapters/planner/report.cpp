@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "chapters/common/models/models.h"
-#include "chapters/planner/work.h"
 
 namespace shardbook::planner {
 namespace {

@@ -7,8 +7,7 @@
 
 #include "chapters/14_hybrid_3d/trainer.h"
 #include "chapters/common/models/models.h"
-#include "chapters/common/run/training.h"
-#include "chapters/common/run/worlds.h"
+#include "chapters/planner/on_shapes.h"
 #include "comm/device_mesh.h"
 #include "core/check.h"
 
@@ -207,17 +206,12 @@ void confirm(const Question& question, Prediction& prediction) {
   const Options options = options_of(question);
   hybrid::HybridOptions how = chapter_options(question, prediction.plan);
   hybrid::check_legal(options, how);
-  const Report report = run_chapter(
-      options,
-      [&](const Options& as, ProcessGroup& world, Report& out) {
-        DeviceMesh mesh(world, hybrid::topology_of(how));
-        const auto trainer = hybrid::make_trainer(as, how, mesh);
-        const TrainingLog log =
-            train(as, trainer->optimizer(), world.rank() == 0,
-                  [&](std::int64_t step) { return trainer->step(step); });
-        finish_rank(as, world, log, {}, out);
-      },
-      hybrid::fold_class(how));
+  const Report report =
+      train_on_shapes(options, hybrid::fold_class(how),
+                      [&](const Options& as, ProcessGroup& world, Run& run) {
+                        DeviceMesh mesh(world, hybrid::topology_of(how));
+                        run.train(as, *hybrid::make_trainer(as, how, mesh));
+                      });
   prediction.confirmed_s = report.time.step_s;
   for (const RankReport& rank : report.ranks) {
     prediction.confirmed_bytes =

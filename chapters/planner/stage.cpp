@@ -12,29 +12,17 @@
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/common/models/models.h"
 #include "chapters/planner/llama_block.h"
+#include "chapters/planner/on_shapes.h"
 #include "comm/device_mesh.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/optim.h"
 #include "core/weight_gradients.h"
-#include "sim/cost_model.h"
 #include "sim/virtual_clock.h"
-#include "sim/world.h"
 
 namespace shardbook::planner {
 namespace {
-
-ModelConfig config_of(const Place& at, const StageParts& parts) {
-  ModelConfig config;
-  config.n_embd = at.sizes.hidden;
-  config.n_head = at.sizes.heads;
-  config.n_positions = at.tokens();
-  config.n_layer = std::max<std::int64_t>(parts.blocks, 1);
-  config.vocab_size = at.sizes.vocabulary;
-  config.dropout = at.layout.dropout;
-  return config;
-}
 
 LayerFactory factory_of(const Place& at, const ModelConfig& config) {
   LayerFactory layers = at.layout.cuts_tokens
@@ -63,7 +51,10 @@ InitOptions init_of(const Place& at) {
 class Stage {
  public:
   Stage(const Place& at, const StageParts& parts) : at_(at) {
-    const ModelConfig config = config_of(at, parts);
+    ModelConfig config =
+        gpt_of(at.sizes, std::max<std::int64_t>(parts.blocks, 1));
+    config.n_positions = at.tokens();
+    config.dropout = at.layout.dropout;
     layers_ = factory_of(at, config);
     const InitOptions init = init_of(at);
     const auto keep = [this](Module& module) {
@@ -187,7 +178,9 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   // The first micro-batch creates the gradients, the next adds to them
   {
     const Tensor y = stage.forward(stage.input());
+    clock.begin_steps();
     stage.backward(y);
+    run.first_backward_s = clock.now_s();
   }
   {
     const double before = in_use(MemoryKind::kActivation);
@@ -282,19 +275,13 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
            "ep ", layout.ep, " with tp ", layout.tp, " and cp ", layout.cp,
            ": tp has to divide ep and to cut the tokens, and cp is 1");
   StageRun run;
-  sim::WorldOptions world;
-  world.launch.backend = "sim";
-  world.cost = std::make_shared<const sim::CostModel>(
-      with_expert_traffic(cluster, sizes, layout));
+  const int replicas = layout.ep > 1 ? layout.ep / layout.tp : 1;
   // Ranks of a tensor-parallel group do the same; so do those that share
   // experts, as tokens are spread evenly
-  world.fold_class = [&](int rank) {
-    return layout.ep > 1 ? 0 : rank / layout.tp;
-  };
-  world.num_recorded_ranks = 0;
-  const int replicas = layout.ep > 1 ? layout.ep / layout.tp : 1;
-  sim::run_world(
+  on_shapes(
+      with_expert_traffic(cluster, sizes, layout),
       layout.tp * layout.cp * replicas,
+      [&](int rank) { return layout.ep > 1 ? 0 : rank / layout.tp; },
       [&](ProcessGroup& all) {
         DeviceMesh mesh(all,
                         Topology::megatron(layout.tp, layout.cp, replicas, 1));
@@ -304,8 +291,7 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                           layout};
         const StageRun mine = run_rank(at, parts);
         if (all.rank() == 0) run = mine;
-      },
-      world);
+      });
   return run;
 }
 

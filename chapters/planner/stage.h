@@ -30,6 +30,12 @@ struct DecoderSizes {
   bool is_gated = true;
   /// Queries and keys are normalised, head by head (Qwen3).
   bool normalizes_heads = false;
+
+  std::int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
+  std::int64_t head_width() const {
+    return head_dim > 0 ? head_dim : hidden / heads;
+  }
+  std::int64_t mlp_width() const { return mlp > 0 ? mlp : 4 * hidden; }
 };
 
 enum class Recompute {
@@ -79,6 +85,8 @@ struct StageParts {
 struct StageRun {
   /// Each by itself, from an idle device to an idle device.
   double forward_s = 0, backward_s = 0;
+  /// Of the first micro-batch, which has no gradients to add to.
+  double first_backward_s = 0;
   /// A forward and a backward in a row of many, where the host runs ahead.
   double both_s = 0;
   /// Of the time of both, the part in which the device computes.
@@ -115,8 +123,5 @@ const StageRun& known_stage(const sim::Cluster& cluster,
 /// much as the second.
 StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                         const StageLayout& layout, const StageParts& parts);
-/// What makes two stages equal.
-std::string stage_key(const sim::Cluster& cluster, const DecoderSizes& sizes,
-                      const StageLayout& layout, const StageParts& parts);
 
 }  // namespace shardbook::planner

@@ -1,8 +1,6 @@
 #include "chapters/planner/step.h"
 
 #include <algorithm>
-#include <map>
-#include <sstream>
 #include <vector>
 
 #include "chapters/06_1f1b/schedules.h"
@@ -97,16 +95,14 @@ double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
   const auto sum = [&](CommOp op, double bytes) {
     return in_buckets(costs, op, bytes, job.bucket_bytes, replicas);
   };
-  const double gradients =
-      parameters * static_cast<double>(dtype_bytes(job.gradient_dtype));
+  const double gradients = parameters * job.gradient();
   const auto exposed = [&](double seconds, double beside) {
     return job.overlaps_gradients ? std::max(0.0, seconds - beside) : seconds;
   };
-  if (!job.distributes()) {
+  if (job.zero_stage == 0) {
     return exposed(sum(CommOp::kAllReduce, gradients), busiest.backward_s);
   }
-  const double weights =
-      parameters * static_cast<double>(dtype_bytes(job.layout.dtype));
+  const double weights = parameters * job.element();
   // Stages 2 and 3 have scattered them after every micro-batch, and 3 gathers
   // the parameters when it needs them
   const double scattered =
@@ -117,98 +113,15 @@ double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
          exposed(gathered, busiest.forward_s);
 }
 
-/// The part of an update of all parameters that a rank does.
-double own_share(const HybridJob& job, const StageRun& run) {
-  if (!job.distributes()) return 1;
-  const double experts = run.expert_parameters / run.parameters;
-  const Ranks ranks(job);
-  return (1 - experts) / static_cast<double>(ranks.of_replicas().size()) +
-         experts / static_cast<double>(ranks.of_experts(job.layout.ep).size());
-}
-
 double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
   if (!job.is_tied || job.pp == 1) return 0;
-  const double bytes =
-      static_cast<double>(job.sizes.vocabulary * job.sizes.hidden) /
-      job.layout.tp * static_cast<double>(dtype_bytes(job.gradient_dtype));
-  const Ranks ranks(job);
   return costs
-      .collective(CommOp::kAllReduce, bytes, {0, ranks.at_stage(job.pp - 1)})
+      .collective(CommOp::kAllReduce, job.table() * job.gradient(),
+                  {0, Ranks(job).at_stage(job.pp - 1)})
       .seconds;
 }
 
 }  // namespace
-
-/// Equal stages. Where two layers more would divide, the embedding and the head
-/// count as one each: the first stage and the last have a layer less (Llama 3;
-/// Megatron-LM's account_for_embedding_in_pipeline_split).
-std::vector<StageParts> stages_of(const HybridJob& job) {
-  const std::int64_t stages = job.pp * job.chunks;
-  if (!job.blocks.empty()) {
-    std::vector<StageParts> parts;
-    for (const std::int64_t blocks : job.blocks) parts.push_back({blocks});
-    SB_CHECK(static_cast<std::int64_t>(parts.size()) == stages, parts.size(),
-             " numbers of blocks for ", stages, " stages");
-    parts.front().has_embedding = true;
-    parts.back().has_head = true;
-    return parts;
-  }
-  const bool is_even = job.layers % stages == 0;
-  SB_CHECK(is_even || (job.layers + 2) % stages == 0, job.layers,
-           " layers, also with embedding and head counted as layers, do not "
-           "divide by ",
-           stages, " stages");
-  std::vector<StageParts> parts(static_cast<std::size_t>(stages));
-  for (StageParts& each : parts) {
-    each.blocks = (job.layers + (is_even ? 0 : 2)) / stages;
-  }
-  if (!is_even) {
-    --parts.front().blocks;
-    --parts.back().blocks;
-  }
-  parts.front().has_embedding = true;
-  parts.back().has_head = true;
-  return parts;
-}
-
-StageRun stage_of(const HybridJob& given, const StageParts& parts) {
-  HybridJob job = given;
-  job.layout.splits_backward = job.is_zero_bubble;
-  if (job.overlaps_tensor && job.layout.tp > 1) {
-    job.cluster.name += " with overlap";
-    job.cluster.intra_node.bytes_per_s *= job.layout.tp;
-    job.cluster.intra_node.reduction_bytes_per_s *= job.layout.tp;
-  }
-  if (job.composes_stages) {
-    return composed_stage(job.cluster, job.sizes, job.layout, parts);
-  }
-  return known_stage(job.cluster, job.sizes, job.layout, parts);
-}
-
-std::vector<StageRun> runs_of(const HybridJob& job) {
-  const std::vector<StageParts> stages = stages_of(job);
-  std::vector<StageRun> runs;
-  for (std::size_t i = 0; i < stages.size(); ++i) {
-    const bool is_known = i > 0 && stages[i] == stages[i - 1];
-    runs.push_back(is_known ? runs.back() : stage_of(job, stages[i]));
-  }
-  return runs;
-}
-
-double parameters_of(const HybridJob& job, const std::vector<StageRun>& runs,
-                     int pp_rank) {
-  double parameters = 0;
-  for (int chunk = 0; chunk < job.chunks; ++chunk) {
-    parameters +=
-        runs[static_cast<std::size_t>(chunk * job.pp + pp_rank)].parameters;
-  }
-  if (job.pp == 1 && job.is_tied) {
-    // Embedding and head are one table
-    parameters -= static_cast<double>(job.sizes.vocabulary * job.sizes.hidden) /
-                  job.layout.tp;
-  }
-  return parameters;
-}
 
 HybridStep hybrid_step(const HybridJob& job) {
   SB_CHECK(job.ranks() <= job.cluster.num_devices(), job.cluster.name, " has ",
@@ -216,49 +129,34 @@ HybridStep hybrid_step(const HybridJob& job) {
   SB_CHECK(job.zero_stage <= 1 || job.pp == 1, "ZeRO-", job.zero_stage,
            " with ", job.pp, " pipeline stages; give stage 1");
   const sim::CostModel costs(job.cluster);
-  const std::vector<StageRun> runs = runs_of(job);
+  const std::vector<StageRun> runs = runs_of(job), ranks = ranks_of(job, runs);
   HybridStep step;
-  for (const StageRun& run : runs) step.trust = std::max(step.trust, run.trust);
-
-  // All chunks of a rank reduce and update at the end of the step
-  double most_parameters = 0, experts = 0, longest_update = 0, busy = 0;
-  StageRun busiest;
-  const auto m = static_cast<double>(job.micro_batches);
-  for (int rank = 0; rank < job.pp; ++rank) {
-    double own_experts = 0, update = 0, forward = 0, backward = 0;
-    for (int chunk = 0; chunk < job.chunks; ++chunk) {
-      const StageRun& run =
-          runs[static_cast<std::size_t>(chunk * job.pp + rank)];
-      own_experts += run.expert_parameters;
-      update += run.optimizer_s * own_share(job, run);
-      forward += run.forward_s;
-      backward += run.backward_s;
-      busy += m * run.busy_s / job.pp;
-    }
-    const double parameters = parameters_of(job, runs, rank);
-    if (parameters > most_parameters) {
-      most_parameters = parameters;
-      experts = own_experts;
-      busiest.forward_s = forward;
-      busiest.backward_s = backward;
-    }
-    longest_update = std::max(longest_update, update);
+  double longest_update = 0, busy = 0;
+  const StageRun* fullest = &ranks[0];
+  for (const StageRun& rank : ranks) {
+    step.trust = std::max(step.trust, rank.trust);
+    busy += static_cast<double>(job.micro_batches) * rank.busy_s / job.pp;
+    longest_update = std::max(longest_update, rank.optimizer_s);
+    if (rank.parameters > fullest->parameters) fullest = &rank;
   }
   step.pipeline_s = pipeline_seconds(job, costs, runs);
-  const Ranks ranks(job);
+  // All chunks of a rank reduce and update at the end of the step
+  const double experts = fullest->expert_parameters;
+  const Ranks groups(job);
   step.gradients_s =
-      gradient_seconds(job, costs, most_parameters - experts,
-                       ranks.of_replicas(), busiest) +
-      gradient_seconds(job, costs, experts, ranks.of_experts(job.layout.ep),
-                       busiest) +
+      gradient_seconds(job, costs, fullest->parameters - experts,
+                       groups.of_replicas(), *fullest) +
+      gradient_seconds(job, costs, experts, groups.of_experts(job.layout.ep),
+                       *fullest) +
       tied_seconds(job, costs);
-  const double own = most_parameters / (job.distributes() ? job.replicas() : 1);
-  step.optimizer_s =
-      job.offloads ? update_on_host_seconds(job, costs, own) : longest_update;
+  step.optimizer_s = job.offloads
+                         ? update_on_host_seconds(
+                               job, costs, fullest->parameters / job.replicas())
+                         : longest_update;
   step.seconds = step.pipeline_s + step.gradients_s + step.optimizer_s;
   busy += job.offloads ? 0 : step.optimizer_s;
   step.idle_share = std::max(0.0, 1 - busy / step.seconds);
-  step.sent_bytes = sent_bytes(job, costs, runs);
+  step.sent_bytes = sent_bytes(job, costs, ranks);
   return step;
 }
 

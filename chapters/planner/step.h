@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/planner/stage.h"
 #include "sim/cluster.h"
 
@@ -34,8 +35,6 @@ struct HybridJob {
   /// The host waits for the device after each forward and backward, as
   /// Megatron-LM's timers of 2021 do. Otherwise it runs ahead.
   bool is_synchronous = true;
-  /// Each rank of dp and cp updates its part of the parameters.
-  bool distributes_optimizer = false;
   /// Messages of data parallelism run beside the last micro-batch's backward
   /// and, of parameters, the first one's forward.
   bool overlaps_gradients = false;
@@ -49,7 +48,8 @@ struct HybridJob {
   /// Blocks of each stage; empty: equally many.
   std::vector<std::int64_t> blocks;
   bool is_zero_bubble = false;  ///< ZB-H1 in place of 1F1B
-  /// 1 is distributes_optimizer. 2 and 3 need pp = 1: the gradients of every
+  /// 1: each rank of dp and cp updates its part of the parameters (Megatron-LM's
+  /// distributed optimizer). 2 and 3 need pp = 1: the gradients of every
   /// micro-batch are scattered, and with 3 the parameters of a block are
   /// gathered while the block before computes.
   int zero_stage = 0;
@@ -65,31 +65,63 @@ struct HybridJob {
   /// Stages come from composed_stage; else each is run as it is.
   bool composes_stages = false;
 
-  bool distributes() const { return distributes_optimizer || zero_stage >= 1; }
   int replicas() const { return layout.cp * dp; }
   int ranks() const { return layout.tp * pp * replicas(); }
-};
-
-/// The most that a rank holds, by kind; of the rank that holds most.
-struct StepMemory {
-  int pp_rank = 0;
-  double parameters = 0, gradients = 0, optimizer = 0, activations = 0;
-  double messages = 0;
-  double host = 0;  ///< on the host, beside these
-  double total() const {
-    return parameters + gradients + optimizer + activations + messages;
+  /// Bytes of an element; of a gradient's on the wire.
+  double element() const {
+    return static_cast<double>(dtype_bytes(layout.dtype));
   }
+  double gradient() const {
+    return static_cast<double>(dtype_bytes(gradient_dtype));
+  }
+  /// Elements of the token table on a rank of tp.
+  double table() const {
+    return static_cast<double>(sizes.vocabulary * sizes.hidden) / layout.tp;
+  }
+  /// Of a step, over all replicas.
+  double tokens() const {
+    return static_cast<double>(micro_batches * layout.micro_batch * sizes.seq) *
+           dp;
+  }
+  /// The ZeRO chapter's table, with Adam, for a rank of so many parameters.
+  zero::ModelStates states(double parameters) const;
 };
 
-struct HybridStep {
+// --- Work --------------------------------------------------------------------
+
+/// Multiply-adds of one block for one token: of its products with weights, and
+/// of attention, without what its mask saves.
+double weight_products(const HybridJob& job);
+double attention_products(const HybridJob& job);
+/// Products of forward and backward; attention without what its mask saves.
+double model_flops(const HybridJob& job);
+/// With all blocks computed again: Narayanan et al. 2021, equation 3.
+double recomputed_flops(const HybridJob& job);
+
+// --- Prediction --------------------------------------------------------------
+
+struct StepTime {
   double seconds = 0;
+  sim::Trust trust = sim::Trust::kInterpolated;
+};
+
+struct HybridStep : StepTime {
   // Parts of it, on the critical path
   double pipeline_s = 0, gradients_s = 0, optimizer_s = 0;
   /// The part of the step in which a device does not compute; mean over ranks.
   double idle_share = 0;
   /// What the rank that sends most sends, by kind of link.
   std::map<std::string, double> sent_bytes;
-  sim::Trust trust = sim::Trust::kInterpolated;
+};
+
+/// The most that a rank holds, by kind; of the rank that holds most.
+struct StepMemory {
+  double parameters = 0, gradients = 0, optimizer = 0, activations = 0;
+  double messages = 0;
+  double host = 0;  ///< on the host, beside these
+  double total() const {
+    return parameters + gradients + optimizer + activations + messages;
+  }
 };
 
 /// Throws Error where layers do not divide by stages, micro-batches by an
@@ -103,15 +135,10 @@ HybridStep hybrid_step(const HybridJob& job);
 ///
 /// Throws as hybrid_step does.
 StepMemory step_memory(const HybridJob& job);
-
-// --- For both ----------------------------------------------------------------
-
-/// The stages in order, with those of all chunks.
-std::vector<StageParts> stages_of(const HybridJob& job);
-StageRun stage_of(const HybridJob& job, const StageParts& parts);
-std::vector<StageRun> runs_of(const HybridJob& job);
-/// Parameters of a rank of the pipeline; a tied table counts once on it.
-double parameters_of(const HybridJob& job, const std::vector<StageRun>& runs,
-                     int pp_rank);
+/// Blocks of each stage: equally many. Where two more would divide, the embedding
+/// and the head count as one each, and the first stage and the last have one less
+/// (Llama 3; Megatron-LM's account_for_embedding_in_pipeline_split). Else some
+/// have one more, in the later middle, away from the head.
+std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages);
 
 }  // namespace shardbook::planner

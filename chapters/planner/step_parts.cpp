@@ -3,30 +3,130 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/check.h"
 #include "core/context.h"
 
 namespace shardbook::planner {
 
+namespace {
+
+/// The part of an update of all parameters that a rank does.
+double own_share(const HybridJob& job, const StageRun& run) {
+  if (job.zero_stage == 0) return 1;
+  const double experts = run.expert_parameters / run.parameters;
+  double share = (1 - experts) / job.replicas();
+  if (experts > 0) {
+    const auto sharing = Ranks(job).of_experts(job.layout.ep).size();
+    share += experts / static_cast<double>(sharing);
+  }
+  return share;
+}
+
+std::vector<StageParts> stages_of(const HybridJob& job) {
+  const int stages = job.pp * job.chunks;
+  std::vector<std::int64_t> blocks = job.blocks;
+  if (blocks.empty()) {
+    SB_CHECK(job.layers % stages == 0 || (job.layers + 2) % stages == 0,
+             job.layers,
+             " layers, also with embedding and head counted as layers, do not "
+             "divide by ",
+             stages, " stages");
+    blocks = balanced_blocks(job.layers, stages);
+  }
+  SB_CHECK(static_cast<int>(blocks.size()) == stages, blocks.size(),
+           " numbers of blocks for ", stages, " stages");
+  std::vector<StageParts> parts;
+  for (const std::int64_t each : blocks) parts.push_back({each});
+  parts.front().has_embedding = true;
+  parts.back().has_head = true;
+  return parts;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages) {
+  std::int64_t each = layers / stages, more = layers % stages;
+  const bool counts_ends = more > 0 && (layers + 2) % stages == 0;
+  if (counts_ends) each = (layers + 2) / stages, more = 0;
+  std::vector<std::int64_t> blocks(static_cast<std::size_t>(stages), each);
+  if (counts_ends) {
+    --blocks.front();
+    --blocks.back();
+  }
+  for (std::int64_t i = 0; i < more; ++i) {
+    ++blocks[static_cast<std::size_t>(stages - 2 - i)];
+  }
+  return blocks;
+}
+
+std::vector<StageRun> runs_of(const HybridJob& job) {
+  sim::Cluster cluster = job.cluster;
+  StageLayout layout = job.layout;
+  layout.splits_backward = job.is_zero_bubble;
+  if (job.overlaps_tensor && layout.tp > 1) {
+    cluster.name += " with overlap";
+    cluster.intra_node.bytes_per_s *= layout.tp;
+    cluster.intra_node.reduction_bytes_per_s *= layout.tp;
+  }
+  const auto run_of = [&](const StageParts& parts) -> StageRun {
+    if (!job.composes_stages) {
+      return known_stage(cluster, job.sizes, layout, parts);
+    }
+    return composed_stage(cluster, job.sizes, layout, parts);
+  };
+  const std::vector<StageParts> stages = stages_of(job);
+  std::vector<StageRun> runs;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const bool is_known = i > 0 && stages[i] == stages[i - 1];
+    runs.push_back(is_known ? runs.back() : run_of(stages[i]));
+  }
+  return runs;
+}
+
+std::vector<StageRun> ranks_of(const HybridJob& job,
+                               const std::vector<StageRun>& runs) {
+  std::vector<StageRun> ranks(static_cast<std::size_t>(job.pp));
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const StageRun& run = runs[i];
+    StageRun& rank = ranks[i % ranks.size()];
+    rank.forward_s += run.forward_s;
+    rank.backward_s += run.backward_s;
+    rank.busy_s += run.busy_s;
+    rank.optimizer_s += run.optimizer_s * own_share(job, run);
+    rank.parameters += run.parameters;
+    rank.expert_parameters += run.expert_parameters;
+    for (const auto& [link, bytes] : run.sent_bytes) {
+      rank.sent_bytes[link] += bytes;
+    }
+    const auto most = [&](double StageRun::*field) {
+      rank.*field = std::max(rank.*field, run.*field);
+    };
+    most(&StageRun::forward_peak_bytes);
+    most(&StageRun::backward_peak_bytes);
+    most(&StageRun::passing_gradient_bytes);
+    most(&StageRun::message_bytes);
+    // The head's set is let go at once: its backward follows its forward
+    if (i + 1 < runs.size() || job.chunks == 1) most(&StageRun::kept_bytes);
+    rank.trust = std::max(rank.trust, run.trust);
+  }
+  // Embedding and head are one table
+  if (job.pp == 1 && job.is_tied) ranks[0].parameters -= job.table();
+  return ranks;
+}
+
 double activation_bytes(const HybridJob& job) {
   return static_cast<double>(job.layout.micro_batch * job.sizes.seq *
                              job.sizes.hidden) /
-         job.layout.cp * static_cast<double>(dtype_bytes(job.layout.dtype));
+         job.layout.cp * job.element();
 }
 
-/// The part that one rank of tp sends to the next stage.
 double sent_activation(const HybridJob& job) {
   const bool is_part = job.scatters_messages || job.layout.cuts_tokens;
   return activation_bytes(job) / (is_part ? job.layout.tp : 1);
 }
 
-double table_elements(const HybridJob& job) {
-  return static_cast<double>(job.sizes.vocabulary * job.sizes.hidden) /
-         job.layout.tp;
-}
-
 double block_elements(const HybridJob& job, const StageRun& whole) {
-  const double ends = 2 * table_elements(job);
-  return (whole.parameters - ends) / static_cast<double>(job.layers);
+  return (whole.parameters - 2 * job.table()) / static_cast<double>(job.layers);
 }
 
 double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
@@ -41,19 +141,17 @@ double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
 double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
                     const StageRun& run) {
   const std::vector<int> replicas = Ranks(job).of_replicas();
-  const auto element = static_cast<double>(dtype_bytes(job.layout.dtype));
-  const auto gradient = static_cast<double>(dtype_bytes(job.gradient_dtype));
-  const double block = block_elements(job, run), table = table_elements(job);
+  const double block = block_elements(job, run), table = job.table();
   const auto blocks = static_cast<double>(job.layers);
   const auto scatter = [&](double elements) {
-    return in_buckets(costs, CommOp::kReduceScatter, elements * gradient,
+    return in_buckets(costs, CommOp::kReduceScatter, elements * job.gradient(),
                       job.bucket_bytes, replicas);
   };
   // Shards of gradients go to the host as they come, those of parameters come
   // from there
   const auto copy = [&](double elements) {
     if (!job.offloads) return 0.0;
-    return costs.host_copy(elements / job.replicas() * element).seconds;
+    return costs.host_copy(elements / job.replicas() * job.element()).seconds;
   };
   const double forward = run.forward_s, backward = run.backward_s;
   const double reduce = std::max(scatter(block), copy(block));
@@ -65,9 +163,11 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
            scatter(table);
   } else {
     const auto gather = [&](double elements) {
-      return copy(elements) +
-             costs.collective(CommOp::kAllGather, elements * element, replicas)
-                 .seconds;
+      return copy(elements) + costs
+                                  .collective(CommOp::kAllGather,
+                                              elements * job.element(),
+                                              replicas)
+                                  .seconds;
     };
     const double fetch = gather(block);
     each = gather(table) +
@@ -81,7 +181,7 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
 
 double update_on_host_seconds(const HybridJob& job, const sim::CostModel& costs,
                               double elements) {
-  const auto element = static_cast<double>(dtype_bytes(job.layout.dtype));
+  const double element = job.element();
   const double down = costs.host_copy(elements * element).seconds;
   // Gradient, master copy, two moments are read, the last three are written;
   // then the copy in 16 bits
@@ -98,21 +198,16 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
                                          const sim::CostModel& costs,
                                          const std::vector<StageRun>& runs) {
   const Ranks ranks(job);
-  const auto element = static_cast<double>(dtype_bytes(job.layout.dtype));
-  const auto gradient = static_cast<double>(dtype_bytes(job.gradient_dtype));
   const auto m = static_cast<double>(job.micro_batches);
   const double d = job.replicas();
   const double half = (d - 1) / d;
   std::map<std::string, double> most;
   double largest = -1;
   for (int rank = 0; rank < job.pp; ++rank) {
-    std::map<std::string, double> bytes;
+    const StageRun& run = runs[static_cast<std::size_t>(rank)];
     // Inside the layers
-    for (int chunk = 0; chunk < job.chunks; ++chunk) {
-      const StageRun& run =
-          runs[static_cast<std::size_t>(chunk * job.pp + rank)];
-      for (const auto& [link, each] : run.sent_bytes) bytes[link] += m * each;
-    }
+    std::map<std::string, double> bytes = run.sent_bytes;
+    for (auto& [link, each] : bytes) each *= m;
     // Every chunk sends to its two neighbours; the model's first and last have one
     if (job.pp > 1) {
       const auto send = [&](int to, int chunks) {
@@ -123,27 +218,24 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
       send(rank + 1, job.chunks - (rank == job.pp - 1 ? 1 : 0));
       send(rank - 1, job.chunks - (rank == 0 ? 1 : 0));
     }
-    // Gradients and parameters, over dp and cp
-    const double parameters = parameters_of(job, runs, rank);
-    const double scatters = job.zero_stage >= 2 ? m : 1;
-    const double gathers = job.zero_stage == 3 ? 2 * m : 1;
+    // Gradients and parameters, over dp and cp; with ZeRO-3 before every forward
+    // and backward
+    const double gradients = (job.zero_stage >= 2 ? m : 1) * job.gradient();
+    const double fetches = (job.zero_stage == 3 ? 2 * m : 1) * job.element();
     if (d > 1) {
       bytes[costs.link(ranks.of_replicas()).name] +=
-          job.distributes()
-              ? half * parameters * (scatters * gradient + gathers * element)
-              : 2 * half * parameters * gradient;
+          half * run.parameters *
+          (job.zero_stage >= 1 ? gradients + fetches : 2 * gradients);
     }
+    // Gradients go to the host, parameters come back
     if (job.offloads) {
-      // Gradients go to the host, parameters come back; with ZeRO-3 before
-      // every gather
-      const double copies = job.zero_stage == 3 ? 2 * m : 1;
       bytes[job.cluster.host_link.name] +=
-          parameters / d * (m * gradient + copies * element);
+          run.parameters / d * (gradients + fetches);
     }
     const bool is_end = rank == 0 || rank == job.pp - 1;
     if (job.is_tied && job.pp > 1 && is_end) {
       bytes[costs.link({0, ranks.at_stage(job.pp - 1)}).name] +=
-          table_elements(job) * gradient;
+          job.table() * job.gradient();
     }
     double total = 0;
     for (const auto& [link, each] : bytes) total += each;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Parts of a step's prediction: the ranks of its groups, the messages of ZeRO,
-// and the bytes that all messages have.
+// Parts of a step's prediction: the ranks of its groups, what each rank of the
+// pipeline has to do, the messages of ZeRO, and the bytes that all messages have.
 
 #include <algorithm>
 #include <map>
@@ -17,42 +17,42 @@ namespace shardbook::planner {
 class Ranks {
  public:
   explicit Ranks(const HybridJob& job)
-      : tp_(job.layout.tp), replicas_(job.layout.cp * job.dp) {}
-  std::vector<int> of_tp() const {
-    std::vector<int> ranks;
-    for (int i = 0; i < tp_; ++i) ranks.push_back(i);
-    return ranks;
-  }
+      : tp_(job.layout.tp), replicas_(job.replicas()) {}
+  std::vector<int> of_tp() const { return every(1, tp_); }
   /// The ranks with the same parameters.
-  std::vector<int> of_replicas() const {
-    std::vector<int> ranks;
-    for (int i = 0; i < replicas_; ++i) ranks.push_back(i * tp_);
-    return ranks;
-  }
+  std::vector<int> of_replicas() const { return every(tp_, replicas_); }
   /// Of these, the ranks with the same experts.
   std::vector<int> of_experts(int ep) const {
-    std::vector<int> ranks;
     const int stride = std::max(ep, tp_);
-    for (int i = 0; i < std::max(1, tp_ * replicas_ / stride); ++i) {
-      ranks.push_back(i * stride);
-    }
-    return ranks;
+    return every(stride, std::max(1, tp_ * replicas_ / stride));
   }
   /// The rank of a stage in the first pipeline.
   int at_stage(int stage) const { return stage * tp_ * replicas_; }
-  int world(int pp) const { return tp_ * replicas_ * pp; }
 
  private:
+  static std::vector<int> every(int stride, int count) {
+    std::vector<int> ranks;
+    for (int i = 0; i < count; ++i) ranks.push_back(i * stride);
+    return ranks;
+  }
+
   int tp_, replicas_;
 };
+
+/// The stages in order, with those of all chunks.
+std::vector<StageRun> runs_of(const HybridJob& job);
+/// By rank of the pipeline, all of its chunks: times, bytes sent and parameters
+/// are sums, a tied table counts once, and the update is of the rank's own part;
+/// of what is held for a time, the most.
+std::vector<StageRun> ranks_of(const HybridJob& job,
+                               const std::vector<StageRun>& runs);
 
 /// Of one micro-batch on a rank of cp.
 double activation_bytes(const HybridJob& job);
 /// The part that one rank of tp sends to the next stage.
 double sent_activation(const HybridJob& job);
 
-/// Elements of the token table, and of one block, on a rank of tp.
-double table_elements(const HybridJob& job);
+/// Elements of one block on a rank of tp.
 double block_elements(const HybridJob& job, const StageRun& whole);
 
 /// Seconds of a collective over `ranks` in buckets, one after another.
@@ -68,6 +68,6 @@ double update_on_host_seconds(const HybridJob& job, const sim::CostModel& costs,
 /// What the rank that sends most sends in a step, by kind of link.
 std::map<std::string, double> sent_bytes(const HybridJob& job,
                                          const sim::CostModel& costs,
-                                         const std::vector<StageRun>& runs);
+                                         const std::vector<StageRun>& ranks);
 
 }  // namespace shardbook::planner

@@ -76,7 +76,7 @@ TEST(MegatronMemory, SplitsTheOptimizerOverReplicas) {
   MegatronSoftware software;
   job.layout.dtype = DType::kBF16;
   EXPECT_DOUBLE_EQ(megatron_memory(job, software).states, 18 * parameters);
-  job.distributes_optimizer = true;
+  job.zero_stage = 1;
   EXPECT_DOUBLE_EQ(megatron_memory(job, software).states,
                    (6 + 12.0 / 4) * parameters);
   job.layout.dtype = DType::kF16;

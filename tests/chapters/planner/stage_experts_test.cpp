@@ -143,7 +143,7 @@ TEST(ExpertStep, SumsExpertsOverTheirOwnRanks) {
     HybridJob job = job_with_experts();
     job.layout.ep = ep;
     job.dp = 8;
-    job.distributes_optimizer = true;
+    job.zero_stage = 1;
     const double experts = 4 * 8 * kExpert / ep;
     // Positions come with the embedding, a shift with the last norm
     const double shared = 4 * (kAttention + kRouter + 2 * 256) +

@@ -91,7 +91,7 @@ TEST(HybridStep, ReducesTheGradientsOfTheFullestRank) {
       8 * block_parameters(1024, 2) + 4096.0 * 1024 / 2 + 512 * 1024 + 2 * 1024;
   EXPECT_NEAR(hybrid_step(job).gradients_s, all_reduce(4, 2 * parameters),
               1e-12);
-  job.distributes_optimizer = true;
+  job.zero_stage = 1;
   job.gradient_dtype = DType::kF32;
   EXPECT_NEAR(hybrid_step(job).gradients_s,
               reduce_scatter(4, 4 * parameters) + all_gather(4, 2 * parameters),

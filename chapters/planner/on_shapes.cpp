@@ -1,0 +1,50 @@
+#include "chapters/planner/on_shapes.h"
+
+#include <memory>
+
+#include "sim/cost_model.h"
+#include "sim/world.h"
+
+namespace shardbook::planner {
+
+void on_shapes(const sim::Cluster& cluster, int ranks,
+               const FoldClass& fold_class,
+               const std::function<void(ProcessGroup& world)>& body) {
+  sim::WorldOptions world;
+  world.launch.backend = "sim";
+  world.cost = std::make_shared<const sim::CostModel>(cluster);
+  world.fold_class = fold_class;
+  world.num_recorded_ranks = 0;
+  sim::run_world(ranks, body, world);
+}
+
+ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers) {
+  ModelConfig config;
+  config.n_embd = sizes.hidden;
+  config.n_head = sizes.heads;
+  config.n_positions = sizes.seq;
+  config.n_layer = layers;
+  config.vocab_size = sizes.vocabulary;
+  return config;
+}
+
+Options shape_options() {
+  Options options;
+  options.backend = "sim";
+  options.data = "random";
+  options.steps = 2;
+  options.check = false;
+  return options;
+}
+
+Report train_on_shapes(
+    const Options& options, const FoldClass& fold_class,
+    const std::function<void(const Options& options, ProcessGroup& world,
+                             Run& run)>& rank) {
+  ChapterRun chapter;
+  chapter.rank = rank;
+  chapter.fold_class = fold_class;
+  return run_and_compare(options, chapter);
+}
+
+}  // namespace shardbook::planner
