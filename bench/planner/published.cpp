@@ -4,10 +4,8 @@
 
 #include <algorithm>
 
-#include "bench/validate/clusters.h"
-#include "bench/validate/hybrid_rows.h"
-#include "bench/validate/job_rows.h"
-#include "chapters/common/models/models.h"
+#include "bench/validate/rows.h"
+#include "chapters/planner/on_shapes.h"
 #include "chapters/planner/report.h"
 #include "core/check.h"
 
@@ -25,13 +23,7 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
   PublishedRow row;
   row.model = model;
   Question& question = row.question;
-  ModelConfig config;
-  config.n_embd = job.sizes.hidden;
-  config.n_layer = job.layers;
-  config.n_head = job.sizes.heads;
-  config.n_positions = job.sizes.seq;
-  config.vocab_size = job.sizes.vocabulary;
-  question.model = config.to_json();
+  question.model = planner::gpt_of(job.sizes, job.layers).to_json();
   question.base = job;
   question.world_size = job.ranks();
   question.seq = job.sizes.seq;
@@ -119,16 +111,7 @@ std::vector<PublishedRow> mpt_rows(const std::string& folder) {
         each.flag("activation_cpu_offload")) {
       continue;
     }
-    HybridJob job =
-        validate::hybrid_job_of(each, each.count("vocab", validate::kMaxSize));
-    job.cluster = validate::cluster_named("a100-cloud");
-    job.dp = each.count("gpus", validate::kMaxSize);
-    job.layout.micro_batch = each.count("micro_batch", validate::kMaxSize);
-    job.micro_batches =
-        each.count("grad_accum", validate::kMaxMicroBatchesPerRank);
-    job.layout.dtype = job.gradient_dtype = DType::kBF16;
-    job.layout.recompute =
-        each.flag("activation_ckpt") ? Recompute::kBlocks : Recompute::kNothing;
+    HybridJob job = validate::mpt_job(each, "a100-cloud");
     job.zero_stage = 3;  // FSDP's 16 bytes of a parameter are shared as well
     job.is_synchronous = false;
     rows.push_back(row_of(each.text("model"), job));

@@ -3,63 +3,48 @@
 // Training jobs as published tables describe them, run by the chapters in the
 // `sim` world: on shapes alone, one rank for all that do the same.
 
-#include <cstdint>
 #include <string>
 
-#include "chapters/common/models/models.h"
-#include "core/dtype.h"
+#include "chapters/12_sequence_parallel/gpt_layers.h"
+#include "chapters/common/run/options.h"
+#include "chapters/planner/step.h"
 #include "sim/cluster.h"
 
 namespace shardbook::validate {
 
-enum class Strategy {
-  kOneDevice,
-  kDdp,
-  kZero3,
-  kFsdp,
-  kGPipe,
-  kTensor,    ///< Megatron-LM's matrices, cut over all ranks
-  kMegatron,  ///< the same with Megatron-LM's sequence parallelism
-  kUlysses,   ///< tokens cut over all ranks
-  kRsa,    ///< ring self-attention as Colossal-AI's, which sums by all-reduce
-  kHybrid  ///< tensor and pipeline parallelism, `tp` and `pp`; the rest is data
-};
+// The names of the shelf that rows are made into.
+using planner::DecoderSizes;
+using planner::HybridJob;
+using planner::Recompute;
+using planner::StepTime;
 
-struct Job {
-  std::string cluster;  ///< a preset
-  Strategy strategy = Strategy::kOneDevice;
-  ModelConfig model;
-  std::int64_t seq = 0;         ///< of language models
-  std::int64_t image_size = 0;  ///< of image models
-  int ranks = 1;
-  std::int64_t micro_batch = 1;  ///< sequences or images
-  std::int64_t micro_batches = 1;
-  /// Dtype of computation and messages. FSDP keeps shards in f32; the others
-  /// have f32 master copies beside 16-bit parameters.
-  DType dtype = DType::kBF16;
-  double dropout = 0;
-  bool recompute = false;
-  int tp = 1, pp = 1;  ///< kHybrid
-  /// kMegatron: selective recomputation, of attention alone.
-  bool recompute_attention = false;
-  /// ZeRO-3 as it was then: each module's parameters are fetched when it needs
-  /// them, and neither fetches nor reductions overlap with computation. Since
-  /// 2022 a block's are fetched together, on a stream of their own.
-  bool is_deepspeed_of_2021 = false;
-  /// GPipe: which micro-batches are computed again.
-  std::string checkpoint = "always";
-};
+/// From now on, `file` stands for the preset `name`, so that its constants can be
+/// fitted without building anything (fit_h100.py). Call it before predicting.
+void replace_cluster(const std::string& name, const std::string& file);
+sim::Cluster cluster_named(const std::string& name);
 
-/// Groups of ranks that read different samples.
-int replicas_of(const Job& job);
+/// Options that start a chapter with the job's cluster, ranks, model and batch.
+Options options_of(const HybridJob& job);
 
-struct StepTime {
-  double seconds = 0;
-  sim::Trust trust = sim::Trust::kInterpolated;
-};
-
-/// Virtual time of one optimizer step. Throws Error when the cluster has fewer
-/// devices than the job has ranks.
-StepTime step_time(const Job& job);
+// Virtual time of one optimizer step of the chapter. They throw Error when the
+// cluster has fewer devices than the job has ranks. 16-bit parameters have f32
+// copies, which the optimizer updates; FSDP's shards are f32.
+StepTime on_one_device(const HybridJob& job);
+StepTime with_ddp(const HybridJob& job);
+/// ZeRO-3 as it was in 2021: each module's parameters are fetched when it needs
+/// them, and neither fetches nor reductions overlap with computation. Since 2022
+/// a block's are fetched together, on a stream of their own.
+StepTime with_zero3(const HybridJob& job, bool is_of_2021 = false);
+StepTime with_fsdp(const HybridJob& job);
+/// `checkpoint`: which micro-batches are computed again. The options' model may
+/// be one of images.
+StepTime with_gpipe(const HybridJob& job, const Options& options,
+                    const std::string& checkpoint = "always");
+/// Megatron-LM's matrices, cut over all ranks; and its sequence parallelism.
+StepTime with_tensor(const HybridJob& job);
+StepTime with_megatron(const HybridJob& job);
+/// Tokens are cut over all ranks: Ulysses, or ring self-attention as
+/// Colossal-AI's, which sums by all-reduce.
+StepTime with_sequence(const HybridJob& job, sequence_parallel::Kind kind);
 
 }  // namespace shardbook::validate

@@ -9,14 +9,12 @@
 // its cluster (sim/clusters). Training steps are those of the chapters in the
 // `sim` world.
 
-#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "bench/validate/statistics.h"
 #include "bench/validate/table.h"
-#include "sim/cluster.h"
 
 namespace shardbook::validate {
 
@@ -50,20 +48,17 @@ struct Aim {
   std::string text;  ///< "MAPE within 15 %"
 };
 
-Aim digits_aim();
-Aim worst_aim(double limit, const std::string& text);
-Aim mean_aim(double limit, const std::string& text);
-Aim order_aim(double limit, const std::string& text);
+/// Predicts a row. Throws NotExpressed, or Error for values that make no sense.
+using Predictor = std::vector<Outcome>(const Row&);
 
 struct Kind {
   std::string name;
-  std::vector<std::string> columns;  ///< those that it needs
+  std::string columns;  ///< those that it needs
   bool lower_is_better = false;
   Aim aim;
-  /// Throws NotExpressed, or Error for values that make no sense.
-  std::function<std::vector<Outcome>(const Row&)> predict;
+  Predictor* predict = nullptr;
   /// Quantities that no row of this kind is predicted for, and why.
-  std::string note;
+  std::string note = {};
 };
 
 const std::vector<Kind>& kinds();
@@ -77,17 +72,17 @@ double last_digit(const std::string& printed);
 /// Whether it prints like this, rounded or cut off.
 bool is_printed_as(double value, double printed, double last_digit);
 
-// Predictors, by file.
-std::vector<Kind> memory_kinds();
-std::vector<Kind> nccl_kinds();
-std::vector<Kind> pipeline_kinds();
-std::vector<Kind> training_kinds();
-std::vector<Kind> gpipe_kinds();
-std::vector<Kind> model_parallel_kinds();
-std::vector<Kind> tensor_kinds();
-std::vector<Kind> sequence_kinds();
-std::vector<Kind> hybrid_kinds();
-std::vector<Kind> h100_kinds();
-std::vector<Kind> megatron_memory_kinds();
+// Predictors, by file: predictors_gpipe.cpp and so on.
+Predictor gpipe_memory, gpipe_throughput, torchgpipe;
+Predictor dgxc, nemo, nemo_long, torchtitan, llama3;            // h100
+Predictor sc21_table1, january_2021, korthikanti_step, vtrain;  // hybrid
+Predictor megatron_ci;                                        // megatron_memory
+Predictor model_states, largest_models, deepspeed_estimates;  // memory
+Predictor tutorial;                                           // model_parallel
+Predictor collective_time, bus_bandwidth;                     // nccl
+Predictor bubble_rate, automatic_bubble_rate;                 // pipeline
+Predictor ring_flash_attention, ulysses_charts;               // sequence
+Predictor megatron_2020, korthikanti_layer;                   // tensor
+Predictor azure_zero3, sc21_table2, mpt_fsdp, ddp_overlap;    // training
 
 }  // namespace shardbook::validate

@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "bench/validate/clusters.h"
+#include "bench/validate/jobs.h"
 #include "bench/validate/validation.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"

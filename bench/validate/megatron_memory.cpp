@@ -27,8 +27,8 @@ double states(const HybridJob& job) {
   // With BF16, Megatron-LM sums gradients in f32; with f16 the f32 copies of
   // the gradients live only in the update
   if (job.layout.dtype == DType::kBF16) bytes.gradient = 4;
-  return zero::model_states(job.zero_stage,
-                            last_stage_parameters(job), job.dp, bytes)
+  return zero::model_states(job.zero_stage, last_stage_parameters(job), job.dp,
+                            bytes)
       .total();
 }
 

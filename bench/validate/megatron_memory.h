@@ -12,7 +12,7 @@
 // All of it is for the last stage of 1F1B: that rank writes Megatron-LM's log,
 // and one micro-batch waits there.
 
-#include "bench/validate/hybrid_rows.h"
+#include "bench/validate/jobs.h"
 
 namespace shardbook::validate {
 

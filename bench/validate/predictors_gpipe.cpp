@@ -5,9 +5,9 @@
 #include <optional>
 #include <regex>
 
-#include "bench/validate/jobs.h"
-#include "bench/validate/kinds.h"
+#include "bench/validate/rows.h"
 #include "chapters/05_gpipe/gpipe.h"
+#include "chapters/common/models/models.h"
 #include "core/check.h"
 
 namespace shardbook::validate {
@@ -56,37 +56,6 @@ double activation_bytes(const Transformer& t, double partitions, double m) {
          2 * t.seq * t.vocab * 4;
 }
 
-Outcome outcome_of(const Row& row, const std::string& what,
-                   const std::string& column, double bytes) {
-  Outcome outcome;
-  const std::string& model = row.text("model");
-  outcome.row =
-      fmt::format("{}, {}, {}", model.substr(0, model.find(" (d_model")),
-                  row.text("config"), what);
-  outcome.unit = "GiB";
-  outcome.pair.predicted = bytes / kGiB;
-  outcome.pair.published = row.positive(column);
-  return outcome;
-}
-
-// Parameters with gradient and one moment, and peak activations, over all
-// partitions. Huang et al. 2019, table 1.
-std::vector<Outcome> gpipe_memory(const Row& row) {
-  const std::optional<Transformer> model = read(row.text("model"));
-  const double count = model ? parameters(*model) : row.positive("params");
-  std::vector<Outcome> outcomes = {
-      outcome_of(row, "parameters", "param_memory_GB",
-                 count * row.positive("bytes_per_param"))};
-  outcomes[0].pair.null_scale = row.positive("params");
-  if (model && row.text("rematerialization") == "yes") {
-    const int partitions = row.count("partitions");
-    outcomes.push_back(outcome_of(row, "activations", "peak_activation_GB",
-                                  activation_bytes(*model, partitions, 32)));
-    outcomes[1].pair.null_scale = row.positive("params");
-  }
-  return outcomes;
-}
-
 // --- Speed -------------------------------------------------------------------
 
 /// Speed of K equal stages over one device that recomputes as much: the bubble
@@ -103,23 +72,68 @@ double early_recompute_bound(int stages, int micro_batches) {
 }
 
 /// Samples per second of a language model as in the paper.
-double transformer_speed(const std::string& cluster, int layers, int stages,
+double transformer_speed(const char* cluster, int layers, int stages,
                          int micro_batches) {
   constexpr int kBatch = 32;  // sequences, as for the paper's table 1
-  Job job;
-  job.cluster = cluster;
-  job.strategy = stages == 1 ? Strategy::kOneDevice : Strategy::kGPipe;
-  job.model.vocab_size = 32000;
-  job.model.n_positions = job.seq = 1024;
-  job.model.n_embd = 2048;
-  job.model.n_layer = layers;
-  job.model.n_head = 32;
-  job.dtype = DType::kF32;
-  job.recompute = true;
-  job.ranks = stages;
+  HybridJob job;
+  job.cluster = cluster_named(cluster);
+  job.sizes.vocabulary = 32000;
+  job.sizes.seq = 1024;
+  job.sizes.hidden = 2048;
+  job.sizes.heads = 32;
+  job.layers = layers;
+  job.layout.dtype = DType::kF32;
+  job.layout.recompute = Recompute::kBlocks;
+  job.pp = stages;
   job.micro_batches = micro_batches;
-  job.micro_batch = kBatch / micro_batches;
-  return kBatch / step_time(job).seconds;
+  job.layout.micro_batch = kBatch / micro_batches;
+  const StepTime time =
+      stages == 1 ? on_one_device(job) : with_gpipe(job, options_of(job));
+  return kBatch / time.seconds;
+}
+
+/// Images per second of torchvision's ResNet-101 on P40.
+double resnet101_speed(int stages, int micro_batches, int images) {
+  HybridJob job;
+  job.cluster = cluster_named("p40-pcie");
+  job.layout.dtype = DType::kF32;
+  job.layout.micro_batch = images;
+  job.pp = stages;
+  job.micro_batches = micro_batches;
+  ModelConfig model = ModelConfig::read("resnet50");
+  model.depths = {3, 4, 23, 3};
+  Options options = options_of(job);
+  options.model = model.to_json();
+  options.image_size = 224;
+  options.seq = 1;
+  // Without micro-batches nothing is recomputed: that is the baseline
+  const char* checkpoint = micro_batches == 1 ? "never" : "except_last";
+  return images * micro_batches / with_gpipe(job, options, checkpoint).seconds;
+}
+
+}  // namespace
+
+// Parameters with gradient and one moment, and peak activations, over all
+// partitions. Huang et al. 2019, table 1.
+std::vector<Outcome> gpipe_memory(const Row& row) {
+  const std::string& name = row.text("model");
+  const std::optional<Transformer> model = read(name);
+  const double params = row.positive("params");
+  std::vector<Outcome> outcomes;
+  const auto add = [&](const char* what, const char* column, double bytes) {
+    outcomes.push_back(
+        {fmt::format("{}, {}, {}", name.substr(0, name.find(" (d_model")),
+                     row.text("config"), what),
+         "GiB",
+         {bytes / kGiB, row.positive(column), params}});
+  };
+  add("parameters", "param_memory_GB",
+      (model ? parameters(*model) : params) * row.positive("bytes_per_param"));
+  if (model && row.text("rematerialization") == "yes") {
+    add("activations", "peak_activation_GB",
+        activation_bytes(*model, row.count("partitions"), 32));
+  }
+  return outcomes;
 }
 
 // Throughput relative to that of the first row, as in the paper. Huang et al.
@@ -130,14 +144,14 @@ std::vector<Outcome> gpipe_throughput(const Row& row) {
   const int m = row.count("micro_batches_M", 1024);
   const bool is_table_3 = row.integer("table") == 3;
   const int first_m = is_table_3 ? 32 : 1;
-  Outcome outcome;
-  outcome.row =
-      fmt::format("table {}, {}, K={}, M={}", row.text("table"), model, k, m);
-  outcome.unit = "times row 1";
+  Outcome outcome = {
+      fmt::format("table {}, {}, K={}, M={}", row.text("table"), model, k, m),
+      "times row 1",
+      {0, row.positive("normalized_throughput"), 1, row.text("table") + model}};
   const std::string transformer = "Transformer-";
   if (model.rfind(transformer, 0) == 0 && 32 % m == 0) {
     const int layers = std::stoi(model.substr(transformer.size()));
-    const std::string cluster = is_table_3 ? "p100-pcie" : "tpu-v3";
+    const char* cluster = is_table_3 ? "p100-pcie" : "tpu-v3";
     outcome.pair.predicted = transformer_speed(cluster, layers, k, m) /
                              transformer_speed(cluster, layers, 2, first_m);
     outcome.trust = "extrapolated";
@@ -146,26 +160,7 @@ std::vector<Outcome> gpipe_throughput(const Row& row) {
     outcome.pair.predicted =
         early_recompute_bound(k, m) / early_recompute_bound(2, first_m);
   }
-  outcome.pair.published = row.positive("normalized_throughput");
-  outcome.pair.contest = row.text("table") + model;
   return {outcome};
-}
-
-/// Images per second of torchvision's ResNet-101 on P40.
-double resnet101_speed(int stages, int micro_batches, int images) {
-  Job job;
-  job.cluster = "p40-pcie";
-  job.model = ModelConfig::read("resnet50");
-  job.model.depths = {3, 4, 23, 3};
-  job.image_size = 224;
-  job.dtype = DType::kF32;
-  job.strategy = Strategy::kGPipe;
-  // Without micro-batches nothing is recomputed: that is the baseline
-  job.checkpoint = micro_batches == 1 ? "never" : "except_last";
-  job.ranks = stages;
-  job.micro_batch = images;
-  job.micro_batches = micro_batches;
-  return images * micro_batches / step_time(job).seconds;
 }
 
 // torchgpipe's own measurements (docs/benchmarks.rst). Its scripts (recalled)
@@ -174,22 +169,19 @@ double resnet101_speed(int stages, int micro_batches, int images) {
 std::vector<Outcome> torchgpipe(const Row& row) {
   const std::string& benchmark = row.text("benchmark");
   const std::string& experiment = row.text("experiment");
-  Outcome outcome;
-  outcome.row = benchmark + ", " + experiment;
+  const std::string name = benchmark + ", " + experiment;
   if (row.has("memory_GiB")) {
     if (benchmark.rfind("AmoebaNet", 0) != 0) {
       throw NotExpressed("no U-Net has a chapter: activations are unknown");
     }
     // Parameters, gradients and momentum
-    outcome.unit = "GiB of model states";
-    outcome.pair.predicted = 12 * row.positive("params") / kGiB;
-    outcome.pair.published = row.positive("memory_GiB");
-    outcome.pair.null_scale = row.positive("params");
-    return {outcome};
+    const double params = row.positive("params");
+    return {{name,
+             "GiB of model states",
+             {12 * params / kGiB, row.positive("memory_GiB"), params}}};
   }
-  outcome.unit = "times row 1";
-  outcome.pair.published = row.positive("speedup");
-  outcome.pair.contest = benchmark;
+  Outcome outcome = {
+      name, "times row 1", {0, row.positive("speedup"), 1, benchmark}};
   if (row.has("partitions")) {
     outcome.pair.predicted = bubble_bound(row.count("partitions", 128),
                                           row.count("micro_batches", 1024)) /
@@ -215,42 +207,6 @@ std::vector<Outcome> torchgpipe(const Row& row) {
         bubble_bound(stages, micro_batches) / (1 + recomputed);
   }
   return {outcome};
-}
-
-}  // namespace
-
-std::vector<Kind> gpipe_kinds() {
-  std::vector<Kind> kinds;
-  kinds.push_back(
-      {"gpipe_table1_memory",
-       {"model", "config", "partitions", "rematerialization", "params",
-        "bytes_per_param", "param_memory_GB", "peak_activation_GB"},
-       true,
-       mean_aim(0.1, "MAPE within 10 %"),
-       gpipe_memory,
-       "micro-batches are taken as single sequences (32 of them); "
-       "rows of AmoebaNet agree better in decimal GB; its "
-       "activations, and those of rows without re-materialisation, "
-       "whose batch did not fit, are not predicted"});
-  kinds.push_back(
-      {"gpipe_throughput",
-       {"table", "model", "partitions_K", "micro_batches_M",
-        "normalized_throughput"},
-       false,
-       order_aim(0.9, "the order of the rows: Spearman 0.9"),
-       gpipe_throughput,
-       "batches are taken as 32 sequences; the paper lets them grow "
-       "with the memory of more devices, which lifts its rows with "
-       "few micro-batches above the bound of the bubble"});
-  kinds.push_back({"torchgpipe",
-                   {"benchmark", "experiment", "speedup", "partitions",
-                    "micro_batches", "params", "memory_GiB"},
-                   false,
-                   order_aim(0.9, "the order of the rows: Spearman 0.9"),
-                   torchgpipe,
-                   "AmoebaNet and U-Net are taken as equal stages, whose speed "
-                   "is bounded by the bubble alone"});
-  return kinds;
 }
 
 }  // namespace shardbook::validate

@@ -4,10 +4,7 @@
 
 #include <map>
 
-#include "bench/validate/clusters.h"
-#include "bench/validate/hybrid_rows.h"
-#include "bench/validate/job_rows.h"
-#include "bench/validate/kinds.h"
+#include "bench/validate/rows.h"
 #include "core/check.h"
 
 namespace shardbook::validate {
@@ -126,54 +123,42 @@ HybridJob nemo_job(const std::string& model_name, const std::string& precision,
   return job;
 }
 
-/// A degree or number of chunks; NA, n/a and nothing are 1.
-int degree(const Row& row, const char* column) {
-  if (!row.has(column)) return 1;
-  const std::string& text = row.text(column);
-  return text == "NA" || text == "n/a" ? 1 : row.count(column, 1 << 16);
+/// A row of NeMo, with its micro-batches; tp cuts tokens.
+HybridJob nemo_job(const Row& row) {
+  HybridJob job = nemo_job(row.text("model"), row.text("precision"),
+                           row.count("seq_len", kMaxSize));
+  set_mesh(row, job, "vp");
+  set_micro_batches(row, job);
+  job.layout.cuts_tokens = job.layout.tp > 1;
+  return job;
 }
 
-Outcome step_outcome(const std::string& model, const HybridJob& job) {
-  const HybridStep step = hybrid_step(job);
-  Outcome outcome;
-  outcome.row = describe(model, job);
-  outcome.pair.predicted = step.seconds;
-  outcome.trust = sim::trust_name(step.trust);
-  return outcome;
-}
-
-/// As a rate per GPU, of `work` in a step.
-Outcome rate_outcome(const std::string& model, const HybridJob& job,
-                     const char* unit, double work, double published) {
-  Outcome outcome = step_outcome(model, job);
-  outcome.unit = unit;
-  outcome.pair.predicted = work / ranks_of(job) / outcome.pair.predicted;
-  outcome.pair.published = published;
+/// A rate of a step over the mesh, of `work`.
+Outcome step_rate(const std::string& model, const HybridJob& job,
+                  const char* unit, double work, double published) {
+  Outcome outcome = rate_outcome(describe(model, job), job, hybrid_step(job),
+                                 unit, work, published);
   // One share of the peak for all rows
   outcome.pair.null_scale = work / model_flops(job);
   return outcome;
 }
+
+bool says(const Row& row, const char* column, const char* word) {
+  return row.text(column).find(word) != std::string::npos;
+}
+
+}  // namespace
 
 // NVIDIA/dgxc-benchmarking.
 std::vector<Outcome> dgxc(const Row& row) {
   if (row.text("gpu") != "H100") {
     throw NotExpressed("no cluster has " + row.text("gpu"));
   }
-  HybridJob job = nemo_job(row.text("model"), row.text("precision"),
-                           row.count("seq_len", kMaxSize));
+  HybridJob job = nemo_job(row);
   job.layers = row.count("layers", kMaxLayers);
-  set_degrees(row, degree(row, "tp"), degree(row, "pp"), degree(row, "cp"),
-              job);
-  job.layout.cuts_tokens = job.layout.tp > 1;
-  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
-  job.chunks = degree(row, "vp");
-  set_micro_batches(row, job);
-  Outcome outcome =
-      step_outcome(row.text("model") + " " + row.text("gpus"), job);
-  outcome.unit = "s";
-  outcome.pair.published = row.positive("step_time_s");
-  outcome.pair.null_scale = model_flops(job) / ranks_of(job);
-  return {outcome};
+  return {time_outcome(
+      describe(row.text("model") + " " + row.text("gpus"), job), job,
+      hybrid_step(job), "s", 1, row.positive("step_time_s"), model_flops(job))};
 }
 
 // NVIDIA-NeMo/Megatron-Bridge.
@@ -184,10 +169,7 @@ std::vector<Outcome> nemo(const Row& row) {
   if (row.text("task") != "Pre-Training Performance") {
     throw NotExpressed("fine-tuning has no chapter");
   }
-  HybridJob job = nemo_job(row.text("model"), row.text("precision"),
-                           row.count("seq_len", kMaxSize));
-  set_degrees(row, degree(row, "tp"), degree(row, "pp"), degree(row, "cp"),
-              job);
+  HybridJob job = nemo_job(row);
   job.layout.ep = degree(row, "ep");
   // Megatron Core drops tokens with its plain all-to-all only, which sends a
   // copy to each expert (megatron/bridge/utils, apply_moe_token_drop)
@@ -195,13 +177,9 @@ std::vector<Outcome> nemo(const Row& row) {
       row.text("model").find("tokendrop") == std::string::npos;
   // Their settings are FP8_CS: current scaling
   job.layout.scales_by_maximum = job.layout.converts_to_fp8;
-  job.layout.cuts_tokens = job.layout.tp > 1;
-  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
-  job.chunks = degree(row, "vp");
-  set_micro_batches(row, job);
-  return {rate_outcome(row.text("model") + " " + row.text("release"), job,
-                       "tokens/s per GPU", tokens_of(job),
-                       row.positive("tokens_per_s_per_gpu"))};
+  return {step_rate(row.text("model") + " " + row.text("release"), job,
+                    "tokens/s per GPU", job.tokens(),
+                    row.positive("tokens_per_s_per_gpu"))};
 }
 
 // NVIDIA/NeMo, Llama 2 with sequences of 4 to 1024 thousand tokens.
@@ -217,22 +195,17 @@ std::vector<Outcome> nemo_long(const Row& row) {
   SB_CHECK(batch % job.dp == 0, row.place(), ": global_batch is ", batch,
            ", which does not divide by dp ", job.dp);
   job.micro_batches = batch / job.dp;
-  return {rate_outcome(fmt::format("LLAMA2-7B, {}K", row.text("seq_len_K")),
-                       job, "TFLOP/s per GPU", model_flops(job) / 1e12,
-                       row.positive("cp_tflops_per_gpu"))};
+  return {step_rate(fmt::format("LLAMA2-7B, {}K", row.text("seq_len_K")), job,
+                    "TFLOP/s per GPU", model_flops(job) / 1e12,
+                    row.positive("cp_tflops_per_gpu"))};
 }
 
 // Dubey et al. 2024, table 4. Sequences one by one. Each layer is a stage: the
 // first stage has the embedding alone, the last one the head (section 3.3.2).
 std::vector<Outcome> llama3(const Row& row) {
   const HybridJob job = llama3_job(row);
-  return {rate_outcome(row.text("model"), job, "TFLOP/s per GPU",
-                       model_flops(job) / 1e12,
-                       row.positive("tflops_per_gpu"))};
-}
-
-bool says(const Row& row, const char* column, const char* word) {
-  return row.text(column).find(word) != std::string::npos;
+  return {step_rate(row.text("model"), job, "TFLOP/s per GPU",
+                    model_flops(job) / 1e12, row.positive("tflops_per_gpu"))};
 }
 
 // pytorch/torchtitan, benchmarks. FSDP gathers parameters in 16 bits, twice,
@@ -252,7 +225,7 @@ std::vector<Outcome> torchtitan(const Row& row) {
   HybridJob job = nemo_job(
       row.text("model"), says(row, "technique", "fp8") ? "FP8" : "BF16",
       row.count("seq_len", kMaxSize), "grand-teton-h100-500w");
-  set_degrees(row, row.count("tp"), row.count("pp"), row.count("cp"), job);
+  set_mesh(row, job, "", "local_batch");
   SB_CHECK(job.dp == row.count("fsdp"), row.place(), ": fsdp is ",
            row.text("fsdp"), ", and ", row.text("gpus"), " GPUs leave ",
            job.dp);
@@ -261,16 +234,13 @@ std::vector<Outcome> torchtitan(const Row& row) {
   job.overlaps_tensor = says(row, "technique", "async");
   job.layout.cuts_tokens = job.layout.tp > 1;
   job.layout.scales_by_maximum = job.layout.converts_to_fp8;
-  job.layout.micro_batch = row.count("local_batch", kMaxSize);
   job.layout.recompute = row.text("ac") == "full"
                              ? Recompute::kBlocks
                              : Recompute::kEverySecondProduct;
-  return {rate_outcome(row.text("technique") + " " + row.text("seq_len"), job,
-                       "tokens/s per GPU", tokens_of(job),
-                       row.positive("tokens_per_s_per_gpu"))};
+  return {step_rate(row.text("technique") + " " + row.text("seq_len"), job,
+                    "tokens/s per GPU", job.tokens(),
+                    row.positive("tokens_per_s_per_gpu"))};
 }
-
-}  // namespace
 
 HybridJob llama3_job(const Row& row) {
   HybridJob job = nemo_job(row.text("model"), "BF16",
@@ -282,45 +252,6 @@ HybridJob llama3_job(const Row& row) {
   job.micro_batches = row.count("batch_per_dp");
   job.chunks = static_cast<int>((job.layers + 2) / job.pp);
   return job;
-}
-
-std::vector<Kind> h100_kinds() {
-  return {{"dgxc_h100",
-           {"model", "precision", "gpu", "gpus", "seq_len", "layers", "tp",
-            "pp", "cp", "vp", "micro_batch", "global_batch", "step_time_s"},
-           true,
-           mean_aim(0.15, "MAPE within 15 %"),
-           dgxc,
-           ""},
-          {"nemo_megatron_bridge",
-           {"release", "task", "model", "system", "gpus", "precision",
-            "global_batch", "micro_batch", "seq_len", "tp", "pp", "cp", "vp",
-            "ep", "tokens_per_s_per_gpu"},
-           false,
-           mean_aim(0.15, "MAPE within 15 %"),
-           nemo,
-           ""},
-          {"nemo_long_sequence",
-           {"model", "seq_len_K", "global_batch", "tp", "pp", "dp", "cp",
-            "cp_tflops_per_gpu"},
-           false,
-           mean_aim(0.20, "MAPE within 20 %"),
-           nemo_long,
-           ""},
-          {"torchtitan_llama",
-           {"model", "gpus", "fsdp", "tp", "pp", "cp", "seq_len", "local_batch",
-            "ac", "technique", "hardware", "tokens_per_s_per_gpu"},
-           false,
-           mean_aim(0.15, "MAPE within 15 %"),
-           torchtitan,
-           ""},
-          {"llama3_table4",
-           {"model", "gpus", "tp", "cp", "pp", "dp", "seq_len", "batch_per_dp",
-            "tflops_per_gpu"},
-           false,
-           mean_aim(0.10, "MAPE within 10 %"),
-           llama3,
-           ""}};
 }
 
 }  // namespace shardbook::validate

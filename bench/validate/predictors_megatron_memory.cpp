@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "bench/validate/hybrid_rows.h"
-#include "bench/validate/job_rows.h"
-#include "bench/validate/kinds.h"
 #include "bench/validate/megatron_memory.h"
+#include "bench/validate/rows.h"
 #include "core/check.h"
 
 namespace shardbook::validate {
@@ -61,15 +59,11 @@ MegatronSoftware software_of(const Row& row) {
   return software;
 }
 
-HybridJob job_of(const Row& row) {
-  HybridJob job;
-  job.layout.tp = row.count("tp", 1024);
-  job.sizes.vocabulary = row.has("vocab") ? row.count("vocab", kMaxSize)
-                                          : padded_vocabulary(job.layout.tp);
-  job.sizes.hidden = row.count("hidden", 1 << 17);
-  job.sizes.heads = row.count("heads", 1 << 12);
-  job.sizes.seq = row.count("seq", kMaxSize);
-  job.layers = row.count("layers", kMaxLayers);
+HybridJob tested_job(const Row& row) {
+  const int tp = row.count("tp", 1024);
+  HybridJob job =
+      job_of(row, row.has("vocab") ? 0 : padded_vocabulary(tp), "seq");
+  job.layout.tp = tp;
   job.pp = row.count("pp", 1024);
   job.layout.micro_batch = row.count("mbs", kMaxSize);
   job.layout.dtype = is_set(row, "fp16") ? DType::kF16 : DType::kBF16;
@@ -91,38 +85,19 @@ HybridJob job_of(const Row& row) {
   return job;
 }
 
+}  // namespace
+
 std::vector<Outcome> megatron_ci(const Row& row) {
   expect_plain(row);
   const MegatronSoftware software = software_of(row);
-  const HybridJob job = job_of(row);
+  const HybridJob job = tested_job(row);
   const MegatronMemory memory = megatron_memory(job, software);
-  Outcome outcome;
-  outcome.row = fmt::format("{}, {}, {}", row.text("test"),
-                            row.text("hardware"), row.text("env"));
-  outcome.unit = "GB";
-  outcome.pair.predicted = memory.total() / 1e9;
-  outcome.pair.published = row.positive("mem_max_allocated_bytes") / 1e9;
-  // So many times the model states
-  outcome.pair.null_scale = memory.states;
-  return {outcome};
-}
-
-}  // namespace
-
-std::vector<Kind> megatron_memory_kinds() {
-  return {{"megatron_ci_memory",
-           {"test",   "env",          "hardware",
-            "tp",     "pp",           "cp",
-            "ep",     "dp_derived",   "layers",
-            "hidden", "heads",        "seq",
-            "mbs",    "fp16",         "fp8",
-            "sp",     "dist_opt",     "recompute",
-            "impl",   "attn_backend", "mem_max_allocated_bytes"},
-           true,
-           mean_aim(0.10, "MAPE within 10 %"),
-           megatron_ci,
-           "times of these small models are the host's, and are not "
-           "predicted"}};
+  // The null model: so many times the model states
+  return {{fmt::format("{}, {}, {}", row.text("test"), row.text("hardware"),
+                       row.text("env")),
+           "GB",
+           {memory.total() / 1e9, row.positive("mem_max_allocated_bytes") / 1e9,
+            memory.states}}};
 }
 
 }  // namespace shardbook::validate

@@ -11,12 +11,14 @@
 namespace shardbook::validate {
 namespace {
 
-Outcome printed(const Row& row, const std::string& column, double predicted) {
-  Outcome outcome;
-  outcome.pair.predicted = predicted;
-  outcome.pair.published = row.positive(column);
-  outcome.last_digit = last_digit(row.text(column));
-  return outcome;
+/// As printed: the digits count.
+Outcome printed(const Row& row, const std::string& name, const char* unit,
+                const char* column, double predicted, double null_scale) {
+  return {name,
+          unit,
+          {predicted, row.positive(column), null_scale},
+          "formula",
+          last_digit(row.text(column))};
 }
 
 int stage_of(const Row& row) {
@@ -24,25 +26,6 @@ int stage_of(const Row& row) {
   SB_CHECK(stage >= 0 && stage <= 3, row.place(), ": zero_stage is ", stage,
            "; give 0 to 3");
   return stage;
-}
-
-// Decimal GB of one device. Rajbhandari et al. 2020, table 1.
-std::vector<Outcome> model_states(const Row& row) {
-  const std::string& optimizer = row.text("optimizer");
-  if (optimizer.find("(2+2+12 bytes)") == std::string::npos) {
-    throw NotExpressed("optimizer \"" + optimizer + "\" has no known bytes");
-  }
-  const double parameters = row.positive("params");
-  const int dp = row.count("dp");
-  const int stage = stage_of(row);
-  const zero::ModelStates states = zero::model_states(stage, parameters, dp);
-  Outcome outcome =
-      printed(row, "per_device_GB_reported", states.total() / 1e9);
-  outcome.row =
-      fmt::format("{}, stage {}, {} GPUs", row.text("model"), stage, dp);
-  outcome.unit = "GB per GPU";
-  outcome.pair.null_scale = parameters;
-  return {outcome};
 }
 
 /// "V100-32GB": 32e9.
@@ -57,6 +40,23 @@ double capacity_bytes(const Row& row) {
   return gigabytes * 1e9;
 }
 
+}  // namespace
+
+// Decimal GB of one device. Rajbhandari et al. 2020, table 1.
+std::vector<Outcome> model_states(const Row& row) {
+  const std::string& optimizer = row.text("optimizer");
+  if (optimizer.find("(2+2+12 bytes)") == std::string::npos) {
+    throw NotExpressed("optimizer \"" + optimizer + "\" has no known bytes");
+  }
+  const double parameters = row.positive("params");
+  const int dp = row.count("dp");
+  const int stage = stage_of(row);
+  return {printed(
+      row, fmt::format("{}, stage {}, {} GPUs", row.text("model"), stage, dp),
+      "GB per GPU", "per_device_GB_reported",
+      zero::model_states(stage, parameters, dp).total() / 1e9, parameters)};
+}
+
 // Billions of parameters whose model states fit; model parallelism holds so
 // many times more. Rajbhandari et al. 2020, table 2.
 std::vector<Outcome> largest_models(const Row& row) {
@@ -67,12 +67,10 @@ std::vector<Outcome> largest_models(const Row& row) {
   for (int stage = 0; stage <= 3; ++stage) {
     const double largest =
         mp * zero::max_parameters(stage, capacity_bytes(row), dp);
-    Outcome outcome = printed(row, columns[stage], largest / 1e9);
-    outcome.row =
-        fmt::format("stage {}, {} x {} {}", stage, mp, dp, row.text("gpu"));
-    outcome.unit = "billion parameters";
-    outcome.pair.null_scale = mp * dp;
-    outcomes.push_back(outcome);
+    outcomes.push_back(printed(
+        row,
+        fmt::format("stage {}, {} x {} {}", stage, mp, dp, row.text("gpu")),
+        "billion parameters", columns[stage], largest / 1e9, mp * dp));
   }
   return outcomes;
 }
@@ -110,49 +108,13 @@ std::vector<Outcome> deepspeed_estimates(const Row& row) {
                   setup.offload_optimizer ? ", optimizer on the host" : "",
                   setup.offload_parameters ? ", parameters too" : "");
   std::vector<Outcome> outcomes = {
-      printed(row, "per_gpu_GiB", estimate.device_bytes / kGiB)};
-  outcomes[0].row = name;
-  outcomes[0].unit = "GiB per GPU";
-  outcomes[0].pair.null_scale = setup.parameters;
+      printed(row, name, "GiB per GPU", "per_gpu_GiB",
+              estimate.device_bytes / kGiB, setup.parameters)};
   if (row.has("per_cpu_GiB")) {
-    outcomes.push_back(printed(row, "per_cpu_GiB", estimate.host_bytes / kGiB));
-    outcomes[1].row = name;
-    outcomes[1].unit = "GiB per host";
-    outcomes[1].pair.null_scale = setup.parameters;
+    outcomes.push_back(printed(row, name, "GiB per host", "per_cpu_GiB",
+                               estimate.host_bytes / kGiB, setup.parameters));
   }
   return outcomes;
-}
-
-}  // namespace
-
-std::vector<Kind> memory_kinds() {
-  std::vector<Kind> kinds;
-  kinds.push_back({"zero_table1_memory",
-                   {"model", "params", "optimizer", "zero_stage", "dp",
-                    "per_device_GB_reported"},
-                   true,
-                   digits_aim(),
-                   model_states,
-                   ""});
-  kinds.push_back(
-      {"zero_table2_max_model",
-       {"mp", "gpu", "dp", "baseline_theory_B", "pos_theory_B",
-        "pos_g_theory_B", "pos_g_p_theory_B"},
-       false,
-       mean_aim(0.01, "MAPE within 1 %"),
-       largest_models,
-       "the paper multiplies the digits of its first row by the degree of "
-       "model parallelism, and prints trillions with one digit; measured sizes "
-       "(baseline_measured_B, pos_measured_B) are not predicted, as the paper "
-       "names no batch"});
-  kinds.push_back({"deepspeed_memory_estimator",
-                   {"model", "params", "largest_layer_params", "gpus",
-                    "zero_stage", "per_gpu_GiB"},
-                   true,
-                   digits_aim(),
-                   deepspeed_estimates,
-                   ""});
-  return kinds;
 }
 
 }  // namespace shardbook::validate

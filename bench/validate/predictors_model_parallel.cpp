@@ -8,6 +8,7 @@
 
 #include "bench/validate/kinds.h"
 #include "chapters/04_model_parallel/sweep.h"
+#include "chapters/planner/on_shapes.h"
 #include "core/check.h"
 
 namespace shardbook::validate {
@@ -23,15 +24,12 @@ double step_s(const std::string& model, std::int64_t batch,
   if (const auto found = done.find(key); found != done.end()) {
     return found->second;
   }
-  Options options;
-  options.chapter = "validate";
-  options.backend = "sim";
+  Options options = planner::shape_options();
   // The text names no device; a processor of a K80, fitted to its first row,
   // gives the other three
   options.cluster = "k80-pcie";
   options.world_size = 2;
   options.model = model;
-  options.data = "random";
   options.batch = batch;
   options.seq = 1;
   options.image_size = image_size;
@@ -52,6 +50,8 @@ std::int64_t image_size(const Row& row) {
   return std::stoll(image.substr(last + 1));
 }
 
+}  // namespace
+
 std::vector<Outcome> tutorial(const Row& row) {
   if (row.text("model") != "ResNet50") {
     throw NotExpressed("the chapter's table is of ResNet50");
@@ -62,31 +62,14 @@ std::vector<Outcome> tutorial(const Row& row) {
   const std::string ours = is_pipeline                ? "pipeline"
                            : row.integer("gpus") == 1 ? "single"
                                                       : "model_parallel";
-  Outcome outcome;
-  outcome.row = variant;
   const int split = is_pipeline ? row.count("split_size", batch) : batch;
-  if (is_pipeline) outcome.row += fmt::format(", splits of {}", split);
-  outcome.unit = "s";
-  outcome.pair.predicted =
+  const double seconds =
       row.positive("num_batches") *
       step_s("resnet50", batch, image_size(row), ours, split);
-  outcome.pair.published = row.positive("time_s");
-  outcome.pair.contest = "ResNet50";
-  outcome.trust = "extrapolated";
-  return {outcome};
-}
-
-}  // namespace
-
-std::vector<Kind> model_parallel_kinds() {
-  return {{"pytorch_mp_tutorial",
-           {"model", "batch", "image", "num_batches", "gpus", "variant",
-            "split_size", "time_s"},
-           true,
-           order_aim(1, "the order of the rows: Spearman 1"),
-           tutorial,
-           "the tutorial names no device: the cluster is k80-pcie, whose speed "
-           "is fitted to the first row"}};
+  return {{variant + (is_pipeline ? fmt::format(", splits of {}", split) : ""),
+           "s",
+           {seconds, row.positive("time_s"), 1, "ResNet50"},
+           "extrapolated"}};
 }
 
 }  // namespace shardbook::validate

@@ -66,27 +66,6 @@ void check_size(const Row& row, const sim::CostModel& costs, int ranks) {
            "; give 2 to ", devices, ", the devices of ", costs.cluster().name);
 }
 
-std::vector<Outcome> collective_time(const Row& row) {
-  const sim::CostModel& costs = machine_of(row);
-  const int ranks = row.count("ranks");
-  check_size(row, costs, ranks);
-  const double bytes = row.positive("size_bytes");
-  const sim::Cost cost =
-      costs.collective(operation_of(row), bytes, first_ranks(ranks));
-  Outcome outcome;
-  outcome.row =
-      fmt::format("{} of {:.4g} MB over {} {}", row.text("collective"),
-                  bytes / 1e6, ranks, row.text("gpu"));
-  outcome.unit = "us";
-  outcome.pair = {cost.seconds * 1e6, row.positive("time_us"),
-                  // The null model: one bandwidth for the bytes that a rank
-                  // sends
-                  bytes * (ranks - 1) / ranks, ""};
-  outcome.trust = sim::trust_name(cost.trust);
-  outcome.is_aimed_at = bytes > kLargeBytes;
-  return {outcome};
-}
-
 /// The cluster that a row describes, or the one that its words name:
 /// "NVLink3 A100 8-GPU", "DGX H100 SHARP 8x400Gb RDMA, multi-node".
 std::string fabric_cluster(const Row& row) {
@@ -110,6 +89,26 @@ std::string fabric_cluster(const Row& row) {
                    "intra_node": {"reduction_GB_per_s": 0}})";
 }
 
+}  // namespace
+
+std::vector<Outcome> collective_time(const Row& row) {
+  const sim::CostModel& costs = machine_of(row);
+  const int ranks = row.count("ranks");
+  check_size(row, costs, ranks);
+  const double bytes = row.positive("size_bytes");
+  const sim::Cost cost =
+      costs.collective(operation_of(row), bytes, first_ranks(ranks));
+  // The null model: one bandwidth for the bytes that a rank sends
+  return {{fmt::format("{} of {:.4g} MB over {} {}", row.text("collective"),
+                       bytes / 1e6, ranks, row.text("gpu")),
+           "us",
+           {cost.seconds * 1e6, row.positive("time_us"),
+            bytes * (ranks - 1) / ranks},
+           sim::trust_name(cost.trust),
+           /*last_digit=*/0,
+           /*is_aimed_at=*/bytes > kLargeBytes}};
+}
+
 // The bytes that an all-reduce of 8 GB sends per rank and second.
 std::vector<Outcome> bus_bandwidth(const Row& row) {
   // Named: a reference from a call on temporaries looks dangling to GCC 14
@@ -123,33 +122,11 @@ std::vector<Outcome> bus_bandwidth(const Row& row) {
   constexpr double kBytes = 8e9;
   const sim::Cost cost =
       costs.collective(CommOp::kAllReduce, kBytes, first_ranks(ranks));
-  Outcome outcome;
-  outcome.row = row.text("fabric");
-  outcome.unit = "GB/s";
-  outcome.pair.predicted =
-      2.0 * (ranks - 1) / ranks * kBytes / cost.seconds / 1e9;
-  outcome.pair.published = row.positive("allreduce_busbw_GBps");
-  outcome.trust = sim::trust_name(cost.trust);
-  return {outcome};
-}
-
-}  // namespace
-
-std::vector<Kind> nccl_kinds() {
-  std::vector<Kind> kinds;
-  kinds.push_back({"nccl_collectives",
-                   {"gpu", "ranks", "collective", "size_bytes", "time_us"},
-                   true,
-                   worst_aim(0.10, "every row above 16 MB within 10 %"),
-                   collective_time,
-                   ""});
-  kinds.push_back({"nccl_busbw_reference",
-                   {"fabric", "allreduce_busbw_GBps"},
-                   false,
-                   worst_aim(0.10, "every row within 10 %"),
-                   bus_bandwidth,
-                   ""});
-  return kinds;
+  return {{row.text("fabric"),
+           "GB/s",
+           {2.0 * (ranks - 1) / ranks * kBytes / cost.seconds / 1e9,
+            row.positive("allreduce_busbw_GBps")},
+           sim::trust_name(cost.trust)}};
 }
 
 }  // namespace shardbook::validate

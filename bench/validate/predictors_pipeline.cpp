@@ -36,18 +36,18 @@ pipeline::Costs costs_of(const Row& row) {
 
 Outcome outcome_of(const Row& row, const std::string& schedule,
                    const pipeline::Replay& replay) {
-  Outcome outcome;
-  outcome.pair.predicted = pipeline::window_bubble(replay);
-  outcome.pair.published = row.positive("bubble_rate");
-  outcome.last_digit = last_digit(row.text("bubble_rate"));
-  outcome.pair.contest =
+  const std::string contest =
       fmt::format("{}, {} stages, {} micro-batches", row.text("model"),
                   row.count("pp"), row.count("num_microbatches"));
-  outcome.row = schedule + ", " + outcome.pair.contest;
-  outcome.unit = "bubble";
-  outcome.trust = "replay";
-  return outcome;
+  return {schedule + ", " + contest,
+          "bubble",
+          {pipeline::window_bubble(replay), row.positive("bubble_rate"), 1,
+           contest},
+          "replay",
+          last_digit(row.text("bubble_rate"))};
 }
+
+}  // namespace
 
 // Qi et al. 2023, table 5.
 std::vector<Outcome> bubble_rate(const Row& row) {
@@ -81,29 +81,6 @@ std::vector<Outcome> automatic_bubble_rate(const Row& row) {
       ranks, row.count("num_microbatches", kMaxMicroBatches), search);
   return {outcome_of(row, fmt::format("ZB-{}p", limit),
                      pipeline::replay(schedule, search.costs))};
-}
-
-}  // namespace
-
-std::vector<Kind> pipeline_kinds() {
-  const std::string note =
-      "a rank's bubble is the part of the time from its first action to its "
-      "last in which it idles; the largest of all ranks";
-  return {{"zero_bubble_table5",
-           {"model", "pp", "num_microbatches", "schedule", "T_F_ms", "T_B_ms",
-            "T_W_ms", "T_comm_ms", "bubble_rate"},
-           true,
-           digits_aim(),
-           bubble_rate,
-           note},
-          {"zero_bubble_automatic",
-           {"model", "hidden", "heads", "seq_len", "pp", "num_microbatches",
-            "memory_limit_per_stage", "T_F_ms", "T_B_ms", "T_W_ms", "T_comm_ms",
-            "bubble_rate"},
-           true,
-           digits_aim(),
-           automatic_bubble_rate,
-           note}};
 }
 
 }  // namespace shardbook::validate

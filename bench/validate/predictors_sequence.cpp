@@ -7,11 +7,8 @@
 #include <map>
 #include <regex>
 
-#include "bench/validate/clusters.h"
-#include "bench/validate/job_rows.h"
-#include "bench/validate/jobs.h"
-#include "bench/validate/kinds.h"
-#include "bench/validate/pieces.h"
+#include "bench/validate/attention.h"
+#include "bench/validate/rows.h"
 #include "core/check.h"
 
 namespace shardbook::validate {
@@ -44,6 +41,28 @@ void read_heads(const Row& row, AttentionJob& job) {
            "\"; q heads are a multiple of kv heads, and all are above 0");
 }
 
+// --- DeepSpeed's charts ------------------------------------------------------
+
+// The charts print neither sizes nor batch. Sizes are those of the models that
+// are known under these numbers of parameters, with heads for all GPUs to
+// share: GPT-3 6.7B; OPT-30B with 64 heads in place of 56.
+void set_sizes(const std::string& name, HybridJob& job) {
+  job.sizes.vocabulary = kMegatronVocabulary;
+  if (name == "GPT 7B") {
+    job.layers = 32, job.sizes.hidden = 4096, job.sizes.heads = 32;
+  } else if (name == "GPT 30B") {
+    job.layers = 48, job.sizes.hidden = 7168, job.sizes.heads = 64;
+  } else {
+    throw NotExpressed(name +
+                       " ran on one system alone: it has no order to predict");
+  }
+}
+
+// Tokens of a step in all rows: the same work for every system.
+constexpr std::int64_t kTokensPerStep = 1 << 20;
+
+}  // namespace
+
 // Iterations per second of one attention, whose sequence is cut over 8 GPUs.
 std::vector<Outcome> ring_flash_attention(const Row& row) {
   if (row.text("api") != "batch") {
@@ -68,105 +87,52 @@ std::vector<Outcome> ring_flash_attention(const Row& row) {
   if (!is_bound) job.layout = layout->second;
   const std::string& phase = row.text("phase");
   job.with_backward = phase == "fwd+bwd";
-  const AttentionRun run = run_attention(job);
-
-  Outcome outcome;
-  outcome.row = fmt::format("{}, {}, {}", row.text("gpu"), phase,
-                            is_bound ? "one GPU's rate / world" : variant);
-  outcome.unit = "iterations/s";
-  outcome.pair.predicted = 1 / run.seconds / (is_bound ? world : 1);
-  outcome.pair.published = row.positive("iter_per_s");
+  const StepTime time = run_attention(job);
   // One constant: a rate per product; two forward, five backward
-  outcome.pair.null_scale = job.with_backward ? 1 / 7.0 : 1 / 2.0;
-  outcome.pair.contest = row.text("gpu") + " " + phase;
-  outcome.trust = sim::trust_name(run.trust);
-  return {outcome};
-}
-
-// --- DeepSpeed's charts ------------------------------------------------------
-
-// The charts print neither sizes nor batch. Sizes are those of the models that
-// are known under these numbers of parameters, with heads for all GPUs to
-// share: GPT-3 6.7B; OPT-30B with 64 heads in place of 56.
-void set_sizes(const std::string& name, ModelConfig& model) {
-  model.vocab_size = 51200;
-  if (name == "GPT 7B") {
-    model.n_layer = 32, model.n_embd = 4096, model.n_head = 32;
-  } else if (name == "GPT 30B") {
-    model.n_layer = 48, model.n_embd = 7168, model.n_head = 64;
-  } else {
-    throw NotExpressed(name +
-                       " ran on one system alone: it has no order to predict");
-  }
-}
-
-// Tokens of a step in all rows: the same work for every system.
-constexpr std::int64_t kTokensPerStep = 1 << 20;
-
-Strategy strategy_of(const std::string& system) {
-  static const std::map<std::string, Strategy> strategies = {
-      {"Ulysses (a2a SP)", Strategy::kUlysses},
-      {"Megatron-LM", Strategy::kMegatron},
-      {"ColossalAI-SP (ring RSA)", Strategy::kRsa}};
-  const auto found = strategies.find(system);
-  if (found == strategies.end()) {
-    throw NotExpressed("system " + system + " has no chapter");
-  }
-  return found->second;
+  return {
+      {fmt::format("{}, {}, {}", row.text("gpu"), phase,
+                   is_bound ? "one GPU's rate / world" : variant),
+       "iterations/s",
+       {1 / time.seconds / (is_bound ? world : 1), row.positive("iter_per_s"),
+        job.with_backward ? 1 / 7.0 : 1 / 2.0, row.text("gpu") + " " + phase},
+       sim::trust_name(time.trust)}};
 }
 
 std::vector<Outcome> ulysses_charts(const Row& row) {
-  Job job;
-  job.strategy = strategy_of(row.text("system"));
-  set_sizes(row.text("model"), job.model);
+  const std::string& system = row.text("system");
+  const bool is_megatron = system == "Megatron-LM";
+  const bool is_ulysses = system == "Ulysses (a2a SP)";
+  if (!is_megatron && !is_ulysses && system != "ColossalAI-SP (ring RSA)") {
+    throw NotExpressed("system " + system + " has no chapter");
+  }
+  HybridJob job;
+  set_sizes(row.text("model"), job);
   if (row.text("outcome") != "ran") {
     throw NotExpressed("it ran out of memory: no rate was printed");
   }
   if (row.text("hardware") != "A100-40GB") {
     throw NotExpressed("no cluster describes " + row.text("hardware"));
   }
-  job.cluster = "a100-40gb-cloud";
-  job.ranks = row.count("gpus", kMaxSize);
-  job.seq = row.count("seq_len", kMaxSize);
-  job.model.n_positions = job.seq;
-  job.micro_batch = std::max<std::int64_t>(1, kTokensPerStep / job.seq);
-  const StepTime time = step_time(job);
-
-  Outcome outcome;
-  outcome.row = describe(
-      fmt::format("{}, {}", row.text("system"), row.text("model")), job);
-  outcome.unit = "TFLOP/s per GPU";
+  job.cluster = cluster_named("a100-40gb-cloud");
+  (is_megatron ? job.layout.tp : job.layout.cp) = row.count("gpus", kMaxSize);
+  job.sizes.seq = row.count("seq_len", kMaxSize);
+  job.layout.micro_batch =
+      std::max<std::int64_t>(1, kTokensPerStep / job.sizes.seq);
+  job.layout.dtype = DType::kBF16;
+  using sequence_parallel::Kind;
+  const StepTime time =
+      is_megatron
+          ? with_megatron(job)
+          : with_sequence(job, is_ulysses ? Kind::kUlysses : Kind::kRsa);
   // Three quarters: nothing is recomputed
-  outcome.pair.predicted =
-      0.75 * megatron_flops(job) / job.ranks / time.seconds / 1e12;
-  outcome.pair.published = row.positive("tflops_per_gpu");
+  Outcome outcome = rate_outcome(
+      describe_on_gpus(system + ", " + row.text("model"), job), job, time,
+      "TFLOP/s per GPU", 0.75 * recomputed_flops(job) / 1e12,
+      row.positive("tflops_per_gpu"));
   outcome.pair.contest =
       fmt::format("{}, {} GPUs, sequence {}", row.text("model"),
                   row.text("gpus"), row.text("seq_len"));
-  outcome.trust = sim::trust_name(time.trust);
   return {outcome};
-}
-
-}  // namespace
-
-std::vector<Kind> sequence_kinds() {
-  return {
-      {"ring_flash_attention",
-       {"api", "gpu", "phase", "world", "tokens_per_gpu", "shape", "variant",
-        "iter_per_s"},
-       false,
-       order_aim(1, "the order of the variants: Spearman 1"),
-       ring_flash_attention,
-       ""},
-      {"ulysses_charts",
-       {"model", "gpus", "system", "seq_len", "tflops_per_gpu", "outcome",
-        "hardware"},
-       false,
-       order_aim(1, "the order of the systems: Spearman 1"),
-       ulysses_charts,
-       "the charts print neither sizes nor batch: GPT-3's 6.7B, OPT's 30B with "
-       "64 heads, and a million tokens per step, over all GPUs; weights are "
-       "whole (Ulysses) or cut (Megatron-LM), where the authors used ZeRO-3"}};
 }
 
 }  // namespace shardbook::validate

@@ -2,31 +2,44 @@
 
 #include <fmt/format.h>
 
-#include "bench/validate/hybrid_rows.h"
-#include "bench/validate/job_rows.h"
-#include "bench/validate/jobs.h"
-#include "bench/validate/kinds.h"
+#include "bench/validate/rows.h"
 
 namespace shardbook::validate {
 namespace {
-
-Outcome rate_outcome(const Row& row, const std::string& model, const Job& job) {
-  const StepTime time = step_time(job);
-  Outcome outcome;
-  outcome.row = describe(model, job);
-  outcome.unit = "TFLOP/s per GPU";
-  outcome.pair.predicted =
-      megatron_flops(job) / job.ranks / time.seconds / 1e12;
-  outcome.pair.published = row.positive("tflops_per_gpu");
-  outcome.trust = sim::trust_name(time.trust);
-  return outcome;
-}
 
 std::string contest(const Row& row, const std::string& model) {
   return fmt::format("{}, {} GPUs, batch {}, sequence {}", model,
                      row.text("gpus"), row.text("global_batch"),
                      row.text("seq_len"));
 }
+
+/// ZeRO-3 over all GPUs.
+std::vector<Outcome> zero3(const Row& row, const std::string& model,
+                           const char* cluster, bool is_of_2021,
+                           int vocabulary) {
+  HybridJob job = job_of(row, vocabulary);
+  job.cluster = cluster_named(cluster);
+  job.layout.dtype = DType::kF16;
+  job.layout.recompute = Recompute::kBlocks;
+  set_degrees(row, 1, 1, 1, job);
+  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
+  set_micro_batches(row, job);
+  Outcome outcome = rate_outcome(describe_on_gpus(model, job), job,
+                                 with_zero3(job, is_of_2021), "TFLOP/s per GPU",
+                                 recomputed_flops(job) / 1e12,
+                                 row.positive("tflops_per_gpu"));
+  outcome.pair.contest = contest(row, model);
+  return {outcome};
+}
+
+const char* mpt_cluster(const std::string& gpu) {
+  if (gpu == "a100_80gb") return "a100-cloud";
+  if (gpu == "a100_40gb") return "a100-40gb-cloud";
+  if (gpu.rfind("h100", 0) == 0) return "dgx-h100";
+  throw NotExpressed("no cluster has " + gpu);
+}
+
+}  // namespace
 
 // DeepSpeed on Azure: 175B to 1T parameters, sequences of 512.
 std::vector<Outcome> azure_zero3(const Row& row) {
@@ -36,49 +49,34 @@ std::vector<Outcome> azure_zero3(const Row& row) {
   if (row.text("hardware").find("NDm A100 v4") == std::string::npos) {
     throw NotExpressed("no cluster describes " + row.text("hardware"));
   }
-  // Megatron's vocabulary: GPT-2's, padded
-  Job job = job_of(row, 51200);
-  job.cluster = "azure-ndm-a100";
-  job.strategy = Strategy::kZero3;
-  job.micro_batch = row.count("micro_batch", kMaxSize);
-  job.micro_batches = micro_batches_of(row, job, job.ranks);
-  job.dtype = DType::kF16;
-  job.recompute = true;
-  Outcome outcome = rate_outcome(row, row.text("model"), job);
-  outcome.pair.contest = contest(row, row.text("model"));
-  return {outcome};
+  return zero3(row, row.text("model"), "azure-ndm-a100", false,
+               kMegatronVocabulary);
 }
 
 // Narayanan et al. 2021, table 2.
 std::vector<Outcome> sc21_table2(const Row& row) {
   const std::string model = row.text("params_B") + "B";
-  if (row.text("scheme") == "PTD-P") {
-    expect_selene(row);
-    Outcome outcome = megatron_2021(row, model);
-    outcome.pair.contest = contest(row, model);
-    return {outcome};
+  if (row.text("scheme").rfind("ZeRO-3", 0) == 0) {
+    return zero3(row, model, "selene-zero3", true, 0);
   }
-  if (row.text("scheme").rfind("ZeRO-3", 0) != 0) {
+  if (row.text("scheme") != "PTD-P") {
     throw NotExpressed("scheme " + row.text("scheme") + " has no chapter");
   }
-  Job job = job_of(row, row.count("vocab", kMaxSize));
-  job.cluster = "selene-zero3";
-  job.strategy = Strategy::kZero3;
-  job.is_deepspeed_of_2021 = true;  // the year of the paper
-  job.micro_batch = row.count("micro_batch", kMaxSize);
-  job.micro_batches = micro_batches_of(row, job, job.ranks);
-  job.dtype = DType::kF16;
-  job.recompute = true;
-  Outcome outcome = rate_outcome(row, model, job);
+  HybridJob job = sc21_table1_job(row);
+  Outcome outcome = tflops_outcome(model, job, row);
   outcome.pair.contest = contest(row, model);
   return {outcome};
 }
 
-std::string mpt_cluster(const std::string& gpu) {
-  if (gpu == "a100_80gb") return "a100-cloud";
-  if (gpu == "a100_40gb") return "a100-40gb-cloud";
-  if (gpu.rfind("h100", 0) == 0) return "dgx-h100";
-  throw NotExpressed("no cluster has " + gpu);
+HybridJob mpt_job(const Row& row, const char* cluster) {
+  HybridJob job = job_of(row);
+  job.cluster = cluster_named(cluster);
+  set_degrees(row, 1, 1, 1, job);
+  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
+  job.micro_batches = row.count("grad_accum", kMaxMicroBatchesPerRank);
+  job.layout.dtype = job.gradient_dtype = DType::kBF16;
+  if (row.flag("activation_ckpt")) job.layout.recompute = Recompute::kBlocks;
+  return job;
 }
 
 // mosaicml/llm-foundry, scripts/train/benchmarking.
@@ -94,27 +92,17 @@ std::vector<Outcome> mpt_fsdp(const Row& row) {
   if (row.flag("activation_cpu_offload")) {
     throw NotExpressed("activations on the host have no chapter yet");
   }
-  Job job = job_of(row, row.count("vocab", kMaxSize));
-  job.cluster = mpt_cluster(row.text("gpu"));
-  job.strategy = Strategy::kFsdp;
-  job.micro_batch = row.count("micro_batch", kMaxSize);
-  job.micro_batches = row.count("grad_accum", kMaxMicroBatchesPerRank);
-  job.recompute = row.flag("activation_ckpt");
-  const StepTime time = step_time(job);
-
-  Outcome outcome;
-  outcome.row = describe(row.text("model"), job);
-  outcome.unit = "tokens/s per GPU";
-  outcome.pair.predicted = tokens_per_step(job) / job.ranks / time.seconds;
-  outcome.pair.published = row.positive("tokens_per_s_per_gpu");
+  const HybridJob job = mpt_job(row, mpt_cluster(row.text("gpu")));
+  Outcome outcome = rate_outcome(
+      describe_on_gpus(row.text("model"), job), job, with_fsdp(job),
+      "tokens/s per GPU", job.tokens(), row.positive("tokens_per_s_per_gpu"));
   // One share of the peak for all rows: work of a token as in the source
-  const auto h = static_cast<double>(job.model.n_embd);
+  const auto h = static_cast<double>(job.sizes.hidden);
   outcome.pair.null_scale =
       1 / (6 * row.positive("num_params") +
-           12.0 * static_cast<double>(job.model.n_layer * job.seq) * h);
+           12.0 * static_cast<double>(job.layers * job.sizes.seq) * h);
   outcome.pair.contest =
       row.text("gpu") + " " + contest(row, row.text("model"));
-  outcome.trust = sim::trust_name(time.trust);
   outcome.is_aimed_at = row.text("gpu").rfind("a100", 0) == 0;
   return {outcome};
 }
@@ -126,44 +114,6 @@ std::vector<Outcome> ddp_overlap(const Row& row) {
   }
   throw NotExpressed("the paper's " + row.text("model") +
                      " is printed without its sizes");
-}
-
-}  // namespace
-
-std::vector<Kind> training_kinds() {
-  std::vector<Kind> kinds;
-  kinds.push_back(
-      {"deepspeed_azure_zero3",
-       {"model", "layers", "hidden", "heads", "seq_len", "zero_stage", "gpus",
-        "micro_batch", "global_batch", "tflops_per_gpu", "hardware"},
-       false,
-       mean_aim(0.15, "MAPE within 15 %"),
-       azure_zero3,
-       ""});
-  kinds.push_back(
-      {"megatron_sc21_table2_zero3",
-       {"scheme", "params_B", "layers", "hidden", "heads", "seq_len", "vocab",
-        "tp", "pp", "gpus", "micro_batch", "global_batch", "tflops_per_gpu"},
-       false,
-       mean_aim(0.15, "MAPE within 15 %"),
-       sc21_table2,
-       ""});
-  kinds.push_back({"mpt_fsdp",
-                   {"model", "layers", "hidden", "heads", "vocab", "seq_len",
-                    "gpus", "gpu", "precision", "sharding", "activation_ckpt",
-                    "activation_cpu_offload", "micro_batch", "grad_accum",
-                    "global_batch", "num_params", "tokens_per_s_per_gpu"},
-                   false,
-                   mean_aim(0.09, "MAPE of A100 within 9 %"),
-                   mpt_fsdp,
-                   ""});
-  kinds.push_back({"ddp_overlap",
-                   {"model", "backend", "gpus", "quantity", "value"},
-                   false,
-                   mean_aim(0.15, "order and sign of the effects"),
-                   ddp_overlap,
-                   ""});
-  return kinds;
 }
 
 }  // namespace shardbook::validate

@@ -15,7 +15,7 @@ struct Pair {
   double null_scale = 1;
   /// Rows of the same contest did the same work in different ways; empty:
   /// this row has no rivals.
-  std::string contest;
+  std::string contest = {};
 };
 
 /// predicted / published - 1.

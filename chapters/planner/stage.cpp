@@ -107,13 +107,15 @@ class Stage {
     for (const LlamaBlock& block : llama_) x = block(x);
     return head_ != nullptr ? layers_.loss((*head_)(x), tokens_) : x;
   }
-  void backward(const Tensor& y) const {
+  /// Of a stage without a head, `dy` comes from the stage behind.
+  void backward(const Tensor& y, Tensor dy = Tensor()) const {
     const PhaseScope phase(Phase::kBackward);
-    if (head_ != nullptr) {
-      autograd::backward({y});
-      return;
-    }
-    autograd::backward({y}, {gradient()});
+    if (!dy.defined() && head_ == nullptr) dy = gradient();
+    autograd::backward({y}, head_ == nullptr ? Tensors{dy} : Tensors{});
+  }
+  Tensor gradient() const {
+    const MemoryScope kind(MemoryKind::kInput);
+    return Tensor::zeros(shape(), {at_.layout.dtype, Device()});
   }
 
  private:
@@ -121,10 +123,6 @@ class Stage {
     const bool is_cut = at_.layout.cuts_tokens;
     return {at_.layout.micro_batch, at_.tokens() / (is_cut ? at_.tp.size() : 1),
             at_.sizes.hidden};
-  }
-  Tensor gradient() const {
-    const MemoryScope kind(MemoryKind::kInput);
-    return Tensor::zeros(shape(), {at_.layout.dtype, Device()});
   }
 
   Place at_;
@@ -177,10 +175,12 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   sim::VirtualClock& clock = *sim::VirtualClock::current();
   // The first micro-batch creates the gradients, the next adds to them
   {
-    const Tensor y = stage.forward(stage.input());
+    const Tensor x = stage.input(), dy = stage.gradient();
     clock.begin_steps();
-    stage.backward(y);
-    run.first_backward_s = clock.now_s();
+    const Tensor y = stage.forward(x);
+    const double forward_s = clock.now_s();
+    stage.backward(y, dy);
+    run.first_backward_s = clock.now_s() - forward_s;
   }
   {
     const double before = in_use(MemoryKind::kActivation);

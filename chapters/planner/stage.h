@@ -85,7 +85,8 @@ struct StageParts {
 struct StageRun {
   /// Each by itself, from an idle device to an idle device.
   double forward_s = 0, backward_s = 0;
-  /// Of the first micro-batch, which has no gradients to add to.
+  /// Of the first micro-batch, which has no gradients to add to, in a row with
+  /// its forward.
   double first_backward_s = 0;
   /// A forward and a backward in a row of many, where the host runs ahead.
   double both_s = 0;

@@ -5,13 +5,12 @@
 #include <utility>
 
 #include "bench/validate/jobs.h"
-#include "chapters/planner/step.h"
+#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/planner/on_shapes.h"
+#include "comm/device_mesh.h"
 
 namespace shardbook::validate {
 namespace {
-
-using planner::HybridJob;
-using planner::Recompute;
 
 HybridJob small_job() {
   HybridJob job;
@@ -28,33 +27,20 @@ HybridJob small_job() {
 // The chapters reduce the norm of all ranks, and read embeddings once.
 TEST(HybridStep, EqualsTheChaptersOfOneAxis) {
   const struct {
-    Strategy strategy;
-    int tp, dp;
+    StepTime (*chapter)(const HybridJob&);
+    int tp;
     bool cuts_tokens;
-  } cases[] = {{Strategy::kOneDevice, 1, 1, false},
-               {Strategy::kTensor, 8, 1, false},
-               {Strategy::kMegatron, 4, 1, true}};
+  } cases[] = {{on_one_device, 1, false},
+               {with_tensor, 8, false},
+               {with_megatron, 4, true}};
   for (const auto& each : cases) {
-    HybridJob hybrid = small_job();
-    hybrid.layout.tp = each.tp;
-    hybrid.layout.cuts_tokens = each.cuts_tokens;
-    hybrid.micro_batches = 3;
-    hybrid.is_synchronous = false;
-
-    Job job;
-    job.cluster = "selene";
-    job.strategy = each.strategy;
-    job.model.n_embd = 4096;
-    job.model.n_head = 32;
-    job.model.n_layer = 8;
-    job.model.n_positions = job.seq = 2048;
-    job.model.vocab_size = 51200;
-    job.ranks = each.tp;
-    job.micro_batch = 2;
+    HybridJob job = small_job();
+    job.layout.tp = each.tp;
+    job.layout.cuts_tokens = each.cuts_tokens;
     job.micro_batches = 3;
-    job.dtype = DType::kF16;
-    EXPECT_NEAR(hybrid_step(hybrid).seconds / step_time(job).seconds, 1, 0.03)
-        << static_cast<int>(each.strategy);
+    job.is_synchronous = false;
+    EXPECT_NEAR(hybrid_step(job).seconds / each.chapter(job).seconds, 1, 0.03)
+        << each.tp;
   }
 }
 
@@ -63,29 +49,28 @@ TEST(HybridStep, EqualsTheChaptersOfOneAxis) {
 TEST(HybridStep, AgreesWithTheHybridChapter) {
   for (const auto& [tp, pp] :
        {std::pair(2, 2), std::pair(8, 4), std::pair(1, 4)}) {
-    HybridJob hybrid = small_job();
-    hybrid.layout.tp = tp;
-    hybrid.layout.dtype = hybrid.gradient_dtype = DType::kBF16;
-    hybrid.layout.recompute = Recompute::kBlocks;
-    hybrid.pp = pp;
-    hybrid.dp = 2;
-    hybrid.micro_batches = 16;
-
-    Job job;
-    job.cluster = "selene";
-    job.strategy = Strategy::kHybrid;
-    job.model.n_embd = 4096;
-    job.model.n_head = 32;
-    job.model.n_layer = 8;
-    job.model.n_positions = job.seq = 2048;
-    job.model.vocab_size = 51200;
-    job.tp = tp;
+    HybridJob job = small_job();
+    job.layout.tp = tp;
+    job.layout.dtype = job.gradient_dtype = DType::kBF16;
+    job.layout.recompute = Recompute::kBlocks;
     job.pp = pp;
-    job.ranks = 2 * tp * pp;
-    job.micro_batch = 2;
+    job.dp = 2;
     job.micro_batches = 16;
-    job.recompute = true;
-    EXPECT_NEAR(hybrid_step(hybrid).seconds / step_time(job).seconds, 1, 0.07)
+
+    hybrid::HybridOptions how;
+    how.tp = tp;
+    how.pp = pp;
+    how.micro_batches = job.micro_batches;
+    how.recompute = "always";
+    const Options options = options_of(job);
+    hybrid::check_legal(options, how);
+    const Report report = planner::train_on_shapes(
+        options, hybrid::fold_class(how),
+        [&](const Options& as, ProcessGroup& world, shardbook::Run& run) {
+          DeviceMesh mesh(world, hybrid::topology_of(how));
+          run.train(as, *hybrid::make_trainer(as, how, mesh));
+        });
+    EXPECT_NEAR(hybrid_step(job).seconds / report.time.step_s, 1, 0.07)
         << "tp " << tp << ", pp " << pp;
   }
 }

@@ -91,20 +91,21 @@ TEST(PublishedTable, ZeroStage3CollapsesAtScale) {
 // early: K stages are at most 4 K M / (4 M + 3 (K - 1)) times as fast as one
 // device that recomputes as well.
 TEST(PublishedTable, GPipesSpeedStaysWithinTheBubble) {
-  Job job;
-  job.cluster = "p100-pcie";
-  job.model = ModelConfig::read("gpt-1.3b");
-  job.model.n_layer = 14;  // with embedding and head, 16 layers
-  job.seq = 256;
-  job.dtype = DType::kF32;
-  job.recompute = true;
+  HybridJob job;
+  job.cluster = cluster_named("p100-pcie");
+  job.sizes.hidden = 2048;
+  job.sizes.heads = 16;
+  job.sizes.seq = 256;
+  job.sizes.vocabulary = 50257;
+  job.layers = 14;  // with embedding and head, 16 layers
+  job.layout.dtype = DType::kF32;
+  job.layout.recompute = Recompute::kBlocks;
   job.micro_batches = 8;
-  const double alone = step_time(job).seconds;
-  job.strategy = Strategy::kGPipe;
+  const double alone = on_one_device(job).seconds;
   double before = 1;
   for (const int stages : {2, 4, 8}) {
-    job.ranks = stages;
-    const double speed = alone / step_time(job).seconds;
+    job.pp = stages;
+    const double speed = alone / with_gpipe(job, options_of(job)).seconds;
     EXPECT_LT(speed, 4.0 * stages * 8 / (4.0 * 8 + 3.0 * (stages - 1)));
     EXPECT_GT(speed, before);
     before = speed;
