@@ -93,10 +93,4 @@ MegatronMemory megatron_memory(const HybridJob& job,
   return memory;
 }
 
-int padded_vocabulary(int tp) {
-  constexpr int kGpt2 = 50257, kMultiple = 128;
-  const int multiple = kMultiple * tp;
-  return (kGpt2 + multiple - 1) / multiple * multiple;
-}
-
 }  // namespace shardbook::validate

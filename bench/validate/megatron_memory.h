@@ -42,7 +42,4 @@ double layer_activations(const HybridJob& job, bool fuses_attention);
 MegatronMemory megatron_memory(const HybridJob& job,
                                const MegatronSoftware& software);
 
-/// GPT-2's vocabulary as Megatron-LM pads it for `tp` ranks.
-int padded_vocabulary(int tp);
-
 }  // namespace shardbook::validate

@@ -2,7 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <map>
+#include <string>
+#include <vector>
 
 #include "bench/validate/rows.h"
 #include "core/check.h"
@@ -10,17 +11,9 @@
 namespace shardbook::validate {
 namespace {
 
-/// Sizes that tables leave to their models' names.
-struct Model {
-  const char* name;  ///< how the row's begins
-  std::int64_t layers;
-  DecoderSizes sizes;
-  bool is_tied;
-};
-
-Model llama(const char* name, std::int64_t layers, std::int64_t hidden,
-            std::int64_t heads, std::int64_t kv_heads, std::int64_t mlp,
-            std::int64_t vocabulary) {
+DecoderSizes llama(std::int64_t hidden, std::int64_t heads,
+                   std::int64_t kv_heads, std::int64_t mlp,
+                   std::int64_t vocabulary) {
   DecoderSizes sizes;
   sizes.hidden = hidden;
   sizes.heads = heads;
@@ -28,62 +21,64 @@ Model llama(const char* name, std::int64_t layers, std::int64_t hidden,
   sizes.mlp = mlp;
   sizes.vocabulary = vocabulary;
   sizes.is_llama = true;
-  return {name, layers, sizes, false};
+  return sizes;
 }
 
-/// Squared ReLU in place of a gate.
-Model nemotron4_15b() {
-  Model model = llama("Nemotron4 15b", 32, 6144, 48, 8, 24576, 256000);
-  model.sizes.is_gated = false;
-  return model;
-}
-
-/// A mixture of experts in every layer, with heads of their own width.
-Model mixture(const char* name, std::int64_t layers, std::int64_t hidden,
-              std::int64_t heads, std::int64_t head_dim, std::int64_t experts,
-              std::int64_t experts_per_token, std::int64_t mlp,
-              std::int64_t vocabulary) {
-  Model model = llama(name, layers, hidden, heads, 4, mlp, vocabulary);
-  model.sizes.head_dim = head_dim;
-  model.sizes.experts = experts;
-  model.sizes.experts_per_token = experts_per_token;
-  return model;
+/// The same with 128 experts in every layer, and heads of their own width.
+DecoderSizes mixture(DecoderSizes sizes, std::int64_t head_dim,
+                     std::int64_t experts_per_token) {
+  sizes.head_dim = head_dim;
+  sizes.experts = 128;
+  sizes.experts_per_token = experts_per_token;
+  return sizes;
 }
 
 /// Qwen3's, which normalises queries and keys.
-Model qwen3(const char* name, std::int64_t layers, std::int64_t hidden,
-            std::int64_t heads, std::int64_t mlp) {
-  Model model = mixture(name, layers, hidden, heads, 128, 128, 8, mlp, 151936);
-  model.sizes.normalizes_heads = true;
-  return model;
+DecoderSizes qwen3(std::int64_t hidden, std::int64_t heads, std::int64_t mlp) {
+  DecoderSizes sizes = mixture(llama(hidden, heads, 4, mlp, 151936), 128, 8);
+  sizes.normalizes_heads = true;
+  return sizes;
 }
 
 /// Every second layer's attention sees 128 tokens.
-Model gpt_oss_120b() {
-  Model model = mixture("GPT OSS 120B", 36, 2880, 64, 64, 128, 4, 2880, 201088);
-  model.sizes.kv_heads = 8;
-  model.sizes.window = 128;
-  return model;
+DecoderSizes gpt_oss() {
+  DecoderSizes sizes = mixture(llama(2880, 64, 8, 2880, 201088), 64, 4);
+  sizes.window = 128;
+  return sizes;
 }
+
+/// Squared ReLU in place of a gate.
+DecoderSizes nemotron4() {
+  DecoderSizes sizes = llama(6144, 48, 8, 24576, 256000);
+  sizes.is_gated = false;
+  return sizes;
+}
+
+/// Sizes that tables leave to their models' names.
+struct Model {
+  std::vector<std::string> names;  ///< how the row's begins
+  std::int64_t layers;
+  DecoderSizes sizes;
+};
 
 const Model& model_of(const std::string& name) {
   static const std::vector<Model> models = {
-      llama("Llama 3.1 8b", 32, 4096, 32, 8, 14336, 128256),
-      llama("Llama 3.1 70b", 80, 8192, 64, 8, 28672, 128256),
-      llama("Llama 3.1 405b", 126, 16384, 128, 8, 53248, 128256),
-      llama("Llama 3.1 405B", 126, 16384, 128, 8, 53248, 128256),
-      llama("Llama3.1-8B", 32, 4096, 32, 8, 14336, 128256),
-      llama("Llama3-8B", 32, 4096, 32, 8, 14336, 128256),
-      llama("LLAMA3_8B", 32, 4096, 32, 8, 14336, 128256),
-      llama("LLAMA3_70B", 80, 8192, 64, 8, 28672, 128256),
-      llama("LLAMA3.1_405B", 126, 16384, 128, 8, 53248, 128256),
-      llama("LLAMA2-7B", 32, 4096, 32, 32, 11008, 32000),
-      qwen3("Qwen3_30B_a3B", 48, 2048, 32, 768),
-      qwen3("Qwen3_235B_a22B", 94, 4096, 64, 1536),
-      gpt_oss_120b(),
-      nemotron4_15b()};
+      {{"Llama 3.1 8b", "Llama3.1-8B", "Llama3-8B", "LLAMA3_8B"},
+       32,
+       llama(4096, 32, 8, 14336, 128256)},
+      {{"Llama 3.1 70b", "LLAMA3_70B"}, 80, llama(8192, 64, 8, 28672, 128256)},
+      {{"Llama 3.1 405b", "Llama 3.1 405B", "LLAMA3.1_405B"},
+       126,
+       llama(16384, 128, 8, 53248, 128256)},
+      {{"LLAMA2-7B"}, 32, llama(4096, 32, 32, 11008, 32000)},
+      {{"Qwen3_30B_a3B"}, 48, qwen3(2048, 32, 768)},
+      {{"Qwen3_235B_a22B"}, 94, qwen3(4096, 64, 1536)},
+      {{"GPT OSS 120B"}, 36, gpt_oss()},
+      {{"Nemotron4 15b"}, 32, nemotron4()}};
   for (const Model& model : models) {
-    if (name.rfind(model.name, 0) == 0) return model;
+    for (const std::string& begin : model.names) {
+      if (name.rfind(begin, 0) == 0) return model;
+    }
   }
   throw NotExpressed(name + " has no chapter yet");
 }
@@ -109,7 +104,7 @@ HybridJob nemo_job(const std::string& model_name, const std::string& precision,
   job.sizes = model.sizes;
   job.sizes.seq = seq;
   job.layers = model.layers;
-  job.is_tied = model.is_tied;
+  job.is_tied = false;
   job.layout.dtype = job.gradient_dtype = DType::kBF16;
   job.is_synchronous = false;
   job.zero_stage = 1;

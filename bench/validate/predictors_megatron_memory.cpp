@@ -4,7 +4,7 @@
 
 #include "bench/validate/megatron_memory.h"
 #include "bench/validate/rows.h"
-#include "core/check.h"
+#include "chapters/common/sharded/parts.h"
 
 namespace shardbook::validate {
 namespace {
@@ -61,8 +61,9 @@ MegatronSoftware software_of(const Row& row) {
 
 HybridJob tested_job(const Row& row) {
   const int tp = row.count("tp", 1024);
-  HybridJob job =
-      job_of(row, row.has("vocab") ? 0 : padded_vocabulary(tp), "seq");
+  // Where it is not given, GPT-2's, as Megatron-LM pads it
+  const auto padded = static_cast<int>(padded_vocabulary(50257, 128 * tp));
+  HybridJob job = job_of(row, row.has("vocab") ? 0 : padded, "seq");
   job.layout.tp = tp;
   job.pp = row.count("pp", 1024);
   job.layout.micro_batch = row.count("mbs", kMaxSize);

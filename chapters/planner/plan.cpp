@@ -122,7 +122,7 @@ HybridJob job_of(const Question& question, const Plan& plan) {
 
 Prediction predict_plan(const Question& question, const Plan& plan) {
   const HybridJob job = job_of(question, plan);
-  return {plan, hybrid_step(job), step_memory(job), 0};
+  return {plan, hybrid_step(job), step_memory(job)};
 }
 
 double mfu(const Question& question, const Prediction& prediction) {

@@ -33,7 +33,7 @@ struct Limits {
   std::string schedule;        ///< "1f1b", "interleaved" or "zb-h1"
   std::string recompute;       ///< "never", "attention" or "blocks"
   int sequence_parallel = -1;  ///< 0 never, 1 wherever tp is above 1; -1: free
-  bool interleaves = true, has_zero_bubble = true, offloads = true;
+  bool has_zero_bubble = true, offloads = true;
   int max_tp = 1 << 20, max_chunks = 1 << 20;
   std::int64_t max_micro_batch = 64;
 };

@@ -33,10 +33,8 @@ double host_excess(const Question& question, const StepMemory& memory) {
 }
 
 /// Counts a plan that does not fit, and remembers the nearest.
-void count_unfit(const Plan& plan, double bytes, double capacity,
-                 Answer& answer) {
+void count_unfit(const Plan& plan, double excess, Answer& answer) {
   Lost& lost = answer.does_not_fit;
-  const double excess = bytes - capacity;
   if (lost.count++ == 0 || excess < answer.least_excess) {
     answer.least_excess = excess;
     lost.example = plan.layout_text() + ", " + plan.work_text();
@@ -51,20 +49,18 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
   for (const Plan& plan : plans) {
     if (how.keeps && !how.keeps(plan)) continue;
     answer.num_plans += 1;
-    const double bytes = least_bytes(question, plan);
-    if (how.prunes && bytes > capacity) {
-      count_unfit(plan, bytes, capacity, answer);
-      continue;
+    const double excess = least_bytes(question, plan) - capacity;
+    if (how.prunes && excess > 0) {
+      count_unfit(plan, excess, answer);
+    } else {
+      candidates.push_back({plan, least_seconds(question, plan)});
     }
-    const double seconds = least_seconds(question, plan);
-    candidates.push_back({plan, seconds});
   }
   std::stable_sort(
       candidates.begin(), candidates.end(),
       [](const auto& a, const auto& b) { return a.least_s < b.least_s; });
 
   const auto top = static_cast<std::size_t>(how.top);
-  std::int64_t num_fit = 0;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& each = candidates[i];
     // Stop at a bound: behind it, all are slower than the best so far
@@ -79,27 +75,21 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
     // Memory first: it needs no replay
     const HybridJob job = job_of(question, each.plan);
     const StepMemory memory = step_memory(job);
-    if (memory.total() > capacity) {
-      count_unfit(each.plan, memory.total(), capacity, answer);
-      continue;
-    }
-    const double excess = host_excess(question, memory);
+    double excess = memory.total() - capacity;
+    if (excess <= 0) excess = host_excess(question, memory);
     if (excess > 0) {
-      count_unfit(each.plan, capacity + excess, capacity, answer);
+      count_unfit(each.plan, excess, answer);
       continue;
     }
     answer.num_predicted += 1;
-    num_fit += 1;
-    Prediction prediction;
-    prediction.plan = each.plan;
-    prediction.step = hybrid_step(job);
-    prediction.memory = memory;
+    Prediction prediction = {each.plan, hybrid_step(job), memory};
     const auto place = std::upper_bound(answer.best.begin(), answer.best.end(),
                                         prediction, is_faster);
     answer.best.insert(place, std::move(prediction));
     if (answer.best.size() > top) answer.best.pop_back();
   }
-  answer.slower.count = num_fit - static_cast<std::int64_t>(answer.best.size());
+  answer.slower.count =
+      answer.num_predicted - static_cast<std::int64_t>(answer.best.size());
   return answer;
 }
 

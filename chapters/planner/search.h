@@ -37,8 +37,6 @@ struct Lost {
 struct Answer {
   /// The fastest that fit, the best first.
   std::vector<Prediction> best;
-  /// Where none fits: the one that needs the least memory.
-  std::vector<Prediction> nearest;
   std::int64_t num_plans = 0;           ///< legal ones
   std::int64_t num_predicted = 0;       ///< exactly
   std::map<std::string, Lost> illegal;  ///< by the option that was refused

@@ -112,7 +112,6 @@ class Space {
     offer("1f1b", 2);
     if (!has_pipeline) return;
     if (only.has_zero_bubble && plan.recompute == "never") offer("zb-h1", 2);
-    if (!only.interleaves) return;
     for (int chunks = 2; plan.how.pp * chunks <= layers_ + 2; ++chunks) {
       if (chunks > only.max_chunks) break;
       const int stages = plan.how.pp * chunks;
