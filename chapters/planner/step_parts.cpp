@@ -7,7 +7,6 @@
 #include "core/context.h"
 
 namespace shardbook::planner {
-
 namespace {
 
 /// The part of an update of all parameters that a rank does.
@@ -23,7 +22,7 @@ double own_share(const HybridJob& job, const StageRun& run) {
 }
 
 std::vector<StageParts> stages_of(const HybridJob& job) {
-  const int stages = job.pp * job.chunks;
+  const std::int64_t stages = std::int64_t{job.pp} * job.chunks;
   std::vector<std::int64_t> blocks = job.blocks;
   if (blocks.empty()) {
     SB_CHECK(job.layers % stages == 0 || (job.layers + 2) % stages == 0,
@@ -31,9 +30,9 @@ std::vector<StageParts> stages_of(const HybridJob& job) {
              " layers, also with embedding and head counted as layers, do not "
              "divide by ",
              stages, " stages");
-    blocks = balanced_blocks(job.layers, stages);
+    blocks = balanced_blocks(job.layers, static_cast<int>(stages));
   }
-  SB_CHECK(static_cast<int>(blocks.size()) == stages, blocks.size(),
+  SB_CHECK(static_cast<std::int64_t>(blocks.size()) == stages, blocks.size(),
            " numbers of blocks for ", stages, " stages");
   std::vector<StageParts> parts;
   for (const std::int64_t each : blocks) parts.push_back({each});
