@@ -30,16 +30,6 @@ bool is_recv(const TimelineEvent& event) {
 
 class Writer {
  public:
-  explicit Writer(std::ostream& out) : out_(out) {}
-
-  void write(const std::vector<RankTimeline>& timelines) {
-    number_arrows(timelines);
-    out_ << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
-    for (const RankTimeline& rank : timelines) write_rank(rank);
-    out_ << "\n]}\n";
-  }
-
- private:
   // An arrow needs both ends.
   void number_arrows(const std::vector<RankTimeline>& timelines) {
     std::map<Message, int> ends;
@@ -54,6 +44,14 @@ class Writer {
     }
   }
 
+  /// The events of a rank, joined by commas.
+  std::string events_of(const RankTimeline& rank) {
+    text_.clear();
+    write_rank(rank);
+    return std::move(text_);
+  }
+
+ private:
   void write_rank(const RankTimeline& rank) {
     name("process_name", rank.rank, kStepsThread,
          "rank " + std::to_string(rank.rank));
@@ -158,29 +156,60 @@ class Writer {
   }
 
   void put(const Json& event) {
-    out_ << (first_ ? "\n" : ",\n") << event.dump();
-    first_ = false;
+    text_ += (text_.empty() ? "" : ",\n") + event.dump();
   }
 
-  std::ostream& out_;
-  bool first_ = true;
+  std::string text_;
   std::map<Message, std::size_t> arrows_;
 };
+
+/// The file, of what `events_of` returns for each of the ranks.
+template <typename Ranks, typename EventsOf>
+void write_all(std::ostream& out, const Ranks& ranks, EventsOf events_of) {
+  out << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  const char* before = "\n";
+  for (const auto& rank : ranks) {
+    out << before << events_of(rank);
+    before = ",\n";
+  }
+  out << "\n]}\n";
+}
+
+template <typename Write>
+void write_file(const std::string& path, Write write) {
+  std::ofstream file(path, std::ios::binary);
+  SB_CHECK(file, path, ": the trace cannot be written: ", std::strerror(errno));
+  write(file);
+  file.close();
+  SB_CHECK(file, path, ": the trace cannot be written: ", std::strerror(errno));
+}
 
 }  // namespace
 
 void write_chrome_trace(std::ostream& out,
                         const std::vector<RankTimeline>& timelines) {
-  Writer(out).write(timelines);
+  Writer writer;
+  writer.number_arrows(timelines);
+  write_all(out, timelines,
+            [&](const RankTimeline& rank) { return writer.events_of(rank); });
 }
 
 void write_chrome_trace(const std::string& path,
                         const std::vector<RankTimeline>& timelines) {
-  std::ofstream file(path, std::ios::binary);
-  SB_CHECK(file, path, ": the trace cannot be written: ", std::strerror(errno));
-  write_chrome_trace(file, timelines);
-  file.close();
-  SB_CHECK(file, path, ": the trace cannot be written: ", std::strerror(errno));
+  write_file(path,
+             [&](std::ostream& out) { write_chrome_trace(out, timelines); });
+}
+
+std::string chrome_events(const RankTimeline& timeline) {
+  return Writer().events_of(timeline);
+}
+
+void write_chrome_trace(const std::string& path,
+                        const std::vector<std::string>& events_by_rank) {
+  write_file(path, [&](std::ostream& out) {
+    write_all(out, events_by_rank,
+              [](const std::string& events) { return events; });
+  });
 }
 
 }  // namespace shardbook::sim

@@ -23,4 +23,10 @@ void write_chrome_trace(std::ostream& out,
 void write_chrome_trace(const std::string& path,
                         const std::vector<RankTimeline>& timelines);
 
+/// The events of one rank, without arrows, for ranks that are processes: one of
+/// them collects the texts and writes the file.
+std::string chrome_events(const RankTimeline& timeline);
+void write_chrome_trace(const std::string& path,
+                        const std::vector<std::string>& events_by_rank);
+
 }  // namespace shardbook::sim

@@ -57,8 +57,9 @@ void add_options(CommandLine& line, TrainerOptions& how) {
   line.add("--aux-coefficient", &how.moe.aux_coefficient,
            "of the load-balancing loss");
   line.add("--z-coefficient", &how.moe.z_coefficient, "of the z-loss");
-  line.add("--load-svg", &how.load_svg,
-           "a file for the load of each expert as a picture");
+  line.refuse("--load-svg",
+              "./shardbook run moe draws the load of each expert in "
+              "build/report.html");
   line.after_parse([&how, &gate, names] {
     how.moe.num_experts =
         read_counts("--num-experts", names->num_experts,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/13_moe/bill.h"
@@ -262,11 +261,6 @@ std::map<std::string, std::vector<std::int64_t>> Trainer::global_loads() {
 std::string Trainer::remarks() {
   const auto loads = global_loads();
   if (mesh_.world().rank() != 0) return "";
-  if (!how_.load_svg.empty()) {
-    std::ofstream file(how_.load_svg);
-    file << draw_loads_svg(loads);
-    SB_CHECK(file.flush(), "--load-svg ", how_.load_svg, ": cannot be written");
-  }
   return draw_groups(group_sizes(options_, how_), most_experts(how_.moe)) +
          "\n" + draw_loads(loads);
 }

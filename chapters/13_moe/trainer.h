@@ -39,7 +39,6 @@ struct TrainerOptions {
   int zero_stage = 0;
   bool cpu_offload = false;  ///< stage 2: the optimizer on the host
   std::int64_t micro_batches = 1;
-  std::string load_svg;  ///< a file for the picture of the loads
 };
 
 void add_options(CommandLine& line, TrainerOptions& how);

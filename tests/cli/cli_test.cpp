@@ -55,6 +55,7 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"05_gpipe", "--recompute some", "--recompute some: give one of"},
            {"02_ddp", "--accumulate 2", "called --micro-batches"},
            {"03_zero_fsdp", "--accumulate 2", "called --micro-batches"},
+           {"13_moe", "--load-svg load.svg", "report.html"},
            {"03_zero_fsdp", "--strategy zero3 --sharding-strategy no_shard",
             "means nothing to --strategy zero3"},
            {"03_zero_fsdp", "--min-num-params 9", "it belongs to size"},

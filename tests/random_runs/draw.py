@@ -360,7 +360,6 @@ class Draw:
         self.flag(0.1, "--cpu-offload")
         self.maybe(0.2, "--min-capacity", 1, 2, 7)
         self.maybe(0.2, "--aux-coefficient", 0, 1)
-        self.maybe(0.1, "--load-svg", "load.svg")
         if self.world_size % 2 == 0:
             self.maybe(0.2, "--tp", 2)
             self.flag(0.1, "--expert-tp")

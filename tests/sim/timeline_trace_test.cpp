@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/check.h"
 #include "sim/chrome_trace.h"
 #include "tests/sim/timeline_support.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::sim {
 namespace {
@@ -107,6 +110,20 @@ TEST(TimelineTrace, StepsThatAreLeftOutAreNumbered) {
   EXPECT_EQ(names,
             (std::vector<std::string>{"step 1", "step 2",
                                       "steps 3 to 8, left out", "step 9"}));
+}
+
+// Their events are collected as texts.
+TEST(TimelineTrace, RanksThatAreProcessesWriteTheSameFile) {
+  const std::vector<RankTimeline> ranks = {two_steps(0), two_steps(1)};
+  const TempFolder folder;
+  write_chrome_trace(folder / "one", ranks);
+  write_chrome_trace(folder / "many",
+                     {chrome_events(ranks[0]), chrome_events(ranks[1])});
+  const auto text_of = [](const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_EQ(text_of(folder / "many"), text_of(folder / "one"));
 }
 
 TEST(TimelineTrace, AFileThatCannotBeWrittenIsNamed) {

@@ -8,7 +8,6 @@
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/checkpoints.h"
-#include "chapters/common/run/device_trace.h"
 #include "chapters/common/run/trace.h"
 #include "comm/processes.h"
 #include "core/context.h"
@@ -103,16 +102,13 @@ class RunOnDevices : public Run {
       : devices_(devices), clock_(clock), report_(report), trained_(trained) {}
 
   void train(const Options& options, Strategy& strategy) override {
-    DeviceTraces traces(devices_);
     CopyLedger no_copies;
     CopyLedger& copies =
         strategy.copies() != nullptr ? *strategy.copies() : no_copies;
-    if (!options.trace.empty()) {
-      traces.watch(RankContext::current(), copies);
-    }
+    TraceScope trace(options, devices_, copies);
     const TrainingLog log =
         train_to_the_end(options, strategy, true, /*world=*/nullptr);
-    if (!options.trace.empty()) traces.write(options.trace);
+    trace.write();
     if (options.backend != "sim") {
       report_.losses = log.losses;
       report_.grad_norms = log.grad_norms;

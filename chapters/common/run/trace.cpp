@@ -1,11 +1,8 @@
 #include "chapters/common/run/trace.h"
 
-#include <fmt/format.h>
-
 #include <chrono>
-#include <fstream>
 
-#include "core/check.h"
+#include "sim/chrome_trace.h"
 
 namespace shardbook {
 namespace {
@@ -22,122 +19,123 @@ std::string comm_name(const CommRecord& record) {
   return name;
 }
 
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return result;
+sim::TimelineEvent event_of(const std::string& name,
+                            const std::string& category, double flops,
+                            double bytes) {
+  sim::TimelineEvent event;
+  event.name = name;
+  event.category = category;
+  event.queue = category == "comm" ? "communication" : "compute";
+  event.flops = flops;
+  event.bytes = bytes;
+  return event;
 }
 
 }  // namespace
 
-Trace::Trace(int rank) : rank_(rank), start_s_(clock_s()) {}
+Trace::Trace(int rank, const Device& device)
+    : device_(device), start_s_(clock_s()) {
+  timeline_.rank = rank;
+}
 
 double Trace::now_s() const { return clock_s() - start_s_; }
 
-void Trace::begin(TraceEvent event) {
+void Trace::begin(sim::TimelineEvent event) {
   std::lock_guard<std::mutex> lock(mutex_);
-  event.begin_s = now_s();
-  events_.push_back(std::move(event));
+  event.begin_s = event.end_s = now_s();
+  open_.push_back(timeline_.events.size());
+  timeline_.events.push_back(std::move(event));
 }
 
 // Ends the latest open event of this name: operations nest. Messages of one
 // name end in the order of their issue.
 void Trace::end(const std::string& name, const std::string& category) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool is_comm = category == "comm";
-  TraceEvent* open = nullptr;
-  for (auto it = events_.rbegin(); it != events_.rend(); ++it) {
-    if (it->end_s >= 0 || it->name != name || it->category != category) {
-      continue;
-    }
-    open = &*it;
-    if (!is_comm) break;
+  std::size_t found = open_.size();
+  for (std::size_t i = 0; i < open_.size(); ++i) {
+    const sim::TimelineEvent& event = timeline_.events[open_[i]];
+    if (event.name != name || event.category != category) continue;
+    found = i;
+    if (category == "comm") break;
   }
-  if (open != nullptr) open->end_s = now_s();
+  if (found == open_.size()) return;
+  timeline_.events[open_[found]].end_s = now_s();
+  open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(found));
 }
 
 void Trace::on_op_begin(const OpEvent& event) {
-  begin({event.name, phase_name(event.phase), 0, -1, event.flops, event.bytes});
+  if (!is_mine(event)) return;
+  begin(
+      event_of(event.name, phase_name(event.phase), event.flops, event.bytes));
 }
 
 void Trace::on_op_end(const OpEvent& event) {
-  end(event.name, phase_name(event.phase));
+  if (is_mine(event)) end(event.name, phase_name(event.phase));
 }
 
 void Trace::on_issue(const CommRecord& record) {
-  begin({comm_name(record), "comm", 0, -1, 0, wire_bytes(record)});
+  begin(event_of(comm_name(record), "comm", 0, wire_bytes(record)));
 }
 
 void Trace::on_complete(const CommRecord& record) {
   end(comm_name(record), "comm");
 }
 
-std::vector<TraceEvent> Trace::events() const {
+sim::RankTimeline Trace::timeline() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return events_;
-}
-
-std::string Trace::to_json() const {
-  std::string text = fmt::format(
-      R"({{"name":"process_name","ph":"M","pid":{0},"args":{{"name":"rank {0}"}}}})",
-      rank_);
-  text += fmt::format(
-      R"(,{{"name":"thread_name","ph":"M","pid":{0},"tid":0,"args":{{"name":"compute"}}}})"
-      R"(,{{"name":"thread_name","ph":"M","pid":{0},"tid":1,"args":{{"name":"communication"}}}})",
-      rank_);
-  for (const TraceEvent& event : events()) {
-    const double end_s = event.end_s < 0 ? event.begin_s : event.end_s;
-    text += fmt::format(
-        ",\n"
-        R"({{"name":"{}","cat":"{}","ph":"X","pid":{},"tid":{},"ts":{:.3f},)"
-        R"("dur":{:.3f},"args":{{"flops":{},"bytes":{}}}}})",
-        escaped(event.name), event.category, rank_,
-        event.category == "comm" ? 1 : 0, event.begin_s * 1e6,
-        (end_s - event.begin_s) * 1e6, event.flops, event.bytes);
-  }
-  return text;
+  return timeline_;
 }
 
 TraceScope::TraceScope(const Options& options, ProcessGroup& world)
-    : path_(options.trace),
-      world_(world),
-      trace_(world.rank()),
-      is_watching_(!path_.empty()) {
-  if (!is_watching_) return;
-  RankContext::current().add_observer(&trace_);
-  world_.set_observer(&trace_);
+    : path_(options.trace), world_(&world) {
+  if (!path_.empty()) watch(world.rank(), {});
+}
+
+TraceScope::TraceScope(const Options& options,
+                       const std::vector<Device>& devices, CopyLedger& copies)
+    : path_(options.trace), copies_(&copies), devices_(devices) {
+  if (path_.empty()) return;
+  for (const Device& device : devices) {
+    watch(static_cast<int>(traces_.size()), device);
+  }
 }
 
 TraceScope::~TraceScope() { stop(); }
 
+void TraceScope::watch(int rank, const Device& device) {
+  traces_.push_back(std::make_unique<Trace>(rank, device));
+  context_.add_observer(traces_.back().get());
+  show_messages(traces_.size() - 1, traces_.back().get());
+}
+
+void TraceScope::show_messages(std::size_t i, Trace* trace) {
+  if (world_ != nullptr) {
+    world_->set_observer(trace);
+  } else {
+    copies_->set_observer(devices_[i], trace);
+  }
+}
+
 void TraceScope::stop() {
-  if (!is_watching_) return;
-  RankContext::current().remove_observer(&trace_);
-  world_.set_observer(nullptr);
-  is_watching_ = false;
+  for (std::size_t i = 0; i < traces_.size(); ++i) {
+    context_.remove_observer(traces_[i].get());
+    show_messages(i, nullptr);
+  }
+  traces_.clear();
 }
 
 void TraceScope::write() {
   if (path_.empty()) return;
+  std::vector<sim::RankTimeline> timelines;
+  for (const auto& trace : traces_) timelines.push_back(trace->timeline());
   stop();
-  const std::vector<std::string> traces = world_.collect(trace_.to_json());
-  if (world_.rank() == 0) write_chrome_trace(path_, traces);
-}
-
-void write_chrome_trace(const std::string& path,
-                        const std::vector<std::string>& json_by_rank) {
-  std::ofstream file(path);
-  SB_CHECK(file, "--trace ", path, ": cannot be written");
-  file << "{\"traceEvents\":[\n";
-  for (std::size_t i = 0; i < json_by_rank.size(); ++i) {
-    file << (i > 0 ? ",\n" : "") << json_by_rank[i];
+  if (world_ == nullptr) {
+    sim::write_chrome_trace(path_, timelines);
+    return;
   }
-  file << "\n]}\n";
-  file.close();
-  SB_CHECK(file, "--trace ", path, ": could not be written to its end");
+  const std::vector<std::string> events =
+      world_->collect(sim::chrome_events(timelines.at(0)));
+  if (world_->rank() == 0) sim::write_chrome_trace(path_, events);
 }
 
 }  // namespace shardbook

@@ -3,72 +3,74 @@
 // A rank's operations and messages in wall time, in the order of their
 // beginning.
 
-#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "chapters/common/run/options.h"
+#include "comm/device_copies.h"
 #include "comm/process_group.h"
 #include "core/context.h"
+#include "sim/timeline.h"
 
 namespace shardbook {
-
-struct TraceEvent {
-  std::string name;
-  std::string category;  ///< "forward", "backward", "optimizer", "comm"
-  double begin_s = 0;    ///< since the trace was made
-  double end_s = -1;
-  double flops = 0;
-  double bytes = 0;
-};
 
 /// Watches one rank; give it to RankContext::add_observer and
 /// ProcessGroup::set_observer. Safe to call from the rank's worker threads.
 class Trace : public Observer, public CommObserver {
  public:
-  explicit Trace(int rank);
+  /// With a device, operations of other devices do not count.
+  explicit Trace(int rank, const Device& device = {});
 
   void on_op_begin(const OpEvent& event) override;
   void on_op_end(const OpEvent& event) override;
   void on_issue(const CommRecord& record) override;
   void on_complete(const CommRecord& record) override;
 
-  int rank() const { return rank_; }
-  std::vector<TraceEvent> events() const;
-  /// As JSON events of process `rank`: one line each, joined by commas.
-  std::string to_json() const;
+  /// Seconds since the trace was made. What has not ended ends where it begins.
+  sim::RankTimeline timeline() const;
 
  private:
-  void begin(TraceEvent event);
+  bool is_mine(const OpEvent& event) const {
+    return !device_.defined() || device_ == event.device;
+  }
+  void begin(sim::TimelineEvent event);
   void end(const std::string& name, const std::string& category);
   double now_s() const;
 
-  int rank_;
-  double start_s_;
+  const Device device_;
+  const double start_s_;
   mutable std::mutex mutex_;
-  std::vector<TraceEvent> events_;
+  sim::RankTimeline timeline_;
+  std::vector<std::size_t> open_;  ///< events that have not ended
 };
 
-/// Watches a rank for the lifetime of the scope where --trace asks for it.
+/// Watches for the lifetime of the scope where --trace asks for it: a rank, or
+/// the devices of a process that works on several, each on a track of its own.
+/// The current context, the group and the ledger must outlive it.
 class TraceScope {
  public:
   TraceScope(const Options& options, ProcessGroup& world);
+  TraceScope(const Options& options, const std::vector<Device>& devices,
+             CopyLedger& copies);
   ~TraceScope();
-  /// Stops watching; rank 0 writes all ranks' events. Collective.
+  /// Stops watching; rank 0 writes all ranks' events as a Chrome trace, which
+  /// Perfetto opens. Collective.
   void write();
 
  private:
+  void watch(int rank, const Device& device);
+  /// Shows the messages of the i-th trace to it; null: no longer.
+  void show_messages(std::size_t i, Trace* trace);
   void stop();
 
   const std::string path_;
-  ProcessGroup& world_;
-  Trace trace_;
-  bool is_watching_;
+  RankContext& context_ = RankContext::current();
+  ProcessGroup* const world_ = nullptr;
+  CopyLedger* const copies_ = nullptr;
+  const std::vector<Device> devices_;
+  std::vector<std::unique_ptr<Trace>> traces_;  ///< empty: nothing is watched
 };
-
-/// Writes the ranks' events as a Chrome trace, which Perfetto opens.
-void write_chrome_trace(const std::string& path,
-                        const std::vector<std::string>& json_by_rank);
 
 }  // namespace shardbook

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <map>
+
 #include "chapters/01_data_parallel/bill.h"
 #include "chapters/01_data_parallel/trainer.h"
-#include "chapters/common/run/device_trace.h"
+#include "chapters/common/run/trace.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
@@ -199,12 +202,26 @@ TEST(DataParallelBill, TracesHaveATrackPerDevice) {
   Probe module;
   DataParallel model(module, world.devices);
   const TempFolder folder;
+  Options options;
+  options.trace = folder / "trace.json";
   {
-    DeviceTraces traces(world.devices);
-    traces.watch(world.context, *model.ledger());
+    TraceScope trace(options, world.devices, *model.ledger());
     sum(square(model(random_tensor({4, 6}, 3)))).backward();
-    traces.write(folder / "trace.json");
+    trace.write();
   }
+  // Each device computes its own half, and main's loss is on main's track alone.
+  std::ifstream file(options.trace);
+  std::map<std::string, int> matmuls, sums;
+  for (std::string line; std::getline(file, line);) {
+    const std::string pid = line.substr(0, line.find(",\"tid\""));
+    matmuls[pid] += contains(line, "\"name\":\"matmul") ? 1 : 0;
+    sums[pid] += contains(line, "\"name\":\"sum\"") ? 1 : 0;
+  }
+  const std::string pid = "{\"ph\":\"X\",\"pid\":";
+  EXPECT_GT(matmuls[pid + "0"], 0);
+  EXPECT_EQ(matmuls[pid + "0"], matmuls[pid + "1"]);
+  EXPECT_EQ(sums[pid + "0"], 1);
+  EXPECT_EQ(sums[pid + "1"], 0);
   EXPECT_FALSE(world.context.observed());
   model(random_tensor({4, 6}, 3));
 }

@@ -104,7 +104,8 @@ std::int64_t backward_ops_after_first_bucket(const DdpOptions& options) {
     RankContext::current().remove_observer(&trace);
     world.set_observer(nullptr);
     std::int64_t later = -1;
-    for (const TraceEvent& event : trace.events()) {
+    const sim::RankTimeline seen = trace.timeline();
+    for (const sim::TimelineEvent& event : seen.events) {
       if (event.name == "all_reduce bucket 0") later = 0;
       if (later >= 0 && event.category == "backward" && event.name != "copy") {
         later += 1;
