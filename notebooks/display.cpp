@@ -6,12 +6,14 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "chapters/common/pictures/svg.h"
-#include "chapters/common/pictures/text_table.h"
+#include "chapters/pictures/svg.h"
+#include "chapters/pictures/text_table.h"
 
 namespace shardbook::notebook {
 namespace {
 
+namespace svg = pictures::svg;
+namespace text_table = pictures::text_table;
 using Rows = std::vector<std::vector<std::string>>;
 
 std::string row_html(const std::vector<std::string>& row, const char* tag) {
@@ -221,6 +223,15 @@ std::string verdict(const std::string& exercise, double answer, double right) {
   return verdict(exercise, std::abs(answer - right) <= 1e-9 * std::abs(right));
 }
 
+Picture holders(const std::vector<dtensor::Held>& all) {
+  return {dtensor::picture_text(all), dtensor::picture_svg(all), ""};
+}
+
+}  // namespace shardbook::notebook
+
+namespace shardbook {
+
+namespace pictures {
 nl::json mime_bundle_repr(const Picture& picture) {
   nl::json bundle;
   bundle["text/plain"] = picture.text;
@@ -228,26 +239,23 @@ nl::json mime_bundle_repr(const Picture& picture) {
   if (!picture.html.empty()) bundle["text/html"] = picture.html;
   return bundle;
 }
-
-}  // namespace shardbook::notebook
-
-namespace shardbook {
+}  // namespace pictures
 
 nl::json mime_bundle_repr(const Tensor& x) {
-  return notebook::mime_bundle_repr(notebook::tensor_picture(x));
+  return mime_bundle_repr(notebook::tensor_picture(x));
 }
 nl::json mime_bundle_repr(const Topology& topology) {
-  return notebook::mime_bundle_repr(notebook::mesh(topology));
+  return mime_bundle_repr(notebook::mesh(topology));
 }
 nl::json mime_bundle_repr(const DeviceMesh& mesh) {
   return mime_bundle_repr(mesh.topology());
 }
 nl::json mime_bundle_repr(const Report& report) {
-  return notebook::mime_bundle_repr(notebook::claims(report));
+  return mime_bundle_repr(notebook::claims(report));
 }
 namespace dtensor {
 nl::json mime_bundle_repr(const Held& held) {
-  return notebook::mime_bundle_repr(notebook::holders({held}));
+  return mime_bundle_repr(notebook::holders({held}));
 }
 }  // namespace dtensor
 }  // namespace shardbook

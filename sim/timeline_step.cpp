@@ -266,6 +266,14 @@ StepView last_step(const std::vector<RankTimeline>& timelines) {
   return view;
 }
 
+std::size_t num_hidden(const StepView& view, std::size_t num_shown) {
+  auto hidden = static_cast<std::size_t>(view.world_size);
+  for (std::size_t g = 0; g < std::min(num_shown, view.groups.size()); ++g) {
+    hidden -= view.groups[g].ranks.size();
+  }
+  return hidden;
+}
+
 std::string class_of(const TimelineEvent& event) {
   if (event.queue == "host") return "host";
   if (event.category == "backward" && event.label.rfind("weights", 0) == 0) {

@@ -10,6 +10,8 @@
 //
 // Every picture of a timeline starts from here.
 
+#include <array>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -63,6 +65,25 @@ QueueShares queue_shares(const RankTimeline& timeline, const std::string& queue,
 /// The class of an event in drawings: its category, "weights" for gradients of
 /// weights that were deferred, "host".
 std::string class_of(const TimelineEvent& event);
+/// The classes that legends name, in their order.
+struct EventClass {
+  const char* name;
+  const char* title;
+};
+constexpr std::array<EventClass, 9> kEventClasses = {
+    {{"forward", "forward"},
+     {"backward", "backward"},
+     {"weights", "deferred weight gradients"},
+     {"optimizer", "optimizer"},
+     {"comm", "communication"},
+     {"copy", "memory copy"},
+     {"host", "host"},
+     {"exposed", "exposed communication"},
+     {"bubble", "bubble"}}};
+
+/// How many ranks are in none of the first `num_shown` groups.
+std::size_t num_hidden(const StepView& view, std::size_t num_shown);
+
 /// The micro-batch of an event, "3" of "weights of micro-batch 3, stage 5"; empty
 /// where its label names none.
 std::string micro_batch_of(const TimelineEvent& event);

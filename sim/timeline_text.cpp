@@ -24,21 +24,18 @@ namespace shardbook::sim {
 namespace {
 
 struct Category {
-  const char* name;   // of class_of
-  const char* title;  // in the legend
   char letter;
   int color;  // of 256: backgrounds on which black letters can be read
 };
-constexpr std::array<Category, 8> kCategories = {{
-    {"forward", "forward", 'F', 75},
-    {"backward", "backward", 'B', 215},
-    {"weights", "deferred weight gradients", 'W', 222},
-    {"optimizer", "optimizer", 'O', 114},
-    {"comm", "communication", 'C', 177},
-    {"copy", "memory copy", 'M', 109},
-    {"host", "host", 'H', 180},
-    {"", "other", 'X', 250},
-}};
+// Those of kEventClasses in which a queue works, and all others.
+constexpr std::array<Category, 8> kCategories = {{{'F', 75},
+                                                  {'B', 215},
+                                                  {'W', 222},
+                                                  {'O', 114},
+                                                  {'C', 177},
+                                                  {'M', 109},
+                                                  {'H', 180},
+                                                  {'X', 250}}};
 constexpr std::size_t kOther = kCategories.size() - 1;
 constexpr const char* kNoColor = "\033[0m";
 constexpr int kShareColumns = 7;  // "  100 %"
@@ -46,7 +43,7 @@ constexpr int kShareColumns = 7;  // "  100 %"
 std::size_t category_of(const TimelineEvent& event) {
   const std::string name = class_of(event);
   for (std::size_t i = 0; i < kOther; ++i) {
-    if (name == kCategories[i].name) return i;
+    if (name == kEventClasses[i].name) return i;
   }
   return kOther;
 }
@@ -192,7 +189,7 @@ std::string legend(const Used& used, double cell_s, const TextStyle& style) {
     text += style.color ? fmt::format("\033[48;5;{};38;5;16m{}{}",
                                       category.color, category.letter, kNoColor)
                         : std::string(1, category.letter);
-    text += fmt::format(" {}  ", category.title);
+    text += fmt::format(" {}  ", i < kOther ? kEventClasses[i].title : "other");
   }
   text += style.utf8 ? "\u00b7 idle\n" : ". idle\n";
   if (used.numbers) text += "Numbers are micro-batches.\n";
@@ -256,14 +253,10 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
   const double cell_s = view.step_s / columns;
   Used used;
   std::string text;
-  int shown = 0;
-  std::size_t hidden = 0;
-  for (const RankGroup& group : view.groups) {
-    if (shown == style.max_groups) {
-      hidden += group.ranks.size();
-      continue;
-    }
-    ++shown;
+  const std::size_t shown =
+      std::min(view.groups.size(), static_cast<std::size_t>(style.max_groups));
+  for (std::size_t g = 0; g < shown; ++g) {
+    const RankGroup& group = view.groups[g];
     std::string title = title_of(group);
     if (title.size() >= label_width) {
       text += title + "\n";
@@ -280,7 +273,7 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
       text += fmt::format("{:>5.0f} %\n", 100 * lane.busy_share);
     }
   }
-  if (hidden > 0) {
+  if (const std::size_t hidden = num_hidden(view, shown); hidden > 0) {
     text += fmt::format("and {} more ranks that differ from these\n", hidden);
   }
   return text + legend(used, cell_s, style);

@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 
+#include "chapters/pictures/svg.h"
 #include "core/check.h"
 
 namespace shardbook::dtensor {
@@ -53,20 +54,6 @@ Grid grid_of(const Held& held) {
     }
   }
   return grid;
-}
-
-std::string escaped(const std::string& text) {
-  std::string safe;
-  for (const char c : text) {
-    if (c == '<') {
-      safe += "&lt;";
-    } else if (c == '&') {
-      safe += "&amp;";
-    } else {
-      safe += c;
-    }
-  }
-  return safe;
 }
 
 }  // namespace
@@ -150,7 +137,7 @@ std::string picture_svg(const std::vector<Held>& all) {
     const Grid grid = grid_of(held);
     y += kTitle;
     body << "<text x=\"" << kMargin << "\" y=\"" << y - 6 << "\">"
-         << escaped(held.title) << "</text>\n";
+         << pictures::svg::escape(held.title) << "</text>\n";
     double x_unit = kWidth / static_cast<double>(held.columns);
     for (std::size_t i = 0; i < grid.cells.size(); ++i) {
       for (std::size_t j = 0; j < grid.cells[i].size(); ++j) {

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 #include "chapters/table/internal/page.h"
 
 namespace shardbook::table::internal {
 namespace {
+
+namespace svg = pictures::svg;
 
 constexpr std::size_t kMostGroups = 16;
 
@@ -62,12 +64,6 @@ std::string exact_bytes(double bytes) {
   return digits + " B";
 }
 
-std::string sign(const char* css_class, const char* word, const char* glyph) {
-  return fmt::format(
-      "<span class=\"sign {}\" role=\"img\" aria-label=\"{}\">{}</span>",
-      css_class, word, glyph);
-}
-
 std::string readable(std::string kind) {
   std::replace(kind.begin(), kind.end(), '_', ' ');
   return kind;
@@ -83,8 +79,8 @@ std::string row_html(const std::string& name, const Figure& figure) {
       predicted ? exact_bytes(figure.predicted) : "not predicted",
       exact_bytes(figure.counted),
       !predicted ? ""
-      : equal    ? sign("passed", "equal", "\u2713")
-                 : sign("failed", "different", "\u2717"));
+      : equal    ? sign_html(Verdict::kPassed, "equal")
+                 : sign_html(Verdict::kFailed, "different"));
 }
 
 std::string group_html(const BillGroup& group) {

@@ -6,12 +6,14 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 #include "chapters/table/internal/json_reader.h"
 #include "core/check.h"
 
 namespace shardbook::table {
 namespace {
+
+namespace svg = pictures::svg;
 
 using internal::Json;
 using internal::JsonReader;

@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/table.h"
 
 namespace shardbook::table {
 namespace {
+
+namespace svg = pictures::svg;
 
 using internal::sign_html;
 
@@ -48,11 +50,6 @@ void fill(std::string& page, const std::string& mark, const std::string& text) {
 }
 
 }  // namespace
-
-std::string world_name(const ProgramRun& run) {
-  if (run.world_size == 1) return "1 rank";
-  return fmt::format("{} \u00d7{}", run.backend, run.world_size);
-}
 
 std::string report_html(const std::vector<ProgramRun>& runs,
                         const std::string& remarks) {

@@ -21,7 +21,4 @@ namespace shardbook::table {
 std::string report_html(const std::vector<ProgramRun>& runs,
                         const std::string& remarks = "");
 
-/// "threads ×4", "1 rank".
-std::string world_name(const ProgramRun& run);
-
 }  // namespace shardbook::table

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/run_set.h"
@@ -15,7 +15,9 @@
 namespace shardbook::table::internal {
 namespace {
 
-using svg::escape;
+namespace svg = pictures::svg;
+
+using pictures::svg::escape;
 
 std::string open_table(const std::string& name,
                        const std::vector<const char*>& columns) {
@@ -56,13 +58,15 @@ std::string step_cell(const ProgramRun& run, double most_s) {
                      svg::bar(most_s > 0 ? step_s / most_s : 0, "time"));
 }
 
+std::string or_dash(const std::string& text) {
+  return text.empty() ? "\u2013" : text;
+}
+
 std::string speed_up_cell(const ProgramRun& run, const ProgramRun* one) {
-  if (one == nullptr || !run.virtual_run) return "<td>\u2013</td>";
-  const double ratio = one->virtual_run->step_s.counted /
-                       std::max(run.virtual_run->step_s.counted, 1e-12);
-  const std::string text = fmt::format("{:.2f}", ratio);
-  return fits(run) && fits(*one) ? "<td>" + text + "</td>"
-                                 : "<td class=\"muted\">(" + text + ")</td>";
+  const std::string text = speed_up_text(run, one);
+  const bool muted = !text.empty() && text[0] == '(';
+  return fmt::format("<td{}>{}</td>", muted ? " class=\"muted\"" : "",
+                     or_dash(text));
 }
 
 // A full bar is the device's memory; a run that does not fit says so.
@@ -75,18 +79,6 @@ std::string memory_cell(const ProgramRun& run) {
       fits(run) ? "" : " <span class=\"over\">does not fit</span>",
       svg::bar(run.peak_bytes / run.capacity_bytes,
                fits(run) ? "space" : "over"));
-}
-
-std::string sent_cell(const ProgramRun& run) {
-  std::string text;
-  if (run.virtual_run) {
-    for (const sim::LinkBytes& link : run.virtual_run->links) {
-      if (link.bytes <= 0) continue;
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
-                          escape(link.link), format_decimal_bytes(link.bytes));
-    }
-  }
-  return "<td>" + (text.empty() ? "\u2013" : text) + "</td>";
 }
 
 std::string idle_cell(const ProgramRun& run) {
@@ -154,15 +146,10 @@ std::string group_html(const RunGroup& group,
                         ++row, link_to(number_of(run, runs), *run),
                         run->world_size) +
             step_cell(*run, most_s) + speed_up_cell(*run, yardstick(group)) +
-            memory_cell(*run) + sent_cell(*run) + idle_cell(*run) + "</tr>\n";
+            memory_cell(*run) + "<td>" + or_dash(escape(links_text(*run))) +
+            "</td>" + idle_cell(*run) + "</tr>\n";
   }
   return text + kCloseTable + scatter_html(group, runs) + "</section>\n";
-}
-
-// ---- Several sets.
-
-double step_s(const ProgramRun& run) {
-  return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
 }
 
 }  // namespace
@@ -220,23 +207,13 @@ std::string comparison_html(const std::vector<ProgramRun>& runs) {
                               "Sent per step", "Idle"});
   for (const ComparedRuns& line : compare_sets(runs)) {
     for (const ProgramRun* run : line.runs) {
-      const ProgramRun& first = *line.runs.front();
-      const auto cell = [&](double value, double base, const auto& name) {
-        if (value < 0) return std::string("<td>\u2013</td>");
-        const bool ratio = run != &first && base > 0;
-        return "<td>" + name(value) +
-               (ratio ? fmt::format(" ({:.2f})", value / base) : "") + "</td>";
-      };
       text +=
           fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td>",
-                      link_to(number_of(run, runs), *run), escape(run->set)) +
-          cell(step_s(*run), step_s(first), sim::seconds_text) +
-          cell(run->peak_bytes, first.peak_bytes, format_bytes) +
-          cell(sent_per_step(*run), sent_per_step(first), format_bytes) +
-          (run->virtual_run ? fmt::format("<td>{:.1f} %</td>",
-                                          100 * run->virtual_run->idle_share)
-                            : "<td>\u2013</td>") +
-          "</tr>\n";
+                      link_to(number_of(run, runs), *run), escape(run->set));
+      for (const auto& cell : compared_cells(*run, *line.runs.front())) {
+        text += "<td>" + or_dash(cell) + "</td>";
+      }
+      text += "</tr>\n";
     }
   }
   return text + kCloseTable + "</section>\n";

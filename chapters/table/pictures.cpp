@@ -8,17 +8,22 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/common/pictures/svg.h"
-#include "chapters/common/pictures/timeline_picture.h"
+#include "chapters/pictures/svg.h"
+#include "chapters/pictures/timeline_picture.h"
 #include "chapters/table/internal/page.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {
 namespace {
 
+namespace svg = pictures::svg;
+
+using pictures::classes_of;
+using pictures::memory_classes_of;
+using pictures::memory_peak;
+using pictures::svg::escape;
 using sim::RankGroup;
 using sim::StepView;
-using svg::escape;
 
 std::string swatch(const std::string& css_class, const std::string& title) {
   return fmt::format(
@@ -101,18 +106,8 @@ bool has_messages(const StepView& view) {
       });
 }
 
-std::string hidden_ranks(const StepView& view) {
-  std::size_t shown = 0;
-  for (const RankGroup& group : view.groups) shown += group.ranks.size();
-  const auto all = static_cast<std::size_t>(view.world_size);
-  return shown >= all ? ""
-                      : fmt::format(
-                            "<p class=\"note\">{} more ranks differ "
-                            "from these.</p>\n",
-                            all - shown);
-}
-
 std::string timeline_html(std::size_t run_number, const StepView& view) {
+  const std::size_t hidden = sim::num_hidden(view, view.groups.size());
   const bool messages = has_messages(view);
   const std::string what =
       view.num_steps == 1
@@ -133,14 +128,15 @@ std::string timeline_html(std::size_t run_number, const StepView& view) {
   return text +
          "<div class=\"lanes\"><div class=\"axis\" aria-hidden=\"true\">"
          "</div></div></div>\n" +
-         hidden_ranks(view) + "</figure>\n";
+         (hidden == 0 ? ""
+                      : fmt::format("<p class=\"note\">{} more ranks differ "
+                                    "from these.</p>\n",
+                                    hidden)) +
+         "</figure>\n";
 }
 
 std::string memory_html(std::size_t run_number, const StepView& view) {
-  double most = 0;
-  for (const RankGroup& group : view.groups) {
-    most = std::max(most, memory_peak(group));
-  }
+  const double most = memory_peak(view);
   if (most <= 0) return "";
   std::string text = fmt::format(
       "<figure class=\"memories\" data-run=\"{}\"><figcaption><b>Memory</b> in "

@@ -9,12 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/common/pictures/bytes.h"
+#include "chapters/pictures/bytes.h"
 #include "chapters/table/expert_loads.h"
 #include "chapters/table/sweep.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::table {
+
+using pictures::format_bytes;
+using pictures::format_decimal_bytes;
 
 enum class Verdict { kPassed, kFailed, kNotMeasured };
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/run_set.h"
@@ -13,7 +13,7 @@
 namespace shardbook::table::internal {
 namespace {
 
-using svg::escape;
+using pictures::svg::escape;
 
 struct Mark {
   const char* css_class;
@@ -121,11 +121,11 @@ std::string source_html(const ProgramRun& run) {
 
 }  // namespace
 
-std::string sign_html(Verdict verdict) {
+std::string sign_html(Verdict verdict, const char* word) {
   const Mark mark = mark_of(verdict);
   return fmt::format(
       "<span class=\"sign {}\" role=\"img\" aria-label=\"{}\">{}</span>",
-      mark.css_class, mark.word, mark.sign);
+      mark.css_class, word == nullptr ? mark.word : word, mark.sign);
 }
 
 std::string link_to(std::size_t run_number, const ProgramRun& run) {

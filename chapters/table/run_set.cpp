@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "sim/timeline_text.h"
 
 namespace shardbook::table {
 namespace {
@@ -117,6 +118,53 @@ std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs) {
     compared[line->second].runs.push_back(&run);
   }
   return compared;
+}
+
+std::vector<std::string> compared_cells(const ProgramRun& run,
+                                        const ProgramRun& first) {
+  const auto cell = [&](double value, double base, const auto& name) {
+    if (value < 0) return std::string();
+    return name(value) + (&run != &first && base > 0
+                              ? fmt::format(" ({:.2f})", value / base)
+                              : "");
+  };
+  const auto step_s = [](const ProgramRun& each) {
+    return each.virtual_run ? each.virtual_run->step_s.counted
+                            : each.wall_step_s;
+  };
+  return {cell(step_s(run), step_s(first), sim::seconds_text),
+          cell(run.peak_bytes, first.peak_bytes, format_bytes),
+          cell(sent_per_step(run), sent_per_step(first), format_bytes),
+          run.virtual_run
+              ? fmt::format("{:.1f} %", 100 * run.virtual_run->idle_share)
+              : ""};
+}
+
+std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {
+  if (one == nullptr || !run.virtual_run ||
+      run.virtual_run->step_s.counted <= 0) {
+    return "";
+  }
+  const std::string ratio =
+      fmt::format("{:.2f}", one->virtual_run->step_s.counted /
+                                run.virtual_run->step_s.counted);
+  return fits(run) && fits(*one) ? ratio : "(" + ratio + ")";
+}
+
+std::string links_text(const ProgramRun& run) {
+  std::string text;
+  if (!run.virtual_run) return text;
+  for (const sim::LinkBytes& link : run.virtual_run->links) {
+    if (link.bytes <= 0) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", link.link,
+                        format_decimal_bytes(link.bytes));
+  }
+  return text;
+}
+
+std::string world_name(const ProgramRun& run, const std::string& times) {
+  if (run.world_size == 1) return "1 rank";
+  return fmt::format("{}{}{}", run.backend, times, run.world_size);
 }
 
 std::string setting_of(const ProgramRun& run) {

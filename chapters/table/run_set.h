@@ -45,6 +45,22 @@ struct ComparedRuns {
 /// are paired.
 std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs);
 
+/// Step, peak memory, bytes sent per step and idle share, with the ratio to the
+/// run of the first set in brackets; empty where they were not measured.
+std::vector<std::string> compared_cells(const ProgramRun& run,
+                                        const ProgramRun& first);
+
+/// "3.64": over the yardstick, which may be null. In brackets if one of the two
+/// does not fit in memory; empty where there is none.
+std::string speed_up_text(const ProgramRun& run, const ProgramRun* one);
+
+/// "nvlink 12 GB, network 4.5 GB", per step by all devices; empty without.
+std::string links_text(const ProgramRun& run);
+
+/// "threads ×4", "1 rank".
+std::string world_name(const ProgramRun& run,
+                       const std::string& times = " \u00d7");
+
 /// "gpt2, f32, adamw, 32 x 512 tokens on dgx-a100 (80 GB per device)".
 std::string setting_of(const ProgramRun& run);
 

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 #include "chapters/table/internal/json_reader.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table {
 namespace {
+
+namespace svg = pictures::svg;
 
 using internal::Json;
 using internal::JsonReader;

@@ -3,7 +3,7 @@
 #include <map>
 #include <sstream>
 
-#include "chapters/common/pictures/text_table.h"
+#include "chapters/pictures/text_table.h"
 #include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
 #include "sim/timeline_text.h"
@@ -11,8 +11,8 @@
 namespace shardbook::table {
 namespace {
 
-using text_table::align;
-using text_table::Row;
+using pictures::text_table::align;
+using pictures::text_table::Row;
 
 // The marks that a terminal can show.
 struct Marks {
@@ -43,11 +43,6 @@ constexpr const char* kBuysLegend =
     "per step over each kind of link, by all devices. idle: share of the step "
     "in which a device computes\nnothing.\n";
 
-std::string world_name(const ProgramRun& run, const Marks& marks) {
-  if (run.world_size == 1) return "1 rank";
-  return fmt::format("{}{}{}", run.backend, marks.times, run.world_size);
-}
-
 std::string claim_cell(const Claim& claim, const Marks& marks) {
   const std::string value = claim.value.empty() ? "-" : claim.value;
   if (claim.verdict == Verdict::kNotMeasured) return value;
@@ -69,7 +64,7 @@ std::string time_cell(const ProgramRun& run, const Marks& marks) {
 Row row_of(const ProgramRun& run, const Marks& marks) {
   return {
       run_name(run),
-      world_name(run, marks),
+      world_name(run, marks.times),
       run.loss.empty() ? "-" : run.loss.front() + marks.to + run.loss.back(),
       claim_cell(run.numbers, marks),
       claim_cell(run.bytes, marks),
@@ -119,37 +114,20 @@ std::string memory_cell(const ProgramRun& run) {
   return fits(run) ? peak : peak + ", does not fit";
 }
 
-std::string links_cell(const VirtualRun& run) {
-  std::string text;
-  for (const sim::LinkBytes& link : run.links) {
-    if (link.bytes <= 0) continue;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", link.link,
-                        format_decimal_bytes(link.bytes));
-  }
-  return text.empty() ? "-" : text;
-}
-
 Row buys_row(const ProgramRun& run, const ProgramRun* one) {
-  std::string step = "-", speed_up = "-", links = "-", idle = "-";
+  Row row = {"  " + run_name(run),
+             fmt::format("{}", run.world_size),
+             "",
+             speed_up_text(run, one),
+             memory_cell(run),
+             links_text(run),
+             ""};
   if (run.virtual_run) {
-    const VirtualRun& time = *run.virtual_run;
-    step = sim::seconds_text(time.step_s.counted);
-    idle = fmt::format("{:.1f} %", 100 * time.idle_share);
-    links = links_cell(time);
-    if (one != nullptr && time.step_s.counted > 0) {
-      const double ratio =
-          one->virtual_run->step_s.counted / time.step_s.counted;
-      speed_up = fmt::format("{:.2f}", ratio);
-      if (!fits(run) || !fits(*one)) speed_up = "(" + speed_up + ")";
-    }
+    row[2] = sim::seconds_text(run.virtual_run->step_s.counted);
+    row[6] = fmt::format("{:.1f} %", 100 * run.virtual_run->idle_share);
   }
-  return {"  " + run_name(run),
-          fmt::format("{}", run.world_size),
-          step,
-          speed_up,
-          memory_cell(run),
-          links,
-          idle};
+  for (std::string& cell : row) cell = cell.empty() ? "-" : cell;
+  return row;
 }
 
 std::string buys_table(const std::vector<RunGroup>& groups) {
@@ -199,7 +177,7 @@ std::string format_claims(const std::vector<ProgramRun>& runs,
     for_each_claim(run, [&](const char* name, const Claim& claim) {
       if (claim.verdict != Verdict::kFailed) return;
       failures += fmt::format("{} {}, {}: {}\n", marks.failed, run_name(run),
-                              world_name(run, marks),
+                              world_name(run, marks.times),
                               claim.failure.empty()
                                   ? fmt::format("the claim on {} failed", name)
                                   : fmt::format("{}: {}", name, claim.failure));

@@ -30,7 +30,7 @@
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
-#include "chapters/common/pictures/figure.h"
+#include "chapters/pictures/figure.h"
 #include "chapters/common/pipeline/check.h"
 #include "chapters/common/pipeline/draw.h"
 #include "chapters/common/pipeline/engine.h"
@@ -238,7 +238,7 @@ void data(std::uint64_t seed, std::int64_t step, std::int64_t rank,
   Batch mine = data.batch(step, 24, {rank, ranks}, /*rows=*/24 / ranks);
 }
 
-// --- chapters/common/pictures/figure.h
+// --- chapters/pictures/figure.h
 void figure() {
   Figure figure(/*width=*/760);
   figure.legend({{"forward", "forward"}, {"backward", "backward"}});

@@ -10,8 +10,7 @@
 #include <string>
 
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/pictures/figure.h"
-#include "chapters/common/pictures/timeline_picture.h"
+#include "chapters/pictures/figure.h"
 #include "comm/launch.h"
 
 namespace shardbook::notebook {
@@ -96,7 +95,7 @@ TEST(Figure, ColorsAreThoseOfTheReport) {
     for (std::sregex_iterator s(selectors.begin(), selectors.end(), name);
          s != end; ++s) {
       // Some drawings are of the report alone.
-      const std::string paint = paint_of((*s)[1]);
+      const std::string paint = pictures::paint_of((*s)[1]);
       if (paint.empty()) continue;
       EXPECT_EQ(paint, "fill=\"" + colors.at((*it)[2]) + "\"") << (*s)[1];
       ++num_compared;
@@ -106,9 +105,9 @@ TEST(Figure, ColorsAreThoseOfTheReport) {
 }
 
 TEST(Figure, ClassesBecomeColors) {
-  EXPECT_EQ(painted("<rect class=\"forward\" x=\"1\"/>"),
+  EXPECT_EQ(pictures::painted("<rect class=\"forward\" x=\"1\"/>"),
             "<rect fill=\"#2f6fb5\" x=\"1\"/>");
-  EXPECT_EQ(painted("<svg class=\"bar\">"), "<svg >");
+  EXPECT_EQ(pictures::painted("<svg class=\"bar\">"), "<svg >");
 }
 
 TEST(Pictures, TimelineHasALanePerQueueAndNumbersInBoxes) {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "core/check.h"
 
@@ -256,8 +256,8 @@ TEST(ReportLoads, MistakesAreSentences) {
 }
 
 TEST(ReportSvg, ACurveRunsFromPointToPoint) {
-  const std::string text =
-      svg::curve({{0.25, 1, 0}, {0.75, 0.5, 0.1}}, 0.8, 0.9, "<title>");
+  const std::string text = pictures::svg::curve(
+      {{0.25, 1, 0}, {0.75, 0.5, 0.1}}, 0.8, 0.9, "<title>");
   EXPECT_NE(text.find("d=\"M250.0 0.0L750.0 50.0\""), std::string::npos);
   EXPECT_NE(text.find("M750.0 60.0V40.0"), std::string::npos);
   EXPECT_NE(text.find("aria-label=\"&lt;title&gt;\""), std::string::npos);

@@ -15,8 +15,9 @@ std::string page_template();
 std::string page_style();
 std::string page_script();
 
-/// A sign, and a word for screen readers.
-std::string sign_html(Verdict verdict);
+/// A sign, and a word for screen readers: that of the verdict, unless one is
+/// given.
+std::string sign_html(Verdict verdict, const char* word = nullptr);
 
 /// The name of a run as a link to its section.
 std::string link_to(std::size_t run_number, const ProgramRun& run);

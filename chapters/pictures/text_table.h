@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace shardbook::text_table {
+namespace shardbook::pictures::text_table {
 
 using Row = std::vector<std::string>;
 
@@ -15,4 +15,4 @@ std::size_t width(const std::string& text);
 /// Rows of equal length as lines, with two spaces between the columns.
 std::string align(const std::vector<Row>& rows);
 
-}  // namespace shardbook::text_table
+}  // namespace shardbook::pictures::text_table

@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 
-namespace shardbook {
+namespace shardbook::pictures {
 
 /// The attributes that draw an element of this class: fill="#2f6fb5". Empty for
 /// a class that has no colour.
@@ -79,4 +79,4 @@ class Figure {
   std::string body_;
 };
 
-}  // namespace shardbook
+}  // namespace shardbook::pictures

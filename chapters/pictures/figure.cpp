@@ -1,4 +1,4 @@
-#include "chapters/common/pictures/figure.h"
+#include "chapters/pictures/figure.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 
 #include "sim/timeline_step.h"
 
-namespace shardbook {
+namespace shardbook::pictures {
 namespace {
 
 struct Paint {
@@ -193,4 +193,4 @@ std::string Figure::svg(const std::string& title) const {
       body_);
 }
 
-}  // namespace shardbook
+}  // namespace shardbook::pictures

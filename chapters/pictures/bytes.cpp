@@ -1,10 +1,10 @@
-#include "chapters/common/pictures/bytes.h"
+#include "chapters/pictures/bytes.h"
 
 #include <fmt/format.h>
 
 #include <array>
 
-namespace shardbook {
+namespace shardbook::pictures {
 namespace {
 
 std::string with_unit(double value, double step,
@@ -29,4 +29,4 @@ std::string format_decimal_bytes(double bytes) {
   return with_unit(bytes, 1000, {"B", "KB", "MB", "GB", "TB", "PB"});
 }
 
-}  // namespace shardbook
+}  // namespace shardbook::pictures

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace shardbook::svg {
+namespace shardbook::pictures::svg {
 
 /// A horizontal bar, `share` of the width long. Its value is printed beside it.
 std::string bar(double share, const std::string& css_class);
@@ -40,4 +40,4 @@ std::string columns(const std::vector<double>& heights,
 /// Text for HTML and for attributes in double quotes.
 std::string escape(const std::string& text);
 
-}  // namespace shardbook::svg
+}  // namespace shardbook::pictures::svg

@@ -1,8 +1,8 @@
-#include "chapters/common/pictures/text_table.h"
+#include "chapters/pictures/text_table.h"
 
 #include <algorithm>
 
-namespace shardbook::text_table {
+namespace shardbook::pictures::text_table {
 
 // Continuation bytes of UTF-8 take no column.
 std::size_t width(const std::string& text) {
@@ -31,4 +31,4 @@ std::string align(const std::vector<Row>& rows) {
   return text;
 }
 
-}  // namespace shardbook::text_table
+}  // namespace shardbook::pictures::text_table

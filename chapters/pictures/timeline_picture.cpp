@@ -1,4 +1,4 @@
-#include "chapters/common/pictures/timeline_picture.h"
+#include "chapters/pictures/timeline_picture.h"
 
 #include <fmt/format.h>
 
@@ -7,11 +7,11 @@
 #include <map>
 #include <set>
 
-#include "chapters/common/pictures/bytes.h"
-#include "chapters/common/pictures/figure.h"
+#include "chapters/pictures/bytes.h"
+#include "chapters/pictures/figure.h"
 #include "sim/timeline_text.h"
 
-namespace shardbook {
+namespace shardbook::pictures {
 namespace {
 
 using sim::RankGroup;
@@ -94,15 +94,10 @@ void draw_lane(Figure& figure, const Lane& lane, double y, double height) {
 }
 
 void note_hidden(Figure& figure, const StepView& view, std::size_t num_shown) {
-  std::size_t shown = 0;
-  for (std::size_t g = 0; g < num_shown; ++g) {
-    shown += view.groups[g].ranks.size();
-  }
-  const auto all = static_cast<std::size_t>(view.world_size);
-  if (shown < all) {
-    figure.text(0, figure.add_row(18) + 14,
-                fmt::format("{} more ranks differ from these.", all - shown));
-  }
+  const std::size_t hidden = sim::num_hidden(view, num_shown);
+  if (hidden == 0) return;
+  figure.text(0, figure.add_row(18) + 14,
+              fmt::format("{} more ranks differ from these.", hidden));
 }
 
 std::size_t num_groups(const StepView& view, int max_groups) {
@@ -129,6 +124,14 @@ std::vector<sim::MemorySample> columns_of(const RankGroup& group, double step_s,
     columns[c] = fullest;
   }
   return columns;
+}
+
+std::int64_t most_of(const RankGroup& group, std::size_t kind) {
+  std::int64_t most = 0;
+  for (const sim::MemorySample& sample : group.timeline.memory) {
+    most = std::max(most, sample.bytes[kind]);
+  }
+  return most;
 }
 
 void draw_memory(Figure& figure, const RankGroup& group, double step_s,
@@ -170,16 +173,6 @@ void draw_memory(Figure& figure, const RankGroup& group, double step_s,
 
 std::vector<std::pair<std::string, std::string>> classes_of(
     const StepView& view) {
-  static constexpr std::array<std::array<const char*, 2>, 9> kTitles = {
-      {{"forward", "forward"},
-       {"backward", "backward"},
-       {"weights", "deferred weight gradients"},
-       {"optimizer", "optimizer"},
-       {"comm", "communication"},
-       {"copy", "memory copy"},
-       {"host", "host"},
-       {"exposed", "exposed communication"},
-       {"bubble", "bubble"}}};
   std::set<std::string> used;
   for (const RankGroup& group : view.groups) {
     for (const TimelineEvent& event : group.timeline.events) {
@@ -187,7 +180,7 @@ std::vector<std::pair<std::string, std::string>> classes_of(
     }
   }
   std::vector<std::pair<std::string, std::string>> classes;
-  for (const auto& [css_class, title] : kTitles) {
+  for (const auto& [css_class, title] : sim::kEventClasses) {
     if (used.count(css_class) > 0) classes.emplace_back(css_class, title);
   }
   return classes;
@@ -199,9 +192,7 @@ std::vector<std::pair<std::string, std::string>> memory_classes_of(
   for (std::size_t k = 0; k < static_cast<std::size_t>(kNumMemoryKinds); ++k) {
     std::int64_t most = 0;
     for (const RankGroup& group : view.groups) {
-      for (const sim::MemorySample& sample : group.timeline.memory) {
-        most = std::max(most, sample.bytes[k]);
-      }
+      most = std::max(most, most_of(group, k));
     }
     if (most == 0) continue;
     std::string name = memory_kind_name(static_cast<MemoryKind>(k));
@@ -214,6 +205,14 @@ std::vector<std::pair<std::string, std::string>> memory_classes_of(
   return classes;
 }
 
+double memory_peak(const StepView& view) {
+  double most = 0;
+  for (const RankGroup& group : view.groups) {
+    most = std::max(most, memory_peak(group));
+  }
+  return most;
+}
+
 double memory_peak(const RankGroup& group) {
   std::int64_t most = 0;
   for (const sim::MemorySample& sample : group.timeline.memory) {
@@ -221,6 +220,8 @@ double memory_peak(const RankGroup& group) {
   }
   return static_cast<double>(most);
 }
+
+namespace {
 
 std::string timeline_svg(const StepView& view, int max_groups) {
   Figure figure;
@@ -247,10 +248,7 @@ std::string timeline_svg(const StepView& view, int max_groups) {
 }
 
 std::string memory_svg(const StepView& view, int max_groups) {
-  double most = 0;
-  for (const RankGroup& group : view.groups) {
-    most = std::max(most, memory_peak(group));
-  }
+  const double most = memory_peak(view);
   Figure figure;
   figure.legend(memory_classes_of(view));
   const std::size_t shown = most > 0 ? num_groups(view, max_groups) : 0;
@@ -270,4 +268,43 @@ std::string memory_svg(const StepView& view, int max_groups) {
                     format_bytes(most));
 }
 
-}  // namespace shardbook
+}  // namespace
+
+Picture timeline(const std::vector<sim::RankTimeline>& timelines,
+                 int max_groups) {
+  if (timelines.empty()) return {"no virtual time was kept", "", ""};
+  sim::TextStyle style;
+  style.max_groups = max_groups;
+  return {sim::timeline_text(timelines, style),
+          timeline_svg(sim::last_step(timelines), max_groups), ""};
+}
+
+Picture memory(const std::vector<sim::RankTimeline>& timelines,
+               int max_groups) {
+  if (timelines.empty()) return {"no virtual time was kept", "", ""};
+  // The scratch memory of kernels depends on the machine.
+  std::vector<sim::RankTimeline> without_workspace = timelines;
+  for (sim::RankTimeline& timeline : without_workspace) {
+    for (sim::MemorySample& sample : timeline.memory) {
+      sample.bytes[static_cast<std::size_t>(MemoryKind::kWorkspace)] = 0;
+    }
+  }
+  const sim::StepView view = sim::last_step(without_workspace);
+  Picture picture;
+  for (const sim::RankGroup& group : view.groups) {
+    picture.text += fmt::format("{}, at most {}:", sim::rank_list(group.ranks),
+                                format_bytes(memory_peak(group)));
+    for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+      const std::int64_t most = most_of(group, k);
+      if (most == 0) continue;
+      picture.text +=
+          fmt::format(" {} {}", memory_kind_name(static_cast<MemoryKind>(k)),
+                      format_bytes(static_cast<double>(most)));
+    }
+    picture.text += "\n";
+  }
+  picture.svg = memory_svg(view, max_groups);
+  return picture;
+}
+
+}  // namespace shardbook::pictures

@@ -1,10 +1,10 @@
-#include "chapters/common/pictures/svg.h"
+#include "chapters/pictures/svg.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-namespace shardbook::svg {
+namespace shardbook::pictures::svg {
 namespace {
 
 constexpr double kWidth = 1000;
@@ -121,4 +121,4 @@ std::string escape(const std::string& text) {
   return safe;
 }
 
-}  // namespace shardbook::svg
+}  // namespace shardbook::pictures::svg

@@ -8,9 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/pictures/picture.h"
 #include "sim/timeline_step.h"
 
-namespace shardbook {
+namespace shardbook::pictures {
 
 /// The classes of events (sim::class_of) that a view has, each with its title.
 std::vector<std::pair<std::string, std::string>> classes_of(
@@ -21,11 +22,15 @@ std::vector<std::pair<std::string, std::string>> memory_classes_of(
     const sim::StepView& view);
 /// The most bytes of all kinds at one time.
 double memory_peak(const sim::RankGroup& group);
+double memory_peak(const sim::StepView& view);
 
-/// Lanes of at most `max_groups` groups of ranks that differ. Numbers in boxes
-/// are micro-batches.
-std::string timeline_svg(const sim::StepView& view, int max_groups = 8);
-/// Memory in use over the same time, by kind.
-std::string memory_svg(const sim::StepView& view, int max_groups = 4);
+/// The last step: what each rank does, from left to right, in lanes that ranks
+/// which do the same share. Numbers in boxes are micro-batches.
+Picture timeline(const std::vector<sim::RankTimeline>& timelines,
+                 int max_groups = 8);
+/// The memory in use during the last step, by kind, without the scratch memory
+/// of kernels, which depends on the machine. The text has the peaks.
+Picture memory(const std::vector<sim::RankTimeline>& timelines,
+               int max_groups = 4);
 
-}  // namespace shardbook
+}  // namespace shardbook::pictures

@@ -1,0 +1,18 @@
+#pragma once
+
+// Ranks on a grid, and schedules over time.
+
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/pipeline/schedule.h"
+#include "chapters/pictures/picture.h"
+#include "comm/topology.h"
+
+namespace shardbook::pictures {
+
+/// Which rank sits where on the grid of named axes.
+Picture mesh(const Topology& topology);
+/// A schedule of a pipeline, drawn in the time of `replay`.
+Picture schedule(const pipeline::Schedule& schedule,
+                 const pipeline::Replay& replay);
+
+}  // namespace shardbook::pictures
