@@ -11,6 +11,7 @@
 #include "core/kernels/matmul_gelu.h"
 #include "core/kernels/reduce.h"
 #include "core/ops.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook {
 
@@ -300,7 +301,7 @@ Tensor gelu_mlp_with_epilogues(const Tensor& x, const Tensor& w1,
            Tensor db = std::exchange(epilogue->dbias, Tensor());
            if (db.defined()) {
              const GradientOf kind(b1);
-             db.set_memory_kind(RankContext::current().memory_kind);
+             set_memory_kind(db, RankContext::current().memory_kind);
            }
            return linear_gradients(x, w1, b1, dpre, dx, std::move(db));
          });

@@ -272,29 +272,6 @@ Tensor Tensor::flat_view(std::int64_t offset, const Shape& shape) const {
   return internal::make_view(*this, offset, shape);
 }
 
-void Tensor::set_data(const Tensor& source) {
-  SB_CHECK(source.numel() == numel() && source.dtype() == dtype(),
-           "set_data: ", dtype_name(source.dtype()), shape_text(source.shape()),
-           " cannot stand for ", dtype_name(dtype()), shape_text(shape()));
-  impl_->storage = source.impl_->storage;
-  impl_->offset = source.impl_->offset;
-}
-
-MemoryKind Tensor::memory_kind() const { return impl_->storage->kind(); }
-
-const Tensor& Tensor::set_memory_kind(MemoryKind kind) const {
-  impl_->storage->set_kind(kind);
-  return *this;
-}
-
-void Tensor::release_storage() const { impl_->storage->resize(0); }
-
-void Tensor::restore_storage() const {
-  SB_CHECK(impl_->offset == 0,
-           "restore_storage: call it on the tensor that covers the storage");
-  impl_->storage->resize(bytes());
-}
-
 // --- Gradients ---------------------------------------------------------------
 
 bool Tensor::requires_grad() const {
@@ -317,17 +294,6 @@ bool Tensor::is_leaf() const {
   return impl_->meta == nullptr || impl_->meta->grad_fn == nullptr;
 }
 
-const Tensor& Tensor::set_stands_for_parameter() const {
-  check_defined(*this, "set_stands_for_parameter");
-  impl_->grad_meta().stands_for_parameter = true;
-  return *this;
-}
-
-bool Tensor::stands_for_parameter() const {
-  return defined() && impl_->meta != nullptr &&
-         impl_->meta->stands_for_parameter;
-}
-
 Tensor Tensor::grad() const {
   check_defined(*this, "grad");
   return impl_->meta == nullptr ? Tensor() : impl_->meta->grad;
@@ -338,13 +304,6 @@ void Tensor::set_grad(const Tensor& grad) const {
            shape_text(grad.shape()), " for a tensor of shape ",
            shape_text(shape()));
   impl_->grad_meta().grad = grad;
-}
-
-void Tensor::set_grad_buffer(const Tensor& buffer) const {
-  SB_CHECK(!buffer.defined() || buffer.shape() == shape(),
-           "set_grad_buffer: shape ", shape_text(buffer.shape()),
-           " for a tensor of shape ", shape_text(shape()));
-  impl_->grad_meta().grad_buffer = buffer;
 }
 
 void Tensor::clear_grad() const {

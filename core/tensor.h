@@ -121,34 +121,15 @@ class Tensor {
   /// `offset` elements after this tensor's first.
   Tensor flat_view(std::int64_t offset, const Shape& shape) const;
 
-  /// Makes this tensor another view: the handle's array becomes `source`'s
-  /// (same numel; parameters that move into a flat buffer).
-  void set_data(const Tensor& source);
-  MemoryKind memory_kind() const;
-  /// Books the whole storage under another kind.
-  const Tensor& set_memory_kind(MemoryKind kind) const;
-  /// Frees the storage's memory, for all views of it (contents are lost) ...
-  void release_storage() const;
-  /// ... and takes it again, not initialised.
-  void restore_storage() const;
-
   // --- Gradients (core/autograd.h) ------------------------------------------
 
   bool requires_grad() const;
   /// For leaves only.
   const Tensor& set_requires_grad(bool on = true) const;
   bool is_leaf() const;
-  /// Marks this result of an operation as a stand-in for a parameter (a
-  /// replica's copy): the memory of its gradient is booked as a gradient.
-  const Tensor& set_stands_for_parameter() const;
-  bool stands_for_parameter() const;
   /// Undefined until a backward has reached this tensor.
   Tensor grad() const;
   void set_grad(const Tensor& grad) const;
-  /// The first gradient after each clear_grad is written into `buffer` (same
-  /// shape, or undefined for none), so that gradients lie where communication
-  /// wants them.
-  void set_grad_buffer(const Tensor& buffer) const;
   void clear_grad() const;
   /// The same array, cut off from the graph.
   Tensor detach() const;

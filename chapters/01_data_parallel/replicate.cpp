@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/inplace.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::data_parallel {
 namespace {
@@ -163,7 +164,7 @@ std::vector<Tensors> broadcast_with_gradient(const Tensors& parameters,
         }
         return reduce_add(std::move(by_device), parameters, devices, ledger);
       });
-  for (const Tensor& output : outputs) output.set_stands_for_parameter();
+  for (const Tensor& output : outputs) set_stands_for_parameter(output);
   return copies;
 }
 

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::data_parallel {
 namespace {
@@ -64,7 +65,7 @@ void run(const SharedLedger& ledger, const DeviceCopy& copy,
 Tensors cut(const Tensor& whole, const Pieces& pieces, const std::string& label,
             const SharedLedger& ledger) {
   NoGrad no_grad;
-  MemoryScope kind(whole.memory_kind());
+  MemoryScope kind(memory_kind_of(whole));
   Tensors parts;
   run(ledger, copy_of(CommOp::kScatter, pieces, label), [&] {
     for (std::size_t i = 0; i < pieces.ranges.size(); ++i) {

@@ -9,6 +9,7 @@
 #include "core/backward_end.h"
 #include "core/check.h"
 #include "core/inplace.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::ddp {
 namespace {
@@ -63,7 +64,7 @@ Reducer::Reducer(std::vector<NamedTensor> parameters, ProcessGroup& group,
 Reducer::~Reducer() {
   for (Slot& slot : slots_) {
     slot.parameter.remove_accumulate_hook(slot.hook_key);
-    if (options_.gradient_as_bucket_view) slot.parameter.set_grad_buffer({});
+    if (options_.gradient_as_bucket_view) set_grad_buffer(slot.parameter, {});
   }
 }
 
@@ -81,7 +82,7 @@ void Reducer::make_buckets(const std::vector<Bucket>& assignment) {
     if (is_in_bucket(slots_[i], grad)) old_grads[i] = grad;
     slots_[i].view = Tensor();
     if (options_.gradient_as_bucket_view) {
-      slots_[i].parameter.set_grad_buffer({});
+      set_grad_buffer(slots_[i].parameter, {});
     }
   }
   buckets_.clear();
@@ -101,7 +102,7 @@ void Reducer::make_buckets(const std::vector<Bucket>& assignment) {
       slot.view = bucket.buffer.flat_view(offset, slot.parameter.shape());
       offset += slot.parameter.numel();
       if (options_.gradient_as_bucket_view) {
-        slot.parameter.set_grad_buffer(slot.view);
+        set_grad_buffer(slot.parameter, slot.view);
       }
       if (const Tensor& grad = old_grads[static_cast<std::size_t>(i)];
           grad.defined()) {

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::zero {
 namespace {
@@ -88,7 +89,7 @@ void move_to_host(const std::vector<NamedTensor>& parameters) {
     const Tensor copy =
         Tensor::empty(entry.tensor.shape(), {entry.tensor.dtype(), host});
     copy.copy_from(entry.tensor);
-    entry.tensor.set_data(copy);
+    set_data(entry.tensor, copy);
   }
 }
 
@@ -103,7 +104,7 @@ Tensor flatten(const std::vector<NamedTensor>& parameters,
     Tensor parameter = parameters[i].tensor;
     const Tensor place = flat.flat_view(layout.offsets[i], parameter.shape());
     place.copy_from(parameter);
-    parameter.set_data(place);
+    set_data(parameter, place);
   }
   return flat;
 }

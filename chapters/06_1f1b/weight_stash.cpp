@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/inplace.h"
 #include "core/ops.h"
+#include "core/tensor_storage.h"
 #include "core/weight_gradients.h"
 
 namespace shardbook::pipeline {
@@ -26,7 +27,7 @@ void WeightStash::load(int version) {
   const Tensors& values =
       versions_[static_cast<std::size_t>(version - oldest_)];
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].set_data(values[i]);
+    set_data(parameters_[i], values[i]);
   }
 }
 

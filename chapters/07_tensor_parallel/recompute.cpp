@@ -7,6 +7,7 @@
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/common/models/models.h"
 #include "core/autograd.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::tensor_parallel {
 namespace {
@@ -16,12 +17,12 @@ Tensor keep_part(const Tensor& x, ProcessGroup& group) {
   const std::int64_t own =
       exact_part(x.numel(), group.size(), "the input of a block");
   const Tensor part = x.flat_view(group.rank() * own, {own}).clone();
-  x.release_storage();
+  release_storage(x);
   return part;
 }
 
 void bring_back(const Tensor& x, const Tensor& part, ProcessGroup& group) {
-  x.restore_storage();
+  restore_storage(x);
   group.all_gather(x.flat_view(0, {x.numel()}), part, "saved input").wait();
 }
 

@@ -3,6 +3,7 @@
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::summa {
 namespace {
@@ -70,7 +71,7 @@ Tensor replicated(const Tensor& parameter, ProcessGroup* group) {
                      group->all_reduce(grads[0]).wait();
                      return grads;
                    });
-  y.set_stands_for_parameter();
+  set_stands_for_parameter(y);
   return y;
 }
 

@@ -23,6 +23,7 @@
 // Deep Learning Models" (Optimus), section 3.
 
 #include "chapters/08_tensor_parallel_2d/grid.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::summa {
 
@@ -54,8 +55,8 @@ class GradientScope : public MemoryScope {
 
  private:
   static bool becomes_gradient(const Tensor& input) {
-    if (input.stands_for_parameter()) return true;
-    return input.is_leaf() && input.memory_kind() == MemoryKind::kParameter &&
+    if (stands_for_parameter(input)) return true;
+    return input.is_leaf() && memory_kind_of(input) == MemoryKind::kParameter &&
            !input.grad().defined();
   }
 };

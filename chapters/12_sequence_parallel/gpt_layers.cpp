@@ -10,6 +10,7 @@
 #include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::sequence_parallel {
 namespace {
@@ -157,7 +158,7 @@ LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
         const bool has_mask = mask->defined() && mask->device() == qkv.device();
         if (options.causal && !has_mask) {
           *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
-          mask->set_memory_kind(MemoryKind::kInput);
+          set_memory_kind(*mask, MemoryKind::kInput);
         }
         const Tensors parts = split_qkv(qkv);
         return ring_self_attention(parts[0], parts[1], parts[2],

@@ -8,7 +8,7 @@
 #include "core/internal/kernel_orders.h"
 #include "core/internal/op_scope.h"
 #include "core/internal/tensor_impl.h"
-#include "core/kernels/elementwise.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::autograd {
 namespace {
@@ -24,15 +24,7 @@ Tensor sum_of(const Tensor& a, const Tensor& b, bool in_place) {
   Tensor result = in_place ? a : a.empty_like();
   internal::OpScope scope("add", static_cast<double>(a.numel()),
                           internal::bytes_of({&a, &b, &result}), a);
-  if (!scope.runs()) return result;
-  // Gradients of a convolution's weight may add up in the kernel's order
-  const bool as_they_lie = in_place && internal::share_kernel_order(a, b);
-  const auto address = [as_they_lie](const Tensor& tensor) {
-    return as_they_lie ? internal::address_as_it_lies(tensor) : tensor.raw();
-  };
-  kernels::binary_same_shape(scope.kernels(), kernels::BinaryOp::kAdd,
-                             a.dtype(), a.numel(), address(a), address(b),
-                             address(result));
+  if (scope.runs()) internal::add_elements(scope.kernels(), a, b, result);
   return result;
 }
 
@@ -63,7 +55,7 @@ void accumulate_gradient(const Tensor& leaf, Tensor grad) {
   } else {
     MemoryScope kind(meta.grad_kind);
     meta.grad = internal::is_sole_owner(grad) ? std::move(grad) : grad.clone();
-    meta.grad.set_memory_kind(meta.grad_kind);
+    set_memory_kind(meta.grad, meta.grad_kind);
   }
   // A hook may add or remove hooks.
   const auto hooks = meta.accumulate_hooks;

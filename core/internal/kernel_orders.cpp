@@ -5,6 +5,7 @@
 
 #include "core/context.h"
 #include "core/internal/tensor_impl.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook::internal {
 
@@ -13,6 +14,14 @@ namespace {
 SharedKernelOrder kernel_order_of(const Tensor& tensor) {
   KernelOrders* orders = tensor.impl()->storage->known_kernel_orders();
   return orders == nullptr ? nullptr : orders->order();
+}
+
+void* address_as_it_lies(const Tensor& tensor) {
+  auto* base = static_cast<std::byte*>(tensor.impl()->storage->data());
+  // A released storage: Tensor::raw throws the error.
+  if (base == nullptr) return tensor.raw();
+  return base + tensor.impl()->offset *
+                    static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));
 }
 
 }  // namespace
@@ -86,14 +95,6 @@ void* CopiesOf::find_or_make(const SharedKernelOrder& order, std::size_t bytes,
   return copy->data();
 }
 
-void* address_as_it_lies(const Tensor& tensor) {
-  auto* base = static_cast<std::byte*>(tensor.impl()->storage->data());
-  // A released storage: Tensor::raw throws the error.
-  if (base == nullptr) return tensor.raw();
-  return base + tensor.impl()->offset *
-                    static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));
-}
-
 void* address_to_read(const Tensor& tensor) {
   return kernel_order_of(tensor) == nullptr ? address_as_it_lies(tensor)
                                             : tensor.raw();
@@ -107,10 +108,18 @@ void set_kernel_order(const Tensor& tensor, SharedKernelOrder order) {
   tensor.impl()->storage->kernel_orders().set_order(std::move(order));
 }
 
-bool share_kernel_order(const Tensor& a, const Tensor& b) {
+void add_elements(KernelContext& context, const Tensor& a, const Tensor& b,
+                  const Tensor& result) {
   const SharedKernelOrder order = kernel_order_of(a);
   const SharedKernelOrder other = kernel_order_of(b);
-  return order != nullptr && other != nullptr && order->equals(*other);
+  const bool as_they_lie = result.is_same(a) && order != nullptr &&
+                           other != nullptr && order->equals(*other);
+  const auto address = [as_they_lie](const Tensor& tensor) {
+    return as_they_lie ? address_as_it_lies(tensor) : tensor.raw();
+  };
+  kernels::binary_same_shape(context, kernels::BinaryOp::kAdd, a.dtype(),
+                             a.numel(), address(a), address(b),
+                             address(result));
 }
 
 }  // namespace shardbook::internal

@@ -72,8 +72,6 @@ class CopiesOf : public OrderedCopies {
   std::vector<std::shared_ptr<Storage>> kept_;
 };
 
-/// Address of the first element, in whatever order the storage is.
-void* address_as_it_lies(const Tensor& tensor);
 /// Address of row-major elements, for an operation that only reads: copies in
 /// kernels' orders stay.
 void* address_to_read(const Tensor& tensor);
@@ -82,7 +80,9 @@ void* address_to_read(const Tensor& tensor);
 bool may_keep_kernel_order(const Device& device);
 /// Records that `tensor`, which fills its storage, lies in `order`.
 void set_kernel_order(const Tensor& tensor, SharedKernelOrder order);
-/// True when both lie in one kernel's order: not row-major, but alike.
-bool share_kernel_order(const Tensor& a, const Tensor& b);
+/// Writes a + b to `result`. Gradients of one weight add up in the order of its
+/// kernel: where both lie in one order and `result` is `a`, they stay in it.
+void add_elements(KernelContext& context, const Tensor& a, const Tensor& b,
+                  const Tensor& result);
 
 }  // namespace shardbook::internal

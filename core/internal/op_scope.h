@@ -10,6 +10,7 @@
 #include "core/internal/tensor_impl.h"
 #include "core/kernels/kernel_context.h"
 #include "core/tensor.h"
+#include "core/tensor_storage.h"
 #include "core/weight_gradients.h"
 
 namespace shardbook::internal {
@@ -67,7 +68,7 @@ class GradientOf : public MemoryScope {
 
  private:
   static MemoryKind kind_for(const Tensor& input) {
-    if (input.stands_for_parameter()) return MemoryKind::kGradient;
+    if (stands_for_parameter(input)) return MemoryKind::kGradient;
     if (!input.defined() || !input.is_leaf()) return MemoryKind::kActivation;
     const autograd::Meta& meta = input.impl()->grad_meta();
     const bool becomes_grad =
@@ -88,7 +89,7 @@ Tensor weight_gradient(const Tensor& weight, Compute compute) {
   };
   WeightGradients* store = RankContext::current().weight_gradients;
   if (store == nullptr || !weight.is_leaf() ||
-      weight.memory_kind() != MemoryKind::kParameter) {
+      memory_kind_of(weight) != MemoryKind::kParameter) {
     return booked();
   }
   store->push(weight, std::move(booked));
@@ -108,7 +109,7 @@ struct InputInfo {
   explicit InputInfo(const Tensor& input)
       : needs_grad(input.requires_grad()),
         shape(input.shape()),
-        leaf(needs_grad && (input.is_leaf() || input.stands_for_parameter())
+        leaf(needs_grad && (input.is_leaf() || stands_for_parameter(input))
                  ? input
                  : Tensor()) {}
   bool needs_grad;

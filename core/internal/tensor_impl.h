@@ -15,7 +15,7 @@ namespace autograd {
 /// A tensor's part in autograd; created when first needed.
 struct Meta {
   bool requires_grad = false;
-  /// A result in a parameter's place; see Tensor::set_stands_for_parameter.
+  /// A result in a parameter's place; see set_stands_for_parameter.
   bool stands_for_parameter = false;
   Tensor grad;
   Tensor grad_buffer;

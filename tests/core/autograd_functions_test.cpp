@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/tensor_storage.h"
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -102,8 +103,8 @@ TEST(GradBuffers, ReceiveTheFirstGradientAndTheSum) {
   const TensorOptions f64{DType::kF64, Device()};
   const Tensor bucket = Tensor::full({5}, 99, f64);
   const Tensor a = leaf_of({1, 2}, {2}), b = leaf_of({3, 4, 5}, {3});
-  a.set_grad_buffer(bucket.flat_view(3, {2}));
-  b.set_grad_buffer(bucket.flat_view(0, {3}));
+  set_grad_buffer(a, bucket.flat_view(3, {2}));
+  set_grad_buffer(b, bucket.flat_view(0, {3}));
   backward({square(a), square(b)}, {ones_like(a), ones_like(b)});
   EXPECT_EQ(values(bucket), (std::vector<double>{6, 8, 10, 2, 4}));
   EXPECT_TRUE(a.grad().shares_storage(bucket));
@@ -114,7 +115,7 @@ TEST(GradBuffers, ReceiveTheFirstGradientAndTheSum) {
   EXPECT_EQ(bucket.data<double>()[3], 3);
   backward({a}, {ones_like(a)});
   EXPECT_EQ(values(bucket), (std::vector<double>{6, 8, 10, 1, 1}));
-  expect_error([&] { a.set_grad_buffer(bucket); }, {"[5]", "[2]"});
+  expect_error([&] { set_grad_buffer(a, bucket); }, {"[5]", "[2]"});
 }
 
 // Mixed precision: 16-bit parameters, sums of gradients in f32.
@@ -122,7 +123,7 @@ TEST(GradBuffers, MayBeWiderThanTheParameter) {
   const TensorOptions bf16{DType::kBF16, Device()};
   const Tensor w = Tensor::full({33}, 1, bf16).set_requires_grad();
   const Tensor bucket = Tensor::zeros({33});
-  w.set_grad_buffer(bucket);
+  set_grad_buffer(w, bucket);
   // 1 + 2^-9 has no place in bf16, their sum in f32 has.
   backward({w}, {Tensor::full({33}, 1, bf16)});
   backward({w}, {Tensor::full({33}, 1.0 / 512, bf16)});

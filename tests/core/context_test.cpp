@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/optim.h"
+#include "core/tensor_storage.h"
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -239,7 +240,7 @@ TEST_F(Observed, AllocationsAddUpToWhatIsInUse) {
     EXPECT_EQ(seen.allocations[0].bytes, 40);
     EXPECT_EQ(seen.allocations[0].kind, MemoryKind::kParameter);
     EXPECT_EQ(seen.allocations[0].device, context.device);
-    x.set_memory_kind(MemoryKind::kGradient);
+    set_memory_kind(x, MemoryKind::kGradient);
     EXPECT_EQ(seen.net, 40);
     const Tensor y = leaf({5, 5});
     sum(square(matmul(y, y))).backward();

@@ -8,6 +8,7 @@
 
 #include "core/inplace.h"
 #include "core/optim.h"
+#include "core/tensor_storage.h"
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -69,9 +70,9 @@ TEST_F(KernelOrders, CopiesEndWithTheWeight) {
     const Tensor w = leaf(kWeight, 2, -1, 1, f32());
     use(w), use(w);
     EXPECT_GT(workspace(), 0);
-    w.release_storage();
+    release_storage(w);
     EXPECT_EQ(workspace(), 0);
-    w.restore_storage();
+    restore_storage(w);
     w.copy_from(noise(kWeight, 3));
     use(w);
     EXPECT_GT(workspace(), 0);
@@ -100,7 +101,7 @@ TEST_F(KernelOrders, EveryWriteIsSeen) {
       {"add_into", [&](const Tensor& w) { add_into(w, other); }},
       {"scale_in_place", [](const Tensor& w) { scale_in_place(w, 0.5); }},
       {"a view", [](const Tensor& w) { w.rows_view(3, 4).fill(1); }},
-      {"set_data", [&](Tensor w) { w.set_data(other); }},
+      {"set_data", [&](Tensor w) { set_data(w, other); }},
       {"sgd", [](const Tensor& w) { make_optimizer("sgd", {w}, {})->step(); }},
       {"adamw",
        [](const Tensor& w) { make_optimizer("adamw", {w}, {})->step(); }}};

@@ -2,6 +2,7 @@
 
 #include "core/optim.h"
 
+#include "core/tensor_storage.h"
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -210,7 +211,7 @@ TEST(MasterCopies, KeepWhatSixteenBitsLose) {
     if (master) {
       EXPECT_EQ(values(optimizer->slots()[0].master),
                 Values(4, 1 - 32.0 / 1024));
-      EXPECT_EQ(optimizer->slots()[0].master.memory_kind(),
+      EXPECT_EQ(memory_kind_of(optimizer->slots()[0].master),
                 MemoryKind::kOptimizerState);
     }
     return values(w)[0];

@@ -2,6 +2,7 @@
 
 #include "core/tensor.h"
 
+#include "core/tensor_storage.h"
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -178,7 +179,7 @@ TEST(SetData, MovesAParameterIntoAFlatBuffer) {
   const Tensor flat = Tensor::zeros({10}, f64);
   const Tensor place = flat.flat_view(4, {2, 3});
   place.copy_from(w);
-  w.set_data(place);
+  set_data(w, place);
   EXPECT_EQ(w.id(), id);
   EXPECT_TRUE(w.requires_grad());
   EXPECT_EQ(w.shape(), (Shape{2, 3}));
@@ -192,14 +193,14 @@ TEST(SetData, MovesAParameterIntoAFlatBuffer) {
 
 TEST(SetData, TakesAnotherShapeOfTheSameNumberOfElements) {
   Tensor w = Tensor::zeros({2, 3});
-  w.set_data(Tensor::full({6}, 1));
+  set_data(w, Tensor::full({6}, 1));
   EXPECT_EQ(w.shape(), (Shape{2, 3}));
   EXPECT_EQ(values(w), (std::vector<double>(6, 1)));
-  expect_error([&] { w.set_data(Tensor::zeros({5})); },
+  expect_error([&] { set_data(w, Tensor::zeros({5})); },
                {"f32[5]", "f32[2, 3]"});
   expect_error(
       [&] {
-        w.set_data(Tensor::zeros({2, 3}, {DType::kF64, Device()}));
+        set_data(w, Tensor::zeros({2, 3}, {DType::kF64, Device()}));
       },
       {"f64", "f32"});
 }
@@ -209,21 +210,21 @@ TEST(ReleaseStorage, GivesMemoryBackAndTakesItAgain) {
   Tensor flat = Tensor::zeros({8}, {DType::kF32, device});
   const Tensor view = flat.flat_view(4, {2, 2});
   EXPECT_EQ(device.memory().current_total, 32);
-  flat.release_storage();
+  release_storage(flat);
   EXPECT_EQ(device.memory().current_total, 0);
   expect_error([&] { flat.raw(); }, {"storage was released"});
   expect_error([&] { view.raw(); }, {"storage was released"});
   EXPECT_EQ(view.shape(), (Shape{2, 2}));
-  expect_error([&] { view.restore_storage(); }, {"covers the storage"});
-  flat.restore_storage();
+  expect_error([&] { restore_storage(view); }, {"covers the storage"});
+  restore_storage(flat);
   EXPECT_EQ(device.memory().current_total, 32);
   flat.fill(3);
   EXPECT_EQ(values(view), (std::vector<double>(4, 3)));
   // Twice is as good as once.
-  flat.release_storage();
-  flat.release_storage();
-  flat.restore_storage();
-  flat.restore_storage();
+  release_storage(flat);
+  release_storage(flat);
+  restore_storage(flat);
+  restore_storage(flat);
   EXPECT_EQ(device.memory().current_total, 32);
 }
 
@@ -234,9 +235,9 @@ TEST(MemoryKinds, BelongToTheWholeStorage) {
     MemoryScope kind(MemoryKind::kCommunication);
     x = Tensor::zeros({4}, {DType::kF32, device});
   }
-  EXPECT_EQ(x.memory_kind(), MemoryKind::kCommunication);
-  x.rows_view(0, 1).set_memory_kind(MemoryKind::kGradient);
-  EXPECT_EQ(x.memory_kind(), MemoryKind::kGradient);
+  EXPECT_EQ(memory_kind_of(x), MemoryKind::kCommunication);
+  set_memory_kind(x.rows_view(0, 1), MemoryKind::kGradient);
+  EXPECT_EQ(memory_kind_of(x), MemoryKind::kGradient);
   EXPECT_EQ(device.memory().current(MemoryKind::kCommunication), 0);
   EXPECT_EQ(device.memory().current(MemoryKind::kGradient), 16);
 }

@@ -21,6 +21,7 @@
 #include "core/safetensors.h"
 #include "core/stream.h"
 #include "core/tensor.h"
+#include "core/tensor_storage.h"
 #include "core/weight_gradients.h"
 
 namespace shardbook::examples {
@@ -149,6 +150,13 @@ void tensor() {
   Tensor loss = sum(matmul(w, w));
   loss.backward();
   w.grad().to_vector<float>();
+}
+
+// --- core/tensor_storage.h
+void tensor_storage(const Tensor& weight, const Tensor& flat) {
+  set_data(weight, flat.flat_view(0, weight.shape()));
+  release_storage(flat);
+  restore_storage(flat);
 }
 
 // --- core/weight_gradients.h

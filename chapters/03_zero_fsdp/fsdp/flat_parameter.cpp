@@ -6,6 +6,7 @@
 #include "core/context.h"
 #include "core/copy_runs.h"
 #include "core/inplace.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::fsdp {
 namespace {
@@ -91,7 +92,7 @@ void FlatParameter::make_shard(const std::vector<NamedTensor>& parameters) {
   if (is_whole_) {
     state_ = State::kFull;
   } else {
-    full_.release_storage();
+    release_storage(full_);
   }
 }
 
@@ -121,7 +122,7 @@ Tensor FlatParameter::own_part(const Tensor& message,
 // Memory for the gathered message: in v1 it is the full array itself.
 Tensor FlatParameter::gathered_message() {
   if (!layout_.per_parameter) {
-    full_.restore_storage();
+    restore_storage(full_);
     return full_;
   }
   staging_ = empty(layout_.full_numel(), compute_dtype_, full_.device(),
@@ -153,7 +154,7 @@ void FlatParameter::finish_gather() {
   if (state_ != State::kGathering) return;
   gather_work_.wait();
   if (layout_.per_parameter) {
-    full_.restore_storage();
+    restore_storage(full_);
     copy_out(staging_, full_);
     staging_ = Tensor();
   }
@@ -166,7 +167,7 @@ void FlatParameter::free_full() {
     gather_work_.wait();
     staging_ = Tensor();
   }
-  if (state_ != State::kSharded) full_.release_storage();
+  if (state_ != State::kSharded) release_storage(full_);
   state_ = State::kSharded;
 }
 
@@ -204,7 +205,7 @@ void FlatParameter::prepare_grads() {
   grads_ = empty(ranks() * grad_numel_, compute_dtype_, full_.device(),
                  MemoryKind::kGradient);
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
-    if (requires_grad_[i]) leaves_[i].set_grad_buffer(view(grads_, i));
+    if (requires_grad_[i]) set_grad_buffer(leaves_[i], view(grads_, i));
   }
 }
 
@@ -216,7 +217,7 @@ bool FlatParameter::has_grads() const {
 void FlatParameter::drop_grads() {
   for (const Tensor& leaf : leaves_) {
     leaf.clear_grad();
-    leaf.set_grad_buffer({});
+    set_grad_buffer(leaf, {});
   }
   grads_ = Tensor();
 }
@@ -290,7 +291,7 @@ void FlatParameter::take(const Tensor& output) {
       [](const NamedTensor& t) { return t.tensor.grad().defined(); });
   Tensor grad = output;
   if (output_is_grad()) {
-    grad.set_memory_kind(MemoryKind::kGradient);
+    set_memory_kind(grad, MemoryKind::kGradient);
   } else {
     grad = empty(output.numel(), dtype_, shard_.device(),
                  is_first ? MemoryKind::kGradient : MemoryKind::kCommunication);
@@ -331,7 +332,7 @@ Tensor FlatParameter::gather(const Tensor& shard,
   groups_.shards->all_gather(message, input, label + " " + name_).wait();
   if (!layout_.per_parameter) return message;
   const Tensor full =
-      message.empty_like().set_memory_kind(MemoryKind::kParameter);
+      set_memory_kind(message.empty_like(), MemoryKind::kParameter);
   copy_out(message, full);
   return full;
 }

@@ -10,7 +10,7 @@
 //                  unit's backward to its reduce-scatter
 //
 // The leaves of the graph are the single parameters, whose gradients fall into
-// one array (Tensor::set_grad_buffer). PyTorch's FSDP v1 has one flat leaf and
+// one array (core/tensor_storage.h). PyTorch's FSDP v1 has one flat leaf and
 // splits it in a recorded operation, which holds a unit's gradients twice.
 //
 // v1 and v2 differ in the layout alone. v1's full array IS the gathered

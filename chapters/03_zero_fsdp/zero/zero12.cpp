@@ -5,6 +5,7 @@
 #include "comm/coalesce.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::zero {
 
@@ -38,7 +39,7 @@ ZeroStage12::~ZeroStage12() {
   for (auto& slots : slots_) {
     for (Slot& slot : slots) {
       slot.parameter.remove_accumulate_hook(slot.hook_key);
-      slot.parameter.set_grad_buffer({});
+      set_grad_buffer(slot.parameter, {});
     }
   }
 }
@@ -84,7 +85,8 @@ void ZeroStage12::make_flat(std::size_t index) {
   flat.flat_grad = Tensor::zeros({flat.layout.padded}, flat.flat.options());
   group.grad = flat.flat_grad.flat_view(begin, {shard});
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-    group.parameters[i].tensor.set_grad_buffer(
+    set_grad_buffer(
+        group.parameters[i].tensor,
         flat.flat_grad.flat_view(flat.layout.offsets[i], group.shapes[i]));
   }
 }

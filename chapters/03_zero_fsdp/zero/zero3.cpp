@@ -6,6 +6,7 @@
 #include "comm/coalesce.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::zero {
 
@@ -147,8 +148,8 @@ void ZeroStage3::partition(Slot& slot) {
   if (!gathered.is_same(kept)) {
     gathered.flat_view(slot.offset, {slot.slice}).copy_from(own);
   }
-  slot.parameter.set_data(view);
-  if (!slot.is_persistent) slot.full.release_storage();
+  set_data(slot.parameter, view);
+  if (!slot.is_persistent) release_storage(slot.full);
 }
 
 void ZeroStage3::add_hooks() {

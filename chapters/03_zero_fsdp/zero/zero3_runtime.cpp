@@ -7,6 +7,7 @@
 #include "chapters/03_zero_fsdp/zero/zero3.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::zero {
 
@@ -27,7 +28,7 @@ Work ZeroStage3::gather(const std::vector<Slot*>& slots, Tensor& buffer,
   std::int64_t slice = 0;
   for (const Slot* slot : slots) slice += slot->slice;
   if (slots.size() == 1) {
-    slots[0]->full.restore_storage();
+    restore_storage(slots[0]->full);
     buffer = slots[0]->full;
   } else {
     MemoryScope kind(MemoryKind::kCommunication);
@@ -54,7 +55,7 @@ void ZeroStage3::unpack(const std::vector<Slot*>& slots, const Tensor& buffer) {
   std::vector<CopyRun> runs;
   std::int64_t offset = 0;
   for (const Slot* slot : slots) {
-    slot->full.restore_storage();
+    restore_storage(slot->full);
     runs.push_back({slot->full,
                     buffer.flat_view(offset, {buffer.numel() - offset}),
                     group_.size(), slot->slice, slot->slice, piece});
@@ -103,7 +104,7 @@ void ZeroStage3::fetch(Unit& unit) {
 
 void ZeroStage3::release(Unit& unit) {
   if (unit.state != Unit::State::kFull || is_pinned_) return;
-  for (Slot* slot : fetched_slots(unit)) slot->full.release_storage();
+  for (Slot* slot : fetched_slots(unit)) release_storage(slot->full);
   unit.state = Unit::State::kSharded;
   unit.is_kept = false;
   live_ -= unit.numel;

@@ -8,6 +8,7 @@
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::zero {
 namespace {
@@ -176,7 +177,7 @@ std::vector<NamedTensor> ZeroOptimizer::gather_full(bool of_optimizer,
       for (std::size_t p = 0; is_kept && p < group.parameters.size(); ++p) {
         const std::string suffix =
             field.name == "parameter" ? "" : "." + field.name;
-        MemoryScope kind(field.values.memory_kind());
+        MemoryScope kind(memory_kind_of(field.values));
         targets.push_back(
             Tensor::empty(group.shapes[p], {field.values.dtype(), host}));
         full[group.parameters[p].name + suffix] = targets.back();

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/layers.h"
 #include "core/ops.h"
+#include "core/tensor_storage.h"
 #include "sim/virtual_clock.h"
 
 namespace shardbook::pipeline {
@@ -329,7 +330,7 @@ void Engine::note_loss(const Tensor& value, int b) {
   loss.share = feed_.piece(b).share;
   if (options_.reads_losses_late) {
     loss.value = value.detach();
-    loss.value.set_memory_kind(MemoryKind::kCommunication);
+    set_memory_kind(loss.value, MemoryKind::kCommunication);
   } else {
     loss.read = value.item();
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook {
 namespace {
@@ -22,7 +23,7 @@ void Mailbox::send(const Tensor& value, int to, int tag,
     return;
   }
   // The message occupies memory until the receiver has it
-  value.set_memory_kind(MemoryKind::kCommunication);
+  set_memory_kind(value, MemoryKind::kCommunication);
   // Forget finished messages to this rank; flush waits for the others
   sent_.erase(std::remove_if(sent_.begin(), sent_.end(),
                              [&](const Sent& each) {

@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook {
 
@@ -76,7 +77,7 @@ Tensor PieceGraphs::launch(std::int64_t rows, bool is_first) {
 void PieceGraphs::record(Piece& piece, std::int64_t rows) {
   piece.graph.emplace([&] { piece.loss = compute(rows); }, first_);
   // Its bytes are no longer those of a step: it stays
-  piece.loss.set_memory_kind(MemoryKind::kWorkspace);
+  set_memory_kind(piece.loss, MemoryKind::kWorkspace);
   if (first_ != nullptr) return;
   first_ = &*piece.graph;
   for (const NamedTensor& parameter : model_.named_parameters()) {

@@ -10,6 +10,7 @@
 #include "chapters/common/models/data.h"
 #include "chapters/common/run/training.h"
 #include "core/context.h"
+#include "core/tensor_storage.h"
 #include "core/xtensor.h"
 #include "tests/chapters/common/common_support.h"
 
@@ -37,7 +38,7 @@ TEST_F(DatasetFiles, SamplesFollowEachOtherAndWrapAtTheEnd) {
   EXPECT_EQ(ints(second.inputs), (Ints{'6', '7', '8', '0', '1', '2'}));
   // Far beyond the end.
   EXPECT_EQ(ints(data.batch(300, 2).inputs), ints(first.inputs));
-  EXPECT_EQ(first.inputs.memory_kind(), MemoryKind::kInput);
+  EXPECT_EQ(memory_kind_of(first.inputs), MemoryKind::kInput);
 }
 
 TEST_F(DatasetFiles, RanksReadRowsOfTheGlobalBatch) {

@@ -9,6 +9,7 @@
 #include "chapters/common/pipeline/stage_run.h"
 #include "core/autograd.h"
 #include "core/optim.h"
+#include "core/tensor_storage.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
 
 namespace shardbook::gpipe_test {
@@ -292,7 +293,7 @@ TEST(Mailboxes, WhatWasSentIsBookedAsCommunication) {
       mailbox.receive_forward(spec, 0, 1, 0);
     }
     mailbox.flush();
-    return value.memory_kind();
+    return memory_kind_of(value);
   });
   EXPECT_EQ(kinds[0], MemoryKind::kCommunication);
   EXPECT_EQ(kinds[1], MemoryKind::kActivation);
