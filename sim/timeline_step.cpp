@@ -185,32 +185,21 @@ bool alike(const RankTimeline& a, const RankTimeline& b, double tolerance_s) {
                     });
 }
 
-// Spans of time, joined. `add` returns how much longer they have become.
-struct Cover {
-  std::vector<std::pair<double, double>> spans;  // ascending, apart
-
-  double add(std::vector<std::pair<double, double>> more) {
-    const double before = length();
-    spans.insert(spans.end(), more.begin(), more.end());
-    std::sort(spans.begin(), spans.end());
-    std::vector<std::pair<double, double>> merged;
-    for (const auto& span : spans) {
-      if (!merged.empty() && span.first <= merged.back().second) {
-        merged.back().second = std::max(merged.back().second, span.second);
-      } else {
-        merged.push_back(span);
-      }
+// Seconds that at least one of the spans covers.
+double covered_s(std::vector<std::pair<double, double>> spans) {
+  std::sort(spans.begin(), spans.end());
+  double sum = 0, begin = 0, end = 0;
+  bool is_open = false;
+  for (const auto& [begin_s, end_s] : spans) {
+    if (is_open && begin_s <= end) {
+      end = std::max(end, end_s);
+      continue;
     }
-    spans = std::move(merged);
-    return length() - before;
+    sum += end - begin;
+    begin = begin_s, end = end_s, is_open = true;
   }
-
-  double length() const {
-    double sum = 0;
-    for (const auto& [begin_s, end_s] : spans) sum += end_s - begin_s;
-    return sum;
-  }
-};
+  return sum + (end - begin);
+}
 
 }  // namespace
 
@@ -221,25 +210,28 @@ bool is_work(const TimelineEvent& event) {
 
 QueueShares queue_shares(const RankTimeline& timeline, const std::string& queue,
                          double step_s) {
-  const auto spans = [&](auto belongs) {
-    std::vector<std::pair<double, double>> found;
-    for (const TimelineEvent& event : timeline.events) {
-      if (event.queue == queue && belongs(event)) {
-        found.emplace_back(event.begin_s, event.end_s);
-      }
-    }
-    return found;
-  };
-  const auto of_category = [&](const char* name) {
-    return spans(
-        [&](const TimelineEvent& event) { return event.category == name; });
-  };
   QueueShares shares;
   if (!(step_s > 0)) return shares;
-  Cover cover;
-  shares.busy = cover.add(spans(is_work)) / step_s;
-  shares.exposed = cover.add(of_category("exposed")) / step_s;
-  shares.bubble = cover.add(of_category("bubble")) / step_s;
+  std::vector<std::pair<double, double>> spans;
+  double before_s = 0;
+  // How much longer the covered time becomes by these events.
+  const auto add = [&](auto belongs) {
+    for (const TimelineEvent& event : timeline.events) {
+      if (event.queue == queue && belongs(event)) {
+        spans.emplace_back(event.begin_s, event.end_s);
+      }
+    }
+    const double now_s = covered_s(spans);
+    return (now_s - std::exchange(before_s, now_s)) / step_s;
+  };
+  const auto of = [](const char* category) {
+    return [category](const TimelineEvent& event) {
+      return event.category == category;
+    };
+  };
+  shares.busy = add(is_work);
+  shares.exposed = add(of("exposed"));
+  shares.bubble = add(of("bubble"));
   shares.rest = std::max(0.0, 1 - shares.busy - shares.exposed - shares.bubble);
   return shares;
 }

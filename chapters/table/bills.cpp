@@ -22,12 +22,9 @@ bool same(const Figure& a, const Figure& b) {
   return a.predicted == b.predicted && a.counted == b.counted;
 }
 
-bool same(const Peak& a, const Peak& b) {
-  return a.simulated == b.simulated && a.counted == b.counted;
-}
+using Figures = std::vector<std::pair<std::string, Figure>>;
 
-template <typename Values>
-bool same_kinds(const Values& a, const Values& b) {
+bool same(const Figures& a, const Figures& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const auto& x, const auto& y) {
                       return x.first == y.first && same(x.second, y.second);
@@ -35,8 +32,7 @@ bool same_kinds(const Values& a, const Values& b) {
 }
 
 bool same(const RankBill& a, const RankBill& b) {
-  return same(a.sent, b.sent) && same_kinds(a.held, b.held) &&
-         same_kinds(a.peak, b.peak);
+  return same(a.sent, b.sent) && same(a.held, b.held) && same(a.peak, b.peak);
 }
 
 std::vector<BillGroup> group_bills(const std::vector<RankBill>& bills) {
@@ -95,7 +91,7 @@ std::string group_html(const BillGroup& group) {
         "<tr><th scope=\"row\">{}, simulated</th><td>{}</td><td>{}</td>"
         "<td></td></tr>\n",
         svg::escape("peak " + readable(kind)),
-        peak.simulated < 0 ? "" : exact_bytes(peak.simulated),
+        peak.predicted < 0 ? "" : exact_bytes(peak.predicted),
         exact_bytes(peak.counted));
   }
   if (rows.empty()) return "";

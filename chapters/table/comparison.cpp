@@ -3,6 +3,7 @@
 #include "chapters/table/table.h"
 
 namespace shardbook::table {
+
 std::string format_comparison(const std::vector<ProgramRun>& runs) {
   std::vector<pictures::text_table::Row> rows = {
       {"run", "set", "step", "peak memory", "sent per step", "idle"}};

@@ -67,48 +67,40 @@ Claim read_numbers(const JsonReader& reader) {
   return claim;
 }
 
-// Both members of the pair at `path`; predicted may be null, or missing there.
+// Both members of the pair at `path`. The one under `key` may be null, or
+// missing where it is not needed.
 Figure read_figure(const JsonReader& reader, const Json& pair,
-                   const std::string& path, bool needs_prediction) {
+                   const std::string& path, const char* key, bool needs_it) {
   Figure figure;
-  figure.counted = static_cast<double>(reader.member(pair, "counted", path));
-  if (pair.contains("predicted") ? !pair["predicted"].is_null()
-                                 : needs_prediction) {
-    figure.predicted =
-        static_cast<double>(reader.member(pair, "predicted", path));
+  figure.counted = reader.member(pair, "counted", path);
+  if (pair.contains(key) ? !pair[key].is_null() : needs_it) {
+    figure.predicted = reader.member(pair, key, path);
   }
   return figure;
 }
 
 std::vector<RankBill> read_bills(const JsonReader& reader) {
   const std::vector<Json> bytes = reader.list("bytes");
-  const std::vector<Json> held = reader.list("held_memory");
-  const std::vector<Json> peak = reader.list("peak_memory");
   std::vector<RankBill> bills(
-      std::max({bytes.size(), held.size(), peak.size()}));
+      std::max({bytes.size(), reader.list("held_memory").size(),
+                reader.list("peak_memory").size()}));
   for (std::size_t r = 0; r < bytes.size(); ++r) {
-    bills[r].sent =
-        read_figure(reader, bytes[r], fmt::format("bytes[{}]", r), true);
+    bills[r].sent = read_figure(reader, bytes[r], fmt::format("bytes[{}]", r),
+                                "predicted", true);
   }
-  for (std::size_t r = 0; r < held.size(); ++r) {
-    for (const auto& [kind, pair] : held[r].items()) {
-      const std::string path = fmt::format("held_memory[{}].{}", r, kind);
-      bills[r].held.emplace_back(kind, read_figure(reader, pair, path, false));
-    }
-  }
-  for (std::size_t r = 0; r < peak.size(); ++r) {
-    for (const auto& [kind, pair] : peak[r].items()) {
-      const std::string path = fmt::format("peak_memory[{}].{}", r, kind);
-      Peak of_kind;
-      of_kind.counted =
-          static_cast<double>(reader.member(pair, "counted", path));
-      if (pair.contains("simulated") && !pair["simulated"].is_null()) {
-        of_kind.simulated =
-            static_cast<double>(reader.member(pair, "simulated", path));
+  const auto read_kinds = [&](const char* list, auto RankBill::*kinds,
+                              const char* key) {
+    const std::vector<Json> ranks = reader.list(list);
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      for (const auto& [kind, pair] : ranks[r].items()) {
+        const std::string path = fmt::format("{}[{}].{}", list, r, kind);
+        (bills[r].*kinds)
+            .emplace_back(kind, read_figure(reader, pair, path, key, false));
       }
-      bills[r].peak.emplace_back(kind, of_kind);
     }
-  }
+  };
+  read_kinds("held_memory", &RankBill::held, "predicted");
+  read_kinds("peak_memory", &RankBill::peak, "simulated");
   return bills;
 }
 

@@ -28,15 +28,10 @@ struct Claim {
   std::string failure;  ///< one sentence without a full stop
 };
 
-/// A quantity that a formula predicts and the program counts.
+/// A quantity that a formula predicts (a peak: that the run on shapes simulates)
+/// and the program counts.
 struct Figure {
   double predicted = -1;  ///< negative: not predicted
-  double counted = 0;
-};
-
-/// The most bytes at one time.
-struct Peak {
-  double simulated = -1;  ///< by the run on shapes; negative: there was none
   double counted = 0;
 };
 
@@ -44,7 +39,7 @@ struct Peak {
 struct RankBill {
   Figure sent;
   std::vector<std::pair<std::string, Figure>> held;
-  std::vector<std::pair<std::string, Peak>> peak;
+  std::vector<std::pair<std::string, Figure>> peak;
 };
 
 /// The run in virtual time, on a cluster.

@@ -48,7 +48,10 @@ class JsonReader {
   }
 
   std::int64_t count(const std::string& path) const {
-    return count_of(require(path), path);
+    const Json& value = require(path);
+    SB_CHECK(value.is_number_integer() && value >= 0, where(path), " is ",
+             shown(value), "; it has to be a whole number from 0 up");
+    return value.get<std::int64_t>();
   }
 
   std::optional<double> number(const std::string& path) const {
@@ -95,8 +98,8 @@ class JsonReader {
   }
 
   // Members of a pair {"predicted": ..., "counted": ...} at `path`.
-  std::int64_t member(const Json& pair, const char* key,
-                      const std::string& path) const {
+  double member(const Json& pair, const char* key,
+                const std::string& path) const {
     SB_CHECK(pair.is_object() && pair.contains(key), where(path), " has no ",
              key, " number of bytes");
     const Json& value = pair[key];
@@ -105,7 +108,7 @@ class JsonReader {
                  value.get<double>() < 9e18,
              where(path), ".", key, " is ", shown(value),
              "; it has to be a number of bytes from 0 up");
-    return std::llround(value.get<double>());
+    return std::round(value.get<double>());
   }
 
  private:
@@ -113,12 +116,6 @@ class JsonReader {
     const Json& value = at(path);
     SB_CHECK(!value.is_null(), where(path), " is missing");
     return value;
-  }
-
-  std::int64_t count_of(const Json& value, const std::string& path) const {
-    SB_CHECK(value.is_number_integer() && value >= 0, where(path), " is ",
-             shown(value), "; it has to be a whole number from 0 up");
-    return value.get<std::int64_t>();
   }
 
   std::string where(const std::string& path) const {
