@@ -66,23 +66,17 @@ std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
 std::vector<MemorySample> thin_memory(const std::vector<MemorySample>& all,
                                       double shortest_s) {
   std::vector<MemorySample> kept;
-  std::size_t open = 0;  // how many of `kept` the time now being filled has
-  double begin_s = 0;
-  for (const MemorySample& sample : all) {
-    if (open > 0 && sample.time_s - begin_s < shortest_s) {
-      MemorySample& fullest = kept[kept.size() - open];
-      if (sample.total() > fullest.total()) fullest = sample;
-      if (open == 2) kept.pop_back();
-      open = 1;
-      if (sample.total() < kept.back().total()) {
-        kept.push_back(sample);
-        open = 2;
-      }
-      continue;
+  for (std::size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+    std::size_t fullest = begin;
+    for (; end == begin || (end < all.size() &&
+                            all[end].time_s - all[begin].time_s < shortest_s);
+         ++end) {
+      if (all[end].total() > all[fullest].total()) fullest = end;
     }
-    kept.push_back(sample);
-    begin_s = sample.time_s;
-    open = 1;
+    kept.push_back(all[fullest]);
+    if (all[end - 1].total() < all[fullest].total()) {
+      kept.push_back(all[end - 1]);
+    }
   }
   return kept;
 }

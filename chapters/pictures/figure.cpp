@@ -97,20 +97,21 @@ void Figure::text(double x, double y, const std::string& text, Anchor anchor,
       x, y, name, size, color, svg::escape(text));
 }
 
-void Figure::box(const Box& at, const std::string& css_class) {
+void Figure::rect(const Box& at, const std::string& paint) {
   body_ += fmt::format(
       "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
       "{}/>\n",
-      at.x, at.y, at.width, at.height, paint_of(css_class));
+      at.x, at.y, at.width, at.height, paint);
+}
+
+void Figure::box(const Box& at, const std::string& css_class) {
+  rect(at, paint_of(css_class));
 }
 
 void Figure::colored_box(const Box& at, const std::string& color,
                          const std::string& stroke) {
-  body_ += fmt::format(
-      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
-      "fill=\"{}\"{}/>\n",
-      at.x, at.y, at.width, at.height, color,
-      stroke.empty() ? "" : fmt::format(" stroke=\"{}\"", stroke));
+  rect(at, fmt::format("fill=\"{}\"", color) +
+               (stroke.empty() ? "" : fmt::format(" stroke=\"{}\"", stroke)));
 }
 
 void Figure::path(const std::string& d, const std::string& css_class) {

@@ -71,6 +71,7 @@ class Figure {
   std::string svg(const std::string& title) const;
 
  private:
+  void rect(const Box& at, const std::string& paint);
   static std::vector<double> marks(double length, double pixels);
   void mark(double x, double y, const std::string& text);
 

@@ -18,26 +18,32 @@ std::string open(double height, const std::string& css_class,
       css_class, kWidth, height, escape(title), attributes);
 }
 
+std::string bar_of(const std::string& drawing) {
+  return fmt::format(
+      "<svg class=\"bar\" viewBox=\"0 0 {} 10\" preserveAspectRatio=\"none\" "
+      "aria-hidden=\"true\">{}</svg>",
+      kWidth, drawing);
+}
+
+std::string rect_of(double share, const std::string& css_class) {
+  return fmt::format("<rect class=\"{}\" width=\"{:.1f}\" height=\"10\"/>",
+                     css_class, kWidth * std::clamp(share, 0.0, 1.0));
+}
+
 }  // namespace
 
 std::string bar(double share, const std::string& css_class) {
-  return fmt::format(
-      "<svg class=\"bar\" viewBox=\"0 0 {0} 10\" preserveAspectRatio=\"none\" "
-      "aria-hidden=\"true\"><rect class=\"{1}\" width=\"{2:.1f}\" "
-      "height=\"10\"/></svg>",
-      kWidth, css_class, kWidth * std::clamp(share, 0.0, 1.0));
+  return bar_of(rect_of(share, css_class));
 }
 
 std::string bar_with_error(double share, double deviation,
                            const std::string& css_class) {
-  std::string text = bar(share, css_class);
   const double from = kWidth * std::clamp(share - deviation, 0.0, 1.0);
   const double to = kWidth * std::clamp(share + deviation, 0.0, 1.0);
-  text.insert(text.rfind("</svg>"),
-              fmt::format("<path class=\"error\" d=\"M{0:.1f} 5H{1:.1f}"
-                          "M{0:.1f} 2V8M{1:.1f} 2V8\"/>",
-                          from, to));
-  return text;
+  return bar_of(rect_of(share, css_class) +
+                fmt::format("<path class=\"error\" d=\"M{0:.1f} 5H{1:.1f}"
+                            "M{0:.1f} 2V8M{1:.1f} 2V8\"/>",
+                            from, to));
 }
 
 std::string stacked_bar(
@@ -53,10 +59,7 @@ std::string stacked_bar(
         css_class, kWidth * begin, kWidth * length);
     begin += length;
   }
-  return fmt::format(
-      "<svg class=\"bar\" viewBox=\"0 0 {} 10\" preserveAspectRatio=\"none\" "
-      "aria-hidden=\"true\">{}</svg>",
-      kWidth, rects);
+  return bar_of(rects);
 }
 
 std::string curve(const std::vector<Point>& points, double solid, double dashed,
@@ -101,22 +104,11 @@ std::string columns(const std::vector<double>& heights,
 std::string escape(const std::string& text) {
   std::string safe;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      default:
-        safe += c;
-    }
+    safe += c == '&'   ? "&amp;"
+            : c == '<' ? "&lt;"
+            : c == '>' ? "&gt;"
+            : c == '"' ? "&quot;"
+                       : std::string(1, c);
   }
   return safe;
 }
