@@ -5,7 +5,7 @@
 
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/01_data_parallel/bill.h"
-#include "chapters/02_ddp/buckets.h"
+#include "chapters/02_ddp/bucket.h"
 #include "chapters/03_zero_fsdp/fsdp/flat_parameter_layout.h"
 #include "chapters/04_model_parallel/model_parallel.h"
 #include "chapters/05_gpipe/gpipe.h"

@@ -85,7 +85,7 @@ double step_s(const Options& options, const StepTime& step, Module& module,
   // Behind the loss, buckets leave one after the other, each when its last
   // gradient is there
   double sent = textbook::all_reduce(step.ranks, 8);
-  for (const Bucket& bucket : ddp.reducer().buckets()) {
+  for (const BucketMembers& bucket : ddp.reducer().buckets()) {
     double elements = 0;
     for (const int i : bucket) {
       const NamedTensor& each = parameters[static_cast<std::size_t>(i)];

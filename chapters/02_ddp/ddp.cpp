@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "comm/coalesce.h"
 #include "core/check.h"
@@ -115,25 +114,16 @@ void DistributedDataParallel::before_forward() {
   // Complain about gradients that never came
   reducer_->check_finished();
 
-  int root = 0;
-  if (is_joining_) {
-    // Agree on who still has samples
-    status_ = tell_who_is_active(true);
-    const auto ranks_end = status_.begin() + group_.size();
-    const auto missing = std::find(status_.begin(), ranks_end, 0);
-    SB_CHECK(
-        missing == ranks_end || !join_options_.throw_on_early_termination,
-        "ddp: rank ", missing - status_.begin(),
-        " has no more batches while others do; give every rank equally many");
-    root = static_cast<int>(std::find(status_.begin(), ranks_end, 1) -
-                            status_.begin());
-  }
+  // Agree on who still has samples
+  if (is_joining_) announce_forward();
 
   // Order the buckets as gradients arrive, once
   if (RankContext::current().grad_enabled) reducer_->rebuild_buckets();
 
   // Share rank 0's running statistics
-  if (last_forward_synced_) broadcast_buffers(root);
+  if (last_forward_synced_) {
+    broadcast_buffers(is_joining_ ? status_.first_active() : 0);
+  }
 }
 
 void DistributedDataParallel::after_forward(const Tensors& outputs) {
@@ -143,12 +133,8 @@ void DistributedDataParallel::after_forward(const Tensors& outputs) {
     reducer_->expect_nothing();
     return;
   }
-  double divisor = group_.size();
-  if (is_joining_ && !join_options_.divide_by_initial_world_size) {
-    divisor =
-        std::accumulate(status_.begin(), status_.begin() + group_.size(), 0);
-  }
-  reducer_->expect_reduction(outputs, divisor);
+  reducer_->expect_reduction(outputs,
+                             is_joining_ ? join_divisor() : group_.size());
 
   // Notice a backward that comes too late to be reduced
   for (const Tensor& output : outputs) {
@@ -170,74 +156,6 @@ void DistributedDataParallel::register_comm_hook(CommHook hook) {
   SB_CHECK(!has_run_,
            "ddp: register_comm_hook after a forward; register it before");
   reducer_->set_comm_hook(std::move(hook));
-}
-
-// --- Uneven inputs -----------------------------------------------------------
-
-// One flag per rank, and how many of them will reduce in this backward.
-std::vector<std::int32_t> DistributedDataParallel::tell_who_is_active(
-    bool is_active) {
-  std::vector<std::int32_t> status(static_cast<std::size_t>(group_.size() + 1));
-  if (is_active) status[static_cast<std::size_t>(group_.rank())] = 1;
-  status.back() = is_active && will_reduce();
-  MemoryScope kind(MemoryKind::kCommunication);
-  const Tensor message = Tensor::from_values<std::int32_t>(
-      status, {static_cast<std::int64_t>(status.size())});
-  group_.all_reduce(message, ReduceOp::kSum, "join").wait();
-  return message.to_vector<std::int32_t>();
-}
-
-void DistributedDataParallel::join(const std::function<void()>& body,
-                                   const JoinOptions& options) {
-  is_joining_ = true;
-  join_options_ = options;
-  body();
-  reducer_->check_finished();
-
-  // Answer the others' calls until nobody has samples
-  std::vector<std::int32_t> last = status_;
-  for (;;) {
-    const std::vector<std::int32_t> status = tell_who_is_active(false);
-    const int num_active =
-        std::accumulate(status.begin(), status.begin() + group_.size(), 0);
-    if (num_active == 0) break;
-    SB_CHECK(!options.throw_on_early_termination, "ddp: rank ", group_.rank(),
-             " has no more batches while others do; give every rank equally "
-             "many");
-    last = status;
-    shadow_one_forward(status);
-  }
-  is_joining_ = false;
-
-  // The last rank that trained has the final weights
-  if (!last.empty()) {
-    const auto end = last.begin() + group_.size();
-    const int root =
-        static_cast<int>(std::find(last.begin(), end, 1) - last.begin());
-    broadcast_coalesced(group_, module_.parameters(), root, "parameters");
-    broadcast_coalesced(group_, module_.buffers(), root, "buffers");
-  }
-  last_forward_synced_ = true;
-}
-
-void DistributedDataParallel::shadow_one_forward(
-    const std::vector<std::int32_t>& status) {
-  const auto end = status.begin() + group_.size();
-  const int num_active = std::accumulate(status.begin(), end, 0);
-  reducer_->rebuild_buckets();
-  if (last_forward_synced_) {
-    broadcast_buffers(
-        static_cast<int>(std::find(status.begin(), end, 1) - status.begin()));
-  }
-  const int num_reducing = status.back();
-  SB_CHECK(num_reducing == 0 || num_reducing == num_active,
-           "ddp: ", num_reducing, " of ", num_active,
-           " ranks are about to reduce; "
-           "no_sync must cover the same steps on all ranks");
-  last_forward_synced_ = num_reducing > 0;
-  if (num_reducing == 0) return;
-  reducer_->reduce_zeros(
-      join_options_.divide_by_initial_world_size ? group_.size() : num_active);
 }
 
 }  // namespace shardbook::ddp

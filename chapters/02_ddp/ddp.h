@@ -33,6 +33,7 @@
 #include <functional>
 #include <memory>
 
+#include "chapters/02_ddp/join.h"
 #include "chapters/02_ddp/reducer.h"
 #include "comm/process_group.h"
 #include "core/module.h"
@@ -53,15 +54,6 @@ class [[nodiscard]] NoSync {
  private:
   DistributedDataParallel& ddp_;
   bool previous_;
-};
-
-struct JoinOptions {
-  /// Divide by the world size to the end (a rank without samples counts as one
-  /// with zero gradients), or by the number of ranks that still have samples.
-  bool divide_by_initial_world_size = true;
-  /// All ranks throw as soon as one has no more samples, for models that
-  /// communicate in their forward as well (SyncBatchNorm).
-  bool throw_on_early_termination = false;
 };
 
 class DistributedDataParallel {
@@ -104,8 +96,11 @@ class DistributedDataParallel {
   bool will_reduce() const;
   void check_same_model();
   void broadcast_buffers(int root);
-  std::vector<std::int32_t> tell_who_is_active(bool is_active);
-  void shadow_one_forward(const std::vector<std::int32_t>& status);
+  // Inside join (join.cpp)
+  JoinStatus agree_on_status(bool has_samples);
+  void announce_forward();
+  void shadow_one_forward();
+  double join_divisor() const;
 
   Module& module_;
   ProcessGroup& group_;
@@ -115,10 +110,9 @@ class DistributedDataParallel {
   bool is_syncing_ = true;
   bool last_forward_synced_ = true;
   bool has_run_ = false;
-  /// Inside join: the ranks that have samples, as of the last forward.
   bool is_joining_ = false;
   JoinOptions join_options_;
-  std::vector<std::int32_t> status_;
+  JoinStatus status_;  ///< as of the last forward
 };
 
 }  // namespace shardbook::ddp

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <unordered_set>
+#include <utility>
 
 #include "core/autograd.h"
 #include "core/backward_end.h"
@@ -18,10 +18,14 @@ std::int64_t mib(double value) {
   return static_cast<std::int64_t>(std::llround(value * (1 << 20)));
 }
 
-std::vector<BucketItem> items_of(const std::vector<NamedTensor>& parameters) {
+BucketLimits limits_of(const DdpOptions& options) {
+  return {mib(options.first_bucket_mb), mib(options.bucket_cap_mb)};
+}
+
+std::vector<BucketItem> items_of(const Tensors& parameters) {
   std::vector<BucketItem> items;
-  for (const auto& [name, tensor] : parameters) {
-    items.push_back({tensor.bytes(), tensor.dtype(), tensor.device()});
+  for (const Tensor& each : parameters) {
+    items.push_back({each.bytes(), each.dtype(), each.device()});
   }
   return items;
 }
@@ -43,16 +47,18 @@ std::string list_of(const std::vector<std::string>& names) {
 
 Reducer::Reducer(std::vector<NamedTensor> parameters, ProcessGroup& group,
                  const DdpOptions& options)
-    : group_(group), options_(options), is_used_(parameters.size()) {
-  slots_.reserve(parameters.size());
-  for (const auto& [name, tensor] : parameters) {
-    Slot& slot = slots_.emplace_back();
-    slot.name = name;
-    slot.parameter = tensor;
+    : group_(group),
+      options_(options),
+      static_graph_(parameters.size()),
+      usage_(parameters.size()) {
+  slots_.resize(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    slots_[i].index = i;
+    slots_[i].name = parameters[i].name;
+    slots_[i].parameter = parameters[i].tensor;
   }
-  make_buckets(initial_buckets(
-      items_of(parameters),
-      {mib(options.first_bucket_mb), mib(options.bucket_cap_mb)}));
+  make_buckets(
+      initial_buckets(items_of(this->parameters()), limits_of(options)));
 
   // One hook per parameter
   for (Slot& slot : slots_) {
@@ -70,7 +76,19 @@ Reducer::~Reducer() {
 
 // --- Buckets -----------------------------------------------------------------
 
-void Reducer::make_buckets(const std::vector<Bucket>& assignment) {
+Tensors Reducer::parameters() const {
+  Tensors parameters;
+  for (const Slot& slot : slots_) parameters.push_back(slot.parameter);
+  return parameters;
+}
+
+std::vector<BucketMembers> Reducer::buckets() const {
+  std::vector<BucketMembers> assignment;
+  for (const Bucket& bucket : buckets_) assignment.push_back(bucket.members());
+  return assignment;
+}
+
+void Reducer::make_buckets(const std::vector<BucketMembers>& assignment) {
   // Buffers that are the gradients are booked as gradients
   MemoryScope kind(options_.gradient_as_bucket_view
                        ? MemoryKind::kGradient
@@ -86,31 +104,30 @@ void Reducer::make_buckets(const std::vector<Bucket>& assignment) {
     }
   }
   buckets_.clear();
-  assignment_ = assignment;
-  for (const Bucket& members : assignment_) {
+  for (const BucketMembers& members : assignment) {
     std::int64_t numel = 0;
-    for (const int i : members) {
-      numel += slots_[static_cast<std::size_t>(i)].parameter.numel();
-    }
-    const auto first = static_cast<std::size_t>(members[0]);
-    BucketState bucket;
-    bucket.buffer = Tensor::empty({numel}, slots_[first].parameter.options());
+    for (const int i : members) numel += slot(i).parameter.numel();
+    const auto index = static_cast<int>(buckets_.size());
+    const bool is_last = buckets_.size() + 1 == assignment.size();
+    const Tensor buffer =
+        Tensor::empty({numel}, slot(members[0]).parameter.options());
+    buckets_.emplace_back(members, GradBucket{index, is_last, buffer});
+
+    // Give each parameter its place
     std::int64_t offset = 0;
     for (const int i : members) {
-      Slot& slot = slots_[static_cast<std::size_t>(i)];
-      slot.bucket = buckets_.size();
-      slot.view = bucket.buffer.flat_view(offset, slot.parameter.shape());
-      offset += slot.parameter.numel();
+      Slot& member = slot(i);
+      member.bucket = static_cast<std::size_t>(index);
+      member.view = buffer.flat_view(offset, member.parameter.shape());
+      offset += member.parameter.numel();
       if (options_.gradient_as_bucket_view) {
-        set_grad_buffer(slot.parameter, slot.view);
+        set_grad_buffer(member.parameter, member.view);
       }
-      if (const Tensor& grad = old_grads[static_cast<std::size_t>(i)];
-          grad.defined()) {
-        slot.view.copy_from(grad);
-        slot.parameter.set_grad(slot.view);
+      if (const Tensor& grad = old_grads[member.index]; grad.defined()) {
+        member.view.copy_from(grad);
+        member.parameter.set_grad(member.view);
       }
     }
-    buckets_.push_back(std::move(bucket));
   }
 }
 
@@ -130,7 +147,7 @@ std::vector<int> Reducer::arrival_order() const {
 
 void Reducer::rebuild_buckets() {
   // With unused parameters the arrival order of one step says little
-  if (has_rebuilt_ || num_reductions_ == 0 || finds_unused()) return;
+  if (has_rebuilt_ || !has_reduced_ || finds_unused()) return;
   has_rebuilt_ = true;
 
   // Agree on rank 0's order
@@ -144,13 +161,8 @@ void Reducer::rebuild_buckets() {
   }
 
   // Now the small first bucket holds the gradients that come first
-  std::vector<NamedTensor> parameters;
-  for (const Slot& slot : slots_) {
-    parameters.push_back({slot.name, slot.parameter});
-  }
-  make_buckets(assign_buckets(
-      items_of(parameters), order,
-      {mib(options_.first_bucket_mb), mib(options_.bucket_cap_mb)}));
+  make_buckets(
+      assign_buckets(items_of(parameters()), order, limits_of(options_)));
 }
 
 // --- Forward -----------------------------------------------------------------
@@ -177,31 +189,15 @@ void Reducer::expect_reduction(const Tensors& outputs, double divisor) {
   is_expecting_ = true;
   divisor_ = divisor;
   next_bucket_ = 0;
-  for (BucketState& bucket : buckets_) bucket.num_missing = 0;
-  for (Slot& slot : slots_) {
-    slot.is_ready = false;
-    slot.missing_uses = slot.uses;
-    buckets_[slot.bucket].num_missing += 1;
-  }
+  for (Bucket& bucket : buckets_) bucket.expect_gradients();
+  for (Slot& slot : slots_) slot.is_ready = false;
 
   // Find the parameters that backward will not reach
   unused_.clear();
-  if (options_.static_graph) {
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      if (num_reductions_ > 0 && slots_[i].uses == 0) {
-        unused_.push_back(static_cast<int>(i));
-      }
-    }
-  } else if (options_.find_unused_parameters) {
-    std::unordered_set<const void*> reached;
-    for (const Tensor& leaf : autograd::reachable_leaves(outputs)) {
-      reached.insert(leaf.id());
-    }
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      if (reached.count(slots_[i].parameter.id()) == 0) {
-        unused_.push_back(static_cast<int>(i));
-      }
-    }
+  if (finds_unused()) unused_ = find_unused_parameters(outputs, parameters());
+  if (options_.static_graph && has_reduced_) {
+    static_graph_.expect_uses();
+    unused_ = static_graph_.unused();
   }
 }
 
@@ -224,19 +220,16 @@ void Reducer::check_expecting() {
 void Reducer::on_gradient(Slot& slot) {
   std::lock_guard<std::mutex> lock(mutex_);
   // Even without a reduction: gradients that accumulate now are reduced later
-  is_used_[static_cast<std::size_t>(&slot - slots_.data())] = 1;
+  usage_.mark_used(slot.index);
   if (!is_expecting_) return;
   if (!is_reducing_) begin_reduction();
   if (!has_rebuilt_) slot.arrival = ++num_arrived_;
 
   // A static graph is counted once, then replayed
-  if (is_counting_uses()) {
-    slot.uses += 1;
-    return;
-  }
-  if (options_.static_graph && --slot.missing_uses > 0) return;
-  SB_CHECK(!slot.is_ready && slot.missing_uses >= 0, "ddp: parameter '",
-           slot.name, "' was marked ready twice on rank ", group_.rank(),
+  if (is_counting_uses()) return static_graph_.count_use(slot.index);
+  if (options_.static_graph && !static_graph_.is_last_use(slot.index)) return;
+  SB_CHECK(!slot.is_ready, "ddp: parameter '", slot.name,
+           "' was marked ready twice on rank ", group_.rank(),
            ". It is used by several recomputed blocks, or by a recomputed "
            "block under find_unused_parameters (set static_graph where every "
            "iteration is alike), or a static graph changed");
@@ -251,23 +244,25 @@ void Reducer::begin_reduction() {
         finish_reduction();
       },
       [this] { has_failed_ = true; });
-  for (const int i : unused_) {
-    mark_ready(slots_[static_cast<std::size_t>(i)], /*is_used=*/false);
-  }
+  for (const int i : unused_) mark_ready(slot(i), /*is_used=*/false);
 }
 
 void Reducer::mark_ready(Slot& slot, bool is_used) {
   // Copy the gradient into its bucket
   copy_into_bucket(slot, is_used);
   slot.is_ready = true;
-  buckets_[slot.bucket].num_missing -= 1;
+  buckets_[slot.bucket].mark_ready();
 
   // Launch full buckets, in bucket order
-  while (next_bucket_ < buckets_.size() &&
-         buckets_[next_bucket_].num_missing == 0) {
-    launch(next_bucket_++);
-    if (next_bucket_ == buckets_.size()) start_usage_reduction();
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].is_full()) {
+    launch_next_bucket();
   }
+}
+
+void Reducer::launch_next_bucket() {
+  buckets_[next_bucket_++].launch(divisor_, comm_hook_, group_);
+  const bool is_last = next_bucket_ == buckets_.size();
+  if (is_last && reduces_usage()) usage_.launch(group_);
 }
 
 void Reducer::copy_into_bucket(Slot& slot, bool is_used) {
@@ -291,62 +286,31 @@ void Reducer::copy_into_bucket(Slot& slot, bool is_used) {
   }
 }
 
-void Reducer::launch(std::size_t bucket) {
-  BucketState& state = buckets_[bucket];
-  if (comm_hook_) {
-    state.finish =
-        comm_hook_({static_cast<int>(bucket), bucket + 1 == buckets_.size(),
-                    state.buffer, divisor_},
-                   group_);
-    return;
-  }
-  // Backward goes on while the bucket travels
-  auto work = std::make_shared<Work>(group_.all_reduce(
-      state.buffer, ReduceOp::kSum, "bucket " + std::to_string(bucket)));
-  state.finish = [work] { work->wait(); };
-}
-
-// Counts the ranks that used each parameter: if none did, it keeps its
-// gradient.
-void Reducer::start_usage_reduction() {
-  if (!finds_unused() && !is_counting_uses()) return;
-  MemoryScope kind(MemoryKind::kCommunication);
-  usage_ = Tensor();  // frees the memory that the next one takes
-  usage_ = Tensor::from_values<std::int32_t>(
-      is_used_, {static_cast<std::int64_t>(slots_.size())});
-  usage_work_ = group_.all_reduce(usage_, ReduceOp::kSum, "used parameters");
-}
-
 void Reducer::finish_reduction() {
   if (is_counting_uses()) {
     // The first iteration of a static graph reduces here
-    for (Slot& slot : slots_) mark_ready(slot, slot.uses > 0);
+    for (Slot& slot : slots_) {
+      mark_ready(slot, static_graph_.is_used(slot.index));
+    }
   }
   // The next forward says which gradients are missing
   if (next_bucket_ < buckets_.size()) return;
 
   // Wait for all buckets
-  usage_work_.wait();
-  if (finds_unused() || is_counting_uses()) {
-    num_users_ = usage_.is_meta() ? is_used_ : usage_.to_vector<std::int32_t>();
-  }
-  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    buckets_[bucket].finish();
-    buckets_[bucket].finish = nullptr;
-    for (const int i : assignment_[bucket]) {
-      take_result(slots_[static_cast<std::size_t>(i)]);
-    }
+  usage_.wait();
+  if (reduces_usage()) usage_.read_result();
+  for (Bucket& bucket : buckets_) {
+    bucket.wait();
+    for (const int i : bucket.members()) take_result(slot(i));
   }
 
-  std::fill(is_used_.begin(), is_used_.end(), 0);
-  is_expecting_ = false;
-  is_reducing_ = false;
-  num_reductions_ += 1;
+  usage_.clear();
+  is_expecting_ = is_reducing_ = false;
+  has_reduced_ = true;
 }
 
 void Reducer::take_result(Slot& slot) {
-  const auto i = static_cast<std::size_t>(&slot - slots_.data());
-  if (!num_users_.empty() && num_users_[i] == 0) return;
+  if (!usage_.has_users(slot.index)) return;
   const Tensor grad = slot.parameter.grad();
   if (options_.gradient_as_bucket_view) {
     if (!is_in_bucket(slot, grad)) slot.parameter.set_grad(slot.view);
@@ -367,15 +331,10 @@ void Reducer::forget_failed_backward() {
            "of it; call clear_grad() of the model and run this step again from "
            "its first forward");
   // Buckets that have left are still in use by their all-reduce
-  for (BucketState& bucket : buckets_) {
-    if (bucket.finish) bucket.finish();
-    bucket.finish = nullptr;
-  }
-  usage_work_.wait();
-  if (is_counting_uses()) {
-    for (Slot& slot : slots_) slot.uses = 0;
-  }
-  std::fill(is_used_.begin(), is_used_.end(), 0);
+  for (Bucket& bucket : buckets_) bucket.wait();
+  usage_.wait();
+  if (is_counting_uses()) static_graph_.forget_uses();
+  usage_.clear();
   is_expecting_ = is_reducing_ = has_failed_ = false;
 }
 
@@ -386,18 +345,15 @@ bool Reducer::is_in_bucket(const Slot& slot, const Tensor& grad) const {
 
 void Reducer::reduce_zeros(double divisor) {
   divisor_ = divisor;
-  std::fill(is_used_.begin(), is_used_.end(), 0);
-  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    buckets_[bucket].buffer.zero();
-    launch(bucket);
+  next_bucket_ = 0;
+  usage_.clear();
+  while (next_bucket_ < buckets_.size()) {
+    buckets_[next_bucket_].buffer().zero();
+    launch_next_bucket();
   }
-  start_usage_reduction();
-  usage_work_.wait();
-  for (BucketState& bucket : buckets_) {
-    bucket.finish();
-    bucket.finish = nullptr;
-  }
-  num_reductions_ += 1;
+  usage_.wait();
+  for (Bucket& bucket : buckets_) bucket.wait();
+  has_reduced_ = true;
 }
 
 }  // namespace shardbook::ddp

@@ -18,14 +18,15 @@
 // Parallel Training", sections 3.2 and 4.2.
 
 #include <atomic>
-#include <cstdint>
-#include <memory>
+#include <cstddef>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "chapters/02_ddp/buckets.h"
-#include "chapters/02_ddp/comm_hooks.h"
+#include "chapters/02_ddp/bucket.h"
+#include "chapters/02_ddp/static_graph.h"
+#include "chapters/02_ddp/unused_parameters.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 
@@ -34,14 +35,13 @@ namespace shardbook::ddp {
 struct DdpOptions {
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
-  /// Looks after each forward for parameters that the outputs do not depend
-  /// on, and counts them as ready. Costs a walk over the graph and an
-  /// all-reduce of one i32 per parameter and step.
+  /// See unused_parameters.h. Costs a walk over the graph and an all-reduce of
+  /// one i32 per parameter and step.
   bool find_unused_parameters = false;
   /// Gradients lie in the buckets: saves a second array of all gradients.
   bool gradient_as_bucket_view = false;
   /// The user promises that every iteration uses the same parameters equally
-  /// often. The first iteration counts the uses and reduces at its end.
+  /// often (static_graph.h). The first one reduces at its end.
   bool static_graph = false;
   /// Rank 0's buffers (BatchNorm's running statistics) on every rank before a
   /// forward that follows a synchronised one.
@@ -78,12 +78,13 @@ class Reducer {
   void reduce_zeros(double divisor);
 
   /// Parameters' indices by bucket, in launch order.
-  const std::vector<Bucket>& buckets() const { return assignment_; }
+  std::vector<BucketMembers> buckets() const;
   bool has_rebuilt() const { return has_rebuilt_; }
   void set_comm_hook(CommHook hook) { comm_hook_ = std::move(hook); }
 
  private:
   struct Slot {
+    std::size_t index = 0;  ///< among the parameters
     std::string name;
     Tensor parameter;
     int hook_key = 0;
@@ -92,24 +93,17 @@ class Reducer {
     bool is_ready = false;
     /// When the gradient came, in the iteration whose order is recorded.
     int arrival = 0;
-    /// static_graph: uses in the first iteration, and yet to come in this one.
-    int uses = 0;
-    int missing_uses = 0;
-  };
-  struct BucketState {
-    Tensor buffer;
-    int num_missing = 0;
-    FinishBucket finish;
   };
 
-  void make_buckets(const std::vector<Bucket>& assignment);
+  Slot& slot(int i) { return slots_[static_cast<std::size_t>(i)]; }
+  Tensors parameters() const;
+  void make_buckets(const std::vector<BucketMembers>& assignment);
   std::vector<int> arrival_order() const;
   void on_gradient(Slot& slot);
   void begin_reduction();
   void mark_ready(Slot& slot, bool is_used);
   void copy_into_bucket(Slot& slot, bool is_used);
-  void launch(std::size_t bucket);
-  void start_usage_reduction();
+  void launch_next_bucket();
   void finish_reduction();
   void take_result(Slot& slot);
   void forget_failed_backward();
@@ -118,34 +112,29 @@ class Reducer {
     return options_.find_unused_parameters && !options_.static_graph;
   }
   bool is_counting_uses() const {
-    return options_.static_graph && num_reductions_ == 0;
+    return options_.static_graph && !has_reduced_;
   }
+  bool reduces_usage() const { return finds_unused() || is_counting_uses(); }
 
   ProcessGroup& group_;
   const DdpOptions options_;
   CommHook comm_hook_;
   std::vector<Slot> slots_;
-  std::vector<Bucket> assignment_;
-  std::vector<BucketState> buckets_;
+  std::vector<Bucket> buckets_;  ///< in launch order
   /// Hooks run on one thread per device of the graph.
   std::mutex mutex_;
 
   bool is_expecting_ = false;
   bool is_reducing_ = false;
   std::atomic<bool> has_failed_ = false;  ///< an exception left the backward
-  bool has_rebuilt_ = false;
+  bool has_reduced_ = false, has_rebuilt_ = false;
   double divisor_ = 1;
   std::size_t next_bucket_ = 0;
-  std::int64_t num_reductions_ = 0;
   int num_arrived_ = 0;
   /// Parameters that the expected backward will not reach.
   std::vector<int> unused_;
-  /// Per parameter: used by this rank since the last reduction; then, once
-  /// reduced, by how many ranks.
-  std::vector<std::int32_t> is_used_;
-  std::vector<std::int32_t> num_users_;
-  Tensor usage_;
-  Work usage_work_;
+  StaticGraph static_graph_;
+  UsageReduction usage_;
 };
 
 }  // namespace shardbook::ddp

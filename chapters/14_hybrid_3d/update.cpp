@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "chapters/02_ddp/buckets.h"
+#include "chapters/02_ddp/bucket.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "core/context.h"
 #include "core/copy_runs.h"
@@ -158,7 +158,7 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
     std::vector<int> order(items.size());
     std::iota(order.begin(), order.end(), 0);
     const ddp::BucketLimits limits{how.bucket_bytes, how.bucket_bytes};
-    for (const ddp::Bucket& members :
+    for (const ddp::BucketMembers& members :
          ddp::assign_buckets(items, order, limits)) {
       UpdateBucket bucket = kind;
       bucket.parameters.clear();

@@ -80,22 +80,18 @@ ddp = chapter("02_ddp", "data_parallel")
 ddp("reducer.cpp", "const double factor = comm_hook_ ? 1 : 1 / divisor_;",
     "const double factor = 1;", "DdpModel.*:DdpNoSync.*")
 # The small first bucket: when buckets are made, and when they are rebuilt
-ddp("reducer.cpp", "{mib(options.first_bucket_mb), mib(options.bucket_cap_mb)}",
-    "{mib(options.bucket_cap_mb), mib(options.bucket_cap_mb)}", "DdpBuckets.*")
-ddp("reducer.cpp",
-    "{mib(options_.first_bucket_mb), mib(options_.bucket_cap_mb)}",
-    "{mib(options_.bucket_cap_mb), mib(options_.bucket_cap_mb)}",
-    "DdpBuckets.*")
+ddp("reducer.cpp", "limits_of(options)));", "{}));", "DdpBuckets.*")
+ddp("reducer.cpp", "limits_of(options_)));", "{}));", "DdpBuckets.*")
 ddp("reducer.cpp", "if (!has_rebuilt_) slot.arrival = ++num_arrived_;", "",
     "DdpOrder.*:DdpBuckets.*")
 ddp("reducer.cpp", "while (next_bucket_ < buckets_.size() &&",
     "if (next_bucket_ < buckets_.size() &&", "DdpOrder.*:DdpLedger.*")
 ddp("reducer.cpp",
-    "if (!num_users_.empty() && num_users_[i] == 0) return;", "",
+    "if (!usage_.has_users(slot.index)) return;", "",
     "DdpUnused.*")
-ddp("reducer.cpp",
-    "is_used_[static_cast<std::size_t>(&slot - slots_.data())] = 1;", "",
-    "DdpUnused.*")
+ddp("reducer.cpp", "usage_.mark_used(slot.index);", "", "DdpUnused.*")
+ddp("static_graph.h", "return --missing_uses_[parameter] <= 0;",
+    "return --missing_uses_[parameter] < 0;", "DdpUnused.*:DdpTrap.*")
 ddp("reducer.cpp", "SB_CHECK(is_expecting_, \"ddp: rank \"",
     "SB_CHECK(true, \"ddp: rank \"", "DdpTrap.*:DdpForwards.*")
 ddp("ddp.cpp",
@@ -104,21 +100,19 @@ ddp("ddp.cpp",
 ddp("ddp.cpp",
     "return is_syncing_ && RankContext::current().grad_enabled;",
     "return RankContext::current().grad_enabled;", "DdpNoSync.*")
-ddp("ddp.cpp", "if (last_forward_synced_) broadcast_buffers(root);",
-    "broadcast_buffers(root);", "DdpBuffers.*")
+ddp("ddp.cpp", "if (last_forward_synced_) {", "{", "DdpBuffers.*")
 ddp("ddp.cpp",
     "broadcast_coalesced(group, module.parameters(), 0, \"parameters\");", "",
     "*DdpParity.EqualsTheChunks*/1:DdpLedger.*")
-ddp("ddp.cpp",
-    "if (is_joining_ && !join_options_.divide_by_initial_world_size) {",
-    "if (is_joining_) {", "DdpJoin.*")
-ddp("ddp.cpp", "if (num_reducing == 0) return;", "", "DdpJoin.*")
+ddp("join.cpp", "return join_options_.divide_by_initial_world_size",
+    "return false", "DdpJoin.*")
+ddp("join.cpp", "if (num_reducing > 0) reducer_", "reducer_", "DdpJoin.*")
 # Statistics on the group of the gradients
 ddp("sync_batch_norm.cpp",
     "norm->sum_over_ranks = [own](const Tensor& sums) {\n      own->all_reduce",
     "norm->sum_over_ranks = [own, &group](const Tensor& sums) {\n"
     "      group.all_reduce", "DdpSyncBatchNorm.*")
-ddp("buckets.cpp",
+ddp("bucket.cpp",
     "if (bucket->bytes >=\n        (bucket->has_closed_one",
     "if (bucket->bytes >\n        (bucket->has_closed_one",
     "DdpBuckets.*")

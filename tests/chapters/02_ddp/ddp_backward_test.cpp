@@ -12,7 +12,7 @@
 namespace shardbook::ddp_test {
 namespace {
 
-using ddp::Bucket;
+using ddp::BucketMembers;
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 
@@ -208,13 +208,13 @@ TEST(DdpBuckets, TheFirstLimitIsAnOptionOfItsOwn) {
     Sequential model = make_mlp(DType::kF32);
     DistributedDataParallel ddp(model, world, options);
     EXPECT_EQ(ddp.reducer().buckets(),
-              (std::vector<Bucket>{{4, 5}, {1, 2, 3}, {0}}));
+              (std::vector<BucketMembers>{{4, 5}, {1, 2, 3}, {0}}));
     const Samples mine = every(make_samples(4, DType::kF32), world.rank(), 2);
     for (int step = 0; step < 2; ++step) {
       mse_loss(ddp(mine.x), mine.y).backward();
     }
     // Once rebuilt, the small bucket is the first one
-    const Bucket first = ddp.reducer().buckets()[0];
+    const BucketMembers first = ddp.reducer().buckets()[0];
     std::int64_t bytes = 0, last = 0;
     for (const int i : first) {
       last = model.parameters()[static_cast<std::size_t>(i)].bytes();

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "chapters/02_ddp/buckets.h"
+#include "chapters/02_ddp/bucket.h"
 #include "chapters/02_ddp/sampler.h"
 #include "chapters/common/models/data.h"
 #include "comm/coalesce.h"
@@ -39,28 +39,28 @@ const std::vector<double> kGoldenSizes = {4, .5, 10, .5, 20, .2, 30, .1};
 TEST(DdpBuckets, FirstIterationIsTheReversedListOfDefinitionOrder) {
   const auto items = items_of_mib(kGoldenSizes);
   EXPECT_EQ(assign_buckets(items, counting(8), kLimits),
-            (std::vector<Bucket>{{0}, {1, 2, 3, 4}, {5, 6}, {7}}));
+            (std::vector<BucketMembers>{{0}, {1, 2, 3, 4}, {5, 6}, {7}}));
   EXPECT_EQ(initial_buckets(items, kLimits),
-            (std::vector<Bucket>{{7}, {5, 6}, {1, 2, 3, 4}, {0}}));
+            (std::vector<BucketMembers>{{7}, {5, 6}, {1, 2, 3, 4}, {0}}));
 }
 
 TEST(DdpBuckets, RebuiltFromArrivalOrderTheSmallBucketComesFirst) {
   EXPECT_EQ(assign_buckets(items_of_mib(kGoldenSizes), {7, 6, 5, 4, 3, 2, 1, 0},
                            kLimits),
-            (std::vector<Bucket>{{7, 6}, {5, 4, 3, 2}, {1, 0}}));
+            (std::vector<BucketMembers>{{7, 6}, {5, 4, 3, 2}, {1, 0}}));
 }
 
 TEST(DdpBuckets, AParameterIsAppendedBeforeTheBucketIsCalledFull) {
   // 24 MiB are not enough to close, 24 + 100 are; the next begins anew.
   EXPECT_EQ(assign_buckets(items_of_mib({1, 24, 100, 1}), counting(4), kLimits),
-            (std::vector<Bucket>{{0}, {1, 2}, {3}}));
+            (std::vector<BucketMembers>{{0}, {1, 2}, {3}}));
 }
 
 TEST(DdpBuckets, AHugeParameterThatOpensABucketIsABucketByItself) {
   EXPECT_EQ(assign_buckets(items_of_mib({300, 1, 300}), counting(3), kLimits),
-            (std::vector<Bucket>{{0}, {1, 2}}));
+            (std::vector<BucketMembers>{{0}, {1, 2}}));
   EXPECT_EQ(assign_buckets(items_of_mib({2, 300, 1}), counting(3), kLimits),
-            (std::vector<Bucket>{{0}, {1}, {2}}));
+            (std::vector<BucketMembers>{{0}, {1}, {2}}));
 }
 
 TEST(DdpBuckets, DtypesNeverMixAndEachHasItsOwnFirstLimit) {
@@ -68,8 +68,8 @@ TEST(DdpBuckets, DtypesNeverMixAndEachHasItsOwnFirstLimit) {
   for (const std::size_t i : {1u, 3u, 5u}) items[i].dtype = DType::kBF16;
   const BucketLimits limits{kMiB, 2 * kMiB};
   EXPECT_EQ(assign_buckets(items, counting(6), limits),
-            (std::vector<Bucket>{{0, 2}, {1, 3}, {4}, {5}}));
-  for (const Bucket& bucket : initial_buckets(items, limits)) {
+            (std::vector<BucketMembers>{{0, 2}, {1, 3}, {4}, {5}}));
+  for (const BucketMembers& bucket : initial_buckets(items, limits)) {
     for (const int i : bucket) {
       EXPECT_EQ(items[static_cast<std::size_t>(i)].dtype,
                 items[static_cast<std::size_t>(bucket[0])].dtype);
@@ -83,7 +83,7 @@ TEST(DdpBuckets, DevicesNeverMix) {
   items[0].device = items[3].device = one;
   items[1].device = items[2].device = two;
   EXPECT_EQ(assign_buckets(items, counting(4), kLimits),
-            (std::vector<Bucket>{{1, 2}, {0, 3}}));
+            (std::vector<BucketMembers>{{1, 2}, {0, 3}}));
 }
 
 TEST(DdpBuckets, EveryParameterIsInExactlyOneBucket) {
@@ -93,7 +93,8 @@ TEST(DdpBuckets, EveryParameterIsInExactlyOneBucket) {
     const BucketLimits limits{static_cast<std::int64_t>(cap * kMiB / 2) + 1,
                               static_cast<std::int64_t>(cap * kMiB)};
     std::vector<int> all;
-    for (const Bucket& bucket : initial_buckets(items_of_mib(sizes), limits)) {
+    for (const BucketMembers& bucket :
+         initial_buckets(items_of_mib(sizes), limits)) {
       all.insert(all.end(), bucket.begin(), bucket.end());
     }
     std::sort(all.begin(), all.end());

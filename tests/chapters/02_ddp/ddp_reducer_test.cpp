@@ -8,7 +8,7 @@
 namespace shardbook::ddp_test {
 namespace {
 
-using ddp::Bucket;
+using ddp::BucketMembers;
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 
@@ -37,7 +37,7 @@ TEST(DdpLedger, EachStepReducesEveryBucketOnceInTheSameOrder) {
       mse_loss(ddp(mine.x), mine.y).backward();
       log.push_back(numels(records_of(world, CommOp::kAllReduce)));
       Numels sizes;
-      for (const Bucket& bucket : ddp.reducer().buckets()) {
+      for (const BucketMembers& bucket : ddp.reducer().buckets()) {
         std::int64_t size = 0;
         for (const int i : bucket) {
           size += model.parameters()[static_cast<std::size_t>(i)].numel();
@@ -133,7 +133,7 @@ TEST(DdpOrder, RebuiltBucketsFollowTheArrivalOnRankZero) {
     DistributedDataParallel ddp(model, world, tiny_buckets());
     const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
     const auto before = ddp.reducer().buckets();
-    EXPECT_EQ(before, (std::vector<Bucket>{{3}, {2}, {1}, {0}}));
+    EXPECT_EQ(before, (std::vector<BucketMembers>{{3}, {2}, {1}, {0}}));
     mse_loss(ddp(mine.x), mine.y).backward();
     EXPECT_FALSE(ddp.reducer().has_rebuilt());
     mse_loss(ddp(mine.x), mine.y).backward();

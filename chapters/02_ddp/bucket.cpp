@@ -1,7 +1,9 @@
-#include "chapters/02_ddp/buckets.h"
+#include "chapters/02_ddp/bucket.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
+#include <string>
 
 #include "core/check.h"
 
@@ -12,7 +14,7 @@ namespace {
 struct OpenBucket {
   DType dtype;
   Device device;
-  Bucket members;
+  BucketMembers members;
   std::int64_t bytes = 0;
   bool has_closed_one = false;
 };
@@ -31,11 +33,11 @@ void check_permutation(const std::vector<int>& order, std::size_t count) {
 
 }  // namespace
 
-std::vector<Bucket> assign_buckets(const std::vector<BucketItem>& items,
-                                   const std::vector<int>& order,
-                                   const BucketLimits& limits) {
+std::vector<BucketMembers> assign_buckets(const std::vector<BucketItem>& items,
+                                          const std::vector<int>& order,
+                                          const BucketLimits& limits) {
   check_permutation(order, items.size());
-  std::vector<Bucket> buckets;
+  std::vector<BucketMembers> buckets;
   std::vector<OpenBucket> open;
   for (const int index : order) {
     const BucketItem& item = items[static_cast<std::size_t>(index)];
@@ -71,15 +73,34 @@ std::vector<Bucket> assign_buckets(const std::vector<BucketItem>& items,
   return buckets;
 }
 
-std::vector<Bucket> initial_buckets(const std::vector<BucketItem>& items,
-                                    const BucketLimits& limits) {
+std::vector<BucketMembers> initial_buckets(const std::vector<BucketItem>& items,
+                                           const BucketLimits& limits) {
   std::vector<int> definition_order(items.size());
   std::iota(definition_order.begin(), definition_order.end(), 0);
-  std::vector<Bucket> buckets = assign_buckets(items, definition_order, limits);
+  std::vector<BucketMembers> buckets =
+      assign_buckets(items, definition_order, limits);
   std::sort(buckets.begin(), buckets.end(),
             [](auto& a, auto& b) { return a.front() < b.front(); });
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
+}
+
+void Bucket::launch(double divisor, const CommHook& hook, ProcessGroup& group) {
+  contents_.divisor = divisor;
+  if (hook) {
+    finish_ = hook(contents_, group);
+    return;
+  }
+  // Backward goes on while the bucket travels
+  auto work = std::make_shared<Work>(
+      group.all_reduce(contents_.gradients, ReduceOp::kSum,
+                       "bucket " + std::to_string(contents_.index)));
+  finish_ = [work] { work->wait(); };
+}
+
+void Bucket::wait() {
+  if (finish_) finish_();
+  finish_ = nullptr;
 }
 
 }  // namespace shardbook::ddp

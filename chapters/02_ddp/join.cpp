@@ -1,0 +1,91 @@
+#include "chapters/02_ddp/join.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "chapters/02_ddp/ddp.h"
+#include "comm/coalesce.h"
+#include "core/check.h"
+
+namespace shardbook::ddp {
+
+int JoinStatus::num_active() const {
+  return std::accumulate(has_samples.begin(), has_samples.end(), 0);
+}
+
+int JoinStatus::first_active() const {
+  return static_cast<int>(std::find(has_samples.begin(), has_samples.end(), 1) -
+                          has_samples.begin());
+}
+
+JoinStatus DistributedDataParallel::agree_on_status(bool has_samples) {
+  // One flag per rank, and one of those that will reduce in this backward
+  std::vector<std::int32_t> flags(static_cast<std::size_t>(group_.size() + 1));
+  flags[static_cast<std::size_t>(group_.rank())] = has_samples;
+  flags.back() = has_samples && will_reduce();
+  MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor message = Tensor::from_values<std::int32_t>(
+      flags, {static_cast<std::int64_t>(flags.size())});
+  group_.all_reduce(message, ReduceOp::kSum, "join").wait();
+  JoinStatus status{message.to_vector<std::int32_t>()};
+  status.num_reducing = status.has_samples.back();
+  status.has_samples.pop_back();
+  return status;
+}
+
+void DistributedDataParallel::announce_forward() {
+  status_ = agree_on_status(true);
+  const auto& ranks = status_.has_samples;
+  const auto without = std::find(ranks.begin(), ranks.end(), 0);
+  SB_CHECK(
+      without == ranks.end() || !join_options_.throw_on_early_termination,
+      "ddp: rank ", without - ranks.begin(),
+      " has no more batches while others do; give every rank equally many");
+}
+
+double DistributedDataParallel::join_divisor() const {
+  return join_options_.divide_by_initial_world_size ? group_.size()
+                                                    : status_.num_active();
+}
+
+void DistributedDataParallel::join(const std::function<void()>& body,
+                                   const JoinOptions& options) {
+  is_joining_ = true;
+  join_options_ = options;
+  body();
+  reducer_->check_finished();
+
+  // Answer the others' calls until nobody has samples
+  for (;;) {
+    const JoinStatus status = agree_on_status(false);
+    if (status.num_active() == 0) break;
+    SB_CHECK(!options.throw_on_early_termination, "ddp: rank ", group_.rank(),
+             " has no more batches while others do; give every rank equally "
+             "many");
+    status_ = status;
+    shadow_one_forward();
+  }
+  is_joining_ = false;
+
+  // The last rank that trained has the final weights
+  if (!status_.has_samples.empty()) {
+    const int root = status_.first_active();
+    broadcast_coalesced(group_, module_.parameters(), root, "parameters");
+    broadcast_coalesced(group_, module_.buffers(), root, "buffers");
+  }
+  last_forward_synced_ = true;
+}
+
+void DistributedDataParallel::shadow_one_forward() {
+  reducer_->rebuild_buckets();
+  if (last_forward_synced_) broadcast_buffers(status_.first_active());
+  const int num_reducing = status_.num_reducing;
+  SB_CHECK(num_reducing == 0 || num_reducing == status_.num_active(),
+           "ddp: ", num_reducing, " of ", status_.num_active(),
+           " ranks are about to reduce; "
+           "no_sync must cover the same steps on all ranks");
+  last_forward_synced_ = num_reducing > 0;
+  if (num_reducing > 0) reducer_->reduce_zeros(join_divisor());
+}
+
+}  // namespace shardbook::ddp
