@@ -38,7 +38,7 @@ std::vector<const void*> every_chapter() {
           address_of(ddp::initial_buckets),
           address_of(fsdp::flat_layout),
           address_of(model_parallel::half_of),
-          address_of(gpipe::num_slots),
+          address_of(gpipe::idle_share),
           address_of(pipeline::schedules::zb_h1),
           address_of(tensor_parallel::bytes_per_step),
           address_of(summa::square),

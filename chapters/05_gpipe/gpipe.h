@@ -33,13 +33,8 @@ namespace shardbook::gpipe {
 /// less than one stage or micro-batch. Huang et al. 2019, section 2.3.
 pipeline::Schedule schedule(int num_stages, int num_micro_batches);
 
-/// The slot of an action where F and B take one slot each: b + s, and
-/// (m + p - 1) + (m - 1 - b) + (p - 1 - s).
-int slot(const pipeline::Action& action, int stage, int num_stages,
-         int num_micro_batches);
-/// 2 (m + p - 1).
-int num_slots(int num_stages, int num_micro_batches);
-/// Share of the slots in which a stage does nothing: (p - 1) / (m + p - 1).
+/// Share of the 2 (m + p - 1) slots in which a stage does nothing, where F and B
+/// take one slot each: (p - 1) / (m + p - 1).
 /// Papers also quote (p - 1) / m, which is idle time over busy time.
 double idle_share(int num_stages, int num_micro_batches);
 

@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
     line.add("--micro-batches", &how.micro_batches,
              "pieces of a batch, each ceil(batch / n) samples", 1);
     line.add("--partition", &how.partition, kPartitionHelp);
-    pipeline::add_recompute(line, how.recompute, how.early_recompute);
+    add_recompute(line, how.recompute, how.early_recompute);
     line.add("--long-skips", &how.long_skips,
              "connect block i with block L-1-i, as U-Nets do");
     line.add("--print-schedule", &print_schedule, "draw the schedule and exit");

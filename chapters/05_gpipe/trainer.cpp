@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "chapters/05_gpipe/long_skips.h"
-#include "chapters/common/pipeline/draw.h"
 #include "chapters/common/pipeline/partition.h"
+#include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 
 namespace shardbook::gpipe {

@@ -11,8 +11,8 @@
 
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/common/pipeline/engine.h"
-#include "chapters/common/pipeline/feed.h"
 #include "chapters/common/pipeline/pipeline_bill.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::gpipe {

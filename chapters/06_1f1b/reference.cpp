@@ -4,7 +4,7 @@
 #include <deque>
 
 #include "chapters/common/models/checkpoint.h"
-#include "chapters/common/pipeline/feed.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/parity.h"
 #include "core/autograd.h"
 #include "core/inplace.h"

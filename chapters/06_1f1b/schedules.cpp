@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chapters/common/pipeline/schedule_parts.h"
+#include "chapters/common/pipeline/schedule.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline::schedules {

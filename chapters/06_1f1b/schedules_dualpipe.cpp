@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/pipeline/schedule_parts.h"
+#include "chapters/common/pipeline/schedule.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline::schedules {

@@ -12,8 +12,8 @@
 #include "chapters/06_1f1b/post_validation.h"
 #include "chapters/06_1f1b/weight_stash.h"
 #include "chapters/common/pipeline/engine.h"
-#include "chapters/common/pipeline/feed.h"
 #include "chapters/common/pipeline/pipeline_bill.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::pipeline {

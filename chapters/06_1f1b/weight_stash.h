@@ -20,8 +20,8 @@
 #include <set>
 #include <vector>
 
+#include "chapters/common/pipeline/dependencies.h"
 #include "chapters/common/pipeline/engine.h"
-#include "chapters/common/pipeline/versions.h"
 #include "core/optim.h"
 
 namespace shardbook::pipeline {

@@ -5,7 +5,7 @@
 #include "chapters/13_moe/activations.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/common/pipeline/pipeline_bill.h"
-#include "chapters/common/pipeline/recompute.h"
+#include "chapters/common/pipeline/schedule.h"
 #include "chapters/common/run/kept.h"
 
 namespace shardbook::hybrid {

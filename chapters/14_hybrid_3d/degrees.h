@@ -15,7 +15,6 @@
 
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/13_moe/moe_layer.h"
-#include "chapters/common/pipeline/recompute.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/options.h"

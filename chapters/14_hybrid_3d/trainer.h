@@ -13,7 +13,7 @@
 #include "chapters/14_hybrid_3d/step_time.h"
 #include "chapters/14_hybrid_3d/update.h"
 #include "chapters/common/pipeline/engine.h"
-#include "chapters/common/pipeline/feed.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/run/worlds.h"
 

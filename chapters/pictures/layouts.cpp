@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "chapters/common/pipeline/draw.h"
+#include "chapters/common/pipeline/replay.h"
 #include "chapters/pictures/figure.h"
 #include "chapters/pictures/text_table.h"
 

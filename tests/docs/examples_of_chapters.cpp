@@ -32,13 +32,12 @@
 #include "chapters/common/models/resnet.h"
 #include "chapters/pictures/figure.h"
 #include "chapters/common/pipeline/check.h"
-#include "chapters/common/pipeline/draw.h"
 #include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/mailbox.h"
+#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule.h"
-#include "chapters/common/pipeline/stage_run.h"
 #include "chapters/common/pipeline/stages.h"
 #include "chapters/common/run/command_line.h"
 #include "chapters/common/run/options.h"
@@ -254,12 +253,6 @@ void check(const Schedule& s) {
   check(s);
 }
 
-// --- chapters/common/pipeline/draw.h
-void draw(const Schedule& s) {
-  using pipeline::draw;
-  std::cout << draw(s, replay(s, {.forward = 1, .backward = 2}));
-}
-
 // --- chapters/common/pipeline/engine.h
 void engine(const Options& options, std::shared_ptr<const LayerList> layers,
             const std::vector<int>& cuts, ProcessGroup& world, Feed& feed) {
@@ -294,6 +287,7 @@ void pipeline_model(const Options& options,
 void replay(const Schedule& s) {
   using pipeline::replay;
   Replay r = replay(s, {.forward = 1, .backward = 2});
+  std::cout << draw(s, r);
   idle_share(r);
   max_live_activations(s, r, Until::kInput);
 }
@@ -307,18 +301,16 @@ void schedule() {
   std::cout << draw(s, r);
 }
 
-// --- chapters/common/pipeline/stage_run.h
-void stage_run(Module& stage, const Tensors& inputs, const LayerInput& spec,
-               const Tensors& grad_outputs) {
-  StageRun run = run_forward(stage, inputs, spec);
-  Tensors grads = run_backward(std::move(run), grad_outputs);
-}
-
 // --- chapters/common/pipeline/stages.h
 void stages(const ModelConfig& config, const InitOptions& init, std::size_t s) {
   const auto layers = layers_of(config);
   const std::vector<int> cuts = cut_uniform(layers->size(), 4);
   Stage stage(*layers, cuts[s], cuts[s + 1], init);
+}
+void stage_run(Module& stage, const Tensors& inputs, const LayerInput& spec,
+               const Tensors& grad_outputs) {
+  StageRun run = run_forward(stage, inputs, spec);
+  Tensors grads = run_backward(std::move(run), grad_outputs);
 }
 
 // --- chapters/common/run/options.h

@@ -5,7 +5,6 @@
 
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/pipeline/draw.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 #include "tests/fuzz/fuzz.h"

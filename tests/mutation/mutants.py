@@ -265,22 +265,21 @@ shared_by_pipelines = chapter("common", "pipelines")
 
 of_pipelines = chapter("common", "pipeline_shapes")
 
-of_pipelines("pipeline/engine_kept.cpp", "gradients.erase(next);", "",
+of_pipelines("pipeline/pipeline_bill.cpp", "gradients.erase(next);", "",
              "*MemoryRanks*")
-of_pipelines("pipeline/engine_kept.cpp", "values.erase(here);", "",
+of_pipelines("pipeline/pipeline_bill.cpp", "values.erase(here);", "",
              "*MemoryRanks*")
-of_pipelines("pipeline/engine_kept.cpp", "sets[here] = layers_bytes(b, stage, deferred);",
+of_pipelines("pipeline/pipeline_bill.cpp", "sets[here] = layers_bytes(b, stage, deferred);",
              "sets[here] = 0;", "*MemoryRanks*")
 of_pipelines("pipeline/pipeline_bill.cpp",
-             "bill[MemoryKind::kParameter] *=\n"
-             "        max_versions(schedule)[static_cast<std::size_t>(rank)];",
+             "bill[MemoryKind::kParameter] *= max_versions(schedule)[at(rank)];",
              "", "*MemoryRanks.WithoutStash*")
 of_pipelines("pipeline/pipeline_bill.cpp", "if (has_forward || !had_one) length",
              "length", "TextbookPipelineBills.Steps*")
 of_pipelines("pipeline/pipeline_bill.cpp",
              "(is_tied ? textbook::all_reduce(2, table) : 0)", "0",
              "TextbookPipelineBills.*")
-of_pipelines("pipeline/engine_times.cpp",
+of_pipelines("pipeline/pipeline_bill.cpp",
              "for (const auto& [name, route] : skips_) {",
              "for (const auto& [name, route] : decltype(skips_)()) {",
              "TextbookPipelineBills.GpipesSkips*")
@@ -292,18 +291,18 @@ of_pipelines("pipeline/replay.cpp",
 of_pipelines("pipeline/replay.cpp", "if (to == rank) continue;", "",
              "*TextbookPipelines.Interleaving*")
 shared_by_pipelines(
-    "pipeline/stage_cuts.cpp",
-    "const double cost = std::max(at(worst, s - 1, cut), here);",
-    "const double cost = at(worst, s - 1, cut) + here;", "Stages.*")
+    "pipeline/partition.cpp",
+    "const double cost = std::max(worst[s - 1][cut], here);",
+    "const double cost = worst[s - 1][cut] + here;", "Stages.*")
 shared_by_pipelines(
-    "pipeline/stage_cuts.cpp", "for (int cut = s - 1; cut < i; ++cut) {",
-    "for (int cut = s; cut < i; ++cut) {", "Stages.*")
+    "pipeline/partition.cpp", "for (std::size_t cut = s - 1; cut < i; ++cut) {",
+    "for (std::size_t cut = s; cut < i; ++cut) {", "Stages.*")
 shared_by_pipelines(
     "run/micro_batches.cpp", "const std::int64_t size = (batch + n - 1) / n;",
     "const std::int64_t size = batch / n;", "GpipeCut.*")
 # A graph that keeps what was only there to be sent
 shared_by_pipelines(
-    "pipeline/stage_run.cpp",
+    "pipeline/stages.cpp",
     "[grads = run.grad_outputs](const Tensors&) { return std::move(*grads); });",
     "[grads = run.grad_outputs, kept = run.outputs](const Tensors&) {\n"
     "        return std::move(*grads); });",
@@ -390,12 +389,12 @@ gpipe = chapter("05_gpipe", "pipelines")
 
 gpipe("trainer.cpp", "loss += engine_->loss(b);", "loss = engine_->loss(b);",
       "GpipeParity.*")
-gpipe("schedule.cpp",
+gpipe("gpipe.cpp",
       "for (int b = num_micro_batches; b-- > 0;) list.push_back(backward(b));",
       "for (int b = 0; b < num_micro_batches; ++b) list.push_back(backward(b));",
       "Figures.*:Schedules.*")
-gpipe("schedule.cpp", "return 2 * (num_micro_batches + num_stages - 1);",
-      "return 2 * (num_micro_batches + num_stages);", "GpipeSchedule.*")
+gpipe("gpipe.cpp", "return static_cast<double>(num_stages - 1) /",
+      "return static_cast<double>(num_stages) /", "GpipeSchedule.*")
 
 # --- 1F1B and its kin --------------------------------------------------------------------
 
@@ -424,12 +423,12 @@ pipeline("engine.cpp", "if (versions_ != nullptr) versions_->before_recompute(b)
          "", "RecomputeWorlds.*")
 pipeline("engine.cpp", "return loss.read * loss.share;",
          "return loss.read / schedule_.num_micro_batches;", "GpipeParity.*")
-pipeline("recompute.cpp", "backward_is_next_.count({micro_batch, chunk}) == 0;",
+pipeline("schedule.cpp", "backward_is_next_.count({micro_batch, chunk}) == 0;",
          "true;", "Recomputed.*")
 pipeline("engine.cpp", "random.next_op = spec(b, stage).first_random_op;", "",
          "EngineTest.*")
 pipeline("engine.cpp", "later.flush();", "", "ZeroBubbleTest.*")
-pipeline("engine_bytes.cpp", "if (stage > 0 && !is_here(b, stage - 1)) {",
+pipeline("pipeline_bill.cpp", "if (stage > 0 && !is_here(b, stage - 1)) {",
          "if (stage > 0) {", "*EngineRanks*")
 kin("schedules.cpp", "std::min(p - 1 - stage, m)", "std::min(p - stage, m)",
     "Schedules.*:Figures.*")

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline {
 namespace {
@@ -11,26 +11,11 @@ constexpr std::size_t kKinds = 4;  // no action reads an update
 
 }  // namespace
 
-std::vector<std::vector<int>> stages_by_chunk(const Schedule& schedule) {
-  std::vector<std::vector<int>> stages(at(schedule.num_ranks));
-  for (const Route& route : schedule.routes) {
-    for (int stage = 0; at(stage) < route.size(); ++stage) {
-      const Place& place = route[at(stage)];
-      auto& row = stages[at(place.rank)];
-      row.resize(std::max(row.size(), at(place.chunk) + 1), -1);
-      row[at(place.chunk)] = stage;
-    }
-  }
-  return stages;
-}
-
 Dependencies::Dependencies(const Schedule& schedule)
-    : schedule_(schedule),
-      stages_(stages_by_chunk(schedule)),
-      owners_(at(schedule.num_stages)) {
+    : schedule_(schedule), owners_(at(schedule.num_stages)) {
   const int m = schedule.num_micro_batches;
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
-    const auto& row = stages_[at(rank)];
+    const auto& row = stages_.emplace_back(schedule.stages(rank));
     for (int chunk = 0; at(chunk) < row.size(); ++chunk) {
       if (row[at(chunk)] >= 0) {
         owners_[at(row[at(chunk)])].push_back({rank, chunk});
@@ -137,6 +122,47 @@ std::vector<ActionPlace> Dependencies::of(int rank, int index) const {
       return replicas(rank, index);
   }
   return result;
+}
+
+// --- Versions ----------------------------------------------------------------
+
+ReadVersions::ReadVersions(const Schedule& schedule) : schedule_(schedule) {
+  if (schedule.flushes) return;
+  const int m = schedule.num_micro_batches;
+  for (int stage = 0; stage < schedule.num_stages; ++stage) {
+    replicas_.push_back(schedule.num_replicas(stage));
+  }
+  newest_.assign(at(schedule.num_stages), std::vector<int>(at(m), 0));
+  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+    const std::vector<int> stages = schedule.stages(rank);
+    std::vector<int> updates(stages.size(), 0);
+    for (const Action& each : schedule.actions[at(rank)]) {
+      if (each.chunk < 0 || at(each.chunk) >= updates.size()) continue;
+      if (each.kind == ActionKind::kUpdate) ++updates[at(each.chunk)];
+      if (each.kind != ActionKind::kForward) continue;
+      const int stage = stages[at(each.chunk)];
+      if (stage < 0 || each.micro_batch < 0 || each.micro_batch >= m) continue;
+      newest_[at(stage)][at(each.micro_batch)] = updates[at(each.chunk)];
+    }
+  }
+}
+
+int ReadVersions::micro_batches_per_update(int stage) const {
+  return schedule_.micro_batches_per_step * replicas_[at(stage)];
+}
+
+int ReadVersions::of(int stage, int b) const {
+  if (schedule_.flushes) return 0;
+  switch (schedule_.versions) {
+    case VersionRule::kNewest:
+      return newest_[at(stage)][at(b)];
+    case VersionRule::kFirstStage:
+      // An update of a stage with more replicas has more mini-batches
+      return newest_[0][at(b)] * replicas_[0] / replicas_[at(stage)];
+    case VersionRule::kDelayOne:
+      return std::max(0, b / micro_batches_per_update(stage) - 1);
+  }
+  return 0;
 }
 
 }  // namespace shardbook::pipeline

@@ -1,6 +1,7 @@
 #pragma once
 
-// The actions that each action of a schedule waits for.
+// The actions that each action of a schedule waits for, and the version of the
+// weights that each forward reads.
 
 #include <initializer_list>
 #include <vector>
@@ -15,9 +16,6 @@ struct ActionPlace {
   int index = 0;
   Action action;
 };
-
-/// The stage at each chunk of each rank; -1 where there is none.
-std::vector<std::vector<int>> stages_by_chunk(const Schedule& schedule);
 
 /// The actions that an action waits for, on its own rank and on others.
 /// Replicas of a stage update together: each waits until the others reach their
@@ -44,6 +42,23 @@ class Dependencies {
   /// By rank and chunk: the updates' indices.
   std::vector<std::vector<std::vector<int>>> updates_;
   std::vector<std::vector<Place>> owners_;  ///< by stage
+};
+
+/// In schedules with updates in their lists, the version that each stage's forward of each micro-batch in the lists
+/// reads; version n has had n updates. Keeps a reference to the schedule, whose routes must be sound; its
+/// actions need not be.
+class ReadVersions {
+ public:
+  explicit ReadVersions(const Schedule& schedule);
+  /// 0 if the schedule flushes.
+  int of(int stage, int micro_batch) const;
+  /// Micro-batches whose gradients are in one update of a stage.
+  int micro_batches_per_update(int stage) const;
+
+ private:
+  const Schedule& schedule_;
+  std::vector<int> replicas_;             ///< by stage
+  std::vector<std::vector<int>> newest_;  ///< by stage and micro-batch
 };
 
 }  // namespace shardbook::pipeline

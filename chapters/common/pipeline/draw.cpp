@@ -1,4 +1,4 @@
-#include "chapters/common/pipeline/draw.h"
+#include "chapters/common/pipeline/replay.h"
 
 #include <algorithm>
 #include <cmath>

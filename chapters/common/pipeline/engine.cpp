@@ -18,14 +18,7 @@ PipelineLayout layout_of(const Schedule& schedule,
   PipelineLayout layout;
   layout.cuts = cuts;
   for (int stage = 0; stage < schedule.num_stages; ++stage) {
-    std::vector<int> owners;
-    for (const Route& route : schedule.routes) {
-      const int rank = route[static_cast<std::size_t>(stage)].rank;
-      if (std::find(owners.begin(), owners.end(), rank) == owners.end()) {
-        owners.push_back(rank);
-      }
-    }
-    layout.owners.push_back(owners);
+    layout.owners.push_back(schedule.owners(stage));
   }
   return layout;
 }
@@ -62,10 +55,7 @@ Engine::Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
            schedule_.name,
            "': updates the weights before its end; give the engine "
            "WeightVersions");
-  const int chunks = schedule_.num_chunks(world.rank());
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    stages_.push_back(schedule_.stage_at(world.rank(), chunk));
-  }
+  stages_ = schedule_.stages(world.rank());
   later_.resize(stages_.size());
   check_skips();
   // All micro-batches together update running statistics once
@@ -86,10 +76,6 @@ void Engine::check_skips() {
   }
 }
 
-double Engine::run() {
-  return run([] { return true; });
-}
-
 double Engine::run(const std::function<bool()>& stands) {
   check_not_failed();
   is_running_ = true;
@@ -98,7 +84,7 @@ double Engine::run(const std::function<bool()>& stands) {
   walk_ = Walk(schedule_, world_.rank());
   const int head = num_first_forwards(world_.rank());
   for (int i = 0; i < head; ++i) perform(walk_.next());
-  if (!stands()) redo_first_forwards();
+  if (stands && !stands()) redo_first_forwards();
   const Steady steady = may_leave_out() ? steady_state(schedule_) : Steady();
   sim::SteadyState watched(world_);
   while (!walk_.is_at_end()) {
@@ -118,56 +104,10 @@ double Engine::run(const std::function<bool()>& stands) {
   return sum;
 }
 
-bool Engine::run_to_update() {
-  check_not_failed();
-  is_running_ = true;
-  bool has_updated = false;
-  while (!walk_.is_at_end() && !has_updated) {
-    const Action action = walk_.next();
-    perform(action);
-    has_updated = action.kind == ActionKind::kUpdate;
-  }
-  if (!has_updated) mailbox_.flush();
-  is_running_ = false;
-  return has_updated;
-}
-
 void Engine::check_not_failed() const {
   SB_CHECK(!is_running_, "schedule '", schedule_.name,
            "': a run after a run that failed: gradients, graphs and messages "
            "of that one are left; start the ranks again");
-}
-
-// --- Forwards on weights of an invalid update --------------------------------
-
-int Engine::num_first_forwards(int rank) const {
-  const auto& actions = schedule_.actions[static_cast<std::size_t>(rank)];
-  const auto other = std::find_if(
-      actions.begin(), actions.end(),
-      [](const Action& each) { return each.kind != ActionKind::kForward; });
-  return static_cast<int>(other - actions.begin());
-}
-
-void Engine::redo_first_forwards() {
-  SB_CHECK(stages_.size() == 1, "schedule '", schedule_.name, "': rank ",
-           world_.rank(),
-           " has several stages; updates before validation are "
-           "for ranks with one");
-  SB_CHECK(skips_.empty(), "schedule '", schedule_.name,
-           "': forwards with skips cannot be done again");
-  runs_.clear();
-  live_ = 0;
-  const int stage = stages_[0], rank = world_.rank();
-  const int mine = num_first_forwards(rank);
-  // The previous stage has sent more than this one has received
-  if (stage > 0) {
-    const int from = rank_of(0, stage - 1);
-    for (int b = mine; b < num_first_forwards(from); ++b) {
-      mailbox_.receive_forward(spec(b, stage), b, stage, from);
-    }
-  }
-  walk_ = Walk(schedule_, rank);
-  for (int i = 0; i < mine; ++i) perform(walk_.next());
 }
 
 // --- The list ----------------------------------------------------------------
@@ -187,7 +127,7 @@ std::string activity_name(const Action& action, int stage) {
 
 void Engine::perform(const Action& action) {
   const int b = action.micro_batch;
-  const auto chunk = static_cast<std::size_t>(action.chunk);
+  const auto chunk = at(action.chunk);
   const int stage = stages_[chunk];
   const sim::ActivityScope activity(
       activity_name(action, stages_.size() > 1 ? stage : -1));
@@ -213,34 +153,6 @@ void Engine::perform(const Action& action) {
       versions_->update(b);
       break;
   }
-}
-
-Tensors Engine::infer() {
-  check_not_failed();
-  const NoGrad no_grad;
-  std::vector<Tensors> outputs;
-  for (Walk walk(schedule_, world_.rank()); !walk.is_at_end();) {
-    const Action action = walk.next();
-    if (action.kind != ActionKind::kForward) continue;
-    const int b = action.micro_batch;
-    const int stage = stages_[static_cast<std::size_t>(action.chunk)];
-    const Tensors inputs = receive_inputs(b, stage);
-    set_random_state(b, stage);
-    Tensors made = model_.stage(stage)(inputs);
-    if (!is_last(stage)) {
-      send_outputs(made, b, stage);
-      continue;
-    }
-    outputs.resize(made.size());
-    for (std::size_t i = 0; i < made.size(); ++i) {
-      outputs[i].push_back(std::move(made[i]));
-    }
-  }
-  mailbox_.flush();
-  RankContext::current().random.batch = BatchSlice{};
-  Tensors whole;
-  for (const Tensors& parts : outputs) whole.push_back(concat(parts, 0));
-  return whole;
 }
 
 // --- One micro-batch ---------------------------------------------------------
@@ -414,8 +326,7 @@ const LayerInput& Engine::spec(int micro_batch, int stage) {
   if (specs.empty()) {
     specs = trace_shapes(model_.layers(), feed_.example(rows), feed_.dtype());
   }
-  const int layer = model_.layout().cuts[static_cast<std::size_t>(stage)];
-  return specs[static_cast<std::size_t>(layer)];
+  return specs[at(model_.layout().begin(stage))];
 }
 
 LayerInput Engine::skip_spec(const std::string& name, int b, int stage) {

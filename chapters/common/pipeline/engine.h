@@ -15,7 +15,7 @@
 // accepts runs to its end.
 //
 // Under every schedule, a stage may drop its graph and run forward again before
-// its backward (recompute.h). Where each rank holds one stage, a tensor that
+// its backward (schedule.h). Where each rank holds one stage, a tensor that
 // one stage stashes and a later one pops travels directly between the two. In
 // schedules that flush, batch norms update their running statistics once per
 // run, from all micro-batches: at its end, or later, where replicas of the
@@ -31,43 +31,14 @@
 
 #include "chapters/common/pipeline/mailbox.h"
 #include "chapters/common/pipeline/pipeline_model.h"
-#include "chapters/common/pipeline/recompute.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule.h"
-#include "chapters/common/pipeline/stage_run.h"
+#include "chapters/common/pipeline/stages.h"
 #include "chapters/common/pipeline/steady.h"
 #include "core/weight_gradients.h"
 #include "sim/repeat.h"
 
 namespace shardbook::pipeline {
-
-/// Rows of a batch, and their place in the training run.
-struct Piece {
-  std::uint64_t step = 0;  ///< seeds dropout, with `slice`
-  BatchSlice slice;
-  std::int64_t rows = 0;
-  double share = 1;  ///< of these rows in the batch: the weight of the loss
-};
-
-/// Supplies the inputs of a pipeline, and the loss of its outputs.
-class Feed {
- public:
-  virtual ~Feed() = default;
-  virtual Piece piece(int micro_batch) const = 0;
-  /// The model's inputs; called on ranks with stage 0.
-  virtual Tensors inputs(int micro_batch) = 0;
-  /// The mean loss over the rows; called on ranks with the last stage.
-  virtual Tensor loss(int micro_batch, const Tensors& outputs) = 0;
-  /// Inputs of `rows` rows, on any device, and the parameters' dtype: they give
-  /// the shapes of all messages.
-  virtual Tensors example(std::int64_t rows) const = 0;
-  virtual DType dtype() const = 0;
-  /// Backward begins with this factor (f16); the loss that is reported does not
-  /// have it.
-  virtual double loss_scale() const { return 1; }
-  /// The step has ended: frees what was kept for its micro-batches.
-  virtual void end_step() {}
-};
 
 /// Keeps versions of the weights for schedules with updates between the forward
 /// and the backward of a micro-batch, which must read the same weights.
@@ -123,13 +94,13 @@ class Engine {
   /// share * loss over the micro-batches whose last stage is here. After a run
   /// that an exception left, this and the other runs throw Error: gradients,
   /// graphs and messages of that one are left.
-  double run();
-  /// The same, but the forwards at the head of the list run before it is known
+  ///
+  /// With `stands`, the forwards at the head of the list run before it is known
   /// whether the last update is valid: `stands` is called before the first
   /// other action. If it returns false, on all ranks, these forwards run again,
   /// and receivers discard the earlier messages. For schedules with one chunk
   /// per rank.
-  double run(const std::function<bool()>& stands);
+  double run(const std::function<bool()>& stands = {});
   /// Runs the list up to and including the next U; false when it has ended.
   bool run_to_update();
   /// Runs only the list's forwards, without graphs. Returns the concatenated

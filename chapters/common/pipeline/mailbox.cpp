@@ -14,6 +14,11 @@ std::string spot(int micro_batch, int stage) {
          std::to_string(stage);
 }
 
+double bytes_of(const ValueSpec& value) {
+  return static_cast<double>(shape_numel(value.shape)) *
+         static_cast<double>(dtype_bytes(value.dtype));
+}
+
 }  // namespace
 
 void Mailbox::send(const Tensor& value, int to, int tag,
@@ -102,19 +107,14 @@ void Mailbox::flush() {
 
 double forward_bytes(const LayerInput& spec) {
   double bytes = 0;
-  for (const ValueSpec& value : spec.values) {
-    bytes += static_cast<double>(shape_numel(value.shape)) *
-             static_cast<double>(dtype_bytes(value.dtype));
-  }
+  for (const ValueSpec& value : spec.values) bytes += bytes_of(value);
   return bytes;
 }
 
 double backward_bytes(const LayerInput& spec) {
   double bytes = 0;
   for (const ValueSpec& value : spec.values) {
-    if (!value.needs_grad) continue;
-    bytes += static_cast<double>(shape_numel(value.shape)) *
-             static_cast<double>(dtype_bytes(value.dtype));
+    if (value.needs_grad) bytes += bytes_of(value);
   }
   return bytes;
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// --partition: where a model is cut into stages.
+// Where a model is cut into stages: first layer of each stage, and the end.
 
 #include <functional>
 #include <string>
@@ -10,6 +10,26 @@
 #include "chapters/common/run/options.h"
 
 namespace shardbook {
+
+/// Stages of equally many layers; the first ones get one more if the layers do
+/// not divide evenly (DeepSpeed's "uniform"). Throws Error for fewer layers
+/// than stages.
+std::vector<int> cut_uniform(int num_layers, int num_stages);
+/// `balance` has the number of layers of each stage, as in torchgpipe. Throws
+/// Error if they do not add up to `num_layers`.
+std::vector<int> cut_by_balance(int num_layers,
+                                const std::vector<int>& balance);
+/// Minimises the cost of the most expensive stage; no stage is empty. O(p n^2).
+std::vector<int> cut_by_cost(const std::vector<double>& costs, int num_stages);
+/// The number of parameters of each layer; a tied one counts in each.
+std::vector<double> layer_parameters(const LayerList& layers);
+/// Seconds of forward and backward of each layer, on shapes: the sum of
+/// `seconds_of` its operations. `inputs` are those of the model.
+std::vector<double> layer_seconds(
+    const LayerList& layers, const Tensors& inputs, DType dtype,
+    const std::function<double(const OpEvent&)>& seconds_of);
+
+// --- Options of pipelines ----------------------------------------------------
 
 /// For --help.
 extern const char* const kPartitionHelp;
@@ -23,5 +43,8 @@ extern const char* const kPartitionHelp;
 std::vector<int> cuts_of(const Options& options, const std::string& partition,
                          const LayerList& layers, int num_stages,
                          const std::function<Tensors()>& inputs);
+
+/// --recompute (as recompute_from_name reads it) and --early-recompute.
+void add_recompute(CommandLine& line, std::string& mode, bool& is_early);
 
 }  // namespace shardbook

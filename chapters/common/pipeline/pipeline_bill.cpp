@@ -1,12 +1,187 @@
 #include "chapters/common/pipeline/pipeline_bill.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/training.h"
 
 namespace shardbook::pipeline {
+
+// --- Bytes sent --------------------------------------------------------------
+
+// Between two stages, m messages go forward and m go backward, unless both
+// stages are on one rank.
+double Engine::predicted_bytes() {
+  const int listed = schedule_.num_micro_batches;
+  return sent_bytes(0, listed) +
+         schedule_.repeats * sent_bytes(listed - schedule_.period, listed);
+}
+
+double Engine::predicted_redo_bytes() {
+  double bytes = 0;
+  const int stage = stages_[0];
+  for (int b = 0; b < num_first_forwards(world_.rank()); ++b) {
+    if (!is_last(stage) && rank_of(b, stage + 1) != world_.rank()) {
+      bytes += forward_bytes(spec(b, stage + 1));
+    }
+  }
+  return bytes;
+}
+
+double Engine::sent_bytes(int first, int last) {
+  double bytes = 0;
+  for (int b = first; b < last; ++b) {
+    for (int stage = 0; stage < schedule_.num_stages; ++stage) {
+      if (!is_here(b, stage)) continue;
+      if (!is_last(stage) && !is_here(b, stage + 1)) {
+        bytes += forward_bytes(spec(b, stage + 1));
+      }
+      if (stage > 0 && !is_here(b, stage - 1)) {
+        bytes += backward_bytes(spec(b, stage));
+      }
+      for (const std::string& name : model_.stage(stage).outgoing()) {
+        bytes += forward_bytes(skip_spec(name, b, stage + 1));
+      }
+      for (const std::string& name : model_.stage(stage).incoming()) {
+        bytes += backward_bytes(skip_spec(name, b, stage));
+      }
+    }
+  }
+  return bytes;
+}
+
+// --- Bytes kept between forward and backward ---------------------------------
+
+// A set of activations is kept from F to B or I, and what the weights' gradients
+// need from I to W. A value or a gradient that two stages of this rank hand to
+// each other is kept until the second one has taken it.
+double Engine::predicted_kept(const LayerBytes& kept,
+                              const LayerBytes& deferred, bool keeps_input) {
+  using Key = std::pair<int, int>;  // micro-batch and stage
+  std::map<Key, double> sets, values, gradients;
+  double peak = 0;
+  for (const Action& action : schedule_.actions[at(world_.rank())]) {
+    if (action.kind == ActionKind::kUpdate) continue;
+    const int b = action.micro_batch;
+    const int stage = stages_[at(action.chunk)];
+    const Key here{b, stage}, next{b, stage + 1};
+    const bool hands_on = !is_last(stage) && is_here(b, stage + 1);
+    const bool hands_back = stage > 0 && is_here(b, stage - 1);
+    switch (action.kind) {
+      case ActionKind::kForward: {
+        sets[here] = set_bytes(b, stage, kept);
+        values.erase(here);
+        if (hands_on) values[next] = forward_bytes(spec(b, stage + 1));
+        double now = 0;
+        for (const auto* each : {&sets, &values, &gradients}) {
+          for (const auto& [key, bytes] : *each) now += bytes;
+        }
+        peak = std::max(peak, now);
+        break;
+      }
+      case ActionKind::kBackward:
+      case ActionKind::kBackwardInput:
+        sets.erase(here);
+        gradients.erase(next);
+        if (hands_back) gradients[here] = backward_bytes(spec(b, stage));
+        if (action.kind == ActionKind::kBackwardInput) {
+          // What the weights' gradients of neighbours share here has no formula
+          if (hands_on || hands_back) return kNotPredicted;
+          sets[here] = layers_bytes(b, stage, deferred);
+          if (keeps_input && stage > 0) {
+            sets[here] += forward_bytes(spec(b, stage));
+          }
+        }
+        break;
+      default:
+        sets.erase(here);
+    }
+  }
+  return peak;
+}
+
+double Engine::layers_bytes(int b, int stage, const LayerBytes& bytes) {
+  const PipelineLayout& layout = model_.layout();
+  double sum = 0;
+  for (int layer = layout.begin(stage); layer < layout.end(stage); ++layer) {
+    sum += bytes(layer, feed_.piece(b).rows);
+  }
+  return sum;
+}
+
+double Engine::set_bytes(int b, int stage, const LayerBytes& kept) {
+  double skips = 0;
+  for (const std::string& name : model_.stage(stage).incoming()) {
+    skips += forward_bytes(skip_spec(name, b, stage));
+  }
+  // Token ids and images are inputs
+  const double input = stage > 0 ? forward_bytes(spec(b, stage)) : 0;
+  const int chunk = schedule_.place(b, stage).chunk;
+  if (recomputed_.contains(schedule_.listed(b), chunk)) return input + skips;
+  // What is sent on as a skip counts as a message, also where a block reads it
+  const int last = model_.layout().end(stage) - 1;
+  const std::vector<std::string> at_end = model_.layers().skips(last).stash;
+  for (const std::string& name : model_.stage(stage).outgoing()) {
+    if (std::find(at_end.begin(), at_end.end(), name) != at_end.end()) continue;
+    skips -= forward_bytes(skip_spec(name, b, stage + 1));
+  }
+  // The first block reads the sum of its input and a skip, both of which stay
+  const int first = model_.layout().begin(stage);
+  const bool adds = !model_.layers().skips(first).pop.empty();
+  return layers_bytes(b, stage, kept) + skips + (adds ? input : 0);
+}
+
+// --- Times -------------------------------------------------------------------
+
+Replay Engine::predicted_times(const LayerCosts& layers,
+                               const std::vector<double>& begins) {
+  std::vector<Recomputed> dropped;
+  for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
+    dropped.emplace_back(schedule_, rank, options_.recompute);
+  }
+  ReplayOptions how;
+  how.recomputes = [&](int rank, const Action& backward) {
+    return dropped[at(rank)].contains(backward.micro_batch, backward.chunk);
+  };
+  how.early_recompute = options_.early_recompute;
+  how.messages = [this](int stage, int b, bool is_forward) {
+    std::vector<Message> sent;
+    const int to = is_forward ? stage + 1 : stage - 1;
+    if (to >= 0 && to < schedule_.num_stages) {
+      const LayerInput& values = spec(b, std::max(stage, to));
+      sent.push_back(
+          {to, textbook::message(is_forward ? forward_bytes(values)
+                                            : backward_bytes(values))});
+    }
+    for (const auto& [name, route] : skips_) {
+      const int from = is_forward ? route.from_stage : route.to_stage;
+      if (from != stage) continue;
+      sent.push_back({is_forward ? route.to_stage : route.from_stage,
+                      textbook::message(
+                          forward_bytes(skip_spec(name, b, route.to_stage)))});
+    }
+    return sent;
+  };
+  how.begins = begins;
+  const auto stage_costs = [&](int stage, int b) {
+    Costs sum{0, 0, 0, 0};
+    const PipelineLayout& layout = model_.layout();
+    for (int layer = layout.begin(stage); layer < layout.end(stage); ++layer) {
+      const Costs each = layers(layer, feed_.piece(b).rows);
+      sum.forward += each.forward;
+      sum.backward += each.backward;
+      sum.backward_input += each.backward_input;
+      sum.backward_weight += each.backward_weight;
+    }
+    return sum;
+  };
+  return replay(schedule_, stage_costs, how);
+}
+
+// --- Bills -------------------------------------------------------------------
 
 MemoryBill states_bill(const Options& options, PipelineModel& model) {
   double parameters = 0, trained = 0;
@@ -37,8 +212,7 @@ MemoryBill pipeline_bill(const Options& options, PipelineModel& model,
   if (options.steps == 0) return bill;
   const Schedule& schedule = engine.schedule();
   if (!schedule.flushes) {
-    bill[MemoryKind::kParameter] *=
-        max_versions(schedule)[static_cast<std::size_t>(rank)];
+    bill[MemoryKind::kParameter] *= max_versions(schedule)[at(rank)];
   }
   const ModelConfig config = model_config(options);
   bill[MemoryKind::kActivation] = engine.predicted_kept(
@@ -53,7 +227,7 @@ MemoryBill pipeline_bill(const Options& options, PipelineModel& model,
   return bill;
 }
 
-// --- Time --------------------------------------------------------------------
+// --- The time of a step ------------------------------------------------------
 
 Costs layer_costs(const textbook::GptTimes& times, int layer, int last) {
   if (layer == 0) return {0, 0, 0, 0};
@@ -106,7 +280,7 @@ double step_s(const Options& options, PipelineModel& model, Engine& engine) {
   if (!schedule.flushes) return last_whole_step(schedule, replay);
   // The ranks of the first and the last stage sum the table's gradient
   const auto end = [&](int stage) {
-    const auto rank = static_cast<std::size_t>(schedule.place(0, stage).rank);
+    const auto rank = at(schedule.place(0, stage).rank);
     return replay.flushed[rank];
   };
   const double p = schedule.num_ranks;

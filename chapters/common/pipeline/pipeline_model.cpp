@@ -39,8 +39,7 @@ PipelineModel::PipelineModel(const Options& options,
   on_meta.device = Device::meta();
   for (int s = 0; s < layout_.num_stages(); ++s) {
     const auto& owners = layout_.owners[static_cast<std::size_t>(s)];
-    const int begin = layout_.cuts[static_cast<std::size_t>(s)];
-    const int end = layout_.cuts[static_cast<std::size_t>(s) + 1];
+    const int begin = layout_.begin(s), end = layout_.end(s);
     Stage shapes(layers_->on_shapes(), begin, end, on_meta);
     for (const NamedTensor& each : shapes.named_parameters()) {
       holders[each.name].insert(owners.begin(), owners.end());
@@ -146,23 +145,15 @@ std::vector<NamedTensor> PipelineModel::full_parameters() {
   int tag = 0;
   for (int s = 0; s < layout_.num_stages(); ++s) {
     const int owner = layout_.owners[static_cast<std::size_t>(s)].front();
-    Stage shapes(layers_->on_shapes(),
-                 layout_.cuts[static_cast<std::size_t>(s)],
-                 layout_.cuts[static_cast<std::size_t>(s) + 1], on_meta);
-    std::vector<NamedTensor> members = shapes.named_parameters();
-    for (const NamedTensor& buffer : shapes.named_buffers()) {
-      members.push_back(buffer);
-    }
+    Stage shapes(layers_->on_shapes(), layout_.begin(s), layout_.end(s),
+                 on_meta);
     std::map<std::string, Tensor> here;
     if (owner == world_.rank()) {
-      for (const NamedTensor& p : stage(s).named_parameters()) {
-        here.emplace(p.name, p.tensor);
-      }
-      for (const NamedTensor& b : stage(s).named_buffers()) {
-        here.emplace(b.name, b.tensor);
+      for (NamedTensor& each : state_of(stage(s))) {
+        here.emplace(each.name, each.tensor);
       }
     }
-    for (const NamedTensor& member : members) {
+    for (const NamedTensor& member : state_of(shapes)) {
       if (!seen.insert(member.name).second) continue;
       ++tag;
       if (owner == world_.rank() && world_.rank() == 0) {
@@ -184,4 +175,49 @@ std::vector<NamedTensor> PipelineModel::full_parameters() {
   return all;
 }
 
+// --- The rows of each micro-batch --------------------------------------------
+
+namespace pipeline {
+
+LanguageFeed::LanguageFeed(const Options& options, const Dataset& data,
+                           std::vector<MicroBatch> pieces, LossFunction loss_of)
+    : data_(data),
+      rows_per_step_(options.batch),
+      dtype_(options.dtype),
+      pieces_(std::move(pieces)),
+      loss_of_(std::move(loss_of)) {}
+
+Piece LanguageFeed::piece(int micro_batch) const {
+  const auto m = static_cast<std::int64_t>(pieces_.size());
+  const MicroBatch& rows = pieces_[static_cast<std::size_t>(micro_batch % m)];
+  Piece piece;
+  piece.step = static_cast<std::uint64_t>(first_step_ + micro_batch / m);
+  piece.slice = rows.slice;
+  piece.rows = rows.rows;
+  piece.share =
+      static_cast<double>(rows.rows) / static_cast<double>(rows_per_step_);
+  return piece;
+}
+
+Batch LanguageFeed::batch(int micro_batch) const {
+  const Piece rows = piece(micro_batch);
+  return data_.batch(static_cast<std::int64_t>(rows.step), rows_per_step_,
+                     rows.slice, rows.rows);
+}
+
+Tensors LanguageFeed::inputs(int micro_batch) {
+  return {batch(micro_batch).inputs};
+}
+
+Tensor LanguageFeed::loss(int micro_batch, const Tensors& outputs) {
+  return loss_of_(outputs[0], batch(micro_batch).targets);
+}
+
+Tensors LanguageFeed::example(std::int64_t rows) const {
+  RankContext on_shapes(Device::meta());
+  const RankContext::Scope scope(on_shapes);
+  return {data_.batch(0, rows_per_step_, BatchSlice{}, rows).inputs};
+}
+
+}  // namespace pipeline
 }  // namespace shardbook

@@ -1,17 +1,21 @@
 #pragma once
 
-// The stages of this rank, and the end of a step: reduce, clip, update.
+// What an engine runs: the stages of this rank, with the end of a step (reduce,
+// clip, update), and the rows of each micro-batch.
 //
 //   PipelineModel model(options, layers, {cuts, owners}, world);
 //   ... model.stage(s) ...               // forwards and backwards
 //   model.reduce_shared_gradients();
 //   StepResult result = model.update(options, optimizer, local_loss);
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/models/data.h"
 #include "chapters/common/pipeline/stages.h"
 #include "chapters/common/run/training.h"
 #include "comm/process_group.h"
@@ -28,6 +32,9 @@ struct PipelineLayout {
   std::vector<std::vector<int>> owners;
 
   int num_stages() const { return static_cast<int>(owners.size()); }
+  /// The layers of a stage: begin .. end-1.
+  int begin(int stage) const { return cuts[static_cast<std::size_t>(stage)]; }
+  int end(int stage) const { return begin(stage + 1); }
 };
 
 /// Stage s on rank s.
@@ -92,4 +99,69 @@ class PipelineModel {
   Tensors own_;
 };
 
+namespace pipeline {
+
+/// Rows of a batch, and their place in the training run.
+struct Piece {
+  std::uint64_t step = 0;  ///< seeds dropout, with `slice`
+  BatchSlice slice;
+  std::int64_t rows = 0;
+  double share = 1;  ///< of these rows in the batch: the weight of the loss
+};
+
+/// Supplies the inputs of a pipeline, and the loss of its outputs.
+class Feed {
+ public:
+  virtual ~Feed() = default;
+  virtual Piece piece(int micro_batch) const = 0;
+  /// The model's inputs; called on ranks with stage 0.
+  virtual Tensors inputs(int micro_batch) = 0;
+  /// The mean loss over the rows; called on ranks with the last stage.
+  virtual Tensor loss(int micro_batch, const Tensors& outputs) = 0;
+  /// Inputs of `rows` rows, on any device, and the parameters' dtype: they give
+  /// the shapes of all messages.
+  virtual Tensors example(std::int64_t rows) const = 0;
+  virtual DType dtype() const = 0;
+  /// Backward begins with this factor (f16); the loss that is reported does not
+  /// have it.
+  virtual double loss_scale() const { return 1; }
+  /// The step has ended: frees what was kept for its micro-batches.
+  virtual void end_step() {}
+};
+
+/// Cuts global batches into micro-batches of consecutive rows, the last one
+/// short (rule CEIL). The first and the last stage read the same data set.
+class LanguageFeed : public Feed {
+ public:
+  /// `loss_of` is the loss of the model's LayerFactory.
+  LanguageFeed(const Options& options, const Dataset& data,
+               std::vector<MicroBatch> pieces,
+               LossFunction loss_of = language_loss);
+
+  /// Micro-batch b belongs to step first_step + b / pieces.
+  void set_first_step(std::int64_t step) { first_step_ = step; }
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
+  const std::vector<MicroBatch>& pieces() const { return pieces_; }
+
+  Piece piece(int micro_batch) const override;
+  Tensors inputs(int micro_batch) override;
+  Tensor loss(int micro_batch, const Tensors& outputs) override;
+  Tensors example(std::int64_t rows) const override;
+  DType dtype() const override { return dtype_; }
+  double loss_scale() const override { return loss_scale_; }
+
+ protected:
+  Batch batch(int micro_batch) const;
+
+ private:
+  const Dataset& data_;
+  std::int64_t rows_per_step_;
+  DType dtype_;
+  std::vector<MicroBatch> pieces_;
+  LossFunction loss_of_;
+  std::int64_t first_step_ = 0;
+  double loss_scale_ = 1;
+};
+
+}  // namespace pipeline
 }  // namespace shardbook

@@ -1,8 +1,9 @@
 #pragma once
 
-// A schedule in virtual time: its idle time and its memory.
+// A schedule in virtual time: its figure, its idle time and its memory.
 //
 //   Replay r = replay(s, {.forward = 1, .backward = 2});
+//   std::cout << draw(s, r);                // rank 0 |F0 F1 .  .  B0--- B1---
 //   idle_share(r);                          // 1F1B: (p-1)/(m+p-1)
 //   max_live_activations(s, r, Until::kInput);   // 1F1B: min(p-s, m)
 //
@@ -11,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "chapters/common/pipeline/schedule.h"
@@ -82,6 +84,13 @@ Replay replay(const Schedule& schedule, const CostsOf& costs,
 /// The replay with these spans, by rank and action.
 Replay replay_of(const Schedule& schedule,
                  std::vector<std::vector<Span>> spans);
+
+/// The figure of a paper: one line per rank, one column per `tick` of virtual time (0: the shortest
+/// action). A dot is an idle tick, dashes continue an action of several ticks,
+/// "F3.1" is of chunk 1, and a pair that overlaps is "F5&B2". Actions that take
+/// no time are not drawn. Throws Error for more than 2000 columns.
+std::string draw(const Schedule& schedule, const Replay& replay,
+                 double tick = 0);
 
 // Three measures of the same idleness; papers quote all of them.
 

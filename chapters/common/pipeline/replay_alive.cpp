@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/dependencies.h"
 #include "chapters/common/pipeline/replay.h"
-#include "chapters/common/pipeline/versions.h"
+#include "chapters/common/pipeline/schedule.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
@@ -47,12 +47,9 @@ std::vector<Level> levels(const Schedule& schedule, const Replay& replay,
   };
   const auto& list = schedule.actions[at(rank)];
   const auto& spans = replay.spans[at(rank)];
-  std::vector<StageBytes> by_chunk(at(schedule.num_chunks(rank)));
-  for (const Route& route : schedule.routes) {
-    for (std::size_t stage = 0; stage < bytes.size(); ++stage) {
-      const Place& place = route[stage];
-      if (place.rank == rank) by_chunk[at(place.chunk)] = bytes[stage];
-    }
+  std::vector<StageBytes> by_chunk;
+  for (const int stage : schedule.stages(rank)) {
+    by_chunk.push_back(stage < 0 ? StageBytes() : bytes[at(stage)]);
   }
   const auto of = [&](std::size_t i) {
     return change(by_chunk[at(list[i].chunk)], list[i].kind);

@@ -23,10 +23,16 @@
 // outputs along the route. They do not contain the one update of a schedule
 // that flushes either: it follows the last action of every rank.
 
+#include <cstddef>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardbook::pipeline {
+
+/// Converts a rank, a chunk or a micro-batch to an index of a vector.
+inline std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 enum class ActionKind {
   kForward,         ///< F: activations for the next stage
@@ -104,15 +110,21 @@ struct Schedule {
                      (micro_batch - num_micro_batches) % period;
   }
   const Place& place(int micro_batch, int stage) const {
-    return routes[static_cast<std::size_t>(route_of[static_cast<std::size_t>(
-        listed(micro_batch))])][static_cast<std::size_t>(stage)];
+    return routes[static_cast<std::size_t>(route_of[at(listed(micro_batch))])]
+                 [at(stage)];
   }
-  /// The number of ranks that hold a stage.
-  int num_replicas(int stage) const;
+  /// The ranks that hold a stage, in the order of the routes.
+  std::vector<int> owners(int stage) const;
+  int num_replicas(int stage) const {
+    return static_cast<int>(owners(stage).size());
+  }
+  /// The stages at the chunks of a rank; -1 at a chunk without one.
+  std::vector<int> stages(int rank) const;
   /// The stage at a chunk of a rank; throws Error if there is none.
   int stage_at(int rank, int chunk) const;
-  /// The number of chunks of a rank.
-  int num_chunks(int rank) const;
+  int num_chunks(int rank) const {
+    return static_cast<int>(stages(rank).size());
+  }
   /// Whether weights' gradients have actions of their own (I and W).
   bool splits_backward() const;
 };
@@ -130,7 +142,7 @@ class Walk {
   /// Leaves out actions. Those behind them are for as many micro-batches earlier
   /// as are left out: numbers go on without a gap.
   void leave_out(int num_actions, int num_micro_batches) {
-    next_ += static_cast<std::size_t>(num_actions);
+    next_ += at(num_actions);
     shift_ -= num_micro_batches;
   }
 
@@ -148,5 +160,72 @@ std::vector<int> gradient_order(const Schedule& schedule);
 
 /// "F0", "I3.1" for chunk 1, "U7": the letters above, and the micro-batch.
 std::string to_string(const Action& action);
+
+// --- Recomputation: which micro-batches keep only their stage's input --------
+//
+// A stage that drops what its forward computed keeps the input, and runs the
+// forward again before the backward. Recomputation saves memory only if other
+// micro-batches come in between: a micro-batch whose backward directly follows
+// its forward would drop its graph and build the same one again.
+//
+//   GPipe    F0 F1 F2 B2 B1 B0     all but the last micro-batch
+//   1F1B     F0 B0 F1 B1 F2 B2     nothing on the last stage
+//            F0 F1 B0 F2 B1 B2     all on the stages before
+//
+// Chen et al. 2016; Huang et al. 2019, section 2.3; torchgpipe's `checkpoint`.
+
+enum class Recompute {
+  kAlways,
+  /// All micro-batches but those whose backward directly follows on their rank.
+  kExceptLast,
+  kNever
+};
+/// "always", "except_last", "never"; throws Error for others.
+Recompute recompute_from_name(const std::string& name);
+
+/// The forwards of one rank whose graphs are dropped. Copies what it needs.
+class Recomputed {
+ public:
+  Recomputed(const Schedule& schedule, int rank, Recompute mode);
+  /// `micro_batch` is one of those in the schedule's lists.
+  bool contains(int micro_batch, int chunk) const;
+
+ private:
+  Recompute mode_;
+  /// Micro-batch and chunk of forwards whose backward is next.
+  std::set<std::pair<int, int>> backward_is_next_;
+};
+
+// --- Building blocks of schedules --------------------------------------------
+
+namespace parts {
+
+using Actions = std::vector<Action>;
+
+inline Action forward(int b, int chunk = 0) {
+  return {ActionKind::kForward, b, chunk, false};
+}
+inline Action backward(int b, int chunk = 0) {
+  return {ActionKind::kBackward, b, chunk, false};
+}
+inline Action backward_input(int b, int chunk = 0) {
+  return {ActionKind::kBackwardInput, b, chunk, false};
+}
+inline Action backward_weight(int b, int chunk = 0) {
+  return {ActionKind::kBackwardWeight, b, chunk, false};
+}
+inline Action update(int b) { return {ActionKind::kUpdate, b, 0, false}; }
+
+/// A schedule without actions: stage s on rank s mod p, chunk s div p. Throws
+/// Error for less than one rank or micro-batch.
+Schedule empty(const std::string& name, int num_ranks, int micro_batches,
+               int chunks = 1);
+
+/// `warm_up` forwards, then pairs of one forward and one backward, then the
+/// remaining backwards.
+Actions warm_up_pairs_drain(const Actions& forwards, const Actions& backwards,
+                            int warm_up);
+
+}  // namespace parts
 
 }  // namespace shardbook::pipeline

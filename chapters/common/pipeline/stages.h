@@ -96,26 +96,6 @@ class Stage : public Module {
   std::vector<std::string> incoming_, outgoing_;
 };
 
-// --- Where to cut: first layer of each stage, and the end -------------------
-
-/// Stages of equally many layers; the first ones get one more if the layers do
-/// not divide evenly (DeepSpeed's "uniform"). Throws Error for fewer layers
-/// than stages.
-std::vector<int> cut_uniform(int num_layers, int num_stages);
-/// `balance` has the number of layers of each stage, as in torchgpipe. Throws
-/// Error if they do not add up to `num_layers`.
-std::vector<int> cut_by_balance(int num_layers,
-                                const std::vector<int>& balance);
-/// Minimises the cost of the most expensive stage; no stage is empty. O(p n^2).
-std::vector<int> cut_by_cost(const std::vector<double>& costs, int num_stages);
-/// The number of parameters of each layer; a tied one counts in each.
-std::vector<double> layer_parameters(const LayerList& layers);
-/// Seconds of forward and backward of each layer, on shapes: the sum of
-/// `seconds_of` its operations. `inputs` are those of the model.
-std::vector<double> layer_seconds(
-    const LayerList& layers, const Tensors& inputs, DType dtype,
-    const std::function<double(const OpEvent&)>& seconds_of);
-
 // --- What crosses the cuts --------------------------------------------------
 
 /// An input tensor of a layer, as known before the run.
@@ -157,5 +137,43 @@ std::vector<NamedTensor> layer_parameters_on_shapes(const LayerList& layers,
 /// For each parameter that several layers use: these layers.
 std::map<std::string, std::vector<int>> shared_parameters(
     const LayerList& layers);
+
+// --- A micro-batch inside a stage, from forward to backward -----------------
+//
+//   StageRun run = run_forward(stage, inputs, spec);
+//   ...                                  // send run.outputs and release them
+//   Tensors grads = run_backward(std::move(run), grad_outputs);
+
+/// The computation of a stage for one micro-batch.
+using StageFunction = std::function<Tensors(const Tensors&)>;
+
+/// A micro-batch's graph in a stage, from forward to backward.
+struct StageRun {
+  Tensors inputs;  ///< leaves; those that need a gradient require one
+  /// For the next stage. Backward does not need them: release them when they
+  /// have been sent.
+  Tensors outputs;
+  /// The end of the graph: a tensor without elements in place of the outputs;
+  /// undefined if no output needs a gradient.
+  Tensor end;
+  /// Filled when backward begins: gradients of the outputs that need one.
+  std::shared_ptr<Tensors> grad_outputs;
+  std::vector<bool> needs_grad;  ///< by output
+};
+
+/// `received` become the leaves of a new graph: first the values in `spec`,
+/// then skips (which need gradients).
+StageRun run_forward(const StageFunction& stage, const Tensors& received,
+                     const LayerInput& spec);
+StageRun run_forward(Module& stage, const Tensors& received,
+                     const LayerInput& spec);
+/// Recomputes a micro-batch whose first run kept no graph. `random` is the
+/// random state at the begin of the first run.
+StageRun run_forward_again(const StageFunction& stage, const Tensors& received,
+                           const LayerInput& spec, const RandomState& random);
+/// Returns the gradients of the inputs (undefined where they need none), and
+/// accumulates those of the parameters. `grad_outputs`: one per output,
+/// undefined where none arrived; each is freed after its use. Frees the graph.
+Tensors run_backward(StageRun run, Tensors grad_outputs);
 
 }  // namespace shardbook

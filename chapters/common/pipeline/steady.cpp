@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "chapters/common/pipeline/at.h"
+#include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline {
 namespace {
@@ -47,11 +47,12 @@ struct Search {
   std::vector<std::pair<Product, int>> made(int rank, bool is_needed) const {
     std::vector<std::pair<Product, int>> result;
     const auto& list = schedule.actions[at(rank)];
+    const std::vector<int> stages = schedule.stages(rank);
     for (int i = 0; i < lengths[at(rank)]; ++i) {
       const Action& action = list[at(begins[at(rank)] + i)];
       const bool is_forward = action.kind == ActionKind::kForward;
       if (action.kind == ActionKind::kBackwardWeight) continue;
-      int stage = schedule.stage_at(rank, action.chunk);
+      int stage = stages[at(action.chunk)];
       if (is_needed) stage += is_forward ? -1 : 1;
       if (stage < 0 || stage >= schedule.num_stages) continue;
       result.push_back({{stage, is_forward}, action.micro_batch});

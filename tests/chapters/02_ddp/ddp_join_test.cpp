@@ -66,6 +66,24 @@ Values train_uneven_reference(const std::vector<int>& counts, bool by_initial) {
   }
 }
 
+// Ranks that left the first join at different steps agree on whose weights are
+// final.
+TEST(DdpJoin, AJoinWithoutBatchesMayFollowAnUnevenOne) {
+  const auto parameters = on_ranks(2, [](ProcessGroup& world) {
+    Sequential model = make_mlp(DType::kF64);
+    DistributedDataParallel ddp(model, world);
+    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    ddp.join([&] {
+      for (int step = 0; step <= world.rank(); ++step) {
+        mse_loss(ddp(mine.x), mine.y).backward();
+      }
+    });
+    ddp.join([] {});
+    return values_of(model.parameters());
+  });
+  EXPECT_EQ(parameters[0], parameters[1]);
+}
+
 TEST(DdpJoin, EarlyFinishersAnswerForTheRanksThatHaveMore) {
   DdpOptions views = tiny_buckets(100);
   views.gradient_as_bucket_view = true;

@@ -7,6 +7,7 @@
 
 #include "chapters/05_gpipe/gpipe.h"
 #
+#include "chapters/common/pipeline/partition.h"
 #include "core/autograd.h"
 #include "sim/world.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"

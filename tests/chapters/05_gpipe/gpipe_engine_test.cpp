@@ -7,6 +7,7 @@
 
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/autograd.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
@@ -31,8 +32,8 @@ TEST(GpipeSchedule, EveryForwardPrecedesTheFirstBackward) {
   }
 }
 
-// slot() is the begin of each action in a replay where every action takes one
-// slot.
+// Where F and B take one slot each, micro-batch b of stage s is in slot b + s,
+// and in as many slots before the last one.
 TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
   pipeline::Costs slots;
   slots.forward = slots.backward = 1;
@@ -42,11 +43,15 @@ TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
       const pipeline::Replay played = replay(schedule, slots);
       for (int s = 0; s < p; ++s) {
         for (std::size_t i = 0; i < schedule.actions[at(s)].size(); ++i) {
+          const Action& action = schedule.actions[at(s)][i];
+          const int slot = action.micro_batch + s;
           EXPECT_EQ(played.spans[at(s)][i].begin,
-                    gpipe::slot(schedule.actions[at(s)][i], s, p, m));
+                    action.kind == pipeline::ActionKind::kForward
+                        ? slot
+                        : 2 * (m + p - 1) - 1 - slot);
         }
       }
-      EXPECT_EQ(played.makespan, gpipe::num_slots(p, m));
+      EXPECT_EQ(played.makespan, 2 * (m + p - 1));
       EXPECT_DOUBLE_EQ(pipeline::idle_share(played), gpipe::idle_share(p, m));
     }
   }

@@ -8,6 +8,7 @@
 #include "chapters/06_1f1b/untied.h"
 #include "chapters/06_1f1b/weight_stash.h"
 #include "chapters/common/models/models.h"
+#include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/engine_support.h"
 #include "tests/support/sanitized.h"

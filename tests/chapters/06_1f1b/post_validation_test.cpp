@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "chapters/common/models/models.h"
+#include "chapters/common/pipeline/partition.h"
 #include "tests/chapters/common/pipeline/engine_support.h"
 #include "tests/support/sanitized.h"
 

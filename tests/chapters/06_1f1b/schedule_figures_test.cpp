@@ -4,7 +4,7 @@
 
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/pipeline/draw.h"
+#include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/schedule_support.h"
 

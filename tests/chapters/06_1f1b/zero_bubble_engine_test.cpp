@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "chapters/common/models/models.h"
+#include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/engine_support.h"
 #include "tests/support/sanitized.h"

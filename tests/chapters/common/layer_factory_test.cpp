@@ -11,7 +11,7 @@
 
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
-#include "chapters/common/pipeline/feed.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/training.h"
 #include "comm/launch.h"
 #include "core/autograd.h"

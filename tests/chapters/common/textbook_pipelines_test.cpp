@@ -15,7 +15,7 @@
 #include "chapters/05_gpipe/trainer.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/trainer.h"
-#include "chapters/common/pipeline/recompute.h"
+#include "chapters/common/pipeline/schedule.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::textbook::pipelines {

@@ -11,7 +11,7 @@
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/engine.h"
-#include "chapters/common/pipeline/feed.h"
+#include "chapters/common/pipeline/pipeline_model.h"
 #include "comm/launch.h"
 #include "core/autograd.h"
 #include "core/ops.h"

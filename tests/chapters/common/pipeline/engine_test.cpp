@@ -14,6 +14,7 @@
 
 #include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/check.h"
+#include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/engine_support.h"
 #include "tests/support/sanitized.h"

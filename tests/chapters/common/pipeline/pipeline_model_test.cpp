@@ -5,8 +5,9 @@
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/pipeline/mailbox.h"
+#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/pipeline_model.h"
-#include "chapters/common/pipeline/stage_run.h"
+#include "chapters/common/pipeline/stages.h"
 #include "core/autograd.h"
 #include "core/optim.h"
 #include "core/tensor_storage.h"

@@ -6,6 +6,7 @@
 
 #include <numeric>
 
+#include "chapters/common/pipeline/partition.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"

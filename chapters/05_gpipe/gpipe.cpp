@@ -2,7 +2,7 @@
 
 #include "chapters/05_gpipe/gpipe.h"
 
-#include "chapters/common/pipeline/schedule_parts.h"
+#include "chapters/common/pipeline/schedule.h"
 #include "chapters/common/run/training.h"
 #include "core/check.h"
 
@@ -16,19 +16,6 @@ pipeline::Schedule schedule(int num_stages, int num_micro_batches) {
     for (int b = num_micro_batches; b-- > 0;) list.push_back(backward(b));
   }
   return schedule;
-}
-
-int slot(const pipeline::Action& action, int stage, int num_stages,
-         int num_micro_batches) {
-  if (action.kind == pipeline::ActionKind::kForward)
-    return action.micro_batch + stage;
-  return (num_micro_batches + num_stages - 1) +
-         (num_micro_batches - 1 - action.micro_batch) +
-         (num_stages - 1 - stage);
-}
-
-int num_slots(int num_stages, int num_micro_batches) {
-  return 2 * (num_micro_batches + num_stages - 1);
 }
 
 double idle_share(int num_stages, int num_micro_batches) {
