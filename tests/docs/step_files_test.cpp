@@ -27,12 +27,12 @@ using Reader = std::function<std::string(const std::string& path)>;
 using Unit = std::string;
 
 /// Of a page: "**The step in six files** ... fewer than 1,500 lines", a table
-/// whose links are the files, and a line "Beside the step: ..." that links to
-/// what else they include.
+/// whose links are the files, and a line "Not part of the step: ..." that links
+/// to what else they include.
 struct StepList {
   std::string count;  ///< "six"
   std::size_t max_lines = 0;
-  std::vector<Unit> step, beside;
+  std::vector<Unit> step, others;
 };
 
 StepList find_step_list(const std::string& page, const fs::path& folder) {
@@ -53,7 +53,7 @@ StepList find_step_list(const std::string& page, const fs::path& folder) {
         }
       }
     }
-    if (line.rfind("Beside the step: ", 0) == 0) end = number;
+    if (line.rfind("Not part of the step: ", 0) == 0) end = number;
   }
   for (const Link& link : find_local_links(page)) {
     const Unit unit = (folder / link.target)
@@ -61,7 +61,7 @@ StepList find_step_list(const std::string& page, const fs::path& folder) {
                           .replace_extension()
                           .generic_string();
     if (begin < link.line && link.line < end) list.step.push_back(unit);
-    if (link.line == end) list.beside.push_back(unit);
+    if (link.line == end) list.others.push_back(unit);
   }
   return list;
 }
@@ -114,11 +114,11 @@ std::string problems(const StepList& list, const Reader& read) {
     included.merge(includes_of(unit, folders, read));
   }
   for (const Unit& unit : included) {
-    if (!has(list.step, unit) && !has(list.beside, unit)) {
+    if (!has(list.step, unit) && !has(list.others, unit)) {
       text += "included and not listed: " + unit + "\n";
     }
   }
-  for (const Unit& unit : list.beside) {
+  for (const Unit& unit : list.others) {
     if (included.count(unit) == 0) text += "no file includes " + unit + "\n";
     if (has(list.step, unit)) text += "listed twice: " + unit + "\n";
   }
@@ -139,7 +139,7 @@ Elsewhere [a link](away.cpp).
 | 2 | [ddp.cpp](ddp.cpp) |
 | 3 | [engine.cpp](../common/engine.cpp) |
 
-Beside the step: [bill.cpp](bill.cpp) predicts.
+Not part of the step: [bill.cpp](bill.cpp) predicts.
 )";
 
 TEST(StepFiles, AListFollowsTheIncludes) {

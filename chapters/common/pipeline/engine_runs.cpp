@@ -1,5 +1,5 @@
-// Runs beside the plain step: up to an update, forwards again after an invalid
-// one, forwards alone, and long runs on shapes.
+// Other runs than the plain step: up to an update, forwards again after an
+// invalid one, forwards alone, and long runs on shapes.
 
 #include <algorithm>
 
