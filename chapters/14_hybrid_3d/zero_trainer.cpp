@@ -172,12 +172,12 @@ std::vector<Bill> ZeroTrainer::bills() {
   double partial_s = 0;  // their sums
   Bill bill;
   bill.bytes = steps * (layer_bytes(sizes) + loss_and_norm_bytes(sizes));
-  for (const zero::ZeroOptimizer* zero : zeros()) {
+  for (zero::ZeroOptimizer* zero : zeros()) {
     // Parts of sums over cut tokens, in this rank's shard
     double partial = 0;
-    for (const zero::ShardPiece& piece : zero->shards()) {
-      if (piece.field == "parameter" && is_partial(piece.name)) {
-        partial += static_cast<double>(piece.values.bytes());
+    for (const StatePart& part : zero->state().parts) {
+      if (is_partial(part.name)) {
+        partial += static_cast<double>(part.values.bytes());
       }
     }
     if (partial > 0) partial_s += textbook::all_reduce(t, partial);

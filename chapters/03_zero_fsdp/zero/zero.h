@@ -32,7 +32,7 @@
 // An exception may leave a forward: the next one begins anew. When one leaves a
 // backward, the object refuses to go on until clear_grad() says that the step
 // will be run again; when one leaves step() after parameters have changed,
-// until load_shards() brings back a consistent state.
+// until a checkpoint is loaded into state().
 //
 // Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
 // Trillion Parameter Models"; Ren et al. 2021, "ZeRO-Offload". The names of
@@ -53,15 +53,6 @@
 #include "core/optim.h"
 
 namespace shardbook::zero {
-
-/// A part of one tensor of the training state, as one rank saves it.
-struct ShardPiece {
-  std::string name;        ///< the parameter's name
-  std::string field;       ///< "parameter", "master", "exp_avg", ...
-  Shape shape;             ///< of the whole parameter
-  std::int64_t begin = 0;  ///< first element, of the flattened parameter
-  Tensor values;           ///< [n]
-};
 
 class ZeroOptimizer {
  public:
@@ -119,8 +110,6 @@ class ZeroOptimizer {
   /// Bytes that this rank sends when a checkpoint has been loaded: it shows its
   /// parameters to the others, as after a step.
   virtual double predicted_load_bytes() const = 0;
-  virtual HostTraffic predicted_host_traffic(
-      std::int64_t steps, std::int64_t micro_steps) const = 0;
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
 
@@ -136,25 +125,11 @@ class ZeroOptimizer {
   /// This rank's parts of parameters, master copies and optimizer state, as
   /// views: no communication, no copies. Padding is not part of it; nor are
   /// frozen parameters in stages 1 and 2, which do not shard them.
-  std::vector<ShardPiece> shards() const;
-  /// Loads this rank's parts from pieces of any sharding. Throws Error that
-  /// names the parameter, the field and the first element that no piece covers.
-  /// `steps_done` counts optimizer steps. Collective.
-  void load_shards(const std::vector<ShardPiece>& pieces,
-                   std::int64_t steps_done);
-  /// The same parts for a checkpoint of the whole training.
   TrainingState state();
   /// Parameters by name, whole, on the host, on every rank (or, with
   /// `rank0_only`, empty elsewhere). Gathers at most allgather_bucket_size
   /// elements at a time. Collective.
   std::vector<NamedTensor> full_parameters(bool rank0_only = false);
-  /// The same for the optimizer's state: "name.exp_avg", and "name.master"
-  /// where there are master copies.
-  std::vector<NamedTensor> full_optimizer_state(bool rank0_only = false);
-  /// Whether elements [begin, begin + numel) of a parameter are partly in this
-  /// rank's shard.
-  bool owns_part_of(const std::string& name, std::int64_t begin,
-                    std::int64_t numel) const;
   std::int64_t steps_done() const { return steps_done_; }
 
  protected:
@@ -222,7 +197,6 @@ class ZeroOptimizer {
   void bring_back(const ShardGroup& group, std::int64_t begin,
                   std::int64_t numel);
   void finish_bringing_back();
-  std::vector<NamedTensor> gather_full(bool of_optimizer, bool rank0_only);
 
   std::string optimizer_name_;
   std::vector<Event> returning_;  ///< copies to the device under way

@@ -219,25 +219,4 @@ double ZeroStage12::predicted_bytes(std::int64_t steps,
   return (d - 1) / d * once + static_cast<double>(steps) * step;
 }
 
-HostTraffic ZeroStage12::predicted_host_traffic(
-    std::int64_t steps, std::int64_t micro_steps) const {
-  HostTraffic traffic;
-  if (!options_.offload_optimizer) return traffic;
-  // The first copy of the shards, and the updated ones back after each step
-  for (const Flat& flat : flats_) {
-    traffic.to_host += flat.own.bytes();
-    traffic.to_device += flat.own.bytes() * steps;
-  }
-  // Gradients of the own shards in every micro-step
-  for (const Bucket& bucket : buckets_) {
-    const Tensor& own = flats_[bucket.group].own;
-    for (const BucketPiece& piece : bucket.plan.pieces) {
-      if (piece.owner != group_.rank()) continue;
-      traffic.to_host +=
-          steps * micro_steps * piece.numel * (own.bytes() / own.numel());
-    }
-  }
-  return traffic;
-}
-
 }  // namespace shardbook::zero

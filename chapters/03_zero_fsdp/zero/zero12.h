@@ -34,8 +34,6 @@ class ZeroStage12 : public ZeroOptimizer {
   double predicted_bytes(std::int64_t steps,
                          std::int64_t micro_steps) const override;
   double predicted_load_bytes() const override;
-  HostTraffic predicted_host_traffic(std::int64_t steps,
-                                     std::int64_t micro_steps) const override;
   /// The layout of one group of parameters, in the order of their first
   /// members, and its buckets.
   const FlatLayout& layout(std::size_t group) const {

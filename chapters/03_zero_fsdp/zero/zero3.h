@@ -63,8 +63,6 @@ class ZeroStage3 : public ZeroOptimizer {
   double predicted_bytes(std::int64_t steps,
                          std::int64_t micro_steps) const override;
   double predicted_load_bytes() const override;
-  HostTraffic predicted_host_traffic(std::int64_t steps,
-                                     std::int64_t micro_steps) const override;
   void gather_parameters() override;
   void release_parameters() override;
 

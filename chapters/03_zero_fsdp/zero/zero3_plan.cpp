@@ -153,32 +153,4 @@ std::vector<int> ZeroStage3::later_gathers() const {
   return walk.gathers();
 }
 
-HostTraffic ZeroStage3::predicted_host_traffic(std::int64_t steps,
-                                               std::int64_t micro_steps) const {
-  HostTraffic traffic;
-  if (!options_.offload_optimizer) return traffic;
-  const std::vector<int> gathers = later_gathers();
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    for (const Slot& slot : units_[u]->slots) {
-      const std::int64_t bytes = slot.slice * element_bytes(slot.parameter);
-      // The shard, once; its gradient, in every micro-step
-      if (slot.is_trained || options_.offload_parameters) {
-        traffic.to_host += bytes;
-      }
-      if (slot.is_trained) traffic.to_host += steps * micro_steps * bytes;
-      // Back after every step, or for every gather
-      if (!options_.offload_parameters || slot.is_persistent) {
-        if (slot.is_trained) traffic.to_device += steps * bytes;
-      } else {
-        // The first micro-step keeps nothing
-        const std::int64_t later =
-            std::max<std::int64_t>(steps * micro_steps - 1, 0);
-        traffic.to_device += (steps * micro_steps - later) * 2 * bytes +
-                             later * gathers[u] * bytes;
-      }
-    }
-  }
-  return traffic;
-}
-
 }  // namespace shardbook::zero

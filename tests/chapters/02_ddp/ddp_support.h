@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/layers.h"
 #include "core/optim.h"
+#include "tests/support/errors.h"
 #include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
@@ -151,10 +152,6 @@ inline std::vector<std::int64_t> numels(const std::vector<CommRecord>& log) {
   std::vector<std::int64_t> counts;
   for (const CommRecord& record : log) counts.push_back(record.numel);
   return counts;
-}
-
-inline bool has_text(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace shardbook::ddp_test

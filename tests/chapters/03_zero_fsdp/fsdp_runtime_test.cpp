@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::fsdp_test {
 namespace {
@@ -101,10 +102,8 @@ TEST(FsdpUses, RanksThatUseUnitsInAnotherOrderAreToldSo) {
       mse_loss(fsdp(mine.x), mine.y).backward();
     });
   };
-  EXPECT_TRUE(has_text(run(true),
-                       "rank 0 gathers unit 'a' where rank 1 "
-                       "gathers 'b'"))
-      << run(true);
+  expect_text(run(true), {"rank 0 gathers unit 'a' where rank 1 "
+                          "gathers 'b'"});
 }
 
 // The trap: equal sizes in another order go through, with other values.
@@ -154,9 +153,8 @@ TEST(FsdpFrozen, AUnitIsTrainedOrFrozenAsAWhole) {
       EXPECT_EQ(model.a.weight.to_vector<double>(), frozen);
     });
   };
-  EXPECT_TRUE(has_text(run(false, false),
-                       "unit 'a' mixes the frozen and the "
-                       "trained"));
+  expect_text(run(false, false), {"unit 'a' mixes the frozen and the "
+                                  "trained"});
   EXPECT_EQ(run(true, false), "");
   EXPECT_EQ(run(false, true), "");
 }

@@ -4,6 +4,7 @@
 
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
+#include "tests/chapters/common/sharded_support.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::fsdp_test {
@@ -23,6 +24,7 @@ Options tiny_options(const std::string& model) {
   Options options;
   options.model = model;
   options.data = "random";
+  options.cluster = "none";
   options.batch = 24;
   options.seq = 8;
   options.steps = 2;
@@ -30,31 +32,9 @@ Options tiny_options(const std::string& model) {
   return options;
 }
 
-struct Trained {
-  std::vector<double> losses;
-  Values parameters;
-  RankReport report;
-};
-
-std::vector<Trained> train_language(int d, Options options,
-                                    const TrainerOptions& how) {
+Report train_language(int d, Options options, const TrainerOptions& how) {
   options.world_size = d;
-  return on_ranks(d, [&](ProcessGroup& world) {
-    Trainer trainer(options, how, world);
-    Trained result;
-    result.losses =
-        train(options, trainer.optimizer(), false, [&](std::int64_t k) {
-          return trainer.step(k);
-        }).losses;
-    result.report = rank_report(trainer.bills()[0], wire_bytes(world.records()),
-                                RankContext::current().device);
-    for (const NamedTensor& parameter : trainer.full_state()) {
-      const Values part = parameter.tensor.to_vector<double>();
-      result.parameters.insert(result.parameters.end(), part.begin(),
-                               part.end());
-    }
-    return result;
-  });
+  return sharded_test::report_of<Trainer>(options, how);
 }
 
 struct TrainerVariant {
@@ -114,60 +94,33 @@ class FsdpTrainer : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, FsdpTrainer,
                          testing::ValuesIn(world_sizes()));
 
-void expect_as_predicted(const Trained& rank, const std::string& name) {
-  EXPECT_NEAR(rank.report.bytes.predicted, rank.report.bytes.counted,
-              1e-9 * rank.report.bytes.counted)
-      << name;
-  for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
-    EXPECT_EQ(rank.report.held[k].predicted, rank.report.held[k].counted)
-        << held_name(static_cast<MemoryKind>(k)) << ", " << name;
-  }
-}
-
 TEST_P(FsdpTrainer, NumbersBytesAndMemoryAreAsPredicted) {
   const int d = GetParam();
   for (const std::string& model : {tiny_gpt(), std::string("mlp")}) {
-    const Options options = tiny_options(model);
-    RankContext context(Device::cpu(), 0, 1);
-    context.deterministic = true;
-    ReferenceRun run;
-    {
-      RankContext::Scope scope(context);
-      run = train_one_device(options);
-    }
-    Values want;
-    for (const NamedTensor& parameter : run.parameters) {
-      const Values part = parameter.tensor.to_vector<double>();
-      want.insert(want.end(), part.begin(), part.end());
-    }
     for (const TrainerVariant& variant : variants(d)) {
       const bool is_gpt = model != "mlp";
       if (!is_gpt && (variant.how.recompute || (d != 2 && d != 3))) continue;
-      const auto ranks = train_language(d, options, variant.how);
-      const std::string name = variant.name + ", " + model;
-      EXPECT_LT(largest_difference(ranks[0].losses, run.losses), 1e-4) << name;
-      EXPECT_LT(largest_difference(ranks[0].parameters, want), 5e-3) << name;
-      for (const Trained& rank : ranks) expect_as_predicted(rank, name);
+      sharded_test::expect_claims(
+          train_language(d, tiny_options(model), variant.how),
+          variant.name + ", " + model);
     }
   }
 }
 
 TEST_P(FsdpTrainer, MixedPrecisionIsPredictedToTheByte) {
-  const int d = GetParam();
+  Options options = tiny_options(tiny_gpt());
+  options.check = false;
   for (const char* strategy : {"fsdp", "fsdp2"}) {
     for (const char* reduce : {"", "f32"}) {
       for (const bool offload : {false, true}) {
+        SCOPED_TRACE(testing::Message() << strategy << " reduce '" << reduce
+                                        << "' offload " << offload);
         TrainerOptions how;
         how.strategy = strategy;
         how.param_dtype = "bf16";
         how.reduce_dtype = reduce;
         how.cpu_offload = offload;
-        for (const Trained& rank :
-             train_language(d, tiny_options(tiny_gpt()), how)) {
-          expect_as_predicted(rank, std::string(strategy) + " reduce '" +
-                                        reduce + "' offload " +
-                                        std::to_string(offload));
-        }
+        sharded_test::expect_bill(train_language(GetParam(), options, how));
       }
     }
   }

@@ -8,6 +8,8 @@
 
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
+#include "tests/chapters/common/sharded_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::fsdp_test {
 namespace {
@@ -21,6 +23,8 @@ Options language_options(const std::string& model = "gpt-nano") {
   Options options;
   options.model = model;
   options.data = "random";
+  options.cluster = "none";
+  options.check = false;
   options.batch = 4;
   options.seq = 8;
   options.steps = 3;
@@ -28,38 +32,14 @@ Options language_options(const std::string& model = "gpt-nano") {
   return options;
 }
 
-struct Billed {
-  RankReport report;
-  int fetches = 0;  ///< ZeRO-3's all-gathers of units
-};
-
-std::vector<Billed> run(int d, Options options, const TrainerOptions& how) {
+Report run(int d, Options options, const TrainerOptions& how) {
   options.world_size = d;
-  return on_ranks(d, [&](ProcessGroup& world) {
-    Trainer trainer(options, how, world);
-    train(options, trainer.optimizer(), false,
-          [&](std::int64_t k) { return trainer.step(k); });
-    Billed result;
-    result.report = rank_report(trainer.bills()[0], wire_bytes(world.records()),
-                                RankContext::current().device);
-    for (const std::string& label : labels_of(world, CommOp::kAllGather)) {
-      result.fetches += label.rfind("fetch ", 0) == 0;
-    }
-    return result;
-  });
+  return sharded_test::report_of<Trainer>(options, how);
 }
 
-void expect_predicted(const std::vector<Billed>& ranks,
-                      const std::string& name) {
-  for (const Billed& rank : ranks) {
-    EXPECT_NEAR(rank.report.bytes.predicted, rank.report.bytes.counted,
-                1e-9 * rank.report.bytes.counted)
-        << name;
-    for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
-      EXPECT_EQ(rank.report.held[k].predicted, rank.report.held[k].counted)
-          << held_name(static_cast<MemoryKind>(k)) << ", " << name;
-    }
-  }
+void expect_predicted(const Report& report, const std::string& name) {
+  SCOPED_TRACE(name);
+  sharded_test::expect_bill(report);
 }
 
 TrainerOptions of(const std::string& strategy) {
@@ -157,8 +137,8 @@ constexpr double kH = 64, kVocab = 256, kPositions = 256, kBlocks = 4;
 
 double padded(double numel, int d) { return d * std::ceil(numel / d); }
 
-double peak(const Billed& rank, MemoryKind kind) {
-  return rank.report.peak[static_cast<std::size_t>(kind)].counted;
+double peak(const RankReport& rank, MemoryKind kind) {
+  return rank.peak[static_cast<std::size_t>(kind)].counted;
 }
 
 // Shards, the root, and the two largest neighbours among the blocks: one that
@@ -169,7 +149,7 @@ TEST(ZeroFsdpFormula, ThePeakOfFsdpsParametersIsShardsTheRootAndTwoBlocks) {
     const double block = padded(12 * kH * kH + 13 * kH, d);
     Options options = language_options();
     options.batch = 12;
-    for (const Billed& rank : run(d, options, of("fsdp"))) {
+    for (const RankReport& rank : run(d, options, of("fsdp")).ranks) {
       EXPECT_EQ(peak(rank, MemoryKind::kParameter),
                 4 * ((root + kBlocks * block) / d + root + 2 * block));
     }
@@ -179,14 +159,11 @@ TEST(ZeroFsdpFormula, ThePeakOfFsdpsParametersIsShardsTheRootAndTwoBlocks) {
 // --- What the program chooses -----------------------------------------------
 
 TEST(ZeroFsdpDefaults, Zero3GathersWhatItUses) {
-  const auto third = run(4, language_options(), of("zero3"));
-  const auto second = run(4, language_options(), of("zero2"));
-  // Root and four blocks, for forward and for backward, in three steps
-  EXPECT_EQ(third[0].fetches, 3 * 2 * 5);
-  EXPECT_GT(third[0].report.bytes.counted,
-            1.3 * second[0].report.bytes.counted);
-  EXPECT_LT(peak(third[0], MemoryKind::kParameter),
-            0.75 * peak(second[0], MemoryKind::kParameter));
+  const RankReport third = run(4, language_options(), of("zero3")).ranks[0];
+  const RankReport second = run(4, language_options(), of("zero2")).ranks[0];
+  EXPECT_GT(third.bytes.counted, 1.3 * second.bytes.counted);
+  EXPECT_LT(peak(third, MemoryKind::kParameter),
+            0.75 * peak(second, MemoryKind::kParameter));
 }
 
 TEST(ZeroFsdpDefaults, ResultsAreComparedInTheShortestDtypeInUse) {
@@ -206,12 +183,9 @@ TEST(ZeroFsdpDefaults, ResultsAreComparedInTheShortestDtypeInUse) {
 TEST(ZeroFsdpDefaults, OptionsOfAnotherStrategyAreRefusedByName) {
   auto error_of = [](const TrainerOptions& how, const std::string& flag,
                      const std::string& value) -> std::string {
-    try {
+    return shardbook::error_of([&] {
       check_given(how, {{"--steps", "3"}, {flag, value}});
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    });
   };
   EXPECT_EQ(error_of(of("zero3"), "--sharding-strategy", "no_shard"),
             "--sharding-strategy no_shard: means nothing to --strategy zero3; "
@@ -219,14 +193,14 @@ TEST(ZeroFsdpDefaults, OptionsOfAnotherStrategyAreRefusedByName) {
   EXPECT_EQ(error_of(of("fsdp"), "--overlap-comm", "false"),
             "--overlap-comm false: means nothing to --strategy fsdp; it "
             "belongs to --strategy zero1, zero2 or zero3");
-  EXPECT_TRUE(has_text(error_of(of("zero3"), "--reduce-bucket-size", "9"),
-                       "zero1 or zero2"));
-  EXPECT_TRUE(has_text(error_of(of("zero1"), "--persistence-threshold", "9"),
-                       "--strategy zero3"));
-  EXPECT_TRUE(has_text(error_of(of("fsdp"), "--shard-size", "2"),
-                       "belongs to hybrid_shard"));
-  EXPECT_TRUE(has_text(error_of(of("fsdp"), "--min-num-params", "2"),
-                       "belongs to size"));
+  expect_text(error_of(of("zero3"), "--reduce-bucket-size", "9"),
+              {"zero1 or zero2"});
+  expect_text(error_of(of("zero1"), "--persistence-threshold", "9"),
+              {"--strategy zero3"});
+  expect_text(error_of(of("fsdp"), "--shard-size", "2"),
+              {"belongs to hybrid_shard"});
+  expect_text(error_of(of("fsdp"), "--min-num-params", "2"),
+              {"belongs to size"});
   TrainerOptions how = of("fsdp2");
   how.wrap = "size";
   how.sharding_strategy = "hybrid_shard";

@@ -72,13 +72,9 @@ inline void backward_of(const Tensor& output, const Samples& mine,
       {loss}, {Tensor::full({}, loss_scale / micro_steps, loss.options())});
 }
 
-inline State named_state(const std::vector<NamedTensor>& parameters,
-                         const std::vector<NamedTensor>& optimizer) {
+inline State values_by_name(const std::vector<NamedTensor>& tensors) {
   State state;
-  for (const auto& [name, tensor] : parameters) {
-    state[name] = tensor.to_vector<double>();
-  }
-  for (const auto& [name, tensor] : optimizer) {
+  for (const auto& [name, tensor] : tensors) {
     state[name] = tensor.to_vector<double>();
   }
   return state;
@@ -159,8 +155,35 @@ inline void train_zero(ZeroOptimizer& zero, const Training& run, int first,
   }
 }
 
+/// Parameters and optimizer state, whole. Collective.
 inline State state_of_zero(ZeroOptimizer& zero) {
-  return named_state(zero.full_parameters(), zero.full_optimizer_state());
+  State state = values_by_name(zero.full_parameters());
+  std::vector<std::string> fields = zero.optimizer().state_names();
+  fields.push_back("master");
+  const std::vector<StatePart> mine = zero.state().parts;
+  for (const auto& [name, tensor] : zero.module().named_parameters()) {
+    for (const std::string& field : fields) {
+      // Each rank's elements, and behind them how many there are
+      const auto numel = static_cast<std::size_t>(tensor.numel());
+      Values values(numel + 1);
+      for (const StatePart& part : mine) {
+        if (part.name != name) continue;
+        for (const StateField& each : fields_of(part)) {
+          if (each.name != field) continue;
+          const Values own = each.values.to_vector<double>();
+          std::copy(own.begin(), own.end(), values.begin() + part.begin);
+          values[numel] += static_cast<double>(own.size());
+        }
+      }
+      const Tensor sum = Tensor::from_values(values, {tensor.numel() + 1});
+      zero.group().all_reduce(sum).wait();
+      values = sum.to_vector<double>();
+      if (values[numel] == 0) continue;
+      values.resize(numel);
+      state[name + "." + field] = values;
+    }
+  }
+  return state;
 }
 
 inline std::vector<State> train_zero(int d, const Training& run,

@@ -241,10 +241,10 @@ TEST(ZeroTrap, TheSumOverRanksIsNotTheMean) {
   const auto grads = on_ranks(4, [](ProcessGroup& world) {
     Sequential model = make_mlp(DType::kF64);
     const auto zero = make_zero(model, world, stage(1), "sgd", {1.0});
-    const State before = named_state(zero->full_parameters(), {});
+    const State before = values_by_name(zero->full_parameters());
     sum((*zero)(Tensor::full({1, 5}, 1, {DType::kF64, Device()}))).backward();
     zero->step();
-    const State after = named_state(zero->full_parameters(), {});
+    const State after = values_by_name(zero->full_parameters());
     // d loss / d bias is 1 on every rank, so the mean is 1 and the sum 4
     return before.at("4.bias")[0] - after.at("4.bias")[0];
   });

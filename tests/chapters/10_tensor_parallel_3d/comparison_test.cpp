@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/chapters/common/textbook_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::comparison_test {
 namespace {
@@ -253,17 +254,12 @@ TEST(ComparisonText, MarksTheLeastOfItsRanks) {
   all.ways = {{{Kind::k1D, 4, 4, 1}, {cost(8, 2), cost(16, 4)}},
               {{Kind::k2D, 4, 2, 1}, {cost(4, 2.5), cost(8, 3)}}};
   const std::string text = cube::comparison_text(all);
-  EXPECT_NE(text.find("4  1D                 1.0    8.0     16.0      2.0 *    "
-                      "4.0     2.00 *   4.00\n"),
-            std::string::npos)
-      << text;
-  EXPECT_NE(text.find("4  2D                 1.0    4.0 *    8.0 *    2.5      "
-                      "3.0 *   2.50     3.00 *\n"),
-            std::string::npos)
-      << text;
+  expect_text(text, {"4  1D                 1.0    8.0     16.0      2.0 *    "
+                     "4.0     2.00 *   4.00\n",
+                     "4  2D                 1.0    4.0 *    8.0 *    2.5      "
+                     "3.0 *   2.50     3.00 *\n"});
   // 4x and 2 + x are equal at x = 2/3
-  EXPECT_NE(text.find("4  1D, from T = 0.67 h on 2D\n"), std::string::npos)
-      << text;
+  expect_text(text, {"4  1D, from T = 0.67 h on 2D\n"});
 }
 
 TEST(ComparisonPlot, OnThePageIsWhatTheProgramDraws) {

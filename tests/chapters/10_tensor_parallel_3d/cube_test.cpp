@@ -8,6 +8,7 @@
 #include "chapters/common/run/worlds.h"
 #include "sim/world.h"
 #include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::cube_test {
 namespace {
@@ -203,9 +204,7 @@ TEST(CubeLayouts, ASumOfTwoIsRefused) {
     return text;
   });
   for (const std::string& text : texts) {
-    EXPECT_NE(text.find("add: operands are laid out in two ways"),
-              std::string::npos)
-        << text;
+    expect_text(text, {"add: operands are laid out in two ways"});
   }
 }
 
@@ -289,13 +288,8 @@ TEST(CubeTraps, TheSecondLayerNeedsTheSwappedRoles) {
 
 TEST(CubeSizes, NameTheNumbersThatFormCubes) {
   EXPECT_EQ(cube::side_of(27, "--world-size"), 3);
-  try {
-    cube::side_of(9, "--world-size");
-    FAIL() << "9 ranks form no cube";
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "--world-size 9: the ranks form a cube; give 8 or 27");
-  }
+  const std::string error = error_of([&] { cube::side_of(9, "--world-size"); });
+  EXPECT_EQ(error, "--world-size 9: the ranks form a cube; give 8 or 27");
 }
 
 }  // namespace

@@ -183,12 +183,6 @@ TEST(MegatronTrainer, ThePeakIsAtTheLoss) {
             4 * (own + 48 * (8 + 2 * 500 + 1) + 2));
 }
 
-// Of the first micro-batch's size, or one sample smaller.
-TEST(MegatronTrainer, EveryClaimHoldsForMicroBatches) {
-  expect_claims(train_megatron(small_options(2), {}, 2));
-  expect_claims(train_megatron(small_options(3), {}, 3));
-}
-
 TEST(MegatronTrainer, NamesTheSizesThatWork) {
   Options options = small_options(8);
   expect_error([&] { train_megatron(options); },
@@ -216,6 +210,61 @@ TEST(SequenceTrainer, EveryClaimHoldsWithDropout) {
       Options options = small_options(3);
       options.dropout = 0.2;
       expect_claims(train_on(options, how));
+    }
+  }
+}
+
+/// Where messages are long beside products, and short.
+std::vector<Options> textbook_shapes() {
+  std::vector<Options> all;
+  for (int c : {2, 4, 8}) {
+    for (std::int64_t seq : {256, 16384}) {
+      for (std::int64_t batch : {1, 16}) {
+        Options options = textbook::mlp_options(c, batch);
+        options.model =
+            R"({"n_embd": 64, "n_layer": 2, "n_head": 8, "vocab_size": 32,)"
+            R"( "n_positions": )" +
+            std::to_string(seq) + "}";
+        options.seq = seq;
+        all.push_back(options);
+      }
+    }
+  }
+  return all;
+}
+
+void expect_bill(const Report& report) {
+  sharded_test::expect_bill(report);
+  textbook::expect_closed_form(report);
+}
+
+TEST(TextbookSequence, StepsTakeThePagesForms) {
+  for (const Options& options : textbook_shapes()) {
+    double slices_s = 0;
+    for (const TrainerOptions& how : all_kinds()) {
+      SCOPED_TRACE(testing::Message()
+                   << name_of(how) << " c " << options.world_size << " s "
+                   << options.seq << " b " << options.batch);
+      const Report report = train_on(options, how);
+      expect_bill(report);
+      // Zigzag shares the pairs: faster where hops hide behind them
+      if (how.sequence.kind != Kind::kRing) continue;
+      const double step_s = report.time.step_s;
+      if (how.sequence.layout == Layout::kContiguous) slices_s = step_s;
+      if (how.sequence.layout == Layout::kZigzag && options.seq > 256 &&
+          options.batch > 1) {
+        ASSERT_GT(slices_s, 0);
+        EXPECT_LT(step_s, 0.9 * slices_s);
+      }
+    }
+  }
+}
+
+TEST(TextbookSequence, MegatronsStepTakesThePagesForm) {
+  for (const Options& options : textbook_shapes()) {
+    for (const bool recomputes : {false, true}) {
+      expect_bill(
+          train_megatron(options, {recomputes}, options.batch > 1 ? 3 : 1));
     }
   }
 }

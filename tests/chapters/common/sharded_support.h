@@ -1,10 +1,10 @@
 #pragma once
 
-// Whole runs of chapters whose trainers are ShardedTrainers: the claims of the
-// report, and checkpoints that move between chapters.
+// Whole runs of chapters: training, one device beside it, the claims of the report.
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 
 #include "chapters/common/run/program.h"
@@ -30,16 +30,18 @@ inline Options small_gpt(int world_size, DType dtype = DType::kF64) {
 }
 
 /// Trains by `Trainer(options, how, group)` on the whole world, and compares
-/// with one device.
+/// with one device, by `reference` or in as many pieces.
 template <typename Trainer, typename How>
-Report report_of(const Options& options, const How& how) {
+Report report_of(
+    const Options& options, const How& how,
+    const std::function<ReferenceRun(const Options&)>& reference = {}) {
   ChapterRun chapter;
   chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
     Trainer strategy(as, how, world);
     run.train(as, strategy);
   };
   chapter.reference = [&](const Options& as) {
-    return train_one_device(as, how.micro_batches);
+    return reference ? reference(as) : train_one_device(as, how.micro_batches);
   };
   return run_and_compare(options, chapter);
 }
