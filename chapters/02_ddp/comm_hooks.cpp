@@ -4,30 +4,10 @@
 
 namespace shardbook::ddp {
 
-CommHook all_reduce_hook() {
-  return [](const GradBucket& bucket, ProcessGroup& group) -> FinishBucket {
-    scale_into(bucket.gradients, bucket.gradients, 1 / bucket.divisor);
-    auto work = std::make_shared<Work>(
-        group.all_reduce(bucket.gradients, ReduceOp::kSum,
-                         "bucket " + std::to_string(bucket.index)));
-    return [work] { work->wait(); };
-  };
-}
-
 CommHook bf16_compress_hook() {
-  return [](const GradBucket& bucket, ProcessGroup& group) -> FinishBucket {
+  return [](const GradBucket& bucket, ProcessGroup& group) {
     // Divide first: the sum of many ranks must not lose what bf16 can hold
-    scale_into(bucket.gradients, bucket.gradients, 1 / bucket.divisor);
-    MemoryScope kind(MemoryKind::kCommunication);
-    const Tensor small = Tensor::empty(
-        bucket.gradients.shape(), {DType::kBF16, bucket.gradients.device()});
-    small.copy_from(bucket.gradients);
-    auto work = std::make_shared<Work>(group.all_reduce(
-        small, ReduceOp::kSum, "bf16 bucket " + std::to_string(bucket.index)));
-    return [work, small, gradients = bucket.gradients] {
-      work->wait();
-      gradients.copy_from(small);
-    };
+    return predivide_hook(bucket.divisor, DType::kBF16)(bucket, group);
   };
 }
 

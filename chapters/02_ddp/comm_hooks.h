@@ -20,7 +20,6 @@ namespace shardbook::ddp {
 /// A bucket whose gradients are all there.
 struct GradBucket {
   int index = 0;  ///< in launch order
-  bool is_last = false;
   /// [n]: this rank's gradients end to end, not divided. The hook's result
   /// goes here.
   Tensor gradients;
@@ -32,9 +31,6 @@ struct GradBucket {
 using FinishBucket = std::function<void()>;
 using CommHook =
     std::function<FinishBucket(const GradBucket& bucket, ProcessGroup& group)>;
-
-/// The reducer's own way, as a hook: divides, then all-reduces.
-CommHook all_reduce_hook();
 
 /// Divides, rounds to bf16, all-reduces half of the bytes (a quarter of f64's),
 /// and converts back. Memory: one bf16 copy of each bucket in flight.

@@ -108,10 +108,9 @@ void Reducer::make_buckets(const std::vector<BucketMembers>& assignment) {
     std::int64_t numel = 0;
     for (const int i : members) numel += slot(i).parameter.numel();
     const auto index = static_cast<int>(buckets_.size());
-    const bool is_last = buckets_.size() + 1 == assignment.size();
     const Tensor buffer =
         Tensor::empty({numel}, slot(members[0]).parameter.options());
-    buckets_.emplace_back(members, GradBucket{index, is_last, buffer});
+    buckets_.emplace_back(members, GradBucket{index, buffer});
 
     // Give each parameter its place
     std::int64_t offset = 0;

@@ -24,25 +24,6 @@ Verdict verdict_of(double squared_norm, double clip) {
   return verdict;
 }
 
-double checked_update(PipelineModel& model, Optimizer& optimizer, double clip,
-                      ProcessGroup& world) {
-  const Tensor sum =
-      Tensor::full({}, square(grad_norm(model.counted_parameters())),
-                   {DType::kF64, Device()});
-  world.all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  const Verdict verdict = verdict_of(sum.item(), clip);
-  if (!verdict.skips) {
-    for (const Tensor& each : model.parameters()) {
-      if (clip > 0 && each.grad().defined()) {
-        scale_in_place(each.grad(), verdict.factor);
-      }
-    }
-    optimizer.step();
-  }
-  for (const Tensor& each : model.parameters()) each.clear_grad();
-  return std::sqrt(sum.item());
-}
-
 PostValidation::PostValidation(PipelineModel& model, Optimizer& optimizer,
                                double clip, ProcessGroup& world)
     : model_(model), optimizer_(optimizer), clip_(clip), world_(world) {}
@@ -90,7 +71,6 @@ bool PostValidation::validate() {
   parameters_.clear();
   slots_.clear();
   grad_norm_ = std::sqrt(all);
-  has_skipped_ = verdict.skips;
   num_amended_ += is_amended ? 1 : 0;
   return !is_amended;
 }

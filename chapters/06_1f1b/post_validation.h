@@ -37,11 +37,6 @@ struct Verdict {
 };
 Verdict verdict_of(double squared_norm, double clip);
 
-/// The check before the step: one all-reduce of the squared norm, then all
-/// ranks scale and step, or skip. Returns the norm. Clears the gradients.
-double checked_update(PipelineModel& model, Optimizer& optimizer, double clip,
-                      ProcessGroup& world);
-
 class PostValidation {
  public:
   /// Rank r holds stage r. Keeps references. `clip` 0: none.
@@ -59,7 +54,6 @@ class PostValidation {
   bool validate();
 
   double grad_norm() const { return grad_norm_; }  ///< of the last validated
-  bool has_skipped() const { return has_skipped_; }
   int num_amended() const { return num_amended_; }
   /// Bytes that this rank sends per step.
   double predicted_bytes() const;
@@ -87,7 +81,6 @@ class PostValidation {
   };
   std::vector<Sent> sent_;
   double grad_norm_ = 0;
-  bool has_skipped_ = false;
   int num_amended_ = 0;
 };
 

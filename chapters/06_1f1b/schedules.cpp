@@ -74,19 +74,6 @@ std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
   return result;
 }
 
-Replay replay_clocked(int num_ranks, int micro_batches) {
-  const Schedule schedule = one_f_one_b_clocked(num_ranks, micro_batches);
-  std::vector<std::vector<Span>> spans(static_cast<std::size_t>(num_ranks));
-  for (int stage = 0; stage < num_ranks; ++stage) {
-    for (const auto& [tick, action] :
-         one_f_one_b_clock(stage, num_ranks, micro_batches)) {
-      spans[static_cast<std::size_t>(stage)].push_back(
-          {1.0 * tick, tick + 1.0});
-    }
-  }
-  return replay_of(schedule, std::move(spans));
-}
-
 int one_f_one_b_buffers(int stage, int num_ranks, int micro_batches) {
   return std::max(2, std::min(num_ranks - stage, micro_batches));
 }

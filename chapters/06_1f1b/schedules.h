@@ -27,7 +27,6 @@
 #include <string>
 #include <vector>
 
-#include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule.h"
 
 namespace shardbook::pipeline::schedules {
@@ -53,9 +52,6 @@ std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
                                              int micro_batches);
 /// The same lists as one_f_one_b, built from the clock.
 Schedule one_f_one_b_clocked(int num_ranks, int micro_batches);
-/// The replay by the clock: forward b of stage s begins at tick 2b + s, even if
-/// it could begin earlier. All actions take one tick.
-Replay replay_clocked(int num_ranks, int micro_batches);
 /// The buffers for activations that a stage allocates under the clock:
 /// max(2, min(p-s, m)). The last stage has one more than it keeps, because the
 /// next micro-batch arrives while it computes the previous one. DeepSpeed:
@@ -95,11 +91,6 @@ Schedule dualpipe(int num_ranks, int micro_batches);
 Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
                    bool vertical_sync = false);
 Schedule pipedream(int num_ranks, int mini_batches, bool vertical_sync = false);
-/// Mini-batches that one replica of stage 0 admits before a backward comes
-/// back (NOAM): ceil(ranks / replicas of stage 0). Narayanan et al. 2019,
-/// section 3.2.
-int pipedream_in_flight(const std::vector<int>& replicas);
-
 /// 1F1B without a flush over `batches` batches of m >= p micro-batches; an
 /// update after each. Batch n reads version max(0, n-1) at every stage.
 /// Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training",

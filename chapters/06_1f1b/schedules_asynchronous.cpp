@@ -111,12 +111,6 @@ Schedule pipedream(int num_ranks, int mini_batches, bool vertical_sync) {
                    vertical_sync);
 }
 
-int pipedream_in_flight(const std::vector<int>& replicas) {
-  check_replicas(replicas, 0);
-  return divided_up(std::accumulate(replicas.begin(), replicas.end(), 0),
-                    replicas[0]);
-}
-
 Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches) {
   const int p = num_ranks, m = micro_batches;
   SB_CHECK(batches >= 1, "--schedule pipedream-2bw: ", batches,

@@ -103,9 +103,6 @@ class Engine {
   double run(const std::function<bool()>& stands = {});
   /// Runs the list up to and including the next U; false when it has ended.
   bool run_to_update();
-  /// Runs only the list's forwards, without graphs. Returns the concatenated
-  /// outputs on the rank of the last stage, and nothing elsewhere.
-  Tensors infer();
   /// `on_loss` gets share * loss of each micro-batch whose last stage is here,
   /// when its backward begins. In schedules that do not flush, the engine
   /// forgets the loss then.

@@ -148,8 +148,7 @@ class Player {
   std::map<std::tuple<int, int, bool>, double> arrivals_;
 };
 
-}  // namespace
-
+/// The replay with these spans, by rank and action.
 Replay replay_of(const Schedule& schedule,
                  std::vector<std::vector<Span>> spans) {
   Replay result;
@@ -169,6 +168,8 @@ Replay replay_of(const Schedule& schedule,
   }
   return result;
 }
+
+}  // namespace
 
 Replay replay(const Schedule& schedule, const CostsOf& costs,
               const ReplayOptions& options) {

@@ -81,14 +81,11 @@ struct ReplayOptions {
 Replay replay(const Schedule& schedule, const CostsOf& costs,
               const ReplayOptions& options);
 
-/// The replay with these spans, by rank and action.
-Replay replay_of(const Schedule& schedule,
-                 std::vector<std::vector<Span>> spans);
-
-/// The figure of a paper: one line per rank, one column per `tick` of virtual time (0: the shortest
-/// action). A dot is an idle tick, dashes continue an action of several ticks,
-/// "F3.1" is of chunk 1, and a pair that overlaps is "F5&B2". Actions that take
-/// no time are not drawn. Throws Error for more than 2000 columns.
+/// The figure of a paper: one line per rank, one column per `tick` of virtual
+/// time (0: the shortest action). A dot is an idle tick, dashes continue an
+/// action of several ticks, "F3.1" is of chunk 1, and a pair that overlaps is
+/// "F5&B2". Actions that take no time are not drawn. Throws Error for more than
+/// 2000 columns.
 std::string draw(const Schedule& schedule, const Replay& replay,
                  double tick = 0);
 

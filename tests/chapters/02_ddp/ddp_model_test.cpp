@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/chapters/02_ddp/ddp_reducer_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::ddp_test {
 namespace {
@@ -18,16 +19,13 @@ TEST(DdpModel, DifferentModelsAreRefusedOnEveryRankByName) {
     Linear model("0", 4, world.rank() == 2 ? 9 : 8, init_of(DType::kF32));
     DistributedDataParallel ddp(model, world);
   });
-  EXPECT_TRUE(has_text(shape,
-                       "parameter 0 is 'weight' f32[4, 8] on rank 0 and "
-                       "'weight' f32[4, 9] on rank 2"))
-      << shape;
+  expect_text(shape, {"parameter 0 is 'weight' f32[4, 8] on rank 0 and "
+                      "'weight' f32[4, 9] on rank 2"});
   const std::string count = error_on_ranks(2, [](ProcessGroup& world) {
     Linear model("0", 4, 8, init_of(DType::kF32), world.rank() == 0);
     DistributedDataParallel ddp(model, world);
   });
-  EXPECT_TRUE(has_text(count, "rank 0 has 2 parameters and rank 1 has 1"))
-      << count;
+  expect_text(count, {"rank 0 has 2 parameters and rank 1 has 1"});
 }
 
 TEST(DdpModel, FrozenParametersAreCopiedButNotReduced) {
@@ -49,14 +47,13 @@ TEST(DdpModel, FrozenParametersAreCopiedButNotReduced) {
 }
 
 TEST(DdpModel, AModelWithoutTrainableParametersIsRefused) {
-  EXPECT_TRUE(has_text(error_on_ranks(1,
-                                      [](ProcessGroup& world) {
-                                        Sequential model;
-                                        model.add(Relu());
-                                        DistributedDataParallel ddp(model,
-                                                                    world);
-                                      }),
-                       "no parameter of Sequential requires a gradient"));
+  expect_text(error_on_ranks(1,
+                             [](ProcessGroup& world) {
+                               Sequential model;
+                               model.add(Relu());
+                               DistributedDataParallel ddp(model, world);
+                             }),
+              {"no parameter of Sequential requires a gradient"});
 }
 
 TEST(DdpModel, TiedWeightsAreReducedOnce) {

@@ -364,31 +364,6 @@ TEST(GpipeTraps, ACheckpointThatHangsOnItsInputLosesTheFirstStage) {
   EXPECT_TRUE(stage.parameters()[0].grad().defined());
 }
 
-TEST(GpipeInference, OutputsComeEndToEndOnTheLastStage) {
-  const SkipNet net = net_with_skips();
-  const Case c{7, 3};
-  const auto outputs = on_ranks(3, [&](ProcessGroup& world) {
-    Options options;
-    options.seed = 5;
-    options.dtype = c.dtype;
-    const std::shared_ptr<const LayerList> layers(&net,
-                                                  [](const LayerList*) {});
-    PipelineModel model(options, layers, one_stage_per_rank(cut_uniform(9, 3)),
-                        world);
-    PiecesFeed feed(c);
-    return Engine(gpipe::schedule(3, 3), model, world, feed).infer();
-  });
-  EXPECT_TRUE(outputs[0].empty());
-  InitOptions init;
-  init.seed = 5;
-  init.dtype = c.dtype;
-  const NoGrad no_grad;
-  const Tensor expected =
-      Stage(net, 0, 9, init)(rows_of(c.rows, kWidth, c.dtype));
-  ASSERT_EQ(outputs[2].size(), 1u);
-  EXPECT_LT(max_abs_difference(outputs[2][0], expected), 1e-12);
-}
-
 /// Fails on the last stage.
 class FailingFeed : public PiecesFeed {
  public:

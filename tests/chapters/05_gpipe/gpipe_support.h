@@ -13,21 +13,12 @@
 #include "comm/launch.h"
 #include "core/check.h"
 #include "core/ops.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::gpipe_test {
 
 inline std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-template <typename Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 /// i64 [rows, seq], all different from row to row.
 inline Tensor tokens_of(std::int64_t rows, std::int64_t seq,

@@ -8,6 +8,7 @@
 #include "chapters/05_gpipe/trainer.h"
 #include "chapters/common/pipeline/partition.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
+#include "tests/chapters/common/sharded_support.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
@@ -40,44 +41,12 @@ std::string small_resnet() {
          R"( "embedding_size": 8, "num_labels": 10})";
 }
 
-struct TrainedRank {
-  std::vector<double> losses;
-  std::vector<NamedTensor> parameters;  // rank 0
-  RankReport report;
-};
-
-std::vector<TrainedRank> train_ranks(int p, Options options,
-                                     const TrainerOptions& how) {
+Report train_ranks(int p, Options options, const TrainerOptions& how) {
   options.world_size = p;
-  return on_ranks(p, [&](ProcessGroup& world) {
-    Trainer trainer(options, how, world);
-    TrainedRank result;
-    result.losses =
-        train(options, trainer.optimizer(), false, [&](std::int64_t k) {
-          return trainer.step(k);
-        }).losses;
-    result.report = rank_report(trainer.bills()[0], wire_bytes(world.records()),
-                                RankContext::current().device);
-    for (const NamedTensor& each : trainer.full_state()) {
-      result.parameters.push_back({each.name, each.tensor.clone()});
-    }
-    return result;
+  options.cluster = "none";
+  return sharded_test::report_of<Trainer>(options, how, [&](const Options& as) {
+    return gpipe::train_one_device_in_reverse(as, how);
   });
-}
-
-ReferenceRun reference(const Options& options, const TrainerOptions& how) {
-  RankContext context(Device::cpu(0), 0, 1);
-  context.deterministic = options.deterministic;
-  const RankContext::Scope scope(context);
-  return gpipe::train_one_device_in_reverse(options, how);
-}
-
-void expect_as_predicted(const RankReport& rank, const std::string& what) {
-  EXPECT_NEAR(rank.bytes.counted, rank.bytes.predicted, 1e-6) << what;
-  for (int kind = 0; kind < kNumHeldKinds; ++kind) {
-    EXPECT_EQ(rank.held[at(kind)].counted, rank.held[at(kind)].predicted)
-        << what << " " << memory_kind_name(static_cast<MemoryKind>(kind));
-  }
 }
 
 class GpipeTrainer : public testing::TestWithParam<int> {};
@@ -105,19 +74,11 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
           const auto what = std::string(recompute) + " " + dtype_name(dtype) +
                             " m " + std::to_string(m) + " skips " +
                             std::to_string(skips);
-          const auto ranks = train_ranks(p, options, how);
-          const ReferenceRun one = reference(options, how);
-          const Parity parity = compare_with_one_device(
-              options, ranks[0].losses, ranks[0].parameters, one);
-          EXPECT_TRUE(parity.passed) << what << " " << parity.max_rel;
+          const Report report = train_ranks(p, options, how);
+          sharded_test::expect_claims(report, what);
           // Tied embeddings on two ranks are summed in another order
           if (p == 1) {
-            EXPECT_EQ(parity.max_abs, 0) << what;
-          }
-          EXPECT_EQ(ranks[0].losses[0], one.losses[0]) << what;
-          for (const TrainedRank& rank : ranks) {
-            expect_as_predicted(rank.report, what);
-            EXPECT_EQ(rank.losses, ranks[0].losses);
+            EXPECT_EQ(report.parity.max_abs, 0) << what;
           }
         }
       }
@@ -135,17 +96,9 @@ TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
       options.batch = 7;
       TrainerOptions how;
       how.micro_batches = 3;
-      const auto ranks = train_ranks(p, options, how);
-      const ReferenceRun one = reference(options, how);
-      EXPECT_EQ(ranks[0].losses, one.losses);
-      ASSERT_EQ(ranks[0].parameters.size(), one.parameters.size());
-      for (std::size_t i = 0; i < one.parameters.size(); ++i) {
-        EXPECT_TRUE(bitwise_equal(ranks[0].parameters[i].tensor,
-                                  one.parameters[i].tensor))
-            << p << " " << one.parameters[i].name;
-      }
-      for (const TrainedRank& rank : ranks)
-        expect_as_predicted(rank.report, "mlp");
+      const Report report = train_ranks(p, options, how);
+      sharded_test::expect_claims(report, "mlp");
+      EXPECT_EQ(report.parity.max_abs, 0);
     }
   }
 }
@@ -156,10 +109,7 @@ TEST(GpipeParity, ClippingUsesTheNormOfAllStages) {
   options.optimizer = "sgd";
   options.clip = 0.01;
   const TrainerOptions how{3, "always"};
-  const auto ranks = train_ranks(4, options, how);
-  const Parity parity = compare_with_one_device(
-      options, ranks[0].losses, ranks[0].parameters, reference(options, how));
-  EXPECT_TRUE(parity.passed) << parity.max_rel;
+  sharded_test::expect_claims(train_ranks(4, options, how), "clipped");
 }
 
 // Batch norms use the micro-batch's own statistics, as on one device.
@@ -170,14 +120,7 @@ TEST(GpipeParity, ImagesTrainToo) {
   for (const char* recompute : {"always", "never"}) {
     const TrainerOptions how{3, recompute};
     for (const int p : sized<int>({1, 2, 4}, {2})) {
-      const auto ranks = train_ranks(p, options, how);
-      const Parity parity =
-          compare_with_one_device(options, ranks[0].losses, ranks[0].parameters,
-                                  reference(options, how));
-      EXPECT_TRUE(parity.passed) << p << " " << parity.max_rel;
-      for (const TrainedRank& rank : ranks) {
-        expect_as_predicted(rank.report, recompute);
-      }
+      sharded_test::expect_claims(train_ranks(p, options, how), recompute);
     }
   }
 }
@@ -327,9 +270,7 @@ TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
   });
   options.load = path;
   options.steps = 1;
-  const auto two = train_ranks(2, options, {3});
-  const ReferenceRun one = reference(options, {3});
-  EXPECT_EQ(two[0].losses[0], one.losses[0]);
+  sharded_test::expect_claims(train_ranks(2, options, {3}), "loaded");
 }
 
 }  // namespace

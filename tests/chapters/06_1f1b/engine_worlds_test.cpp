@@ -14,6 +14,7 @@
 #include "chapters/common/run/worlds.h"
 #include "core/check.h"
 #include "tests/chapters/06_1f1b/worlds_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
@@ -148,12 +149,9 @@ TEST(EngineWorlds, WrittenSchedulesRun) {
     how.schedule = "pipedream";
     how.write_schedule = path;
     options.steps = steps;
-    try {
+    return error_of([&] {
       pipeline::show_schedule(pipeline::make_plan(options, how), how);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    });
   };
   EXPECT_THAT(error(folder / "mine.txt", 4),
               ::testing::HasSubstr("mine.txt: give a FILE.json"));
@@ -247,12 +245,7 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
         Options options = worlds_options(4);
         TrainerOptions how;
         change(options, how);
-        try {
-          pipeline::make_plan(options, how);
-        } catch (const Error& error) {
-          return std::string(error.what());
-        }
-        return std::string();
+        return error_of([&] { pipeline::make_plan(options, how); });
       };
   using ::testing::HasSubstr;
   EXPECT_THAT(error([](auto&, auto& how) { how.schedule = "2f2b"; }),

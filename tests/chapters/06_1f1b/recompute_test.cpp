@@ -6,6 +6,7 @@
 #include "chapters/06_1f1b/schedules.h"
 #include "core/check.h"
 #include "tests/chapters/06_1f1b/worlds_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
@@ -130,12 +131,7 @@ TEST(RecomputeWorlds, ModesWithoutAMeaningAreOneSentence) {
     Variant each = variant(schedule, 2);
     each.how.recompute = "always";
     each.how.stash = stash;
-    try {
-      pipeline::make_plan(worlds_options(2), each.how);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return error_of([&] { pipeline::make_plan(worlds_options(2), each.how); });
   };
   EXPECT_EQ(error("1f1b", true), "");
   EXPECT_THAT(error("naive", true),

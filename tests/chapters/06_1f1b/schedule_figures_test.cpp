@@ -25,17 +25,6 @@ rank 3 |.  .  .  F0 F1 F2 F3 B3 B2 B1 B0 .  .  .
 )");
 }
 
-TEST(Figures, OneFOneBByTheClock) {
-  EXPECT_EQ("\n" + draw(schedules::one_f_one_b_clocked(4, 4),
-                        schedules::replay_clocked(4, 4)),
-            R"(
-rank 0 |F0 .  F1 .  F2 .  F3 B0 .  B1 .  B2 .  B3
-rank 1 |.  F0 .  F1 .  F2 B0 F3 B1 .  B2 .  B3 .
-rank 2 |.  .  F0 .  F1 B0 F2 B1 F3 B2 .  B3 .  .
-rank 3 |.  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
-)");
-}
-
 TEST(Figures, OneFOneBByBlockingReceives) {
   EXPECT_EQ(figure(schedules::one_f_one_b(4, 4), kUnit), R"(
 rank 0 |F0 F1 F2 F3 .  .  .  B0 .  B1 .  B2 .  B3

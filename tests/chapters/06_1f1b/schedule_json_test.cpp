@@ -11,6 +11,7 @@
 
 #include "chapters/06_1f1b/schedules.h"
 #include "core/check.h"
+#include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::pipeline {
@@ -19,14 +20,13 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
+using shardbook::error_of;
 std::string error_of(const std::string& text) {
-  try {
-    schedule_from_json(text, "mine.json");
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), StartsWith("mine.json: "));
-    return std::string(error.what()).substr(11);
-  }
-  return "";
+  const std::string error =
+      error_of([&] { schedule_from_json(text, "mine.json"); });
+  if (error.empty()) return "";
+  EXPECT_THAT(error, StartsWith("mine.json: "));
+  return error.substr(11);
 }
 
 TEST(ScheduleJson, ReadsWhatTheHeaderSays) {

@@ -8,6 +8,7 @@
 
 #include "chapters/common/pipeline/check.h"
 #include "core/check.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::pipeline {
 namespace {
@@ -21,16 +22,6 @@ std::string list(const Schedule& schedule, int rank) {
     text += (text.empty() ? "" : " ") + to_string(each);
   }
   return text;
-}
-
-template <typename Make>
-std::string error_of(const Make& make) {
-  try {
-    make();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(Schedules, ListsOfFourRanks) {
