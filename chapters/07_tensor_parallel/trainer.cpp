@@ -62,8 +62,9 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how,
 
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
                  ProcessGroup& tp, std::shared_ptr<RngTracker> rng)
-    : ShardedTrainer(options, sharded(options, how, tp, *rng), tp,
-                     how.micro_batches, how.recompute && !recomputes_here(how)),
+    : ShardedTrainer(
+          options, sharded(options, how, tp, *rng), tp,
+          {how.micro_batches, how.recompute && !recomputes_here(how)}),
       how_(how),
       rng_(std::move(rng)) {
   if (!recomputes_here(how)) return;
@@ -76,7 +77,7 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how,
 std::vector<Bill> Trainer::bills() {
   BillSizes sizes;
   sizes.t = group_.size();
-  sizes.micro_batches = micro_batches_;
+  sizes.micro_batches = passes_.micro_batches;
   sizes.recompute = how_.recompute;
   sizes.distribute_saved_activations = how_.distribute_saved_activations;
   sizes.vocabulary = padded_vocabulary(config().vocab_size, group_.size(),

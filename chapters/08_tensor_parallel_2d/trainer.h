@@ -31,10 +31,7 @@ class Trainer : public ShardedTrainer {
   std::string remarks() override;
 
  private:
-  Sizes sizes() const;
-
   Grid grid_;
-  Passes passes_;
 };
 
 /// The documents' MLP: X [16, 256], 256 -> 1024 -> 256, on d squares of side q.

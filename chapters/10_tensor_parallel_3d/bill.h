@@ -2,19 +2,14 @@
 
 // What a step costs on a cube of l x l x l ranks: the formulas of the page.
 
+#include "chapters/common/sharded/sharded_trainer.h"
+
 namespace shardbook::cube {
 
 /// The numbers that a bill is made from.
-struct Sizes {
+struct Sizes : ShardedSizes {
   double l = 1;
-  double tokens = 0;  ///< of all ranks, in one micro-batch
-  double seq = 0;     ///< S
-  double h = 0, heads = 0, layers = 0, positions = 0;
-  double vocabulary = 0;         ///< rows of the table, padding included
-  double element = 4, stat = 4;  ///< bytes of an element, of a statistic
   bool keep_gathered = true;
-  double micro_batches = 1;
-  bool recompute = false;
 };
 
 /// Elements that a rank sends for Y = X W, X [M, K], W [K, N], forward and

@@ -43,43 +43,14 @@ ShardedModel sharded_model(const Options& options, const Cube& cube) {
 Trainer::Trainer(const Options& options, const Cube& cube, ProcessGroup& group,
                  const Passes& passes)
     : ShardedTrainer(checked(options, cube, passes),
-                     sharded_model(options, cube), group, passes.micro_batches,
-                     passes.recompute),
-      cube_(cube),
-      passes_(passes) {}
-
-Sizes Trainer::sizes() const {
-  Sizes s;
-  s.l = cube_.l();
-  s.micro_batches = static_cast<double>(passes_.micro_batches);
-  s.recompute = passes_.recompute;
-  s.tokens =
-      static_cast<double>(options_.batch * options_.seq) / s.micro_batches;
-  s.seq = static_cast<double>(options_.seq);
-  s.h = static_cast<double>(config().n_embd);
-  s.heads = static_cast<double>(config().n_head);
-  s.layers = static_cast<double>(config().n_layer);
-  s.positions = static_cast<double>(config().n_positions);
-  s.vocabulary = static_cast<double>(
-      padded_vocabulary(config().vocab_size, cube_.l() * cube_.l()));
-  s.element = static_cast<double>(dtype_bytes(options_.dtype));
-  s.stat = options_.dtype == DType::kF64 ? 8 : 4;
-  s.keep_gathered = cube_.keep_gathered;
-  return s;
-}
+                     sharded_model(options, cube), group, passes),
+      cube_(cube) {}
 
 std::vector<Bill> Trainer::bills() {
-  const Sizes s = sizes();
-  Bill bill;
-  bill.bytes = static_cast<double>(options_.steps) *
-               (step_bytes(s) + predicted_norm_bytes());
-  const double part = parameters_per_rank(s);
-  const bool trains = options_.steps > 0;
-  bill.memory[MemoryKind::kParameter] = part * s.element;
-  bill.memory[MemoryKind::kGradient] = trains ? part * s.element : 0;
-  bill.memory[MemoryKind::kOptimizerState] =
-      trains ? optimizer_states(options_) * part * s.stat : 0;
-  bill.memory[MemoryKind::kActivation] = trains ? kept_bytes(s) : 0;
+  Sizes s{sizes()};
+  s.l = cube_.l();
+  s.keep_gathered = cube_.keep_gathered;
+  Bill bill = bill_of(parameters_per_rank(s), kept_bytes(s), step_bytes(s));
   if (textbook::is_chosen(options_)) bill.step_s = step_s(s);
   return {bill};
 }

@@ -27,10 +27,7 @@ class Trainer : public ShardedTrainer {
   std::string remarks() override;
 
  private:
-  Sizes sizes() const;
-
   Cube cube_;
-  Passes passes_;
 };
 
 /// The documents' MLP: X [16, 256], 256 -> 1024 -> 256, on a cube of side l.

@@ -48,7 +48,7 @@ double Trainer::predicted_bytes() const {
   const auto element = static_cast<double>(dtype_bytes(options_.dtype));
   const auto h = static_cast<double>(config().n_embd);
   const auto v = static_cast<double>(config().vocab_size);
-  const auto m = static_cast<double>(micro_batches_);
+  const auto m = static_cast<double>(passes_.micro_batches);
   const double tokens =
       static_cast<double>(options_.batch * options_.seq) / (d_ * m);
   // tp: four all-reduces per layer
@@ -94,8 +94,9 @@ MemoryBill Trainer::memory() const {
       optimizer_states(options_) * parameters * stat;
   // FSDP's gradients are padded to parts of equal lengths
   bill[MemoryKind::kGradient] = elements(all, part) * element;
-  KeptSizes sizes = kept_sizes(
-      options_, options_.batch / (micro_batches_ * static_cast<int>(d_)));
+  KeptSizes sizes =
+      kept_sizes(options_, options_.batch /
+                               (passes_.micro_batches * static_cast<int>(d_)));
   sizes.t = t_;
   // Matrices are cut over tp; the head and the loss are whole
   double& kept = bill[MemoryKind::kActivation];
@@ -118,7 +119,7 @@ double Trainer::step_s() const {
   if (!textbook::is_chosen(options_)) return kNotPredicted;
   const auto element = static_cast<double>(dtype_bytes(options_.dtype));
   const double stat = options_.dtype == DType::kF64 ? 8 : 4;
-  const auto m = static_cast<double>(micro_batches_);
+  const auto m = static_cast<double>(passes_.micro_batches);
   textbook::GptTimes times = textbook::gpt_times(
       options_, config(), static_cast<double>(options_.batch) / (d_ * m));
   const double head = 3 * times.head();  // on every rank of tp

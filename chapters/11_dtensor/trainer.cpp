@@ -248,7 +248,7 @@ Trainer::Trainer(const Options& options, const TrainerOptions& how,
                  DeviceMesh& devices)
     : ShardedTrainer(checked(options, how, devices),
                      sharded_model(how, devices, sharded_gpt_config(options)),
-                     devices.world(), how.micro_batches),
+                     devices.world(), {how.micro_batches}),
       how_(how),
       devices_(devices),
       d_(devices.size("dp")),

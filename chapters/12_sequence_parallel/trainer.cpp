@@ -58,30 +58,30 @@ ShardedModel megatron_model(const Options& options, const MegatronOptions& how,
 Trainer::Trainer(const Options& options, const TrainerOptions& how,
                  ProcessGroup& cp)
     : ShardedTrainer(options, sharded_model(options, how, cp), cp,
-                     how.micro_batches),
+                     {how.micro_batches}),
       how_(how) {}
 
 std::vector<Bill> Trainer::bills() {
   const std::int64_t parameters = model().num_parameters();
   return {{predicted_bytes(options_, config(), how_.sequence, group_.size(),
-                           parameters, micro_batches_),
+                           parameters, passes_.micro_batches),
            predicted_memory(options_, config(), how_.sequence, group_.size(),
-                            parameters, micro_batches_),
+                            parameters, passes_.micro_batches),
            step_s(options_, config(), how_.sequence, group_.size(), parameters,
-                  micro_batches_)}};
+                  passes_.micro_batches)}};
 }
 
 MegatronTrainer::MegatronTrainer(const Options& options,
                                  const MegatronOptions& how,
                                  std::int64_t micro_batches, ProcessGroup& tp)
     : ShardedTrainer(options, megatron_model(options, how, tp), tp,
-                     micro_batches),
+                     {micro_batches}),
       how_(how) {}
 
 std::vector<Bill> MegatronTrainer::bills() {
   ModelConfig padded = config();
   padded.vocab_size = padded_rows(config(), group_.size());
-  return {megatron_bill(options_, padded, group_.size(), micro_batches_,
+  return {megatron_bill(options_, padded, group_.size(), passes_.micro_batches,
                         how_.recompute_attention)};
 }
 

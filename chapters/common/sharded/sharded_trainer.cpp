@@ -34,11 +34,10 @@ void add_passes(CommandLine& line, Passes& passes) {
 }
 
 ShardedTrainer::ShardedTrainer(const Options& options, ShardedModel sharded,
-                               ProcessGroup& group, std::int64_t micro_batches,
-                               bool recompute)
+                               ProcessGroup& group, const Passes& passes)
     : options_(options),
       group_(group),
-      micro_batches_(micro_batches),
+      passes_(passes),
       sharded_(std::move(sharded)),
       config_(sharded_gpt_config(options)),
       data_(Dataset::open(options, config_)) {
@@ -47,7 +46,7 @@ ShardedTrainer::ShardedTrainer(const Options& options, ShardedModel sharded,
   init.dtype = options.dtype;
   model_ = std::make_unique<Gpt>(padded(config_, sharded_.padded_vocabulary),
                                  init, sharded_.layers);
-  set_recompute(*model_, recompute);
+  set_recompute(*model_, passes.recompute);
   if (!options.load.empty()) {
     load_model(
         options.load, *model_,
@@ -66,7 +65,7 @@ StepResult ShardedTrainer::step(std::int64_t step) {
   StepResult result;
   result.loss = accumulate_gradients(
       options_, *model_, data_, step,
-      strided_micro_batches(options_.batch, micro_batches_), 1,
+      strided_micro_batches(options_.batch, passes_.micro_batches), 1,
       sharded_.layers.loss);
   if (sharded_.finish_gradients) {
     sharded_.finish_gradients(model_->named_parameters());
@@ -100,6 +99,39 @@ TrainingState ShardedTrainer::state() {
 double ShardedTrainer::predicted_norm_bytes() const {
   const double ranks = group_.size();
   return 2 * (ranks - 1) / ranks * 8;
+}
+
+ShardedSizes ShardedTrainer::sizes() const {
+  ShardedSizes s;
+  s.micro_batches = static_cast<double>(passes_.micro_batches);
+  s.recompute = passes_.recompute;
+  s.tokens =
+      static_cast<double>(options_.batch * options_.seq) / s.micro_batches;
+  s.seq = static_cast<double>(options_.seq);
+  s.h = static_cast<double>(config_.n_embd);
+  s.heads = static_cast<double>(config_.n_head);
+  s.layers = static_cast<double>(config_.n_layer);
+  s.positions = static_cast<double>(config_.n_positions);
+  s.vocabulary = static_cast<double>(
+      padded(config_, sharded_.padded_vocabulary).vocab_size);
+  s.element = static_cast<double>(dtype_bytes(options_.dtype));
+  s.stat = options_.dtype == DType::kF64 ? 8 : 4;
+  return s;
+}
+
+Bill ShardedTrainer::bill_of(double parameters, double kept_bytes,
+                             double step_bytes) const {
+  const ShardedSizes s = sizes();
+  Bill bill;
+  bill.bytes = static_cast<double>(options_.steps) *
+               (step_bytes + predicted_norm_bytes());
+  const bool trains = options_.steps > 0;
+  bill.memory[MemoryKind::kParameter] = parameters * s.element;
+  bill.memory[MemoryKind::kGradient] = trains ? parameters * s.element : 0;
+  bill.memory[MemoryKind::kOptimizerState] =
+      trains ? optimizer_states(options_) * parameters * s.stat : 0;
+  bill.memory[MemoryKind::kActivation] = trains ? kept_bytes : 0;
+  return bill;
 }
 
 }  // namespace shardbook

@@ -48,13 +48,23 @@ struct Passes {
 /// --micro-batches and --recompute.
 void add_passes(CommandLine& line, Passes& passes);
 
+/// The numbers that the bill of a GPT in parts is made from.
+struct ShardedSizes {
+  double tokens = 0;  ///< of all ranks, in one micro-batch
+  double seq = 0;     ///< S
+  double h = 0, heads = 0, layers = 0, positions = 0;
+  double vocabulary = 0;         ///< rows of the table, padding included
+  double element = 4, stat = 4;  ///< bytes of an element, of a statistic
+  double micro_batches = 1;
+  bool recompute = false;
+};
+
 class ShardedTrainer : public Strategy {
  public:
   /// Builds the rank's part of the model of the options, or loads it (--load).
   /// Throws Error where the model is no GPT. Collective.
   ShardedTrainer(const Options& options, ShardedModel sharded,
-                 ProcessGroup& group, std::int64_t micro_batches = 1,
-                 bool recompute = false);
+                 ProcessGroup& group, const Passes& passes = {});
 
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
@@ -70,10 +80,14 @@ class ShardedTrainer : public Strategy {
   /// Bytes that a rank sends in a step for the norm of the gradient: an
   /// all-reduce of one f64.
   double predicted_norm_bytes() const;
+  ShardedSizes sizes() const;
+  /// The bill of a rank that holds this many parameters, keeps this many bytes of
+  /// activations and sends so many in a step, without the norm.
+  Bill bill_of(double parameters, double kept_bytes, double step_bytes) const;
 
   const Options options_;
   ProcessGroup& group_;
-  const std::int64_t micro_batches_;
+  const Passes passes_;
 
  private:
   ShardedModel sharded_;

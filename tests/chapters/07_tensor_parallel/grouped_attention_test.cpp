@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "tests/support/errors.h"
 #include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
@@ -213,15 +214,12 @@ TEST(GroupedAttention, SizesThatDoNotDivideNameThoseThatWould) {
       GroupedAttention part("a", shape, grouped_init(), tp, *sharers);
     });
   };
-  EXPECT_NE(error_of(2, 8, 3).find("3 groups of keys over 2 ranks; give a "
-                                   "multiple or a divisor of 3 ranks"),
-            std::string::npos);
-  EXPECT_NE(error_of(1, 8, 3).find("3 groups share 8 heads; give a divisor of "
-                                   "8"),
-            std::string::npos);
-  EXPECT_NE(error_of(4, 6, 2).find("6 heads do not divide over 4 ranks; give a "
-                                   "divisor of 6"),
-            std::string::npos);
+  expect_text(error_of(2, 8, 3), {"3 groups of keys over 2 ranks; give a "
+                                  "multiple or a divisor of 3 ranks"});
+  expect_text(error_of(1, 8, 3), {"3 groups share 8 heads; give a divisor of "
+                                  "8"});
+  expect_text(error_of(4, 6, 2), {"6 heads do not divide over 4 ranks; give a "
+                                  "divisor of 6"});
 }
 
 // --- What goes wrong ---------------------------------------------------------

@@ -13,6 +13,7 @@
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/07_tensor_parallel/trainer.h"
 #include "tests/chapters/common/sharded_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::tensor_parallel {
@@ -91,12 +92,7 @@ TEST(RngStreams, AReplayMovesAllOfThemAndBack) {
 
 TEST(RngStreams, NamesAndSeedsAreTakenOnce) {
   const auto error_of = [](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return shardbook::error_of([&] { call(); });
   };
   RankContext context;
   const RankContext::Scope scope(context);
@@ -126,8 +122,8 @@ class Streams : public ShardedTrainer {
   using Change = std::function<void(LayerFactory& layers, RngTracker& rng)>;
   Streams(const Options& options, bool recompute, ProcessGroup& tp,
           RngTracker& rng, const Change& wrong)
-      : ShardedTrainer(options, sharded(options, tp, rng, wrong), tp, 1,
-                       recompute) {}
+      : ShardedTrainer(options, sharded(options, tp, rng, wrong), tp,
+                       {1, recompute}) {}
   std::vector<Bill> bills() override { return {}; }
 
  private:

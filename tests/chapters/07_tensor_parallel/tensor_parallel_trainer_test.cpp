@@ -13,11 +13,9 @@
 #include "chapters/07_tensor_parallel/bill.h"
 #include "chapters/07_tensor_parallel/layers.h"
 #include "chapters/07_tensor_parallel/trainer.h"
-#include "chapters/common/models/checkpoint.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
 #include "tests/support/on_ranks.h"
-#include "tests/support/temp_folder.h"
 
 namespace shardbook::tensor_parallel {
 namespace {
@@ -51,16 +49,6 @@ TEST_P(TensorParallelTrainer, EveryClaimHolds) {
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelTrainer,
                          ::testing::Values(1, 2, 3, 4, 8));
 
-TEST(TensorParallelTrainer, TenStepsOfBothOptimizersAreThoseOfOneDevice) {
-  for (const std::string name : {"adamw", "sgd"}) {
-    Options options = small_gpt(3);
-    options.optimizer = name;
-    if (name == "sgd") options.optimizer_options.momentum = 0.9;
-    options.steps = 10;
-    expect_claims(report_of<Trainer>(options, TrainerOptions{}), name);
-  }
-}
-
 TEST(TensorParallelTrainer, ExactGeluEqualsOneDevice) {
   Options options = small_gpt(3);
   options.model.replace(0, 1, R"({"activation_function":"gelu",)");
@@ -91,25 +79,6 @@ TEST(TensorParallelTrainer, ABlockAllReducesFourTimes) {
   expected.insert(expected.end(), 5, "all_reduce f " + vectors);
   expected.push_back("all_reduce norm 1");
   for (const auto& log : logs) EXPECT_EQ(log, expected);
-}
-
-// Wrong random streams, or an f that is missing, would show here.
-TEST(TensorParallelTrainer, ReplicasStayEqualBitForBit) {
-  Options options = small_gpt(4);
-  options.dropout = 0.1;
-  const auto replicas = on_ranks(4, [&](ProcessGroup& tp) {
-    Trainer trainer(options, {}, tp);
-    train(options, trainer.optimizer(), false,
-          [&](std::int64_t k) { return trainer.step(k); });
-    std::vector<double> values;
-    for (const NamedTensor& each : trainer.model().named_parameters()) {
-      if (!layout(each.name, 0, 4).empty()) continue;
-      const auto mine = each.tensor.to_vector<double>();
-      values.insert(values.end(), mine.begin(), mine.end());
-    }
-    return values;
-  });
-  for (const auto& each : replicas) EXPECT_EQ(each, replicas[0]);
 }
 
 /// A GPT whose layers `change` may make wrong.
@@ -186,35 +155,6 @@ TEST(TensorParallelTraps, WithoutFReplicasDrift) {
       });
   EXPECT_NE(wrong[1], wrong[0]);
   EXPECT_NE(wrong[2], wrong[0]);
-}
-
-TEST(TensorParallelTrainer, CheckpointsMoveBetweenNumbersOfRanks) {
-  const TempFolder folder;
-  const std::string first = folder.path() + "/first.safetensors";
-  const std::string again = folder.path() + "/again.safetensors";
-  Options options = small_gpt(4, DType::kF32);
-  options.save = first;
-  report_of<Trainer>(options, TrainerOptions{});
-  // Loaded by another number of ranks with another padding, and saved untouched
-  options.world_size = 3;
-  options.load = first;
-  options.save = again;
-  options.steps = 0;
-  TrainerOptions how;
-  how.vocabulary_divisible_by = 5;
-  report_of<Trainer>(options, how);
-  options = small_gpt(1, DType::kF32);
-  options.load = first;
-  const LoadedModel a = build_model(options);
-  options.load = again;
-  const LoadedModel b = build_model(options);
-  const auto mine = a.model->named_parameters();
-  const auto theirs = b.model->named_parameters();
-  ASSERT_EQ(mine.size(), theirs.size());
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    EXPECT_TRUE(bitwise_equal(mine[i].tensor, theirs[i].tensor))
-        << mine[i].name;
-  }
 }
 
 TEST(TensorParallelTrainer, HeadsThatDoNotDivideAreRefusedWithASizeThatWould) {

@@ -7,6 +7,7 @@
 #include "chapters/08_tensor_parallel_2d/trainer.h"
 #include "comm/device_mesh.h"
 #include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::textbook::summa_bill {
 namespace {
@@ -91,27 +92,20 @@ TEST(SummaBill, OfOneLinearIsThatOfTheLedger) {
             408576);
 }
 
+using shardbook::error_of;
 std::string error_of(const Options& options) {
-  try {
-    report_of(options, Case{2});
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { report_of(options, Case{2}); });
 }
 
 TEST(SummaBill, RefusesSizesAndNamesTheNext) {
-  EXPECT_NE(error_of(gpt_options(4, 64, 7))
-                .find("--batch 7: the batch is cut into 2 parts; give 8"),
-            std::string::npos);
+  expect_text(error_of(gpt_options(4, 64, 7)),
+              {"--batch 7: the batch is cut into 2 parts; give 8"});
   Options odd = gpt_options(4, 64, 8);
   odd.model = R"({"n_embd": 54, "n_head": 3})";
-  EXPECT_NE(error_of(odd).find("n_head 3: heads are cut into 2 parts; give 4"),
-            std::string::npos);
+  expect_text(error_of(odd), {"n_head 3: heads are cut into 2 parts; give 4"});
   odd.model = R"({"n_embd": 54, "n_head": 6})";
-  EXPECT_NE(error_of(odd).find("n_embd 54: vectors are cut into 4 parts; give "
-                               "56"),
-            std::string::npos);
+  expect_text(error_of(odd), {"n_embd 54: vectors are cut into 4 parts; give "
+                              "56"});
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::summa_test {
 namespace {
@@ -246,13 +247,9 @@ TEST(SummaGrid, NamesTheNumbersThatFormSquares) {
   EXPECT_EQ(summa::side_of(1, 1, "--world-size"), 1);
   EXPECT_EQ(summa::side_of(9, 1, "--world-size"), 3);
   EXPECT_EQ(summa::side_of(8, 2, "--world-size"), 2);
-  try {
-    summa::side_of(6, 1, "--world-size");
-    FAIL() << "6 ranks form no square";
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "--world-size 6: the ranks form a square; give 4 or 9");
-  }
+  const std::string error =
+      error_of([&] { summa::side_of(6, 1, "--world-size"); });
+  EXPECT_EQ(error, "--world-size 6: the ranks form a square; give 4 or 9");
   EXPECT_THROW(summa::side_of(8, 3, "--world-size"), Error);
 }
 

@@ -13,6 +13,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::dtensor_test {
@@ -131,10 +132,6 @@ inline std::string joined(const std::vector<std::string>& messages) {
   std::string all;
   for (const std::string& message : messages) all += message;
   return all;
-}
-
-inline bool has_text(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 inline Tensor normal(const Shape& shape, std::uint64_t stream) {

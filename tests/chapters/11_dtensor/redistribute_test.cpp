@@ -4,6 +4,7 @@
 
 #include "chapters/11_dtensor/redistribute.h"
 #include "tests/chapters/11_dtensor/dtensor_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::dtensor_test {
 namespace {
@@ -214,17 +215,14 @@ TEST(DTensorRedistributeErrors, NameWhatCannotBe) {
       from_local(Tensor::zeros({2, 2}), mesh, from).redistribute(to);
     });
   };
-  EXPECT_NE(error({shard(0)}, {partial(PartialOp::kMax)})
-                .find("redistribute S(0) to P(max): zeros are neutral in a sum "
-                      "only; go by way of R"),
-            std::string::npos);
-  EXPECT_NE(error({replicate()}, {shard(2)})
-                .find("redistribute: S(2) of a tensor [2, 2]; shard a dim from "
-                      "0 to 1"),
-            std::string::npos);
-  EXPECT_NE(error({replicate()}, {shard(0), shard(0)})
-                .find("(S(0), S(0)) are 2 placements for a mesh of 1 axes"),
-            std::string::npos);
+  expect_text(error({shard(0)}, {partial(PartialOp::kMax)}),
+              {"redistribute S(0) to P(max): zeros are neutral in a sum "
+               "only; go by way of R"});
+  expect_text(error({replicate()}, {shard(2)}),
+              {"redistribute: S(2) of a tensor [2, 2]; shard a dim from "
+               "0 to 1"});
+  expect_text(error({replicate()}, {shard(0), shard(0)}),
+              {"(S(0), S(0)) are 2 placements for a mesh of 1 axes"});
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "tests/chapters/11_dtensor/dtensor_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::dtensor_test {
 namespace {
@@ -106,39 +107,26 @@ TEST(DTensorTrainer, ThePeakIsAtTheLoss) {
 TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
   const auto error = [](const std::string& mesh, int ranks,
                         std::int64_t batch) {
-    try {
+    return shardbook::error_of([&] {
       TrainerOptions how;
       how.mesh = mesh;
       run(small_options(ranks, batch, 8), how);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    });
   };
-  EXPECT_TRUE(has_text(error("4", 4, 4), "6 heads do not divide over tp=4"));
+  expect_text(error("4", 4, 4), {"6 heads do not divide over tp=4"});
   // Also where classes of ranks are asked for, before there are ranks
   TrainerOptions four;
   four.mesh = "4";
-  try {
-    fold_class(small_options(4, 4, 8), four);
-    ADD_FAILURE() << "ranks have classes";
-  } catch (const Error& refused) {
-    EXPECT_TRUE(has_text(refused.what(), "6 heads do not divide over tp=4"));
-  }
-  EXPECT_TRUE(has_text(error("3x2", 4, 6),
-                       "--mesh 3x2: give DPxTP with a product of 4"));
-  EXPECT_TRUE(has_text(error("two", 2, 6), "--mesh two: give DPxTP"));
-  EXPECT_TRUE(
-      has_text(error("2x1", 2, 3), "--batch 3: dp=2 times --micro-batches 1"));
+  expect_error([&] { fold_class(small_options(4, 4, 8), four); },
+               {"6 heads do not divide over tp=4"});
+  expect_text(error("3x2", 4, 6),
+              {"--mesh 3x2: give DPxTP with a product of 4"});
+  expect_text(error("two", 2, 6), {"--mesh two: give DPxTP"});
+  expect_text(error("2x1", 2, 3), {"--batch 3: dp=2 times --micro-batches 1"});
   // Not the one head of a model that has no attention
   Options mlp = small_options(2, 4, 8);
   mlp.model = "mlp";
-  try {
-    run(mlp, {});
-    ADD_FAILURE() << "trained an MLP";
-  } catch (const Error& refused) {
-    EXPECT_TRUE(has_text(refused.what(), "--model mlp"));
-  }
+  expect_error([&] { run(mlp, {}); }, {"--model mlp"});
 }
 
 TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {
