@@ -15,6 +15,7 @@
 #include "core/internal/cuda_device.h"
 #include "core/internal/device_runtime.h"
 #include "core/tensor.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::internal {
 namespace {
@@ -185,16 +186,12 @@ TEST_F(NcclAdapter, AnAbortEndsCallsInFlight) {
 TEST_F(NcclAdapter, ARefusedCallNamesItsSize) {
   const Communicator nccl = join();
   const Tensor x = Tensor::zeros({4}, {DType::kF32, gpu_});
-  try {
-    nccl->send(x.raw(), 4, DType::kF32, /*peer=*/5, stream());
-    FAIL() << "there is no rank 5";
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    EXPECT_EQ(text.find("NCCL: ncclSend of f32[4] to rank 5 failed: invalid "
-                        "argument"),
-              0u)
-        << text;
-  }
+  const std::string text = error_of(
+      [&] { nccl->send(x.raw(), 4, DType::kF32, /*peer=*/5, stream()); });
+  EXPECT_EQ(text.find("NCCL: ncclSend of f32[4] to rank 5 failed: invalid "
+                      "argument"),
+            0u)
+      << text;
   nccl->abort();
 }
 

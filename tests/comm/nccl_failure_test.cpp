@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "tests/cuda/emulator/emulator.h"
 #include "tests/cuda/stand_in/stand_in.h"
+#include "tests/support/errors.h"
 
 namespace shardbook {
 namespace {
@@ -161,12 +162,7 @@ TEST(NcclLaunch, BackendsRefuseDevicesThatTheyCannotServe) {
     LaunchOptions options;
     options.backend = backend;
     options.device = device;
-    try {
-      check_launch(2, options);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return error_of([&] { check_launch(2, options); });
   };
   EXPECT_THAT(refusal("gloo", "cuda"), HasSubstr("--backend gloo: it moves"));
   EXPECT_THAT(refusal("nccl", "cpu"), HasSubstr("--backend nccl: it moves"));

@@ -12,6 +12,7 @@
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/pictures/figure.h"
 #include "comm/launch.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::notebook {
 namespace {
@@ -117,8 +118,8 @@ TEST(Pictures, TimelineHasALanePerQueueAndNumbersInBoxes) {
   EXPECT_EQ(count_of(picture.svg, ">compute<"), 2u);
   EXPECT_EQ(count_of(picture.svg, ">comm world<"), 2u);
   EXPECT_EQ(count_of(picture.svg, ">3<"), 4u);
-  EXPECT_NE(picture.svg.find("deferred weight gradients"), std::string::npos);
-  EXPECT_NE(picture.text.find("F3FF"), std::string::npos);
+  expect_text(picture.svg, {"deferred weight gradients"});
+  expect_text(picture.text, {"F3FF"});
 }
 
 // Operations of one micro-batch are one box for its number, pauses included.
@@ -167,9 +168,8 @@ TEST(Pictures, ScheduleMarksChunksAndKindsOfWork) {
   EXPECT_EQ(count_of(picture.svg, ">3'<"), 4u);  // F and B on both ranks
   EXPECT_EQ(picture.svg.find("gradients of weights"), std::string::npos);
   const pipeline::Schedule split = pipeline::schedules::zb_h1(2, 4);
-  EXPECT_NE(
-      schedule(split, pipeline::replay(split)).svg.find("gradients of weights"),
-      std::string::npos);
+  expect_text(schedule(split, pipeline::replay(split)).svg,
+              {"gradients of weights"});
 }
 
 // A forward and a backward in one slot hide each other if they are drawn in one
@@ -213,8 +213,7 @@ TEST(Display, TensorShowsShapeDtypeDeviceAndValues) {
   const Tensor x = Tensor::from_values<float>({1, 2, 3, 4}, {2, 2});
   const nl::json bundle = mime_bundle_repr(x);
   EXPECT_EQ(text_of(bundle), "f32 [2, 2] on cpu:0\n1  2\n3  4\n");
-  EXPECT_NE(bundle.at("text/html").get<std::string>().find("<td"),
-            std::string::npos);
+  expect_text(bundle.at("text/html").get<std::string>(), {"<td"});
 }
 
 TEST(Display, LargeTensorShowsItsCorners) {
@@ -256,12 +255,8 @@ TEST(Display, ClaimsSayWhatDiffers) {
   rank.bytes = {100, 99};
   report.ranks.push_back(rank);
   const std::string text = text_of(mime_bundle_repr(report));
-  EXPECT_NE(text.find("ranks 0-1  bytes sent  100        100      equal"),
-            std::string::npos)
-      << text;
-  EXPECT_NE(text.find("rank 2     bytes sent  100        99       DIFFERENT"),
-            std::string::npos)
-      << text;
+  expect_text(text, {"ranks 0-1  bytes sent  100        100      equal",
+                     "rank 2     bytes sent  100        99       DIFFERENT"});
 }
 
 TEST(Display, VerdictIsALine) {

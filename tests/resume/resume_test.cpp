@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/resume/resume_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook {
 namespace {
@@ -244,8 +245,7 @@ TEST_F(ResumeTest, NumbersThatAreNotFinitePushOutNoCheckpoint) {
       train("00_single_device",
             "--steps 12 --checkpoint-every 1 --optimizer sgd --lr 1e9 "
             "--no-check");
-  EXPECT_NE(outcome.text.find("losses are not finite"), std::string::npos)
-      << outcome.text;
+  expect_text(outcome.text, {"losses are not finite"});
   const Outcome rest = train("00_single_device",
                              "--steps 12 --optimizer sgd --lr 1e9 --no-check "
                              "--resume");
@@ -317,13 +317,11 @@ TEST_P(Signals, TheStepsSoFarAreKept) {
   EXPECT_EQ(end_of(child), 128 + signal) << read(path("stderr"));
   const int done = newest();
   EXPECT_EQ(done, logged()) << "all ranks stop after the same step";
-  EXPECT_NE(read(path("stderr"))
-                .find("interrupted after " + std::to_string(done) +
-                      " of 4000 steps; "
-                      "--resume goes on from " +
-                      step(done)),
-            std::string::npos)
-      << read(path("stderr"));
+  expect_text(read(path("stderr")),
+              {"interrupted after " + std::to_string(done) +
+               " of 4000 steps; "
+               "--resume goes on from " +
+               step(done)});
   EXPECT_EQ(names().size(), 1u);
 
   // The schedule of another number of steps is another run

@@ -13,6 +13,7 @@
 #include "core/ops.h"
 #include "core/stream.h"
 #include "tests/sim/sim_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::test {
 namespace {
@@ -233,29 +234,26 @@ TEST(EmulatedGroup, CallsThatDoNotMatchAreAnErrorOnShapesToo) {
 }
 
 TEST(EmulatedGroup, RanksThatWaitForEachOtherAreADeadlock) {
-  try {
-    timelines(2, plain_world("sim", plain_cluster()), [](ProcessGroup& world) {
-      world.recv(Tensor::empty({1}), 1 - world.rank()).wait();
-    });
-    FAIL() << "nobody noticed";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("deadlock"), std::string::npos)
-        << error.what();
-  }
+  expect_error(
+      [&] {
+        timelines(2, plain_world("sim", plain_cluster()),
+                  [](ProcessGroup& world) {
+                    world.recv(Tensor::empty({1}), 1 - world.rank()).wait();
+                  });
+      },
+      {"deadlock"});
 }
 
 TEST(EmulatedGroup, AFailureNamesItsRank) {
-  try {
-    timelines(3, plain_world("sim", plain_cluster()), [](ProcessGroup& world) {
-      if (world.rank() == 1) SB_FAIL("no more coffee");
-      world.barrier();
-    });
-    FAIL() << "nobody noticed";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("no more coffee"),
-              std::string::npos)
-        << error.what();
-  }
+  expect_error(
+      [&] {
+        timelines(3, plain_world("sim", plain_cluster()),
+                  [](ProcessGroup& world) {
+                    if (world.rank() == 1) SB_FAIL("no more coffee");
+                    world.barrier();
+                  });
+      },
+      {"no more coffee"});
 }
 
 TEST(EmulatedGroup, TheLedgerCountsEachCallOnce) {
@@ -272,14 +270,11 @@ TEST(EmulatedGroup, TheLedgerCountsEachCallOnce) {
 }
 
 TEST(EmulatedGroup, AClusterThatIsTooSmallIsNamed) {
-  try {
+  const std::string error = error_of([&] {
     sim::run_world(
         9, [](ProcessGroup&) {}, plain_world("sim", plain_cluster()));
-    FAIL() << "nobody noticed";
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()),
-              "world size 9: cluster 'plain' has 8 devices");
-  }
+  });
+  EXPECT_EQ(error, "world size 9: cluster 'plain' has 8 devices");
 }
 
 }  // namespace

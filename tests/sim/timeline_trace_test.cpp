@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "sim/chrome_trace.h"
 #include "tests/sim/timeline_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::sim {
@@ -127,14 +128,11 @@ TEST(TimelineTrace, RanksThatAreProcessesWriteTheSameFile) {
 }
 
 TEST(TimelineTrace, AFileThatCannotBeWrittenIsNamed) {
-  try {
-    write_chrome_trace("/no/such/folder/trace.json", one_message());
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "/no/such/folder/trace.json: the trace cannot be written: No "
-                 "such file or directory");
-  }
+  const std::string error = error_of(
+      [&] { write_chrome_trace("/no/such/folder/trace.json", one_message()); });
+  EXPECT_EQ(error,
+            "/no/such/folder/trace.json: the trace cannot be written: No "
+            "such file or directory");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "core/check.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::table {
 namespace {
@@ -44,14 +45,12 @@ TEST(ReportHtml, NamesAreText) {
   run.chapter = "<script>alert(\"&\")</script>";
   const std::string page = report_html({run});
   EXPECT_EQ(page.find("<script>alert"), std::string::npos);
-  EXPECT_NE(page.find("&lt;script&gt;alert(&quot;&amp;&quot;)"),
-            std::string::npos);
+  expect_text(page, {"&lt;script&gt;alert(&quot;&amp;&quot;)"});
 }
 
 TEST(ReportHtml, ARemarkFollowsTheSummary) {
   const std::string page = report_html({one_run()}, "Interrupted <early>.\n");
-  EXPECT_NE(page.find("measured. Interrupted &lt;early&gt;."),
-            std::string::npos);
+  expect_text(page, {"measured. Interrupted &lt;early&gt;."});
 }
 
 TEST(ReportHtml, DataCannotEndTheScript) {
@@ -60,14 +59,14 @@ TEST(ReportHtml, DataCannotEndTheScript) {
   run.virtual_run->timeline.emplace();
   run.virtual_run->timeline_json = R"({"ops": [["</script>", "", ""]]})";
   const std::string page = report_html({run});
-  EXPECT_NE(page.find(R"([["\u003c/script>")"), std::string::npos);
+  expect_text(page, {R"([["\u003c/script>")"});
   EXPECT_EQ(page.find("\"</script>\""), std::string::npos);
 }
 
 TEST(ReportHtml, WithoutVirtualTimeThereIsNoTimeline) {
   const std::string page = report_html({one_run()});
   EXPECT_EQ(page.find("<figure class=\"timeline\""), std::string::npos);
-  EXPECT_NE(page.find("id=\"data\">[null]</script>"), std::string::npos);
+  expect_text(page, {"id=\"data\">[null]</script>"});
 }
 
 TEST(ReportHtml, RanksWithOneBillShareRows) {
@@ -75,14 +74,12 @@ TEST(ReportHtml, RanksWithOneBillShareRows) {
   run.ranks = {bill(1234567, 1234567), bill(8, 9), bill(1234567, 1234567)};
   const std::string page = report_html({run});
   EXPECT_EQ(count(page, "scope=\"rowgroup\">"), 2);
-  EXPECT_NE(page.find(">ranks 0, 2, each<"), std::string::npos);
-  EXPECT_NE(page.find("<td>1,234,567 B</td>"), std::string::npos);
+  expect_text(page, {">ranks 0, 2, each<", "<td>1,234,567 B</td>"});
   EXPECT_EQ(count(page, "aria-label=\"different\""), 1);
 }
 
 TEST(ReportHtml, AnEmptyReportIsAPage) {
-  EXPECT_NE(report_html({}).find("0 runs, no claim was measured."),
-            std::string::npos);
+  expect_text(report_html({}), {"0 runs, no claim was measured."});
 }
 
 TEST(ReportHtml, SharesOfALaneAddUpToTheStep) {
@@ -137,8 +134,7 @@ TEST(ReportBuys, ModelsOfDifferentKindsDoNotShareAxes) {
 
 TEST(ReportBuys, WhatDoesNotFitIsMarked) {
   const std::string page = report_html({simulated("DDP", 4, 0.5, 40e9)});
-  EXPECT_NE(page.find("40 GB <span class=\"over\">does not fit</span>"),
-            std::string::npos);
+  expect_text(page, {"40 GB <span class=\"over\">does not fit</span>"});
   EXPECT_EQ(report_html({simulated("DDP", 4, 0.5, 32e9)})
                 .find("<span class=\"over\">"),
             std::string::npos);
@@ -148,10 +144,8 @@ TEST(ReportHtml, ARunShowsItsCommandAndItsPage) {
   ProgramRun run = one_run();
   run.command = "./shardbook run ddp -- --trace 'a<b'";
   const std::string page = report_html({run});
-  EXPECT_NE(page.find("<code>./shardbook run ddp -- --trace 'a&lt;b'</code>"),
-            std::string::npos);
-  EXPECT_NE(page.find("href=\"../chapters/02_ddp/README.md\""),
-            std::string::npos);
+  expect_text(page, {"<code>./shardbook run ddp -- --trace 'a&lt;b'</code>",
+                     "href=\"../chapters/02_ddp/README.md\""});
 }
 
 // ---- A sweep over split sizes.
@@ -179,11 +173,10 @@ TEST(ReportSweep, ShowsTheBestSplitSizeBesideOneDeviceAndTheNaiveSchedule) {
   EXPECT_EQ(count(page, "<figure class=\"sweep\">"), 2);
   EXPECT_EQ(count(page, ">splits of 6</span>"), 2);
   EXPECT_EQ(count(page, ">splits of 2</span>"), 0);
-  EXPECT_NE(page.find("1.25 s \u00b1 250 ms"), std::string::npos);
+  expect_text(page, {"1.25 s \u00b1 250 ms"});
   // The naive bar is the longest of its clock, and nothing deviates from it.
-  EXPECT_NE(page.find("M1000.0 5H1000.0"), std::string::npos);
-  EXPECT_NE(page.find("splits of 2: 700 ms; splits of 6: 400 ms"),
-            std::string::npos);
+  expect_text(page,
+              {"M1000.0 5H1000.0", "splits of 2: 700 ms; splits of 6: 400 ms"});
 }
 
 TEST(ReportSweep, VirtualTimesAloneAreEnough) {
@@ -204,18 +197,11 @@ TEST(ReportSweep, MistakesAreSentences) {
   const auto error = [](const std::string& from, const std::string& to) {
     std::string text = kSweepRun;
     text.replace(text.find(from), from.size(), to);
-    try {
-      read_run(text, "run.json");
-    } catch (const Error& problem) {
-      return std::string(problem.what());
-    }
-    return std::string();
+    return error_of([&] { read_run(text, "run.json"); });
   };
-  EXPECT_NE(error("\"repeats\": 5", "\"repeats\": \"5\"").find("repeats"),
-            std::string::npos);
-  EXPECT_NE(error("\"virtual_s\": 0.4", "\"virtual_s\": -1")
-                .find("sweep.pipeline: virtual_s"),
-            std::string::npos);
+  expect_text(error("\"repeats\": 5", "\"repeats\": \"5\""), {"repeats"});
+  expect_text(error("\"virtual_s\": 0.4", "\"virtual_s\": -1"),
+              {"sweep.pipeline: virtual_s"});
 }
 
 // ---- The load of each expert.
@@ -244,23 +230,16 @@ TEST(ReportLoads, MistakesAreSentences) {
         std::string(R"({"chapter": "13_moe", "options": {"backend": "sim",
                         "world_size": 2}, "claims": {}, "expert_loads": )") +
         loads + "}";
-    try {
-      read_run(text, "run.json");
-      FAIL() << loads;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("run.json: expert_loads.h.0"),
-                std::string::npos)
-          << error.what();
-    }
+    expect_error([&] { read_run(text, "run.json"); },
+                 {"run.json: expert_loads.h.0"});
   }
 }
 
 TEST(ReportSvg, ACurveRunsFromPointToPoint) {
   const std::string text = pictures::svg::curve(
       {{0.25, 1, 0}, {0.75, 0.5, 0.1}}, 0.8, 0.9, "<title>");
-  EXPECT_NE(text.find("d=\"M250.0 0.0L750.0 50.0\""), std::string::npos);
-  EXPECT_NE(text.find("M750.0 60.0V40.0"), std::string::npos);
-  EXPECT_NE(text.find("aria-label=\"&lt;title&gt;\""), std::string::npos);
+  expect_text(text, {"d=\"M250.0 0.0L750.0 50.0\"", "M750.0 60.0V40.0",
+                     "aria-label=\"&lt;title&gt;\""});
 }
 
 }  // namespace

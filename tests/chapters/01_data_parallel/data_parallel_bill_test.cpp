@@ -9,6 +9,7 @@
 #include "chapters/01_data_parallel/trainer.h"
 #include "chapters/common/run/trace.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
@@ -191,10 +192,10 @@ TEST(DataParallelBill, WarnsOfUnequalMemory) {
                small = Device::cpu(2, 749), endless = Device::cpu(3);
   EXPECT_EQ(imbalance_warning({large, close}), "");
   EXPECT_EQ(imbalance_warning({endless, Device::cpu(4)}), "");
-  EXPECT_TRUE(contains(imbalance_warning({large, small}),
-                       "cpu:2 has 749 bytes of memory, less than 75 % of "
-                       "cpu:0"));
-  EXPECT_TRUE(contains(imbalance_warning({large, endless}), "cpu:0"));
+  expect_text(imbalance_warning({large, small}),
+              {"cpu:2 has 749 bytes of memory, less than 75 % of "
+               "cpu:0"});
+  expect_text(imbalance_warning({large, endless}), {"cpu:0"});
 }
 
 TEST(DataParallelBill, TracesHaveATrackPerDevice) {
@@ -229,13 +230,12 @@ TEST(DataParallelBill, TracesHaveATrackPerDevice) {
 TEST(DataParallelErrors, DevicesAreNamedOnce) {
   World world(2);
   Probe module;
-  EXPECT_TRUE(contains(error_of([&] { DataParallel(module, {}); }),
-                       "device_ids is empty"));
-  EXPECT_TRUE(
-      contains(error_of([&] {
-                 DataParallel(module, {world.devices[0], world.devices[0]});
-               }),
-               "are the same device"));
+  expect_text(error_of([&] { DataParallel(module, {}); }),
+              {"device_ids is empty"});
+  expect_text(error_of([&] {
+                DataParallel(module, {world.devices[0], world.devices[0]});
+              }),
+              {"are the same device"});
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "core/autograd.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::data_parallel {
 namespace {
@@ -51,10 +52,10 @@ TEST(DataParallelReplicate, NamesTheParameterOnAnotherDevice) {
   Probe module;
   module.fc2.bias = to_device(module.fc2.bias.detach(), world.devices[1]);
   DataParallel model(module, world.devices);
-  EXPECT_TRUE(contains(error_of([&] {
-                         model(random_tensor({4, 6}, 1));
-                       }),
-                       "'fc2.bias' is on cpu:1"));
+  expect_text(error_of([&] {
+                model(random_tensor({4, 6}, 1));
+              }),
+              {"'fc2.bias' is on cpu:1"});
 }
 
 TEST(DataParallelReplicate, NamesTheBufferOnAnotherDevice) {
@@ -62,10 +63,10 @@ TEST(DataParallelReplicate, NamesTheBufferOnAnotherDevice) {
   BatchNorm module(3, {1, DType::kF64, Device()});
   module.running_mean = to_device(module.running_mean, world.devices[1]);
   DataParallel model(module, world.devices);
-  EXPECT_TRUE(contains(error_of([&] {
-                         model(random_tensor({4, 3}, 1));
-                       }),
-                       "'running_mean' is on cpu:1"));
+  expect_text(error_of([&] {
+                model(random_tensor({4, 3}, 1));
+              }),
+              {"'running_mean' is on cpu:1"});
 }
 
 TEST(DataParallelReplicate, DiesWithTheGraph) {
@@ -185,8 +186,11 @@ TEST(DataParallelApply, OutOfMemoryNamesTheReplica) {
   RankContext::Scope scope(context);
   Probe module;
   DataParallel model(module, devices);
-  const std::string error = error_of([&] { model(random_tensor({40, 6}, 1)); });
-  EXPECT_TRUE(contains(error, "out of memory on cpu:1")) << error;
+  expect_error(
+      [&] {
+        model(random_tensor({40, 6}, 1));
+      },
+      {"out of memory on cpu:1"});
 }
 
 TEST(DataParallelApply, HooksRunOncePerReplica) {

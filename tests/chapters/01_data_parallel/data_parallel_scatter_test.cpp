@@ -6,6 +6,7 @@
 
 #include "core/autograd.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::data_parallel {
 namespace {
@@ -77,13 +78,12 @@ TEST(DataParallelScatter, ReachesAllDevicesWithoutTensors) {
 
 TEST(DataParallelScatter, RefusesScalarsAndDifferentRows) {
   World world(4);
-  EXPECT_TRUE(
-      contains(error_of([&] { scatter(Tensor::full({}, 1), world.devices); }),
-               "has no dim 0"));
+  expect_text(error_of([&] { scatter(Tensor::full({}, 1), world.devices); }),
+              {"has no dim 0"});
   const Value uneven(Value::List{Value(random_tensor({8, 1}, 0)),
                                  Value(random_tensor({2, 1}, 1))});
-  EXPECT_TRUE(contains(error_of([&] { scatter(uneven, world.devices); }),
-                       "4 and 2 chunks"));
+  expect_text(error_of([&] { scatter(uneven, world.devices); }),
+              {"4 and 2 chunks"});
 }
 
 TEST(DataParallelScatter, GathersTheGradient) {
@@ -173,20 +173,20 @@ TEST(DataParallelGather, JoinsListsAndDictionariesByEntry) {
 TEST(DataParallelGather, RefusesWhatCannotBeJoined) {
   World world(2);
   const Value tensor(random_tensor({2, 3}, 0));
-  EXPECT_TRUE(contains(error_of([&] {
-                         gather({tensor, Value()}, world.devices[0]);
-                       }),
-                       "a tensor"));
+  expect_text(error_of([&] {
+                gather({tensor, Value()}, world.devices[0]);
+              }),
+              {"a tensor"});
   auto object = Value::of(std::make_shared<int>(1));
-  EXPECT_TRUE(contains(error_of([&] {
-                         gather({object, object}, world.devices[0]);
-                       }),
-                       "cannot be joined"));
-  EXPECT_TRUE(contains(
+  expect_text(error_of([&] {
+                gather({object, object}, world.devices[0]);
+              }),
+              {"cannot be joined"});
+  expect_text(
       error_of([&] {
         gather({tensor, Value(random_tensor({2, 4}, 0))}, world.devices[0]);
       }),
-      "shapes [2, 3] and [2, 4]"));
+      {"shapes [2, 3] and [2, 4]"});
 }
 
 }  // namespace

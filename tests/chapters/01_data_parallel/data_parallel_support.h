@@ -16,6 +16,7 @@
 #include "core/context.h"
 #include "core/layers.h"
 #include "core/ops.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::data_parallel::test {
 
@@ -100,21 +101,6 @@ inline double max_relative(const Tensors& a, const Tensors& b) {
     worst = std::max(worst, max_abs_difference(a[i], b[i]) / scale);
   }
   return worst;
-}
-
-/// What a call throws, or "".
-template <typename F>
-std::string error_of(const F& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 inline Options tiny_options(int n, std::int64_t batch) {

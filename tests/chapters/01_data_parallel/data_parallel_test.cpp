@@ -8,6 +8,7 @@
 #include "chapters/01_data_parallel/trainer.h"
 #include "core/autograd.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::data_parallel {
@@ -154,9 +155,8 @@ TEST(DataParallelForward, RefusesBlocksThatRecompute) {
   Gpt module(tiny_gpt(), {5, DType::kF64, Device()});
   set_recompute(module, true);
   const Tensor tokens = random_tokens(4, 6, 32);
-  EXPECT_TRUE(
-      contains(error_of([&] { DataParallel(module, world.devices)(tokens); }),
-               "'transformer.h.0' recomputes its activations"));
+  expect_text(error_of([&] { DataParallel(module, world.devices)(tokens); }),
+              {"'transformer.h.0' recomputes its activations"});
   DataParallel(module, {world.devices[0]})(tokens);
 }
 

@@ -11,6 +11,7 @@
 #include "chapters/04_model_parallel/trainer.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::model_parallel::test {
 
@@ -35,15 +36,6 @@ inline Options tiny_options(DType dtype = DType::kF32) {
   options.deterministic = true;
   options.cluster = "none";
   return options;
-}
-
-inline std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 /// The results of a training run.

@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/ops.h"
 #include "tests/chapters/04_model_parallel/model_parallel_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::model_parallel {
@@ -59,8 +60,7 @@ TEST(ModelParallelCut, IsWhereThePartitionSays) {
       error_of([] { cut_of_resnet50("9,10", 6); }),
       "--partition 9,10: adds up to 19 layers; resnet50 has 18, its stem, "
       "its blocks and its head; give a list such as 9,9");
-  EXPECT_NE(error_of([] { cut_of_resnet50("time", 6, "none"); }).find("none"),
-            std::string::npos);
+  expect_text(error_of([] { cut_of_resnet50("time", 6, "none"); }), {"none"});
 }
 
 // On a V100 each operation on one image takes its launch, so the 18 layers
@@ -81,10 +81,10 @@ TEST(ModelParallelCut, LeavesEachDeviceItsLayers) {
   EXPECT_THROW(PipelineParallel(*layers, 1, {a, b}, {}, 0), Error);
   // GPT's token embedding is its last layer, too.
   const auto gpt = layers_of(ModelConfig::read("gpt-nano"));
-  EXPECT_NE(error_of([&] {
-              ModelParallel(*gpt, 3, {a, b}, {});
-            }).find("both sides of the cut"),
-            std::string::npos);
+  expect_text(error_of([&] {
+                ModelParallel(*gpt, 3, {a, b}, {});
+              }),
+              {"both sides of the cut"});
 }
 
 // --- Numbers -----------------------------------------------------------------
@@ -222,10 +222,8 @@ TEST(ModelParallelToy, TrainsToTheSameNumbersOnTwoDevices) {
   EXPECT_GT(runs[2].largest_difference, 0);
   EXPECT_LT(runs[2].largest_difference, 1e-6);
   const std::string text = toy_text(runs);
-  EXPECT_NE(text.find("net1.weight   [10, 10]    cpu:0"), std::string::npos)
-      << text;
-  EXPECT_NE(text.find("output        [20, 5]     cpu:1"), std::string::npos)
-      << text;
+  expect_text(text, {"net1.weight   [10, 10]    cpu:0",
+                     "output        [20, 5]     cpu:1"});
 }
 
 TEST(ModelParallelTrainer, ClippingUsesTheNormOfBothHalves) {
@@ -254,9 +252,8 @@ TEST(ModelParallelTrap, LabelsOnTheFirstDeviceAreAnError) {
   ModelParallel model(*toy_layers(), 1, devices, {});
   const Tensor x = Tensor::zeros({4, 10}), y = Tensor::zeros({4, 5});
   const Tensor output = model(x);
-  const std::string error = error_of([&] { mse_loss(output, y); });
-  EXPECT_NE(error.find("devices cpu:1 and cpu:0 differ"), std::string::npos)
-      << error;
+  expect_error([&] { mse_loss(output, y); },
+               {"devices cpu:1 and cpu:0 differ"});
 }
 
 /// The tutorial's container: each layer is registered under its own name, and
@@ -295,8 +292,7 @@ TEST(ModelParallelTrap, WhatADeviceThrowsArrivesAndTheNextForwardWorks) {
   RankContext context(devices[0], 0, 1);
   RankContext::Scope scope(context);
   PipelineParallel model(*toy_layers(), 1, devices, {}, 2);
-  const std::string error = error_of([&] { model(Tensor::zeros({6, 11})); });
-  EXPECT_NE(error.find("11"), std::string::npos) << error;
+  expect_error([&] { model(Tensor::zeros({6, 11})); }, {"11"});
   EXPECT_EQ(model(Tensor::zeros({6, 10})).shape(), (Shape{6, 5}));
 }
 

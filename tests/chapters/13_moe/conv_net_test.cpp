@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "tests/core/support.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 #include "tests/support/temp_folder.h"
 
@@ -115,12 +116,7 @@ class Cifar : public testing::Test {
     return path;
   }
   std::string error_of(const std::string& path) {
-    try {
-      read_cifar10(path);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return shardbook::error_of([&] { read_cifar10(path); });
   }
   TempFolder folder_;
 };
@@ -152,19 +148,14 @@ TEST_F(Cifar, PixelsAreChannelsLastFromMinusOneToOne) {
 }
 
 TEST_F(Cifar, BadFilesAreRefusedWithAReason) {
-  EXPECT_NE(error_of("/no/such/file").find("cannot be read"),
-            std::string::npos);
-  EXPECT_NE(error_of(folder_.path()).find("data_batch_1.bin"),
-            std::string::npos);
+  expect_text(error_of("/no/such/file"), {"cannot be read"});
+  expect_text(error_of(folder_.path()), {"data_batch_1.bin"});
   std::vector<std::uint8_t> bytes = synthetic_cifar10(2, 1).bytes;
   bytes[kCifarRecord] = 10;
-  EXPECT_NE(error_of(write("label.bin", bytes)).find("label 10 in record 1"),
-            std::string::npos);
+  expect_text(error_of(write("label.bin", bytes)), {"label 10 in record 1"});
   bytes.pop_back();
-  EXPECT_NE(error_of(write("short.bin", bytes)).find("has 6145 bytes"),
-            std::string::npos);
-  EXPECT_NE(error_of(write("empty.bin", {})).find("has 0 bytes"),
-            std::string::npos);
+  expect_text(error_of(write("short.bin", bytes)), {"has 6145 bytes"});
+  expect_text(error_of(write("empty.bin", {})), {"has 0 bytes"});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "tests/chapters/14_hybrid_3d/image_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::hybrid {
@@ -21,15 +22,6 @@ void expect_equal_on_images(const HybridOptions& how) {
   const Report report = train_on(image_options(ranks_of(how)), how, &one);
   expect_losses(report, one);
   expect_claims(report);
-}
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 // --- The numbers, the bytes, the memory ----------------------------------------
@@ -216,12 +208,9 @@ TEST(HybridImageCheckpoints, GoOnBitForBit) {
     expect_claims(train_on(options, other));
     // Others are another one
     other.micro_batches = 3;
-    const std::string error = error_of([&] { train_on(options, other); });
-    EXPECT_NE(
-        error.find(
-            "batch norms see 3 images in a row there, 2 images in a row here"),
-        std::string::npos)
-        << error;
+    expect_error(
+        [&] { train_on(options, other); },
+        {"batch norms see 3 images in a row there, 2 images in a row here"});
   }
 }
 
@@ -230,7 +219,7 @@ TEST(HybridImageCheckpoints, GoOnBitForBit) {
 TEST(HybridImages, RefuseWhatCutsNoConvolution) {
   const auto refused = [](const HybridOptions& how, const std::string& part) {
     const std::string reason = refusal(image_options(ranks_of(how)), how);
-    EXPECT_NE(reason.find(part), std::string::npos) << reason;
+    expect_text(reason, {part});
   };
   HybridOptions how = image_mesh(1, 1);
   how.tp = 2;
@@ -271,9 +260,8 @@ TEST(HybridImages, BatchNormNeedsTwoValues) {
   Options options = image_options(4);
   EXPECT_EQ(refusal(options, how), "");
   options.image_size = 8;
-  EXPECT_NE(refusal(options, how).find("--batch 24: 4 replicas"),
-            std::string::npos);
-  EXPECT_NE(refusal(options, how).find("give --batch 48"), std::string::npos);
+  expect_text(refusal(options, how), {"--batch 24: 4 replicas"});
+  expect_text(refusal(options, how), {"give --batch 48"});
   options.batch = 48;
   EXPECT_EQ(refusal(options, how), "");
 }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "tests/chapters/15_engine/accelerator_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::accelerate {
 namespace {
@@ -117,14 +118,9 @@ TEST(AcceleratorLoader, UnevenDataAreDealtOutAsAccelerateDoes) {
 }
 
 TEST(AcceleratorLoader, SplitBatchesThatDoNotDivideAreAnError) {
-  try {
-    shard_batches(first(8), batches_of(6, true), 4, 0);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("split_batches"),
-              std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("give 8"), std::string::npos);
-  }
+  shardbook::expect_error(
+      [&] { shard_batches(first(8), batches_of(6, true), 4, 0); },
+      {"split_batches", "give 8"});
 }
 
 TEST(AcceleratorLoader, ShuffleIsOneOrderForAllProcessesAndNewInEachEpoch) {

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "tests/chapters/15_engine/support.h"
+#include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::engine {
@@ -351,13 +352,8 @@ TEST(EngineConfig, OldNamesOfOffload) {
 
 TEST(EngineConfig, AFileThatIsMissingIsNamed) {
   const TempFolder folder;
-  try {
-    DeepSpeedConfig::read(folder / "none.json");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("none.json: cannot be read"),
-              std::string::npos);
-  }
+  shardbook::expect_error([&] { DeepSpeedConfig::read(folder / "none.json"); },
+                          {"none.json: cannot be read"});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "tests/chapters/15_engine/support.h"
+#include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::engine {
@@ -82,9 +83,7 @@ TEST(EngineBackward, RefusesALossThatIsNoNumber) {
     Trained t(small_options(), config_of(0, 1), world);
     t.engine.backward(t.engine(t.batch(0, 0).inputs));
   });
-  EXPECT_NE(error.find("backward of a loss of shape [48, 4, 13]"),
-            std::string::npos)
-      << error;
+  expect_text(error, {"backward of a loss of shape [48, 4, 13]"});
 }
 
 // --- Boundaries ----------------------------------------------------------------
@@ -173,9 +172,7 @@ TEST(EngineBoundary, MayNotChangeBetweenForwardAndBackward) {
     t.engine.set_gradient_accumulation_boundary(true);
     t.engine.backward(loss);
   });
-  EXPECT_NE(error.find("boundary has changed between forward and backward"),
-            std::string::npos)
-      << error;
+  expect_text(error, {"boundary has changed between forward and backward"});
 }
 
 // --- no_sync ---------------------------------------------------------------------
@@ -207,7 +204,7 @@ TEST(EngineNoSync, StepIsIllegalInside) {
     t.engine.backward(t.loss(0, 0));
     t.engine.step();
   });
-  EXPECT_NE(error.find("engine: step inside no_sync"), std::string::npos);
+  expect_text(error, {"engine: step inside no_sync"});
 }
 
 TEST(EngineNoSync, IsRefusedWhereGradientsAreSharded) {
@@ -216,10 +213,8 @@ TEST(EngineNoSync, IsRefusedWhereGradientsAreSharded) {
       Trained t(small_options(), config_of(stage, 2), world);
       const NoSync no_sync = t.engine.no_sync();
     });
-    EXPECT_NE(error.find("no_sync with /zero_optimization/stage " +
-                         std::to_string(stage)),
-              std::string::npos)
-        << error;
+    expect_text(error, {"no_sync with /zero_optimization/stage " +
+                        std::to_string(stage)});
   }
 }
 
@@ -361,26 +356,21 @@ TEST(EngineInitialize, RefusesWhatItCannotDo) {
       initialize(*loaded.model, parse(text), world, args);
     });
   };
-  EXPECT_NE(error(R"({"train_batch_size": 4})").find("/optimizer is missing"),
-            std::string::npos);
+  expect_text(error(R"({"train_batch_size": 4})"), {"/optimizer is missing"});
   const std::string adamw = R"("optimizer": {"type": "AdamW"}, )";
-  EXPECT_NE(error("{" + adamw + R"("gradient_accumulation_steps": 2})")
-                .find("alone does not say how large a batch is"),
-            std::string::npos);
-  EXPECT_NE(error("{" + adamw +
-                  R"("train_batch_size": 4, "pipeline": {"stages": 2}})")
-                .find("/pipeline/stages needs a model of the book"),
-            std::string::npos);
-  EXPECT_NE(error("{" + adamw +
-                  R"("train_batch_size": 4, "shardbook":
-                     {"recompute": "attention"}})")
-                .find("/shardbook/recompute \"attention\" needs a model"),
-            std::string::npos);
+  expect_text(error("{" + adamw + R"("gradient_accumulation_steps": 2})"),
+              {"alone does not say how large a batch is"});
+  expect_text(error("{" + adamw +
+                    R"("train_batch_size": 4, "pipeline": {"stages": 2}})"),
+              {"/pipeline/stages needs a model of the book"});
+  expect_text(error("{" + adamw +
+                    R"("train_batch_size": 4, "shardbook":
+                     {"recompute": "attention"}})"),
+              {"/shardbook/recompute \"attention\" needs a model"});
   InitializeArgs both;
   both.deepspeed_config = "other.json";
-  EXPECT_NE(error("{" + adamw + R"("train_batch_size": 4})", both)
-                .find("other.json in args.deepspeed_config as well"),
-            std::string::npos);
+  expect_text(error("{" + adamw + R"("train_batch_size": 4})", both),
+              {"other.json in args.deepspeed_config as well"});
 }
 
 TEST(EngineInitialize, TheConfigMayBeAFile) {
@@ -400,8 +390,7 @@ TEST(EngineInitialize, TheConfigMayBeAFile) {
     const LoadedModel loaded = build_model(small_options());
     initialize(*loaded.model, world, {});
   });
-  EXPECT_NE(error.find("initialize: there is no config"), std::string::npos)
-      << error;
+  expect_text(error, {"initialize: there is no config"});
 }
 
 TEST(EngineInitialize, RefusesParametersOfAnotherModel) {
@@ -412,8 +401,7 @@ TEST(EngineInitialize, RefusesParametersOfAnotherModel) {
     args.model_parameters = other.model->parameters();
     initialize(*loaded.model, config_of(0, 1), world, args);
   });
-  EXPECT_NE(error.find("model_parameters: number 0 is no parameter"),
-            std::string::npos);
+  expect_text(error, {"model_parameters: number 0 is no parameter"});
 }
 
 }  // namespace

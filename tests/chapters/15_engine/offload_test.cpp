@@ -5,6 +5,7 @@
 #include "chapters/03_zero_fsdp/trainer.h"
 #include "tests/chapters/15_engine/choice_support.h"
 #include "tests/chapters/common/claims_support.h"
+#include "tests/chapters/common/sharded_support.h"
 
 namespace shardbook::engine {
 namespace {
@@ -41,14 +42,7 @@ Report chapter_run(const Options& options, int stage) {
   how.strategy = "zero" + std::to_string(stage);
   how.micro_batches = 2;
   how.cpu_offload = true;
-  ChapterRun chapter;
-  chapter.fold_class = zero_fsdp::fold_class(options, how);
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    zero_fsdp::Trainer strategy(as, how, world);
-    run.train(as, strategy);
-  };
-  chapter.reference = [](const Options& as) { return train_one_device(as); };
-  return run_and_compare(options, chapter);
+  return sharded_test::report_of<zero_fsdp::Trainer>(options, how);
 }
 
 TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {

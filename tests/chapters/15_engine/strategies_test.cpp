@@ -12,6 +12,7 @@
 #include "comm/launch.h"
 #include "core/context.h"
 #include "tests/chapters/15_engine/choice_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::engine {
 namespace {
@@ -147,8 +148,7 @@ TEST_P(EngineStrategies, ComeFromTheirChapter) {
   const Choice choice = choose(options, config);
   EXPECT_EQ(choice.chapter, GetParam().chapter);
   EXPECT_EQ(choice.sizes.train, 24);
-  EXPECT_NE(describe(choice, config).find(GetParam().chapter),
-            std::string::npos);
+  expect_text(describe(choice, config), {GetParam().chapter});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EngineStrategies, testing::ValuesIn(all_cases()),
@@ -282,16 +282,13 @@ TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
   const Options options = options_for(2);
   const Choice choice = choose(options, config);
   const auto error = [&](const std::function<void(Engine&)>& call) {
-    try {
+    return shardbook::error_of([&] {
       run_ranks(2, [&](ProcessGroup& world) {
         DeviceMesh mesh(world, choice.topology);
         const auto strategy = choice.make(options, mesh);
         call(dynamic_cast<StrategyTrainer&>(*strategy).engine());
       });
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    });
   };
   const std::string sentence = "call train_batch";
   const auto refuses = [&](const std::function<void(Engine&)>& call) {
@@ -320,16 +317,13 @@ TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
 
 std::string refusal(int world, const std::string& text,
                     const std::string& model = "") {
-  try {
+  return shardbook::error_of([&] {
     Options options = options_for(world);
     if (!model.empty()) options.model = model;
     const auto config = DeepSpeedConfig::parse(text, "ds.json");
     apply_config(config, data_parallel_ranks(options, config), {}, options);
     choose(options, config);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  });
 }
 
 // A rank's own gradients are dp times as large as their share of the mean. From
@@ -408,7 +402,7 @@ TEST(EngineStrategies, SayWhyTheyRefuse) {
         << each.config << "\n"
         << error;
   }
-  EXPECT_NE(refusal(2, "{}", "resnet18").find("batch norm"), std::string::npos);
+  expect_text(refusal(2, "{}", "resnet18"), {"batch norm"});
 }
 
 }  // namespace

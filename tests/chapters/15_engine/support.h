@@ -15,6 +15,7 @@
 #include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 #include "tests/support/sanitized.h"
 
@@ -43,13 +44,9 @@ inline DeepSpeedConfig parse(const std::string& text) {
   return DeepSpeedConfig::parse(text, "ds.json");
 }
 
+using shardbook::error_of;
 inline std::string error_of(const std::string& text) {
-  try {
-    parse(text);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_of([&] { parse(text); });
 }
 
 inline void expect_error(const std::string& text, const std::string& sentence) {

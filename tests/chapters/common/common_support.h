@@ -11,6 +11,7 @@
 
 #include "chapters/common/models/models.h"
 #include "core/check.h"
+#include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::common_test {
@@ -27,23 +28,6 @@ class CommonFiles : public testing::Test {
  private:
   TempFolder folder_;
 };
-
-/// The text of the Error has all these parts.
-template <typename Statement>
-void expect_error(const Statement& statement,
-                  const std::vector<std::string>& parts) {
-  std::string text;
-  try {
-    statement();
-  } catch (const Error& error) {
-    text = error.what();
-  }
-  EXPECT_FALSE(text.empty()) << "nothing was thrown";
-  for (const std::string& part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos)
-        << "'" << part << "' is not in: " << text;
-  }
-}
 
 inline ModelConfig tiny() {
   ModelConfig config;

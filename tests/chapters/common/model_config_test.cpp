@@ -13,6 +13,7 @@
 
 #include "chapters/common/models/models.h"
 #include "tests/chapters/common/common_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::common_test {
 namespace {
@@ -88,12 +89,7 @@ TEST(ModelConfig, BadOnesAreRefusedWithASentence) {
 }
 
 std::string refusal(const std::string& json) {
-  try {
-    ModelConfig::from_json(json, "c.json");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { ModelConfig::from_json(json, "c.json"); });
 }
 
 // Each key's first value would change what the model computes. Its second value
@@ -269,7 +265,7 @@ TEST(ResNetConfig, KeysThatWouldChangeTheFunctionAreRefused) {
   EXPECT_EQ(read(R"("downsample_in_bottleneck": true)"), "");
   const std::string text =
       refusal(R"({"model_type": "resnet", "num_labels": 3})");
-  EXPECT_NE(text.find("no size"), std::string::npos) << text;
+  expect_text(text, {"no size"});
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/safetensors.h"
+#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
@@ -46,15 +47,6 @@ Options image_options(const std::string& model) {
   options.optimizer = "sgd";
   options.optimizer_options.lr = 0.05;
   return options;
-}
-
-std::string error_of(const std::function<void()>& statement) {
-  try {
-    statement();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(ResNet, HasTorchvisionsNamesAndSizes) {
@@ -262,12 +254,11 @@ TEST(ResNet, FilesClaimTheClassThatHasTheirNames) {
     const auto claim = [&] {
       return CheckpointReader::open(path).metadata().at("config");
     };
-    EXPECT_NE(claim().find(R"("architectures":["ResNet"])"), std::string::npos);
+    expect_text(claim(), {R"("architectures":["ResNet"])"});
 
     save_model(path, *model, config, WeightNames::kTransformers);
-    EXPECT_NE(
-        claim().find(R"("architectures":["ResNetForImageClassification"])"),
-        std::string::npos);
+    expect_text(claim(),
+                {R"("architectures":["ResNetForImageClassification"])"});
     names = names_in(path);
     const std::set<std::string> theirs(names.begin(), names.end());
     std::vector<std::string> some = {
@@ -306,23 +297,16 @@ TEST(ResNetConfig, RefusesWhatIsNoResNet) {
       ModelConfig::read(R"({"model_type": "resnet", )" + rest + "}");
     });
   };
-  EXPECT_NE(read(R"("depths": [2, 0])").find("\"depths\" is [2,0]"),
-            std::string::npos);
-  EXPECT_NE(read(R"("depths": [])").find("\"depths\""), std::string::npos);
-  EXPECT_NE(read(R"("layer_type": "wide")").find("\"bottleneck\""),
-            std::string::npos);
-  EXPECT_NE(read(R"("num_labels": -1)").find("\"num_labels\""),
-            std::string::npos);
-  EXPECT_NE(read(R"("embedding_size": 1000000)").find("\"embedding_size\""),
-            std::string::npos);
+  expect_text(read(R"("depths": [2, 0])"), {"\"depths\" is [2,0]"});
+  expect_text(read(R"("depths": [])"), {"\"depths\""});
+  expect_text(read(R"("layer_type": "wide")"), {"\"bottleneck\""});
+  expect_text(read(R"("num_labels": -1)"), {"\"num_labels\""});
+  expect_text(read(R"("embedding_size": 1000000)"), {"\"embedding_size\""});
   Options options = image_options("resnet18");
   options.dropout = 0.5;
-  EXPECT_NE(error_of([&] { model_config(options); }).find("--dropout"),
-            std::string::npos);
-  EXPECT_NE(error_of([&] {
-              refuse_image_models(options, "because");
-            }).find("--model resnet18: because"),
-            std::string::npos);
+  expect_text(error_of([&] { model_config(options); }), {"--dropout"});
+  expect_text(error_of([&] { refuse_image_models(options, "because"); }),
+              {"--model resnet18: because"});
 }
 
 TEST(Images, DependOnTheSampleAlone) {
@@ -375,10 +359,9 @@ TEST(Images, AreStandardNormalWithUniformLabels) {
 TEST(Images, AreRandomOnly) {
   Options options = image_options(kBasic);
   options.data = "book";
-  EXPECT_NE(error_of([&] {
-              Dataset::open(options, ModelConfig::read(kBasic));
-            }).find("--data random"),
-            std::string::npos);
+  expect_text(
+      error_of([&] { Dataset::open(options, ModelConfig::read(kBasic)); }),
+      {"--data random"});
 }
 
 TEST(Images, AreTheDefaultOfImageModels) {

@@ -11,6 +11,7 @@
 #include "chapters/planner/report.h"
 #include "chapters/planner/search.h"
 #include "core/check.h"
+#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::planner {
@@ -149,12 +150,7 @@ TEST(PlannerSearch, LeavesOutWhatDoesNotFit) {
 
 TEST(PlannerSearch, QuestionsWithoutSenseAreRefused) {
   const auto refusal = [](const Question& question) -> std::string {
-    try {
-      search(question);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return shardbook::error_of([&] { search(question); });
   };
   Question question = question_of("gpt2", "dgx-a100", 4, 16);
   question.world_size = 0;
