@@ -150,6 +150,23 @@ std::vector<Row> rows() {
          const Tensor x = Tensor::zeros({n});
          return [&world, x] { world.broadcast(x, 0).wait(); };
        }},
+      {"Reduce", [](int p) { return p + 1.0; },
+       [](ProcessGroup& world, std::int64_t n) -> Operation {
+         const Tensor x = Tensor::zeros({n});
+         return [&world, x] { world.reduce(x, 0).wait(); };
+       }},
+      {"Gather", [](int) { return 2.0; },
+       [](ProcessGroup& world, std::int64_t n) -> Operation {
+         const Tensor x = Tensor::zeros({n / world.size()});
+         const Tensor y = Tensor::zeros({n});
+         return [&world, x, y] { world.gather(y, x, 0).wait(); };
+       }},
+      {"Scatter", [](int) { return 2.0; },
+       [](ProcessGroup& world, std::int64_t n) -> Operation {
+         const Tensor x = Tensor::zeros({n});
+         const Tensor y = Tensor::zeros({n / world.size()});
+         return [&world, x, y] { world.scatter(y, x, 0).wait(); };
+       }},
       {"AllToAll", [](int p) { return 2.0 * p; },
        [](ProcessGroup& world, std::int64_t n) -> Operation {
          const Tensor x = Tensor::zeros({n});

@@ -99,17 +99,24 @@ def rows():
     )
     for backend, bar in (("threads", 0.2), ("gloo", 1.0)):
         for world_size in (2, 4):
-            table.append(
-                Row(
-                    f"allreduce-{backend}-{world_size}",
-                    f"all-reduce 64 MiB, {world_size} ranks, {backend}",
-                    "allreduce",
-                    ["--bytes", str(64 << 20), "--world-size", str(world_size)],
-                    ["--backend", backend],
-                    ["--backend", "gloo"],
-                    bar,
+            name = f"allreduce-{backend}-{world_size}"
+            sizes = [("", "64 MiB", 64 << 20, bar)]
+            if backend == "gloo":
+                sizes += [("-1KiB", "1 KiB", 1 << 10, None)]
+                sizes += [("-1MiB", "1 MiB", 1 << 20, None)]
+            for suffix, size, count, promised in sizes:
+                table.append(
+                    Row(
+                        name + suffix,
+                        f"all-reduce {size}, {world_size} ranks, {backend}",
+                        "allreduce",
+                        ["--bytes", str(count)]
+                        + ["--world-size", str(world_size)],
+                        ["--backend", backend],
+                        ["--backend", "gloo"],
+                        promised,
+                    )
                 )
-            )
     for backend, bar in (("threads", 0.7), ("gloo", None)):
         table.append(
             Row(
@@ -277,6 +284,8 @@ def time_text(seconds, flops):
         return "-"
     median = statistics.median(seconds)
     text = f"{median * 1e3:.1f} ms"
+    if median < 1e-3:
+        text = f"{median * 1e6:.0f} us"
     return text + (f" {flops / median / 1e9:.0f} GF/s" if flops else "")
 
 

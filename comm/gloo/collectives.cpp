@@ -1,7 +1,18 @@
 #include "comm/gloo/collectives.h"
 
+#include <gloo/allgather.h>
+#include <gloo/allreduce.h>
+#include <gloo/alltoall.h>
+#include <gloo/alltoallv.h>
+#include <gloo/barrier.h>
+#include <gloo/broadcast.h>
+#include <gloo/gather.h>
+#include <gloo/scatter.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "comm/internal/reduce.h"
@@ -10,424 +21,333 @@
 namespace shardbook::internal {
 namespace {
 
-// Steps keep the messages of one call apart.
-constexpr std::uint64_t kContributions = 0;
-constexpr std::uint64_t kResults = std::uint64_t{1} << 32;
+// Gloo's options take data that may be changed, also what they only read.
+char* bytes_of(const void* data) {
+  return const_cast<char*>(static_cast<const char*>(data));
+}
 
-void wait_all(const Channel& channel, std::vector<Message>& messages) {
+char* at(const Tensor& tensor, std::int64_t element) {
+  return bytes_of(tensor.raw()) +
+         static_cast<std::size_t>(element) * dtype_bytes(tensor.dtype());
+}
+
+std::size_t size_in_bytes(const Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.bytes());
+}
+
+auto reduce_function(DType dtype, ReduceOp op) {
+  return [dtype, op](void* out, const void* a, const void* b, std::size_t n) {
+    const void* inputs[] = {a, b};
+    reduce_buffers(dtype, op, inputs, 2, &out, 1, static_cast<std::int64_t>(n));
+  };
+}
+
+// Calls set(T*) with `data`, where T is as wide as dtype.
+template <typename Set>
+void with_width(DType dtype, void* data, Set&& set) {
+  switch (dtype_bytes(dtype)) {
+    case 2:
+      return set(static_cast<std::uint16_t*>(data));
+    case 4:
+      return set(static_cast<std::uint32_t*>(data));
+    default:
+      return set(static_cast<std::uint64_t*>(data));
+  }
+}
+
+struct Range {
+  const void* data = nullptr;
+  std::size_t bytes = 0;
+};
+using RangeOf = std::function<Range(int rank)>;
+
+// Calls post(peer, range) for all ranges that are not empty, from the next rank
+// on, so that not all ranks turn to rank 0.
+template <typename Post>
+void for_peers(const Channel& channel, const RangeOf& range_of, Post&& post) {
+  for (int i = 1; i < channel.size(); ++i) {
+    const int peer = (channel.rank + i) % channel.size();
+    const Range range = range_of(peer);
+    if (range.bytes > 0) post(peer, range);
+  }
+}
+
+using Messages = std::vector<Message>;
+
+void post_recvs(const Channel& channel, std::uint64_t step,
+                const RangeOf& range_of, Messages& messages) {
+  for_peers(channel, range_of, [&](int peer, const Range& to) {
+    messages.push_back(channel.recv(peer, step, bytes_of(to.data), to.bytes));
+  });
+}
+
+void post_sends(const Channel& channel, std::uint64_t step,
+                const RangeOf& range_of, Messages& messages) {
+  for_peers(channel, range_of, [&](int peer, const Range& from) {
+    messages.push_back(channel.send(peer, step, from.data, from.bytes));
+  });
+}
+
+void wait_all(const Channel& channel, Messages& messages) {
   for (Message& message : messages) message.wait(channel.info);
   messages.clear();
 }
 
-void copy(void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0 && to != from) std::memmove(to, from, bytes);
-}
-
-char* at(void* data, std::size_t offset) {
-  return static_cast<char*>(data) + offset;
-}
-const char* at(const void* data, std::size_t offset) {
-  return static_cast<const char*>(data) + offset;
-}
-
-// The other ranks, beginning after this one, so that not all turn to rank 0.
-std::vector<int> peers_of(const Channel& channel) {
-  std::vector<int> peers;
-  for (int i = 1; i < channel.size(); ++i) {
-    peers.push_back((channel.rank + i) % channel.size());
+// All ranks' contributions to one range of elements meet here.
+class Meeting {
+ public:
+  // Rank r gets source(r) from this rank.
+  void post(const Channel& channel, std::uint64_t step, const RangeOf& source) {
+    const Range own = source(channel.rank);
+    const std::size_t size = channel.ranks.size();
+    bytes_ = own.bytes;
+    // Not initialised; no later range is longer than the first.
+    if (!inbox_) inbox_.reset(new char[size * own.bytes]);
+    inputs_.assign(size, own.data);
+    const auto place = [&](int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      inputs_[r] = inbox_.get() + r * own.bytes;
+      return Range{inputs_[r], own.bytes};
+    };
+    post_recvs(channel, step, place, messages_);
+    post_sends(channel, step, source, messages_);
   }
-  return peers;
-}
 
-struct Range {
-  std::int64_t begin = 0;
-  std::int64_t count = 0;
+  // Adds in rank order. `output` may be a source.
+  void reduce(const Channel& channel, DType dtype, ReduceOp op, void* output) {
+    wait_all(channel, messages_);
+    reduce_buffers(dtype, op, inputs_.data(), channel.size(), &output, 1,
+                   static_cast<std::int64_t>(bytes_ / dtype_bytes(dtype)));
+  }
+
+ private:
+  std::size_t bytes_ = 0;
+  std::unique_ptr<char[]> inbox_;
+  std::vector<const void*> inputs_;
+  Messages messages_;  // end first: they write into inbox_
 };
 
-// Sums pieces: piece r of every rank's input meets at rank r.
+// Rank r sums what all ranks have at their source(r), as many elements as
+// `output` has, which may be a source. Ranks without a source sum nothing.
 //
 //   segment   0    1    2    3    4
 //   post      ################           contributions on their way
-//   reduce         ##                    all P are here: added in rank order
+//   reduce         ##                    all P are here: added
 //
-class PieceReduction {
- public:
-  PieceReduction(const Channel& channel, DType dtype, ReduceOp op,
-                 const void* input, std::vector<Range> pieces)
-      : channel_(channel),
-        dtype_(dtype),
-        op_(op),
-        input_(input),
-        pieces_(std::move(pieces)),
-        peers_(peers_of(channel)),
-        element_bytes_(dtype_bytes(dtype)) {
-    const std::size_t segment_bytes =
-        std::max(kSmallestSegmentBytes, kRoundBytes / pieces_.size());
-    segment_ = static_cast<std::int64_t>(segment_bytes / element_bytes_);
-    std::int64_t longest = 0;
-    for (const Range& piece : pieces_) longest = std::max(longest, piece.count);
-    segments_ = (longest + segment_ - 1) / segment_;
-    slot_bytes_ =
-        static_cast<std::size_t>(std::min(segment_, pieces_[own()].count)) *
-        element_bytes_;
-    arriving_.resize(kWindow);
-    inbox_.reset(new char[kWindow * peers_.size() * slot_bytes_ + 1]);
-  }
-
-  std::int64_t segments() const { return segments_; }
-
-  // Part `segment` of a rank's piece; empty behind its end.
-  Range part(int rank, std::int64_t segment) const {
-    const Range piece = pieces_[static_cast<std::size_t>(rank)];
-    const std::int64_t begin = std::min(segment * segment_, piece.count);
-    const std::int64_t end = std::min(begin + segment_, piece.count);
-    return {piece.begin + begin, end - begin};
-  }
-
-  void post(std::int64_t segment) {
-    if (segment >= segments_) return;
-    const Range mine = part(channel_.rank, segment);
-    auto& arriving = arriving_[static_cast<std::size_t>(segment) % kWindow];
-    arriving.clear();
-    for (std::size_t i = 0; i < peers_.size() && mine.count > 0; ++i) {
-      arriving.push_back(channel_.recv(peers_[i], kContributions + segment,
-                                       inbox(segment, i), bytes(mine)));
-    }
-    for (const int peer : peers_) {
-      const Range theirs = part(peer, segment);
-      if (theirs.count == 0) continue;
-      leaving_.push_back(channel_.send(peer, kContributions + segment,
-                                       address(theirs), bytes(theirs)));
-    }
-  }
-
-  // Writes this rank's part of a segment. `output` may be its place in the
-  // input.
-  void reduce(std::int64_t segment, void* output) {
-    const Range mine = part(channel_.rank, segment);
-    if (mine.count == 0) return;
-    wait_all(channel_, arriving_[static_cast<std::size_t>(segment) % kWindow]);
-    std::vector<const void*> inputs(pieces_.size());
-    inputs[own()] = address(mine);
-    for (std::size_t i = 0; i < peers_.size(); ++i) {
-      inputs[static_cast<std::size_t>(peers_[i])] = inbox(segment, i);
-    }
-    reduce_buffers(dtype_, op_, inputs.data(), channel_.size(), &output, 1,
-                   mine.count);
-  }
-
-  void finish() { wait_all(channel_, leaving_); }
-
-  std::size_t bytes(const Range& range) const {
-    return static_cast<std::size_t>(range.count) * element_bytes_;
-  }
-  const char* address(const Range& range) const {
-    return at(input_, static_cast<std::size_t>(range.begin) * element_bytes_);
-  }
-
-  static constexpr std::int64_t kWindow = 4;
-
- private:
+void reduce_in_segments(const Channel& channel, const Tensor& output,
+                        ReduceOp op,
+                        const std::function<const char*(int)>& source) {
   // The contributions of all ranks to one segment. Smaller segments lose more
   // by wake-ups than they gain from the cache.
-  static constexpr std::size_t kRoundBytes = 4 << 20;
-  static constexpr std::size_t kSmallestSegmentBytes = 128 << 10;
-
-  std::size_t own() const { return static_cast<std::size_t>(channel_.rank); }
-  char* inbox(std::int64_t segment, std::size_t peer) {
-    const auto slot = static_cast<std::size_t>(segment % kWindow);
-    return inbox_.get() + (slot * peers_.size() + peer) * slot_bytes_;
+  constexpr std::size_t kRoundBytes = 4 << 20;
+  constexpr std::size_t kSmallestSegmentBytes = 128 << 10;
+  const DType dtype = output.dtype();
+  const auto segment = static_cast<std::int64_t>(
+      std::max(kSmallestSegmentBytes, kRoundBytes / channel.ranks.size()) /
+      dtype_bytes(dtype));
+  std::array<Meeting, 4> window;
+  const auto ahead = static_cast<std::int64_t>(window.size()) * segment;
+  const auto meeting_of = [&](std::int64_t begin) -> Meeting& {
+    return window[static_cast<std::size_t>(begin / segment) % window.size()];
+  };
+  const auto post = [&](std::int64_t begin) {
+    if (begin >= output.numel()) return;
+    const std::int64_t end = std::min(begin + segment, output.numel());
+    const auto offset = static_cast<std::size_t>(begin) * dtype_bytes(dtype);
+    const auto bytes =
+        static_cast<std::size_t>(end - begin) * dtype_bytes(dtype);
+    meeting_of(begin).post(
+        channel, static_cast<std::uint64_t>(begin), [&](int rank) {
+          const char* data = source(rank);
+          return data == nullptr ? Range() : Range{data + offset, bytes};
+        });
+  };
+  for (std::int64_t i = 0; i < ahead; i += segment) post(i);
+  for (std::int64_t i = 0; i < output.numel(); i += segment) {
+    meeting_of(i).reduce(channel, dtype, op, at(output, i));
+    post(i + ahead);
   }
+}
 
-  const Channel& channel_;
-  DType dtype_;
-  ReduceOp op_;
-  const void* input_;
-  std::vector<Range> pieces_;
-  std::vector<int> peers_;
-  std::size_t element_bytes_;
-  std::int64_t segment_ = 1;  // elements
-  std::int64_t segments_ = 0;
-  std::size_t slot_bytes_ = 0;
-  std::unique_ptr<char[]> inbox_;               // not initialised
-  std::vector<std::vector<Message>> arriving_;  // by segment mod kWindow
-  std::vector<Message> leaving_;
-};
+// Every rank sums a piece and sends it to all; of few elements, every rank sums
+// all.
+void all_reduce_directly(const Channel& channel, const Tensor& tensor,
+                         ReduceOp op) {
+  constexpr std::int64_t kFew = 4096;
+  const std::int64_t numel = tensor.numel();
+  const std::int64_t size = numel <= kFew ? 1 : channel.size();
+  const auto begin = [&](std::int64_t part) { return numel * part / size; };
+  const auto piece = [&](int rank) {
+    const std::int64_t part = rank % size;
+    const char* data = at(tensor, begin(part));
+    return Range{data,
+                 static_cast<std::size_t>(at(tensor, begin(part + 1)) - data)};
+  };
+  const Range own = piece(channel.rank);
+  // A sum arrives where this rank's contribution to it lies; its owner sends it
+  // after that contribution has arrived.
+  Messages sums;
+  if (size > 1) post_recvs(channel, 1, piece, sums);
+  Meeting meeting;
+  meeting.post(channel, 0, piece);
+  meeting.reduce(channel, tensor.dtype(), op, bytes_of(own.data));
+  const auto sum = [&](int) { return own; };
+  if (size > 1) post_sends(channel, 1, sum, sums);
+  wait_all(channel, sums);
+}
 
-// Few bytes: every rank sends everything to every other and adds by itself.
-void all_reduce_small(const Channel& channel, DType dtype, ReduceOp op,
-                      void* data, std::int64_t numel) {
-  const std::size_t bytes =
-      static_cast<std::size_t>(numel) * dtype_bytes(dtype);
-  std::vector<char> inbox(bytes * channel.ranks.size());
-  std::vector<const void*> inputs(channel.ranks.size(), data);
-  std::vector<Message> messages;
-  for (const int peer : peers_of(channel)) {
-    char* place = inbox.data() + static_cast<std::size_t>(peer) * bytes;
-    inputs[static_cast<std::size_t>(peer)] = place;
-    messages.push_back(channel.recv(peer, 0, place, bytes));
+// Below this size Gloo's rings are slower than messages from every rank to every
+// other: with four ranks on two cores, an all_reduce by the ring takes 2 to 6
+// times as long at 64 KiB, 3 to 5 times at 1 MiB, 1.2 times at 4 MiB.
+constexpr std::size_t kRingBytes = 8 << 20;
+
+void all_reduce(const Channel& channel, const Tensor& tensor, ReduceOp op) {
+  if (size_in_bytes(tensor) < kRingBytes) {
+    return all_reduce_directly(channel, tensor, op);
   }
-  for (const int peer : peers_of(channel)) {
-    messages.push_back(channel.send(peer, 0, data, bytes));
+  ::gloo::AllreduceOptions options(channel.context());
+  with_width(tensor.dtype(), tensor.raw(), [&](auto* data) {
+    options.setOutput(data, static_cast<std::size_t>(tensor.numel()));
+  });
+  options.setReduceFunction(reduce_function(tensor.dtype(), op));
+  // Gloo's segments of 1 MiB take 1.2 times as long.
+  options.setMaxSegmentSize(4 << 20);
+  ::gloo::allreduce(options);
+}
+
+void reduce_scatter(const Channel& channel, const Tensor& output,
+                    const Tensor& input, ReduceOp op) {
+  reduce_in_segments(channel, output, op, [&](int rank) {
+    return at(input, rank * output.numel());
+  });
+}
+
+void reduce(const Channel& channel, const Tensor& tensor, ReduceOp op,
+            int root) {
+  reduce_in_segments(channel, tensor, op, [&](int rank) {
+    return rank == root ? at(tensor, 0) : nullptr;
+  });
+}
+
+void all_gather(const Channel& channel, const Tensor& output,
+                const Tensor& input) {
+  const auto piece = [&](int rank) {
+    return Range{at(output, rank * input.numel()), size_in_bytes(input)};
+  };
+  const Range own = piece(channel.rank);
+  const bool in_place = own.data == input.raw();
+  if (size_in_bytes(output) < kRingBytes) {
+    if (!in_place) std::memcpy(bytes_of(own.data), input.raw(), own.bytes);
+    Messages messages;
+    post_recvs(channel, 0, piece, messages);
+    post_sends(
+        channel, 0, [&](int) { return own; }, messages);
+    return wait_all(channel, messages);
   }
-  wait_all(channel, messages);
-  reduce_buffers(dtype, op, inputs.data(), channel.size(), &data, 1, numel);
+  ::gloo::AllgatherOptions options(channel.context());
+  if (!in_place) options.setInput(at(input, 0), own.bytes);
+  options.setOutput(at(output, 0), size_in_bytes(output));
+  ::gloo::allgather(options);
+}
+
+void broadcast(const Channel& channel, const Tensor& tensor, int root) {
+  ::gloo::BroadcastOptions options(channel.context());
+  options.setOutput(at(tensor, 0), size_in_bytes(tensor));
+  options.setRoot(root);
+  ::gloo::broadcast(options);
+}
+
+void scatter(const Channel& channel, const Tensor& output, const Tensor& input,
+             int root) {
+  ::gloo::ScatterOptions options(channel.context());
+  if (channel.rank == root) {
+    std::vector<char*> pieces;
+    for (int r = 0; r < channel.size(); ++r) {
+      pieces.push_back(at(input, r * output.numel()));
+    }
+    options.setInputs(pieces, size_in_bytes(output));
+  }
+  options.setOutput(at(output, 0), size_in_bytes(output));
+  options.setRoot(root);
+  ::gloo::scatter(options);
+}
+
+void gather(const Channel& channel, const Tensor& output, const Tensor& input,
+            int root) {
+  ::gloo::GatherOptions options(channel.context());
+  options.setInput(at(input, 0), size_in_bytes(input));
+  if (channel.rank == root) {
+    options.setOutput(at(output, 0), size_in_bytes(output));
+  }
+  options.setRoot(root);
+  ::gloo::gather(options);
+}
+
+// Throws Error when a rank sends another number of elements than is expected:
+// data of another size must not arrive.
+void compare_counts(const Channel& channel,
+                    const std::vector<std::int64_t>& send_counts,
+                    const std::vector<std::int64_t>& recv_counts) {
+  std::vector<std::int64_t> announced(send_counts), received(recv_counts);
+  ::gloo::AlltoallOptions options(channel.context());
+  options.setInput(announced.data(), announced.size());
+  options.setOutput(received.data(), received.size());
+  options.setTag(1);  // the data have tag 0
+  ::gloo::alltoall(options);
+  for (std::size_t r = 0; r < received.size(); ++r) {
+    SB_CHECK(received[r] == recv_counts[r], channel.info.text, ": rank ",
+             channel.ranks[r], " sends ", received[r], " elements to rank ",
+             channel.ranks[static_cast<std::size_t>(channel.rank)],
+             ", which expects ", recv_counts[r]);
+  }
+}
+
+void all_to_all(const Channel& channel, const Tensor& output,
+                const Tensor& input,
+                const std::vector<std::int64_t>& send_counts,
+                const std::vector<std::int64_t>& recv_counts) {
+  ::gloo::AlltoallvOptions options(channel.context());
+  with_width(input.dtype(), input.raw(),
+             [&](auto* data) { options.setInput(data, send_counts); });
+  with_width(output.dtype(), output.raw(),
+             [&](auto* data) { options.setOutput(data, recv_counts); });
+  ::gloo::alltoallv(options);
+}
+
+void barrier(const Channel& channel) {
+  ::gloo::BarrierOptions options(channel.context());
+  ::gloo::barrier(options);
 }
 
 }  // namespace
 
-Message Channel::send(int to, std::uint64_t step, const void* data,
-                      std::size_t bytes) const {
-  return Message::send(*world, info, ranks[static_cast<std::size_t>(to)],
-                       slot + step, data, bytes);
-}
-
-Message Channel::recv(int from, std::uint64_t step, void* data,
-                      std::size_t bytes) const {
-  return Message::recv(*world, info, ranks[static_cast<std::size_t>(from)],
-                       slot + step, data, bytes);
-}
-
-void gloo_all_reduce(const Channel& channel, DType dtype, ReduceOp op,
-                     void* data, std::int64_t numel) {
-  constexpr std::size_t kSmallBytes = 16 << 10;
-  if (numel == 0) return gloo_barrier(channel);
-  if (static_cast<std::size_t>(numel) * dtype_bytes(dtype) <= kSmallBytes) {
-    return all_reduce_small(channel, dtype, op, data, numel);
-  }
-  const std::int64_t size = channel.size();
-  std::vector<Range> pieces;
-  for (std::int64_t r = 0; r < size; ++r) {
-    const std::int64_t begin = numel * r / size;
-    pieces.push_back({begin, numel * (r + 1) / size - begin});
-  }
-  PieceReduction reduction(channel, dtype, op, data, std::move(pieces));
-  const std::vector<int> peers = peers_of(channel);
-  const auto place = [&](const Range& range) {
-    return const_cast<char*>(reduction.address(range));
-  };
-
-  // A segment's result arrives where our contribution to it lies; its owner
-  // sends it after that contribution has arrived, so nothing is overwritten
-  // early.
-  std::vector<Message> results;
-  const auto post = [&](std::int64_t segment) {
-    reduction.post(segment);
-    for (const int peer : peers) {
-      const Range theirs = reduction.part(peer, segment);
-      if (theirs.count == 0) continue;
-      results.push_back(channel.recv(peer, kResults + segment, place(theirs),
-                                     reduction.bytes(theirs)));
-    }
-  };
-  for (std::int64_t i = 0; i < PieceReduction::kWindow; ++i) post(i);
-  for (std::int64_t i = 0; i < reduction.segments(); ++i) {
-    const Range mine = reduction.part(channel.rank, i);
-    reduction.reduce(i, place(mine));
-    for (const int peer : peers) {
-      if (mine.count == 0) break;
-      results.push_back(
-          channel.send(peer, kResults + i, place(mine), reduction.bytes(mine)));
-    }
-    post(i + PieceReduction::kWindow);
-  }
-  reduction.finish();
-  wait_all(channel, results);
-}
-
-void gloo_reduce_scatter(const Channel& channel, DType dtype, ReduceOp op,
-                         void* output, const void* input, std::int64_t piece) {
-  if (piece == 0) return gloo_barrier(channel);
-  std::vector<Range> pieces;
-  for (int r = 0; r < channel.size(); ++r) pieces.push_back({r * piece, piece});
-  PieceReduction reduction(channel, dtype, op, input, std::move(pieces));
-  for (std::int64_t i = 0; i < PieceReduction::kWindow; ++i) reduction.post(i);
-  for (std::int64_t i = 0; i < reduction.segments(); ++i) {
-    const Range mine = reduction.part(channel.rank, i);
-    const Range first = reduction.part(channel.rank, 0);
-    reduction.reduce(
-        i, at(output, static_cast<std::size_t>(mine.begin - first.begin) *
-                          dtype_bytes(dtype)));
-    reduction.post(i + PieceReduction::kWindow);
-  }
-  reduction.finish();
-}
-
-void gloo_reduce(const Channel& channel, DType dtype, ReduceOp op, void* data,
-                 std::int64_t numel, int root) {
-  if (numel == 0) return gloo_barrier(channel);
-  // One piece, the root's.
-  std::vector<Range> pieces(channel.ranks.size());
-  pieces[static_cast<std::size_t>(root)] = {0, numel};
-  PieceReduction reduction(channel, dtype, op, data, std::move(pieces));
-  for (std::int64_t i = 0; i < PieceReduction::kWindow; ++i) reduction.post(i);
-  for (std::int64_t i = 0; i < reduction.segments(); ++i) {
-    const Range mine = reduction.part(channel.rank, i);
-    reduction.reduce(i, const_cast<char*>(reduction.address(mine)));
-    reduction.post(i + PieceReduction::kWindow);
-  }
-  reduction.finish();
-}
-
-void gloo_all_gather(const Channel& channel, void* output, const void* input,
-                     std::size_t piece_bytes) {
-  if (piece_bytes == 0) return gloo_barrier(channel);
-  std::vector<Message> messages;
-  for (const int peer : peers_of(channel)) {
-    messages.push_back(channel.recv(
-        peer, 0, at(output, static_cast<std::size_t>(peer) * piece_bytes),
-        piece_bytes));
-  }
-  for (const int peer : peers_of(channel)) {
-    messages.push_back(channel.send(peer, 0, input, piece_bytes));
-  }
-  copy(at(output, static_cast<std::size_t>(channel.rank) * piece_bytes), input,
-       piece_bytes);
-  wait_all(channel, messages);
-}
-
-void gloo_broadcast(const Channel& channel, void* data, std::size_t bytes,
-                    int root) {
-  constexpr std::size_t kSmallBytes = 64 << 10;
-  if (bytes == 0) return gloo_barrier(channel);
-  const bool is_root = channel.rank == root;
-  const auto size = static_cast<std::size_t>(channel.size());
-  std::vector<Message> messages;
-  if (bytes <= kSmallBytes || size == 2) {
-    if (!is_root) messages.push_back(channel.recv(root, 0, data, bytes));
-    for (const int peer : peers_of(channel)) {
-      if (is_root) messages.push_back(channel.send(peer, 0, data, bytes));
-    }
-    return wait_all(channel, messages);
-  }
-
-  // Many bytes: the root scatters pieces, and all pass their piece on.
-  const auto begin = [&](int rank) {
-    return bytes * static_cast<std::size_t>(rank) / size;
-  };
-  const auto piece_bytes = [&](int rank) {
-    return begin(rank + 1) - begin(rank);
-  };
-  const int rank = channel.rank;
-  for (const int peer : peers_of(channel)) {
-    if (is_root) {
-      messages.push_back(
-          channel.send(peer, 0, at(data, begin(peer)), piece_bytes(peer)));
-    } else {
-      // The root's own piece comes from the root, as the others' do.
-      messages.push_back(
-          channel.recv(peer, 1, at(data, begin(peer)), piece_bytes(peer)));
-    }
-  }
-  if (!is_root) {
-    channel.recv(root, 0, at(data, begin(rank)), piece_bytes(rank))
-        .wait(channel.info);
-  }
-  for (const int peer : peers_of(channel)) {
-    if (peer == root) continue;
-    messages.push_back(
-        channel.send(peer, 1, at(data, begin(rank)), piece_bytes(rank)));
-  }
-  wait_all(channel, messages);
-}
-
-void gloo_scatter(const Channel& channel, void* output, const void* input,
-                  std::size_t piece_bytes, int root) {
-  if (piece_bytes == 0) return gloo_barrier(channel);
-  if (channel.rank != root) {
-    channel.recv(root, 0, output, piece_bytes).wait(channel.info);
-    return;
-  }
-  const auto piece = [&](int rank) {
-    return at(input, static_cast<std::size_t>(rank) * piece_bytes);
-  };
-  std::vector<Message> messages;
-  for (const int peer : peers_of(channel)) {
-    messages.push_back(channel.send(peer, 0, piece(peer), piece_bytes));
-  }
-  copy(output, piece(root), piece_bytes);
-  wait_all(channel, messages);
-}
-
-void gloo_gather(const Channel& channel, void* output, const void* input,
-                 std::size_t piece_bytes, int root) {
-  if (piece_bytes == 0) return gloo_barrier(channel);
-  if (channel.rank != root) {
-    channel.send(root, 0, input, piece_bytes).wait(channel.info);
-    return;
-  }
-  const auto piece = [&](int rank) {
-    return at(output, static_cast<std::size_t>(rank) * piece_bytes);
-  };
-  std::vector<Message> messages;
-  for (const int peer : peers_of(channel)) {
-    messages.push_back(channel.recv(peer, 0, piece(peer), piece_bytes));
-  }
-  copy(piece(root), input, piece_bytes);
-  wait_all(channel, messages);
-}
-
-void gloo_all_to_all(const Channel& channel, void* output, const void* input,
-                     const std::vector<std::int64_t>& send_counts,
-                     const std::vector<std::int64_t>& recv_counts,
-                     std::size_t element_bytes) {
-  const std::vector<int> peers = peers_of(channel);
-  const auto index = [](int rank) { return static_cast<std::size_t>(rank); };
-
-  // Compare the counts first: data of another size must not arrive.
-  std::vector<std::int64_t> announced(recv_counts.size());
-  std::vector<Message> messages;
-  for (const int peer : peers) {
-    messages.push_back(channel.recv(peer, 0, &announced[index(peer)], 8));
-  }
-  for (const int peer : peers) {
-    messages.push_back(channel.send(peer, 0, &send_counts[index(peer)], 8));
-  }
-  wait_all(channel, messages);
-  for (const int peer : peers) {
-    SB_CHECK(announced[index(peer)] == recv_counts[index(peer)],
-             channel.info.text, ": rank ", channel.ranks[index(peer)],
-             " sends ", announced[index(peer)], " elements to rank ",
-             channel.ranks[index(channel.rank)], ", which expects ",
-             recv_counts[index(peer)]);
-  }
-
-  std::vector<std::size_t> send_at(1, 0), recv_at(1, 0);
-  for (const std::int64_t count : send_counts) {
-    send_at.push_back(send_at.back() +
-                      static_cast<std::size_t>(count) * element_bytes);
-  }
-  for (const std::int64_t count : recv_counts) {
-    recv_at.push_back(recv_at.back() +
-                      static_cast<std::size_t>(count) * element_bytes);
-  }
-  for (const int peer : peers) {
-    const std::size_t i = index(peer), bytes = recv_at[i + 1] - recv_at[i];
-    if (bytes == 0) continue;
-    messages.push_back(channel.recv(peer, 1, at(output, recv_at[i]), bytes));
-  }
-  for (const int peer : peers) {
-    const std::size_t i = index(peer), bytes = send_at[i + 1] - send_at[i];
-    if (bytes == 0) continue;
-    messages.push_back(channel.send(peer, 1, at(input, send_at[i]), bytes));
-  }
-  const std::size_t self = index(channel.rank);
-  copy(at(output, recv_at[self]), at(input, send_at[self]),
-       send_at[self + 1] - send_at[self]);
-  wait_all(channel, messages);
-}
-
-void gloo_barrier(const Channel& channel) {
-  char out = 0, in = 0;
-  const int size = channel.size();
-  std::uint64_t step = 0;
-  for (int distance = 1; distance < size; distance *= 2, ++step) {
-    Message received =
-        channel.recv((channel.rank + size - distance) % size, step, &in, 1);
-    Message sent =
-        channel.send((channel.rank + distance) % size, step, &out, 1);
-    received.wait(channel.info);
-    sent.wait(channel.info);
+void run_collective(const Channel& channel, const CommCall& call,
+                    const CommBuffers& buffers) {
+  const auto& [output, input, send_counts, recv_counts] = buffers;
+  const int root = call.root_or_peer;
+  // A call without data ends when all ranks have called it. The counts of
+  // all_to_all_v may be zero on some ranks only.
+  if (call.numel == 0 && call.op != CommOp::kAllToAllV) return barrier(channel);
+  switch (call.op) {
+    case CommOp::kAllReduce:
+      return all_reduce(channel, output, call.reduce_op);
+    case CommOp::kReduceScatter:
+      return reduce_scatter(channel, output, input, call.reduce_op);
+    case CommOp::kReduce:
+      return reduce(channel, output, call.reduce_op, root);
+    case CommOp::kAllGather:
+      return all_gather(channel, output, input);
+    case CommOp::kBroadcast:
+      return broadcast(channel, output, root);
+    case CommOp::kScatter:
+      return scatter(channel, output, input, root);
+    case CommOp::kGather:
+      return gather(channel, output, input, root);
+    case CommOp::kAllToAllV:
+      compare_counts(channel, send_counts, recv_counts);
+      [[fallthrough]];
+    default:
+      return all_to_all(channel, output, input, send_counts, recv_counts);
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <utility>
 
 #include "comm/gloo/calls.h"
@@ -34,10 +33,6 @@ std::string signature_of(const CommCall& call) {
   same.label.clear();
   if (call.op == CommOp::kAllToAllV) same.numel = 0;  // may differ
   return call_text(same);
-}
-
-std::size_t size_in_bytes(const Tensor& tensor) {
-  return static_cast<std::size_t>(tensor.bytes());
 }
 
 }  // namespace
@@ -103,12 +98,12 @@ Channel GlooGroup::open(const CommCall& call) {
   return channel;
 }
 
-Work GlooGroup::start(const CommCall& call,
-                      std::function<void(const Channel&)> collective) {
-  return CallQueue::enqueue(
-      queue_, [channel = open(call), collective = std::move(collective)] {
-        collective(channel);
-      });
+Work GlooGroup::do_collective(const CommCall& call,
+                              const CommBuffers& buffers) {
+  // The buffers live as long as the call
+  return CallQueue::enqueue(queue_, [channel = open(call), call, buffers] {
+    run_collective(channel, call, buffers);
+  });
 }
 
 std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
@@ -126,59 +121,19 @@ std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
   return hash(key + signature);
 }
 
-// --- Collectives: the lambdas keep the tensors alive -------------------------
-
-Work GlooGroup::do_collective(const CommCall& call,
-                              const CommBuffers& buffers) {
-  return start(call, [call, buffers](const Channel& channel) {
-    const auto& [output, input, send_counts, recv_counts] = buffers;
-    const int root = call.root_or_peer;
-    switch (call.op) {
-      case CommOp::kAllReduce:
-        return gloo_all_reduce(channel, call.dtype, call.reduce_op,
-                               output.raw(), output.numel());
-      case CommOp::kReduceScatter:
-        return gloo_reduce_scatter(channel, call.dtype, call.reduce_op,
-                                   output.raw(), input.raw(), output.numel());
-      case CommOp::kAllGather:
-        return gloo_all_gather(channel, output.raw(), input.raw(),
-                               size_in_bytes(input));
-      case CommOp::kBroadcast:
-        return gloo_broadcast(channel, output.raw(), size_in_bytes(output),
-                              root);
-      case CommOp::kReduce:
-        return gloo_reduce(channel, call.dtype, call.reduce_op, output.raw(),
-                           output.numel(), root);
-      case CommOp::kScatter:
-        return gloo_scatter(channel, output.raw(),
-                            input.defined() ? input.raw() : nullptr,
-                            size_in_bytes(output), root);
-      case CommOp::kGather:
-        return gloo_gather(channel, output.defined() ? output.raw() : nullptr,
-                           input.raw(), size_in_bytes(input), root);
-      case CommOp::kBarrier:
-        return gloo_barrier(channel);
-      default:
-        return gloo_all_to_all(channel, output.raw(), input.raw(), send_counts,
-                               recv_counts, dtype_bytes(call.dtype));
-    }
-  });
-}
-
 // --- Point to point ----------------------------------------------------------
 
 Work GlooGroup::do_send(const Tensor& tensor, const CommCall& call) {
   const int to = call.root_or_peer;
   const std::uint64_t slot = open_message(call, rank(), to);
   const CallInfo info = info_of(call);
-  const std::size_t bytes = size_in_bytes(tensor);
+  const auto bytes = static_cast<std::size_t>(tensor.bytes());
   const bool is_eager = tensor.bytes() <= kEagerBytes;
   std::shared_ptr<void> keep;
   const void* data = tensor.raw();
   if (is_eager) {
-    // An empty message sends a byte, too: Gloo cannot send none.
-    auto copy = std::make_shared<std::vector<char>>(bytes + 1);
-    if (bytes > 0) std::memcpy(copy->data(), data, bytes);
+    const auto* begin = static_cast<const char*>(data);
+    auto copy = std::make_shared<std::vector<char>>(begin, begin + bytes);
     data = copy->data();
     keep = std::move(copy);
   } else {
@@ -186,8 +141,7 @@ Work GlooGroup::do_send(const Tensor& tensor, const CommCall& call) {
   }
   Work work = CallQueue::add_message(
       queue_, info,
-      Message::send(*world_, info, world_rank(to), slot, data,
-                    std::max<std::size_t>(bytes, 1)),
+      Message::send(*world_, info, world_rank(to), slot, data, bytes),
       std::move(keep));
   return is_eager ? Work() : work;
 }
@@ -196,19 +150,11 @@ Work GlooGroup::do_recv(const Tensor& tensor, const CommCall& call) {
   const int from = call.root_or_peer;
   const std::uint64_t slot = open_message(call, from, rank());
   const CallInfo info = info_of(call);
-  const std::size_t bytes = size_in_bytes(tensor);
-  std::shared_ptr<void> keep = std::make_shared<Tensor>(tensor);
-  void* data = tensor.raw();
-  if (bytes == 0) {
-    auto byte = std::make_shared<char>();
-    data = byte.get();
-    keep = std::move(byte);
-  }
   return CallQueue::add_message(
       queue_, info,
-      Message::recv(*world_, info, world_rank(from), slot, data,
-                    std::max<std::size_t>(bytes, 1)),
-      std::move(keep));
+      Message::recv(*world_, info, world_rank(from), slot, tensor.raw(),
+                    static_cast<std::size_t>(tensor.bytes())),
+      std::make_shared<Tensor>(tensor));
 }
 
 // --- Ranks -------------------------------------------------------------------

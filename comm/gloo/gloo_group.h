@@ -1,6 +1,7 @@
 #pragma once
 
-// The gloo backend: ranks are processes, Gloo's TCP transport carries the data.
+// The gloo backend: ranks are processes. Gloo's TCP transport carries the data,
+// mostly by Gloo's own collectives.
 // Without libgloo, no_gloo.cpp throws an Error that names what to install.
 
 #include <cstdint>
@@ -48,8 +49,6 @@ class GlooGroup : public ProcessGroup {
   CallInfo info_of(const CommCall& call) const;
   /// Tells the coordinator of a collective and makes its channel.
   Channel open(const CommCall& call);
-  Work start(const CommCall& call,
-             std::function<void(const Channel&)> collective);
   /// The slot of the next message between two ranks.
   std::uint64_t open_message(const CommCall& call, int from, int to);
 

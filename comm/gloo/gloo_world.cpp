@@ -66,14 +66,18 @@ class ControlStore : public ::gloo::rendezvous::Store {
   Connecting& state_;
 };
 
-std::shared_ptr<::gloo::rendezvous::Context> connect(
-    std::shared_ptr<::gloo::rendezvous::Context> mesh,
-    std::shared_ptr<::gloo::transport::Device> device, ControlLine& line,
-    milliseconds timeout) {
+std::shared_ptr<::gloo::Context> connect(int rank, int size,
+                                         const std::string& host,
+                                         ControlLine& line,
+                                         milliseconds timeout) {
+  ::gloo::transport::tcp::attr attributes;
+  attributes.hostname = host;
+  const auto device = ::gloo::transport::tcp::CreateDevice(attributes);
   const auto state = std::make_shared<Connecting>();
   state->line = &line;
   state->timeout = timeout;
-  state->mesh = std::move(mesh);
+  state->mesh = std::make_shared<::gloo::rendezvous::Context>(rank, size);
+  state->mesh->setTimeout(timeout);
   std::thread thread([state, device] {
     std::exception_ptr error;
     try {
@@ -119,30 +123,6 @@ void ignore_broken_pipes() {
 
 }  // namespace
 
-class GlooTransport {
- public:
-  GlooTransport(int rank, int size, const std::string& host,
-                const std::string& network_interface, ControlLine& line,
-                milliseconds timeout) {
-    ::gloo::transport::tcp::attr attributes;
-    attributes.hostname =
-        network_interface.empty() ? host : interface_host(network_interface);
-    std::shared_ptr<::gloo::transport::Device> device =
-        ::gloo::transport::tcp::CreateDevice(attributes);
-    auto mesh = std::make_shared<::gloo::rendezvous::Context>(rank, size);
-    mesh->setTimeout(timeout);
-    mesh_ = connect(std::move(mesh), std::move(device), line, timeout);
-  }
-
-  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer(void* data,
-                                                           std::size_t bytes) {
-    return mesh_->createUnboundBuffer(data, bytes);
-  }
-
- private:
-  std::shared_ptr<::gloo::rendezvous::Context> mesh_;
-};
-
 GlooWorld::GlooWorld(const RankEnvironment& environment,
                      std::uint64_t generation, const LaunchOptions& options)
     : rank_(environment.rank),
@@ -155,9 +135,10 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
   try {
     const ControlLine::Wait wait(*line_, joining, "", timeout_);
     // The coordinator keeps the time; Gloo's clock is the last resort.
-    transport_ = std::make_unique<GlooTransport>(
-        rank_, size_, line_->host(), options.network_interface, *line_,
-        timeout_ + kReasonPatience);
+    const std::string& network = options.network_interface;
+    mesh_ = connect(rank_, size_,
+                    network.empty() ? line_->host() : interface_host(network),
+                    *line_, timeout_ + kReasonPatience);
   } catch (const std::exception& error) {
     throw_failure({joining, timeout_}, -1, error.what());
   }
@@ -249,7 +230,7 @@ Message Message::start(GlooWorld& world, const CallInfo& info, int peer,
   message.world_ = &world;
   message.peer_ = peer;
   message.is_send_ = is_send;
-  message.buffer_ = world.transport_->buffer(data, bytes);
+  message.buffer_ = world.mesh_->createUnboundBuffer(data, bytes);
   try {
     if (is_send) {
       message.buffer_->send(peer, slot, 0, bytes);

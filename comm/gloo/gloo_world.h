@@ -17,14 +17,16 @@
 #include "comm/processes/control_line.h"
 #include "comm/processes/rendezvous.h"
 
-namespace gloo::transport {
+namespace gloo {
+class Context;
+namespace transport {
 class UnboundBuffer;
 }
+}  // namespace gloo
 
 namespace shardbook::internal {
 
 class CallQueue;
-class GlooTransport;  // Gloo's mesh of connections
 
 /// The name of a call in error messages, and the time that it may take.
 struct CallInfo {
@@ -44,6 +46,8 @@ class GlooWorld {
   int rank() const { return rank_; }
   int size() const { return size_; }
   ControlLine& line() { return *line_; }
+  /// Gloo's connections to all ranks.
+  ::gloo::Context& mesh() { return *mesh_; }
 
   /// Throws Error when something has failed anywhere in the world.
   void check(const CallInfo& info) const;
@@ -69,7 +73,7 @@ class GlooWorld {
   std::chrono::milliseconds timeout_;
   Rendezvous rendezvous_;
   std::unique_ptr<ControlLine> line_;
-  std::unique_ptr<GlooTransport> transport_;
+  std::shared_ptr<::gloo::Context> mesh_;
 
   std::vector<std::shared_ptr<CallQueue>> queues_;  // of the rank's thread
 
