@@ -30,7 +30,6 @@
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
-#include "chapters/pictures/figure.h"
 #include "chapters/common/pipeline/check.h"
 #include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/mailbox.h"
@@ -44,6 +43,7 @@
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/run/worlds.h"
+#include "chapters/pictures/figure.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 #include "comm/shape_group.h"
@@ -239,6 +239,7 @@ void data(std::uint64_t seed, std::int64_t step, std::int64_t rank,
 
 // --- chapters/pictures/figure.h
 void figure() {
+  using pictures::Figure;
   Figure figure(/*width=*/760);
   figure.legend({{"forward", "forward"}, {"backward", "backward"}});
   const double y = figure.add_row(20);
