@@ -55,36 +55,6 @@ void Engine::redo_first_forwards() {
   for (int i = 0; i < mine; ++i) perform(walk_.next());
 }
 
-// --- Forwards alone ----------------------------------------------------------
-
-Tensors Engine::infer() {
-  check_not_failed();
-  const NoGrad no_grad;
-  std::vector<Tensors> outputs;
-  for (Walk walk(schedule_, world_.rank()); !walk.is_at_end();) {
-    const Action action = walk.next();
-    if (action.kind != ActionKind::kForward) continue;
-    const int b = action.micro_batch;
-    const int stage = stages_[at(action.chunk)];
-    const Tensors inputs = receive_inputs(b, stage);
-    set_random_state(b, stage);
-    Tensors made = model_.stage(stage)(inputs);
-    if (!is_last(stage)) {
-      send_outputs(made, b, stage);
-      continue;
-    }
-    outputs.resize(made.size());
-    for (std::size_t i = 0; i < made.size(); ++i) {
-      outputs[i].push_back(std::move(made[i]));
-    }
-  }
-  mailbox_.flush();
-  RankContext::current().random.batch = BatchSlice{};
-  Tensors whole;
-  for (const Tensors& parts : outputs) whole.push_back(concat(parts, 0));
-  return whole;
-}
-
 // --- Micro-batches that repeat are left out ----------------------------------
 
 // Micro-batches must be equal, and the engine must not keep anything for each of
