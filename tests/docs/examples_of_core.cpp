@@ -23,6 +23,7 @@
 #include "core/tensor.h"
 #include "core/tensor_storage.h"
 #include "core/weight_gradients.h"
+#include "core/xtensor.h"
 
 namespace shardbook::examples {
 
@@ -168,6 +169,16 @@ void weight_gradients(const Tensor& loss) {
   }
   later.flush();
   later.pop();
+}
+
+// --- core/xtensor.h
+void xtensor(const Linear& layer) {
+  auto w = as_xtensor<float>(layer.weight);
+  xt::view(w, xt::all(), xt::range(0, 2)) = 0;
+  double mean = xt::mean(w)();
+  Tensor rows = from_xtensor(xt::sum(w, {1}));
+  save_npy("w.npy", layer.weight);
+  (void)mean;
 }
 
 }  // namespace shardbook::examples

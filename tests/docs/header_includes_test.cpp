@@ -60,8 +60,8 @@ string_view: string_view
 thread: this_thread thread
 tuple: apply tie tuple tuple_element_t
 type_traits: conditional_t decay_t enable_if_t integral_constant
-type_traits: is_arithmetic_v is_integral_v is_same_v is_trivially_copyable_v
-type_traits: is_void_v remove_pointer_t
+type_traits: is_arithmetic_v is_floating_point_v is_integral_v is_same_v
+type_traits: is_trivially_copyable_v is_void_v remove_pointer_t
 unordered_map: unordered_map
 utility memory functional: forward move
 utility map: pair

@@ -215,8 +215,8 @@ TEST(DataParallelBill, TracesHaveATrackPerDevice) {
   std::map<std::string, int> matmuls, sums;
   for (std::string line; std::getline(file, line);) {
     const std::string pid = line.substr(0, line.find(",\"tid\""));
-    matmuls[pid] += contains(line, "\"name\":\"matmul") ? 1 : 0;
-    sums[pid] += contains(line, "\"name\":\"sum\"") ? 1 : 0;
+    matmuls[pid] += has_text(line, "\"name\":\"matmul") ? 1 : 0;
+    sums[pid] += has_text(line, "\"name\":\"sum\"") ? 1 : 0;
   }
   const std::string pid = "{\"ph\":\"X\",\"pid\":";
   EXPECT_GT(matmuls[pid + "0"], 0);
