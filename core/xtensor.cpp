@@ -1,6 +1,9 @@
 #include "core/xtensor.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <exception>
+#include <regex>
 #include <sstream>
 #include <xtensor/xnpy.hpp>
 
@@ -10,6 +13,9 @@
 namespace shardbook {
 namespace {
 
+// 64 dims need less
+constexpr std::size_t kMaxHeader = 4096;
+
 template <typename T>
 std::string npy_bytes(const Tensor& tensor) {
   const std::vector<std::size_t> shape(tensor.shape().begin(),
@@ -17,52 +23,63 @@ std::string npy_bytes(const Tensor& tensor) {
   return xt::dump_npy(xt::adapt(tensor.to_vector<T>(), shape));
 }
 
-/// The values of a file's bytes, which xtensor takes to be what their header
-/// says: it checks neither that they are all there nor that sizes fit in 64 bits.
-template <typename T>
-Tensor read_values(const std::string& bytes, const Device& device) {
-  std::istringstream stream(bytes);
-  const auto values = xt::load_npy<T>(stream);
-  double size = sizeof(T);
-  for (const std::size_t each : values.shape()) {
-    size *= static_cast<double>(each);
-  }
-  SB_CHECK(stream && size <= static_cast<double>(bytes.size()),
-           "its values end early");
-  return from_xtensor(values, device);
-}
+/// What stands before the values, as NumPy writes it. xtensor reads more, but
+/// takes sizes as they come: it neither asks whether the values are all there
+/// nor whether they fit in 64 bits.
+struct NpyHeader {
+  std::string type;   ///< "<f4"
+  double values = 1;  ///< elements
+  std::size_t bytes = 0;
+};
 
-/// The text between NumPy's ten first bytes and the values, which names type
-/// and shape. xtensor expects it well-formed, as NumPy writes it.
-std::string header_of(const std::string& bytes) {
+NpyHeader read_header(const std::string& bytes) {
   const auto byte = [&](std::size_t i) {
     return static_cast<std::size_t>(static_cast<unsigned char>(bytes[i]));
   };
-  const bool is_npy = bytes.size() > 10 &&
-                      bytes.compare(0, 8, "\x93NUMPY\1\0", 8) == 0 &&
-                      10 + byte(8) + 256 * byte(9) <= bytes.size();
-  return is_npy ? bytes.substr(10, byte(8) + 256 * byte(9)) : "";
+  const bool is_npy =
+      bytes.size() > 10 && bytes.compare(0, 8, "\x93NUMPY\1\0", 8) == 0;
+  const std::size_t length = is_npy ? byte(8) + 256 * byte(9) : 0;
+  const std::string text =
+      is_npy ? bytes.substr(10, std::min(length, kMaxHeader)) : "";
+  static const std::regex kText(
+      R"(\{'descr': '([<>|=]\w\d+)', 'fortran_order': (?:True|False), )"
+      R"('shape': \(((?:\d+, )*(?:\d+,?)?)\), \} *\n)");
+  std::smatch found;
+  SB_CHECK(text.size() == length && std::regex_match(text, found, kText),
+           "it is not a .npy file of NumPy's");
+  NpyHeader header;
+  header.bytes = 10 + length;
+  header.type = found[1];
+  std::istringstream sizes(found[2]);
+  for (std::string size; std::getline(sizes, size, ',');) {
+    header.values *= std::strtod(size.c_str(), nullptr);
+  }
+  return header;
+}
+
+template <typename T>
+Tensor read_values(const NpyHeader& header, const std::string& bytes,
+                   const Device& device) {
+  SB_CHECK(header.values * sizeof(T) <=
+               static_cast<double>(bytes.size() - header.bytes),
+           "its values end early");
+  std::istringstream stream(bytes);
+  return from_xtensor(xt::load_npy<T>(stream), device);
 }
 
 Tensor read_any(const std::string& bytes, const Device& device) {
-  const std::string header = header_of(bytes), key = "'descr': '";
-  const std::size_t at = header.find(key);
-  SB_CHECK(
-      at != std::string::npos && header.find("'shape': (") != std::string::npos,
-      "it is not a .npy file of NumPy's");
-  const std::size_t begin = at + key.size();
-  const std::string type =
-      header.substr(begin, header.find('\'', begin) - begin);
-  if (type == "<f8") return read_values<double>(bytes, device);
-  if (type == "<f4") return read_values<float>(bytes, device);
-  if (type == "<i8") return read_values<std::int64_t>(bytes, device);
-  if (type == "<i4") return read_values<std::int32_t>(bytes, device);
-  if (type == "<i2") return read_values<std::int16_t>(bytes, device);
-  if (type == "|i1") return read_values<std::int8_t>(bytes, device);
-  if (type == "<u4") return read_values<std::uint32_t>(bytes, device);
-  if (type == "<u2") return read_values<std::uint16_t>(bytes, device);
-  if (type == "|u1") return read_values<std::uint8_t>(bytes, device);
-  if (type == "|b1") return read_values<bool>(bytes, device);
+  const NpyHeader header = read_header(bytes);
+  const std::string& type = header.type;
+  if (type == "<f8") return read_values<double>(header, bytes, device);
+  if (type == "<f4") return read_values<float>(header, bytes, device);
+  if (type == "<i8") return read_values<std::int64_t>(header, bytes, device);
+  if (type == "<i4") return read_values<std::int32_t>(header, bytes, device);
+  if (type == "<i2") return read_values<std::int16_t>(header, bytes, device);
+  if (type == "|i1") return read_values<std::int8_t>(header, bytes, device);
+  if (type == "<u4") return read_values<std::uint32_t>(header, bytes, device);
+  if (type == "<u2") return read_values<std::uint16_t>(header, bytes, device);
+  if (type == "|u1") return read_values<std::uint8_t>(header, bytes, device);
+  if (type == "|b1") return read_values<bool>(header, bytes, device);
   SB_FAIL("its type is ", type,
           "; give float64, float32, bool or a little-endian integer");
 }

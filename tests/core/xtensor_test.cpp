@@ -126,7 +126,8 @@ TEST_F(Npy, RefusesBadFilesWithASentence) {
   expect_error([&] { load(npy(">f4", "(1,)", "abcd")); }, {path, ">f4"});
   // Too short by a value; longer than memory; sizes that wrap in 64 bits
   for (const char* shape :
-       {"(3,)", "(1000000000000000,)", "(4294967296, 4294967296)"}) {
+       {"(3,)", "(1000000000000000,)", "(4294967296, 4294967296)",
+        "(100000000000000000000000000000,)", "(1 5,)", "(-1,)"}) {
     EXPECT_NE(error_of([&] { load(npy("<i4", shape, "12345678")); }), "")
         << shape;
   }

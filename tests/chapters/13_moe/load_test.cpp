@@ -23,6 +23,17 @@ TEST(DrawLoads, ShowsSharesOfAnEvenLoad) {
   EXPECT_EQ(loads_json({}), "{}");
 }
 
+TEST(DrawLoads, AsSvgHasABarPerExpert) {
+  const std::string svg = draw_loads_svg({{"transformer.h.0.mlp", {1, 2, 3}}});
+  std::size_t bars = 0;
+  for (auto at = svg.find("<rect"); at != std::string::npos;
+       at = svg.find("<rect", at + 1)) {
+    ++bars;
+  }
+  EXPECT_EQ(bars, 3U);
+  EXPECT_NE(svg.find("expert 2: 1.50"), std::string::npos);
+}
+
 TEST(SumLoads, AddsTheRanksThatCount) {
   const auto sums = on_ranks(4, [](ProcessGroup& world) {
     MoeRecord record;
