@@ -18,8 +18,8 @@ using planner::HybridJob;
 using planner::Recompute;
 using planner::StepTime;
 
-/// From now on, `file` stands for the preset `name`, so that its constants can be
-/// fitted without building anything (fit_h100.py). Call it before predicting.
+/// Reads `file` in the place of the preset `name` from now on: fit_h100.py tries
+/// constants without a build. Call it before predicting.
 void replace_cluster(const std::string& name, const std::string& file);
 sim::Cluster cluster_named(const std::string& name);
 

@@ -98,7 +98,7 @@ double least_seconds(const Question& question, const Plan& plan);
 /// Bytes without which it cannot train: its part of parameters, gradients and
 /// optimizer state.
 double least_bytes(const Question& question, const Plan& plan);
-/// Exact, but for what step.h leaves out.
+/// Exact except for what step.h leaves out.
 Prediction predict_plan(const Question& question, const Plan& plan);
 
 /// Model FLOPs over what all devices could do in the time of a step.

@@ -62,7 +62,7 @@ struct Range {
 using RangeOf = std::function<Range(int rank)>;
 
 // Calls post(peer, range) for all ranges that are not empty, from the next rank
-// on, so that not all ranks turn to rank 0.
+// on. Otherwise all ranks would turn to rank 0 first.
 template <typename Post>
 void for_peers(const Channel& channel, const RangeOf& range_of, Post&& post) {
   for (int i = 1; i < channel.size(); ++i) {
